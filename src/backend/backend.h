@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backend: memory, streams and element-wise kernels of one kind of device, and the groups on it. One object per communicator tree and rank.
+// The core is written against this and never names a device. Kernels are stream-ordered: they return when submitted, and their operands
+// stay alive until the stream has passed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "backend/group.h"
+#include "backend/stream.h"
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace megadp {
+
+class World;
+
+// Private memory of a backend, zeroed, 64-byte aligned, freed with the object.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual void* data() noexcept = 0;
+  virtual size_t bytes() const noexcept = 0;
+};
+
+// Numbers that a step computes on the device, so that no step has to wait for the host. Lives in a Memory of the backend; the core reads it
+// only after waiting for the stream, by Backend::read().
+struct StepScalars {
+  double square_sum;   // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
+  double nonfinite;    // how many non-finite elements were seen
+  double grad_norm;    // after loss_scale
+  double beta1_power;  // beta1^step, beta2^step: running products; start at 1
+  double beta2_power;
+  uint64_t step;      // steps taken
+  float clip_factor;  // 1: not clipped
+  float grad_factor;  // what every gradient element is multiplied by: clip_factor / loss_scale
+  uint32_t skip;      // 1: this step changes nothing
+  uint32_t reserved;
+};
+
+struct AdamW {  // hyperparameters of one call; doubles are turned into the kernel's floats in one place, base/math.h
+  double lr, beta1, beta2, eps, weight_decay;
+};
+
+struct StridedArray {
+  void* data = nullptr;
+  DType type = DType::f32;
+  std::vector<int64_t> shape, strides;  // in elements
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual std::string_view name() const noexcept = 0;
+  virtual World& world() noexcept = 0;
+
+  virtual Result<std::unique_ptr<Memory>> allocate(size_t bytes) = 0;
+  virtual Result<std::unique_ptr<Stream>> create_stream(const char* name) = 0;
+  // Collective over `members` (world ranks, this one among them), blocking.
+  virtual Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) = 0;
+
+  // ── kernels ──
+  virtual Status zero(Stream& stream, void* data, size_t bytes) = 0;
+  // to[i] = from[i], rounded to nearest even.
+  virtual Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
+  // Adds to scalars->square_sum (f64, in element order within fixed lanes: the same bits on every SIMD target) and scalars->nonfinite.
+  virtual Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) = 0;
+  // grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0; skip =
+  // skip_nonfinite and nonfinite > 0; unless skipped: step + 1 and the beta powers. Must run once per step, also when no norm is wanted
+  // (square_sum 0).
+  virtual Status begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
+                            bool skip_nonfinite) = 0;
+  // AdamW (Loshchilov and Hutter 2019, eq. of algorithm 2, decoupled weight decay) on `count` elements: reads grad, updates master (f32), m
+  // and v (f32) and writes the rounded master to param. master == param when the parameter is f32. Does nothing when scalars->skip.
+  virtual Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
+                       float* m, float* v, void* param, DType param_type, size_t count) = 0;
+
+  // ── calls that finish before they return, on the calling thread (host) or ordered on the caller's stream (devices) ──
+  // to = from, or to += from; casts, any strides; shapes are equal. `caller` is the caller's stream.
+  virtual Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) = 0;
+  virtual Status read(void* host_to, const void* from, size_t bytes) = 0;
+  virtual Status write(void* to, const void* host_from, size_t bytes) = 0;
+};
+
+}  // namespace megadp

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Group: this rank in an ordered set of ranks, with the collectives of one backend. Window: memory that the other ranks of the host (or
+// the device fabric) can address, so that a collective on it needs no staging.
+//
+// Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the same
+// order. Sums are taken in rank order and accumulated in fp32 (f64 for f64, i64 for i64), then scaled, then rounded once to the element
+// type: the result does not depend on timing, on where the ranks run, or on how a buffer is cut into calls.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/stream.h"
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace megadp {
+
+class Window {
+ public:
+  virtual ~Window() = default;
+  virtual std::byte* data() noexcept = 0;  // this rank's own part, zeroed at first, 64-byte aligned
+  virtual size_t bytes() const noexcept = 0;
+};
+
+// What an operation belongs to, for the sentence of its failure.
+struct Tag {
+  int32_t bucket = -1;
+  const char* what = "";  // a literal, such as "gradients" or "parameters"
+};
+
+class Group {
+ public:
+  virtual ~Group() = default;
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  virtual const std::vector<int>& members() const noexcept = 0;  // world rank of each rank
+
+  // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. The window must be destroyed
+  // before the group; destroying it is local.
+  virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;
+
+  // ── in windows, in place: elements [begin, begin + count) of `type` in everyone's part ──
+  // Piece r = count / size elements (exact) from begin + r * piece: rank r's piece becomes scale * sum; the rest of this range is
+  // unspecified afterwards.
+  virtual Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) = 0;
+  // Everything becomes scale * sum.
+  virtual Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) = 0;
+  // Rank r's piece (as above) is copied to all others.
+  virtual Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) = 0;
+  // Rank root's elements are copied to all others. Any count.
+  virtual Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) = 0;
+
+  // ── on any memory of the backend, staged where need be; `from` and `to` may be equal (for reduce_scatter and all_gather: may overlap as
+  //    in MPI_IN_PLACE, `to` or `from` being the own piece of the other); they stay alive until the stream has passed ──
+  virtual Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) = 0;
+  virtual Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) = 0;
+  virtual Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
+  virtual Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
+  virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) = 0;
+  virtual Status barrier(Stream& stream, Tag tag) = 0;
+};
+
+}  // namespace megadp

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which backends there are. The one file (with registry.cc) that knows the drivers.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/world.h"
+#include "base/status.h"
+
+namespace megadp {
+
+enum class BackendKind : uint32_t {
+  automatic = 0,
+  host = 1,
+  cuda = 2
+};  // the values of mdp_backend
+
+Result<std::shared_ptr<Backend>> open_backend(BackendKind kind, std::shared_ptr<World> world);
+
+struct BackendInfo {
+  std::string name;
+  bool available;
+  std::string detail;  // SIMD target and the like, or why it is not available
+};
+std::vector<BackendInfo> list_backends();
+
+}  // namespace megadp

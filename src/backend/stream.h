@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams and events: the order in which a backend does its work. A stream runs what is submitted to it one after another; an event marks
+// a point in it. On the host a stream is one worker thread; on CUDA it is a cudaStream_t.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "base/deadline.h"
+#include "base/status.h"
+
+namespace megadp {
+
+class Event {
+ public:
+  virtual ~Event() = default;
+  // True once everything submitted before the event has finished or failed. Never blocks.
+  virtual bool done() const noexcept = 0;
+  // ok, or the failure of the stream up to this point. Meaningful once done().
+  virtual Status status() const = 0;
+  // Code::pending at the deadline, otherwise status(). From any thread.
+  virtual Status wait(Deadline deadline) = 0;
+  // now_ns() at the moment the stream reached the event; 0 until then.
+  virtual uint64_t time_ns() const noexcept = 0;
+};
+
+// Work is submitted through Backend and Group, from any thread; the order of the calls is the order of the work. The first failure
+// sticks: later work is dropped, its events are done with that failure, and submitting returns it.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  // An event at this point. With notify_fd >= 0 the 8-byte value 1 is also written to that eventfd when it is done.
+  virtual Result<std::shared_ptr<Event>> record(int notify_fd = -1) = 0;
+  // Orders `consumer`, a stream of the caller's (NULL: the calling thread, which then blocks until the event is done; only then may the
+  // failure of the event be returned).
+  virtual Status make_caller_wait(void* consumer, Event& event) = 0;
+  // Orders later work of this stream after what the caller has put on `producer` so far. NULL on the host: nothing to do.
+  virtual Status wait_for_caller(void* producer) = 0;
+  virtual Status failure() const = 0;
+};
+
+}  // namespace megadp

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// A moment after which a wait gives up, and the clock all time stamps are taken from (CLOCK_MONOTONIC, nanoseconds).
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace megadp {
+
+inline uint64_t now_ns() noexcept {
+  return static_cast<uint64_t>(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count());
+}
+
+class Deadline {
+ public:
+  static Deadline after_ns(uint64_t ns) noexcept {
+    const uint64_t now = now_ns();
+    return Deadline(ns > UINT64_MAX - now ? UINT64_MAX : now + ns);
+  }
+  static Deadline never() noexcept { return Deadline(UINT64_MAX); }
+
+  bool passed() const noexcept { return at_ns_ != UINT64_MAX && now_ns() >= at_ns_; }
+  uint64_t left_ns() const noexcept {
+    if (at_ns_ == UINT64_MAX) return UINT64_MAX;
+    const uint64_t now = now_ns();
+    return now >= at_ns_ ? 0 : at_ns_ - now;
+  }
+  uint64_t at_ns() const noexcept { return at_ns_; }
+
+ private:
+  explicit Deadline(uint64_t at_ns) noexcept : at_ns_(at_ns) {}
+  uint64_t at_ns_;
+};
+
+}  // namespace megadp

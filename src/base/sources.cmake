@@ -1,0 +1,1 @@
+set(MEGADP_base_SOURCES status.cc)

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Grid: the world cut into tp x cp x ep x dp x pp. Pure arithmetic. Rank = sum of index * stride, the leftmost axis of `order` varying
+// fastest. Two grids share the ranks: dense (ep = 1, so dp = world / (tp cp pp)) and expert (cp = 1, tp = expert_tp, so
+// dp = world / (expert_tp ep pp)).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+
+namespace megadp {
+
+struct GridConfig {
+  int tp = 1, cp = 1, ep = 1, pp = 1;
+  int expert_tp = 0;  // 0: tp
+  int instances = 1;
+  std::string order = "tp-cp-ep-dp-pp";
+};
+
+// The values of MDP_AXIS_*.
+using Axes = uint32_t;
+constexpr Axes kTp = 1, kCp = 2, kEp = 4, kDp = 8, kPp = 16, kExpertGrid = 256;
+
+class Grid {
+ public:
+  // Every error is the same on every rank: it depends on the arguments only.
+  static Result<Grid> create(const GridConfig& config, int world);
+
+  const GridConfig& config() const noexcept { return config_; }
+  int world() const noexcept { return world_; }
+
+  // Product of the sizes of the axes, and the rank's index within the group they span. Axes must have been checked by check_axes.
+  int size(Axes axes) const;
+  int index(Axes axes, int rank) const;
+  // The ranks of the group that `rank` is in, in order-string order; groups(): all of them, in the order of the remaining axes.
+  std::vector<int> group(Axes axes, int rank) const;
+  std::vector<std::vector<int>> groups(Axes axes) const;
+  // invalid, with a sentence, on no axis, an unknown bit, ep on the dense grid or cp on the expert grid.
+  Status check_axes(Axes axes) const;
+
+  // Ranks a parameter's optimizer state is sharded over: dp x cp of the dense grid, dp of the expert grid.
+  static constexpr Axes shard_axes(bool expert) { return expert ? (kDp | kExpertGrid) : (kDp | kCp); }
+
+ private:
+  struct Axis {
+    Axes bit;
+    int size;
+    int stride;
+  };
+  const std::vector<Axis>& axes_of(Axes axes) const noexcept;
+
+  GridConfig config_;
+  int world_ = 1;
+  std::vector<Axis> dense_, expert_;  // in order-string order
+};
+
+}  // namespace megadp

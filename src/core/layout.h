@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layout: where each parameter lies in an arena, and how the arena is cut into buckets and pieces. Pure arithmetic; units are elements.
+//
+//   arena    | p_last | gap | p_last-1 | padding || p_last-2 ... |      parameters in reverse registration order
+//   buckets  |          bucket 0       |         ||   bucket 1   |      sharded: each ends on a multiple of lcm(shards, 128)
+//   pieces   |  rank 0  |  rank 1 | ...          ||              |      every bucket is cut into `shards` equal pieces
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace megadp {
+
+struct LayoutParam {
+  uint64_t numel = 0;
+  bool own_bucket = false;
+};
+
+struct LayoutRules {
+  bool sharded = true;                    // false: no alignment, no padding, own_bucket ignored
+  bool high_bandwidth_padding = false;    // bucket ends on a multiple of lcm(shards, 128, 65536)
+  uint64_t bucket_elements = UINT64_MAX;  // a bucket closes once it is at least this long
+  int shards = 1;
+};
+
+struct Slot {    // one parameter's place
+  size_t param;  // index into the parameters given
+  uint64_t begin, end;
+  uint32_t bucket;
+};
+
+struct BucketRange {
+  uint64_t begin, end;  // with padding
+  uint64_t unpadded;    // content end - begin, inner gaps included
+  uint32_t first_slot, end_slot;
+};
+
+struct Layout {
+  std::vector<Slot> slots;  // in placement order: reverse registration
+  std::vector<BucketRange> buckets;
+  uint64_t numel = 0;  // end of the last bucket
+};
+
+// Requires that the sum of all sizes, with padding, stays below 2^62 (plan.cc checks it).
+Layout make_layout(const std::vector<LayoutParam>& params, const LayoutRules& rules);
+
+struct OwnedRange {  // a piece of one parameter that one shard owns; never empty
+  uint32_t bucket;
+  size_t param;
+  uint64_t begin, end;   // in the arena
+  uint64_t param_begin;  // in the flattened parameter
+};
+
+// What `shard` of `shards` owns, in placement order. With shards = 1: everything.
+std::vector<OwnedRange> owned_ranges(const Layout& layout, int shards, int shard);
+
+}  // namespace megadp

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plan: from a grid, a configuration and a list of parameters to arenas, buckets, owned ranges and bytes. Pure: what mdp_plan answers and
+// what mdp_buffer_register then allocates are the same object.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "core/grid.h"
+#include "core/layout.h"
+#include "core/param.h"
+
+namespace megadp {
+
+enum class Sharding : uint32_t {
+  zero_0 = 1,
+  zero_1 = 2
+};
+enum class Missing : uint32_t {
+  error = 0,
+  zero = 1,
+  skip = 2
+};
+
+struct BufferConfig {
+  bool grad_same_as_param = false;  // else f32
+  Sharding sharding = Sharding::zero_1;
+  Missing missing = Missing::error;
+  uint64_t bucket_elements = 0;  // 0: the library decides, see default_bucket_elements
+  uint64_t bucket_count = 0;
+  bool no_overlap = false;
+  bool high_bandwidth_padding = false;
+  bool reference_buckets = false;
+};
+
+// One arena: all parameters of one (parameter type, gradient type, class).
+struct ArenaPlan {
+  DType param_type, grad_type;
+  bool expert = false;
+  int group_size = 1;          // ranks that hold replicas of these parameters
+  int shards = 1;              // group_size with zero_1, 1 with zero_0
+  std::vector<size_t> params;  // registration indices, in registration order; Slot::param and OwnedRange::param index the registration list
+  Layout layout;
+};
+
+struct MemoryPlan {  // of one rank, bytes; each allocation is rounded up to a page on top of this
+  uint64_t param = 0, grad = 0, grad_shard = 0, master = 0, state = 0, scratch = 0;
+};
+
+struct BucketRef {
+  uint32_t arena, bucket;
+};
+
+struct Plan {
+  Grid grid;
+  BufferConfig config;
+  std::vector<ParamSpec> params;
+  std::vector<ArenaPlan> arenas;  // in order of first registration of their key, so that arena numbers follow registration
+  // The one order in which all ranks launch buckets: by the registration index of the bucket's earliest-registered parameter, descending
+  // (its gradient comes last in backward). The position in it is the bucket's number in errors and reports.
+  std::vector<BucketRef> launch_order;
+
+  // This rank's shard of an arena (0 with zero_0).
+  int shard(const ArenaPlan& arena, int rank) const;
+  MemoryPlan memory(int rank) const;
+  uint64_t padding_elements() const;
+  uint64_t owned_elements(int rank) const;
+  // f32 parameters are their own master copy.
+  static bool has_master(const ArenaPlan& arena) { return arena.param_type != DType::f32; }
+  // Length of this rank's masters and of each of its two state arrays: all pieces, end to end, bucket after bucket.
+  static uint64_t shard_elements(const ArenaPlan& arena) { return arena.layout.numel / static_cast<uint64_t>(arena.shards); }
+};
+
+// Names the parameter that is wrong. Checks: names unique, non-empty and at most 255 bytes; shapes; sizes that overflow; placements when
+// tp > 1 or ep > 1; something to train; bucket_elements and bucket_count and reference_buckets exclude each other.
+Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params);
+
+// The reference's threshold, max(40,000,000, 1,000,000 x dp).
+uint64_t reference_bucket_elements(int group_size);
+// The library's own choice: small models get several buckets too, so that they overlap; never above the reference's.
+uint64_t default_bucket_elements(uint64_t arena_elements, int group_size);
+
+// 64-bit digest of everything that ranks of one group must agree on (dense or expert part), and the text of the first difference between
+// two descriptions: "parameter 3: 'w' f32[4,8] here, 'w' f32[4,9] on rank 2".
+std::string describe_registration(const Plan& plan, bool expert);
+std::string first_difference(const std::string& mine, const std::string& theirs, int their_rank);
+
+// One line of JSON, as `megadp plan --json` prints it: {"dp":…,"buffers":[…],"bytes":[…]}.
+std::string plan_json(const Plan& plan);
+
+}  // namespace megadp

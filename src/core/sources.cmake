@@ -1,0 +1,1 @@
+set(MEGADP_core_SOURCES)
