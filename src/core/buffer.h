@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffer: the registered parameters and gradients, where they lie, and the gradient side of a step. The life of a bucket:
+//
+//   filling → ready → in flight → reduced → (optimizer) gathering → whole, and filling again with the next step's first gradient
+//
+// A step begins with the first put, ready, skip, microbatch_begin or zero_grad after the last step (or after a sync without a step), and
+// its gradients are summed over its microbatches and uses. Buckets are launched in Plan::launch_order and in no other.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/comm.h"
+#include "core/grid.h"
+#include "core/plan.h"
+#include "core/request.h"
+
+namespace megadp {
+
+// A grid on a communicator; its groups are made when first needed.
+class GridComm {
+ public:
+  // Collective over the world: all ranks must give the same configuration.
+  static Result<std::shared_ptr<GridComm>> create(std::shared_ptr<Comm> world, const GridConfig& config);
+  const Grid& grid() const noexcept { return grid_; }
+  const std::shared_ptr<Comm>& world() const noexcept { return world_; }
+  int rank() const noexcept { return world_->rank(); }
+  // Collective over the group's members (so: call it on all ranks). The world's own communicator when the group is the whole world.
+  Result<std::shared_ptr<Comm>> comm(Axes axes);
+
+ private:
+  GridComm(std::shared_ptr<Comm> world, Grid grid) : world_(std::move(world)), grid_(std::move(grid)) {}
+  std::shared_ptr<Comm> world_;
+  Grid grid_;
+  std::vector<std::pair<Axes, std::shared_ptr<Comm>>> made_;
+};
+
+enum class BucketState : uint32_t {
+  filling = 0,
+  ready = 1,
+  in_flight = 2,
+  reduced = 3,
+  gathering = 4,
+  whole = 5
+};
+const char* name_of(BucketState state) noexcept;
+
+struct Stats {
+  uint64_t comm_ns = 0, exposed_ns = 0, bytes = 0, buckets = 0, launched_in_backward = 0, syncs = 0;
+};
+
+struct BucketReport {
+  BucketState state = BucketState::filling;
+  uint64_t ready_ns = 0, reduce_begin_ns = 0, reduce_end_ns = 0, gather_begin_ns = 0, gather_end_ns = 0, sync_ns = 0;
+};
+
+class Buffer : public std::enable_shared_from_this<Buffer> {
+ public:
+  // Collective over each shard group. Compares the registrations; on a difference every rank gets Code::desync with the first one.
+  static Result<std::shared_ptr<Buffer>> create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params);
+  ~Buffer();
+
+  const Plan& plan() const noexcept { return plan_; }
+  Tree& tree() noexcept { return grid_->world()->tree(); }
+  const std::shared_ptr<GridComm>& grid() const noexcept { return grid_; }
+
+  // Views of library memory; strides are dense row-major. Frozen parameters have none: Code::state.
+  struct View {
+    void* data;
+    DType type;
+    const std::vector<int64_t>* shape;
+    const std::vector<int64_t>* strides;
+  };
+  Result<View> param_view(size_t param);
+  Result<View> grad_view(size_t param);
+  std::vector<OwnedRange> owned(size_t arena) const;  // this rank's
+
+  Status broadcast(int root);  // collective over each shard group; root is an index into it
+  Status verify();             // collective over each shard group
+  Status zero_grad(void* caller);
+  Stats stats();
+  Result<BucketReport> bucket(size_t number);
+
+  // ── gradients: any thread ──
+  Status microbatch_begin(bool is_last);
+  Status grad_put(size_t param, const StridedArray& grad, bool add, bool more, void* producer);
+  Status grad_ready(size_t param, void* producer);
+  Status grad_skip(size_t param);
+  // Collective over the world. A null request where none is wanted (then the work is done on return).
+  Result<std::shared_ptr<Request>> grad_sync(void* consumer, bool want_request);
+
+  // ── parameters: any thread ──
+  Status param_wait(size_t param, void* consumer);  // SIZE_MAX: all
+  Status param_read(size_t param, const StridedArray& to, void* caller);
+  Status param_write(size_t param, const StridedArray& from, void* caller);
+  Status param_changed();
+
+ private:
+  friend class Optimizer;
+  struct Arena;
+  struct ParamState;
+  struct Bucket;
+  struct Agreement;
+  Buffer(std::shared_ptr<GridComm> grid, Plan plan);
+
+  std::shared_ptr<GridComm> grid_;
+  Plan plan_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megadp

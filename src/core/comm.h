@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comm: this rank in one ordered group of ranks. Tree: what a communicator shares with its splits and with everything made from them: the
+// control plane, the backend, and the one queue on which all collectives run, so that every rank runs them in one order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/bootstrap/launch.h"
+#include "backend/registry.h"
+#include "backend/world.h"
+#include "base/status.h"
+
+namespace megadp {
+
+class Request;
+
+struct Tree {
+  std::shared_ptr<World> world;
+  std::shared_ptr<Backend> backend;
+  std::unique_ptr<Stream> queue;
+  Fd event_fd;  // an eventfd, readable when a request has finished; invalid until asked for
+
+  // ok while the tree is usable: not in a forked child, no rank lost, nothing aborted.
+  Status usable() const;
+};
+
+class Comm {
+ public:
+  // Collective over all ranks of the launch.
+  static Result<std::shared_ptr<Comm>> create(BackendKind backend, const Launch& launch, uint64_t timeout_ns);
+  // Collective over this communicator. A null pointer where color < 0.
+  Result<std::shared_ptr<Comm>> split(int color, int key);
+  // Collective over `members` (world ranks, this one among them): a communicator of just these.
+  Result<std::shared_ptr<Comm>> subset(const std::vector<int>& members);
+
+  int rank() const noexcept { return group_->rank(); }
+  int size() const noexcept { return group_->size(); }
+  Group& group() noexcept { return *group_; }
+  Tree& tree() noexcept { return *tree_; }
+  const std::shared_ptr<Tree>& shared_tree() const noexcept { return tree_; }
+  // This process's rank in the world.
+  int world_rank() const noexcept { return tree_->world->rank(); }
+
+  // Ends a series of submissions to the queue: with `want_request` a request that reports their end (event fd included); otherwise orders
+  // `consumer` after them, which on the host means waiting here, and returns a null pointer.
+  Result<std::shared_ptr<Request>> finish(void* consumer, bool want_request);
+
+  // Blocking barrier.
+  Status barrier();
+
+ private:
+  Comm(std::shared_ptr<Tree> tree, std::unique_ptr<Group> group) : tree_(std::move(tree)), group_(std::move(group)) {}
+
+  std::shared_ptr<Tree> tree_;  // before group_: groups go first
+  std::unique_ptr<Group> group_;
+};
+
+}  // namespace megadp

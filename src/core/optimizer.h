@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer: this rank's shard of fp32 masters and AdamW moments, and the step. The step is one series of submissions to the queue:
+//
+//   square sums of the owned gradient → all-reduce over the world → norm, clip factor, step count → bucket by bucket, in forward order:
+//   update of the owned ranges, cast into the parameter arena, all-gather
+//
+// Nothing of it waits for the host; a caller who wants a report, or no request, waits at the end.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/backend.h"
+#include "core/buffer.h"
+
+namespace megadp {
+
+struct ParamGroup {
+  double lr = 0;  // used when has_lr
+  bool has_lr = false;
+  double weight_decay = 0;
+};
+
+struct OptimizerConfig {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, max_grad_norm = 0;
+  std::vector<ParamGroup> groups;  // at least one
+};
+
+struct StepReport {
+  double grad_norm = 0, clip_factor = 1, loss_scale = 1;
+  uint64_t step = 0;
+  bool skipped = false, clipped = false;
+};
+
+class Optimizer {
+ public:
+  // Collective over the world: all ranks must give the same configuration.
+  static Result<std::shared_ptr<Optimizer>> create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
+  ~Optimizer();
+
+  Status set_group(size_t group, const ParamGroup& value);
+  void set_lr(double lr);
+
+  // Collective over the world. loss_scale_given: a non-finite gradient makes the step a skipped one; otherwise it makes it fail with
+  // Code::numeric. Either way nothing has changed on any rank.
+  Result<std::shared_ptr<Request>> step(double loss_scale, bool loss_scale_given, StepReport* report, void* caller, bool want_request);
+
+  // The owned slice of "master", "exp_avg" or "exp_avg_sq" of one parameter; count 0 where this rank owns nothing of it.
+  struct Slice {
+    float* data;
+    uint64_t count;
+    uint64_t param_begin;
+  };
+  Result<Slice> state(size_t param, const char* name);
+
+ private:
+  explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
+  std::shared_ptr<Buffer> buffer_;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace megadp
