@@ -13,6 +13,7 @@
 #include "backend/group.h"
 #include "backend/stream.h"
 #include "base/dtype.h"
+#include "base/math.h"
 #include "base/status.h"
 
 namespace megadp {
@@ -25,25 +26,6 @@ class Memory {
   virtual ~Memory() = default;
   virtual void* data() noexcept = 0;
   virtual size_t bytes() const noexcept = 0;
-};
-
-// Numbers that a step computes on the device, so that no step has to wait for the host. Lives in a Memory of the backend; the core reads it
-// only after waiting for the stream, by Backend::read().
-struct StepScalars {
-  double square_sum;   // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
-  double nonfinite;    // how many non-finite elements were seen
-  double grad_norm;    // after loss_scale
-  double beta1_power;  // beta1^step, beta2^step: running products; start at 1
-  double beta2_power;
-  uint64_t step;      // steps taken
-  float clip_factor;  // 1: not clipped
-  float grad_factor;  // what every gradient element is multiplied by: clip_factor / loss_scale
-  uint32_t skip;      // 1: this step changes nothing
-  uint32_t reserved;
-};
-
-struct AdamW {  // hyperparameters of one call; doubles are turned into the kernel's floats in one place, base/math.h
-  double lr, beta1, beta2, eps, weight_decay;
 };
 
 struct StridedArray {
@@ -74,8 +56,8 @@ class Backend {
   // (square_sum 0).
   virtual Status begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
                             bool skip_nonfinite) = 0;
-  // AdamW (Loshchilov and Hutter 2019, eq. of algorithm 2, decoupled weight decay) on `count` elements: reads grad, updates master (f32), m
-  // and v (f32) and writes the rounded master to param. master == param when the parameter is f32. Does nothing when scalars->skip.
+  // AdamW (base/elements.h) on `count` elements: reads grad, updates master (f32), m and v (f32) and writes the rounded master to param.
+  // master == param when the parameter is f32. Does nothing when scalars->skip.
   virtual Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
                        float* m, float* v, void* param, DType param_type, size_t count) = 0;
 

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The element-wise mathematics, written once for one element and for a vector of them.
+//
+// Not a header of its own: it has no guard and is included inside a namespace, by base/math.h for float and by host/vectors.h once for
+// every SIMD target (where functions must be compiled for that target to be inlined). The namespace provides, for an arithmetic type F
+// (float or lanes of float) and a bit type U (uint32_t or lanes of it):
+//   F: F(float), + - * /, square_root(F), as_bits(F) -> U
+//   U: U(uint32_t), + - & | << >>, as_float(U) -> F, select_less(a, b, x, y) -> a < b ? x : y with a, b < 2^31
+//   MEGADP_ELEMENT: what a function is marked with
+// Only operations that IEEE 754 rounds correctly are used, and no fused multiply-add: every target gives the same bits.
+
+// ── bfloat16: the upper half of a float; round to nearest, ties to even ──
+// NaN keeps its sign and the upper bits of its payload and becomes quiet, so that it cannot round to infinity. Subnormals are kept.
+template <class U>
+MEGADP_ELEMENT U bf16_from_bits(U bits) {
+  const U upper = bits >> 16;
+  const U rounded = (bits + U(0x7fff) + (upper & U(1))) >> 16;
+  return select_less(U(0x7f800000), bits & U(0x7fffffff), upper | U(0x40), rounded);
+}
+
+// Exact; every bit is kept, a signalling NaN stays one.
+template <class U>
+MEGADP_ELEMENT U bits_from_bf16(U half) {
+  return half << 16;
+}
+
+// ── IEEE binary16; the same rounding, and the same treatment of NaN as x86's and ARM's own instructions ──
+template <class U>
+MEGADP_ELEMENT U f16_from_bits(U bits) {
+  const U magnitude = bits & U(0x7fffffff);
+  // The exponent is rebiased by 15 - 127; a carry out of the mantissa raises it, up to infinity.
+  const U normal = (magnitude - U(0x38000000) + U(0xfff) + ((magnitude >> 13) & U(1))) >> 13;
+  // The unit of the last place of 0.5f is the smallest subnormal, 2^-24: the addition rounds.
+  const U subnormal = as_bits(as_float(magnitude) + as_float(U(0x3f000000))) - U(0x3f000000);
+  const U nan = U(0x7e00) | ((magnitude >> 13) & U(0x3ff));
+  U half = select_less(magnitude, U(0x38800000), subnormal, normal);  // below 2^-14
+  half = select_less(U(0x477fffff), magnitude, U(0x7c00), half);      // 65536 and more
+  half = select_less(U(0x7f800000), magnitude, nan, half);
+  return half | ((bits >> 16) & U(0x8000));
+}
+
+// Exact, but for a signalling NaN, which becomes quiet.
+template <class U>
+MEGADP_ELEMENT U bits_from_f16(U half) {
+  const U magnitude = (half & U(0x7fff)) << 13;
+  const U normal = magnitude + U(0x38000000);
+  const U special = magnitude + U(0x70000000);
+  // Made as 2^-14 plus the mantissa, from which 2^-14 is taken again: exact.
+  const U subnormal = as_bits(as_float(magnitude + U(0x38800000)) - as_float(U(0x38800000)));
+  U bits = select_less(magnitude, U(0x00800000), subnormal, normal);
+  bits = select_less(U(0x0f7fffff), magnitude, special, bits);
+  bits = select_less(U(0x0f800000), magnitude, special | U(0x00400000), bits);
+  return bits | ((half & U(0x8000)) << 16);
+}
+
+// ── AdamW ──
+// Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2, in the order of operations that PyTorch documents for
+// torch.optim.AdamW: decay, moments, then step_size * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+template <class F, class C>
+MEGADP_ELEMENT void adamw_element(const C& c, F grad, F& master, F& m, F& v) {
+  const F g = grad * c.grad_factor;
+  m = c.beta1 * m + c.one_minus_beta1 * g;
+  v = c.beta2 * v + c.one_minus_beta2 * g * g;
+  master = master * c.decay - c.step_size * m / (square_root(v) / c.bias2_root + c.eps);
+}

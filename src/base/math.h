@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one source of the element-wise mathematics, for the host and for device code: conversions between float and the half-width types,
+// the numbers that begin a step, and AdamW. The standard library only. What is done to single elements stands in base/elements.h, which
+// the SIMD kernels include too; what is computed once per step stands here, in double.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__CUDACC__)
+#define MEGADP_HOST_DEVICE __host__ __device__
+#else
+#define MEGADP_HOST_DEVICE
+#endif
+
+namespace megadp {
+
+// ── what a step is computed from ──
+
+// Numbers that a step computes on the device, so that no step has to wait for the host. Lives in a Memory of the backend; the core reads it
+// only after waiting for the stream, by Backend::read().
+struct StepScalars {
+  double square_sum;   // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
+  double nonfinite;    // how many non-finite elements were seen
+  double grad_norm;    // after loss_scale
+  double beta1_power;  // beta1^step, beta2^step: running products; start at 1
+  double beta2_power;
+  uint64_t step;      // steps taken
+  float clip_factor;  // 1: not clipped
+  float grad_factor;  // what every gradient element is multiplied by: clip_factor / loss_scale
+  uint32_t skip;      // 1: this step changes nothing
+  uint32_t reserved;
+};
+
+struct AdamW {  // hyperparameters of one call; adamw_constants() turns them into the kernel's floats
+  double lr, beta1, beta2, eps, weight_decay;
+};
+
+struct StepRule {     // what begin_step() is told
+  double max_norm;    // 0: no clipping
+  double loss_scale;  // gradients were multiplied by this
+  double beta1, beta2;
+  bool skip_nonfinite;  // a non-finite element anywhere makes the step change nothing
+};
+
+// grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0 or the norm is NaN;
+// skip = skip_nonfinite and nonfinite > 0; unless skipped: step + 1, and the beta powers.
+MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepRule& rule) {
+  s.grad_norm = std::sqrt(s.square_sum) / rule.loss_scale;
+  double clip = 1;
+  if (rule.max_norm > 0) {
+    const double factor = rule.max_norm / (s.grad_norm + 1e-6);
+    if (factor < 1) clip = factor;
+  }
+  s.clip_factor = static_cast<float>(clip);
+  s.grad_factor = static_cast<float>(clip / rule.loss_scale);
+  s.skip = rule.skip_nonfinite && s.nonfinite > 0 ? 1 : 0;
+  if (s.skip) return;
+  s.step += 1;
+  s.beta1_power *= rule.beta1;
+  s.beta2_power *= rule.beta2;
+}
+
+// What AdamW multiplies elements by: F is float, or lanes that all hold the same float.
+template <class F>
+struct AdamWConstants {
+  F grad_factor;
+  F beta1, one_minus_beta1;
+  F beta2, one_minus_beta2;
+  F decay;       // 1 - lr * weight_decay
+  F step_size;   // lr / (1 - beta1^t)
+  F bias2_root;  // sqrt(1 - beta2^t)
+  F eps;
+};
+
+// Every constant is computed in double and rounded once. To be called after begin_step().
+MEGADP_HOST_DEVICE inline AdamWConstants<float> adamw_constants(const AdamW& hyper, const StepScalars& s) {
+  AdamWConstants<float> c;
+  c.grad_factor = s.grad_factor;
+  c.beta1 = static_cast<float>(hyper.beta1);
+  c.one_minus_beta1 = static_cast<float>(1 - hyper.beta1);
+  c.beta2 = static_cast<float>(hyper.beta2);
+  c.one_minus_beta2 = static_cast<float>(1 - hyper.beta2);
+  c.decay = static_cast<float>(1 - hyper.lr * hyper.weight_decay);
+  c.step_size = static_cast<float>(hyper.lr / (1 - s.beta1_power));
+  c.bias2_root = static_cast<float>(std::sqrt(1 - s.beta2_power));
+  c.eps = static_cast<float>(hyper.eps);
+  return c;
+}
+
+// ── one element: float as the arithmetic type of base/elements.h ──
+
+MEGADP_HOST_DEVICE inline uint32_t as_bits(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+MEGADP_HOST_DEVICE inline float as_float(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+MEGADP_HOST_DEVICE inline uint32_t select_less(uint32_t a, uint32_t b, uint32_t x, uint32_t y) {
+  return a < b ? x : y;
+}
+MEGADP_HOST_DEVICE inline float square_root(float x) {
+  return std::sqrt(x);
+}
+
+#define MEGADP_ELEMENT MEGADP_HOST_DEVICE inline
+#include "base/elements.h"
+#undef MEGADP_ELEMENT
+
+// ── storage types ──
+
+struct Bf16 {
+  uint16_t bits;
+};
+struct F16 {
+  uint16_t bits;
+};
+
+MEGADP_HOST_DEVICE inline float to_f32(float x) {
+  return x;
+}
+MEGADP_HOST_DEVICE inline float to_f32(Bf16 x) {
+  return as_float(bits_from_bf16(uint32_t{x.bits}));
+}
+MEGADP_HOST_DEVICE inline float to_f32(F16 x) {
+  return as_float(bits_from_f16(uint32_t{x.bits}));
+}
+
+// *to = from, rounded to nearest even.
+MEGADP_HOST_DEVICE inline void from_f32(float* to, float from) {
+  *to = from;
+}
+MEGADP_HOST_DEVICE inline void from_f32(Bf16* to, float from) {
+  to->bits = static_cast<uint16_t>(bf16_from_bits(as_bits(from)));
+}
+MEGADP_HOST_DEVICE inline void from_f32(F16* to, float from) {
+  to->bits = static_cast<uint16_t>(f16_from_bits(as_bits(from)));
+}
+
+// `x` as a float whose last bit is 1 where digits were lost. Rounding that once more, to a type with fewer digits, gives what rounding `x`
+// itself would have given; rounding to nearest twice would not.
+MEGADP_HOST_DEVICE inline float round_to_odd(double x) {
+  const float near = static_cast<float>(x);
+  const double back = near;
+  const uint32_t bits = as_bits(near);
+  if (back == x || x != x || (bits & 1) != 0) return near;
+  return as_float(std::fabs(back) > std::fabs(x) ? bits - 1 : bits + 1);
+}
+
+MEGADP_HOST_DEVICE inline void from_f64(float* to, double from) {
+  *to = static_cast<float>(from);
+}
+template <class T>
+MEGADP_HOST_DEVICE inline void from_f64(T* to, double from) {
+  from_f32(to, round_to_odd(from));
+}
+
+}  // namespace megadp
