@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# What `cmake --install` puts where, and how others find it: find_package(megadp) with target megadp::megadp, and pkg-config megadp.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+install(
+  TARGETS megadp
+  EXPORT megadpTargets
+  LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+  INCLUDES
+  DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/include/megadp.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/abi.json DESTINATION ${CMAKE_INSTALL_DATADIR}/megadp)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TARGET megadp_tool)
+  # The program finds the library of its own prefix, wherever that was moved.
+  file(RELATIVE_PATH to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
+  set_target_properties(megadp_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${to_lib}")
+  install(TARGETS megadp_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/megadp)
+install(EXPORT megadpTargets NAMESPACE megadp:: DESTINATION ${package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/megadpConfig.cmake.in ${CMAKE_BINARY_DIR}/megadpConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+# Until 1.0 a minor release may change the ABI.
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/megadpConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/megadpConfig.cmake ${CMAKE_BINARY_DIR}/megadpConfigVersion.cmake DESTINATION ${package_dir})
+
+file(RELATIVE_PATH to_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
+string(REGEX REPLACE "/$" "" to_prefix "${to_prefix}")
+configure_file(${PROJECT_SOURCE_DIR}/cmake/megadp.pc.in ${CMAKE_BINARY_DIR}/megadp.pc @ONLY)
+install(FILES ${CMAKE_BINARY_DIR}/megadp.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
