@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The forward pass. It asks for each layer's parameters just before it reads them, so that their gathering from the other ranks
+ * overlaps the layers before. */
+#include <string.h>
+
+#include "layers.h"
+#include "model.h"
+
+static int need(const gpt_hooks* hooks, size_t first, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    const int stop = hooks->need ? hooks->need(hooks->user, first + i) : 0;
+    if (stop) return stop;
+  }
+  return 0;
+}
+
+static void embed(gpt_model* model, real* out, const unsigned char* tokens, size_t n, size_t time) {
+  const size_t c = model->shape.width;
+  const real *token = model->params[GPT_TOKEN_EMBEDDING].value, *position = model->params[GPT_POSITION_EMBEDDING].value;
+  for (size_t i = 0; i < n; i++) {
+    for (size_t j = 0; j < c; j++) out[i * c + j] = token[tokens[i] * c + j] + position[i % time * c + j];
+  }
+}
+
+static void add(real* to, const real* from, size_t n) {
+  for (size_t i = 0; i < n; i++) to[i] += from[i];
+}
+
+static int forward_block(gpt_model* model, size_t number, real* out, size_t sequences, size_t time, const gpt_hooks* hooks) {
+  const size_t c = model->shape.width, n = sequences * time;
+  const gpt_param* p = &model->params[gpt_block_param(number, 0)];
+  const gpt_block* b = &model->blocks[number];
+  const attention_shape shape = {sequences, time, c, model->shape.heads};
+  const int stop = need(hooks, gpt_block_param(number, 0), BLOCK_PARAMS);
+  if (stop) return stop;
+
+  layernorm_forward(b->normal1, b->mean1, b->inverse1, b->in, p[BLOCK_LN1_GAIN].value, p[BLOCK_LN1_BIAS].value, n, c);
+  linear_forward(b->qkv, b->normal1, p[BLOCK_QKV_WEIGHT].value, p[BLOCK_QKV_BIAS].value, n, c, 3 * c);
+  attention_forward(b->attended, b->weights, b->qkv, shape);
+  linear_forward(b->middle, b->attended, p[BLOCK_PROJ_WEIGHT].value, p[BLOCK_PROJ_BIAS].value, n, c, c);
+  add(b->middle, b->in, n * c);
+
+  layernorm_forward(b->normal2, b->mean2, b->inverse2, b->middle, p[BLOCK_LN2_GAIN].value, p[BLOCK_LN2_BIAS].value, n, c);
+  linear_forward(b->inner, b->normal2, p[BLOCK_FC_WEIGHT].value, p[BLOCK_FC_BIAS].value, n, c, 4 * c);
+  gelu_forward(b->active, b->tanhs, b->inner, n * 4 * c);
+  linear_forward(out, b->active, p[BLOCK_OUT_WEIGHT].value, p[BLOCK_OUT_BIAS].value, n, 4 * c, c);
+  add(out, b->middle, n * c);
+  return 0;
+}
+
+int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences, size_t time, const gpt_hooks* hooks) {
+  const size_t c = model->shape.width, n = sequences * time, layers = model->shape.layers;
+  const gpt_param* end = &model->params[gpt_end_param(model, 0)];
+  int stop = need(hooks, GPT_TOKEN_EMBEDDING, GPT_FIRST_BLOCK);
+  if (stop) return stop;
+  embed(model, model->blocks[0].in, tokens, n, time);
+  for (size_t i = 0; i < layers; i++) {
+    real* out = i + 1 < layers ? model->blocks[i + 1].in : model->end_in;
+    stop = forward_block(model, i, out, sequences, time, hooks);
+    if (stop) return stop;
+  }
+  stop = need(hooks, gpt_end_param(model, 0), END_PARAMS);
+  if (stop) return stop;
+  layernorm_forward(model->end_normal, model->end_mean, model->end_inverse, model->end_in, end[END_LN_GAIN].value, end[END_LN_BIAS].value,
+                    n, c);
+  linear_forward(model->logits, model->end_normal, end[END_HEAD_WEIGHT].value, NULL, n, c, model->shape.vocab);
+  return 0;
+}

@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Parameters and activations of the model: names, shapes, starting values, memory. */
+#include "model.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "random.h"
+
+size_t gpt_block_param(size_t block, size_t which) {
+  return GPT_FIRST_BLOCK + block * BLOCK_PARAMS + which;
+}
+
+size_t gpt_end_param(const gpt_model* model, size_t which) {
+  return gpt_block_param(model->shape.layers, which);
+}
+
+typedef struct {
+  const char* name;
+  size_t rows, columns; /* no columns: a vector */
+  double fill, deviation;
+  int decays;
+} param_row;
+
+static void set_param(gpt_param* param, const char* prefix, param_row row) {
+  snprintf(param->name, sizeof param->name, "%s%s", prefix, row.name);
+  param->ndim = row.columns ? 2 : 1;
+  param->shape[0] = (int64_t)row.rows;
+  param->shape[1] = row.columns ? (int64_t)row.columns : 1;
+  param->size = row.rows * (row.columns ? row.columns : 1);
+  param->fill = (real)row.fill;
+  param->deviation = (real)row.deviation;
+  param->decays = row.decays;
+  param->value = NULL;
+  param->grad = NULL;
+}
+
+static void list_params(gpt_model* model) {
+  const size_t c = model->shape.width;
+  const double deviation = 0.5 / sqrt((double)c);
+  const double residual = deviation / sqrt(2.0 * (double)model->shape.layers); /* keeps the sum over all blocks of unit size */
+  const param_row front[] = {
+      {"embedding.token", model->shape.vocab, c, 0, 0.1, 0},
+      {"embedding.position", model->shape.context, c, 0, 0.1, 0},
+  };
+  const param_row block[BLOCK_PARAMS] = {
+      {"ln1.gain", c, 0, 1, 0, 0},
+      {"ln1.bias", c, 0, 0, 0, 0},
+      {"attn.qkv.weight", 3 * c, c, 0, deviation, 1},
+      {"attn.qkv.bias", 3 * c, 0, 0, 0, 0},
+      {"attn.proj.weight", c, c, 0, residual, 1},
+      {"attn.proj.bias", c, 0, 0, 0, 0},
+      {"ln2.gain", c, 0, 1, 0, 0},
+      {"ln2.bias", c, 0, 0, 0, 0},
+      {"mlp.fc.weight", 4 * c, c, 0, deviation, 1},
+      {"mlp.fc.bias", 4 * c, 0, 0, 0, 0},
+      {"mlp.out.weight", c, 4 * c, 0, residual, 1},
+      {"mlp.out.bias", c, 0, 0, 0, 0},
+  };
+  const param_row end[END_PARAMS] = {
+      {"end.ln.gain", c, 0, 1, 0, 0},
+      {"end.ln.bias", c, 0, 0, 0, 0},
+      {"head.weight", model->shape.vocab, c, 0, deviation, 1},
+  };
+  for (size_t i = 0; i < GPT_FIRST_BLOCK; i++) set_param(&model->params[i], "", front[i]);
+  for (size_t b = 0; b < model->shape.layers; b++) {
+    char prefix[24];
+    snprintf(prefix, sizeof prefix, "block%u.", (unsigned)b);
+    for (size_t i = 0; i < BLOCK_PARAMS; i++) set_param(&model->params[gpt_block_param(b, i)], prefix, block[i]);
+  }
+  for (size_t i = 0; i < END_PARAMS; i++) set_param(&model->params[gpt_end_param(model, i)], "", end[i]);
+}
+
+/* Called twice: with at NULL to count, then to hand out. */
+static real* take(real** at, size_t* total, size_t count) {
+  count = (count + 15) / 16 * 16; /* keeps every array on a cache line */
+  *total += count;
+  if (!*at) return NULL;
+  real* piece = *at;
+  *at += count;
+  return piece;
+}
+
+static size_t place_activations(gpt_model* model, real* at) {
+  const size_t c = model->shape.width, t = model->shape.context, n = model->max_sequences * t;
+  size_t total = 0;
+  for (size_t b = 0; b < model->shape.layers; b++) {
+    gpt_block* block = &model->blocks[b];
+    real** const rows[] = {&block->in, &block->normal1, &block->attended, &block->middle, &block->normal2};
+    real** const numbers[] = {&block->mean1, &block->inverse1, &block->mean2, &block->inverse2};
+    real** const wide[] = {&block->inner, &block->tanhs, &block->active};
+    for (size_t i = 0; i < 5; i++) *rows[i] = take(&at, &total, n * c);
+    for (size_t i = 0; i < 4; i++) *numbers[i] = take(&at, &total, n);
+    for (size_t i = 0; i < 3; i++) *wide[i] = take(&at, &total, n * 4 * c);
+    block->qkv = take(&at, &total, n * 3 * c);
+    block->weights = take(&at, &total, n * model->shape.heads * t);
+  }
+  model->end_in = take(&at, &total, n * c);
+  model->end_normal = take(&at, &total, n * c);
+  model->end_mean = take(&at, &total, n);
+  model->end_inverse = take(&at, &total, n);
+  model->logits = take(&at, &total, n * model->shape.vocab);
+  model->d_stream = take(&at, &total, n * c);
+  model->d_row = take(&at, &total, n * c);
+  model->d_wide = take(&at, &total, n * 4 * c);
+  model->d_scores = take(&at, &total, t * t);
+  return total;
+}
+
+int gpt_create(gpt_model* model, gpt_shape shape, size_t max_sequences) {
+  memset(model, 0, sizeof *model);
+  model->shape = shape;
+  model->max_sequences = max_sequences;
+  model->nparams = GPT_FIRST_BLOCK + shape.layers * BLOCK_PARAMS + END_PARAMS;
+  model->params = calloc(model->nparams, sizeof *model->params);
+  model->blocks = calloc(shape.layers, sizeof *model->blocks);
+  if (model->params && model->blocks) {
+    list_params(model);
+    model->memory_bytes = place_activations(model, NULL) * sizeof(real);
+    void* memory = NULL;
+    if (posix_memalign(&memory, 64, model->memory_bytes) == 0) {
+      model->memory = memory;
+      place_activations(model, model->memory);
+      return 0;
+    }
+  }
+  gpt_destroy(model);
+  return -1;
+}
+
+void gpt_destroy(gpt_model* model) {
+  free(model->memory);
+  free(model->blocks);
+  free(model->params);
+  memset(model, 0, sizeof *model);
+}
+
+void gpt_param_start(const gpt_model* model, size_t param, uint64_t seed, real* out) {
+  const gpt_param* p = &model->params[param];
+  for (size_t i = 0; i < p->size; i++) {
+    out[i] = p->deviation == 0 ? p->fill : p->fill + p->deviation * (real)random_normal(seed, 1000 + param, i);
+  }
+}

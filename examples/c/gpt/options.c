@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The command line: one table says names, ranges and help; every refusal is a sentence with the option and its value. */
+#include "options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef enum {
+  KIND_TEXT,
+  KIND_COUNT,
+  KIND_NUMBER,
+  KIND_DTYPE,
+  KIND_BUCKET,
+  KIND_FLAG
+} option_kind;
+
+typedef struct {
+  const char* name;
+  option_kind kind;
+  size_t offset;
+  double low, high;
+  const char *value, *help;
+} option_row;
+
+#define AT(field) offsetof(options, field)
+static const option_row ROWS[] = {
+    {"--text", KIND_TEXT, AT(text), 0, 0, "FILE",
+     "what to learn; a directory: all files in it (default: the licenses in /usr/share/common-licenses)"},
+    {"--steps", KIND_COUNT, AT(steps), 1, 1e9, "N", "optimizer steps (400)"},
+    {"--batch", KIND_COUNT, AT(batch), 1, 1e6, "GLOBAL", "sequences per step, over all ranks (24)"},
+    {"--layers", KIND_COUNT, AT(layers), 1, 1000, "N", "transformer blocks (4)"},
+    {"--width", KIND_COUNT, AT(width), 1, 65536, "N", "size of the residual stream (96)"},
+    {"--heads", KIND_COUNT, AT(heads), 1, 1024, "N", "attention heads; must divide the width (4)"},
+    {"--context", KIND_COUNT, AT(context), 2, 65536, "N", "characters the model looks back on (64)"},
+    {"--seed", KIND_COUNT, AT(seed), 0, 9007199254740992.0, "N", "of parameters, batches and sample (1)"},
+    {"--lr", KIND_NUMBER, AT(lr), 1e-12, 1e3, "X", "highest learning rate (0.004)"},
+    {"--clip", KIND_NUMBER, AT(clip), 0, 1e12, "X", "largest global norm of the gradient; 0: no clipping (1)"},
+    {"--dtype", KIND_DTYPE, AT(dtype), 0, 0, "f32|bf16|f16", "of the parameters (f32); gradients are f32, with f16 they are f16 too"},
+    {"--bucket-size", KIND_BUCKET, AT(bucket_size), 0, 1e15, "N",
+     "elements at which a bucket closes; 'all': one bucket (the library decides)"},
+    {"--microbatches", KIND_COUNT, AT(microbatches), 1, 1e6, "N", "parts in which each rank computes its share of the batch (1)"},
+    {"--no-overlap", KIND_FLAG, AT(no_overlap), 0, 0, NULL, "communicate after backward, not during it"},
+    {"--no-shard", KIND_FLAG, AT(no_shard), 0, 0, NULL, "all optimizer state on every rank"},
+    {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
+    {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
+    {"--json", KIND_FLAG, AT(json), 0, 0, NULL, "one JSON object a line instead of text"},
+};
+enum {
+  ROW_COUNT = sizeof ROWS / sizeof ROWS[0]
+};
+#undef AT
+
+static const char* const DTYPES[] = {"f32", "bf16", "f16"};
+
+const char* options_dtype_name(option_dtype dtype) {
+  return DTYPES[dtype];
+}
+
+void options_help(void) {
+  printf("gpt: trains a character-level GPT, data-parallel over the ranks that a launcher started (or alone).\n\n  gpt [options]\n\n");
+  for (size_t i = 0; i < ROW_COUNT; i++) {
+    char left[40];
+    snprintf(left, sizeof left, "%s %s", ROWS[i].name, ROWS[i].value ? ROWS[i].value : "");
+    printf("  %-22s %s\n", left, ROWS[i].help);
+  }
+  printf("  %-22s %s\n\nTry: megadp run -n 2 -- gpt\n", "--help", "this text");
+}
+
+static const option_row* find_row(const char* name, size_t length) {
+  for (size_t i = 0; i < ROW_COUNT; i++) {
+    if (strlen(ROWS[i].name) == length && strncmp(ROWS[i].name, name, length) == 0) return &ROWS[i];
+  }
+  return NULL;
+}
+
+/* 0, or -1 with a sentence in `error` */
+static int read_count(const option_row* row, const char* value, uint64_t* out, char* error, size_t size) {
+  char* end = NULL;
+  errno = 0;
+  const unsigned long long number = strtoull(value, &end, 10);
+  if (value[0] < '0' || value[0] > '9' || *end || errno) {
+    snprintf(error, size, "%s '%s' is not a whole number; it must be one from %.0f to %.0f", row->name, value, row->low, row->high);
+    return -1;
+  }
+  if ((double)number < row->low || (double)number > row->high) {
+    snprintf(error, size, "%s %s is out of range; it must be from %.0f to %.0f", row->name, value, row->low, row->high);
+    return -1;
+  }
+  *out = number;
+  return 0;
+}
+
+static int read_number(const option_row* row, const char* value, double* out, char* error, size_t size) {
+  char* end = NULL;
+  const double number = strtod(value, &end);
+  if (end == value || *end || !isfinite(number)) {
+    snprintf(error, size, "%s '%s' is not a number; it must be one from %g to %g", row->name, value, row->low, row->high);
+    return -1;
+  }
+  if (number < row->low || number > row->high) {
+    snprintf(error, size, "%s %s is out of range; it must be from %g to %g", row->name, value, row->low, row->high);
+    return -1;
+  }
+  *out = number;
+  return 0;
+}
+
+static int read_dtype(const option_row* row, const char* value, option_dtype* out, char* error, size_t size) {
+  for (int i = 0; i < 3; i++) {
+    if (strcmp(value, DTYPES[i]) == 0) {
+      *out = (option_dtype)i;
+      return 0;
+    }
+  }
+  snprintf(error, size, "%s '%s' is unknown; it must be f32, bf16 or f16", row->name, value);
+  return -1;
+}
+
+static int read_value(options* out, const option_row* row, const char* value, char* error, size_t size) {
+  void* at = (char*)out + row->offset;
+  switch (row->kind) {
+    case KIND_TEXT:
+      *(const char**)at = value;
+      return 0;
+    case KIND_COUNT:
+      return read_count(row, value, at, error, size);
+    case KIND_NUMBER:
+      return read_number(row, value, at, error, size);
+    case KIND_DTYPE:
+      return read_dtype(row, value, at, error, size);
+    case KIND_BUCKET:
+      if (strcmp(value, "all") == 0) {
+        *(uint64_t*)at = UINT64_MAX;
+        return 0;
+      }
+      return read_count(row, value, at, error, size);
+    default:
+      snprintf(error, size, "%s takes no value, but '%s' was given", row->name, value);
+      return -1;
+  }
+}
+
+static options_outcome parse_all(options* out, int argc, char** argv, char* error, size_t size) {
+  for (int i = 1; i < argc; i++) {
+    const char* argument = argv[i];
+    if (strcmp(argument, "--help") == 0 || strcmp(argument, "-h") == 0) return OPTIONS_HELP;
+    const char* equals = strchr(argument, '=');
+    const option_row* row = find_row(argument, equals ? (size_t)(equals - argument) : strlen(argument));
+    if (!row) {
+      snprintf(error, size, "unknown argument '%s'; --help lists the options", argument);
+      return OPTIONS_BAD;
+    }
+    if (row->kind == KIND_FLAG && !equals) {
+      *(int*)((char*)out + row->offset) = 1;
+      continue;
+    }
+    if (!equals && i + 1 == argc) {
+      snprintf(error, size, "%s needs a value (%s), but is the last argument", row->name, row->value);
+      return OPTIONS_BAD;
+    }
+    if (read_value(out, row, equals ? equals + 1 : argv[++i], error, size)) return OPTIONS_BAD;
+  }
+  return OPTIONS_RUN;
+}
+
+options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size) {
+  const options defaults = {.steps = 400,
+                            .batch = 24,
+                            .layers = 4,
+                            .width = 96,
+                            .heads = 4,
+                            .context = 64,
+                            .seed = 1,
+                            .lr = 0.004,
+                            .clip = 1,
+                            .microbatches = 1,
+                            .threads = 1};
+  *out = defaults;
+  const options_outcome outcome = parse_all(out, argc, argv, error, size);
+  if (outcome == OPTIONS_RUN && out->width % out->heads) {
+    snprintf(error, size, "--heads %llu does not divide --width %llu", (unsigned long long)out->heads, (unsigned long long)out->width);
+    return OPTIONS_BAD;
+  }
+  return outcome;
+}

@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The command line. */
+#ifndef GPT_OPTIONS_H
+#define GPT_OPTIONS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum {
+  DTYPE_F32,
+  DTYPE_BF16,
+  DTYPE_F16
+} option_dtype;
+
+typedef struct {
+  const char* text; /* NULL: the license texts of Debian and Ubuntu */
+  uint64_t steps, batch, layers, width, heads, context, seed;
+  double lr, clip;
+  option_dtype dtype;
+  uint64_t bucket_size; /* elements; 0: the library decides; UINT64_MAX: one bucket */
+  uint64_t microbatches;
+  double timeout; /* seconds; 0: the library's */
+  uint64_t threads;
+  int no_overlap, no_shard, json;
+} options;
+
+typedef enum {
+  OPTIONS_RUN,
+  OPTIONS_HELP,
+  OPTIONS_BAD
+} options_outcome;
+
+/* On OPTIONS_BAD `error` (of `size` bytes) holds a sentence naming option and value. */
+options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size);
+void options_help(void);
+const char* options_dtype_name(option_dtype dtype);
+
+#endif
