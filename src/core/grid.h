@@ -23,9 +23,13 @@ struct GridConfig {
 using Axes = uint32_t;
 constexpr Axes kTp = 1, kCp = 2, kEp = 4, kDp = 8, kPp = 16, kExpertGrid = 256;
 
+// More ranks than any machine has. Keeps what the pure functions answer, one entry a rank, within memory.
+constexpr int kMaxWorld = 1 << 20;
+
 class Grid {
  public:
-  // Every error is the same on every rank: it depends on the arguments only.
+  // Every error is the same on every rank: it depends on the arguments only. Sizes must be at least 1 (expert_tp: 0 is tp); config() has
+  // expert_tp filled in.
   static Result<Grid> create(const GridConfig& config, int world);
 
   const GridConfig& config() const noexcept { return config_; }
@@ -49,7 +53,9 @@ class Grid {
     int size;
     int stride;
   };
-  const std::vector<Axis>& axes_of(Axes axes) const noexcept;
+  const std::vector<Axis>& axes_of(Axes axes) const noexcept { return (axes & kExpertGrid) != 0 ? expert_ : dense_; }
+  Status check_pipelines(bool pp_is_last) const;
+  static std::vector<int> span(const std::vector<Axis>& grid, Axes selected, int base);
 
   GridConfig config_;
   int world_ = 1;

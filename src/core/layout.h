@@ -6,6 +6,7 @@
 //   pieces   |  rank 0  |  rank 1 | ...          ||              |      every bucket is cut into `shards` equal pieces
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/status.h"
 
 namespace megadp {
 
@@ -20,7 +21,7 @@ struct ParamSpec {
   std::string name;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
-  uint64_t numel = 0;
+  uint64_t numel = 0;  // follows from the shape; check_param fills it in
   int uses_per_step = 1;
   bool expert = false;
   Placement placement = Placement::unset;
@@ -29,5 +30,11 @@ struct ParamSpec {
   bool frozen = false;
   bool own_bucket = false;
 };
+
+// How sentences name a parameter: "parameter 3 ('w')". Any name will do, even one that check_param would refuse.
+std::string param_label(size_t index, const std::string& name);
+
+// Checks one parameter by itself and fills in its numel from the shape. needs_placement: it may not be left unset.
+Status check_param(size_t index, bool needs_placement, ParamSpec* param);
 
 }  // namespace megadp

@@ -38,15 +38,17 @@ struct BufferConfig {
 
 // One arena: all parameters of one (parameter type, gradient type, class).
 struct ArenaPlan {
-  DType param_type, grad_type;
+  DType param_type = DType::f32, grad_type = DType::f32;
   bool expert = false;
-  int group_size = 1;          // ranks that hold replicas of these parameters
-  int shards = 1;              // group_size with zero_1, 1 with zero_0
+  int group_size = 1;                     // ranks that hold replicas of these parameters
+  int shards = 1;                         // group_size with zero_1, 1 with zero_0
+  uint64_t bucket_elements = UINT64_MAX;  // what the configuration came to: a bucket closes at this length
   std::vector<size_t> params;  // registration indices, in registration order; Slot::param and OwnedRange::param index the registration list
   Layout layout;
 };
 
-struct MemoryPlan {  // of one rank, bytes; each allocation is rounded up to a page on top of this
+// Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard is 0: gradients are reduced in place.
+struct MemoryPlan {
   uint64_t param = 0, grad = 0, grad_shard = 0, master = 0, state = 0, scratch = 0;
 };
 
@@ -74,8 +76,12 @@ struct Plan {
   static uint64_t shard_elements(const ArenaPlan& arena) { return arena.layout.numel / static_cast<uint64_t>(arena.shards); }
 };
 
-// Names the parameter that is wrong. Checks: names unique, non-empty and at most 255 bytes; shapes; sizes that overflow; placements when
-// tp > 1 or ep > 1; something to train; bucket_elements and bucket_count and reference_buckets exclude each other.
+// The most elements that all arenas together may come to, padding included: every sum of bytes then stays far below 2^63.
+constexpr uint64_t kMaxElements = uint64_t{1} << 56;
+
+// Fills in every numel from the shape. Names the parameter that is wrong. Checks: names unique, non-empty and at most 255 bytes; shapes;
+// sizes that overflow; placements when tp > 1 or ep > 1; something to train; bucket_elements and bucket_count and reference_buckets exclude
+// each other. More than one optimizer instance is unsupported.
 Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params);
 
 // The reference's threshold, max(40,000,000, 1,000,000 x dp).
@@ -83,12 +89,14 @@ uint64_t reference_bucket_elements(int group_size);
 // The library's own choice: small models get several buckets too, so that they overlap; never above the reference's.
 uint64_t default_bucket_elements(uint64_t arena_elements, int group_size);
 
-// 64-bit digest of everything that ranks of one group must agree on (dense or expert part), and the text of the first difference between
-// two descriptions: "parameter 3: 'w' f32[4,8] here, 'w' f32[4,9] on rank 2".
+// Bytes of small fixed allocations besides the arrays above.
+uint64_t scratch_bytes(const Plan& plan);
+
+// Everything that ranks of one group must agree on (dense or expert part), as lines "what: value" fit to be hashed and compared; and the
+// text of the first difference between two of them: "parameter 3: 'w' f32[4,8] here, 'w' f32[4,9] on rank 2" (empty: none). Dense
+// parameters are counted among themselves, so that ranks may hold different numbers of experts; experts by their registration index,
+// because ranks that share them must interleave them equally with the others.
 std::string describe_registration(const Plan& plan, bool expert);
 std::string first_difference(const std::string& mine, const std::string& theirs, int their_rank);
-
-// One line of JSON, as `megadp plan --json` prints it: {"dp":…,"buffers":[…],"bytes":[…]}.
-std::string plan_json(const Plan& plan);
 
 }  // namespace megadp

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of one parameter's description.
+#include "core/param.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "base/checked.h"
+
+namespace megadp {
+namespace {
+
+constexpr size_t kMaxName = 255, kMaxDims = 16;
+
+// Length of the well-formed UTF-8 sequence that `text` begins with; 0: it begins with none.
+size_t utf8_sequence(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned lead = byte(0);
+  if (lead < 0x80) return 1;
+  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
+  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return 0;
+  for (size_t i = 1; i < length; ++i)
+    if ((byte(i) & 0xc0) != 0x80) return 0;
+  // Longer forms than needed, surrogates, and what lies beyond U+10FFFF.
+  const unsigned second = byte(1);
+  if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f)) return 0;
+  if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) return 0;
+  return length;
+}
+
+// Where the first byte is that belongs to no UTF-8 sequence; text.size() if there is none.
+size_t utf8_valid_prefix(std::string_view text) {
+  size_t at = 0;
+  while (at < text.size()) {
+    const size_t length = utf8_sequence(text.substr(at));
+    if (length == 0) break;
+    at += length;
+  }
+  return at;
+}
+
+Status check_name(size_t index, const std::string& name) {
+  if (name.empty()) return invalid("parameter ", index, " has an empty name; every parameter needs a name of its own");
+  if (name.size() > kMaxName) {
+    return invalid(param_label(index, name), " has a name of ", name.size(), " bytes; at most ", kMaxName, " are allowed");
+  }
+  const size_t valid = utf8_valid_prefix(name);
+  if (valid < name.size()) return invalid("the name of parameter ", index, " is not valid UTF-8 from byte ", valid, " on");
+  return {};
+}
+
+Status check_shape(const std::string& label, const std::vector<int64_t>& shape, uint64_t* numel) {
+  if (shape.size() > kMaxDims) return invalid(label, " has ", shape.size(), " dimensions; at most ", kMaxDims, " are allowed");
+  // Zeros are left out of the product at first, so that what others compute from such a shape (strides) stays in range too.
+  uint64_t product = 1;
+  bool empty = false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] < 0) return invalid(label, " has size ", shape[d], " in dimension ", d, "; sizes must not be negative");
+    empty |= shape[d] == 0;
+    const uint64_t size = std::max<uint64_t>(static_cast<uint64_t>(shape[d]), 1);
+    if (!checked_mul(product, size, &product) || product > static_cast<uint64_t>(INT64_MAX)) {
+      return invalid(label, " has more than 2^63 elements: the product of its sizes overflows at dimension ", d, ", of size ", shape[d]);
+    }
+  }
+  *numel = empty ? 0 : product;
+  return {};
+}
+
+Status check_placement(const std::string& label, bool needs_placement, const ParamSpec& param) {
+  if (param.placement == Placement::unset && needs_placement) {
+    return invalid(label,
+                   " has no placement; with tensor or expert parallelism every parameter must say whether it is replicated or "
+                   "sharded over the tensor-parallel ranks");
+  }
+  if (param.placement != Placement::sharded) {
+    if (param.shard_dim == 0 && (param.shard_stride == 0 || param.shard_stride == 1)) return {};
+    return invalid(label, " has shard_dim ", param.shard_dim, " and shard_stride ", param.shard_stride,
+                   " but is not placed as sharded; leave both 0, or set its placement");
+  }
+  if (param.shard_dim < 0 || static_cast<size_t>(param.shard_dim) >= param.shape.size()) {
+    return invalid(label, " is sharded on dimension ", param.shard_dim, "; it has ", param.shape.size(), " dimensions, counted from 0");
+  }
+  if (param.shard_stride < 1) return invalid(label, " has shard_stride ", param.shard_stride, "; it must be at least 1");
+  const int64_t size = param.shape[static_cast<size_t>(param.shard_dim)];
+  if (size % param.shard_stride != 0) {
+    return invalid(label, " has shard_stride ", param.shard_stride, ", which must divide its ", size, " elements in dimension ",
+                   param.shard_dim);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string param_label(size_t index, const std::string& name) {
+  constexpr size_t kShown = 80;
+  std::string shown;
+  for (const char c : name.substr(0, kShown)) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  // Not in the middle of a character.
+  shown.resize(utf8_valid_prefix(shown));
+  return text("parameter ", index, " ('", shown, name.size() > kShown ? "...')" : "')");
+}
+
+Status check_param(size_t index, bool needs_placement, ParamSpec* param) {
+  const auto check = [&]() -> Status {
+    if (Status bad = check_name(index, param->name); !bad) return bad;
+    const std::string label = param_label(index, param->name);
+    if (!is_trainable(param->dtype)) {
+      return invalid(label, " has element type ", name_of(param->dtype), "; parameters may be f32, bf16 or f16");
+    }
+    if (Status bad = check_shape(label, param->shape, &param->numel); !bad) return bad;
+    if (param->uses_per_step < 1) return invalid(label, " has uses_per_step ", param->uses_per_step, "; it must be at least 1");
+    if (param->group < 0) return invalid(label, " has group ", param->group, "; parameter groups are counted from 0");
+    return check_placement(label, needs_placement, *param);
+  };
+  return check().with_blame({.param = static_cast<int64_t>(index)});
+}
+
+}  // namespace megadp

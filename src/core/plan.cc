@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan: parameters sorted into arenas, arenas cut into buckets, and what all of it costs.
+#include "core/plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+#include <unordered_map>
+
+#include "base/checked.h"
+
+namespace megadp {
+namespace {
+
+Status check_config(const Grid& grid, const BufferConfig& config) {
+  if (grid.config().instances > 1) {
+    return unsupported("instances is ", grid.config().instances, "; more than one optimizer instance is not supported yet, use 1");
+  }
+  if (config.bucket_elements != 0 && config.bucket_count != 0) {
+    return invalid("bucket_elements is ", config.bucket_elements, " and bucket_count is ", config.bucket_count, "; give one of them");
+  }
+  if (config.reference_buckets && (config.bucket_elements != 0 || config.bucket_count != 0)) {
+    const char* other = config.bucket_elements != 0 ? "bucket_elements" : "bucket_count";
+    return invalid("the reference's buckets are asked for and ", other, " is ", std::max(config.bucket_elements, config.bucket_count),
+                   "; give one of them");
+  }
+  return {};
+}
+
+Status check_params(const Grid& grid, std::vector<ParamSpec>* params) {
+  if (params->size() > UINT32_MAX) return invalid("there are ", params->size(), " parameters; at most ", UINT32_MAX, " are allowed");
+  const GridConfig& sizes = grid.config();
+  std::unordered_map<std::string_view, size_t> seen;
+  bool trainable = false;
+  for (size_t i = 0; i < params->size(); ++i) {
+    ParamSpec& param = (*params)[i];
+    const bool needs_placement = sizes.tp > 1 || sizes.ep > 1 || (param.expert && sizes.expert_tp > 1);
+    if (Status bad = check_param(i, needs_placement, &param); !bad) return bad;
+    const auto [earlier, is_new] = seen.emplace(param.name, i);
+    if (!is_new) {
+      return invalid(param_label(i, param.name), " has the same name as parameter ", earlier->second, "; names must be unique")
+          .with_blame({.param = static_cast<int64_t>(i)});
+    }
+    trainable |= !param.frozen;
+  }
+  if (params->empty()) return invalid("there are no parameters; give at least one");
+  if (!trainable) return invalid("all ", params->size(), " parameters are frozen; at least one must be trainable");
+  return {};
+}
+
+// The arenas and the parameters in them, in order of first registration; no layout yet.
+std::vector<ArenaPlan> sort_into_arenas(const Plan& plan) {
+  std::vector<ArenaPlan> arenas;
+  for (size_t i = 0; i < plan.params.size(); ++i) {
+    const ParamSpec& param = plan.params[i];
+    if (param.frozen) continue;
+    const DType grad_type = plan.config.grad_same_as_param ? param.dtype : DType::f32;
+    auto arena = std::find_if(arenas.begin(), arenas.end(), [&](const ArenaPlan& a) {
+      return a.param_type == param.dtype && a.grad_type == grad_type && a.expert == param.expert;
+    });
+    if (arena == arenas.end()) {
+      ArenaPlan fresh;
+      fresh.param_type = param.dtype;
+      fresh.grad_type = grad_type;
+      fresh.expert = param.expert;
+      fresh.group_size = plan.grid.size(Grid::shard_axes(param.expert));
+      fresh.shards = plan.config.sharding == Sharding::zero_0 ? 1 : fresh.group_size;
+      arena = arenas.insert(arena, std::move(fresh));
+    }
+    arena->params.push_back(i);
+  }
+  return arenas;
+}
+
+LayoutRules layout_rules(const Plan& plan, const ArenaPlan& arena) {
+  LayoutRules rules;
+  rules.sharded = plan.config.sharding != Sharding::zero_0;
+  rules.high_bandwidth_padding = plan.config.high_bandwidth_padding;
+  rules.bucket_elements = arena.bucket_elements;
+  rules.shards = arena.shards;
+  return rules;
+}
+
+// No sum of sizes may come near the end of the integers, not even with the most padding there could be: each parameter aligned, and in a
+// bucket of its own.
+Status check_total(const Plan& plan) {
+  uint64_t total = 0;
+  for (const ArenaPlan& arena : plan.arenas) {
+    const uint64_t padding = 64 + std::lcm(static_cast<uint64_t>(arena.shards), uint64_t{65536});
+    for (const size_t i : arena.params) {
+      const ParamSpec& param = plan.params[i];
+      if (!checked_add(total, param.numel, &total) || !checked_add(total, padding, &total) || total > kMaxElements) {
+        return invalid(param_label(i, param.name), " has ", param.numel, " elements, which makes more than ", kMaxElements,
+                       " in all with padding: that much cannot be laid out")
+            .with_blame({.param = static_cast<int64_t>(i)});
+      }
+    }
+  }
+  return {};
+}
+
+uint64_t elements_of(const Plan& plan, const ArenaPlan& arena) {
+  uint64_t sum = 0;
+  for (const size_t i : arena.params) sum += plan.params[i].numel;
+  return sum;
+}
+
+uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
+  const BufferConfig& config = plan.config;
+  // One threshold for dense and expert parameters, as in the reference.
+  const int group_size = plan.grid.size(Grid::shard_axes(false));
+  if (config.no_overlap) return UINT64_MAX;  // nothing is launched early, so one launch is cheapest
+  if (config.reference_buckets) return reference_bucket_elements(group_size);
+  if (config.bucket_elements != 0) return config.bucket_elements;
+  if (config.bucket_count == 0) return default_bucket_elements(elements_of(plan, arena), group_size);
+  uint64_t total = 0;
+  for (const ArenaPlan& each : plan.arenas) total += elements_of(plan, each);
+  return std::max<uint64_t>(total / config.bucket_count, 1);
+}
+
+void lay_out(const Plan& plan, ArenaPlan* arena) {
+  std::vector<LayoutParam> params;
+  params.reserve(arena->params.size());
+  for (const size_t i : arena->params) params.push_back({plan.params[i].numel, plan.params[i].own_bucket});
+  arena->layout = make_layout(params, layout_rules(plan, *arena));
+  for (Slot& slot : arena->layout.slots) slot.param = arena->params[slot.param];
+}
+
+std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas) {
+  struct Keyed {
+    size_t earliest;
+    BucketRef bucket;
+  };
+  std::vector<Keyed> all;
+  for (uint32_t a = 0; a < arenas.size(); ++a) {
+    const Layout& layout = arenas[a].layout;
+    // Slots lie in reverse registration order, so a bucket's last one was registered first.
+    for (uint32_t b = 0; b < layout.buckets.size(); ++b) all.push_back({layout.slots[layout.buckets[b].end_slot - 1].param, {a, b}});
+  }
+  std::sort(all.begin(), all.end(), [](const Keyed& x, const Keyed& y) { return x.earliest > y.earliest; });
+  std::vector<BucketRef> order;
+  order.reserve(all.size());
+  for (const Keyed& keyed : all) order.push_back(keyed.bucket);
+  return order;
+}
+
+}  // namespace
+
+Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params) {
+  if (Status bad = check_config(grid, config); !bad) return bad;
+  if (Status bad = check_params(grid, &params); !bad) return bad;
+  Plan plan;
+  plan.grid = grid;
+  plan.config = config;
+  plan.params = std::move(params);
+  plan.arenas = sort_into_arenas(plan);
+  if (Status bad = check_total(plan); !bad) return bad;
+  for (ArenaPlan& arena : plan.arenas) {
+    arena.bucket_elements = resolve_bucket_elements(plan, arena);
+    lay_out(plan, &arena);
+  }
+  plan.launch_order = order_launches(plan.arenas);
+  return plan;
+}
+
+uint64_t reference_bucket_elements(int group_size) {
+  return std::max<uint64_t>(40'000'000, uint64_t{1'000'000} * static_cast<uint64_t>(group_size));
+}
+
+// A tenth: of models of ten or more parameters of like size this makes 6 to 10 buckets (the parameter that crosses the line stays in, so
+// buckets overshoot). Below 8192 elements a launch costs more than it hides.
+uint64_t default_bucket_elements(uint64_t arena_elements, int group_size) {
+  const uint64_t tenth = arena_elements / 10 + (arena_elements % 10 != 0 ? 1 : 0);
+  return std::clamp<uint64_t>(tenth, 8192, reference_bucket_elements(group_size));
+}
+
+int Plan::shard(const ArenaPlan& arena, int rank) const {
+  return arena.shards == 1 ? 0 : grid.index(Grid::shard_axes(arena.expert), rank);
+}
+
+// All pieces of a bucket are equally long, so every rank allocates the same.
+MemoryPlan Plan::memory(int /*rank*/) const {
+  MemoryPlan bytes;
+  for (const ArenaPlan& arena : arenas) {
+    bytes.param += arena.layout.numel * size_of(arena.param_type);
+    bytes.grad += arena.layout.numel * size_of(arena.grad_type);
+    if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
+    bytes.state += shard_elements(arena) * 2 * sizeof(float);
+  }
+  bytes.scratch = scratch_bytes(*this);
+  return bytes;
+}
+
+uint64_t scratch_bytes(const Plan& /*plan*/) {
+  return 0;
+}
+
+uint64_t Plan::padding_elements() const {
+  uint64_t padding = 0;
+  for (const ArenaPlan& arena : arenas) {
+    padding += arena.layout.numel;
+    for (const Slot& slot : arena.layout.slots) padding -= slot.end - slot.begin;
+  }
+  return padding;
+}
+
+uint64_t Plan::owned_elements(int rank) const {
+  uint64_t sum = 0;
+  for (const ArenaPlan& arena : arenas)
+    for (const OwnedRange& range : owned_ranges(arena.layout, arena.shards, shard(arena, rank))) sum += range.end - range.begin;
+  return sum;
+}
+
+}  // namespace megadp

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// What ranks must agree on, written as text: equal text means equal layouts, buckets and order of launches.
+#include <algorithm>
+#include <string_view>
+
+#include "core/plan.h"
+
+namespace megadp {
+namespace {
+
+// In quotes, with nothing in it that could be taken for the end of a line.
+std::string escaped(const std::string& name) {
+  constexpr char kHex[] = "0123456789abcdef";
+  std::string out = "'";
+  for (const char c : name) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f) {
+      out += "\\x";
+      out += kHex[byte >> 4];
+      out += kHex[byte & 15];
+    } else {
+      if (c == '\\' || c == '\'') out += '\\';
+      out += c;
+    }
+  }
+  return out + "'";
+}
+
+std::string describe_param(const ParamSpec& param) {
+  std::string out = escaped(param.name) + " " + name_of(param.dtype) + "[";
+  for (size_t d = 0; d < param.shape.size(); ++d) out += text(d == 0 ? "" : ",", param.shape[d]);
+  out += "]";
+  // What is said of few parameters only is left out of the others' lines.
+  if (param.uses_per_step != 1) out += text(" used ", param.uses_per_step, " times");
+  if (param.placement == Placement::replicated) out += " replicated";
+  if (param.placement == Placement::sharded) out += text(" sharded on dimension ", param.shard_dim, " by ", param.shard_stride);
+  if (param.group != 0) out += text(" group ", param.group);
+  if (param.frozen) out += " frozen";
+  if (param.own_bucket) out += " own bucket";
+  return out;
+}
+
+std::string describe_config(const Grid& grid, const BufferConfig& config) {
+  const GridConfig& g = grid.config();
+  constexpr const char* kMissing[] = {"error", "zero", "skip"};
+  return text("grid: tp ", g.tp, " cp ", g.cp, " ep ", g.ep, " pp ", g.pp, " expert_tp ", g.expert_tp, " instances ", g.instances,
+              " order ", g.order, " of ", grid.world(), " ranks\n",  //
+              "gradient type: ", config.grad_same_as_param ? "the parameter's" : "f32", "\n",
+              "sharding: ", config.sharding == Sharding::zero_0 ? "zero_0" : "zero_1", "\n",  //
+              "missing gradients: ", kMissing[std::min<size_t>(static_cast<size_t>(config.missing), 2)], "\n",
+              "high-bandwidth padding: ", config.high_bandwidth_padding ? "on" : "off", "\n",  //
+              "overlap: ", config.no_overlap ? "off" : "on", "\n");
+}
+
+std::string_view take_line(std::string_view* text) {
+  const size_t end = std::min(text->find('\n'), text->size());
+  const std::string_view line = text->substr(0, end);
+  text->remove_prefix(std::min(end + 1, text->size()));
+  return line;
+}
+
+struct Line {
+  std::string_view what, value;
+};
+
+Line split(std::string_view line) {
+  const size_t colon = line.find(": ");
+  if (colon == std::string_view::npos) return {line, {}};
+  return {line.substr(0, colon), line.substr(colon + 2)};
+}
+
+// Another rank's text may be anything and of any length.
+std::string shown(std::string_view value) {
+  constexpr size_t kShown = 400;
+  std::string out(value.substr(0, kShown));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < 0x20) c = '?';
+  return value.empty() ? "nothing" : value.size() > kShown ? out + "..." : out;
+}
+
+}  // namespace
+
+std::string describe_registration(const Plan& plan, bool expert) {
+  std::string out = describe_config(plan.grid, plan.config);
+  for (const ArenaPlan& arena : plan.arenas) {
+    if (arena.expert != expert) continue;
+    out += text("bucket elements of ", name_of(arena.param_type), " parameters: ", arena.bucket_elements, "\n");
+  }
+  size_t number = 0;
+  for (size_t i = 0; i < plan.params.size(); ++i) {
+    if (plan.params[i].expert != expert) continue;
+    out += text("parameter ", expert ? i : number++, ": ", describe_param(plan.params[i]), "\n");
+  }
+  return out;
+}
+
+std::string first_difference(const std::string& mine, const std::string& theirs, int their_rank) {
+  std::string_view left = mine, right = theirs;
+  while (!left.empty() || !right.empty()) {
+    const std::string_view my_line = take_line(&left), their_line = take_line(&right);
+    if (my_line == their_line) continue;
+    const Line here = split(my_line), there = split(their_line);
+    if (here.what == there.what)
+      return text(shown(here.what), ": ", shown(here.value), " here, ", shown(there.value), " on rank ", their_rank);
+    if (their_line.empty()) return text(shown(my_line), " here, nothing on rank ", their_rank);
+    if (my_line.empty()) return text(shown(there.what), ": nothing here, ", shown(there.value), " on rank ", their_rank);
+    return text(shown(my_line), " here, ", shown(their_line), " on rank ", their_rank);
+  }
+  return {};
+}
+
+}  // namespace megadp
