@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the shape of files: their length, the licence line, a first comment that says what the file is for, a name that says something.
+
+usage: file_shape.py ROOT | --self-test
+"""
+import os
+import re
+import sys
+import tempfile
+
+import tree
+
+LIMITS = (("include/megadp.h", 1200), ("tests/", 800), ("", 600))  # the first that matches
+LICENCE = "SPDX-License-Identifier: Apache-2.0"
+EMPTY_NAMES = re.compile(r"(^|_)(utils?|misc|common|helpers?)(_|$)")
+
+
+def scripts(root):
+    found = []
+    for folder in ("scripts", "cmake", ".ci", "tests", "src", "tools", "examples"):
+        for directory, _, files in os.walk(os.path.join(root, folder)):
+            for name in files:
+                path = os.path.relpath(os.path.join(directory, name), root)
+                if name.endswith((".py", ".sh", ".cmake", ".map")) or name == "CMakeLists.txt" or folder in ("scripts", ".ci"):
+                    if "__pycache__" not in path:
+                        found.append(path)
+    return sorted(found)
+
+
+def check_file(path, text):
+    lines = text.splitlines()
+    limit = next(limit for prefix, limit in LIMITS if path.startswith(prefix))
+    if len(lines) > limit:
+        yield f"{path}:{limit}: {len(lines)} lines; the limit is {limit}"
+    if LICENCE not in "\n".join(lines[:3]):
+        yield f"{path}:1: the first lines lack '{LICENCE}'"
+    stem = os.path.basename(path).split(".")[0]
+    if EMPTY_NAMES.search(stem):
+        yield f"{path}:1: the name '{stem}' does not say what the file is for"
+
+
+def says_its_purpose(text):
+    """A header's first comment goes on after the licence."""
+    head = re.match(r"\s*//.*?\n\s*//\s*\S|\s*/\*.*?Apache-2\.0[\s*]*\w", text, re.S)
+    return head is not None
+
+
+def check(root):
+    problems = []
+    sources = tree.sources(root)
+    for path in sources:
+        text = tree.read(root, path)
+        problems += check_file(path, text)
+        if path.endswith((".h", ".hpp")) and not says_its_purpose(text):
+            problems.append(f"{path}:2: no first comment that says what the header is for")
+    others = scripts(root)
+    for path in others:
+        problems += check_file(path, tree.read(root, path))
+    return sources + others, problems
+
+
+def self_test():
+    spdx = "// " + LICENCE + "\n"
+    purpose = spdx + "// What it is for.\n"
+    good = {
+        "src/base/a.h": purpose + "int x;\n" * 598,
+        "tests/unit/a.cc": spdx + "int x;\n" * 799,
+        "include/megadp.h": "/* " + LICENCE + "\n *\n * megadp: for you. */\n" + "int x;\n" * 1197,
+        "scripts/a": "#!/bin/sh\n# " + LICENCE + "\n",
+    }
+    bad = {
+        "src/base/a.h": purpose + "int x;\n" * 599,
+        "src/base/b.h": spdx + "int x;\n",
+        "src/base/c.cc": "int x;\n",
+        "src/base/text_utils.cc": spdx,
+        "src/base/helper.cc": spdx,
+        "tests/unit/a.cc": spdx + "int x;\n" * 800,
+        "include/megadp.h": "/* " + LICENCE + "\n *\n * megadp: for you. */\n" + "int x;\n" * 1198,
+        "scripts/a": "#!/bin/sh\n",
+    }
+    failures = []
+    with tempfile.TemporaryDirectory() as root:
+        tree.plant(root, good)
+        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
+    for path, text in bad.items():
+        with tempfile.TemporaryDirectory() as root:
+            tree.plant(root, {path: text})
+            if len(check(root)[1]) != 1:
+                failures.append(f"{path} should be reported once, was: {check(root)[1]}")
+    tree.report("file shape, self-test", list(good) + list(bad), failures)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    if sys.argv[1] == "--self-test":
+        self_test()
+    else:
+        tree.report("file shape", *check(sys.argv[1]))

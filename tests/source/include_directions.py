@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks that includes point one way: api -> core -> backend <- {host, cuda}, everything -> base.
+
+Also: third-party headers only in the files made for them, the core never names UCX, CUDA or NCCL, megadp.h includes two headers and no more,
+tests of the public API and the examples see nothing but the public API.
+
+usage: include_directions.py ROOT | --self-test
+"""
+import re
+import sys
+import tempfile
+
+import tree
+
+# Which folders of src/ a layer may include.
+LAYERS = {
+    "base": {"base"},
+    "backend": {"base", "backend"},
+    "host": {"base", "backend", "host"},
+    "cuda": {"base", "backend", "cuda"},
+    "core": {"base", "backend", "core"},
+    "api": {"base", "backend", "core", "api"},
+}
+# The one file that knows the drivers.
+LAYER_EXCEPTIONS = {"src/backend/registry.cc": {"host", "cuda"}}
+
+# Third-party headers, and the files made for them.
+THIRD_PARTY = {
+    "ucp/": r"src/backend/bootstrap/ucp\w*\.(h|cc)",
+    "ucs/": None,
+    "uct/": None,
+    "hwy/": r"src/host/(kernels\w*|simd\w*|vectors)\.(h|cc)",
+    "nlohmann/": r"(src/(api|core|base)/\w*json\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
+    "fmt/": r"(src/\w+/\w*(json|format|log)\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
+    "CLI/": r"(tools/\w+\.(h|cc)|tests/.*)",
+    "cblas.h": r"examples/c/gpt/gemm\.c",
+    "rapidcheck": r"tests/unit/.*",
+    "cmocka.h": r"tests/capi/.*",
+    "mpi.h": r"tests/.*",
+    "nccl.h": r"src/cuda/.*",
+    "cuda": r"src/cuda/.*",
+}
+
+C_STANDARD = "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic stdbool " \
+             "stddef stdint stdio stdlib string tgmath threads time uchar wchar wctype"
+SYSTEM = "dirent dlfcn elf endian execinfo fcntl fnmatch ftw getopt glob grp ifaddrs link malloc netdb poll pthread pwd pty sched semaphore " \
+         "spawn strings syslog termios ucontext unistd utime wait immintrin x86intrin cpuid"
+SYSTEM_FOLDERS = ("arpa/", "asm/", "linux/", "net/", "netinet/", "sys/")
+
+# Names the core must not contain, in code or in text.
+DEVICE_NAMES = re.compile(r"\b\w*(?:ucx|ucp_|ucs_|cuda|nccl)\w*", re.I)
+OPEN_TO_PUBLIC_API_ONLY = ("tests/capi/", "tests/install/", "examples/")
+
+
+def is_standard(name):
+    stem = name[:-2] if name.endswith(".h") else name
+    return name.endswith(".h") and stem in C_STANDARD.split() or re.fullmatch(r"[a-z_0-9]+", name) is not None
+
+
+def is_system(name):
+    return name.startswith(SYSTEM_FOLDERS) or name.endswith(".h") and name[:-2] in SYSTEM.split()
+
+
+def third_party(path, name):
+    """A complaint about a third-party header, or None."""
+    for prefix, allowed in THIRD_PARTY.items():
+        if name.startswith(prefix):
+            if allowed is None:
+                return f"<{name}> is never to be included"
+            return None if re.fullmatch(allowed, path) else f"<{name}> belongs only in files matching {allowed}"
+    return f"<{name}> is neither a standard nor a system header, and no file is made for it (see THIRD_PARTY)"
+
+
+def check_layer(path, name, in_layer):
+    """A complaint about a project header included from src/, or None."""
+    layer = path.split("/")[1]
+    target = name.split("/")[0]
+    if name == "megadp.h":
+        return None if layer == "api" else "megadp.h is for the api layer; inner layers have their own types"
+    if not in_layer:
+        return f'"{name}" is not a path from src/'
+    if target not in LAYERS[layer] | LAYER_EXCEPTIONS.get(path, set()):
+        return f"{layer} must not include {target}"
+    return None
+
+
+def check_include(path, name, angled):
+    if name == "megadp.h" and not path.startswith(("src/", "include/")):
+        return None
+    if path == "include/megadp.h":
+        return None if name in ("stddef.h", "stdint.h") else f"megadp.h includes only stddef.h and stdint.h, not {name}"
+    in_layer = name.split("/")[0] in LAYERS and "/" in name
+    if path.startswith(OPEN_TO_PUBLIC_API_ONLY) and in_layer:
+        return f'"{name}" is inside the library; only megadp.h may be seen from here'
+    if path.startswith("src/base/") and is_system(name):
+        return f"base uses the standard library only, not <{name}>"
+    if is_standard(name) or is_system(name):
+        return None
+    if any(name.startswith(prefix) for prefix in THIRD_PARTY) or angled:
+        return third_party(path, name)
+    if path.startswith("src/"):
+        return check_layer(path, name, in_layer)
+    return None  # a header beside the file, or of the layer a test is for
+
+
+def check(root):
+    problems = []
+    files = tree.sources(root)
+    for path in files:
+        text = tree.read(root, path)
+        for line, name, angled in tree.includes(text):
+            if complaint := check_include(path, name, angled):
+                problems.append(f"{path}:{line}: {complaint}")
+        if path.startswith("src/core/"):
+            for line, content in enumerate(tree.without_comments(text).splitlines(), 1):
+                if match := DEVICE_NAMES.search(content):
+                    problems.append(f"{path}:{line}: the core names a device or transport: {match[0]}")
+        if path.startswith("src/") and path.split("/")[1] not in LAYERS:
+            problems.append(f"{path}:1: src/{path.split('/')[1]} is not a layer")
+    return files, problems
+
+
+def self_test():
+    """Every rule, broken once in a tree of its own, must be reported; a tree that keeps them must not."""
+    good = {
+        "include/megadp.h": "#include <stddef.h>\n#include <stdint.h>\n",
+        "src/api/a.cc": '#include "core/a.h"\n#include "megadp.h"\n',
+        "src/core/a.h": '#include "backend/a.h"\n#include <vector>\n// UCX in a comment is no name\n',
+        "src/backend/registry.cc": '#include "host/a.h"\n',
+        "src/backend/bootstrap/ucp_channel.cc": "#include <ucp/api/ucp.h>\n",
+        "src/host/kernels.cc": '#include "backend/a.h"\n#include "hwy/highway.h"\n#include <sys/mman.h>\n',
+        "src/base/a.h": "#include <cstdint>\n",
+        "tests/capi/a.c": "#include <megadp.h>\n#include <cmocka.h>\n",
+    }
+    bad = {
+        "include/megadp.h": "#include <stdio.h>\n",
+        "src/api/b.cc": '#include "host/a.h"\n',
+        "src/core/b.cc": '#include "api/a.h"\n',
+        "src/core/c.cc": '#include "host/a.h"\n',
+        "src/core/d.cc": "#include <ucp/api/ucp.h>\n",
+        "src/core/e.cc": 'const char* x = "nccl";\n',
+        "src/core/f.cc": '#include "megadp.h"\n',
+        "src/backend/b.cc": '#include "core/a.h"\n',
+        "src/backend/c.cc": '#include "host/a.h"\n',
+        "src/host/b.cc": '#include "core/a.h"\n',
+        "src/host/c.cc": '#include "cuda/a.h"\n',
+        "src/host/d.cc": "#include <ucp/api/ucp.h>\n",
+        "src/host/e.cc": "#include <uct/api/uct.h>\n",
+        "src/host/f.cc": '#include "a.h"\n',
+        "src/cuda/b.cc": '#include "host/a.h"\n',
+        "src/base/b.cc": '#include "backend/a.h"\n',
+        "src/base/c.cc": "#include <unistd.h>\n",
+        "src/base/d.cc": "#include <fmt/format.h>\n",
+        "src/api/c.cc": "#include <boost/any.hpp>\n",
+        "src/other/b.cc": "int x;\n",
+        "tests/capi/b.c": '#include "core/a.h"\n',
+        "examples/c/b.c": '#include "base/a.h"\n',
+        "examples/c/c.c": "#include <cblas.h>\n",
+    }
+    failures = []
+    with tempfile.TemporaryDirectory() as root:
+        tree.plant(root, good)
+        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
+    for path, text in bad.items():
+        with tempfile.TemporaryDirectory() as root:
+            tree.plant(root, {path: text})
+            if len(check(root)[1]) != 1:
+                failures.append(f"{path} with {text!r} should be reported once, was: {check(root)[1]}")
+    tree.report("include directions, self-test", list(good) + list(bad), failures)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    if sys.argv[1] == "--self-test":
+        self_test()
+    else:
+        tree.report("include directions", *check(sys.argv[1]))
