@@ -4,7 +4,7 @@
 // Not a header of its own: it has no guard and is included inside a namespace, by base/math.h for float and by host/vectors.h once for
 // every SIMD target (where functions must be compiled for that target to be inlined). The namespace provides, for an arithmetic type F
 // (float or lanes of float) and a bit type U (uint32_t or lanes of it):
-//   F: F(float), + - * /, square_root(F), as_bits(F) -> U
+//   F: + - * /, square_root(F), as_bits(F) -> U, select_at_least(a, b, x, y) -> a >= b ? x : y
 //   U: U(uint32_t), + - & | << >>, as_float(U) -> F, select_less(a, b, x, y) -> a < b ? x : y with a, b < 2^31
 //   MEGADP_ELEMENT: what a function is marked with
 // Only operations that IEEE 754 rounds correctly are used, and no fused multiply-add: every target gives the same bits.
@@ -51,6 +51,16 @@ MEGADP_ELEMENT U bits_from_f16(U half) {
   bits = select_less(U(0x0f7fffff), magnitude, special, bits);
   bits = select_less(U(0x0f800000), magnitude, special | U(0x00400000), bits);
   return bits | ((half & U(0x8000)) << 16);
+}
+
+// ── the larger and the smaller of two; NaN if one of them is NaN, `a` if they are equal (so also of -0 and +0) ──
+template <class F>
+MEGADP_ELEMENT F larger(F a, F b) {
+  return select_at_least(a, a, select_at_least(a, b, a, b), a);
+}
+template <class F>
+MEGADP_ELEMENT F smaller(F a, F b) {
+  return select_at_least(a, a, select_at_least(b, a, a, b), a);
 }
 
 // ── AdamW ──

@@ -104,6 +104,10 @@ MEGADP_HOST_DEVICE inline float as_float(uint32_t bits) {
 MEGADP_HOST_DEVICE inline uint32_t select_less(uint32_t a, uint32_t b, uint32_t x, uint32_t y) {
   return a < b ? x : y;
 }
+template <class T>
+MEGADP_HOST_DEVICE inline T select_at_least(T a, T b, T x, T y) {
+  return a >= b ? x : y;
+}
 MEGADP_HOST_DEVICE inline float square_root(float x) {
   return std::sqrt(x);
 }

@@ -1,1 +1,14 @@
-set(MEGADP_host_SOURCES)
+# Highway: its headers alone; which SIMD target to run is decided in simd.cc, so that libhwy is not needed.
+find_path(MEGADP_HIGHWAY_INCLUDE hwy/highway.h)
+if(NOT MEGADP_HIGHWAY_INCLUDE)
+  message(FATAL_ERROR "The headers of Highway (hwy/highway.h, 1.0.3 or newer) are missing; on Debian and Ubuntu: apt-get install libhwy-dev")
+endif()
+target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_HIGHWAY_INCLUDE})
+
+set(MEGADP_host_SOURCES
+    copy_strided.cc
+    kernels.cc
+    kernels_cast.cc
+    kernels_reduce.cc
+    kernels_step.cc
+    simd.cc)

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies between arrays of any strides. The dimensions are first brought into the simplest form that visits the same pairs of elements:
+//
+//   sizes of 1 dropped -> `to` made to run forwards -> sorted by its stride, the smallest last -> neighbours that run on merged
+//
+// What is left in the end is one of two inner jobs: a row (both sides walk one dimension), or, where `from` runs on along another
+// dimension than `to` (a transposed matrix, which column-major callers hand in with every gradient), a square tile that is turned in the
+// cache, so that both sides are touched a cache line at a time.
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+
+#include "backend/backend.h"
+#include "host/kernels.h"
+
+namespace megadp::host {
+namespace {
+
+constexpr size_t kMaxDims = 16;
+constexpr int64_t kRow = 512;  // elements that are gathered or scattered at a time
+constexpr int64_t kTile = 32;  // edge of a tile: 32 x 32 x 8 bytes fit into the first-level cache
+
+struct Dim {
+  int64_t size, to, from;  // strides in elements
+};
+
+struct Walk {
+  std::array<Dim, kMaxDims> dims;
+  int count = 0;
+  std::byte* to;
+  const std::byte* from;
+  DType to_type, from_type;
+  bool add;
+  const Kernels* kernels;
+
+  int64_t to_bytes() const noexcept { return static_cast<int64_t>(size_of(to_type)); }
+  int64_t from_bytes() const noexcept { return static_cast<int64_t>(size_of(from_type)); }
+};
+
+// `n` elements that lie side by side on both sides. The types were checked before: it cannot fail.
+Status copy_dense(const Walk& walk, void* to, const void* from, int64_t n) {
+  const size_t count = static_cast<size_t>(n);
+  return walk.add ? add_cast(to, walk.to_type, from, walk.from_type, count, *walk.kernels)
+                  : cast(to, walk.to_type, from, walk.from_type, count, *walk.kernels);
+}
+
+// out[i * out_step] = in[i * in_step], steps in elements of `size` bytes.
+template <class Word>
+void pick_words(std::byte* out, int64_t out_step, const std::byte* in, int64_t in_step, int64_t n) {
+  constexpr int64_t size = sizeof(Word);
+  for (int64_t i = 0; i < n; i++) std::memcpy(out + i * out_step * size, in + i * in_step * size, sizeof(Word));
+}
+void pick(std::byte* out, int64_t out_step, const std::byte* in, int64_t in_step, int64_t n, int64_t size) {
+  if (size == 1) return pick_words<uint8_t>(out, out_step, in, in_step, n);
+  if (size == 2) return pick_words<uint16_t>(out, out_step, in, in_step, n);
+  if (size == 4) return pick_words<uint32_t>(out, out_step, in, in_step, n);
+  pick_words<uint64_t>(out, out_step, in, in_step, n);
+}
+
+Status copy_row(const Walk& walk, std::byte* to, const std::byte* from, const Dim& dim) {
+  if (dim.to == 1 && dim.from == 1) return copy_dense(walk, to, from, dim.size);
+  alignas(64) std::byte in[kRow * 8], out[kRow * 8];
+  for (int64_t begin = 0; begin < dim.size; begin += kRow) {
+    const int64_t n = std::min(kRow, dim.size - begin);
+    std::byte* const to_begin = to + begin * dim.to * walk.to_bytes();
+    const std::byte* from_begin = from + begin * dim.from * walk.from_bytes();
+    if (dim.from != 1) {
+      pick(in, 1, from_begin, dim.from, n, walk.from_bytes());
+      from_begin = in;
+    }
+    if (dim.to == 1) {
+      if (Status s = copy_dense(walk, to_begin, from_begin, n); !s) return s;
+      continue;
+    }
+    if (walk.add) pick(out, 1, to_begin, dim.to, n, walk.to_bytes());
+    if (Status s = copy_dense(walk, out, from_begin, n); !s) return s;
+    pick(to_begin, dim.to, out, 1, n, walk.to_bytes());
+  }
+  return {};
+}
+
+// `row` is the dimension along which `to` runs on (stride 1), `column` the one along which `from` does.
+Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const Dim& column, const Dim& row) {
+  alignas(64) std::byte tile[kTile * kTile * 8];
+  const int64_t bytes = walk.from_bytes();
+  for (int64_t c = 0; c < column.size; c += kTile) {
+    const int64_t columns = std::min(kTile, column.size - c);
+    for (int64_t r = 0; r < row.size; r += kTile) {
+      const int64_t rows = std::min(kTile, row.size - r);
+      // tile[j][i] is element (c + j, r + i).
+      for (int64_t i = 0; i < rows; i++) {
+        pick(tile + i * bytes, kTile, from + (c + (r + i) * row.from) * bytes, 1, columns, bytes);
+      }
+      for (int64_t j = 0; j < columns; j++) {
+        std::byte* const out = to + ((c + j) * column.to + r) * walk.to_bytes();
+        if (Status s = copy_dense(walk, out, tile + j * kTile * bytes, rows); !s) return s;
+      }
+    }
+  }
+  return {};
+}
+
+// The dimension, other than the last, along which `from` runs on; -1: a row does as well.
+int turned_dim(const Walk& walk) {
+  if (walk.count < 2) return -1;
+  const Dim& row = walk.dims[walk.count - 1];
+  if (row.to != 1 || row.from == 1 || row.from == 0) return -1;
+  for (int d = 0; d < walk.count - 1; d++) {
+    if (walk.dims[d].from == 1) return d;
+  }
+  return -1;
+}
+
+Status copy_all(Walk& walk) {
+  if (walk.count == 0) return copy_dense(walk, walk.to, walk.from, 1);
+  const int turned = turned_dim(walk);
+  if (turned >= 0) {
+    std::rotate(walk.dims.begin() + turned, walk.dims.begin() + turned + 1, walk.dims.begin() + walk.count - 1);
+  }
+  const int outer = walk.count - (turned >= 0 ? 2 : 1);
+  const Dim& row = walk.dims[walk.count - 1];
+  std::array<int64_t, kMaxDims> at{};
+  std::byte* to = walk.to;
+  const std::byte* from = walk.from;
+  for (;;) {
+    if (Status s = turned >= 0 ? copy_turned(walk, to, from, walk.dims[outer], row) : copy_row(walk, to, from, row); !s) return s;
+    int d = outer - 1;
+    for (; d >= 0; d--) {  // the next place: like an odometer
+      const Dim& dim = walk.dims[d];
+      to += dim.to * walk.to_bytes();
+      from += dim.from * walk.from_bytes();
+      if (++at[d] < dim.size) break;
+      at[d] = 0;
+      to -= dim.size * dim.to * walk.to_bytes();
+      from -= dim.size * dim.from * walk.from_bytes();
+    }
+    if (d < 0) return {};
+  }
+}
+
+void simplify(Walk& walk) {
+  const auto begin = walk.dims.begin();
+  for (int d = 0; d < walk.count; d++) {
+    Dim& dim = walk.dims[d];
+    if (dim.to >= 0) continue;
+    walk.to += (dim.size - 1) * dim.to * walk.to_bytes();
+    walk.from += (dim.size - 1) * dim.from * walk.from_bytes();
+    dim.to = -dim.to;
+    dim.from = -dim.from;
+  }
+  std::stable_sort(begin, begin + walk.count, [](const Dim& a, const Dim& b) { return a.to > b.to; });
+  int kept = 0;
+  for (int d = 1; d < walk.count; d++) {
+    Dim& last = walk.dims[kept];
+    const Dim& next = walk.dims[d];
+    if (last.to == next.to * next.size && last.from == next.from * next.size) {
+      last = {last.size * next.size, next.to, next.from};
+    } else {
+      walk.dims[++kept] = next;
+    }
+  }
+  if (walk.count > 0) walk.count = kept + 1;
+}
+
+Status check(const StridedArray& to, const StridedArray& from) {
+  if (to.shape.size() > kMaxDims) return invalid("the array has ", to.shape.size(), " dimensions; at most ", kMaxDims, " are possible");
+  if (to.shape != from.shape) return invalid("the shapes of the two arrays of a copy differ");
+  if (to.strides.size() != to.shape.size() || from.strides.size() != from.shape.size()) {
+    return invalid("an array with ", to.shape.size(), " dimensions has ", to.strides.size(), " strides, the other ", from.strides.size(),
+                   "; it must be one for each dimension");
+  }
+  for (size_t d = 0; d < to.shape.size(); d++) {
+    if (to.shape[d] < 0) return invalid("size ", to.shape[d], " of dimension ", d, " is negative");
+    if (to.shape[d] > 1 && to.strides[d] == 0) {
+      return invalid("the stride of dimension ", d, " is 0 in the array that is written: its ", to.shape[d], " elements are one");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, const Kernels& kernels) {
+  if (Status s = check(to, from); !s) return s;
+  Walk walk;
+  walk.to = static_cast<std::byte*>(to.data);
+  walk.from = static_cast<const std::byte*>(from.data);
+  walk.to_type = to.type;
+  walk.from_type = from.type;
+  walk.add = add;
+  walk.kernels = &kernels;
+  // Also says whether the types convert.
+  if (Status s = copy_dense(walk, walk.to, walk.from, 0); !s) return s;
+  for (size_t d = 0; d < to.shape.size(); d++) {
+    if (to.shape[d] == 0) return {};
+    if (to.shape[d] > 1) walk.dims[walk.count++] = {to.shape[d], to.strides[d], from.strides[d]};
+  }
+  simplify(walk);
+  return copy_all(walk);
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds the kernel for the types at hand; and the plain loops for the types that only collectives know.
+#include "host/kernels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace megadp::host {
+namespace {
+
+int storage_index(DType type) noexcept {
+  return static_cast<int>(type) - static_cast<int>(DType::f32);
+}
+static_assert(static_cast<int>(DType::bf16) == static_cast<int>(DType::f32) + 1);
+static_assert(static_cast<int>(DType::f16) == static_cast<int>(DType::f32) + 2);
+
+// Calls fn with a value of the storage type.
+template <class Fn>
+void with_storage_type(DType type, Fn fn) {
+  if (type == DType::f32) fn(float());
+  if (type == DType::bf16) fn(Bf16());
+  if (type == DType::f16) fn(F16());
+}
+
+// ── f64 ──
+
+void cast_to_f64(double* to, const void* from, DType from_type, size_t n, bool add) {
+  with_storage_type(from_type, [&](auto element) {
+    const auto* in = static_cast<const decltype(element)*>(from);
+    for (size_t i = 0; i < n; i++) to[i] = add ? to[i] + double{to_f32(in[i])} : double{to_f32(in[i])};
+  });
+}
+
+void cast_from_f64(void* to, DType to_type, const double* from, size_t n, bool add) {
+  with_storage_type(to_type, [&](auto element) {
+    auto* out = static_cast<decltype(element)*>(to);
+    for (size_t i = 0; i < n; i++) from_f64(out + i, add ? double{to_f32(out[i])} + from[i] : from[i]);
+  });
+}
+
+// ── integers ──
+
+int64_t wrapping_add(int64_t a, int64_t b) noexcept {
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+uint8_t clamp_to_u8(uint64_t value) noexcept {
+  return static_cast<uint8_t>(std::min<uint64_t>(value, 255));
+}
+
+template <class T>
+void pick_largest_or_smallest(T* to, const void* const* from, int nfrom, size_t n, bool largest) {
+  for (size_t i = 0; i < n; i++) {
+    T value = static_cast<const T*>(from[0])[i];
+    for (int k = 1; k < nfrom; k++) {
+      const T next = static_cast<const T*>(from[k])[i];
+      value = largest ? larger(value, next) : smaller(value, next);
+    }
+    to[i] = value;
+  }
+}
+
+void sum_f64(double* to, const void* const* from, int nfrom, size_t n, double factor) {
+  for (size_t i = 0; i < n; i++) {
+    double value = static_cast<const double*>(from[0])[i];
+    for (int k = 1; k < nfrom; k++) value += static_cast<const double*>(from[k])[i];
+    to[i] = value * factor;
+  }
+}
+
+void sum_i64(int64_t* to, const void* const* from, int nfrom, size_t n, bool average) {
+  for (size_t i = 0; i < n; i++) {
+    int64_t value = 0;
+    for (int k = 0; k < nfrom; k++) value = wrapping_add(value, static_cast<const int64_t*>(from[k])[i]);
+    to[i] = average ? value / nfrom : value;
+  }
+}
+
+void sum_u8(uint8_t* to, const void* const* from, int nfrom, size_t n, bool average) {
+  for (size_t i = 0; i < n; i++) {
+    uint64_t value = 0;
+    for (int k = 0; k < nfrom; k++) value += static_cast<const uint8_t*>(from[k])[i];
+    to[i] = clamp_to_u8(average ? value / static_cast<uint64_t>(nfrom) : value);
+  }
+}
+
+Status no_conversion(const char* verb, DType to_type, DType from_type) {
+  return unsupported("cannot ", verb, " ", name_of(from_type), " elements to ", name_of(to_type),
+                     " elements: only f32, bf16, f16 and f64 convert into each other");
+}
+
+Status not_trainable(const char* what, DType type) {
+  return unsupported(what, " is not offered for ", name_of(type), ": the type must be f32, bf16 or f16");
+}
+
+template <class T>
+double count_nonfinite(const void* data, size_t n) {
+  double count = 0;
+  for (size_t i = 0; i < n; i++) count += std::isfinite(to_f32(static_cast<const T*>(data)[i])) ? 0 : 1;
+  return count;
+}
+
+}  // namespace
+
+const char* simd_target() noexcept {
+  return best_kernels().name;
+}
+
+std::string simd_targets() {
+  std::string names;
+  for (const Kernels& kernels : all_kernels()) {
+    if (!names.empty()) names += ", ";
+    names += kernels.name;
+  }
+  return names;
+}
+
+Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels) {
+  if (to_type == from_type) {
+    if (n > 0) std::memmove(to, from, n * size_of(to_type));
+  } else if (is_trainable(to_type) && is_trainable(from_type)) {
+    kernels.casts->cast[storage_index(to_type)][storage_index(from_type)](to, from, n);
+  } else if (to_type == DType::f64 && is_trainable(from_type)) {
+    cast_to_f64(static_cast<double*>(to), from, from_type, n, false);
+  } else if (from_type == DType::f64 && is_trainable(to_type)) {
+    cast_from_f64(to, to_type, static_cast<const double*>(from), n, false);
+  } else {
+    return no_conversion("convert", to_type, from_type);
+  }
+  return {};
+}
+
+Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels) {
+  if (is_trainable(to_type) && is_trainable(from_type)) {
+    kernels.casts->add_cast[storage_index(to_type)][storage_index(from_type)](to, from, n);
+  } else if (to_type == DType::f64 && is_trainable(from_type)) {
+    cast_to_f64(static_cast<double*>(to), from, from_type, n, true);
+  } else if (from_type == DType::f64 && is_trainable(to_type)) {
+    cast_from_f64(to, to_type, static_cast<const double*>(from), n, true);
+  } else if (to_type == from_type) {
+    const void* const both[] = {to, from};
+    return reduce(to, both, 2, n, to_type, Op::sum, 1, kernels);
+  } else {
+    return no_conversion("add", to_type, from_type);
+  }
+  return {};
+}
+
+Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double scale, const Kernels& kernels) {
+  if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
+  const bool adds = op == Op::sum || op == Op::avg;
+  const bool integers = type == DType::i64 || type == DType::u8;
+  if (scale != 1 && (integers || !adds)) {
+    return unsupported("scale is ", scale, "; it must be 1 for ", integers ? "integers" : "a maximum or minimum");
+  }
+  const bool average = op == Op::avg, largest = op == Op::max;
+  const double factor = average ? scale / nfrom : scale;
+  if (is_trainable(type)) {
+    const ReduceTable& table = *kernels.reduces;
+    const ReduceFn* by_type = adds ? table.sum : largest ? table.max : table.min;
+    by_type[storage_index(type)](to, from, nfrom, n, static_cast<float>(factor));
+  } else if (type == DType::f64) {
+    double* const out = static_cast<double*>(to);
+    adds ? sum_f64(out, from, nfrom, n, factor) : pick_largest_or_smallest(out, from, nfrom, n, largest);
+  } else if (type == DType::i64) {
+    int64_t* const out = static_cast<int64_t*>(to);
+    adds ? sum_i64(out, from, nfrom, n, average) : pick_largest_or_smallest(out, from, nfrom, n, largest);
+  } else {
+    uint8_t* const out = static_cast<uint8_t*>(to);
+    adds ? sum_u8(out, from, nfrom, n, average) : pick_largest_or_smallest(out, from, nfrom, n, largest);
+  }
+  return {};
+}
+
+Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels) {
+  if (!is_trainable(type)) return not_trainable("a sum of squares", type);
+  double lanes[kSquareLanes] = {};
+  kernels.steps->square_sum[storage_index(type)](data, n, lanes);
+  double total = 0;
+  for (const double lane : lanes) total += lane;
+  *sum += total;
+  // The square of a finite float is far below the largest double: the total is not finite only if an element is not.
+  if (!std::isfinite(total)) {
+    with_storage_type(type, [&](auto element) { *nonfinite += count_nonfinite<decltype(element)>(data, n); });
+  }
+  return {};
+}
+
+Status adamw(const AdamWConstants<float>& constants, const void* grad, DType grad_type, float* master, float* m, float* v, void* param,
+             DType param_type, size_t n, const Kernels& kernels) {
+  if (!is_trainable(grad_type)) return not_trainable("a gradient", grad_type);
+  if (!is_trainable(param_type)) return not_trainable("a parameter", param_type);
+  kernels.steps->adamw[storage_index(grad_type)][storage_index(param_type)](constants, grad, master, m, v, param, n);
+  if (param_type == DType::f32 && param != master && n > 0) std::memcpy(param, master, n * sizeof(float));
+  return {};
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// The element-wise work of the host backend: on memory of any alignment, on the calling thread, finished on return. The same bits on
+// every SIMD target, in vectors and in what is left over at the end: each element goes through base/elements.h, and sums have a fixed
+// order. Only the payload of a NaN that arithmetic produced may differ.
+//
+// Arrays either are the same (where said) or do not overlap. The last argument is for tests: what this machine runs best is the default.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/math.h"
+#include "base/status.h"
+#include "host/simd.h"
+
+namespace megadp {
+struct StridedArray;
+}
+
+namespace megadp::host {
+
+// "AVX2"; and all that this machine runs, for `megadp info`: "AVX2, SSE4, baseline".
+const char* simd_target() noexcept;
+std::string simd_targets();
+
+// to[i] = from[i], rounded to nearest even. Among f32, bf16, f16 and f64 every pair; i64 and u8 only to themselves, otherwise
+// Code::unsupported. The same type is copied bit by bit, and `to` may then be `from`.
+Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels = best_kernels());
+
+// to[i] = to[i] + from[i], added in fp32 (f64 where either is f64) and rounded once. i64 and u8 as in reduce().
+Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels = best_kernels());
+
+// to[i] = scale * (from[0][i] + from[1][i] + ...), added in this order and rounded once at the end. `to` may be one of `from`.
+//   f32, bf16, f16   added in fp32, multiplied by scale in fp32
+//   f64              added and multiplied in f64
+//   i64              wraps around; u8: 255 at most. `scale` must be 1
+// Op::avg multiplies by 1 / nfrom besides: the factor is scale / nfrom, computed in double and rounded once to fp32 (f64: not rounded), so
+// that avg is the same as sum with the scale 1 / nfrom. i64 and u8 are divided, towards zero.
+// Op::max and Op::min: NaN if an element is NaN; of equals (-0 and +0) the first; `scale` must be 1.
+Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double scale = 1,
+              const Kernels& kernels = best_kernels());
+
+// *sum += the sum of squares of the elements, *nonfinite += how many of them are infinite or NaN. f32, bf16, f16. A non-finite element
+// makes the sum non-finite too, so that a norm never hides it. Squares are exact; element i is added to lane i % 16 and the lanes are
+// added in their order, all in f64.
+Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels = best_kernels());
+
+// One step of AdamW by base/elements.h. Reads grad; updates master, m and v; writes the rounded master to param, which may be `master`
+// itself when it is f32.
+Status adamw(const AdamWConstants<float>& constants, const void* grad, DType grad_type, float* master, float* m, float* v, void* param,
+             DType param_type, size_t n, const Kernels& kernels = best_kernels());
+
+// to = from, or to += from with `add`, by cast() and add_cast(). Shapes are equal, at most 16 dimensions; strides of any sign, zero in
+// `from` repeats an element; no element of `to` may be reached twice.
+Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, const Kernels& kernels = best_kernels());
+
+}  // namespace megadp::host

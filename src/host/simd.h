@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels are compiled for, and the table of functions each such target has. kernels.cc chooses and calls; the kernels_*.cc fill
+// the tables, each compiled once per target by Highway. Highway is used as headers only: its own chooser would bring libhwy in.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "base/math.h"
+
+namespace megadp::host {
+
+// In ascending order of preference.
+enum class SimdTarget {
+  baseline,  // what the compiler may assume of any machine: Highway's scalar code, SSE2 or NEON
+  sse4,
+  avx2,
+  avx3,  // AVX-512 F, BW, CD, DQ, VL
+  neon,
+};
+
+// Storage types in the order of the tables' indexes: f32, bf16, f16.
+inline constexpr int kStorageTypes = 3;
+inline constexpr size_t kSquareLanes = 16;
+
+using CastFn = void (*)(void* to, const void* from, size_t n);
+// to[i] = scale * (from[0][i] + from[1][i] + ...); scale is not applied by the two that pick an element.
+using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float scale);
+// Adds the square of element i to lanes[i % kSquareLanes].
+using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);
+using AdamWFn = void (*)(const AdamWConstants<float>& constants, const void* grad, float* master, float* m, float* v, void* param,
+                         size_t n);
+
+struct CastTable {
+  CastFn cast[kStorageTypes][kStorageTypes];      // [to][from]
+  CastFn add_cast[kStorageTypes][kStorageTypes];  // [to][from]
+};
+struct ReduceTable {
+  ReduceFn sum[kStorageTypes], max[kStorageTypes], min[kStorageTypes];
+};
+struct StepTable {
+  SquareSumFn square_sum[kStorageTypes];
+  AdamWFn adamw[kStorageTypes][kStorageTypes];  // [grad][param]
+};
+
+// NULL where this build has no code for the target.
+const CastTable* cast_table(SimdTarget target) noexcept;
+const ReduceTable* reduce_table(SimdTarget target) noexcept;
+const StepTable* step_table(SimdTarget target) noexcept;
+
+struct Kernels {
+  SimdTarget target;
+  const char* name;
+  const CastTable* casts;
+  const ReduceTable* reduces;
+  const StepTable* steps;
+};
+
+// All that this build has code for and this machine can run, best first; never empty.
+const std::vector<Kernels>& all_kernels();
+inline const Kernels& best_kernels() {
+  return all_kernels().front();
+}
+
+}  // namespace megadp::host
