@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * All that this program does with megadp. */
+#include "parallel.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "text.h"
+
+static const double FIRST_LOSS_SCALE = 1024, LEAST_LOSS_SCALE = 1, MOST_LOSS_SCALE = 16777216;
+enum {
+  CLEAN_STEPS_TO_GROW = 200
+};
+
+static int check(const parallel* p, mdp_status status, const char* call) {
+  if (status >= 0) return 0;
+  fprintf(stderr, "gpt: rank %d: %s: %s: %s\n", p->rank, call, mdp_status_name(status), mdp_last_error());
+  return -1;
+}
+
+static int no_memory(const parallel* p) {
+  fprintf(stderr, "gpt: rank %d: out of memory\n", p->rank);
+  return -1;
+}
+
+static mdp_tensor tensor_of(mdp_dtype dtype, void* data, int32_t ndim, const int64_t* shape) {
+  const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = dtype, .ndim = ndim, .data = data, .shape = shape};
+  return tensor;
+}
+
+int parallel_join(parallel* out, const options* opts) {
+  mdp_comm_config config = {.struct_size = sizeof config, .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
+  mdp_grid_config grid = {.struct_size = sizeof grid};
+  memset(out, 0, sizeof *out);
+  const mdp_status status = mdp_comm_create(&config, NULL, &out->comm);
+  if (status < 0) { /* no rank to name yet */
+    fprintf(stderr, "gpt: mdp_comm_create: %s: %s\n", mdp_status_name(status), mdp_last_error());
+    return -1;
+  }
+  out->rank = mdp_comm_rank(out->comm);
+  out->ranks = mdp_comm_size(out->comm);
+  return check(out, mdp_grid_create(out->comm, &grid, &out->grid), "mdp_grid_create");
+}
+
+void parallel_leave(parallel* p) {
+  mdp_optimizer_destroy(p->optimizer);
+  mdp_buffer_destroy(p->buffer);
+  mdp_grid_destroy(p->grid);
+  mdp_comm_destroy(p->comm);
+  free(p->working);
+  free(p->fresh);
+  memset(p, 0, sizeof *p);
+}
+
+static int register_buffer(parallel* p, const options* opts) {
+  static const mdp_dtype DTYPES[] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F16};
+  const size_t count = p->model->nparams;
+  const mdp_grid_config grid = {.struct_size = sizeof grid};
+  const mdp_buffer_config config = {.struct_size = sizeof config,
+                                    .grad_dtype = opts->dtype == DTYPE_F16 ? MDP_DTYPE_SAME : MDP_DTYPE_F32,
+                                    .sharding = opts->no_shard ? MDP_SHARDING_ZERO_0 : MDP_SHARDING_ZERO_1,
+                                    .bucket_elements = opts->bucket_size,
+                                    .flags = opts->no_overlap ? MDP_BUFFER_NO_OVERLAP : 0};
+  mdp_param* params = calloc(count, sizeof *params);
+  if (!params) return no_memory(p);
+  for (size_t i = 0; i < count; i++) {
+    const gpt_param* from = &p->model->params[i];
+    params[i].struct_size = sizeof params[i];
+    params[i].dtype = DTYPES[opts->dtype];
+    params[i].name = from->name;
+    params[i].shape = from->shape;
+    params[i].ndim = from->ndim;
+    params[i].group = from->decays ? 0 : 1;
+  }
+  p->plan.struct_size = sizeof p->plan;
+  int failed = check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
+               check(p, mdp_buffer_register(p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
+  free(params);
+  return failed ? -1 : 0;
+}
+
+/* Gives every parameter of the model a place for its value and its gradient. */
+static int place_params(parallel* p) {
+  gpt_model* model = p->model;
+  size_t total = 0;
+  if (p->copies) {
+    for (size_t i = 0; i < model->nparams; i++) total += model->params[i].size;
+    p->working = calloc(2 * total, sizeof *p->working);
+    p->fresh = calloc(model->nparams, 1);
+    if (!p->working || !p->fresh) return no_memory(p);
+  }
+  real* at = p->working;
+  for (size_t i = 0; i < model->nparams; i++) {
+    gpt_param* param = &model->params[i];
+    if (p->copies) {
+      param->value = at;
+      param->grad = at + total;
+      at += param->size;
+      continue;
+    }
+    mdp_tensor value = {.struct_size = sizeof value}, grad = {.struct_size = sizeof grad};
+    if (check(p, mdp_buffer_param_view(p->buffer, i, &value), "mdp_buffer_param_view") ||
+        check(p, mdp_buffer_grad_view(p->buffer, i, &grad), "mdp_buffer_grad_view")) {
+      return -1;
+    }
+    param->value = value.data;
+    param->grad = grad.data;
+  }
+  return 0;
+}
+
+static int start_params(parallel* p, uint64_t seed) {
+  gpt_model* model = p->model;
+  size_t largest = 0;
+  for (size_t i = 0; i < model->nparams; i++) largest = model->params[i].size > largest ? model->params[i].size : largest;
+  real* values = malloc(largest * sizeof *values);
+  if (!values) return no_memory(p);
+  int failed = 0;
+  for (size_t i = 0; p->rank == 0 && i < model->nparams && !failed; i++) {
+    gpt_param_start(model, i, seed, values);
+    const mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, model->params[i].ndim, model->params[i].shape);
+    failed = check(p, mdp_param_write(p->buffer, i, &from, NULL), "mdp_param_write");
+  }
+  free(values);
+  if (failed) return -1;
+  return check(p, mdp_buffer_broadcast(p->buffer, 0), "mdp_buffer_broadcast");
+}
+
+int parallel_register(parallel* p, gpt_model* model, const options* opts) {
+  const mdp_group groups[] = {{.struct_size = sizeof groups[0], .weight_decay = 0.1}, {.struct_size = sizeof groups[0]}};
+  const mdp_optimizer_config config = {.struct_size = sizeof config,
+                                       .lr = opts->lr,
+                                       .beta1 = 0.9,
+                                       .beta2 = 0.98,
+                                       .max_grad_norm = opts->clip,
+                                       .groups = groups,
+                                       .ngroups = 2};
+  p->model = model;
+  p->copies = opts->dtype != DTYPE_F32;
+  p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
+  if (register_buffer(p, opts) || place_params(p) || start_params(p, opts->seed)) return -1;
+  return check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
+}
+
+/* ── The hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+static int need_param(void* user, size_t param) {
+  parallel* p = user;
+  if (p->copies && p->fresh[param]) return 0;
+  if (check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
+  if (!p->copies) return 0;
+  const gpt_param* to = &p->model->params[param];
+  const mdp_tensor copy = tensor_of(MDP_DTYPE_F32, to->value, to->ndim, to->shape);
+  p->fresh[param] = 1;
+  return check(p, mdp_param_read(p->buffer, param, &copy, NULL), "mdp_param_read");
+}
+
+static int final_grad(void* user, size_t param) {
+  parallel* p = user;
+  if (!p->copies) return check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
+  const gpt_param* from = &p->model->params[param];
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, from->grad, from->ndim, from->shape);
+  return check(p, mdp_grad_put(p->buffer, param, &grad, MDP_GRAD_ADD, NULL), "mdp_grad_put");
+}
+
+gpt_hooks parallel_hooks(parallel* p) {
+  const gpt_hooks hooks = {need_param, final_grad, p};
+  return hooks;
+}
+
+/* ── A step ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+int parallel_step_begin(parallel* p) {
+  return check(p, mdp_buffer_zero_grad(p->buffer, NULL), "mdp_buffer_zero_grad");
+}
+
+int parallel_microbatch_begin(parallel* p, int is_last) {
+  /* The views add up over microbatches; arrays that are handed in are added by the library, so each starts from zero. */
+  for (size_t i = 0; p->copies && i < p->model->nparams; i++) {
+    memset(p->model->params[i].grad, 0, p->model->params[i].size * sizeof(real));
+  }
+  return check(p, mdp_microbatch_begin(p->buffer, is_last), "mdp_microbatch_begin");
+}
+
+double parallel_loss_scale(const parallel* p) {
+  return p->loss_scale > 0 ? p->loss_scale : 1;
+}
+
+static void move_loss_scale(parallel* p, const mdp_step_report* report) {
+  if (report->flags & MDP_STEPPED_SKIPPED) {
+    p->loss_scale = p->loss_scale / 2 > LEAST_LOSS_SCALE ? p->loss_scale / 2 : LEAST_LOSS_SCALE;
+    p->clean_steps = 0;
+  } else if (++p->clean_steps == CLEAN_STEPS_TO_GROW) {
+    p->loss_scale = p->loss_scale * 2 < MOST_LOSS_SCALE ? p->loss_scale * 2 : MOST_LOSS_SCALE;
+    p->clean_steps = 0;
+  }
+}
+
+int parallel_step_end(parallel* p, double lr, mdp_step_report* report) {
+  const mdp_step_config config = {.struct_size = sizeof config, .lr = lr, .loss_scale = p->loss_scale};
+  memset(report, 0, sizeof *report);
+  report->struct_size = sizeof *report;
+  if (check(p, mdp_grad_sync(p->buffer, NULL, NULL), "mdp_grad_sync") ||
+      check(p, mdp_optimizer_step(p->optimizer, &config, report, NULL), "mdp_optimizer_step")) {
+    return -1;
+  }
+  if (p->loss_scale > 0) move_loss_scale(p, report);
+  if (p->copies) memset(p->fresh, 0, p->model->nparams);
+  return 0;
+}
+
+/* ── Between the ranks ───────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+int parallel_sum(parallel* p, double* values, size_t count) {
+  const int64_t shape = (int64_t)count;
+  const mdp_tensor tensor = tensor_of(MDP_DTYPE_F64, values, 1, &shape);
+  return check(p, mdp_all_reduce(p->comm, &tensor, &tensor, MDP_OP_SUM, NULL, NULL), "mdp_all_reduce");
+}
+
+int parallel_gather(parallel* p, const int64_t* values, size_t count, int64_t* out) {
+  const int64_t shape = (int64_t)count, gathered = shape * p->ranks;
+  const mdp_tensor from = tensor_of(MDP_DTYPE_I64, (void*)(uintptr_t)values, 1, &shape);
+  const mdp_tensor to = tensor_of(MDP_DTYPE_I64, out, 1, &gathered);
+  return check(p, mdp_all_gather(p->comm, &from, &to, NULL, NULL), "mdp_all_gather");
+}
+
+int parallel_same(parallel* p, uint64_t value, const char* what) {
+  const int64_t mine = (int64_t)value;
+  int64_t* all = malloc((size_t)p->ranks * sizeof *all);
+  if (!all) return no_memory(p);
+  int failed = parallel_gather(p, &mine, 1, all);
+  for (int r = 1; r < p->ranks && !failed; r++) {
+    if (all[r] == all[0]) continue;
+    failed = -1;
+    if (p->rank == 0) {
+      fprintf(stderr, "gpt: %s of rank %d (hash %016" PRIx64 ") differs from that of rank 0 (%016" PRIx64 ")\n", what, r, (uint64_t)all[r],
+              (uint64_t)all[0]);
+    }
+  }
+  free(all);
+  return failed;
+}
+
+int parallel_param_hash(parallel* p, uint64_t* out) {
+  uint64_t hash = HASH_START;
+  for (size_t i = 0; i < p->model->nparams; i++) {
+    mdp_tensor view = {.struct_size = sizeof view};
+    if (check(p, mdp_param_wait(p->buffer, i, NULL), "mdp_param_wait") ||
+        check(p, mdp_buffer_param_view(p->buffer, i, &view), "mdp_buffer_param_view")) {
+      return -1;
+    }
+    hash = hash_bytes(hash, view.data, p->model->params[i].size * (p->copies ? 2 : sizeof(float)));
+  }
+  *out = hash;
+  return 0;
+}
+
+int parallel_stats(parallel* p, mdp_stats_report* out) {
+  memset(out, 0, sizeof *out);
+  out->struct_size = sizeof *out;
+  return check(p, mdp_buffer_stats(p->buffer, out), "mdp_buffer_stats");
+}

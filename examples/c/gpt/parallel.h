@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * All that this program does with megadp: ranks, parameters, gradients, steps.
+ *
+ *                 f32 parameters                           bf16 and f16 parameters
+ *   value         the library's view                       a float copy, filled by mdp_param_read before its first use in a step
+ *   grad          the library's view, then                 a float array, handed in by mdp_grad_put
+ *                 mdp_grad_ready
+ *
+ * Every function that returns int returns 0, or -1 after it has said on stderr what is wrong and on which rank. */
+#ifndef GPT_PARALLEL_H
+#define GPT_PARALLEL_H
+
+#include <megadp.h>
+
+#include "model.h"
+#include "options.h"
+
+typedef struct {
+  mdp_comm* comm;
+  mdp_grid* grid;
+  mdp_buffer* buffer;
+  mdp_optimizer* optimizer;
+  int rank, ranks;
+  gpt_model* model;
+  mdp_plan_report plan;
+  int copies;           /* parameters are not f32 */
+  real* working;        /* with copies: values, then gradients, of all parameters */
+  unsigned char* fresh; /* with copies: the value is this step's */
+  double loss_scale;    /* f16: moves; otherwise 0, which is none */
+  unsigned clean_steps; /* since the scale moved */
+} parallel;
+
+int parallel_join(parallel* out, const options* opts);
+/* Registers the model's parameters, starts them from the seed on rank 0, and hands them to all ranks. */
+int parallel_register(parallel* p, gpt_model* model, const options* opts);
+void parallel_leave(parallel* p);
+
+/* For gpt_forward and gpt_backward. */
+gpt_hooks parallel_hooks(parallel* p);
+
+int parallel_step_begin(parallel* p);
+int parallel_microbatch_begin(parallel* p, int is_last);
+/* What the gradient of the loss has to be multiplied with. */
+double parallel_loss_scale(const parallel* p);
+/* Reduces what is left to reduce, then takes one step of AdamW. */
+int parallel_step_end(parallel* p, double lr, mdp_step_report* report);
+
+/* Sum over the ranks, in float64. */
+int parallel_sum(parallel* p, double* values, size_t count);
+/* out[ranks][count], in order of rank */
+int parallel_gather(parallel* p, const int64_t* values, size_t count, int64_t* out);
+/* Fails, naming two ranks, unless `value` is the same on all. */
+int parallel_same(parallel* p, uint64_t value, const char* what);
+/* Hash over this rank's whole parameters in forward order. */
+int parallel_param_hash(parallel* p, uint64_t* out);
+int parallel_stats(parallel* p, mdp_stats_report* out);
+
+#endif

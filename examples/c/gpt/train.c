@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The training loop. Every rank computes an equal share of each global batch, so that the mean over the ranks of their mean gradients is
+ * the gradient of the global mean. */
+#include "train.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "layers.h"
+
+double train_clock(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+int train_open(trainer* out, const options* opts, const corpus* text, gpt_model* model, parallel* ranks) {
+  memset(out, 0, sizeof *out);
+  out->opts = opts;
+  out->text = text;
+  out->model = model;
+  out->ranks = ranks;
+  out->share = opts->batch / ((size_t)ranks->ranks * opts->microbatches);
+  out->tokens = malloc(out->share * opts->context);
+  out->targets = malloc(out->share * opts->context);
+  if (!out->tokens || !out->targets) {
+    fprintf(stderr, "gpt: rank %d: out of memory\n", ranks->rank);
+    return -1;
+  }
+  out->clock = train_clock();
+  return parallel_stats(ranks, &out->before);
+}
+
+void train_close(trainer* t) {
+  free(t->tokens);
+  free(t->targets);
+  memset(t, 0, sizeof *t);
+}
+
+/* A short warm-up, then half a cosine down to a tenth. */
+static double learning_rate(const options* opts, uint64_t step) {
+  const double warm = fmin(40, ceil(0.1 * (double)opts->steps)), at = (double)step + 1;
+  if (at <= warm) return opts->lr * at / warm;
+  const double done = (at - warm) / fmax(1, (double)opts->steps - warm);
+  return opts->lr * (0.1 + 0.45 * (1 + cos(3.141592653589793 * done)));
+}
+
+/* Sequence `i` of the global batch of a step is the same whatever the number of ranks; a rank takes a contiguous share. */
+static int run_microbatch(trainer* t, uint64_t step, uint64_t number, double* loss) {
+  const size_t time = t->opts->context, of_rank = t->share * t->opts->microbatches;
+  const uint64_t first = (uint64_t)t->ranks->rank * of_rank + number * t->share;
+  const real scale = (real)(parallel_loss_scale(t->ranks) / (double)(of_rank * time));
+  const gpt_hooks hooks = parallel_hooks(t->ranks);
+  for (size_t i = 0; i < t->share; i++) {
+    corpus_sequence(t->text, t->opts->seed, step, first + i, time, t->tokens + i * time, t->targets + i * time);
+  }
+  if (parallel_microbatch_begin(t->ranks, number + 1 == t->opts->microbatches)) return -1;
+  if (gpt_forward(t->model, t->tokens, t->share, time, &hooks)) return -1;
+  *loss += cross_entropy(t->model->logits, t->targets, t->share * time, t->model->shape.vocab, scale);
+  return gpt_backward(t->model, t->tokens, t->share, time, &hooks);
+}
+
+static int note_times(trainer* t, train_step* out) {
+  mdp_stats_report now;
+  if (parallel_stats(t->ranks, &now)) return -1;
+  out->comm = 1e-9 * (double)(now.comm_ns - t->before.comm_ns);
+  out->exposed = 1e-9 * (double)(now.exposed_ns - t->before.exposed_ns);
+  t->before = now;
+  const double clock = train_clock();
+  out->seconds = clock - t->clock;
+  t->clock = clock;
+  return 0;
+}
+
+int train_one(trainer* t, uint64_t step, train_step* out) {
+  mdp_step_report report;
+  double loss = 0;
+  memset(out, 0, sizeof *out);
+  out->step = step + 1;
+  out->lr = learning_rate(t->opts, step);
+  out->loss_scale = parallel_loss_scale(t->ranks);
+  if (parallel_step_begin(t->ranks)) return -1;
+  for (uint64_t i = 0; i < t->opts->microbatches; i++) {
+    if (run_microbatch(t, step, i, &loss)) return -1;
+  }
+  if (parallel_step_end(t->ranks, out->lr, &report) || parallel_sum(t->ranks, &loss, 1)) return -1;
+  out->loss = loss / (double)(t->opts->batch * t->opts->context);
+  out->grad_norm = report.grad_norm;
+  out->skipped = (report.flags & MDP_STEPPED_SKIPPED) != 0;
+  if (!isfinite(out->loss)) { /* the sum is the same on all ranks, so all of them stop here */
+    if (t->ranks->rank == 0)
+      fprintf(stderr, "gpt: the loss of step %llu is not finite; try a lower --lr than %g\n", (unsigned long long)out->step, t->opts->lr);
+    return -1;
+  }
+  if (t->opts->json && (parallel_param_hash(t->ranks, &out->hash) || parallel_same(t->ranks, out->hash, "the parameters"))) return -1;
+  return note_times(t, out);
+}
+
+int train_held_out(trainer* t, double* out) {
+  const size_t time = t->opts->context, windows = corpus_windows(t->text, time);
+  const size_t begin = windows * (size_t)t->ranks->rank / (size_t)t->ranks->ranks;
+  const size_t end = windows * (size_t)(t->ranks->rank + 1) / (size_t)t->ranks->ranks;
+  const gpt_hooks hooks = parallel_hooks(t->ranks);
+  double loss = 0;
+  for (size_t at = begin; at < end; at += t->share) {
+    const size_t count = end - at < t->share ? end - at : t->share;
+    for (size_t i = 0; i < count; i++) corpus_window(t->text, at + i, time, t->tokens + i * time, t->targets + i * time);
+    if (gpt_forward(t->model, t->tokens, count, time, &hooks)) return -1;
+    loss += cross_entropy(t->model->logits, t->targets, count * time, t->model->shape.vocab, 0);
+  }
+  if (parallel_sum(t->ranks, &loss, 1)) return -1;
+  *out = loss / (double)(windows * time);
+  return 0;
+}
