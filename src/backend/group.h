@@ -2,7 +2,8 @@
 // Group: this rank in an ordered set of ranks, with the collectives of one backend. Window: memory that the other ranks of the host (or
 // the device fabric) can address, so that a collective on it needs no staging.
 //
-// Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the same
+// A group or window may be destroyed, by any thread and in any order, while submitted work still uses it: the work keeps what it needs
+// alive. Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the same
 // order. Sums are taken in rank order and accumulated in fp32 (f64 for f64, i64 for i64), then scaled, then rounded once to the element
 // type: the result does not depend on timing, on where the ranks run, or on how a buffer is cut into calls.
 #pragma once
@@ -38,8 +39,7 @@ class Group {
   virtual int size() const noexcept = 0;
   virtual const std::vector<int>& members() const noexcept = 0;  // world rank of each rank
 
-  // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. The window must be destroyed
-  // before the group; destroying it is local.
+  // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. Destroying a window is local.
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;
 
   // ── in windows, in place: elements [begin, begin + count) of `type` in everyone's part ──

@@ -37,6 +37,9 @@ class Stream {
   // Orders later work of this stream after what the caller has put on `producer` so far. NULL on the host: nothing to do.
   virtual Status wait_for_caller(void* producer) = 0;
   virtual Status failure() const = 0;
+  // Keeps `object` alive until the stream has passed this point, or is destroyed: how an object is destroyed while work that uses its
+  // memory is still in flight.
+  virtual void retain(std::shared_ptr<void> object) = 0;
 };
 
 }  // namespace megadp

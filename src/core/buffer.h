@@ -57,6 +57,8 @@ struct BucketReport {
   uint64_t ready_ns = 0, reduce_begin_ns = 0, reduce_end_ns = 0, gather_begin_ns = 0, gather_end_ns = 0, sync_ns = 0;
 };
 
+struct SyncHeader;
+
 class Buffer : public std::enable_shared_from_this<Buffer> {
  public:
   // Collective over each shard group. Compares the registrations; on a difference every rank gets Code::desync with the first one.
@@ -76,7 +78,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   };
   Result<View> param_view(size_t param);
   Result<View> grad_view(size_t param);
-  std::vector<OwnedRange> owned(size_t arena) const;  // this rank's
+  const std::vector<OwnedRange>& owned(size_t arena) const;  // this rank's
 
   Status broadcast(int root);  // collective over each shard group; root is an index into it
   Status verify();             // collective over each shard group
@@ -105,6 +107,18 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   struct Bucket;
   struct Agreement;
   Buffer(std::shared_ptr<GridComm> grid, Plan plan);
+  Status agree_on_registration();
+  Status allocate();
+  void index_params();
+  Status check_param(size_t param) const;
+  Status may_arrive(const char* call, size_t param) const;
+  Status clear_if_empty(size_t param);
+  Status wait_until_stepped(uint32_t bucket);
+  Result<StridedArray> whole_slot(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
+  Result<SyncHeader> settle_missing();
+  Status submit_agreements(const SyncHeader& header);
+  Status evaluate_agreements();
+  Status complete_sync();
 
   std::shared_ptr<GridComm> grid_;
   Plan plan_;

@@ -3,6 +3,7 @@
 // control plane, the backend, and the one queue on which all collectives run, so that every rank runs them in one order.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -20,8 +21,11 @@ class Request;
 struct Tree {
   std::shared_ptr<World> world;
   std::shared_ptr<Backend> backend;
+  // An eventfd with EFD_SEMAPHORE, invalid until asked for: one is added when a request finishes and taken off when the caller has seen it.
+  // `event_owed` are those seen before their one was added. Before queue, whose last events still write to it.
+  Fd event_fd;
+  std::atomic<int> event_owed{0};
   std::unique_ptr<Stream> queue;
-  Fd event_fd;  // an eventfd, readable when a request has finished; invalid until asked for
 
   // ok while the tree is usable: not in a forked child, no rank lost, nothing aborted.
   Status usable() const;

@@ -33,7 +33,7 @@ struct StepReport {
   bool skipped = false, clipped = false;
 };
 
-class Optimizer {
+class Optimizer : public std::enable_shared_from_this<Optimizer> {
  public:
   // Collective over the world: all ranks must give the same configuration.
   static Result<std::shared_ptr<Optimizer>> create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
@@ -56,9 +56,19 @@ class Optimizer {
 
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
+  Status compare_configurations();
+  Status allocate();
+  Status await_sync();
+  Status submit_refresh();
+  Status submit_norm(double loss_scale);
+  Status submit_bucket(uint32_t number);
+  Status await(Event& event, double loss_scale, bool loss_scale_given, StepReport* report);
+  Status read_outcome(double loss_scale, bool loss_scale_given, StepReport* report);
+
   std::shared_ptr<Buffer> buffer_;
   struct Impl;
   std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Event> last_step_;
 };
 
 }  // namespace megadp

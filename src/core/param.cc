@@ -91,13 +91,19 @@ Status check_placement(const std::string& label, bool needs_placement, const Par
 
 }  // namespace
 
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string out = "[";
+  for (size_t d = 0; d < shape.size(); ++d) out += text(d == 0 ? "" : ",", shape[d]);
+  return out + "]";
+}
+
 std::string param_label(size_t index, const std::string& name) {
   constexpr size_t kShown = 80;
   std::string shown;
   for (const char c : name.substr(0, kShown)) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
   // Not in the middle of a character.
   shown.resize(utf8_valid_prefix(shown));
-  return text("parameter ", index, " ('", shown, name.size() > kShown ? "...')" : "')");
+  return text("parameter ", index, " '", shown, name.size() > kShown ? "...'" : "'");
 }
 
 Status check_param(size_t index, bool needs_placement, ParamSpec* param) {

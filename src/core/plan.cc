@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/checked.h"
+#include "base/math.h"
 
 namespace megadp {
 namespace {
@@ -191,8 +192,20 @@ MemoryPlan Plan::memory(int /*rank*/) const {
   return bytes;
 }
 
-uint64_t scratch_bytes(const Plan& /*plan*/) {
-  return 0;
+uint64_t scratch_bytes(const Plan& plan) {
+  uint64_t bytes = sizeof(StepScalars);
+  bool world_covered = false;
+  for (const bool expert : {false, true}) {
+    uint64_t params = 0;
+    for (const ArenaPlan& arena : plan.arenas) {
+      if (arena.expert == expert) params += arena.params.size();
+    }
+    if (params == 0) continue;
+    const int group_size = plan.grid.size(Grid::shard_axes(expert));
+    bytes += agreement_bytes(params) * (1 + static_cast<uint64_t>(group_size));
+    world_covered = world_covered || group_size == plan.grid.world();
+  }
+  return world_covered ? bytes : bytes + agreement_bytes(0) * (1 + static_cast<uint64_t>(plan.grid.world()));
 }
 
 uint64_t Plan::padding_elements() const {

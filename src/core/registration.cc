@@ -27,9 +27,7 @@ std::string escaped(const std::string& name) {
 }
 
 std::string describe_param(const ParamSpec& param) {
-  std::string out = escaped(param.name) + " " + name_of(param.dtype) + "[";
-  for (size_t d = 0; d < param.shape.size(); ++d) out += text(d == 0 ? "" : ",", param.shape[d]);
-  out += "]";
+  std::string out = escaped(param.name) + " " + name_of(param.dtype) + shape_text(param.shape);
   // What is said of few parameters only is left out of the others' lines.
   if (param.uses_per_step != 1) out += text(" used ", param.uses_per_step, " times");
   if (param.placement == Placement::replicated) out += " replicated";

@@ -1,1 +1,3 @@
-set(MEGADP_core_SOURCES grid.cc layout.cc param.cc plan.cc plan_json.cc registration.cc)
+set(MEGADP_core_SOURCES
+    buffer.cc comm.cc grad.cc grad_sync.cc grid.cc grid_comm.cc layout.cc optimizer.cc param.cc param_access.cc plan.cc plan_json.cc
+    registration.cc request.cc)

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// A 64-bit digest of bytes, for noticing accidental differences. Not for secrets.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace megadp {
+
+// Eight bytes at a time through a multiply and an xor-shift (the finalizer of MurmurHash3, public domain). Chain calls by passing the last
+// result as `seed`; cutting the same bytes into other calls gives another digest.
+inline uint64_t hash_bytes(const void* data, size_t bytes, uint64_t seed = 0) noexcept {
+  const auto mix = [](uint64_t h) {
+    h ^= h >> 33;
+    h *= 0xff51afd7ed558ccdULL;
+    h ^= h >> 33;
+    h *= 0xc4ceb9fe1a85ec53ULL;
+    return h ^ (h >> 33);
+  };
+  const auto* at = static_cast<const unsigned char*>(data);
+  uint64_t hash = mix(seed ^ (0x9e3779b97f4a7c15ULL + bytes));
+  for (; bytes >= 8; at += 8, bytes -= 8) {
+    uint64_t word;
+    std::memcpy(&word, at, 8);
+    hash = mix(hash ^ word);
+  }
+  uint64_t tail = 0;
+  std::memcpy(&tail, at, bytes);
+  return mix(hash ^ tail);
+}
+
+}  // namespace megadp

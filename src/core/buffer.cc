@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Registration: agreement on what is registered, memory, and views of it.
+#include "core/buffer.h"
+
+#include <algorithm>
+
+#include "base/hash.h"
+#include "core/buffer_impl.h"
+
+namespace megadp {
+
+namespace {
+
+// Every member describes what it registers; the first difference is named on all of them.
+Status compare_registrations(Comm& comm, const Plan& plan, bool expert) {
+  World& world = *comm.tree().world;
+  const std::string mine = describe_registration(plan, expert);
+  const uint64_t digest = hash_bytes(mine.data(), mine.size());
+  auto digests = world.exchange(comm.group().members(), std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
+  if (!digests) return digests.status();
+  if (std::all_of(digests->begin(), digests->end(), [&](const std::string& theirs) { return theirs == digests->front(); })) return {};
+
+  auto all = world.exchange(comm.group().members(), mine);
+  if (!all) return all.status();
+  // Rank 0 of the group against the first that differs from it: the same sentence everywhere.
+  for (size_t r = 1; r < all->size(); ++r) {
+    if ((*all)[r] == all->front()) continue;
+    const int first = comm.group().members()[0], other = comm.group().members()[r];
+    return Status(Code::desync,
+                  text("ranks ", first, " and ", other, " registered different parameters: on rank ", first, " ",
+                       first_difference(all->front(), (*all)[r], other)),
+                  Blame{.rank = other});
+  }
+  return internal_error("registrations have different digests but the same text");
+}
+
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+}  // namespace
+
+const char* name_of(BucketState state) noexcept {
+  switch (state) {
+    case BucketState::filling:
+      return "filling";
+    case BucketState::ready:
+      return "ready";
+    case BucketState::in_flight:
+      return "in flight";
+    case BucketState::reduced:
+      return "reduced";
+    case BucketState::gathering:
+      return "gathering";
+    case BucketState::whole:
+      return "whole";
+  }
+  return "?";
+}
+
+Buffer::Buffer(std::shared_ptr<GridComm> grid, Plan plan)
+    : grid_(std::move(grid)), plan_(std::move(plan)), impl_(std::make_unique<Impl>()) {}
+
+Buffer::~Buffer() {
+  if (tree().world->in_forked_child()) {
+    (void)impl_.release();  // its windows and locks belong to the parent
+    return;
+  }
+  // Collectives keep their windows; element-wise work on the queue does not. Only memory is handed over: the queue must not become the last
+  // owner of the communicator that owns it.
+  struct Kept {
+    std::vector<std::unique_ptr<Window>> windows;
+    std::vector<std::unique_ptr<Memory>> memories;
+  };
+  auto kept = std::make_shared<Kept>();
+  for (Arena& arena : impl_->arenas) {
+    kept->windows.push_back(std::move(arena.params));
+    kept->windows.push_back(std::move(arena.grads));
+  }
+  for (Agreement& agreement : impl_->agreements) {
+    kept->memories.push_back(std::move(agreement.send));
+    kept->memories.push_back(std::move(agreement.receive));
+  }
+  tree().queue->retain(std::move(kept));
+}
+
+Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params) {
+  if (Status usable = grid->world()->tree().usable(); !usable) return usable;
+  auto plan = make_plan(grid->grid(), config, std::move(params));
+  if (!plan) return plan.status();
+  std::shared_ptr<Buffer> buffer(new Buffer(grid, *std::move(plan)));
+  if (Status status = buffer->agree_on_registration(); !status) return status;
+  if (Status status = buffer->allocate(); !status) return status;
+  buffer->index_params();
+  return buffer;
+}
+
+Status Buffer::agree_on_registration() {
+  for (const bool expert : {false, true}) {
+    const bool present =
+        std::any_of(plan_.arenas.begin(), plan_.arenas.end(), [&](const ArenaPlan& arena) { return arena.expert == expert; });
+    // The dense part is compared even where it is empty: another rank's may not be.
+    if (expert && !present && plan_.grid.config().ep == 1) continue;
+    auto comm = grid_->comm(Grid::shard_axes(expert));
+    if (!comm) return comm.status();
+    if (Status same = compare_registrations(**comm, plan_, expert); !same) return same;
+  }
+  return {};
+}
+
+Status Buffer::allocate() {
+  Backend& backend = *tree().backend;
+  for (const ArenaPlan& arena_plan : plan_.arenas) {
+    Arena arena;
+    arena.plan = &arena_plan;
+    auto comm = grid_->comm(Grid::shard_axes(arena_plan.expert));
+    if (!comm) return comm.status();
+    arena.comm = *comm;
+    arena.scale = 1.0F / static_cast<float>(plan_.grid.size(kDp | kCp));
+    arena.owned = owned_ranges(arena_plan.layout, arena_plan.shards, plan_.shard(arena_plan, grid_->rank()));
+    auto params = arena.comm->group().allocate_window(arena_plan.layout.numel * size_of(arena_plan.param_type));
+    if (!params) return params.status();
+    auto grads = arena.comm->group().allocate_window(arena_plan.layout.numel * size_of(arena_plan.grad_type));
+    if (!grads) return grads.status();
+    arena.params = *std::move(params);
+    arena.grads = *std::move(grads);
+    impl_->arenas.push_back(std::move(arena));
+  }
+
+  const auto add_agreement = [&](const std::shared_ptr<Comm>& comm, std::vector<size_t> params) -> Status {
+    Agreement agreement;
+    agreement.comm = comm;
+    agreement.params = std::move(params);
+    agreement.bytes = agreement_bytes(agreement.params.size());
+    auto send = backend.allocate(agreement.bytes);
+    if (!send) return send.status();
+    auto receive = backend.allocate(agreement.bytes * static_cast<size_t>(comm->size()));
+    if (!receive) return receive.status();
+    agreement.send = *std::move(send);
+    agreement.receive = *std::move(receive);
+    impl_->agreements.push_back(std::move(agreement));
+    return {};
+  };
+  bool world_covered = false;
+  for (const bool expert : {false, true}) {
+    std::vector<size_t> params;
+    std::shared_ptr<Comm> comm;
+    for (const Arena& arena : impl_->arenas) {
+      if (arena.plan->expert != expert) continue;
+      comm = arena.comm;
+      params.insert(params.end(), arena.plan->params.begin(), arena.plan->params.end());
+    }
+    if (!comm) continue;
+    std::sort(params.begin(), params.end());
+    if (Status status = add_agreement(comm, std::move(params)); !status) return status;
+    world_covered = world_covered || comm == grid_->world();
+  }
+  // Other pipeline stages and expert ranks must learn of a problem too.
+  return world_covered ? Status() : add_agreement(grid_->world(), {});
+}
+
+void Buffer::index_params() {
+  Impl& s = *impl_;
+  s.params.resize(plan_.params.size());
+  s.buckets.resize(plan_.launch_order.size());
+  for (uint32_t number = 0; number < s.buckets.size(); ++number) {
+    const BucketRef ref = plan_.launch_order[number];
+    const Layout& layout = plan_.arenas[ref.arena].layout;
+    Bucket& bucket = s.buckets[number];
+    bucket.arena = ref.arena;
+    bucket.index = ref.bucket;
+    const BucketRange& range = layout.buckets[ref.bucket];
+    bucket.params = range.end_slot - range.first_slot;
+    for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
+      ParamState& param = s.params[layout.slots[slot].param];
+      param.arena = ref.arena;
+      param.bucket = number;
+      param.begin = layout.slots[slot].begin;
+      param.strides = dense_strides(plan_.params[layout.slots[slot].param].shape);
+    }
+  }
+  s.start_step();
+}
+
+Status Buffer::check_param(size_t param) const {
+  if (param >= plan_.params.size()) {
+    return invalid("param is ", param, "; this buffer has ", plan_.params.size(), " parameters, counted from 0");
+  }
+  if (plan_.params[param].frozen) {
+    return Status(Code::state, text(param_label(param, plan_.params[param].name), " is frozen: the library holds nothing of it"),
+                  Blame{.param = static_cast<int64_t>(param)});
+  }
+  return {};
+}
+
+Result<Buffer::View> Buffer::param_view(size_t param) {
+  if (Status status = check_param(param); !status) return status;
+  const ParamState& state = impl_->params[param];
+  const Arena& arena = impl_->arenas[state.arena];
+  return View{arena.param_at(state.begin), arena.plan->param_type, &plan_.params[param].shape, &state.strides};
+}
+
+Result<Buffer::View> Buffer::grad_view(size_t param) {
+  if (Status status = check_param(param); !status) return status;
+  const ParamState& state = impl_->params[param];
+  const Arena& arena = impl_->arenas[state.arena];
+  return View{arena.grad_at(state.begin), arena.plan->grad_type, &plan_.params[param].shape, &state.strides};
+}
+
+const std::vector<OwnedRange>& Buffer::owned(size_t arena) const {
+  return impl_->arenas[arena].owned;
+}
+
+}  // namespace megadp

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of a Buffer, shared by the files that implement it (buffer.cc memory and views, grad.cc arrival and launch, grad_sync.cc the
+// end of backward, param_access.cc) and by the optimizer, which moves its buckets through the second half of a step.
+#pragma once
+
+#include <array>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/buffer.h"
+
+namespace megadp {
+
+struct Buffer::Arena {
+  const ArenaPlan* plan = nullptr;
+  std::shared_ptr<Comm> comm;  // the ranks that hold replicas of these parameters
+  std::unique_ptr<Window> params, grads;
+  float scale = 1;                // of the reduced sum: 1 / (dp x cp), for experts too
+  std::vector<OwnedRange> owned;  // this rank's, in placement order
+
+  std::byte* param_at(uint64_t element) const { return params->data() + element * size_of(plan->param_type); }
+  std::byte* grad_at(uint64_t element) const { return grads->data() + element * size_of(plan->grad_type); }
+  const BucketRange& range(uint32_t bucket) const { return plan->layout.buckets[bucket]; }
+};
+
+struct Buffer::ParamState {
+  uint32_t arena = 0;
+  uint32_t bucket = 0;  // number in launch order
+  uint64_t begin = 0;   // element of the arena
+  std::vector<int64_t> strides;
+
+  // of the step under way
+  int arrivals = 0;                 // in this microbatch
+  bool has_gradient = false;        // the slot holds something of this step
+  bool ready = false;               // in the last microbatch
+  bool skipped = false;             // here: nothing was added to it in this step
+  bool skipped_everywhere = false;  // agreed by the last sync
+};
+
+struct Buffer::Bucket {
+  uint32_t arena = 0, index = 0;  // index within the arena
+  uint32_t params = 0, waiting = 0;
+  uint64_t ready_ns = 0;
+  bool launched = false;
+  std::shared_ptr<Event> reduce_begin, reduce_end, gather_begin, gather_end;
+  bool reduce_counted = false, gather_counted = false;  // in Stats::comm_ns
+};
+
+// One small all-gather at the end of backward: a SyncHeader from every member and, for a shard group, one bit per parameter: "skipped
+// here".
+struct Buffer::Agreement {
+  std::shared_ptr<Comm> comm;
+  std::vector<size_t> params;  // whose bits follow the header
+  size_t bytes = 0;            // per rank
+  std::unique_ptr<Memory> send, receive;
+};
+
+struct SyncHeader {
+  uint32_t problem;  // 1: this rank has one, told in text
+  int32_t bucket;
+  int64_t param;
+  char text[240];
+};
+static_assert(sizeof(SyncHeader) == kSyncHeaderBytes);
+
+enum class Phase {
+  open,     // gradients may come
+  syncing,  // mdp_grad_sync was called; its request has not been waited for
+  reduced,  // gradients are final: step, or begin anew
+  failed,   // the sync found a problem: begin anew
+};
+
+struct Buffer::Impl {
+  std::mutex mutex;                          // everything below, and the order of submissions to the queue
+  std::array<std::mutex, 64> param_mutexes;  // by index modulo 64: held while a gradient is written into its slot
+
+  std::vector<Arena> arenas;
+  std::vector<ParamState> params;  // by registration index; unused for frozen ones
+  std::vector<Bucket> buckets;     // by number, in launch order
+  std::vector<Agreement> agreements;
+
+  Phase phase = Phase::open;
+  bool is_last = true;
+  bool microbatch_touched = false;  // something became ready in this microbatch
+  size_t next_launch = 0;
+  uint64_t sync_ns = 0;
+  std::shared_ptr<Request> sync_request;
+  Status sync_status;
+  uint64_t params_version = 1;  // grows when parameters are written from outside: masters are stale
+  Stats stats;
+
+  void start_step();
+  // The gradient of one use has come. Launches what can be.
+  Status arrive(Buffer& buffer, size_t param);
+  Status became_ready(Buffer& buffer, Bucket& bucket);
+  Status launch(Buffer& buffer, Bucket& bucket);
+  Status launch_in_order(Buffer& buffer);
+  void count_times(Bucket& bucket);
+  BucketState state_of(const Bucket& bucket) const;
+};
+
+}  // namespace megadp

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/comm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "core/request.h"
+
+namespace megadp {
+
+Status Tree::usable() const {
+  if (world->in_forked_child()) {
+    return bad_state("this communicator belongs to the parent process; a forked child must create its own");
+  }
+  if (world->failed()) return world->failure();
+  return queue->failure();
+}
+
+Result<std::shared_ptr<Comm>> Comm::create(BackendKind kind, const Launch& launch, uint64_t timeout_ns) {
+  auto world = World::join(launch, timeout_ns);
+  if (!world) return world.status();
+  auto backend = open_backend(kind, *world);
+  if (!backend) return backend.status();
+  auto queue = (*backend)->create_stream("mdp-comm");
+  if (!queue) return queue.status();
+  auto tree = std::make_shared<Tree>();
+  tree->world = *world;
+  tree->backend = *backend;
+  tree->queue = *std::move(queue);
+
+  std::vector<int> everyone(static_cast<size_t>((*world)->size()));
+  std::iota(everyone.begin(), everyone.end(), 0);
+  auto group = tree->backend->create_group(everyone);
+  if (!group) return group.status();
+  return std::shared_ptr<Comm>(new Comm(std::move(tree), *std::move(group)));
+}
+
+Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
+  if (Status usable = tree_->usable(); !usable) return usable;
+  struct Choice {
+    int32_t color, key;
+  };
+  const Choice mine{color, key};
+  std::string bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
+  auto all = tree_->world->exchange(group_->members(), bytes);
+  if (!all) return all.status();
+  if (color < 0) return std::shared_ptr<Comm>();
+
+  std::vector<std::pair<int, int>> chosen;  // (key, rank here): equal keys keep the order they had
+  for (size_t r = 0; r < all->size(); ++r) {
+    Choice choice{};
+    if ((*all)[r].size() != sizeof choice) return internal_error("a split received ", (*all)[r].size(), " bytes from rank ", r);
+    std::memcpy(&choice, (*all)[r].data(), sizeof choice);
+    if (choice.color == color) chosen.emplace_back(choice.key, static_cast<int>(r));
+  }
+  std::sort(chosen.begin(), chosen.end());
+  std::vector<int> members;
+  for (const auto& [unused, rank] : chosen) members.push_back(group_->members()[static_cast<size_t>(rank)]);
+  return subset(members);
+}
+
+Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
+  if (Status usable = tree_->usable(); !usable) return usable;
+  auto group = tree_->backend->create_group(members);
+  if (!group) return group.status();
+  return std::shared_ptr<Comm>(new Comm(tree_, *std::move(group)));
+}
+
+Result<std::shared_ptr<Request>> Comm::finish(void* consumer, bool want_request) {
+  auto event = tree_->queue->record(want_request ? tree_->event_fd.get() : -1);
+  if (!event) return event.status();
+  if (want_request) return std::make_shared<Request>(tree_, *event);
+  if (Status status = tree_->queue->make_caller_wait(consumer, **event); !status) return status;
+  return std::shared_ptr<Request>();
+}
+
+Status Comm::barrier() {
+  if (Status submitted = group_->barrier(*tree_->queue, Tag{-1, "barrier"}); !submitted) return submitted;
+  auto done = tree_->queue->record();
+  return done ? (*done)->wait(Deadline::never()) : done.status();
+}
+
+}  // namespace megadp

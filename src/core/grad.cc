@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arrival of gradients, and the launch of full buckets in the one order that all ranks share.
+#include <algorithm>
+
+#include "core/buffer_impl.h"
+
+namespace megadp {
+
+void Buffer::Impl::start_step() {
+  for (ParamState& param : params) {
+    param.arrivals = 0;
+    param.has_gradient = param.ready = param.skipped = param.skipped_everywhere = false;
+  }
+  for (Bucket& bucket : buckets) {
+    bucket.waiting = bucket.params;
+    bucket.launched = false;
+    bucket.ready_ns = 0;
+  }
+  phase = Phase::open;
+  is_last = true;
+  microbatch_touched = false;
+  next_launch = 0;
+  sync_request.reset();
+}
+
+// Times are added up once both ends are known, and before the events are replaced by the next step's.
+void Buffer::Impl::count_times(Bucket& bucket) {
+  const auto count = [this](const std::shared_ptr<Event>& begin, const std::shared_ptr<Event>& end, bool& counted) {
+    if (counted || !end || !end->done()) return;
+    stats.comm_ns += end->time_ns() - begin->time_ns();
+    counted = true;
+  };
+  count(bucket.reduce_begin, bucket.reduce_end, bucket.reduce_counted);
+  count(bucket.gather_begin, bucket.gather_end, bucket.gather_counted);
+}
+
+BucketState Buffer::Impl::state_of(const Bucket& bucket) const {
+  if (bucket.launched) return bucket.reduce_end->done() ? BucketState::reduced : BucketState::in_flight;
+  if (bucket.waiting == 0) return BucketState::ready;
+  if (bucket.waiting < bucket.params || !bucket.gather_end) return BucketState::filling;
+  return bucket.gather_end->done() ? BucketState::whole : BucketState::gathering;
+}
+
+Status Buffer::Impl::launch(Buffer& buffer, Bucket& bucket) {
+  count_times(bucket);
+  Arena& arena = arenas[bucket.arena];
+  const BucketRange& range = arena.range(bucket.index);
+  const uint64_t count = range.end - range.begin;
+  const Tag tag{static_cast<int32_t>(&bucket - buckets.data()), "gradients"};
+  Stream& queue = *buffer.tree().queue;
+  Group& group = arena.comm->group();
+
+  auto begin = queue.record();
+  if (!begin) return begin.status();
+  const Status submitted = arena.plan->shards > 1
+                               ? group.reduce_scatter(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.scale, tag)
+                               : group.all_reduce(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.scale, tag);
+  if (!submitted) return submitted;
+  auto end = queue.record();
+  if (!end) return end.status();
+  bucket.reduce_begin = *begin;
+  bucket.reduce_end = *end;
+  bucket.reduce_counted = false;
+  bucket.launched = true;
+  ++stats.buckets;
+  stats.bytes += count * size_of(arena.plan->grad_type);
+  return {};
+}
+
+Status Buffer::Impl::launch_in_order(Buffer& buffer) {
+  while (next_launch < buckets.size() && buckets[next_launch].waiting == 0) {
+    if (Status status = launch(buffer, buckets[next_launch]); !status) return status;
+    ++next_launch;
+  }
+  return {};
+}
+
+Status Buffer::Impl::arrive(Buffer& buffer, size_t param) {
+  ParamState& state = params[param];
+  state.has_gradient = true;
+  if (++state.arrivals < buffer.plan().params[param].uses_per_step) return {};
+  microbatch_touched = true;
+  if (!is_last) return {};
+  state.ready = true;
+  return became_ready(buffer, buckets[state.bucket]);
+}
+
+Status Buffer::Impl::became_ready(Buffer& buffer, Bucket& bucket) {
+  if (--bucket.waiting > 0) return {};
+  bucket.ready_ns = now_ns();
+  return buffer.plan().config.no_overlap ? Status() : launch_in_order(buffer);
+}
+
+// Whether a gradient of `param` may come now; `call` is the function's name.
+Status Buffer::may_arrive(const char* call, size_t param) const {
+  const Impl& s = *impl_;
+  const ParamState& state = s.params[param];
+  const ParamSpec& spec = plan_.params[param];
+  const auto refuse = [&](const std::string& why) {
+    return Status(Code::state, text(call, ": ", param_label(param, spec.name), " ", why),
+                  Blame{.bucket = static_cast<int32_t>(state.bucket), .param = static_cast<int64_t>(param)});
+  };
+  const std::string bucket = text("its bucket ", state.bucket, " is ", name_of(s.state_of(s.buckets[state.bucket])));
+  switch (s.phase) {
+    case Phase::open:
+      break;
+    case Phase::syncing:
+      return refuse("comes after mdp_grad_sync; " + bucket);
+    case Phase::reduced:
+    case Phase::failed:
+      return refuse("comes after mdp_grad_sync; " + bucket +
+                    ". Call mdp_optimizer_step, or begin anew with mdp_buffer_zero_grad or mdp_microbatch_begin");
+  }
+  if (state.skipped) return refuse("was skipped in this step");
+  if (state.arrivals >= spec.uses_per_step) {
+    return refuse(text("is ready already: it came ", state.arrivals, " of ", spec.uses_per_step,
+                       " times in this microbatch (mdp_param.uses_per_step); ", bucket));
+  }
+  return {};
+}
+
+Status Buffer::microbatch_begin(bool is_last) {
+  Impl& s = *impl_;
+  std::lock_guard lock(s.mutex);
+  if (Status usable = tree().usable(); !usable) return usable;
+  if (s.phase == Phase::syncing) return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first");
+  if (s.phase != Phase::open) s.start_step();
+  if (s.is_last && s.microbatch_touched) {
+    return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
+  }
+  s.is_last = is_last;
+  s.microbatch_touched = false;
+  for (ParamState& param : s.params) param.arrivals = 0;
+  return {};
+}
+
+Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool more, void* producer) {
+  if (Status status = check_param(param); !status) return status;
+  const ParamSpec& spec = plan_.params[param];
+  if (grad.shape != spec.shape) {
+    return Status(Code::invalid,
+                  text("grad has shape ", shape_text(grad.shape), "; ", param_label(param, spec.name), " has ", shape_text(spec.shape)),
+                  Blame{.param = static_cast<int64_t>(param)});
+  }
+  Impl& s = *impl_;
+  ParamState& state = s.params[param];
+  std::lock_guard slot(s.param_mutexes[param % s.param_mutexes.size()]);
+  bool add_to_slot;
+  {
+    std::lock_guard lock(s.mutex);
+    if (Status usable = tree().usable(); !usable) return usable;
+    if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
+    add_to_slot = add || state.has_gradient;
+  }
+  // The last step may still be reading the slot.
+  if (Status stepped = wait_until_stepped(state.bucket); !stepped) return stepped;
+  const Arena& arena = s.arenas[state.arena];
+  const StridedArray to{arena.grad_at(state.begin), arena.plan->grad_type, spec.shape, state.strides};
+  if (Status copied = tree().backend->copy(to, grad, add_to_slot, producer); !copied) {
+    return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
+  }
+  std::lock_guard lock(s.mutex);
+  if (Status ordered = tree().queue->wait_for_caller(producer); !ordered) return ordered;
+  state.has_gradient = true;
+  return more ? Status() : s.arrive(*this, param);
+}
+
+Status Buffer::grad_ready(size_t param, void* producer) {
+  if (Status status = check_param(param); !status) return status;
+  Impl& s = *impl_;
+  std::lock_guard lock(s.mutex);
+  if (Status usable = tree().usable(); !usable) return usable;
+  if (Status may = may_arrive("mdp_grad_ready", param); !may) return may;
+  if (Status ordered = tree().queue->wait_for_caller(producer); !ordered) return ordered;
+  return s.arrive(*this, param);
+}
+
+Status Buffer::grad_skip(size_t param) {
+  if (Status status = check_param(param); !status) return status;
+  Impl& s = *impl_;
+  std::lock_guard lock(s.mutex);
+  if (Status usable = tree().usable(); !usable) return usable;
+  if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
+  ParamState& state = s.params[param];
+  s.microbatch_touched = true;
+  if (!s.is_last) return {};  // this microbatch adds nothing; what earlier ones added stays
+  if (Status cleared = clear_if_empty(param); !cleared) return cleared;
+  state.skipped = !state.has_gradient;
+  state.arrivals = plan_.params[param].uses_per_step;
+  state.ready = true;
+  return s.became_ready(*this, s.buckets[state.bucket]);
+}
+
+// A slot that nothing of this step was written to must add zero to the sum, whatever an earlier step left in it.
+Status Buffer::clear_if_empty(size_t param) {
+  const ParamState& state = impl_->params[param];
+  if (state.has_gradient) return {};
+  const Arena& arena = impl_->arenas[state.arena];
+  return tree().backend->zero(*tree().queue, arena.grad_at(state.begin), plan_.params[param].numel * size_of(arena.plan->grad_type));
+}
+
+Status Buffer::wait_until_stepped(uint32_t bucket) {
+  std::shared_ptr<Event> gathered;
+  {
+    std::lock_guard lock(impl_->mutex);
+    gathered = impl_->buckets[bucket].gather_end;
+  }
+  if (!gathered || gathered->done()) return gathered ? gathered->status() : Status();
+  const uint64_t begin = now_ns();
+  Status status = gathered->wait(Deadline::never());  // bounded by the communicator's timeout
+  std::lock_guard lock(impl_->mutex);
+  impl_->stats.exposed_ns += now_ns() - begin;
+  return status;
+}
+
+Status Buffer::zero_grad(void* caller) {
+  Impl& s = *impl_;
+  std::unique_lock lock(s.mutex);
+  if (Status usable = tree().usable(); !usable) return usable;
+  if (s.phase == Phase::syncing) return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first");
+  if (s.phase == Phase::open && s.next_launch > 0) {
+    return bad_state("mdp_buffer_zero_grad: ", s.next_launch, " of ", s.buckets.size(),
+                     " buckets of this step are launched already; end the step with mdp_grad_sync");
+  }
+  Stream& queue = *tree().queue;
+  if (Status ordered = queue.wait_for_caller(caller); !ordered) return ordered;
+  for (Arena& arena : s.arenas) {
+    if (Status zeroed = tree().backend->zero(queue, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
+  }
+  auto done = queue.record();
+  if (!done) return done.status();
+  s.start_step();
+  lock.unlock();
+  return queue.make_caller_wait(caller, **done);
+}
+
+}  // namespace megadp

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// The end of backward. Whatever happened here, every bucket is launched, so that no rank waits for one that will not come; then all ranks
+// tell each other, in one small exchange, who has a problem and which parameters were skipped, and all return the same outcome.
+#include <algorithm>
+#include <cstring>
+
+#include "core/buffer_impl.h"
+
+namespace megadp {
+
+namespace {
+
+void set_problem(SyncHeader* header, const std::string& sentence, int64_t param, int32_t bucket) {
+  header->problem = 1;
+  header->param = param;
+  header->bucket = bucket;
+  std::strncpy(header->text, sentence.c_str(), sizeof header->text - 1);
+}
+
+}  // namespace
+
+// Deals with the parameters that did not come, and says what is wrong. Every slot then holds what it should add.
+Result<SyncHeader> Buffer::settle_missing() {
+  Impl& s = *impl_;
+  SyncHeader header{};
+  header.bucket = -1;
+  header.param = -1;
+  size_t missing = 0;
+  for (Bucket& bucket : s.buckets) {
+    if (bucket.launched || bucket.waiting == 0) continue;
+    const Layout& layout = plan_.arenas[bucket.arena].layout;
+    const BucketRange& range = layout.buckets[bucket.index];
+    for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
+      const size_t param = layout.slots[slot].param;
+      ParamState& state = s.params[param];
+      if (state.ready) continue;
+      if (Status cleared = clear_if_empty(param); !cleared) return cleared;
+      if (plan_.config.missing == Missing::skip) state.skipped = !state.has_gradient;
+      if (missing++ == 0 && plan_.config.missing == Missing::error && s.is_last) {
+        set_problem(&header,
+                    text(param_label(param, plan_.params[param].name), " never became ready (it came ", state.arrivals, " of ",
+                         plan_.params[param].uses_per_step, " times)"),
+                    static_cast<int64_t>(param), static_cast<int32_t>(state.bucket));
+      }
+    }
+    bucket.waiting = 0;
+  }
+  if (!s.is_last) {
+    set_problem(&header, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1, -1);
+  } else if (header.problem != 0 && missing > 1) {
+    const std::string more = text(header.text, ", nor did ", missing - 1, " more");
+    std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
+  }
+  return header;
+}
+
+Status Buffer::submit_agreements(const SyncHeader& header) {
+  for (Agreement& agreement : impl_->agreements) {
+    std::vector<std::byte> mine(agreement.bytes);
+    std::memcpy(mine.data(), &header, sizeof header);
+    for (size_t i = 0; i < agreement.params.size(); ++i) {
+      if (impl_->params[agreement.params[i]].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
+    }
+    if (Status written = tree().backend->write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
+    Group& group = agreement.comm->group();
+    if (Status submitted = group.all_gather(*tree().queue, agreement.send->data(), agreement.receive->data(), agreement.bytes, DType::u8,
+                                            Tag{-1, "agreement at mdp_grad_sync"});
+        !submitted) {
+      return submitted;
+    }
+  }
+  return {};
+}
+
+// What the others said: the problem of the lowest rank that has one, or which parameters nobody has a gradient of.
+Status Buffer::evaluate_agreements() {
+  Impl& s = *impl_;
+  int problem_rank = -1;
+  SyncHeader problem{};
+  for (Agreement& agreement : s.agreements) {
+    const std::vector<int>& members = agreement.comm->group().members();
+    std::vector<std::byte> all(agreement.bytes * members.size());
+    if (Status read = tree().backend->read(all.data(), agreement.receive->data(), all.size()); !read) return read;
+    for (size_t r = 0; r < members.size(); ++r) {
+      SyncHeader header;
+      std::memcpy(&header, all.data() + r * agreement.bytes, sizeof header);
+      if (header.problem == 0 || (problem_rank >= 0 && members[r] >= problem_rank)) continue;
+      problem_rank = members[r];
+      problem = header;
+    }
+    for (size_t i = 0; i < agreement.params.size(); ++i) {
+      bool everywhere = true;
+      for (size_t r = 0; r < members.size() && everywhere; ++r) {
+        everywhere = (all[r * agreement.bytes + sizeof(SyncHeader) + i / 8] & static_cast<std::byte>(1U << (i % 8))) != std::byte{0};
+      }
+      s.params[agreement.params[i]].skipped_everywhere = everywhere;
+    }
+  }
+  if (problem_rank < 0) return {};
+  problem.text[sizeof problem.text - 1] = '\0';
+  return Status(Code::state,
+                text("mdp_grad_sync: on rank ", problem_rank, " ", problem.text,
+                     problem.param >= 0 ? "; put, ready or skip it on every step, or choose another mdp_buffer_config.missing" : ""),
+                Blame{.rank = problem_rank, .bucket = problem.bucket, .param = problem.param});
+}
+
+Status Buffer::complete_sync() {
+  std::lock_guard lock(impl_->mutex);
+  Impl& s = *impl_;
+  s.sync_status = evaluate_agreements();
+  s.phase = s.sync_status.ok() ? Phase::reduced : Phase::failed;
+  ++s.stats.syncs;
+  return s.sync_status;
+}
+
+Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_request) {
+  Impl& s = *impl_;
+  std::shared_ptr<Request> request;
+  {
+    std::lock_guard lock(s.mutex);
+    if (Status usable = tree().usable(); !usable) return usable;
+    if (Status ordered = tree().queue->wait_for_caller(consumer); !ordered) return ordered;
+    if (s.phase == Phase::open) {
+      s.sync_ns = now_ns();
+      s.stats.launched_in_backward += s.next_launch;
+      auto header = settle_missing();
+      if (!header) return header.status();
+      if (Status launched = s.launch_in_order(*this); !launched) return launched;
+      if (Status submitted = submit_agreements(*header); !submitted) return submitted;
+      auto end = tree().queue->record(want_request ? tree().event_fd.get() : -1);
+      if (!end) return end.status();
+      s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, [this] { return complete_sync(); });
+      s.phase = Phase::syncing;
+    }
+    // Syncing twice is a no-op: the same outcome again. The buffer keeps the request and the caller's pointer keeps both.
+    struct Kept {
+      std::shared_ptr<Buffer> buffer;
+      std::shared_ptr<Request> request;
+    };
+    auto kept = std::make_shared<Kept>(Kept{shared_from_this(), s.sync_request});
+    request = std::shared_ptr<Request>(kept, kept->request.get());
+  }
+  if (want_request) return request;
+  const uint64_t begin = now_ns();
+  const Status outcome = request->wait(Deadline::never());
+  {
+    std::lock_guard lock(s.mutex);
+    s.stats.exposed_ns += now_ns() - begin;
+  }
+  if (!outcome) return outcome;
+  return std::shared_ptr<Request>();
+}
+
+}  // namespace megadp

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/buffer.h"
+
+namespace megadp {
+
+Result<std::shared_ptr<GridComm>> GridComm::create(std::shared_ptr<Comm> world, const GridConfig& config) {
+  if (Status usable = world->tree().usable(); !usable) return usable;
+  // Compared before it is judged: where ranks disagree, all of them learn it, also those whose own configuration would have done.
+  const std::string mine = text("tp ", config.tp, " cp ", config.cp, " ep ", config.ep, " pp ", config.pp, " expert_tp ", config.expert_tp,
+                                " instances ", config.instances, " order ", config.order);
+  auto all = world->tree().world->exchange(world->group().members(), mine);
+  if (!all) return all.status();
+  for (size_t r = 0; r < all->size(); ++r) {
+    if ((*all)[r] != mine) {
+      return Status(Code::desync, text("rank ", r, " cuts the world differently: '", (*all)[r], "', here '", mine, "'"),
+                    Blame{.rank = world->group().members()[r]});
+    }
+  }
+  auto grid = Grid::create(config, world->size());
+  if (!grid) return grid.status();
+  return std::shared_ptr<GridComm>(new GridComm(std::move(world), *std::move(grid)));
+}
+
+Result<std::shared_ptr<Comm>> GridComm::comm(Axes axes) {
+  if (Status status = grid_.check_axes(axes); !status) return status;
+  for (const auto& [known, comm] : made_) {
+    if (known == axes) return comm;
+  }
+  std::vector<int> members = grid_.group(axes, rank());
+  for (int& member : members) member = world_->group().members()[static_cast<size_t>(member)];
+  std::shared_ptr<Comm> comm;
+  if (members == world_->group().members()) {
+    comm = world_;
+  } else {
+    auto made = world_->subset(members);
+    if (!made) return made.status();
+    comm = *made;
+  }
+  made_.emplace_back(axes, comm);
+  return comm;
+}
+
+}  // namespace megadp

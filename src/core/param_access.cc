@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters: waiting for their gather, copying them in and out, spreading one rank's, comparing replicas; and what the buffer has counted.
+#include <algorithm>
+#include <cstring>
+
+#include "base/hash.h"
+#include "core/buffer_impl.h"
+
+namespace megadp {
+
+Status Buffer::param_wait(size_t param, void* consumer) {
+  if (param != SIZE_MAX && param >= plan_.params.size()) {
+    return invalid("param is ", param, "; this buffer has ", plan_.params.size(), " parameters, or (size_t)-1 for all");
+  }
+  Impl& s = *impl_;
+  std::vector<std::shared_ptr<Event>> pending;
+  {
+    std::lock_guard lock(s.mutex);
+    if (Status usable = tree().usable(); !usable) return usable;
+    for (size_t number = 0; number < s.buckets.size(); ++number) {
+      if (param != SIZE_MAX && (plan_.params[param].frozen || s.params[param].bucket != number)) continue;
+      const auto& gathered = s.buckets[number].gather_end;
+      if (gathered && !gathered->done()) pending.push_back(gathered);
+    }
+  }
+  if (pending.empty()) return {};
+  const uint64_t begin = now_ns();
+  Status first;
+  for (const auto& event : pending) {
+    Status status = tree().queue->make_caller_wait(consumer, *event);
+    if (first.ok()) first = status;
+  }
+  std::lock_guard lock(s.mutex);
+  s.stats.exposed_ns += now_ns() - begin;
+  return first;
+}
+
+// The parameter's slot as an array, once it is whole and `array` is known to have its shape.
+Result<StridedArray> Buffer::whole_slot(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller) {
+  if (Status status = check_param(param); !status) return status;
+  const ParamSpec& spec = plan_.params[param];
+  if (shape != spec.shape) {
+    return Status(
+        Code::invalid,
+        text(call, ": the array has shape ", shape_text(shape), "; ", param_label(param, spec.name), " has ", shape_text(spec.shape)),
+        Blame{.param = static_cast<int64_t>(param)});
+  }
+  if (Status whole = param_wait(param, caller); !whole) return whole;
+  const ParamState& state = impl_->params[param];
+  const Arena& arena = impl_->arenas[state.arena];
+  return StridedArray{arena.param_at(state.begin), arena.plan->param_type, spec.shape, state.strides};
+}
+
+Status Buffer::param_read(size_t param, const StridedArray& to, void* caller) {
+  auto slot = whole_slot("mdp_param_read", param, to.shape, caller);
+  return slot ? tree().backend->copy(to, *slot, false, caller) : slot.status();
+}
+
+Status Buffer::param_write(size_t param, const StridedArray& from, void* caller) {
+  auto slot = whole_slot("mdp_param_write", param, from.shape, caller);
+  if (!slot) return slot.status();
+  if (Status copied = tree().backend->copy(*slot, from, false, caller); !copied) return copied;
+  return param_changed();
+}
+
+Status Buffer::param_changed() {
+  std::lock_guard lock(impl_->mutex);
+  if (Status usable = tree().usable(); !usable) return usable;
+  ++impl_->params_version;
+  return {};
+}
+
+Status Buffer::broadcast(int root) {
+  Impl& s = *impl_;
+  Stream& queue = *tree().queue;
+  std::shared_ptr<Event> done;
+  {
+    std::lock_guard lock(s.mutex);
+    if (Status usable = tree().usable(); !usable) return usable;
+    for (const Arena& arena : s.arenas) {
+      if (root < 0 || root >= arena.comm->size()) {
+        return invalid("root is ", root, "; the ", arena.plan->expert ? "expert " : "", "data-parallel group has ranks 0 to ",
+                       arena.comm->size() - 1);
+      }
+    }
+    for (Arena& arena : s.arenas) {
+      const Status submitted = arena.comm->group().broadcast(queue, *arena.params, arena.plan->param_type, 0, arena.plan->layout.numel,
+                                                             root, Tag{-1, "mdp_buffer_broadcast"});
+      if (!submitted) return submitted;
+    }
+    auto recorded = queue.record();
+    if (!recorded) return recorded.status();
+    done = *recorded;
+    ++s.params_version;
+  }
+  return done->wait(Deadline::never());
+}
+
+Status Buffer::verify() {
+  if (Status usable = tree().usable(); !usable) return usable;
+  if (Status whole = param_wait(SIZE_MAX, nullptr); !whole) return whole;
+  for (const Arena& arena : impl_->arenas) {
+    std::vector<uint64_t> digests;  // in registration order
+    for (const size_t param : arena.plan->params) {
+      const uint64_t bytes = plan_.params[param].numel * size_of(arena.plan->param_type);
+      std::vector<std::byte> values(bytes);
+      if (Status read = tree().backend->read(values.data(), arena.param_at(impl_->params[param].begin), bytes); !read) return read;
+      digests.push_back(hash_bytes(values.data(), bytes));
+    }
+    const std::vector<int>& members = arena.comm->group().members();
+    auto all = tree().world->exchange(members, std::string(reinterpret_cast<const char*>(digests.data()), digests.size() * 8));
+    if (!all) return all.status();
+    for (size_t i = 0; i < digests.size(); ++i) {
+      for (size_t r = 1; r < members.size(); ++r) {
+        if (std::memcmp((*all)[0].data() + i * 8, (*all)[r].data() + i * 8, 8) == 0) continue;
+        const size_t param = arena.plan->params[i];
+        return Status(
+            Code::desync,
+            text("mdp_buffer_verify: ", param_label(param, plan_.params[param].name), " differs between ranks ", members[0], " and ",
+                 members[r]),
+            Blame{.rank = members[r], .bucket = static_cast<int32_t>(impl_->params[param].bucket), .param = static_cast<int64_t>(param)});
+      }
+    }
+  }
+  return {};
+}
+
+Stats Buffer::stats() {
+  std::lock_guard lock(impl_->mutex);
+  for (Bucket& bucket : impl_->buckets) impl_->count_times(bucket);
+  return impl_->stats;
+}
+
+Result<BucketReport> Buffer::bucket(size_t number) {
+  std::lock_guard lock(impl_->mutex);
+  if (number >= impl_->buckets.size()) {
+    return invalid("bucket is ", number, "; this buffer has ", impl_->buckets.size(), ", counted from 0 in launch order");
+  }
+  const Bucket& bucket = impl_->buckets[number];
+  const auto time = [](const std::shared_ptr<Event>& event) { return event ? event->time_ns() : 0; };
+  BucketReport report;
+  report.state = impl_->state_of(bucket);
+  report.ready_ns = bucket.ready_ns;
+  report.reduce_begin_ns = time(bucket.reduce_begin);
+  report.reduce_end_ns = time(bucket.reduce_end);
+  report.gather_begin_ns = time(bucket.gather_begin);
+  report.gather_end_ns = time(bucket.gather_end);
+  report.sync_ns = impl_->sync_ns;
+  return report;
+}
+
+}  // namespace megadp
