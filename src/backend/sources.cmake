@@ -1,1 +1,1 @@
-set(MEGADP_backend_SOURCES)
+set(MEGADP_backend_SOURCES registry.cc)

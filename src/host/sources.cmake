@@ -6,9 +6,20 @@ endif()
 target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_HIGHWAY_INCLUDE})
 
 set(MEGADP_host_SOURCES
+    backend.cc
     copy_strided.cc
+    event.cc
+    group.cc
     kernels.cc
     kernels_cast.cc
     kernels_reduce.cc
     kernels_step.cc
-    simd.cc)
+    member.cc
+    memory.cc
+    operation.cc
+    parts.cc
+    simd.cc
+    staged_collectives.cc
+    stream.cc
+    sync.cc
+    window_collectives.cc)

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host backend: puts memory, streams, groups and kernels together.
+#include "host/backend.h"
+
+#include <cstring>
+#include <utility>
+
+#include "base/math.h"
+#include "host/group.h"
+#include "host/kernels.h"
+#include "host/memory.h"
+#include "host/stream.h"
+
+namespace megadp::host {
+namespace {
+
+template <class Work>
+Status submit(Stream& stream, Work work) {
+  return static_cast<HostStream&>(stream).submit([work = std::move(work)](const Stop&) { return work(); });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Memory>> HostBackend::allocate(size_t bytes) {
+  return HostMemory::create(bytes);
+}
+
+Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
+  Result<std::unique_ptr<HostStream>> stream = HostStream::create(name);
+  if (!stream.ok()) return stream.status();
+  return std::unique_ptr<Stream>(std::move(*stream));
+}
+
+Result<std::unique_ptr<Group>> HostBackend::create_group(const std::vector<int>& members) {
+  return HostGroup::create(world_, members);
+}
+
+Status HostBackend::zero(Stream& stream, void* data, size_t bytes) {
+  return submit(stream, [=] {
+    if (bytes > 0) std::memset(data, 0, bytes);
+    return Status();
+  });
+}
+
+Status HostBackend::cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
+  return submit(stream, [=] { return host::cast(to, to_type, from, from_type, count); });
+}
+
+Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+  return submit(stream, [=] { return host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
+}
+
+Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
+                               bool skip_nonfinite) {
+  const StepRule rule{max_norm, loss_scale, beta1, beta2, skip_nonfinite};
+  return submit(stream, [=] {
+    megadp::begin_step(*scalars, rule);
+    return Status();
+  });
+}
+
+Status HostBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
+                          float* m, float* v, void* param, DType param_type, size_t count) {
+  return submit(stream, [=] {
+    if (scalars->skip != 0) return Status();
+    return host::adamw(adamw_constants(hyper, *scalars), grad, grad_type, master, m, v, param, param_type, count);
+  });
+}
+
+Status HostBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
+  if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
+  return copy_strided(to, from, add);
+}
+
+Status HostBackend::read(void* host_to, const void* from, size_t bytes) {
+  if (bytes > 0) std::memcpy(host_to, from, bytes);
+  return {};
+}
+
+Status HostBackend::write(void* to, const void* host_from, size_t bytes) {
+  if (bytes > 0) std::memcpy(to, host_from, bytes);
+  return {};
+}
+
+}  // namespace megadp::host

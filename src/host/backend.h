@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostBackend: the backend for CPUs. Memory is anonymous pages, streams are worker threads, windows are memfds, kernels are SIMD loops
+// that run on the stream's worker.
+#pragma once
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backend/world.h"
+
+namespace megadp::host {
+
+class HostBackend final : public Backend {
+ public:
+  explicit HostBackend(std::shared_ptr<World> world) noexcept : world_(std::move(world)) {}
+
+  std::string_view name() const noexcept override { return "host"; }
+  World& world() noexcept override { return *world_; }
+
+  Result<std::unique_ptr<Memory>> allocate(size_t bytes) override;
+  Result<std::unique_ptr<Stream>> create_stream(const char* name) override;
+  Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) override;
+
+  Status zero(Stream& stream, void* data, size_t bytes) override;
+  Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
+  Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) override;
+  Status begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
+                    bool skip_nonfinite) override;
+  Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master, float* m,
+               float* v, void* param, DType param_type, size_t count) override;
+
+  Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) override;
+  Status read(void* host_to, const void* from, size_t bytes) override;
+  Status write(void* to, const void* host_from, size_t bytes) override;
+
+ private:
+  const std::shared_ptr<World> world_;
+};
+
+}  // namespace megadp::host

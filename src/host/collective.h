@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The collectives of ranks that share a host, as they run on a stream's worker: over windows, and over any memory by way of the group's
+// staging memory. Group checks the arguments and submits; these compute.
+//
+//   control memory, one part per rank:   [ ControlPage, 1 page | staging half 0 | staging half 1 ]
+//
+// A staged collective is cut into turns; turn t uses half t & 1 of everyone's staging memory:
+//   copy my input into my half ── meet ── read what I need from everyone's half
+// One meeting per turn is enough: a rank writes to a half again two turns later, after a meeting to which everyone came having read it.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "backend/world.h"
+#include "base/status.h"
+#include "host/operation.h"
+#include "host/parts.h"
+#include "host/stream.h"
+#include "host/sync.h"
+
+namespace megadp::host {
+
+constexpr size_t kControlBytes = 4096;
+constexpr size_t kStagingHalfBytes = 512 << 10;
+
+// This rank's end of a group, kept alive by the group and by submitted work.
+class Member {
+ public:
+  // Collective, blocking. All members share this rank's host.
+  static Result<std::shared_ptr<Member>> create(std::shared_ptr<World> world, std::vector<int> members);
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  World& world() const noexcept { return *world_; }
+  const std::vector<int>& members() const noexcept { return members_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return static_cast<int>(members_.size()); }
+
+  // Runs `body` as `operation` on a stream's worker. A failure ends the group, and the World learns of it, since this rank's peers would
+  // wait for it in vain.
+  Status perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body);
+  // Within perform().
+  Status meet(const Operation& operation, const Stop& stop) { return sync_->meet(operation, stop); }
+  // This turn's half of everyone's staging memory, by rank.
+  const std::vector<std::byte*>& next_staging();
+
+ private:
+  Member(std::shared_ptr<World> world, std::vector<int> members) : world_(std::move(world)), members_(std::move(members)) {}
+
+  const std::shared_ptr<World> world_;
+  const std::vector<int> members_;
+  int rank_ = 0;
+  std::shared_ptr<Parts> control_;  // none in a group of one
+  std::optional<Sync> sync_;
+  std::vector<std::byte*> staging_[2];
+  uint64_t turn_ = 0;
+
+  std::mutex running_;        // held while an operation runs
+  Status broken_;             // under running_
+  uint64_t last_number_ = 0;  // under running_: of the last operation that ran
+};
+
+// What one collective needs while it runs.
+struct Call {
+  Member& member;
+  const Operation& operation;
+  const Stop& stop;
+
+  int rank() const noexcept { return member.rank(); }
+  int size() const noexcept { return member.size(); }
+  size_t width() const noexcept { return size_of(operation.type); }
+  Status meet() const { return member.meet(operation, stop); }
+};
+
+// In windows; see backend/group.h.
+Status window_reduce_scatter(const Call& call, const Parts& window);
+Status window_all_reduce(const Call& call, const Parts& window);
+Status window_all_gather(const Call& call, const Parts& window);
+Status window_broadcast(const Call& call, const Parts& window);
+
+// On any memory. `count` is the operation's, except where a window's range is meant: elements per rank for reduce_scatter, all_gather and
+// all_to_all, of the whole for the others.
+Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count);
+Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count);
+Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count);
+Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count);
+Status staged_broadcast(const Call& call, std::byte* data, size_t count);
+
+}  // namespace megadp::host

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Completing an event and waiting for it.
+#include "host/event.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/deadline.h"
+#include "host/futex.h"
+
+namespace megadp::host {
+
+Status HostEvent::status() const {
+  if (!done()) return {Code::pending, "the event has not been reached yet"};
+  return status_;
+}
+
+Status HostEvent::wait(Deadline deadline) {
+  while (!done()) {
+    const uint64_t left_ns = deadline.left_ns();
+    if (left_ns == 0) return {Code::pending, "the event was not reached before the deadline"};
+    // Counted first, then looked at by the kernel; complete() stores first, then looks at the count: one of the two sees the other.
+    sleepers_.fetch_add(1);
+    futex_wait(done_, 0, left_ns, FutexScope::process);
+    sleepers_.fetch_sub(1);
+  }
+  return status_;
+}
+
+void HostEvent::complete(Status status) noexcept {
+  status_ = std::move(status);
+  time_ns_.store(now_ns(), std::memory_order_release);
+  done_.store(1);
+  if (sleepers_.load() != 0) futex_wake_all(done_, FutexScope::process);
+  if (notify_fd_ >= 0) {
+    const uint64_t one = 1;
+    // A full counter (EAGAIN) is readable already, which is all that was promised.
+    [[maybe_unused]] const ssize_t written = write(notify_fd_, &one, sizeof one);
+  }
+}
+
+}  // namespace megadp::host

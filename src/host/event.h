@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostEvent: a point in a host stream. Pending until the stream's worker completes it, once.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "backend/stream.h"
+
+namespace megadp::host {
+
+class HostEvent final : public Event {
+ public:
+  // notify_fd: an eventfd that the caller keeps open until the event is done; -1: none.
+  explicit HostEvent(int notify_fd) noexcept : notify_fd_(notify_fd) {}
+
+  bool done() const noexcept override { return done_.load(std::memory_order_acquire) != 0; }
+  Status status() const override;
+  Status wait(Deadline deadline) override;
+  uint64_t time_ns() const noexcept override { return time_ns_.load(std::memory_order_acquire); }
+
+  // For the stream: the work before this point has finished (ok) or failed.
+  void complete(Status status) noexcept;
+
+ private:
+  Status status_;  // written before done_, read after it
+  std::atomic<uint64_t> time_ns_{0};
+  std::atomic<uint32_t> done_{0};
+  std::atomic<uint32_t> sleepers_{0};
+  const int notify_fd_;
+};
+
+}  // namespace megadp::host

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostGroup: the host backend's Group. Checks arguments and submits; what then happens on the stream's worker is in
+// host/collective.h.
+//
+// Which members share this rank's host is known from the World. Today all must: a group over several hosts is refused when it is created,
+// in create(). Ranks of other hosts would be reached from the same place: windows reduce within the host first, then across.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backend/group.h"
+#include "host/collective.h"
+#include "host/window.h"
+
+namespace megadp::host {
+
+class HostGroup final : public Group {
+ public:
+  static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, const std::vector<int>& members);
+
+  int rank() const noexcept override { return member_->rank(); }
+  int size() const noexcept override { return member_->size(); }
+  const std::vector<int>& members() const noexcept override { return member_->members(); }
+
+  Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
+
+  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) override;
+  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) override;
+  Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) override;
+  Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) override;
+
+  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
+  Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
+  Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
+  Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
+  Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) override;
+  Status barrier(Stream& stream, Tag tag) override;
+
+ private:
+  using Algorithm = std::function<Status(const Call&)>;
+  using WindowAlgorithm = Status (*)(const Call&, const Parts&);
+
+  explicit HostGroup(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+
+  Status submit(Stream& stream, Operation operation, Algorithm algorithm);
+  Status submit_in_window(Stream& stream, Window& window, Operation operation, bool in_pieces, WindowAlgorithm algorithm);
+  Status check_root(const char* call, int root) const;
+
+  const std::shared_ptr<Member> member_;
+  uint64_t windows_ = 0;  // allocated so far
+  std::mutex submitting_;
+  uint64_t submitted_ = 0;  // under submitting_: operations so far
+};
+
+}  // namespace megadp::host

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Comparing and describing collectives.
+#include "host/operation.h"
+
+#include <cstring>
+
+#include "base/text.h"
+
+namespace megadp::host {
+namespace {
+
+const char* name_of(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::reduce_scatter:
+      return "reduce_scatter";
+    case Kind::all_reduce:
+      return "all_reduce";
+    case Kind::all_gather:
+      return "all_gather";
+    case Kind::broadcast:
+      return "broadcast";
+    case Kind::all_to_all:
+      return "all_to_all";
+    case Kind::barrier:
+      return "barrier";
+  }
+  return "unknown operation";
+}
+
+const char* name_of(Op op) noexcept {
+  switch (op) {
+    case Op::sum:
+      return "sum";
+    case Op::avg:
+      return "avg";
+    case Op::max:
+      return "max";
+    case Op::min:
+      return "min";
+  }
+  return "?";
+}
+
+uint32_t bits_of(float x) noexcept {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+}  // namespace
+
+Operation make_operation(Kind kind, DType type, uint64_t count, const Tag& tag) noexcept {
+  Operation operation;
+  operation.kind = kind;
+  operation.type = type;
+  operation.count = count;
+  operation.bucket = tag.bucket;
+  if (tag.what != nullptr) std::strncpy(operation.what, tag.what, sizeof operation.what - 1);
+  return operation;
+}
+
+bool same(const Operation& a, const Operation& b) noexcept {
+  return a.number == b.number && a.window == b.window && a.begin == b.begin && a.count == b.count && a.kind == b.kind && a.type == b.type &&
+         a.op == b.op && a.root == b.root && a.bucket == b.bucket && bits_of(a.scale) == bits_of(b.scale);
+}
+
+std::string describe(const Operation& operation) {
+  std::string out = name_of(operation.kind);
+  if (operation.kind != Kind::barrier) {
+    const bool per_rank = operation.window == 0 && (operation.kind == Kind::reduce_scatter || operation.kind == Kind::all_gather ||
+                                                    operation.kind == Kind::all_to_all);
+    out += text(" of ", operation.count, " ", megadp::name_of(operation.type), per_rank ? " per rank" : "");
+    if (operation.op != Op::sum) out += text(" (", name_of(operation.op), ")");
+    if (operation.scale != 1.0F) out += text(" times ", operation.scale);
+    if (operation.root >= 0) out += text(" from rank ", operation.root);
+    if (operation.window != 0) out += text(" from element ", operation.begin, " of window ", operation.window);
+  }
+  out += " (";
+  if (operation.what[0] != '\0') out += text(operation.what, ", ");
+  if (operation.bucket >= 0) out += text("bucket ", operation.bucket, ", ");
+  return out + text("operation ", operation.number, " of the group)");
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operation: one collective of a group, in a form that ranks can compare and a person can read. Every rank leaves a copy in shared memory
+// as it comes to a collective; if two ranks came to different ones, both say so instead of overwriting each other's memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "backend/group.h"
+#include "base/dtype.h"
+
+namespace megadp::host {
+
+enum class Kind : uint32_t {
+  reduce_scatter = 1,
+  all_reduce = 2,
+  all_gather = 3,
+  broadcast = 4,
+  all_to_all = 5,
+  barrier = 6,
+};
+
+struct Operation {      // plain bytes: it is copied between processes
+  uint64_t number = 0;  // running number within the group, from 1
+  uint64_t window = 0;  // number of the window within the group, from 1; 0: on plain memory
+  uint64_t begin = 0;   // elements; in windows only
+  uint64_t count = 0;   // elements: the whole range in windows; per rank for reduce_scatter, all_gather and all_to_all on plain memory
+  Kind kind = Kind::barrier;
+  DType type = DType::u8;
+  Op op = Op::sum;
+  int32_t root = -1;  // of a broadcast
+  int32_t bucket = -1;
+  float scale = 1;
+  char what[24] = {};  // Tag::what, cut; for people only, not compared
+};
+
+Operation make_operation(Kind kind, DType type, uint64_t count, const Tag& tag) noexcept;
+
+// The same but for `what`.
+bool same(const Operation& a, const Operation& b) noexcept;
+
+// "all_reduce of 1000 f32 from element 64 of window 2 (gradients, bucket 3, operation 17 of the group)"
+std::string describe(const Operation& operation);
+
+}  // namespace megadp::host

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Making memory that all ranks of a host see, in steps after each of which all ranks know whether all succeeded.
+#include "host/parts.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
+namespace megadp::host {
+namespace {
+
+// What a rank says in agree(): this, then the sentence of its failure.
+struct Report {
+  uint64_t number;
+  uint64_t bytes;
+  int32_t code;
+  char kind[44];
+};
+
+std::string pack(const Agreement& on, const Status& mine) {
+  Report report{};
+  report.number = on.number;
+  report.bytes = on.bytes;
+  report.code = static_cast<int32_t>(mine.code());
+  std::strncpy(report.kind, on.kind, sizeof report.kind - 1);
+  std::string packed(reinterpret_cast<const char*>(&report), sizeof report);
+  if (!mine.ok()) packed += mine.text();
+  return packed;
+}
+
+Status compare(const Report& first, int first_rank, const Report& other, int other_rank) {
+  if (std::memcmp(first.kind, other.kind, sizeof first.kind) != 0 || first.number != other.number) {
+    return {Code::desync,
+            text("ranks ", first_rank, " and ", other_rank, " of the world set up different things: ", first.kind, " (number ",
+                 first.number, ") and ", other.kind, " (number ", other.number, ")"),
+            Blame{.rank = other_rank}};
+  }
+  if (first.bytes != other.bytes) {
+    return {Code::desync,
+            text(first.kind, ": rank ", first_rank, " of the world asks for ", first.bytes, " bytes and rank ", other_rank, " for ",
+                 other.bytes, "; all must ask for the same"),
+            Blame{.rank = other_rank}};
+  }
+  return {};
+}
+
+// Takes every page from the system, zeroed. Otherwise too little memory would show as a fault at some later store.
+Status touch_pages(const Mapping& mapping, const char* what) {
+  if (madvise(mapping.data(), mapping.bytes(), MADV_POPULATE_WRITE) == 0) return {};
+  const int error = errno;
+  if (error == EINVAL) {  // an older kernel: one store per page does the same
+    for (size_t at = 0; at < mapping.bytes(); at += page_bytes()) *reinterpret_cast<volatile char*>(mapping.data() + at) = 0;
+    return {};
+  }
+  return {Code::memory, text(what, ": cannot take ", mapping.bytes(), " bytes of shared memory from the system: ", std::strerror(error))};
+}
+
+Result<Mapping> create_own(size_t bytes, const char* what, bool touch, Fd* out_fd) {
+  Fd fd(memfd_create("megadp", MFD_CLOEXEC));
+  if (!fd.valid()) return system_error(text(what, ": memfd_create"), errno);
+  if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
+    return system_error(text(what, ": cannot make a memfd of ", bytes, " bytes"), errno);
+  Result<Mapping> mapping = Mapping::create(bytes, fd.get(), what);
+  if (!mapping.ok()) return mapping.status();
+  if (touch) {
+    Status touched = touch_pages(*mapping, what);
+    if (!touched.ok()) return touched;
+  }
+  *out_fd = std::move(fd);
+  return mapping;
+}
+
+}  // namespace
+
+Status agree(World& world, const std::vector<int>& members, const Agreement& on, const Status& mine) {
+  Result<std::vector<std::string>> all = world.exchange(members, pack(on, mine));
+  if (!all.ok()) return all.status().with_context(on.kind);
+  std::vector<Report> reports(all->size());
+  for (size_t i = 0; i < reports.size(); ++i) {
+    if ((*all)[i].size() < sizeof(Report)) return internal_error(on.kind, ": rank ", members[i], " sent ", (*all)[i].size(), " bytes");
+    std::memcpy(&reports[i], (*all)[i].data(), sizeof(Report));
+  }
+  for (size_t i = 1; i < reports.size(); ++i) {
+    Status same = compare(reports[0], members[0], reports[i], members[i]);
+    if (!same.ok()) return same;
+  }
+  for (size_t i = 0; i < reports.size(); ++i) {
+    if (reports[i].code == 0) continue;
+    if (members[i] == world.rank()) return mine;
+    return {static_cast<Code>(reports[i].code), text("rank ", members[i], ": ", (*all)[i].substr(sizeof(Report))),
+            Blame{.rank = members[i]}};
+  }
+  return {};
+}
+
+Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int>& members, int rank, const Agreement& what, bool touch) {
+  std::shared_ptr<Parts> parts(new Parts);
+  parts->rank_ = rank;
+  parts->bytes_ = what.bytes;
+  parts->parts_.resize(members.size());
+  const auto own = static_cast<size_t>(rank);
+
+  Fd fd;
+  Result<size_t> whole = whole_pages(what.bytes, what.kind);
+  Status made = whole.ok() ? Status() : whole.status();
+  if (made.ok() && *whole == 0) made = invalid(what.kind, ": 0 bytes asked for; at least 1 is needed");
+  if (made.ok()) {
+    Result<Mapping> mapping = create_own(*whole, what.kind, touch, &fd);
+    if (mapping.ok()) {
+      parts->parts_[own] = std::move(*mapping);
+    } else {
+      made = mapping.status();
+    }
+  }
+  Status agreed = agree(world, members, what, made);
+  if (!agreed.ok()) return agreed;
+  if (members.size() == 1) return parts;
+
+  Result<std::vector<Fd>> fds = world.share(members, fd);
+  if (!fds.ok()) return fds.status().with_context(what.kind);
+  Status mapped;
+  for (size_t i = 0; i < members.size() && mapped.ok(); ++i) {
+    if (i == own) continue;
+    Result<Mapping> mapping = Mapping::create(*whole, (*fds)[i].get(), what.kind);
+    if (mapping.ok()) {
+      parts->parts_[i] = std::move(*mapping);
+    } else {
+      mapped = mapping.status();
+    }
+  }
+  agreed = agree(world, members, what, mapped);
+  if (!agreed.ok()) return agreed;
+  return parts;
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives on any memory of this rank, cut into turns through the group's staging memory (see host/collective.h).
+//
+// Results may overlap the input in the ways backend/group.h allows: a turn writes results only after its inputs were copied, and only to
+// places that hold inputs of this turn or of earlier ones.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "base/checked.h"
+#include "host/collective.h"
+#include "host/kernels.h"
+
+namespace megadp::host {
+namespace {
+
+// From here on, and with more than two ranks, the ranks share out the sums of a turn, at the price of a second meeting.
+constexpr size_t kSharedSumBytes = 32 << 10;
+constexpr size_t kPartElements = 64;
+
+// How many elements a turn takes when a half must hold `pieces` of them side by side.
+size_t elements_per_turn(const Call& call, size_t pieces) {
+  const size_t room = kStagingHalfBytes / call.width() / pieces;
+  return room >= kPartElements ? room / kPartElements * kPartElements : room;
+}
+
+std::vector<const void*> sources(const std::vector<std::byte*>& staging, size_t offset_bytes) {
+  std::vector<const void*> from;
+  for (const std::byte* half : staging) from.push_back(half + offset_bytes);
+  return from;
+}
+
+void copy_bytes(void* to, const void* from, size_t bytes) {
+  if (to != from && bytes > 0) std::memcpy(to, from, bytes);
+}
+
+// After the meeting of a turn: the sums of n elements of everyone's half, in parts, each by one rank, in its own half; then all of them.
+Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, std::byte* to, size_t n) {
+  const Operation& op = call.operation;
+  const auto size = static_cast<size_t>(call.size());
+  const size_t part = round_up((n + size - 1) / size, kPartElements);
+  const auto begin_of = [&](size_t rank) { return std::min(n, part * rank); };
+  const size_t begin = begin_of(static_cast<size_t>(call.rank()));
+  const size_t end = std::min(n, begin + part);
+  if (begin < end) {
+    std::byte* const sum = staging[static_cast<size_t>(call.rank())] + begin * call.width();
+    Status reduced = reduce(sum, sources(staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.scale);
+    if (!reduced.ok()) return reduced;
+  }
+  Status met = call.meet();
+  if (!met.ok()) return met;
+  for (size_t rank = 0; rank < size; ++rank) {
+    const size_t offset = begin_of(rank) * call.width();
+    copy_bytes(to + offset, staging[rank] + offset, (begin_of(rank + 1) - begin_of(rank)) * call.width());
+  }
+  return {};
+}
+
+}  // namespace
+
+Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  const Operation& op = call.operation;
+  const size_t turn = elements_per_turn(call, 1);
+  size_t done = 0;
+  do {  // at least one turn: also an empty collective compares what the ranks came for
+    const size_t n = std::min(turn, count - done);
+    const size_t offset = done * call.width();
+    const std::vector<std::byte*>& staging = call.member.next_staging();
+    copy_bytes(staging[static_cast<size_t>(call.rank())], from + offset, n * call.width());
+    Status met = call.meet();
+    if (!met.ok()) return met;
+    if (call.size() > 2 && n * call.width() >= kSharedSumBytes) {
+      Status shared = share_out_sums(call, staging, to + offset, n);
+      if (!shared.ok()) return shared;
+    } else if (n > 0) {
+      Status reduced = reduce(to + offset, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.scale);
+      if (!reduced.ok()) return reduced;
+    }
+    done += n;
+  } while (done < count);
+  return {};
+}
+
+Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  const Operation& op = call.operation;
+  const auto size = static_cast<size_t>(call.size());
+  const size_t turn = elements_per_turn(call, size);
+  size_t done = 0;
+  do {
+    const size_t n = std::min(turn, count - done);
+    const size_t bytes = n * call.width();
+    const std::vector<std::byte*>& staging = call.member.next_staging();
+    for (size_t rank = 0; rank < size; ++rank) {
+      copy_bytes(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
+    }
+    Status met = call.meet();
+    if (!met.ok()) return met;
+    if (n > 0) {
+      const std::vector<const void*> pieces = sources(staging, static_cast<size_t>(call.rank()) * bytes);
+      Status reduced = reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.scale);
+      if (!reduced.ok()) return reduced;
+    }
+    done += n;
+  } while (done < count);
+  return {};
+}
+
+Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  const auto size = static_cast<size_t>(call.size());
+  const size_t turn = elements_per_turn(call, 1);
+  size_t done = 0;
+  do {
+    const size_t n = std::min(turn, count - done);
+    const std::vector<std::byte*>& staging = call.member.next_staging();
+    copy_bytes(staging[static_cast<size_t>(call.rank())], from + done * call.width(), n * call.width());
+    Status met = call.meet();
+    if (!met.ok()) return met;
+    for (size_t rank = 0; rank < size; ++rank) copy_bytes(to + (rank * count + done) * call.width(), staging[rank], n * call.width());
+    done += n;
+  } while (done < count);
+  return {};
+}
+
+Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  const auto size = static_cast<size_t>(call.size());
+  const size_t turn = elements_per_turn(call, size);
+  size_t done = 0;
+  do {
+    const size_t n = std::min(turn, count - done);
+    const size_t bytes = n * call.width();
+    const std::vector<std::byte*>& staging = call.member.next_staging();
+    for (size_t rank = 0; rank < size; ++rank) {
+      copy_bytes(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
+    }
+    Status met = call.meet();
+    if (!met.ok()) return met;
+    for (size_t rank = 0; rank < size; ++rank) {
+      copy_bytes(to + (rank * count + done) * call.width(), staging[rank] + static_cast<size_t>(call.rank()) * bytes, bytes);
+    }
+    done += n;
+  } while (done < count);
+  return {};
+}
+
+Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
+  const bool is_root = call.rank() == call.operation.root;
+  const size_t turn = elements_per_turn(call, 1);
+  size_t done = 0;
+  do {
+    const size_t n = std::min(turn, count - done);
+    const std::vector<std::byte*>& staging = call.member.next_staging();
+    std::byte* const half = staging[static_cast<size_t>(call.operation.root)];
+    std::byte* const at = data + done * call.width();
+    if (is_root) copy_bytes(half, at, n * call.width());
+    Status met = call.meet();
+    if (!met.ok()) return met;
+    if (!is_root) copy_bytes(at, half, n * call.width());
+    done += n;
+  } while (done < count);
+  return {};
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue and the worker thread of a host stream.
+#include "host/stream.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "host/event.h"
+
+namespace megadp::host {
+namespace {
+
+struct Item {  // one of the two
+  HostStream::Work work;
+  std::shared_ptr<HostEvent> event;
+};
+
+// Work may allocate, and what the standard library throws must not end the thread.
+Status perform(const HostStream::Work& work, const Stop& stop) {
+  try {
+    return work(stop);
+  } catch (const std::bad_alloc&) {
+    return {Code::memory, "out of memory in work of a host stream"};
+  } catch (const std::exception& error) {
+    return internal_error("work of a host stream threw: ", error.what());
+  }
+}
+
+}  // namespace
+
+struct HostStream::State {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Item> items;
+  bool closing = false;
+  Status failure;                       // under mutex
+  std::atomic<bool> has_failed{false};  // whether `failure` is set, to be looked at without the mutex
+  Stop stop;
+  std::string name;
+
+  void fail(Status why) {
+    const std::lock_guard lock(mutex);
+    if (!failure.ok()) return;
+    failure = std::move(why);
+    has_failed.store(true, std::memory_order_release);
+  }
+  Status current_failure() {
+    if (!has_failed.load(std::memory_order_acquire)) return {};
+    const std::lock_guard lock(mutex);
+    return failure;
+  }
+  void push(Item item) {
+    {
+      const std::lock_guard lock(mutex);
+      items.push_back(std::move(item));
+    }
+    changed.notify_one();
+  }
+  // False when the stream is being destroyed and nothing is left.
+  bool pop(Item* out) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [this] { return !items.empty() || closing; });
+    if (items.empty()) return false;
+    *out = std::move(items.front());
+    items.pop_front();
+    return true;
+  }
+};
+
+void* HostStream::run(void* argument) {
+  const std::unique_ptr<std::shared_ptr<State>> holder(static_cast<std::shared_ptr<State>*>(argument));
+  State& state = **holder;
+  for (;;) {
+    Item item;  // inside the loop: what the work holds is released before the next wait
+    if (!state.pop(&item)) return nullptr;
+    if (state.stop.passed()) state.fail({Code::aborted, text("stream \"", state.name, "\" was destroyed before its work was done")});
+    if (item.event != nullptr) {
+      item.event->complete(state.current_failure());
+    } else if (!state.has_failed.load(std::memory_order_acquire)) {
+      Status status = perform(item.work, state.stop);
+      if (!status.ok()) state.fail(std::move(status));
+    }
+  }
+}
+
+Result<std::unique_ptr<HostStream>> HostStream::create(const char* name) {
+  std::unique_ptr<HostStream> stream(new HostStream);
+  auto state = std::make_shared<State>();
+  state->name = name == nullptr ? "" : name;
+  auto holder = std::make_unique<std::shared_ptr<State>>(state);
+  // The signals of the program are for its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(&stream->thread_, nullptr, &HostStream::run, holder.get());
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) return system_error(text("cannot start the worker thread of stream \"", state->name, "\""), error);
+  [[maybe_unused]] const auto* const taken_by_the_worker = holder.release();
+  pthread_setname_np(stream->thread_, state->name.substr(0, 15).c_str());
+  stream->pid_ = getpid();
+  stream->state_ = std::move(state);
+  return stream;
+}
+
+HostStream::~HostStream() {
+  if (state_ == nullptr || pid_ != getpid()) return;
+  state_->stop.request(kStopGraceNs);
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closing = true;
+  }
+  state_->changed.notify_one();
+  // A stream may be dropped by the last reference inside its own work; a thread cannot join itself.
+  if (pthread_equal(pthread_self(), thread_) != 0) {
+    pthread_detach(thread_);
+  } else {
+    pthread_join(thread_, nullptr);
+  }
+}
+
+Status HostStream::submit(Work work) {
+  Status failed = state_->current_failure();
+  if (!failed.ok()) return failed;
+  state_->push({std::move(work), nullptr});
+  return {};
+}
+
+Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
+  auto event = std::make_shared<HostEvent>(notify_fd);
+  state_->push({nullptr, event});
+  return std::shared_ptr<Event>(std::move(event));
+}
+
+Status HostStream::make_caller_wait(void* consumer, Event& event) {
+  if (consumer != nullptr) return invalid("stream is ", consumer, "; host streams are NULL");
+  return event.wait(Deadline::never());
+}
+
+Status HostStream::wait_for_caller(void* producer) {
+  if (producer != nullptr) return invalid("stream is ", producer, "; host streams are NULL");
+  return {};
+}
+
+Status HostStream::failure() const {
+  return state_->current_failure();
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostStream: one worker thread that does what is submitted, in that order.
+//
+//   any thread ── submit(work) ──► [ work | work | event | work | … ] ──► worker thread
+//
+// A piece of work returns a Status. The first failure sticks: what comes later is dropped, and events complete with that failure.
+// The queue is bounded by memory only, so submitting never waits.
+//
+// Destroying a stream does not wait for other ranks: work that is in the queue goes on for a short grace time, so that a rank that
+// leaves right after its last collective does not take it away from its peers; then the rest is dropped and its events complete with
+// Code::aborted. Work that waits for other ranks looks at the Stop it is given. In a forked child, where the worker does not exist, the
+// destructor does nothing.
+#pragma once
+
+#include <pthread.h>
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "backend/stream.h"
+
+namespace megadp::host {
+
+// Says to a piece of work that its stream is being destroyed and when it must have given up.
+class Stop {
+ public:
+  bool passed() const noexcept {
+    const uint64_t at_ns = at_ns_.load(std::memory_order_relaxed);
+    return at_ns != UINT64_MAX && now_ns() >= at_ns;
+  }
+  void request(uint64_t grace_ns) noexcept { at_ns_.store(now_ns() + grace_ns, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> at_ns_{UINT64_MAX};
+};
+
+// A wait for other ranks sleeps at most this long before it looks at its Stop (and at the World) again; with the grace time below, a
+// stream is destroyed within about 50 ms.
+constexpr uint64_t kWaitSliceNs = 25'000'000;
+constexpr uint64_t kStopGraceNs = 25'000'000;
+
+class HostStream final : public Stream {
+ public:
+  using Work = std::function<Status(const Stop& stop)>;
+
+  // `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
+  static Result<std::unique_ptr<HostStream>> create(const char* name);
+  ~HostStream() override;
+  HostStream(const HostStream&) = delete;
+  HostStream& operator=(const HostStream&) = delete;
+
+  // The failure of the stream, if there is one already; then the work is not taken.
+  Status submit(Work work);
+
+  Result<std::shared_ptr<Event>> record(int notify_fd) override;
+  Status make_caller_wait(void* consumer, Event& event) override;
+  Status wait_for_caller(void* producer) override;
+  Status failure() const override;
+
+ private:
+  struct State;
+  HostStream() = default;
+  static void* run(void* state);
+
+  std::shared_ptr<State> state_;  // the worker holds another reference
+  pthread_t thread_{};
+  pid_t pid_ = 0;
+};
+
+}  // namespace megadp::host

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Meeting, waiting, and saying who is missing.
+#include "host/sync.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include "base/deadline.h"
+#include "host/futex.h"
+
+namespace megadp::host {
+namespace {
+
+// Peers are rarely further apart than this when every rank has a processor of its own; a sleep and a wake-up cost about as much.
+constexpr uint64_t kSpinNs = 20'000;
+constexpr int kPausesPerLook = 32;
+
+// Whether every rank of the host that shares these processors can have one of its own. Ranks that are bound to different processors (as
+// launchers do) are seen by the union of their masks; unbound ones compete with all other ranks of the host as well.
+bool enough_cpus(const World& world, const std::vector<int>& members, const std::vector<const ControlPage*>& pages) {
+  constexpr size_t kWords = sizeof(ControlPage::cpus) / sizeof(uint64_t);
+  uint64_t all[kWords] = {};
+  bool equal = true;
+  for (const ControlPage* page : pages) {
+    for (size_t i = 0; i < kWords; ++i) all[i] |= page->cpus[i];
+    equal = equal && std::memcmp(page->cpus, pages[0]->cpus, sizeof all) == 0;
+  }
+  size_t cpus = 0;
+  for (const uint64_t word : all) cpus += static_cast<size_t>(std::popcount(word));
+  size_t ranks = members.size();
+  if (equal) {
+    ranks = 0;
+    for (int rank = 0; rank < world.size(); ++rank) ranks += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  }
+  return ranks <= cpus;
+}
+
+}  // namespace
+
+void Sync::describe_cpus(Parts& control) noexcept {
+  uint64_t* const cpus = reinterpret_cast<ControlPage*>(control.own())->cpus;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  static_assert(sizeof(cpu_set_t) == sizeof(ControlPage::cpus));
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    std::memcpy(cpus, &set, sizeof set);
+    return;
+  }
+  // More processors than the set can name: all that it can name is more than enough.
+  std::memset(cpus, 0xff, sizeof set);
+}
+
+Sync::Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<Parts> control)
+    : world_(std::move(world)), members_(std::move(members)), control_(std::move(control)) {
+  std::vector<const ControlPage*> pages;
+  for (int rank = 0; rank < control_->size(); ++rank) pages.push_back(&page(rank));
+  spin_ns_ = enough_cpus(*world_, members_, pages) ? kSpinNs : 0;
+}
+
+Status Sync::meet(const Operation& operation, const Stop& stop) {
+  if (operation.number == compared_) return arrive_and_wait(operation, stop);
+  ControlPage& own = page(control_->rank());
+  own.operation[operation.number & 1] = operation;
+  own.slot.number.store(operation.number, std::memory_order_relaxed);
+  Status met = arrive_and_wait(operation, stop);
+  if (!met.ok()) return met;
+  compared_ = operation.number;
+  return compare(operation);
+}
+
+Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
+  ControlPage::Meeting& meeting = page(0).meeting;
+  phase_ += 1;
+  page(control_->rank()).slot.phase.store(phase_, std::memory_order_release);
+  const uint32_t goal = phase_ * static_cast<uint32_t>(members_.size());  // both sides wrap
+  // Sequentially consistent, as is the count of sleepers: either this rank sees the sleeper, or the sleeper sees this arrival.
+  if (meeting.arrived.fetch_add(1) + 1 == goal) {
+    if (meeting.sleepers.load() != 0) futex_wake_all(meeting.arrived, FutexScope::shared);
+    return {};
+  }
+  if (spin_ns_ > 0) {
+    const uint64_t until_ns = now_ns() + spin_ns_;
+    do {
+      for (int i = 0; i < kPausesPerLook; ++i) {
+        if (complete(goal)) return {};
+        spin_pause();
+      }
+    } while (now_ns() < until_ns);
+  }
+  return sleep(goal, operation, stop);
+}
+
+Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) {
+  ControlPage::Meeting& meeting = page(0).meeting;
+  const Deadline deadline = Deadline::after_ns(world_->timeout_ns());
+  for (;;) {
+    meeting.sleepers.fetch_add(1);
+    const uint32_t seen = meeting.arrived.load();
+    const bool done = static_cast<int32_t>(seen - goal) >= 0;
+    if (!done) futex_wait(meeting.arrived, seen, std::min(kWaitSliceNs, deadline.left_ns()), FutexScope::shared);
+    meeting.sleepers.fetch_sub(1);
+    if (done || complete(goal)) return {};
+    Status around = look_around(operation, stop);
+    if (!around.ok()) return complete(goal) ? Status() : around;  // the last may have come in between, and then left
+    if (deadline.passed()) return timed_out(operation);
+  }
+}
+
+Status Sync::look_around(const Operation& operation, const Stop& stop) const {
+  const Blame blame{.bucket = operation.bucket, .operation = operation.number};
+  if (world_->failed()) return world_->failure().with_context(describe(operation)).with_blame(blame);
+  for (int rank = 0; rank < control_->size(); ++rank) {
+    const int member = members_[static_cast<size_t>(rank)];
+    const ControlPage::Slot& slot = page(rank).slot;
+    const bool gone = slot.gone.load(std::memory_order_acquire) != 0;  // before its phase, which it may have moved just before it left
+    if (!gone && !world_->has_left(member)) continue;
+    if (static_cast<int32_t>(slot.phase.load(std::memory_order_acquire) - phase_) >= 0) continue;
+    return {Code::peer, text(describe(operation), ": rank ", member, " has left and will not take part"),
+            Blame{.rank = member, .bucket = operation.bucket, .operation = operation.number}};
+  }
+  if (stop.passed()) return {Code::aborted, text(describe(operation), ": its stream was destroyed"), blame};
+  return {};
+}
+
+std::vector<int> Sync::missing() const {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < control_->size(); ++rank) {
+    if (static_cast<int32_t>(page(rank).slot.phase.load(std::memory_order_acquire) - phase_) < 0) ranks.push_back(rank);
+  }
+  return ranks;
+}
+
+Status Sync::timed_out(const Operation& operation) const {
+  const std::vector<int> ranks = missing();
+  if (ranks.empty()) return {};  // the last came as the time ran out
+  std::string sentence = text(describe(operation), ": waited ", static_cast<double>(world_->timeout_ns()) / 1e9, " s for ",
+                              ranks.size() == 1 ? "a rank that did not come" : "ranks that did not come");
+  for (const int rank : ranks) {
+    const int member = members_[static_cast<size_t>(rank)];
+    sentence += text("; ", world_->describe(member), ", and came to operation ", page(rank).slot.number.load(std::memory_order_relaxed),
+                     " of the group");
+  }
+  return {Code::timeout, std::move(sentence),
+          Blame{.rank = members_[static_cast<size_t>(ranks.front())], .bucket = operation.bucket, .operation = operation.number}};
+}
+
+Status Sync::compare(const Operation& operation) const {
+  const Operation& first = page(0).operation[operation.number & 1];
+  for (int rank = 1; rank < control_->size(); ++rank) {
+    const Operation& other = page(rank).operation[operation.number & 1];
+    if (same(first, other)) continue;
+    const int member = members_[static_cast<size_t>(rank)];
+    return {Code::desync,
+            text("ranks ", members_[0], " and ", member, " called different operations: ", describe(first), " and ", describe(other)),
+            Blame{.rank = member, .bucket = operation.bucket, .operation = operation.number}};
+  }
+  return {};
+}
+
+void Sync::leave() noexcept {
+  page(control_->rank()).slot.gone.store(1, std::memory_order_release);
+  futex_wake_all(page(0).meeting.arrived, FutexScope::shared);
+}
+
+}  // namespace megadp::host

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sync: where the ranks of one host meet during a collective, in memory that all of them see.
+//
+//   first page of each rank's part of the control memory
+//     0   Meeting   { arrived, sleepers }     only rank 0's is used; a cache line of its own
+//     64  Slot      { phase, gone, number }   written by its owner only; a cache line of its own
+//     128 Operation [2]                       what the owner came for; by the parity of the operation's number
+//     …   cpus                                on which processors the owner may run
+//
+// Each rank counts its meetings ("phase"). Arriving adds one to `arrived`; the meeting is complete when that is phase * ranks. One word to
+// wait on, so however many ranks there are, each sleeps at most once and only the last to come wakes anyone. The slots say who is missing.
+//
+// Two copies of the operation are enough: an owner overwrites the copy of operation k when it comes to k + 2, which it does only after
+// everyone came to k + 1, having compared k.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/world.h"
+#include "base/status.h"
+#include "host/operation.h"
+#include "host/parts.h"
+#include "host/stream.h"
+
+namespace megadp::host {
+
+struct ControlPage {
+  struct alignas(64) Meeting {
+    std::atomic<uint32_t> arrived;
+    std::atomic<uint32_t> sleepers;
+  } meeting;
+  struct alignas(64) Slot {
+    std::atomic<uint32_t> phase;
+    std::atomic<uint32_t> gone;    // 1: the owner has destroyed its group or given up; it will not come again
+    std::atomic<uint64_t> number;  // of the operation it last came for
+  } slot;
+  Operation operation[2];
+  uint64_t cpus[16];
+};
+static_assert(sizeof(ControlPage) <= 4096);
+
+class Sync {
+ public:
+  // `control` holds a ControlPage at the start of every part. `members` are ranks in the world. describe_cpus() of every rank comes before
+  // any other call of any rank.
+  Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<Parts> control);
+
+  static void describe_cpus(Parts& control) noexcept;
+
+  // The first meeting of `operation` compares what all ranks came for.
+  Status meet(const Operation& operation, const Stop& stop);
+
+  // Tells the others that this rank will not come again.
+  void leave() noexcept;
+
+ private:
+  ControlPage& page(int rank) const noexcept { return *reinterpret_cast<ControlPage*>(control_->of(rank)); }
+  bool complete(uint32_t goal) const noexcept {
+    return static_cast<int32_t>(page(0).meeting.arrived.load(std::memory_order_acquire) - goal) >= 0;
+  }
+  Status arrive_and_wait(const Operation& operation, const Stop& stop);
+  Status sleep(uint32_t goal, const Operation& operation, const Stop& stop);
+  Status look_around(const Operation& operation, const Stop& stop) const;
+  Status compare(const Operation& operation) const;
+  Status timed_out(const Operation& operation) const;
+  std::vector<int> missing() const;
+
+  const std::shared_ptr<World> world_;
+  const std::vector<int> members_;
+  const std::shared_ptr<Parts> control_;
+  uint64_t spin_ns_ = 0;
+  uint32_t phase_ = 0;     // meetings this rank has come to
+  uint64_t compared_ = 0;  // number of the last operation that was compared
+};
+
+}  // namespace megadp::host
