@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Installs the build into a prefix of its own, moves that elsewhere, and builds and runs a C program against it: through CMake's
+find_package and through pkg-config. Also installs with DESTDIR, as packagers do.
+
+usage: install.py CMAKE BUILD_DIR GENERATOR CC VERSION
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# A rank alone: no launcher's variables from outside may say otherwise. The library's place must come from the installation.
+DROPPED = re.compile(r"(MEGADP|OMPI|PMI|PMIX|SLURM|MPI|LD_LIBRARY_PATH|RANK|WORLD_SIZE|LOCAL_|MASTER_|DESTDIR|PKG_CONFIG)")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not DROPPED.match(name)}
+
+
+class Failure(Exception):
+    pass
+
+
+def run(*command, cwd=None, **extra):
+    done = subprocess.run(command, cwd=cwd, env={**ENVIRONMENT, **extra}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          timeout=240, check=False)
+    if done.returncode:
+        raise Failure(f"{' '.join(command)} left with {done.returncode}:\n{done.stdout}")
+    return done.stdout.strip()
+
+
+def files_below(root):
+    return sorted(os.path.relpath(os.path.join(directory, name), root) for directory, _, names in os.walk(root) for name in names)
+
+
+def expect_files(root, version):
+    present = files_below(root)
+    patterns = [r"include/megadp\.h", r"lib.*/libmegadp\.so", r"lib.*/libmegadp\.so\.0", rf"lib.*/libmegadp\.so\.{re.escape(version)}",
+                r"lib.*/cmake/megadp/megadpConfig\.cmake", r"lib.*/cmake/megadp/megadpConfigVersion\.cmake",
+                r"lib.*/cmake/megadp/megadpTargets\.cmake", r"lib.*/pkgconfig/megadp\.pc", r"share/megadp/abi\.json", r"bin/megadp",
+                r"share/doc/megadp/LICENSE"]
+    lacking = [pattern for pattern in patterns if not any(re.fullmatch(pattern, path) for path in present)]
+    if lacking:
+        raise Failure(f"not installed: {lacking}; installed: {present}")
+    headers = [path for path in present if path.startswith("include/")]
+    if headers != ["include/megadp.h"]:
+        raise Failure(f"megadp.h is the only public header, but installed are {headers}")
+    return present
+
+
+def through_cmake(cmake, generator, prefix, work):
+    run(cmake, "-G", generator, "-S", os.path.join(HERE, "cmake_user"), "-B", work, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    run(cmake, "--build", work)
+    return run(os.path.join(work, "user"))
+
+
+def through_pkg_config(cc, prefix, pc_dir, version, work):
+    if not shutil.which("pkg-config"):
+        raise Failure("pkg-config is not installed")
+    def ask(*what):
+        return run("pkg-config", *what, "megadp", PKG_CONFIG_PATH=pc_dir).split()
+    if ask("--modversion") != [version]:
+        raise Failure(f"pkg-config says version {ask('--modversion')}, the build is {version}")
+    os.makedirs(work)
+    program = os.path.join(work, "user")
+    run(cc, "-std=c99", "-Wall", "-Wextra", "-Werror", *ask("--cflags"), os.path.join(HERE, "user.c"), "-o", program, *ask("--libs"))
+    return run(program, LD_LIBRARY_PATH=os.path.dirname(pc_dir))
+
+
+def main(cmake, build, generator, cc, version):
+    with tempfile.TemporaryDirectory() as directory:
+        first, prefix = os.path.join(directory, "first"), os.path.join(directory, "moved here")
+        run(cmake, "--install", build, "--prefix", first)
+        os.rename(first, prefix)
+        present = expect_files(prefix, version)
+        pc_dir = os.path.join(prefix, os.path.dirname(next(path for path in present if path.endswith("megadp.pc"))))
+        by_cmake = through_cmake(cmake, generator, prefix, os.path.join(directory, "by cmake"))
+        os.rename(prefix, first)  # pkg-config does not do spaces
+        by_pkg_config = through_pkg_config(cc, first, pc_dir.replace(prefix, first), version, os.path.join(directory, "by_pkg_config"))
+        if by_cmake != by_pkg_config or not by_cmake.startswith(f"megadp {version.rsplit('.', 1)[0]}: rank 0 of 1"):
+            raise Failure(f"the programs said {by_cmake!r} and {by_pkg_config!r}")
+        run(os.path.join(first, "bin", "megadp"), "--help")
+        staged = os.path.join(directory, "staged")
+        run(cmake, "--install", build, DESTDIR=staged)
+        if len(files_below(staged)) != len(present):
+            raise Failure(f"with DESTDIR other files are installed: {files_below(staged)}")
+    print(f"{len(present)} files installed; {by_cmake}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 6:
+        sys.exit(__doc__)
+    try:
+        main(*sys.argv[1:])
+    except Failure as failure:
+        sys.exit(str(failure))
