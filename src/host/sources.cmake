@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 # Highway: its headers alone; which SIMD target to run is decided in simd.cc, so that libhwy is not needed.
 find_path(MEGADP_HIGHWAY_INCLUDE hwy/highway.h)
 if(NOT MEGADP_HIGHWAY_INCLUDE)
