@@ -13,9 +13,6 @@ install(FILES ${PROJECT_SOURCE_DIR}/include/megadp.h DESTINATION ${CMAKE_INSTALL
 install(FILES ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/abi.json DESTINATION ${CMAKE_INSTALL_DATADIR}/megadp)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 if(TARGET megadp_tool)
-  # The program finds the library of its own prefix, wherever that was moved.
-  file(RELATIVE_PATH to_lib ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-  set_target_properties(megadp_tool PROPERTIES INSTALL_RPATH "$ORIGIN/${to_lib}")
   install(TARGETS megadp_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 
