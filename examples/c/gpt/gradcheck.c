@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Checks the hand-written backward pass against finite differences, in float64, on every element of every parameter of a small model.
  *
- *   gpt_gradcheck           prints the largest error of each kind of parameter; exit code 1 when one is too large
- *   gpt_gradcheck --spoil   spoils one element of each kind in turn by one part in 10,000 and demands that the check notices */
+ *   gpt_gradcheck           prints the largest error of each parameter; exit code 1 when one is too large
+ *   gpt_gradcheck --spoil   spoils one element of each parameter in turn by one part in 10,000 and demands that the check notices
+ *
+ * It also checks what data-parallel training builds on: a parameter is asked for before it is read, a gradient that was announced does
+ * not change any more, and gradients of parts of a batch add up to that of the whole. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,12 +99,7 @@ static double error_of(const gpt_param* param, const double* exact) {
   return worst;
 }
 
-static const char* kind_of(const gpt_param* param) {
-  const char* dot = strchr(param->name, '.');
-  return strncmp(param->name, "block", 5) == 0 && dot ? dot + 1 : param->name;
-}
-
-/* Parameters outside the limit; prints the worst of each kind unless `quiet`. */
+/* How many parameters are outside the limit; lists all of them unless `quiet`. */
 static int count_wrong(gradient_case* c, int quiet) {
   int wrong = 0;
   const double* exact = c->exact;
@@ -126,12 +124,109 @@ static int check_spoiled(gradient_case* c) {
     tried++;
     if (count_wrong(c, 1) != 1) {
       missed++;
-      printf("a wrong gradient of %s (%s) went unnoticed\n", kind_of(param), param->name);
+      printf("a wrong gradient of %s went unnoticed\n", param->name);
     }
     param->grad[largest] = before;
   }
   printf("%d gradients spoiled one at a time, %d unnoticed\n", tried, missed);
   return missed;
+}
+
+/* ── What data-parallel training builds on ───────────────────────────────────────────────────────────────────────────────────── */
+
+typedef struct { /* for each parameter: what the hooks saw */
+  gradient_case* c;
+  real **value, **grad;
+  int *asked, *announced;
+} witness;
+
+/* Until it is asked for, a parameter is not there: all NaN, so that reading it spoils the loss. */
+static int on_need(void* user, size_t p) {
+  witness* w = user;
+  memcpy(w->c->model.params[p].value, w->value[p], w->c->model.params[p].size * sizeof(real));
+  w->asked[p]++;
+  return 0;
+}
+
+static int on_final(void* user, size_t p) {
+  witness* w = user;
+  memcpy(w->grad[p], w->c->model.params[p].grad, w->c->model.params[p].size * sizeof(real));
+  w->announced[p]++;
+  return 0;
+}
+
+static int witness_open(witness* w, gradient_case* c) {
+  const size_t n = c->model.nparams;
+  w->c = c;
+  w->value = calloc(n, sizeof *w->value);
+  w->grad = calloc(n, sizeof *w->grad);
+  w->asked = calloc(n, sizeof *w->asked);
+  w->announced = calloc(n, sizeof *w->announced);
+  if (!w->value || !w->grad || !w->asked || !w->announced) return -1;
+  for (size_t p = 0; p < n; p++) {
+    gpt_param* param = &c->model.params[p];
+    w->value[p] = malloc(param->size * sizeof(real));
+    w->grad[p] = malloc(param->size * sizeof(real));
+    if (!w->value[p] || !w->grad[p]) return -1;
+    memcpy(w->value[p], param->value, param->size * sizeof(real));
+    for (size_t i = 0; i < param->size; i++) {
+      param->value[i] = NAN;
+      param->grad[i] = 0;
+    }
+  }
+  return 0;
+}
+
+static void witness_close(witness* w) {
+  for (size_t p = 0; p < w->c->model.nparams; p++) {
+    if (w->value) free(w->value[p]);
+    if (w->grad) free(w->grad[p]);
+  }
+  free(w->value);
+  free(w->grad);
+  free(w->asked);
+  free(w->announced);
+}
+
+static int check_hooks(gradient_case* c) {
+  const double loss = loss_of(c);
+  witness w;
+  const gpt_hooks hooks = {on_need, on_final, &w};
+  int wrong = 0;
+  memset(&w, 0, sizeof w);
+  if (witness_open(&w, c)) {
+    witness_close(&w);
+    fprintf(stderr, "gpt_gradcheck: out of memory\n");
+    return 1;
+  }
+  gpt_forward(&c->model, c->tokens, SEQUENCES, TIME, &hooks);
+  const double again = cross_entropy(c->model.logits, c->targets, SEQUENCES * TIME, VOCAB, 1.0 / (SEQUENCES * TIME)) / (SEQUENCES * TIME);
+  if (again != loss && ++wrong) printf("a parameter was read before it was asked for\n");
+  gpt_backward(&c->model, c->tokens, SEQUENCES, TIME, &hooks);
+  for (size_t p = 0; p < c->model.nparams; p++) {
+    const gpt_param* param = &c->model.params[p];
+    const int bad = w.asked[p] != 1 || w.announced[p] != 1 || memcmp(w.grad[p], param->grad, param->size * sizeof(real)) != 0;
+    if (bad)
+      printf("%s: asked for %d times, announced %d times, or its gradient changed after that\n", param->name, w.asked[p], w.announced[p]);
+    wrong += bad;
+  }
+  printf("hooks: %zu parameters, %d wrong\n", c->model.nparams, wrong);
+  witness_close(&w);
+  return wrong;
+}
+
+/* The gradients of the sequences one at a time, added up, against the finite differences of all at once. */
+static int check_parts(gradient_case* c) {
+  const gpt_hooks none = {NULL, NULL, NULL};
+  for (size_t p = 0; p < c->model.nparams; p++) memset(c->model.params[p].grad, 0, c->model.params[p].size * sizeof(real));
+  for (size_t s = 0; s < SEQUENCES; s++) {
+    gpt_forward(&c->model, c->tokens + s * TIME, 1, TIME, &none);
+    cross_entropy(c->model.logits, c->targets + s * TIME, TIME, VOCAB, 1.0 / (SEQUENCES * TIME));
+    gpt_backward(&c->model, c->tokens + s * TIME, 1, TIME, &none);
+  }
+  const int wrong = count_wrong(c, 1);
+  printf("parts of the batch added up: %d parameters wrong\n", wrong);
+  return wrong;
 }
 
 int main(int argc, char** argv) {
@@ -152,6 +247,7 @@ int main(int argc, char** argv) {
   int failed = count_wrong(&c, spoil);
   printf("%zu parameters, %d with a relative error of %g or more\n", c.model.nparams, failed, LIMIT);
   if (spoil && !failed) failed = check_spoiled(&c);
+  if (!spoil) failed += check_parts(&c) + check_hooks(&c);
   release(&c);
   return failed ? 1 : 0;
 }

@@ -30,14 +30,14 @@ typedef struct {
 static const option_row ROWS[] = {
     {"--text", KIND_TEXT, AT(text), 0, 0, "FILE",
      "what to learn; a directory: all files in it (default: the licenses in /usr/share/common-licenses)"},
-    {"--steps", KIND_COUNT, AT(steps), 1, 1e9, "N", "optimizer steps (400)"},
+    {"--steps", KIND_COUNT, AT(steps), 1, 1e9, "N", "optimizer steps (300)"},
     {"--batch", KIND_COUNT, AT(batch), 1, 65536, "GLOBAL", "sequences per step, over all ranks (24)"},
-    {"--layers", KIND_COUNT, AT(layers), 1, 256, "N", "transformer blocks (4)"},
+    {"--layers", KIND_COUNT, AT(layers), 1, 256, "N", "transformer blocks (3)"},
     {"--width", KIND_COUNT, AT(width), 1, 16384, "N", "size of the residual stream (96)"},
     {"--heads", KIND_COUNT, AT(heads), 1, 256, "N", "attention heads; must divide the width (4)"},
     {"--context", KIND_COUNT, AT(context), 2, 8192, "N", "characters the model looks back on (64)"},
     {"--seed", KIND_COUNT, AT(seed), 0, 9007199254740992.0, "N", "of parameters, batches and sample (1)"},
-    {"--lr", KIND_NUMBER, AT(lr), 1e-12, 1e3, "X", "highest learning rate (0.004)"},
+    {"--lr", KIND_NUMBER, AT(lr), 1e-12, 1e3, "X", "highest learning rate (0.006)"},
     {"--clip", KIND_NUMBER, AT(clip), 0, 1e12, "X", "largest global norm of the gradient; 0: no clipping (1)"},
     {"--dtype", KIND_DTYPE, AT(dtype), 0, 0, "f32|bf16|f16", "of the parameters (f32); gradients are f32, with f16 they are f16 too"},
     {"--bucket-size", KIND_BUCKET, AT(bucket_size), 0, 1e15, "N",
@@ -168,14 +168,14 @@ static options_outcome parse_all(options* out, int argc, char** argv, char* erro
 }
 
 options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size) {
-  const options defaults = {.steps = 400,
+  const options defaults = {.steps = 300,
                             .batch = 24,
-                            .layers = 4,
+                            .layers = 3,
                             .width = 96,
                             .heads = 4,
                             .context = 64,
                             .seed = 1,
-                            .lr = 0.004,
+                            .lr = 0.006,
                             .clip = 1,
                             .microbatches = 1,
                             .threads = 1};
