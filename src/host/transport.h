@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Transport: bytes between ranks on different hosts, over UCX. One per World; ranks of one host never use it, their windows are faster.
+//
+// Messages between two ranks are matched by their order: the k-th send to a rank meets the k-th receive from this one. All ranks run the
+// same operations in the same order on one queue, so this needs no tags of the caller's.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "backend/world.h"
+#include "base/status.h"
+#include "host/stream.h"
+
+namespace megadp::host {
+
+class Transport {
+ public:
+  // Collective over the world. Connects this rank with every rank of another host, and says hello to each, so that a network that lets
+  // the rendezvous pass but not the data is found out here and not in the middle of training.
+  static Result<std::shared_ptr<Transport>> open(const std::shared_ptr<World>& world);
+  virtual ~Transport() = default;  // local; forgets what is in flight
+
+  // Post a message. The memory is the transport's until the next wait() has returned. One thread at a time.
+  virtual Status send(int to, const void* data, size_t bytes) = 0;
+  virtual Status receive(int from, void* data, size_t bytes) = 0;
+  // Until everything posted has finished. A peer that died or left, a failed World, `stop` or the World's timeout end it early; then
+  // nothing is in flight any more and the transport is unusable. `during` describes the operation for the sentence of a failure.
+  virtual Status wait(const Stop& stop, const std::string& during) = 0;
+};
+
+}  // namespace megadp::host

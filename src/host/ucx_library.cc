@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/ucx_library.h"
+
+#include <dlfcn.h>
+
+#include <cstdlib>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace megadp::host {
+
+#ifdef MEGADP_HAVE_UCX
+
+namespace {
+
+constexpr const char* kName = "libucp.so.0";
+
+// What UCX reads while it loads, and what it must find. Each only where the user has not set it.
+class LoadingEnvironment {
+ public:
+  LoadingEnvironment() {
+    for (const auto& [name, value] : {std::pair{"UCX_ERROR_SIGNALS", ""},
+                                      {"UCX_DEBUG_SIGNO", ""},
+                                      {"UCX_MEM_EVENTS", "n"},
+                                      {"UCX_LOG_LEVEL", "fatal"},
+                                      {"UCX_HANDLE_ERRORS", "none"}}) {
+      if (std::getenv(name) != nullptr) continue;
+      if (setenv(name, value, 0) == 0) set_.push_back(name);
+    }
+  }
+  ~LoadingEnvironment() {
+    for (const char* name : set_) unsetenv(name);
+  }
+  LoadingEnvironment(const LoadingEnvironment&) = delete;
+  LoadingEnvironment& operator=(const LoadingEnvironment&) = delete;
+
+ private:
+  std::vector<const char*> set_;
+};
+
+template <class Function>
+bool find(void* library, const char* name, Function* out, std::string* missing) {
+  *out = reinterpret_cast<Function>(dlsym(library, name));
+  if (*out == nullptr) *missing += std::string(missing->empty() ? "" : ", ") + name;
+  return *out != nullptr;
+}
+
+std::string find_all(void* library, UcxLibrary* ucx) {
+  std::string missing;
+  find(library, "ucp_get_version", &ucx->get_version, &missing);
+  find(library, "ucp_config_read", &ucx->config_read, &missing);
+  find(library, "ucp_config_modify", &ucx->config_modify, &missing);
+  find(library, "ucp_config_release", &ucx->config_release, &missing);
+  find(library, "ucp_init_version", &ucx->init_version, &missing);
+  find(library, "ucp_cleanup", &ucx->cleanup, &missing);
+  find(library, "ucp_worker_create", &ucx->worker_create, &missing);
+  find(library, "ucp_worker_destroy", &ucx->worker_destroy, &missing);
+  find(library, "ucp_worker_get_address", &ucx->worker_get_address, &missing);
+  find(library, "ucp_worker_release_address", &ucx->worker_release_address, &missing);
+  find(library, "ucp_worker_get_efd", &ucx->worker_get_efd, &missing);
+  find(library, "ucp_worker_arm", &ucx->worker_arm, &missing);
+  find(library, "ucp_worker_progress", &ucx->worker_progress, &missing);
+  find(library, "ucp_ep_create", &ucx->ep_create, &missing);
+  find(library, "ucp_ep_close_nbx", &ucx->ep_close_nbx, &missing);
+  find(library, "ucp_tag_send_nbx", &ucx->tag_send_nbx, &missing);
+  find(library, "ucp_tag_recv_nbx", &ucx->tag_recv_nbx, &missing);
+  find(library, "ucp_request_cancel", &ucx->request_cancel, &missing);
+  find(library, "ucp_request_check_status", &ucx->request_check_status, &missing);
+  find(library, "ucp_request_free", &ucx->request_free, &missing);
+  find(library, "ucs_status_string", &ucx->status_string, &missing);  // of libucs, which libucp brings along
+  return missing;
+}
+
+Result<UcxLibrary> load() {
+  // Where another library (an MPI) has loaded UCX before, all that loading decides has been decided: the environment is left alone.
+  void* library = dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+  if (library == nullptr) {
+    const LoadingEnvironment environment;
+    library = dlopen(kName, RTLD_NOW | RTLD_GLOBAL);
+  }
+  if (library == nullptr) {
+    const char* why = dlerror();
+    return unsupported("UCX carries data between hosts and could not be loaded: ", why != nullptr ? why : kName,
+                       "; on Debian and Ubuntu it is the package libucx0");
+  }
+  UcxLibrary ucx{};
+  if (const std::string missing = find_all(library, &ucx); !missing.empty()) return unsupported(kName, " lacks ", missing);
+  unsigned major = 0, minor = 0, release = 0;
+  ucx.get_version(&major, &minor, &release);
+  if (major != 1 || minor < 12) return unsupported("UCX ", major, ".", minor, ".", release, " was found; 1.12 or a later 1.x is needed");
+  return ucx;
+}
+
+}  // namespace
+
+Result<const UcxLibrary*> UcxLibrary::get() {
+  // Never unloaded: UCX does not survive that.
+  static std::mutex mutex;
+  static const Result<UcxLibrary>* loaded = nullptr;
+  std::lock_guard lock(mutex);
+  if (loaded == nullptr) loaded = new Result<UcxLibrary>(load());
+  if (!loaded->ok()) return loaded->status();
+  return &**loaded;
+}
+
+UcxInfo ucx_info() {
+  auto ucx = UcxLibrary::get();
+  if (!ucx) return {false, ucx.status().text()};
+  unsigned major = 0, minor = 0, release = 0;
+  (*ucx)->get_version(&major, &minor, &release);
+  return {true, text(major, ".", minor, ".", release)};
+}
+
+#else
+
+Result<const UcxLibrary*> UcxLibrary::get() {
+  return unsupported("this build of megadp has no transport between hosts: ucp/api/ucp.h was not found when it was configured");
+}
+
+UcxInfo ucx_info() {
+  return {false, UcxLibrary::get().status().text()};
+}
+
+#endif
+
+}  // namespace megadp::host
