@@ -70,7 +70,7 @@ Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
 Result<std::shared_ptr<Request>> Comm::finish(void* consumer, bool want_request) {
   auto event = tree_->queue->record(want_request ? tree_->event_fd.get() : -1);
   if (!event) return event.status();
-  if (want_request) return std::make_shared<Request>(tree_, *event);
+  if (want_request) return std::make_shared<Request>(tree_, *event, tree_->event_fd.valid());
   if (Status status = tree_->queue->make_caller_wait(consumer, **event); !status) return status;
   return std::shared_ptr<Request>();
 }

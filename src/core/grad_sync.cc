@@ -129,7 +129,8 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
       auto end = tree().queue->record(want_request ? tree().event_fd.get() : -1);
       if (!end) return end.status();
-      s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, [this] { return complete_sync(); });
+      const bool notifies = want_request && tree().event_fd.valid();
+      s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, notifies, [this] { return complete_sync(); });
       s.phase = Phase::syncing;
     }
     // Syncing twice is a no-op: the same outcome again. The buffer keeps the request and the caller's pointer keeps both.

@@ -3,6 +3,7 @@
 // request's; it is how an operation turns what it received into a status on the caller's thread.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -17,12 +18,16 @@ struct Tree;
 
 class Request {
  public:
-  Request(std::shared_ptr<Tree> tree, std::shared_ptr<Event> event, std::function<Status()> complete = {})
-      : tree_(std::move(tree)), event_(std::move(event)), complete_(std::move(complete)) {}
+  // notifies: the event was recorded with the tree's event descriptor.
+  Request(std::shared_ptr<Tree> tree, std::shared_ptr<Event> event, bool notifies, std::function<Status()> complete = {})
+      : tree_(std::move(tree)), event_(std::move(event)), complete_(std::move(complete)), notifies_(notifies) {}
 
   // Code::pending, or how it ended. Any thread; as often as wanted.
   Status test() { return wait(Deadline::after_ns(0)); }
   Status wait(Deadline deadline);
+
+  // True once, where it notifies: the notification is now the caller's to take off the descriptor (see Tree::event_fd).
+  bool claim_notification() noexcept { return notifies_.exchange(false); }
 
  private:
   std::shared_ptr<Tree> tree_;
@@ -31,6 +36,7 @@ class Request {
   std::mutex mutex_;
   bool finished_ = false;
   Status outcome_;
+  std::atomic<bool> notifies_;
 };
 
 }  // namespace megadp

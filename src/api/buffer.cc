@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Buffers: registration, views, and what is known of them.
+#include "api/config.h"
+#include "api/error.h"
+#include "api/handle.h"
+#include "api/intake.h"
+
+using namespace megadp;
+
+namespace {
+
+mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Buffer::View> (Buffer::*get)(size_t)) {
+  return guard([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
+    auto view = (buffer->object.get()->*get)(param);
+    if (!view) return view.status();
+    mdp_tensor tensor{};
+    tensor.dtype = static_cast<mdp_dtype>(view->type);
+    tensor.device_type = 1;
+    tensor.ndim = static_cast<int32_t>(view->shape->size());
+    tensor.data = view->data;
+    tensor.shape = view->shape->data();
+    tensor.strides = view->strides->data();
+    give(tensor, out);
+    return {};
+  });
+}
+
+std::vector<mdp_range> ranges_of(const Buffer& buffer) {
+  std::vector<mdp_range> ranges;
+  for (size_t arena = 0; arena < buffer.plan().arenas.size(); ++arena) {
+    for (const OwnedRange& owned : buffer.owned(arena)) {
+      mdp_range range{};
+      range.buffer = static_cast<int64_t>(arena);
+      range.bucket = owned.bucket;
+      range.param = static_cast<int64_t>(owned.param);
+      range.begin = static_cast<int64_t>(owned.begin);
+      range.end = static_cast<int64_t>(owned.end);
+      range.param_begin = static_cast<int64_t>(owned.param_begin);
+      ranges.push_back(range);
+    }
+  }
+  return ranges;
+}
+
+// Into an array of the caller's, whose elements are as long as the first one says.
+void give_ranges(const std::vector<mdp_range>& from, mdp_range* to) {
+  const uint32_t stride = to->struct_size;
+  for (size_t i = 0; i < from.size(); ++i) {
+    auto* element = reinterpret_cast<mdp_range*>(reinterpret_cast<std::byte*>(to) + i * stride);
+    element->struct_size = stride;
+    give(from[i], element);
+  }
+}
+
+}  // namespace
+
+mdp_status mdp_buffer_register(mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count, mdp_buffer** out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    if (Status status = check_handle(grid, "grid", Need::usable); !status) return status;
+    auto ours = take_buffer_config(config, "config");
+    if (!ours) return ours.status();
+    auto specs = take_params(params, count);
+    if (!specs) return specs.status();
+    auto buffer = Buffer::create(grid->object, *ours, *std::move(specs));
+    if (!buffer) return buffer.status();
+    *out = new mdp_buffer(grid->tree, *buffer);
+    return {};
+  });
+}
+
+mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(needed, "needed"); !status) return status;
+    if (capacity > 0) {
+      if (Status status = check_output(ranges, "ranges[0]"); !status) return status;
+    }
+    if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
+    const std::vector<mdp_range> owned = ranges_of(*buffer->object);
+    *needed = owned.size();
+    if (capacity == 0) return {};
+    if (capacity < owned.size()) return invalid("capacity is ", capacity, "; this rank owns ", owned.size(), " ranges");
+    give_ranges(owned, ranges);
+    return {};
+  });
+}
+
+mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
+  return view_of(buffer, param, out, &Buffer::param_view);
+}
+
+mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
+  return view_of(buffer, param, out, &Buffer::grad_view);
+}
+
+mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    return buffer->object->broadcast(root);
+  });
+}
+
+mdp_status mdp_buffer_verify(mdp_buffer* buffer) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    return buffer->object->verify();
+  });
+}
+
+mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_stream(stream, "stream"); !status) return status;
+    return buffer->object->zero_grad(stream);
+  });
+}
+
+mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
+    const Stats stats = buffer->object->stats();
+    mdp_stats_report report{};
+    report.comm_ns = stats.comm_ns;
+    report.exposed_ns = stats.exposed_ns;
+    report.bytes = stats.bytes;
+    report.buckets = stats.buckets;
+    report.launched_in_backward = stats.launched_in_backward;
+    report.syncs = stats.syncs;
+    give(report, out);
+    return {};
+  });
+}
+
+mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_report* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
+    auto known = buffer->object->bucket(bucket);
+    if (!known) return known.status();
+    mdp_bucket_report report{};
+    report.state = static_cast<mdp_bucket_state>(known->state);
+    report.ready_ns = known->ready_ns;
+    report.reduce_begin_ns = known->reduce_begin_ns;
+    report.reduce_end_ns = known->reduce_end_ns;
+    report.gather_begin_ns = known->gather_begin_ns;
+    report.gather_end_ns = known->gather_end_ns;
+    report.sync_ns = known->sync_ns;
+    give(report, out);
+    return {};
+  });
+}
+
+void mdp_buffer_destroy(mdp_buffer* buffer) {
+  destroy_handle(buffer);
+}

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators: making, splitting, asking, aborting and dropping them.
+#include <algorithm>
+#include <cstring>
+
+#include "api/error.h"
+#include "api/event.h"
+#include "api/handle.h"
+#include "api/intake.h"
+#include "backend/bootstrap/launch.h"
+
+using namespace megadp;
+
+namespace {
+
+constexpr uint64_t kDefaultTimeoutNs = 300'000'000'000;  // five minutes
+
+Status check_config(const mdp_comm_config& config) {
+  if (config.backend == MDP_BACKEND_CUDA) return unsupported("config.backend is MDP_BACKEND_CUDA; this build has the host backend only");
+  if (config.backend > MDP_BACKEND_CUDA) {
+    return invalid("config.backend is ", config.backend, "; it must be MDP_BACKEND_AUTO (0) or MDP_BACKEND_HOST (1)");
+  }
+  if (Status status = check_reserved(config.device, "config.device"); !status) return status;
+  if (Status status = check_reserved(config.host_threads, "config.host_threads"); !status) return status;
+  return check_flags(config.flags, 0, "config.flags", "none");
+}
+
+Result<Launch> launch_by_id(const mdp_comm_config& config, const mdp_unique_id& given) {
+  if (config.nranks < 1) return invalid("config.nranks is ", config.nranks, "; with an id it must say how many ranks there are, 1 or more");
+  if (config.rank < 0 || config.rank >= config.nranks) {
+    return invalid("config.rank is ", config.rank, "; with config.nranks ", config.nranks, " it must be 0 to ", config.nranks - 1);
+  }
+  UniqueId id;
+  static_assert(sizeof id.bytes == sizeof given.bytes);
+  std::memcpy(id.bytes.data(), given.bytes, sizeof given.bytes);
+  return launch_from_id(id, config.rank, config.nranks);
+}
+
+Result<Launch> launch_by_environment(const mdp_comm_config& config) {
+  if (config.rank != 0) return invalid("config.rank is ", config.rank, "; without an id the launcher says it: leave it 0");
+  if (config.nranks < 0) return invalid("config.nranks is ", config.nranks, "; without an id it must be 0, or what the launcher says");
+  auto launch = launch_from_environment();
+  if (launch && config.nranks != 0 && config.nranks != launch->nranks) {
+    return invalid("config.nranks is ", config.nranks, ", but the launcher (", launch->launcher, ") says ", launch->nranks);
+  }
+  return launch;
+}
+
+// The failure that stays with the communicator, whoever noticed it first.
+Status sticky_failure(const Tree& tree) {
+  return tree.world->failed() ? tree.world->failure() : tree.queue->failure();
+}
+
+}  // namespace
+
+mdp_status mdp_unique_id_create(mdp_unique_id* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    auto id = create_unique_id();
+    if (!id) return id.status();
+    std::memcpy(out->bytes, id->bytes.data(), sizeof out->bytes);
+    return {};
+  });
+}
+
+mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    auto ours = take_or_default(config, "config");
+    if (!ours) return ours.status();
+    if (Status status = check_config(*ours); !status) return status;
+    auto launch = id != nullptr ? launch_by_id(*ours, *id) : launch_by_environment(*ours);
+    if (!launch) return launch.status();
+    auto comm =
+        Comm::create(static_cast<BackendKind>(ours->backend), *launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
+    if (!comm) return comm.status();
+    *out = new mdp_comm((*comm)->shared_tree(), *comm);
+    return {};
+  });
+}
+
+mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
+    auto part = comm->object->split(color, key);
+    if (!part) return part.status();
+    *out = *part != nullptr ? new mdp_comm(comm->tree, *part) : nullptr;
+    return {};
+  });
+}
+
+int32_t mdp_comm_rank(const mdp_comm* comm) {
+  int32_t rank = -1;
+  guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    rank = comm->object->rank();
+    return {};
+  });
+  return rank;
+}
+
+int32_t mdp_comm_size(const mdp_comm* comm) {
+  int32_t size = -1;
+  guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    size = comm->object->size();
+    return {};
+  });
+  return size;
+}
+
+mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    mdp_error_info info;
+    fill_error_info(sticky_failure(*comm->tree), &info);
+    give(info, out);
+    return {};
+  });
+}
+
+mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    auto fd = event_descriptor(*comm->tree);
+    if (!fd) return fd.status();
+    *out = *fd;
+    return {};
+  });
+}
+
+mdp_status mdp_comm_abort(mdp_comm* comm) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    const int rank = comm->object->world_rank();
+    comm->tree->world->fail(Status(Code::aborted, text("rank ", rank, " called mdp_comm_abort"), Blame{.rank = rank}));
+    return {};
+  });
+}
+
+void mdp_comm_destroy(mdp_comm* comm) {
+  destroy_handle(comm);
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/event.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace megadp {
+
+Result<int> event_descriptor(Tree& tree) {
+  if (!tree.event_fd.valid()) {
+    const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
+    if (fd < 0) return system_error("eventfd", errno);
+    tree.event_fd = Fd(fd);
+  }
+  return tree.event_fd.get();
+}
+
+std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Tree>& tree, std::shared_ptr<void> owner) {
+  if (out == nullptr) return nullptr;
+  auto request = std::make_unique<mdp_request>(tree, nullptr);
+  request->owner = std::move(owner);
+  return request;
+}
+
+Status give_request(std::unique_ptr<mdp_request> request, std::shared_ptr<Request> pending, mdp_request** out) {
+  if (out == nullptr) return {};
+  request->object = std::move(pending);
+  *out = request.release();
+  return {};
+}
+
+namespace {
+
+// One of what is owed is claimed before it is read, so that two threads cannot take off more than that.
+bool claim(std::atomic<int>& owed) noexcept {
+  int value = owed.load();
+  while (value > 0) {
+    if (owed.compare_exchange_weak(value, value - 1)) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void settle_event(Tree& tree, bool finished) noexcept {
+  tree.event_owed.fetch_add(1);
+  // A finished event is marked done a moment before its one is written. Wait for that moment, so that the descriptor is not left readable
+  // with nothing to find; should the writer be slower than this, the next call settles it.
+  int patience_ms = finished ? 20 : 0;
+  while (claim(tree.event_owed)) {
+    uint64_t one;
+    if (read(tree.event_fd.get(), &one, sizeof one) == static_cast<ssize_t>(sizeof one)) continue;
+    const int error = errno;
+    tree.event_owed.fetch_add(1);
+    if (error == EINTR) continue;
+    if (error != EAGAIN || patience_ms == 0) return;
+    pollfd ready{tree.event_fd.get(), POLLIN, 0};
+    poll(&ready, 1, patience_ms);
+    patience_ms = 0;
+  }
+}
+
+}  // namespace megadp

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/handle.h"
+
+#include "api/intake.h"
+
+namespace megadp {
+
+namespace {
+
+const char* known_kind(uint64_t mark) noexcept {
+  for (const HandleKind* kind : {&kCommHandle, &kGridHandle, &kBufferHandle, &kOptimizerHandle, &kRequestHandle}) {
+    if (mark == kind->mark) return kind->name;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+Status check_mark(const void* handle, const char* argument, const HandleKind& kind) {
+  if (Status status = check_pointer(handle, argument, alignof(std::atomic<uint64_t>)); !status) return status;
+  const uint64_t mark = static_cast<const std::atomic<uint64_t>*>(handle)->load(std::memory_order_relaxed);
+  if (mark == kind.mark) return {};
+  if (const char* other = known_kind(mark)) return invalid(argument, " is an ", other, "; this call takes an ", kind.name);
+  return invalid(argument, " is ", handle, ", which is not a live ", kind.name, ": it was destroyed, or never was one");
+}
+
+bool has_mark(const void* handle, const HandleKind& kind) noexcept {
+  return handle != nullptr && reinterpret_cast<uintptr_t>(handle) % alignof(std::atomic<uint64_t>) == 0 &&
+         static_cast<const std::atomic<uint64_t>*>(handle)->load(std::memory_order_relaxed) == kind.mark;
+}
+
+Status check_tree(const Tree& tree, Need need) {
+  if (need == Need::usable) return tree.usable();
+  if (!tree.world->in_forked_child()) return {};
+  return bad_state("this handle belongs to the parent process; a forked child must create its own communicator");
+}
+
+}  // namespace megadp

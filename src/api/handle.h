@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an opaque handle of the C API is: a mark that says which kind it is, and shared ownership of a core object and of the tree it lives
+// in. Two handles never share anything but core objects, so they may be destroyed in any order.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "core/buffer.h"
+#include "core/comm.h"
+#include "core/optimizer.h"
+#include "core/request.h"
+#include "megadp.h"
+
+namespace megadp {
+
+// Eight characters in memory, so that a debugger shows what a pointer points to.
+constexpr uint64_t mark_of(const char (&word)[9]) {
+  uint64_t mark = 0;
+  for (int i = 7; i >= 0; --i) mark = mark << 8 | static_cast<uint8_t>(word[i]);
+  return mark;
+}
+
+struct HandleKind {
+  uint64_t mark;
+  const char* name;
+};
+inline constexpr HandleKind kCommHandle{mark_of("mdp-comm"), "mdp_comm"};
+inline constexpr HandleKind kGridHandle{mark_of("mdp-grid"), "mdp_grid"};
+inline constexpr HandleKind kBufferHandle{mark_of("mdp-bufr"), "mdp_buffer"};
+inline constexpr HandleKind kOptimizerHandle{mark_of("mdp-optm"), "mdp_optimizer"};
+inline constexpr HandleKind kRequestHandle{mark_of("mdp-rqst"), "mdp_request"};
+
+template <class Object, const HandleKind& handle_kind>
+struct Handle {
+  static constexpr const HandleKind& kind = handle_kind;
+  // First, so that any of our handles can be recognised. Atomic, so that the zero written as a handle dies is not optimised away: most
+  // uses after a destroy are caught by it.
+  std::atomic<uint64_t> mark{handle_kind.mark};
+  std::shared_ptr<Tree> tree;  // before object, which may need it to the last
+  std::shared_ptr<Object> object;
+
+  Handle(std::shared_ptr<Tree> its_tree, std::shared_ptr<Object> its_object) : tree(std::move(its_tree)), object(std::move(its_object)) {}
+};
+
+}  // namespace megadp
+
+struct mdp_comm : megadp::Handle<megadp::Comm, megadp::kCommHandle> {
+  using Handle::Handle;
+};
+
+struct mdp_grid : megadp::Handle<megadp::GridComm, megadp::kGridHandle> {
+  using Handle::Handle;
+};
+
+struct mdp_buffer : megadp::Handle<megadp::Buffer, megadp::kBufferHandle> {
+  using Handle::Handle;
+};
+
+struct mdp_optimizer : megadp::Handle<megadp::Optimizer, megadp::kOptimizerHandle> {
+  using Handle::Handle;
+  std::shared_ptr<megadp::Buffer> buffer;
+  // What the shapes of state views point to, made when first needed: the count and the stride of each parameter's owned slice.
+  std::vector<std::array<int64_t, 2>> slices;
+};
+
+struct mdp_request : megadp::Handle<megadp::Request, megadp::kRequestHandle> {
+  using Handle::Handle;
+  std::shared_ptr<void> owner;  // what the operation works on: stays alive with the request
+};
+
+namespace megadp {
+
+// What a call needs of the handle's tree.
+enum class Need {
+  process,  // this process made it. Enough for what reads local memory: what is left after a failure can be saved
+  usable    // and no rank is lost, nothing aborted
+};
+
+Status check_mark(const void* handle, const char* argument, const HandleKind& kind);
+bool has_mark(const void* handle, const HandleKind& kind) noexcept;
+Status check_tree(const Tree& tree, Need need);
+
+template <class H>
+Status check_handle(const H* handle, const char* argument, Need need) {
+  if (Status status = check_mark(handle, argument, H::kind); !status) return status;
+  return check_tree(*handle->tree, need);
+}
+
+// NULL, a handle of another kind and a forked child's copy are left alone.
+template <class H>
+void destroy_handle(H* handle) noexcept {
+  if (!has_mark(handle, H::kind)) return;
+  if (handle->tree->world->in_forked_child()) return;
+  if (handle->mark.exchange(0) != H::kind.mark) return;
+  delete handle;
+}
+
+}  // namespace megadp

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers.
+#include "core/optimizer.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "api/error.h"
+#include "api/event.h"
+#include "api/handle.h"
+#include "api/intake.h"
+
+using namespace megadp;
+
+namespace {
+
+Status check_number(double value, const std::string& argument) {
+  if (std::isfinite(value) && value >= 0) return {};
+  return invalid(argument, " is ", value, "; it must be 0 or more and finite");
+}
+
+Status check_beta(double value, const char* argument) {
+  if (value >= 0 && value < 1) return {};
+  return invalid(argument, " is ", value, "; it must be at least 0 and below 1");
+}
+
+Result<ParamGroup> take_group(const mdp_group& given, const std::string& argument) {
+  if (Status status = check_reserved(given.reserved, argument + ".reserved"); !status) return status;
+  if (Status status = check_flags(given.flags, MDP_GROUP_SET_LR, argument + ".flags", "MDP_GROUP_SET_LR (1)"); !status) return status;
+  if (Status status = check_number(given.lr, argument + ".lr"); !status) return status;
+  if (Status status = check_number(given.weight_decay, argument + ".weight_decay"); !status) return status;
+  ParamGroup group;
+  group.has_lr = given.lr != 0 || (given.flags & MDP_GROUP_SET_LR) != 0;
+  group.lr = given.lr;
+  group.weight_decay = given.weight_decay;
+  return group;
+}
+
+Result<std::vector<ParamGroup>> take_groups(const mdp_optimizer_config& config) {
+  std::vector<ParamGroup> groups;
+  if (config.groups == nullptr && config.ngroups == 0) {
+    groups.push_back({.weight_decay = config.weight_decay});
+    return groups;
+  }
+  if (config.ngroups == 0) return invalid("config.ngroups is 0, but config.groups is not NULL; leave both 0 for one group");
+  if (config.weight_decay != 0) {
+    return invalid("config.weight_decay is ", config.weight_decay,
+                   ", but there are groups; each group has its own weight_decay, leave this 0");
+  }
+  auto array = Array<mdp_group>::open(config.groups, config.ngroups, "config.groups");
+  if (!array) return array.status();
+  for (size_t i = 0; i < array->count(); ++i) {
+    auto ours = array->take_at(i);
+    if (!ours) return ours.status();
+    auto group = take_group(*ours, array->name(i));
+    if (!group) return group.status();
+    groups.push_back(*group);
+  }
+  return groups;
+}
+
+Result<OptimizerConfig> take_config(const mdp_optimizer_config* given) {
+  auto ours = take_or_default(given, "config");
+  if (!ours) return ours.status();
+  if (ours->rule != MDP_RULE_ADAMW) return invalid("config.rule is ", ours->rule, "; it must be MDP_RULE_ADAMW (0)");
+  if (Status status = check_flags(ours->flags, MDP_OPTIMIZER_SET_BETAS, "config.flags", "MDP_OPTIMIZER_SET_BETAS (1)"); !status)
+    return status;
+  if (Status status = check_number(ours->lr, "config.lr"); !status) return status;
+  if (Status status = check_beta(ours->beta1, "config.beta1"); !status) return status;
+  if (Status status = check_beta(ours->beta2, "config.beta2"); !status) return status;
+  if (Status status = check_number(ours->eps, "config.eps"); !status) return status;
+  if (Status status = check_number(ours->weight_decay, "config.weight_decay"); !status) return status;
+  if (Status status = check_number(ours->max_grad_norm, "config.max_grad_norm"); !status) return status;
+  auto groups = take_groups(*ours);
+  if (!groups) return groups.status();
+
+  const bool literal_betas = (ours->flags & MDP_OPTIMIZER_SET_BETAS) != 0;
+  OptimizerConfig config;
+  if (ours->lr != 0) config.lr = ours->lr;
+  if (ours->beta1 != 0 || literal_betas) config.beta1 = ours->beta1;
+  if (ours->beta2 != 0 || literal_betas) config.beta2 = ours->beta2;
+  if (ours->eps != 0) config.eps = ours->eps;
+  config.max_grad_norm = ours->max_grad_norm;
+  config.groups = *std::move(groups);
+  return config;
+}
+
+Result<mdp_step_config> take_step_config(const mdp_step_config* given) {
+  auto ours = take_or_default(given, "config");
+  if (!ours) return ours;
+  if (Status status = check_reserved(ours->reserved, "config.reserved"); !status) return status;
+  if (Status status = check_flags(ours->flags, MDP_STEP_SET_LR, "config.flags", "MDP_STEP_SET_LR (1)"); !status) return status;
+  if (Status status = check_number(ours->lr, "config.lr"); !status) return status;
+  if (Status status = check_number(ours->loss_scale, "config.loss_scale"); !status) return status;
+  if (Status status = check_stream(ours->stream, "config.stream"); !status) return status;
+  return ours;
+}
+
+void give_step_report(const StepReport& from, mdp_step_report* out) {
+  mdp_step_report report{};
+  report.grad_norm = from.grad_norm;
+  report.clip_factor = from.clip_factor;
+  report.loss_scale = from.loss_scale;
+  report.step = from.step;
+  report.flags = (from.skipped ? MDP_STEPPED_SKIPPED : 0) | (from.clipped ? MDP_STEPPED_CLIPPED : 0);
+  give(report, out);
+}
+
+}  // namespace
+
+mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    auto ours = take_config(config);
+    if (!ours) return ours.status();
+    auto optimizer = Optimizer::create(buffer->object, *ours);
+    if (!optimizer) return optimizer.status();
+    auto handle = std::make_unique<mdp_optimizer>(buffer->tree, *optimizer);
+    handle->buffer = buffer->object;
+    handle->slices.resize(buffer->object->plan().params.size());
+    *out = handle.release();
+    return {};
+  });
+}
+
+mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t group, const mdp_group* value) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
+    auto ours = take(value, "value");
+    if (!ours) return ours.status();
+    auto taken = take_group(*ours, "value");
+    if (!taken) return taken.status();
+    return optimizer->object->set_group(group, *taken);
+  });
+}
+
+mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out) {
+  return guard([&]() -> Status {
+    if (report != nullptr) {
+      if (Status status = check_output(report, "report"); !status) return status;
+    }
+    if (out != nullptr) {
+      if (Status status = check_out(out, "out"); !status) return status;
+    }
+    if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
+    auto ours = take_step_config(config);
+    if (!ours) return ours.status();
+    auto request = prepare_request(out, optimizer->tree, optimizer->object);
+    if (ours->lr != 0 || (ours->flags & MDP_STEP_SET_LR) != 0) optimizer->object->set_lr(ours->lr);
+    const bool scaled = ours->loss_scale != 0;
+    StepReport answer;
+    auto pending =
+        optimizer->object->step(scaled ? ours->loss_scale : 1, scaled, report != nullptr ? &answer : nullptr, ours->stream, out != nullptr);
+    if (!pending) return pending.status();
+    if (report != nullptr) give_step_report(answer, report);
+    return give_request(std::move(request), *std::move(pending), out);
+  });
+}
+
+mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    if (name == nullptr) return invalid("name is NULL; AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'");
+    constexpr size_t longest = 63;
+    auto slice = optimizer->object->state(param, std::string(name, strnlen(name, longest)).c_str());
+    if (!slice) return slice.status();
+    std::array<int64_t, 2>& shape = optimizer->slices[param];  // the same numbers every time: a view given out before stays true
+    shape = {static_cast<int64_t>(slice->count), 1};
+    mdp_tensor tensor{};
+    tensor.dtype = MDP_DTYPE_F32;
+    tensor.device_type = 1;
+    tensor.ndim = 1;
+    tensor.data = slice->data;
+    tensor.shape = &shape[0];
+    tensor.strides = &shape[1];
+    give(tensor, out);
+    return {};
+  });
+}
+
+void mdp_optimizer_destroy(mdp_optimizer* optimizer) {
+  destroy_handle(optimizer);
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans: what registration would do, without a communicator.
+#include "core/plan.h"
+
+#include "api/config.h"
+#include "api/error.h"
+#include "api/intake.h"
+#include "core/plan_json.h"
+
+using namespace megadp;
+
+namespace {
+
+Result<Grid> take_grid(const mdp_grid_config* given, int32_t world) {
+  auto config = take_grid_config(given, "grid");
+  if (!config) return config.status();
+  return Grid::create(*config, world);
+}
+
+Result<Plan> take_plan(const mdp_grid_config* grid, int32_t world, const mdp_buffer_config* config, const mdp_param* params, size_t count) {
+  auto shape = take_grid(grid, world);
+  if (!shape) return shape.status();
+  auto ours = take_buffer_config(config, "config");
+  if (!ours) return ours.status();
+  auto specs = take_params(params, count);
+  if (!specs) return specs.status();
+  return make_plan(*shape, *ours, *std::move(specs));
+}
+
+}  // namespace
+
+mdp_status mdp_grid_groups_json(const mdp_grid_config* grid, int32_t world, uint32_t axes, char* json, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (Status status = check_text_output(json, capacity, needed); !status) return status;
+    auto shape = take_grid(grid, world);
+    if (!shape) return shape.status();
+    if (Status status = shape->check_axes(axes); !status) return status;
+    return give_text(grid_groups_json(*shape, axes), json, capacity, needed);
+  });
+}
+
+mdp_status mdp_plan(const mdp_grid_config* grid, int32_t world, int32_t rank, const mdp_buffer_config* config, const mdp_param* params,
+                    size_t count, mdp_plan_report* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    auto plan = take_plan(grid, world, config, params, count);
+    if (!plan) return plan.status();
+    if (rank < 0 || rank >= world) return invalid("rank is ", rank, "; in a world of ", world, " it must be 0 to ", world - 1);
+    const MemoryPlan memory = plan->memory(rank);
+    mdp_plan_report report{};
+    report.param_bytes = memory.param;
+    report.grad_bytes = memory.grad;
+    report.grad_shard_bytes = memory.grad_shard;
+    report.master_bytes = memory.master;
+    report.state_bytes = memory.state;
+    report.scratch_bytes = memory.scratch;
+    report.padding_elements = plan->padding_elements();
+    report.buckets = plan->launch_order.size();
+    report.owned_elements = plan->owned_elements(rank);
+    give(report, out);
+    return {};
+  });
+}
+
+mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t world, const mdp_buffer_config* config, const mdp_param* params, size_t count,
+                         char* json, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (Status status = check_text_output(json, capacity, needed); !status) return status;
+    auto plan = take_plan(grid, world, config, params, count);
+    if (!plan) return plan.status();
+    return give_text(plan_json(*plan), json, capacity, needed);
+  });
+}

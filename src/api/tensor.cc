@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "api/tensor.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "api/intake.h"
+#include "base/checked.h"
+#include "core/param.h"
+
+namespace megadp {
+
+namespace {
+
+constexpr int32_t kMaxDims = 16;
+constexpr uint64_t kMaxElements = uint64_t{1} << 58;
+
+Status check_place(const mdp_tensor& tensor, const std::string& argument) {
+  constexpr int32_t cpu = 1, cuda = 2;  // as DLPack numbers them
+  if (tensor.device_type == cuda) return unsupported(argument, ".device_type is 2 (CUDA); this build has the host backend only: 1 or 0");
+  if (tensor.device_type != 0 && tensor.device_type != cpu) {
+    return invalid(argument, ".device_type is ", tensor.device_type, "; it must be 1 (CPU), or 0, which is taken as 1");
+  }
+  if (tensor.device_id != 0) return invalid(argument, ".device_id is ", tensor.device_id, "; on the host it is 0");
+  return check_reserved(tensor.reserved, argument + ".reserved");
+}
+
+uint64_t magnitude(int64_t stride) {
+  return stride < 0 ? uint64_t{0} - static_cast<uint64_t>(stride) : static_cast<uint64_t>(stride);
+}
+
+// Sufficient for every element to have memory of its own: along each axis a step leaves behind all that the shorter steps reach.
+bool elements_are_apart(const Tensor& tensor) {
+  std::vector<std::pair<uint64_t, uint64_t>> axes;  // (step, size)
+  for (size_t d = 0; d < tensor.shape.size(); ++d) {
+    if (tensor.shape[d] > 1) axes.emplace_back(magnitude(tensor.strides[d]), static_cast<uint64_t>(tensor.shape[d]));
+  }
+  std::sort(axes.begin(), axes.end());
+  uint64_t reach = 0;
+  for (const auto& [step, size] : axes) {
+    if (step <= reach) return false;
+    reach += step * (size - 1);
+  }
+  return true;
+}
+
+// Fills in the strides, and finds out whether the array is dense and how far its elements reach.
+Status take_strides(const int64_t* given, const std::string& argument, Access access, Tensor* tensor) {
+  const size_t ndim = tensor->shape.size();
+  tensor->strides.resize(ndim);
+  int64_t stride = 1;
+  for (size_t d = ndim; d-- > 0;) {
+    tensor->strides[d] = stride;
+    stride *= std::max<int64_t>(tensor->shape[d], 1);
+  }
+  if (given == nullptr || ndim == 0) return {};
+  if (Status status = check_pointer(given, (argument + ".strides").c_str(), alignof(int64_t)); !status) return status;
+  uint64_t reach = 0;
+  for (size_t d = 0; d < ndim; ++d) {
+    if (tensor->numel == 0 || tensor->shape[d] == 1) continue;  // never stepped along
+    uint64_t span;
+    if (!checked_mul(magnitude(given[d]), static_cast<uint64_t>(tensor->shape[d]) - 1, &span) || !checked_add(reach, span, &reach) ||
+        reach >= kMaxElements) {
+      return invalid(argument, ".strides[", d, "] is ", given[d], "; with ", tensor->shape[d], " elements it reaches beyond memory");
+    }
+    tensor->dense = tensor->dense && given[d] == tensor->strides[d];
+    tensor->strides[d] = given[d];
+  }
+  if (access == Access::write && tensor->numel > 0 && !elements_are_apart(*tensor)) {
+    return invalid(argument, ".strides let elements of a tensor that is written to share memory");
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<DType> take_dtype(mdp_dtype value, const std::string& argument) {
+  if (value >= MDP_DTYPE_F32 && value <= MDP_DTYPE_U8) return static_cast<DType>(value);
+  return invalid(argument, " is ", value, "; it must be one of MDP_DTYPE_F32 (2) to MDP_DTYPE_U8 (7)");
+}
+
+Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& argument) {
+  if (ndim < 0 || ndim > kMaxDims) return invalid(argument, ".ndim is ", ndim, "; it must be 0 to ", kMaxDims);
+  Shape shape;
+  if (ndim == 0) return shape;
+  if (Status status = check_pointer(sizes, (argument + ".shape").c_str(), alignof(int64_t)); !status) return status;
+  shape.sizes.assign(sizes, sizes + ndim);
+  uint64_t without_zeros = 1;
+  for (int32_t d = 0; d < ndim; ++d) {
+    if (sizes[d] < 0) return invalid(argument, ".shape[", d, "] is ", sizes[d], "; sizes are 0 or more");
+    // Zero sizes are left out of the check: strides of an empty array must not overflow either.
+    const auto size = static_cast<uint64_t>(std::max<int64_t>(sizes[d], 1));
+    if (!checked_mul(without_zeros, size, &without_zeros) || without_zeros >= kMaxElements) {
+      return invalid(argument, ".shape is ", shape_text(shape.sizes), ": more elements than memory can hold");
+    }
+    shape.numel = sizes[d] == 0 ? 0 : shape.numel * size;
+  }
+  return shape;
+}
+
+Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access) {
+  auto ours = take(given, argument);
+  if (!ours) return ours.status();
+  auto type = take_dtype(ours->dtype, text(argument, ".dtype"));
+  if (!type) return type.status();
+  if (Status status = check_place(*ours, argument); !status) return status;
+  auto shape = take_shape(ours->shape, ours->ndim, argument);
+  if (!shape) return shape.status();
+
+  Tensor tensor;
+  tensor.type = *type;
+  tensor.shape = std::move(shape->sizes);
+  tensor.numel = shape->numel;
+  tensor.data = ours->data;
+  if (tensor.numel > 0) {
+    if (Status status = check_pointer(tensor.data, text(argument, ".data").c_str(), size_of(*type)); !status) return status;
+  }
+  if (Status status = take_strides(ours->strides, argument, access, &tensor); !status) return status;
+  return tensor;
+}
+
+Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument) {
+  auto tensor = take_tensor(given, argument, Access::read);
+  if (tensor && !tensor->dense) {
+    return invalid(argument, ".strides do not describe a dense row-major array of shape ", shape_text(tensor->shape),
+                   "; collectives take no other (NULL strides mean just that)");
+  }
+  return tensor;
+}
+
+}  // namespace megadp

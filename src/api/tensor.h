@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// mdp_tensor on its way in (checked, with its strides filled in) and out.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "megadp.h"
+
+namespace megadp {
+
+// An enum value that names a storage type; `argument` being its name in error sentences.
+Result<DType> take_dtype(mdp_dtype value, const std::string& argument);
+
+// `ndim` sizes. Refuses a negative size and a product beyond 2^58.
+struct Shape {
+  std::vector<int64_t> sizes;
+  uint64_t numel = 1;
+};
+Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& argument);
+
+struct Tensor : StridedArray {
+  uint64_t numel = 0;
+  bool dense = true;                                               // row-major, without gaps
+  size_t bytes() const noexcept { return numel * size_of(type); }  // of a dense one
+};
+
+enum class Access {
+  read,
+  write  // two elements must not be the same memory
+};
+Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access);
+// For collectives.
+Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument);
+
+}  // namespace megadp
