@@ -1,0 +1,414 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of the host backend on every SIMD target that this machine runs: bit for bit what single elements of base/math.h give, for
+// every length around the vectors and every offset of the arrays, nothing written beside them; and the sums and AdamW against float64.
+#include "host/kernels.h"
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "check.h"
+
+using namespace megadp;
+using namespace megadp::test;
+using host::Kernels;
+
+namespace {
+
+constexpr size_t kLongest = 67;
+constexpr DType kStorage[] = {DType::f32, DType::bf16, DType::f16};
+
+struct Element {  // one element of any storage type
+  uint32_t bits;
+};
+
+Element element_at(const void* data, DType type, size_t i) {
+  Element out{0};
+  std::memcpy(&out.bits, static_cast<const std::byte*>(data) + i * size_of(type), size_of(type));
+  return out;
+}
+float value_of(Element e, DType type) {
+  if (type == DType::bf16) return to_f32(Bf16{static_cast<uint16_t>(e.bits)});
+  if (type == DType::f16) return to_f32(F16{static_cast<uint16_t>(e.bits)});
+  return as_float(e.bits);
+}
+Element rounded(float x, DType type) {
+  if (type == DType::f32) return {as_bits(x)};
+  Bf16 bf16;
+  F16 f16;
+  from_f32(&bf16, x);
+  from_f32(&f16, x);
+  return {type == DType::bf16 ? bf16.bits : f16.bits};
+}
+// Arithmetic on NaN may give any NaN; everything else must be the same bits.
+bool same(Element a, Element b, DType type) {
+  return a.bits == b.bits || (std::isnan(value_of(a, type)) && std::isnan(value_of(b, type)));
+}
+
+std::mt19937_64 random_bits(20240517);
+
+// Bits of every kind: ordinary numbers of many sizes, and also subnormals, zeros, infinities and NaN.
+float any_float() {
+  const uint64_t r = random_bits();
+  const auto bits = static_cast<uint32_t>(r >> 32);
+  switch (r % 8) {
+    case 0:
+      return as_float(bits);
+    case 1: {
+      const float special[] = {0.0F,     -0.0F, 1.0F,   HUGE_VALF, -HUGE_VALF, 65504.0F,
+                               65520.0F, 6e-8F, -3e-8F, 3.39e38F,  1e-40F,     as_float(0x7f800001)};
+      return special[(r >> 8) % 12];
+    }
+    default:
+      return std::ldexp(static_cast<float>(static_cast<int32_t>(bits)), static_cast<int>((r >> 3) % 40) - 50);
+  }
+}
+float ordinary_float() {
+  return std::normal_distribution<float>()(random_bits);
+}
+
+// An array inside a larger one, `offset` elements after an aligned place, whose surroundings can be looked at afterwards.
+class Array {
+ public:
+  Array(DType type, size_t n, size_t offset) : type_(type), n_(n), offset_(offset), bytes_((n + offset + 80) * size_of(type)) {
+    for (std::byte& b : bytes_) b = std::byte{0xa5};
+  }
+  Array& fill(float (*make)()) {
+    for (size_t i = 0; i < n_; i++) set(i, rounded(make(), type_));
+    return *this;
+  }
+  DType type() const { return type_; }
+  size_t size() const { return n_; }
+  void* data() { return bytes_.data() + offset_ * size_of(type_); }
+  const void* data() const { return bytes_.data() + offset_ * size_of(type_); }
+  float* floats() { return static_cast<float*>(data()); }
+  void set(size_t i, Element e) { std::memcpy(static_cast<std::byte*>(data()) + i * size_of(type_), &e.bits, size_of(type_)); }
+  Element at(size_t i) const { return element_at(data(), type_, i); }
+  float value(size_t i) const { return value_of(at(i), type_); }
+  bool surroundings_untouched() const {
+    const size_t begin = offset_ * size_of(type_), end = begin + n_ * size_of(type_);
+    for (size_t i = 0; i < bytes_.size(); i++) {
+      if ((i < begin || i >= end) && bytes_[i] != std::byte{0xa5}) return false;
+    }
+    return true;
+  }
+
+ private:
+  DType type_;
+  size_t n_, offset_;
+  std::vector<std::byte> bytes_;
+};
+
+bool arrays_equal(const Array& got, const Array& expected, bool exact, const std::string& what) {
+  for (size_t i = 0; i < got.size(); i++) {
+    const Element a = got.at(i), b = expected.at(i);
+    if (exact ? a.bits != b.bits : !same(a, b, got.type())) {
+      return check(false, text(what, ": element ", i, " of ", got.size(), " has the bits ", a.bits, ", not ", b.bits));
+    }
+  }
+  return check(got.surroundings_untouched(), what + ": written outside of the array");
+}
+
+std::string name(const Kernels& kernels, const char* what, DType a, DType b, size_t n) {
+  return text(kernels.name, " ", what, " ", name_of(a), " ", name_of(b), " n ", n);
+}
+
+void casts(const Kernels& kernels) {
+  for (const DType to_type : kStorage) {
+    for (const DType from_type : kStorage) {
+      for (size_t n = 0; n <= kLongest; n++) {
+        const Array from = Array(from_type, n, n % 3).fill(any_float);
+        Array to = Array(to_type, n, n % 5).fill(any_float), expected = to, sum = to, expected_sum = to;
+        for (size_t i = 0; i < n; i++) {
+          expected.set(i, to_type == from_type ? from.at(i) : rounded(from.value(i), to_type));
+          expected_sum.set(i, rounded(to.value(i) + from.value(i), to_type));
+        }
+        check(host::cast(to.data(), to_type, from.data(), from_type, n, kernels).ok(), "cast");
+        arrays_equal(to, expected, true, name(kernels, "cast", to_type, from_type, n));
+        check(host::add_cast(sum.data(), to_type, from.data(), from_type, n, kernels).ok(), "add_cast");
+        arrays_equal(sum, expected_sum, false, name(kernels, "add_cast", to_type, from_type, n));
+      }
+    }
+  }
+}
+
+// All 2^16 halves up, and floats beside every rounding boundary down, NaN included, on the vectors themselves.
+void every_half(const Kernels& kernels) {
+  for (const DType type : {DType::bf16, DType::f16}) {
+    Array halves(type, 65536, 1), wide(DType::f32, 65536, 1), expected = wide;
+    for (uint32_t i = 0; i < 65536; i++) {
+      halves.set(i, {i});
+      expected.set(i, {as_bits(value_of({i}, type))});
+    }
+    check(host::cast(wide.data(), DType::f32, halves.data(), type, 65536, kernels).ok(), "cast");
+    arrays_equal(wide, expected, true, name(kernels, "every", DType::f32, type, 65536));
+    for (const int32_t beside : {-1, 0, 1}) {
+      // bf16 loses 16 bits and f16 13 of them, or more where it is subnormal: all boundaries are among these.
+      const int kept = type == DType::bf16 ? 17 : 20;
+      const size_t n = size_t{1} << kept;
+      Array floats(DType::f32, n, 0), down(type, n, 3), expected_down = down;
+      for (size_t i = 0; i < n; i++) {
+        floats.set(i, {static_cast<uint32_t>(i << (32 - kept)) + static_cast<uint32_t>(beside)});
+        expected_down.set(i, rounded(floats.value(i), type));
+      }
+      check(host::cast(down.data(), type, floats.data(), DType::f32, n, kernels).ok(), "cast");
+      arrays_equal(down, expected_down, true, name(kernels, "boundaries of", type, DType::f32, n));
+    }
+  }
+}
+
+// What reduce() promises, element by element.
+Element reduced(const std::vector<Array>& from, size_t i, DType type, Op op, double scale) {
+  const auto n = static_cast<double>(from.size());
+  const auto factor = static_cast<float>(op == Op::avg ? scale / n : scale);
+  float value = from[0].value(i);
+  for (size_t k = 1; k < from.size(); k++) {
+    const float next = from[k].value(i);
+    if (op == Op::max) {
+      value = larger(value, next);
+    } else if (op == Op::min) {
+      value = smaller(value, next);
+    } else {
+      value = value + next;
+    }
+  }
+  if (op == Op::sum || op == Op::avg) value = value * factor;
+  return rounded(value, type);
+}
+
+void reduce_once(const Kernels& kernels, DType type, Op op, int nfrom, size_t n, int to_is, float (*make)()) {
+  const double scale = op == Op::sum && n % 2 == 1 ? 1.0F / 3 : 1;
+  std::vector<Array> from;
+  for (int k = 0; k < nfrom; k++) from.push_back(Array(type, n, static_cast<size_t>(k) % 7).fill(make));
+  Array expected(type, n, 0), apart(type, n, 2);
+  for (size_t i = 0; i < n; i++) expected.set(i, reduced(from, i, type, op, scale));
+  Array& to = to_is < 0 ? apart : from[static_cast<size_t>(to_is)];
+  std::vector<const void*> pointers;
+  for (const Array& array : from) pointers.push_back(array.data());
+  check(host::reduce(to.data(), pointers.data(), nfrom, n, type, op, scale, kernels).ok(), "reduce");
+  arrays_equal(to, expected, false,
+               text(name(kernels, "reduce", type, type, n), " op ", static_cast<int>(op), " of ", nfrom, " into ", to_is));
+}
+
+void reductions(const Kernels& kernels) {
+  for (const DType type : kStorage) {
+    for (const Op op : {Op::sum, Op::avg, Op::max, Op::min}) {
+      for (int nfrom = 1; nfrom <= 64; nfrom++) {
+        reduce_once(kernels, type, op, nfrom, static_cast<size_t>(nfrom) + 3, nfrom % 3 == 0 ? nfrom - 1 : -1, ordinary_float);
+      }
+      for (size_t n = 0; n <= kLongest; n++) {
+        for (const int nfrom : {2, 3, 5}) reduce_once(kernels, type, op, nfrom, n, static_cast<int>(n) % (nfrom + 1) - 1, any_float);
+      }
+      // More than a block, and not a whole number of them.
+      for (const int nfrom : {4, 5, 8, 9, 13}) reduce_once(kernels, type, op, nfrom, 2 * 2048 + 17, nfrom / 2, ordinary_float);
+    }
+  }
+}
+
+template <size_t n>
+float reduce_values(const Kernels& kernels, DType type, const float (&values)[n], Op op, double scale) {
+  std::vector<Array> from;
+  std::vector<const void*> pointers;
+  for (const float value : values) from.emplace_back(type, 1, 0).set(0, rounded(value, type));
+  for (const Array& array : from) pointers.push_back(array.data());
+  Array to(type, 1, 0);
+  check(host::reduce(to.data(), pointers.data(), static_cast<int>(n), 1, type, op, scale, kernels).ok(), "reduce");
+  return to.value(0);
+}
+
+void reductions_by_hand(const Kernels& kernels) {
+  const float bf16_steps[] = {256, 1, 1}, ones[] = {1, 1, 1}, cancelling[] = {1e8F, 1, -1e8F}, other_order[] = {1e8F, -1e8F, 1};
+  check_equal(reduce_values(kernels, DType::bf16, bf16_steps, Op::sum, 1), 258.0F, "256 + 1 + 1 in bf16");
+  for (const DType type : kStorage) {
+    check_equal(reduce_values(kernels, type, ones, Op::sum, 1.0 / 3), 1.0F, "three ones, scaled by 1/3");
+    check_equal(reduce_values(kernels, type, ones, Op::avg, 1), 1.0F, "the average of three ones");
+  }
+  check_equal(reduce_values(kernels, DType::f32, cancelling, Op::sum, 1), 0.0F, "1e8 + 1 - 1e8 in this order");
+  check_equal(reduce_values(kernels, DType::f32, other_order, Op::sum, 1), 1.0F, "1e8 - 1e8 + 1 in this order");
+  const float large[] = {60000, 60000, -60000};
+  check_equal(reduce_values(kernels, DType::f16, large, Op::sum, 1), 60000.0F, "f16 sums do not overflow on the way");
+}
+
+void other_types() {
+  const double a[] = {1, 1e300, std::nan("")}, b[] = {1.0 / 3, 1e300, 1}, c[] = {2, -1e300, 5};
+  const void* const doubles[] = {a, b, c};
+  double out[3];
+  check(host::reduce(out, doubles, 3, 3, DType::f64, Op::avg).ok(), "f64");
+  check_equal(out[0], (1 + 1.0 / 3 + 2) * (1.0 / 3), "f64 average");
+  check_equal(out[1], 1e300 * (1.0 / 3), "f64 average of large numbers");
+  check(host::reduce(out, doubles, 3, 3, DType::f64, Op::max).ok(), "f64");
+  check_equal(out[0], 2.0);
+  check_equal(std::isnan(out[2]), true, "f64 maximum with NaN");
+  const int64_t x[] = {7, INT64_MAX, -7}, y[] = {1, 1, 0};
+  const void* const integers[] = {x, y};
+  int64_t sums[3];
+  check(host::reduce(sums, integers, 2, 3, DType::i64, Op::sum).ok(), "i64");
+  check_equal(sums[1], INT64_MIN, "i64 wraps around");
+  check(host::reduce(sums, integers, 2, 3, DType::i64, Op::avg).ok(), "i64");
+  check_equal(sums[2], -3, "i64 average goes towards zero");
+  const uint8_t p[] = {200, 3, 0}, q[] = {100, 2, 0};
+  const void* const bytes[] = {p, q};
+  uint8_t few[3];
+  check(host::reduce(few, bytes, 2, 3, DType::u8, Op::sum).ok(), "u8");
+  check_equal(int{few[0]}, 255, "u8 saturates");
+  check_equal(int{few[1]}, 5, "u8 sum");
+  check(host::reduce(few, bytes, 2, 3, DType::u8, Op::avg).ok(), "u8");
+  check_equal(int{few[0]}, 150, "u8 average is of the whole sum");
+  const float zero[] = {-0.0F};
+  check(host::cast(out, DType::f64, zero, DType::f32, 1).ok() && std::signbit(out[0]), "-0 keeps its sign as f64");
+  float narrow = 1;
+  check(host::add_cast(&narrow, DType::f32, b, DType::f64, 1).ok(), "f64 onto f32");
+  check_equal(narrow, static_cast<float>(1 + 1.0 / 3), "f64 added onto f32");
+}
+
+void refusals() {
+  float f = 0;
+  int64_t i = 0;
+  const void* const from[] = {&i};
+  fails(host::reduce(&i, from, 1, 1, DType::i64, Op::sum, 0.5), Code::unsupported, {"scale is 0.5", "integers"});
+  fails(host::reduce(&i, from, 1, 1, DType::f32, Op::max, 2), Code::unsupported, {"scale is 2", "maximum"});
+  fails(host::reduce(&i, from, 0, 1, DType::f32, Op::sum), Code::invalid, {"nfrom is 0"});
+  fails(host::cast(&f, DType::f32, &i, DType::i64, 1), Code::unsupported, {"i64", "f32"});
+  fails(host::add_cast(&i, DType::u8, &f, DType::f32, 1), Code::unsupported, {"u8", "f32"});
+  double sum = 0, nonfinite = 0;
+  fails(host::square_sum(&i, DType::f64, 1, &sum, &nonfinite), Code::unsupported, {"f64"});
+  fails(host::adamw({}, &i, DType::i64, &f, &f, &f, &f, DType::f32, 1), Code::unsupported, {"gradient", "i64"});
+  fails(host::adamw({}, &f, DType::f32, &f, &f, &f, &f, DType::u8, 1), Code::unsupported, {"parameter", "u8"});
+}
+
+double square_sum_of(const Array& data, const Kernels& kernels, double* nonfinite) {
+  double sum = 0;
+  check(host::square_sum(data.data(), data.type(), data.size(), &sum, nonfinite, kernels).ok(), "square_sum");
+  return sum;
+}
+
+void square_sums(const Kernels& kernels) {
+  for (const DType type : kStorage) {
+    for (size_t n : {0, 1, 5, 15, 16, 17, 31, 33, 64, 67, 1000, 1024, 1039, 5000}) {
+      Array data = Array(type, n, n % 4).fill(ordinary_float);
+      double lanes[16] = {}, expected = 0, nonfinite = 0;
+      long double exact = 0;
+      for (size_t i = 0; i < n; i++) {
+        const double x = data.value(i);
+        lanes[i % 16] += x * x;
+        exact += static_cast<long double>(x) * x;
+      }
+      for (const double lane : lanes) expected += lane;
+      const double got = square_sum_of(data, kernels, &nonfinite);
+      check_equal(got, expected, name(kernels, "square_sum", type, type, n));
+      check(std::fabs(static_cast<double>(got - exact)) <= 1e-13 * static_cast<double>(exact), "square_sum is far off");
+      check_equal(nonfinite, 0.0, "non-finite elements");
+      if (n < 3) continue;
+      data.set(n - 1, rounded(HUGE_VALF, type));
+      data.set(n / 2, rounded(std::nanf(""), type));
+      check_equal(std::isnan(square_sum_of(data, kernels, &nonfinite)), true, "a NaN shows in the sum");
+      check_equal(nonfinite, 2.0, "non-finite elements");
+    }
+  }
+  Array large(DType::f32, 40, 0);
+  for (size_t i = 0; i < 40; i++) large.set(i, {as_bits(3e38F)});
+  double nonfinite = 0;
+  check_equal(std::isfinite(square_sum_of(large, kernels, &nonfinite)) && nonfinite == 0, true, "large numbers do not overflow");
+}
+
+struct Step {  // the arrays of AdamW
+  Array grad, master, m, v, param;
+  Step(DType grad_type, DType param_type, size_t n)
+      : grad(Array(grad_type, n, n % 5).fill(ordinary_float)),
+        master(Array(DType::f32, n, n % 3).fill(ordinary_float)),
+        m(Array(DType::f32, n, 1).fill(ordinary_float)),
+        v(Array(DType::f32, n, 2).fill(ordinary_float)),
+        param(param_type, n, n % 4) {
+    for (size_t i = 0; i < n; i++) v.set(i, {as_bits(std::fabs(v.value(i)))});
+  }
+};
+
+AdamWConstants<float> some_constants(const AdamW& hyper, int steps) {
+  StepScalars s{};
+  s.beta1_power = s.beta2_power = 1;
+  for (int i = 0; i < steps; i++) begin_step(s, {0, 4, hyper.beta1, hyper.beta2, false});
+  return adamw_constants(hyper, s);
+}
+
+void adamw_bits(const Kernels& kernels) {
+  const AdamWConstants<float> c = some_constants({3e-3, 0.9, 0.95, 1e-8, 0.1}, 3);
+  for (const DType grad_type : kStorage) {
+    for (const DType param_type : kStorage) {
+      for (size_t n = 0; n <= kLongest; n++) {
+        Step step(grad_type, param_type, n), expected = step;
+        for (size_t i = 0; i < n; i++) {
+          adamw_element(c, step.grad.value(i), expected.master.floats()[i], expected.m.floats()[i], expected.v.floats()[i]);
+          expected.param.set(i, rounded(expected.master.value(i), param_type));
+        }
+        check(host::adamw(c, step.grad.data(), grad_type, step.master.floats(), step.m.floats(), step.v.floats(), step.param.data(),
+                          param_type, n, kernels)
+                  .ok(),
+              "adamw");
+        const std::string what = name(kernels, "adamw", grad_type, param_type, n);
+        arrays_equal(step.grad, expected.grad, true, what + " grad");
+        arrays_equal(step.master, expected.master, true, what + " master");
+        arrays_equal(step.m, expected.m, true, what + " m");
+        arrays_equal(step.v, expected.v, true, what + " v");
+        arrays_equal(step.param, expected.param, true, what + " param");
+      }
+    }
+  }
+}
+
+// 40 steps beside a float64 AdamW on the same gradients, written from the paper. A step rounds p three times (the decay's factor, the
+// product, the difference), each by half a unit of 2^-23 at most; what the rounding of an update of size lr adds is far below that. The
+// hyperparameters are large, so that a wrong order of operations shows.
+void adamw_formula(const Kernels& kernels) {
+  const AdamW hyper{1e-2, 0.9, 0.999, 1e-2, 0.5};
+  const double scale = 128;
+  constexpr size_t n = 37;
+  Step step(DType::f32, DType::f32, n);
+  std::vector<double> p(n), m(n, 0.0), v(n, 0.0);
+  for (size_t i = 0; i < n; i++) {
+    p[i] = step.master.value(i);
+    step.m.floats()[i] = step.v.floats()[i] = 0;
+  }
+  StepScalars s{};
+  s.beta1_power = s.beta2_power = 1;
+  double worst = 0;
+  for (int t = 1; t <= 40; t++) {
+    step.grad.fill(ordinary_float);
+    begin_step(s, {0, scale, hyper.beta1, hyper.beta2, false});
+    check(host::adamw(adamw_constants(hyper, s), step.grad.data(), DType::f32, step.master.floats(), step.m.floats(), step.v.floats(),
+                      step.master.data(), DType::f32, n, kernels)
+              .ok(),
+          "adamw");
+    for (size_t i = 0; i < n; i++) {
+      const double g = step.grad.value(i) / scale;
+      p[i] -= hyper.lr * hyper.weight_decay * p[i];
+      m[i] = hyper.beta1 * m[i] + (1 - hyper.beta1) * g;
+      v[i] = hyper.beta2 * v[i] + (1 - hyper.beta2) * g * g;
+      const double m_hat = m[i] / (1 - std::pow(hyper.beta1, t)), v_hat = v[i] / (1 - std::pow(hyper.beta2, t));
+      p[i] -= hyper.lr * m_hat / (std::sqrt(v_hat) + hyper.eps);
+      worst = std::max(worst, std::fabs(p[i] - step.master.value(i)) / std::max(1.0, std::fabs(p[i])));
+    }
+  }
+  check(worst < 40 * 3 * 0x1p-24, text(kernels.name, " AdamW is off by ", worst));
+  check(worst > 0, "AdamW in fp32 agrees with float64 to the last bit: the reference is not one");
+}
+
+}  // namespace
+
+int main() {
+  check_equal(std::string(host::simd_target()), std::string(host::all_kernels().front().name));
+  check_equal(host::all_kernels().back().target == host::SimdTarget::baseline, true, "the baseline is always there");
+  for (const Kernels& kernels : host::all_kernels()) {
+    casts(kernels);
+    every_half(kernels);
+    reductions(kernels);
+    reductions_by_hand(kernels);
+    square_sums(kernels);
+    adamw_bits(kernels);
+    adamw_formula(kernels);
+  }
+  other_types();
+  refusals();
+  std::cerr << "SIMD targets: " << host::simd_targets() << "\n";
+  return finish();
+}

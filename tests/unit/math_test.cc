@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// base/math.h on single elements: every value and every rounding boundary of bf16 and f16 against tables made by ldexp, and the numbers of
+// a step against formulas written out here.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "base/math.h"
+#include "check.h"
+
+using namespace megadp;
+using namespace megadp::test;
+
+namespace {
+
+// A half-width format by its definition: value = (-1)^sign * 2^(exponent - bias) * (1 + mantissa / 2^mantissa_bits).
+struct Format {
+  const char* name;
+  int exponent_bits, mantissa_bits;
+  uint16_t exponent_mask() const { return static_cast<uint16_t>(((1 << exponent_bits) - 1) << mantissa_bits); }
+  bool is_nan(uint16_t bits) const { return (bits & 0x7fff) > exponent_mask(); }
+  double value(uint16_t bits) const {
+    const int exponent = (bits & 0x7fff) >> mantissa_bits;
+    const int mantissa = bits & ((1 << mantissa_bits) - 1);
+    const int bias = (1 << (exponent_bits - 1)) - 1;
+    const double magnitude = exponent == 0 ? std::ldexp(mantissa, 1 - bias - mantissa_bits)
+                             : exponent == (1 << exponent_bits) - 1
+                                 ? HUGE_VAL
+                                 : std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
+    return bits & 0x8000 ? -magnitude : magnitude;
+  }
+  // Where the rounding goes over to infinity: half a unit of the last place beyond the largest value.
+  double overflow() const {
+    const auto largest = static_cast<uint16_t>(exponent_mask() - 1);
+    return value(largest) + (value(largest) - value(static_cast<uint16_t>(largest - 1))) / 2;
+  }
+};
+constexpr Format kBf16{"bf16", 8, 7}, kF16{"f16", 5, 10};
+
+template <class T>
+uint16_t rounded(float x) {
+  T out;
+  from_f32(&out, x);
+  return out.bits;
+}
+template <class T>
+uint16_t rounded_f64(double x) {
+  T out;
+  from_f64(&out, x);
+  return out.bits;
+}
+
+bool same_value(double a, double b) {
+  return a == b && std::signbit(a) == std::signbit(b);
+}
+
+template <class T>
+void every_value_there_and_back(const Format& format) {
+  for (uint32_t bits = 0; bits < 65536; bits++) {
+    const auto half = static_cast<uint16_t>(bits);
+    const float wide = to_f32(T{half});
+    if (format.is_nan(half)) {
+      if (!std::isnan(wide) || std::signbit(wide) != (half >= 0x8000)) check(false, text(format.name, " NaN ", bits, " is not a NaN"));
+      const uint16_t quiet = half | static_cast<uint16_t>(1 << (format.mantissa_bits - 1));
+      if (rounded<T>(wide) != quiet) check(false, text(format.name, " NaN ", bits, " comes back as ", rounded<T>(wide)));
+      continue;
+    }
+    if (!same_value(wide, format.value(half))) check(false, text(format.name, " ", bits, " is ", wide, ", not ", format.value(half)));
+    if (rounded<T>(wide) != half) check(false, text(format.name, " ", bits, " comes back as ", rounded<T>(wide)));
+    if (rounded_f64<T>(wide) != half) check(false, text(format.name, " ", bits, " comes back from f64 as ", rounded_f64<T>(wide)));
+  }
+  check(true, "");
+}
+
+// Halfway between neighbours, and the floats (and doubles) just beside it: a rounding that is right there and monotonic is right.
+template <class T>
+void every_boundary(const Format& format) {
+  for (uint16_t low = 0; low < format.exponent_mask(); low++) {
+    const auto high = static_cast<uint16_t>(low + 1);
+    const double middle = high == format.exponent_mask() ? format.overflow() : (format.value(low) + format.value(high)) / 2;
+    const uint16_t even = low % 2 == 0 ? low : high;
+    for (const int sign : {0, 0x8000}) {
+      const double signed_middle = sign ? -middle : middle;
+      const float at = static_cast<float>(signed_middle);
+      if (at != signed_middle) {
+        check(false, text(format.name, ": the test's own middle ", middle, " is not a float"));
+        continue;
+      }
+      const float inside = std::nextafter(at, 0.0F), outside = std::nextafter(at, sign ? -HUGE_VALF : HUGE_VALF);
+      const bool good = rounded<T>(at) == (even | sign) && rounded<T>(inside) == (low | sign) && rounded<T>(outside) == (high | sign);
+      if (!good) check(false, text(format.name, " around ", at, ": ", rounded<T>(at), " ", rounded<T>(inside), " ", rounded<T>(outside)));
+      const double inside64 = std::nextafter(signed_middle, 0.0), outside64 = std::nextafter(signed_middle, sign ? -HUGE_VAL : HUGE_VAL);
+      const bool good64 = rounded_f64<T>(signed_middle) == (even | sign) && rounded_f64<T>(inside64) == (low | sign) &&
+                          rounded_f64<T>(outside64) == (high | sign);
+      if (!good64) check(false, text(format.name, " from f64, around ", at));
+    }
+  }
+  check(true, "");
+}
+
+// Floats all over the range, by a search in the table of values.
+template <class T>
+void many_floats(const Format& format) {
+  std::vector<double> values;
+  for (uint16_t half = 0; half < format.exponent_mask(); half++) values.push_back(format.value(half));
+  uint64_t tried = 0;
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 509, tried++) {
+    const float x = as_float(static_cast<uint32_t>(bits));
+    const uint16_t got = rounded<T>(x);
+    if (std::isnan(x)) {
+      if (!format.is_nan(got)) check(false, text(format.name, ": NaN ", bits, " becomes ", got));
+      continue;
+    }
+    const double magnitude = std::fabs(static_cast<double>(x));
+    uint16_t expected = format.exponent_mask();
+    if (magnitude < format.overflow()) {
+      const auto above = std::lower_bound(values.begin(), values.end(), magnitude);
+      auto index = static_cast<uint16_t>(above - values.begin());
+      if (above == values.end()) index--;
+      if (index > 0 && values[index] > magnitude) {
+        const double down = magnitude - values[index - 1], up = values[index] - magnitude;
+        if (down < up || (down == up && index % 2 == 1)) index--;
+      }
+      expected = index;
+    }
+    expected |= std::signbit(x) ? 0x8000 : 0;
+    if (got != expected) check(false, text(format.name, ": ", x, " becomes ", got, ", not ", expected));
+  }
+  check(tried > 8'000'000, text(format.name, ": only ", tried, " floats were tried"));
+}
+
+template <class T>
+void not_a_number(const Format& format) {
+  // A payload in the lost bits only must not become infinity.
+  check_equal(format.is_nan(rounded<T>(as_float(0x7f800001))), true, "NaN with a small payload stays NaN");
+  check_equal(rounded<T>(as_float(0xff800001)) >= 0x8000, true, "the sign of NaN is kept");
+  check_equal(format.is_nan(rounded_f64<T>(std::nan(""))), true, "NaN from f64");
+  check_equal(rounded<T>(HUGE_VALF), format.exponent_mask(), "infinity");
+  check_equal(rounded_f64<T>(-1e300), format.exponent_mask() | 0x8000, "f64 beyond the range of f32");
+}
+
+void pick_one() {
+  const float nan = std::nanf("");
+  check_equal(larger(1.0F, 2.0F), 2.0F);
+  check_equal(smaller(1.0F, 2.0F), 1.0F);
+  for (const float x : {1.0F, -HUGE_VALF, HUGE_VALF}) {
+    check_equal(std::isnan(larger(nan, x)) && std::isnan(larger(x, nan)), true, "larger with NaN is NaN");
+    check_equal(std::isnan(smaller(nan, x)) && std::isnan(smaller(x, nan)), true, "smaller with NaN is NaN");
+  }
+  check_equal(std::signbit(larger(-0.0F, 0.0F)) && !std::signbit(larger(0.0F, -0.0F)), true, "of equals the first");
+}
+
+StepScalars fresh() {
+  StepScalars s{};
+  s.beta1_power = s.beta2_power = 1;
+  return s;
+}
+
+void begin_a_step() {
+  StepScalars s = fresh();
+  s.square_sum = 25;
+  begin_step(s, {0, 1, 0.9, 0.95, false});
+  check_equal(s.grad_norm, 5.0);
+  check_equal(s.clip_factor, 1.0F, "clip factor without clipping");
+  check_equal(s.step, 1U);
+  begin_step(s, {2.0, 1, 0.9, 0.95, false});
+  check_equal(s.clip_factor, static_cast<float>(2.0 / (5.0 + 1e-6)), "clip factor");
+  check_equal(s.beta1_power, 0.9 * 0.9, "beta1 after two steps");
+  check_equal(s.beta2_power, 0.95 * 0.95, "beta2 after two steps");
+  s.square_sum = 25.0 * 1024 * 1024;
+  begin_step(s, {5.0, 1024, 0.9, 0.95, false});
+  check_equal(s.grad_norm, 5.0, "norm after the loss scale");
+  check_equal(s.grad_factor, static_cast<float>(5.0 / (5.0 + 1e-6) / 1024), "gradient factor");
+  begin_step(s, {6.0, 1024, 0.9, 0.95, false});
+  check_equal(s.grad_factor, 1.0F / 1024, "gradient factor, not clipped");
+}
+
+void skip_a_step() {
+  StepScalars s = fresh();
+  s.square_sum = std::nan("");
+  s.nonfinite = 3;
+  begin_step(s, {1.0, 1, 0.9, 0.95, true});
+  check_equal(s.skip, 1U, "skip");
+  check_equal(s.step, 0U, "step after a skipped one");
+  check_equal(s.beta1_power, 1.0, "beta1 after a skipped step");
+  begin_step(s, {1.0, 1, 0.9, 0.95, false});
+  check_equal(s.skip, 0U, "skip, where it is not asked for");
+  check_equal(s.clip_factor, 1.0F, "clip factor of a NaN norm");
+  check_equal(std::isnan(s.grad_norm), true, "the norm shows the NaN");
+  s.square_sum = 1;
+  s.nonfinite = 0;
+  begin_step(s, {1.0, 1, 0.9, 0.95, true});
+  check_equal(s.skip, 0U, "skip is taken back");
+  check_equal(s.clip_factor, static_cast<float>(1 / (1 + 1e-6)), "norm 1, clip 1");
+}
+
+void constants() {
+  StepScalars s = fresh();
+  begin_step(s, {0, 1, 0.9, 0.999, false});
+  const AdamWConstants<float> c = adamw_constants({1e-3, 0.9, 0.999, 1e-8, 0.1}, s);
+  check_equal(c.one_minus_beta1, 0.1F);
+  check_equal(c.one_minus_beta2, 0.001F);
+  check_equal(c.decay, static_cast<float>(1 - 1e-4));
+  check_equal(c.step_size, static_cast<float>(1e-3 / (1 - 0.9)));
+  check_equal(c.bias2_root, static_cast<float>(std::sqrt(1 - 0.999)));
+  // The first step of AdamW moves by lr against the sign of the gradient, after the decay.
+  float p = 1, m = 0, v = 0;
+  adamw_element(c, 0.5F, p, m, v);
+  check(std::fabs(p - (1 - 1e-4 - 1e-3)) < 1e-6, text("p after the first step is ", p));
+}
+
+}  // namespace
+
+int main() {
+  every_value_there_and_back<Bf16>(kBf16);
+  every_value_there_and_back<F16>(kF16);
+  every_boundary<Bf16>(kBf16);
+  every_boundary<F16>(kF16);
+  many_floats<Bf16>(kBf16);
+  many_floats<F16>(kF16);
+  not_a_number<Bf16>(kBf16);
+  not_a_number<F16>(kF16);
+  pick_one();
+  begin_a_step();
+  skip_a_step();
+  constants();
+  return finish();
+}
