@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is derived from a job's name and secret: the guard that ranks show each other, and the names and ports they meet at.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace megadp {
+
+struct Launch;
+
+// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein 2012). A keyed hash that reveals nothing of its key: names made with it are
+// visible to every user of the machine (/proc/net/unix). It is not meant for documents that an attacker may choose.
+std::array<uint8_t, 16> keyed_hash(const std::array<uint8_t, 16>& key, std::string_view bytes);
+
+std::string to_hex(const uint8_t* bytes, size_t count);
+// false unless `hex` is exactly 2 * count hexadecimal digits.
+bool from_hex(std::string_view hex, uint8_t* out, size_t count);
+
+using Guard = std::array<uint8_t, 32>;
+
+// The launch's secret; where there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
+Guard guard_of(const Launch& launch);
+
+// Name (without the leading NUL) of an abstract UNIX socket for this user and job. `purpose` tells several sockets of one job apart.
+std::string socket_name(const Launch& launch, std::string_view purpose);
+
+// A port below the range that Linux hands out by itself (32768), the same on every rank of a job and never `avoid`.
+uint16_t derived_port(std::string_view job, uint16_t avoid);
+
+}  // namespace megadp

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who a rank is to the others: its process and its host, and how to be told that the process has ended.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "backend/bootstrap/frame.h"
+#include "backend/world.h"
+
+namespace megadp {
+
+struct Process {
+  int32_t pid = 0;
+  uint64_t start_time = 0;     // clock ticks since boot; with the pid it names a process for good. 0: not known
+  uint64_t pid_namespace = 0;  // inode; a pid means something only within it. 0: not known
+  // Equal where abstract UNIX sockets reach each other: same boot of the same machine, same network namespace.
+  std::string host_key;
+  std::string host_name;
+};
+
+Process this_process();
+
+void write_process(FrameWriter* writer, const Process& process);
+Process read_process(FrameReader* reader);
+
+// Becomes readable when `process` ends, whatever children of it still hold its sockets open. Invalid where that cannot be had: another
+// host or pid namespace, a process that is gone or cannot be told from a later one with its number, a kernel without pidfd.
+Fd watch_process(const Process& process);
+
+}  // namespace megadp

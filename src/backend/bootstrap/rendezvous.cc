@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's side of a rendezvous, and the sentences of both sides. The others' side is attendance.cc.
+#include "backend/bootstrap/rendezvous.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <thread>
+
+#include "backend/bootstrap/reception.h"
+#include "base/log.h"
+#include "base/text.h"
+
+namespace megadp {
+namespace {
+
+constexpr int kSliceMs = 100;  // how soon an interruption is noticed
+constexpr size_t kStrangers = 64;
+
+class Host {
+ public:
+  explicit Host(const Meeting& meeting) : meeting_(meeting) {
+    party_.table.resize(meeting.expected.size());
+    party_.links.resize(meeting.expected.size());
+    watches_.resize(meeting.expected.size());
+    const size_t own = *place_of(meeting.rank);
+    party_.table[own] = meeting.self;
+    present_ = 1;
+  }
+
+  Result<Party> run() {
+    Status status = listen();
+    if (!status.ok()) return status;
+    while (present_ < meeting_.expected.size()) {
+      status = wait_and_serve();
+      if (!status.ok()) return break_up(status);
+    }
+    reception_.reset();
+    FrameWriter writer;
+    for (const Process& process : party_.table) write_process(&writer, process);
+    send_to_all(FrameType::table, writer.take());
+    return std::move(party_);
+  }
+
+ private:
+  std::optional<size_t> place_of(int rank) const {
+    const auto at = std::find(meeting_.expected.begin(), meeting_.expected.end(), rank);
+    if (at == meeting_.expected.end()) return std::nullopt;
+    return static_cast<size_t>(at - meeting_.expected.begin());
+  }
+
+  // The name or port may still be held by an earlier rendezvous of the same job, or by another job's hub that is just leaving.
+  Status listen() {
+    for (;;) {
+      auto listeners = listen_at(meeting_.endpoint);
+      if (listeners.ok()) {
+        const size_t max_pending = kStrangers + meeting_.expected.size();
+        reception_ = std::make_unique<Reception>(*std::move(listeners), meeting_.guard, max_pending, meeting_.endpoint.describe());
+        return {};
+      }
+      if (meeting_.interrupted) {
+        Status status = meeting_.interrupted();
+        if (!status.ok()) return status;
+      }
+      if (meeting_.deadline.passed()) {
+        return {Code::timeout, text("rank ", meeting_.rank, " could not listen for the other ranks within ", seconds(meeting_.timeout_ns),
+                                    ": ", listeners.status().text())};
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+  }
+
+  Status wait_and_serve() {
+    if (meeting_.interrupted) {
+      Status status = meeting_.interrupted();
+      if (!status.ok()) return status;
+    }
+    if (meeting_.deadline.passed()) return gave_up(meeting_.rank, meeting_.timeout_ns);
+    std::vector<pollfd> polled;
+    reception_->add_to(&polled);
+    for (size_t i = 0; i < party_.links.size(); ++i) {
+      if (!party_.links[i]) continue;
+      const short write = party_.links[i]->idle() ? 0 : POLLOUT;
+      polled.push_back({party_.links[i]->fd(), static_cast<short>(POLLIN | write), 0});
+      if (watches_[i].valid()) polled.push_back({watches_[i].get(), POLLIN, 0});
+    }
+    const auto left_ms = static_cast<int>(std::min<uint64_t>(meeting_.deadline.left_ns() / 1'000'000 + 1, kSliceMs));
+    ::poll(polled.data(), polled.size(), left_ms);
+    std::vector<Arrival> arrivals;
+    reception_->serve(&arrivals);
+    for (Arrival& arrival : arrivals) admit(std::move(arrival));
+    for (size_t i = 0; i < party_.links.size(); ++i) {
+      if (!party_.links[i]) continue;
+      Status status = listen_to(i);
+      if (!status.ok()) return status;
+    }
+    return {};
+  }
+
+  void admit(Arrival arrival) {
+    const Hello& hello = arrival.hello;
+    const int rank = hello.rank;
+    const auto place = place_of(rank);
+    if (hello.version != kProtocolVersion) {
+      return refuse(arrival, false,
+                    unsupported("it speaks version ", hello.version, " of the protocol and rank ", meeting_.rank, " speaks version ",
+                                kProtocolVersion, ": all ranks must use the same version of megadp"));
+    }
+    if (hello.nranks != meeting_.nranks) {
+      return refuse(arrival, false,
+                    invalid("rank ", rank, " was started as one of ", hello.nranks, " ranks, but rank ", meeting_.rank, " as one of ",
+                            meeting_.nranks, ": nranks must be the same everywhere"));
+    }
+    if (!place || rank == meeting_.rank) {
+      return refuse(arrival, rank == meeting_.rank,
+                    invalid("rank ", rank, " is not among the ranks expected here: ", list_ranks(meeting_.expected), " without ",
+                            meeting_.rank, ", which is this process ", meeting_.self.pid));
+    }
+    const auto credentials = peer_credentials(arrival.link->fd());
+    if (credentials && hello.process.pid_namespace == meeting_.self.pid_namespace && credentials->pid != hello.process.pid) {
+      return refuse(arrival, false, invalid("it says it is process ", hello.process.pid, ", but it is process ", credentials->pid));
+    }
+    if (party_.links[*place]) {
+      const Process& first = party_.table[*place];
+      return refuse(
+          arrival, true,
+          invalid("rank ", rank, " is there already, as process ", first.pid, " on ", first.host_name, "; every rank may come once"));
+    }
+    FrameWriter writer;
+    write_process(&writer, meeting_.self);
+    arrival.link->send(FrameType::welcome, writer.take());
+    arrival.link->flush();
+    watches_[*place] = watch_process(hello.process);
+    party_.table[*place] = hello.process;
+    party_.links[*place] = std::move(arrival.link);
+    refusals_.erase(rank);
+    ++present_;
+  }
+
+  void refuse(Arrival& arrival, bool may_try_again, const Status& why) {
+    FrameWriter writer;
+    writer.u32(may_try_again ? 1 : 0);
+    writer.status(why);
+    arrival.link->send(FrameType::refused, writer.take());
+    arrival.link->flush();
+    std::string& before = refusals_[arrival.hello.rank];
+    if (before != why.text()) log(LogLevel::warning, text("refused rank ", arrival.hello.rank, ": ", why.text()));
+    before = why.text();
+  }
+
+  Status listen_to(size_t place) {
+    Link& link = *party_.links[place];
+    const int rank = meeting_.expected[place];
+    const Process& process = party_.table[place];
+    pollfd watch{watches_[place].get(), POLLIN, 0};
+    const bool ended = watches_[place].valid() && ::poll(&watch, 1, 0) > 0;
+    std::vector<Frame> frames;
+    link.receive(&frames);
+    link.flush();
+    for (const Frame& frame : frames) {
+      FrameReader reader(frame.payload);
+      const uint64_t waited_ns = reader.u64();
+      if (frame.type == FrameType::give_up && reader.finished()) return gave_up(rank, waited_ns);
+      return {Code::corrupt, text("rank ", rank, " sent a message that has no place in a rendezvous"), Blame{rank}};
+    }
+    if (link.state() == Link::State::corrupt) return {Code::corrupt, text("rank ", rank, " sent ", link.error()), Blame{rank}};
+    if (ended || link.state() == Link::State::closed) {
+      return {Code::peer, text("rank ", rank, " (pid ", process.pid, " on ", process.host_name, ") died during the rendezvous"),
+              Blame{rank}};
+    }
+    return {};
+  }
+
+  // The first deadline that passes anywhere ends the rendezvous: that rank leaves, so it could not succeed any more.
+  Status gave_up(int rank, uint64_t waited_ns) const {
+    std::vector<int> missing;
+    std::string refused;
+    for (size_t i = 0; i < meeting_.expected.size(); ++i) {
+      if (!party_.links[i] && meeting_.expected[i] != meeting_.rank) missing.push_back(meeting_.expected[i]);
+    }
+    for (const auto& [who, why] : refusals_) refused += text("; rank ", who, " came but was refused: ", why);
+    const Blame blame{missing.empty() ? -1 : missing.front()};
+    return {Code::timeout,
+            text(list_ranks(missing), " did not come to the rendezvous of ", list_ranks(meeting_.expected), " at ",
+                 meeting_.endpoint.describe(), " (rank ", rank, " gave up after waiting ", seconds(waited_ns), ")", refused),
+            blame};
+  }
+
+  Result<Party> break_up(const Status& why) {
+    FrameWriter writer;
+    writer.status(why);
+    send_to_all(FrameType::broken, writer.take());
+    return why;
+  }
+
+  // Small enough for the sockets' buffers as a rule; what does not fit at once gets a moment.
+  void send_to_all(FrameType type, std::string payload) {
+    const auto shared = std::make_shared<const std::string>(std::move(payload));
+    for (auto& link : party_.links) {
+      if (link) link->send(type, shared);
+    }
+    const Deadline moment = Deadline::after_ns(500'000'000);
+    for (;;) {
+      std::vector<pollfd> blocked;
+      for (auto& link : party_.links) {
+        if (!link) continue;
+        link->flush();
+        if (!link->idle()) blocked.push_back({link->fd(), POLLOUT, 0});
+      }
+      if (blocked.empty() || moment.passed()) return;
+      ::poll(blocked.data(), blocked.size(), 50);
+    }
+  }
+
+  const Meeting& meeting_;
+  std::unique_ptr<Reception> reception_;
+  Party party_;
+  std::vector<Fd> watches_;  // pidfds, by place
+  std::map<int, std::string> refusals_;
+  size_t present_ = 0;
+};
+
+}  // namespace
+
+Result<Party> host_meeting(const Meeting& meeting) {
+  return Host(meeting).run();
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  if (ranks.empty()) return "no rank";
+  std::string list = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size();) {
+    size_t end = i + 1;  // a run of neighbours is written "3 to 9"
+    while (end < ranks.size() && ranks[end] == ranks[end - 1] + 1) ++end;
+    if (end - i < 4) end = i + 1;
+    if (i > 0) list += end == ranks.size() ? " and " : ", ";
+    list += end - i == 1 ? std::to_string(ranks[i]) : text(ranks[i], " to ", ranks[end - 1]);
+    i = end;
+  }
+  return list;
+}
+
+std::string seconds(uint64_t ns) {
+  char words[32];
+  std::snprintf(words, sizeof words, "%.3g s", static_cast<double>(ns) / 1e9);
+  return words;
+}
+
+}  // namespace megadp

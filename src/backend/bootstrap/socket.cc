@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fd, and sockets by way of the system calls.
+#include "backend/bootstrap/socket.h"
+
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "base/text.h"
+
+namespace megadp {
+
+Fd& Fd::operator=(Fd&& other) noexcept {
+  if (this != &other) {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = other.release();
+  }
+  return *this;
+}
+
+Fd::~Fd() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+namespace {
+
+constexpr int kSocketFlags = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+constexpr int kBacklog = 4096;
+constexpr uint64_t kAttemptNs = 3'000'000'000;  // one address that swallows packets must not use up the whole deadline
+
+struct AddressList {
+  struct Free {
+    void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+  };
+  std::unique_ptr<addrinfo, Free> head;
+};
+
+Result<AddressList> look_up(const Endpoint& endpoint, int flags) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* list = nullptr;
+  const char* node = (flags & AI_PASSIVE) != 0 && (flags & AI_NUMERICHOST) == 0 ? nullptr : endpoint.host.c_str();
+  const int error = ::getaddrinfo(node, std::to_string(endpoint.port).c_str(), &hints, &list);
+  if (error == EAI_SYSTEM) return system_error(text("looking up ", endpoint.host), errno);
+  if (error != 0) return Status(Code::system, text("looking up ", endpoint.host, ": ", ::gai_strerror(error)));
+  return AddressList{std::unique_ptr<addrinfo, AddressList::Free>(list)};
+}
+
+sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const size_t size = std::min(name.size(), sizeof address.sun_path - 1);
+  std::memcpy(address.sun_path + 1, name.data(), size);
+  *length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + size);
+  return address;
+}
+
+Result<Fd> listen_unix(const Endpoint& endpoint) {
+  Fd fd(::socket(AF_UNIX, kSocketFlags, 0));
+  if (!fd.valid()) return system_error("making a UNIX socket", errno);
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(endpoint.unix_name, &length);
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+    return system_error(text("listening at ", endpoint.describe()), errno);
+  }
+  return fd;
+}
+
+Result<Fd> listen_address(const Endpoint& endpoint, const addrinfo& address, bool both_families) {
+  Fd fd(::socket(address.ai_family, kSocketFlags, 0));
+  if (!fd.valid()) return system_error("making a TCP socket", errno);
+  const int on = 1;
+  const int v6only = both_families ? 0 : 1;
+  ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  if (address.ai_family == AF_INET6) ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &v6only, sizeof v6only);
+  if (::bind(fd.get(), address.ai_addr, address.ai_addrlen) != 0 || ::listen(fd.get(), kBacklog) != 0) {
+    return system_error(text("listening at ", endpoint.describe()), errno);
+  }
+  return fd;
+}
+
+Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
+  auto literal = look_up(endpoint, AI_NUMERICHOST | AI_PASSIVE);
+  if (literal.ok()) {
+    auto fd = listen_address(endpoint, *literal->head, false);
+    if (fd.ok()) {
+      std::vector<Fd> fds;
+      fds.push_back(*std::move(fd));
+      return fds;
+    }
+    // An address of a translating router is not one of this machine's own: listen everywhere, the guard is checked anyway.
+    if (errno != EADDRNOTAVAIL) return fd.status();
+  }
+  auto any = look_up(endpoint, AI_PASSIVE);
+  if (!any.ok()) return any.status();
+  std::vector<Fd> fds;
+  Status failure;
+  // IPv6 first: one socket of it takes both families where the system allows that; then IPv4 reports "in use" and is not needed.
+  for (const int family : {AF_INET6, AF_INET}) {
+    for (const addrinfo* a = any->head.get(); a != nullptr; a = a->ai_next) {
+      if (a->ai_family != family) continue;
+      auto fd = listen_address(endpoint, *a, true);
+      if (fd.ok()) {
+        fds.push_back(*std::move(fd));
+      } else if (failure.ok()) {
+        failure = fd.status();
+      }
+    }
+    if (!fds.empty()) return fds;
+  }
+  if (failure.ok()) failure = Status(Code::system, text("listening at ", endpoint.describe(), ": this machine has no address"));
+  return failure;
+}
+
+// Waits for a connection that is under way and returns its errno.
+int finish_connect(int fd, Deadline deadline) {
+  pollfd p{fd, POLLOUT, 0};
+  for (;;) {
+    const uint64_t left_ms = deadline.left_ns() / 1'000'000;
+    const int n = ::poll(&p, 1, static_cast<int>(std::min<uint64_t>(left_ms, 1000)));
+    if (n < 0 && errno != EINTR) return errno;
+    if (n > 0) break;
+    if (deadline.passed()) return ETIMEDOUT;
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return errno;
+  return error;
+}
+
+// A client that connects to a free port of its own machine may be given that very port and so reach itself.
+bool connected_to_itself(int fd) {
+  sockaddr_storage own{}, peer{};
+  socklen_t own_length = sizeof own, peer_length = sizeof peer;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_length) != 0) return false;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) != 0) return false;
+  return own_length == peer_length && std::memcmp(&own, &peer, own_length) == 0;
+}
+
+void set_no_delay(int fd) {
+  const int on = 1;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+Result<Fd> connect_unix(const Endpoint& endpoint) {
+  Fd fd(::socket(AF_UNIX, kSocketFlags, 0));
+  if (!fd.valid()) return system_error("making a UNIX socket", errno);
+  socklen_t length = 0;
+  const sockaddr_un address = abstract_address(endpoint.unix_name, &length);
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+    return system_error(text("connecting to ", endpoint.describe()), errno);
+  }
+  return fd;
+}
+
+Result<Fd> connect_tcp(const Endpoint& endpoint, Deadline deadline) {
+  auto addresses = look_up(endpoint, AI_ADDRCONFIG);
+  // A machine whose only address is ::1 or 127.0.0.1 counts as having none for AI_ADDRCONFIG.
+  if (!addresses.ok()) addresses = look_up(endpoint, 0);
+  if (!addresses.ok()) return addresses.status();
+  Status failure;
+  for (const addrinfo* a = addresses->head.get(); a != nullptr; a = a->ai_next) {
+    Fd fd(::socket(a->ai_family, kSocketFlags, 0));
+    if (!fd.valid()) {
+      failure = system_error("making a TCP socket", errno);
+      continue;
+    }
+    int error = 0;
+    if (::connect(fd.get(), a->ai_addr, a->ai_addrlen) != 0) {
+      error = errno;
+      const uint64_t left = std::min(deadline.left_ns(), kAttemptNs);
+      if (error == EINPROGRESS) error = finish_connect(fd.get(), Deadline::after_ns(left));
+    }
+    if (error == 0 && connected_to_itself(fd.get())) error = ECONNREFUSED;
+    if (error == 0) {
+      set_no_delay(fd.get());
+      return fd;
+    }
+    failure = system_error(text("connecting to ", endpoint.describe()), error);
+  }
+  return failure;
+}
+
+}  // namespace
+
+std::string Endpoint::describe() const {
+  if (is_unix()) return text("the UNIX socket @", unix_name);
+  if (host.find(':') != std::string::npos) return text("[", host, "]:", port);
+  return text(host, ":", port);
+}
+
+Result<std::vector<Fd>> listen_at(const Endpoint& endpoint) {
+  if (!endpoint.is_unix()) return listen_tcp(endpoint);
+  auto fd = listen_unix(endpoint);
+  if (!fd.ok()) return fd.status();
+  std::vector<Fd> fds;
+  fds.push_back(*std::move(fd));
+  return fds;
+}
+
+Result<Fd> connect_to(const Endpoint& endpoint, Deadline deadline) {
+  return endpoint.is_unix() ? connect_unix(endpoint) : connect_tcp(endpoint, deadline);
+}
+
+Result<Fd> accept_from(const Fd& listener) {
+  for (;;) {
+    Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd.valid()) {
+      set_no_delay(fd.get());  // refused by UNIX sockets, which have no delay
+      return fd;
+    }
+    switch (errno) {
+      case EINTR:
+      case ECONNABORTED:
+        continue;
+      case EMFILE:
+      case ENFILE:
+      case ENOBUFS:
+      case ENOMEM:
+        return system_error("accepting a connection", errno);
+      default:
+        return Fd();  // EAGAIN, or an error of the network that belongs to a connection which is gone already
+    }
+  }
+}
+
+std::optional<PeerCredentials> peer_credentials(int fd) {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || length != sizeof credentials) return std::nullopt;
+  // TCP sockets answer too, with nobody.
+  if (credentials.uid == static_cast<uid_t>(-1)) return std::nullopt;
+  return PeerCredentials{credentials.pid, credentials.uid};
+}
+
+Result<Fd> duplicate(const Fd& fd) {
+  Fd copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) return system_error(text("duplicating descriptor ", fd.get()), errno);
+  return copy;
+}
+
+}  // namespace megadp
