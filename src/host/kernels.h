@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element-wise work of the host backend: on memory of any alignment, on the calling thread, finished on return. The same bits on
+// The element-wise work of the host backend: on memory aligned to its elements, on the calling thread, finished on return. The same bits on
 // every SIMD target, in vectors and in what is left over at the end: each element goes through base/elements.h, and sums have a fixed
 // order. Only the payload of a NaN that arithmetic produced may differ.
 //
