@@ -18,7 +18,7 @@ Result<std::shared_ptr<Backend>> open_backend(BackendKind kind, std::shared_ptr<
   switch (kind) {
     case BackendKind::automatic:
     case BackendKind::host:
-      return std::shared_ptr<Backend>(std::make_shared<host::HostBackend>(std::move(world)));
+      return host::HostBackend::open(std::move(world));
     case BackendKind::cuda:
       return unsupported("backend is cuda; ", kNoCuda);
   }

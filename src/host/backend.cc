@@ -21,6 +21,17 @@ Status submit(Stream& stream, Work work) {
 
 }  // namespace
 
+Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world) {
+  std::shared_ptr<Transport> transport;
+  for (int rank = 0; rank < world->size() && transport == nullptr; ++rank) {
+    if (world->host(rank) == world->host(world->rank())) continue;
+    auto opened = Transport::open(world);
+    if (!opened.ok()) return opened.status();
+    transport = *opened;
+  }
+  return std::shared_ptr<Backend>(new HostBackend(std::move(world), std::move(transport)));
+}
+
 Result<std::unique_ptr<Memory>> HostBackend::allocate(size_t bytes) {
   return HostMemory::create(bytes);
 }
@@ -32,7 +43,7 @@ Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
 }
 
 Result<std::unique_ptr<Group>> HostBackend::create_group(const std::vector<int>& members) {
-  return HostGroup::create(world_, members);
+  return HostGroup::create(world_, transport_, members);
 }
 
 Status HostBackend::zero(Stream& stream, void* data, size_t bytes) {

@@ -9,12 +9,14 @@
 
 #include "backend/backend.h"
 #include "backend/world.h"
+#include "host/transport.h"
 
 namespace megadp::host {
 
 class HostBackend final : public Backend {
  public:
-  explicit HostBackend(std::shared_ptr<World> world) noexcept : world_(std::move(world)) {}
+  // Collective over the world when it spans hosts: connects them.
+  static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world);
 
   std::string_view name() const noexcept override { return "host"; }
   World& world() noexcept override { return *world_; }
@@ -36,7 +38,11 @@ class HostBackend final : public Backend {
   Status write(void* to, const void* host_from, size_t bytes) override;
 
  private:
+  HostBackend(std::shared_ptr<World> world, std::shared_ptr<Transport> transport) noexcept
+      : world_(std::move(world)), transport_(std::move(transport)) {}
+
   const std::shared_ptr<World> world_;
+  const std::shared_ptr<Transport> transport_;  // none when all ranks share one host
 };
 
 }  // namespace megadp::host

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The collectives of ranks that share a host, as they run on a stream's worker: over windows, and over any memory by way of the group's
-// staging memory. Group checks the arguments and submits; these compute.
+// The collectives as they run on a stream's worker: over windows, and over any memory by way of the group's staging memory. Group checks
+// the arguments and submits; these compute.
 //
 //   control memory, one part per rank:   [ ControlPage, 1 page | staging half 0 | staging half 1 ]
 //
 // A staged collective is cut into turns; turn t uses half t & 1 of everyone's staging memory:
 //   copy my input into my half ── meet ── read what I need from everyone's half
 // One meeting per turn is enough: a rank writes to a half again two turns later, after a meeting to which everyone came having read it.
+//
+// A group over several hosts does everything by turns. The halves of ranks on other hosts are private memory here, filled by the transport
+// with what this rank needs of them before the meeting; the algorithms, and so the order of every sum, are the same.
 #pragma once
 
 #include <atomic>
@@ -24,17 +27,27 @@
 #include "host/parts.h"
 #include "host/stream.h"
 #include "host/sync.h"
+#include "host/transport.h"
 
 namespace megadp::host {
 
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kStagingHalfBytes = 512 << 10;
 
+// Which bytes of its half a rank shows to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
+// the first `bytes`, but only the root's half.
+enum class Show {
+  whole,
+  piece,
+  from_root
+};
+
 // This rank's end of a group, kept alive by the group and by submitted work.
 class Member {
  public:
-  // Collective, blocking. All members share this rank's host.
-  static Result<std::shared_ptr<Member>> create(std::shared_ptr<World> world, std::vector<int> members);
+  // Collective, blocking. `transport` is needed when the members are on several hosts.
+  static Result<std::shared_ptr<Member>> create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
+                                                std::vector<int> members);
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
@@ -43,22 +56,36 @@ class Member {
   const std::vector<int>& members() const noexcept { return members_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }
+  bool spans_hosts() const noexcept { return local_.size() < members_.size(); }
+
+  // Memory that the members of this host see; all members agree on it. Collective, blocking.
+  Result<std::shared_ptr<Parts>> create_parts(const Agreement& what, bool touch);
 
   // Runs `body` as `operation` on a stream's worker. A failure ends the group, and the World learns of it, since this rank's peers would
   // wait for it in vain.
   Status perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body);
   // Within perform().
-  Status meet(const Operation& operation, const Stop& stop) { return sync_->meet(operation, stop); }
+  Status meet(const Operation& operation, const Stop& stop);
+  // Meets, having sent what the ranks of other hosts need of this rank's half, and received theirs.
+  Status meet_showing(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, Show show, size_t bytes);
   // This turn's half of everyone's staging memory, by rank.
   const std::vector<std::byte*>& next_staging();
 
  private:
-  Member(std::shared_ptr<World> world, std::vector<int> members) : world_(std::move(world)), members_(std::move(members)) {}
+  Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transport, std::vector<int> members);
+  Status set_up();
+  Status compare_with_other_hosts(const Operation& operation, const Stop& stop);
 
   const std::shared_ptr<World> world_;
+  const std::shared_ptr<Transport> transport_;
   const std::vector<int> members_;
   int rank_ = 0;
-  std::shared_ptr<Parts> control_;  // none in a group of one
+  std::vector<int> local_;  // world ranks of the members on this host, in their order
+  int local_rank_ = 0;
+  std::vector<int> remote_;                               // ranks in the group of the others
+  std::shared_ptr<Parts> control_;                        // where there is another member on this host
+  std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other hosts' ranks, and the own one without control_
+  uint64_t compared_ = 0;                                 // number of the last operation that was compared with other hosts
   std::optional<Sync> sync_;
   std::vector<std::byte*> staging_[2];
   uint64_t turn_ = 0;
@@ -78,6 +105,9 @@ struct Call {
   int size() const noexcept { return member.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
   Status meet() const { return member.meet(operation, stop); }
+  Status meet_showing(const std::vector<std::byte*>& staging, Show show, size_t bytes) const {
+    return member.meet_showing(operation, stop, staging, show, bytes);
+  }
 };
 
 // In windows; see backend/group.h.

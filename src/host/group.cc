@@ -22,11 +22,6 @@ Status check_members(const World& world, const std::vector<int>& members) {
     found = found || rank == world.rank();
   }
   if (!found) return invalid("members: rank ", world.rank(), ", which makes the call, is not among them");
-  for (const int rank : members) {
-    if (world.host(rank) == world.host(members[0])) continue;
-    return unsupported("create_group: ranks ", members[0], " and ", rank, " are on different hosts (", world.host_name(members[0]), ", ",
-                       world.host_name(rank), "); this backend joins ranks of one host only");
-  }
   return {};
 }
 
@@ -47,18 +42,18 @@ Status check_reduction(const Operation& operation) {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> HostGroup::create(std::shared_ptr<World> world, const std::vector<int>& members) {
+Result<std::unique_ptr<Group>> HostGroup::create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
+                                                 const std::vector<int>& members) {
   Status checked = check_members(*world, members);
   if (!checked.ok()) return checked;
-  Result<std::shared_ptr<Member>> member = Member::create(std::move(world), members);
+  Result<std::shared_ptr<Member>> member = Member::create(std::move(world), std::move(transport), members);
   if (!member.ok()) return member.status();
   return std::unique_ptr<Group>(new HostGroup(std::move(*member)));
 }
 
 Result<std::unique_ptr<Window>> HostGroup::allocate_window(size_t bytes) {
   const uint64_t number = windows_ + 1;
-  Result<std::shared_ptr<Parts>> parts =
-      Parts::create(member_->world(), member_->members(), member_->rank(), {"allocate_window", number, bytes}, true);
+  Result<std::shared_ptr<Parts>> parts = member_->create_parts({"allocate_window", number, bytes}, true);
   if (!parts.ok()) return parts.status();
   windows_ = number;
   return std::unique_ptr<Window>(new HostWindow(std::move(*parts), member_.get(), number));

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // HostGroup: the host backend's Group. Checks arguments and submits; what then happens on the stream's worker is in
 // host/collective.h.
-//
-// Which members share this rank's host is known from the World. Today all must: a group over several hosts is refused when it is created,
-// in create(). Ranks of other hosts would be reached from the same place: windows reduce within the host first, then across.
 #pragma once
 
 #include <functional>
@@ -19,7 +16,9 @@ namespace megadp::host {
 
 class HostGroup final : public Group {
  public:
-  static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, const std::vector<int>& members);
+  // Collective over `members`. `transport` is needed when they are on several hosts.
+  static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
+                                               const std::vector<int>& members);
 
   int rank() const noexcept override { return member_->rank(); }
   int size() const noexcept override { return member_->size(); }

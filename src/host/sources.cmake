@@ -6,6 +6,15 @@ if(NOT MEGADP_HIGHWAY_INCLUDE)
 endif()
 target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_HIGHWAY_INCLUDE})
 
+# UCX: its header only; the library is loaded when ranks are on several hosts. Without the header the build has no transport between hosts.
+find_path(MEGADP_UCX_INCLUDE ucp/api/ucp.h)
+if(MEGADP_UCX_INCLUDE)
+  target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_UCX_INCLUDE})
+  target_compile_definitions(megadp_objects PRIVATE MEGADP_HAVE_UCX)
+else()
+  message(WARNING "ucp/api/ucp.h is missing: ranks will have to be on one host (on Debian and Ubuntu: apt-get install libucx-dev)")
+endif()
+
 set(MEGADP_host_SOURCES
     backend.cc
     copy_strided.cc
@@ -23,4 +32,6 @@ set(MEGADP_host_SOURCES
     staged_collectives.cc
     stream.cc
     sync.cc
+    ucx_library.cc
+    ucx_transport.cc
     window_collectives.cc)

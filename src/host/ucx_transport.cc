@@ -199,6 +199,7 @@ void UcxTransport::close(Peer& peer, uint32_t flags, Deadline deadline) {
 Status UcxTransport::post(ucs_status_ptr_t request, int peer, bool receive) {
   if (request == nullptr) return {};
   if (UCS_PTR_IS_ERR(request)) {
+    break_off();  // the caller will not wait for what it has posted
     return failed(text(receive ? "receiving from rank " : "sending to rank ", peer), UCS_PTR_STATUS(request)).with_blame({.rank = peer});
   }
   pending_.push_back({request, peer, receive});

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives in windows, at the speed of memory: every byte is read once from where it is and written once to where it goes.
+// Collectives in windows, at the speed of memory: every byte is read once from where it is and written once to where it goes. A group over
+// several hosts does not see all windows: it goes through staging memory.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -22,8 +23,12 @@ std::byte* at(const Call& call, const Parts& window, int rank, size_t element) {
   return window.of(rank) + (call.operation.begin + element) * call.width();
 }
 
-bool is_small(const Call& call) {
-  return call.operation.count * call.width() <= kSmallBytes;
+std::byte* own_at(const Call& call, const Parts& window, size_t element) {
+  return at(call, window, window.rank(), element);
+}
+
+bool is_staged(const Call& call) {
+  return call.member.spans_hosts() || call.operation.count * call.width() <= kSmallBytes;
 }
 
 }  // namespace
@@ -32,12 +37,12 @@ Status window_reduce_scatter(const Call& call, const Parts& window) {
   const Operation& op = call.operation;
   const size_t piece = op.count / static_cast<size_t>(call.size());
   const size_t mine = piece * static_cast<size_t>(call.rank());
-  if (is_small(call)) return staged_reduce_scatter(call, at(call, window, call.rank(), 0), at(call, window, call.rank(), mine), piece);
+  if (is_staged(call)) return staged_reduce_scatter(call, own_at(call, window, 0), own_at(call, window, mine), piece);
   Status met = call.meet();
   if (!met.ok()) return met;
   std::vector<const void*> from;
   for (int rank = 0; rank < call.size(); ++rank) from.push_back(at(call, window, rank, mine));
-  Status reduced = reduce(at(call, window, call.rank(), mine), from.data(), call.size(), piece, op.type, op.op, op.scale);
+  Status reduced = reduce(own_at(call, window, mine), from.data(), call.size(), piece, op.type, op.op, op.scale);
   if (!reduced.ok()) return reduced;
   return call.meet();
 }
@@ -47,8 +52,8 @@ Status window_reduce_scatter(const Call& call, const Parts& window) {
 Status window_all_reduce(const Call& call, const Parts& window) {
   const Operation& op = call.operation;
   const auto size = static_cast<size_t>(call.size());
-  std::byte* const own = at(call, window, call.rank(), 0);
-  if (is_small(call)) return staged_all_reduce(call, own, own, op.count);
+  std::byte* const own = own_at(call, window, 0);
+  if (is_staged(call)) return staged_all_reduce(call, own, own, op.count);
   Status met = call.meet();
   if (!met.ok()) return met;
   const size_t part = round_up((op.count + size - 1) / size, kPartElements);
@@ -59,7 +64,7 @@ Status window_all_reduce(const Call& call, const Parts& window) {
   for (size_t element = begin; element < end; element += block) {
     const size_t n = std::min(block, end - element);
     for (int rank = 0; rank < call.size(); ++rank) from[static_cast<size_t>(rank)] = at(call, window, rank, element);
-    std::byte* const sum = at(call, window, call.rank(), element);
+    std::byte* const sum = own_at(call, window, element);
     Status reduced = reduce(sum, from.data(), call.size(), n, op.type, op.op, op.scale);
     if (!reduced.ok()) return reduced;
     for (int rank = 0; rank < call.size(); ++rank) {
@@ -74,8 +79,8 @@ Status window_all_gather(const Call& call, const Parts& window) {
   const Operation& op = call.operation;
   const size_t piece = op.count / static_cast<size_t>(call.size());
   const size_t mine = piece * static_cast<size_t>(call.rank());
-  const std::byte* const own = at(call, window, call.rank(), mine);
-  if (is_small(call)) return staged_all_gather(call, own, at(call, window, call.rank(), 0), piece);
+  const std::byte* const own = own_at(call, window, mine);
+  if (is_staged(call)) return staged_all_gather(call, own, own_at(call, window, 0), piece);
   Status met = call.meet();
   if (!met.ok()) return met;
   for (int step = 1; step < call.size(); ++step) {
@@ -88,8 +93,8 @@ Status window_all_gather(const Call& call, const Parts& window) {
 // Everybody fetches: the copies run side by side, where the root would make them one after another.
 Status window_broadcast(const Call& call, const Parts& window) {
   const Operation& op = call.operation;
-  std::byte* const own = at(call, window, call.rank(), 0);
-  if (is_small(call)) return staged_broadcast(call, own, op.count);
+  std::byte* const own = own_at(call, window, 0);
+  if (is_staged(call)) return staged_broadcast(call, own, op.count);
   Status met = call.meet();
   if (!met.ok()) return met;
   if (call.rank() != op.root) std::memcpy(own, at(call, window, op.root, 0), op.count * call.width());
