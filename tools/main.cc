@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The megadp program: reads the command line and hands over to the subcommand. What each does is in its own file.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "commands.h"
+#include "megadp.h"
+
+namespace megadp::tool {
+
+int used_wrongly(const char* command, const std::string& sentence) {
+  fmt::print(stderr, "megadp {}: {}\nSee: megadp {} --help\n", command, sentence, command);
+  return 2;
+}
+
+int failed(const char* command, const std::string& sentence) {
+  fmt::print(stderr, "megadp {}: {}\n", command, sentence);
+  return 1;
+}
+
+namespace {
+
+// A closed standard stream would give its number to the next file opened, and output would land there.
+void open_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (fcntl(fd, F_GETFD) != -1) continue;
+    const int opened = open("/dev/null", fd == 0 ? O_RDONLY : O_WRONLY);
+    if (opened >= 0 && opened != fd) close(opened);
+  }
+}
+
+int parse_error(const CLI::App& app, const CLI::ParseError& error) {
+  std::string name = "megadp";
+  for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+  std::string sentence = error.what();
+  if (!sentence.empty() && sentence.back() != '.') sentence += '.';
+  fmt::print(stderr, "{}: {}\nSee: {} --help\n", name, sentence, name);
+  return 2;
+}
+
+int run_program(int argc, char** argv) {
+  CLI::App app{"Data-parallel training for every language: launcher, planner and measurements.", "megadp"};
+  const uint32_t version = mdp_version();
+  app.set_version_flag("--version", fmt::format("megadp {}.{}.{}", version >> 16, version >> 8 & 255, version & 255));
+  app.require_subcommand(1);
+
+  std::vector<std::pair<const CLI::App*, Command>> commands;
+  for (auto add : {add_run}) {
+    Command command = add(app);
+    commands.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
+  }
+  // What follows -- is for the command that is run; the parser would take its options for ours.
+  char** const end = argv + argc;
+  char** const dashes = std::find_if(argv + 1, end, [](const char* word) { return std::string_view(word) == "--"; });
+  const std::vector<std::string> rest(dashes, end);
+  try {
+    app.parse(static_cast<int>(dashes - argv), argv);
+  } catch (const CLI::ParseError& error) {
+    return error.get_exit_code() == 0 ? app.exit(error) : parse_error(app, error);
+  }
+  for (const auto& [sub, command] : commands)
+    if (sub->parsed()) return command(rest);
+  return 2;
+}
+
+}  // namespace
+}  // namespace megadp::tool
+
+int main(int argc, char** argv) {
+  megadp::tool::open_standard_streams();
+  try {
+    return megadp::tool::run_program(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "megadp: {}\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "run_guardian.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+namespace megadp::tool {
+namespace {
+
+constexpr char kWatch = 'w', kForget = 'f', kDone = 'd';
+
+struct Note {
+  pid_t group;
+  char what;
+  char unused[3];
+};
+
+bool belongs_to(const char* pid, const std::string& entry) {
+  const OwnedFd file(open(("/proc/" + std::string(pid) + "/environ").c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.open()) return false;
+  std::string all(1, '\0');
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = read(file.get(), buffer.data(), buffer.size())) > 0;) all.append(buffer.data(), static_cast<size_t>(got));
+  all += '\0';
+  return all.find('\0' + entry + '\0') != std::string::npos;
+}
+
+// Those that left their rank's process group are known by their environment. How many were killed.
+int kill_by_environment(const std::string& entry) {
+  DIR* proc = opendir("/proc");
+  if (proc == nullptr) return 0;
+  int killed = 0;
+  while (const dirent* found = readdir(proc)) {
+    const pid_t pid = std::atoi(found->d_name);
+    if (pid > 1 && pid != getpid() && belongs_to(found->d_name, entry) && kill(pid, SIGKILL) == 0) ++killed;
+  }
+  closedir(proc);
+  return killed;
+}
+
+[[noreturn]] void guard(int pipe, const std::string& mark) {
+  setsid();  // signals meant for the launcher's group or terminal do not come here
+  prctl(PR_SET_NAME, "mdp-guardian");
+  sigset_t all;
+  sigfillset(&all);
+  sigprocmask(SIG_SETMASK, &all, nullptr);
+  // Whoever waits for the launcher's output to end must not wait for this process.
+  if (pipe > 0) close_range(0, static_cast<unsigned>(pipe) - 1, 0);
+  close_range(static_cast<unsigned>(pipe) + 1, ~0u, 0);
+
+  std::vector<pid_t> groups;
+  for (Note note;;) {
+    const ssize_t got = read(pipe, &note, sizeof note);
+    if (got < 0 && errno == EINTR) continue;
+    if (got != sizeof note) break;  // the launcher is gone
+    if (note.what == kDone) _exit(0);
+    if (note.what == kWatch) groups.push_back(note.group);
+    if (note.what == kForget) groups.erase(std::remove(groups.begin(), groups.end(), note.group), groups.end());
+  }
+  for (pid_t group : groups) kill(-group, SIGKILL);
+  // A process may start another while the list is read, so until nothing new is found.
+  for (int round = 0; round < 10 && kill_by_environment(mark) > 0; ++round) usleep(1000);
+  _exit(0);
+}
+
+}  // namespace
+
+Result<Guardian> Guardian::start(const std::string& mark) {
+  int fds[2];
+  if (pipe2(fds, O_CLOEXEC) != 0) return system_error("no pipe for the guardian process", errno);
+  OwnedFd read_end(fds[0]), write_end(fds[1]);
+  const pid_t pid = fork();
+  if (pid < 0) return system_error("the guardian process cannot be created (fork)", errno);
+  if (pid == 0) guard(read_end.get(), mark);
+  return Guardian(pid, std::move(write_end));
+}
+
+Guardian::~Guardian() {
+  if (!pipe_.open()) return;
+  tell(kDone, 0);
+  pipe_.reset();
+  while (waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void Guardian::watch(pid_t group) {
+  tell(kWatch, group);
+}
+
+void Guardian::forget(pid_t group) {
+  tell(kForget, group);
+}
+
+void Guardian::tell(char what, pid_t group) {
+  const Note note{group, what, {}};
+  [[maybe_unused]] const ssize_t wrote =
+      write(pipe_.get(), &note, sizeof note);  // it fits into any pipe; without a reader nothing can be done
+}
+
+}  // namespace megadp::tool
