@@ -150,6 +150,10 @@ Status HostStream::wait_for_caller(void* producer) {
   return {};
 }
 
+void HostStream::retain(std::shared_ptr<void> object) {
+  state_->push({[object = std::move(object)](const Stop&) { return Status(); }, nullptr});
+}
+
 Status HostStream::failure() const {
   return state_->current_failure();
 }

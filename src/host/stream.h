@@ -59,6 +59,7 @@ class HostStream final : public Stream {
   Status make_caller_wait(void* consumer, Event& event) override;
   Status wait_for_caller(void* producer) override;
   Status failure() const override;
+  void retain(std::shared_ptr<void> object) override;
 
  private:
   struct State;
