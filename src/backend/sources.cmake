@@ -5,10 +5,18 @@ set(MEGADP_backend_SOURCES
     bootstrap/attendance.cc
     bootstrap/frame.cc
     bootstrap/job_key.cc
+    bootstrap/launch_env.cc
+    bootstrap/launch_id.cc
+    bootstrap/launcher.cc
+    bootstrap/launcher_mpich.cc
+    bootstrap/launcher_open_mpi.cc
+    bootstrap/launcher_slurm.cc
+    bootstrap/launcher_torch.cc
     bootstrap/link.cc
     bootstrap/monitor.cc
     bootstrap/monitor_frames.cc
     bootstrap/monitor_thread.cc
+    bootstrap/pmix.cc
     bootstrap/process.cc
     bootstrap/reception.cc
     bootstrap/relay.cc

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// The seven functions of PMIx that are used, with the few types they need, as in version 2 of its binary interface (libpmix.so.2; PMIx 4
+// and 5).
+#include "backend/bootstrap/pmix.h"
+
+#include <arpa/inet.h>
+#include <dlfcn.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <sys/random.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+#include "backend/bootstrap/job_key.h"
+#include "backend/bootstrap/launcher.h"
+#include "base/text.h"
+
+namespace megadp {
+namespace {
+
+// ── from pmix_common.h ──
+using PmixStatus = int;
+struct PmixProc {
+  char name_space[256];
+  uint32_t rank;
+};
+struct PmixValue {
+  uint16_t type;
+  union {
+    bool flag;
+    char* string;
+    alignas(8) unsigned char room[24];  // the largest member is three words
+  } data;
+};
+struct PmixInfo {
+  char key[512];
+  uint32_t flags;
+  PmixValue value;
+};
+constexpr uint16_t kPmixBool = 1;
+constexpr uint16_t kPmixString = 3;
+constexpr uint8_t kPmixGlobal = 3;
+constexpr PmixStatus kPmixSuccess = 0;
+constexpr char kPmixCollectData[] = "pmix.collect";
+
+struct Pmix {
+  PmixStatus (*init)(PmixProc*, PmixInfo*, size_t) = nullptr;
+  PmixStatus (*finalize)(const PmixInfo*, size_t) = nullptr;
+  PmixStatus (*put)(uint8_t, const char*, PmixValue*) = nullptr;
+  PmixStatus (*commit)() = nullptr;
+  PmixStatus (*fence)(const PmixProc*, size_t, const PmixInfo*, size_t) = nullptr;
+  PmixStatus (*get)(const PmixProc*, const char*, const PmixInfo*, size_t, PmixValue**) = nullptr;
+  const char* (*error_text)(PmixStatus) = nullptr;
+
+  Status failed(const char* what, PmixStatus status) const {
+    return {Code::backend, text(what, " failed: ", error_text(status), " (", status, ")")};
+  }
+};
+
+template <class F>
+bool find(void* library, const char* name, F* out) {
+  *out = reinterpret_cast<F>(::dlsym(library, name));
+  return *out != nullptr;
+}
+
+// Never unloaded: it leaves threads behind.
+Result<Pmix> load_pmix() {
+  void* const library = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
+  if (library == nullptr) return unsupported("libpmix.so.2 cannot be loaded: ", ::dlerror());
+  Pmix pmix;
+  const bool all = find(library, "PMIx_Init", &pmix.init) && find(library, "PMIx_Finalize", &pmix.finalize) &&
+                   find(library, "PMIx_Put", &pmix.put) && find(library, "PMIx_Commit", &pmix.commit) &&
+                   find(library, "PMIx_Fence", &pmix.fence) && find(library, "PMIx_Get", &pmix.get) &&
+                   find(library, "PMIx_Error_string", &pmix.error_text);
+  if (!all) return unsupported("libpmix.so.2 lacks a function: ", ::dlerror());
+  return pmix;
+}
+
+// Bridges of containers and virtual machines lead nowhere another host could follow.
+bool is_bridge(const char* name) {
+  for (const char* prefix : {"docker", "br-", "virbr", "cni", "flannel", "podman", "lxc"}) {
+    if (std::strncmp(name, prefix, std::strlen(prefix)) == 0) return true;
+  }
+  return false;
+}
+
+// An address of this host that other hosts are likely to reach: IPv4 before IPv6, in the order of the interfaces.
+std::string own_address() {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  std::string found;
+  for (const int family : {AF_INET, AF_INET6}) {
+    for (const ifaddrs* a = list; a != nullptr && found.empty(); a = a->ifa_next) {
+      if (a->ifa_addr == nullptr || a->ifa_addr->sa_family != family) continue;
+      if ((a->ifa_flags & IFF_UP) == 0 || (a->ifa_flags & IFF_LOOPBACK) != 0 || is_bridge(a->ifa_name)) continue;
+      char words[INET6_ADDRSTRLEN] = {};
+      const void* address = &reinterpret_cast<const sockaddr_in*>(a->ifa_addr)->sin_addr;
+      if (family == AF_INET6) {
+        const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(a->ifa_addr)->sin6_addr;
+        if (IN6_IS_ADDR_LINKLOCAL(&six)) continue;  // means something only together with an interface
+        address = &six;
+      }
+      if (::inet_ntop(family, address, words, sizeof words) != nullptr) found = words;
+    }
+  }
+  ::freeifaddrs(list);
+  return found;
+}
+
+// "1.2.3.4:25000 <64 hexadecimal digits>"
+Result<std::string> announcement(const Launch& launch) {
+  const std::string host = own_address();
+  if (host.empty()) return Status(Code::system, "this host has no network address but its loopback");
+  std::array<uint8_t, 32> secret;
+  if (::getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
+    return system_error("reading random numbers", errno);
+  }
+  const bool six = host.find(':') != std::string::npos;
+  return text(six ? "[" : "", host, six ? "]:" : ":", derived_port(launch.job, 0), " ", to_hex(secret.data(), secret.size()));
+}
+
+Status read_announcement(const std::string& words, Launch* launch) {
+  const size_t blank = words.find(' ');
+  auto root = parse_root(words.substr(0, blank));
+  if (!root.ok()) return root.status();
+  if (blank == std::string::npos || !from_hex(words.substr(blank + 1), launch->secret.data(), launch->secret.size())) {
+    return {Code::corrupt, "what rank 0 published through PMIx cannot be read"};
+  }
+  launch->root_host = root->host;
+  launch->root_port = root->port;
+  return {};
+}
+
+Status publish_and_read(const Pmix& pmix, const PmixProc& self, Launch* launch) {
+  constexpr char key[] = "megadp.root";
+  std::string words;
+  if (launch->rank == 0) {
+    auto own = announcement(*launch);
+    // The others wait at the fence; they are told by finding what cannot be read.
+    words = own.ok() ? *own : own.status().text();
+    PmixValue value{};
+    value.type = kPmixString;
+    value.data.string = words.data();
+    PmixStatus status = pmix.put(kPmixGlobal, key, &value);
+    if (status == kPmixSuccess) status = pmix.commit();
+    if (status != kPmixSuccess) return pmix.failed("publishing an address through PMIx", status);
+  }
+  PmixInfo collect{};
+  std::memcpy(collect.key, kPmixCollectData, sizeof kPmixCollectData);
+  collect.value.type = kPmixBool;
+  collect.value.data.flag = true;
+  PmixStatus status = pmix.fence(nullptr, 0, &collect, 1);
+  if (status != kPmixSuccess) return pmix.failed("waiting for the other ranks in PMIx_Fence", status);
+  if (launch->rank != 0) {
+    PmixProc root = self;
+    root.rank = 0;
+    PmixValue* value = nullptr;
+    status = pmix.get(&root, key, nullptr, 0, &value);
+    if (status != kPmixSuccess || value == nullptr) return pmix.failed("reading the address of rank 0 through PMIx", status);
+    if (value->type == kPmixString && value->data.string != nullptr) {
+      words = value->data.string;
+      std::free(value->data.string);
+    }
+    std::free(value);
+  }
+  return read_announcement(words, launch);
+}
+
+Status agree(Launch* launch) {
+  auto pmix = load_pmix();
+  if (!pmix.ok()) return pmix.status();
+  PmixProc self{};
+  const PmixStatus begun = pmix->init(&self, nullptr, 0);
+  if (begun != kPmixSuccess) return pmix->failed("PMIx_Init", begun);
+  const Status status = publish_and_read(*pmix, self, launch);
+  pmix->finalize(nullptr, 0);
+  return status;
+}
+
+}  // namespace
+
+Status agree_on_root_by_pmix(Launch* launch) {
+  static std::mutex mutex;
+  static std::optional<Launch> agreed;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!agreed) {
+    Launch fresh = *launch;
+    Status status = agree(&fresh);
+    if (!status.ok()) return status;
+    agreed = fresh;
+  }
+  launch->root_host = agreed->root_host;
+  launch->root_port = agreed->root_port;
+  launch->secret = agreed->secret;
+  return {};
+}
+
+}  // namespace megadp
