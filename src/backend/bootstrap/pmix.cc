@@ -9,6 +9,7 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sys/random.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -171,15 +172,26 @@ Status publish_and_read(const Pmix& pmix, const PmixProc& self, Launch* launch) 
   return read_announcement(words, launch);
 }
 
+// PMIx cannot be started a second time, and the program may start MPI later, which uses it too; but mpirun takes a process that ends
+// without ending PMIx for a failed one. So it is ended as the process exits.
+void end_at_exit(PmixStatus (*finalize)(const PmixInfo*, size_t)) {
+  static PmixStatus (*end)(const PmixInfo*, size_t) = nullptr;
+  static pid_t owner = 0;
+  end = finalize;
+  owner = ::getpid();
+  std::atexit([] {
+    if (::getpid() == owner) end(nullptr, 0);  // not in a forked child: the connection to mpirun is the parent's
+  });
+}
+
 Status agree(Launch* launch) {
   auto pmix = load_pmix();
   if (!pmix.ok()) return pmix.status();
   PmixProc self{};
   const PmixStatus begun = pmix->init(&self, nullptr, 0);
   if (begun != kPmixSuccess) return pmix->failed("PMIx_Init", begun);
-  const Status status = publish_and_read(*pmix, self, launch);
-  pmix->finalize(nullptr, 0);
-  return status;
+  end_at_exit(pmix->finalize);
+  return publish_and_read(*pmix, self, launch);
 }
 
 }  // namespace
