@@ -101,42 +101,48 @@ Status agree(World& world, const std::vector<int>& members, const Agreement& on,
   return {};
 }
 
+namespace {
+
+// A rank that is alone needs no memory that others can map.
+Result<Mapping> create_part(size_t bytes, bool alone, const char* what, bool touch, Fd* out_fd) {
+  Result<size_t> whole = whole_pages(bytes, what);
+  if (!whole.ok()) return whole.status();
+  if (*whole == 0) return invalid(what, ": 0 bytes asked for; at least 1 is needed");
+  return alone ? Mapping::create(*whole, -1, what) : create_own(*whole, what, touch, out_fd);
+}
+
+}  // namespace
+
 Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int>& members, int rank, const Agreement& what, bool touch) {
   std::shared_ptr<Parts> parts(new Parts);
   parts->rank_ = rank;
   parts->bytes_ = what.bytes;
   parts->parts_.resize(members.size());
-  const auto own = static_cast<size_t>(rank);
 
   Fd fd;
-  Result<size_t> whole = whole_pages(what.bytes, what.kind);
-  Status made = whole.ok() ? Status() : whole.status();
-  if (made.ok() && *whole == 0) made = invalid(what.kind, ": 0 bytes asked for; at least 1 is needed");
-  if (made.ok()) {
-    Result<Mapping> mapping = create_own(*whole, what.kind, touch, &fd);
-    if (mapping.ok()) {
-      parts->parts_[own] = std::move(*mapping);
-    } else {
-      made = mapping.status();
-    }
+  Result<Mapping> made = create_part(what.bytes, members.size() == 1, what.kind, touch, &fd);
+  if (members.size() > 1) {
+    Status agreed = agree(world, members, what, made.status());
+    if (!agreed.ok()) return agreed;
   }
-  Status agreed = agree(world, members, what, made);
-  if (!agreed.ok()) return agreed;
+  if (!made.ok()) return made.status();
+  const size_t whole = made->bytes();
+  parts->parts_[static_cast<size_t>(rank)] = std::move(*made);
   if (members.size() == 1) return parts;
 
   Result<std::vector<Fd>> fds = world.share(members, fd);
   if (!fds.ok()) return fds.status().with_context(what.kind);
   Status mapped;
   for (size_t i = 0; i < members.size() && mapped.ok(); ++i) {
-    if (i == own) continue;
-    Result<Mapping> mapping = Mapping::create(*whole, (*fds)[i].get(), what.kind);
+    if (i == static_cast<size_t>(rank)) continue;
+    Result<Mapping> mapping = Mapping::create(whole, (*fds)[i].get(), what.kind);
     if (mapping.ok()) {
       parts->parts_[i] = std::move(*mapping);
     } else {
       mapped = mapping.status();
     }
   }
-  agreed = agree(world, members, what, mapped);
+  Status agreed = agree(world, members, what, mapped);
   if (!agreed.ok()) return agreed;
   return parts;
 }
