@@ -5,26 +5,31 @@
  * Conventions, said once
  *   status    Every call that can fail returns mdp_status: < 0 failed, 0 done, > 0 not yet. The sentence that explains a failure is read
  *             by mdp_last_error() on the same thread, before that thread's next megadp call; in hosts whose tasks change threads
- *             (goroutines, virtual threads), fetch status and text within one native call. A failure that arrives later (a peer died)
- *             is also kept in the communicator: mdp_comm_error_info().
+ *             (goroutines, virtual threads), fetch status and text within one native call. A failure that ranks cannot recover from
+ *             (PEER, TIMEOUT, ABORTED, DESYNC in a collective, BACKEND) is kept in the communicator, mdp_comm_error_info(): from then on
+ *             it is "lost" and every call that communicates or moves the step on fails with it. Calls that only look at local memory
+ *             (views, owned ranges, coordinates, counters) go on working, so that what is left can be saved.
+ *             docs/errors.md lists causes and remedies.
  *   structs   `struct_size` comes first and is sizeof the struct as the caller compiled it, in and out: the library reads and writes
  *             the smaller of the caller's size and its own. Structs have no holes and grow at the end only. In an array of structs
- *             the first element's struct_size is the stride, and every element carries the same.
+ *             the first element's struct_size is the stride, and every element carries the same. A larger struct than the library's
+ *             is taken if the fields it does not know are zero, and refused as MDP_E_UNSUPPORTED otherwise. Reserved fields are 0.
  *   zero      is the default of every field. Where a caller may mean zero itself, zero is the default too, or a flag says "literally".
  *   enums     are fixed-width integers with written values; values are only ever appended. An unknown value or flag is refused.
  *   handles   are owned by the caller and reference-counted inside: a child keeps its parents alive, so they may be destroyed in any
- *             order. `out` is the last argument and is written on success only. A destroy or free accepts NULL, is local, never waits
- *             for another rank, may be called from any thread, and does nothing in a forked child. Any other call in a forked child
- *             is MDP_E_STATE.
+ *             order. `out` is the last argument. Outputs are written on success only (`needed` also when a capacity is too small). A
+ *             destroy or free accepts NULL, is local, never waits for another rank, may be called from any thread, and does nothing in
+ *             a forked child. Any other call in a forked child is MDP_E_STATE.
  *   local / collective   "Collective" calls must be made by every rank of the communicator, in the same order; they wait for the
  *             other ranks, at most for the communicator's timeout. All others are local and never wait for another rank.
  *   streams   On the host a stream is NULL: operands are ready when the call is made. `mdp_request **out` may be NULL: then the call
  *             returns when the work is done; otherwise it returns at once and the request reports the end.
- *   tensors   Shape and strides are counted in elements. A tensor passed in is borrowed for the call only.
+ *   tensors   Shape and strides are counted in elements, strides may be negative. Data is aligned to its element size; it may be NULL in
+ *             a tensor without elements. A tensor passed in is borrowed for the call only.
  *   threads   One thread at a time per communicator tree (a communicator, its splits, and all made from them). From any thread at any
  *             time: mdp_grad_put, mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort,
- *             mdp_comm_error_info, every destroy and free. The log callback runs inside a call of the user's, never inside a destroy,
- *             a free or mdp_grad_*.
+ *             mdp_comm_error_info, every destroy and free, and what says so. The log callback runs inside a call of the user's, never
+ *             inside a destroy, a free or mdp_grad_*.
  *   since     Every function and type is here since 0.1, unless it says otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
@@ -340,88 +345,293 @@ typedef void (*mdp_log_fn)(void* user, int32_t level, const char* text, size_t l
 
 /* ── Library ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-MDP_API uint32_t mdp_version(void); /* major << 16 | minor << 8 | patch */
+/* major << 16 | minor << 8 | patch of the loaded library. Cannot fail; any thread. */
+MDP_API uint32_t mdp_version(void);
+
+/* "MDP_E_PEER" and so on; "unknown status" for other numbers. Static text, never NULL; any thread. */
 MDP_API const char* mdp_status_name(mdp_status status);
+
+/* The sentence of this thread's last failed call, "" when none has failed yet; calls that succeed or are pending leave it as it is.
+ * UTF-8, at most 4095 bytes; valid until this thread's next megadp call. Any thread. */
 MDP_API const char* mdp_last_error(void);
+
+/* The same failure with its code and what it is about; `text` is cut to 1023 bytes, between characters. status is MDP_OK when no call
+ * of this thread has failed yet. Any thread.
+ * Errors: INVALID. */
 MDP_API mdp_status mdp_last_error_info(mdp_error_info* out);
+
+/* What this library is and what it sees, as one line of JSON: version, abi, build, backends (with the reason where one is not
+ * available), machine (cores, affinity, memory) and launch (launcher variables, and what mdp_comm_create would make of them).
+ * Fields may be added in any release.
+ * The protocol of all calls that answer with text: *needed becomes its size with the terminating NUL, even where the call then fails
+ * because capacity is too small; nothing is written to json in that case. json NULL with capacity 0 asks for the size. needed may be
+ * NULL where json is not. Any thread.
+ * Errors: INVALID. */
 MDP_API mdp_status mdp_info(char* json, size_t capacity, size_t* needed);
+
+/* Sets the callback that log messages go to; NULL: errors and warnings go to stderr (the default), the rest is dropped. Messages are
+ * queued where they arise and handed over at the end of the next ordinary call of any thread, by that thread, one at a time. When this
+ * returns, the callback set before is not running and will not be called again (a callback may replace itself, that excepted). The
+ * callback may call megadp; it must not throw or jump out. Any thread. */
 MDP_API mdp_status mdp_log_set(mdp_log_fn fn, void* user);
 
 /* ── Communicator ────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* A fresh name and secret under which ranks find each other, for one mdp_comm_create on each rank. Made by one rank (any) and carried
+ * to the others by the caller (MPI, a file, a socket), kept from strangers: who has it may join. Between hosts, rank 0's address is
+ * taken from the environment variable MEGADP_ROOT (host:port) where the id is made. Local, any thread.
+ * Errors: INVALID (MEGADP_ROOT makes no sense), SYSTEM. */
 MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
+
+/* Joins the ranks of one job into a communicator, the world. id NULL: rank, number of ranks and where to meet come from the launcher's
+ * environment (megadp run, torchrun, SLURM, Open MPI, MPICH); a single rank where no launcher is recognised. With an id: from config.
+ * config NULL: all defaults. Ranks may be processes or threads of one process, each with a communicator of its own. Several worlds may
+ * exist side by side. Starts threads, which block all signals.
+ * Collective over the ranks of the job; blocking, at most for the timeout. To be destroyed by mdp_comm_destroy.
+ * Errors: INVALID (config; an environment that is partial, contradictory or unknown), UNSUPPORTED (backend), TIMEOUT (names the ranks
+ * that did not come), PEER, DESYNC, SYSTEM, MEMORY. */
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
+
+/* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where
+ * color < 0. The parts share the tree of comm: its threads, its queue, its failure. As MPI_Comm_split.
+ * Collective over comm; blocking. Each part to be destroyed by mdp_comm_destroy.
+ * Errors: INVALID, STATE (forked child), those of a lost communicator. */
 MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out);
+
+/* This process's (or thread's) rank, 0 to size - 1, and the number of ranks. -1 where comm is not a live communicator of this process;
+ * mdp_last_error then says why. Local, any thread. */
 MDP_API int32_t mdp_comm_rank(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_size(const mdp_comm* comm);
+
+/* The failure that made this communicator's tree unusable: the first one, on whatever call or rank it was noticed. status is MDP_OK
+ * while there is none. It never goes away; such a tree can only be destroyed. Local, any thread.
+ * Errors: INVALID, STATE (forked child). */
 MDP_API mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out);
+
+/* A file descriptor for poll, epoll or an event loop: readable while a request of this tree has finished that no mdp_request_test or
+ * mdp_request_wait has seen finished. When it is readable, test the pending requests. Only requests made after the first call of this
+ * count. The library owns it, drains it and closes it with the last handle of the tree: never read or close it. Local.
+ * Errors: INVALID, STATE (forked child), SYSTEM. */
 MDP_API mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out);
+
+/* Makes the tree unusable on all ranks: pending and later calls end with MDP_E_ABORTED, naming this rank. For a rank that cannot go on
+ * (an exception in the training loop) and would leave the others waiting. Does nothing after an earlier failure. Any thread, also while
+ * another one is inside a call; does not block.
+ * Errors: INVALID, STATE (forked child). */
 MDP_API mdp_status mdp_comm_abort(mdp_comm* comm);
+
+/* Drops this handle; the tree ends with its last handle, and the other ranks are told that this rank has left. */
 MDP_API void mdp_comm_destroy(mdp_comm* comm);
+
+/* Collectives on the caller's arrays, n = number of ranks. All of them: host memory, dense and row-major, dtypes of `from` and `to`
+ * equal, counts and dtypes equal on all ranks; shapes do not matter otherwise, and may be empty everywhere. `from` and `to` may be apart
+ * or "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished.
+ * Sums are taken in rank order and accumulated in fp32 (f64 in f64, integers exactly), averages divided once, then rounded once: the
+ * result does not depend on timing. AVG is not for i64 and u8; MAX and MIN of a NaN are a NaN.
+ * Collective over comm; blocking when out is NULL.
+ * Errors: INVALID, UNSUPPORTED (device memory), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT, ABORTED;
+ * after the last four the tree is unusable. */
+
+/* to = op over ranks of from. In place: the same data. */
 MDP_API mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,
                                   mdp_request** out);
+/* `from` has n times the elements of `to`: to = op over ranks of their piece number <this rank>. In place: `to` is that piece of from. */
 MDP_API mdp_status mdp_reduce_scatter(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,
                                       mdp_request** out);
+/* `to` has n times the elements of `from`: the pieces of all ranks in rank order. In place: `from` is piece number <this rank> of to. */
 MDP_API mdp_status mdp_all_gather(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out);
+/* Counts are equal and divisible by n: piece r of `from` becomes piece <this rank> of rank r's `to`. In place: the same data. */
 MDP_API mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out);
+/* tensor = rank root's, on all ranks. */
 MDP_API mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root, mdp_stream stream, mdp_request** out);
+/* Returns when all ranks have called it, and all collectives this rank put on the tree before have finished. */
 MDP_API mdp_status mdp_barrier(mdp_comm* comm);
 
 /* ── Grid ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* Cuts a communicator into tensor, context, expert, data and pipeline parallel groups. Rank = sum of index * stride, the axes from left
+ * to right in config.order varying from fastest to slowest. Two grids share the ranks: dense (dp = size / (tp cp pp)) and expert
+ * (dp = size / (expert_tp ep pp)). config NULL: data parallelism only. Groups get their communicators when first needed.
+ * Collective over world, with equal configurations; blocking. To be destroyed by mdp_grid_destroy.
+ * Errors: INVALID (sizes that do not divide, order), DESYNC (configurations differ), STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* config, mdp_grid** out);
+
+/* This rank's index in the group that the axes (MDP_AXIS_*) span together, and the group's size. Both are written. Local.
+ * Errors: INVALID (no axis, unknown bits, EP on the dense grid, CP on the expert grid), STATE (forked child). */
 MDP_API mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index, int32_t* size);
+
+/* The communicator of that group; the ranks are in the order of config.order. Asking again gives another handle of the same one.
+ * Collective over the whole world the first time; blocking. To be destroyed by mdp_comm_destroy.
+ * Errors: as mdp_grid_coords, and those of a lost communicator. */
 MDP_API mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out);
+
 MDP_API void mdp_grid_destroy(mdp_grid* grid);
 
-/* ── Plan: pure, no communicator, nothing allocated but the answer ───────────────────────────────────────────────────────────── */
+/* ── Plan: pure, no communicator, nothing allocated but the answer. Local, any thread ────────────────────────────────────────────── */
 
+/* All groups that the axes span in a world of this size, as JSON: [[0,2],[1,3]]. Text protocol: see mdp_info.
+ * Errors: INVALID, as mdp_grid_create and mdp_grid_coords. */
 MDP_API mdp_status mdp_grid_groups_json(const mdp_grid_config* grid, int32_t world, uint32_t axes, char* json, size_t capacity,
                                         size_t* needed);
+
+/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid and config may be NULL: all defaults.
+ * Errors: INVALID, UNSUPPORTED, just as mdp_buffer_register. */
 MDP_API mdp_status mdp_plan(const mdp_grid_config* grid, int32_t world, int32_t rank, const mdp_buffer_config* config,
                             const mdp_param* params, size_t count, mdp_plan_report* out);
+
+/* The whole layout, as one line of JSON: arenas with the place of every parameter, the buckets, the ranges that each rank owns, and
+ * the bytes of each rank. begin and end count elements in the arena. Text protocol: see mdp_info.
+ * Errors: as mdp_plan. */
 MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t world, const mdp_buffer_config* config, const mdp_param* params,
                                  size_t count, char* json, size_t capacity, size_t* needed);
 
 /* ── Buffer ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* Lays out `count` parameters and their gradients, cuts them into buckets, allocates both (zeroed) and shares the memory with the other
+ * ranks. The structs, names and shapes are copied. Register in the order of the forward pass: backward then fills the buckets one after
+ * another. The registrations of all ranks of a data-parallel group are compared.
+ * Collective over the grid's world; blocking. To be destroyed by mdp_buffer_destroy. Nothing is left behind on failure.
+ * Errors: INVALID (names the parameter; mdp_error_info.param), UNSUPPORTED, DESYNC (names the first difference and the two ranks), STATE,
+ * MEMORY, SYSTEM, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_register(mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count,
                                        mdp_buffer** out);
+
+/* The ranges of elements whose optimizer state this rank keeps, by arena, in order of position. *needed becomes their number. ranges may
+ * be NULL when capacity is 0; otherwise ranges[0].struct_size says how long an element is, and is written to all. Local.
+ * Errors: INVALID (also when capacity is too small; *needed is written then too), STATE (forked child). */
 MDP_API mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_t capacity, size_t* needed);
+
+/* Library memory of one parameter or its gradient, valid until the last handle and DLPack tensor of the buffer is gone; the shape and
+ * strides that out points to live as long. Write parameters only between a step and the next forward, and tell mdp_param_changed; write
+ * gradients before mdp_grad_ready. A gradient is meaningful after mdp_grad_sync: with ZERO_0 all of it, with ZERO_1 the owned ranges.
+ * With MDP_MISSING_* and several microbatches the framework itself adds into the view. Local.
+ * Errors: INVALID, STATE (frozen parameters have no memory here; forked child). */
 MDP_API mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
 MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
+
+/* A view, or a part of one, as a DLPack 1.0 managed tensor without copying. It keeps the memory alive; the consumer calls its deleter,
+ * once, from any thread. Local.
+ * Errors: INVALID (not memory of this buffer), STATE (forked child), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
+
+/* Copies all parameters from rank `root` of each data-parallel group (an index into the group, not the world) to its other ranks.
+ * Collective over the grid's world; blocking. Errors: INVALID, STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root);
+
+/* Compares all parameters, bit for bit, over each data-parallel group. Collective over the grid's world; blocking; slow: for checks.
+ * Errors: DESYNC (names the first parameter that differs and two ranks), STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
+
+/* Sets all gradients to zero and begins the step anew; what was put, ready or skipped is forgotten. Not needed between steps: the first
+ * gradient of a step replaces what an earlier step left, unless a framework adds into the views itself. Local.
+ * Errors: STATE (a bucket of this step has been launched, or a sync is pending), those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream);
+
+/* Counters since registration, and the last step's times of one bucket (by number in launch order). Local.
+ * Errors: INVALID, STATE (forked child). */
 MDP_API mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out);
 MDP_API mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_report* out);
+
+/* Drops this handle. Optimizers and DLPack tensors made from the buffer keep its memory. */
 MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
 
-/* ── A step: parameters and gradients ────────────────────────────────────────────────────────────────────────────────────────── */
+/* ── A step: parameters and gradients ────────────────────────────────────────────────────────────────────────────────────────────
+ *
+ *   for each microbatch: mdp_microbatch_begin (with one microbatch: not needed)
+ *     forward    mdp_param_wait before a parameter is read
+ *     backward   mdp_grad_put, or mdp_grad_ready where the gradient was written into the view; mdp_grad_skip where there is none
+ *   mdp_grad_sync, mdp_optimizer_step
+ *
+ * A step begins with the first of these calls after the last mdp_optimizer_step (or after a sync without a step). Gradients of its
+ * microbatches and uses are added up; the reduced gradient is the sum over ranks divided by the size of dp x cp. A bucket is launched
+ * during the last microbatch, as soon as it and all buckets before it are full. */
 
+/* Says whether the microbatch that begins is the last one of the step: only then do gradients become final. is_last: 0 or 1. Without
+ * this call every step has one microbatch. Local.
+ * Errors: INVALID, STATE (gradients of the last microbatch have come already; a sync is pending), those of a lost communicator. */
 MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
+
+/* Returns when the parameter (SIZE_MAX: every parameter) holds its values after the last step. Local; waits for the gather of its bucket,
+ * so at most for the timeout. Any thread.
+ * Errors: INVALID, STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer);
+
+/* Copies a parameter out of, or into, the library's memory, casting between f32, bf16, f16 and f64 (rounded to nearest even); the shape
+ * is the parameter's, the strides are free. Waits as mdp_param_wait does. What is written must be the same on all ranks of the
+ * data-parallel group (or be followed by mdp_buffer_broadcast); masters follow at the next step. Local.
+ * Errors: INVALID, STATE (frozen), those of a lost communicator. */
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);
+
+/* To be called after parameters were written through views: the optimizer's fp32 masters take them over at the next step. Local.
+ * Errors: STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
+
+/* Copies a gradient into its slot and counts it as ready. The parameter's shape, any strides; f32, bf16, f16 or f64, cast to the
+ * gradient's dtype. The first one of a step replaces what is in the slot (unless MDP_GRAD_ADD), later ones of the step are added to it.
+ * MDP_GRAD_MORE: not ready yet, more of the same use is coming. The array may be reused when the call returns. Local; waits for the last
+ * step's update of the same bucket to be finished. Any thread, several at a time for different parameters.
+ * Errors: INVALID (shape), STATE (frozen; put or ready more often than uses_per_step; after mdp_grad_sync; skipped), those of a lost
+ * communicator. */
 MDP_API mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad, uint64_t flags, mdp_stream producer);
+
+/* The gradient was written into (or added to) its view; counts it as ready. Local, does not block. Any thread.
+ * Errors: INVALID, STATE, as mdp_grad_put. */
 MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer);
+
+/* This rank has no gradient of the parameter in this microbatch. Where no microbatch of the step brought one, this rank adds zero; and
+ * where that is so on all ranks, the optimizer leaves the parameter and its state alone. Local, does not block. Any thread.
+ * Errors: INVALID, STATE, as mdp_grad_put. */
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
+
+/* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
+ * Calling it again before the step gives the same outcome. On failure no rank can step; the next gradient, mdp_microbatch_begin or
+ * mdp_buffer_zero_grad begins anew.
+ * Collective over the grid's world; blocking when out is NULL.
+ * Errors: STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), those of a lost
+ * communicator. */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
 /* ── Optimizer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2) over the owned ranges: fp32 masters (none for
+ * f32 parameters, which are their own) and two fp32 moments, starting at zero. With gradient g, step t, group values lr and wd:
+ *   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
+ *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
+ * Clipping: g is multiplied by max_grad_norm / (norm + 1e-6) where that is below 1. config NULL: all defaults.
+ * Collective over the grid's world, with equal configurations; blocking. To be destroyed by mdp_optimizer_destroy.
+ * Errors: INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
+
+/* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local.
+ * Errors: INVALID, STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t group, const mdp_group* value);
+
+/* Takes one step with the gradients that mdp_grad_sync reduced: norm and finite flag over all ranks, then bucket by bucket clip, update,
+ * cast, and gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step when
+ * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is MDP_E_NUMERIC otherwise; either way nothing has changed on any rank.
+ * Collective over the grid's world. Without out: returns when all parameters are whole. With out: returns once the report is known (at
+ * once without report) while parameters are still gathered; mdp_param_wait or the request wait for them.
+ * Errors: INVALID, STATE (no finished mdp_grad_sync, or a failed one), NUMERIC, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
+
+/* The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": f32, one dimension; where it begins in the flattened parameter
+ * is mdp_range.param_begin. Empty (data NULL) where this rank owns nothing of it. Library memory, valid until the optimizer is destroyed;
+ * it may be written between steps. Waits for the last step. Local.
+ * Errors: INVALID, STATE (frozen; forked child), those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
+
 MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
 
-/* ── Request ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
+/* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* MDP_PENDING, or how the operation ended; asking again gives the same. mdp_request_wait returns MDP_PENDING at the timeout (UINT64_MAX:
+ * never) and may be entered again and again at little cost.
+ * Errors: INVALID, STATE (forked child), and those of the operation. */
 MDP_API mdp_status mdp_request_test(mdp_request* request);
 MDP_API mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns);
+
+/* Drops the request, finished or not; the operation goes on, and the caller's arrays are still its own until it has finished. */
 MDP_API void mdp_request_free(mdp_request* request);
 
 #ifdef __cplusplus
