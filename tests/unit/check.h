@@ -33,7 +33,7 @@ std::string shown(const T& value) {
 template <class T>
 std::string shown(const std::vector<T>& values) {
   std::string out = "[";
-  for (const T& value : values) out += (out.size() > 1 ? "," : "") + shown(value);
+  for (const T& value : values) out += text(out.size() > 1 ? "," : "", shown(value));
   return out + "]";
 }
 

@@ -132,7 +132,7 @@ rc::Gen<Case> any_case() {
     std::vector<std::string> words = {"tp", "cp", "ep", "dp", "pp"};
     for (size_t i = words.size() - 1; i > 0; --i) std::swap(words[i], words[*rc::gen::inRange<size_t>(0, i + 1)]);
     out.config.order.clear();
-    for (const std::string& word : words) out.config.order += (out.config.order.empty() ? "" : "-") + word;
+    for (const std::string& word : words) out.config.order += text(out.config.order.empty() ? "" : "-", word);
     out.expert = *rc::gen::arbitrary<bool>();
     const std::vector<Axes> usable = out.expert ? std::vector<Axes>{kTp, kEp, kDp, kPp} : std::vector<Axes>{kTp, kCp, kDp, kPp};
     const int picked = *rc::gen::inRange(1, 16);
@@ -190,7 +190,7 @@ void groups_are_right(const Case& c) {
   }
   RC_ASSERT(grid->groups(c.axes) == listed);
   std::string json = "[";
-  for (const auto& members : listed) json += (json.size() > 1 ? "," : "") + shown(members);
+  for (const auto& members : listed) json += text(json.size() > 1 ? "," : "", shown(members));
   RC_ASSERT(grid_groups_json(*grid, c.axes) == json + "]");
 
   std::multiset<int> everybody;
