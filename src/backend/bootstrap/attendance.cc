@@ -185,7 +185,8 @@ class Guest {
   Status could_not_reach() const {
     return {Code::timeout,
             text("rank ", meeting_.rank, " could not meet rank ", meeting_.host_rank, " at ", meeting_.endpoint.describe(), " within ",
-                 seconds(meeting_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_),
+                 seconds(meeting_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_,
+                 meeting_.endpoint.is_unix() ? "; if it is on another host, give both MEGADP_ROOT=host:port" : ""),
             Blame{meeting_.host_rank}};
   }
 
