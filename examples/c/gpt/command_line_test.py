@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Bad options and bad texts: each is refused with exit code 2, one line on stderr that names the option and its value, and nothing on stdout.
+
+usage: command_line_test.py GPT
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+# Launchers and schedulers leave their marks in the environment; here gpt has to run alone.
+LAUNCHERS = ("MEGADP_", "OMPI_", "PMI", "PRTE_", "SLURM_", "MASTER_", "TORCHELASTIC_")
+ALONE = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHERS) and k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+
+BAD_OPTIONS = [  # arguments, what the sentence must hold
+    (["--steps", "0"], ["--steps", "0", "1 to"]),
+    (["--steps", "ten"], ["--steps", "'ten'"]),
+    (["--steps", "-5"], ["--steps", "'-5'"]),
+    (["--steps", "5x"], ["--steps", "'5x'"]),
+    (["--steps", ""], ["--steps", "''"]),
+    (["--steps"], ["--steps", "needs a value"]),
+    (["--batch", "99999999999999999999999"], ["--batch", "99999999999999999999999"]),
+    (["--layers", "257"], ["--layers", "257", "256"]),
+    (["--width", "1e3"], ["--width", "'1e3'"]),
+    (["--heads", "5"], ["--heads 5", "--width 96"]),
+    (["--context", "1"], ["--context", "1", "2 to"]),
+    (["--seed", "0x1"], ["--seed", "'0x1'"]),
+    (["--lr", "0"], ["--lr", "0"]),
+    (["--lr", "nan"], ["--lr", "'nan'"]),
+    (["--clip", "-1"], ["--clip", "-1"]),
+    (["--dtype", "f64"], ["--dtype", "'f64'", "bf16"]),
+    (["--bucket-size", "some"], ["--bucket-size", "'some'"]),
+    (["--microbatches", "0"], ["--microbatches", "0"]),
+    (["--timeout", "soon"], ["--timeout", "'soon'"]),
+    (["--threads", "0"], ["--threads", "0"]),
+    (["--json=yes"], ["--json", "'yes'"]),
+    (["--no-shards"], ["'--no-shards'", "--help"]),
+    (["text.txt"], ["'text.txt'", "--help"]),
+    (["--batch", "10", "--microbatches", "3"], ["--batch 10", "--microbatches 3", "multiple of 3"]),
+]
+
+
+def refused(gpt, arguments, wanted):
+    done = subprocess.run([gpt, *arguments], env=ALONE, capture_output=True, text=True, timeout=60, check=False)
+    lines = done.stderr.splitlines()
+    if done.returncode == 2 and not done.stdout and len(lines) == 1 and all(part in lines[0] for part in wanted):
+        return True
+    print(f"{' '.join(arguments)}: exit code {done.returncode}, wanted 2 and one line with {wanted}\n{done.stderr}{done.stdout}")
+    return False
+
+
+def bad_texts(folder):
+    def path(name, content=None):
+        at = os.path.join(folder, name)
+        if content is not None:
+            with open(at, "wb") as file:
+                file.write(content)
+        return at
+
+    empty = os.path.join(folder, "directory")
+    os.mkdir(empty)
+    return [
+        (["--text", path("absent")], ["--text", "absent", "No such file"]),
+        (["--text", path("empty", b"")], ["--text", "empty", "0 bytes", "1300"]),
+        (["--text", path("small", b"ab" * 649 + b"a")], ["--text", "small", "1299 bytes", "--context 64", "1300"]),
+        (["--text", empty], ["--text", "directory", "0 bytes"]),
+    ]
+
+
+def accepted(gpt, folder):
+    """The smallest text that is large enough, with bytes that are no UTF-8, trains."""
+    at = os.path.join(folder, "enough")
+    with open(at, "wb") as file:
+        file.write(b"a\xff" * 650)
+    done = subprocess.run([gpt, "--text", at, "--steps", "1", "--layers", "1", "--width", "8", "--heads", "1", "--batch", "1"], env=ALONE,
+                          capture_output=True, timeout=60, check=False)
+    if done.returncode != 0:
+        print(f"a text of 1300 bytes: exit code {done.returncode}\n{done.stderr.decode(errors='replace')}")
+    return done.returncode == 0
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    gpt = sys.argv[1]
+    with tempfile.TemporaryDirectory() as folder:
+        cases = BAD_OPTIONS + bad_texts(folder)
+        wrong = sum(not refused(gpt, arguments, wanted) for arguments, wanted in cases) + (not accepted(gpt, folder))
+    shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
+    for option in ("--text", "--steps", "--batch", "--dtype", "--bucket-size", "--json"):
+        if option not in shown:
+            wrong += 1
+            print(f"--help does not tell of {option}")
+    print(f"command line of gpt: {len(cases) + 2} cases, {wrong} wrong")
+    sys.exit(1 if wrong else 0)
+
+
+main()
