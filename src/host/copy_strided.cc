@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMaxDims = 16;
 constexpr int64_t kRow = 512;  // elements that are gathered or scattered at a time
-constexpr int64_t kTile = 32;  // edge of a tile: 32 x 32 x 8 bytes fit into the first-level cache
+constexpr int64_t kTile = 64;  // edge of a tile, at most 64 x 64 x 8 bytes: several cache lines on each page that is touched
 
 struct Dim {
   int64_t size, to, from;  // strides in elements
@@ -80,6 +80,10 @@ Status copy_row(const Walk& walk, std::byte* to, const std::byte* from, const Di
   return {};
 }
 
+void fetch_early(const std::byte* begin, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(begin + at);
+}
+
 // `row` is the dimension along which `to` runs on (stride 1), `column` the one along which `from` does.
 Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const Dim& column, const Dim& row) {
   alignas(64) std::byte tile[kTile * kTile * 8];
@@ -90,6 +94,8 @@ Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const
       const int64_t rows = std::min(kTile, row.size - r);
       // tile[j][i] is element (c + j, r + i).
       for (int64_t i = 0; i < rows; i++) {
+        // What the next tile reads lies on other pages, which no hardware looks ahead to.
+        if (r + i + kTile < row.size) fetch_early(from + (c + (r + i + kTile) * row.from) * bytes, columns * bytes);
         pick(tile + i * bytes, kTile, from + (c + (r + i) * row.from) * bytes, 1, columns, bytes);
       }
       for (int64_t j = 0; j < columns; j++) {
