@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Warnings for all of our own code: library, program, examples and tests. Other people's headers are system headers and exempt.
-add_compile_options(-Wall -Wextra -Wshadow -Wpointer-arith -Wundef -Wvla -Wformat=2 -Wcast-align -Wimplicit-fallthrough
+add_compile_options(-Wall -Wextra -Wshadow -Wconversion -Wpointer-arith -Wundef -Wvla -Wformat=2 -Wcast-align -Wimplicit-fallthrough
                     $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor> $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
                     $<$<COMPILE_LANGUAGE:CXX>:-Wextra-semi> $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wsuggest-override>
                     $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wredundant-move> $<$<COMPILE_LANGUAGE:C>:-Wstrict-prototypes>
