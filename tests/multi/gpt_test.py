@@ -1,0 +1,191 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The GPT example as a user runs it: the same training on 1 to 4 ranks, under every launcher at hand, on two hosts, and however the work is cut.
+
+usage: gpt_test.py MEGADP GPT [unittest arguments]
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+MEGADP, GPT = sys.argv[1], sys.argv[2]
+SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--batch", "24"]
+LAUNCHER_VARIABLES = ("MEGADP_", "OMPI_", "PMI", "MPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "HYD")
+TIMEOUT = 240
+
+
+def clean_environment(**more):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
+    env.update(OPENBLAS_NUM_THREADS="1", **more)
+    return env
+
+
+def parse(outputs):
+    """The JSON lines of a job; rank 0 alone prints, so there is exactly one configuration and one summary."""
+    lines = [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith("{")]
+    configs = [line["config"] for line in lines if "config" in line]
+    summaries = [line["summary"] for line in lines if "summary" in line]
+    if len(configs) != 1 or len(summaries) != 1:
+        raise AssertionError(f"{len(configs)} configurations and {len(summaries)} summaries were printed:\n" + "\n".join(outputs))
+    return configs[0], [line for line in lines if "step" in line], summaries[0]
+
+
+def run_all(commands):
+    """Runs (command, environment) pairs side by side, and returns what each printed."""
+    processes = [
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command, env in commands
+    ]
+    results = []
+    for process in processes:
+        try:
+            results.append(process.communicate(timeout=TIMEOUT))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            results.append(process.communicate())
+    for (command, _), process, (out, err) in zip(commands, processes, results):
+        if process.returncode != 0:
+            raise AssertionError(f"{' '.join(command)}: exit code {process.returncode}\n{out[-2000:]}\n{err[-4000:]}")
+    return [out for out, _ in results]
+
+
+def gpt(*arguments):
+    return [GPT, "--json", *SMALL, *map(str, arguments)]
+
+
+def train(ranks, *arguments):
+    command = gpt(*arguments) if ranks == 1 else [MEGADP, "run", "--no-prefix", "-n", str(ranks), "--", *gpt(*arguments)]
+    return parse(run_all([(command, clean_environment())]))
+
+
+def trace(steps):
+    return [(step["step"], step["loss"], step["param_hash"]) for step in steps]
+
+
+class RankCounts(unittest.TestCase):
+    def test_losses_agree(self):
+        """Global batch 24 on 1, 2, 3 and 4 ranks: losses within 1e-4 over 50 steps in which the loss falls by a nat."""
+        expected = None
+        for ranks in (1, 2, 3, 4):
+            config, steps, summary = train(ranks, "--steps", 50)
+            self.assertEqual(config["nranks"], ranks)
+            self.assertEqual(config["tokens_per_rank"] * ranks, 24 * 32)
+            losses = [step["loss"] for step in steps]
+            self.assertEqual(len(losses), 50)
+            self.assertGreater(losses[0] - losses[-1], 1.0)
+            if expected is None:
+                expected = losses
+                continue
+            worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected))
+            print(f"  {ranks} ranks: losses within {worst:.2e} of one rank's", file=sys.stderr)
+            self.assertLess(worst, 1e-4)
+            self.assertEqual(summary["launched_in_backward"], summary["buckets"])
+
+
+class Cuts(unittest.TestCase):
+    def check(self, dtype, ranks):
+        plain = trace(train(ranks, "--steps", 8, "--clip", 0, "--dtype", dtype)[1])
+        for other in (["--no-shard"], ["--no-overlap"], ["--bucket-size", 2000], ["--no-shard", "--no-overlap"], ["--bucket-size", 10**9]):
+            with self.subTest(dtype=dtype, ranks=ranks, other=other):
+                self.assertEqual(trace(train(ranks, "--steps", 8, "--clip", 0, "--dtype", dtype, *other)[1]), plain)
+
+    def test_same_bits_f32(self):
+        self.check("f32", 2)
+        self.check("f32", 3)
+
+    def test_same_bits_bf16(self):
+        self.check("bf16", 2)
+
+
+class Launchers(unittest.TestCase):
+    RANKS = 4
+
+    @classmethod
+    def setUpClass(cls):
+        cls.command = gpt("--steps", 5)
+        cls.expected = trace(train(cls.RANKS, "--steps", 5)[1])
+
+    def check(self, commands):
+        config, steps, _ = parse(run_all(commands))
+        self.assertEqual(config["nranks"], self.RANKS)
+        self.assertEqual(trace(steps), self.expected)
+
+    def test_open_mpi(self):
+        mpirun = shutil.which("mpirun.openmpi") or shutil.which("orterun")
+        if mpirun is None:
+            self.skipTest("Open MPI is not installed")
+        options = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", str(self.RANKS)]
+        self.check([([mpirun, *options, *self.command], clean_environment())])
+
+    def test_mpich(self):
+        mpiexec = shutil.which("mpiexec.mpich") or shutil.which("mpiexec.hydra")
+        if mpiexec is None:
+            self.skipTest("MPICH is not installed")
+        self.check([([mpiexec, "-n", str(self.RANKS), *self.command], clean_environment())])
+
+    def test_torchrun_variables(self):
+        """torchrun's agent listens on MASTER_PORT while the ranks run: megadp must not need that port."""
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as agent:
+            port = agent.getsockname()[1]
+            self.check([(self.command,
+                         clean_environment(RANK=str(rank), WORLD_SIZE=str(self.RANKS), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(self.RANKS),
+                                           GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_RUN_ID=f"run{port}",
+                                           TORCHELASTIC_RESTART_COUNT="0", TORCHELASTIC_MAX_RESTARTS="0")) for rank in range(self.RANKS)])
+
+    def test_slurm_variables(self):
+        job = str(secrets.randbelow(10**8))
+        self.check([(self.command,
+                     clean_environment(SLURM_PROCID=str(rank), SLURM_NTASKS=str(self.RANKS), SLURM_STEP_NUM_TASKS=str(self.RANKS),
+                                       SLURM_JOB_ID=job, SLURM_STEP_ID="0", SLURM_NNODES="1", SLURM_STEP_NUM_NODES="1",
+                                       SLURM_LOCALID=str(rank), SLURM_STEP_NODELIST="node1")) for rank in range(self.RANKS)])
+
+
+class TwoHosts(unittest.TestCase):
+    """Two network namespaces with a cable between them: two hosts, as far as sockets and shared memory by descriptor can tell."""
+
+    def setUp(self):
+        name = f"mdp{os.getpid()}"
+        self.hosts = [name + "a", name + "b"]
+        self.addCleanup(self.tear_down)
+        steps = [["ip", "netns", "add", host] for host in self.hosts]
+        steps.append(["ip", "link", "add", name + "x", "type", "veth", "peer", "name", name + "y"])
+        for i, (host, end) in enumerate(zip(self.hosts, (name + "x", name + "y"))):
+            steps += [["ip", "link", "set", end, "netns", host], ["ip", "-n", host, "addr", "add", f"10.83.0.{i + 1}/24", "dev", end],
+                      ["ip", "-n", host, "link", "set", end, "up"], ["ip", "-n", host, "link", "set", "lo", "up"]]
+        for step in steps:
+            try:
+                done = subprocess.run(step, capture_output=True, text=True)
+            except FileNotFoundError:
+                self.skipTest("no `ip` program (package iproute2)")
+            if done.returncode != 0:
+                self.skipTest(f"network namespaces cannot be made here: {done.stderr.strip()}")
+
+    def tear_down(self):
+        for host in self.hosts:
+            subprocess.run(["ip", "netns", "del", host], capture_output=True)
+
+    def test_same_losses_as_one_host(self):
+        expected = trace(train(4, "--steps", 8)[1])
+        with tempfile.TemporaryDirectory() as folder:
+            secret = os.path.join(folder, "secret")
+            with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(32))
+            commands = []
+            for i, host in enumerate(self.hosts):
+                run = [MEGADP, "run", "--no-prefix", "-n", "2", "--nranks", "4", "--first-rank", str(2 * i), "--root", "10.83.0.1:29517",
+                       "--secret-file", secret, "--", *gpt("--steps", 8)]
+                commands.append((["ip", "netns", "exec", host, *run], clean_environment()))
+            config, steps, _ = parse(run_all(commands))
+        self.assertEqual(config["nranks"], 4)
+        self.assertEqual(trace(steps), expected)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

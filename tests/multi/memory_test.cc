@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory, counted from outside: this program takes the place of malloc, mmap, memfd_create and ftruncate, and what the library asks of them
+// while it registers parameters and makes the optimizer is compared with mdp_plan. Stated rounding: every allocation is whole pages. Stated
+// bookkeeping (names, shapes, tables; from malloc): at most 32 KiB and 1 KiB a parameter.
+#include <malloc.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+
+#include "job.h"
+
+extern "C" {
+void* __libc_malloc(size_t);
+void* __libc_calloc(size_t, size_t);
+void* __libc_realloc(void*, size_t);
+void* __libc_memalign(size_t, size_t);
+void __libc_free(void*);
+}
+
+namespace {
+
+std::atomic<int64_t> heap{0};    // bytes of malloc, now
+std::atomic<int64_t> mapped{0};  // bytes of anonymous mmap, ever
+std::atomic<int64_t> shared{0};  // bytes that memfds were given, ever
+std::atomic<int> last_memfd{-1};
+
+void* taken(void* block) {
+  if (block != nullptr) heap += static_cast<int64_t>(malloc_usable_size(block));
+  return block;
+}
+void given(void* block) {
+  if (block != nullptr) heap -= static_cast<int64_t>(malloc_usable_size(block));
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+void* malloc(size_t bytes) {
+  return taken(__libc_malloc(bytes));
+}
+void* calloc(size_t count, size_t bytes) {
+  return taken(__libc_calloc(count, bytes));
+}
+void* realloc(void* block, size_t bytes) {
+  given(block);
+  void* const moved = __libc_realloc(block, bytes);
+  return taken(moved != nullptr || bytes == 0 ? moved : block) == block && moved == nullptr ? nullptr : moved;
+}
+void* memalign(size_t alignment, size_t bytes) {
+  return taken(__libc_memalign(alignment, bytes));
+}
+void* aligned_alloc(size_t alignment, size_t bytes) {
+  return taken(__libc_memalign(alignment, bytes));
+}
+int posix_memalign(void** out, size_t alignment, size_t bytes) {
+  *out = taken(__libc_memalign(alignment, bytes));
+  return *out != nullptr ? 0 : ENOMEM;
+}
+void free(void* block) {
+  given(block);
+  __libc_free(block);
+}
+void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
+  if ((flags & MAP_ANONYMOUS) != 0) mapped += static_cast<int64_t>(bytes);
+  const long address = syscall(SYS_mmap, at, bytes, protection, flags, fd, offset);
+  return reinterpret_cast<void*>(address);
+}
+int memfd_create(const char* name, unsigned int flags) {
+  last_memfd = static_cast<int>(syscall(SYS_memfd_create, name, flags));
+  return last_memfd;
+}
+int ftruncate(int fd, off_t bytes) {
+  if (fd == last_memfd) shared += bytes;
+  return static_cast<int>(syscall(SYS_ftruncate, fd, bytes));
+}
+}
+#pragma GCC visibility pop
+
+namespace {
+
+using namespace job;
+
+struct Types {
+  const char* name;
+  mdp_dtype param, grad;
+  double whole, sharded;  // bytes per parameter: whole + sharded / ranks
+};
+constexpr Types kTypes[] = {{"bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12},
+                            {"f16 with f16 gradients", MDP_DTYPE_F16, MDP_DTYPE_SAME, 4, 16},
+                            {"f32 with f32 gradients", MDP_DTYPE_F32, MDP_DTYPE_F32, 8, 8}};
+
+int64_t pages(uint64_t bytes) {
+  const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return static_cast<int64_t>((bytes + page - 1) / page * page);
+}
+
+void check(const Rank& rank, const Types& types) {
+  constexpr size_t kParams = 50;
+  int64_t shape[2] = {300, 217};
+  std::vector<std::string> names;
+  for (size_t p = 0; p < kParams; ++p) names.push_back("layer" + std::to_string(p) + ".weight");
+  std::vector<mdp_param> params(kParams);
+  for (size_t p = 0; p < kParams; ++p) {
+    params[p] = mdp_param{};
+    params[p].struct_size = sizeof(mdp_param);
+    params[p].dtype = types.param;
+    params[p].name = names[p].c_str();
+    params[p].shape = shape;
+    params[p].ndim = 2;
+  }
+  mdp_buffer_config config{};
+  config.struct_size = sizeof config;
+  config.grad_dtype = types.grad;
+  mdp_plan_report plan{};
+  plan.struct_size = sizeof plan;
+  ok(mdp_plan(nullptr, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+  mdp_grid* grid = nullptr;
+  ok(mdp_grid_create(rank.comm, nullptr, &grid));
+  const Grid grid_owner(grid);
+  ok(mdp_barrier(rank.comm));
+
+  const int64_t heap_before = heap, mapped_before = mapped, shared_before = shared;
+  mdp_buffer* buffer = nullptr;
+  ok(mdp_buffer_register(grid, &config, params.data(), kParams, &buffer));
+  const Buffer buffer_owner(buffer);
+  mdp_optimizer* optimizer = nullptr;
+  ok(mdp_optimizer_create(buffer, nullptr, &optimizer));
+  const Optimizer optimizer_owner(optimizer);
+  const int64_t got = (mapped - mapped_before) + (shared - shared_before), bookkeeping = heap - heap_before;
+
+  const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + pages(plan.state_bytes);
+  const int64_t scratch = got - arrays;
+  require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 3 * pages(1), types.name, ": ", got,
+          " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);
+  require(bookkeeping <= static_cast<int64_t>(32768 + 1024 * kParams), types.name, ": bookkeeping took ", bookkeeping, " bytes");
+  require(rank.size == 1 || shared - shared_before == pages(plan.param_bytes) + pages(plan.grad_bytes), types.name, ": windows of ",
+          shared - shared_before, " bytes");
+
+  const double elements = static_cast<double>(kParams) * 300 * 217 + static_cast<double>(plan.padding_elements);
+  const double planned =
+      static_cast<double>(plan.param_bytes + plan.grad_bytes + plan.master_bytes + plan.state_bytes + plan.grad_shard_bytes);
+  const double bound = elements * (types.whole + types.sharded / rank.size);
+  require(types.param == MDP_DTYPE_F16 ? planned <= bound : planned == bound, types.name, ": ", planned, " bytes planned, not ", bound);
+  if (rank.rank == 0) {
+    std::fprintf(stderr, "  %s, %d ranks: %.4f bytes a parameter asked for (%.4f by the formula), bookkeeping %lld bytes\n", types.name,
+                 rank.size, static_cast<double>(got) / (kParams * 300 * 217), types.whole + types.sharded / rank.size,
+                 static_cast<long long>(bookkeeping));
+  }
+}
+
+}  // namespace
+
+int main() {
+  bool good = true;
+  int cases = 0;
+  for (const Types& types : kTypes) {
+    for (const int ranks : {1, 2, 4, 8}) {
+      good = run_processes(types.name, ranks, [&](const Rank& rank) { check(rank, types); }) && good;
+      ++cases;
+    }
+  }
+  std::fprintf(stderr, "%d cases, %s\n", cases, good ? "all passed" : "some FAILED");
+  return good ? 0 : 1;
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// World over TCP: loopback of both families, and two network namespaces, which are two hosts to the ranks in them.
+#include <sys/wait.h>
+
+#include <cstdlib>
+
+#include "world_ranks.h"
+
+namespace megadp::test {
+namespace {
+
+void meets_over_tcp(const std::string& host, uint16_t port) {
+  in_world(
+      4,
+      [](int rank, const WorldPtr& world) {
+        check(world->host(0) == 0 && world->host(3) == 0, "one host, as they find out");
+        for (int round = 0; round < 20; ++round) {
+          const auto got = world->exchange(ranks_below(4), text(rank));
+          if (!check(got.ok(), got.status().text())) return;
+          check((*got)[3] == "3", "messages over TCP");
+        }
+        const auto fds = world->share({3, 2, 1, 0}, Fd(::dup(1)));
+        check(fds.ok() && fds->size() == 4, "descriptors beside TCP: " + fds.status().text());
+      },
+      20 * kSecond, host, port);
+}
+
+void follows_itself_over_tcp() {
+  const std::string job = fresh_job();
+  on_threads(2, [&](int rank) {
+    for (int i = 0; i < 30; ++i) {
+      auto world = World::join(launch_of(job, rank, 2, "127.0.0.1", 21810), 20 * kSecond);
+      if (!check(world.ok(), text("cycle ", i, ": ", world.status().text()))) return;
+      check(!(*world)->failed(), "nobody fails");
+    }
+  });
+  check(wait_until([] { return count_entries("/proc/self/task") == 3; }, 10 * kSecond), "no thread is left");
+}
+
+void deaths_over_tcp() {
+  for (const int victim : {0, 1}) {
+    const std::string job = fresh_job();
+    std::vector<std::unique_ptr<RankProcess>> ranks;
+    for (int r = 0; r < 3; ++r) {
+      ranks.push_back(std::make_unique<RankProcess>(job, r, 3, 20000, "watch", std::vector<std::string>{}, "127.0.0.1:21811"));
+    }
+    for (auto& rank : ranks) check(rank->read_line(20 * kSecond) == "joined", "joined");
+    ranks[static_cast<size_t>(victim)]->signal(SIGKILL);
+    for (int r = 0; r < 3; ++r) {
+      if (r == victim) continue;
+      says(ranks[static_cast<size_t>(r)]->read_line(5 * kSecond), {text("MDP_E_PEER rank ", victim), "died"});
+    }
+  }
+}
+
+void leaving_over_tcp() {
+  for (int round = 0; round < 5; ++round) {
+    const std::string job = fresh_job();
+    std::vector<std::unique_ptr<RankProcess>> ranks;
+    for (int r = 0; r < 3; ++r) {
+      ranks.push_back(
+          std::make_unique<RankProcess>(job, r, 3, 20000, r == 1 ? "watch" : "leave", std::vector<std::string>{}, "127.0.0.1:21812"));
+    }
+    for (auto& rank : ranks) check(rank->read_line(20 * kSecond) == "joined", "joined");
+    check(ranks[0]->wait_for_end() == 0 && ranks[2]->wait_for_end() == 0, "two leave");
+    const std::string line = ranks[1]->read_line(1500'000'000);
+    check(line.empty(), "the others left, and yet: " + line);
+  }
+}
+
+bool shell(const std::string& command) {
+  return std::system((command + " >/dev/null 2>&1").c_str()) == 0;
+}
+
+// Two namespaces joined by a cable. Everything is named for this process and removed at the end.
+class TwoHosts {
+ public:
+  TwoHosts() : a_(text("mdpA", ::getpid())), b_(text("mdpB", ::getpid())) {
+    made_ = shell("ip netns add " + a_) && shell("ip netns add " + b_) &&
+            shell(text("ip link add va", ::getpid(), " netns ", a_, " type veth peer name vb", ::getpid(), " netns ", b_)) &&
+            shell(text("ip -n ", a_, " addr add 10.77.0.1/24 dev va", ::getpid())) &&
+            shell(text("ip -n ", b_, " addr add 10.77.0.2/24 dev vb", ::getpid())) &&
+            shell(text("ip -n ", a_, " link set va", ::getpid(), " up")) && shell(text("ip -n ", b_, " link set vb", ::getpid(), " up")) &&
+            shell(text("ip -n ", a_, " link set lo up")) && shell(text("ip -n ", b_, " link set lo up"));
+  }
+  ~TwoHosts() {
+    shell("ip netns del " + a_);
+    shell("ip netns del " + b_);
+  }
+  bool made() const { return made_; }
+  std::vector<std::string> inside(int host) const { return {"ip", "netns", "exec", host == 0 ? a_ : b_}; }
+  void cut_the_cable() const { shell(text("ip -n ", a_, " link set va", ::getpid(), " down")); }
+
+ private:
+  std::string a_, b_;
+  bool made_ = false;
+};
+
+using Ranks = std::vector<std::unique_ptr<RankProcess>>;
+
+// Ranks 0 and 2 on one host, 1 and 3 on the other.
+Ranks start_on(const TwoHosts& hosts, const std::string& root, int timeout_ms) {
+  const std::string job = fresh_job();
+  Ranks ranks;
+  for (int r = 0; r < 4; ++r) ranks.push_back(std::make_unique<RankProcess>(job, r, 4, timeout_ms, "hosts", hosts.inside(r % 2), root));
+  for (auto& rank : ranks) {
+    const std::string line = rank->read_line(20 * kSecond);
+    check(line == "joined", line);
+    check(rank->read_line(20 * kSecond) == "hosts 0 1 0 1", "hosts are told apart");
+    check(rank->read_line(20 * kSecond) == "shared 2", "descriptors within a host");
+    says(rank->read_line(20 * kSecond), {"across MDP_E_INVALID", "different hosts"});
+    says(rank->read_line(20 * kSecond), {"exchanged MDP_OK"});
+  }
+  return ranks;
+}
+
+void two_hosts_are_one_world() {
+  const TwoHosts hosts;
+  if (!hosts.made()) {
+    std::cerr << "SKIPPED (1 case): two network namespaces cannot be made here (root and `ip netns` are needed)\n";
+    return;
+  }
+  for (const int victim : {0, 1, 3}) {
+    Ranks ranks = start_on(hosts, "10.77.0.1:21813", 20000);
+    ranks[static_cast<size_t>(victim)]->signal(SIGKILL);
+    for (int r = 0; r < 4; ++r) {
+      if (r == victim) continue;
+      says(ranks[static_cast<size_t>(r)]->read_line(5 * kSecond), {text("failed MDP_E_PEER rank ", victim), "died"});
+    }
+  }
+  // Silence is all there is to notice when the network is gone.
+  Ranks ranks = start_on(hosts, "10.77.0.1:21814", 2000);
+  hosts.cut_the_cable();
+  for (auto& rank : ranks) says(rank->read_line(10 * kSecond), {"failed MDP_E_TIMEOUT", "has not been heard of for"});
+}
+
+}  // namespace
+
+void network_cases() {
+  meets_over_tcp("127.0.0.1", 21805);
+  meets_over_tcp("::1", 21806);
+  meets_over_tcp("localhost", 21807);
+  follows_itself_over_tcp();
+  deaths_over_tcp();
+  leaving_over_tcp();
+  two_hosts_are_one_world();
+}
+
+}  // namespace megadp::test

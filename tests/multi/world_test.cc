@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// World: small collectives among threads, leaving, forking, and what is left over. The other cases are beside this file.
+#include <malloc.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "base/log.h"
+#include "world_ranks.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kCountsMemory = false;  // their allocators keep what is freed
+#else
+constexpr bool kCountsMemory = true;
+#endif
+
+namespace megadp::test {
+namespace {
+
+void one_rank_needs_nothing() {
+  const int descriptors = count_entries("/proc/self/fd");
+  const int threads = count_entries("/proc/self/task");
+  auto world = World::join(launch_of("", 0, 1), kSecond);
+  if (!check(world.ok(), "one rank joins")) return;
+  check(count_entries("/proc/self/fd") == descriptors, "a single rank opens no descriptor");
+  check(count_entries("/proc/self/task") == threads, "a single rank starts no thread");
+  check((*(*world)->exchange({0}, "mine")) == std::vector<std::string>{"mine"}, "it gets its own message");
+  const Fd mine(::dup(1));
+  check((*world)->share({0}, mine)->size() == 1, "it gets its own descriptor");
+  check(!(*world)->failed() && (*world)->failure().ok(), "it has not failed");
+  (*world)->fail(Status(Code::aborted, "enough"));
+  check((*world)->failed(), "it can fail");
+  fails((*world)->exchange({0}, "").status(), Code::aborted, {"enough"});
+  (*world)->fail(Status(Code::peer, "later"));
+  fails((*world)->failure(), Code::aborted, {"enough"});
+}
+
+void bad_arguments_are_refused() {
+  fails(World::join(launch_of("j", 0, 0), kSecond).status(), Code::invalid, {"nranks is 0"});
+  fails(World::join(launch_of("j", 2, 2), kSecond).status(), Code::invalid, {"rank is 2", "below nranks, which is 2"});
+  fails(World::join(launch_of("j", -1, 2), kSecond).status(), Code::invalid, {"rank is -1"});
+  fails(World::join(launch_of("j", 0, 2), 0).status(), Code::invalid, {"timeout is 0"});
+  fails(World::join(launch_of("", 0, 2), kSecond).status(), Code::invalid, {"no name"});
+  in_world(2, [](int rank, const WorldPtr& world) {
+    fails(world->exchange({1 - rank}, "").status(), Code::invalid, {text("this rank, ", rank)});
+    fails(world->exchange({0, 1, 1}, "").status(), Code::invalid, {"rank 1 is listed twice"});
+    fails(world->exchange({0, 1, 2}, "").status(), Code::invalid, {"rank 2", "2 ranks"});
+    fails(world->exchange({}, "").status(), Code::invalid, {"not among them"});
+    fails(world->share({0, 1}, Fd()).status(), Code::system, {"descriptor -1"});
+    fails(world->exchange({0, 1}, std::string(64 * 1024 * 1024 + 1, 'x')).status(), Code::invalid, {"67108865 bytes"});
+    check(world->exchange({0, 1}, "still").ok(), "a refused call changes nothing");
+  });
+}
+
+void messages_reach_every_member() {
+  in_world(5, [](int rank, const WorldPtr& world) {
+    check(world->rank() == rank && world->size() == 5, "rank and size");
+    check(world->host(4) == 0 && world->process(4) == ::getpid() && !world->host_name(4).empty(), "table");
+    for (int round = 0; round < 50; ++round) {
+      const auto got = world->exchange(ranks_below(5), text(rank, ":", round));
+      if (!check(got.ok(), got.status().text())) return;
+      for (int r = 0; r < 5; ++r) check((*got)[static_cast<size_t>(r)] == text(r, ":", round), "message in the wrong place");
+    }
+    // Two groups at once, in an order of their own, and both with the hub outside and inside.
+    const std::vector<int> group = rank % 2 == 0 ? std::vector<int>{4, 0, 2} : std::vector<int>{3, 1};
+    for (int round = 0; round < 50; ++round) {
+      const auto got = world->exchange(group, std::string(static_cast<size_t>(rank) * 1000, 'a'));
+      if (!check(got.ok(), got.status().text())) return;
+      for (size_t i = 0; i < group.size(); ++i) check((*got)[i].size() == static_cast<size_t>(group[i]) * 1000, "message of another size");
+    }
+  });
+}
+
+void messages_may_be_large() {
+  in_world(3, [](int rank, const WorldPtr& world) {
+    std::string mine(24 * 1024 * 1024 + static_cast<size_t>(rank), static_cast<char>('a' + rank));
+    const auto got = world->exchange({2, 1, 0}, mine);
+    if (!check(got.ok(), got.status().text())) return;
+    for (int r = 0; r < 3; ++r) {
+      const std::string& part = (*got)[static_cast<size_t>(2 - r)];
+      check(part.size() == 24 * 1024 * 1024 + static_cast<size_t>(r), "size of a large message");
+      check(part.find_first_not_of(static_cast<char>('a' + r)) == std::string::npos, "contents of a large message");
+    }
+    check(world->exchange({0, 1, 2}, "after").ok(), "a small one afterwards");
+    check(world->describe(0).find("rank 0 (pid ") == 0, world->describe(0));
+  });
+}
+
+void descriptors_reach_every_member() {
+  in_world(4, [](int rank, const WorldPtr& world) {
+    for (const std::vector<int>& members : {std::vector<int>{0, 1, 2, 3}, std::vector<int>{3, 1, 0}, std::vector<int>{2, 3}}) {
+      if (std::find(members.begin(), members.end(), rank) == members.end()) continue;
+      int ends[2];
+      if (!check(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "pipe")) return;
+      const Fd read_end(ends[0]), write_end(ends[1]);
+      const auto fds = world->share(members, write_end);
+      if (!check(fds.ok(), fds.status().text())) return;
+      for (const Fd& fd : *fds) {
+        const char byte = static_cast<char>('0' + rank);
+        check(::write(fd.get(), &byte, 1) == 1, "writing to a shared descriptor");
+        check((::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC) != 0, "shared descriptors are close-on-exec");
+      }
+      if (!check(world->exchange(members, "").ok(), "barrier")) return;
+      char got[16] = {};
+      check(::read(read_end.get(), got, sizeof got) == static_cast<ssize_t>(members.size()), "everyone has written once");
+      for (const int member : members) check(std::strchr(got, '0' + member) != nullptr, text("rank ", member, " has not written"));
+    }
+  });
+}
+
+// The one that waited, the others that had come, and the one that comes too late get the same failure, and the world goes on.
+void a_missing_member_is_named() {
+  std::atomic<int> timed_out{0};
+  in_world(
+      4,
+      [&](int rank, const WorldPtr& world) {
+        if (rank == 2) wait_until([&] { return timed_out == 3; }, 30 * kSecond);
+        const Status status = world->exchange(ranks_below(4), "").status();
+        fails(status, Code::timeout, {"rank 2 did not come", "ranks 0 to 3", "rank 2 (pid", "is alive"});
+        check(status.blame().rank == 2, "rank 2 is to blame");
+        ++timed_out;
+        const auto again = world->exchange({3, 2, 1, 0}, "x");
+        check(again.ok(), again.status().text());
+        check(!world->failed(), "the world has not failed");
+      },
+      kSecond);
+}
+
+void failures_spread() {
+  for (int culprit = 0; culprit < 3; ++culprit) {
+    in_world(3, [&](int rank, const WorldPtr& world) {
+      check(world->exchange({0, 1, 2}, "").ok(), "all are there");
+      if (rank == culprit) {
+        world->fail(Status(Code::desync, "the layouts differ", Blame{1, 5, 7, 9}));
+        world->fail(Status(Code::aborted, "too late"));
+      } else {
+        check(wait_until([&] { return world->failed(); }, 10 * kSecond), "the failure arrives");
+      }
+      const Status why = world->failure();
+      fails(why, Code::desync, {"the layouts differ"});
+      if (rank != culprit) says(why.text(), {text("rank ", culprit, " reported")});
+      check(why.blame().rank == 1 && why.blame().bucket == 5 && why.blame().param == 7 && why.blame().operation == 9, "blame");
+      fails(world->exchange({0, 1, 2}, "").status(), Code::desync, {"the layouts differ"});
+      fails(world->share({0, 1, 2}, Fd(::dup(1))).status(), Code::desync, {"the layouts differ"});
+    });
+  }
+}
+
+void a_failure_ends_waits() {
+  in_world(3, [&](int rank, const WorldPtr& world) {
+    if (rank == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      world->fail(Status(Code::aborted, "stop"));
+    } else {
+      fails(world->exchange({0, 1, 2}, "").status(), Code::aborted, {"rank 1 reported: stop"});
+    }
+  });
+}
+
+// Whoever leaves is no failure, whoever it is, and the others can go on.
+void leaving_is_no_death() {
+  for (int leaver = 0; leaver < 4; ++leaver) {
+    std::atomic<int> done{0};
+    in_world(4, [&](int rank, WorldPtr world) {
+      if (rank == leaver) {
+        world.reset();
+        wait_until([&] { return done == 3; }, 30 * kSecond);
+        return;
+      }
+      check(wait_until([&] { return world->has_left(leaver); }, 10 * kSecond), "the goodbye arrives");
+      std::vector<int> rest = ranks_below(4);
+      rest.erase(rest.begin() + leaver);
+      for (int round = 0; round < 20; ++round) {
+        const auto got = world->exchange(rest, text(rank));
+        if (!check(got.ok(), got.status().text())) break;
+      }
+      check(world->share(rest, Fd(::dup(1))).ok(), "descriptors are still passed");
+      fails(world->exchange(ranks_below(4), "").status(), Code::peer, {text("rank ", leaver, " has left")});
+      says(world->describe(leaver), {"has left"});
+      check(!world->failed(), "leaving is no failure");
+      world.reset();
+      ++done;
+    });
+  }
+}
+
+void a_forked_child_leaves_no_trace() {
+  in_world(2, [](int rank, WorldPtr world) {
+    check(!world->in_forked_child(), "this is no child");
+    if (rank == 1) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        const bool knows = world->in_forked_child();
+        world.reset();
+        ::_exit(knows ? 0 : 1);
+      }
+      int status = -1;
+      check(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child knows and ends");
+    }
+    for (int round = 0; round < 3; ++round) check(world->exchange({0, 1}, "").ok(), "the parent goes on");
+    check(!world->has_left(1 - rank) && !world->failed(), "nobody noticed");
+  });
+}
+
+size_t bytes_in_use() {
+  return mallinfo2().uordblks;
+}
+
+void nothing_is_left_over() {
+  const auto cycles = [](int count) {
+    const std::string job = fresh_job();  // one name: every rendezvous must be able to follow the one before
+    on_threads(2, [&](int rank) {
+      for (int i = 0; i < count; ++i) {
+        auto world = World::join(launch_of(job, rank, 2), 20 * kSecond);
+        if (!check(world.ok(), text("cycle ", i, ": ", world.status().text()))) return;
+        if (i % 10 == 0) check((*world)->exchange({0, 1}, "x").ok(), "exchange");
+      }
+    });
+  };
+  cycles(50);
+  const auto quiet = [] { return count_entries("/proc/self/task") == 3; };  // ".", ".." and this one
+  check(wait_until(quiet, 10 * kSecond), "threads are left after 50 cycles");
+  const int descriptors = count_entries("/proc/self/fd");
+  const size_t bytes = bytes_in_use();
+  cycles(1000);
+  check(wait_until(quiet, 10 * kSecond), text(count_entries("/proc/self/task") - 3, " threads are left after 1,000 cycles"));
+  check(count_entries("/proc/self/fd") == descriptors,
+        text(count_entries("/proc/self/fd"), " descriptors instead of ", descriptors, " after 1,000 cycles"));
+  // What the cycles leave behind would be counted a thousand times.
+  if (kCountsMemory) check(bytes_in_use() < bytes + 64'000, text(bytes_in_use() - bytes, " bytes are left after 1,000 cycles"));
+}
+
+}  // namespace
+
+void collective_cases() {
+  one_rank_needs_nothing();
+  bad_arguments_are_refused();
+  messages_reach_every_member();
+  messages_may_be_large();
+  descriptors_reach_every_member();
+  a_missing_member_is_named();
+  failures_spread();
+  a_failure_ends_waits();
+  leaving_is_no_death();
+  nothing_is_left_over();
+  a_forked_child_leaves_no_trace();
+}
+
+}  // namespace megadp::test
+
+int main(int argc, char** argv) {
+  using namespace megadp::test;
+  if (argc > 1 && std::string(argv[1]) == "--rank") return be_a_rank(argc, argv);
+  const std::string only = argc > 1 ? argv[1] : "";
+  const auto run = [&](const char* name, void (*cases)()) {
+    if (!only.empty() && only != name) return;
+    const uint64_t begun = megadp::now_ns();
+    cases();
+    std::fprintf(stderr, "%s: %.1f s\n", name, static_cast<double>(megadp::now_ns() - begun) / 1e9);
+  };
+  // Refused strangers are logged; the cases that provoke them look at the messages themselves.
+  megadp::set_log([](void*, int32_t, const char*, size_t) {}, nullptr);
+  run("collective", collective_cases);
+  run("rendezvous", rendezvous_cases);
+  run("failure", failure_cases);
+  run("network", network_cases);
+  std::cerr << checks << " checks, " << failures << " failed\n";
+  return failures == 0 && checks > 0 ? 0 : 1;
+}
