@@ -62,6 +62,8 @@ Status Member::set_up() {
         if (std::find(remote_.begin(), remote_.end(), rank) == remote_.end()) set_staging(rank, control_->of(part++) + kControlBytes);
       }
     }
+    // The ranks of this host know already; those of other hosts have to be told.
+    if (!control.ok() && !spans_hosts()) return control.status();
     mine = control.status();
   } else {
     mine = set_private_staging(rank_);

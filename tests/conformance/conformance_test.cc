@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host) with ranks as threads on the test World ("test-world", or
+// "test-hosts" for two hosts), or as threads ("threads") or processes ("processes") on the real World. Cases are named by the start of
+// their names.
+#include <cstring>
+#include <iostream>
+
+#include "backend/registry.h"
+#include "suite.h"
+
+namespace megadp::test {
+
+void Suite::run(const Setting& setting, int size, const std::function<void(Rank&)>& body) {
+  const Outcome outcome = run_ranks(setting, size, body);
+  outcome_.checks += outcome.checks;
+  for (const std::string& finding : outcome.findings) outcome_.findings.push_back(text("of ", size, " ranks, ", finding));
+}
+
+void Suite::record(bool good, const std::string& what) {
+  outcome_.checks += 1;
+  if (!good) outcome_.findings.push_back(what);
+}
+
+Status finish(Stream& stream) {
+  Result<std::shared_ptr<Event>> event = stream.record();
+  if (!event.ok()) return event.status();
+  return (*event)->wait(Deadline::after_ns(300'000'000'000));
+}
+
+namespace {
+
+// A case that a backend is excused from; a reason that does not hold any more is found by running the case by name.
+struct Skip {
+  const char* name;
+  const char* reason;
+};
+
+struct Driver {
+  const char* name;
+  BackendKind kind;
+  std::vector<Skip> skips;
+};
+
+const std::vector<Driver>& drivers() {
+  static const std::vector<Driver> all = {{"host", BackendKind::host, {}}};
+  return all;
+}
+
+const char* skip_reason(const Driver& driver, const char* name) {
+  for (const Skip& skip : driver.skips) {
+    if (std::strcmp(skip.name, name) == 0) return skip.reason;
+  }
+  return nullptr;
+}
+
+std::vector<Case> all_cases() {
+  std::vector<Case> all;
+  for (const auto& list :
+       {window_cases(), memory_cases(), random_cases(), group_cases(), failure_cases(), stream_cases(), kernel_cases(), lifetime_cases()}) {
+    all.insert(all.end(), list.begin(), list.end());
+  }
+  return all;
+}
+
+bool chosen(const char* name, const std::vector<std::string>& wanted) {
+  for (const std::string& start : wanted) {
+    if (std::string(name).rfind(start, 0) == 0) return true;
+  }
+  return wanted.empty();
+}
+
+int run_all(const Driver& driver, Ranks ranks, const std::vector<std::string>& wanted) {
+  int failures = 0, ran = 0, checks = 0;
+  for (const Case& one : all_cases()) {
+    if (!chosen(one.name, wanted)) continue;
+    const char* const reason = skip_reason(driver, one.name);
+    if (reason != nullptr && wanted.empty()) {
+      std::cout << "skipped " << one.name << ": " << reason << std::endl;
+      continue;
+    }
+    Setting setting;
+    setting.ranks = ranks;
+    setting.open = [&driver](std::shared_ptr<World> world) { return open_backend(driver.kind, std::move(world)); };
+    Suite suite(setting);
+    const uint64_t begin_ns = now_ns();
+    one.run(suite);
+    const Outcome& outcome = suite.outcome();
+    const bool good = outcome.findings.empty() && outcome.checks > 0;
+    std::cout << (good ? "ok      " : "FAILED  ") << one.name << " (" << outcome.checks << " checks, " << (now_ns() - begin_ns) / 1'000'000
+              << " ms)" << std::endl;
+    for (size_t i = 0; i < outcome.findings.size() && i < 20; ++i) std::cout << "  " << outcome.findings[i] << std::endl;
+    ++ran;
+    checks += outcome.checks;
+    failures += good ? 0 : 1;
+  }
+  std::cout << ran << " cases, " << checks << " checks, " << failures << " cases failed" << std::endl;
+  return failures == 0 && ran > 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace megadp::test
+
+int main(int argc, char** argv) {
+  using namespace megadp::test;
+  const std::string name = argc > 1 ? argv[1] : "", mode = argc > 2 ? argv[2] : "";
+  const std::pair<const char*, Ranks> modes[] = {{"test-world", Ranks::on_test_world},
+                                                 {"test-hosts", Ranks::on_test_hosts},
+                                                 {"threads", Ranks::threads},
+                                                 {"processes", Ranks::processes}};
+  const std::vector<std::string> wanted(argv + (argc < 3 ? argc : 3), argv + argc);
+  for (const Driver& driver : drivers()) {
+    for (const auto& [known, ranks] : modes) {
+      if (name == driver.name && mode == known) return run_all(driver, ranks, wanted);
+    }
+  }
+  std::cerr << "usage: conformance_test host test-world|test-hosts|threads|processes [CASE...]\n";
+  return 2;
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong between ranks: different calls, a rank that leaves, does not come, or ends the world. Every rank gets an error that
+// names ranks and operation, and no memory is overwritten.
+#include <chrono>
+#include <thread>
+
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+constexpr uint64_t kSecondNs = 1'000'000'000;
+
+void sleep_ms(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+struct Bench {
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Group> group;
+  std::unique_ptr<Window> window;
+  explicit Bench(Rank& rank) {
+    stream = rank.must(rank.backend().create_stream("failures"));
+    group = rank.must(rank.backend().create_group(rank.everyone()));
+    window = rank.must(group->allocate_window(1 << 20));
+  }
+};
+
+// Rank 1 calls something else than the others.
+using Call = Status (*)(Bench& bench, bool odd);
+struct Difference {
+  Call call;
+  std::vector<std::string> words;
+};
+
+std::vector<Difference> differences() {
+  return {
+      {[](Bench& b, bool odd) {
+         return odd ? b.group->all_gather(*b.stream, *b.window, DType::f32, 0, 60'000, {1, "parameters"})
+                    : b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, 60'000, 1, {1, "gradients"});
+       },
+       {"all_gather", "all_reduce", "bucket 1", "parameters", "gradients"}},
+      {[](Bench& b, bool odd) { return b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, odd ? 999 : 60'000, 1, {}); },
+       {"999", "60000"}},
+      {[](Bench& b, bool odd) { return b.group->all_reduce(*b.stream, *b.window, odd ? DType::bf16 : DType::f16, 0, 64, 1, {}); },
+       {"bf16", "f16"}},
+      {[](Bench& b, bool odd) { return b.group->all_reduce(*b.stream, *b.window, DType::f32, odd ? 128 : 64, 64, 1, {}); }, {"128", "64"}},
+      {[](Bench& b, bool odd) { return b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, 64, odd ? 0.25F : 0.5F, {}); },
+       {"0.25", "0.5"}},
+      {[](Bench& b, bool odd) {
+         return b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, 64, 1, {odd ? 6 : 5, ""});
+       },
+       {"bucket 6", "bucket 5"}},
+      {[](Bench& b, bool odd) { return b.group->broadcast(*b.stream, *b.window, DType::f32, 0, 64, odd ? 1 : 0, {}); },
+       {"from rank 1", "from rank 0"}},
+      {[](Bench& b, bool odd) {
+         return b.group->all_reduce(*b.stream, b.window->data(), b.window->data(), 8, DType::f32, odd ? Op::max : Op::min, {});
+       },
+       {"max", "min"}},
+      {[](Bench& b, bool odd) {
+         return odd ? b.group->barrier(*b.stream, {}) : b.group->broadcast(*b.stream, b.window->data(), 8, DType::u8, 0, {});
+       },
+       {"barrier", "broadcast"}},
+  };
+}
+
+void different_calls(Suite& suite) {
+  for (const Difference& difference : differences()) {
+    suite.run(3, [&](Rank& rank) {
+      Bench bench(rank);
+      rank.must(bench.group->barrier(*bench.stream, {}));
+      const std::vector<std::byte> before(bench.window->data(), bench.window->data() + bench.window->bytes());
+      rank.must(difference.call(bench, rank.rank() == 1));
+      const Status status = finish(*bench.stream);
+      rank.fails(status, Code::desync, difference.words);
+      rank.fails(status, Code::desync, {"ranks 0 and 1", "operation 2 of the group"});
+      rank.check(status.blame().rank == 1 && status.blame().operation == 2, "the blame is not on rank 1 and operation 2");
+      rank.check(std::equal(before.begin(), before.end(), bench.window->data()), "the window was changed");
+      rank.check(rank.world().failed(), "the world did not learn of it");
+      // It is over for this group, on any stream.
+      auto other = rank.must(rank.backend().create_stream("other"));
+      rank.must(bench.group->barrier(*other, {}));
+      rank.check(!finish(*other).ok(), "the group works on after ranks called different operations");
+    });
+  }
+}
+
+// A rank leaves instead of taking part.
+void peer_leaves(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    rank.must(bench.group->all_reduce(*bench.stream, *bench.window, DType::f32, 0, 10'000, 1, {}));
+    rank.must(finish(*bench.stream));
+    if (rank.rank() == 1) return;
+    rank.must(bench.group->all_reduce(*bench.stream, *bench.window, DType::f32, 0, 10'000, 1, {4, "gradients"}));
+    const Status status = finish(*bench.stream);
+    rank.fails(status, Code::peer, {"rank 1", "left", "all_reduce", "bucket 4", "operation 2"});
+    rank.check(status.blame().rank == 1 && status.blame().bucket == 4 && status.blame().operation == 2, "the blame is not complete");
+    rank.check(rank.world().failed(), "the world did not learn of it");
+  });
+}
+
+// A rank that leaves having done its part is not missed, however long the others take.
+void peer_leaves_after_its_part(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    {
+      Bench bench(rank);
+      if (rank.rank() == 2) sleep_ms(100);
+      rank.must(bench.group->all_reduce(*bench.stream, *bench.window, DType::f32, 0, 100'000, 1, {}));
+      rank.ok(finish(*bench.stream));
+      if (rank.rank() == 1) return;
+    }
+    sleep_ms(100);
+    rank.check(!rank.world().failed(), "the world failed: " + rank.world().failure().text());
+  });
+}
+
+void world_fails_during_a_wait(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    if (rank.rank() == 1) {
+      sleep_ms(100);
+      rank.world().fail(Status(Code::aborted, "the lid is on fire", Blame{.rank = 1}));
+      sleep_ms(300);
+      return;
+    }
+    rank.must(bench.group->barrier(*bench.stream, {2, "waiting"}));
+    const uint64_t begin_ns = now_ns();
+    const Status status = finish(*bench.stream);
+    rank.fails(status, Code::aborted, {"the lid is on fire", "barrier", "waiting"});
+    rank.check(status.blame().rank == 1 && status.blame().bucket == 2 && status.blame().operation == 1, "the blame is not complete");
+    rank.check(now_ns() - begin_ns < 20 * kSecondNs, "it took long to notice");
+    // What comes later does not start.
+    auto other = rank.must(rank.backend().create_stream("other"));
+    rank.must(bench.group->barrier(*other, {}));
+    rank.check(!finish(*other).ok(), "the group works on in a world that failed");
+  });
+}
+
+void peer_does_not_come(Suite& suite) {
+  Setting setting = suite.setting();
+  setting.timeout_ns = 400'000'000;
+  suite.run(setting, 3, [](Rank& rank) {
+    Bench bench(rank);
+    if (rank.rank() == 2) {
+      for (int i = 0; i < 200 && !rank.world().failed(); ++i) sleep_ms(20);
+      rank.fails(rank.world().failure(), Code::timeout, {"rank 2", "reduce_scatter"});
+      rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, DType::f32, 0, 30'000, 1, {7, "gradients"}));
+      rank.fails(finish(*bench.stream), Code::timeout, {"rank 2", "reduce_scatter"});
+      return;
+    }
+    rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, DType::f32, 0, 30'000, 1, {7, "gradients"}));
+    const uint64_t begin_ns = now_ns();
+    const Status status = finish(*bench.stream);
+    rank.fails(status, Code::timeout, {"rank 2", "alive", "0.4 s", "reduce_scatter", "bucket 7", "operation 1"});
+    rank.check(status.blame().rank == 2 && status.blame().bucket == 7 && status.blame().operation == 1, "the blame is not complete");
+    rank.check(now_ns() - begin_ns < 20 * kSecondNs, "the timeout came late");
+  });
+}
+
+// A collective call that sets things up, made by all ranks but one.
+void set_up_without_a_peer(Suite& suite) {
+  Setting setting = suite.setting();
+  setting.timeout_ns = 400'000'000;
+  suite.run(setting, 2, [](Rank& rank) {
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    if (rank.rank() == 1) {
+      sleep_ms(1500);
+      return;
+    }
+    const Status status = group->allocate_window(4096).status();
+    rank.check(status.code() == Code::timeout || status.code() == Code::peer, "allocate_window without a peer: " + status.text());
+    rank.fails(status, status.code(), {"allocate_window"});
+  });
+}
+
+// One rank sets up a group while another allocates a window.
+void different_set_up(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    const Status status = rank.rank() == 0 ? group->allocate_window(4096).status() : rank.backend().create_group(rank.everyone()).status();
+    rank.fails(status, Code::desync, {"ranks 0 and 1", "allocate_window", "create_group"});
+  });
+}
+
+// An operation that a failed stream dropped is missing on every stream: the group says so instead of running out of step.
+void dropped_operation(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Bench bench(rank);
+    auto blocked = rank.must(rank.backend().create_stream("blocked"));
+    auto memory = rank.must(rank.backend().allocate(64));
+    // The barrier is submitted before the failure is known, as far as this thread can tell; it may be refused too.
+    rank.must(rank.backend().zero(*blocked, bench.window->data(), 1 << 20));
+    rank.must(rank.backend().cast(*blocked, memory->data(), DType::f32, memory->data(), DType::u8, 1));
+    const Status submitted = bench.group->barrier(*blocked, {});
+    rank.check(!finish(*blocked).ok(), "the stream did not fail");
+    if (!submitted.ok()) {
+      // Refused: nothing is missing in the group here. The peer may still have dropped its barrier.
+      rank.world().fail(Status(Code::state, "operation 1 of this group did not run before it, on this rank it was refused"));
+    }
+    rank.must(bench.group->barrier(*bench.stream, {}));
+    rank.fails(finish(*bench.stream), Code::state, {"operation 1 of this group did not run before it"});
+  });
+}
+
+}  // namespace
+
+std::vector<Case> failure_cases() {
+  return {{"failure.different_calls", different_calls},
+          {"failure.peer_leaves", peer_leaves},
+          {"failure.peer_leaves_after_its_part", peer_leaves_after_its_part},
+          {"failure.world_fails_during_a_wait", world_fails_during_a_wait},
+          {"failure.peer_does_not_come", peer_does_not_come},
+          {"failure.set_up_without_a_peer", set_up_without_a_peer},
+          {"failure.different_set_up", different_set_up},
+          {"failure.dropped_operation", dropped_operation}};
+}
+
+}  // namespace megadp::test

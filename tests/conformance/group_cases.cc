@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Groups: any list of members, many at once, over one World and one stream; what create_group refuses.
+#include <algorithm>
+#include <cstring>
+
+#include "oracle.h"
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+// The world ranks of a group, summed with weights that depend on the place in the group: shows members and their order.
+void sum_of_members(Rank& rank, Group& group, Stream& stream, const std::vector<int>& members) {
+  rank.check(group.size() == static_cast<int>(members.size()) && group.members() == members, "the group has other members");
+  rank.check(members[static_cast<size_t>(group.rank())] == rank.rank(), "the group has another rank");
+  std::vector<int64_t> mine = {rank.rank()}, all(members.size());
+  rank.must(group.all_gather(stream, mine.data(), all.data(), 1, DType::i64, {}));
+  rank.must(finish(stream));
+  rank.check(all == std::vector<int64_t>(members.begin(), members.end()), "all_gather did not give the members in their order");
+}
+
+void any_members(Suite& suite) {
+  suite.run(5, [](Rank& rank) {
+    auto stream = rank.must(rank.backend().create_stream("any members"));
+    const std::vector<std::vector<int>> lists = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {1, 3}, {3, 0, 2}, {2}, {4, 2}};
+    std::vector<std::unique_ptr<Group>> groups(lists.size());
+    const auto in = [&](const std::vector<int>& list) { return std::find(list.begin(), list.end(), rank.rank()) != list.end(); };
+    for (size_t i = 0; i < lists.size(); ++i) {
+      if (in(lists[i])) groups[i] = rank.must(rank.backend().create_group(lists[i]));
+    }
+    for (int round = 0; round < 20; ++round) {
+      for (size_t i = 0; i < lists.size(); ++i) {
+        if (groups[i] != nullptr) sum_of_members(rank, *groups[i], *stream, lists[i]);
+      }
+    }
+    // Rank order is the order of the members: a reduction in a reversed group adds in reverse.
+    if (groups[1] != nullptr) {
+      std::vector<Bytes> inputs;
+      for (const int member : lists[1]) inputs.push_back(make_input(DType::f32, 999, 3, member));
+      Bytes own = make_input(DType::f32, 999, 3, rank.rank());
+      rank.must(groups[1]->all_reduce(*stream, own.data(), own.data(), 999, DType::f32, Op::sum, {}));
+      rank.must(finish(*stream));
+      rank.check(own == reduce_arrays(DType::f32, Op::sum, 1, inputs), "the sum is not in the order of the members");
+    }
+    // Destroyed in an order that differs from rank to rank.
+    for (size_t i = 0; i < groups.size(); ++i) groups[rank.rank() % 2 == 0 ? i : groups.size() - 1 - i].reset();
+    rank.check(!rank.world().failed(), "destroying groups made the world fail");
+  });
+}
+
+void bad_members(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Backend& backend = rank.backend();
+    rank.fails(backend.create_group({}).status(), Code::invalid, {"members", text("rank ", rank.rank())});
+    rank.fails(backend.create_group({1 - rank.rank()}).status(), Code::invalid, {text("rank ", rank.rank()), "not among them"});
+    rank.fails(backend.create_group({rank.rank(), rank.rank()}).status(), Code::invalid, {"twice"});
+    rank.fails(backend.create_group({0, 1, 2}).status(), Code::invalid, {"2 is not a rank", "0 to 1"});
+    rank.fails(backend.create_group({0, -1}).status(), Code::invalid, {"-1 is not a rank"});
+    rank.ok(backend.create_group(rank.everyone()).status());
+  });
+}
+
+// Several groups and windows on one stream, their operations interleaved.
+void interleaved(Suite& suite) {
+  suite.run(4, [](Rank& rank) {
+    auto stream = rank.must(rank.backend().create_stream("interleaved"));
+    const std::vector<int> half = rank.rank() < 2 ? std::vector{0, 1} : std::vector{2, 3};
+    auto all = rank.must(rank.backend().create_group(rank.everyone()));
+    auto part = rank.must(rank.backend().create_group(half));
+    auto wide = rank.must(all->allocate_window(64 * 4));
+    auto narrow = rank.must(part->allocate_window(64 * 4));
+    auto* const a = reinterpret_cast<float*>(wide->data());
+    auto* const b = reinterpret_cast<float*>(narrow->data());
+    for (int i = 0; i < 64; ++i) a[i] = b[i] = 1;
+    for (int round = 0; round < 5; ++round) {
+      rank.must(part->all_reduce(*stream, *narrow, DType::f32, 0, 64, 1, {}));
+      rank.must(all->all_reduce(*stream, *wide, DType::f32, 0, 64, 0.5F, {}));
+      rank.must(part->barrier(*stream, {}));
+    }
+    rank.must(finish(*stream));
+    rank.check(a[0] == 32 && a[63] == 32, text("the wide window holds ", a[0]));
+    rank.check(b[0] == 32 && b[63] == 32, text("the narrow window holds ", b[0]));
+  });
+}
+
+// One group used from two streams, one after the other.
+void two_streams(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    auto one = rank.must(rank.backend().create_stream("one"));
+    auto two = rank.must(rank.backend().create_stream("two"));
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    for (int round = 0; round < 20; ++round) {
+      rank.must(group->barrier(round % 2 == 0 ? *one : *two, {}));
+      rank.must(finish(round % 2 == 0 ? *one : *two));
+    }
+  });
+}
+
+// The handles may go as soon as the work is submitted, as far as the work goes: memory stays until it is done.
+void destroyed_with_work(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    auto stream = rank.must(rank.backend().create_stream("outlives"));
+    for (int round = 0; round < 20; ++round) {
+      auto group = rank.must(rank.backend().create_group(rank.everyone()));
+      auto window = rank.must(group->allocate_window(1 << 20));
+      for (int i = 0; i < 3; ++i) rank.must(group->all_reduce(*stream, *window, DType::f32, 0, 1 << 18, 1, {}));
+      window.reset();
+      group.reset();
+      rank.must(finish(*stream));
+    }
+  });
+}
+
+}  // namespace
+
+std::vector<Case> group_cases() {
+  return {{"group.any_members", any_members},
+          {"group.bad_members", bad_members},
+          {"group.interleaved", interleaved},
+          {"group.two_streams", two_streams},
+          {"group.destroyed_with_work", destroyed_with_work}};
+}
+
+}  // namespace megadp::test

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory and the stream-ordered kernels as the core uses them; their bits are the business of the unit tests.
+#include <cmath>
+#include <cstring>
+
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+void memory(Suite& suite) {
+  suite.run(1, [](Rank& rank) {
+    for (const size_t bytes : {size_t{1}, size_t{63}, size_t{4096}, size_t{3} << 20}) {
+      auto memory = rank.must(rank.backend().allocate(bytes));
+      rank.check(memory->bytes() == bytes, text("memory of ", bytes, " bytes has ", memory->bytes()));
+      rank.check(reinterpret_cast<uintptr_t>(memory->data()) % 64 == 0, "memory is not aligned to 64 bytes");
+      std::vector<std::byte> seen(bytes, std::byte{1});
+      rank.must(rank.backend().read(seen.data(), memory->data(), bytes));
+      rank.check(seen == std::vector<std::byte>(bytes), "memory does not start zeroed");
+      std::vector<std::byte> written(bytes, std::byte{0x5a});
+      rank.must(rank.backend().write(memory->data(), written.data(), bytes));
+      rank.must(rank.backend().read(seen.data(), memory->data(), bytes));
+      rank.check(seen == written, "memory does not give back what was written");
+    }
+    rank.check(rank.must(rank.backend().allocate(0))->bytes() == 0, "memory of 0 bytes has some");
+    rank.fails(rank.backend().allocate(SIZE_MAX - 5).status(), Code::memory, {"allocate", text(SIZE_MAX - 5)});
+    rank.fails(rank.backend().allocate(size_t{1} << 60).status(), Code::memory, {"allocate", text(size_t{1} << 60)});
+  });
+}
+
+void copy(Suite& suite) {
+  suite.run(1, [](Rank& rank) {
+    float from[6] = {1, 2, 3, 4, 5, 6};
+    double to[6] = {10, 10, 10, 10, 10, 10};
+    StridedArray source{from, DType::f32, {2, 3}, {3, 1}}, target{to, DType::f64, {2, 3}, {1, 2}};
+    rank.must(rank.backend().copy(target, source, false, nullptr));
+    const double transposed[6] = {1, 4, 2, 5, 3, 6};
+    rank.check(std::memcmp(to, transposed, sizeof to) == 0, "copy does not transpose");
+    rank.must(rank.backend().copy(target, source, true, nullptr));
+    rank.check(to[1] == 8 && to[5] == 12, "copy does not add");
+    rank.fails(rank.backend().copy(target, source, true, from), Code::invalid, {"host streams are NULL"});
+    source.shape = {3, 2};
+    rank.fails(rank.backend().copy(target, source, true, nullptr), Code::invalid, {"shape"});
+  });
+}
+
+// A whole step on one parameter, in stream order, beside the same in double.
+void step(Suite& suite) {
+  suite.run(1, [](Rank& rank) {
+    Backend& backend = rank.backend();
+    auto stream = rank.must(backend.create_stream("step"));
+    auto memory = rank.must(backend.allocate(4096));
+    auto* const scalars = static_cast<StepScalars*>(memory->data());
+    float* const grad = reinterpret_cast<float*>(scalars + 1);
+    float *const master = grad + 4, *const m = grad + 8, *const v = grad + 12;
+    StepScalars start{};
+    start.beta1_power = start.beta2_power = 1;
+    rank.must(backend.write(scalars, &start, sizeof start));
+    const float grads[4] = {3, -4, 0, 12}, weights[4] = {1, 2, 3, 4};
+    rank.must(backend.write(grad, grads, sizeof grads));
+    rank.must(backend.write(master, weights, sizeof weights));
+    rank.must(backend.square_sum(*stream, grad, DType::f32, 4, scalars));
+    rank.must(backend.begin_step(*stream, scalars, 6.5, 2.0, 0.9, 0.99, true));
+    rank.must(backend.adamw(*stream, {0.1, 0.9, 0.99, 1e-8, 0.5}, scalars, grad, DType::f32, master, m, v, master, DType::f32, 4));
+    rank.must(finish(*stream));
+    StepScalars now{};
+    rank.must(backend.read(&now, scalars, sizeof now));
+    rank.check(now.square_sum == 169 && now.nonfinite == 0 && now.grad_norm == 6.5, text("the norm is ", now.grad_norm));
+    rank.check(now.step == 1 && now.skip == 0 && now.beta1_power == 0.9, "the step did not begin");
+    rank.check(std::fabs(now.clip_factor - 1) < 1e-6, text("the clip factor is ", now.clip_factor));
+    float result[4];
+    rank.must(backend.read(result, master, sizeof result));
+    for (int i = 0; i < 4; ++i) {
+      // After one step m / (1 - beta1) is the gradient and v / (1 - beta2) its square.
+      const double direction = grads[i] == 0 ? 0 : grads[i] > 0 ? 1 : -1;
+      const double expected = weights[i] * (1 - 0.1 * 0.5) - 0.1 * direction;
+      rank.check(std::fabs(result[i] - expected) < 1e-5, text("weight ", i, " is ", result[i], ", not ", expected));
+    }
+    // A gradient that is not finite: the same calls change nothing.
+    const float bad[4] = {1, INFINITY, 1, 1};
+    rank.must(backend.write(grad, bad, sizeof bad));
+    rank.must(backend.zero(*stream, &scalars->square_sum, 16));
+    rank.must(backend.square_sum(*stream, grad, DType::f32, 4, scalars));
+    rank.must(backend.begin_step(*stream, scalars, 6.5, 2.0, 0.9, 0.99, true));
+    rank.must(backend.adamw(*stream, {0.1, 0.9, 0.99, 1e-8, 0.5}, scalars, grad, DType::f32, master, m, v, master, DType::f32, 4));
+    rank.must(finish(*stream));
+    rank.must(backend.read(&now, scalars, sizeof now));
+    rank.check(now.skip == 1 && now.step == 1 && now.nonfinite == 1, "the step was not skipped");
+    rank.check(std::memcmp(result, master, sizeof result) == 0, "a skipped step changed the weights");
+  });
+}
+
+void identity(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    rank.check(&rank.backend().world() == &rank.world(), "the backend has another world");
+    rank.check(!rank.backend().name().empty(), "the backend has no name");
+  });
+}
+
+}  // namespace
+
+std::vector<Case> kernel_cases() {
+  return {{"kernels.memory", memory}, {"kernels.copy", copy}, {"kernels.step", step}, {"kernels.identity", identity}};
+}
+
+}  // namespace megadp::test

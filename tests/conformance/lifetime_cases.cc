@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nothing is left behind: descriptors, threads and mappings of the process are counted over many cycles.
+#include <dirent.h>
+
+#include <chrono>
+#include <fstream>
+#include <thread>
+
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+int entries(const char* path) {
+  DIR* const folder = opendir(path);
+  if (folder == nullptr) return -1;
+  int count = 0;
+  while (readdir(folder) != nullptr) ++count;
+  closedir(folder);
+  return count;
+}
+
+int lines(const char* path, const char* with) {
+  std::ifstream file(path);
+  int count = 0;
+  for (std::string line; std::getline(file, line);) count += line.find(with) != std::string::npos ? 1 : 0;
+  return count;
+}
+
+struct Footprint {
+  int descriptors = entries("/proc/self/fd");
+  int threads = entries("/proc/self/task");
+  int shared_mappings = lines("/proc/self/maps", "memfd:megadp");
+};
+
+void cycle(Rank& rank, int round, bool left_open) {
+  auto stream = rank.must(rank.backend().create_stream("cycle"));
+  auto group = rank.must(rank.backend().create_group(rank.everyone()));
+  auto window = rank.must(group->allocate_window(100'000));
+  auto memory = rank.must(rank.backend().allocate(100'000));
+  rank.must(group->all_reduce(*stream, *window, DType::f32, 0, 25'000, 1, {}));
+  auto event = rank.must(stream->record());
+  if (left_open) return;  // destroyed in the reverse order, with work in flight
+  rank.ok(event->wait(Deadline::never()));
+  if (round % 2 == 0) stream.reset();
+  window.reset();
+  if (round % 3 == 0) memory.reset();
+  group.reset();
+}
+
+// Thread-ranks share one process: rank 0 counts while the others wait, between the two barriers.
+void counted(Rank& rank, Group& group, Stream& stream, Footprint* out) {
+  rank.must(group.barrier(stream, {}));
+  rank.must(finish(stream));
+  if (rank.rank() == 0) *out = Footprint();
+  rank.must(group.barrier(stream, {}));
+  rank.must(finish(stream));
+}
+
+void cycles(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    auto stream = rank.must(rank.backend().create_stream("watch"));
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    for (int round = 0; round < 5; ++round) cycle(rank, round, false);
+    Footprint before, after;
+    counted(rank, *group, *stream, &before);
+    for (int round = 0; round < 200; ++round) cycle(rank, round, false);
+    counted(rank, *group, *stream, &after);
+    if (rank.rank() != 0) return;
+    rank.check(after.descriptors == before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
+    rank.check(after.threads == before.threads, text(before.threads, " threads became ", after.threads));
+    rank.check(after.shared_mappings == before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
+    rank.check(before.shared_mappings > 0 || rank.backend().name() != "host", "the mappings of windows are not recognised");
+  });
+}
+
+// Everything dropped with work in flight, by both ranks, as a program does that returns early.
+void dropped_in_flight(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    for (int round = 0; round < 20; ++round) cycle(rank, round, true);
+  });
+}
+
+// A set-up that fails leaves nothing.
+void failed_set_up(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    auto stream = rank.must(rank.backend().create_stream("watch"));
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    Footprint before, after;
+    counted(rank, *group, *stream, &before);
+    for (int round = 0; round < 20; ++round) {
+      rank.check(!group->allocate_window(rank.rank() == 0 ? 4096 : 8192).ok(), "windows of different sizes");
+      rank.check(!group->allocate_window(SIZE_MAX / 2).ok(), "a window as large as memory");
+    }
+    counted(rank, *group, *stream, &after);
+    if (rank.rank() != 0) return;
+    rank.check(after.descriptors == before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
+    rank.check(after.shared_mappings == before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
+  });
+}
+
+}  // namespace
+
+std::vector<Case> lifetime_cases() {
+  return {{"lifetime.cycles", cycles}, {"lifetime.dropped_in_flight", dropped_in_flight}, {"lifetime.failed_set_up", failed_set_up}};
+}
+
+}  // namespace megadp::test

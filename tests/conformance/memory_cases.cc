@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives on any memory: every rank count, element type, operation and count, in place and not, compared bit for bit.
+#include <cstring>
+
+#include "oracle.h"
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+constexpr DType kAll[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64, DType::u8};
+constexpr Op kOps[] = {Op::sum, Op::avg, Op::max, Op::min};
+
+struct Bench {
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Group> group;
+  explicit Bench(Rank& rank) {
+    stream = rank.must(rank.backend().create_stream("memory cases"));
+    group = rank.must(rank.backend().create_group(rank.everyone()));
+  }
+};
+
+std::vector<size_t> counts(int size, bool large) {
+  std::vector<size_t> all = {0, 1, static_cast<size_t>(size), 63, 64, 65, 1000};
+  if (large) all.insert(all.end(), {20'011, 100'003});
+  return all;
+}
+
+std::vector<Bytes> inputs_of(Rank& rank, DType type, size_t count, uint64_t seed) {
+  std::vector<Bytes> inputs;
+  for (int r = 0; r < rank.size(); ++r) inputs.push_back(make_input(type, count, seed, r));
+  return inputs;
+}
+
+Bytes slice(const Bytes& whole, size_t from, size_t bytes) {
+  const auto first = whole.begin() + static_cast<ptrdiff_t>(from);
+  return Bytes(first, first + static_cast<ptrdiff_t>(bytes));
+}
+
+void same(Rank& rank, const std::string& what, const std::byte* got, const Bytes& expected) {
+  rank.check(expected.empty() || std::memcmp(got, expected.data(), expected.size()) == 0, what + ": wrong result");
+}
+
+template <class Body>
+void on_all_sizes(Suite& suite, Body body) {
+  for (const int size : kRankCounts) suite.run(size, body);
+}
+
+template <class One>
+void for_reductions(Rank& rank, One one) {
+  Bench bench(rank);
+  uint64_t seed = 100;
+  for (const DType type : kAll) {
+    for (const Op op : kOps) {
+      for (const size_t count : counts(rank.size(), type == DType::f32 && op == Op::sum)) {
+        one(bench, type, op, count, ++seed, text(name_of(type), " op ", static_cast<int>(op), " count ", count));
+      }
+    }
+  }
+}
+
+template <class One>
+void for_copies(Rank& rank, One one) {
+  Bench bench(rank);
+  uint64_t seed = 1000;
+  for (const DType type : kAll) {
+    for (const size_t count : counts(rank.size(), type == DType::f64)) {
+      one(bench, type, count, ++seed, text(name_of(type), " count ", count));
+    }
+  }
+}
+
+void all_reduce(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_reductions(rank, [&](Bench& bench, DType type, Op op, size_t count, uint64_t seed, const std::string& name) {
+      const std::vector<Bytes> inputs = inputs_of(rank, type, count, seed);
+      const Bytes expected = reduce_arrays(type, op, 1, inputs);
+      Bytes own = inputs[static_cast<size_t>(rank.rank())], to(own.size());
+      rank.must(bench.group->all_reduce(*bench.stream, own.data(), to.data(), count, type, op, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_reduce " + name, to.data(), expected);
+      rank.check(own == inputs[static_cast<size_t>(rank.rank())], "all_reduce " + name + ": changed its input");
+      rank.must(bench.group->all_reduce(*bench.stream, own.data(), own.data(), count, type, op, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_reduce in place " + name, own.data(), expected);
+    });
+  });
+}
+
+// More than one turn of whatever staging a backend has.
+void all_reduce_large(Suite& suite) {
+  for (const int size : {2, 3}) {
+    suite.run(size, [](Rank& rank) {
+      Bench bench(rank);
+      const size_t count = 700'001;
+      const std::vector<Bytes> inputs = inputs_of(rank, DType::f32, count, 5);
+      Bytes own = inputs[static_cast<size_t>(rank.rank())];
+      rank.must(bench.group->all_reduce(*bench.stream, own.data(), own.data(), count, DType::f32, Op::avg, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_reduce of 700001", own.data(), reduce_arrays(DType::f32, Op::avg, 1, inputs));
+    });
+  }
+}
+
+void reduce_scatter(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_reductions(rank, [&](Bench& bench, DType type, Op op, size_t count, uint64_t seed, const std::string& name) {
+      const auto me = static_cast<size_t>(rank.rank());
+      const std::vector<Bytes> inputs = inputs_of(rank, type, count * static_cast<size_t>(rank.size()), seed);
+      const size_t piece = count * size_of(type);
+      const Bytes expected = slice(reduce_arrays(type, op, 1, inputs), me * piece, piece);
+      Bytes own = inputs[me], to(piece);
+      rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), to.data(), count, type, op, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "reduce_scatter " + name, to.data(), expected);
+      rank.check(own == inputs[me], "reduce_scatter " + name + ": changed its input");
+      rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), own.data() + me * piece, count, type, op, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "reduce_scatter into the own piece " + name, own.data() + me * piece, expected);
+      own = inputs[me];
+      rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), own.data(), count, type, op, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "reduce_scatter to == from " + name, own.data(), expected);
+    });
+  });
+}
+
+void all_gather(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_copies(rank, [&](Bench& bench, DType type, size_t count, uint64_t seed, const std::string& name) {
+      const auto me = static_cast<size_t>(rank.rank());
+      const std::vector<Bytes> inputs = inputs_of(rank, type, count, seed);
+      Bytes expected;
+      for (const Bytes& input : inputs) expected.insert(expected.end(), input.begin(), input.end());
+      Bytes to(expected.size());
+      rank.must(bench.group->all_gather(*bench.stream, inputs[me].data(), to.data(), count, type, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_gather " + name, to.data(), expected);
+      Bytes whole(expected.size());
+      std::byte* const piece = whole.data() + me * inputs[me].size();
+      if (count > 0) std::memcpy(piece, inputs[me].data(), inputs[me].size());
+      rank.must(bench.group->all_gather(*bench.stream, piece, whole.data(), count, type, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_gather from the own piece " + name, whole.data(), expected);
+      if (count > 0) std::memcpy(whole.data(), inputs[me].data(), inputs[me].size());
+      rank.must(bench.group->all_gather(*bench.stream, whole.data(), whole.data(), count, type, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_gather to == from " + name, whole.data(), expected);
+    });
+  });
+}
+
+void all_to_all(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_copies(rank, [&](Bench& bench, DType type, size_t count, uint64_t seed, const std::string& name) {
+      const auto me = static_cast<size_t>(rank.rank());
+      const size_t piece = count * size_of(type);
+      const std::vector<Bytes> inputs = inputs_of(rank, type, count * static_cast<size_t>(rank.size()), seed);
+      Bytes expected;
+      for (const Bytes& input : inputs) {
+        const Bytes part = slice(input, me * piece, piece);
+        expected.insert(expected.end(), part.begin(), part.end());
+      }
+      Bytes own = inputs[me], to(expected.size());
+      rank.must(bench.group->all_to_all(*bench.stream, own.data(), to.data(), count, type, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_to_all " + name, to.data(), expected);
+      rank.check(own == inputs[me], "all_to_all " + name + ": changed its input");
+      rank.must(bench.group->all_to_all(*bench.stream, own.data(), own.data(), count, type, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_to_all in place " + name, own.data(), expected);
+    });
+  });
+}
+
+void broadcast(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_copies(rank, [&](Bench& bench, DType type, size_t count, uint64_t seed, const std::string& name) {
+      const int root = static_cast<int>(seed) % rank.size();
+      const std::vector<Bytes> inputs = inputs_of(rank, type, count, seed);
+      Bytes data = inputs[static_cast<size_t>(rank.rank())];
+      rank.must(bench.group->broadcast(*bench.stream, data.data(), count, type, root, {}));
+      rank.must(finish(*bench.stream));
+      same(rank, "broadcast " + name, data.data(), inputs[static_cast<size_t>(root)]);
+    });
+  });
+}
+
+// Rank 0 comes last; nobody passes the barrier before it.
+void barrier(Suite& suite) {
+  suite.run(4, [](Rank& rank) {
+    Bench bench(rank);
+    uint64_t came_ns = 0;
+    if (rank.rank() == 0) {
+      for (const Deadline later = Deadline::after_ns(50'000'000); !later.passed();) {
+      }
+      came_ns = now_ns();
+    }
+    rank.must(bench.group->barrier(*bench.stream, {}));
+    auto passed = rank.must(bench.stream->record());
+    rank.must(passed->wait(Deadline::never()));
+    // One clock for all ranks of a host.
+    rank.must(bench.group->broadcast(*bench.stream, &came_ns, 1, DType::i64, 0, {}));
+    rank.must(finish(*bench.stream));
+    rank.check(passed->time_ns() >= came_ns && came_ns > 0, "a rank passed the barrier before rank 0 came");
+  });
+}
+
+void bad_arguments(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Bench bench(rank);
+    float data[2] = {};
+    rank.fails(bench.group->broadcast(*bench.stream, data, 2, DType::f32, 2, {}), Code::invalid, {"root is 2", "ranks 0 to 1"});
+    rank.fails(bench.group->broadcast(*bench.stream, data, 2, DType::f32, -1, {}), Code::invalid, {"root is -1"});
+    rank.must(bench.group->barrier(*bench.stream, {}));
+    rank.ok(finish(*bench.stream));
+  });
+}
+
+}  // namespace
+
+std::vector<Case> memory_cases() {
+  return {{"memory.all_reduce", all_reduce},
+          {"memory.all_reduce_large", all_reduce_large},
+          {"memory.reduce_scatter", reduce_scatter},
+          {"memory.all_gather", all_gather},
+          {"memory.all_to_all", all_to_all},
+          {"memory.broadcast", broadcast},
+          {"memory.barrier", barrier},
+          {"memory.bad_arguments", bad_arguments}};
+}
+
+}  // namespace megadp::test

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar arithmetic, written from the definition of the formats.
+#include "oracle.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace megadp::test {
+namespace {
+
+uint64_t scramble(uint64_t x) {  // splitmix64
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+  return x ^ (x >> 31);
+}
+
+template <class T>
+T get(const std::byte* at) {
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+template <class T>
+void put(std::byte* at, T value) {
+  std::memcpy(at, &value, sizeof value);
+}
+
+float bf16_value(uint16_t bits) {
+  const uint32_t wide = uint32_t{bits} << 16;
+  float value;
+  std::memcpy(&value, &wide, sizeof value);
+  return value;
+}
+
+// The nearer of the two neighbours; of equally near ones the even one.
+uint16_t to_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const auto below = static_cast<uint16_t>(bits >> 16);  // towards zero
+  const auto above = static_cast<uint16_t>(below + 1);
+  const double to_below = std::fabs(static_cast<double>(value) - bf16_value(below));
+  const double to_above = std::fabs(static_cast<double>(bf16_value(above)) - value);
+  if (to_below != to_above) return to_below < to_above ? below : above;
+  return (below & 1) == 0 ? below : above;
+}
+
+float f16_value(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int mantissa = bits & 1023;
+  const double magnitude = exponent == 0 ? std::ldexp(mantissa, -24) : std::ldexp(1024 + mantissa, exponent - 25);
+  return static_cast<float>((bits & 0x8000) != 0 ? -magnitude : magnitude);
+}
+
+uint16_t to_f16(float value) {
+  const int sign = std::signbit(value) ? 0x8000 : 0;
+  const double magnitude = std::fabs(static_cast<double>(value));
+  if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
+  if (magnitude < std::ldexp(1, -14)) return static_cast<uint16_t>(sign | static_cast<int>(std::nearbyint(std::ldexp(magnitude, 24))));
+  const int exponent = std::ilogb(magnitude);
+  const int mantissa = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 10 - exponent))) - 1024;  // 1024: carries into the exponent
+  return static_cast<uint16_t>(sign | (((exponent + 15) << 10) + mantissa));
+}
+
+// Whole numbers with 24 bits times a power of two between 2^-32 and 2^-16: up to about 2^8.
+double any_real(uint64_t random) {
+  const auto whole = static_cast<double>(random & 0xffffff);
+  const double magnitude = std::ldexp(whole, -32 + static_cast<int>((random >> 24) & 15));
+  return (random >> 63) != 0 ? -magnitude : magnitude;
+}
+
+template <class Sum>
+Sum fold(Op op, const std::vector<Sum>& values) {
+  Sum result = values[0];
+  for (size_t i = 1; i < values.size(); ++i) {
+    if (op == Op::max) {
+      result = values[i] > result ? values[i] : result;
+    } else if (op == Op::min) {
+      result = values[i] < result ? values[i] : result;
+    } else {
+      result = result + values[i];
+    }
+  }
+  return result;
+}
+
+template <class Sum, class Load>
+Sum reduce_reals(Op op, double scale, const std::vector<const std::byte*>& from, Load load) {
+  std::vector<Sum> values;
+  for (const std::byte* at : from) values.push_back(load(at));
+  const Sum result = fold(op, values);
+  if (op == Op::max || op == Op::min) return result;
+  return result * static_cast<Sum>(op == Op::avg ? scale / static_cast<double>(from.size()) : scale);
+}
+
+int64_t reduce_i64(Op op, const std::vector<const std::byte*>& from) {
+  const auto count = static_cast<int64_t>(from.size());
+  if (op == Op::max || op == Op::min) {
+    std::vector<int64_t> values;
+    for (const std::byte* at : from) values.push_back(get<int64_t>(at));
+    return fold(op, values);
+  }
+  uint64_t sum = 0;  // wraps around
+  for (const std::byte* at : from) sum += get<uint64_t>(at);
+  const auto total = static_cast<int64_t>(sum);
+  return op == Op::avg ? total / count : total;
+}
+
+uint8_t reduce_u8(Op op, const std::vector<const std::byte*>& from) {
+  std::vector<uint64_t> values;
+  for (const std::byte* at : from) values.push_back(get<uint8_t>(at));
+  const uint64_t result = op == Op::avg ? fold(op, values) / values.size() : fold(op, values);
+  return static_cast<uint8_t>(result > 255 ? 255 : result);
+}
+
+}  // namespace
+
+Bytes make_input(DType type, size_t count, uint64_t seed, int rank) {
+  const size_t width = size_of(type);
+  Bytes bytes(count * width);
+  for (size_t i = 0; i < count; ++i) {
+    const uint64_t random = scramble(seed ^ scramble(static_cast<uint64_t>(rank) << 40 ^ i));
+    std::byte* const at = bytes.data() + i * width;
+    switch (type) {
+      case DType::f32:
+        put(at, static_cast<float>(any_real(random)));
+        break;
+      case DType::bf16:
+        put(at, to_bf16(static_cast<float>(any_real(random))));
+        break;
+      case DType::f16:
+        put(at, to_f16(static_cast<float>(any_real(random))));
+        break;
+      case DType::f64:
+        put(at, any_real(random) / 3);
+        break;
+      case DType::i64:
+        put(at, random);
+        break;
+      case DType::u8:
+        put(at, static_cast<uint8_t>(random));
+        break;
+    }
+  }
+  return bytes;
+}
+
+void reduce_element(DType type, Op op, double scale, const std::vector<const std::byte*>& from, std::byte* to) {
+  switch (type) {
+    case DType::f32:
+      return put(to, reduce_reals<float>(op, scale, from, get<float>));
+    case DType::bf16:
+      return put(to, to_bf16(reduce_reals<float>(op, scale, from, [](const std::byte* at) { return bf16_value(get<uint16_t>(at)); })));
+    case DType::f16:
+      return put(to, to_f16(reduce_reals<float>(op, scale, from, [](const std::byte* at) { return f16_value(get<uint16_t>(at)); })));
+    case DType::f64:
+      return put(to, reduce_reals<double>(op, scale, from, get<double>));
+    case DType::i64:
+      return put(to, reduce_i64(op, from));
+    case DType::u8:
+      return put(to, reduce_u8(op, from));
+  }
+}
+
+Bytes reduce_arrays(DType type, Op op, double scale, const std::vector<Bytes>& from) {
+  const size_t width = size_of(type);
+  Bytes result(from[0].size());
+  std::vector<const std::byte*> elements(from.size());
+  for (size_t at = 0; at < result.size(); at += width) {
+    for (size_t rank = 0; rank < from.size(); ++rank) elements[rank] = from[rank].data() + at;
+    reduce_element(type, op, scale, elements, result.data() + at);
+  }
+  return result;
+}
+
+}  // namespace megadp::test

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+// Collectives in windows: every rank count, element type, count and offset, compared bit for bit; what lies around the range must not
+// change.
+#include <algorithm>
+#include <cstring>
+
+#include "oracle.h"
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+constexpr DType kReals[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
+constexpr DType kAll[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64, DType::u8};
+constexpr size_t kLargest = 100'003 + 8;
+constexpr size_t kWindowBytes = (kLargest + 128) * 8;
+
+std::vector<size_t> counts(int size, bool large) {
+  std::vector<size_t> all = {0, 1, static_cast<size_t>(size), 63, 64, 65, 1000, 9'001};
+  if (large) all.push_back(100'003);
+  return all;
+}
+
+size_t divisible(size_t count, int size) {
+  const auto n = static_cast<size_t>(size);
+  return (count + n - 1) / n * n;
+}
+
+// One collective on one range: what everyone starts with, what this rank must end with.
+class Trial {
+ public:
+  Trial(Rank& rank, Window& window, DType type, size_t begin, size_t count, uint64_t seed)
+      : rank_(rank), window_(window), type_(type), begin_(begin), count_(count) {
+    for (int r = 0; r < rank.size(); ++r) inputs_.push_back(make_input(type, count, seed, r));
+    first_ = begin * size_of(type);
+    last_ = first_ + count * size_of(type);
+    behind_ = std::min(kBehind, window.bytes() - last_);
+    around_ = make_input(DType::u8, first_ + behind_, seed + 1, rank.rank());
+    std::memcpy(window.data(), around_.data(), first_);
+    if (count > 0) std::memcpy(own(), input().data(), input().size());
+    std::memcpy(window.data() + last_, around_.data() + first_, behind_);
+  }
+
+  const std::vector<Bytes>& inputs() const { return inputs_; }
+  const Bytes& input() const { return inputs_[static_cast<size_t>(rank_.rank())]; }
+
+  // Elements [from, from + expected) of the range must be `expected`; the rest of the range may be anything, what is around it may not.
+  void check(const std::string& what, size_t from, const Bytes& expected) {
+    const std::string name = text(what, " ", name_of(type_), " begin ", begin_, " count ", count_);
+    rank_.check(expected.empty() || std::memcmp(own() + from * size_of(type_), expected.data(), expected.size()) == 0,
+                name + ": wrong result");
+    rank_.check(std::memcmp(window_.data(), around_.data(), first_) == 0, name + ": changed what is before the range");
+    rank_.check(std::memcmp(window_.data() + last_, around_.data() + first_, behind_) == 0, name + ": changed what is after it");
+  }
+
+ private:
+  static constexpr size_t kBehind = 4096;
+  std::byte* own() { return window_.data() + first_; }
+
+  Rank& rank_;
+  Window& window_;
+  const DType type_;
+  const size_t begin_, count_;
+  std::vector<Bytes> inputs_;
+  size_t first_ = 0, last_ = 0, behind_ = 0;  // the range in bytes, and how much of what is after it is watched
+  Bytes around_;
+};
+
+Bytes piece_of(const Bytes& whole, int piece, int pieces) {
+  const size_t bytes = whole.size() / static_cast<size_t>(pieces);
+  const auto first = whole.begin() + static_cast<ptrdiff_t>(bytes * static_cast<size_t>(piece));
+  return Bytes(first, first + static_cast<ptrdiff_t>(bytes));
+}
+
+struct Bench {  // what every case needs
+  std::unique_ptr<Stream> stream;
+  std::unique_ptr<Group> group;
+  std::unique_ptr<Window> window;
+  explicit Bench(Rank& rank) {
+    stream = rank.must(rank.backend().create_stream("window cases"));
+    group = rank.must(rank.backend().create_group(rank.everyone()));
+    window = rank.must(group->allocate_window(kWindowBytes));
+  }
+};
+
+// Between trials nobody may still be reading what is about to be overwritten; a barrier by another way than the collective under test.
+template <class Types, class One>
+void for_all(Rank& rank, const Types& types, One one) {
+  Bench bench(rank);
+  uint64_t seed = 1;
+  for (const DType type : types) {
+    for (const size_t count : counts(rank.size(), type == DType::f32)) {
+      for (const size_t begin : {0, 7, 64}) one(bench, type, begin, count, ++seed);
+    }
+  }
+}
+
+template <class Body>
+void on_all_sizes(Suite& suite, Body body) {
+  for (const int size : kRankCounts) suite.run(size, body);
+}
+
+void starts_zeroed(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    const Bytes zeros(bench.window->bytes());
+    rank.check(bench.window->bytes() == kWindowBytes, "the window has another size");
+    rank.check(std::memcmp(bench.window->data(), zeros.data(), zeros.size()) == 0, "the window does not start zeroed");
+    rank.check(reinterpret_cast<uintptr_t>(bench.window->data()) % 64 == 0, "the window is not aligned to 64 bytes");
+  });
+}
+
+void reduce_scatter(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_all(rank, kReals, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
+      const size_t count = divisible(any, rank.size());
+      const float scale = seed % 3 == 0 ? 1.0F / 3 : 1.0F;
+      Trial trial(rank, *bench.window, type, begin, count, seed);
+      rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, type, begin, count, scale, {3, "gradients"}));
+      rank.must(finish(*bench.stream));
+      const Bytes sum = reduce_arrays(type, Op::sum, scale, trial.inputs());
+      const size_t piece = count / static_cast<size_t>(rank.size());
+      trial.check("reduce_scatter", piece * static_cast<size_t>(rank.rank()), piece_of(sum, rank.rank(), rank.size()));
+    });
+  });
+}
+
+void all_reduce(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_all(rank, kReals, [&](Bench& bench, DType type, size_t begin, size_t count, uint64_t seed) {
+      const float scale = seed % 3 == 0 ? 0.7F : 1.0F;
+      Trial trial(rank, *bench.window, type, begin, count, seed);
+      rank.must(bench.group->all_reduce(*bench.stream, *bench.window, type, begin, count, scale, {}));
+      rank.must(finish(*bench.stream));
+      trial.check("all_reduce", 0, reduce_arrays(type, Op::sum, scale, trial.inputs()));
+    });
+  });
+}
+
+void integers(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_all(rank, std::vector{DType::i64, DType::u8}, [&](Bench& bench, DType type, size_t begin, size_t count, uint64_t seed) {
+      Trial trial(rank, *bench.window, type, begin, count, seed);
+      rank.must(bench.group->all_reduce(*bench.stream, *bench.window, type, begin, count, 1, {}));
+      rank.must(finish(*bench.stream));
+      trial.check("all_reduce", 0, reduce_arrays(type, Op::sum, 1, trial.inputs()));
+    });
+  });
+}
+
+void all_gather(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_all(rank, kAll, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
+      const size_t count = divisible(any, rank.size());
+      Trial trial(rank, *bench.window, type, begin, count, seed);
+      rank.must(bench.group->all_gather(*bench.stream, *bench.window, type, begin, count, {0, "parameters"}));
+      rank.must(finish(*bench.stream));
+      Bytes expected;
+      for (int r = 0; r < rank.size(); ++r) {
+        const Bytes piece = piece_of(trial.inputs()[static_cast<size_t>(r)], r, rank.size());
+        expected.insert(expected.end(), piece.begin(), piece.end());
+      }
+      trial.check("all_gather", 0, expected);
+    });
+  });
+}
+
+void broadcast(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    for_all(rank, kAll, [&](Bench& bench, DType type, size_t begin, size_t count, uint64_t seed) {
+      const int root = static_cast<int>(seed) % rank.size();
+      Trial trial(rank, *bench.window, type, begin, count, seed);
+      rank.must(bench.group->broadcast(*bench.stream, *bench.window, type, begin, count, root, {}));
+      rank.must(finish(*bench.stream));
+      trial.check("broadcast", 0, trial.inputs()[static_cast<size_t>(root)]);
+    });
+  });
+}
+
+// A range cut into calls gives the same bits as one call.
+void cut_into_calls(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    const size_t count = 30'000;
+    Trial trial(rank, *bench.window, DType::bf16, 5, count, 11);
+    for (size_t at = 0; at < count;) {
+      const size_t n = std::min<size_t>(count - at, 1 + at * 3);
+      rank.must(bench.group->all_reduce(*bench.stream, *bench.window, DType::bf16, 5 + at, n, 0.3F, {}));
+      at += n;
+    }
+    rank.must(finish(*bench.stream));
+    trial.check("all_reduce in calls", 0, reduce_arrays(DType::bf16, Op::sum, 0.3F, trial.inputs()));
+  });
+}
+
+void bad_arguments(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Bench bench(rank);
+    Group& group = *bench.group;
+    Stream& stream = *bench.stream;
+    const size_t elements = kWindowBytes / 4;
+    rank.fails(group.all_reduce(stream, *bench.window, DType::f32, 1, elements, 1, {}), Code::invalid,
+               {"beyond the window", text(elements)});
+    rank.fails(group.all_reduce(stream, *bench.window, DType::f32, SIZE_MAX, 2, 1, {}), Code::invalid, {"beyond the window"});
+    rank.fails(group.reduce_scatter(stream, *bench.window, DType::f32, 0, 7, 1, {}), Code::invalid, {"count is 7", "divisible", "2 ranks"});
+    rank.fails(group.all_gather(stream, *bench.window, DType::f32, 0, 7, {}), Code::invalid, {"count is 7"});
+    rank.fails(group.broadcast(stream, *bench.window, DType::f32, 0, 7, 2, {}), Code::invalid, {"root is 2"});
+    rank.fails(group.broadcast(stream, *bench.window, DType::f32, 0, 7, -1, {}), Code::invalid, {"root is -1"});
+    rank.fails(group.all_reduce(stream, *bench.window, DType::u8, 0, 8, 0.5F, {}), Code::unsupported, {"scale is 0.5"});
+    auto other = rank.must(rank.backend().create_group(rank.everyone()));
+    rank.fails(other->all_reduce(stream, *bench.window, DType::f32, 0, 8, 1, {}), Code::invalid, {"another group"});
+    // Nothing of that was submitted.
+    rank.must(group.barrier(stream, {}));
+    rank.ok(finish(stream));
+  });
+}
+
+void sizes_differ(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    Result<std::unique_ptr<Window>> window = group->allocate_window(rank.rank() == 2 ? 8192 : 4096);
+    rank.fails(window.status(), Code::desync, {"rank 0", "4096", "rank 2", "8192"});
+    rank.check(window.status().blame().rank == 2, "the blame is not on rank 2");
+    rank.fails(group->allocate_window(0).status(), Code::invalid, {"0 bytes"});
+    rank.ok(group->allocate_window(100).status());
+  });
+}
+
+void too_large(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    Result<std::unique_ptr<Window>> window = group->allocate_window(SIZE_MAX - 100);
+    rank.fails(window.status(), Code::memory, {"allocate_window"});
+    rank.ok(group->allocate_window(100).status());
+  });
+}
+
+}  // namespace
+
+std::vector<Case> window_cases() {
+  return {{"window.starts_zeroed", starts_zeroed},   {"window.reduce_scatter", reduce_scatter},
+          {"window.all_reduce", all_reduce},         {"window.integers", integers},
+          {"window.all_gather", all_gather},         {"window.broadcast", broadcast},
+          {"window.cut_into_calls", cut_into_calls}, {"window.bad_arguments", bad_arguments},
+          {"window.sizes_differ", sizes_differ},     {"window.too_large", too_large}};
+}
+
+}  // namespace megadp::test
