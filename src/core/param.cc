@@ -6,46 +6,22 @@
 #include <string_view>
 
 #include "base/checked.h"
+#include "base/utf8.h"
 
 namespace megadp {
 namespace {
 
 constexpr size_t kMaxName = 255, kMaxDims = 16;
 
-// Length of the well-formed UTF-8 sequence that `text` begins with; 0: it begins with none.
-size_t utf8_sequence(std::string_view text) {
-  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
-  const unsigned lead = byte(0);
-  if (lead < 0x80) return 1;
-  const size_t length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc2 || lead > 0xf4 || text.size() < length) return 0;
-  for (size_t i = 1; i < length; ++i)
-    if ((byte(i) & 0xc0) != 0x80) return 0;
-  // Longer forms than needed, surrogates, and what lies beyond U+10FFFF.
-  const unsigned second = byte(1);
-  if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f)) return 0;
-  if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) return 0;
-  return length;
-}
-
-// Where the first byte is that belongs to no UTF-8 sequence; text.size() if there is none.
-size_t utf8_valid_prefix(std::string_view text) {
-  size_t at = 0;
-  while (at < text.size()) {
-    const size_t length = utf8_sequence(text.substr(at));
-    if (length == 0) break;
-    at += length;
-  }
-  return at;
-}
-
 Status check_name(size_t index, const std::string& name) {
   if (name.empty()) return invalid("parameter ", index, " has an empty name; every parameter needs a name of its own");
   if (name.size() > kMaxName) {
     return invalid(param_label(index, name), " has a name of ", name.size(), " bytes; at most ", kMaxName, " are allowed");
   }
-  const size_t valid = utf8_valid_prefix(name);
-  if (valid < name.size()) return invalid("the name of parameter ", index, " is not valid UTF-8 from byte ", valid, " on");
+  for (std::string_view rest = name; !rest.empty(); rest.remove_prefix(utf8_sequence(rest))) {
+    if (utf8_sequence(rest) != 0) continue;
+    return invalid("the name of parameter ", index, " is not valid UTF-8 from byte ", name.size() - rest.size(), " on");
+  }
   return {};
 }
 
@@ -99,11 +75,10 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 
 std::string param_label(size_t index, const std::string& name) {
   constexpr size_t kShown = 80;
+  const std::string_view front = utf8_prefix(name, kShown);
   std::string shown;
-  for (const char c : name.substr(0, kShown)) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  // Not in the middle of a character.
-  shown.resize(utf8_valid_prefix(shown));
-  return text("parameter ", index, " '", shown, name.size() > kShown ? "...'" : "'");
+  for (const char c : front) shown += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return text("parameter ", index, " '", shown, front.size() < name.size() ? "...'" : "'");
 }
 
 Status check_param(size_t index, bool needs_placement, ParamSpec* param) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "base/utf8.h"
 #include "core/plan.h"
 
 namespace megadp {
@@ -67,13 +68,23 @@ Line split(std::string_view line) {
   return {line.substr(0, colon), line.substr(colon + 2)};
 }
 
-// Another rank's text may be anything and of any length.
-std::string shown(std::string_view value) {
-  constexpr size_t kShown = 400;
-  std::string out(value.substr(0, kShown));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < 0x20) c = '?';
-  return value.empty() ? "nothing" : value.size() > kShown ? out + "..." : out;
+// A value for a sentence; another rank's may be anything and of any length. Of long ones the part from `from` on is shown.
+std::string shown(std::string_view value, size_t from = 0) {
+  constexpr size_t kShown = 160;
+  if (value.empty()) return "nothing";
+  const std::string_view left_out = utf8_prefix(value, from);
+  const std::string_view part = utf8_prefix(value.substr(left_out.size()), kShown);
+  std::string out = left_out.empty() ? "" : "...";
+  for (const char c : part) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
+  return left_out.size() + part.size() < value.size() ? out + "..." : out;
+}
+
+// Where two values begin to differ, less some characters that say where one is; 0 while that is near the front.
+size_t window(std::string_view a, std::string_view b) {
+  constexpr size_t kNear = 100, kBefore = 20;
+  size_t at = 0;
+  while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+  return at <= kNear ? 0 : at - kBefore;
 }
 
 }  // namespace
@@ -98,8 +109,10 @@ std::string first_difference(const std::string& mine, const std::string& theirs,
     const std::string_view my_line = take_line(&left), their_line = take_line(&right);
     if (my_line == their_line) continue;
     const Line here = split(my_line), there = split(their_line);
-    if (here.what == there.what)
-      return text(shown(here.what), ": ", shown(here.value), " here, ", shown(there.value), " on rank ", their_rank);
+    if (here.what == there.what) {
+      const size_t from = window(here.value, there.value);
+      return text(shown(here.what), ": ", shown(here.value, from), " here, ", shown(there.value, from), " on rank ", their_rank);
+    }
     if (their_line.empty()) return text(shown(my_line), " here, nothing on rank ", their_rank);
     if (my_line.empty()) return text(shown(there.what), ": nothing here, ", shown(there.value), " on rank ", their_rank);
     return text(shown(my_line), " here, ", shown(their_line), " on rank ", their_rank);

@@ -345,6 +345,12 @@ void compares_registrations() {
   check_equal(describe(first), base);
   check_equal(describe(last), base);
   check(first_difference(describe(first, {}, true), describe(last, {}, true), 1).find("parameter 0: 'e' f32[7] here") == 0, "interleaving");
+  // Where lines are long, the part that differs is shown.
+  const std::string stem(200, '\'');
+  const std::string long_difference =
+      first_difference(describe({param(stem + "one", std::vector<int64_t>(16, 1))}), describe({param(stem + "two", {})}), 1);
+  check(long_difference.find("one' f32[") != std::string::npos && long_difference.find("two' f32[] on rank 1") != std::string::npos,
+        "difference is '" + long_difference + "'");
   // Names cannot counterfeit lines.
   check(describe({param("a' f32[1]\nparameter 1: 'b", {1})}) != describe({param("a", {1}), param("b", {1})}), "counterfeit");
   check_equal(describe({param("v\n", {2})}).find("'v\\x0a' f32[2]") != std::string::npos, true, "escapes");
@@ -472,6 +478,53 @@ void json_agrees() {
   }
 }
 
+// Whatever is registered is a plan or a sentence that names what is wrong with it; nothing overflows, nothing crashes.
+void survives_anything() {
+  const bool wild = *rc::gen::arbitrary<bool>();  // otherwise only unusual, and mostly in order
+  const auto size = wild ? rc::gen::oneOf(rc::gen::inRange<int64_t>(-1, 9), rc::gen::arbitrary<int64_t>(),
+                                          rc::gen::element<int64_t>(INT64_MIN, INT64_MAX, int64_t{1} << 62, int64_t{1} << 55, 0))
+                         : rc::gen::element<int64_t>(0, 1, 7, 1000, int64_t{1} << 20);
+  const auto number = rc::gen::oneOf(rc::gen::inRange(0, 4), rc::gen::inRange(-3, 6), rc::gen::element(INT32_MIN, INT32_MAX));
+  const auto bucket = rc::gen::oneOf(rc::gen::just<uint64_t>(0), rc::gen::arbitrary<uint64_t>(), rc::gen::element<uint64_t>(1, UINT64_MAX));
+  std::vector<ParamSpec> params(*rc::gen::inRange<size_t>(0, 6));
+  for (size_t i = 0; i < params.size(); ++i) {
+    ParamSpec& each = params[i];
+    each.name = wild && *rc::gen::inRange(0, 4) == 0 ? *rc::gen::string<std::string>() : text("p", i);
+    for (int d = *rc::gen::inRange(0, 3); d > 0; --d) each.shape.push_back(*size);
+    if (wild && *rc::gen::inRange(0, 30) == 0) each.shape.resize(17, 1);
+    each.numel = *rc::gen::arbitrary<uint64_t>();  // of no account
+    each.expert = *rc::gen::arbitrary<bool>();
+    each.own_bucket = *rc::gen::arbitrary<bool>();
+    if (wild && *rc::gen::inRange(0, 3) == 0) {
+      each.placement = *rc::gen::element(Placement::unset, Placement::replicated, Placement::sharded);
+      each.shard_dim = *number;
+      each.shard_stride = *number;
+      each.uses_per_step = *number;
+      each.group = *number;
+    }
+  }
+  BufferConfig config;
+  config.bucket_elements = *bucket;
+  config.bucket_count = wild || config.bucket_elements == 0 ? *bucket : 0;
+  config.high_bandwidth_padding = *rc::gen::arbitrary<bool>();
+  config.sharding = *rc::gen::element(Sharding::zero_0, Sharding::zero_1);
+  const size_t count = params.size();
+  const auto plan = make_plan(grid_of(*rc::gen::element(1, 2, 3, 97, kMaxWorld)), config, std::move(params));
+  RC_CLASSIFY(plan.ok(), "laid out");
+  if (!plan) {
+    RC_ASSERT(plan.status().code() == Code::invalid);
+    RC_ASSERT(!plan.status().text().empty());
+    RC_ASSERT(plan.status().blame().param < static_cast<int64_t>(count));
+    return;
+  }
+  uint64_t elements = 0, end = 0;
+  for (const ParamSpec& each : plan->params) elements += each.numel;
+  for (const ArenaPlan& arena : plan->arenas) end += arena.layout.numel;
+  RC_ASSERT(end <= kMaxElements);
+  RC_ASSERT(plan->padding_elements() == end - elements);
+  RC_ASSERT(plan->memory(0).state <= 8 * kMaxElements);
+}
+
 void writes_the_documented_line() {
   const std::string line = plan_json(plan_of(4, {}, params_of({1000, 500, 300}, DType::bf16)));
   const std::string start =
@@ -509,6 +562,7 @@ int main() {
   plans_for_many_ranks();
   check(rc::check("plans are whole", plans_are_whole), "whole");
   check(rc::check("JSON says what the plan says", json_agrees), "json");
+  check(rc::check("anything may be registered", survives_anything), "registered");
   check(rc::check("anything may come from another rank", compares_anything), "anything");
   return finish();
 }
