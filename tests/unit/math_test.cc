@@ -125,7 +125,7 @@ void many_floats(const Format& format) {
       }
       expected = index;
     }
-    expected |= std::signbit(x) ? 0x8000 : 0;
+    if (std::signbit(x)) expected = static_cast<uint16_t>(expected | 0x8000);
     if (got != expected) check(false, text(format.name, ": ", x, " becomes ", got, ", not ", expected));
   }
   check(tried > 8'000'000, text(format.name, ": only ", tried, " floats were tried"));
