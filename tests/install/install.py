@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Installs the build into a prefix of its own, moves that elsewhere, and builds and runs a C program against it: through CMake's
-find_package and through pkg-config. Also installs with DESTDIR, as packagers do.
+find_package and through pkg-config. Builds and runs the program printed in README.md, alone and under the installed `megadp run`. Also
+installs with DESTDIR, as packagers do.
 
 usage: install.py CMAKE BUILD_DIR GENERATOR CC VERSION
 """
@@ -58,14 +59,36 @@ def through_cmake(cmake, generator, prefix, work):
 def through_pkg_config(cc, prefix, pc_dir, version, work):
     if not shutil.which("pkg-config"):
         raise Failure("pkg-config is not installed")
-    def ask(*what):
-        return run("pkg-config", *what, "megadp", PKG_CONFIG_PATH=pc_dir).split()
-    if ask("--modversion") != [version]:
-        raise Failure(f"pkg-config says version {ask('--modversion')}, the build is {version}")
+    if pkg_config(pc_dir, "--modversion") != [version]:
+        raise Failure(f"pkg-config says version {pkg_config(pc_dir, '--modversion')}, the build is {version}")
     os.makedirs(work)
     program = os.path.join(work, "user")
-    run(cc, "-std=c99", "-Wall", "-Wextra", "-Werror", *ask("--cflags"), os.path.join(HERE, "user.c"), "-o", program, *ask("--libs"))
+    run(cc, "-std=c99", "-Wall", "-Wextra", "-Werror", *pkg_config(pc_dir, "--cflags"), os.path.join(HERE, "user.c"), "-o", program,
+        *pkg_config(pc_dir, "--libs"))
     return run(program, LD_LIBRARY_PATH=os.path.dirname(pc_dir))
+
+
+def pkg_config(pc_dir, *what):
+    return run("pkg-config", *what, "megadp", PKG_CONFIG_PATH=pc_dir).split()
+
+
+def readme_program(cc, prefix, pc_dir, work):
+    """The first C program of README.md: one rank and two must find the line that it says."""
+    with open(os.path.join(HERE, "..", "..", "README.md"), encoding="utf-8") as file:
+        source = re.search(r"^```c\n(.*?)^```$", file.read(), re.S | re.M)
+    if not source:
+        raise Failure("README.md has no C program")
+    os.makedirs(work)
+    program = os.path.join(work, "line")
+    with open(program + ".c", "w", encoding="utf-8") as file:
+        file.write(source[1])
+    run(cc, "-std=c99", "-Wall", "-Wextra", "-Werror", *pkg_config(pc_dir, "--cflags"), program + ".c", "-o", program,
+        *pkg_config(pc_dir, "--libs"))
+    for ranks, command in ((1, [program]), (2, [os.path.join(prefix, "bin", "megadp"), "run", "-n", "2", "--no-prefix", "--", program])):
+        said = sorted(run(*command, LD_LIBRARY_PATH=os.path.dirname(pc_dir)).splitlines())
+        expected = [f"rank {rank} of {ranks}: y = 3.00 x + 1.00" for rank in range(ranks)]
+        if said != expected:
+            raise Failure(f"README.md's program on {ranks} rank(s) said {said}, not {expected}")
 
 
 def main(cmake, build, generator, cc, version):
@@ -80,7 +103,7 @@ def main(cmake, build, generator, cc, version):
         by_pkg_config = through_pkg_config(cc, first, pc_dir.replace(prefix, first), version, os.path.join(directory, "by_pkg_config"))
         if by_cmake != by_pkg_config or not by_cmake.startswith(f"megadp {version.rsplit('.', 1)[0]}: rank 0 of 1"):
             raise Failure(f"the programs said {by_cmake!r} and {by_pkg_config!r}")
-        run(os.path.join(first, "bin", "megadp"), "--help")
+        readme_program(cc, first, pc_dir.replace(prefix, first), os.path.join(directory, "readme"))
         staged = os.path.join(directory, "staged")
         run(cmake, "--install", build, DESTDIR=staged)
         if len(files_below(staged)) != len(present):
