@@ -124,9 +124,10 @@ Status Buffer::allocate() {
     arena.comm = *comm;
     arena.scale = 1.0F / static_cast<float>(plan_.grid.size(kDp | kCp));
     arena.owned = owned_ranges(arena_plan.layout, arena_plan.shards, plan_.shard(arena_plan, grid_->rank()));
-    auto params = arena.comm->group().allocate_window(arena_plan.layout.numel * size_of(arena_plan.param_type));
+    const uint64_t elements = std::max<uint64_t>(arena_plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
+    auto params = arena.comm->group().allocate_window(elements * size_of(arena_plan.param_type));
     if (!params) return params.status();
-    auto grads = arena.comm->group().allocate_window(arena_plan.layout.numel * size_of(arena_plan.grad_type));
+    auto grads = arena.comm->group().allocate_window(elements * size_of(arena_plan.grad_type));
     if (!grads) return grads.status();
     arena.params = *std::move(params);
     arena.grads = *std::move(grads);
