@@ -17,9 +17,13 @@ namespace megadp::tool {
 using Command = std::function<int(const std::vector<std::string>& rest)>;
 
 Command add_run(CLI::App& app);
+Command add_info(CLI::App& app);
+Command add_plan(CLI::App& app);
 
 // Print "megadp <command>: <sentence>" on stderr; and the exit status that goes with it.
 int used_wrongly(const char* command, const std::string& sentence);  // 2, and where to find help
 int failed(const char* command, const std::string& sentence);        // 1
+// After the last of a command's output: 0, or 1 and a sentence when it did not all reach stdout (a full disk).
+int written(const char* command);
 
 }  // namespace megadp::tool

@@ -27,6 +27,11 @@ int failed(const char* command, const std::string& sentence) {
   return 1;
 }
 
+int written(const char* command) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  return failed(command, "the output could not be written completely");
+}
+
 namespace {
 
 // A closed standard stream would give its number to the next file opened, and output would land there.
@@ -54,7 +59,7 @@ int run_program(int argc, char** argv) {
   app.require_subcommand(1);
 
   std::vector<std::pair<const CLI::App*, Command>> commands;
-  for (auto add : {add_run}) {
+  for (auto add : {add_run, add_info, add_plan}) {
     Command command = add(app);
     commands.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }
