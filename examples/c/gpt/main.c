@@ -15,8 +15,7 @@
 #include "train.h"
 
 enum {
-  EXIT_BAD_INPUT = 2,
-  SAMPLE_SIZE = 400
+  EXIT_BAD_INPUT = 2
 };
 
 /* Loads the text on every rank; the first rank that could not says why. */
@@ -59,7 +58,6 @@ static int gather_memory(parallel* ranks, memory_use* out) {
 static int train_all(trainer* t, report_summary* summary) {
   const options* opts = t->opts;
   report_progress progress = {0};
-  char sample[SAMPLE_SIZE];
   if (t->ranks->rank == 0) report_start(t);
   const double begin = train_clock();
   progress.clock = begin;
@@ -77,9 +75,7 @@ static int train_all(trainer* t, report_summary* summary) {
   if (t->ranks->rank != 0) return 0;
   summary->bigram = corpus_bigram_loss(t->text, opts->context);
   const gpt_hooks hooks = parallel_hooks(t->ranks);
-  if (sample_text(t->model, t->text, opts->seed, &hooks, sample, sizeof sample)) return -1;
-  summary->sample = sample;
-  summary->sample_size = sizeof sample;
+  if (sample_text(t->model, t->text, opts->seed, &hooks, summary->sample, sizeof summary->sample)) return -1;
   report_end(t, summary);
   return 0;
 }

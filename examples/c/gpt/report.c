@@ -177,7 +177,7 @@ static void json_end(const trainer* t, const report_summary* s) {
   json_real(&json, "exposed_ms", 1e-6 * (double)s->stats.exposed_ns);
   json_real(&json, "hidden_ms", 1e3 * hidden_seconds(&s->stats));
   json_memory(&json, t, s);
-  json_text(&json, "sample", s->sample, s->sample_size);
+  json_text(&json, "sample", s->sample, sizeof s->sample);
   json_close(&json, '}');
   json_close(&json, '}');
   json_end_line(&json);
@@ -186,7 +186,7 @@ static void json_end(const trainer* t, const report_summary* s) {
 /* The sample may hold any byte of the text; a terminal should not have to obey them. */
 static void print_sample(const report_summary* s) {
   printf("\nA sample:\n  | ");
-  for (size_t i = 0; i < s->sample_size; i++) {
+  for (size_t i = 0; i < sizeof s->sample; i++) {
     const unsigned char c = (unsigned char)s->sample[i];
     if (c == '\n') {
       printf("\n  | ");

@@ -12,14 +12,17 @@
 #include "memory.h"
 #include "train.h"
 
+enum {
+  REPORT_SAMPLE = 400
+}; /* bytes */
+
 typedef struct {
   double loss_first, loss_last, held_out, bigram;
   double seconds;         /* of training, all steps */
   mdp_stats_report stats; /* of training */
   uint64_t skipped;       /* steps that f16 left out */
   memory_use* memory;     /* of every rank */
-  const char* sample;
-  size_t sample_size;
+  char sample[REPORT_SAMPLE];
 } report_summary;
 
 typedef struct { /* between two progress lines */
