@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "base/math.h"
@@ -63,6 +63,10 @@ void every_value_there_and_back(const Format& format) {
     const float wide = to_f32(T{half});
     if (format.is_nan(half)) {
       if (!std::isnan(wide) || std::signbit(wide) != (half >= 0x8000)) check(false, text(format.name, " NaN ", bits, " is not a NaN"));
+      // bf16 keeps every bit; f16 becomes quiet, as in hardware.
+      const uint32_t payload = static_cast<uint32_t>(half & ((1 << format.mantissa_bits) - 1)) << (23 - format.mantissa_bits);
+      const uint32_t wide_bits = (half & 0x8000U) << 16 | 0x7f800000U | payload | (std::is_same_v<T, F16> ? 0x00400000U : 0);
+      if (as_bits(wide) != wide_bits) check(false, text(format.name, " NaN ", bits, " widens to ", as_bits(wide)));
       const uint16_t quiet = half | static_cast<uint16_t>(1 << (format.mantissa_bits - 1));
       if (rounded<T>(wide) != quiet) check(false, text(format.name, " NaN ", bits, " comes back as ", rounded<T>(wide)));
       continue;
