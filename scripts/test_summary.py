@@ -10,7 +10,8 @@ import sys
 import xml.etree.ElementTree
 
 # How the suites say how many cases one program held: cmocka, RapidCheck, and our own.
-CASES = (r"\[==========\] (?:\S+: )?(\d+) test\(s\) run\.", r"OK, passed \d+ tests()", r"^(\d+) (?:cases?|checks?|tests?|properties|vectors)\b")
+CASES = (r"\[==========\] (?:\S+: )?(\d+) test\(s\) run\.", r"OK, passed \d+ tests()",
+         r"^(\d+) (?:cases?|checks?|tests?|properties|vectors)\b")
 
 
 def cases(output):

@@ -15,7 +15,8 @@ LOADER = re.compile(r"ld-linux-[\w-]+\.so\.\d+|ld64\.so\.\d+")
 
 def exported(library):
     """{name: version} of the defined dynamic symbols; the versions' own symbols (type A) are left out."""
-    out = subprocess.run(["nm", "-D", "--defined-only", "--with-symbol-versions", library], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(["nm", "-D", "--defined-only", "--with-symbol-versions", library], capture_output=True, text=True,
+                         check=True).stdout
     symbols = {}
     for line in out.splitlines():
         kind, name = line.split()[-2:]

@@ -47,9 +47,9 @@ def swig(include, functions):
     with tempfile.TemporaryDirectory() as directory:
         interface = os.path.join(directory, "megadp.i")
         with open(interface, "w", encoding="utf-8") as file:
-            file.write('%module megadp\n%{\n#include "megadp.h"\n%}\n%include <stdint.i>\n%include "megadp.h"\n')
-        # 451: a name set through SWIG is the wrapper's to free; struct fields that borrow strings always draw it.
-        run = subprocess.run(["swig", "-python", "-Wall", "-w451", "-Werror", f"-I{include}", "-outdir", directory, "-o",
+            # 451: a name set through SWIG is the wrapper's to free; struct fields that borrow strings always draw it.
+            file.write('%module megadp\n#pragma SWIG nowarn=451\n%{\n#include "megadp.h"\n%}\n%include <stdint.i>\n%include "megadp.h"\n')
+        run = subprocess.run(["swig", "-python", "-Werror", f"-I{include}", "-outdir", directory, "-o",
                               os.path.join(directory, "wrap.c"), interface], capture_output=True, text=True, check=False)
         if run.returncode:
             return [f"swig: {run.stderr}{run.stdout}"]

@@ -73,7 +73,8 @@ def main(cc, header, abi_json, table, table_dir):
         }
         exports = os.path.join(HERE, "exports.py")
         out, script = library(cc, directory, names, good_map, *good_flags)
-        if subprocess.run([sys.executable, "-B", exports, out, script, header, table_dir], stdout=subprocess.DEVNULL, check=False).returncode:
+        good = subprocess.run([sys.executable, "-B", exports, out, script, header, table_dir], stdout=subprocess.DEVNULL, check=False)
+        if good.returncode:
             failures.append("exports.py complains about a library without fault")
         for what, (functions, map_text, flags) in faults.items():
             shown += 1

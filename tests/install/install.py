@@ -51,7 +51,8 @@ def expect_files(root, version):
 
 
 def through_cmake(cmake, generator, prefix, work):
-    run(cmake, "-G", generator, "-S", os.path.join(HERE, "cmake_user"), "-B", work, f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release")
+    run(cmake, "-G", generator, "-S", os.path.join(HERE, "cmake_user"), "-B", work, f"-DCMAKE_PREFIX_PATH={prefix}",
+        "-DCMAKE_BUILD_TYPE=Release")
     run(cmake, "--build", work)
     return run(os.path.join(work, "user"))
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that includes point one way: api -> core -> backend <- {host, cuda}, everything -> base.
 
-Also: third-party headers only in the files made for them, the core never names UCX, CUDA or NCCL, megadp.h includes two headers and no more,
-tests of the public API and the examples see nothing but the public API.
+Also: third-party headers only in the files made for them, the core never names UCX, CUDA or NCCL, megadp.h includes two headers and no
+more, tests of the public API and the examples see nothing but the public API.
 
 usage: include_directions.py ROOT | --self-test
 """
@@ -31,21 +31,22 @@ THIRD_PARTY = {
     "ucs/": None,
     "uct/": None,
     "hwy/": r"src/host/(kernels\w*|simd\w*|vectors)\.(h|cc)",
-    "nlohmann/": r"(src/(api|core|base)/\w*json\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
+    "nlohmann/": r"(src/api/info\.cc|src/(api|core|base)/\w*json\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
     "fmt/": r"(src/\w+/\w*(json|format|log)\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
     "CLI/": r"(tools/\w+\.(h|cc)|tests/.*)",
     "cblas.h": r"examples/c/gpt/gemm\.c",
-    "rapidcheck": r"tests/unit/.*",
+    "rapidcheck": r"tests/(unit|conformance)/.*",
     "cmocka.h": r"tests/capi/.*",
     "mpi.h": r"tests/.*",
+    "sanitizer/": r"tests/.*",
     "nccl.h": r"src/cuda/.*",
     "cuda": r"src/cuda/.*",
 }
 
 C_STANDARD = "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic stdbool " \
              "stddef stdint stdio stdlib string tgmath threads time uchar wchar wctype"
-SYSTEM = "dirent dlfcn elf endian execinfo fcntl fnmatch ftw getopt glob grp ifaddrs link malloc netdb poll pthread pwd pty sched semaphore " \
-         "spawn strings syslog termios ucontext unistd utime wait immintrin x86intrin cpuid"
+SYSTEM = "dirent dlfcn elf endian execinfo fcntl fnmatch ftw getopt glob grp ifaddrs link malloc netdb poll pthread pwd pty sched " \
+         "semaphore spawn strings syslog termios ucontext unistd utime wait immintrin x86intrin cpuid"
 SYSTEM_FOLDERS = ("arpa/", "asm/", "linux/", "net/", "netinet/", "sys/")
 
 # System headers that base may use after all, by file: the log writer must know of a fork.
