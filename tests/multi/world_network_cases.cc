@@ -34,7 +34,7 @@ void follows_itself_over_tcp() {
       check(!(*world)->failed(), "nobody fails");
     }
   });
-  check(wait_until([] { return count_entries("/proc/self/task") == 3; }, 10 * kSecond), "no thread is left");
+  check(wait_until([] { return count_threads() == quiet_threads; }, 10 * kSecond), "no thread is left");
 }
 
 void deaths_over_tcp() {

@@ -121,6 +121,11 @@ inline int count_entries(const char* folder) {
   return count;
 }
 
+inline int count_threads() {
+  return count_entries("/proc/self/task");
+}
+inline int quiet_threads = 0;  // how many there are when no rank runs
+
 // A rank as a process. Its standard output comes here line by line; it is killed at the latest when this is destroyed.
 class RankProcess {
  public:

@@ -19,11 +19,11 @@ namespace {
 
 void one_rank_needs_nothing() {
   const int descriptors = count_entries("/proc/self/fd");
-  const int threads = count_entries("/proc/self/task");
+  const int threads = count_threads();
   auto world = World::join(launch_of("", 0, 1), kSecond);
   if (!check(world.ok(), "one rank joins")) return;
   check(count_entries("/proc/self/fd") == descriptors, "a single rank opens no descriptor");
-  check(count_entries("/proc/self/task") == threads, "a single rank starts no thread");
+  check(count_threads() == threads, "a single rank starts no thread");
   check((*(*world)->exchange({0}, "mine")) == std::vector<std::string>{"mine"}, "it gets its own message");
   const Fd mine(::dup(1));
   check((*world)->share({0}, mine)->size() == 1, "it gets its own descriptor");
@@ -197,8 +197,9 @@ void a_forked_child_leaves_no_trace() {
       int status = -1;
       check(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child knows and ends");
     }
-    for (int round = 0; round < 3; ++round) check(world->exchange({0, 1}, "").ok(), "the parent goes on");
+    check(world->exchange({0, 1}, "").ok(), "the parent goes on");
     check(!world->has_left(1 - rank) && !world->failed(), "nobody noticed");
+    check(world->exchange({0, 1}, "").ok(), "and on");
   });
 }
 
@@ -218,12 +219,12 @@ void nothing_is_left_over() {
     });
   };
   cycles(50);
-  const auto quiet = [] { return count_entries("/proc/self/task") == 3; };  // ".", ".." and this one
+  const auto quiet = [] { return count_threads() == quiet_threads; };
   check(wait_until(quiet, 10 * kSecond), "threads are left after 50 cycles");
   const int descriptors = count_entries("/proc/self/fd");
   const size_t bytes = bytes_in_use();
   cycles(1000);
-  check(wait_until(quiet, 10 * kSecond), text(count_entries("/proc/self/task") - 3, " threads are left after 1,000 cycles"));
+  check(wait_until(quiet, 10 * kSecond), text(count_threads() - quiet_threads, " threads are left after 1,000 cycles"));
   check(count_entries("/proc/self/fd") == descriptors,
         text(count_entries("/proc/self/fd"), " descriptors instead of ", descriptors, " after 1,000 cycles"));
   // What the cycles leave behind would be counted a thousand times.
@@ -258,6 +259,8 @@ int main(int argc, char** argv) {
     cases();
     std::fprintf(stderr, "%s: %.1f s\n", name, static_cast<double>(megadp::now_ns() - begun) / 1e9);
   };
+  std::thread([] {}).join();  // sanitizers start a thread of their own together with the first
+  quiet_threads = count_threads();
   // Refused strangers are logged; the cases that provoke them look at the messages themselves.
   megadp::set_log([](void*, int32_t, const char*, size_t) {}, nullptr);
   run("collective", collective_cases);

@@ -154,9 +154,11 @@ class Guest {
     }
   }
 
+  // Before the welcome it may be anybody who happens to listen there, and the host itself may come later.
   Outcome spoiled(const std::string& what) {
-    failure_ = Status(Code::corrupt, text("rank ", meeting_.host_rank, " at ", meeting_.endpoint.describe(), " sent ", what),
-                      Blame{meeting_.host_rank});
+    reason_ = text(meeting_.endpoint.describe(), " sent ", what);
+    if (!welcome_) return Outcome::again;
+    failure_ = Status(Code::corrupt, text("rank ", meeting_.host_rank, " at ", reason_), Blame{meeting_.host_rank});
     return Outcome::failed;
   }
 

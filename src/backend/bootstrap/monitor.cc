@@ -235,11 +235,10 @@ Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<in
     while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
   }
   pending_.erase(key);
-  if (pending.done) {
-    if (!pending.answer->status.ok()) return pending.answer->status;
-    return pending.answer->parts;
-  }
+  if (pending.done && pending.answer->status.ok()) return pending.answer->parts;
+  // A rank that fails often leaves right after; what it said first is the better reason.
   if (!failure_.ok()) return failure_;
+  if (pending.done) return pending.answer->status;
   return Status(Code::timeout,
                 text(list_ranks(members), " could not exchange messages within ", seconds(timeout_ns_), "; ", describe_locked(relay_rank),
                      ", and it was the one to carry them"),

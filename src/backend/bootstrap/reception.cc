@@ -127,8 +127,10 @@ Reception::Outcome Reception::advance(Pending* pending, Arrival* arrival, std::s
     std::vector<Frame> frames;
     pending->link->receive(&frames);
     if (!frames.empty()) {
-      if (frames.size() == 1 && read_hello(frames.front(), &arrival->hello)) {
+      if (read_hello(frames.front(), &arrival->hello)) {
         arrival->link = std::move(pending->link);
+        frames.erase(frames.begin());
+        arrival->early = std::move(frames);
         return Outcome::arrived;
       }
       *why = "it showed the secret, but its hello cannot be read";

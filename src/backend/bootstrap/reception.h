@@ -40,6 +40,7 @@ std::string write_hello(const Hello& hello);
 struct Arrival {
   Hello hello;
   std::unique_ptr<Link> link;
+  std::vector<Frame> early;  // what came together with the hello: a rank whose deadline passes just then gives up at once
 };
 
 class Reception {

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <map>
 #include <thread>
+#include <utility>
 
 #include "backend/bootstrap/reception.h"
 #include "base/log.h"
@@ -25,6 +26,7 @@ class Host {
     party_.table.resize(meeting.expected.size());
     party_.links.resize(meeting.expected.size());
     watches_.resize(meeting.expected.size());
+    early_.resize(meeting.expected.size());
     const size_t own = *place_of(meeting.rank);
     party_.table[own] = meeting.self;
     present_ = 1;
@@ -135,6 +137,7 @@ class Host {
     watches_[*place] = watch_process(hello.process);
     party_.table[*place] = hello.process;
     party_.links[*place] = std::move(arrival.link);
+    early_[*place] = std::move(arrival.early);
     refusals_.erase(rank);
     ++present_;
   }
@@ -156,7 +159,7 @@ class Host {
     const Process& process = party_.table[place];
     pollfd watch{watches_[place].get(), POLLIN, 0};
     const bool ended = watches_[place].valid() && ::poll(&watch, 1, 0) > 0;
-    std::vector<Frame> frames;
+    std::vector<Frame> frames = std::exchange(early_[place], {});
     link.receive(&frames);
     link.flush();
     for (const Frame& frame : frames) {
@@ -217,7 +220,8 @@ class Host {
   const Meeting& meeting_;
   std::unique_ptr<Reception> reception_;
   Party party_;
-  std::vector<Fd> watches_;  // pidfds, by place
+  std::vector<Fd> watches_;                // pidfds, by place
+  std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
   size_t present_ = 0;
 };
