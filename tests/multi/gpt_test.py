@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The GPT example as a user runs it: the same training on 1 to 4 ranks, under every launcher at hand, on two hosts, and however the work is cut.
+"""The GPT example under every launcher at hand, and on two hosts: the same losses and parameters, bit for bit. What it computes on 1 to 4 ranks
+and however the work is cut is tested beside it (examples/c/gpt).
 
 usage: gpt_test.py MEGADP GPT [unittest arguments]
 """
@@ -65,41 +66,6 @@ def train(ranks, *arguments):
 
 def trace(steps):
     return [(step["step"], step["loss"], step["param_hash"]) for step in steps]
-
-
-class RankCounts(unittest.TestCase):
-    def test_losses_agree(self):
-        """Global batch 24 on 1, 2, 3 and 4 ranks: losses within 1e-4 over 50 steps in which the loss falls by a nat."""
-        expected = None
-        for ranks in (1, 2, 3, 4):
-            config, steps, summary = train(ranks, "--steps", 50)
-            self.assertEqual(config["nranks"], ranks)
-            self.assertEqual(config["tokens_per_rank"] * ranks, 24 * 32)
-            losses = [step["loss"] for step in steps]
-            self.assertEqual(len(losses), 50)
-            self.assertGreater(losses[0] - losses[-1], 1.0)
-            if expected is None:
-                expected = losses
-                continue
-            worst = max(abs(a - b) / abs(b) for a, b in zip(losses, expected))
-            print(f"  {ranks} ranks: losses within {worst:.2e} of one rank's", file=sys.stderr)
-            self.assertLess(worst, 1e-4)
-            self.assertEqual(summary["launched_in_backward"], summary["buckets"])
-
-
-class Cuts(unittest.TestCase):
-    def check(self, dtype, ranks):
-        plain = trace(train(ranks, "--steps", 8, "--clip", 0, "--dtype", dtype)[1])
-        for other in (["--no-shard"], ["--no-overlap"], ["--bucket-size", 2000], ["--no-shard", "--no-overlap"], ["--bucket-size", 10**9]):
-            with self.subTest(dtype=dtype, ranks=ranks, other=other):
-                self.assertEqual(trace(train(ranks, "--steps", 8, "--clip", 0, "--dtype", dtype, *other)[1]), plain)
-
-    def test_same_bits_f32(self):
-        self.check("f32", 2)
-        self.check("f32", 3)
-
-    def test_same_bits_bf16(self):
-        self.check("bf16", 2)
 
 
 class Launchers(unittest.TestCase):
