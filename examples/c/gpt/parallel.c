@@ -162,7 +162,7 @@ static int final_grad(void* user, size_t param) {
   if (!p->copies) return check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
   const gpt_param* from = &p->model->params[param];
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, from->grad, from->ndim, from->shape);
-  return check(p, mdp_grad_put(p->buffer, param, &grad, MDP_GRAD_ADD, NULL), "mdp_grad_put");
+  return check(p, mdp_grad_put(p->buffer, param, &grad, 0, NULL), "mdp_grad_put");
 }
 
 gpt_hooks parallel_hooks(parallel* p) {
@@ -173,6 +173,7 @@ gpt_hooks parallel_hooks(parallel* p) {
 /* ── A step ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 int parallel_step_begin(parallel* p) {
+  if (p->copies) return 0; /* the first array put in a step replaces what was there */
   return check(p, mdp_buffer_zero_grad(p->buffer, NULL), "mdp_buffer_zero_grad");
 }
 

@@ -104,6 +104,8 @@ def compare_precision(whole):
         for _, steps, summary in runs:
             check(close(summary["loss_last"], whole[2]["loss_last"], 0.05), f"{dtype} ends at {summary['loss_last']}, f32 at {whole[2]['loss_last']}")
         check(apart(runs[0][1], runs[1][1]) <= 0.02, f"{dtype}: 1 and 2 ranks differ by {apart(runs[0][1], runs[1][1])}")
+        parts = train(2, "--dtype", dtype, "--microbatches", "3")[1]
+        check(apart(parts, runs[1][1]) <= 0.02, f"{dtype}: 3 microbatches differ by {apart(parts, runs[1][1])} from the whole batch")
         check(hashes(train(2, "--dtype", dtype)) == hashes(runs[1]), f"{dtype}: the same run twice has other bits")
 
 
