@@ -103,7 +103,18 @@ inline bool run_threads(const std::string& name, int size, const Body& body) {
   return report(name + " (" + std::to_string(size) + " threads)", failures);
 }
 
+// Under sanitizers only threads are run (argument --threads): their reports are about one process, and ThreadSanitizer does not survive
+// forks.
+inline bool with_processes = true;
+
+inline bool threads_only(int argc, char** argv) {
+  with_processes = argc < 2 || std::string(argv[argc - 1]) != "--threads";
+  if (!with_processes) std::cerr << "ranks as threads only\n";
+  return !with_processes;
+}
+
 inline bool run_processes(const std::string& name, int size, const Body& body) {
+  if (!with_processes) return true;
   mdp_unique_id id;
   ok(mdp_unique_id_create(&id));
   std::vector<pid_t> children;

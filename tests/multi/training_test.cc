@@ -379,7 +379,8 @@ void arrivals(const Rank& rank) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  threads_only(argc, argv);
   bool good = true;
   int cases = 0;
   const auto add = [&](bool passed) {
@@ -387,7 +388,7 @@ int main() {
     good = passed && good;
   };
   const auto both = [&](const std::string& name, int ranks, const Body& body) {
-    add(run_processes(name, ranks, body));
+    if (with_processes) add(run_processes(name, ranks, body));
     add(run_threads(name, ranks, body));
   };
   for (const int ranks : {1, 2, 3, 4}) {

@@ -120,10 +120,11 @@ void unused_param(const Rank& rank, const Json& given) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc != 2) {
-    std::cerr << "usage: multi_vectors VECTORS.json\n";
+  if (argc < 2) {
+    std::cerr << "usage: multi_vectors VECTORS.json [--threads]\n";
     return 2;
   }
+  threads_only(argc, argv);
   const Json file = Json::parse(std::ifstream(argv[1]));
   bool good = true;
   int vectors = 0, cases = 0;
