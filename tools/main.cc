@@ -45,7 +45,8 @@ void open_standard_streams() {
 
 int parse_error(const CLI::App& app, const CLI::ParseError& error) {
   std::string name = "megadp";
-  for (const CLI::App* sub : app.get_subcommands()) name += " " + sub->get_name();
+  for (std::vector<CLI::App*> subs = app.get_subcommands(); !subs.empty(); subs = subs.front()->get_subcommands())
+    name += " " + subs.front()->get_name();
   std::string sentence = error.what();
   if (!sentence.empty() && sentence.back() != '.') sentence += '.';
   fmt::print(stderr, "{}: {}\nSee: {} --help\n", name, sentence, name);
@@ -59,7 +60,7 @@ int run_program(int argc, char** argv) {
   app.require_subcommand(1);
 
   std::vector<std::pair<const CLI::App*, Command>> commands;
-  for (auto add : {add_run, add_info, add_plan}) {
+  for (auto add : {add_run, add_info, add_plan, add_bench}) {
     Command command = add(app);
     commands.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+# `megadp info`, `plan` and `bench`, from outside: their answers, for programs and for people, and how they refuse.
+# Usage: program_test.py PATH_TO_MEGADP [unittest arguments]
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+MEGADP = ""
+LIMIT = 120
+
+
+def megadp(*arguments, env=None, stdout=subprocess.PIPE):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEGADP_")}
+    return subprocess.run([MEGADP, *arguments], env={**environment, **(env or {})}, stdin=subprocess.DEVNULL, stdout=stdout,
+                          stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+
+
+class ProgramTest(unittest.TestCase):
+    def answer(self, *arguments, env=None):
+        done = megadp(*arguments, "--json", env=env)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertRegex(done.stdout, r"^[^\n]+\n$")  # one line
+        return json.loads(done.stdout)
+
+    def refused(self, *arguments, words=""):
+        for more in ((), ("--json",)):
+            done = megadp(*arguments, *more)
+            self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
+            self.assertRegex(done.stderr, r"(?s)^megadp[^\n]*: .+\.\nSee: megadp[^\n]* --help\n$")
+            self.assertIn(words, done.stderr)
+
+
+class Program(ProgramTest):
+    def test_help_everywhere(self):
+        for command in ((), ("run",), ("info",), ("plan",), ("bench",), ("bench", "collectives")):
+            done = megadp(*command, "--help")
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+            self.assertIn("Usage: megadp " + " ".join(command), done.stdout)
+            if command not in ((), ("bench",)):
+                self.assertIn("--json", done.stdout)
+
+    def test_version(self):
+        self.assertEqual(megadp("--version").stdout, f"megadp {self.answer('info')['version']}\n")
+
+    def test_refusals(self):
+        self.refused()
+        self.refused("nonsense")
+        self.refused("info", "more")
+        self.refused("bench")
+        for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce")):
+            done = megadp(*command, "--", "more")
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+
+    def test_output_that_cannot_be_written_is_a_failure(self):
+        with open("/dev/full", "w") as full:
+            for command in (("info",), ("plan", "--sizes", "1"), ("plan", "--sizes", "1", "--json")):
+                done = megadp(*command, stdout=full)
+                self.assertEqual(done.returncode, 1)
+                self.assertIn("could not be written", done.stderr)
+
+    def test_closed_standard_streams_do_no_harm(self):
+        done = subprocess.run(["sh", "-c", 'exec "$@" 0<&- 2>&-', "sh", MEGADP, "run", "-n", "2", "--", "sh", "-c", "echo out; echo err >&2; cat"],
+                              stdout=subprocess.PIPE, text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, sorted(done.stdout.splitlines())), (0, ["[0] out", "[1] out"]))
+
+
+class Info(ProgramTest):
+    def test_what_it_tells(self):
+        info = self.answer("info")
+        self.assertRegex(info["version"], r"^\d+\.\d+\.\d+$")
+        backends = {backend["name"]: backend for backend in info["backends"]}
+        self.assertTrue(backends["host"]["available"])
+        self.assertIn("SIMD", backends["host"]["detail"])
+        for backend in info["backends"]:
+            self.assertTrue(backend["available"] or backend["detail"], "a missing backend says why")
+        self.assertEqual(info["machine"]["usable_cores"], len(os.sched_getaffinity(0)))
+
+    def test_what_launcher_it_sees(self):
+        self.assertEqual(self.answer("info")["launch"]["launcher"], "alone")
+        broken = self.answer("info", env={"MEGADP_RANK": "1"})["launch"]
+        self.assertFalse(broken["ok"])
+        self.assertIn("MEGADP_RANK=1", broken["variables"])
+        done = megadp("run", "-n", "2", "--no-prefix", MEGADP, "info", "--json")
+        launches = sorted((json.loads(line)["launch"] for line in done.stdout.splitlines()), key=lambda launch: launch["rank"])
+        self.assertEqual([(launch["launcher"], launch["rank"], launch["nranks"]) for launch in launches], [("megadp run", 0, 2), ("megadp run", 1, 2)])
+        self.assertIsNone(re.search("[0-9a-f]{64}", done.stdout), "the secret is not told")
+
+    def test_for_a_person(self):
+        info, text = self.answer("info"), megadp("info", env={"MEGADP_RANK": "1"}).stdout
+        for words in (info["version"], "backends", "cuda", "MEGADP_RANK=1", info["machine"]["affinity"]):
+            self.assertIn(words, text)
+
+
+class Plan(ProgramTest):
+    EXAMPLE = ("plan", "--sizes", "1000,500,300", "--dp", "4", "--param-dtype", "bf16", "--grad-dtype", "f32")
+
+    def test_the_example(self):
+        plan = self.answer(*self.EXAMPLE)
+        self.assertEqual(plan["dp"], 4)
+        self.assertEqual(list(plan), ["dp", "buffers", "bytes"])
+        self.assertEqual(plan["buffers"], [{
+            "param_dtype": "bf16", "grad_dtype": "f32", "numel": 1920,
+            "params": [{"index": 2, "begin": 0, "end": 300, "bucket": 0}, {"index": 1, "begin": 320, "end": 820, "bucket": 0},
+                       {"index": 0, "begin": 832, "end": 1832, "bucket": 0}],
+            "buckets": [{"begin": 0, "end": 1920, "unpadded": 1832}],
+            "owned": [[{"param": 2, "begin": 0, "end": 300, "param_begin": 0}, {"param": 1, "begin": 320, "end": 480, "param_begin": 0}],
+                      [{"param": 1, "begin": 480, "end": 820, "param_begin": 160}, {"param": 0, "begin": 832, "end": 960, "param_begin": 0}],
+                      [{"param": 0, "begin": 960, "end": 1440, "param_begin": 128}],
+                      [{"param": 0, "begin": 1440, "end": 1832, "param_begin": 608}]]}])
+        self.assertEqual(len(plan["bytes"]), 4)
+        for rank in plan["bytes"]:
+            scratch = rank.pop("scratch")
+            self.assertGreaterEqual(scratch, 0)
+            self.assertEqual(rank, {"param": 3840, "grad": 7680, "grad_shard": 0, "master": 1920, "state": 3840})
+
+    def test_defaults(self):
+        plan = self.answer("plan", "--sizes", "7")
+        self.assertEqual((plan["dp"], plan["buffers"][0]["param_dtype"], plan["buffers"][0]["grad_dtype"]), (1, "f32", "f32"))
+
+    def buckets(self, *more):
+        arena = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", *more)["buffers"][0]
+        return [[param["index"] for param in arena["params"] if param["bucket"] == bucket] for bucket in range(len(arena["buckets"]))]
+
+    def test_bucket_sizes(self):
+        self.assertEqual(self.buckets("--bucket-size", "all"), [[2, 1, 0]])
+        self.assertEqual(self.buckets("--bucket-size", "reference"), [[2, 1, 0]])
+        self.assertEqual(self.buckets("--bucket-size", "1"), [[2], [1], [0]])
+        self.assertEqual(self.buckets("--bucket-size", "400"), [[2, 1], [0]])
+
+    def test_reference_buckets_close_at_the_references_size(self):
+        sizes = ",".join(["10000000"] * 10)
+        arena = self.answer("plan", "--sizes", sizes, "--dp", "8", "--bucket-size", "reference")["buffers"][0]
+        self.assertEqual([bucket["unpadded"] >= 40_000_000 for bucket in arena["buckets"]], [True, True, False])
+
+    def test_own_buckets(self):
+        self.assertEqual(self.buckets("--bucket-size", "all", "--own-bucket", "1"), [[2], [1], [0]])
+        expected = self.buckets("--bucket-size", "all", "--own-bucket", "2", "--own-bucket", "0")
+        self.assertEqual(expected, [[2], [1], [0]])
+        self.assertEqual(self.buckets("--bucket-size", "all", "--own-bucket", "2,0"), expected)
+        self.assertEqual(self.buckets("--bucket-size", "all", "--own-bucket", "2"), [[2], [1, 0]])
+
+    def test_padding(self):
+        for more, unit in (((), math.lcm(6, 128)), (("--pad-high-bandwidth",), math.lcm(6, 128, 65536))):
+            arena = self.answer("plan", "--sizes", "1000,500,300", "--dp", "6", *more)["buffers"][0]
+            for bucket in arena["buckets"]:
+                self.assertEqual(bucket["end"] % unit, 0)
+
+    def test_nothing_sharded(self):
+        plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "0", "--param-dtype", "f16", "--grad-dtype", "same")
+        arena = plan["buffers"][0]
+        self.assertEqual((arena["numel"], arena["grad_dtype"]), (1800, "f16"))
+        self.assertEqual([piece["param"] for piece in arena["owned"][0]], [2, 1, 0])
+        self.assertEqual((plan["bytes"][0]["master"], plan["bytes"][0]["state"]), (7200, 14400))
+
+    def test_for_a_person(self):
+        done = megadp(*self.EXAMPLE)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for words in ("3 parameters of 1800 elements over 4", "2[0:300] 1[0:160]", "1[160:500] 0[0:128]", "0[608:1000]"):
+            self.assertIn(words, done.stdout)
+        # 6 + 12/4 bytes for each element of the arena, padding included.
+        self.assertRegex(done.stdout, r"0-3 .* {:.3f}\n".format(1920 * (6 + 12 / 4) / 1800))
+
+    def test_many_ranks_and_parameters_stay_readable(self):
+        done = megadp("plan", "--sizes", ",".join(["1000"] * 500), "--dp", "100")
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("more ranks", done.stdout)
+        self.assertLess(max(map(len, done.stdout.splitlines())), 220)
+
+    def test_refusals(self):
+        for sizes in ("", "x", "1,x", "1,,2", "-1", "1.5", "9223372036854775808", "9223372036854775807,9223372036854775807", "1 2"):
+            self.refused("plan", "--sizes", sizes, words="--sizes" if sizes != "9223372036854775807,9223372036854775807" else "elements")
+        self.refused("plan", words="--sizes")
+        for more, words in ((("--dp", "0"), "--dp"), (("--dp", "-1"), "--dp"), (("--param-dtype", "f64"), "f64"), (("--grad-dtype", "bf16"), "gradients are f32"),
+                            (("--bucket-size", "0"), "--bucket-size"), (("--bucket-size", "1x"), "--bucket-size"), (("--bucket-size", "-5"), "--bucket-size"),
+                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "2"), "--sharding"),
+                            (("--nonsense",), "nonsense")):
+            with self.subTest(more):
+                self.refused("plan", "--sizes", "5", *more, words=words)
+
+
+class Bench(ProgramTest):
+    def bench(self, *arguments):
+        figures = self.answer("bench", "collectives", *arguments)
+        self.assertEqual(list(figures), ["op", "ranks", "bytes", "dtype", "min_ms", "median_ms", "limit_ms", "memcpy_ms"])
+        self.assertGreater(figures["min_ms"], 0)
+        self.assertLessEqual(figures["min_ms"], figures["median_ms"])
+        self.assertGreater(figures["limit_ms"], 0)
+        self.assertGreater(figures["memcpy_ms"], 0)
+        return figures
+
+    # Each run also checks the results of the library and of the bare loop, and fails when one is wrong.
+    def test_every_collective_and_type(self):
+        for op in ("reduce_scatter", "all_reduce", "all_gather"):
+            for dtype, ranks in (("f32", 2), ("f32", 3), ("bf16", 2), ("f16", 4)):
+                with self.subTest(op=op, dtype=dtype, ranks=ranks):
+                    figures = self.bench("--op", op, "--dtype", dtype, "--ranks", str(ranks), "--mib", "0.25")
+                    self.assertEqual((figures["op"], figures["dtype"], figures["ranks"]), (op, dtype, ranks))
+                    self.assertLessEqual(figures["bytes"], 262144)
+                    self.assertGreater(figures["bytes"], 260000)
+
+    def test_one_rank_alone(self):
+        self.assertEqual(self.bench("--op", "all_reduce", "--ranks", "1", "--mib", "0.25")["ranks"], 1)
+
+    def test_bytes_are_the_full_buffer_of_each_rank(self):
+        self.assertEqual(self.bench("--op", "all_gather", "--mib", "2")["bytes"], 2 << 20)
+
+    def test_for_a_person(self):
+        done = megadp("bench", "collectives", "--op", "all_reduce", "--mib", "0.1", "--rounds", "21")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for words in ("all_reduce", "21 rounds", "bare loop", "memcpy"):
+            self.assertIn(words, done.stdout)
+
+    def test_refusals(self):
+        self.refused("bench", "collectives", words="--op")
+        for more in (("--op", "x"), ("--op", "all_reduce", "--ranks", "0"), ("--op", "all_reduce", "--mib", "0"), ("--op", "all_reduce", "--mib", "nan"),
+                     ("--op", "all_reduce", "--dtype", "f64"), ("--op", "all_reduce", "--rounds", "19")):
+            with self.subTest(more):
+                self.refused("bench", "collectives", *more, words=more[-2])
+
+
+if __name__ == "__main__":
+    MEGADP = os.path.abspath(sys.argv.pop(1))
+    unittest.main()

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank of `megadp bench collectives`: rounds of the library's collective, of the same work as bare loops, and of a memcpy, one after
+// another on the same memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/dtype.h"
+#include "base/status.h"
+
+namespace megadp::tool {
+
+enum class Collective {
+  reduce_scatter,
+  all_reduce,
+  all_gather
+};
+
+struct BenchTask {
+  Collective collective = Collective::reduce_scatter;
+  uint64_t bytes = 0;  // of each rank's buffer, asked for
+  DType type = DType::f32;
+  int rounds = 20;
+};
+
+struct BenchFigures {  // milliseconds; each round counts as its slowest rank
+  uint64_t bytes = 0;  // of each rank's buffer: whole elements, the same number for every rank
+  double library_min = 0, library_median = 0;
+  double bare_median = 0;
+  double memcpy_median = 0;
+};
+
+// Collective over the ranks of the launch that the environment tells of. The figures are complete on rank 0 only.
+struct BenchOutcome {
+  int rank = 0;
+  BenchFigures figures;
+};
+Result<BenchOutcome> bench_rank(const BenchTask& task);
+
+}  // namespace megadp::tool
