@@ -56,7 +56,7 @@ Status Member::set_up() {
     Result<std::shared_ptr<Parts>> control = Parts::create(*world_, local_, local_rank_, what, false);
     if (control.ok()) {
       control_ = *control;
-      Sync::describe_cpus(*control_);
+      Sync::prepare(*control_);
       int part = 0;
       for (int rank = 0; rank < size(); ++rank) {
         if (std::find(remote_.begin(), remote_.end(), rank) == remote_.end()) set_staging(rank, control_->of(part++) + kControlBytes);

@@ -42,8 +42,11 @@ bool enough_cpus(const World& world, const std::vector<int>& members, const std:
 
 }  // namespace
 
-void Sync::describe_cpus(Parts& control) noexcept {
-  uint64_t* const cpus = reinterpret_cast<ControlPage*>(control.own())->cpus;
+void Sync::prepare(Parts& control) noexcept {
+  auto* const page = reinterpret_cast<ControlPage*>(control.own());
+  page->slot.phase.store(kFirstPhase, std::memory_order_relaxed);
+  page->meeting.arrived.store(kFirstPhase * static_cast<uint32_t>(control.size()), std::memory_order_relaxed);
+  uint64_t* const cpus = page->cpus;
   cpu_set_t set;
   CPU_ZERO(&set);
   static_assert(sizeof(cpu_set_t) == sizeof(ControlPage::cpus));
@@ -120,6 +123,7 @@ Status Sync::look_around(const Operation& operation, const Stop& stop) const {
     const bool gone = slot.gone.load(std::memory_order_acquire) != 0;  // before its phase, which it may have moved just before it left
     if (!gone && !world_->has_left(member)) continue;
     if (static_cast<int32_t>(slot.phase.load(std::memory_order_acquire) - phase_) >= 0) continue;
+    if (world_->failed()) continue;  // it failed and then left: its failure is looked at above, the next time round
     return {Code::peer, text(describe(operation), ": rank ", member, " has left and will not take part"),
             Blame{.rank = member, .bucket = operation.bucket, .operation = operation.number}};
   }
@@ -163,7 +167,8 @@ Status Sync::compare(const Operation& operation) const {
 }
 
 void Sync::leave() noexcept {
-  page(control_->rank()).slot.gone.store(1, std::memory_order_release);
+  // After a failure (an abort, say) the World tells the others why; this mark would overtake it.
+  if (!world_->failed()) page(control_->rank()).slot.gone.store(1, std::memory_order_release);
   futex_wake_all(page(0).meeting.arrived, FutexScope::shared);
 }
 

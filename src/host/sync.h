@@ -44,13 +44,16 @@ struct ControlPage {
 };
 static_assert(sizeof(ControlPage) <= 4096);
 
+// Phases are compared by their difference and may wrap around; they start so that every group does, soon.
+constexpr uint32_t kFirstPhase = UINT32_MAX - 5;
+
 class Sync {
  public:
-  // `control` holds a ControlPage at the start of every part. `members` are ranks in the world. describe_cpus() of every rank comes before
-  // any other call of any rank.
+  // `control` holds a ControlPage at the start of every part. `members` are ranks in the world. prepare() of every rank comes before any
+  // other call of any rank.
   Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<Parts> control);
 
-  static void describe_cpus(Parts& control) noexcept;
+  static void prepare(Parts& control) noexcept;
 
   // The first meeting of `operation` compares what all ranks came for.
   Status meet(const Operation& operation, const Stop& stop);
@@ -74,8 +77,8 @@ class Sync {
   const std::vector<int> members_;
   const std::shared_ptr<Parts> control_;
   uint64_t spin_ns_ = 0;
-  uint32_t phase_ = 0;     // meetings this rank has come to
-  uint64_t compared_ = 0;  // number of the last operation that was compared
+  uint32_t phase_ = kFirstPhase;  // one more for each meeting this rank has come to
+  uint64_t compared_ = 0;         // number of the last operation that was compared
 };
 
 }  // namespace megadp::host

@@ -73,8 +73,9 @@ int run_all(const Driver& driver, Ranks ranks, const std::vector<std::string>& w
   int failures = 0, ran = 0, checks = 0;
   for (const Case& one : all_cases()) {
     if (!chosen(one.name, wanted)) continue;
-    const char* const reason = skip_reason(driver, one.name);
-    if (reason != nullptr && wanted.empty()) {
+    const char* reason = skip_reason(driver, one.name);
+    if (one.needs_processes && ranks != Ranks::processes) reason = "it needs ranks as processes";
+    if (reason != nullptr && (wanted.empty() || one.needs_processes)) {
       std::cout << "skipped " << one.name << ": " << reason << std::endl;
       continue;
     }

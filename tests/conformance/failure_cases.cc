@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes wrong between ranks: different calls, a rank that leaves, does not come, or ends the world. Every rank gets an error that
 // names ranks and operation, and no memory is overwritten.
+#include <signal.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <thread>
 
@@ -23,6 +26,9 @@ struct Bench {
     stream = rank.must(rank.backend().create_stream("failures"));
     group = rank.must(rank.backend().create_group(rank.everyone()));
     window = rank.must(group->allocate_window(1 << 20));
+    // Operation 1: what goes wrong later must not find a rank still setting up.
+    rank.must(group->barrier(*stream, {}));
+    rank.must(finish(*stream));
   }
 };
 
@@ -68,7 +74,6 @@ void different_calls(Suite& suite) {
   for (const Difference& difference : differences()) {
     suite.run(3, [&](Rank& rank) {
       Bench bench(rank);
-      rank.must(bench.group->barrier(*bench.stream, {}));
       const std::vector<std::byte> before(bench.window->data(), bench.window->data() + bench.window->bytes());
       rank.must(difference.call(bench, rank.rank() == 1));
       const Status status = finish(*bench.stream);
@@ -94,8 +99,8 @@ void peer_leaves(Suite& suite) {
     if (rank.rank() == 1) return;
     rank.must(bench.group->all_reduce(*bench.stream, *bench.window, DType::f32, 0, 10'000, 1, {4, "gradients"}));
     const Status status = finish(*bench.stream);
-    rank.fails(status, Code::peer, {"rank 1", "left", "all_reduce", "bucket 4", "operation 2"});
-    rank.check(status.blame().rank == 1 && status.blame().bucket == 4 && status.blame().operation == 2, "the blame is not complete");
+    rank.fails(status, Code::peer, {"rank 1", "left", "all_reduce", "bucket 4", "operation 3"});
+    rank.check(status.blame().rank == 1 && status.blame().bucket == 4 && status.blame().operation == 3, "the blame is not complete");
     rank.check(rank.world().failed(), "the world did not learn of it");
   });
 }
@@ -128,7 +133,7 @@ void world_fails_during_a_wait(Suite& suite) {
     const uint64_t begin_ns = now_ns();
     const Status status = finish(*bench.stream);
     rank.fails(status, Code::aborted, {"the lid is on fire", "barrier", "waiting"});
-    rank.check(status.blame().rank == 1 && status.blame().bucket == 2 && status.blame().operation == 1, "the blame is not complete");
+    rank.check(status.blame().rank == 1 && status.blame().bucket == 2 && status.blame().operation == 2, "the blame is not complete");
     rank.check(now_ns() - begin_ns < 20 * kSecondNs, "it took long to notice");
     // What comes later does not start.
     auto other = rank.must(rank.backend().create_stream("other"));
@@ -139,11 +144,11 @@ void world_fails_during_a_wait(Suite& suite) {
 
 void peer_does_not_come(Suite& suite) {
   Setting setting = suite.setting();
-  setting.timeout_ns = 400'000'000;
+  setting.timeout_ns = 2 * kSecondNs;
   suite.run(setting, 3, [](Rank& rank) {
     Bench bench(rank);
     if (rank.rank() == 2) {
-      for (int i = 0; i < 200 && !rank.world().failed(); ++i) sleep_ms(20);
+      for (int i = 0; i < 1000 && !rank.world().failed(); ++i) sleep_ms(20);
       rank.fails(rank.world().failure(), Code::timeout, {"rank 2", "reduce_scatter"});
       rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, DType::f32, 0, 30'000, 1, {7, "gradients"}));
       rank.fails(finish(*bench.stream), Code::timeout, {"rank 2", "reduce_scatter"});
@@ -152,20 +157,68 @@ void peer_does_not_come(Suite& suite) {
     rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, DType::f32, 0, 30'000, 1, {7, "gradients"}));
     const uint64_t begin_ns = now_ns();
     const Status status = finish(*bench.stream);
-    rank.fails(status, Code::timeout, {"rank 2", "alive", "0.4 s", "reduce_scatter", "bucket 7", "operation 1"});
-    rank.check(status.blame().rank == 2 && status.blame().bucket == 7 && status.blame().operation == 1, "the blame is not complete");
+    rank.fails(status, Code::timeout, {"rank 2", "alive", "2 s", "reduce_scatter", "bucket 7", "operation 2"});
+    rank.check(status.blame().rank == 2 && status.blame().bucket == 7 && status.blame().operation == 2, "the blame is not complete");
     rank.check(now_ns() - begin_ns < 20 * kSecondNs, "the timeout came late");
+  });
+}
+
+// Rank 1's process dies in the middle of a stream of collectives.
+void killed(Suite& suite) {
+  Setting setting = suite.setting();
+  setting.killed = 1;
+  for (const int after_ms : {0, 3, 20, 50}) {
+    suite.run(setting, 3, [after_ms](Rank& rank) {
+      Bench bench(rank);
+      std::thread killer;
+      if (rank.rank() == 1) {
+        killer = std::thread([after_ms] {
+          sleep_ms(after_ms);
+          kill(getpid(), SIGKILL);
+        });
+      }
+      Status status;
+      uint64_t begin_ns = now_ns();
+      for (int i = 0; status.ok(); ++i) {
+        begin_ns = now_ns();
+        status = bench.group->all_reduce(*bench.stream, *bench.window, DType::f32, 0, i % 2 == 0 ? 100 : 250'000, 1, {});
+        if (status.ok()) status = finish(*bench.stream);
+      }
+      if (killer.joinable()) killer.join();
+      rank.fails(status, Code::peer, {"rank 1", "all_reduce"});
+      rank.check(status.blame().rank == 1, "the blame is not on rank 1");
+      rank.check(now_ns() - begin_ns < 5 * kSecondNs, "it took more than 5 s to notice");
+    });
+  }
+}
+
+// Rank 1's process is stopped: nothing ends, nothing answers.
+void stopped(Suite& suite) {
+  Setting setting = suite.setting();
+  setting.killed = 1;
+  setting.timeout_ns = 2 * kSecondNs;
+  suite.run(setting, 3, [](Rank& rank) {
+    Bench bench(rank);
+    if (rank.rank() == 1) raise(SIGSTOP);
+    rank.must(bench.group->all_gather(*bench.stream, *bench.window, DType::f32, 0, 30'000, {}));
+    const uint64_t begin_ns = now_ns();
+    const Status status = finish(*bench.stream);
+    rank.check(status.code() == Code::timeout || status.code() == Code::peer, text("a stopped rank: ", status.text()));
+    rank.fails(status, status.code(), {"rank 1", "all_gather"});
+    rank.check(status.blame().rank == 1, "the blame is not on rank 1");
+    rank.check(now_ns() - begin_ns < 20 * kSecondNs, "it took long to notice");
+    if (rank.rank() == 0) kill(rank.world().process(1), SIGKILL);
   });
 }
 
 // A collective call that sets things up, made by all ranks but one.
 void set_up_without_a_peer(Suite& suite) {
   Setting setting = suite.setting();
-  setting.timeout_ns = 400'000'000;
+  setting.timeout_ns = 2 * kSecondNs;
   suite.run(setting, 2, [](Rank& rank) {
     auto group = rank.must(rank.backend().create_group(rank.everyone()));
     if (rank.rank() == 1) {
-      sleep_ms(1500);
+      sleep_ms(4000);
       return;
     }
     const Status status = group->allocate_window(4096).status();
@@ -196,10 +249,10 @@ void dropped_operation(Suite& suite) {
     rank.check(!finish(*blocked).ok(), "the stream did not fail");
     if (!submitted.ok()) {
       // Refused: nothing is missing in the group here. The peer may still have dropped its barrier.
-      rank.world().fail(Status(Code::state, "operation 1 of this group did not run before it, on this rank it was refused"));
+      rank.world().fail(Status(Code::state, "operation 2 of this group did not run before it, on this rank it was refused"));
     }
     rank.must(bench.group->barrier(*bench.stream, {}));
-    rank.fails(finish(*bench.stream), Code::state, {"operation 1 of this group did not run before it"});
+    rank.fails(finish(*bench.stream), Code::state, {"operation 2 of this group did not run before it"});
   });
 }
 
@@ -213,7 +266,9 @@ std::vector<Case> failure_cases() {
           {"failure.peer_does_not_come", peer_does_not_come},
           {"failure.set_up_without_a_peer", set_up_without_a_peer},
           {"failure.different_set_up", different_set_up},
-          {"failure.dropped_operation", dropped_operation}};
+          {"failure.dropped_operation", dropped_operation},
+          {"failure.killed", killed, true},
+          {"failure.stopped", stopped, true}};
 }
 
 }  // namespace megadp::test

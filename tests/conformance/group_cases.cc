@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Groups: any list of members, many at once, over one World and one stream; what create_group refuses.
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -111,6 +113,27 @@ void destroyed_with_work(Suite& suite) {
   });
 }
 
+// All ranks on one processor: whoever waits must let the others run.
+void one_processor(Suite& suite) {
+  suite.run(8, [](Rank& rank) {
+    cpu_set_t all, one;
+    rank.check(sched_getaffinity(0, sizeof all, &all) == 0, "sched_getaffinity failed");
+    CPU_ZERO(&one);
+    for (int cpu = 0; cpu < CPU_SETSIZE && CPU_COUNT(&one) == 0; ++cpu) {
+      if (CPU_ISSET(cpu, &all)) CPU_SET(cpu, &one);
+    }
+    rank.check(sched_setaffinity(0, sizeof one, &one) == 0, "sched_setaffinity failed");
+    auto stream = rank.must(rank.backend().create_stream("one processor"));
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    for (int64_t round = 0; round < 200; ++round) {
+      int64_t value = round * (rank.rank() + 1);
+      rank.must(group->all_reduce(*stream, &value, &value, 1, DType::i64, Op::sum, {}));
+      rank.must(finish(*stream));
+      if (!rank.check(value == round * 36, text("round ", round, " gives ", value))) return;
+    }
+  });
+}
+
 }  // namespace
 
 std::vector<Case> group_cases() {
@@ -118,7 +141,8 @@ std::vector<Case> group_cases() {
           {"group.bad_members", bad_members},
           {"group.interleaved", interleaved},
           {"group.two_streams", two_streams},
-          {"group.destroyed_with_work", destroyed_with_work}};
+          {"group.destroyed_with_work", destroyed_with_work},
+          {"group.one_processor", one_processor}};
 }
 
 }  // namespace megadp::test

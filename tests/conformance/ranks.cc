@@ -2,6 +2,7 @@
 // Starting ranks and collecting what they say.
 #include "ranks.h"
 
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -139,7 +140,7 @@ Outcome run_threads(const Setting& setting, int size, const Body& body) {
   _exit(0);
 }
 
-Outcome hear_child(int rank, pid_t pid, int in) {
+Outcome hear_child(int rank, pid_t pid, int in, bool killed) {
   std::string said;
   char buffer[4096];
   for (ssize_t got = 0; (got = read(in, buffer, sizeof buffer)) > 0;) said.append(buffer, static_cast<size_t>(got));
@@ -147,7 +148,8 @@ Outcome hear_child(int rank, pid_t pid, int in) {
   int status = 0;
   waitpid(pid, &status, 0);
   Outcome outcome;
-  if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) {
+  const bool as_expected = killed ? WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL : WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (!as_expected) {
     outcome.findings.push_back(text("rank ", rank, ": its process ended with wait status ", status));
   }
   std::istringstream lines(said);
@@ -178,7 +180,7 @@ Outcome run_processes(const Setting& setting, int size, const Body& body) {
   Outcome all;
   for (int rank = 0; rank < size; ++rank) {
     const auto& [pid, in] = children[static_cast<size_t>(rank)];
-    add(&all, hear_child(rank, pid, in));
+    add(&all, hear_child(rank, pid, in, rank == setting.killed));
   }
   return all;
 }

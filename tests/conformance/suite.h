@@ -31,6 +31,7 @@ class Suite {
 struct Case {
   const char* name;
   void (*run)(Suite& suite);
+  bool needs_processes = false;
 };
 
 // One list per file *_cases.cc.
