@@ -104,6 +104,15 @@ void refuses_huge_params() {
   check_equal(padded.arenas[0].layout.numel % (3 * 65536), 0U);
 }
 
+void counts_elements() {
+  const Plan plan = plan_of(1, {}, {param("scalar", {}), param("empty", {4, 0, 3}), param("matrix", {5, 7}), param("none", {0})});
+  check_equal(plan.params[0].numel, 1U);
+  check_equal(plan.params[1].numel, 0U);
+  check_equal(plan.params[2].numel, 35U);
+  check_equal(plan.params[3].numel, 0U);
+  check_equal(plan.owned_elements(0), 36U);
+}
+
 void refuses_bad_placements() {
   GridConfig tp;
   tp.tp = 2;
@@ -551,6 +560,7 @@ int main() {
   set_property_runs(500);
   refuses_bad_params();
   refuses_huge_params();
+  counts_elements();
   refuses_bad_placements();
   refuses_bad_configs();
   sizes_buckets();
