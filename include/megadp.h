@@ -29,7 +29,7 @@
  *   threads   One thread at a time per communicator tree (a communicator, its splits, and all made from them). From any thread at any
  *             time: mdp_grad_put, mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort,
  *             mdp_comm_error_info, every destroy and free, and what says so. The log callback runs inside a call of the user's, never
- *             inside a destroy, a free or mdp_grad_*.
+ *             inside a destroy, a free, mdp_grad_*, or a call that only asks for an error or a rank.
  *   since     Every function and type is here since 0.1, unless it says otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
@@ -426,8 +426,8 @@ MDP_API void mdp_comm_destroy(mdp_comm* comm);
 /* Collectives on the caller's arrays, n = number of ranks. All of them: host memory, dense and row-major, dtypes of `from` and `to`
  * equal, counts and dtypes equal on all ranks; shapes do not matter otherwise, and may be empty everywhere. `from` and `to` may be apart
  * or "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished.
- * Sums are taken in rank order and accumulated in fp32 (f64 in f64, integers exactly), averages divided once, then rounded once: the
- * result does not depend on timing. AVG is not for i64 and u8; MAX and MIN of a NaN are a NaN.
+ * Sums are taken in rank order and accumulated in fp32 (f64 in f64; i64 wraps around, u8 stops at 255), averages divided once, then
+ * rounded once: the result does not depend on timing. AVG is not for i64 and u8; MAX and MIN of a NaN are a NaN.
  * Collective over comm; blocking when out is NULL.
  * Errors: INVALID, UNSUPPORTED (device memory), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT, ABORTED;
  * after the last four the tree is unusable. */
@@ -542,9 +542,10 @@ MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
  *     backward   mdp_grad_put, or mdp_grad_ready where the gradient was written into the view; mdp_grad_skip where there is none
  *   mdp_grad_sync, mdp_optimizer_step
  *
- * A step begins with the first of these calls after the last mdp_optimizer_step (or after a sync without a step). Gradients of its
- * microbatches and uses are added up; the reduced gradient is the sum over ranks divided by the size of dp x cp. A bucket is launched
- * during the last microbatch, as soon as it and all buckets before it are full. */
+ * A step begins with the first of these calls after the last mdp_optimizer_step. After a sync without a step (it failed, or the caller
+ * has an optimizer of its own) it begins with mdp_microbatch_begin or mdp_buffer_zero_grad. Gradients of its microbatches and uses are
+ * added up; the reduced gradient is the sum over ranks divided by the size of dp x cp. A bucket is launched during the last microbatch,
+ * as soon as it and all buckets before it are full. */
 
 /* Says whether the microbatch that begins is the last one of the step: only then do gradients become final. is_last: 0 or 1. Without
  * this call every step has one microbatch. Local.
@@ -585,7 +586,7 @@ MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream p
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
 
 /* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
- * Calling it again before the step gives the same outcome. On failure no rank can step; the next gradient, mdp_microbatch_begin or
+ * Calling it again before the step gives the same outcome. On failure no rank can step; mdp_microbatch_begin or
  * mdp_buffer_zero_grad begins anew.
  * Collective over the grid's world; blocking when out is NULL.
  * Errors: STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), those of a lost

@@ -74,7 +74,7 @@ const char* mdp_last_error(void) {
 }
 
 mdp_status mdp_last_error_info(mdp_error_info* out) {
-  return guard([&]() -> Status {
+  return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     mdp_error_info info;
     fill(last.code, last.blame, last.text, &info);

@@ -13,7 +13,7 @@
 namespace megadp {
 
 // Whether queued log messages are handed to the user's callback at the end of the call. Silent: mdp_grad_*, which finalizers of garbage
-// collectors and hooks of autodiff systems call (destroys and frees do not use a guard).
+// collectors and hooks of autodiff systems call (destroys and frees do not use a guard), and what asks for the error of a call.
 enum class Delivery {
   ordinary,
   silent

@@ -57,6 +57,11 @@ Json backend_info() {
   return backends;
 }
 
+Json transport_info() {
+  const BackendInfo transport = transport_between_hosts();
+  return {{"name", transport.name}, {"available", transport.available}, {"detail", transport.detail}};
+}
+
 // "0-3,8": the cores this process may run on.
 std::string affinity(int* count) {
   constexpr int kCores = 4096;
@@ -126,6 +131,7 @@ mdp_status mdp_info(char* json, size_t capacity, size_t* needed) {
     info["abi"] = MEGADP_VERSION_MAJOR;
     info["build"] = build_info();
     info["backends"] = backend_info();
+    info["transport"] = transport_info();
     info["machine"] = machine_info();
     info["launch"] = launch_info();
     // Host names and variables may hold any bytes; JSON is UTF-8.

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the suites of the C API share: checks that work on any thread, a small job (communicator, grid, buffer, optimizer) on one rank or
+ * on several thread-ranks, and structs with their size filled in.
+ *
+ * cmocka's own assertions jump out of the function, which only its own thread may do. So a check that fails is counted and printed, and a
+ * teardown behind every test (TEST) fails it when the count is not zero. */
+#ifndef MEGADP_TESTS_CAPI_FIXTURE_H
+#define MEGADP_TESTS_CAPI_FIXTURE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h> /* after the four it needs */
+
+#include "megadp.h"
+
+/* Any thread. Return whether they held. */
+int check_that(int held, const char* what, const char* file, int line);
+/* `status` is `wanted`; a failure's sentence contains `part` (NULL: any), and mdp_last_error_info agrees with it. */
+int check_status(mdp_status status, mdp_status wanted, const char* part, const char* what, const char* file, int line);
+#define CHECK(condition) check_that((condition) != 0, #condition, __FILE__, __LINE__)
+#define OK(call) check_status((call), MDP_OK, NULL, #call, __FILE__, __LINE__)
+#define FAILS(code, part, call) check_status((call), (code), (part), #call, __FILE__, __LINE__)
+
+int all_checks_held(void** state);
+#define TEST(function) cmocka_unit_test_teardown(function, all_checks_held)
+
+/* Removes what launchers leave in the environment: mdp_comm_create without an id is a single rank then. */
+void be_alone(void);
+
+/* A struct of type T, zero but for its size. */
+#define SIZED(T, name) T name = {.struct_size = sizeof(T)}
+
+/* A dense tensor of ndim 1 on the host, whose shape is *count. */
+mdp_tensor tensor_of(mdp_dtype dtype, void* data, const int64_t* count);
+
+/* Four parameters: "first" f32 [2,3], "second" bf16 [5], "empty" f16 [0,4], "frozen" f32 [2]. */
+enum {
+  FIRST = 0,
+  SECOND = 1,
+  EMPTY = 2,
+  FROZEN = 3,
+  PARAMS = 4
+};
+extern const mdp_param job_params[PARAMS];
+
+typedef struct {
+  mdp_comm* comm;
+  mdp_grid* grid;
+  mdp_buffer* buffer;
+  mdp_optimizer* optimizer;
+} job;
+/* id NULL: a single rank. Ends the program when it fails: nothing can be tested then. */
+job job_open(const mdp_unique_id* id, int32_t rank, int32_t nranks);
+/* The same with a communicator of the caller's, which the job then owns. */
+job job_on(mdp_comm* comm);
+void job_close(job* j);
+/* Every gradient of the step is put or skipped. */
+void put_all(mdp_buffer* buffer);
+
+mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns);
+
+/* Runs `body` as n ranks, each a thread with the same id. */
+typedef void (*rank_body)(const mdp_unique_id* id, int32_t rank, int32_t nranks, void* argument);
+void run_ranks(int32_t nranks, rank_body body, void* argument);
+
+#endif

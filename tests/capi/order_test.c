@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Right arguments at the wrong moment, on one rank: each call is a legal move or MDP_E_STATE with a sentence that names the parameter, the
+ * bucket and its state; and after it the step can go on. */
+#include <math.h>
+#include <string.h>
+
+#include "fixture.h"
+
+static job alone;
+
+static int open_job(void** state) {
+  (void)state;
+  be_alone();
+  alone = job_open(NULL, 0, 1);
+  return 0;
+}
+
+static int close_job(void** state) {
+  (void)state;
+  job_close(&alone);
+  return 0;
+}
+
+static float values[6] = {1, 2, 3, 4, 5, 6};
+
+static mdp_tensor gradient_of(size_t param) {
+  SIZED(mdp_tensor, t);
+  t.dtype = MDP_DTYPE_F32;
+  t.data = values;
+  t.ndim = job_params[param].ndim;
+  t.shape = job_params[param].shape;
+  return t;
+}
+
+static mdp_status put(size_t param, uint64_t flags) {
+  const mdp_tensor t = gradient_of(param);
+  return mdp_grad_put(alone.buffer, param, &t, flags, NULL);
+}
+
+static void finish_step(void) {
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+}
+
+static mdp_error_info last(void) {
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  return info;
+}
+
+static void ready_twice(void** state) {
+  (void)state;
+  OK(put(FIRST, 0));
+  FAILS(MDP_E_STATE, "parameter 0 'first' is ready already", put(FIRST, 0));
+  const mdp_error_info info = last();
+  CHECK(info.param == FIRST && info.bucket >= 0 && info.rank == -1 && info.operation == 0);
+  FAILS(MDP_E_STATE, "'first' is ready already", mdp_grad_ready(alone.buffer, FIRST, NULL));
+  FAILS(MDP_E_STATE, "'first'", mdp_grad_skip(alone.buffer, FIRST));
+  OK(mdp_grad_skip(alone.buffer, SECOND));
+  FAILS(MDP_E_STATE, "'second' was skipped in this step", mdp_grad_ready(alone.buffer, SECOND, NULL));
+  OK(mdp_grad_ready(alone.buffer, EMPTY, NULL));
+  finish_step();
+}
+
+/* More of the same gradient may come until one says that it is all. */
+static void more_to_come(void** state) {
+  (void)state;
+  OK(put(FIRST, MDP_GRAD_MORE));
+  OK(put(FIRST, MDP_GRAD_MORE));
+  OK(put(FIRST, MDP_GRAD_ADD));
+  FAILS(MDP_E_STATE, "ready already", put(FIRST, MDP_GRAD_MORE));
+  SIZED(mdp_tensor, view);
+  OK(mdp_buffer_grad_view(alone.buffer, FIRST, &view));
+  OK(mdp_grad_skip(alone.buffer, SECOND));
+  OK(mdp_grad_skip(alone.buffer, EMPTY));
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  for (size_t i = 0; i < 6; ++i) CHECK(((const float*)view.data)[i] == 3 * values[i]);
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+}
+
+static void after_sync(void** state) {
+  (void)state;
+  put_all(alone.buffer);
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL)); /* a finished move repeated is a no-op */
+  FAILS(MDP_E_STATE, "'first' comes after mdp_grad_sync", put(FIRST, 0));
+  FAILS(MDP_E_STATE, "'first' comes after mdp_grad_sync", mdp_grad_ready(alone.buffer, FIRST, NULL));
+  FAILS(MDP_E_STATE, "'first' comes after mdp_grad_sync", mdp_grad_skip(alone.buffer, FIRST));
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+}
+
+static void step_without_sync(void** state) {
+  (void)state;
+  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  put_all(alone.buffer);
+  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  finish_step();
+  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+}
+
+static void missing_parameter(void** state) {
+  (void)state;
+  OK(put(FIRST, 0));
+  OK(put(EMPTY, 0));
+  FAILS(MDP_E_STATE, "'second' never became ready", mdp_grad_sync(alone.buffer, NULL, NULL));
+  const mdp_error_info info = last();
+  CHECK(info.param == SECOND && info.rank == 0 && info.bucket >= 0);
+  FAILS(MDP_E_STATE, "the gradients are not whole", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_STATE, "'second' never became ready", mdp_grad_sync(alone.buffer, NULL, NULL));
+  /* Not a failure of the communicator; beginning anew is all it takes. */
+  SIZED(mdp_error_info, sticky);
+  OK(mdp_comm_error_info(alone.comm, &sticky));
+  CHECK(sticky.status == MDP_OK && sticky.rank == -1 && sticky.text[0] == '\0');
+  OK(mdp_buffer_zero_grad(alone.buffer, NULL));
+  put_all(alone.buffer);
+  finish_step();
+}
+
+static void zero_grad_in_the_middle(void** state) {
+  (void)state;
+  OK(put(FIRST, MDP_GRAD_MORE));
+  OK(mdp_buffer_zero_grad(alone.buffer, NULL));
+  put_all(alone.buffer); /* every bucket is launched */
+  FAILS(MDP_E_STATE, "are launched already", mdp_buffer_zero_grad(alone.buffer, NULL));
+  finish_step();
+}
+
+static void microbatches(void** state) {
+  (void)state;
+  OK(mdp_microbatch_begin(alone.buffer, 0));
+  put_all(alone.buffer);
+  FAILS(MDP_E_STATE, "not the last", mdp_grad_sync(alone.buffer, NULL, NULL));
+  OK(mdp_microbatch_begin(alone.buffer, 0)); /* begins a step anew */
+  put_all(alone.buffer);
+  FAILS(MDP_E_STATE, "ready already", put(FIRST, 0));
+  OK(mdp_microbatch_begin(alone.buffer, 1));
+  put_all(alone.buffer);
+  FAILS(MDP_E_STATE, "last microbatch have come already", mdp_microbatch_begin(alone.buffer, 1));
+  SIZED(mdp_tensor, view);
+  OK(mdp_buffer_grad_view(alone.buffer, FIRST, &view));
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  for (size_t i = 0; i < 6; ++i) CHECK(((const float*)view.data)[i] == 2 * values[i]);
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+}
+
+static void frozen_parameter(void** state) {
+  (void)state;
+  SIZED(mdp_tensor, view);
+  mdp_tensor t = gradient_of(FROZEN);
+  const char* part = "'frozen' is frozen";
+  FAILS(MDP_E_STATE, part, mdp_buffer_param_view(alone.buffer, FROZEN, &view));
+  CHECK(last().param == FROZEN);
+  FAILS(MDP_E_STATE, part, mdp_buffer_grad_view(alone.buffer, FROZEN, &view));
+  FAILS(MDP_E_STATE, part, mdp_param_read(alone.buffer, FROZEN, &t, NULL));
+  FAILS(MDP_E_STATE, part, mdp_param_write(alone.buffer, FROZEN, &t, NULL));
+  FAILS(MDP_E_STATE, part, put(FROZEN, 0));
+  FAILS(MDP_E_STATE, part, mdp_grad_ready(alone.buffer, FROZEN, NULL));
+  FAILS(MDP_E_STATE, part, mdp_grad_skip(alone.buffer, FROZEN));
+  FAILS(MDP_E_STATE, part, mdp_optimizer_state(alone.optimizer, FROZEN, "master", &view));
+  OK(mdp_param_wait(alone.buffer, FROZEN, NULL)); /* nothing to wait for */
+  CHECK(view.data == NULL);
+}
+
+static void not_a_number(void** state) {
+  (void)state;
+  float before[6], after[6];
+  mdp_tensor copy = gradient_of(FIRST);
+  copy.data = before;
+  OK(mdp_param_read(alone.buffer, FIRST, &copy, NULL));
+  for (int scaled = 0; scaled < 2; ++scaled) {
+    OK(mdp_buffer_zero_grad(alone.buffer, NULL));
+    values[3] = NAN;
+    OK(put(FIRST, 0));
+    values[3] = 4;
+    OK(put(SECOND, 0));
+    OK(put(EMPTY, 0));
+    OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+    SIZED(mdp_step_config, config);
+    SIZED(mdp_step_report, report);
+    config.loss_scale = scaled ? 8 : 0;
+    if (scaled) {
+      OK(mdp_optimizer_step(alone.optimizer, &config, &report, NULL));
+      CHECK(report.flags == MDP_STEPPED_SKIPPED && report.loss_scale == 8);
+    } else {
+      FAILS(MDP_E_NUMERIC, "not finite", mdp_optimizer_step(alone.optimizer, &config, &report, NULL));
+    }
+    copy.data = after;
+    OK(mdp_param_read(alone.buffer, FIRST, &copy, NULL));
+    CHECK(memcmp(before, after, sizeof before) == 0);
+  }
+  put_all(alone.buffer);
+  finish_step();
+}
+
+static void unknown_group(void** state) {
+  (void)state;
+  mdp_param params[1] = {job_params[FIRST]};
+  params[0].group = 1;
+  mdp_buffer* buffer = NULL;
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_buffer_register(alone.grid, NULL, params, 1, &buffer));
+  FAILS(MDP_E_INVALID, "'first' is in group 1; the optimizer has 1 group", mdp_optimizer_create(buffer, NULL, &optimizer));
+  CHECK(optimizer == NULL && last().param == 0);
+  mdp_group groups[2] = {{.struct_size = sizeof(mdp_group)}, {.struct_size = sizeof(mdp_group), .weight_decay = 0.1}};
+  SIZED(mdp_optimizer_config, config);
+  config.groups = groups;
+  config.ngroups = 2;
+  OK(mdp_optimizer_create(buffer, &config, &optimizer));
+  OK(mdp_optimizer_set_group(optimizer, 1, &groups[0]));
+  FAILS(MDP_E_INVALID, "group is 2", mdp_optimizer_set_group(optimizer, 2, &groups[0]));
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+}
+
+/* After an abort every call that would move the step on fails with it; looking still works, and so does destroying. */
+static void after_abort(void** state) {
+  (void)state;
+  job j = job_open(NULL, 0, 1);
+  SIZED(mdp_error_info, info);
+  OK(mdp_comm_error_info(j.comm, &info));
+  CHECK(info.status == MDP_OK);
+  OK(mdp_comm_abort(j.comm));
+  OK(mdp_comm_abort(j.comm));
+  const char* part = "rank 0 called mdp_comm_abort";
+  const mdp_tensor t = gradient_of(FIRST);
+  mdp_comm* part_comm = NULL;
+  FAILS(MDP_E_ABORTED, part, mdp_barrier(j.comm));
+  CHECK(last().rank == 0);
+  FAILS(MDP_E_ABORTED, part, mdp_comm_split(j.comm, 0, 0, &part_comm));
+  FAILS(MDP_E_ABORTED, part, mdp_all_reduce(j.comm, &t, &t, MDP_OP_SUM, NULL, NULL));
+  FAILS(MDP_E_ABORTED, part, mdp_grad_put(j.buffer, FIRST, &t, 0, NULL));
+  FAILS(MDP_E_ABORTED, part, mdp_grad_ready(j.buffer, FIRST, NULL));
+  FAILS(MDP_E_ABORTED, part, mdp_grad_skip(j.buffer, FIRST));
+  FAILS(MDP_E_ABORTED, part, mdp_grad_sync(j.buffer, NULL, NULL));
+  FAILS(MDP_E_ABORTED, part, mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_ABORTED, part, mdp_param_wait(j.buffer, SIZE_MAX, NULL));
+  OK(mdp_comm_error_info(j.comm, &info));
+  CHECK(info.status == MDP_E_ABORTED && info.rank == 0 && strstr(info.text, part) != NULL);
+  SIZED(mdp_tensor, view);
+  OK(mdp_buffer_param_view(j.buffer, FIRST, &view));
+  CHECK(mdp_comm_rank(j.comm) == 0);
+  size_t needed;
+  OK(mdp_buffer_owned(j.buffer, NULL, 0, &needed));
+  job_close(&j);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(ready_twice),       TEST(more_to_come),      TEST(after_sync),
+      TEST(step_without_sync), TEST(missing_parameter), TEST(zero_grad_in_the_middle),
+      TEST(microbatches),      TEST(frozen_parameter),  TEST(not_a_number),
+      TEST(unknown_group),     TEST(after_abort),
+  };
+  return cmocka_run_group_tests(tests, open_job, close_job);
+}

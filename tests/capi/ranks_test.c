@@ -1,0 +1,362 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Several ranks, as threads of this process: what collectives compute, and what every rank is told when one of them does something else. */
+#include <math.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "fixture.h"
+
+static const uint64_t timeout_ns = UINT64_C(20000000000);
+
+static int setup(void** state) {
+  (void)state;
+  be_alone();
+  return 0;
+}
+
+/* ── Collectives ── */
+
+enum {
+  MOST = 4
+};
+
+static void compute_everything(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  CHECK(mdp_comm_rank(comm) == rank && mdp_comm_size(comm) == n);
+  double mine[3 * MOST], got[3 * MOST];
+  const int64_t whole = 3 * n, piece = 3;
+  for (int i = 0; i < 3 * n; ++i) mine[i] = 100 * rank + i;
+  const mdp_tensor from = tensor_of(MDP_DTYPE_F64, mine, &whole), to = tensor_of(MDP_DTYPE_F64, got, &whole);
+  const mdp_tensor small = tensor_of(MDP_DTYPE_F64, got, &piece), part = tensor_of(MDP_DTYPE_F64, mine, &piece);
+  const double ranks = 100.0 * n * (n - 1) / 2;
+
+  OK(mdp_all_reduce(comm, &from, &to, MDP_OP_SUM, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == ranks + n * i);
+  OK(mdp_all_reduce(comm, &from, &to, MDP_OP_MAX, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == 100 * (n - 1) + i);
+  OK(mdp_all_reduce(comm, &from, &to, MDP_OP_MIN, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == i);
+  OK(mdp_reduce_scatter(comm, &from, &small, MDP_OP_AVG, NULL, NULL));
+  for (int i = 0; i < 3; ++i) CHECK(fabs(got[i] - (ranks / n + 3 * rank + i)) < 1e-9);
+  OK(mdp_all_gather(comm, &part, &to, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == 100 * (i / 3) + i % 3);
+  OK(mdp_all_to_all(comm, &from, &to, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == 100 * (i / 3) + 3 * rank + i % 3);
+  OK(mdp_broadcast(comm, &to, n - 1, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == 100 * (i / 3) + 3 * (n - 1) + i % 3);
+
+  /* In place, and with a request. */
+  mdp_request* request = NULL;
+  memcpy(got, mine, sizeof got);
+  OK(mdp_all_reduce(comm, &to, &to, MDP_OP_SUM, NULL, &request));
+  OK(mdp_request_wait(request, timeout_ns));
+  OK(mdp_request_test(request));
+  mdp_request_free(request);
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == ranks + n * i);
+  memcpy(got, mine, sizeof got);
+  const mdp_tensor own = tensor_of(MDP_DTYPE_F64, got + 3 * rank, &piece);
+  OK(mdp_reduce_scatter(comm, &to, &own, MDP_OP_SUM, NULL, NULL));
+  for (int i = 0; i < 3; ++i) CHECK(got[3 * rank + i] == ranks + n * (3 * rank + i));
+  OK(mdp_all_gather(comm, &own, &to, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == ranks + n * i);
+  memcpy(got, mine, sizeof got);
+  OK(mdp_all_to_all(comm, &to, &to, NULL, NULL));
+  for (int i = 0; i < 3 * n; ++i) CHECK(got[i] == 100 * (i / 3) + 3 * rank + i % 3);
+
+  int64_t count = INT64_C(1) << 40;
+  const int64_t one = 1;
+  const mdp_tensor integer = tensor_of(MDP_DTYPE_I64, &count, &one);
+  OK(mdp_all_reduce(comm, &integer, &integer, MDP_OP_SUM, NULL, NULL));
+  CHECK(count == n * (INT64_C(1) << 40));
+  float nan = rank == 0 ? NAN : 1;
+  const mdp_tensor odd = tensor_of(MDP_DTYPE_F32, &nan, &one);
+  OK(mdp_all_reduce(comm, &odd, &odd, MDP_OP_MAX, NULL, NULL));
+  CHECK(isnan(nan));
+  OK(mdp_barrier(comm));
+  mdp_comm_destroy(comm);
+}
+
+static void collectives(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= MOST; ++n) run_ranks(n, compute_everything, NULL);
+}
+
+static void split_everything(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm *comm = comm_open(id, rank, n, timeout_ns), *half = NULL, *none = comm;
+  OK(mdp_comm_split(comm, rank % 2, -rank, &half));
+  CHECK(mdp_comm_size(half) == 2 && mdp_comm_rank(half) == (rank < 2 ? 1 : 0));
+  OK(mdp_comm_split(comm, rank == 0 ? -1 : 7, 0, &none));
+  if (rank == 0) CHECK(none == NULL);
+  if (rank > 0) CHECK(mdp_comm_size(none) == n - 1 && mdp_comm_rank(none) == rank - 1);
+  mdp_comm_destroy(comm); /* the parts live on */
+  int64_t sum = rank;
+  const int64_t one = 1;
+  const mdp_tensor t = tensor_of(MDP_DTYPE_I64, &sum, &one);
+  OK(mdp_all_reduce(half, &t, &t, MDP_OP_SUM, NULL, NULL));
+  CHECK(sum == (rank % 2 ? 4 : 2));
+  mdp_comm_destroy(none);
+  mdp_comm_destroy(half);
+}
+
+static void splits(void** state) {
+  (void)state;
+  run_ranks(4, split_everything, NULL);
+}
+
+static void grid_groups(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  (void)n;
+  mdp_comm *comm = comm_open(id, rank, 4, timeout_ns), *tp = NULL, *again = NULL;
+  SIZED(mdp_grid_config, config);
+  config.tp = 2;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &config, &grid));
+  int32_t index = -1, size = -1;
+  OK(mdp_grid_coords(grid, MDP_AXIS_TP, &index, &size));
+  CHECK(index == rank % 2 && size == 2);
+  OK(mdp_grid_coords(grid, MDP_AXIS_DP | MDP_AXIS_CP, &index, &size));
+  CHECK(index == rank / 2 && size == 2);
+  OK(mdp_grid_comm(grid, MDP_AXIS_TP, &tp));
+  OK(mdp_grid_comm(grid, MDP_AXIS_TP, &again));
+  CHECK(mdp_comm_rank(tp) == rank % 2 && mdp_comm_size(tp) == 2 && again != tp);
+  mdp_comm_destroy(tp);
+  mdp_grid_destroy(grid);
+  OK(mdp_barrier(again));
+  mdp_comm_destroy(again);
+  mdp_comm_destroy(comm);
+}
+
+static void grids(void** state) {
+  (void)state;
+  run_ranks(4, grid_groups, NULL);
+}
+
+/* ── Ranks that differ ── */
+
+static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const int how = *(const int*)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  mdp_param params[PARAMS];
+  memcpy(params, job_params, sizeof params);
+  static const int64_t other_shape[] = {6};
+  size_t count = PARAMS;
+  const char* difference = "";
+  if (how == 0) difference = "second";
+  if (how == 1) difference = "[6]";
+  if (how == 2) difference = "frozen";
+  if (rank == 2) {
+    if (how == 0) params[SECOND].name = "zweiter";
+    if (how == 1) params[SECOND].shape = other_shape;
+    if (how == 2) count = 3;
+  }
+  mdp_buffer* buffer = NULL;
+  FAILS(MDP_E_DESYNC, difference, mdp_buffer_register(grid, NULL, params, count, &buffer));
+  const char* sentence = mdp_last_error();
+  CHECK(strstr(sentence, "ranks 0 and 2") != NULL);
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  CHECK(info.rank == 2 && buffer == NULL);
+  /* Nothing is half done: the same ranks agree the next time. */
+  OK(mdp_buffer_register(grid, NULL, job_params, PARAMS, &buffer));
+  OK(mdp_buffer_verify(buffer));
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void different_registrations(void** state) {
+  (void)state;
+  for (int how = 0; how < 3; ++how) run_ranks(3, register_differently, &how);
+}
+
+static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  SIZED(mdp_grid_config, grid_config);
+  grid_config.tp = rank == 1 ? 2 : 1;
+  mdp_grid* grid = NULL;
+  FAILS(MDP_E_DESYNC, NULL, mdp_grid_create(j.comm, &grid_config, &grid));
+  SIZED(mdp_optimizer_config, config);
+  config.lr = rank == 1 ? 0.5 : 0.25;
+  mdp_optimizer* optimizer = NULL;
+  FAILS(MDP_E_DESYNC, "configure the optimizer differently", mdp_optimizer_create(j.buffer, &config, &optimizer));
+  CHECK(grid == NULL && optimizer == NULL);
+  put_all(j.buffer);
+  OK(mdp_grad_sync(j.buffer, NULL, NULL));
+  OK(mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
+  job_close(&j);
+}
+
+static void different_configurations(void** state) {
+  (void)state;
+  run_ranks(2, configure_differently, NULL);
+}
+
+static void call_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const int how = *(const int*)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  float values[8] = {0};
+  const int64_t count = how == 0 && rank == 1 ? 4 : 8;
+  const mdp_tensor t = tensor_of(how == 1 && rank == 1 ? MDP_DTYPE_BF16 : MDP_DTYPE_F32, values, &count);
+  const mdp_op op = how == 2 && rank == 1 ? MDP_OP_MAX : MDP_OP_SUM;
+  mdp_status status;
+  if (how == 3 && rank == 1) {
+    status = mdp_broadcast(comm, &t, 0, NULL, NULL);
+  } else {
+    status = mdp_all_reduce(comm, &t, &t, op, NULL, NULL);
+  }
+  check_status(status, MDP_E_DESYNC, "all-reduce", "ranks that call different operations", __FILE__, __LINE__);
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  CHECK(info.operation > 0);
+  /* This cannot be mended: which ranks have done what is not known any more. */
+  OK(mdp_comm_error_info(comm, &info));
+  CHECK(info.status == MDP_E_DESYNC);
+  FAILS(MDP_E_DESYNC, NULL, mdp_barrier(comm));
+  mdp_comm_destroy(comm);
+}
+
+static void different_operations(void** state) {
+  (void)state;
+  for (int how = 0; how < 4; ++how) run_ranks(2, call_differently, &how);
+}
+
+static void skip_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  if (rank == 1) {
+    OK(mdp_grad_ready(j.buffer, FIRST, NULL));
+    OK(mdp_grad_ready(j.buffer, EMPTY, NULL));
+  } else {
+    put_all(j.buffer);
+  }
+  FAILS(MDP_E_STATE, "on rank 1 parameter 1 'second' never became ready", mdp_grad_sync(j.buffer, NULL, NULL));
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  CHECK(info.rank == 1 && info.param == SECOND);
+  FAILS(MDP_E_STATE, "not whole", mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
+  OK(mdp_microbatch_begin(j.buffer, 1));
+  put_all(j.buffer);
+  OK(mdp_grad_sync(j.buffer, NULL, NULL));
+  OK(mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
+  OK(mdp_buffer_verify(j.buffer));
+  job_close(&j);
+}
+
+static void missing_on_one_rank(void** state) {
+  (void)state;
+  run_ranks(3, skip_one, NULL);
+}
+
+static void differ_in_values(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  float values[6] = {0, 0, 0, 0, 0, (float)rank};
+  SIZED(mdp_tensor, t);
+  t.dtype = MDP_DTYPE_F32;
+  t.data = values;
+  t.ndim = job_params[FIRST].ndim;
+  t.shape = job_params[FIRST].shape;
+  OK(mdp_param_write(j.buffer, FIRST, &t, NULL));
+  FAILS(MDP_E_DESYNC, "'first' differs between ranks 0 and 1", mdp_buffer_verify(j.buffer));
+  OK(mdp_buffer_broadcast(j.buffer, 1));
+  OK(mdp_buffer_verify(j.buffer));
+  OK(mdp_param_read(j.buffer, FIRST, &t, NULL));
+  CHECK(values[5] == 1);
+  job_close(&j);
+}
+
+static void replicas_that_differ(void** state) {
+  (void)state;
+  run_ranks(2, differ_in_values, NULL);
+}
+
+/* ── Ranks that leave, stop or never come ── */
+
+static void abort_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  if (rank == 2) {
+    const struct timespec moment = {0, 50000000};
+    nanosleep(&moment, NULL);
+    OK(mdp_comm_abort(comm));
+  } else {
+    FAILS(MDP_E_ABORTED, "rank 2 called mdp_comm_abort", mdp_barrier(comm));
+    SIZED(mdp_error_info, info);
+    OK(mdp_comm_error_info(comm, &info));
+    CHECK(info.status == MDP_E_ABORTED && info.rank == 2);
+  }
+  mdp_comm_destroy(comm);
+}
+
+static void abort_by_one_rank(void** state) {
+  (void)state;
+  run_ranks(3, abort_one, NULL);
+}
+
+static void leave_early(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  if (rank == 0) FAILS(MDP_E_PEER, "rank 1", mdp_barrier(comm));
+  mdp_comm_destroy(comm);
+}
+
+static void leaving_while_others_wait(void** state) {
+  (void)state;
+  run_ranks(2, leave_early, NULL);
+}
+
+static pthread_barrier_t late;
+static void come_late(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(300000000));
+  if (rank == 0) FAILS(MDP_E_TIMEOUT, "rank 1", mdp_barrier(comm));
+  pthread_barrier_wait(&late);
+  mdp_comm_destroy(comm);
+}
+
+static void a_rank_that_does_not_come_in_time(void** state) {
+  (void)state;
+  pthread_barrier_init(&late, NULL, 2);
+  run_ranks(2, come_late, NULL);
+  pthread_barrier_destroy(&late);
+}
+
+static void rendezvous_without_a_rank(void** state) {
+  (void)state;
+  mdp_unique_id id;
+  OK(mdp_unique_id_create(&id));
+  SIZED(mdp_comm_config, config);
+  config.nranks = 3;
+  config.rank = 1;
+  config.timeout_ns = 200000000;
+  mdp_comm* comm = NULL;
+  FAILS(MDP_E_TIMEOUT, "0", mdp_comm_create(&config, &id, &comm));
+  config.rank = 0;
+  FAILS(MDP_E_TIMEOUT, "1", mdp_comm_create(&config, &id, &comm));
+  CHECK(comm == NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(collectives),
+      TEST(splits),
+      TEST(grids),
+      TEST(different_registrations),
+      TEST(different_configurations),
+      TEST(different_operations),
+      TEST(missing_on_one_rank),
+      TEST(replicas_that_differ),
+      TEST(abort_by_one_rank),
+      TEST(leaving_while_others_wait),
+      TEST(a_rank_that_does_not_come_in_time),
+      TEST(rendezvous_without_a_rank),
+  };
+  return cmocka_run_group_tests(tests, setup, NULL);
+}
