@@ -360,8 +360,8 @@ MDP_API const char* mdp_last_error(void);
  * Errors: INVALID. */
 MDP_API mdp_status mdp_last_error_info(mdp_error_info* out);
 
-/* What this library is and what it sees, as one line of JSON: version, abi, build, backends (with the reason where one is not
- * available), machine (cores, affinity, memory) and launch (launcher variables, and what mdp_comm_create would make of them).
+/* What this library is and what it sees, as one line of JSON: version, abi, build, backends and transport (with the reason where one is
+ * not available), machine (cores, affinity, memory) and launch (launcher variables, and what mdp_comm_create would make of them).
  * Fields may be added in any release.
  * The protocol of all calls that answer with text: *needed becomes its size with the terminating NUL, even where the call then fails
  * because capacity is too small; nothing is written to json in that case. json NULL with capacity 0 asks for the size. needed may be

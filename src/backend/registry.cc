@@ -6,6 +6,7 @@
 
 #include "host/backend.h"
 #include "host/kernels.h"
+#include "host/transport.h"
 
 namespace megadp {
 namespace {
@@ -27,6 +28,11 @@ Result<std::shared_ptr<Backend>> open_backend(BackendKind kind, std::shared_ptr<
 
 std::vector<BackendInfo> list_backends() {
   return {{"host", true, text("SIMD ", host::simd_target(), " of ", host::simd_targets())}, {"cuda", false, kNoCuda}};
+}
+
+BackendInfo transport_between_hosts() {
+  const host::TransportInfo info = host::transport_info();
+  return {"UCX", info.available, info.detail};
 }
 
 }  // namespace megadp

@@ -26,5 +26,7 @@ struct BackendInfo {
   std::string detail;  // SIMD target and the like, or why it is not available
 };
 std::vector<BackendInfo> list_backends();
+// What joins ranks on different hosts, in the same form. Loads that library to find out.
+BackendInfo transport_between_hosts();
 
 }  // namespace megadp

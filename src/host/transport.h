@@ -7,7 +7,7 @@
 
 #include <cstddef>
 #include <memory>
-#include <vector>
+#include <string>
 
 #include "backend/world.h"
 #include "base/status.h"
@@ -29,5 +29,12 @@ class Transport {
   // nothing is in flight any more and the transport is unusable. `during` describes the operation for the sentence of a failure.
   virtual Status wait(const Stop& stop, const std::string& during) = 0;
 };
+
+// Whether ranks on different hosts can be joined here: "UCX 1.13.1", or why not. Loads the library to find out.
+struct TransportInfo {
+  bool available;
+  std::string detail;
+};
+TransportInfo transport_info();
 
 }  // namespace megadp::host

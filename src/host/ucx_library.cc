@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "host/transport.h"
+
 namespace megadp::host {
 
 #ifdef MEGADP_HAVE_UCX
@@ -104,12 +106,12 @@ Result<const UcxLibrary*> UcxLibrary::get() {
   return &**loaded;
 }
 
-UcxInfo ucx_info() {
+TransportInfo transport_info() {
   auto ucx = UcxLibrary::get();
   if (!ucx) return {false, ucx.status().text()};
   unsigned major = 0, minor = 0, release = 0;
   (*ucx)->get_version(&major, &minor, &release);
-  return {true, text(major, ".", minor, ".", release)};
+  return {true, text("UCX ", major, ".", minor, ".", release)};
 }
 
 #else
@@ -118,7 +120,7 @@ Result<const UcxLibrary*> UcxLibrary::get() {
   return unsupported("this build of megadp has no transport between hosts: ucp/api/ucp.h was not found when it was configured");
 }
 
-UcxInfo ucx_info() {
+TransportInfo transport_info() {
   return {false, UcxLibrary::get().status().text()};
 }
 

@@ -44,11 +44,4 @@ struct UcxLibrary {
   static Result<const UcxLibrary*> get();
 };
 
-// For `megadp info`: "1.13.1", or why it cannot be used.
-struct UcxInfo {
-  bool available;
-  std::string detail;
-};
-UcxInfo ucx_info();
-
 }  // namespace megadp::host
