@@ -41,8 +41,8 @@ void exchange_until_it_fails(World& world) {
   }
 }
 
-// The child keeps every socket of the rank open, long after the rank is dead.
-void fork_and_wait(const World& world) {
+// The child keeps every socket of the rank open, long after the rank is gone.
+void fork_a_child() {
   const pid_t child = ::fork();
   if (child == 0) {
     ::close(1);
@@ -50,7 +50,6 @@ void fork_and_wait(const World& world) {
     for (;;) ::pause();
   }
   say(text("child ", child));
-  wait_for_failure(world);
 }
 
 }  // namespace
@@ -73,7 +72,8 @@ int be_a_rank(int argc, char** argv) {
   say("joined");
   if (behaviour == "watch") wait_for_failure(**world);
   if (behaviour == "exchange") exchange_until_it_fails(**world);
-  if (behaviour == "fork") fork_and_wait(**world);
+  if (behaviour == "fork" || behaviour == "fork and leave") fork_a_child();
+  if (behaviour == "fork") wait_for_failure(**world);
   if (behaviour == "hosts") {
     std::string hosts;
     for (int r = 0; r < (*world)->size(); ++r) hosts += text(r == 0 ? "" : " ", (*world)->host(r));
@@ -192,6 +192,23 @@ void leaving_processes_are_not_dead() {
     const std::string line = ranks[static_cast<size_t>(stays)]->read_line(2500'000'000);
     check(line.empty(), "the others left, and yet: " + line);
   }
+}
+
+// A hub lingers until the others have left, however many children of theirs live on.
+void a_living_child_holds_no_hub() {
+  const std::string job = fresh_job();
+  RankProcess other(job, 1, 2, 20000, "fork and leave");
+  auto world = World::join(launch_of(job, 0, 2), 20 * kSecond);
+  if (!check(world.ok(), world.status().text())) return;
+  check(other.read_line(20 * kSecond) == "joined", "joined");
+  const std::string line = other.read_line(20 * kSecond);
+  if (!check(line.rfind("child ", 0) == 0, "the child is started: " + line)) return;
+  const int child = std::atoi(line.c_str() + 6);
+  check(other.wait_for_end() == 0, "rank 1 ends well");
+  check(wait_until([&] { return (*world)->has_left(1); }, 10 * kSecond) && !(*world)->failed(), "rank 1 has left");
+  world->reset();
+  check(wait_until([] { return count_threads() == quiet_threads; }, 10 * kSecond), "the hub does not wait for the child");
+  check(::kill(child, SIGKILL) == 0, "the child was alive all the time");
 }
 
 void an_abort_outruns_its_process() {
@@ -318,6 +335,7 @@ void failure_cases() {
   a_stopped_rank_is_named();
   a_short_stop_is_forgiven();
   leaving_processes_are_not_dead();
+  a_living_child_holds_no_hub();
   an_abort_outruns_its_process();
   a_kill_during_the_rendezvous_is_named();
   nonsense_fails_its_sender_alone();

@@ -26,8 +26,8 @@ struct ControlBuffer {
 
 }  // namespace
 
-void Link::spoil(std::string why) {
-  state_ = State::corrupt;
+void Link::spoil(std::string why, State state) {
+  state_ = state;
   error_ = std::move(why);
   in_.clear();
   in_fds_.clear();
@@ -59,9 +59,7 @@ long Link::read_some(size_t* total) {
       }
     }
     // Which descriptors were lost cannot be told, so none that follow could be trusted either.
-    if ((message.msg_flags & MSG_CTRUNC) != 0) {
-      spoil("descriptors were lost on the way: this process has reached its limit of open files (ulimit -n)");
-    }
+    if ((message.msg_flags & MSG_CTRUNC) != 0) spoil("", State::starved);
   }
   errno = error;
   return n;

@@ -20,6 +20,7 @@ class Link {
     open,
     closed,   // the other side closed, reset, or is unreachable
     corrupt,  // the other side sent what is no frame; error() says what
+    starved,  // descriptors were lost because this process may not have more of them
   };
 
   // Frames longer than max_payload are refused before they are stored.
@@ -57,7 +58,7 @@ class Link {
   void parse(std::vector<Frame>* out);
   bool take_fds(size_t count, Frame* frame);
   long read_some(size_t* total);
-  void spoil(std::string why);
+  void spoil(std::string why, State state = State::corrupt);
 
   Fd socket_;
   uint64_t max_payload_;

@@ -130,6 +130,12 @@ void Monitor::serve_connection(size_t index) {
   drain(connection);
   if (!connection.link || connection.link->state() == Link::State::open) return;
   const int rank = connection.rank;
+  if (connection.link->state() == Link::State::starved) {
+    found(Status(Code::system, name(rank_) + " has reached its limit of open descriptors (ulimit -n) and lost some that were passed to it",
+                 Blame{rank_}));
+    connection.link.reset();
+    return;
+  }
   if (connection.link->state() == Link::State::corrupt) {
     const Status why(Code::corrupt, text(name(rank), " sent ", connection.link->error()), Blame{rank});
     found(why);
@@ -272,6 +278,7 @@ bool Monitor::finish_sending() {
   for (Connection& c : connections_) {
     if (!c.link) continue;
     if (c.link->idle() && !c.over_tcp) {
+      c.link->shut_down_sending();  // closing alone is no end of file while a forked child holds the socket too
       c.link.reset();
       continue;
     }

@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kSliceMs = 100;  // how soon an interruption is noticed
 constexpr size_t kStrangers = 64;
+constexpr uint64_t kLatecomersNs = 2'000'000'000;  // a failed meeting's host stays this long at most for those still to come
 
 class Host {
  public:
@@ -26,6 +27,7 @@ class Host {
     party_.table.resize(meeting.expected.size());
     party_.links.resize(meeting.expected.size());
     watches_.resize(meeting.expected.size());
+    told_.resize(meeting.expected.size());
     early_.resize(meeting.expected.size());
     const size_t own = *place_of(meeting.rank);
     party_.table[own] = meeting.self;
@@ -105,6 +107,23 @@ class Host {
     const Hello& hello = arrival.hello;
     const int rank = hello.rank;
     const auto place = place_of(rank);
+    if (!may_come(arrival, place)) return;
+    FrameWriter writer;
+    write_process(&writer, meeting_.self);
+    arrival.link->send(FrameType::welcome, writer.take());
+    arrival.link->flush();
+    watches_[*place] = watch_process(hello.process);
+    party_.table[*place] = hello.process;
+    party_.links[*place] = std::move(arrival.link);
+    early_[*place] = std::move(arrival.early);
+    refusals_.erase(rank);
+    ++present_;
+  }
+
+  // False when it has been refused.
+  bool may_come(Arrival& arrival, std::optional<size_t> place) {
+    const Hello& hello = arrival.hello;
+    const int rank = hello.rank;
     if (hello.version != kProtocolVersion) {
       return refuse(arrival, false,
                     unsupported("it speaks version ", hello.version, " of the protocol and rank ", meeting_.rank, " speaks version ",
@@ -130,19 +149,10 @@ class Host {
           arrival, true,
           invalid("rank ", rank, " is there already, as process ", first.pid, " on ", first.host_name, "; every rank may come once"));
     }
-    FrameWriter writer;
-    write_process(&writer, meeting_.self);
-    arrival.link->send(FrameType::welcome, writer.take());
-    arrival.link->flush();
-    watches_[*place] = watch_process(hello.process);
-    party_.table[*place] = hello.process;
-    party_.links[*place] = std::move(arrival.link);
-    early_[*place] = std::move(arrival.early);
-    refusals_.erase(rank);
-    ++present_;
+    return true;
   }
 
-  void refuse(Arrival& arrival, bool may_try_again, const Status& why) {
+  bool refuse(Arrival& arrival, bool may_try_again, const Status& why) {
     FrameWriter writer;
     writer.u32(may_try_again ? 1 : 0);
     writer.status(why);
@@ -151,6 +161,7 @@ class Host {
     std::string& before = refusals_[arrival.hello.rank];
     if (before != why.text()) log(LogLevel::warning, text("refused rank ", arrival.hello.rank, ": ", why.text()));
     before = why.text();
+    return false;
   }
 
   Status listen_to(size_t place) {
@@ -191,11 +202,39 @@ class Host {
             blame};
   }
 
+  // Those that are on their way shall learn the reason too, and not wait out their timeout for nobody: the host stays for them a little.
   Result<Party> break_up(const Status& why) {
     FrameWriter writer;
     writer.status(why);
-    send_to_all(FrameType::broken, writer.take());
+    const std::string reason = writer.take();
+    send_to_all(FrameType::broken, reason);
+    for (size_t i = 0; i < told_.size(); ++i) {
+      const int rank = meeting_.expected[i];
+      told_[i] = party_.links[i] != nullptr || rank == meeting_.rank || rank == why.blame().rank;
+    }
+    const Deadline end = Deadline::after_ns(std::min(kLatecomersNs, meeting_.deadline.left_ns()));
+    while (!end.passed() && std::find(told_.begin(), told_.end(), false) != told_.end()) tell_latecomers(reason, end);
     return why;
+  }
+
+  void tell_latecomers(const std::string& reason, Deadline end) {
+    std::vector<pollfd> polled;
+    reception_->add_to(&polled);
+    ::poll(polled.data(), polled.size(), static_cast<int>(std::min<uint64_t>(end.left_ns() / 1'000'000 + 1, kSliceMs)));
+    std::vector<Arrival> arrivals;
+    reception_->serve(&arrivals);
+    for (Arrival& arrival : arrivals) {
+      const auto place = place_of(arrival.hello.rank);
+      if (place && told_[*place]) {  // it knows, and has come for the next rendezvous
+        refuse(arrival, true, bad_state("the rendezvous before this one has failed and is being broken up"));
+        continue;
+      }
+      if (!may_come(arrival, place)) continue;
+      arrival.link->send(FrameType::broken, reason);
+      arrival.link->flush();
+      told_[*place] = true;
+      late_links_.push_back(std::move(arrival.link));
+    }
   }
 
   // Small enough for the sockets' buffers as a rule; what does not fit at once gets a moment.
@@ -223,6 +262,8 @@ class Host {
   std::vector<Fd> watches_;                // pidfds, by place
   std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
+  std::vector<bool> told_;                         // by place: knows that the meeting has failed
+  std::vector<std::unique_ptr<Link>> late_links_;  // of those told late; open until the host leaves
   size_t present_ = 0;
 };
 

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+// Frames on a socket pair: whatever the pieces they arrive in, with hundreds of descriptors, and with garbage in their place; and the
+// bookkeeping of small collectives without any socket.
+#include <fcntl.h>
+#include <poll.h>
+#include <rapidcheck.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "backend/bootstrap/link.h"
+#include "backend/bootstrap/relay.h"
+#include "check.h"
+
+using namespace megadp;
+using namespace megadp::test;
+
+namespace {
+
+struct Pair {
+  Fd a, b;
+  Pair() {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) return;
+    a = Fd(ends[0]);
+    b = Fd(ends[1]);
+  }
+};
+
+std::string bytes_of(FrameType type, const std::string& payload) {
+  const FrameHeader header{kFrameMagic, static_cast<uint16_t>(type), 0, payload.size()};
+  return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
+}
+
+void frames_survive_any_cutting() {
+  rc::check("frames arrive whole however they are cut",
+            [] {
+              Pair pair;
+              Link link(std::move(pair.b), 1 << 20);
+              const auto payloads = *rc::gen::container<std::vector<std::string>>(rc::gen::arbitrary<std::string>());
+              std::string stream;
+              for (const std::string& payload : payloads) stream += bytes_of(FrameType::give, payload);
+              std::vector<Frame> got;
+              for (size_t at = 0; at < stream.size();) {
+                const size_t piece = std::min<size_t>(*rc::gen::inRange<size_t>(1, 40), stream.size() - at);
+                RC_ASSERT(::send(pair.a.get(), stream.data() + at, piece, 0) == static_cast<ssize_t>(piece));
+                at += piece;
+                link.receive(&got);
+              }
+              RC_ASSERT(got.size() == payloads.size());
+              for (size_t i = 0; i < got.size(); ++i) RC_ASSERT(got[i].payload == payloads[i]);
+              RC_ASSERT(link.state() == Link::State::open);
+            }) ||
+      check(false, "property failed");
+}
+
+void garbage_is_corrupt_and_nothing_worse() {
+  rc::check("garbage never becomes a frame",
+            [] {
+              Pair pair;
+              Link link(std::move(pair.b), 1000);
+              std::string garbage = *rc::gen::arbitrary<std::string>();
+              garbage.resize(std::max<size_t>(garbage.size(), sizeof(FrameHeader)), 'g');
+              garbage[0] = static_cast<char>(garbage[0] == 'M' ? 'x' : garbage[0]);
+              RC_ASSERT(::send(pair.a.get(), garbage.data(), garbage.size(), 0) == static_cast<ssize_t>(garbage.size()));
+              std::vector<Frame> got;
+              link.receive(&got);
+              RC_ASSERT(got.empty());
+              RC_ASSERT(link.state() == Link::State::corrupt);
+              RC_ASSERT(!link.error().empty());
+            }) ||
+      check(false, "property failed");
+
+  rc::check("contents are read within their bounds",
+            [] {
+              const std::string garbage = *rc::gen::arbitrary<std::string>();
+              FrameReader reader(garbage);
+              OperationKey key;
+              if (read_key(&reader, 8, &key)) {
+                RC_ASSERT(key.members.size() >= 2u && key.members.size() <= 8u);
+                reader.bytes();
+              }
+              FrameReader status_reader(garbage);
+              RC_ASSERT(!status_reader.status().ok());
+            }) ||
+      check(false, "property failed");
+}
+
+void a_frame_may_be_too_long() {
+  Pair pair;
+  Link sender(std::move(pair.a), 1 << 20), receiver(std::move(pair.b), 99);
+  sender.send(FrameType::give, std::string(99, 'x'));
+  sender.send(FrameType::give, std::string(100, 'x'));
+  sender.flush();
+  std::vector<Frame> got;
+  receiver.receive(&got);
+  check_equal(got.size(), size_t{1}, "frames");
+  check(receiver.state() == Link::State::corrupt, "the second is refused");
+  check(receiver.error().find("100 bytes, more than the 99 allowed") != std::string::npos, receiver.error());
+}
+
+void the_end_of_file_comes_last() {
+  Pair pair;
+  Link receiver(std::move(pair.b), 1 << 20);
+  {
+    Link sender(std::move(pair.a), 1 << 20);
+    for (int i = 0; i < 10; ++i) sender.send(FrameType::goodbye, text(i));
+    sender.flush();
+    check(sender.idle(), "sent");
+  }
+  std::vector<Frame> got;
+  receiver.receive(&got);
+  check_equal(got.size(), size_t{10}, "frames before the end");
+  check(receiver.state() == Link::State::closed, "then the end");
+}
+
+// More than the kernel takes in one message (253), and large frames around them.
+void hundreds_of_descriptors_travel_with_their_frame() {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = std::min<rlim_t>(limit.rlim_max, 4096);
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+  Pair pair;
+  Link sender(std::move(pair.a), 1 << 24), receiver(std::move(pair.b), 1 << 24);
+  std::vector<std::shared_ptr<const Fd>> fds;
+  std::vector<Fd> read_ends;
+  for (int i = 0; i < 600; ++i) {
+    int ends[2];
+    if (!check(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "pipe")) return;
+    read_ends.emplace_back(ends[0]);
+    fds.push_back(std::make_shared<const Fd>(ends[1]));
+  }
+  const auto payload = std::make_shared<const std::string>(std::string(3'000'000, 'p'));
+  sender.send(FrameType::result, payload);
+  sender.send(FrameType::result, payload, fds);
+  sender.send(FrameType::result, "between");
+  sender.send(FrameType::result, std::make_shared<const std::string>("few"), {fds[5], fds[7]});
+  fds.clear();
+  std::vector<Frame> got;
+  for (int i = 0; i < 100'000 && got.size() < 4 && receiver.state() == Link::State::open; ++i) {
+    sender.flush();
+    receiver.receive(&got);
+  }
+  if (!check_equal(got.size(), size_t{4}, "frames")) return;
+  check(got[0].fds.empty() && got[2].fds.empty(), "frames without descriptors have none");
+  check_equal(got[1].fds.size(), size_t{600}, "descriptors");
+  check_equal(got[3].fds.size(), size_t{2}, "descriptors");
+  check(got[1].payload == *payload, "payload");
+  for (size_t i = 0; i < got[1].fds.size(); ++i) {
+    char byte = static_cast<char>(i);
+    check(::write(got[1].fds[i].get(), &byte, 1) == 1 && ::read(read_ends[i].get(), &byte, 1) == 1, text("descriptor ", i));
+  }
+  check(::write(got[3].fds[1].get(), "x", 1) == 1, "write");
+  char byte = 0;
+  check(::read(read_ends[7].get(), &byte, 1) == 1 && byte == 'x', "descriptors keep their order");
+}
+
+void lost_descriptors_are_noticed() {
+  Pair pair;
+  Link sender(std::move(pair.a), 1 << 20), receiver(std::move(pair.b), 1 << 20);
+  sender.send(FrameType::result, std::make_shared<const std::string>("x"),
+              {std::make_shared<const Fd>(::dup(1)), std::make_shared<const Fd>(::dup(1))});
+  sender.flush();
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{3, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &none);
+  std::vector<Frame> got;
+  receiver.receive(&got);
+  ::setrlimit(RLIMIT_NOFILE, &before);
+  check(got.empty() && receiver.state() == Link::State::starved, "the loss is noticed");
+}
+
+void descriptors_nobody_announced_are_refused() {
+  Pair pair;
+  Link receiver(std::move(pair.b), 1 << 20);
+  std::string bytes = bytes_of(FrameType::give, "x");
+  iovec vector{bytes.data(), bytes.size()};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = &vector;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = 1;
+  std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
+  check(::sendmsg(pair.a.get(), &message, 0) > 0, "sendmsg");
+  std::vector<Frame> got;
+  receiver.receive(&got);
+  check(receiver.state() == Link::State::corrupt, "a stray descriptor");
+}
+
+// ── Relay ──
+
+struct Told {
+  int rank;
+  Code code;
+  std::string words;
+};
+
+struct Harness {
+  std::vector<Told> told;
+  Relay relay{[this](int rank, const OperationKey&, const std::shared_ptr<const Relay::Answer>& answer) {
+                std::string words = answer->status.text();
+                for (const auto& part : answer->parts) words += part->bytes;
+                told.push_back({rank, answer->status.code(), words});
+              },
+              [](int rank) { return text("<", rank, ">"); }};
+};
+
+OperationKey key_of(std::vector<int32_t> members, uint64_t sequence = 1) {
+  return {OperationKind::exchange, std::move(members), sequence};
+}
+
+void relay_hands_everything_to_everyone() {
+  Harness h;
+  const OperationKey key = key_of({4, 1, 3});
+  check(h.relay.give(1, key, {"b", nullptr}) && h.relay.give(3, key, {"c", nullptr}), "two give");
+  check(!h.relay.give(3, key, {"c", nullptr}), "nobody gives twice");
+  check(!h.relay.give(2, key, {"x", nullptr}), "only members give");
+  check(h.told.empty(), "nothing before all have given");
+  check(h.relay.give(4, key, {"a", nullptr}), "the last");
+  check_equal(h.told.size(), size_t{3}, "answers");
+  for (const Told& t : h.told) check(t.code == Code::ok && t.words == "abc", t.words);
+  check(h.relay.withdraw(4, key, 1), "giving up what has ended is nothing");
+  check_equal(h.told.size(), size_t{3}, "answers");
+}
+
+void relay_answers_everyone_once() {
+  rc::check("every member of an operation gets exactly one answer, and all the same",
+            [] {
+              Harness h;
+              const int nranks = *rc::gen::inRange(2, 6);
+              std::vector<int32_t> members;
+              for (int r = 0; r < nranks; ++r) members.push_back(r);
+              std::map<std::pair<uint64_t, int>, bool> gave;
+              std::vector<bool> left(static_cast<size_t>(nranks));
+              std::vector<uint64_t> next(static_cast<size_t>(nranks), 1);  // each member goes on when it has been answered
+              const int steps = *rc::gen::inRange(1, 60);
+              for (int i = 0; i < steps; ++i) {
+                const int rank = *rc::gen::inRange(0, nranks);
+                const auto at = static_cast<size_t>(rank);
+                const int action = *rc::gen::inRange(0, 10);
+                const OperationKey key = key_of(members, next[at]);
+                if (left[at]) continue;
+                if (action == 0) {
+                  left[at] = true;
+                  h.relay.leave(rank);
+                } else if (!gave[{next[at], rank}]) {
+                  gave[{next[at], rank}] = true;
+                  RC_ASSERT(h.relay.give(rank, key, {"x", nullptr}));
+                } else if (action < 3) {
+                  RC_ASSERT(h.relay.withdraw(rank, key, 1));
+                }
+                for (const Told& t : h.told) {
+                  if (left[static_cast<size_t>(t.rank)]) continue;
+                  RC_ASSERT((gave[{next[static_cast<size_t>(t.rank)], t.rank}]));  // no answer to a question not yet asked
+                  ++next[static_cast<size_t>(t.rank)];
+                }
+                h.told.clear();
+              }
+            }) ||
+      check(false, "property failed");
+}
+
+void relay_remembers_failures_for_those_who_come_later() {
+  Harness h;
+  const OperationKey key = key_of({0, 1, 2});
+  h.relay.give(0, key, {});
+  h.relay.give(1, key, {});
+  check(h.relay.withdraw(0, key, 5'000'000'000), "rank 0 gives up");
+  check_equal(h.told.size(), size_t{2}, "those who came are told");
+  check(h.told[0].words.find("rank 2 did not come") != std::string::npos, h.told[0].words);
+  check(h.told[0].words.find("<2>") != std::string::npos, h.told[0].words);
+  h.relay.give(2, key, {});
+  check_equal(h.told.size(), size_t{3}, "the late one is told");
+  check(h.told[2].words == h.told[0].words && h.told[2].code == Code::timeout, "the same");
+  h.relay.leave(1);
+  h.relay.give(0, key_of({0, 1}, 2), {});
+  check(h.told.back().code == Code::peer && h.told.back().words.find("rank 1 has left") != std::string::npos, h.told.back().words);
+}
+
+}  // namespace
+
+int main() {
+  set_property_runs(300);
+  frames_survive_any_cutting();
+  garbage_is_corrupt_and_nothing_worse();
+  a_frame_may_be_too_long();
+  the_end_of_file_comes_last();
+  hundreds_of_descriptors_travel_with_their_frame();
+  lost_descriptors_are_noticed();
+  descriptors_nobody_announced_are_refused();
+  relay_hands_everything_to_everyone();
+  relay_answers_everyone_once();
+  relay_remembers_failures_for_those_who_come_later();
+  return finish();
+}
