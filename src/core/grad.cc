@@ -100,21 +100,21 @@ Status Buffer::may_arrive(const char* call, size_t param) const {
     return Status(Code::state, text(call, ": ", param_label(param, spec.name), " ", why),
                   Blame{.bucket = static_cast<int32_t>(state.bucket), .param = static_cast<int64_t>(param)});
   };
-  const std::string bucket = text("its bucket ", state.bucket, " is ", name_of(s.state_of(s.buckets[state.bucket])));
+  const auto bucket = [&] { return text("its bucket ", state.bucket, " is ", name_of(s.state_of(s.buckets[state.bucket]))); };
   switch (s.phase) {
     case Phase::open:
       break;
     case Phase::syncing:
-      return refuse("comes after mdp_grad_sync; " + bucket);
+      return refuse("comes after mdp_grad_sync; " + bucket());
     case Phase::reduced:
     case Phase::failed:
-      return refuse("comes after mdp_grad_sync; " + bucket +
+      return refuse("comes after mdp_grad_sync; " + bucket() +
                     ". Call mdp_optimizer_step, or begin anew with mdp_buffer_zero_grad or mdp_microbatch_begin");
   }
   if (state.skipped) return refuse("was skipped in this step");
   if (state.arrivals >= spec.uses_per_step) {
     return refuse(text("is ready already: it came ", state.arrivals, " of ", spec.uses_per_step,
-                       " times in this microbatch (mdp_param.uses_per_step); ", bucket));
+                       " times in this microbatch (mdp_param.uses_per_step); ", bucket()));
   }
   return {};
 }
@@ -160,6 +160,7 @@ Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool m
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
   std::lock_guard lock(s.mutex);
+  if (Status may = may_arrive("mdp_grad_put", param); !may) return may;  // another thread may have called mdp_grad_sync meanwhile
   if (Status ordered = tree().queue->wait_for_caller(producer); !ordered) return ordered;
   state.has_gradient = true;
   return more ? Status() : s.arrive(*this, param);
