@@ -37,7 +37,7 @@ THIRD_PARTY = {
     "cblas.h": r"examples/c/gpt/gemm\.c",
     "rapidcheck": r"tests/(unit|conformance)/.*",
     "cmocka.h": r"tests/capi/.*",
-    "mpi.h": r"tests/.*",
+    "mpi.h": r"(tests|benchmarks)/.*",
     "sanitizer/": r"tests/.*",
     "nccl.h": r"src/cuda/.*",
     "cuda": r"src/cuda/.*",

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The collectives that `megadp bench collectives` times, by MPI: the same sizes, the same way of counting (a round is its slowest rank).
+ * Started by openmpi.sh. Usage: openmpi_collectives OP BYTES ROUNDS; BYTES is the full buffer of each rank, in f32. */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  WARM_UPS = 3
+};
+
+typedef struct {
+  const char* op;
+  int rank, ranks;
+  int piece; /* elements of one rank's piece */
+  float* full;
+  float* part;
+  int* counts;
+} Bench;
+
+static void collective(const Bench* b) {
+  if (strcmp(b->op, "reduce_scatter") == 0)
+    MPI_Reduce_scatter(b->full, b->part, b->counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  else if (strcmp(b->op, "all_reduce") == 0)
+    MPI_Allreduce(MPI_IN_PLACE, b->full, b->piece * b->ranks, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+  else
+    MPI_Allgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, b->full, b->piece, MPI_FLOAT, MPI_COMM_WORLD);
+}
+
+/* Rank r's elements become r + 1, and after one collective they must be what follows from that. */
+static int right(const Bench* b) {
+  const float sum = (float)(b->ranks * (b->ranks + 1) / 2);
+  int wrong = 0, anywhere = 0, i;
+  for (i = 0; i < b->piece * b->ranks; ++i) b->full[i] = (float)(b->rank + 1);
+  collective(b);
+  if (strcmp(b->op, "reduce_scatter") == 0) {
+    for (i = 0; i < b->piece; ++i) wrong |= b->part[i] != sum;
+  } else {
+    for (i = 0; i < b->piece * b->ranks; ++i) wrong |= b->full[i] != (strcmp(b->op, "all_reduce") == 0 ? sum : (float)(i / b->piece + 1));
+  }
+  MPI_Allreduce(&wrong, &anywhere, 1, MPI_INT, MPI_LOR, MPI_COMM_WORLD);
+  memset(b->full, 0, sizeof(float) * (size_t)b->piece * (size_t)b->ranks); /* sums of zeros never overflow */
+  return !anywhere;
+}
+
+static int ascending(const void* a, const void* b) {
+  const double x = *(const double*)a, y = *(const double*)b;
+  return (x > y) - (x < y);
+}
+
+static int measure(const Bench* b, int rounds) {
+  double* times = calloc((size_t)rounds, sizeof *times);
+  int round;
+  if (times == NULL) return 1;
+  for (round = -WARM_UPS; round < rounds; ++round) {
+    double begin, mine, slowest;
+    MPI_Barrier(MPI_COMM_WORLD);
+    begin = MPI_Wtime();
+    collective(b);
+    mine = (MPI_Wtime() - begin) * 1e3;
+    MPI_Allreduce(&mine, &slowest, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+    if (round >= 0) times[round] = slowest;
+  }
+  qsort(times, (size_t)rounds, sizeof *times, ascending);
+  if (b->rank == 0)
+    printf("{\"op\":\"%s\",\"ranks\":%d,\"bytes\":%lld,\"dtype\":\"f32\",\"min_ms\":%.4f,\"median_ms\":%.4f,\"peer\":\"openmpi\"}\n", b->op,
+           b->ranks, (long long)sizeof(float) * b->piece * b->ranks, times[0], (times[(rounds - 1) / 2] + times[rounds / 2]) / 2);
+  free(times);
+  return 0;
+}
+
+static int run(Bench* b, long long bytes, int rounds) {
+  const long long piece = bytes / (long long)sizeof(float) / b->ranks;
+  int i, failed = 1;
+  if (piece < 1 || piece * b->ranks > 0x7fffffff || rounds < 1) {
+    if (b->rank == 0)
+      fprintf(stderr, "openmpi_collectives: %lld bytes in %d rounds is not between 1 element a rank and 2^31 elements\n", bytes, rounds);
+    return 2;
+  }
+  b->piece = (int)piece;
+  b->full = malloc(sizeof(float) * (size_t)piece * (size_t)b->ranks);
+  b->part = malloc(sizeof(float) * (size_t)piece);
+  b->counts = malloc(sizeof(int) * (size_t)b->ranks);
+  if (b->full != NULL && b->part != NULL && b->counts != NULL) {
+    for (i = 0; i < b->ranks; ++i) b->counts[i] = b->piece;
+    if (right(b))
+      failed = measure(b, rounds);
+    else if (b->rank == 0)
+      fprintf(stderr, "openmpi_collectives: %s gave wrong sums\n", b->op);
+  }
+  free(b->full);
+  free(b->part);
+  free(b->counts);
+  return failed;
+}
+
+int main(int argc, char** argv) {
+  Bench b = {0};
+  int status = 2;
+  MPI_Init(&argc, &argv);
+  MPI_Comm_rank(MPI_COMM_WORLD, &b.rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &b.ranks);
+  if (argc == 4 && (strcmp(argv[1], "reduce_scatter") == 0 || strcmp(argv[1], "all_reduce") == 0 || strcmp(argv[1], "all_gather") == 0)) {
+    b.op = argv[1];
+    status = run(&b, atoll(argv[2]), atoi(argv[3]));
+  } else if (b.rank == 0) {
+    fprintf(stderr, "usage: openmpi_collectives reduce_scatter|all_reduce|all_gather BYTES ROUNDS\n");
+  }
+  MPI_Finalize();
+  return status;
+}
