@@ -20,11 +20,20 @@ struct Record {
 };
 thread_local Record last;
 
+// What does not fit is cut off between characters. Bytes that are no UTF-8 (a sentence may quote an environment variable, or a name that
+// another rank cut) become '?': bindings may take the text for valid.
 template <size_t capacity>
 void copy_text(std::string_view text, char (&to)[capacity]) noexcept {
-  const std::string_view part = utf8_prefix(text, capacity - 1);
-  std::memcpy(to, part.data(), part.size());
-  to[part.size()] = '\0';
+  size_t end = 0;
+  while (!text.empty()) {
+    const size_t length = utf8_sequence(text);
+    const size_t taken = length == 0 ? 1 : length;
+    if (end + taken >= capacity) break;
+    std::memcpy(to + end, length == 0 ? "?" : text.data(), taken);
+    end += taken;
+    text.remove_prefix(taken);
+  }
+  to[end] = '\0';
 }
 
 void remember(Code code, const Blame& blame, std::string_view text) noexcept {

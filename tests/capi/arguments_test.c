@@ -55,14 +55,36 @@ static void last_error(void** state) {
   pthread_join(thread, NULL);
   OK(mdp_unique_id_create(&id));
   CHECK(strstr(mdp_last_error(), "is_last is 5") != NULL);
-  /* A sentence that is too long for mdp_error_info ends between two characters of UTF-8. */
-  char name[256];
-  for (size_t i = 0; i < 255; ++i) name[i] = "\xE2\x82\xAC"[i % 3];
-  name[255] = '\0';
-  mdp_param params[2] = {job_params[FIRST], job_params[FIRST]};
-  params[0].name = params[1].name = name;
-  SIZED(mdp_plan_report, report);
-  FAILS(MDP_E_INVALID, "same name", mdp_plan(NULL, 1, 0, NULL, params, 2, &report));
+}
+
+/* A sentence may quote anything, here what somebody put into the environment. What the caller gets is UTF-8 and ends between characters. */
+static void text_of_errors(void** state) {
+  (void)state;
+  static char value[3 * 3000 + 3];
+  for (size_t shift = 0; shift < 3; ++shift) {
+    memset(value, 'x', shift);
+    for (size_t i = 0; i < 3 * 3000; ++i) value[shift + i] = "\xE2\x82\xAC"[i % 3];
+    value[shift + 3 * 3000] = '\0';
+    setenv("RANK", value, 1);
+    mdp_comm* comm = NULL;
+    CHECK(mdp_comm_create(NULL, NULL, &comm) == MDP_E_INVALID && comm == NULL);
+    const char* sentence = mdp_last_error();
+    CHECK(strlen(sentence) < 4096);
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    /* Cut in the middle of the signs, or the sentence is short; either way no sign is broken. */
+    const char* texts[] = {sentence, info.text};
+    for (size_t t = 0; t < 2; ++t) {
+      for (const char* c = texts[t]; *c != '\0'; ++c) {
+        if (*c == '\xE2' && CHECK(c[1] == '\x82' && c[2] == '\xAC')) c += 2;
+      }
+    }
+  }
+  setenv("RANK", "\xFF\xE2\x82", 1);
+  mdp_comm* comm = NULL;
+  CHECK(mdp_comm_create(NULL, NULL, &comm) == MDP_E_INVALID && comm == NULL);
+  CHECK(strpbrk(mdp_last_error(), "\xFF\xE2\x82") == NULL);
+  be_alone();
 }
 
 /* ── Communicators ── */
@@ -563,6 +585,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(names),
       TEST(last_error),
+      TEST(text_of_errors),
       TEST(comm_config),
       TEST(comm_from_environment),
       TEST(tensors),
