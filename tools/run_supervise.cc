@@ -34,6 +34,8 @@ constexpr uint64_t kSecond = 1'000'000'000;
 constexpr double kTermSeconds = 5;    // between SIGTERM and SIGKILL
 constexpr double kLingerSeconds = 2;  // for what the ranks left behind to end by itself
 constexpr double kKillSeconds = 2;    // for SIGKILL to take effect
+// A dying process closes its sockets before it can be waited for: ranks that learn of it there may end sooner than it does.
+constexpr uint64_t kDyingNs = 200'000'000;
 
 Deadline in_seconds(double seconds) {
   return Deadline::after_ns(static_cast<uint64_t>(seconds * static_cast<double>(kSecond)));
@@ -103,6 +105,8 @@ class Supervisor {
   std::vector<pid_t> strangers_;  // children this process had before it became a launcher
   std::vector<Rank> ranks_;
   const Rank* first_failure_ = nullptr;
+  uint64_t first_failure_ns_ = 0;
+  bool has_signalled_ = false;  // a signal that kills may have come from here
   Stage stage_ = Stage::well;
   Deadline alarm_ = Deadline::never();
   int interrupts_ = 0;
@@ -300,8 +304,11 @@ void Supervisor::rank_ended(Rank& rank, int wait_status) {
   report_.ended(rank.end, first ? others : 0, config_.grace_s);
   if (first) {
     first_failure_ = &rank;
+    first_failure_ns_ = now_ns();
     stage_ = Stage::grace;
     alarm_ = in_seconds(config_.grace_s);
+  } else if (rank.end.signal != 0 && first_failure_->end.signal == 0 && !has_signalled_ && now_ns() - first_failure_ns_ < kDyingNs) {
+    first_failure_ = &rank;
   }
   check_groups();
   if (others == 0) last_rank_ended();
@@ -327,6 +334,7 @@ void Supervisor::on_signal(int signal) {
   }
   if (signal == SIGUSR1 || signal == SIGUSR2) {
     // Programs give these a meaning of their own; the ranks' children, which may not, would die of them.
+    has_signalled_ = true;
     for (const Rank& rank : ranks_)
       if (rank.running) kill(rank.end.pid, signal);
   } else {
@@ -394,6 +402,7 @@ void Supervisor::on_alarm() {
 }
 
 void Supervisor::signal_groups(int signal) {
+  has_signalled_ = has_signalled_ || (signal != SIGTSTP && signal != SIGCONT);
   for (const Rank& rank : ranks_)
     if (rank.group_lives) kill(-rank.end.pid, signal);
 }
