@@ -12,8 +12,9 @@ import secrets
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
+
+from hosts import TwoHosts
 
 MEGADP, GPT = sys.argv[1], sys.argv[2]
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--batch", "24"]
@@ -113,42 +114,12 @@ class Launchers(unittest.TestCase):
                                        SLURM_LOCALID=str(rank), SLURM_STEP_NODELIST="node1")) for rank in range(self.RANKS)])
 
 
-class TwoHosts(unittest.TestCase):
-    """Two network namespaces with a cable between them: two hosts, as far as sockets and shared memory by descriptor can tell."""
-
-    def setUp(self):
-        name = f"mdp{os.getpid()}"
-        self.hosts = [name + "a", name + "b"]
-        self.addCleanup(self.tear_down)
-        steps = [["ip", "netns", "add", host] for host in self.hosts]
-        steps.append(["ip", "link", "add", name + "x", "type", "veth", "peer", "name", name + "y"])
-        for i, (host, end) in enumerate(zip(self.hosts, (name + "x", name + "y"))):
-            steps += [["ip", "link", "set", end, "netns", host], ["ip", "-n", host, "addr", "add", f"10.83.0.{i + 1}/24", "dev", end],
-                      ["ip", "-n", host, "link", "set", end, "up"], ["ip", "-n", host, "link", "set", "lo", "up"]]
-        for step in steps:
-            try:
-                done = subprocess.run(step, capture_output=True, text=True)
-            except FileNotFoundError:
-                self.skipTest("no `ip` program (package iproute2)")
-            if done.returncode != 0:
-                self.skipTest(f"network namespaces cannot be made here: {done.stderr.strip()}")
-
-    def tear_down(self):
-        for host in self.hosts:
-            subprocess.run(["ip", "netns", "del", host], capture_output=True)
-
+class Hosts(unittest.TestCase):
     def test_same_losses_as_one_host(self):
+        hosts = TwoHosts(self)
         expected = trace(train(4, "--steps", 8)[1])
-        with tempfile.TemporaryDirectory() as folder:
-            secret = os.path.join(folder, "secret")
-            with open(os.open(secret, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
-                file.write(secrets.token_hex(32))
-            commands = []
-            for i, host in enumerate(self.hosts):
-                run = [MEGADP, "run", "--no-prefix", "-n", "2", "--nranks", "4", "--first-rank", str(2 * i), "--root", "10.83.0.1:29517",
-                       "--secret-file", secret, "--", *gpt("--steps", 8)]
-                commands.append((["ip", "netns", "exec", host, *run], clean_environment()))
-            config, steps, _ = parse(run_all(commands))
+        lines = hosts.run(MEGADP, (2, 2), gpt("--steps", 8))
+        config, steps, _ = parse(run_all([(line, clean_environment()) for line in lines]))
         self.assertEqual(config["nranks"], 4)
         self.assertEqual(trace(steps), expected)
 

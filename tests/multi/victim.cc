@@ -4,9 +4,11 @@
 // launcher.
 //
 // usage: victim TIMEOUT_SECONDS VICTIM PHASE DELAY_US SIGNAL [child]
-//   VICTIM  rank that dies, -1: nobody;   PHASE  rendezvous | backward | collective | step;   child: the victim has forked a child that
-//   lives on
-// One line of JSON on stdout: {"event":"signal","rank":…,"ns":…} just before, {"event":"failed","rank":…,"call":…,…} or {"event":"done",…}.
+//   VICTIM  rank that dies, -1: nobody
+//   PHASE   rendezvous | backward | collective | step | compute: for a while no rank calls anything, and each then calls something else
+//   child   the victim has forked a child that lives on
+// Lines of JSON on stdout: {"event":"warm","rank":...} once all of it works, {"event":"signal",...} just before the signal, and at the end
+// {"event":"failed","rank":...,"call":...,"begun":...,"ns":...,"blame":...} or {"event":"done",...}.
 #include <signal.h>
 #include <time.h>
 
@@ -22,7 +24,9 @@ namespace {
 
 using namespace job;
 
-constexpr int kWarmSteps = 3, kMostSteps = 2000;
+constexpr int kWarmSteps = 3, kMostSteps = 20'000;  // minutes: whoever gets to the end was not told of the death
+constexpr int kMostRendezvous = 5000;
+constexpr auto kCompute = std::chrono::milliseconds(800);
 constexpr size_t kParams = 12;
 
 uint64_t now() {
@@ -85,16 +89,18 @@ class Trainer {
     mdp_comm_config config{};
     config.struct_size = sizeof config;
     config.timeout_ns = orders_.timeout_ns;
-    // Several times, where the death is to happen in here: a rendezvous is over within moments.
-    const int rendezvous = orders_.phase == "rendezvous" ? 200 : 1;
+    // Many times, where the death is to happen in here: a rendezvous is over within moments.
+    const int rendezvous = orders_.phase == "rendezvous" ? kMostRendezvous : 1;
     for (int i = 0; i < rendezvous; ++i) {
       comm_.reset();
       mdp_comm* comm = nullptr;
-      if (failed("mdp_comm_create", mdp_comm_create(&config, nullptr, &comm))) return 1;
+      if (failed("mdp_comm_create", [&] { return mdp_comm_create(&config, nullptr, &comm); })) return 1;
       comm_.reset(comm);
     }
     if (!set_up()) return 1;
     for (int step = 0; step < kMostSteps; ++step) {
+      if (step == kWarmSteps) say("{\"event\":\"warm\",\"rank\":", rank_, "}");
+      if (step == kWarmSteps && orders_.phase == "compute") return compute() ? 0 : 1;
       if (!train(step >= kWarmSteps)) return 1;
     }
     say("{\"event\":\"done\",\"rank\":", rank_, "}");
@@ -102,7 +108,10 @@ class Trainer {
   }
 
  private:
-  bool failed(const char* call, mdp_status status) {
+  template <class Call>
+  bool failed(const char* name, const Call& call) {
+    const uint64_t begun = now();
+    const mdp_status status = call();
     if (status >= 0) return false;
     mdp_error_info info{};
     info.struct_size = sizeof info;
@@ -112,14 +121,14 @@ class Trainer {
       if (*c == '"' || *c == '\\') sentence += '\\';
       sentence += *c;
     }
-    say("{\"event\":\"failed\",\"rank\":", rank_, ",\"call\":\"", call, "\",\"status\":\"", mdp_status_name(status),
-        "\",\"blame\":", info.rank, ",\"ns\":", now(), ",\"text\":\"", sentence, "\"}");
+    say("{\"event\":\"failed\",\"rank\":", rank_, ",\"call\":\"", name, "\",\"status\":\"", mdp_status_name(status),
+        "\",\"blame\":", info.rank, ",\"begun\":", begun, ",\"ns\":", now(), ",\"text\":\"", sentence, "\"}");
     return true;
   }
 
   bool set_up() {
     mdp_grid* grid = nullptr;
-    if (failed("mdp_grid_create", mdp_grid_create(comm_.get(), nullptr, &grid))) return false;
+    if (failed("mdp_grid_create", [&] { return mdp_grid_create(comm_.get(), nullptr, &grid); })) return false;
     grid_.reset(grid);
     std::vector<std::string> names;
     for (size_t p = 0; p < kParams; ++p) names.push_back(std::to_string(p).insert(0, 1, 'w'));
@@ -132,10 +141,10 @@ class Trainer {
       params[p].ndim = 1;
     }
     mdp_buffer* buffer = nullptr;
-    if (failed("mdp_buffer_register", mdp_buffer_register(grid, nullptr, params.data(), kParams, &buffer))) return false;
+    if (failed("mdp_buffer_register", [&] { return mdp_buffer_register(grid, nullptr, params.data(), kParams, &buffer); })) return false;
     buffer_.reset(buffer);
     mdp_optimizer* optimizer = nullptr;
-    if (failed("mdp_optimizer_create", mdp_optimizer_create(buffer, nullptr, &optimizer))) return false;
+    if (failed("mdp_optimizer_create", [&] { return mdp_optimizer_create(buffer, nullptr, &optimizer); })) return false;
     optimizer_.reset(optimizer);
     return true;
   }
@@ -143,13 +152,17 @@ class Trainer {
   bool train(bool warm) {
     if (warm) victim_.enter("backward", rank_);
     for (size_t p = kParams; p-- > 0;) {
-      if (failed("mdp_grad_ready", mdp_grad_ready(buffer_.get(), p, nullptr))) return false;
+      if (failed("mdp_grad_ready", [&] { return mdp_grad_ready(buffer_.get(), p, nullptr); })) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(300));
     }
-    if (failed("mdp_grad_sync", mdp_grad_sync(buffer_.get(), nullptr, nullptr))) return false;
+    if (failed("mdp_grad_sync", [&] { return mdp_grad_sync(buffer_.get(), nullptr, nullptr); })) return false;
     if (warm) victim_.enter("step", rank_);
-    if (failed("mdp_optimizer_step", mdp_optimizer_step(optimizer_.get(), nullptr, nullptr, nullptr))) return false;
+    if (failed("mdp_optimizer_step", [&] { return mdp_optimizer_step(optimizer_.get(), nullptr, nullptr, nullptr); })) return false;
     if (warm) victim_.enter("collective", rank_);
+    return !failed("mdp_all_reduce", [&] { return all_reduce(); });
+  }
+
+  mdp_status all_reduce() {
     const int64_t count = static_cast<int64_t>(data_.size());
     mdp_tensor tensor{};
     tensor.struct_size = sizeof tensor;
@@ -157,7 +170,36 @@ class Trainer {
     tensor.ndim = 1;
     tensor.shape = &count;
     tensor.data = data_.data();
-    return !failed("mdp_all_reduce", mdp_all_reduce(comm_.get(), &tensor, &tensor, MDP_OP_AVG, nullptr, nullptr));
+    return mdp_all_reduce(comm_.get(), &tensor, &tensor, MDP_OP_AVG, nullptr, nullptr);
+  }
+
+  // Nobody calls anything while the victim dies; the next call, whichever it is, must tell. On a busy machine it may come too early; that
+  // is said, and then a barrier waits for the news.
+  bool compute() {
+    victim_.enter("compute", rank_);
+    std::this_thread::sleep_for(kCompute);
+    const uint64_t begun = now();
+    if (!call_something((rank_ + orders_.delay_us) % 6)) return false;
+    say("{\"event\":\"called\",\"rank\":", rank_, ",\"begun\":", begun, "}");
+    return !failed("mdp_barrier", [&] { return mdp_barrier(comm_.get()); });
+  }
+
+  bool call_something(int which) {
+    mdp_buffer* const buffer = buffer_.get();
+    switch (which) {
+      case 0:
+        return !failed("mdp_grad_ready", [&] { return mdp_grad_ready(buffer, kParams - 1, nullptr); });
+      case 1:
+        return !failed("mdp_grad_sync", [&] { return mdp_grad_sync(buffer, nullptr, nullptr); });
+      case 2:
+        return !failed("mdp_param_wait", [&] { return mdp_param_wait(buffer, 0, nullptr); });
+      case 3:
+        return !failed("mdp_microbatch_begin", [&] { return mdp_microbatch_begin(buffer, 1); });
+      case 4:
+        return !failed("mdp_barrier", [&] { return mdp_barrier(comm_.get()); });
+      default:
+        return !failed("mdp_all_reduce", [&] { return all_reduce(); });
+    }
   }
 
   static constexpr int64_t kElements = 100'000;

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two network namespaces with a cable between them: two hosts, as far as sockets and shared memory by descriptor can tell."""
+
+import itertools
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+
+PORT = 29517
+_numbers = itertools.count()
+
+
+class TwoHosts:
+    """Made for one test, which is skipped where namespaces are not permitted, and gone with it."""
+
+    def __init__(self, test):
+        name = f"mdp{os.getpid()}{'abcdefghijklmnopqrstuvwxyz'[next(_numbers) % 26]}"
+        self.names = [name + "0", name + "1"]
+        self.ends = [name + "x", name + "y"]
+        self.folder = tempfile.mkdtemp()
+        test.addCleanup(self._remove)
+        steps = [["ip", "netns", "add", host] for host in self.names]
+        steps.append(["ip", "link", "add", self.ends[0], "type", "veth", "peer", "name", self.ends[1]])
+        for i, (host, end) in enumerate(zip(self.names, self.ends)):
+            steps += [["ip", "link", "set", end, "netns", host], ["ip", "-n", host, "addr", "add", f"10.83.0.{i + 1}/24", "dev", end],
+                      ["ip", "-n", host, "link", "set", end, "up"], ["ip", "-n", host, "link", "set", "lo", "up"]]
+        for step in steps:
+            try:
+                done = subprocess.run(step, capture_output=True, text=True)
+            except FileNotFoundError:
+                test.skipTest("no `ip` program (package iproute2)")
+            if done.returncode != 0:
+                test.skipTest(f"network namespaces cannot be made here: {done.stderr.strip()}")
+        self.secret = os.path.join(self.folder, "secret")
+        with open(os.open(self.secret, os.O_CREAT | os.O_WRONLY, 0o600), "w", encoding="ascii") as file:
+            file.write(secrets.token_hex(32))
+
+    def _remove(self):
+        for host in self.names:
+            subprocess.run(["ip", "netns", "del", host], capture_output=True)
+        shutil.rmtree(self.folder)
+
+    def cut_the_cable(self):
+        subprocess.run(["ip", "-n", self.names[0], "link", "set", self.ends[0], "down"], check=True)
+
+    def run(self, megadp, ranks, command, options=()):
+        """The line of `megadp run` for each host; ranks: how many on each."""
+        lines, first = [], 0
+        for host, count in zip(self.names, ranks):
+            lines.append(["ip", "netns", "exec", host, megadp, "run", "--no-prefix", "-n", str(count), "--nranks", str(sum(ranks)),
+                          "--first-rank", str(first), "--root", f"10.83.0.1:{PORT}", "--secret-file", self.secret, *options, "--", *command])
+            first += count
+        return lines
