@@ -54,6 +54,24 @@ void fork_a_child() {
 
 }  // namespace
 
+int be_a_rank_of_the_environment() {
+  const auto launch = launch_from_environment();
+  if (!launch.ok()) {
+    say(in_one_line(launch.status()));
+    return 1;
+  }
+  const auto world = World::join(*launch, 30 * kSecond);
+  if (!world.ok()) {
+    say(in_one_line(world.status()));
+    return 1;
+  }
+  const auto got = (*world)->exchange(ranks_below(launch->nranks), text((*world)->rank()));
+  std::string line = text(launch->launcher, ": rank ", launch->rank, " of ", launch->nranks, ", heard");
+  for (int r = 0; got.ok() && r < launch->nranks; ++r) line += text(" ", (*got)[static_cast<size_t>(r)], "@", (*world)->host(r));
+  say(line);
+  return got.ok() ? 0 : 1;
+}
+
 int be_a_rank(int argc, char** argv) {
   if (argc < 8) return 2;
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);

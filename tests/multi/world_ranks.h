@@ -199,6 +199,8 @@ class RankProcess {
 
 // What a started process does; returns its exit status.
 int be_a_rank(int argc, char** argv);
+// The same as a rank of whatever launcher started this process ("--environment").
+int be_a_rank_of_the_environment();
 
 // The groups of cases.
 void rendezvous_cases();

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/text.h"
 
@@ -18,6 +19,7 @@ namespace {
 constexpr size_t kMaxFdsPerMessage = 253;  // SCM_MAX_FD of Linux
 constexpr size_t kMaxFdsWaiting = 65536;
 constexpr size_t kReadSize = 64 * 1024;
+constexpr size_t kLargeReadSize = 1024 * 1024;
 constexpr size_t kReadAtOnce = 4 * 1024 * 1024;
 
 struct ControlBuffer {
@@ -31,13 +33,15 @@ void Link::spoil(std::string why, State state) {
   error_ = std::move(why);
   in_.clear();
   in_fds_.clear();
+  large_.reset();
+  large_payload_ = {};
 }
 
-// One recvmsg, appended to in_ and in_fds_. Returns its result, with errno.
-long Link::read_some(size_t* total) {
-  const size_t before = in_.size();
-  in_.resize(before + kReadSize);
-  iovec vector{in_.data() + before, kReadSize};
+// One recvmsg of at most `count` bytes, appended to `to`; descriptors go to in_fds_. Returns its result, with errno.
+long Link::read_into(std::string* to, size_t count) {
+  const size_t before = to->size();
+  to->resize(before + count);
+  iovec vector{to->data() + before, count};
   ControlBuffer control;
   msghdr message{};
   message.msg_iov = &vector;
@@ -46,22 +50,26 @@ long Link::read_some(size_t* total) {
   message.msg_controllen = sizeof control.bytes;
   const ssize_t n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   const int error = errno;
-  in_.resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
-  if (n > 0) *total += static_cast<size_t>(n);
-  if (n >= 0) {
-    for (cmsghdr* c = CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
-      if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
-      const size_t count = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (size_t i = 0; i < count; ++i) {
-        int fd = -1;
-        std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
-        in_fds_.emplace_back(fd);
-      }
+  to->resize(before + static_cast<size_t>(std::max<ssize_t>(n, 0)));
+  for (cmsghdr* c = n < 0 ? nullptr : CMSG_FIRSTHDR(&message); c != nullptr; c = CMSG_NXTHDR(&message, c)) {
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
+    const size_t fds = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < fds; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(c) + i * sizeof fd, sizeof fd);
+      in_fds_.emplace_back(fd);
     }
-    // Which descriptors were lost cannot be told, so none that follow could be trusted either.
-    if ((message.msg_flags & MSG_CTRUNC) != 0) spoil("", State::starved);
   }
+  // Which descriptors were lost cannot be told, so none that follow could be trusted either.
+  if (n >= 0 && (message.msg_flags & MSG_CTRUNC) != 0) spoil("", State::starved);
   errno = error;
+  return n;
+}
+
+long Link::read_some(size_t* total) {
+  const size_t want = large_ ? std::min<size_t>(large_->length - large_payload_.size(), kLargeReadSize) : kReadSize;
+  const long n = read_into(large_ ? &large_payload_ : &in_, want);
+  if (n > 0) *total += static_cast<size_t>(n);
   return n;
 }
 
@@ -87,16 +95,28 @@ bool Link::receive(std::vector<Frame>* out) {
   return total > 0;
 }
 
-bool Link::take_fds(size_t count, Frame* frame) {
-  if (in_fds_.size() < count) return false;
-  for (size_t i = 0; i < count; ++i) {
-    frame->fds.push_back(std::move(in_fds_.front()));
+// A frame is whole once its descriptors are there too; they arrive no later than its last byte.
+bool Link::finish(const FrameHeader& header, std::string payload, std::vector<Frame>* out) {
+  Frame frame{static_cast<FrameType>(header.type), std::move(payload), {}};
+  if (in_fds_.size() < header.fds) {
+    spoil(text("a message that announces ", header.fds, " descriptors without them"));
+    return false;
+  }
+  for (size_t i = 0; i < header.fds; ++i) {
+    frame.fds.push_back(std::move(in_fds_.front()));
     in_fds_.pop_front();
   }
+  out->push_back(std::move(frame));
   return true;
 }
 
 void Link::parse(std::vector<Frame>* out) {
+  if (large_) {
+    if (large_payload_.size() < large_->length) return;
+    const FrameHeader header = *large_;
+    large_.reset();
+    if (!finish(header, std::exchange(large_payload_, {}), out)) return;
+  }
   size_t at = 0;
   while (in_.size() - at >= sizeof(FrameHeader)) {
     FrameHeader header;
@@ -104,14 +124,20 @@ void Link::parse(std::vector<Frame>* out) {
     if (header.magic != kFrameMagic) return spoil(text("bytes that are no message (they begin with ", header.magic, ")"));
     if (header.length > max_payload_)
       return spoil(text("a message of ", header.length, " bytes, more than the ", max_payload_, " allowed"));
-    if (in_.size() - at - sizeof header < header.length) break;
-    Frame frame{static_cast<FrameType>(header.type), in_.substr(at + sizeof header, header.length), {}};
-    if (!take_fds(header.fds, &frame)) return spoil(text("a message that announces ", header.fds, " descriptors without them"));
+    if (in_.size() - at - sizeof header < header.length) {
+      if (header.length <= kReadSize) break;
+      large_ = header;
+      large_payload_.reserve(header.length);  // at most max_payload_, and memory is taken only as bytes arrive
+      large_payload_.assign(in_, at + sizeof header);
+      at = in_.size();
+      break;
+    }
+    if (!finish(header, in_.substr(at + sizeof header, header.length), out)) return;
     at += sizeof header + header.length;
-    out->push_back(std::move(frame));
   }
   in_.erase(0, at);
-  if (in_fds_.size() > kMaxFdsWaiting || (in_.empty() && !in_fds_.empty())) spoil("descriptors that belong to no message");
+  const bool between = in_.empty() && !large_;
+  if (in_fds_.size() > kMaxFdsWaiting || (between && !in_fds_.empty())) spoil("descriptors that belong to no message");
 }
 
 void Link::send(FrameType type, std::shared_ptr<const std::string> payload, std::vector<std::shared_ptr<const Fd>> fds) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -56,15 +57,19 @@ class Link {
   };
   bool send_some(Outgoing& frame);
   void parse(std::vector<Frame>* out);
-  bool take_fds(size_t count, Frame* frame);
+  bool finish(const FrameHeader& header, std::string payload, std::vector<Frame>* out);
   long read_some(size_t* total);
+  long read_into(std::string* to, size_t count);
   void spoil(std::string why, State state = State::corrupt);
 
   Fd socket_;
   uint64_t max_payload_;
   State state_ = State::open;
   std::string error_;
-  std::string in_;  // bytes of frames that are not whole yet
+  std::string in_;  // bytes that are no whole frame yet
+  // A large frame under way; its payload is read to where it will stay. Then in_ is empty.
+  std::optional<FrameHeader> large_;
+  std::string large_payload_;
   std::deque<Fd> in_fds_;
   std::deque<Outgoing> out_;
   bool waits_for_descriptors_ = false;
