@@ -45,6 +45,7 @@ Sink& sink() {
     ::pthread_atfork([] { sink().mutex.lock(); }, [] { sink().mutex.unlock(); },
                      [] {
                        sink().queue.clear();
+                       sink().dropped = 0;
                        sink().delivering = false;
                        sink().mutex.unlock();
                      });
