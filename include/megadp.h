@@ -123,8 +123,8 @@ enum {
 typedef uint32_t mdp_placement; /* of a parameter over the tensor-parallel ranks; must be said when tp > 1 or ep > 1 */
 enum {
   MDP_PLACEMENT_UNSET = 0,
-  MDP_PLACEMENT_REPLICATED = 1,
-  MDP_PLACEMENT_SHARDED = 2
+  MDP_PLACEMENT_REPLICATED = 1, /* the same on all of them: counted once in the norm     */
+  MDP_PLACEMENT_SHARDED = 2     /* each holds its own part: every part counts in the norm */
 };
 
 typedef uint32_t mdp_sharding;
@@ -146,32 +146,32 @@ enum {
   MDP_MISSING_SKIP = 2   /* as mdp_grad_skip                                                 */
 };
 
-enum {
-  MDP_PARAM_FROZEN = 1,
-  MDP_PARAM_OWN_BUCKET = 2
-}; /* mdp_param.flags */
-enum {
-  MDP_BUFFER_NO_OVERLAP = 1,
-  MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 4,
-  MDP_BUFFER_REFERENCE_BUCKETS = 8
-}; /* mdp_buffer_config.flags */
-enum {
-  MDP_GRAD_ADD = 1,
-  MDP_GRAD_MORE = 2
-}; /* mdp_grad_put            */
-enum {
-  MDP_GROUP_SET_LR = 1
-}; /* mdp_group.flags         */
-enum {
-  MDP_OPTIMIZER_SET_BETAS = 1
-}; /* mdp_optimizer_config.flags */
-enum {
-  MDP_STEP_SET_LR = 1
-}; /* mdp_step_config.flags   */
-enum {
-  MDP_STEPPED_SKIPPED = 1,
-  MDP_STEPPED_CLIPPED = 2
-}; /* mdp_step_report.flags   */
+enum {                     /* mdp_param.flags */
+  MDP_PARAM_FROZEN = 1,    /* not trained: the library keeps neither it nor a gradient; it only has a name and an index */
+  MDP_PARAM_OWN_BUCKET = 2 /* gets a bucket to itself (tied embeddings). Ignored with ZERO_0                            */
+};
+enum {                                   /* mdp_buffer_config.flags */
+  MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
+  MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 4, /* pad bucket ends to a multiple of 65536 elements as well                      */
+  MDP_BUFFER_REFERENCE_BUCKETS = 8       /* bucket_elements as Megatron-LM has it: max(40,000,000, 1,000,000 x dp x cp)  */
+};
+enum {              /* mdp_grad_put */
+  MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
+  MDP_GRAD_MORE = 2 /* more of the same use is coming: do not count it as ready yet                                 */
+};
+enum {                 /* mdp_group.flags */
+  MDP_GROUP_SET_LR = 1 /* lr is meant literally, also 0 */
+};
+enum {                        /* mdp_optimizer_config.flags */
+  MDP_OPTIMIZER_SET_BETAS = 1 /* beta1 and beta2 are meant literally, also 0 */
+};
+enum {                /* mdp_step_config.flags */
+  MDP_STEP_SET_LR = 1 /* lr is meant literally, also 0 */
+};
+enum {                     /* mdp_step_report.flags */
+  MDP_STEPPED_SKIPPED = 1, /* a gradient was not finite: nothing was changed, and the step not counted */
+  MDP_STEPPED_CLIPPED = 2  /* the gradient was scaled down to max_grad_norm                            */
+};
 
 typedef uint32_t mdp_bucket_state;
 enum {
@@ -192,11 +192,11 @@ typedef struct {
 typedef struct { /* details of a failure; -1: not known or not about one */
   uint32_t struct_size;
   mdp_status status;
-  int32_t rank;       /* rank in the world (the communicator that was not split) that is to blame */
+  int32_t rank;       /* the rank to blame, in the world (the communicator that was not split)     */
   int32_t bucket;     /* number of the bucket in launch order                                     */
   int64_t param;      /* index of the parameter at registration                                   */
-  uint64_t operation; /* running number of the collective, 0: none                            */
-  char text[1024];
+  uint64_t operation; /* running number of the collective in its group, 0: none               */
+  char text[1024];    /* UTF-8, NUL-terminated; cut between characters where it is too long   */
 } mdp_error_info;
 
 typedef struct {
@@ -245,7 +245,7 @@ typedef struct {
   int32_t shard_stride; /* with PLACEMENT_SHARDED: how many pieces per rank; 0: 1                                    */
   int32_t group;        /* index of a parameter group of the optimizer                                               */
   int32_t reserved;
-  uint64_t flags; /* MDP_PARAM_*                                                                               */
+  uint64_t flags; /* MDP_PARAM_*                                                                                     */
 } mdp_param;
 
 typedef struct {
@@ -253,18 +253,24 @@ typedef struct {
   mdp_dtype grad_dtype; /* F32 (default) or MDP_DTYPE_SAME                                                               */
   mdp_sharding sharding;
   mdp_missing missing;
-  uint64_t bucket_elements; /* a bucket closes at this size; 0: the library decides; UINT64_MAX: one bucket                  */
+  uint64_t bucket_elements; /* a bucket closes once it is at least this long; UINT64_MAX: one bucket an arena; 0: a tenth of the
+                               arena, at least 8192, at most the reference's                                                 */
   uint64_t bucket_count;    /* instead of bucket_elements: all elements / this                                               */
-  uint64_t flags;           /* MDP_BUFFER_*; REFERENCE_BUCKETS: max(40,000,000, 1,000,000 x dp) elements                     */
+  uint64_t flags;           /* MDP_BUFFER_*                                                                                  */
 } mdp_buffer_config;
 
 typedef struct { /* memory of one rank, in bytes, before rounding each allocation up to a page */
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes;
-  uint64_t padding_elements; /* alignment gaps and bucket padding, over all arenas */
-  uint64_t buckets;
-  uint64_t owned_elements;
+  uint64_t param_bytes;      /* whole parameters, with padding                                       */
+  uint64_t grad_bytes;       /* whole gradients, with padding                                        */
+  uint64_t grad_shard_bytes; /* reduced gradients kept apart: 0, they are reduced in place           */
+  uint64_t master_bytes;     /* the owned pieces in fp32; 0 for f32 parameters                       */
+  uint64_t state_bytes;      /* both moments of the owned pieces in fp32                             */
+  uint64_t scratch_bytes;    /* the step's scalars, and what ranks tell each other at mdp_grad_sync  */
+  uint64_t padding_elements; /* alignment gaps and bucket padding, over all arenas                   */
+  uint64_t buckets;          /* over all arenas                                                      */
+  uint64_t owned_elements;   /* of parameters, without padding                                       */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -291,9 +297,9 @@ typedef struct {
   double lr;               /* 0: 1e-3                                                                          */
   double beta1, beta2;     /* 0: 0.9, 0.999, unless MDP_OPTIMIZER_SET_BETAS                                    */
   double eps;              /* 0: 1e-8                                                                          */
-  double weight_decay;     /* of parameters when there are no groups                                           */
+  double weight_decay;     /* when there are no groups; with groups 0, each has its own                           */
   double max_grad_norm;    /* gradients are scaled down to this global norm; 0: off                            */
-  const mdp_group* groups; /* NULL: one group, with the values above                                        */
+  const mdp_group* groups; /* NULL: one group, with the values above; copied                                  */
   uint64_t ngroups;
   uint64_t flags;
 } mdp_optimizer_config;
@@ -311,7 +317,8 @@ typedef struct {
 typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
-  double grad_norm;   /* L2 norm of the whole reduced gradient, over all ranks, before clipping, after loss_scale */
+  double grad_norm;   /* L2 norm of the whole reduced gradient, over all ranks, divided by loss_scale, before clipping;
+                         summed in float64                                                                       */
   double clip_factor; /* 1: not clipped                                                                          */
   double loss_scale;
   uint64_t step;  /* steps taken so far, skipped ones not counted                                            */

@@ -135,6 +135,58 @@ static void grids(void** state) {
   run_ranks(4, grid_groups, NULL);
 }
 
+/* ── Calls that any thread may make ── */
+
+typedef struct {
+  mdp_buffer* buffer;
+  size_t param;
+} put_start;
+
+static void* put_one(void* argument) {
+  const put_start* start = argument;
+  float values[6] = {1, 2, 3, 4, 5, 6};
+  SIZED(mdp_tensor, grad);
+  grad.dtype = MDP_DTYPE_F32;
+  grad.data = values;
+  grad.ndim = job_params[start->param].ndim;
+  grad.shape = job_params[start->param].shape;
+  OK(mdp_param_wait(start->buffer, start->param, NULL));
+  OK(mdp_grad_put(start->buffer, start->param, &grad, MDP_GRAD_MORE, NULL));
+  OK(mdp_grad_put(start->buffer, start->param, &grad, 0, NULL));
+  FAILS(MDP_E_STATE, job_params[start->param].name, mdp_grad_ready(start->buffer, start->param, NULL));
+  return NULL;
+}
+
+static void put_from_threads(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  SIZED(mdp_tensor, view);
+  OK(mdp_buffer_grad_view(j.buffer, SECOND, &view));
+  for (int step = 0; step < 20; ++step) {
+    pthread_t threads[FROZEN];
+    put_start starts[FROZEN];
+    for (size_t param = 0; param < FROZEN; ++param) {
+      starts[param] = (put_start){j.buffer, param};
+      CHECK(pthread_create(&threads[param], NULL, put_one, &starts[param]) == 0);
+    }
+    SIZED(mdp_error_info, info);
+    OK(mdp_comm_error_info(j.comm, &info)); /* also from any thread */
+    for (size_t param = 0; param < FROZEN; ++param) pthread_join(threads[param], NULL);
+    OK(mdp_grad_sync(j.buffer, NULL, NULL));
+    if (rank == 0) CHECK(((const float*)view.data)[0] == 2 && ((const float*)view.data)[4] == 10);
+    mdp_request* request = NULL;
+    OK(mdp_optimizer_step(j.optimizer, NULL, NULL, &request));
+    mdp_request_free(request);
+  }
+  OK(mdp_buffer_verify(j.buffer));
+  job_close(&j);
+}
+
+static void gradients_from_threads(void** state) {
+  (void)state;
+  run_ranks(2, put_from_threads, NULL);
+}
+
 /* ── Ranks that differ ── */
 
 static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -348,6 +400,7 @@ int main(void) {
       TEST(collectives),
       TEST(splits),
       TEST(grids),
+      TEST(gradients_from_threads),
       TEST(different_registrations),
       TEST(different_configurations),
       TEST(different_operations),
