@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <random>
 

@@ -5,8 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <iterator>
+#include <optional>
 #include <thread>
 
 #include "backend/bootstrap/reception.h"

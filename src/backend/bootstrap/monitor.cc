@@ -114,12 +114,17 @@ void Monitor::set_failure(const Status& why) {
   changed_.notify_all();
 }
 
-// The hub tells everybody but the reporter; the others tell the hub.
+// What this rank has found goes out on every connection: to the hub, and on its host by way of the leader, for the hub may be what is lost.
+// What another has reported goes on to those served here.
 void Monitor::spread_failure(int reporter, const Status& why) {
   FrameWriter writer;
   writer.i32(reporter);
   writer.status(why);
-  broadcast(FrameType::failure, writer.take(), reporter == rank_ ? -1 : reporter);
+  const auto payload = std::make_shared<const std::string>(writer.take());
+  const bool own = reporter == rank_ || (reporter < 0 && is_hub());
+  for (Connection& c : connections_) {
+    if (own || (c.serving && c.rank != reporter)) send(c, FrameType::failure, payload);
+  }
 }
 
 void Monitor::fail(const Status& why) {
@@ -261,6 +266,12 @@ void Monitor::leave() {
   bool tcp = false;
   for (Connection& c : connections_) {
     if (!c.link) continue;
+    if (!failure_.ok() && !c.control) {  // it must not look like leaving in peace, and the hub's word may come later
+      FrameWriter reason;
+      reason.i32(rank_);
+      reason.status(failure_);
+      send(c, FrameType::failure, reason.take());
+    }
     send(c, FrameType::goodbye, payload);
     tcp = tcp || (c.over_tcp && !c.serving);
   }

@@ -50,7 +50,7 @@ bool Monitor::handle_failure(const Connection& from, FrameReader reader) {
   if (!failure_.ok()) return true;  // the first one counts
   // What the hub itself has seen needs no witness.
   set_failure(reporter < 0 ? why : why.with_context(text("rank ", reporter, " reported")));
-  if (is_hub()) spread_failure(reporter, why);
+  spread_failure(reporter, why);
   return true;
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 
 #include "backend/bootstrap/monitor.h"
 #include "backend/bootstrap/rendezvous.h"

@@ -6,6 +6,7 @@
 
 #include <poll.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>

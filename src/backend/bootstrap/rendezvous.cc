@@ -5,8 +5,10 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <map>
+#include <optional>
 #include <thread>
 #include <utility>
 
