@@ -75,6 +75,7 @@ class Member {
   Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transport, std::vector<int> members);
   Status set_up();
   Status compare_with_other_hosts(const Operation& operation, const Stop& stop);
+  Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
 
   const std::shared_ptr<World> world_;
   const std::shared_ptr<Transport> transport_;

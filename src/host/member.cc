@@ -85,9 +85,21 @@ Result<std::shared_ptr<Parts>> Member::create_parts(const Agreement& what, bool 
   return parts;
 }
 
-// Before the first data of an operation crosses: sizes that differ would be cut or lost.
+Status Member::different(int rank, const Operation& operation, int other_rank, const Operation& other) const {
+  const int member = members_[static_cast<size_t>(rank)], other_member = members_[static_cast<size_t>(other_rank)];
+  return {Code::desync,
+          text("ranks ", member, " and ", other_member, " called different operations: ", describe(operation), " and ", describe(other)),
+          Blame{.rank = other_member}};
+}
+
+// Before the first data of an operation crosses: sizes that differ would be cut or lost. The ranks of this host meet first, so that one
+// that does not come is named by those beside it, and not taken for the rank of another host that waits for it as well.
 Status Member::compare_with_other_hosts(const Operation& operation, const Stop& stop) {
   if (operation.number == compared_) return {};
+  if (sync_) {
+    Status met = sync_->meet(operation, stop);
+    if (!met.ok()) return met;
+  }
   std::vector<Operation> theirs(remote_.size());
   for (size_t i = 0; i < remote_.size(); ++i) {
     const int member = members_[static_cast<size_t>(remote_[i])];
@@ -100,11 +112,9 @@ Status Member::compare_with_other_hosts(const Operation& operation, const Stop& 
   compared_ = operation.number;
   for (size_t i = 0; i < remote_.size(); ++i) {
     if (same(operation, theirs[i])) continue;
-    const int member = members_[static_cast<size_t>(remote_[i])];
-    return {Code::desync,
-            text("ranks ", world_->rank(), " and ", member, " called different operations: ", describe(operation), " and ",
-                 describe(theirs[i])),
-            Blame{.rank = member, .bucket = operation.bucket, .operation = operation.number}};
+    // All ranks of this host came for the same: the first of them stands for them all, so that every rank names the same two.
+    const auto here = static_cast<int>(std::find(members_.begin(), members_.end(), local_[0]) - members_.begin());
+    return remote_[i] < here ? different(remote_[i], theirs[i], here, operation) : different(here, operation, remote_[i], theirs[i]);
   }
   return {};
 }
@@ -135,7 +145,7 @@ Status Member::meet_showing(const Operation& operation, const Stop& stop, const 
       if (!posted.ok()) return posted;
     }
     Status waited = transport_->wait(stop, describe(operation));
-    if (!waited.ok()) return waited.with_blame({.bucket = operation.bucket, .operation = operation.number});
+    if (!waited.ok()) return waited;
   }
   return sync_ ? sync_->meet(operation, stop) : Status();
 }
@@ -158,14 +168,13 @@ Status Member::perform(const Operation& operation, const Stop& stop, const std::
     return broken_;
   }
   last_number_ = operation.number;
-  Status status;
-  if (size() > 1 && world_->failed()) {
-    status = world_->failure().with_context(describe(operation));
-    status = status.with_blame({.bucket = operation.bucket, .operation = operation.number});
-  } else {
-    status = body();
-  }
-  if (status.ok() || size() == 1) return status;
+  Status status = size() > 1 && world_->failed() ? world_->failure() : body();
+  if (status.ok()) return status;
+  // Whoever failed, the sentence says during what, and the blame where.
+  const std::string during = describe(operation);
+  if (status.text().find(during) == std::string::npos) status = status.with_context(during);
+  status = status.with_blame({.bucket = operation.bucket, .operation = operation.number});
+  if (size() == 1) return status;
   broken_ = status;
   if (status.code() == Code::aborted && stop.passed()) {
     if (sync_) sync_->leave();  // this rank goes away of its own accord: only the peers that still wait for it need to know

@@ -115,8 +115,7 @@ Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) 
 }
 
 Status Sync::look_around(const Operation& operation, const Stop& stop) const {
-  const Blame blame{.bucket = operation.bucket, .operation = operation.number};
-  if (world_->failed()) return world_->failure().with_context(describe(operation)).with_blame(blame);
+  if (world_->failed()) return world_->failure();
   for (int rank = 0; rank < control_->size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
     const ControlPage::Slot& slot = page(rank).slot;
@@ -124,10 +123,9 @@ Status Sync::look_around(const Operation& operation, const Stop& stop) const {
     if (!gone && !world_->has_left(member)) continue;
     if (static_cast<int32_t>(slot.phase.load(std::memory_order_acquire) - phase_) >= 0) continue;
     if (world_->failed()) continue;  // it failed and then left: its failure is looked at above, the next time round
-    return {Code::peer, text(describe(operation), ": rank ", member, " has left and will not take part"),
-            Blame{.rank = member, .bucket = operation.bucket, .operation = operation.number}};
+    return {Code::peer, text(describe(operation), ": rank ", member, " has left and will not take part"), Blame{.rank = member}};
   }
-  if (stop.passed()) return {Code::aborted, text(describe(operation), ": its stream was destroyed"), blame};
+  if (stop.passed()) return {Code::aborted, text(describe(operation), ": its stream was destroyed")};
   return {};
 }
 
@@ -149,8 +147,7 @@ Status Sync::timed_out(const Operation& operation) const {
     sentence += text("; ", world_->describe(member), ", and came to operation ", page(rank).slot.number.load(std::memory_order_relaxed),
                      " of the group");
   }
-  return {Code::timeout, std::move(sentence),
-          Blame{.rank = members_[static_cast<size_t>(ranks.front())], .bucket = operation.bucket, .operation = operation.number}};
+  return {Code::timeout, std::move(sentence), Blame{.rank = members_[static_cast<size_t>(ranks.front())]}};
 }
 
 Status Sync::compare(const Operation& operation) const {
@@ -161,7 +158,7 @@ Status Sync::compare(const Operation& operation) const {
     const int member = members_[static_cast<size_t>(rank)];
     return {Code::desync,
             text("ranks ", members_[0], " and ", member, " called different operations: ", describe(first), " and ", describe(other)),
-            Blame{.rank = member, .bucket = operation.bucket, .operation = operation.number}};
+            Blame{.rank = member}};
   }
   return {};
 }

@@ -55,7 +55,7 @@ class Sync {
 
   static void prepare(Parts& control) noexcept;
 
-  // The first meeting of `operation` compares what all ranks came for.
+  // The first meeting of `operation` compares what all ranks came for. Failures blame a rank; the caller adds the operation.
   Status meet(const Operation& operation, const Stop& stop);
 
   // Tells the others that this rank will not come again.

@@ -158,7 +158,10 @@ void peer_does_not_come(Suite& suite) {
     const uint64_t begin_ns = now_ns();
     const Status status = finish(*bench.stream);
     rank.fails(status, Code::timeout, {"rank 2", "alive", "2 s", "reduce_scatter", "bucket 7", "operation 2"});
-    rank.check(status.blame().rank == 2 && status.blame().bucket == 7 && status.blame().operation == 2, "the blame is not complete");
+    // A rank of another host cannot tell who beside its partners is late.
+    const bool one_host = rank.world().host(1) == rank.world().host(2);
+    rank.check((status.blame().rank == 2 || !one_host) && status.blame().bucket == 7 && status.blame().operation == 2,
+               "the blame is not complete");
     rank.check(now_ns() - begin_ns < 20 * kSecondNs, "the timeout came late");
   });
 }
