@@ -57,7 +57,10 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // `early`: frames that were received before the connection was handed over.
   void add_connection(Connection connection, std::vector<Frame> early = {});
   // Which rank relays descriptors on this host.
-  void set_leader(int leader) noexcept { leader_ = leader; }
+  void set_leader(int leader) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    leader_ = leader;
+  }
   Status start();
 
   bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
