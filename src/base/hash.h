@@ -26,7 +26,7 @@ inline uint64_t hash_bytes(const void* data, size_t bytes, uint64_t seed = 0) no
     hash = mix(hash ^ word);
   }
   uint64_t tail = 0;
-  std::memcpy(&tail, at, bytes);
+  if (bytes > 0) std::memcpy(&tail, at, bytes);  // nothing may be NULL
   return mix(hash ^ tail);
 }
 
