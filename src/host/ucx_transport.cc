@@ -77,6 +77,7 @@ class UcxTransport final : public Transport {
   bool progress();
   Status finish_done();
   Status look_around(const Stop& stop, Deadline deadline, const std::string& during);
+  void wait_for_news_of(int peer) const;
   Status lost(int peer, const std::string& why, const std::string& during);
   void sleep();
   void break_off();
@@ -150,9 +151,10 @@ Status UcxTransport::connect(int rank, const std::string& address) {
   params.err_handler.cb = &on_error;
   params.err_handler.arg = &peer;
   const ucs_status_t status = ucx_.ep_create(worker_, &params, &peer.endpoint);
-  return status == UCS_OK
-             ? Status()
-             : failed(text("no connection to rank ", rank, " on ", world_->host_name(rank)), status).with_blame({.rank = rank});
+  if (status == UCS_OK) return {};
+  wait_for_news_of(rank);
+  if (world_->failed()) return world_->failure();
+  return failed(text("no connection to rank ", rank, " on ", world_->host_name(rank)), status).with_blame({.rank = rank});
 }
 
 Status UcxTransport::greet() {
@@ -200,7 +202,7 @@ Status UcxTransport::post(ucs_status_ptr_t request, int peer, bool receive) {
   if (request == nullptr) return {};
   if (UCS_PTR_IS_ERR(request)) {
     break_off();  // the caller will not wait for what it has posted
-    return failed(text(receive ? "receiving from rank " : "sending to rank ", peer), UCS_PTR_STATUS(request)).with_blame({.rank = peer});
+    return lost(peer, ucx_.status_string(UCS_PTR_STATUS(request)), text(receive ? "receiving from rank " : "sending to rank ", peer));
   }
   pending_.push_back({request, peer, receive});
   return {};
@@ -249,14 +251,18 @@ Status UcxTransport::finish_done() {
 }
 
 // The World knows more of a death than a broken connection tells (which process, that it left on purpose): it is asked first.
-Status UcxTransport::lost(int peer, const std::string& why, const std::string& during) {
+void UcxTransport::wait_for_news_of(int peer) const {
   const Deadline patience = Deadline::after_ns(1'000'000'000);
   while (!world_->failed() && !world_->has_left(peer) && !patience.passed()) poll(nullptr, 0, 10);
+}
+
+Status UcxTransport::lost(int peer, const std::string& why, const std::string& during) {
+  wait_for_news_of(peer);
   if (world_->failed()) return world_->failure();
   const Status status(Code::peer,
                       text(during, ": ",
                            world_->has_left(peer) ? text("rank ", peer, " has left: it destroyed its communicator")
-                                                  : text("the connection to ", world_->describe(peer), " is lost (", why, ")")),
+                                                  : text("the connection is lost (", why, "); ", world_->describe(peer))),
                       Blame{.rank = peer});
   world_->fail(status);
   return status;
