@@ -44,10 +44,10 @@ def of_process(pid, name):
 
 
 def sockets():
-    """Our sockets' inodes and names."""
+    """Our sockets' inodes and names. One that waits to be accepted has no inode, and goes with those that it belongs to."""
     with open("/proc/net/unix", encoding="ascii") as file:
         rows = [line.split() for line in file if "@megadp-" in line]
-    return {row[6]: row[7] for row in rows}
+    return {row[6]: row[7] for row in rows if row[6] != "0"}
 
 
 def held_sockets():
@@ -189,8 +189,10 @@ class DeathsTest(unittest.TestCase):
         self.assertTrue(job.wait_until(lambda: not job.alive(), 10), f"processes {job.alive()} are left\n{job.describe()}")
         before = sockets()
 
-        def forgotten():  # listening since, and held by nobody
-            return set(before) & set(sockets()) - held_sockets()
+        def forgotten():  # there for all this time, and held by nobody
+            now = sockets()
+            held = held_sockets()
+            return {inode: name for inode, name in now.items() if inode in before and inode not in held}
 
         self.assertTrue(job.wait_until(lambda: not forgotten(), 5), f"sockets {forgotten()} are left")
         self.assertTrue(job.wait_until(lambda: named_memory() <= job.memory, 5), f"memory {named_memory() - job.memory} is left")
