@@ -479,6 +479,17 @@ class NothingLeft(RunTest):
             until(lambda: gone(pid), f"process {pid} ends")
         self.assertEqual(Finished(process).code, -signal.SIGKILL)
 
+    def test_the_kernel_kills_the_ranks_where_the_guardian_cannot(self):
+        process = start("-n", "1", "sh", "-c", f"exec {self.sleeper('rank')}", env=self.env)
+        rank, = self.pids("rank")
+        for pid in marked(self.mark):
+            with open(f"/proc/{pid}/comm") as file:
+                if file.read() == "mdp-guardian\n":
+                    os.kill(pid, signal.SIGKILL)
+        process.kill()
+        until(lambda: gone(rank), "the rank ends")
+        Finished(process)
+
     def test_grandchildren_that_hold_the_pipes_do_not_hang_the_launcher(self):
         done = run("-n", "2", "--grace", "0.1", "sh", "-c", f"{self.sleeper('child$MEGADP_RANK')} & until [ -e {self.path('child$MEGADP_RANK')} ]; do sleep 0.01; done",
                    env=self.env)
