@@ -40,6 +40,9 @@ class Stop {
 // A wait for other ranks sleeps at most this long before it looks at its Stop (and at the World) again; with the grace time below, a
 // stream is destroyed within about 50 ms.
 constexpr uint64_t kWaitSliceNs = 25'000'000;
+// A wait that is over leaves the World this long to say who is stopped or dead: by itself it knows only whom it waited for, and that rank
+// may be waiting for another.
+constexpr uint64_t kVerdictNs = 1'000'000'000;
 constexpr uint64_t kStopGraceNs = 25'000'000;
 
 class HostStream final : public Stream {

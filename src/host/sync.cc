@@ -100,7 +100,7 @@ Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
 
 Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) {
   ControlPage::Meeting& meeting = page(0).meeting;
-  const Deadline deadline = Deadline::after_ns(world_->timeout_ns());
+  const Deadline deadline = Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
   for (;;) {
     meeting.sleepers.fetch_add(1);
     const uint32_t seen = meeting.arrived.load();

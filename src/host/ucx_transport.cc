@@ -299,7 +299,7 @@ void UcxTransport::sleep() {
 }
 
 Status UcxTransport::wait(const Stop& stop, const std::string& during) {
-  const Deadline deadline = Deadline::after_ns(world_->timeout_ns());
+  const Deadline deadline = Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
   while (!pending_.empty()) {
     const bool moved = progress();
     Status status = finish_done();
