@@ -50,16 +50,14 @@ def sockets():
     return {row[6]: row[7] for row in rows if row[6] != "0"}
 
 
-def held_sockets():
+def held_sockets(pids):
     held = set()
-    for pid in processes():
+    for pid in pids:
         try:
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                target = os.readlink(f"/proc/{pid}/fd/{fd}")
-                if target.startswith("socket:["):
-                    held.add(target[8:-1])
+            targets = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         except OSError:
-            pass
+            continue
+        held |= {target[8:-1] for target in targets if target.startswith("socket:[")}
     return held
 
 
@@ -76,7 +74,7 @@ class Job:
         self.counts = ranks if hosts else (ranks,)
         self.ranks, self.victim, self.phase, self.launched = sum(self.counts), victim, phase, launcher or hosts is not None
         self.tag = secrets.token_hex(8)
-        self.memory = named_memory()
+        self.memory, self.sockets = named_memory(), set()
         command = [VICTIM, str(timeout), str(victim), phase, str(delay), str(int(sig)), *(["child"] if child else [])]
         grace = ["--grace", str(SOON + timeout)]
         if hosts:
@@ -154,6 +152,8 @@ class DeathsTest(unittest.TestCase):
         failed where that began later."""
         lost = {job.victim} if lost is None else lost
         expected = set(range(job.ranks)) - {job.victim}
+        job.wait_until(lambda: job.events(), 30)
+        job.sockets = held_sockets(job.alive()) & set(sockets())
         told = job.wait_until(lambda: {e["rank"] for e in job.events("failed")} >= expected, within + 30)
         self.assertTrue(told, job.describe())
         failed = {e["rank"]: e for e in job.events("failed")}
@@ -185,16 +185,10 @@ class DeathsTest(unittest.TestCase):
         self.assertEqual(codes, expected, job.describe())
 
     def nothing_left(self, job):
-        """Gone within moments. Sockets and memory without a name go with the last process, so none may be without one."""
+        """Gone within moments. Those of its sockets that were seen while it ran, and its memory, go with the last process."""
         self.assertTrue(job.wait_until(lambda: not job.alive(), 10), f"processes {job.alive()} are left\n{job.describe()}")
-        before = sockets()
-
-        def forgotten():  # there for all this time, and held by nobody
-            now = sockets()
-            held = held_sockets()
-            return {inode: name for inode, name in now.items() if inode in before and inode not in held}
-
-        self.assertTrue(job.wait_until(lambda: not forgotten(), 5), f"sockets {forgotten()} are left")
+        left = job.wait_until(lambda: not job.sockets & set(sockets()), 5)
+        self.assertTrue(left, "sockets are left\n" + job.describe())
         self.assertTrue(job.wait_until(lambda: named_memory() <= job.memory, 5), f"memory {named_memory() - job.memory} is left")
 
     def kill_one(self, launcher, phase):
