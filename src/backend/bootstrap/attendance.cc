@@ -83,6 +83,7 @@ class Guest {
 
   Outcome wait_for_table() {
     welcome_ = false;
+    watch_ = {};
     const Deadline answer = Deadline::after_ns(kAnswerNs);
     for (;;) {
       if (meeting_.interrupted) {
@@ -100,10 +101,10 @@ class Guest {
   }
 
   std::optional<Outcome> read_answers(uint64_t wait_ms) {
-    pollfd polled[2] = {{link_->fd(), POLLIN, 0}, {watch_.get(), POLLIN, 0}};
+    pollfd polled[2] = {{link_->fd(), POLLIN, 0}, {watch_.pidfd.get(), POLLIN, 0}};
     wait_ms = std::min(wait_ms, meeting_.deadline.left_ns() / 1'000'000 + 1);
-    ::poll(polled, watch_.valid() ? 2 : 1, static_cast<int>(wait_ms));
-    const bool ended = watch_.valid() && (polled[1].revents & POLLIN) != 0;
+    ::poll(polled, watch_.pidfd.valid() ? 2 : 1, static_cast<int>(wait_ms));
+    const bool ended = watch_.ended || (watch_.pidfd.valid() && (polled[1].revents & POLLIN) != 0);
     std::vector<Frame> frames;
     link_->receive(&frames);
     for (size_t i = 0; i < frames.size(); ++i) {
@@ -133,7 +134,7 @@ class Guest {
         host_ = read_process(&reader);
         if (!reader.finished()) return spoiled("a welcome that cannot be read");
         welcome_ = true;
-        if (!watch_.valid()) watch_ = watch_process(host_);
+        watch_ = watch_process(host_);
         return std::nullopt;
       case FrameType::refused: {
         const bool may_try_again = reader.u32() != 0;
@@ -198,7 +199,7 @@ class Guest {
   std::unique_ptr<Link> link_;
   Party party_;
   Process host_;
-  Fd watch_;  // pidfd of the host's process
+  ProcessWatch watch_;  // of the host's process
   bool welcome_ = false;
   std::string reason_;  // why the last attempt came to nothing
   Status failure_;

@@ -273,6 +273,12 @@ void Monitor::leave() {
       send(c, FrameType::failure, reason.take());
     }
     send(c, FrameType::goodbye, payload);
+    if (!c.serving && !c.over_tcp && c.link->idle()) {
+      // At once, because this process may end before the thread comes to it; closing alone is no end of file while a forked child
+      // holds the socket too.
+      c.link->shut_down_sending();
+      c.done_sending = true;
+    }
     tcp = tcp || (c.over_tcp && !c.serving);
   }
   relay_->leave(rank_);

@@ -43,21 +43,20 @@ void* Monitor::thread_main(void* argument) {
 }
 
 void Monitor::watch_processes() {
-  std::map<std::pair<int, uint64_t>, size_t> known;
+  std::map<std::pair<int, uint64_t>, std::vector<int>> processes;  // several ranks may be threads of one
   const Process& own = table_[static_cast<size_t>(rank_)];
   for (int r = 0; r < size(); ++r) {
     const Process& process = table_[static_cast<size_t>(r)];
     if (process.host_key != own.host_key || (process.pid == own.pid && process.pid_namespace == own.pid_namespace)) continue;
-    const auto [at, fresh] = known.try_emplace({process.pid, process.start_time}, watches_.size());
-    if (fresh) {
-      Fd pidfd = watch_process(process);
-      if (!pidfd.valid()) {
-        known.erase(at);  // sockets and heartbeats remain
-        continue;
-      }
-      watches_.push_back({std::move(pidfd), {}});
+    processes[{process.pid, process.start_time}].push_back(r);
+  }
+  for (auto& [id, ranks] : processes) {
+    ProcessWatch seen = watch_process(table_[static_cast<size_t>(ranks.front())]);
+    if (seen.ended) {
+      process_ended({Fd(), ranks});
+    } else if (seen.pidfd.valid()) {
+      watches_.push_back({std::move(seen.pidfd), ranks});
     }
-    watches_[at->second].ranks.push_back(r);
   }
 }
 
@@ -279,7 +278,7 @@ bool Monitor::finish_sending() {
   for (Connection& c : connections_) {
     if (!c.link) continue;
     if (c.link->idle() && !c.over_tcp) {
-      c.link->shut_down_sending();  // closing alone is no end of file while a forked child holds the socket too
+      c.link->shut_down_sending();
       c.link.reset();
       continue;
     }

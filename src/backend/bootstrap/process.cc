@@ -6,9 +6,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <fstream>
 #include <sstream>
+#include <utility>
 
 #include "base/text.h"
 
@@ -85,14 +87,23 @@ Process read_process(FrameReader* reader) {
   return process;
 }
 
-Fd watch_process(const Process& process) {
-  if (process.pid <= 0 || process.start_time == 0 || process.pid_namespace == 0) return Fd();
-  if (process.pid_namespace != inode_of("/proc/self/ns/pid")) return Fd();
-  Fd fd(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));  // close-on-exec by itself
-  if (!fd.valid()) return Fd();
+ProcessWatch watch_process(const Process& process) {
+  ProcessWatch watch;
+  if (process.pid <= 0 || process.start_time == 0 || process.pid_namespace == 0) return watch;
+  if (process.pid_namespace != inode_of("/proc/self/ns/pid")) return watch;
+  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));  // close-on-exec by itself
+  if (!pidfd.valid()) {
+    watch.ended = errno == ESRCH;
+    return watch;
+  }
   // Asked after opening: if the number had been given to another process in between, the start times differ.
-  if (start_time_of(text("/proc/", process.pid, "/stat").c_str()) != process.start_time) return Fd();
-  return fd;
+  const uint64_t start_time = start_time_of(text("/proc/", process.pid, "/stat").c_str());
+  if (start_time == process.start_time) {
+    watch.pidfd = std::move(pidfd);
+  } else {
+    watch.ended = start_time != 0;
+  }
+  return watch;
 }
 
 }  // namespace megadp

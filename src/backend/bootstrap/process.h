@@ -24,8 +24,11 @@ Process this_process();
 void write_process(FrameWriter* writer, const Process& process);
 Process read_process(FrameReader* reader);
 
-// Becomes readable when `process` ends, whatever children of it still hold its sockets open. Invalid where that cannot be had: another
-// host or pid namespace, a process that is gone or cannot be told from a later one with its number, a kernel without pidfd.
-Fd watch_process(const Process& process);
+struct ProcessWatch {
+  Fd pidfd;            // becomes readable when the process ends, whatever children of it still hold its sockets open
+  bool ended = false;  // it is gone already
+};
+// Neither where nothing can be said: another host or pid namespace, a kernel without pidfd, a hidden /proc.
+ProcessWatch watch_process(const Process& process);
 
 }  // namespace megadp

@@ -90,7 +90,7 @@ class Host {
       if (!party_.links[i]) continue;
       const short write = party_.links[i]->idle() ? 0 : POLLOUT;
       polled.push_back({party_.links[i]->fd(), static_cast<short>(POLLIN | write), 0});
-      if (watches_[i].valid()) polled.push_back({watches_[i].get(), POLLIN, 0});
+      if (watches_[i].pidfd.valid()) polled.push_back({watches_[i].pidfd.get(), POLLIN, 0});
     }
     const auto left_ms = static_cast<int>(std::min<uint64_t>(meeting_.deadline.left_ns() / 1'000'000 + 1, kSliceMs));
     ::poll(polled.data(), polled.size(), left_ms);
@@ -170,8 +170,8 @@ class Host {
     Link& link = *party_.links[place];
     const int rank = meeting_.expected[place];
     const Process& process = party_.table[place];
-    pollfd watch{watches_[place].get(), POLLIN, 0};
-    const bool ended = watches_[place].valid() && ::poll(&watch, 1, 0) > 0;
+    pollfd watch{watches_[place].pidfd.get(), POLLIN, 0};
+    const bool ended = watches_[place].ended || (watches_[place].pidfd.valid() && ::poll(&watch, 1, 0) > 0);
     std::vector<Frame> frames = std::exchange(early_[place], {});
     link.receive(&frames);
     link.flush();
@@ -261,7 +261,7 @@ class Host {
   const Meeting& meeting_;
   std::unique_ptr<Reception> reception_;
   Party party_;
-  std::vector<Fd> watches_;                // pidfds, by place
+  std::vector<ProcessWatch> watches_;      // by place
   std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
   std::vector<bool> told_;                         // by place: knows that the meeting has failed
