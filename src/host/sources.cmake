@@ -17,6 +17,7 @@ endif()
 
 set(MEGADP_host_SOURCES
     backend.cc
+    copy_past.cc
     copy_strided.cc
     event.cc
     group.cc

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "host/collective.h"
+#include "host/copy_past.h"
 #include "host/kernels.h"
 
 namespace megadp::host {
@@ -66,7 +67,7 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
     const size_t n = std::min(turn, count - done);
     const size_t offset = done * call.width();
     const std::vector<std::byte*>& staging = call.member.next_staging();
-    copy_bytes(staging[static_cast<size_t>(call.rank())], from + offset, n * call.width());
+    copy_past_caches(staging[static_cast<size_t>(call.rank())], from + offset, n * call.width());
     Status met = call.meet_showing(staging, Show::whole, n * call.width());
     if (!met.ok()) return met;
     if (call.size() > 2 && !call.member.spans_hosts() && n * call.width() >= kSharedSumBytes) {
@@ -91,7 +92,7 @@ Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte*
     const size_t bytes = n * call.width();
     const std::vector<std::byte*>& staging = call.member.next_staging();
     for (size_t rank = 0; rank < size; ++rank) {
-      copy_bytes(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
+      copy_past_caches(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
     }
     Status met = call.meet_showing(staging, Show::piece, bytes);
     if (!met.ok()) return met;
@@ -112,7 +113,7 @@ Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to,
   do {
     const size_t n = std::min(turn, count - done);
     const std::vector<std::byte*>& staging = call.member.next_staging();
-    copy_bytes(staging[static_cast<size_t>(call.rank())], from + done * call.width(), n * call.width());
+    copy_past_caches(staging[static_cast<size_t>(call.rank())], from + done * call.width(), n * call.width());
     Status met = call.meet_showing(staging, Show::whole, n * call.width());
     if (!met.ok()) return met;
     for (size_t rank = 0; rank < size; ++rank) copy_bytes(to + (rank * count + done) * call.width(), staging[rank], n * call.width());
@@ -130,7 +131,7 @@ Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to,
     const size_t bytes = n * call.width();
     const std::vector<std::byte*>& staging = call.member.next_staging();
     for (size_t rank = 0; rank < size; ++rank) {
-      copy_bytes(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
+      copy_past_caches(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
     }
     Status met = call.meet_showing(staging, Show::piece, bytes);
     if (!met.ok()) return met;
@@ -151,7 +152,7 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
     const std::vector<std::byte*>& staging = call.member.next_staging();
     std::byte* const half = staging[static_cast<size_t>(call.operation.root)];
     std::byte* const at = data + done * call.width();
-    if (is_root) copy_bytes(half, at, n * call.width());
+    if (is_root) copy_past_caches(half, at, n * call.width());
     Status met = call.meet_showing(staging, Show::from_root, n * call.width());
     if (!met.ok()) return met;
     if (!is_root) copy_bytes(at, half, n * call.width());

@@ -7,13 +7,14 @@
 
 #include "base/checked.h"
 #include "host/collective.h"
+#include "host/copy_past.h"
 #include "host/kernels.h"
 
 namespace megadp::host {
 namespace {
 
 // Up to here a range is sent through staging memory, which costs one meeting instead of two.
-constexpr size_t kSmallBytes = 16 << 10;
+constexpr size_t kSmallBytes = 4 << 10;
 // Of every rank's part, at a time: the blocks of all ranks stay in the nearest caches between being read and being written.
 constexpr size_t kBlockBytes = 16 << 10;
 // Ranges are shared out on borders of this many elements, so that two ranks seldom write to one cache line.
@@ -29,6 +30,16 @@ std::byte* own_at(const Call& call, const Parts& window, size_t element) {
 
 bool is_staged(const Call& call) {
   return call.member.spans_hosts() || call.operation.count * call.width() <= kSmallBytes;
+}
+
+// A piece that no cache holds anyway is written past them: a quarter faster than fetching each line to overwrite it.
+void copy_piece(std::byte* to, const std::byte* from, size_t bytes) {
+  constexpr size_t kBeyondCaches = 4 << 20;
+  if (bytes >= kBeyondCaches) {
+    copy_past_caches(to, from, bytes);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
 }
 
 }  // namespace
@@ -85,7 +96,7 @@ Status window_all_gather(const Call& call, const Parts& window) {
   if (!met.ok()) return met;
   for (int step = 1; step < call.size(); ++step) {
     const int rank = (call.rank() + step) % call.size();
-    std::memcpy(at(call, window, rank, mine), own, piece * call.width());
+    copy_piece(at(call, window, rank, mine), own, piece * call.width());
   }
   return call.meet();
 }

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// copy_past_caches: memcpy for what another core reads next and this one does not.
+//
+// An ordinary store first takes the cache line from everyone who has read it. When two ranks write to their staging memory at the same
+// time, each having read the other's, these requests get in each other's way: 2.5 GB/s was measured where stores past the caches give 28
+// GB/s (two cores of an AMD EPYC, 256 KiB each), and reading them afterwards costs less than was saved. Below a few KiB it is the other way
+// round.
+#pragma once
+
+#include <cstddef>
+
+namespace megadp::host {
+
+// Regions do not overlap. What was written is seen by whoever sees a later atomic store of this thread.
+void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) noexcept;
+
+}  // namespace megadp::host
