@@ -511,7 +511,8 @@ MDP_API mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_
 /* Library memory of one parameter or its gradient, valid until the last handle and DLPack tensor of the buffer is gone; the shape and
  * strides that out points to live as long. Write parameters only between a step and the next forward, and tell mdp_param_changed; write
  * gradients before mdp_grad_ready. A gradient is meaningful after mdp_grad_sync: with ZERO_0 all of it, with ZERO_1 the owned ranges.
- * With MDP_MISSING_* and several microbatches the framework itself adds into the view. Local.
+ * After a step with a request, wait for the parameter or the request before its gradient is written again. Over several microbatches
+ * the framework itself adds into the view. Local.
  * Errors: INVALID, STATE (frozen parameters have no memory here; forked child). */
 MDP_API mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
 MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);

@@ -281,10 +281,9 @@ Result<std::shared_ptr<Request>> Optimizer::step(double loss_scale, bool loss_sc
       return outcome;
   }
   if (!want_request) return std::shared_ptr<Request>();
-  return std::make_shared<Request>(buffer_->grid()->world()->shared_tree(), end, tree.event_fd.valid(),
-                                   [self = shared_from_this(), loss_scale, loss_scale_given] {
-                                     return self->read_outcome(loss_scale, loss_scale_given, nullptr);
-                                   });
+  return std::make_shared<Request>(
+      buffer_->grid()->world()->shared_tree(), end, tree.event_fd.valid(),
+      [self = shared_from_this(), loss_scale, loss_scale_given] { return self->read_outcome(loss_scale, loss_scale_given, nullptr); });
 }
 
 Status Optimizer::await(Event& event, double loss_scale, bool loss_scale_given, StepReport* report) {
