@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "run_guardian.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <string>
 #include <vector>
+
+#include "run_processes.h"
 
 namespace megadp::tool {
 namespace {
@@ -24,29 +23,6 @@ struct Note {
   char what;
   char unused[3];
 };
-
-bool belongs_to(const char* pid, const std::string& entry) {
-  const OwnedFd file(open(("/proc/" + std::string(pid) + "/environ").c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.open()) return false;
-  std::string all(1, '\0');
-  std::array<char, 4096> buffer;
-  for (ssize_t got; (got = read(file.get(), buffer.data(), buffer.size())) > 0;) all.append(buffer.data(), static_cast<size_t>(got));
-  all += '\0';
-  return all.find('\0' + entry + '\0') != std::string::npos;
-}
-
-// Those that left their rank's process group are known by their environment. How many were killed.
-int kill_by_environment(const std::string& entry) {
-  DIR* proc = opendir("/proc");
-  if (proc == nullptr) return 0;
-  int killed = 0;
-  while (const dirent* found = readdir(proc)) {
-    const pid_t pid = std::atoi(found->d_name);
-    if (pid > 1 && pid != getpid() && belongs_to(found->d_name, entry) && kill(pid, SIGKILL) == 0) ++killed;
-  }
-  closedir(proc);
-  return killed;
-}
 
 [[noreturn]] void guard(int pipe, const std::string& mark) {
   setsid();  // signals meant for the launcher's group or terminal do not come here
@@ -68,8 +44,13 @@ int kill_by_environment(const std::string& entry) {
     if (note.what == kForget) groups.erase(std::remove(groups.begin(), groups.end(), note.group), groups.end());
   }
   for (pid_t group : groups) kill(-group, SIGKILL);
-  // A process may start another while the list is read, so until nothing new is found.
-  for (int round = 0; round < 10 && kill_by_environment(mark) > 0; ++round) usleep(1000);
+  // Those that left their rank's group are known by their environment. One may start another while the list is read, so until none is left.
+  for (int round = 0; round < 10; ++round) {
+    const std::vector<pid_t> left = processes_with(mark);
+    if (left.empty()) break;
+    for (pid_t pid : left) kill(pid, SIGKILL);
+    usleep(1000);
+  }
   _exit(0);
 }
 

@@ -22,8 +22,8 @@
 
 #include "base/deadline.h"
 #include "run_guardian.h"
-#include "run_leftovers.h"
 #include "run_output.h"
+#include "run_processes.h"
 #include "run_report.h"
 #include "run_spawn.h"
 
