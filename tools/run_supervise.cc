@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// One thread, one poll: the ranks' pipes, a signalfd, the ranks' pidfds (in an epoll set, which hands them over in the order in which they
-// became ready: so the first failing rank is known), and the launcher's own outputs while bytes wait for them.
 #include "run_supervise.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -18,100 +15,11 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <optional>
 
-#include "base/deadline.h"
-#include "run_guardian.h"
-#include "run_output.h"
 #include "run_processes.h"
-#include "run_report.h"
-#include "run_spawn.h"
+#include "run_supervisor.h"
 
 namespace megadp::tool {
-namespace {
-
-constexpr uint64_t kSecond = 1'000'000'000;
-constexpr double kTermSeconds = 5;    // between SIGTERM and SIGKILL
-constexpr double kLingerSeconds = 2;  // for what the ranks left behind to end by itself
-constexpr double kKillSeconds = 2;    // for SIGKILL to take effect
-// A dying process closes its sockets before it can be waited for: ranks that learn of it there may end sooner than it does.
-constexpr uint64_t kDyingNs = 200'000'000;
-
-Deadline in_seconds(double seconds) {
-  return Deadline::after_ns(static_cast<uint64_t>(seconds * static_cast<double>(kSecond)));
-}
-
-struct Stream {
-  OwnedFd fd;
-  Sink* sink;
-  LineCutter lines;
-};
-
-struct Rank {
-  Ended end;
-  OwnedFd pidfd;
-  Stream out, err;
-  uint64_t started_ns;
-  bool running = true;
-  bool group_lives = true;  // some process of its group exists
-};
-
-class Supervisor {
- public:
-  explicit Supervisor(const RunConfig& config) : config_(config), report_(stderr_, config.json) { ranks_.reserve(config.job.count); }
-  int run();
-
- private:
-  enum class Stage {
-    well,
-    grace,
-    terminated,
-    killed,
-    lingering,
-    left_terminated,
-    left_killed,
-    abandoned
-  };
-
-  Status prepare();
-  Status start_ranks();
-  Status start_rank(int index, const std::vector<int>& cpus);
-  int give_up(const Status& why);
-  void restore();
-
-  bool finished();
-  void wait_for_something();
-  void read_output(Stream& stream, size_t most);
-  void read_deaths();
-  void read_signals();
-  void reap();
-  void rank_ended(Rank& rank, int wait_status);
-  void last_rank_ended();
-  void on_signal(int signal);
-  void on_alarm();
-  void signal_groups(int signal);
-  void signal_leftovers(int signal);
-  void check_groups();
-  std::vector<pid_t> leftovers();
-  std::vector<int> running() const;
-  std::vector<Ended> ends() const;
-
-  const RunConfig& config_;
-  Sink stdout_{STDOUT_FILENO}, stderr_{STDERR_FILENO};
-  Report report_;
-  Inherited inherited_{};
-  OwnedFd signals_, deaths_;
-  std::optional<Guardian> guardian_;
-  std::vector<pid_t> strangers_;  // children this process had before it became a launcher
-  std::vector<Rank> ranks_;
-  const Rank* first_failure_ = nullptr;
-  uint64_t first_failure_ns_ = 0;
-  bool has_signalled_ = false;  // a signal that kills may have come from here
-  Stage stage_ = Stage::well;
-  Deadline alarm_ = Deadline::never();
-  int interrupts_ = 0;
-  bool summary_said_ = false;
-};
 
 Status Supervisor::prepare() {
   sigset_t mine;
@@ -221,10 +129,10 @@ void Supervisor::wait_for_something() {
   std::vector<pollfd> fds{{signals_.get(), POLLIN, 0}, {deaths_.get(), POLLIN, 0}};
   for (const Sink* sink : {&stdout_, &stderr_})
     if (sink->waiting()) fds.push_back({sink->fd(), POLLOUT, 0});
-  std::vector<Stream*> streams;
+  std::vector<RankOutput*> streams;
   const size_t first_stream = fds.size();
   for (Rank& rank : ranks_)
-    for (Stream* stream : {&rank.out, &rank.err}) {
+    for (RankOutput* stream : {&rank.out, &rank.err}) {
       // The reader has gone: the rank shall find out as it would without us.
       if (stream->sink->broken()) stream->fd.reset();
       if (!stream->fd.open() || stream->sink->full()) continue;
@@ -243,7 +151,7 @@ void Supervisor::wait_for_something() {
   stderr_.flush();
 }
 
-void Supervisor::read_output(Stream& stream, size_t most) {
+void Supervisor::read_output(RankOutput& stream, size_t most) {
   std::array<char, 65536> buffer;
   for (size_t i = 0; i < most && stream.fd.open(); ++i) {
     const ssize_t got = read(stream.fd.get(), buffer.data(), buffer.size());
@@ -256,197 +164,6 @@ void Supervisor::read_output(Stream& stream, size_t most) {
     stream.fd.reset();
   }
 }
-
-void Supervisor::read_deaths() {
-  std::array<epoll_event, 64> events;
-  const int count = epoll_wait(deaths_.get(), events.data(), events.size(), 0);
-  for (int i = 0; i < count; ++i) {
-    Rank& rank = ranks_[events[static_cast<size_t>(i)].data.u32];
-    int status = 0;
-    if (rank.running && waitpid(rank.end.pid, &status, WNOHANG) == rank.end.pid) rank_ended(rank, status);
-  }
-}
-
-void Supervisor::read_signals() {
-  signalfd_siginfo info;
-  while (read(signals_.get(), &info, sizeof info) == sizeof info) {
-    if (info.ssi_signo != SIGCHLD)
-      on_signal(static_cast<int>(info.ssi_signo));
-    else
-      reap();
-  }
-}
-
-void Supervisor::reap() {
-  read_deaths();  // those come in order
-  int status = 0;
-  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;) {
-    const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [pid](const Rank& r) { return r.running && r.end.pid == pid; });
-    if (rank != ranks_.end()) rank_ended(*rank, status);
-  }
-  check_groups();
-  // Their parents being dead, more of them may have come to this process.
-  if (stage_ == Stage::left_killed) signal_leftovers(SIGKILL);
-}
-
-void Supervisor::rank_ended(Rank& rank, int wait_status) {
-  rank.running = false;
-  rank.pidfd.reset();
-  rank.end.signal = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
-  rank.end.core = WIFSIGNALED(wait_status) && WCOREDUMP(wait_status);
-  rank.end.exit = rank.end.signal != 0 ? 128 + rank.end.signal : WEXITSTATUS(wait_status);
-  rank.end.seconds = static_cast<double>(now_ns() - rank.started_ns) / static_cast<double>(kSecond);
-  // What it said comes before what is said of it.
-  for (Stream* stream : {&rank.out, &rank.err}) read_output(*stream, 16);
-
-  const size_t others = running().size();
-  const bool first = rank.end.exit != 0 && first_failure_ == nullptr;
-  report_.ended(rank.end, first ? others : 0, config_.grace_s);
-  if (first) {
-    first_failure_ = &rank;
-    first_failure_ns_ = now_ns();
-    stage_ = Stage::grace;
-    alarm_ = in_seconds(config_.grace_s);
-  } else if (rank.end.signal != 0 && first_failure_->end.signal == 0 && !has_signalled_ && now_ns() - first_failure_ns_ < kDyingNs) {
-    first_failure_ = &rank;
-  }
-  check_groups();
-  if (others == 0) last_rank_ended();
-}
-
-void Supervisor::last_rank_ended() {
-  stage_ = Stage::lingering;
-  alarm_ = in_seconds(std::min(config_.grace_s, kLingerSeconds));
-}
-
-void Supervisor::on_signal(int signal) {
-  const std::vector<int> ranks = running();
-  if (ranks.empty()) {  // only output, or what the ranks left behind, is waited for
-    if (signal == SIGUSR1 || signal == SIGUSR2 || signal == SIGTSTP) return;
-    signal_leftovers(SIGKILL);
-    stage_ = Stage::abandoned;
-    return;
-  }
-  if (signal == SIGINT && ++interrupts_ >= 2) {
-    report_.signalled(SIGKILL, ranks, "interrupted_twice", "interrupted twice: SIGKILL to all ranks");
-    signal_groups(SIGKILL);
-    return;
-  }
-  if (signal == SIGUSR1 || signal == SIGUSR2) {
-    // Programs give these a meaning of their own; the ranks' children, which may not, would die of them.
-    has_signalled_ = true;
-    for (const Rank& rank : ranks_)
-      if (rank.running) kill(rank.end.pid, signal);
-  } else {
-    signal_groups(signal);
-  }
-  report_.signalled(signal, ranks, "user", signal == SIGINT ? "interrupted: SIGINT to all ranks; once more kills them" : "");
-  if (signal != SIGTSTP) return;
-  stderr_.flush();
-  raise(SIGSTOP);
-  signal_groups(SIGCONT);
-}
-
-void Supervisor::on_alarm() {
-  alarm_ = Deadline::never();
-  const auto late = [&](int signal, double since) {
-    report_.signalled(signal, running(), "grace",
-                      fmt::format("rank{} {} still running {:g} s after rank {} failed: {}", running().size() > 1 ? "s" : "",
-                                  fmt::join(running(), ", "), since, first_failure_->end.rank, signal_name(signal)));
-    signal_groups(signal);
-  };
-  switch (stage_) {
-    case Stage::grace:
-      late(SIGTERM, config_.grace_s);
-      signal_groups(SIGCONT);  // a stopped process cannot end
-      stage_ = Stage::terminated;
-      alarm_ = in_seconds(kTermSeconds);
-      break;
-    case Stage::terminated:
-      late(SIGKILL, config_.grace_s + kTermSeconds);
-      stage_ = Stage::killed;
-      break;
-    case Stage::lingering:
-      if (!leftovers().empty()) report_.leftovers(SIGTERM, leftovers());
-      signal_leftovers(SIGTERM);
-      signal_leftovers(SIGCONT);
-      stage_ = Stage::left_terminated;
-      alarm_ = in_seconds(std::min(config_.grace_s, kTermSeconds));
-      break;
-    case Stage::left_terminated:
-      if (!leftovers().empty()) report_.leftovers(SIGKILL, leftovers());
-      signal_leftovers(SIGKILL);
-      stage_ = Stage::left_killed;
-      alarm_ = in_seconds(kKillSeconds);
-      break;
-    case Stage::left_killed:
-      // A process that the kernel cannot kill now, or one outside this job that was handed the pipe. While our own reader is slow,
-      // bytes of the ranks may still be on their way.
-      if (stdout_.waiting() || stderr_.waiting()) {
-        alarm_ = in_seconds(kKillSeconds);
-        break;
-      }
-      if (!leftovers().empty()) report_.error(fmt::format("processes {} cannot be killed", fmt::join(leftovers(), ", ")));
-      for (Rank& rank : ranks_)
-        for (Stream* stream : {&rank.out, &rank.err}) {
-          read_output(*stream, 16);
-          stream->lines.finish();
-          stream->fd.reset();
-        }
-      strangers_ = living_children();
-      for (Rank& rank : ranks_) rank.group_lives = false;
-      break;
-    default:
-      break;
-  }
-}
-
-void Supervisor::signal_groups(int signal) {
-  has_signalled_ = has_signalled_ || (signal != SIGTSTP && signal != SIGCONT);
-  for (const Rank& rank : ranks_)
-    if (rank.group_lives) kill(-rank.end.pid, signal);
-}
-
-void Supervisor::signal_leftovers(int signal) {
-  signal_groups(signal);
-  for (pid_t pid : leftovers()) kill(pid, signal);
-}
-
-// A group that has become empty must be forgotten: its number may be given to others.
-void Supervisor::check_groups() {
-  for (Rank& rank : ranks_) {
-    if (rank.running || !rank.group_lives) continue;
-    if (kill(-rank.end.pid, 0) == 0 || errno == EPERM) continue;
-    rank.group_lives = false;
-    guardian_->forget(rank.end.pid);
-  }
-}
-
-// Children that are neither ranks, nor the guardian, nor older than this job.
-std::vector<pid_t> Supervisor::leftovers() {
-  std::vector<pid_t> left;
-  for (pid_t pid : living_children()) {
-    const bool rank = std::any_of(ranks_.begin(), ranks_.end(), [pid](const Rank& r) { return r.running && r.end.pid == pid; });
-    const bool stranger = std::binary_search(strangers_.begin(), strangers_.end(), pid);
-    if (!rank && !stranger && (!guardian_ || pid != guardian_->pid())) left.push_back(pid);
-  }
-  return left;
-}
-
-std::vector<int> Supervisor::running() const {
-  std::vector<int> out;
-  for (const Rank& rank : ranks_)
-    if (rank.running) out.push_back(rank.end.rank);
-  return out;
-}
-
-std::vector<Ended> Supervisor::ends() const {
-  std::vector<Ended> out;
-  for (const Rank& rank : ranks_) out.push_back(rank.end);
-  return out;
-}
-
-}  // namespace
 
 int supervise(const RunConfig& config) {
   return Supervisor(config).run();
