@@ -28,6 +28,25 @@ int check_status(mdp_status status, mdp_status wanted, const char* part, const c
 int all_checks_held(void** state);
 #define TEST(function) cmocka_unit_test_teardown(function, all_checks_held)
 
+/* Sanitizers keep freed memory for a while and report a read of it themselves; ThreadSanitizer starts no threads in a forked child, and
+ * makes everything many times slower. */
+#if defined(__SANITIZE_THREAD__)
+enum {
+  UNDER_SANITIZER = 1,
+  UNDER_THREAD_SANITIZER = 1
+};
+#elif defined(__SANITIZE_ADDRESS__)
+enum {
+  UNDER_SANITIZER = 1,
+  UNDER_THREAD_SANITIZER = 0
+};
+#else
+enum {
+  UNDER_SANITIZER = 0,
+  UNDER_THREAD_SANITIZER = 0
+};
+#endif
+
 /* Removes what launchers leave in the environment: mdp_comm_create without an id is a single rank then. */
 void be_alone(void);
 
