@@ -48,7 +48,8 @@ void cycle(Rank& rank, int round, bool left_open) {
   group.reset();
 }
 
-// Thread-ranks share one process: rank 0 counts while the others wait, between the two barriers.
+// Thread-ranks share one process: rank 0 counts while the others wait, between the two barriers. What may not happen is growth: the last
+// descriptors of the case before may still be closing as this one begins.
 void counted(Rank& rank, Group& group, Stream& stream, Footprint* out) {
   rank.must(group.barrier(stream, {}));
   rank.must(finish(stream));
@@ -67,9 +68,9 @@ void cycles(Suite& suite) {
     for (int round = 0; round < 200; ++round) cycle(rank, round, false);
     counted(rank, *group, *stream, &after);
     if (rank.rank() != 0) return;
-    rank.check(after.descriptors == before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
-    rank.check(after.threads == before.threads, text(before.threads, " threads became ", after.threads));
-    rank.check(after.shared_mappings == before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
+    rank.check(after.descriptors <= before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
+    rank.check(after.threads <= before.threads, text(before.threads, " threads became ", after.threads));
+    rank.check(after.shared_mappings <= before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
     const bool shares = rank.backend().name() == "host" && rank.world().host(0) == rank.world().host(1);
     rank.check(before.shared_mappings > 0 || !shares, "the mappings of windows are not recognised");
   });
@@ -95,8 +96,8 @@ void failed_set_up(Suite& suite) {
     }
     counted(rank, *group, *stream, &after);
     if (rank.rank() != 0) return;
-    rank.check(after.descriptors == before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
-    rank.check(after.shared_mappings == before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
+    rank.check(after.descriptors <= before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
+    rank.check(after.shared_mappings <= before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
   });
 }
 
