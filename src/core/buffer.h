@@ -3,8 +3,8 @@
 //
 //   filling → ready → in flight → reduced → (optimizer) gathering → whole, and filling again with the next step's first gradient
 //
-// A step begins with the first put, ready, skip, microbatch_begin or zero_grad after the last step (or after a sync without a step), and
-// its gradients are summed over its microbatches and uses. Buckets are launched in Plan::launch_order and in no other.
+// A step begins after the last one, or, after a sync without a step, with microbatch_begin or zero_grad. Its gradients are summed over its
+// microbatches and uses. Buckets are launched in Plan::launch_order and in no other.
 #pragma once
 
 #include <cstdint>

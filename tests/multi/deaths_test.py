@@ -66,6 +66,11 @@ def named_memory():
     return {name for name in os.listdir("/dev/shm") if "megadp" in name or "ucx" in name}
 
 
+def read_all(file):
+    """What was written so far. Not by seek and read: the writers share the file's position, and would write over one another's lines."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
+
+
 class Job:
     """Ranks of the victim program, side by side, with or without `megadp run`, on one host or two."""
 
@@ -86,15 +91,14 @@ class Job:
                    "TORCHELASTIC_RUN_ID": self.tag, "TORCHELASTIC_RESTART_COUNT": "0", "GROUP_RANK": "0"}
             started = [(command, {**job, "RANK": str(r), "LOCAL_RANK": str(r)}) for r in range(ranks)]
         clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
-        self.output, self.errors = tempfile.TemporaryFile("a+"), tempfile.TemporaryFile("a+")
+        self.output, self.errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()
         self.processes = [
             subprocess.Popen(line, env={**clean, **env, TAG: self.tag}, stdin=subprocess.DEVNULL, stdout=self.output, stderr=self.errors,
                              start_new_session=True) for line, env in started
         ]
 
     def events(self, kind=None):
-        self.output.seek(0)
-        lines = self.output.read().split("\n")[:-1]
+        lines = read_all(self.output).split("\n")[:-1]
         return [event for event in map(json.loads, lines) if kind in (None, event["event"])]
 
     def wait_until(self, condition, limit):
@@ -127,8 +131,7 @@ class Job:
         self.errors.close()
 
     def describe(self):
-        self.errors.seek(0)
-        return f"seed {SEED}, {self.ranks} ranks, victim {self.victim}\nevents {self.events()}\nstderr {self.errors.read()[-3000:]}"
+        return f"seed {SEED}, {self.ranks} ranks, victim {self.victim}\nevents {self.events()}\nstderr {read_all(self.errors)[-3000:]}"
 
 
 class DeathsTest(unittest.TestCase):
