@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,13 +47,23 @@ struct AddressList {
   std::unique_ptr<addrinfo, Free> head;
 };
 
+bool is_this_machine(const std::string& host) {
+  utsname name{};
+  return host == "localhost" || (::uname(&name) == 0 && host == name.nodename);
+}
+
 Result<AddressList> look_up(const Endpoint& endpoint, int flags) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
   addrinfo* list = nullptr;
-  const char* node = (flags & AI_PASSIVE) != 0 && (flags & AI_NUMERICHOST) == 0 ? nullptr : endpoint.host.c_str();
-  const int error = ::getaddrinfo(node, std::to_string(endpoint.port).c_str(), &hints, &list);
+  const bool any_own = (flags & AI_PASSIVE) != 0 && (flags & AI_NUMERICHOST) == 0;
+  const std::string port = std::to_string(endpoint.port);
+  int error = ::getaddrinfo(any_own ? nullptr : endpoint.host.c_str(), port.c_str(), &hints, &list);
+  // Launchers name rank 0 by the name of its machine, and a container may know neither its own nor "localhost": loopback, by no name.
+  if (error != 0 && (flags & AI_NUMERICHOST) == 0 && is_this_machine(endpoint.host)) {
+    error = ::getaddrinfo(nullptr, port.c_str(), &hints, &list);
+  }
   if (error == EAI_SYSTEM) return system_error(text("looking up ", endpoint.host), errno);
   if (error != 0) return Status(Code::system, text("looking up ", endpoint.host, ": ", ::gai_strerror(error)));
   return AddressList{std::unique_ptr<addrinfo, AddressList::Free>(list)};
