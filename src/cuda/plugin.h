@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C table through which libmegadp uses libmegadp_cuda.so, the one piece that is built with the CUDA toolkit. What crosses is plain
+// data: numbers, pointers, POD structs; no exception, no C++ object, no memory to be freed by the other side. So libmegadp itself knows no
+// CUDA and no NCCL, runs where neither is installed, and its backend (the other files of this folder) can be tried against a table that
+// works on host memory.
+//
+//   libmegadp.so                          libmegadp_cuda.so
+//   Backend, Stream, Event, Group   ──►   CUDA runtime (linked in), kernels, NCCL (loaded by name)
+//   order, deadlines, failures            one call each, every result checked
+//
+// Every function that can fail returns 0 when done, kCudaPending when not yet (queries and non-blocking NCCL calls), otherwise a number
+// that explain() turns into a sentence. A failed call has changed nothing that its caller would have to undo. Functions on a device may be
+// called from any thread, several at a time; each makes the device current for its own duration and puts back what was current before.
+// Calls on one NCCL communicator come one at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/math.h"
+
+namespace megadp::cuda {
+
+constexpr uint32_t kPluginVersion = 1;
+constexpr int32_t kPending = 1;
+
+struct Device;    // one GPU as used by one communicator tree: its scratch memory and its counters
+struct Nccl;      // a loaded NCCL library
+struct NcclComm;  // one communicator of NCCL, with the Nccl and the Device it belongs to
+
+struct DeviceInfo {
+  char name[128];
+  char uuid[64];         // "GPU-..." as nvidia-smi prints it
+  int32_t major, minor;  // compute capability
+  uint64_t memory_bytes;
+  int32_t driver, runtime;  // 13000 for 13.0
+};
+
+// What one rank reads of another: `count` dimensions, outermost first. Strides in elements, any sign.
+constexpr int kMaxDimensions = 16;
+struct Strided {
+  void* data;
+  uint32_t type;  // DType
+  int32_t dimensions;
+  int64_t shape[kMaxDimensions], strides[kMaxDimensions];
+};
+
+enum class Access : uint32_t {  // where an address is reachable
+  unknown = 0,                  // ordinary memory of the host
+  host = 1,                     // pinned
+  device = 2,
+  managed = 3
+};
+
+struct PluginTable {
+  uint32_t version;  // kPluginVersion; first two fields never move
+  uint32_t bytes;    // sizeof(PluginTable) as the plugin was built
+  char build[96];    // version and build id of megadp; a plugin of another build is refused
+
+  // "cudaErrorMemoryAllocation (2): out of memory", "ncclSystemError (2): ...". NUL-terminated. With an Nccl also its own last words.
+  void (*explain)(int32_t result, const Nccl* nccl, char* text, size_t size);
+
+  // ── devices ──
+  // How many devices the driver offers. Fails without a driver.
+  int32_t (*device_count)(int32_t* count);
+  int32_t (*device_info)(int32_t index, DeviceInfo* out);
+  int32_t (*device_open)(int32_t index, Device** out);
+  void (*device_close)(Device* device);  // frees its scratch memory; all streams and memory made from it are gone already
+  // How often a call of this table made the host wait for the device so far.
+  uint64_t (*host_syncs)(const Device* device);
+
+  // ── memory ──
+  int32_t (*allocate)(Device* device, size_t bytes, void** out);         // zeroed, 256-byte aligned; waits for the device
+  int32_t (*release)(Device* device, void* memory);                      // may wait for the device
+  int32_t (*allocate_pinned)(Device* device, size_t bytes, void** out);  // host memory that copies can use without waiting, zeroed
+  int32_t (*release_pinned)(Device* device, void* memory);
+  int32_t (*access)(Device* device, const void* memory, Access* out);
+  // Ordered on the stream, in any direction. Does not wait, unless one side is ordinary host memory, which CUDA stages.
+  int32_t (*copy)(Device* device, void* stream, void* to, const void* from, size_t bytes);
+
+  // ── streams and events. A stream is a cudaStream_t of ours or of the caller; NULL is CUDA's default stream ──
+  int32_t (*stream_create)(Device* device, bool high_priority, void** out);  // not synchronized with the default stream
+  int32_t (*stream_destroy)(Device* device, void* stream);                   // work under way goes on
+  int32_t (*stream_synchronize)(Device* device, void* stream);               // waits
+  int32_t (*stream_wait)(Device* device, void* stream, void* event);         // later work of the stream comes after the event
+  int32_t (*event_create)(Device* device, void** out);                       // with timing
+  int32_t (*event_destroy)(Device* device, void* event);
+  int32_t (*event_record)(Device* device, void* event, void* stream);
+  int32_t (*event_query)(Device* device, void* event);                                    // 0, kPending or a failure. Never waits
+  int32_t (*event_elapsed)(Device* device, void* begin, void* end, float* milliseconds);  // both have happened
+
+  // ── kernels, ordered on the stream; they return when launched ──
+  int32_t (*zero)(Device* device, void* stream, void* data, size_t bytes);
+  int32_t (*cast)(Device* device, void* stream, void* to, DType to_type, const void* from, DType from_type, size_t count);
+  // to = from, or to += from: casts, any strides; shapes are equal; the types are f32, bf16, f16, f64, or both the same.
+  int32_t (*copy_strided)(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
+  // As Backend's of the same names. scalars lies in device memory.
+  int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars);
+  int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepRule* rule);
+  int32_t (*adamw)(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
+                   float* master, float* m, float* v, void* param, DType param_type, size_t count);
+  // to[i] = op over k < parts of from[k * stride + i], in this order, accumulated in fp32 (f64, i64, u8 as on the host), divided by
+  // divisor, rounded once; `to` may lie within `from`, exactly on one of its parts.
+  int32_t (*reduce)(Device* device, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
+                    double divisor);
+
+  // ── NCCL. Communicators are non-blocking: a call may return kPending, and comm_state() then says when the next call may come ──
+  // path NULL: the copy this process has mapped already, otherwise "libnccl.so.2" by name. Fails with a sentence in `why`.
+  int32_t (*nccl_open)(const char* path, Nccl** out, char* why, size_t size);
+  void (*nccl_close)(Nccl* nccl);             // the library stays mapped
+  int32_t (*nccl_version)(const Nccl* nccl);  // 22809 for 2.28.9
+  int32_t (*nccl_unique_id)(Nccl* nccl, uint8_t out[128]);
+  int32_t (*comm_create)(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out);
+  // Collective over the parent. color < 0: no communicator, *out NULL. Resources are shared with the parent where NCCL can.
+  int32_t (*comm_split)(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
+  int32_t (*comm_state)(NcclComm* comm);    // 0, kPending, or the failure of the communicator
+  int32_t (*comm_abort)(NcclComm* comm);    // ends its kernels and frees it, also while it is pending; may take a while
+  int32_t (*comm_destroy)(NcclComm* comm);  // local; frees it without waiting for other ranks' calls; its work has finished
+  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none.
+  int32_t (*comm_allocate)(NcclComm* comm, size_t bytes, void** out, void** registration);
+  int32_t (*comm_release)(NcclComm* comm, void* memory, void* registration);
+  // Sums are divided by `divisor` (pre-multiplied or averaged where NCCL can; i64 and u8: 1 only). kPending as above.
+  int32_t (*comm_all_reduce)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
+  int32_t (*comm_reduce_scatter)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
+                                 double divisor);
+  int32_t (*comm_all_gather)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
+  int32_t (*comm_broadcast)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
+  int32_t (*comm_all_to_all)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
+};
+
+}  // namespace megadp::cuda
+
+// The one symbol of the plugin. The table lives as long as the process.
+extern "C" const megadp::cuda::PluginTable* megadp_cuda_plugin();
