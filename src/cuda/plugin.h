@@ -24,6 +24,7 @@ namespace megadp::cuda {
 
 constexpr uint32_t kPluginVersion = 1;
 constexpr int32_t kPending = 1;
+constexpr int32_t kOutOfMemory = 2;  // of the device or of pinned host memory
 
 struct Device;    // one GPU as used by one communicator tree: its scratch memory and its counters
 struct Nccl;      // a loaded NCCL library
@@ -69,6 +70,10 @@ struct PluginTable {
   void (*device_close)(Device* device);  // frees its scratch memory; all streams and memory made from it are gone already
   // How often a call of this table made the host wait for the device so far.
   uint64_t (*host_syncs)(const Device* device);
+
+  // From now on begin_step() makes every step a skipped one, also those launched already: after a collective was aborted, what is queued
+  // behind it must not change parameters. Does not wait.
+  void (*poison)(Device* device);
 
   // ── memory ──
   int32_t (*allocate)(Device* device, size_t bytes, void** out);         // zeroed, 256-byte aligned; waits for the device
