@@ -496,7 +496,8 @@ MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t world, con
 
 /* Lays out `count` parameters and their gradients, cuts them into buckets, allocates both (zeroed) and shares the memory with the other
  * ranks. The structs, names and shapes are copied. Register in the order of the forward pass: backward then fills the buckets one after
- * another. The registrations of all ranks of a data-parallel group are compared.
+ * another. The registrations of all ranks of a data-parallel group are compared; where those of one group differ, every rank of the world
+ * is told.
  * Collective over the grid's world; blocking. To be destroyed by mdp_buffer_destroy. Nothing is left behind on failure.
  * Errors: INVALID (names the parameter; mdp_error_info.param), UNSUPPORTED, DESYNC (names the first difference and the two ranks), STATE,
  * MEMORY, SYSTEM, those of a lost communicator. */
@@ -526,7 +527,8 @@ MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* vie
  * Collective over the grid's world; blocking. Errors: INVALID, STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root);
 
-/* Compares all parameters, bit for bit, over each data-parallel group. Collective over the grid's world; blocking; slow: for checks.
+/* Compares all parameters, bit for bit, over each data-parallel group; all ranks of the world get the same answer.
+ * Collective over the grid's world; blocking; slow: for checks.
  * Errors: DESYNC (names the first parameter that differs and two ranks), STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 

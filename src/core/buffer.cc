@@ -6,33 +6,11 @@
 
 #include "base/hash.h"
 #include "core/buffer_impl.h"
+#include "core/replicas.h"
 
 namespace megadp {
 
 namespace {
-
-// Every member describes what it registers; the first difference is named on all of them.
-Status compare_registrations(Comm& comm, const Plan& plan, bool expert) {
-  World& world = *comm.tree().world;
-  const std::string mine = describe_registration(plan, expert);
-  const uint64_t digest = hash_bytes(mine.data(), mine.size());
-  auto digests = world.exchange(comm.group().members(), std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
-  if (!digests) return digests.status();
-  if (std::all_of(digests->begin(), digests->end(), [&](const std::string& theirs) { return theirs == digests->front(); })) return {};
-
-  auto all = world.exchange(comm.group().members(), mine);
-  if (!all) return all.status();
-  // Rank 0 of the group against the first that differs from it: the same sentence everywhere.
-  for (size_t r = 1; r < all->size(); ++r) {
-    if ((*all)[r] == all->front()) continue;
-    const int first = comm.group().members()[0], other = comm.group().members()[r];
-    return Status(Code::desync,
-                  text("ranks ", first, " and ", other, " registered different parameters: on rank ", first, " ",
-                       first_difference(all->front(), (*all)[r], other)),
-                  Blame{.rank = other});
-  }
-  return internal_error("registrations have different digests but the same text");
-}
 
 std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());
@@ -101,17 +79,19 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, c
   return buffer;
 }
 
+// The dense and the expert part are compared even where they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
+  Held held;
+  held.detail = [this](bool expert) { return describe_registration(plan_, expert); };
   for (const bool expert : {false, true}) {
-    const bool present =
-        std::any_of(plan_.arenas.begin(), plan_.arenas.end(), [&](const ArenaPlan& arena) { return arena.expert == expert; });
-    // The dense part is compared even where it is empty: another rank's may not be.
-    if (expert && !present && plan_.grid.config().ep == 1) continue;
-    auto comm = grid_->comm(Grid::shard_axes(expert));
-    if (!comm) return comm.status();
-    if (Status same = compare_registrations(**comm, plan_, expert); !same) return same;
+    const std::string text = held.detail(expert);
+    held.digests[expert ? 1 : 0] = hash_bytes(text.data(), text.size());
   }
-  return {};
+  return compare_replicas(*grid_, held, [](const Pair& pair) {
+    const std::string difference = first_difference(pair.first_detail, pair.other_detail, pair.other);
+    return Finding{text("ranks ", pair.first, " and ", pair.other, " registered different parameters",
+                        difference.empty() ? "" : text(": on rank ", pair.first, " ", difference))};
+  });
 }
 
 Status Buffer::allocate() {

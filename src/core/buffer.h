@@ -61,7 +61,8 @@ struct SyncHeader;
 
 class Buffer : public std::enable_shared_from_this<Buffer> {
  public:
-  // Collective over each shard group. Compares the registrations; on a difference every rank gets Code::desync with the first one.
+  // Collective over the grid's world. Compares the registrations of each shard group; on a difference every rank gets Code::desync with
+  // the first one.
   static Result<std::shared_ptr<Buffer>> create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params);
   ~Buffer();
 
@@ -81,7 +82,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   const std::vector<OwnedRange>& owned(size_t arena) const;  // this rank's
 
   Status broadcast(int root);  // collective over each shard group; root is an index into it
-  Status verify();             // collective over each shard group
+  Status verify();             // collective over the grid's world
   Status zero_grad(void* caller);
   Stats stats();
   Result<BucketReport> bucket(size_t number);
@@ -108,6 +109,8 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   struct Agreement;
   Buffer(std::shared_ptr<GridComm> grid, Plan plan);
   Status agree_on_registration();
+  Result<std::vector<uint64_t>> digest_values(bool expert);
+  size_t digested_param(bool expert, size_t position) const;
   Status allocate();
   void index_params();
   Status check_param(size_t param) const;

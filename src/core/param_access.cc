@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters: waiting for their gather, copying them in and out, spreading one rank's, comparing replicas; and what the buffer has counted.
 #include <algorithm>
-#include <cstring>
 
 #include "base/hash.h"
 #include "core/buffer_impl.h"
+#include "core/replicas.h"
 
 namespace megadp {
 
@@ -96,33 +96,53 @@ Status Buffer::broadcast(int root) {
   return done->wait(Deadline::never());
 }
 
+// The digests of one part's parameters, in the order of arenas and in these of registration: the same on all that share the part.
+Result<std::vector<uint64_t>> Buffer::digest_values(bool expert) {
+  std::vector<uint64_t> digests;
+  std::vector<std::byte> values;
+  for (const Arena& arena : impl_->arenas) {
+    if (arena.plan->expert != expert) continue;
+    for (const size_t param : arena.plan->params) {
+      values.resize(plan_.params[param].numel * size_of(arena.plan->param_type));
+      if (Status read = tree().backend->read(values.data(), arena.param_at(impl_->params[param].begin), values.size()); !read) return read;
+      digests.push_back(hash_bytes(values.data(), values.size()));
+    }
+  }
+  return digests;
+}
+
+// The parameter that has number `position` among those of digest_values().
+size_t Buffer::digested_param(bool expert, size_t position) const {
+  for (const Arena& arena : impl_->arenas) {
+    if (arena.plan->expert != expert) continue;
+    if (position < arena.plan->params.size()) return arena.plan->params[position];
+    position -= arena.plan->params.size();
+  }
+  return SIZE_MAX;
+}
+
 Status Buffer::verify() {
   if (Status usable = tree().usable(); !usable) return usable;
   if (Status whole = param_wait(SIZE_MAX, nullptr); !whole) return whole;
-  for (const Arena& arena : impl_->arenas) {
-    std::vector<uint64_t> digests;  // in registration order
-    for (const size_t param : arena.plan->params) {
-      const uint64_t bytes = plan_.params[param].numel * size_of(arena.plan->param_type);
-      std::vector<std::byte> values(bytes);
-      if (Status read = tree().backend->read(values.data(), arena.param_at(impl_->params[param].begin), bytes); !read) return read;
-      digests.push_back(hash_bytes(values.data(), bytes));
-    }
-    const std::vector<int>& members = arena.comm->group().members();
-    auto all = tree().world->exchange(members, std::string(reinterpret_cast<const char*>(digests.data()), digests.size() * 8));
-    if (!all) return all.status();
-    for (size_t i = 0; i < digests.size(); ++i) {
-      for (size_t r = 1; r < members.size(); ++r) {
-        if (std::memcmp((*all)[0].data() + i * 8, (*all)[r].data() + i * 8, 8) == 0) continue;
-        const size_t param = arena.plan->params[i];
-        return Status(
-            Code::desync,
-            text("mdp_buffer_verify: ", param_label(param, plan_.params[param].name), " differs between ranks ", members[0], " and ",
-                 members[r]),
-            Blame{.rank = members[r], .bucket = static_cast<int32_t>(impl_->params[param].bucket), .param = static_cast<int64_t>(param)});
-      }
-    }
+  std::array<std::string, 2> bytes;  // of the digests, dense and expert
+  Held held;
+  for (const bool expert : {false, true}) {
+    auto digests = digest_values(expert);
+    if (!digests) return digests.status();
+    std::string& part = bytes[expert ? 1 : 0];
+    part.assign(reinterpret_cast<const char*>(digests->data()), digests->size() * sizeof(uint64_t));
+    held.digests[expert ? 1 : 0] = hash_bytes(part.data(), part.size());
   }
-  return {};
+  held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
+  return compare_replicas(*grid_, held, [this](const Pair& pair) {
+    const std::string &a = pair.first_detail, &b = pair.other_detail;
+    const size_t same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+    const size_t param = same < std::min(a.size(), b.size()) ? digested_param(pair.expert, same / sizeof(uint64_t)) : SIZE_MAX;
+    if (param == SIZE_MAX) return Finding{text("mdp_buffer_verify: ranks ", pair.first, " and ", pair.other, " differ")};
+    return Finding{text("mdp_buffer_verify: ", param_label(param, plan_.params[param].name), " differs between ranks ", pair.first, " and ",
+                        pair.other),
+                   static_cast<int32_t>(impl_->params[param].bucket), static_cast<int64_t>(param)};
+  });
 }
 
 Stats Buffer::stats() {

@@ -9,6 +9,8 @@
 namespace megadp {
 namespace {
 
+constexpr std::string_view kAfterParams = "bucket elements of ";  // how the lines after those of the parameters begin
+
 // In quotes, with nothing in it that could be taken for the end of a line.
 std::string escaped(const std::string& name) {
   constexpr char kHex[] = "0123456789abcdef";
@@ -91,14 +93,15 @@ size_t window(std::string_view a, std::string_view b) {
 
 std::string describe_registration(const Plan& plan, bool expert) {
   std::string out = describe_config(plan.grid, plan.config);
-  for (const ArenaPlan& arena : plan.arenas) {
-    if (arena.expert != expert) continue;
-    out += text("bucket elements of ", name_of(arena.param_type), " parameters: ", arena.bucket_elements, "\n");
-  }
   size_t number = 0;
   for (size_t i = 0; i < plan.params.size(); ++i) {
     if (plan.params[i].expert != expert) continue;
     out += text("parameter ", expert ? i : number++, ": ", describe_param(plan.params[i]), "\n");
+  }
+  // Last, because they follow from the parameters: where those differ too, they are what is to be told.
+  for (const ArenaPlan& arena : plan.arenas) {
+    if (arena.expert != expert) continue;
+    out += text(kAfterParams, name_of(arena.param_type), " parameters: ", arena.bucket_elements, "\n");
   }
   return out;
 }
@@ -113,8 +116,10 @@ std::string first_difference(const std::string& mine, const std::string& theirs,
       const size_t from = window(here.value, there.value);
       return text(shown(here.what), ": ", shown(here.value, from), " here, ", shown(there.value, from), " on rank ", their_rank);
     }
-    if (their_line.empty()) return text(shown(my_line), " here, nothing on rank ", their_rank);
-    if (my_line.empty()) return text(shown(there.what), ": nothing here, ", shown(there.value), " on rank ", their_rank);
+    // One has come to the end of its parameters before the other.
+    const auto is_past = [](const Line& line) { return line.what.empty() || line.what.substr(0, kAfterParams.size()) == kAfterParams; };
+    if (is_past(there)) return text(shown(my_line), " here, nothing on rank ", their_rank);
+    if (is_past(here)) return text(shown(there.what), ": nothing here, ", shown(there.value), " on rank ", their_rank);
     return text(shown(my_line), " here, ", shown(their_line), " on rank ", their_rank);
   }
   return {};

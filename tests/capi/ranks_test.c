@@ -227,6 +227,57 @@ static void different_registrations(void** state) {
   for (int how = 0; how < 3; ++how) run_ranks(3, register_differently, &how);
 }
 
+/* An expert parameter that one rank does not know, although the grid has no expert parallelism: both must come to the comparison. */
+static void register_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  mdp_param params[2] = {job_params[FIRST], job_params[SECOND]};
+  params[1].param_class = MDP_PARAM_CLASS_EXPERT;
+  mdp_buffer* buffer = NULL;
+  FAILS(MDP_E_DESYNC, "ranks 0 and 1 registered different parameters", mdp_buffer_register(grid, NULL, params, rank == 0 ? 2 : 1, &buffer));
+  CHECK(strstr(mdp_last_error(), "second") != NULL && buffer == NULL);
+  OK(mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void an_expert_on_one_rank(void** state) {
+  (void)state;
+  run_ranks(2, register_an_expert, NULL);
+}
+
+/* Two tensor-parallel columns: ranks 0 and 2 differ, ranks 1 and 3 do not; all four are told the same. */
+static void register_differently_in_a_column(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  SIZED(mdp_grid_config, config);
+  config.tp = 2;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &config, &grid));
+  mdp_param params[2] = {job_params[FIRST], job_params[SECOND]};
+  params[0].placement = params[1].placement = MDP_PLACEMENT_REPLICATED;
+  mdp_buffer* buffer = NULL;
+  if (rank == 2) params[1].name = "zweiter";
+  FAILS(MDP_E_DESYNC, "ranks 0 and 2 registered different parameters", mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  CHECK(info.rank == 2 && buffer == NULL && strstr(info.text, "zweiter") != NULL);
+  params[1].name = "second";
+  OK(mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  OK(mdp_barrier(comm));
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void a_column_that_differs(void** state) {
+  (void)state;
+  run_ranks(4, register_differently_in_a_column, NULL);
+}
+
 static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   job j = job_open(id, rank, n);
@@ -329,6 +380,43 @@ static void replicas_that_differ(void** state) {
   run_ranks(2, differ_in_values, NULL);
 }
 
+/* Experts are shared by fewer ranks than dense parameters, and come first here: ranks that share only the latter are told too. */
+static void differ_in_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  SIZED(mdp_grid_config, config);
+  config.ep = 2;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &config, &grid));
+  mdp_param params[2] = {job_params[FIRST], job_params[SECOND]};
+  params[0].placement = params[1].placement = MDP_PLACEMENT_REPLICATED;
+  params[0].param_class = MDP_PARAM_CLASS_EXPERT;
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  OK(mdp_buffer_verify(buffer));
+  float values[6] = {0, 0, 0, 0, 0, rank == 2};
+  SIZED(mdp_tensor, t);
+  t.dtype = MDP_DTYPE_F32;
+  t.data = values;
+  t.ndim = params[0].ndim;
+  t.shape = params[0].shape;
+  OK(mdp_param_write(buffer, 0, &t, NULL));
+  FAILS(MDP_E_DESYNC, "parameter 0 'first' differs between ranks 0 and 2", mdp_buffer_verify(buffer));
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  CHECK(info.rank == 2 && info.param == 0 && info.bucket >= 0);
+  OK(mdp_buffer_broadcast(buffer, 0));
+  OK(mdp_buffer_verify(buffer));
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void experts_that_differ(void** state) {
+  (void)state;
+  run_ranks(4, differ_in_an_expert, NULL);
+}
+
 /* ── Ranks that leave, stop or never come ── */
 
 static void abort_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -402,10 +490,13 @@ int main(void) {
       TEST(grids),
       TEST(gradients_from_threads),
       TEST(different_registrations),
+      TEST(an_expert_on_one_rank),
+      TEST(a_column_that_differs),
       TEST(different_configurations),
       TEST(different_operations),
       TEST(missing_on_one_rank),
       TEST(replicas_that_differ),
+      TEST(experts_that_differ),
       TEST(abort_by_one_rank),
       TEST(leaving_while_others_wait),
       TEST(a_rank_that_does_not_come_in_time),

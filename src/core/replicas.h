@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replicas: ranks that hold the same parameters (a shard group) compare what they hold; and whatever is found, every rank of the world
+// learns the same, also those of groups in which all is well. Otherwise these would go on to a collective that the others never join.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "core/buffer.h"
+
+namespace megadp {
+
+// What one rank holds. Of the dense part and of the expert part a digest, equal on all ranks of a shard group if what they hold is equal;
+// and, asked for only where digests differ, the text behind it.
+struct Held {
+  std::array<uint64_t, 2> digests{};  // dense, expert
+  std::function<std::string(bool expert)> detail;
+};
+
+// The sentence about two ranks that differ, and what is to blame besides the second of them.
+struct Finding {
+  std::string sentence;
+  int32_t bucket = -1;
+  int64_t param = -1;
+};
+struct Pair {  // world ranks, and what each of them holds
+  int first, other;
+  const std::string &first_detail, &other_detail;
+  bool expert;
+};
+
+// Collective over the grid's world. ok, or on every rank the same Code::desync about the first shard group that differs, dense ones first:
+// its first member and the first member that differs from it. `explain` is called on one of the two.
+Status compare_replicas(GridComm& grid, const Held& held, const std::function<Finding(const Pair&)>& explain);
+
+}  // namespace megadp
