@@ -20,3 +20,5 @@ add_custom_command(
   DEPENDS megadp_print_abi
   COMMENT "Writing lib/abi.json" VERBATIM)
 add_custom_target(megadp_abi_json ALL DEPENDS ${abi_json})
+# It is installed with the library, so whoever builds the library alone (scripts/demo) gets it too.
+add_dependencies(megadp megadp_abi_json)
