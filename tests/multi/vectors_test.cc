@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The acceptance vectors that need several ranks (22 microbatches, 24 an unused parameter), read from the same data file as the others. The
-// checked gradients are the owned ones: only they mean anything after a reduce-scatter.
+// The acceptance vectors that need several ranks (17, 18, 29 and 30 scale, norm and clipping; 22 microbatches; 24 an unused parameter),
+// read from the same data file as the others. The checked gradients are the owned ones: only they mean anything after a reduce-scatter.
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "job.h"
@@ -26,13 +28,24 @@ class Registered {
       params[p].name = names_[p].c_str();
       params[p].shape = &sizes[p];
       params[p].ndim = 1;
+      if (given.contains("expert") && given["expert"][p]) params[p].param_class = MDP_PARAM_CLASS_EXPERT;
+      if (given.contains("placement")) {
+        params[p].placement = given["placement"][p] == "sharded" ? MDP_PLACEMENT_SHARDED : MDP_PLACEMENT_REPLICATED;
+      }
     }
     mdp_buffer_config config{};
     config.struct_size = sizeof config;
     config.bucket_elements = given.value("bucket_elements", UINT64_MAX);
     config.missing = given.value("missing", "error") == "zero" ? MDP_MISSING_ZERO : MDP_MISSING_ERROR;
+    if (given.value("sharding", "") == "zero_0") config.sharding = MDP_SHARDING_ZERO_0;
+    mdp_grid_config cut{};
+    cut.struct_size = sizeof cut;
+    cut.tp = given.value("tp", 1);
+    cut.cp = given.value("cp", 1);
+    cut.ep = given.value("ep", 1);
+    cut.expert_tp = given.value("expert_tp", 0);
     mdp_grid* grid = nullptr;
-    ok(mdp_grid_create(rank.comm, nullptr, &grid));
+    ok(mdp_grid_create(rank.comm, &cut, &grid));
     grid_.reset(grid);
     mdp_buffer* buffer = nullptr;
     ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
@@ -117,6 +130,52 @@ void unused_param(const Rank& rank, const Json& given) {
   model.check_owned([&](size_t param) { return expect["gradients"][model.name(param)].get<float>(); });
 }
 
+bool near(double got, double wanted) {
+  return std::abs(got - wanted) <= 2e-8 * std::max(1.0, std::abs(wanted));
+}
+
+// The first moment after one step is (1 - beta1) times what the optimizer saw.
+void check_moments(mdp_optimizer* optimizer, const Registered& model, const Json& reduced, double clip_factor) {
+  for (size_t p = 0; p < model.count(); ++p) {
+    mdp_tensor moment{};
+    moment.struct_size = sizeof moment;
+    ok(mdp_optimizer_state(optimizer, p, "exp_avg", &moment));
+    const double wanted = 0.1 * reduced[p].get<double>() * clip_factor;
+    for (int64_t i = 0; i < (moment.data == nullptr ? 0 : moment.shape[0]); ++i) {
+      const double got = static_cast<const float*>(moment.data)[i];
+      require(std::abs(got - wanted) <= 1e-6 * std::abs(wanted), "first moment of '", model.name(p), "' is ", got, ", not ", wanted);
+    }
+  }
+}
+
+void one_step(const Rank& rank, const Json& given) {
+  const Registered model(rank, given);
+  mdp_optimizer_config rule{};
+  rule.struct_size = sizeof rule;
+  rule.max_grad_norm = given.value("clip", 0.0);
+  mdp_optimizer* made = nullptr;
+  ok(mdp_optimizer_create(model.get(), &rule, &made));
+  const Optimizer optimizer(made);
+  const Json& mine = given["gradients"][static_cast<size_t>(rank.rank)];
+  for (size_t p = model.count(); p-- > 0;) model.put(p, mine[p]);
+  ok(mdp_grad_sync(model.get(), nullptr, nullptr));
+  const Json& expect = given["expect"];
+  Json reduced = expect.contains("reduced") ? expect["reduced"] : mine;
+  if (reduced[0].is_array()) reduced = Json(reduced[static_cast<size_t>(rank.rank)]);
+  model.check_owned([&](size_t param) { return reduced[param].get<float>(); });
+
+  mdp_step_report report{};
+  report.struct_size = sizeof report;
+  ok(mdp_optimizer_step(optimizer.get(), nullptr, &report, nullptr));
+  if (expect.contains("norm")) require(near(report.grad_norm, expect["norm"]), "the norm is ", report.grad_norm);
+  if (expect.contains("clip_factor")) {
+    const double factor = expect["clip_factor"];
+    require(near(report.clip_factor, factor), "the clip factor is ", report.clip_factor);
+    require(((report.flags & MDP_STEPPED_CLIPPED) != 0) == (factor < 1), "flags ", report.flags);
+    check_moments(optimizer.get(), model, reduced, factor);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -128,19 +187,22 @@ int main(int argc, char** argv) {
   const Json file = Json::parse(std::ifstream(argv[1]));
   bool good = true;
   int vectors = 0, cases = 0;
+  const std::map<std::string, void (*)(const Rank&, const Json&)> kinds = {
+      {"microbatches", microbatches}, {"unused_param", unused_param}, {"step", one_step}};
   for (const Json& vector : file["vectors"]) {
-    const std::string kind = vector["kind"];
-    if (kind != "microbatches" && kind != "unused_param") continue;
+    const auto kind = kinds.find(vector["kind"].get<std::string>());
+    if (kind == kinds.end()) continue;
     ++vectors;
     for (const Json& given : vector["cases"]) {
       ++cases;
-      const auto body = [&](const Rank& rank) { kind == "microbatches" ? microbatches(rank, given) : unused_param(rank, given); };
+      const auto body = [&](const Rank& rank) { kind->second(rank, given); };
       const std::string name = "vector " + vector["id"].dump() + " case " + std::to_string(cases);
-      good = run_processes(name, given["dp"], body) && good;
-      good = run_threads(name, given["dp"], body) && good;
+      const int world = given.contains("world") ? given["world"] : given["dp"];
+      good = run_processes(name, world, body) && good;
+      good = run_threads(name, world, body) && good;
     }
   }
-  const bool counted = vectors == 2 && cases == 5;
+  const bool counted = vectors == 6 && cases == 15;
   std::cerr << vectors << " vectors, " << cases << " cases, " << (good && counted ? "all passed" : "some FAILED or are missing") << "\n";
   return good && counted ? 0 : 1;
 }
