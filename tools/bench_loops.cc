@@ -38,8 +38,8 @@ void add(float* __restrict sum, const T* __restrict from, size_t n) {
   for (size_t i = 0; i < n; ++i) sum[i] += to_f32(from[i]);
 }
 template <class T>
-void store(T* __restrict to, const float* __restrict sum, size_t n, float scale) {
-  for (size_t i = 0; i < n; ++i) from_f32(&to[i], sum[i] * scale);
+void store(T* __restrict to, const float* __restrict sum, size_t n, float divisor) {
+  for (size_t i = 0; i < n; ++i) from_f32(&to[i], sum[i] / divisor);
 }
 
 // Templates cannot have several versions, so one function for each type.
@@ -52,14 +52,14 @@ MEGADP_FOR_EVERY_CPU void add_bf16(float* sum, const void* from, size_t n) {
 MEGADP_FOR_EVERY_CPU void add_f16(float* sum, const void* from, size_t n) {
   add(sum, static_cast<const F16*>(from), n);
 }
-MEGADP_FOR_EVERY_CPU void store_f32(void* to, const float* sum, size_t n, float scale) {
-  store(static_cast<float*>(to), sum, n, scale);
+MEGADP_FOR_EVERY_CPU void store_f32(void* to, const float* sum, size_t n, float divisor) {
+  store(static_cast<float*>(to), sum, n, divisor);
 }
-MEGADP_FOR_EVERY_CPU void store_bf16(void* to, const float* sum, size_t n, float scale) {
-  store(static_cast<Bf16*>(to), sum, n, scale);
+MEGADP_FOR_EVERY_CPU void store_bf16(void* to, const float* sum, size_t n, float divisor) {
+  store(static_cast<Bf16*>(to), sum, n, divisor);
 }
-MEGADP_FOR_EVERY_CPU void store_f16(void* to, const float* sum, size_t n, float scale) {
-  store(static_cast<F16*>(to), sum, n, scale);
+MEGADP_FOR_EVERY_CPU void store_f16(void* to, const float* sum, size_t n, float divisor) {
+  store(static_cast<F16*>(to), sum, n, divisor);
 }
 
 struct Loops {
@@ -85,13 +85,13 @@ float* floats_at(const BareRange& range, size_t rank, size_t element) {
 void mean_of_piece(const BareRange& range, size_t first, size_t end) {
   const Loops loops = loops_of(range.type);
   const size_t piece = range.count / range.windows.size(), begin = piece * static_cast<size_t>(range.rank);
-  const float scale = 1.0f / static_cast<float>(range.windows.size());
+  const auto divisor = static_cast<float>(range.windows.size());
   alignas(64) float sum[kBlock];
   for (size_t element = begin; element < begin + piece; element += kBlock) {
     const size_t n = std::min(kBlock, begin + piece - element);
     std::fill_n(sum, n, 0.0f);
     for (size_t rank = 0; rank < range.windows.size(); ++rank) loops.add(sum, at(range, rank, element), n);
-    for (size_t rank = first; rank < end; ++rank) loops.store(at(range, rank, element), sum, n, scale);
+    for (size_t rank = first; rank < end; ++rank) loops.store(at(range, rank, element), sum, n, divisor);
   }
 }
 

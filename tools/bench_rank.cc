@@ -122,12 +122,12 @@ Status Bench::meet() {
 }
 
 Status Bench::library() {
-  const float scale = 1.0f / static_cast<float>(group_->size());
+  const auto divisor = static_cast<float>(group_->size());
   Status submitted;
   if (task_.collective == Collective::reduce_scatter)
-    submitted = group_->reduce_scatter(*stream_, *window_, task_.type, 0, range_.count, scale, {-1, "bench"});
+    submitted = group_->reduce_scatter(*stream_, *window_, task_.type, 0, range_.count, divisor, {-1, "bench"});
   else if (task_.collective == Collective::all_reduce)
-    submitted = group_->all_reduce(*stream_, *window_, task_.type, 0, range_.count, scale, {-1, "bench"});
+    submitted = group_->all_reduce(*stream_, *window_, task_.type, 0, range_.count, divisor, {-1, "bench"});
   else
     submitted = group_->all_gather(*stream_, *window_, task_.type, 0, range_.count, {-1, "bench"});
   if (!submitted) return submitted;
@@ -154,15 +154,30 @@ Status Bench::fill() {
   return meet();
 }
 
+// The mean of 1 to n, each rounded to T: added in fp32 in this order, divided, rounded.
+template <class T>
+float mean_of_ranks(size_t n) {
+  float sum = 0;
+  T element;
+  for (size_t rank = 0; rank < n; ++rank) {
+    from_f32(&element, static_cast<float>(rank + 1));
+    sum += to_f32(element);
+  }
+  from_f32(&element, sum / static_cast<float>(n));
+  return to_f32(element);
+}
+
 // After one collective on what fill() wrote.
 Status Bench::check(const char* who) {
   const size_t ranks = range_.windows.size(), piece = range_.count / ranks, own = static_cast<size_t>(range_.rank);
   const bool only_own = task_.collective == Collective::reduce_scatter;  // the rest of the window may then be anything
-  const float mean = static_cast<float>(ranks + 1) / 2;
   Status right;
   for_type([&]<class T>(const T* data) {
+    const float mean = mean_of_ranks<T>(ranks);
     for (size_t i = only_own ? own * piece : 0; i < (only_own ? (own + 1) * piece : range_.count) && right.ok(); ++i) {
-      const float expected = task_.collective == Collective::all_gather ? static_cast<float>(i / piece + 1) : mean;
+      T gathered;
+      from_f32(&gathered, static_cast<float>(i / piece + 1));
+      const float expected = task_.collective == Collective::all_gather ? to_f32(gathered) : mean;
       const float found = to_f32(data[i]);
       if (found != expected)
         right = internal_error(who, " gave ", found, " for element ", i, " on rank ", own, ": ", expected, " is right");

@@ -4,7 +4,7 @@
 //
 // A group or window may be destroyed, by any thread and in any order, while submitted work still uses it: the work keeps what it needs
 // alive. Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the
-// same order. Sums are taken in rank order and accumulated in fp32 (f64 for f64, i64 for i64), then scaled, then rounded once to the
+// same order. Sums are taken in rank order and accumulated in fp32 (f64 for f64, i64 for i64), then divided, then rounded once to the
 // element type: the result does not depend on timing, on where the ranks run, or on how a buffer is cut into calls.
 #pragma once
 
@@ -43,11 +43,11 @@ class Group {
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;
 
   // ── in windows, in place: elements [begin, begin + count) of `type` in everyone's part ──
-  // Piece r = count / size elements (exact) from begin + r * piece: rank r's piece becomes scale * sum; the rest of this range is
+  // Piece r = count / size elements (exact) from begin + r * piece: rank r's piece becomes sum / divisor; the rest of this range is
   // unspecified afterwards.
-  virtual Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) = 0;
-  // Everything becomes scale * sum.
-  virtual Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) = 0;
+  virtual Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) = 0;
+  // Everything becomes sum / divisor.
+  virtual Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) = 0;
   // Rank r's piece (as above) is copied to all others.
   virtual Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) = 0;
   // Rank root's elements are copied to all others. Any count.

@@ -102,7 +102,7 @@ Status Buffer::allocate() {
     auto comm = grid_->comm(Grid::shard_axes(arena_plan.expert));
     if (!comm) return comm.status();
     arena.comm = *comm;
-    arena.scale = 1.0F / static_cast<float>(plan_.grid.size(kDp | kCp));
+    arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
     arena.owned = owned_ranges(arena_plan.layout, arena_plan.shards, plan_.shard(arena_plan, grid_->rank()));
     const uint64_t elements = std::max<uint64_t>(arena_plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
     auto params = arena.comm->group().allocate_window(elements * size_of(arena_plan.param_type));

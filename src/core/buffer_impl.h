@@ -16,7 +16,7 @@ struct Buffer::Arena {
   const ArenaPlan* plan = nullptr;
   std::shared_ptr<Comm> comm;  // the ranks that hold replicas of these parameters
   std::unique_ptr<Window> params, grads;
-  float scale = 1;                // of the reduced sum: 1 / (dp x cp), for experts too
+  float divisor = 1;              // of the reduced sum: dp x cp, for experts too
   std::vector<OwnedRange> owned;  // this rank's, in placement order
 
   std::byte* param_at(uint64_t element) const { return params->data() + element * size_of(plan->param_type); }

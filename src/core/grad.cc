@@ -53,8 +53,8 @@ Status Buffer::Impl::launch(Buffer& buffer, Bucket& bucket) {
   auto begin = queue.record();
   if (!begin) return begin.status();
   const Status submitted = arena.plan->shards > 1
-                               ? group.reduce_scatter(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.scale, tag)
-                               : group.all_reduce(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.scale, tag);
+                               ? group.reduce_scatter(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.divisor, tag)
+                               : group.all_reduce(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.divisor, tag);
   if (!submitted) return submitted;
   auto end = queue.record();
   if (!end) return end.status();

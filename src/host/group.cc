@@ -25,10 +25,10 @@ Status check_members(const World& world, const std::vector<int>& members) {
   return {};
 }
 
-// A group of one has nobody to wait for: what is left of a collective is the scaling, and the copy from one place to the other.
+// A group of one has nobody to wait for: what is left of a collective is the division, and the copy from one place to the other.
 Status alone(const Operation& operation, const void* from, void* to, size_t count) {
   if (count == 0) return {};
-  if (operation.scale != 1.0F) return reduce(to, &from, 1, count, operation.type, operation.op, operation.scale);
+  if (operation.divisor != 1.0F) return reduce(to, &from, 1, count, operation.type, operation.op, operation.divisor);
   if (to != from) std::memmove(to, from, count * size_of(operation.type));
   return {};
 }
@@ -36,7 +36,7 @@ Status alone(const Operation& operation, const void* from, void* to, size_t coun
 // Refuses now what reduce() would refuse on the worker, where it would end the stream.
 Status check_reduction(const Operation& operation) {
   const void* const nothing = nullptr;
-  Status checked = reduce(nullptr, &nothing, 1, 0, operation.type, operation.op, operation.scale);
+  Status checked = reduce(nullptr, &nothing, 1, 0, operation.type, operation.op, operation.divisor);
   return checked.ok() ? checked : checked.with_context(describe(operation));
 }
 
@@ -96,19 +96,19 @@ Status HostGroup::submit_in_window(Stream& stream, Window& window, Operation ope
   });
 }
 
-Status HostGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) {
+Status HostGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
   Operation operation = make_operation(Kind::reduce_scatter, type, count, tag);
   operation.begin = begin;
-  operation.scale = scale;
+  operation.divisor = divisor;
   Status checked = check_reduction(operation);
   if (!checked.ok()) return checked;
   return submit_in_window(stream, window, operation, true, &window_reduce_scatter);
 }
 
-Status HostGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) {
+Status HostGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
   Operation operation = make_operation(Kind::all_reduce, type, count, tag);
   operation.begin = begin;
-  operation.scale = scale;
+  operation.divisor = divisor;
   Status checked = check_reduction(operation);
   if (!checked.ok()) return checked;
   return submit_in_window(stream, window, operation, false, &window_all_reduce);

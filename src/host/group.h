@@ -26,8 +26,8 @@ class HostGroup final : public Group {
 
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
-  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) override;
-  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float scale, Tag tag) override;
+  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
+  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
   Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) override;
   Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) override;
 

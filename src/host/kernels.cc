@@ -60,11 +60,11 @@ void pick_largest_or_smallest(T* to, const void* const* from, int nfrom, size_t 
   }
 }
 
-void sum_f64(double* to, const void* const* from, int nfrom, size_t n, double factor) {
+void sum_f64(double* to, const void* const* from, int nfrom, size_t n, double divisor) {
   for (size_t i = 0; i < n; i++) {
     double value = static_cast<const double*>(from[0])[i];
     for (int k = 1; k < nfrom; k++) value += static_cast<const double*>(from[k])[i];
-    to[i] = value * factor;
+    to[i] = value / divisor;
   }
 }
 
@@ -146,22 +146,22 @@ Status add_cast(void* to, DType to_type, const void* from, DType from_type, size
   return {};
 }
 
-Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double scale, const Kernels& kernels) {
+Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double divisor, const Kernels& kernels) {
   if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
   const bool adds = op == Op::sum || op == Op::avg;
   const bool integers = type == DType::i64 || type == DType::u8;
-  if (scale != 1 && (integers || !adds)) {
-    return unsupported("scale is ", scale, "; it must be 1 for ", integers ? "integers" : "a maximum or minimum");
+  if (divisor != 1 && (integers || !adds)) {
+    return unsupported("divisor is ", divisor, "; it must be 1 for ", integers ? "integers" : "a maximum or minimum");
   }
   const bool average = op == Op::avg, largest = op == Op::max;
-  const double factor = average ? scale / nfrom : scale;
+  if (average) divisor *= nfrom;
   if (is_trainable(type)) {
     const ReduceTable& table = *kernels.reduces;
     const ReduceFn* by_type = adds ? table.sum : largest ? table.max : table.min;
-    by_type[storage_index(type)](to, from, nfrom, n, static_cast<float>(factor));
+    by_type[storage_index(type)](to, from, nfrom, n, static_cast<float>(divisor));
   } else if (type == DType::f64) {
     double* const out = static_cast<double*>(to);
-    adds ? sum_f64(out, from, nfrom, n, factor) : pick_largest_or_smallest(out, from, nfrom, n, largest);
+    adds ? sum_f64(out, from, nfrom, n, divisor) : pick_largest_or_smallest(out, from, nfrom, n, largest);
   } else if (type == DType::i64) {
     int64_t* const out = static_cast<int64_t*>(to);
     adds ? sum_i64(out, from, nfrom, n, average) : pick_largest_or_smallest(out, from, nfrom, n, largest);

@@ -31,14 +31,14 @@ Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n
 // to[i] = to[i] + from[i], added in fp32 (f64 where either is f64) and rounded once. i64 and u8 as in reduce().
 Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels = best_kernels());
 
-// to[i] = scale * (from[0][i] + from[1][i] + ...), added in this order and rounded once at the end. `to` may be one of `from`.
-//   f32, bf16, f16   added in fp32, multiplied by scale in fp32
-//   f64              added and multiplied in f64
-//   i64              wraps around; u8: 255 at most. `scale` must be 1
-// Op::avg multiplies by 1 / nfrom besides: the factor is scale / nfrom, computed in double and rounded once to fp32 (f64: not rounded), so
-// that avg is the same as sum with the scale 1 / nfrom. i64 and u8 are divided, towards zero.
-// Op::max and Op::min: NaN if an element is NaN; of equals (-0 and +0) the first; `scale` must be 1.
-Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double scale = 1,
+// to[i] = (from[0][i] + from[1][i] + ...) / divisor, added in this order and rounded once at the end. `to` may be one of `from`.
+//   f32, bf16, f16   added in fp32, divided in fp32: an average that fits into the type is exact wherever the sum is
+//   f64              added and divided in f64
+//   i64              wraps around; u8: 255 at most. `divisor` must be 1
+// Op::avg is the sum with the divisor nfrom * divisor (computed in double, rounded once to fp32; f64: not rounded). i64 and u8 are
+// divided towards zero.
+// Op::max and Op::min: NaN if an element is NaN; of equals (-0 and +0) the first; `divisor` must be 1.
+Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double divisor = 1,
               const Kernels& kernels = best_kernels());
 
 // *sum += the sum of squares of the elements, *nonfinite += how many of them are infinite or NaN. f32, bf16, f16. A non-finite element

@@ -4,7 +4,7 @@
 // Up to Op::ways arrays are read side by side and the result is written at once. More are taken so many at a time, a block at a time, with
 // the block's running fp32 results in the first-level cache. For a sum:
 //
-//   from[0..3] -> running -> + from[4..7] -> running -> ... -> scale, round -> to
+//   from[0..3] -> running -> + from[4..7] -> running -> ... -> divide, round -> to
 #include "host/simd.h"
 #include "host/simd_targets.h"
 
@@ -25,8 +25,8 @@ struct Sum {
     return a + b;
   }
   template <class F>
-  static HWY_INLINE F finish(F value, F scale) {
-    return value * scale;
+  static HWY_INLINE F finish(F value, F divisor) {
+    return value / divisor;
   }
 };
 struct Max {
@@ -54,17 +54,17 @@ struct Min {
 
 // One block: folds `ways` arrays, after what is in `running` unless `first`; into `to` if `last`, otherwise back into `running`.
 template <class T, class Op, int ways, bool first, bool last>
-void pass(T* to, float* running, const void* const* from, size_t n, float scale) {
+void pass(T* to, float* running, const void* const* from, size_t n, float divisor) {
   const T* in[ways];
   for (int k = 0; k < ways; k++) in[k] = static_cast<const T*>(from[k]);
-  const F32 scales(scale);
+  const F32 divisors(divisor);
   size_t i = 0;
   for (; i + lanes() <= n; i += lanes()) {
     F32 value = first ? load(in[0] + i) : load(running + i);
 #pragma GCC unroll 4
     for (int k = first ? 1 : 0; k < ways; k++) value = Op::fold(value, load(in[k] + i));
     if constexpr (last) {
-      store(Op::finish(value, scales), to + i);
+      store(Op::finish(value, divisors), to + i);
     } else {
       store(value, running + i);
     }
@@ -73,7 +73,7 @@ void pass(T* to, float* running, const void* const* from, size_t n, float scale)
     float value = first ? to_f32(in[0][i]) : running[i];
     for (int k = first ? 1 : 0; k < ways; k++) value = Op::fold(value, to_f32(in[k][i]));
     if constexpr (last) {
-      from_f32(to + i, Op::finish(value, scale));
+      from_f32(to + i, Op::finish(value, divisor));
     } else {
       running[i] = value;
     }
@@ -81,18 +81,18 @@ void pass(T* to, float* running, const void* const* from, size_t n, float scale)
 }
 
 template <class T, class Op, bool first, int ways = Op::ways>
-HWY_INLINE void last_pass(T* to, float* running, const void* const* from, int left, size_t n, float scale) {
+HWY_INLINE void last_pass(T* to, float* running, const void* const* from, int left, size_t n, float divisor) {
   if constexpr (ways > 1) {
-    if (left < ways) return last_pass<T, Op, first, ways - 1>(to, running, from, left, n, scale);
+    if (left < ways) return last_pass<T, Op, first, ways - 1>(to, running, from, left, n, divisor);
   }
-  pass<T, Op, ways, first, true>(to, running, from, n, scale);
+  pass<T, Op, ways, first, true>(to, running, from, n, divisor);
 }
 
 template <class T, class Op>
-void reduce(void* to_bytes, const void* const* from, int nfrom, size_t n, float scale) {
+void reduce(void* to_bytes, const void* const* from, int nfrom, size_t n, float divisor) {
   constexpr int ways = Op::ways;
   T* const to = static_cast<T*>(to_bytes);
-  if (nfrom <= ways) return last_pass<T, Op, true>(to, nullptr, from, nfrom, n, scale);
+  if (nfrom <= ways) return last_pass<T, Op, true>(to, nullptr, from, nfrom, n, divisor);
   constexpr size_t block = 2048;
   alignas(64) float running[block];
   for (size_t begin = 0; begin < n; begin += block) {
@@ -102,14 +102,14 @@ void reduce(void* to_bytes, const void* const* from, int nfrom, size_t n, float 
       for (int j = 0; j < ways && k + j < nfrom; j++) in[j] = static_cast<const T*>(from[k + j]) + begin;
     };
     take(0);
-    pass<T, Op, ways, true, false>(nullptr, running, in, count, scale);
+    pass<T, Op, ways, true, false>(nullptr, running, in, count, divisor);
     int k = ways;
     for (; nfrom - k > ways; k += ways) {
       take(k);
-      pass<T, Op, ways, false, false>(nullptr, running, in, count, scale);
+      pass<T, Op, ways, false, false>(nullptr, running, in, count, divisor);
     }
     take(k);
-    last_pass<T, Op, false>(to + begin, running, in, nfrom - k, count, scale);
+    last_pass<T, Op, false>(to + begin, running, in, nfrom - k, count, divisor);
   }
 }
 

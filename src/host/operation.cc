@@ -61,7 +61,7 @@ Operation make_operation(Kind kind, DType type, uint64_t count, const Tag& tag) 
 
 bool same(const Operation& a, const Operation& b) noexcept {
   return a.number == b.number && a.window == b.window && a.begin == b.begin && a.count == b.count && a.kind == b.kind && a.type == b.type &&
-         a.op == b.op && a.root == b.root && a.bucket == b.bucket && bits_of(a.scale) == bits_of(b.scale);
+         a.op == b.op && a.root == b.root && a.bucket == b.bucket && bits_of(a.divisor) == bits_of(b.divisor);
 }
 
 std::string describe(const Operation& operation) {
@@ -71,7 +71,7 @@ std::string describe(const Operation& operation) {
                                                     operation.kind == Kind::all_to_all);
     out += text(" of ", operation.count, " ", megadp::name_of(operation.type), per_rank ? " per rank" : "");
     if (operation.op != Op::sum) out += text(" (", name_of(operation.op), ")");
-    if (operation.scale != 1.0F) out += text(" times ", operation.scale);
+    if (operation.divisor != 1.0F) out += text(" divided by ", operation.divisor);
     if (operation.root >= 0) out += text(" from rank ", operation.root);
     if (operation.window != 0) out += text(" from element ", operation.begin, " of window ", operation.window);
   }

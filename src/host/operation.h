@@ -30,7 +30,7 @@ struct Operation {      // plain bytes: it is copied between processes
   Op op = Op::sum;
   int32_t root = -1;  // of a broadcast
   int32_t bucket = -1;
-  float scale = 1;
+  float divisor = 1;
   char what[24] = {};  // Tag::what, cut; for people only, not compared
 };
 

@@ -26,8 +26,8 @@ inline constexpr int kStorageTypes = 3;
 inline constexpr size_t kSquareLanes = 16;
 
 using CastFn = void (*)(void* to, const void* from, size_t n);
-// to[i] = scale * (from[0][i] + from[1][i] + ...); scale is not applied by the two that pick an element.
-using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float scale);
+// to[i] = (from[0][i] + from[1][i] + ...) / divisor; the two that pick an element do not divide.
+using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float divisor);
 // Adds the square of element i to lanes[i % kSquareLanes].
 using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);
 using AdamWFn = void (*)(const AdamWConstants<float>& constants, const void* grad, float* master, float* m, float* v, void* param,

@@ -45,7 +45,7 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   const size_t end = std::min(n, begin + part);
   if (begin < end) {
     std::byte* const sum = staging[static_cast<size_t>(call.rank())] + begin * call.width();
-    Status reduced = reduce(sum, sources(staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.scale);
+    Status reduced = reduce(sum, sources(staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor);
     if (!reduced.ok()) return reduced;
   }
   Status met = call.meet();
@@ -74,7 +74,7 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
       Status shared = share_out_sums(call, staging, to + offset, n);
       if (!shared.ok()) return shared;
     } else if (n > 0) {
-      Status reduced = reduce(to + offset, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.scale);
+      Status reduced = reduce(to + offset, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
       if (!reduced.ok()) return reduced;
     }
     done += n;
@@ -98,7 +98,7 @@ Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte*
     if (!met.ok()) return met;
     if (n > 0) {
       const std::vector<const void*> pieces = sources(staging, static_cast<size_t>(call.rank()) * bytes);
-      Status reduced = reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.scale);
+      Status reduced = reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.divisor);
       if (!reduced.ok()) return reduced;
     }
     done += n;

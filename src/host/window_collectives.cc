@@ -53,7 +53,7 @@ Status window_reduce_scatter(const Call& call, const Parts& window) {
   if (!met.ok()) return met;
   std::vector<const void*> from;
   for (int rank = 0; rank < call.size(); ++rank) from.push_back(at(call, window, rank, mine));
-  Status reduced = reduce(own_at(call, window, mine), from.data(), call.size(), piece, op.type, op.op, op.scale);
+  Status reduced = reduce(own_at(call, window, mine), from.data(), call.size(), piece, op.type, op.op, op.divisor);
   if (!reduced.ok()) return reduced;
   return call.meet();
 }
@@ -76,7 +76,7 @@ Status window_all_reduce(const Call& call, const Parts& window) {
     const size_t n = std::min(block, end - element);
     for (int rank = 0; rank < call.size(); ++rank) from[static_cast<size_t>(rank)] = at(call, window, rank, element);
     std::byte* const sum = own_at(call, window, element);
-    Status reduced = reduce(sum, from.data(), call.size(), n, op.type, op.op, op.scale);
+    Status reduced = reduce(sum, from.data(), call.size(), n, op.type, op.op, op.divisor);
     if (!reduced.ok()) return reduced;
     for (int rank = 0; rank < call.size(); ++rank) {
       if (rank != call.rank()) std::memcpy(at(call, window, rank, element), sum, n * call.width());

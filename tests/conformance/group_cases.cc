@@ -76,7 +76,7 @@ void interleaved(Suite& suite) {
     for (int i = 0; i < 64; ++i) a[i] = b[i] = 1;
     for (int round = 0; round < 5; ++round) {
       rank.must(part->all_reduce(*stream, *narrow, DType::f32, 0, 64, 1, {}));
-      rank.must(all->all_reduce(*stream, *wide, DType::f32, 0, 64, 0.5F, {}));
+      rank.must(all->all_reduce(*stream, *wide, DType::f32, 0, 64, 2, {}));
       rank.must(part->barrier(*stream, {}));
     }
     rank.must(finish(*stream));

@@ -85,12 +85,14 @@ Sum fold(Op op, const std::vector<Sum>& values) {
 }
 
 template <class Sum, class Load>
-Sum reduce_reals(Op op, double scale, const std::vector<const std::byte*>& from, Load load) {
+Sum reduce_reals(Op op, double divisor, const std::vector<const std::byte*>& from, Load load) {
   std::vector<Sum> values;
   for (const std::byte* at : from) values.push_back(load(at));
   const Sum result = fold(op, values);
   if (op == Op::max || op == Op::min) return result;
-  return result * static_cast<Sum>(op == Op::avg ? scale / static_cast<double>(from.size()) : scale);
+  const auto rounded = static_cast<Sum>(op == Op::avg ? divisor * static_cast<double>(from.size()) : divisor);
+  // Of floats the quotient in double, rounded again, is the nearest float: double has more than twice the bits.
+  return static_cast<Sum>(static_cast<double>(result) / static_cast<double>(rounded));
 }
 
 int64_t reduce_i64(Op op, const std::vector<const std::byte*>& from) {
@@ -145,16 +147,16 @@ Bytes make_input(DType type, size_t count, uint64_t seed, int rank) {
   return bytes;
 }
 
-void reduce_element(DType type, Op op, double scale, const std::vector<const std::byte*>& from, std::byte* to) {
+void reduce_element(DType type, Op op, double divisor, const std::vector<const std::byte*>& from, std::byte* to) {
   switch (type) {
     case DType::f32:
-      return put(to, reduce_reals<float>(op, scale, from, get<float>));
+      return put(to, reduce_reals<float>(op, divisor, from, get<float>));
     case DType::bf16:
-      return put(to, to_bf16(reduce_reals<float>(op, scale, from, [](const std::byte* at) { return bf16_value(get<uint16_t>(at)); })));
+      return put(to, to_bf16(reduce_reals<float>(op, divisor, from, [](const std::byte* at) { return bf16_value(get<uint16_t>(at)); })));
     case DType::f16:
-      return put(to, to_f16(reduce_reals<float>(op, scale, from, [](const std::byte* at) { return f16_value(get<uint16_t>(at)); })));
+      return put(to, to_f16(reduce_reals<float>(op, divisor, from, [](const std::byte* at) { return f16_value(get<uint16_t>(at)); })));
     case DType::f64:
-      return put(to, reduce_reals<double>(op, scale, from, get<double>));
+      return put(to, reduce_reals<double>(op, divisor, from, get<double>));
     case DType::i64:
       return put(to, reduce_i64(op, from));
     case DType::u8:
@@ -162,13 +164,13 @@ void reduce_element(DType type, Op op, double scale, const std::vector<const std
   }
 }
 
-Bytes reduce_arrays(DType type, Op op, double scale, const std::vector<Bytes>& from) {
+Bytes reduce_arrays(DType type, Op op, double divisor, const std::vector<Bytes>& from) {
   const size_t width = size_of(type);
   Bytes result(from[0].size());
   std::vector<const std::byte*> elements(from.size());
   for (size_t at = 0; at < result.size(); at += width) {
     for (size_t rank = 0; rank < from.size(); ++rank) elements[rank] = from[rank].data() + at;
-    reduce_element(type, op, scale, elements, result.data() + at);
+    reduce_element(type, op, divisor, elements, result.data() + at);
   }
   return result;
 }

@@ -19,24 +19,24 @@ struct Step {
   Op op;
   size_t begin, count;
   int root;
-  float scale;
+  float divisor;
   uint64_t pauses;  // two bits per rank: how late it comes
 };
 
 std::ostream& operator<<(std::ostream& out, const Step& s) {
   return out << "{kind " << s.what << " " << name_of(s.type) << " op " << static_cast<int>(s.op) << " begin " << s.begin << " count "
-             << s.count << " root " << s.root << " scale " << s.scale << " pauses " << s.pauses << "}";
+             << s.count << " root " << s.root << " divisor " << s.divisor << " pauses " << s.pauses << "}";
 }
 
 constexpr size_t kElements = 40'000;
 
 rc::Gen<Step> any_step() {
-  return rc::gen::apply([](int what, DType type, Op op, size_t begin, size_t count, int root, float scale,
-                           uint64_t pauses) { return Step{what, type, op, begin, count, root, scale, pauses}; },
+  return rc::gen::apply([](int what, DType type, Op op, size_t begin, size_t count, int root, float divisor,
+                           uint64_t pauses) { return Step{what, type, op, begin, count, root, divisor, pauses}; },
                         rc::gen::inRange(0, 9), rc::gen::element(DType::f32, DType::bf16, DType::f16, DType::f64),
                         rc::gen::element(Op::sum, Op::avg, Op::max, Op::min), rc::gen::inRange<size_t>(0, 200),
                         rc::gen::weightedOneOf<size_t>({{3, rc::gen::inRange<size_t>(0, 300)}, {1, rc::gen::inRange<size_t>(0, 30'000)}}),
-                        rc::gen::inRange(0, 8), rc::gen::element(1.0F, 0.5F, 1.0F / 3), rc::gen::arbitrary<uint64_t>());
+                        rc::gen::inRange(0, 8), rc::gen::element(1.0F, 2.0F, 3.0F, 0.7F), rc::gen::arbitrary<uint64_t>());
 }
 
 // Everyone's memory, computed by every rank for all.
@@ -103,9 +103,9 @@ class Run {
     std::byte* const data = window_.data() + s.begin * size_of(s.type);
     switch (s.what) {
       case 0:
-        return rank_.must(group_.reduce_scatter(stream_, window_, s.type, s.begin, count, s.scale, {}));
+        return rank_.must(group_.reduce_scatter(stream_, window_, s.type, s.begin, count, s.divisor, {}));
       case 1:
-        return rank_.must(group_.all_reduce(stream_, window_, s.type, s.begin, count, s.scale, {}));
+        return rank_.must(group_.all_reduce(stream_, window_, s.type, s.begin, count, s.divisor, {}));
       case 2:
         return rank_.must(group_.all_gather(stream_, window_, s.type, s.begin, count, {}));
       case 3:
@@ -130,7 +130,7 @@ class Run {
     const std::vector<Bytes> before = model_.get(s.type, s.begin, count);
     const size_t bytes = count / size_ * size_of(s.type);
     const bool reduces = s.what == 0 || s.what == 1 || s.what == 4 || s.what == 8;
-    const Bytes sum = reduces ? reduce_arrays(s.type, s.what >= 4 ? s.op : Op::sum, s.what >= 4 ? 1 : s.scale, before) : Bytes();
+    const Bytes sum = reduces ? reduce_arrays(s.type, s.what >= 4 ? s.op : Op::sum, s.what >= 4 ? 1 : s.divisor, before) : Bytes();
     for (size_t rank = 0; rank < size_; ++rank) {
       Bytes after = before[rank];
       for (size_t r = 0; r < size_ && bytes > 0; ++r) {

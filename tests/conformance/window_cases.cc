@@ -114,11 +114,11 @@ void reduce_scatter(Suite& suite) {
   on_all_sizes(suite, [](Rank& rank) {
     for_all(rank, kReals, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
       const size_t count = divisible(any, rank.size());
-      const float scale = seed % 3 == 0 ? 1.0F / 3 : 1.0F;
+      const float divisor = seed % 3 == 0 ? 3 : 1;
       Trial trial(rank, *bench.window, type, begin, count, seed);
-      rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, type, begin, count, scale, {3, "gradients"}));
+      rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, type, begin, count, divisor, {3, "gradients"}));
       rank.must(finish(*bench.stream));
-      const Bytes sum = reduce_arrays(type, Op::sum, scale, trial.inputs());
+      const Bytes sum = reduce_arrays(type, Op::sum, divisor, trial.inputs());
       const size_t piece = count / static_cast<size_t>(rank.size());
       trial.check("reduce_scatter", piece * static_cast<size_t>(rank.rank()), piece_of(sum, rank.rank(), rank.size()));
     });
@@ -128,11 +128,11 @@ void reduce_scatter(Suite& suite) {
 void all_reduce(Suite& suite) {
   on_all_sizes(suite, [](Rank& rank) {
     for_all(rank, kReals, [&](Bench& bench, DType type, size_t begin, size_t count, uint64_t seed) {
-      const float scale = seed % 3 == 0 ? 0.7F : 1.0F;
+      const float divisor = seed % 3 == 0 ? 0.7F : 1.0F;
       Trial trial(rank, *bench.window, type, begin, count, seed);
-      rank.must(bench.group->all_reduce(*bench.stream, *bench.window, type, begin, count, scale, {}));
+      rank.must(bench.group->all_reduce(*bench.stream, *bench.window, type, begin, count, divisor, {}));
       rank.must(finish(*bench.stream));
-      trial.check("all_reduce", 0, reduce_arrays(type, Op::sum, scale, trial.inputs()));
+      trial.check("all_reduce", 0, reduce_arrays(type, Op::sum, divisor, trial.inputs()));
     });
   });
 }
@@ -206,7 +206,7 @@ void bad_arguments(Suite& suite) {
     rank.fails(group.all_gather(stream, *bench.window, DType::f32, 0, 7, {}), Code::invalid, {"count is 7"});
     rank.fails(group.broadcast(stream, *bench.window, DType::f32, 0, 7, 2, {}), Code::invalid, {"root is 2"});
     rank.fails(group.broadcast(stream, *bench.window, DType::f32, 0, 7, -1, {}), Code::invalid, {"root is -1"});
-    rank.fails(group.all_reduce(stream, *bench.window, DType::u8, 0, 8, 0.5F, {}), Code::unsupported, {"scale is 0.5"});
+    rank.fails(group.all_reduce(stream, *bench.window, DType::u8, 0, 8, 0.5F, {}), Code::unsupported, {"divisor is 0.5"});
     auto other = rank.must(rank.backend().create_group(rank.everyone()));
     rank.fails(other->all_reduce(stream, *bench.window, DType::f32, 0, 8, 1, {}), Code::invalid, {"another group"});
     // Nothing of that was submitted.

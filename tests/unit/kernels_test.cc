@@ -159,9 +159,8 @@ void every_half(const Kernels& kernels) {
 }
 
 // What reduce() promises, element by element.
-Element reduced(const std::vector<Array>& from, size_t i, DType type, Op op, double scale) {
-  const auto n = static_cast<double>(from.size());
-  const auto factor = static_cast<float>(op == Op::avg ? scale / n : scale);
+Element reduced(const std::vector<Array>& from, size_t i, DType type, Op op, float divisor) {
+  if (op == Op::avg) divisor *= static_cast<float>(from.size());
   float value = from[0].value(i);
   for (size_t k = 1; k < from.size(); k++) {
     const float next = from[k].value(i);
@@ -173,20 +172,21 @@ Element reduced(const std::vector<Array>& from, size_t i, DType type, Op op, dou
       value = value + next;
     }
   }
-  if (op == Op::sum || op == Op::avg) value = value * factor;
+  // A quotient of floats, taken in double, keeps more than twice their bits: rounded again it is the nearest float.
+  if (op == Op::sum || op == Op::avg) value = static_cast<float>(double{value} / double{divisor});
   return rounded(value, type);
 }
 
 void reduce_once(const Kernels& kernels, DType type, Op op, int nfrom, size_t n, int to_is, float (*make)()) {
-  const double scale = op == Op::sum && n % 2 == 1 ? 1.0F / 3 : 1;
+  const float divisor = op == Op::sum && n % 2 == 1 ? 3 : 1;
   std::vector<Array> from;
   for (int k = 0; k < nfrom; k++) from.push_back(Array(type, n, static_cast<size_t>(k) % 7).fill(make));
   Array expected(type, n, 0), apart(type, n, 2);
-  for (size_t i = 0; i < n; i++) expected.set(i, reduced(from, i, type, op, scale));
+  for (size_t i = 0; i < n; i++) expected.set(i, reduced(from, i, type, op, divisor));
   Array& to = to_is < 0 ? apart : from[static_cast<size_t>(to_is)];
   std::vector<const void*> pointers;
   for (const Array& array : from) pointers.push_back(array.data());
-  check(host::reduce(to.data(), pointers.data(), nfrom, n, type, op, scale, kernels).ok(), "reduce");
+  check(host::reduce(to.data(), pointers.data(), nfrom, n, type, op, divisor, kernels).ok(), "reduce");
   arrays_equal(to, expected, false,
                text(name(kernels, "reduce", type, type, n), " op ", static_cast<int>(op), " of ", nfrom, " into ", to_is));
 }
@@ -207,13 +207,13 @@ void reductions(const Kernels& kernels) {
 }
 
 template <size_t n>
-float reduce_values(const Kernels& kernels, DType type, const float (&values)[n], Op op, double scale) {
+float reduce_values(const Kernels& kernels, DType type, const float (&values)[n], Op op, double divisor) {
   std::vector<Array> from;
   std::vector<const void*> pointers;
   for (const float value : values) from.emplace_back(type, 1, 0).set(0, rounded(value, type));
   for (const Array& array : from) pointers.push_back(array.data());
   Array to(type, 1, 0);
-  check(host::reduce(to.data(), pointers.data(), static_cast<int>(n), 1, type, op, scale, kernels).ok(), "reduce");
+  check(host::reduce(to.data(), pointers.data(), static_cast<int>(n), 1, type, op, divisor, kernels).ok(), "reduce");
   return to.value(0);
 }
 
@@ -221,7 +221,7 @@ void reductions_by_hand(const Kernels& kernels) {
   const float bf16_steps[] = {256, 1, 1}, ones[] = {1, 1, 1}, cancelling[] = {1e8F, 1, -1e8F}, other_order[] = {1e8F, -1e8F, 1};
   check_equal(reduce_values(kernels, DType::bf16, bf16_steps, Op::sum, 1), 258.0F, "256 + 1 + 1 in bf16");
   for (const DType type : kStorage) {
-    check_equal(reduce_values(kernels, type, ones, Op::sum, 1.0 / 3), 1.0F, "three ones, scaled by 1/3");
+    check_equal(reduce_values(kernels, type, ones, Op::sum, 3), 1.0F, "three ones, divided by 3");
     check_equal(reduce_values(kernels, type, ones, Op::avg, 1), 1.0F, "the average of three ones");
   }
   check_equal(reduce_values(kernels, DType::f32, cancelling, Op::sum, 1), 0.0F, "1e8 + 1 - 1e8 in this order");
@@ -230,13 +230,39 @@ void reductions_by_hand(const Kernels& kernels) {
   check_equal(reduce_values(kernels, DType::f16, large, Op::sum, 1), 60000.0F, "f16 sums do not overflow on the way");
 }
 
+// The reciprocal of 41, 47, 55, 61, 82, ... is rounded so that 41 times it is not 1.
+void average_of_ones(const Kernels& kernels) {
+  constexpr size_t n = 19;
+  for (const DType type : kStorage) {
+    Array ones(type, n, 0), to(type, n, 1);
+    for (size_t i = 0; i < n; i++) ones.set(i, rounded(1, type));
+    for (int nfrom = 1; nfrom <= 256; nfrom++) {
+      const std::vector<const void*> from(static_cast<size_t>(nfrom), ones.data());
+      check(host::reduce(to.data(), from.data(), nfrom, n, type, Op::avg, 1, kernels).ok(), "reduce");
+      arrays_equal(to, ones, true, text(name(kernels, "avg of ones", type, type, n), " of ", nfrom));
+      check(host::reduce(to.data(), from.data(), nfrom, n, type, Op::sum, nfrom, kernels).ok(), "reduce");
+      arrays_equal(to, ones, true, text(name(kernels, "sum of ones, divided,", type, type, n), " of ", nfrom));
+    }
+  }
+}
+
+void average_of_f64_ones() {
+  const double one = 1;
+  for (int nfrom = 1; nfrom <= 256; nfrom++) {
+    const std::vector<const void*> from(static_cast<size_t>(nfrom), &one);
+    double average = 0;
+    check(host::reduce(&average, from.data(), nfrom, 1, DType::f64, Op::avg).ok(), "f64");
+    check_equal(average, 1.0, text("the average of ", nfrom, " ones in f64"));
+  }
+}
+
 void other_types() {
   const double a[] = {1, 1e300, std::nan("")}, b[] = {1.0 / 3, 1e300, 1}, c[] = {2, -1e300, 5};
   const void* const doubles[] = {a, b, c};
   double out[3];
   check(host::reduce(out, doubles, 3, 3, DType::f64, Op::avg).ok(), "f64");
-  check_equal(out[0], (1 + 1.0 / 3 + 2) * (1.0 / 3), "f64 average");
-  check_equal(out[1], 1e300 * (1.0 / 3), "f64 average of large numbers");
+  check_equal(out[0], (1 + 1.0 / 3 + 2) / 3, "f64 average");
+  check_equal(out[1], 1e300 / 3, "f64 average of large numbers");
   check(host::reduce(out, doubles, 3, 3, DType::f64, Op::max).ok(), "f64");
   check_equal(out[0], 2.0);
   check_equal(std::isnan(out[2]), true, "f64 maximum with NaN");
@@ -266,8 +292,8 @@ void refusals() {
   float f = 0;
   int64_t i = 0;
   const void* const from[] = {&i};
-  fails(host::reduce(&i, from, 1, 1, DType::i64, Op::sum, 0.5), Code::unsupported, {"scale is 0.5", "integers"});
-  fails(host::reduce(&i, from, 1, 1, DType::f32, Op::max, 2), Code::unsupported, {"scale is 2", "maximum"});
+  fails(host::reduce(&i, from, 1, 1, DType::i64, Op::sum, 0.5), Code::unsupported, {"divisor is 0.5", "integers"});
+  fails(host::reduce(&i, from, 1, 1, DType::f32, Op::max, 2), Code::unsupported, {"divisor is 2", "maximum"});
   fails(host::reduce(&i, from, 0, 1, DType::f32, Op::sum), Code::invalid, {"nfrom is 0"});
   fails(host::cast(&f, DType::f32, &i, DType::i64, 1), Code::unsupported, {"i64", "f32"});
   fails(host::add_cast(&i, DType::u8, &f, DType::f32, 1), Code::unsupported, {"u8", "f32"});
@@ -403,10 +429,12 @@ int main() {
     every_half(kernels);
     reductions(kernels);
     reductions_by_hand(kernels);
+    average_of_ones(kernels);
     square_sums(kernels);
     adamw_bits(kernels);
     adamw_formula(kernels);
   }
+  average_of_f64_ones();
   other_types();
   refusals();
   std::cerr << "SIMD targets: " << host::simd_targets() << "\n";
