@@ -49,7 +49,9 @@ class Backend {
   virtual Status zero(Stream& stream, void* data, size_t bytes) = 0;
   // to[i] = from[i], rounded to nearest even.
   virtual Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
-  // Adds to scalars->square_sum (f64, in element order within fixed lanes: the same bits on every SIMD target) and scalars->nonfinite.
+  // Adds to scalars->square_sum and scalars->nonfinite. In f64 and in one order, so that every backend gets the same bits: blocks of 4096
+  // elements, counted from the first one of the call; in a block, element i goes to lane i % 16 and the 16 lanes are added in their order;
+  // the blocks are added in their order, then their sum to square_sum.
   virtual Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) = 0;
   // grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0; skip =
   // skip_nonfinite and nonfinite > 0; unless skipped: step + 1 and the beta powers. Must run once per step, also when no norm is wanted

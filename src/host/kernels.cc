@@ -174,10 +174,14 @@ Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type
 
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels) {
   if (!is_trainable(type)) return not_trainable("a sum of squares", type);
-  double lanes[kSquareLanes] = {};
-  kernels.steps->square_sum[storage_index(type)](data, n, lanes);
+  const auto* const bytes = static_cast<const std::byte*>(data);
   double total = 0;
-  for (const double lane : lanes) total += lane;
+  for (size_t begin = 0; begin < n; begin += kSquareBlock) {
+    double lanes[kSquareLanes] = {}, block = 0;
+    kernels.steps->square_sum[storage_index(type)](bytes + begin * size_of(type), std::min(kSquareBlock, n - begin), lanes);
+    for (const double lane : lanes) block += lane;
+    total += block;
+  }
   *sum += total;
   // The square of a finite float is far below the largest double: the total is not finite only if an element is not.
   if (!std::isfinite(total)) {

@@ -42,8 +42,9 @@ Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type
               const Kernels& kernels = best_kernels());
 
 // *sum += the sum of squares of the elements, *nonfinite += how many of them are infinite or NaN. f32, bf16, f16. A non-finite element
-// makes the sum non-finite too, so that a norm never hides it. Squares are exact; element i is added to lane i % 16 and the lanes are
-// added in their order, all in f64.
+// makes the sum non-finite too, so that a norm never hides it. Squares are exact. Blocks of 4096 elements, counted from the first one of
+// the call, are summed apart from each other, so that many of them can be summed at a time: in a block, element i is added to lane i % 16
+// and the lanes are added in their order; then the sums of the blocks are added in their order. All in f64.
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels = best_kernels());
 
 // One step of AdamW by base/elements.h. Reads grad; updates master, m and v; writes the rounded master to param, which may be `master`

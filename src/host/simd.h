@@ -24,6 +24,7 @@ enum class SimdTarget {
 // Storage types in the order of the tables' indexes: f32, bf16, f16.
 inline constexpr int kStorageTypes = 3;
 inline constexpr size_t kSquareLanes = 16;
+inline constexpr size_t kSquareBlock = 4096;  // elements whose squares are summed by themselves
 
 using CastFn = void (*)(void* to, const void* from, size_t n);
 // to[i] = (from[0][i] + from[1][i] + ...) / divisor; the two that pick an element do not divide.

@@ -311,16 +311,20 @@ double square_sum_of(const Array& data, const Kernels& kernels, double* nonfinit
 
 void square_sums(const Kernels& kernels) {
   for (const DType type : kStorage) {
-    for (size_t n : {0, 1, 5, 15, 16, 17, 31, 33, 64, 67, 1000, 1024, 1039, 5000}) {
+    for (size_t n : {0, 1, 5, 15, 16, 17, 31, 33, 64, 67, 1000, 1024, 1039, 4095, 4096, 4097, 5000, 8192, 12305}) {
       Array data = Array(type, n, n % 4).fill(ordinary_float);
-      double lanes[16] = {}, expected = 0, nonfinite = 0;
+      double expected = 0, nonfinite = 0;
       long double exact = 0;
-      for (size_t i = 0; i < n; i++) {
-        const double x = data.value(i);
-        lanes[i % 16] += x * x;
-        exact += static_cast<long double>(x) * x;
+      for (size_t begin = 0; begin < n; begin += 4096) {
+        double lanes[16] = {}, block = 0;
+        for (size_t i = begin; i < n && i < begin + 4096; i++) {
+          const double x = data.value(i);
+          lanes[i % 16] += x * x;
+          exact += static_cast<long double>(x) * x;
+        }
+        for (const double lane : lanes) block += lane;
+        expected += block;
       }
-      for (const double lane : lanes) expected += lane;
       const double got = square_sum_of(data, kernels, &nonfinite);
       check_equal(got, expected, name(kernels, "square_sum", type, type, n));
       check(std::fabs(static_cast<double>(got - exact)) <= 1e-13 * static_cast<double>(exact), "square_sum is far off");
