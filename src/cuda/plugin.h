@@ -8,10 +8,11 @@
 //   Backend, Stream, Event, Group   ──►   CUDA runtime (linked in), kernels, NCCL (loaded by name)
 //   order, deadlines, failures            one call each, every result checked
 //
-// Every function that can fail returns 0 when done, kCudaPending when not yet (queries and non-blocking NCCL calls), otherwise a number
-// that explain() turns into a sentence. A failed call has changed nothing that its caller would have to undo. Functions on a device may be
-// called from any thread, several at a time; each makes the device current for its own duration and puts back what was current before.
-// Calls on one NCCL communicator come one at a time.
+// Every function that can fail returns 0 when done, kPending when not yet (queries and non-blocking NCCL calls), otherwise a number that
+// explain() turns into a sentence; by kind_of() the caller may tell kinds apart. A failed call has changed nothing that its caller would
+// have to undo. Functions on a device may be called from any thread, several at a time; each makes the device current for its own duration
+// and puts back what was current before. A Device of NULL means the one that is current, uncounted: for tests without a device. Calls on
+// one NCCL communicator, its parent and the communicators split from it come one at a time.
 #pragma once
 
 #include <cstddef>
@@ -25,6 +26,22 @@ namespace megadp::cuda {
 constexpr uint32_t kPluginVersion = 1;
 constexpr int32_t kPending = 1;
 constexpr int32_t kOutOfMemory = 2;  // of the device or of pinned host memory
+
+// Where a failure comes from: these plus a cudaError_t, plus an ncclResult_t, and the plugin's own.
+constexpr int32_t kCudaFailure = 0x10000;
+constexpr int32_t kNcclFailure = 0x20000;
+constexpr int32_t kOwnFailure = 0x30000;
+
+constexpr int32_t kOutOfMemory = kCudaFailure + 2;        // cudaErrorMemoryAllocation
+constexpr int32_t kNcclRemoteFailure = kNcclFailure + 6;  // ncclRemoteError: another rank is gone
+constexpr int32_t kBadArgument = kOwnFailure + 1;         // a type, operation or shape that this call does not know
+constexpr int32_t kUnsupported = kOwnFailure + 2;         // known, but not offered by this NCCL
+constexpr int32_t kNoHostMemory = kOwnFailure + 3;
+constexpr int32_t kAborted = kOwnFailure + 4;  // the communicator was aborted before
+
+constexpr int32_t kind_of(int32_t result) {
+  return result & ~0xffff;  // 0: done or pending; kCudaFailure, kNcclFailure, kOwnFailure
+}
 
 struct Device;    // one GPU as used by one communicator tree: its scratch memory and its counters
 struct Nccl;      // a loaded NCCL library
@@ -57,7 +74,7 @@ enum class Access : uint32_t {  // where an address is reachable
 struct PluginTable {
   uint32_t version;  // kPluginVersion; first two fields never move
   uint32_t bytes;    // sizeof(PluginTable) as the plugin was built
-  char build[96];    // version and build id of megadp; a plugin of another build is refused
+  char build[96];    // kBuild of cuda/build.h; a plugin of another build is refused
 
   // "cudaErrorMemoryAllocation (2): out of memory", "ncclSystemError (2): ...". NUL-terminated. With an Nccl also its own last words.
   void (*explain)(int32_t result, const Nccl* nccl, char* text, size_t size);
@@ -105,27 +122,36 @@ struct PluginTable {
   int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepRule* rule);
   int32_t (*adamw)(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
                    float* master, float* m, float* v, void* param, DType param_type, size_t count);
-  // to[i] = op over k < parts of from[k * stride + i], in this order, accumulated in fp32 (f64, i64, u8 as on the host), divided by
-  // divisor, rounded once; `to` may lie within `from`, exactly on one of its parts.
+  // to[i] = op over k < parts of from[k * stride + i], in this order, as the host's reduce(): accumulated in fp32 (f64; i64 wraps around,
+  // u8 is 255 at most), divided by divisor (Op::avg: by parts * divisor), rounded once. divisor is 1 for Op::max and min and for i64 and
+  // u8. `to` may lie within `from`, exactly on one of its parts.
   int32_t (*reduce)(Device* device, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
                     double divisor);
 
-  // ── NCCL. Communicators are non-blocking: a call may return kPending, and comm_state() then says when the next call may come ──
+  // ── NCCL. Communicators are non-blocking: a call may return kPending, and comm_state() is then to be asked until it says 0. Until then
+  //    no other call of the communicator may come but comm_abort(), and a collective may not be in its stream yet: nothing that is to come
+  //    after it may be put there ──
   // path NULL: the copy this process has mapped already, otherwise "libnccl.so.2" by name. Fails with a sentence in `why`.
   int32_t (*nccl_open)(const char* path, Nccl** out, char* why, size_t size);
   void (*nccl_close)(Nccl* nccl);             // the library stays mapped
   int32_t (*nccl_version)(const Nccl* nccl);  // 22809 for 2.28.9
   int32_t (*nccl_unique_id)(Nccl* nccl, uint8_t out[128]);
   int32_t (*comm_create)(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out);
-  // Collective over the parent. color < 0: no communicator, *out NULL. Resources are shared with the parent where NCCL can.
+  // Collective over the parent. color < 0: no communicator, *out NULL. Resources are shared with the parent where NCCL can: then an abort
+  // of one ends the work of the whole family. After kPending, ask *out (or with color < 0 the parent), which looks after both.
   int32_t (*comm_split)(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
-  int32_t (*comm_state)(NcclComm* comm);    // 0, kPending, or the failure of the communicator
-  int32_t (*comm_abort)(NcclComm* comm);    // ends its kernels and frees it, also while it is pending; may take a while
-  int32_t (*comm_destroy)(NcclComm* comm);  // local; frees it without waiting for other ranks' calls; its work has finished
-  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none.
+  int32_t (*comm_state)(NcclComm* comm);  // 0, kPending, or the failure of the communicator
+  // Ends its kernels, also while it is pending; may take a while. All later calls but release and destroy answer kAborted.
+  int32_t (*comm_abort)(NcclComm* comm);
+  // Local: waits for no other rank. Its work has finished or was aborted, its memory was released. The handle is gone, also on failure.
+  int32_t (*comm_destroy)(NcclComm* comm);
+  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Collective over the communicator,
+  // with the same bytes on every rank: newer versions make the memory of all ranks known to all. After kPending the memory is valid, its
+  // registration once comm_state() is 0. Releasing is local.
   int32_t (*comm_allocate)(NcclComm* comm, size_t bytes, void** out, void** registration);
   int32_t (*comm_release)(NcclComm* comm, void* memory, void* registration);
-  // Sums are divided by `divisor` (pre-multiplied or averaged where NCCL can; i64 and u8: 1 only). kPending as above.
+  // Sums are divided by `divisor` (Op::avg: by the size times divisor; i64: 1 only). No order of summation is promised. NCCL's rules for
+  // maxima with NaN and for sums of u8 are not the host's: all_to_all and reduce() keep to those. kPending as above.
   int32_t (*comm_all_reduce)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
   int32_t (*comm_reduce_scatter)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
                                  double divisor);
