@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/backend.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "cuda/copy.h"
+#include "cuda/group.h"
+
+namespace megadp::cuda {
+namespace {
+
+void* raw(Stream& stream) {
+  return static_cast<CudaStream&>(stream).raw();
+}
+
+class CudaMemory final : public Memory {
+ public:
+  CudaMemory(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* data, size_t bytes) noexcept
+      : gpu_(std::move(gpu)), watch_(std::move(watch)), data_(data), bytes_(bytes) {}
+  ~CudaMemory() override {
+    struct Block {
+      std::shared_ptr<Gpu> gpu;
+      void* data;
+      ~Block() { gpu->plugin().release(gpu->device(), data); }
+    };
+    if (data_ == nullptr || !gpu_->usable_here()) return;
+    // Freeing device memory waits for the device, and so may wait for another rank.
+    watch_->drop(std::shared_ptr<Block>(new Block{gpu_, data_}));
+  }
+  CudaMemory(const CudaMemory&) = delete;
+  CudaMemory& operator=(const CudaMemory&) = delete;
+  void* data() noexcept override { return data_; }
+  size_t bytes() const noexcept override { return bytes_; }
+
+ private:
+  const std::shared_ptr<Gpu> gpu_;
+  const std::shared_ptr<Watch> watch_;
+  void* const data_;
+  const size_t bytes_;
+};
+
+// This rank's number among the ranks of its host.
+int32_t rank_on_host(const World& world) {
+  int32_t number = 0;
+  for (int rank = 0; rank < world.rank(); ++rank) number += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  return number;
+}
+
+Result<int32_t> choose_device(const PluginTable& plugin, const World& world, int32_t wanted) {
+  int32_t count = 0;
+  if (const int32_t result = plugin.device_count(&count); result != 0) {
+    char why[512] = "";
+    plugin.explain(result, nullptr, why, sizeof why);
+    return unsupported("backend is cuda, but no device can be used: ", why);
+  }
+  if (count == 0) return unsupported("backend is cuda, but the driver offers no device");
+  if (wanted >= count) return invalid("device is ", wanted, "; this process sees ", count, " CUDA devices, counted from 0");
+  return wanted >= 0 ? wanted : rank_on_host(world) % count;
+}
+
+// What every rank must know of the others before NCCL is asked to join them.
+struct Card {
+  int32_t host, nccl;
+  char uuid[64];
+};
+
+// NCCL would fail too, but later and without saying who.
+Status agree_on_devices(const Gpu& gpu) {
+  World& world = gpu.world();
+  DeviceInfo info{};
+  if (Status known = gpu.check(gpu.plugin().device_info(gpu.index(), &info), "looking at the device"); !known) return known;
+  Card mine{world.host(world.rank()), gpu.plugin().nccl_version(gpu.nccl()), {}};
+  std::memcpy(mine.uuid, info.uuid, sizeof mine.uuid);
+  std::vector<int> everyone(static_cast<size_t>(world.size()));
+  for (size_t r = 0; r < everyone.size(); ++r) everyone[r] = static_cast<int>(r);
+  auto all = world.exchange(everyone, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  if (!all) return all.status();
+  std::vector<Card> cards(all->size());
+  for (size_t r = 0; r < all->size(); ++r) {
+    if ((*all)[r].size() != sizeof(Card))
+      return Status(Code::desync, text("rank ", r, " did not open the CUDA backend"), Blame{.rank = static_cast<int32_t>(r)});
+    std::memcpy(&cards[r], (*all)[r].data(), sizeof(Card));
+    if (cards[r].nccl != cards[0].nccl) {
+      return Status(Code::desync, text("rank ", r, " has NCCL ", cards[r].nccl, ", rank 0 has ", cards[0].nccl),
+                    Blame{.rank = static_cast<int32_t>(r)});
+    }
+  }
+  const bool shared_on_purpose = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr || std::getenv("NCCL_HOSTID") != nullptr;
+  for (size_t r = 1; r < cards.size() && !shared_on_purpose; ++r) {
+    for (size_t s = 0; s < r; ++s) {
+      if (cards[s].host != cards[r].host || std::strncmp(cards[s].uuid, cards[r].uuid, sizeof cards[s].uuid) != 0) continue;
+      return invalid("ranks ", s, " and ", r, " use the same device, ", info.name, " ", cards[r].uuid,
+                     "; give each rank one of its own (mdp_comm_config.device), or start fewer ranks on this host");
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+CudaBackend::CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host, bool exact)
+    : gpu_(std::move(gpu)), watch_(std::make_shared<Watch>(gpu_->world())), host_(std::move(host)), exact_(exact) {}
+
+CudaBackend::~CudaBackend() {
+  if (!gpu_->usable_here()) return;
+  constexpr uint64_t kGraceNs = 25'000'000;  // as the host's streams have
+  watch_->abandon(kGraceNs);
+  if (moving_stream_ != nullptr) gpu_->plugin().stream_destroy(gpu_->device(), moving_stream_);
+}
+
+Result<std::shared_ptr<Backend>> CudaBackend::open(const PluginTable& plugin, std::shared_ptr<World> world, std::shared_ptr<Backend> host,
+                                                   const Options& options) {
+  auto index = choose_device(plugin, *world, options.device);
+  if (!index) return index.status();
+  auto gpu = Gpu::open(plugin, std::move(world), *index);
+  if (!gpu) return gpu.status();
+  if (Status agreed = agree_on_devices(**gpu); !agreed) return agreed;
+  std::shared_ptr<CudaBackend> backend(new CudaBackend(*std::move(gpu), std::move(host), options.exact));
+  Gpu& device = *backend->gpu_;
+  if (Status made = device.check(plugin.stream_create(device.device(), false, &backend->moving_stream_), "creating a stream"); !made)
+    return made;
+  return std::shared_ptr<Backend>(std::move(backend));
+}
+
+Result<std::unique_ptr<Memory>> CudaBackend::allocate(size_t bytes) {
+  void* data = nullptr;
+  if (bytes > 0) {
+    const Status allocated = gpu_->check(gpu_->plugin().allocate(gpu_->device(), bytes, &data), text("allocating ", bytes, " bytes"));
+    if (!allocated) return allocated;
+  }
+  return std::unique_ptr<Memory>(new CudaMemory(gpu_, watch_, data, bytes));
+}
+
+Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char*) {
+  auto stream = CudaStream::create(gpu_, watch_);
+  if (!stream) return stream.status();
+  return std::unique_ptr<Stream>(*std::move(stream));
+}
+
+Result<std::unique_ptr<Group>> CudaBackend::create_group(const std::vector<int>& members) {
+  auto control = host_->create_group(members);
+  if (!control) return control.status();
+  auto communicator = Communicator::create(gpu_, members);
+  if (!communicator) return communicator.status();
+  return std::unique_ptr<Group>(new CudaGroup(*std::move(communicator), watch_, *std::move(control), exact_));
+}
+
+Status CudaBackend::zero(Stream& stream, void* data, size_t bytes) {
+  if (bytes == 0) return {};
+  return check(gpu_->plugin().zero(gpu_->device(), raw(stream), data, bytes), "zeroing memory");
+}
+
+Status CudaBackend::cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
+  return check(gpu_->plugin().cast(gpu_->device(), raw(stream), to, to_type, from, from_type, count), "a cast");
+}
+
+Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+  return check(gpu_->plugin().square_sum(gpu_->device(), raw(stream), data, type, count, scalars), "a sum of squares");
+}
+
+Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
+                               bool skip_nonfinite) {
+  const StepRule rule{max_norm, loss_scale, beta1, beta2, skip_nonfinite};
+  return check(gpu_->plugin().begin_step(gpu_->device(), raw(stream), scalars, &rule), "beginning a step");
+}
+
+Status CudaBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
+                          float* m, float* v, void* param, DType param_type, size_t count) {
+  return check(gpu_->plugin().adamw(gpu_->device(), raw(stream), &hyper, scalars, grad, grad_type, master, m, v, param, param_type, count),
+               "AdamW");
+}
+
+Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
+  if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
+  if (gpu_->failed()) return gpu_->failure();
+  return copy_arrays(*gpu_, to, from, add, caller);
+}
+
+Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {
+  return move(host_to, from, bytes);
+}
+
+Status CudaBackend::write(void* to, const void* host_from, size_t bytes) {
+  return move(to, host_from, bytes);
+}
+
+Status CudaBackend::move(void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return {};
+  const std::lock_guard lock(moving_);
+  Status moved = check(gpu_->plugin().copy(gpu_->device(), moving_stream_, to, from, bytes), "a copy");
+  return moved.ok() ? check(gpu_->plugin().stream_synchronize(gpu_->device(), moving_stream_), "a copy") : moved;
+}
+
+}  // namespace megadp::cuda

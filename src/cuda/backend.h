@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaBackend: the backend for NVIDIA GPUs, one device a rank: the plugin's kernels and NCCL in the form of the backend interface. Small
+// messages between ranks go over the host backend that it is given.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "backend/backend.h"
+#include "cuda/stream.h"
+#include "cuda/watch.h"
+
+namespace megadp::cuda {
+
+struct Options {
+  int32_t device = -1;  // -1: this rank's number on its host, modulo the number of devices
+  bool exact = false;   // sums in rank order (see group.h)
+};
+
+class CudaBackend final : public Backend {
+ public:
+  // Collective over the world of `host`.
+  static Result<std::shared_ptr<Backend>> open(const PluginTable& plugin, std::shared_ptr<World> world, std::shared_ptr<Backend> host,
+                                               const Options& options);
+  ~CudaBackend() override;
+
+  std::string_view name() const noexcept override { return "cuda"; }
+  World& world() noexcept override { return gpu_->world(); }
+  Backend& control() noexcept override { return *host_; }
+  Place place() const noexcept override { return {DeviceType::cuda, gpu_->index()}; }
+  uint64_t host_syncs() const noexcept override { return gpu_->host_syncs(); }
+
+  Result<std::unique_ptr<Memory>> allocate(size_t bytes) override;
+  Result<std::unique_ptr<Stream>> create_stream(const char* name) override;
+  Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) override;
+
+  Status zero(Stream& stream, void* data, size_t bytes) override;
+  Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
+  Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) override;
+  Status begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
+                    bool skip_nonfinite) override;
+  Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master, float* m,
+               float* v, void* param, DType param_type, size_t count) override;
+
+  Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) override;
+  Status read(void* host_to, const void* from, size_t bytes) override;
+  Status write(void* to, const void* host_from, size_t bytes) override;
+
+ private:
+  CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host, bool exact);
+  Status check(int32_t result, const char* what) const { return gpu_->check(result, what); }
+  Status move(void* to, const void* from, size_t bytes);
+
+  const std::shared_ptr<Gpu> gpu_;
+  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<Backend> host_;
+  const bool exact_;
+  std::mutex moving_;
+  void* moving_stream_ = nullptr;  // of read() and write()
+};
+
+}  // namespace megadp::cuda

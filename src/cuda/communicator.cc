@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "base/deadline.h"
+
+namespace megadp::cuda {
+namespace {
+
+constexpr size_t kIdBytes = 128;
+
+Status lost_while(const std::string& what, const Status& why) {
+  return why.with_context(what);
+}
+
+}  // namespace
+
+// Until NCCL is no longer at work in the background.
+Status Communicator::settle(const Gpu& gpu, NcclComm* comm, int32_t result, const std::string& what) {
+  const Deadline deadline = Deadline::after_ns(gpu.world().timeout_ns());
+  for (uint64_t nap_ns = 1'000; result == kPending; nap_ns = std::min<uint64_t>(nap_ns * 2, 1'000'000)) {
+    if (gpu.failed()) return lost_while(what, gpu.failure());
+    if (deadline.passed()) {
+      return {Code::timeout, text(what, ": NCCL did not finish within ", gpu.world().timeout_ns() / 1'000'000,
+                                  " ms: another rank has not come, or the ranks cannot reach each other")};
+    }
+    std::this_thread::sleep_for(std::chrono::nanoseconds(nap_ns));
+    result = gpu.plugin().comm_state(comm);
+  }
+  return gpu.check(result, what);
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<Gpu> gpu, const std::vector<int>& members) {
+  World& world = gpu->world();
+  const auto rank = std::find(members.begin(), members.end(), world.rank()) - members.begin();
+  uint8_t id[kIdBytes] = {};
+  Status made;
+  if (rank == 0) made = gpu->check(gpu->plugin().nccl_unique_id(gpu->nccl(), id), "making an id for NCCL");
+  // Rank 0's failure is everyone's: an empty message says so.
+  auto all = world.exchange(members, rank == 0 && made.ok() ? std::string(reinterpret_cast<const char*>(id), kIdBytes) : std::string());
+  if (!all) return all.status();
+  if (!made) return made;
+  if (all->front().size() != kIdBytes) {
+    return Status(Code::backend, text("rank ", members[0], " could not make an id for NCCL"), Blame{.rank = members[0]});
+  }
+  std::memcpy(id, all->front().data(), kIdBytes);
+  NcclComm* comm = nullptr;
+  const std::string what = "creating a communicator of NCCL";
+  const int32_t result =
+      gpu->plugin().comm_create(gpu->nccl(), gpu->device(), id, static_cast<int32_t>(rank), static_cast<int32_t>(members.size()), &comm);
+  if (result != 0 && result != kPending) return gpu->check(result, what);
+  std::shared_ptr<Communicator> communicator(new Communicator(gpu, comm));
+  if (Status settled = settle(*gpu, comm, result, what); !settled) {
+    communicator->abort();
+    return settled;
+  }
+  return communicator;
+}
+
+Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>& members) {
+  // The lowest member names the part: parts do not overlap.
+  const int32_t color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
+  const auto key = std::find(members.begin(), members.end(), gpu_->world().rank()) - members.begin();
+  NcclComm* part = nullptr;
+  const std::string what = "splitting a communicator of NCCL";
+  const Status asked = call(what, [&](NcclComm* comm) { return gpu_->plugin().comm_split(comm, color, static_cast<int32_t>(key), &part); });
+  if (!asked) return asked;
+  if (part == nullptr) return std::shared_ptr<Communicator>();
+  std::shared_ptr<Communicator> communicator(new Communicator(gpu_, part));
+  if (Status settled = settle(*gpu_, part, gpu_->plugin().comm_state(part), what); !settled) {
+    communicator->abort();
+    return settled;
+  }
+  return communicator;
+}
+
+Communicator::~Communicator() {
+  if (comm_ != nullptr && gpu_->usable_here()) gpu_->plugin().comm_destroy(comm_);
+}
+
+Status Communicator::call(const std::string& what, const std::function<int32_t(NcclComm*)>& function) {
+  const std::lock_guard lock(mutex_);
+  if (gpu_->failed()) return gpu_->failure();
+  if (comm_ == nullptr) return {Code::aborted, text(what, ": the communicator of NCCL has been aborted")};
+  Status settled = settle(*gpu_, comm_, function(comm_), what);
+  if (!settled) gpu_->fail(settled);
+  return settled;
+}
+
+Status Communicator::allocate(size_t bytes, void** memory, void** registration) {
+  return call(text("allocating ", bytes, " bytes"),
+              [&](NcclComm* comm) { return gpu_->plugin().comm_allocate(comm, bytes, memory, registration); });
+}
+
+Status Communicator::release(void* memory, void* registration) {
+  const std::lock_guard lock(mutex_);
+  const PluginTable& plugin = gpu_->plugin();
+  return gpu_->check(plugin.comm_release(comm_, memory, registration), "freeing memory");
+}
+
+Status Communicator::poll() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock() || comm_ == nullptr) return {};
+  const int32_t result = gpu_->plugin().comm_state(comm_);
+  return result == kPending ? Status() : gpu_->check(result, "a collective");
+}
+
+void Communicator::abort() {
+  const std::lock_guard lock(mutex_);  // a call under way notices the failure and lets go
+  if (comm_ == nullptr) return;
+  gpu_->plugin().comm_abort(comm_);
+  comm_ = nullptr;
+}
+
+}  // namespace megadp::cuda

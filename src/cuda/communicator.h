@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicator: one NCCL communicator. Calls on it are made one at a time and never block for longer than the World's timeout: NCCL is told
+// to work in the background, and is asked until it is done, until a rank is lost, or until the time is over.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/gpu.h"
+
+namespace megadp::cuda {
+
+class Communicator {
+ public:
+  // Collective over `members` (world ranks, in the order of their ranks here).
+  static Result<std::shared_ptr<Communicator>> create(std::shared_ptr<Gpu> gpu, const std::vector<int>& members);
+  // Collective over this communicator. `members` empty: this rank takes no part, and gets a null pointer.
+  Result<std::shared_ptr<Communicator>> split(const std::vector<int>& members);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  // One call of the plugin on this communicator, until it is no longer pending. `what` as in "an all-reduce".
+  Status call(const std::string& what, const std::function<int32_t(NcclComm*)>& function);
+  // Memory that NCCL can use without staging; released also after an abort.
+  Status allocate(size_t bytes, void** memory, void** registration);
+  Status release(void* memory, void* registration);
+  // The failure NCCL has found by itself, ok otherwise or while another thread is inside a call.
+  Status poll();
+  // Ends what is under way. Calls fail from now on.
+  void abort();
+
+  const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
+
+ private:
+  Communicator(std::shared_ptr<Gpu> gpu, NcclComm* comm) noexcept : gpu_(std::move(gpu)), comm_(comm) {}
+  static Status settle(const Gpu& gpu, NcclComm* comm, int32_t result, const std::string& what);
+
+  const std::shared_ptr<Gpu> gpu_;
+  std::mutex mutex_;
+  NcclComm* comm_;  // under mutex_; NULL once aborted
+};
+
+}  // namespace megadp::cuda

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Between two places on the device a kernel copies, casts and adds. An array of the host goes through a dense staging array on each side:
+//
+//   host array, any strides  ──gather──►  pinned, dense  ──copy──►  device, dense  ──kernel: cast, add, strides──►  device array
+//
+// and the other way round. Only megadp's own arrays are ever added to, and these are on the device.
+#include "cuda/copy.h"
+
+#include <cstring>
+#include <functional>
+#include <utility>
+
+namespace megadp::cuda {
+namespace {
+
+uint64_t count_of(const StridedArray& array) {
+  uint64_t count = 1;
+  for (const int64_t size : array.shape) count *= static_cast<uint64_t>(size);
+  return count;
+}
+
+Strided flat(const StridedArray& array) {
+  Strided out{array.data, static_cast<uint32_t>(array.type), static_cast<int32_t>(array.shape.size()), {}, {}};
+  for (size_t d = 0; d < array.shape.size(); ++d) {
+    out.shape[d] = array.shape[d];
+    out.strides[d] = array.strides[d];
+  }
+  return out;
+}
+
+StridedArray dense_like(const StridedArray& array, void* data) {
+  StridedArray dense{data, array.type, array.shape, array.strides};
+  int64_t stride = 1;
+  for (size_t d = dense.shape.size(); d-- > 0;) {
+    dense.strides[d] = stride;
+    stride *= dense.shape[d];
+  }
+  return dense;
+}
+
+// Calls fn with the byte offset of every element, in row-major order.
+template <class Fn>
+void for_each_element(const StridedArray& array, const Fn& fn) {
+  const size_t rank = array.shape.size();
+  std::vector<int64_t> index(rank, 0);
+  const auto width = static_cast<int64_t>(size_of(array.type));
+  int64_t offset = 0;
+  for (uint64_t left = count_of(array); left > 0; --left) {
+    fn(offset * width);
+    for (size_t d = rank; d-- > 0;) {
+      offset += array.strides[d];
+      if (++index[d] < array.shape[d]) break;
+      offset -= array.strides[d] * array.shape[d];
+      index[d] = 0;
+    }
+  }
+}
+
+void gather(std::byte* dense, const StridedArray& from) {
+  const size_t width = size_of(from.type);
+  for_each_element(from, [&](int64_t offset) {
+    std::memcpy(dense, static_cast<const std::byte*>(from.data) + offset, width);
+    dense += width;
+  });
+}
+
+void scatter(const StridedArray& to, const std::byte* dense) {
+  const size_t width = size_of(to.type);
+  for_each_element(to, [&](int64_t offset) {
+    std::memcpy(static_cast<std::byte*>(to.data) + offset, dense, width);
+    dense += width;
+  });
+}
+
+// Memory of the plugin for the duration of one copy.
+class Staging {
+ public:
+  using Release = int32_t (*)(Device*, void*);
+  Staging(const Gpu& gpu, Release release) : gpu_(gpu), release_(release) {}
+  ~Staging() {
+    if (memory_ != nullptr) release_(gpu_.device(), memory_);
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  Status allocate(int32_t (*from)(Device*, size_t, void**), uint64_t bytes) {
+    return gpu_.check(from(gpu_.device(), bytes, &memory_), text("allocating ", bytes, " bytes to stage an array"));
+  }
+  void* get() const { return memory_; }
+
+ private:
+  const Gpu& gpu_;
+  const Release release_;
+  void* memory_ = nullptr;
+};
+
+Status copy_on_device(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream) {
+  const Strided flat_to = flat(to), flat_from = flat(from);
+  return gpu.check(gpu.plugin().copy_strided(gpu.device(), stream, &flat_to, &flat_from, add), "copying an array");
+}
+
+Status stage(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream, bool to_device) {
+  const PluginTable& plugin = gpu.plugin();
+  const StridedArray& host = to_device ? from : to;
+  const uint64_t bytes = count_of(host) * size_of(host.type);
+  Staging pinned(gpu, plugin.release_pinned), device(gpu, plugin.release);
+  if (Status got = pinned.allocate(plugin.allocate_pinned, bytes); !got) return got;
+  if (Status got = device.allocate(plugin.allocate, bytes); !got) return got;
+  const StridedArray dense = dense_like(host, device.get());
+  Status done;
+  if (to_device) {
+    gather(static_cast<std::byte*>(pinned.get()), from);
+    done = gpu.check(plugin.copy(gpu.device(), stream, device.get(), pinned.get(), bytes), "copying an array");
+    if (done.ok()) done = copy_on_device(gpu, to, dense, add, stream);
+  } else {
+    done = copy_on_device(gpu, dense, from, false, stream);
+    if (done.ok()) done = gpu.check(plugin.copy(gpu.device(), stream, pinned.get(), device.get(), bytes), "copying an array");
+  }
+  // The staging arrays are freed on return.
+  const Status reached = gpu.check(plugin.stream_synchronize(gpu.device(), stream), "copying an array");
+  if (done.ok()) done = reached;
+  if (done.ok() && !to_device) scatter(to, static_cast<const std::byte*>(pinned.get()));
+  return done;
+}
+
+Result<bool> on_device(const Gpu& gpu, const void* memory) {
+  Access access = Access::unknown;
+  const Status known = gpu.check(gpu.plugin().access(gpu.device(), memory, &access), "looking at a pointer");
+  if (!known) return known;
+  return access == Access::device || access == Access::managed;
+}
+
+}  // namespace
+
+Status copy_arrays(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream) {
+  if (count_of(to) == 0) return {};
+  auto to_device = on_device(gpu, to.data);
+  if (!to_device) return to_device.status();
+  auto from_device = on_device(gpu, from.data);
+  if (!from_device) return from_device.status();
+  if (*to_device && *from_device) return copy_on_device(gpu, to, from, add, stream);
+  return stage(gpu, to, from, add, stream, *to_device);
+}
+
+}  // namespace megadp::cuda

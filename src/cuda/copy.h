@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies of arrays between any two places: device memory, pinned and ordinary memory of the host.
+#pragma once
+
+#include "backend/backend.h"
+#include "cuda/gpu.h"
+
+namespace megadp::cuda {
+
+// to = from, or to += from. Ordered on `stream`, the caller's; where one side is ordinary host memory, it is done on return.
+Status copy_arrays(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream);
+
+}  // namespace megadp::cuda

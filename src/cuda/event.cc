@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/event.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+namespace megadp::cuda {
+
+Result<std::shared_ptr<RawEvent>> RawEvent::record(std::shared_ptr<Gpu> gpu, void* stream) {
+  void* event = nullptr;
+  if (Status made = gpu->check(gpu->plugin().event_create(gpu->device(), &event), "creating an event"); !made) return made;
+  std::shared_ptr<RawEvent> raw(new RawEvent(gpu, event));
+  if (Status recorded = gpu->check(gpu->plugin().event_record(gpu->device(), event, stream), "recording an event"); !recorded) {
+    return recorded;
+  }
+  return raw;
+}
+
+RawEvent::~RawEvent() {
+  if (gpu_->usable_here()) gpu_->plugin().event_destroy(gpu_->device(), event_);
+}
+
+Result<std::shared_ptr<Timeline>> Timeline::start(const std::shared_ptr<Gpu>& gpu, void* stream) {
+  auto base = RawEvent::record(gpu, stream);
+  if (!base) return base.status();
+  if (Status reached = gpu->check(gpu->plugin().stream_synchronize(gpu->device(), stream), "starting a stream"); !reached) return reached;
+  return std::shared_ptr<Timeline>(new Timeline(*std::move(base), now_ns()));
+}
+
+uint64_t Timeline::time_of(const std::shared_ptr<RawEvent>& event) {
+  const std::lock_guard lock(mutex_);
+  const Gpu& gpu = *event->gpu();
+  float milliseconds = 0;
+  if (gpu.plugin().event_elapsed(gpu.device(), base_->get(), event->get(), &milliseconds) != 0) return now_ns();
+  const int64_t elapsed_ns = static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
+  const uint64_t time_ns = base_ns_ + static_cast<uint64_t>(elapsed_ns);
+  constexpr int64_t kRenewAfterNs = 1'000'000'000;
+  if (elapsed_ns > kRenewAfterNs) {
+    base_ = event;
+    base_ns_ = time_ns;
+  }
+  return time_ns;
+}
+
+bool CudaEvent::done() const noexcept {
+  if (settled_.load(std::memory_order_acquire)) return true;
+  const Gpu& gpu = *raw_->gpu();
+  if (!gpu.usable_here()) return false;
+  const int32_t result = gpu.plugin().event_query(gpu.device(), raw_->get());
+  // Asked after the query: a failure is made known before the communicators are aborted, so an event reached by an abort is seen as failed.
+  if (gpu.failed()) {
+    settle(gpu.failure());
+  } else if (result == 0) {
+    settle({});
+  } else if (result != kPending) {
+    settle(gpu.check(result, "work of a stream"));
+  }
+  return settled_.load(std::memory_order_acquire);
+}
+
+void CudaEvent::settle(Status status) const {
+  const std::lock_guard lock(mutex_);
+  if (settled_.load(std::memory_order_relaxed)) return;
+  time_ns_.store(status.ok() ? timeline_->time_of(raw_) : now_ns(), std::memory_order_release);
+  status_ = std::move(status);
+  settled_.store(true, std::memory_order_release);
+}
+
+Status CudaEvent::status() const {
+  if (!done()) return {Code::pending, "the event has not been reached yet"};
+  return status_;
+}
+
+// By asking again and again: CUDA's own wait has no deadline, and would not notice the death of another rank.
+Status CudaEvent::wait(Deadline deadline) {
+  if (deadline.left_ns() > 0) raw_->gpu()->count_wait();
+  constexpr uint64_t kSpinNs = 100'000, kNapNs = 50'000;
+  const uint64_t begin_ns = now_ns();
+  while (!done()) {
+    const uint64_t left_ns = deadline.left_ns();
+    if (left_ns == 0) return {Code::pending, "the event was not reached before the deadline"};
+    if (now_ns() - begin_ns < kSpinNs) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(left_ns, kNapNs)));
+    }
+  }
+  return status_;
+}
+
+}  // namespace megadp::cuda

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaEvent: a point in a CUDA stream; and Timeline, which turns the device's relative times into the host's clock.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+
+#include "backend/stream.h"
+#include "cuda/gpu.h"
+
+namespace megadp::cuda {
+
+// An owned event of the plugin.
+class RawEvent {
+ public:
+  static Result<std::shared_ptr<RawEvent>> record(std::shared_ptr<Gpu> gpu, void* stream);
+  ~RawEvent();
+  RawEvent(const RawEvent&) = delete;
+  RawEvent& operator=(const RawEvent&) = delete;
+  void* get() const noexcept { return event_; }
+  const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
+
+ private:
+  RawEvent(std::shared_ptr<Gpu> gpu, void* event) noexcept : gpu_(std::move(gpu)), event_(event) {}
+  const std::shared_ptr<Gpu> gpu_;
+  void* const event_;
+};
+
+// CUDA only measures the time between two events, as a float of milliseconds. Here one event is known by the host's clock, and is replaced
+// by a newer one every second, so that the float keeps its digits. The two clocks drift apart by some millionths.
+class Timeline {
+ public:
+  // Waits for the stream: for when it is created.
+  static Result<std::shared_ptr<Timeline>> start(const std::shared_ptr<Gpu>& gpu, void* stream);
+  // now_ns() of the moment the event happened; it has.
+  uint64_t time_of(const std::shared_ptr<RawEvent>& event);
+
+ private:
+  Timeline(std::shared_ptr<RawEvent> base, uint64_t base_ns) : base_(std::move(base)), base_ns_(base_ns) {}
+  std::mutex mutex_;
+  std::shared_ptr<RawEvent> base_;
+  uint64_t base_ns_;
+};
+
+class CudaEvent final : public Event {
+ public:
+  CudaEvent(std::shared_ptr<RawEvent> raw, std::shared_ptr<Timeline> timeline) : raw_(std::move(raw)), timeline_(std::move(timeline)) {}
+
+  // An event also ends with the failure of its device or world: what is behind an aborted collective is reached, but means nothing.
+  bool done() const noexcept override;
+  Status status() const override;
+  Status wait(Deadline deadline) override;
+  uint64_t time_ns() const noexcept override { return done() ? time_ns_.load(std::memory_order_acquire) : 0; }
+
+  void* raw() const noexcept { return raw_->get(); }
+
+ private:
+  void settle(Status status) const;
+
+  const std::shared_ptr<RawEvent> raw_;
+  const std::shared_ptr<Timeline> timeline_;
+  mutable std::mutex mutex_;
+  mutable Status status_;                     // written before settled_, read after it
+  mutable std::atomic<uint64_t> time_ns_{0};  // likewise
+  mutable std::atomic<bool> settled_{false};
+};
+
+}  // namespace megadp::cuda

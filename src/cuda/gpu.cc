@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/gpu.h"
+
+#include <utility>
+
+namespace megadp::cuda {
+
+Result<std::shared_ptr<Gpu>> Gpu::open(const PluginTable& plugin, std::shared_ptr<World> world, int32_t index) {
+  std::shared_ptr<Gpu> gpu(new Gpu(plugin, std::move(world), index));
+  if (Status opened = gpu->check(plugin.device_open(index, &gpu->device_), text("opening CUDA device ", index)); !opened) return opened;
+  char why[512] = "";
+  if (plugin.nccl_open(nullptr, &gpu->nccl_, why, sizeof why) != 0) return unsupported("NCCL cannot be used: ", why);
+  return gpu;
+}
+
+Gpu::~Gpu() {
+  if (!usable_here()) return;
+  if (nccl_ != nullptr) plugin_->nccl_close(nccl_);
+  if (device_ != nullptr) plugin_->device_close(device_);
+}
+
+Status Gpu::check(int32_t result, const std::string& what) const {
+  if (result == 0) return {};
+  char why[512] = "";
+  plugin_->explain(result, nccl_, why, sizeof why);
+  return Status(result == kOutOfMemory ? Code::memory : Code::backend, text(what, " on CUDA device ", index_, ": ", why),
+                Blame{.rank = world_->rank()});
+}
+
+void Gpu::fail(const Status& why) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return;
+    failure_ = why;
+    has_failed_.store(true, std::memory_order_release);
+  }
+  plugin_->poison(device_);
+  world_->fail(why);
+}
+
+Status Gpu::failure() const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!failure_.ok()) return failure_;
+  }
+  return world_->failed() ? world_->failure() : Status();
+}
+
+}  // namespace megadp::cuda

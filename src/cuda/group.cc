@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Submitting collectives to NCCL, each between two marks on the stream that the watch looks at.
+#include "cuda/group.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+
+namespace megadp::cuda {
+namespace {
+
+void* raw(Stream& stream) {
+  return static_cast<CudaStream&>(stream).raw();
+}
+
+const std::byte* bytes(const void* data) {
+  return static_cast<const std::byte*>(data);
+}
+
+std::byte* bytes(void* data) {
+  return static_cast<std::byte*>(data);
+}
+
+// "all_reduce of 1000 f32 (gradients, bucket 3, operation 17 of the group)"
+std::string describe(const char* call, size_t count, DType type, const Tag& tag, uint64_t number) {
+  const std::string bucket = tag.bucket < 0 ? "" : text(", bucket ", tag.bucket);
+  return text(call, " of ", count, " ", name_of(type), " (", tag.what, bucket, ", operation ", number, " of the group)");
+}
+
+}  // namespace
+
+CudaWindow::Block::~Block() {
+  const Gpu& gpu = *communicator->gpu();
+  if (data == nullptr || !gpu.usable_here()) return;
+  // Also after an abort: what NCCL does not know any more is freed as plain memory.
+  (void)communicator->release(data, registration);
+}
+
+CudaWindow::~CudaWindow() {
+  watch_->drop(std::move(block_));
+}
+
+CudaGroup::CudaGroup(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::unique_ptr<Group> control, bool exact)
+    : communicator_(std::move(communicator)),
+      gpu_(communicator_->gpu()),
+      watch_(std::move(watch)),
+      control_(std::move(control)),
+      exact_(exact) {}
+
+CudaGroup::~CudaGroup() {
+  if (!gpu_->usable_here()) return;
+  watch_->drop(std::move(scratch_));
+  watch_->drop(communicator_);
+}
+
+Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
+  auto control = control_->split(members);
+  if (!control) return control.status();
+  auto part = communicator_->split(members);
+  if (!part) return part.status();
+  if (*part == nullptr) return std::unique_ptr<Group>();
+  return std::unique_ptr<Group>(new CudaGroup(*std::move(part), watch_, *std::move(control), exact_));
+}
+
+Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
+  auto block = std::make_shared<CudaWindow::Block>();
+  block->communicator = communicator_;
+  Status allocated = communicator_->allocate(bytes, &block->data, &block->registration);
+  // All ranks learn whether all of them have it; nobody goes on with half a window.
+  const std::string mine = allocated.ok() ? std::string() : allocated.text();
+  auto all = gpu_->world().exchange(members(), text(bytes, ' ', mine));
+  if (!all) return all.status();
+  if (!allocated) return allocated;
+  for (size_t r = 0; r < all->size(); ++r) {
+    if ((*all)[r] == (*all)[static_cast<size_t>(rank())]) continue;
+    return Status(
+        Code::desync,
+        text("allocate_window: rank ", members()[r], " could not allocate, or another size: '", (*all)[r], "'; here ", bytes, " bytes"),
+        Blame{.rank = members()[r]});
+  }
+  return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, watch_));
+}
+
+Status CudaGroup::submit(Stream& stream, const char* call, size_t count, DType type, const Tag& tag, std::shared_ptr<void> keep,
+                         const Work& work) {
+  const std::lock_guard lock(submitting_);  // the order of the numbers is the order on the stream
+  if (gpu_->failed()) return gpu_->failure();
+  if (size() == 1) return work(raw(stream));
+  auto begin = static_cast<CudaStream&>(stream).mark();
+  if (!begin) return begin.status();
+  Status done = work(raw(stream));
+  const std::string name = describe(call, count, type, tag, submitted_ + 1);
+  if (!done) return done.with_context(name).with_blame(Blame{.bucket = tag.bucket, .operation = submitted_ + 1});
+  auto end = static_cast<CudaStream&>(stream).mark();
+  if (!end) return end.status();
+  submitted_ += 1;
+  watch_->add({*std::move(begin), *std::move(end), communicator_, name, tag.bucket, submitted_, std::move(keep)});
+  return {};
+}
+
+// ── in windows ──
+
+Status CudaGroup::check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const {
+  const auto& ours = static_cast<CudaWindow&>(window);
+  if (ours.block()->communicator != communicator_) return invalid(call, ": the window belongs to another group");
+  const uint64_t elements = window.bytes() / size_of(type);
+  uint64_t end = 0;
+  if (!checked_add(begin, count, &end) || end > elements) {
+    return invalid(call, ": the range ends beyond the window, which holds ", elements, " elements");
+  }
+  if (in_pieces && count % static_cast<uint64_t>(size()) != 0) {
+    return invalid(call, ": count is ", count, ", which is not divisible by the ", size(), " ranks of the group");
+  }
+  return {};
+}
+
+Status CudaGroup::check_root(const char* call, int root) const {
+  if (root >= 0 && root < size()) return {};
+  return invalid(call, ": root is ", root, "; this group has ranks 0 to ", size() - 1);
+}
+
+Status CudaGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
+  if (Status checked = check_range("reduce_scatter", window, type, begin, count, true); !checked) return checked;
+  const size_t piece = count / static_cast<size_t>(size());
+  std::byte* const from = window.data() + begin * size_of(type);
+  std::byte* const to = from + static_cast<size_t>(rank()) * piece * size_of(type);
+  return submit(stream, "reduce_scatter", count, type, tag, static_cast<CudaWindow&>(window).block(), [&](void* s) {
+    return sum_pieces(s, from, to, piece, {type, Op::sum, divisor});
+  });
+}
+
+Status CudaGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
+  if (Status checked = check_range("all_reduce", window, type, begin, count, false); !checked) return checked;
+  std::byte* const data = window.data() + begin * size_of(type);
+  return submit(stream, "all_reduce", count, type, tag, static_cast<CudaWindow&>(window).block(), [&](void* s) {
+    return sum_all(s, data, data, count, {type, Op::sum, divisor});
+  });
+}
+
+Status CudaGroup::all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
+  if (Status checked = check_range("all_gather", window, type, begin, count, true); !checked) return checked;
+  const size_t piece = count / static_cast<size_t>(size());
+  std::byte* const to = window.data() + begin * size_of(type);
+  const std::byte* const from = to + static_cast<size_t>(rank()) * piece * size_of(type);
+  return submit(stream, "all_gather", count, type, tag, static_cast<CudaWindow&>(window).block(),
+                [&](void* s) { return gather(s, from, to, piece, type); });
+}
+
+Status CudaGroup::broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) {
+  if (Status checked = check_root("broadcast", root); !checked) return checked;
+  if (Status checked = check_range("broadcast", window, type, begin, count, false); !checked) return checked;
+  std::byte* const data = window.data() + begin * size_of(type);
+  return submit(stream, "broadcast", count, type, tag, static_cast<CudaWindow&>(window).block(),
+                [&](void* s) { return spread(s, data, count, type, root); });
+}
+
+// ── on any memory of the device ──
+
+Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
+  return submit(stream, "all_reduce", count, type, tag, nullptr, [&](void* s) {
+    return sum_all(s, bytes(from), bytes(to), count, {type, op, divisor_of(op)});
+  });
+}
+
+Status CudaGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) {
+  return submit(stream, "reduce_scatter", count_per_rank, type, tag, nullptr, [&](void* s) {
+    return sum_pieces(s, bytes(from), bytes(to), count_per_rank, {type, op, divisor_of(op)});
+  });
+}
+
+Status CudaGroup::all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
+  return submit(stream, "all_gather", count_per_rank, type, tag, nullptr,
+                [&](void* s) { return gather(s, bytes(from), bytes(to), count_per_rank, type); });
+}
+
+Status CudaGroup::all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
+  return submit(stream, "all_to_all", count_per_rank, type, tag, nullptr,
+                [&](void* s) { return exchange(s, bytes(from), bytes(to), count_per_rank, type); });
+}
+
+Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) {
+  if (Status checked = check_root("broadcast", root); !checked) return checked;
+  return submit(stream, "broadcast", count, type, tag, nullptr, [&](void* s) { return spread(s, bytes(data), count, type, root); });
+}
+
+Status CudaGroup::barrier(Stream& stream, Tag tag) {
+  auto byte = scratch(1);
+  if (!byte) return byte.status();
+  return submit(stream, "barrier", 0, DType::u8, tag, nullptr, [&](void* s) {
+    return native_all_reduce(s, *byte, *byte, 1, {DType::u8, Op::max, 1});
+  });
+}
+
+}  // namespace megadp::cuda

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a CudaGroup puts on the stream: NCCL's own collectives, and sums in rank order for where those are wanted.
+//
+//   rank 0's memory | 0→0 | 0→1 | 0→2 |           all-to-all            rank 1's scratch | 0→1 | 1→1 | 2→1 |
+//   rank 1's memory | 1→0 | 1→1 | 1→2 |   ─────────────────────────►    added up in this order, divided, rounded once
+//   rank 2's memory | 2→0 | 2→1 | 2→2 |
+#include <algorithm>
+
+#include "cuda/group.h"
+
+namespace megadp::cuda {
+namespace {
+
+constexpr size_t kChunkBytes = size_t{32} << 20;
+
+}  // namespace
+
+// An average is a sum divided by the number of ranks.
+double CudaGroup::divisor_of(Op op) const {
+  return op == Op::avg ? size() : 1;
+}
+
+bool CudaGroup::summed_here(const Sum& sum) const {
+  if (sum.op == Op::max || sum.op == Op::min) return sum.type != DType::i64 && sum.type != DType::u8;
+  if (sum.type == DType::u8) return true;
+  return exact_ && sum.type != DType::i64;
+}
+
+Result<std::byte*> CudaGroup::scratch(size_t bytes) {
+  if (scratch_bytes_ < bytes) {
+    auto block = std::make_shared<CudaWindow::Block>();
+    block->communicator = communicator_;
+    if (Status allocated = communicator_->allocate(bytes, &block->data, &block->registration); !allocated) return allocated;
+    watch_->drop(std::move(scratch_));  // freeing waits for the device, and so for who still uses it
+    scratch_ = std::move(block);
+    scratch_bytes_ = bytes;
+  }
+  return static_cast<std::byte*>(scratch_->data);
+}
+
+// ── a group of one: what is left of a collective is the copy, or the division ──
+
+Status CudaGroup::alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
+  if (count == 0) return {};
+  const PluginTable& plugin = gpu_->plugin();
+  if (sum.divisor == 1) {
+    if (from == to) return {};
+    return gpu_->check(plugin.copy(gpu_->device(), stream, to, from, count * size_of(sum.type)), "a copy");
+  }
+  return gpu_->check(plugin.reduce(gpu_->device(), stream, to, from, count, 1, count, sum.type, Op::sum, sum.divisor), "a division");
+}
+
+Status CudaGroup::gather(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
+  if (size() == 1) return alone(stream, from, to, count_per_rank, {type, Op::sum, 1});
+  return communicator_->call("an all-gather",
+                             [&](NcclComm* comm) { return gpu_->plugin().comm_all_gather(comm, stream, from, to, count_per_rank, type); });
+}
+
+Status CudaGroup::spread(void* stream, std::byte* data, size_t count, DType type, int root) {
+  if (size() == 1) return {};
+  return communicator_->call("a broadcast",
+                             [&](NcclComm* comm) { return gpu_->plugin().comm_broadcast(comm, stream, data, data, count, type, root); });
+}
+
+Status CudaGroup::exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
+  if (size() == 1) return alone(stream, from, to, count_per_rank, {type, Op::sum, 1});
+  if (from != to) return send_pieces(stream, from, to, count_per_rank, count_per_rank, type);
+  // NCCL's may not be in place: what arrives would overwrite what is still to be sent.
+  const size_t bytes = count_per_rank * static_cast<size_t>(size()) * size_of(type);
+  auto copy = scratch(bytes);
+  if (!copy) return copy.status();
+  Status copied = gpu_->check(gpu_->plugin().copy(gpu_->device(), stream, *copy, from, bytes), "a copy");
+  return copied.ok() ? send_pieces(stream, *copy, to, count_per_rank, count_per_rank, type) : copied;
+}
+
+Status CudaGroup::send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type) {
+  return communicator_->call("an all-to-all", [&](NcclComm* comm) {
+    return gpu_->plugin().comm_all_to_all(comm, stream, from, stride, to, count_per_rank, type);
+  });
+}
+
+Status CudaGroup::native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
+  return communicator_->call("an all-reduce", [&](NcclComm* comm) {
+    return gpu_->plugin().comm_all_reduce(comm, stream, from, to, count, sum.type, sum.op, sum.divisor);
+  });
+}
+
+// ── sums ──
+
+Status CudaGroup::sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum) {
+  if (size() == 1) return alone(stream, from, to, count_per_rank, sum);
+  if (!summed_here(sum)) {
+    return communicator_->call("a reduce-scatter", [&](NcclComm* comm) {
+      return gpu_->plugin().comm_reduce_scatter(comm, stream, from, to, count_per_rank, sum.type, sum.op, sum.divisor);
+    });
+  }
+  const size_t width = size_of(sum.type);
+  const size_t chunk = std::max<size_t>(1, kChunkBytes / (width * static_cast<size_t>(size())));
+  const size_t first = std::min(chunk, count_per_rank);
+  auto received = scratch(first * width * static_cast<size_t>(size()));
+  if (!received) return received.status();
+  for (size_t begin = 0; begin < count_per_rank; begin += chunk) {
+    const size_t count = std::min(chunk, count_per_rank - begin);
+    Status sent = send_pieces(stream, from + begin * width, *received, count, count_per_rank, sum.type);
+    if (sent.ok()) sent = sum_parts(stream, *received, to + begin * width, count, sum);
+    if (!sent) return sent;
+  }
+  return {};
+}
+
+Status CudaGroup::sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum) {
+  return gpu_->check(gpu_->plugin().reduce(gpu_->device(), stream, to, parts, count, size(), count, sum.type, sum.op, sum.divisor),
+                     "adding up what the ranks sent");
+}
+
+Status CudaGroup::sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
+  if (size() == 1) return alone(stream, from, to, count, sum);
+  if (!summed_here(sum)) return native_all_reduce(stream, from, to, count, sum);
+  // Every rank sums one piece and all gather them; what does not divide by the ranks goes to everyone whole.
+  const size_t width = size_of(sum.type);
+  const size_t piece = count / static_cast<size_t>(size());
+  const size_t even = piece * static_cast<size_t>(size());
+  if (piece > 0) {
+    std::byte* const mine = to + static_cast<size_t>(rank()) * piece * width;
+    Status summed = sum_pieces(stream, from, mine, piece, sum);
+    if (summed.ok()) summed = gather(stream, mine, to, piece, sum.type);
+    if (!summed) return summed;
+  }
+  const size_t rest = count - even;
+  if (rest == 0) return {};
+  auto received = scratch(rest * width * static_cast<size_t>(size()));
+  if (!received) return received.status();
+  Status gathered = gather(stream, from + even * width, *received, rest, sum.type);
+  return gathered.ok() ? sum_parts(stream, *received, to + even * width, rest, sum) : gathered;
+}
+
+}  // namespace megadp::cuda

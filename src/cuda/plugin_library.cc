@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/plugin_library.h"
+
+#include <dlfcn.h>
+
+#include <cstring>
+#include <mutex>
+#include <optional>
+
+namespace megadp::cuda {
+namespace {
+
+constexpr const char* kFile = "libmegadp_cuda.so";
+
+std::string own_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&load_plugin), &info) == 0 || info.dli_fname == nullptr) return {};
+  const std::string file = info.dli_fname;
+  const size_t slash = file.rfind('/');
+  return slash == std::string::npos ? std::string() : file.substr(0, slash + 1);
+}
+
+Result<const PluginTable*> open_plugin() {
+  const std::string beside = own_folder() + kFile;
+  // RTLD_LOCAL: two builds of the library in one process must each see their own.
+  void* library = ::dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const char* said = library == nullptr ? ::dlerror() : nullptr;
+  const std::string why = said == nullptr ? "" : said;
+  if (library == nullptr) library = ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    return unsupported("the CUDA backend is a library of its own, ", kFile, ", which is not beside libmegadp or cannot be loaded: ", why);
+  }
+  auto* const entry = reinterpret_cast<decltype(&::megadp_cuda_plugin)>(::dlsym(library, "megadp_cuda_plugin"));
+  if (entry == nullptr) return unsupported(kFile, " is not a plugin of megadp: it has no function megadp_cuda_plugin");
+  const PluginTable* const table = entry();
+  if (table->version != kPluginVersion || table->bytes != sizeof(PluginTable) || std::strcmp(table->build, MEGADP_VERSION_STRING) != 0) {
+    return unsupported(kFile, " belongs to another build of megadp (its table has version ", table->version, " and ", table->bytes,
+                       " bytes; here ", kPluginVersion, " and ", sizeof(PluginTable), "): install both from one build");
+  }
+  return table;
+}
+
+std::string describe(const PluginTable& table, int32_t index) {
+  DeviceInfo info{};
+  if (table.device_info(index, &info) != 0) return text("device ", index);
+  return text(info.name, " (", info.memory_bytes >> 30, " GiB, sm_", info.major, info.minor, ")");
+}
+
+}  // namespace
+
+Result<const PluginTable*> load_plugin() {
+  static std::mutex mutex;
+  static std::optional<Result<const PluginTable*>> loaded;
+  const std::lock_guard lock(mutex);
+  if (!loaded) loaded = open_plugin();
+  return *loaded;
+}
+
+PluginInfo plugin_info() {
+  auto plugin = load_plugin();
+  if (!plugin) return {false, plugin.status().text()};
+  const PluginTable& table = **plugin;
+  int32_t count = 0;
+  if (const int32_t result = table.device_count(&count); result != 0) {
+    char why[512] = "";
+    table.explain(result, nullptr, why, sizeof why);
+    return {false, text("no device can be used: ", why)};
+  }
+  if (count == 0) return {false, "the driver offers no device"};
+  std::string devices;
+  for (int32_t index = 0; index < count; ++index) devices += (index == 0 ? "" : ", ") + describe(table, index);
+  Nccl* nccl = nullptr;
+  char why[512] = "";
+  if (table.nccl_open(nullptr, &nccl, why, sizeof why) != 0) return {false, text(devices, "; but NCCL cannot be used: ", why)};
+  const int32_t version = table.nccl_version(nccl);
+  table.nccl_close(nccl);
+  return {true, text(devices, "; NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100)};
+}
+
+}  // namespace megadp::cuda

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/watch.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "cuda/communicator.h"
+
+namespace megadp::cuda {
+namespace {
+
+constexpr auto kPollInterval = std::chrono::milliseconds(1);
+
+struct Notice {
+  std::shared_ptr<CudaEvent> event;
+  int fd;
+};
+
+struct Doomed {
+  std::shared_ptr<void> object;
+  std::shared_ptr<CudaEvent> after;
+};
+
+struct Running {
+  Watch::Collective collective;
+  uint64_t began_ns = 0;  // when its begin was seen; 0: not yet
+};
+
+void write_one(int fd) {
+  const uint64_t one = 1;
+  // A full counter (EAGAIN) is readable already, which is all that was promised.
+  [[maybe_unused]] const ssize_t written = ::write(fd, &one, sizeof one);
+}
+
+}  // namespace
+
+struct Watch::State {
+  explicit State(World& w) : timeout_ns(w.timeout_ns()) {}
+  const uint64_t timeout_ns;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Running> running;  // in the order of submission
+  std::vector<Notice> notices;
+  std::vector<Doomed> doomed;
+  uint64_t abandon_at_ns = UINT64_MAX;
+  bool started = false, closing = false;
+
+  bool idle() const { return running.empty() && notices.empty() && doomed.empty(); }
+  bool start(const std::shared_ptr<State>& self);
+  void run();
+  // What has ended: to be released, and to be aborted, without the mutex.
+  struct Ended {
+    std::vector<std::shared_ptr<void>> dropped;
+    std::vector<std::shared_ptr<Communicator>> lost;
+  };
+  void take_off(Ended* ended);
+  Status trouble(std::shared_ptr<Gpu>* gpu);
+};
+
+// Called with the mutex held. A thread that cannot be started is no reason to fail: what would have been watched is then only not watched.
+bool Watch::State::start(const std::shared_ptr<State>& self) {
+  if (started) {
+    changed.notify_one();
+    return true;
+  }
+  sigset_t all, before;  // the signals of the program are for its own threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread thread([self] { self->run(); });
+    pthread_setname_np(thread.native_handle(), "mdp-cuda-watch");
+    thread.detach();
+    started = true;
+  } catch (...) {
+    log(LogLevel::error, "the thread that watches CUDA's work could not be started: a lost rank will not be noticed");
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
+}
+
+void Watch::State::run() {
+  std::unique_lock lock(mutex);
+  while (!(closing && idle())) {
+    if (idle()) {
+      changed.wait(lock);
+      continue;
+    }
+    std::shared_ptr<Gpu> gpu;
+    const Status found = trouble(&gpu);
+    lock.unlock();
+    if (!found) gpu->fail(found);  // before anything is aborted: see CudaEvent::done()
+    lock.lock();
+    Ended ended;
+    take_off(&ended);
+    lock.unlock();
+    for (const auto& communicator : ended.lost) communicator->abort();
+    const bool moved = !ended.dropped.empty();
+    ended = {};  // destructors may come back here
+    gpu.reset();
+    lock.lock();
+    if (!moved && !idle()) changed.wait_for(lock, kPollInterval);
+  }
+}
+
+// Off the lists with what has ended. A collective that has ended with a failure may still be on the device: its communicator is aborted.
+void Watch::State::take_off(Ended* ended) {
+  for (Running& one : running) {
+    if (one.began_ns != 0) continue;
+    if (!one.collective.begin->done()) break;
+    one.began_ns = now_ns();
+  }
+  while (!running.empty() && running.front().collective.end->done()) {
+    const Collective& collective = running.front().collective;
+    if (!collective.end->status().ok()) ended->lost.push_back(collective.communicator);
+    ended->dropped.push_back(std::make_shared<Running>(std::move(running.front())));
+    running.pop_front();
+  }
+  for (size_t i = 0; i < notices.size();) {
+    if (!notices[i].event->done()) {
+      ++i;
+      continue;
+    }
+    write_one(notices[i].fd);
+    ended->dropped.push_back(std::move(notices[i].event));
+    notices.erase(notices.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  for (size_t i = 0; i < doomed.size();) {
+    if (doomed[i].after != nullptr && !doomed[i].after->done()) {
+      ++i;
+      continue;
+    }
+    ended->dropped.push_back(std::make_shared<Doomed>(std::move(doomed[i])));
+    doomed.erase(doomed.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
+// What ends the collectives under way, if anything does, and on which device.
+Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
+  std::set<Communicator*> asked;
+  for (Running& one : running) {
+    Communicator& communicator = *one.collective.communicator;
+    *gpu = communicator.gpu();
+    if ((*gpu)->failed()) return (*gpu)->failure();
+    if (now_ns() >= abandon_at_ns) return {Code::aborted, "the communicator was destroyed before its collectives were done"};
+    if (asked.insert(&communicator).second) {
+      if (Status found = communicator.poll(); !found) return found;
+    }
+    if (one.began_ns == 0 || now_ns() - one.began_ns < timeout_ns) continue;
+    return {Code::timeout,
+            text(one.collective.name, " did not end within ", timeout_ns / 1'000'000,
+                 " ms: another rank has not come to it, or its data cannot pass"),
+            Blame{.bucket = one.collective.bucket, .operation = one.collective.operation}};
+  }
+  return {};
+}
+
+Watch::Watch(World& world) : state_(std::make_shared<State>(world)) {}
+
+Watch::~Watch() {
+  const std::lock_guard lock(state_->mutex);
+  state_->closing = true;
+  state_->changed.notify_one();
+}
+
+void Watch::add(Collective collective) {
+  const std::lock_guard lock(state_->mutex);
+  state_->running.push_back({std::move(collective)});
+  state_->start(state_);
+}
+
+void Watch::notify(std::shared_ptr<CudaEvent> event, int fd) {
+  const std::lock_guard lock(state_->mutex);
+  state_->notices.push_back({std::move(event), fd});
+  state_->start(state_);
+}
+
+void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after) noexcept {
+  try {
+    const std::lock_guard lock(state_->mutex);
+    state_->doomed.push_back({object, std::move(after)});
+    if (state_->start(state_)) return;
+  } catch (...) {
+    // Out of memory in a destructor: better kept for ever than freed under the device's hands.
+  }
+  (void)new (std::nothrow) std::shared_ptr<void>(std::move(object));
+}
+
+void Watch::abandon(uint64_t grace_ns) noexcept {
+  const std::lock_guard lock(state_->mutex);
+  state_->abandon_at_ns = now_ns() + grace_ns;
+  state_->changed.notify_one();
+}
+
+}  // namespace megadp::cuda

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Watch: the thread that looks after what no caller waits for. A collective on a device whose peer is dead or never comes does not end by
+// itself, and the caller's own work queues up behind it; so the watch polls what is under way, and when a rank is lost, NCCL reports an
+// error, or a collective outlasts the timeout, it makes that known and aborts the communicators, upon which everything ends. It also frees
+// what must not be freed by the caller because that may take long, and writes the event descriptors.
+//
+// It runs only while it has something to look after, and keeps what it is given alive.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cuda/event.h"
+
+namespace megadp::cuda {
+
+class Communicator;
+
+class Watch {
+ public:
+  explicit Watch(World& world);
+  ~Watch();  // lets the thread end by itself, soon
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // A collective: its time runs from `begin`, so that work it had to wait for does not count. `name` says what it is in the sentence of a
+  // timeout; `keep` lives until `end`.
+  struct Collective {
+    std::shared_ptr<CudaEvent> begin, end;
+    std::shared_ptr<Communicator> communicator;
+    std::string name;
+    int32_t bucket;
+    uint64_t operation;
+    std::shared_ptr<void> keep;
+  };
+  void add(Collective collective);
+  // Writes the 8-byte value 1 to fd when the event is done.
+  void notify(std::shared_ptr<CudaEvent> event, int fd);
+  // Drops `object` on the watch's thread, once the event (if any) is done.
+  void drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after = nullptr) noexcept;
+  // The owner has gone: what is under way gets this long to end, then it is aborted.
+  void abandon(uint64_t grace_ns) noexcept;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // the thread holds another reference
+};
+
+}  // namespace megadp::cuda
