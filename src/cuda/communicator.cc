@@ -79,13 +79,12 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
 }
 
 Communicator::~Communicator() {
-  if (comm_ != nullptr && gpu_->usable_here()) gpu_->plugin().comm_destroy(comm_);
+  if (gpu_->usable_here()) gpu_->plugin().comm_destroy(comm_);
 }
 
 Status Communicator::call(const std::string& what, const std::function<int32_t(NcclComm*)>& function) {
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
-  if (comm_ == nullptr) return {Code::aborted, text(what, ": the communicator of NCCL has been aborted")};
   Status settled = settle(*gpu_, comm_, function(comm_), what);
   if (!settled) gpu_->fail(settled);
   return settled;
@@ -104,16 +103,16 @@ Status Communicator::release(void* memory, void* registration) {
 
 Status Communicator::poll() {
   const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || comm_ == nullptr) return {};
+  if (!lock.owns_lock() || aborted_) return {};
   const int32_t result = gpu_->plugin().comm_state(comm_);
   return result == kPending ? Status() : gpu_->check(result, "a collective");
 }
 
 void Communicator::abort() {
   const std::lock_guard lock(mutex_);  // a call under way notices the failure and lets go
-  if (comm_ == nullptr) return;
+  if (aborted_) return;
+  aborted_ = true;
   gpu_->plugin().comm_abort(comm_);
-  comm_ = nullptr;
 }
 
 }  // namespace megadp::cuda

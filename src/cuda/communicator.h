@@ -40,8 +40,9 @@ class Communicator {
   static Status settle(const Gpu& gpu, NcclComm* comm, int32_t result, const std::string& what);
 
   const std::shared_ptr<Gpu> gpu_;
-  std::mutex mutex_;
-  NcclComm* comm_;  // under mutex_; NULL once aborted
+  std::mutex mutex_;  // calls come one at a time
+  NcclComm* const comm_;
+  bool aborted_ = false;  // under mutex_
 };
 
 }  // namespace megadp::cuda

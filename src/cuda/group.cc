@@ -159,13 +159,13 @@ Status CudaGroup::broadcast(Stream& stream, Window& window, DType type, size_t b
 
 Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
   return submit(stream, "all_reduce", count, type, tag, nullptr, [&](void* s) {
-    return sum_all(s, bytes(from), bytes(to), count, {type, op, divisor_of(op)});
+    return sum_all(s, bytes(from), bytes(to), count, {type, op, 1});
   });
 }
 
 Status CudaGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) {
   return submit(stream, "reduce_scatter", count_per_rank, type, tag, nullptr, [&](void* s) {
-    return sum_pieces(s, bytes(from), bytes(to), count_per_rank, {type, op, divisor_of(op)});
+    return sum_pieces(s, bytes(from), bytes(to), count_per_rank, {type, op, 1});
   });
 }
 

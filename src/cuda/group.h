@@ -82,7 +82,6 @@ class CudaGroup final : public Group {
   Status submit(Stream& stream, const char* call, size_t count, DType type, const Tag& tag, std::shared_ptr<void> keep, const Work& work);
   Status check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const;
   Status check_root(const char* call, int root) const;
-  double divisor_of(Op op) const;
   bool summed_here(const Sum& sum) const;  // rather than by NCCL
   // In group_sums.cc. Each puts its work on the stream, for a group of any size.
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);

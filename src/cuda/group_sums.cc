@@ -15,11 +15,6 @@ constexpr size_t kChunkBytes = size_t{32} << 20;
 
 }  // namespace
 
-// An average is a sum divided by the number of ranks.
-double CudaGroup::divisor_of(Op op) const {
-  return op == Op::avg ? size() : 1;
-}
-
 bool CudaGroup::summed_here(const Sum& sum) const {
   if (sum.op == Op::max || sum.op == Op::min) return sum.type != DType::i64 && sum.type != DType::u8;
   if (sum.type == DType::u8) return true;

@@ -140,7 +140,6 @@ struct PluginTable {
   // Collective over the parent. color < 0: no communicator, *out NULL. Resources are shared with the parent where NCCL can: then an abort
   // of one ends the work of the whole family. After kPending, ask *out (or with color < 0 the parent), which looks after both.
   int32_t (*comm_split)(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
-<<<<<<< Updated upstream
   int32_t (*comm_state)(NcclComm* comm);  // 0, kPending, or the failure of the communicator
   // Ends its kernels, also while it is pending; may take a while. All later calls but release and destroy answer kAborted.
   int32_t (*comm_abort)(NcclComm* comm);
@@ -149,13 +148,6 @@ struct PluginTable {
   // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Collective over the communicator,
   // with the same bytes on every rank: newer versions make the memory of all ranks known to all. After kPending the memory is valid, its
   // registration once comm_state() is 0. Releasing is local.
-=======
-  int32_t (*comm_state)(NcclComm* comm);    // 0, kPending, or the failure of the communicator
-  int32_t (*comm_abort)(NcclComm* comm);    // ends its kernels and frees it, also while it is pending; may take a while
-  int32_t (*comm_destroy)(NcclComm* comm);  // local; frees it without waiting for other ranks' calls; its work has finished
-  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Collective over the communicator.
-  // *registration, never NULL, holds what comm_release() needs; comm is NULL there once it was aborted or destroyed.
->>>>>>> Stashed changes
   int32_t (*comm_allocate)(NcclComm* comm, size_t bytes, void** out, void** registration);
   int32_t (*comm_release)(NcclComm* comm, void* memory, void* registration);
   // Sums are divided by `divisor` (Op::avg: by the size times divisor; i64: 1 only). No order of summation is promised. NCCL's rules for
