@@ -3,7 +3,7 @@
 """megadp.h alone, under every language standard it promises, all warnings errors; and as SWIG sees it.
 
 usage: header_alone.py INCLUDE_DIR ABI_TABLE_DIR COMPILER_PREFIX | --self-test ... (the same)
-COMPILER_PREFIX is gcc or clang-14. Leaves with 77 where that is not installed. With `swig` in its place, SWIG reads the header.
+COMPILER_PREFIX is gcc or clang, of any version. Leaves with 77 where that is not installed. With `swig` in its place, SWIG reads the header.
 """
 import os
 import shutil
@@ -86,11 +86,17 @@ def self_test(tool, include, table):
     return failures
 
 
+def installed(tool):
+    """The program's name: with a version where only such a one is installed, as distributions have clang."""
+    return next((name for name in (tool, *(f"{tool}-{version}" for version in range(40, 10, -1))) if shutil.which(name)), None)
+
+
 def main(arguments):
     planted = arguments[0] == "--self-test"
-    include, table_dir, tool = arguments[1:] if planted else arguments
-    if not shutil.which(tool):
-        print(f"{tool} is not installed")
+    include, table_dir, wanted = arguments[1:] if planted else arguments
+    tool = installed(wanted)
+    if tool is None:
+        print(f"{wanted} is not installed")
         return 77
     sys.path.insert(0, table_dir)
     import abi_table  # pylint: disable=import-outside-toplevel
