@@ -1,17 +1,45 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints what scripts/test did as a table: stages, tests, the cases inside them, failures, and what was skipped for which reason.
+"""Prints what scripts/test did as a table: stages, tests, the cases inside them, failures, and what was skipped for which reason: whole
+tests, as ctest knows them, and single cases, as the programs say.
 
 usage: test_summary.py RESULTS      (stages.tsv: name, exit status, seconds; NAME.xml: what ctest wrote, for stages that ran tests)
+       test_summary.py --self-test
 """
 import os
 import re
 import sys
+import tempfile
 import xml.etree.ElementTree
 
 # How the suites say how many cases one program held: cmocka, RapidCheck, and our own.
-CASES = (r"\[==========\] (?:\S+: )?(\d+) test\(s\) run\.", r"OK, passed \d+ tests()",
+CASES = (r"\[==========\] (?:\S+: )?(\d+) test\(s\) run\.", r"OK, passed \d+ tests()", r"^Ran (\d+) tests? in ",
          r"^(\d+) (?:cases?|checks?|tests?|properties|vectors)\b")
+
+# Of these, unittest and cmocka count the skipped ones among those they ran.
+COUNTS_SKIPPED = re.compile(r"^Ran \d+ tests? in |^\[==========\]", re.M)
+
+# How they say that a case was skipped. unittest (verbosity 2) names the case first; its document string and what it prints may follow.
+UNITTEST_CASE = re.compile(r"(\w+) \([\w.]+\)(?: \.\.\. |$)")
+UNITTEST_SKIP = re.compile(r"skipped (['\"])(.*)\1$")
+OTHER_SKIPS = (re.compile(r"\[  SKIPPED \] (\w+)()$"), re.compile(r"skipped (\S+): (.*)$"), re.compile(r"SKIPPED \(([^)]*)\): (.*)$"))
+
+
+def skipped_cases(output):
+    """{name: reason} of the cases that a program left out. cmocka says each twice, and gives no reasons."""
+    found, current = {}, None
+    for line in output.splitlines():
+        begun = UNITTEST_CASE.match(line)
+        current = begun[1] if begun else current
+        skip = UNITTEST_SKIP.search(line)
+        if skip and current:
+            found[current] = skip[2]
+            current = None
+        for pattern in OTHER_SKIPS:
+            other = pattern.match(line)
+            if other:
+                found[other[1]] = other[2] or "no reason given"
+    return found
 
 
 def cases(output):
@@ -32,8 +60,57 @@ def read_suite(path):
             failed.append(case.get("name"))
         else:
             passed += 1
-            inside += cases(output)
+            left_out = skipped_cases(output)
+            skipped += [(f"{case.get('name')}: {name}", reason) for name, reason in left_out.items()]
+            inside += max(cases(output) - (len(left_out) if COUNTS_SKIPPED.search(output) else 0), 0)
     return passed, inside, failed, skipped
+
+
+UNITTEST_OUTPUT = """\
+test_a (__main__.A.test_a) ... skipped "mpirun isn't installed"
+test_b (__main__.A.test_b)
+What it is about. ... skipped 'needs root'
+test_c (__main__.A.test_c) ... ok
+test_d (__main__.A.test_d) ... noise of a program
+skipped 'found out late'
+
+Ran 4 tests in 0.1s
+
+OK (skipped=3)
+"""
+CMOCKA_OUTPUT = """\
+[==========] group: Running 2 test(s).
+[ RUN      ] one
+[  SKIPPED ] one
+[       OK ] two
+[==========] group: 2 test(s) run.
+[  SKIPPED ] group: 1 test(s), listed below:
+[  SKIPPED ] one
+"""
+OWN_OUTPUT = "skipped windows.large: no memory\nSKIPPED (1 case): no namespaces\n7 cases, all passed\n"
+
+
+def self_test():
+    """A junit file as ctest writes it, with every way of leaving something out."""
+    whole = {"unittest": UNITTEST_OUTPUT, "cmocka": CMOCKA_OUTPUT, "own": OWN_OUTPUT, "plain": "skipped nothing here\n"}
+    root = xml.etree.ElementTree.Element("testsuite")
+    for name, output in whole.items():
+        case = xml.etree.ElementTree.SubElement(root, "testcase", name=name, status="run")
+        xml.etree.ElementTree.SubElement(case, "system-out").text = output
+    left_out = xml.etree.ElementTree.SubElement(root, "testcase", name="whole", status="notrun")
+    xml.etree.ElementTree.SubElement(left_out, "system-out").text = "clang is not installed\n"
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "suite.xml")
+        xml.etree.ElementTree.ElementTree(root).write(path)
+        got = read_suite(path)
+    expected = (4, 1 + 1 + 7 + 1, [], [
+        ("unittest: test_a", "mpirun isn't installed"), ("unittest: test_b", "needs root"), ("unittest: test_d", "found out late"),
+        ("cmocka: one", "no reason given"), ("own: windows.large", "no memory"), ("own: 1 case", "no namespaces"),
+        ("whole", "clang is not installed")])
+    if got != expected:
+        sys.exit(f"read {got}\nnot  {expected}")
+    print(f"{len(expected[3])} cases, all found")
+    return 0
 
 
 def main(results):
@@ -64,4 +141,4 @@ def main(results):
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    sys.exit(main(sys.argv[1]))
+    sys.exit(self_test() if sys.argv[1] == "--self-test" else main(sys.argv[1]))

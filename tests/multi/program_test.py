@@ -224,4 +224,4 @@ class Bench(ProgramTest):
 
 if __name__ == "__main__":
     MEGADP = os.path.abspath(sys.argv.pop(1))
-    unittest.main()
+    unittest.main(verbosity=2)

@@ -542,4 +542,4 @@ class NothingLeft(RunTest):
 
 if __name__ == "__main__":
     MEGADP = os.path.abspath(sys.argv.pop(1))
-    unittest.main()
+    unittest.main(verbosity=2)
