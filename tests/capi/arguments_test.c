@@ -155,8 +155,7 @@ static mdp_tensor vector(void) {
 
 static void tensors(void** state) {
   (void)state;
-  static const int64_t negative[] = {-1}, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40}, seven[] = {7}, two_three[] = {2, 3};
-  static const int64_t spread[] = {2}, far[] = {INT64_MAX};
+  static const int64_t negative[] = {-1}, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40}, far[] = {INT64_MAX};
   struct {
     mdp_tensor tensor;
     mdp_status code;
@@ -188,7 +187,12 @@ static void tensors(void** state) {
 #undef BAD
   const mdp_tensor to = tensor_of(MDP_DTYPE_F32, other_numbers, &six);
   for (size_t i = 0; i < n; ++i) FAILS(bad[i].code, bad[i].part, mdp_all_reduce(alone.comm, &bad[i].tensor, &to, MDP_OP_SUM, NULL, NULL));
+}
 
+static void pairs_of_tensors(void** state) {
+  (void)state;
+  static const int64_t seven[] = {7}, two_three[] = {2, 3}, spread[] = {2};
+  const mdp_tensor to = tensor_of(MDP_DTYPE_F32, other_numbers, &six);
   mdp_tensor t = vector();
   t.strides = spread;
   FAILS(MDP_E_INVALID, "dense row-major", mdp_all_reduce(alone.comm, &t, &to, MDP_OP_SUM, NULL, NULL));
@@ -356,7 +360,8 @@ static void buffer_config(void** state) {
 
 static void params(void** state) {
   (void)state;
-  static char long_name[257], bad_name[] = "a\xC3(", cut_name[] = "\xE2\x82";
+  static char bad_name[] = "a\xC3(", cut_name[] = "\xE2\x82";
+  static char long_name[257];
   memset(long_name, 'n', 256);
   static const int64_t negative[] = {2, -3}, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40}, four[] = {4};
   static const uint64_t crooked[2];
@@ -408,8 +413,13 @@ static void params(void** state) {
   SIZED(mdp_grid_config, two);
   two.tp = 2;
   FAILS(MDP_E_INVALID, "has no placement", plan(&two, 4, 0, NULL, job_params, PARAMS));
-  /* The longest name, and one with characters of every length. */
-  long_name[255] = '\0';
+}
+
+/* The longest one, and one with characters of every length. */
+static void unusual_names(void** state) {
+  (void)state;
+  static char long_name[256];
+  memset(long_name, 'n', 255);
   mdp_param good[2] = {job_params[FIRST], job_params[SECOND]};
   good[0].name = long_name;
   good[1].name = "w\xC3\xA4\xE2\x82\xAC\xF0\x9D\x84\x9E";
@@ -544,6 +554,14 @@ static void optimizer_arguments(void** state) {
     FAILS(MDP_E_INVALID, bad[i].part, mdp_optimizer_create(alone.buffer, &config, &optimizer));
     CHECK(optimizer == NULL);
   }
+  SIZED(mdp_tensor, view);
+  FAILS(MDP_E_INVALID, "name is NULL", mdp_optimizer_state(alone.optimizer, FIRST, NULL, &view));
+  FAILS(MDP_E_INVALID, "name is 'momentum'", mdp_optimizer_state(alone.optimizer, FIRST, "momentum", &view));
+  FAILS(MDP_E_INVALID, "name is ''", mdp_optimizer_state(alone.optimizer, FIRST, "", &view));
+}
+
+static void groups_and_steps(void** state) {
+  (void)state;
   const struct {
     mdp_group group;
     const char* part;
@@ -575,10 +593,6 @@ static void optimizer_arguments(void** state) {
     config.struct_size = sizeof config;
     FAILS(MDP_E_INVALID, bad_steps[i].part, mdp_optimizer_step(alone.optimizer, &config, NULL, NULL));
   }
-  SIZED(mdp_tensor, view);
-  FAILS(MDP_E_INVALID, "name is NULL", mdp_optimizer_state(alone.optimizer, FIRST, NULL, &view));
-  FAILS(MDP_E_INVALID, "name is 'momentum'", mdp_optimizer_state(alone.optimizer, FIRST, "momentum", &view));
-  FAILS(MDP_E_INVALID, "name is ''", mdp_optimizer_state(alone.optimizer, FIRST, "", &view));
 }
 
 int main(void) {
@@ -589,16 +603,19 @@ int main(void) {
       TEST(comm_config),
       TEST(comm_from_environment),
       TEST(tensors),
+      TEST(pairs_of_tensors),
       TEST(collective_arguments),
       TEST(streams),
       TEST(grid_config),
       TEST(axes),
       TEST(buffer_config),
       TEST(params),
+      TEST(unusual_names),
       TEST(text_protocol),
       TEST(owned_ranges),
       TEST(step_arguments),
       TEST(optimizer_arguments),
+      TEST(groups_and_steps),
   };
   return cmocka_run_group_tests(tests, open_job, close_job);
 }
