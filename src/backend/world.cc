@@ -55,7 +55,7 @@ class JoinedWorld final : public World {
   bool has_left(int rank) const noexcept override { return monitor_->has_left(rank); }
   std::string describe(int rank) const override { return monitor_->describe(rank); }
 
-  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const std::string& mine) override {
+  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
     Status status = check_members(members);
     if (!status.ok()) return status;
     if (mine.size() > kMaxExchangeBytes) {
@@ -65,14 +65,14 @@ class JoinedWorld final : public World {
       if (failed()) return failure();
       return std::vector<std::string>{mine};
     }
-    auto parts = monitor_->operate(OperationKind::exchange, members, {mine, nullptr});
-    if (!parts.ok()) return parts.status();
+    auto parts = monitor_->operate(OperationKind::exchange, members, {what, mine, nullptr});
+    if (!parts.ok()) return ended(parts.status());
     std::vector<std::string> all;
     for (const auto& part : *parts) all.push_back(part->bytes);
     return all;
   }
 
-  Result<std::vector<Fd>> share(const std::vector<int>& members, const Fd& mine) override {
+  Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) override {
     Status status = check_members(members);
     if (!status.ok()) return status;
     for (const int member : members) {
@@ -88,8 +88,8 @@ class JoinedWorld final : public World {
       all.push_back(*std::move(copy));
       return all;
     }
-    auto parts = monitor_->operate(OperationKind::share, members, {{}, std::make_shared<const Fd>(*std::move(copy))});
-    if (!parts.ok()) return parts.status();
+    auto parts = monitor_->operate(OperationKind::share, members, {what, {}, std::make_shared<const Fd>(*std::move(copy))});
+    if (!parts.ok()) return ended(parts.status());
     for (const auto& part : *parts) {
       auto own = duplicate(*part->fd);
       if (!own.ok()) return own.status();
@@ -99,6 +99,12 @@ class JoinedWorld final : public World {
   }
 
  private:
+  // A rank that goes on after this would meet the others in the middle of another call.
+  Status ended(const Status& why) {
+    if (why.code() == Code::timeout || why.code() == Code::peer || why.code() == Code::desync) monitor_->fail(why);
+    return why;
+  }
+
   Status check_members(const std::vector<int>& members) const {
     std::vector<bool> seen(static_cast<size_t>(size()));
     for (const int member : members) {
@@ -169,7 +175,7 @@ Status meet_on_host(const Launch& launch, const Meeting& world, const std::vecto
     connect(monitor, meeting, *std::move(party), false, true);
   }
   // Nobody goes on before all hosts are ready.
-  return monitor.operate(OperationKind::exchange, first_ranks(launch.nranks), {}).status();
+  return monitor.operate(OperationKind::exchange, first_ranks(launch.nranks), {"joining the world", {}, nullptr}).status();
 }
 
 }  // namespace

@@ -74,10 +74,13 @@ class World {
   virtual std::string describe(int rank) const = 0;
 
   // ── small collectives among `members` (world ranks, ascending or not, the same list on each), one thread at a time; blocking ──
+  // `what` (a literal of at most 100 bytes) names the call that this is part of: where ranks come for different ones, all of them get
+  // Code::desync, which says who called what. That, a rank that has left (Code::peer) and one that does not come (Code::timeout) become
+  // the failure() of the World: the ranks do not agree any more on where they are.
   // Each gives bytes (at most 64 MiB) and gets everyone's, in the order of members.
-  virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const std::string& mine) = 0;
+  virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
   // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one host.
-  virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const Fd& mine) = 0;
+  virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
 };
 
 }  // namespace megadp

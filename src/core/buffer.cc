@@ -81,7 +81,7 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, c
 
 // The dense and the expert part are compared even where they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
-  Held held;
+  Held held{.call = "mdp_buffer_register", .digests = {}, .detail = {}};
   held.detail = [this](bool expert) { return describe_registration(plan_, expert); };
   for (const bool expert : {false, true}) {
     const std::string text = held.detail(expert);

@@ -43,7 +43,7 @@ Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
   };
   const Choice mine{color, key};
   std::string bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-  auto all = tree_->world->exchange(group_->members(), bytes);
+  auto all = tree_->world->exchange(group_->members(), "mdp_comm_split", bytes);
   if (!all) return all.status();
   if (color < 0) return std::shared_ptr<Comm>();
 

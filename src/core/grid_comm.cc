@@ -8,7 +8,7 @@ Result<std::shared_ptr<GridComm>> GridComm::create(std::shared_ptr<Comm> world, 
   // Compared before it is judged: where ranks disagree, all of them learn it, also those whose own configuration would have done.
   const std::string mine = text("tp ", config.tp, " cp ", config.cp, " ep ", config.ep, " pp ", config.pp, " expert_tp ", config.expert_tp,
                                 " instances ", config.instances, " order ", config.order);
-  auto all = world->tree().world->exchange(world->group().members(), mine);
+  auto all = world->tree().world->exchange(world->group().members(), "mdp_grid_create", mine);
   if (!all) return all.status();
   for (size_t r = 0; r < all->size(); ++r) {
     if ((*all)[r] != mine) {

@@ -80,7 +80,7 @@ Status Optimizer::compare_configurations() {
   for (const ParamGroup& group : config.groups)
     mine += text("; ", group.has_lr ? text("lr ", group.lr) : "", " weight_decay ", group.weight_decay);
   const std::vector<int>& members = buffer_->grid()->world()->group().members();
-  auto all = tree.world->exchange(members, mine);
+  auto all = tree.world->exchange(members, "mdp_optimizer_create", mine);
   if (!all) return all.status();
   for (size_t r = 1; r < all->size(); ++r) {
     if ((*all)[r] != (*all)[0]) {

@@ -125,7 +125,7 @@ Status Buffer::verify() {
   if (Status usable = tree().usable(); !usable) return usable;
   if (Status whole = param_wait(SIZE_MAX, nullptr); !whole) return whole;
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
-  Held held;
+  Held held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
   for (const bool expert : {false, true}) {
     auto digests = digest_values(expert);
     if (!digests) return digests.status();

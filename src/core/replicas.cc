@@ -45,7 +45,7 @@ Status compare_replicas(GridComm& grid, const Held& held, const std::function<Fi
     return internal_error("rank ", members[rank], " sent ", bytes, " bytes where replicas are compared");
   };
 
-  auto all = world.exchange(members, std::string(reinterpret_cast<const char*>(held.digests.data()), sizeof held.digests));
+  auto all = world.exchange(members, held.call, std::string(reinterpret_cast<const char*>(held.digests.data()), sizeof held.digests));
   if (!all) return all.status();
   std::vector<Digests> digests(members.size());
   for (size_t r = 0; r < members.size(); ++r) {
@@ -60,7 +60,7 @@ Status compare_replicas(GridComm& grid, const Held& held, const std::function<Fi
   const auto first = static_cast<size_t>(difference->first), other = static_cast<size_t>(difference->other);
   std::string mine;
   if (grid.rank() == difference->first || grid.rank() == difference->other) {
-    auto both = world.exchange({members[first], members[other]}, held.detail(difference->expert).substr(0, kLongestDetail));
+    auto both = world.exchange({members[first], members[other]}, held.call, held.detail(difference->expert).substr(0, kLongestDetail));
     if (!both) return both.status();
     if (grid.rank() == difference->first) {
       const Finding found = explain({members[first], members[other], (*both)[0], (*both)[1], difference->expert});
@@ -69,7 +69,7 @@ Status compare_replicas(GridComm& grid, const Held& held, const std::function<Fi
       mine += found.sentence;
     }
   }
-  auto verdicts = world.exchange(members, mine);
+  auto verdicts = world.exchange(members, held.call, mine);
   if (!verdicts) return verdicts.status();
   const std::string& told = (*verdicts)[first];
   Verdict verdict{};

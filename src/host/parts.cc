@@ -22,7 +22,7 @@ struct Report {
   uint64_t number;
   uint64_t bytes;
   int32_t code;
-  char kind[44];
+  int32_t unused;
 };
 
 std::string pack(const Agreement& on, const Status& mine) {
@@ -30,23 +30,22 @@ std::string pack(const Agreement& on, const Status& mine) {
   report.number = on.number;
   report.bytes = on.bytes;
   report.code = static_cast<int32_t>(mine.code());
-  std::strncpy(report.kind, on.kind, sizeof report.kind - 1);
   std::string packed(reinterpret_cast<const char*>(&report), sizeof report);
   if (!mine.ok()) packed += mine.text();
   return packed;
 }
 
-Status compare(const Report& first, int first_rank, const Report& other, int other_rank) {
-  if (std::memcmp(first.kind, other.kind, sizeof first.kind) != 0 || first.number != other.number) {
+Status compare(const char* kind, const Report& first, int first_rank, const Report& other, int other_rank) {
+  if (first.number != other.number) {
     return {Code::desync,
-            text("ranks ", first_rank, " and ", other_rank, " of the world set up different things: ", first.kind, " (number ",
-                 first.number, ") and ", other.kind, " (number ", other.number, ")"),
+            text("ranks ", first_rank, " and ", other_rank, " of the world set up different things: ", kind, " number ", first.number,
+                 " and number ", other.number),
             Blame{.rank = other_rank}};
   }
   if (first.bytes != other.bytes) {
     return {Code::desync,
-            text(first.kind, ": rank ", first_rank, " of the world asks for ", first.bytes, " bytes and rank ", other_rank, " for ",
-                 other.bytes, "; all must ask for the same"),
+            text(kind, ": rank ", first_rank, " of the world asks for ", first.bytes, " bytes and rank ", other_rank, " for ", other.bytes,
+                 "; all must ask for the same"),
             Blame{.rank = other_rank}};
   }
   return {};
@@ -81,7 +80,7 @@ Result<Mapping> create_own(size_t bytes, const char* what, bool touch, Fd* out_f
 }  // namespace
 
 Status agree(World& world, const std::vector<int>& members, const Agreement& on, const Status& mine) {
-  Result<std::vector<std::string>> all = world.exchange(members, pack(on, mine));
+  Result<std::vector<std::string>> all = world.exchange(members, on.kind, pack(on, mine));
   if (!all.ok()) return all.status().with_context(on.kind);
   std::vector<Report> reports(all->size());
   for (size_t i = 0; i < reports.size(); ++i) {
@@ -89,7 +88,7 @@ Status agree(World& world, const std::vector<int>& members, const Agreement& on,
     std::memcpy(&reports[i], (*all)[i].data(), sizeof(Report));
   }
   for (size_t i = 1; i < reports.size(); ++i) {
-    Status same = compare(reports[0], members[0], reports[i], members[i]);
+    Status same = compare(on.kind, reports[0], members[0], reports[i], members[i]);
     if (!same.ok()) return same;
   }
   for (size_t i = 0; i < reports.size(); ++i) {
@@ -130,7 +129,7 @@ Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int
   parts->parts_[static_cast<size_t>(rank)] = std::move(*made);
   if (members.size() == 1) return parts;
 
-  Result<std::vector<Fd>> fds = world.share(members, fd);
+  Result<std::vector<Fd>> fds = world.share(members, what.kind, fd);
   if (!fds.ok()) return fds.status().with_context(what.kind);
   Status mapped;
   for (size_t i = 0; i < members.size() && mapped.ok(); ++i) {

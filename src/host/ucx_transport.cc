@@ -356,7 +356,7 @@ Result<std::shared_ptr<Transport>> Transport::open(const std::shared_ptr<World>&
     }
   }
   if (!status) mine += status.text();
-  auto all = world->exchange(everyone, mine);
+  auto all = world->exchange(everyone, "connecting the hosts", mine);
   if (!all) return all.status();
   for (size_t rank = 0; rank < all->size(); ++rank) {
     const std::string& theirs = (*all)[rank];

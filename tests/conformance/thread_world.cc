@@ -22,6 +22,7 @@ class ThreadHub {
       : timeout_ns(timeout_ns), hosts(std::move(hosts)), left(static_cast<size_t>(size)), calls(static_cast<size_t>(size)) {}
 
   struct Contribution {
+    std::string what;
     std::string bytes;
     std::vector<Fd> fds;  // one for each member
   };
@@ -51,6 +52,12 @@ class ThreadHub {
       }
       if (deadline.passed()) return {Code::timeout, "an exchange among threads was not complete in time"};
       changed.wait_for(lock, std::chrono::milliseconds(20));
+    }
+    for (size_t i = 1; i < members.size(); ++i) {
+      const std::string &first = round.given[0]->what, &other = round.given[i]->what;
+      if (first == other) continue;
+      return {Code::desync, text("rank ", members[0], " called ", first, ", rank ", members[i], " called ", other),
+              Blame{.rank = members[i]}};
     }
     take(round);
     if (++round.taken == members.size()) rounds.erase(key);
@@ -106,28 +113,33 @@ class ThreadWorld final : public World {
   bool has_left(int rank) const noexcept override { return hub_->left[static_cast<size_t>(rank)]; }
   std::string describe(int rank) const override { return text("rank ", rank, " (a thread) is alive"); }
 
-  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const std::string& mine) override {
+  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
     std::vector<std::string> all;
-    Status met = hub_->meet(rank_, members, {mine, {}}, [&](ThreadHub::Round& round) {
+    Status met = hub_->meet(rank_, members, {what, mine, {}}, [&](ThreadHub::Round& round) {
       for (const auto& given : round.given) all.push_back(given->bytes);
     });
-    if (!met.ok()) return met;
+    if (!met.ok()) return ended(met);
     return all;
   }
 
-  Result<std::vector<Fd>> share(const std::vector<int>& members, const Fd& mine) override {
-    ThreadHub::Contribution contribution;
+  Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) override {
+    ThreadHub::Contribution contribution{what, {}, {}};
     for (size_t i = 0; i < members.size(); ++i) contribution.fds.emplace_back(fcntl(mine.get(), F_DUPFD_CLOEXEC, 0));
     const size_t own = ThreadHub::place(members, rank_);
     std::vector<Fd> all;
     Status met = hub_->meet(rank_, members, std::move(contribution), [&](ThreadHub::Round& round) {
       for (auto& given : round.given) all.push_back(std::move(given->fds[own]));
     });
-    if (!met.ok()) return met;
+    if (!met.ok()) return ended(met);
     return all;
   }
 
  private:
+  Status ended(const Status& why) {
+    if (why.code() == Code::timeout || why.code() == Code::peer || why.code() == Code::desync) fail(why);
+    return why;
+  }
+
   const std::shared_ptr<ThreadHub> hub_;
   const int rank_, size_;
   const int pid_;

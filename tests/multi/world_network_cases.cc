@@ -15,11 +15,11 @@ void meets_over_tcp(const std::string& host, uint16_t port) {
       [](int rank, const WorldPtr& world) {
         check(world->host(0) == 0 && world->host(3) == 0, "one host, as they find out");
         for (int round = 0; round < 20; ++round) {
-          const auto got = world->exchange(ranks_below(4), text(rank));
+          const auto got = world->exchange(ranks_below(4), "test", text(rank));
           if (!check(got.ok(), got.status().text())) return;
           check((*got)[3] == "3", "messages over TCP");
         }
-        const auto fds = world->share({3, 2, 1, 0}, Fd(::dup(1)));
+        const auto fds = world->share({3, 2, 1, 0}, "test", Fd(::dup(1)));
         check(fds.ok() && fds->size() == 4, "descriptors beside TCP: " + fds.status().text());
       },
       20 * kSecond, host, port);

@@ -103,7 +103,7 @@ void a_rank_may_come_once() {
   on_threads(4, [&](int thread) {  // ranks 0, 1, 0, 1
     auto world = World::join(launch_of(job, thread % 2, 2), 20 * kSecond);
     if (!check(world.ok(), world.status().text())) return;
-    check((*world)->exchange({0, 1}, "").ok(), "the world works");
+    check((*world)->exchange({0, 1}, "test", "").ok(), "the world works");
     ++worlds;
   });
   check(worlds == 4, "two rendezvous followed each other");
@@ -204,7 +204,7 @@ void strangers_do_no_harm(const std::string& root_host, uint16_t root_port) {
     auto world = World::join(launch_of(job, rank, 3, root_host, root_port), 60 * kSecond);
     if (!check(world.ok(), text("rank ", rank, ": ", world.status().text()))) return;
     if (rank == 2) check(now_ns() - begun < 20 * kSecond, "the last rank gets in at once");
-    check((*world)->exchange({0, 1, 2}, "x").ok(), "the world works");
+    check((*world)->exchange({0, 1, 2}, "test", "x").ok(), "the world works");
   });
   strangers_done = false;
   strangers.join();
@@ -232,7 +232,7 @@ void an_impostor_only_delays() {
   on_threads(2, [&](int rank) {
     auto world = World::join(launch_of(job, rank, 2), 20 * kSecond);
     if (!check(world.ok(), text("rank ", rank, ": ", world.status().text()))) return;
-    check((*world)->exchange({0, 1}, "").ok(), "the world works");
+    check((*world)->exchange({0, 1}, "test", "").ok(), "the world works");
   });
   impostor.join();
 }

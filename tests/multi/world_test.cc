@@ -26,13 +26,13 @@ void one_rank_needs_nothing() {
   if (!check(world.ok(), "one rank joins")) return;
   check(count_entries("/proc/self/fd") == descriptors, "a single rank opens no descriptor");
   check(count_threads() == threads, "a single rank starts no thread");
-  check((*(*world)->exchange({0}, "mine")) == std::vector<std::string>{"mine"}, "it gets its own message");
+  check((*(*world)->exchange({0}, "test", "mine")) == std::vector<std::string>{"mine"}, "it gets its own message");
   const Fd mine(::dup(1));
-  check((*world)->share({0}, mine)->size() == 1, "it gets its own descriptor");
+  check((*world)->share({0}, "test", mine)->size() == 1, "it gets its own descriptor");
   check(!(*world)->failed() && (*world)->failure().ok(), "it has not failed");
   (*world)->fail(Status(Code::aborted, "enough"));
   check((*world)->failed(), "it can fail");
-  fails((*world)->exchange({0}, "").status(), Code::aborted, {"enough"});
+  fails((*world)->exchange({0}, "test", "").status(), Code::aborted, {"enough"});
   (*world)->fail(Status(Code::peer, "later"));
   fails((*world)->failure(), Code::aborted, {"enough"});
 }
@@ -44,13 +44,13 @@ void bad_arguments_are_refused() {
   fails(World::join(launch_of("j", 0, 2), 0).status(), Code::invalid, {"timeout is 0"});
   fails(World::join(launch_of("", 0, 2), kSecond).status(), Code::invalid, {"no name"});
   in_world(2, [](int rank, const WorldPtr& world) {
-    fails(world->exchange({1 - rank}, "").status(), Code::invalid, {text("this rank, ", rank)});
-    fails(world->exchange({0, 1, 1}, "").status(), Code::invalid, {"rank 1 is listed twice"});
-    fails(world->exchange({0, 1, 2}, "").status(), Code::invalid, {"rank 2", "2 ranks"});
-    fails(world->exchange({}, "").status(), Code::invalid, {"not among them"});
-    fails(world->share({0, 1}, Fd()).status(), Code::system, {"descriptor -1"});
-    fails(world->exchange({0, 1}, std::string(64 * 1024 * 1024 + 1, 'x')).status(), Code::invalid, {"67108865 bytes"});
-    check(world->exchange({0, 1}, "still").ok(), "a refused call changes nothing");
+    fails(world->exchange({1 - rank}, "test", "").status(), Code::invalid, {text("this rank, ", rank)});
+    fails(world->exchange({0, 1, 1}, "test", "").status(), Code::invalid, {"rank 1 is listed twice"});
+    fails(world->exchange({0, 1, 2}, "test", "").status(), Code::invalid, {"rank 2", "2 ranks"});
+    fails(world->exchange({}, "test", "").status(), Code::invalid, {"not among them"});
+    fails(world->share({0, 1}, "test", Fd()).status(), Code::system, {"descriptor -1"});
+    fails(world->exchange({0, 1}, "test", std::string(64 * 1024 * 1024 + 1, 'x')).status(), Code::invalid, {"67108865 bytes"});
+    check(world->exchange({0, 1}, "test", "still").ok(), "a refused call changes nothing");
   });
 }
 
@@ -59,14 +59,14 @@ void messages_reach_every_member() {
     check(world->rank() == rank && world->size() == 5, "rank and size");
     check(world->host(4) == 0 && world->process(4) == ::getpid() && !world->host_name(4).empty(), "table");
     for (int round = 0; round < 50; ++round) {
-      const auto got = world->exchange(ranks_below(5), text(rank, ":", round));
+      const auto got = world->exchange(ranks_below(5), "test", text(rank, ":", round));
       if (!check(got.ok(), got.status().text())) return;
       for (int r = 0; r < 5; ++r) check((*got)[static_cast<size_t>(r)] == text(r, ":", round), "message in the wrong place");
     }
     // Two groups at once, in an order of their own, and both with the hub outside and inside.
     const std::vector<int> group = rank % 2 == 0 ? std::vector<int>{4, 0, 2} : std::vector<int>{3, 1};
     for (int round = 0; round < 50; ++round) {
-      const auto got = world->exchange(group, std::string(static_cast<size_t>(rank) * 1000, 'a'));
+      const auto got = world->exchange(group, "test", std::string(static_cast<size_t>(rank) * 1000, 'a'));
       if (!check(got.ok(), got.status().text())) return;
       for (size_t i = 0; i < group.size(); ++i) check((*got)[i].size() == static_cast<size_t>(group[i]) * 1000, "message of another size");
     }
@@ -76,14 +76,14 @@ void messages_reach_every_member() {
 void messages_may_be_large() {
   in_world(3, [](int rank, const WorldPtr& world) {
     std::string mine(kLarge + static_cast<size_t>(rank), static_cast<char>('a' + rank));
-    const auto got = world->exchange({2, 1, 0}, mine);
+    const auto got = world->exchange({2, 1, 0}, "test", mine);
     if (!check(got.ok(), got.status().text())) return;
     for (int r = 0; r < 3; ++r) {
       const std::string& part = (*got)[static_cast<size_t>(2 - r)];
       check(part.size() == kLarge + static_cast<size_t>(r), "size of a large message");
       check(part.find_first_not_of(static_cast<char>('a' + r)) == std::string::npos, "contents of a large message");
     }
-    check(world->exchange({0, 1, 2}, "after").ok(), "a small one afterwards");
+    check(world->exchange({0, 1, 2}, "test", "after").ok(), "a small one afterwards");
     check(world->describe(0).find("rank 0 (pid ") == 0, world->describe(0));
   });
 }
@@ -95,14 +95,14 @@ void descriptors_reach_every_member() {
       int ends[2];
       if (!check(::pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0, "pipe")) return;
       const Fd read_end(ends[0]), write_end(ends[1]);
-      const auto fds = world->share(members, write_end);
+      const auto fds = world->share(members, "test", write_end);
       if (!check(fds.ok(), fds.status().text())) return;
       for (const Fd& fd : *fds) {
         const char byte = static_cast<char>('0' + rank);
         check(::write(fd.get(), &byte, 1) == 1, "writing to a shared descriptor");
         check((::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC) != 0, "shared descriptors are close-on-exec");
       }
-      if (!check(world->exchange(members, "").ok(), "barrier")) return;
+      if (!check(world->exchange(members, "test", "").ok(), "barrier")) return;
       char got[16] = {};
       check(::read(read_end.get(), got, sizeof got) == static_cast<ssize_t>(members.size()), "everyone has written once");
       for (const int member : members) check(std::strchr(got, '0' + member) != nullptr, text("rank ", member, " has not written"));
@@ -110,28 +110,40 @@ void descriptors_reach_every_member() {
   });
 }
 
-// The one that waited, the others that had come, and the one that comes too late get the same failure, and the world goes on.
+// The one that waited, the others that had come, and the one that comes too late get the same failure, which ends the world.
 void a_missing_member_is_named() {
   std::atomic<int> timed_out{0};
   in_world(
       4,
       [&](int rank, const WorldPtr& world) {
         if (rank == 2) wait_until([&] { return timed_out == 3; }, 30 * kSecond);
-        const Status status = world->exchange(ranks_below(4), "").status();
+        const Status status = world->exchange(ranks_below(4), "test", "").status();
         fails(status, Code::timeout, {"rank 2 did not come", "ranks 0 to 3", "rank 2 (pid", "is alive"});
         check(status.blame().rank == 2, "rank 2 is to blame");
         ++timed_out;
-        const auto again = world->exchange({3, 2, 1, 0}, "x");
-        check(again.ok(), again.status().text());
-        check(!world->failed(), "the world has not failed");
+        fails(world->failure(), Code::timeout, {"rank 2 did not come to test"});
+        fails(world->exchange({3, 2, 1, 0}, "test", "x").status(), Code::timeout, {"rank 2 did not come"});
       },
       kSecond);
+}
+
+// It used to pair them up: what one call sent was read by another.
+void different_calls_do_not_pair_up() {
+  in_world(3, [](int rank, const WorldPtr& world) {
+    const Status status = world->exchange({0, 1, 2}, rank == 1 ? "mdp_grid_create" : "mdp_comm_split", "x").status();
+    fails(status, Code::desync, {"rank 0 called mdp_comm_split, rank 1 called mdp_grid_create"});
+    check(status.blame().rank == 1, "rank 1 is to blame");
+    fails(world->failure(), Code::desync, {"rank 1 called mdp_grid_create"});
+  });
+  in_world(2, [](int rank, const WorldPtr& world) {
+    fails(world->share({0, 1}, rank == 0 ? "a" : "b", Fd(::dup(1))).status(), Code::desync, {"rank 0 called a, rank 1 called b"});
+  });
 }
 
 void failures_spread() {
   for (int culprit = 0; culprit < 3; ++culprit) {
     in_world(3, [&](int rank, const WorldPtr& world) {
-      check(world->exchange({0, 1, 2}, "").ok(), "all are there");
+      check(world->exchange({0, 1, 2}, "test", "").ok(), "all are there");
       if (rank == culprit) {
         world->fail(Status(Code::desync, "the layouts differ", Blame{1, 5, 7, 9}));
         world->fail(Status(Code::aborted, "too late"));
@@ -142,8 +154,8 @@ void failures_spread() {
       fails(why, Code::desync, {"the layouts differ"});
       if (rank != culprit) says(why.text(), {text("rank ", culprit, " reported")});
       check(why.blame().rank == 1 && why.blame().bucket == 5 && why.blame().param == 7 && why.blame().operation == 9, "blame");
-      fails(world->exchange({0, 1, 2}, "").status(), Code::desync, {"the layouts differ"});
-      fails(world->share({0, 1, 2}, Fd(::dup(1))).status(), Code::desync, {"the layouts differ"});
+      fails(world->exchange({0, 1, 2}, "test", "").status(), Code::desync, {"the layouts differ"});
+      fails(world->share({0, 1, 2}, "test", Fd(::dup(1))).status(), Code::desync, {"the layouts differ"});
     });
   }
 }
@@ -154,7 +166,7 @@ void a_failure_ends_waits() {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       world->fail(Status(Code::aborted, "stop"));
     } else {
-      fails(world->exchange({0, 1, 2}, "").status(), Code::aborted, {"rank 1 reported: stop"});
+      fails(world->exchange({0, 1, 2}, "test", "").status(), Code::aborted, {"rank 1 reported: stop"});
     }
   });
 }
@@ -162,7 +174,7 @@ void a_failure_ends_waits() {
 // Whoever leaves is no failure, whoever it is, and the others can go on.
 void leaving_is_no_death() {
   for (int leaver = 0; leaver < 4; ++leaver) {
-    std::atomic<int> done{0};
+    std::atomic<int> done{0}, looked{0};
     in_world(4, [&](int rank, WorldPtr world) {
       if (rank == leaver) {
         world.reset();
@@ -173,13 +185,16 @@ void leaving_is_no_death() {
       std::vector<int> rest = ranks_below(4);
       rest.erase(rest.begin() + leaver);
       for (int round = 0; round < 20; ++round) {
-        const auto got = world->exchange(rest, text(rank));
+        const auto got = world->exchange(rest, "test", text(rank));
         if (!check(got.ok(), got.status().text())) break;
       }
-      check(world->share(rest, Fd(::dup(1))).ok(), "descriptors are still passed");
-      fails(world->exchange(ranks_below(4), "").status(), Code::peer, {text("rank ", leaver, " has left")});
-      says(world->describe(leaver), {"has left"});
+      check(world->share(rest, "test", Fd(::dup(1))).ok(), "descriptors are still passed");
       check(!world->failed(), "leaving is no failure");
+      ++looked;
+      wait_until([&] { return looked == 3; }, 30 * kSecond);
+      fails(world->exchange(ranks_below(4), "test", "").status(), Code::peer, {text("rank ", leaver, " has left")});
+      says(world->describe(leaver), {"has left"});
+      fails(world->failure(), Code::peer, {text("rank ", leaver, " has left and will not come to test")});
       world.reset();
       ++done;
     });
@@ -199,9 +214,9 @@ void a_forked_child_leaves_no_trace() {
       int status = -1;
       check(::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child knows and ends");
     }
-    check(world->exchange({0, 1}, "").ok(), "the parent goes on");
+    check(world->exchange({0, 1}, "test", "").ok(), "the parent goes on");
     check(!world->has_left(1 - rank) && !world->failed(), "nobody noticed");
-    check(world->exchange({0, 1}, "").ok(), "and on");
+    check(world->exchange({0, 1}, "test", "").ok(), "and on");
   });
 }
 
@@ -216,7 +231,7 @@ void nothing_is_left_over() {
       for (int i = 0; i < count; ++i) {
         auto world = World::join(launch_of(job, rank, 2), 20 * kSecond);
         if (!check(world.ok(), text("cycle ", i, ": ", world.status().text()))) return;
-        if (i % 10 == 0) check((*world)->exchange({0, 1}, "x").ok(), "exchange");
+        if (i % 10 == 0) check((*world)->exchange({0, 1}, "test", "x").ok(), "exchange");
       }
     });
   };
@@ -242,6 +257,7 @@ void collective_cases() {
   messages_may_be_large();
   descriptors_reach_every_member();
   a_missing_member_is_named();
+  different_calls_do_not_pair_up();
   failures_spread();
   a_failure_ends_waits();
   leaving_is_no_death();

@@ -224,11 +224,11 @@ OperationKey key_of(std::vector<int32_t> members, uint64_t sequence = 1) {
 void relay_hands_everything_to_everyone() {
   Harness h;
   const OperationKey key = key_of({4, 1, 3});
-  check(h.relay.give(1, key, {"b", nullptr}) && h.relay.give(3, key, {"c", nullptr}), "two give");
-  check(!h.relay.give(3, key, {"c", nullptr}), "nobody gives twice");
-  check(!h.relay.give(2, key, {"x", nullptr}), "only members give");
+  check(h.relay.give(1, key, {"split", "b", nullptr}) && h.relay.give(3, key, {"split", "c", nullptr}), "two give");
+  check(!h.relay.give(3, key, {"split", "c", nullptr}), "nobody gives twice");
+  check(!h.relay.give(2, key, {"split", "x", nullptr}), "only members give");
   check(h.told.empty(), "nothing before all have given");
-  check(h.relay.give(4, key, {"a", nullptr}), "the last");
+  check(h.relay.give(4, key, {"split", "a", nullptr}), "the last");
   check_equal(h.told.size(), size_t{3}, "answers");
   for (const Told& t : h.told) check(t.code == Code::ok && t.words == "abc", t.words);
   check(h.relay.withdraw(4, key, 1), "giving up what has ended is nothing");
@@ -257,7 +257,7 @@ void relay_answers_everyone_once() {
                   h.relay.leave(rank);
                 } else if (!gave[{next[at], rank}]) {
                   gave[{next[at], rank}] = true;
-                  RC_ASSERT(h.relay.give(rank, key, {"x", nullptr}));
+                  RC_ASSERT(h.relay.give(rank, key, {"split", "x", nullptr}));
                 } else if (action < 3) {
                   RC_ASSERT(h.relay.withdraw(rank, key, 1));
                 }
@@ -275,18 +275,30 @@ void relay_answers_everyone_once() {
 void relay_remembers_failures_for_those_who_come_later() {
   Harness h;
   const OperationKey key = key_of({0, 1, 2});
-  h.relay.give(0, key, {});
-  h.relay.give(1, key, {});
+  h.relay.give(0, key, {"split", {}, nullptr});
+  h.relay.give(1, key, {"split", {}, nullptr});
   check(h.relay.withdraw(0, key, 5'000'000'000), "rank 0 gives up");
   check_equal(h.told.size(), size_t{2}, "those who came are told");
-  check(h.told[0].words.find("rank 2 did not come") != std::string::npos, h.told[0].words);
+  check(h.told[0].words.find("rank 2 did not come to split") != std::string::npos, h.told[0].words);
   check(h.told[0].words.find("<2>") != std::string::npos, h.told[0].words);
-  h.relay.give(2, key, {});
+  h.relay.give(2, key, {"split", {}, nullptr});
   check_equal(h.told.size(), size_t{3}, "the late one is told");
   check(h.told[2].words == h.told[0].words && h.told[2].code == Code::timeout, "the same");
   h.relay.leave(1);
-  h.relay.give(0, key_of({0, 1}, 2), {});
+  h.relay.give(0, key_of({0, 1}, 2), {"split", {}, nullptr});
   check(h.told.back().code == Code::peer && h.told.back().words.find("rank 1 has left") != std::string::npos, h.told.back().words);
+}
+
+void relay_tells_everyone_of_different_calls() {
+  Harness h;
+  const OperationKey key = key_of({5, 0, 2});
+  h.relay.give(2, key, {"grid", "x", nullptr});
+  h.relay.give(0, key, {"split", "y", nullptr});
+  h.relay.give(5, key, {"split", "z", nullptr});
+  check_equal(h.told.size(), size_t{3}, "answers");
+  for (const Told& t : h.told) {
+    check(t.code == Code::desync && t.words.find("rank 5 called split, rank 2 called grid") != std::string::npos, t.words);
+  }
 }
 
 }  // namespace
@@ -303,5 +315,6 @@ int main() {
   relay_hands_everything_to_everyone();
   relay_answers_everyone_once();
   relay_remembers_failures_for_those_who_come_later();
+  relay_tells_everyone_of_different_calls();
   return finish();
 }

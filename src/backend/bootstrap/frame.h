@@ -32,7 +32,7 @@ enum class FrameType : uint16_t {
   heartbeat = 16,  // both ways. From the hub: u32 n, then n times i32 rank, u64 ns since it was heard of
   failure = 17,    // rank → hub and hub → ranks: i32 rank that found it (-1: the hub), Status
   goodbye = 18,    // rank → hub and hub → ranks: i32 rank
-  give = 19,       // rank → relay: OperationKey, contribution
+  give = 19,       // rank → relay: OperationKey, what it is part of, contribution
   result = 20,     // relay → rank: OperationKey, contributions of all members in order
   undone = 21,     // relay → rank: OperationKey, Status
   withdraw = 22,   // rank → relay: OperationKey, u64 how long I waited (ns)

@@ -215,8 +215,9 @@ Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<in
     relay_->give(rank_, key, std::move(part));
   } else {
     FrameWriter writer;
-    writer.reserve(part.bytes.size() + 64 + 4 * members.size());
+    writer.reserve(part.bytes.size() + part.what.size() + 64 + 4 * members.size());
     write_key(&writer, key);
+    writer.bytes(part.what);
     writer.bytes(part.bytes);
     std::vector<std::shared_ptr<const Fd>> fds;
     if (part.fd) fds.push_back(part.fd);
@@ -241,6 +242,8 @@ Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<in
   }
   pending_.erase(key);
   if (pending.done && pending.answer->status.ok()) return pending.answer->parts;
+  // All members are answered the same, and the first of them to read it may have spread it already.
+  if (pending.done && pending.answer->status.code() != Code::peer) return pending.answer->status;
   // A rank that fails often leaves right after; what it said first is the better reason.
   if (!failure_.ok()) return failure_;
   if (pending.done) return pending.answer->status;

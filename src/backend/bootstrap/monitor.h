@@ -32,6 +32,7 @@
 namespace megadp {
 
 constexpr uint64_t kMaxExchangeBytes = 64ULL * 1024 * 1024;
+constexpr uint64_t kMaxWhatBytes = 100;
 
 class Monitor : public std::enable_shared_from_this<Monitor> {
  public:

@@ -74,7 +74,9 @@ bool Monitor::handle_give(const Connection& from, Frame& frame) {
     return reader.finished() && relay_->withdraw(from.rank, key, waited_ns);
   }
   Contribution part;
+  part.what = reader.bytes();
   part.bytes = reader.bytes();
+  if (part.what.size() > kMaxWhatBytes) return false;
   if (!reader.finished() || frame.fds.size() != (key.kind == OperationKind::share ? 1 : 0)) return false;
   if (part.bytes.size() > (key.kind == OperationKind::share ? 0 : kMaxExchangeBytes)) return false;
   if (!frame.fds.empty()) part.fd = std::make_shared<const Fd>(std::move(frame.fds.front()));

@@ -10,10 +10,6 @@
 namespace megadp {
 namespace {
 
-const char* name_of(OperationKind kind) {
-  return kind == OperationKind::exchange ? "exchange" : "passing of descriptors";
-}
-
 size_t place_of(const OperationKey& key, int rank) {
   return static_cast<size_t>(std::find(key.members.begin(), key.members.end(), rank) - key.members.begin());
 }
@@ -62,6 +58,7 @@ bool Relay::give(int rank, const OperationKey& key, Contribution part) {
   Operation& operation = at->second;
   const size_t place = place_of(key, rank);
   if (operation.parts[place] || operation.answered[place]) return false;
+  if (operation.what.empty()) operation.what = part.what;
   operation.parts[place] = std::make_shared<const Contribution>(std::move(part));
   if (operation.failure) {
     answer_failure(at, place);
@@ -70,7 +67,7 @@ bool Relay::give(int rank, const OperationKey& key, Contribution part) {
   for (size_t i = 0; i < key.members.size(); ++i) {
     if (operation.parts[i] || std::find(gone_.begin(), gone_.end(), key.members[i]) == gone_.end()) continue;
     const int missing = key.members[i];
-    fail(at, Status(Code::peer, text("rank ", missing, " has left and will not come to this ", name_of(key.kind)), Blame{missing}));
+    fail(at, Status(Code::peer, text("rank ", missing, " has left and will not come to ", operation.what), Blame{missing}));
     return true;
   }
   if (std::all_of(operation.parts.begin(), operation.parts.end(), [](const auto& p) { return p != nullptr; })) complete(at);
@@ -78,6 +75,15 @@ bool Relay::give(int rank, const OperationKey& key, Contribution part) {
 }
 
 void Relay::complete(Operations::iterator at) {
+  const std::vector<int32_t>& members = at->first.members;
+  const auto& parts = at->second.parts;
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i]->what == parts[0]->what) continue;
+    return fail(at, Status(Code::desync,
+                           text("rank ", members[0], " called ", parts[0]->what, ", rank ", members[i], " called ", parts[i]->what,
+                                "; all ranks must make the same calls in the same order"),
+                           Blame{members[i]}));
+  }
   const auto answer = std::make_shared<const Answer>(Answer{{}, std::move(at->second.parts)});
   const OperationKey key = at->first;
   operations_.erase(at);
@@ -98,7 +104,7 @@ bool Relay::withdraw(int rank, const OperationKey& key, uint64_t waited_ns) {
   }
   const Blame blame{missing.empty() ? -1 : missing.front()};
   fail(at, Status(Code::timeout,
-                  text(list_ranks(missing), " did not come to a small ", name_of(key.kind), " among ",
+                  text(list_ranks(missing), " did not come to ", at->second.what, " among ",
                        list_ranks({key.members.begin(), key.members.end()}), " (rank ", rank, " gave up after waiting ", seconds(waited_ns),
                        ")", states),
                   blame));
@@ -115,7 +121,7 @@ void Relay::leave(int rank) {
       if (at->second.failure) {
         answer_failure(at, place);
       } else if (!at->second.parts[place]) {
-        fail(at, Status(Code::peer, text("rank ", rank, " has left and will not come to this ", name_of(at->first.kind)), Blame{rank}));
+        fail(at, Status(Code::peer, text("rank ", rank, " has left and will not come to ", at->second.what), Blame{rank}));
       }
     }
     at = next;

@@ -43,6 +43,7 @@ void write_key(FrameWriter* writer, const OperationKey& key);
 bool read_key(FrameReader* reader, int nranks, OperationKey* key);
 
 struct Contribution {
+  std::string what;  // the call it is part of
   std::string bytes;
   std::shared_ptr<const Fd> fd;
 };
@@ -68,6 +69,7 @@ class Relay {
 
  private:
   struct Operation {
+    std::string what;                                        // as the first to come called it
     std::vector<std::shared_ptr<const Contribution>> parts;  // by place; null: has not come
     std::vector<bool> answered;                              // by place: knows the failure, or never will
     std::shared_ptr<const Answer> failure;
