@@ -14,9 +14,12 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# A rank alone: no launcher's variables from outside may say otherwise. The library's place must come from the installation.
-DROPPED = re.compile(r"(MEGADP|OMPI|PMI|PMIX|SLURM|MPI|LD_LIBRARY_PATH|RANK|WORLD_SIZE|LOCAL_|MASTER_|DESTDIR|PKG_CONFIG)")
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not DROPPED.match(name)}
+sys.path.insert(0, os.path.join(HERE, "..", "multi"))
+from launcher_variables import without_launcher  # pylint: disable=wrong-import-position
+
+# The library's place must come from the installation.
+DROPPED = re.compile(r"(LD_LIBRARY_PATH|DESTDIR|PKG_CONFIG)")
+ENVIRONMENT = {name: value for name, value in without_launcher().items() if not DROPPED.match(name)}
 
 
 class Failure(Exception):

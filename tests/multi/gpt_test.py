@@ -15,17 +15,15 @@ import sys
 import unittest
 
 from hosts import TwoHosts
+from launcher_variables import without_launcher
 
 MEGADP, GPT = sys.argv[1], sys.argv[2]
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--batch", "24"]
-LAUNCHER_VARIABLES = ("MEGADP_", "OMPI_", "PMI", "MPI_", "SLURM_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "HYD")
 TIMEOUT = 240
 
 
 def clean_environment(**more):
-    env = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_VARIABLES)}
-    env.update(OPENBLAS_NUM_THREADS="1", **more)
-    return env
+    return {**without_launcher(), "OPENBLAS_NUM_THREADS": "1", **more}
 
 
 def parse(outputs):

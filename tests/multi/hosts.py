@@ -45,6 +45,11 @@ class TwoHosts:
     def cut_the_cable(self):
         subprocess.run(["ip", "-n", self.names[0], "link", "set", self.ends[0], "down"], check=True)
 
+    def read(self, path):
+        """What both hosts have at `path`, one after the other."""
+        commands = [["ip", "netns", "exec", host, "cat", path] for host in self.names]
+        return "".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout for command in commands)
+
     def run(self, megadp, ranks, command, options=()):
         """The line of `megadp run` for each host; ranks: how many on each."""
         lines, first = [], 0

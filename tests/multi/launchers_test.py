@@ -3,7 +3,6 @@
 # Usage: launchers_test.py PATH_TO_MULTI_WORLD [unittest arguments]. The program joins from its environment, exchanges its rank with all
 # others and prints one line. What cannot be tried on this machine is skipped with its reason.
 import os
-import re
 import shutil
 import socket
 import stat
@@ -12,14 +11,14 @@ import sys
 import tempfile
 import unittest
 
+from launcher_variables import without_launcher
+
 PROGRAM = ""
 LIMIT = 90  # seconds after which a test has hung
-LAUNCHERS = re.compile(r"^(MEGADP_|TORCHELASTIC_|SLURM_|OMPI_|PMIX_|PMI_|MPI_LOCAL|HYDI|RANK$|WORLD_SIZE$|LOCAL_|MASTER_)")
 
 
 def environment(more=None):
-    plain = {name: value for name, value in os.environ.items() if not LAUNCHERS.match(name)}
-    return {**plain, **(more or {})}
+    return {**without_launcher(), **(more or {})}
 
 
 def run(command, env=None):

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import unittest
 
+from launcher_variables import without_launcher
+
 MEGADP = ""
 LIMIT = 120
 
 
 def megadp(*arguments, env=None, stdout=subprocess.PIPE):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MEGADP_")}
-    return subprocess.run([MEGADP, *arguments], env={**environment, **(env or {})}, stdin=subprocess.DEVNULL, stdout=stdout,
+    return subprocess.run([MEGADP, *arguments], env={**without_launcher(), **(env or {})}, stdin=subprocess.DEVNULL, stdout=stdout,
                           stderr=subprocess.PIPE, text=True, timeout=LIMIT)
 
 

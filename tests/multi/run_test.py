@@ -11,16 +11,16 @@ import tempfile
 import time
 import unittest
 
+from launcher_variables import without_launcher
+
 MEGADP = ""
 LIMIT = 60  # seconds after which a test has hung
 
 
 def start(*arguments, env=None, **more):
-    environment = dict(os.environ)
-    for name in list(environment):
-        if name.startswith("MEGADP_") or name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-            del environment[name]
-    environment.update(env or {})
+    environment = {**without_launcher(), **(env or {})}
+    for name in {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"} - set(env or {}):
+        environment.pop(name, None)
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "bufsize": 0}
     return subprocess.Popen([MEGADP, "run", *arguments], env=environment, **{**streams, **more})
 
@@ -50,6 +50,15 @@ def run(*arguments, given=None, **more):
 
 def python(program):
     return [sys.executable, "-S", "-c", program]
+
+
+def comm(pid):
+    """The process's own name, or None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/comm") as file:
+            return file.read().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def state(pid):
@@ -482,10 +491,10 @@ class NothingLeft(RunTest):
     def test_the_kernel_kills_the_ranks_where_the_guardian_cannot(self):
         process = start("-n", "1", "sh", "-c", f"exec {self.sleeper('rank')}", env=self.env)
         rank, = self.pids("rank")
-        for pid in marked(self.mark):
-            with open(f"/proc/{pid}/comm") as file:
-                if file.read() == "mdp-guardian\n":
-                    os.kill(pid, signal.SIGKILL)
+        guardians = [pid for pid in marked(self.mark) if comm(pid) == "mdp-guardian"]
+        self.assertEqual(len(guardians), 1)
+        os.kill(guardians[0], signal.SIGKILL)
+        until(lambda: gone(guardians[0]), "the guardian ends")
         process.kill()
         until(lambda: gone(rank), "the rank ends")
         Finished(process)
@@ -522,7 +531,7 @@ class NothingLeft(RunTest):
     def test_children_that_were_there_before_are_let_be(self):
         # The shell becomes the launcher and hands down a child of its own.
         older = f"{self.sleeper('older')} >/dev/null 2>&1 & exec \"$@\""
-        environment = {**os.environ, **self.env}
+        environment = {**without_launcher(), **self.env}
         done = subprocess.run(["sh", "-c", older, "sh", MEGADP, "run", "-n", "1", "--", "sh", "-c", f"until [ -e {self.path('older')} ]; do sleep 0.01; done"],
                               env=environment, capture_output=True, timeout=LIMIT)
         self.assertEqual((done.returncode, done.stderr), (0, b""))
@@ -535,7 +544,7 @@ class NothingLeft(RunTest):
         if hard < 256:
             self.skipTest("the hard limit of open files is below 256")
         done = subprocess.run(["sh", "-c", "ulimit -S -n 32; exec \"$@\"", "sh", MEGADP, "run", "-n", "32", "sh", "-c", "ulimit -n"],
-                              env={**os.environ, **self.env}, capture_output=True, text=True, timeout=LIMIT)
+                              env={**without_launcher(), **self.env}, capture_output=True, text=True, timeout=LIMIT)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(sorted(done.stdout.splitlines()), sorted(f"[{rank}] 32" for rank in range(32)))
 
