@@ -81,8 +81,9 @@ static void destroyed_by_another_thread(void** state) {
   pthread_join(thread, NULL);
 }
 
-/* ── Requests: rank 1 comes late, so rank 0 sees its request pending ── */
+/* ── Requests: rank 1 comes when rank 0 has seen its request pending ── */
 
+static pthread_barrier_t seen;
 static void request_life(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   mdp_comm* comm = comm_open(id, rank, n, long_ns);
@@ -90,13 +91,14 @@ static void request_life(const mdp_unique_id* id, int32_t rank, int32_t n, void*
   const int64_t count = 4;
   const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &count), u = tensor_of(MDP_DTYPE_F32, other, &count);
   mdp_request *first = NULL, *second = NULL;
-  if (rank == 1) nap(300);
+  if (rank == 1) pthread_barrier_wait(&seen);
   OK(mdp_all_reduce(comm, &t, &t, MDP_OP_SUM, NULL, &first));
   OK(mdp_all_reduce(comm, &u, &u, MDP_OP_SUM, NULL, &second));
   if (rank == 0) {
     CHECK(mdp_request_test(first) == MDP_PENDING);
     CHECK(mdp_request_wait(first, 1000000) == MDP_PENDING);
     CHECK(strcmp(mdp_status_name(MDP_PENDING), "MDP_PENDING") == 0);
+    pthread_barrier_wait(&seen);
   }
   mdp_request_free(first); /* nobody waits for it, but it happens */
   OK(mdp_request_wait(second, UINT64_MAX));
@@ -112,7 +114,9 @@ static void request_life(const mdp_unique_id* id, int32_t rank, int32_t n, void*
 
 static void requests(void** state) {
   (void)state;
+  pthread_barrier_init(&seen, NULL, 2);
   run_ranks(2, request_life, NULL);
+  pthread_barrier_destroy(&seen);
 }
 
 /* Everything is dropped while a collective waits for a rank that is not there: destroying waits for nobody. */
