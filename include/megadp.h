@@ -569,12 +569,13 @@ MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream c
 
 /* Copies a parameter out of, or into, the library's memory, casting between f32, bf16, f16 and f64 (rounded to nearest even); the shape
  * is the parameter's, the strides are free. Waits as mdp_param_wait does. What is written must be the same on all ranks of the
- * data-parallel group (or be followed by mdp_buffer_broadcast); masters follow at the next step. Local.
+ * data-parallel group (or be followed by mdp_buffer_broadcast); the master of this parameter follows at the next step. Local.
  * Errors: INVALID, STATE (frozen), those of a lost communicator. */
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);
 
-/* To be called after parameters were written through views: the optimizer's fp32 masters take them over at the next step. Local.
+/* To be called after parameters were written through views: the optimizer's fp32 masters take all parameters over at the next step, as
+ * they are, rounded; mdp_param_write does so for one parameter only. Local.
  * Errors: STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 
@@ -610,6 +611,7 @@ MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_re
  *   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
  *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
  * Clipping: g is multiplied by max_grad_norm / (norm + 1e-6) where that is below 1. config NULL: all defaults.
+ * A buffer may have several optimizers: what one of them changed, the masters of the others take over at their next step, rounded.
  * Collective over the grid's world, with equal configurations; blocking. To be destroyed by mdp_optimizer_destroy.
  * Errors: INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);

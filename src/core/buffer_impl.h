@@ -29,6 +29,7 @@ struct Buffer::ParamState {
   uint32_t bucket = 0;  // number in launch order
   uint64_t begin = 0;   // element of the arena
   std::vector<int64_t> strides;
+  uint64_t version = 1;  // grows with every change of its values: an optimizer that has not made it has a stale master
 
   // of the step under way
   int arrivals = 0;                 // in this microbatch
@@ -87,10 +88,10 @@ struct Buffer::Impl {
   uint64_t sync_ns = 0;
   std::shared_ptr<Request> sync_request;
   Status sync_status;
-  uint64_t params_version = 1;  // grows when parameters are written from outside: masters are stale
   Stats stats;
 
   void start_step();
+  void all_params_changed();
   // The gradient of one use has come. Launches what can be.
   Status arrive(Buffer& buffer, size_t param);
   Status became_ready(Buffer& buffer, Bucket& bucket);

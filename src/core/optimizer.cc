@@ -28,7 +28,7 @@ struct Optimizer::Impl {
   OptimizerConfig config;
   std::vector<Shard> shards;
   std::unique_ptr<Memory> scalars;
-  uint64_t params_version = 0;  // of the buffer when the masters were last copied from its parameters
+  std::vector<uint64_t> versions;  // by parameter: the version that its master stands for
 
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
   AdamW hyper(int group) const;
@@ -106,6 +106,7 @@ Status Optimizer::allocate() {
   Backend& backend = *buffer_->tree().backend;
   const Plan& plan = buffer_->plan();
   const int rank = buffer_->grid()->rank();
+  impl_->versions.resize(plan.params.size());  // 0: of none yet
   for (const Buffer::Arena& arena : buffer_->impl_->arenas) {
     Impl::Shard shard;
     shard.elements = Plan::shard_elements(*arena.plan);
@@ -156,16 +157,16 @@ void Optimizer::set_lr(double lr) {
   impl_->config.lr = lr;
 }
 
-// Masters follow parameters that were written from outside since the last step.
+// Masters follow parameters that were written from outside, or by another optimizer, since the last step.
 Status Optimizer::submit_refresh() {
   Buffer::Impl& s = *buffer_->impl_;
-  if (impl_->params_version == s.params_version) return {};
   Tree& tree = buffer_->tree();
   for (size_t a = 0; a < s.arenas.size(); ++a) {
     const Buffer::Arena& arena = s.arenas[a];
     if (!Plan::has_master(*arena.plan)) continue;
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
+        if (impl_->versions[owned.range.param] == s.params[owned.range.param].version) continue;
         const Status submitted =
             tree.backend->cast(*tree.queue, impl_->master_at(arena, impl_->shards[a], owned), DType::f32, arena.param_at(owned.range.begin),
                                arena.plan->param_type, owned.range.end - owned.range.begin);
@@ -173,8 +174,16 @@ Status Optimizer::submit_refresh() {
       }
     }
   }
-  impl_->params_version = s.params_version;
+  for (size_t param = 0; param < s.params.size(); ++param) impl_->versions[param] = s.params[param].version;
   return {};
+}
+
+// What this step writes is news to other optimizers of the same buffer only.
+void Optimizer::count_changes() {
+  Buffer::Impl& s = *buffer_->impl_;
+  for (size_t param = 0; param < s.params.size(); ++param) {
+    if (!s.params[param].skipped_everywhere) impl_->versions[param] = ++s.params[param].version;
+  }
 }
 
 // The norm over the whole model: every element is counted once in the world.
@@ -273,6 +282,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(double loss_scale, bool loss_sc
     recorded = tree.queue->record(want_request ? tree.event_fd.get() : -1);
     if (!recorded) return recorded.status();
     end = last_step_ = *recorded;
+    count_changes();
     s.start_step();
   }
 

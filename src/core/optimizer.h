@@ -60,6 +60,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status allocate();
   Status await_sync();
   Status submit_refresh();
+  void count_changes();
   Status submit_norm(double loss_scale);
   Status submit_bucket(uint32_t number);
   Status await(Event& event, double loss_scale, bool loss_scale_given, StepReport* report);

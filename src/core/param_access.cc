@@ -60,13 +60,19 @@ Status Buffer::param_write(size_t param, const StridedArray& from, void* caller)
   auto slot = whole_slot("mdp_param_write", param, from.shape, caller);
   if (!slot) return slot.status();
   if (Status copied = tree().backend->copy(*slot, from, false, caller); !copied) return copied;
-  return param_changed();
+  std::lock_guard lock(impl_->mutex);
+  ++impl_->params[param].version;  // of this one only: the masters of the others hold more than their parameters show
+  return {};
+}
+
+void Buffer::Impl::all_params_changed() {
+  for (ParamState& state : params) ++state.version;
 }
 
 Status Buffer::param_changed() {
   std::lock_guard lock(impl_->mutex);
   if (Status usable = tree().usable(); !usable) return usable;
-  ++impl_->params_version;
+  impl_->all_params_changed();
   return {};
 }
 
@@ -91,7 +97,7 @@ Status Buffer::broadcast(int root) {
     auto recorded = queue.record();
     if (!recorded) return recorded.status();
     done = *recorded;
-    ++s.params_version;
+    s.all_params_changed();
   }
   return done->wait(Deadline::never());
 }

@@ -192,6 +192,66 @@ static void not_a_number(void** state) {
   finish_step();
 }
 
+/* ── Masters ── */
+
+/* bf16, five times `value`. */
+static void write_second(mdp_buffer* buffer, float value) {
+  float five[5] = {value, value, value, value, value};
+  mdp_tensor t = gradient_of(SECOND);
+  t.data = five;
+  OK(mdp_param_write(buffer, SECOND, &t, NULL));
+}
+
+static float read_second(mdp_buffer* buffer) {
+  float five[5];
+  mdp_tensor t = gradient_of(SECOND);
+  t.data = five;
+  OK(mdp_param_read(buffer, SECOND, &t, NULL));
+  return five[2];
+}
+
+static mdp_optimizer* optimizer_of(double lr) {
+  SIZED(mdp_optimizer_config, config);
+  config.lr = lr;
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_optimizer_create(alone.buffer, &config, &optimizer));
+  return optimizer;
+}
+
+static void step_by(mdp_optimizer* optimizer) {
+  put_all(alone.buffer);
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  OK(mdp_optimizer_step(optimizer, NULL, NULL, NULL));
+}
+
+/* Updates too small for bf16 add up in the master, also while another parameter is written before every step. */
+static void writing_one_parameter_keeps_the_others_masters(void** state) {
+  (void)state;
+  write_second(alone.buffer, 1);
+  mdp_optimizer* optimizer = optimizer_of(1e-3); /* 1 and the next smaller bf16 are 0.0039 apart */
+  for (int step = 0; step < 10; ++step) {
+    const mdp_tensor t = gradient_of(FIRST);
+    OK(mdp_param_write(alone.buffer, FIRST, &t, NULL));
+    step_by(optimizer);
+  }
+  const float now = read_second(alone.buffer);
+  CHECK(now < 0.9925F && now > 0.987F);
+  mdp_optimizer_destroy(optimizer);
+}
+
+static void an_optimizer_takes_over_what_another_did(void** state) {
+  (void)state;
+  write_second(alone.buffer, 1);
+  mdp_optimizer *small = optimizer_of(1e-3), *large = optimizer_of(0.5);
+  step_by(small);
+  step_by(large);
+  CHECK(fabsf(read_second(alone.buffer) - 0.5F) < 0.01F);
+  step_by(small);
+  CHECK(fabsf(read_second(alone.buffer) - 0.5F) < 0.02F);
+  mdp_optimizer_destroy(small);
+  mdp_optimizer_destroy(large);
+}
+
 static void unknown_group(void** state) {
   (void)state;
   mdp_param params[1] = {job_params[FIRST]};
@@ -246,10 +306,19 @@ static void after_abort(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(ready_twice),       TEST(more_to_come),      TEST(after_sync),
-      TEST(step_without_sync), TEST(missing_parameter), TEST(zero_grad_in_the_middle),
-      TEST(microbatches),      TEST(frozen_parameter),  TEST(not_a_number),
-      TEST(unknown_group),     TEST(after_abort),
+      TEST(ready_twice),
+      TEST(more_to_come),
+      TEST(after_sync),
+      TEST(step_without_sync),
+      TEST(missing_parameter),
+      TEST(zero_grad_in_the_middle),
+      TEST(microbatches),
+      TEST(frozen_parameter),
+      TEST(not_a_number),
+      TEST(writing_one_parameter_keeps_the_others_masters),
+      TEST(an_optimizer_takes_over_what_another_did),
+      TEST(unknown_group),
+      TEST(after_abort),
   };
   return cmocka_run_group_tests(tests, open_job, close_job);
 }
