@@ -147,11 +147,12 @@ mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* c
     auto ours = take_step_config(config);
     if (!ours) return ours.status();
     auto request = prepare_request(out, optimizer->tree, optimizer->object);
-    if (ours->lr != 0 || (ours->flags & MDP_STEP_SET_LR) != 0) optimizer->object->set_lr(ours->lr);
-    const bool scaled = ours->loss_scale != 0;
+    StepOptions options;
+    if (ours->lr != 0 || (ours->flags & MDP_STEP_SET_LR) != 0) options.lr = ours->lr;
+    if (ours->loss_scale != 0) options.loss_scale = ours->loss_scale;
+    options.caller = ours->stream;
     StepReport answer;
-    auto pending =
-        optimizer->object->step(scaled ? ours->loss_scale : 1, scaled, report != nullptr ? &answer : nullptr, ours->stream, out != nullptr);
+    auto pending = optimizer->object->step(options, report != nullptr ? &answer : nullptr, out != nullptr);
     if (!pending) return pending.status();
     if (report != nullptr) give_step_report(answer, report);
     return give_request(std::move(request), *std::move(pending), out);

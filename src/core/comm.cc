@@ -67,10 +67,16 @@ Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
   return std::shared_ptr<Comm>(new Comm(tree_, *std::move(group)));
 }
 
-Result<std::shared_ptr<Request>> Comm::finish(void* consumer, bool want_request) {
-  auto event = tree_->queue->record(want_request ? tree_->event_fd.get() : -1);
+Result<std::shared_ptr<Request>> Comm::request(std::function<Status()> complete) {
+  auto event = tree_->queue->record(tree_->event_fd.get());
   if (!event) return event.status();
-  if (want_request) return std::make_shared<Request>(tree_, *event, tree_->event_fd.valid());
+  return std::make_shared<Request>(tree_, *event, tree_->event_fd.valid(), std::move(complete));
+}
+
+Result<std::shared_ptr<Request>> Comm::finish(void* consumer, bool want_request) {
+  if (want_request) return request();
+  auto event = tree_->queue->record();
+  if (!event) return event.status();
   if (Status status = tree_->queue->make_caller_wait(consumer, **event); !status) return status;
   return std::shared_ptr<Request>();
 }

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -48,8 +49,10 @@ class Comm {
   // This process's rank in the world.
   int world_rank() const noexcept { return tree_->world->rank(); }
 
-  // Ends a series of submissions to the queue: with `want_request` a request that reports their end (event fd included); otherwise orders
-  // `consumer` after them, which on the host means waiting here, and returns a null pointer.
+  // A request for the point that the queue has come to (event fd included); see Request for `complete`.
+  Result<std::shared_ptr<Request>> request(std::function<Status()> complete = {});
+  // Ends a series of submissions to the queue: with `want_request` a request that reports their end; otherwise orders `consumer` after
+  // them, which on the host means waiting here, and returns a null pointer.
   Result<std::shared_ptr<Request>> finish(void* consumer, bool want_request);
 
   // Blocking barrier.

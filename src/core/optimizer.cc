@@ -153,10 +153,6 @@ Status Optimizer::set_group(size_t group, const ParamGroup& value) {
   return {};
 }
 
-void Optimizer::set_lr(double lr) {
-  impl_->config.lr = lr;
-}
-
 // Masters follow parameters that were written from outside, or by another optimizer, since the last step.
 Status Optimizer::submit_refresh() {
   Buffer::Impl& s = *buffer_->impl_;
@@ -258,9 +254,10 @@ Status Optimizer::await_sync() {
   return pending ? pending->wait(Deadline::never()) : Status();
 }
 
-Result<std::shared_ptr<Request>> Optimizer::step(double loss_scale, bool loss_scale_given, StepReport* report, void* caller,
-                                                 bool want_request) {
+Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
   if (Status synced = await_sync(); !synced) return synced;
+  // The outcome of the last step is still in the scalars, which this one overwrites. Its event has passed, so this does not wait.
+  if (const auto last = last_request_.lock()) (void)last->wait(Deadline::never());
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
   std::shared_ptr<Event> normed, end;
@@ -269,9 +266,10 @@ Result<std::shared_ptr<Request>> Optimizer::step(double loss_scale, bool loss_sc
     if (Status usable = tree.usable(); !usable) return usable;
     if (s.phase == Phase::failed) return bad_state("mdp_optimizer_step: the gradients are not whole: ", s.sync_status.text());
     if (s.phase != Phase::reduced) return bad_state("mdp_optimizer_step: the gradients are not reduced; call mdp_grad_sync first");
-    if (Status ordered = tree.queue->wait_for_caller(caller); !ordered) return ordered;
+    if (Status ordered = tree.queue->wait_for_caller(options.caller); !ordered) return ordered;
+    if (options.lr) impl_->config.lr = *options.lr;
     if (Status submitted = submit_refresh(); !submitted) return submitted;
-    if (Status submitted = submit_norm(loss_scale); !submitted) return submitted;
+    if (Status submitted = submit_norm(options.loss_scale.value_or(1)); !submitted) return submitted;
     auto recorded = tree.queue->record();
     if (!recorded) return recorded.status();
     normed = *recorded;
@@ -279,7 +277,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(double loss_scale, bool loss_sc
     for (size_t number = s.buckets.size(); number-- > 0;) {
       if (Status submitted = submit_bucket(static_cast<uint32_t>(number)); !submitted) return submitted;
     }
-    recorded = tree.queue->record(want_request ? tree.event_fd.get() : -1);
+    recorded = tree.queue->record();
     if (!recorded) return recorded.status();
     end = last_step_ = *recorded;
     count_changes();
@@ -287,37 +285,38 @@ Result<std::shared_ptr<Request>> Optimizer::step(double loss_scale, bool loss_sc
   }
 
   if (report != nullptr || !want_request) {
-    if (Status outcome = await(report != nullptr && want_request ? *normed : *end, loss_scale, loss_scale_given, report); !outcome)
-      return outcome;
+    if (Status outcome = await(report != nullptr && want_request ? *normed : *end, options.loss_scale, report); !outcome) return outcome;
   }
   if (!want_request) return std::shared_ptr<Request>();
-  return std::make_shared<Request>(
-      buffer_->grid()->world()->shared_tree(), end, tree.event_fd.valid(),
-      [self = shared_from_this(), loss_scale, loss_scale_given] { return self->read_outcome(loss_scale, loss_scale_given, nullptr); });
+  // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
+  auto request = buffer_->grid()->world()->request(
+      [self = shared_from_this(), loss_scale = options.loss_scale] { return self->read_outcome(loss_scale, nullptr); });
+  if (request) last_request_ = *request;
+  return request;
 }
 
-Status Optimizer::await(Event& event, double loss_scale, bool loss_scale_given, StepReport* report) {
+Status Optimizer::await(Event& event, std::optional<double> loss_scale, StepReport* report) {
   const uint64_t begin = now_ns();
   const Status reached = event.wait(Deadline::never());
   {
     std::lock_guard lock(buffer_->impl_->mutex);
     buffer_->impl_->stats.exposed_ns += now_ns() - begin;
   }
-  return reached.ok() ? read_outcome(loss_scale, loss_scale_given, report) : reached;
+  return reached.ok() ? read_outcome(loss_scale, report) : reached;
 }
 
-Status Optimizer::read_outcome(double loss_scale, bool loss_scale_given, StepReport* report) {
+Status Optimizer::read_outcome(std::optional<double> loss_scale, StepReport* report) {
   StepScalars scalars{};
   if (Status read = buffer_->tree().backend->read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
   if (report != nullptr) {
     report->grad_norm = scalars.grad_norm;
     report->clip_factor = scalars.clip_factor;
-    report->loss_scale = loss_scale;
+    report->loss_scale = loss_scale.value_or(1);
     report->step = scalars.step;
     report->skipped = scalars.skip != 0;
     report->clipped = scalars.skip == 0 && scalars.clip_factor < 1;
   }
-  if (scalars.skip == 0 || loss_scale_given) return {};
+  if (scalars.skip == 0 || loss_scale) return {};
   return {Code::numeric, text("mdp_optimizer_step: the reduced gradient has ", static_cast<uint64_t>(scalars.nonfinite),
                               " elements that are not finite; no rank has changed anything")};
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "backend/backend.h"
@@ -33,6 +34,14 @@ struct StepReport {
   bool skipped = false, clipped = false;
 };
 
+struct StepOptions {
+  std::optional<double> lr;  // replaces the optimizer's from this step on
+  // Given: a non-finite gradient makes the step a skipped one; otherwise it makes it fail with Code::numeric. Either way nothing has
+  // changed on any rank.
+  std::optional<double> loss_scale;
+  void* caller = nullptr;
+};
+
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
  public:
   // Collective over the world: all ranks must give the same configuration.
@@ -40,11 +49,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   ~Optimizer();
 
   Status set_group(size_t group, const ParamGroup& value);
-  void set_lr(double lr);
 
-  // Collective over the world. loss_scale_given: a non-finite gradient makes the step a skipped one; otherwise it makes it fail with
-  // Code::numeric. Either way nothing has changed on any rank.
-  Result<std::shared_ptr<Request>> step(double loss_scale, bool loss_scale_given, StepReport* report, void* caller, bool want_request);
+  // Collective over the world. report: nullptr where none is wanted.
+  Result<std::shared_ptr<Request>> step(const StepOptions& options, StepReport* report, bool want_request);
 
   // The owned slice of "master", "exp_avg" or "exp_avg_sq" of one parameter; count 0 where this rank owns nothing of it.
   struct Slice {
@@ -63,13 +70,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   void count_changes();
   Status submit_norm(double loss_scale);
   Status submit_bucket(uint32_t number);
-  Status await(Event& event, double loss_scale, bool loss_scale_given, StepReport* report);
-  Status read_outcome(double loss_scale, bool loss_scale_given, StepReport* report);
+  Status await(Event& event, std::optional<double> loss_scale, StepReport* report);
+  Status read_outcome(std::optional<double> loss_scale, StepReport* report);
 
   std::shared_ptr<Buffer> buffer_;
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::shared_ptr<Event> last_step_;
+  std::weak_ptr<Request> last_request_;  // of the last step, if it was asked for and is still held
 };
 
 }  // namespace megadp

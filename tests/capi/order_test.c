@@ -252,6 +252,41 @@ static void an_optimizer_takes_over_what_another_did(void** state) {
   mdp_optimizer_destroy(large);
 }
 
+/* ── Requests of steps, and steps that are refused ── */
+
+/* What a step's request says does not depend on the steps taken since. */
+static void a_step_that_failed_before_another(void** state) {
+  (void)state;
+  mdp_request *failed = NULL, *fine = NULL;
+  values[3] = NAN;
+  OK(put(FIRST, 0));
+  values[3] = 4;
+  OK(mdp_grad_skip(alone.buffer, SECOND));
+  OK(mdp_grad_skip(alone.buffer, EMPTY));
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, &failed));
+  put_all(alone.buffer);
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, &fine));
+  OK(mdp_request_wait(fine, UINT64_MAX));
+  FAILS(MDP_E_NUMERIC, "not finite", mdp_request_wait(failed, UINT64_MAX));
+  mdp_request_free(failed);
+  mdp_request_free(fine);
+}
+
+/* The learning rate that came with a refused step is not taken over. */
+static void a_refused_step_changes_nothing(void** state) {
+  (void)state;
+  mdp_optimizer* optimizer = optimizer_of(1e-3);
+  SIZED(mdp_step_config, config);
+  config.lr = 1;
+  write_second(alone.buffer, 1);
+  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(optimizer, &config, NULL, NULL));
+  step_by(optimizer);
+  CHECK(fabsf(read_second(alone.buffer) - 1) < 0.01F);
+  mdp_optimizer_destroy(optimizer);
+}
+
 static void unknown_group(void** state) {
   (void)state;
   mdp_param params[1] = {job_params[FIRST]};
@@ -317,6 +352,8 @@ int main(void) {
       TEST(not_a_number),
       TEST(writing_one_parameter_keeps_the_others_masters),
       TEST(an_optimizer_takes_over_what_another_did),
+      TEST(a_step_that_failed_before_another),
+      TEST(a_refused_step_changes_nothing),
       TEST(unknown_group),
       TEST(after_abort),
   };
