@@ -123,7 +123,8 @@ Status Buffer::microbatch_begin(bool is_last) {
   Impl& s = *impl_;
   std::lock_guard lock(s.mutex);
   if (Status usable = tree().usable(); !usable) return usable;
-  if (s.phase == Phase::syncing) return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first");
+  if (s.phase == Phase::syncing)
+    return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (s.phase != Phase::open) s.start_step();
   if (s.is_last && s.microbatch_touched) {
     return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
@@ -218,7 +219,8 @@ Status Buffer::zero_grad(void* caller) {
   Impl& s = *impl_;
   std::unique_lock lock(s.mutex);
   if (Status usable = tree().usable(); !usable) return usable;
-  if (s.phase == Phase::syncing) return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first");
+  if (s.phase == Phase::syncing)
+    return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (s.phase == Phase::open && s.next_launch > 0) {
     return bad_state("mdp_buffer_zero_grad: ", s.next_launch, " of ", s.buckets.size(),
                      " buckets of this step are launched already; end the step with mdp_grad_sync");

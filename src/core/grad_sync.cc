@@ -115,7 +115,7 @@ Status Buffer::complete_sync() {
 
 Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_request) {
   Impl& s = *impl_;
-  std::shared_ptr<Request> request;
+  std::shared_ptr<Request> sync;
   {
     std::lock_guard lock(s.mutex);
     if (Status usable = tree().usable(); !usable) return usable;
@@ -127,23 +127,19 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
       if (!header) return header.status();
       if (Status launched = s.launch_in_order(*this); !launched) return launched;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
-      auto end = tree().queue->record(want_request ? tree().event_fd.get() : -1);
+      auto end = tree().queue->record();
       if (!end) return end.status();
-      const bool notifies = want_request && tree().event_fd.valid();
-      s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, notifies, [this] { return complete_sync(); });
+      s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, false, [this] { return complete_sync(); });
       s.phase = Phase::syncing;
     }
-    // Syncing twice is a no-op: the same outcome again. The buffer keeps the request and the caller's pointer keeps both.
-    struct Kept {
-      std::shared_ptr<Buffer> buffer;
-      std::shared_ptr<Request> request;
-    };
-    auto kept = std::make_shared<Kept>(Kept{shared_from_this(), s.sync_request});
-    request = std::shared_ptr<Request>(kept, kept->request.get());
+    sync = s.sync_request;  // of a sync that was there before, too: the same outcome again
   }
-  if (want_request) return request;
+  // Each caller's own, with a notification of its own: one of them may be freed unseen.
+  if (want_request) {
+    return grid_->world()->request([self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
+  }
   const uint64_t begin = now_ns();
-  const Status outcome = request->wait(Deadline::never());
+  const Status outcome = sync->wait(Deadline::never());
   {
     std::lock_guard lock(s.mutex);
     s.stats.exposed_ns += now_ns() - begin;

@@ -2,6 +2,7 @@
  * How long things live, and what is left of them: parents destroyed before children, requests, the event descriptor, DLPack tensors, the
  * log callback, and a thousand communicators one after another. */
 #include <dirent.h>
+#include <math.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -158,6 +159,18 @@ static int readable(int fd, int timeout_ms) {
   return poll(&ready, 1, timeout_ms) == 1 && (ready.revents & POLLIN) != 0;
 }
 
+static void put_not_a_number(mdp_buffer* buffer) {
+  float values[6] = {1, NAN, 3, 4, 5, 6};
+  SIZED(mdp_tensor, grad);
+  grad.dtype = MDP_DTYPE_F32;
+  grad.data = values;
+  grad.ndim = job_params[FIRST].ndim;
+  grad.shape = job_params[FIRST].shape;
+  OK(mdp_grad_put(buffer, FIRST, &grad, 0, NULL));
+  OK(mdp_grad_skip(buffer, SECOND));
+  OK(mdp_grad_skip(buffer, EMPTY));
+}
+
 static void event_descriptor(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   job j = job_open(id, rank, n);
@@ -198,26 +211,44 @@ static void event_descriptor(const mdp_unique_id* id, int32_t rank, int32_t n, v
   CHECK(!readable(fd, 0));
   mdp_request_free(requests[1]);
 
+  OK(mdp_barrier(j.comm));
+  job_close(&j);
+}
+
+static void event_descriptor_of_steps(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  int32_t fd = -1;
+  mdp_request* requests[2];
+  OK(mdp_comm_event_fd(j.comm, &fd));
   put_all(j.buffer);
   OK(mdp_grad_sync(j.buffer, NULL, &requests[0]));
-  OK(mdp_grad_sync(j.buffer, NULL, &requests[1])); /* the same sync: one notification */
-  CHECK(readable(fd, 10000));
-  OK(mdp_request_test(requests[0]));
-  OK(mdp_request_test(requests[1]));
-  CHECK(!readable(fd, 0));
   mdp_request_free(requests[0]);
+  OK(mdp_grad_sync(j.buffer, NULL, &requests[1])); /* the same sync, notified anew */
+  CHECK(readable(fd, 10000));
+  OK(mdp_request_wait(requests[1], long_ns));
+  CHECK(!readable(fd, 0));
   mdp_request_free(requests[1]);
   OK(mdp_optimizer_step(j.optimizer, NULL, NULL, &requests[0]));
   OK(mdp_request_wait(requests[0], long_ns));
   CHECK(!readable(fd, 0));
   mdp_request_free(requests[0]);
+
+  /* A step that fails hands out no request, so there is nothing to be found. */
+  put_not_a_number(j.buffer);
+  OK(mdp_grad_sync(j.buffer, NULL, NULL));
+  SIZED(mdp_step_report, report);
+  FAILS(MDP_E_NUMERIC, NULL, mdp_optimizer_step(j.optimizer, NULL, &report, &requests[0]));
+  OK(mdp_param_wait(j.buffer, SIZE_MAX, NULL));
   OK(mdp_barrier(j.comm));
+  CHECK(!readable(fd, 0));
   job_close(&j);
 }
 
 static void event_descriptors(void** state) {
   (void)state;
   for (int i = 0; i < 20; ++i) run_ranks(2, event_descriptor, NULL);
+  for (int i = 0; i < 20; ++i) run_ranks(2, event_descriptor_of_steps, NULL);
 }
 
 /* ── DLPack ── */
