@@ -142,7 +142,7 @@ enum {
 typedef uint32_t mdp_missing; /* what mdp_grad_sync does about a parameter that never became ready */
 enum {
   MDP_MISSING_ERROR = 0, /* MDP_E_STATE on all ranks, naming the parameter and the rank      */
-  MDP_MISSING_ZERO = 1,  /* this rank adds nothing to it; the others' gradients count        */
+  MDP_MISSING_ZERO = 1,  /* this rank adds what its earlier microbatches brought, or zero    */
   MDP_MISSING_SKIP = 2   /* as mdp_grad_skip                                                 */
 };
 
@@ -533,7 +533,8 @@ MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root);
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 
 /* Sets all gradients to zero and begins the step anew; what was put, ready or skipped is forgotten. Not needed between steps: the first
- * gradient of a step replaces what an earlier step left, unless a framework adds into the views itself. Local.
+ * gradient of a step replaces what an earlier step left, unless a framework adds into the views itself. Whether
+ * the microbatch is the last one stays as mdp_microbatch_begin said. Local.
  * Errors: STATE (a bucket of this step has been launched, or a sync is pending), those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream);
 
@@ -597,7 +598,8 @@ MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream p
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
 
 /* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
- * Calling it again before the step gives the same outcome. On failure no rank can step; mdp_microbatch_begin or
+ * A gradient that another thread is putting meanwhile counts, or its put fails. Calling it again before the step gives the same outcome,
+ * and a request of its own. On failure no rank can step; mdp_microbatch_begin or
  * mdp_buffer_zero_grad begins anew.
  * Collective over the grid's world; blocking when out is NULL.
  * Errors: STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), those of a lost

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <condition_variable>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -33,6 +34,7 @@ struct Buffer::ParamState {
 
   // of the step under way
   int arrivals = 0;                 // in this microbatch
+  bool being_put = false;           // a grad_put writes into the slot
   bool has_gradient = false;        // the slot holds something of this step
   bool ready = false;               // in the last microbatch
   bool skipped = false;             // here: nothing was added to it in this step
@@ -83,7 +85,9 @@ struct Buffer::Impl {
 
   Phase phase = Phase::open;
   bool is_last = true;
-  bool microbatch_touched = false;  // something became ready in this microbatch
+  bool microbatch_touched = false;  // something came in this microbatch
+  size_t puts = 0;                  // how many write into their slots now
+  std::condition_variable puts_over;
   size_t next_launch = 0;
   uint64_t sync_ns = 0;
   std::shared_ptr<Request> sync_request;
@@ -92,6 +96,8 @@ struct Buffer::Impl {
 
   void start_step();
   void all_params_changed();
+  // Returns when no grad_put writes: then slots may be cleared, and the step begun anew. Meanwhile the lock is given up.
+  void wait_for_puts(std::unique_lock<std::mutex>& lock);
   // The gradient of one use has come. Launches what can be.
   Status arrive(Buffer& buffer, size_t param);
   Status became_ready(Buffer& buffer, Bucket& bucket);

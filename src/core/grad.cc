@@ -14,7 +14,6 @@ void Buffer::Impl::start_step() {
   for (Bucket& bucket : buckets) {
     bucket.waiting = bucket.params;
     bucket.launched = false;
-    bucket.ready_ns = 0;
   }
   phase = Phase::open;
   is_last = true;
@@ -75,11 +74,15 @@ Status Buffer::Impl::launch_in_order(Buffer& buffer) {
   return {};
 }
 
+void Buffer::Impl::wait_for_puts(std::unique_lock<std::mutex>& lock) {
+  puts_over.wait(lock, [this] { return puts == 0; });
+}
+
 Status Buffer::Impl::arrive(Buffer& buffer, size_t param) {
   ParamState& state = params[param];
   state.has_gradient = true;
-  if (++state.arrivals < buffer.plan().params[param].uses_per_step) return {};
   microbatch_touched = true;
+  if (++state.arrivals < buffer.plan().params[param].uses_per_step) return {};
   if (!is_last) return {};
   state.ready = true;
   return became_ready(buffer, buckets[state.bucket]);
@@ -112,6 +115,7 @@ Status Buffer::may_arrive(const char* call, size_t param) const {
                     ". Call mdp_optimizer_step, or begin anew with mdp_buffer_zero_grad or mdp_microbatch_begin");
   }
   if (state.skipped) return refuse("was skipped in this step");
+  if (state.being_put) return refuse("is being put by another thread");
   if (state.arrivals >= spec.uses_per_step) {
     return refuse(text("is ready already: it came ", state.arrivals, " of ", spec.uses_per_step,
                        " times in this microbatch (mdp_param.uses_per_step); ", bucket()));
@@ -121,7 +125,8 @@ Status Buffer::may_arrive(const char* call, size_t param) const {
 
 Status Buffer::microbatch_begin(bool is_last) {
   Impl& s = *impl_;
-  std::lock_guard lock(s.mutex);
+  std::unique_lock lock(s.mutex);
+  s.wait_for_puts(lock);
   if (Status usable = tree().usable(); !usable) return usable;
   if (s.phase == Phase::syncing)
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
@@ -146,13 +151,27 @@ Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool m
   Impl& s = *impl_;
   ParamState& state = s.params[param];
   std::lock_guard slot(s.param_mutexes[param % s.param_mutexes.size()]);
-  bool add_to_slot;
-  {
-    std::lock_guard lock(s.mutex);
-    if (Status usable = tree().usable(); !usable) return usable;
-    if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
-    add_to_slot = add || state.has_gradient;
-  }
+  std::unique_lock lock(s.mutex);
+  if (Status usable = tree().usable(); !usable) return usable;
+  if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
+  const bool add_to_slot = add || state.has_gradient;
+  // From here to the end nothing of the parameter arrives, and whoever clears slots or ends the step waits.
+  struct Put {
+    Put(Impl& all, ParamState& one, std::unique_lock<std::mutex>& held) : s(all), state(one), lock(held) {
+      state.being_put = true;
+      ++s.puts;
+    }
+    ~Put() {
+      if (!lock.owns_lock()) lock.lock();
+      state.being_put = false;
+      if (--s.puts == 0) s.puts_over.notify_all();
+    }
+    Impl& s;
+    ParamState& state;
+    std::unique_lock<std::mutex>& lock;
+  } put(s, state, lock);
+  lock.unlock();
+
   // The last step may still be reading the slot.
   if (Status stepped = wait_until_stepped(state.bucket); !stepped) return stepped;
   const Arena& arena = s.arenas[state.arena];
@@ -160,10 +179,9 @@ Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool m
   if (Status copied = tree().backend->copy(to, grad, add_to_slot, producer); !copied) {
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
-  std::lock_guard lock(s.mutex);
-  if (Status may = may_arrive("mdp_grad_put", param); !may) return may;  // another thread may have called mdp_grad_sync meanwhile
+  lock.lock();
   if (Status ordered = tree().queue->wait_for_caller(producer); !ordered) return ordered;
-  state.has_gradient = true;
+  state.has_gradient = s.microbatch_touched = true;
   return more ? Status() : s.arrive(*this, param);
 }
 
@@ -232,7 +250,9 @@ Status Buffer::zero_grad(void* caller) {
   }
   auto done = queue.record();
   if (!done) return done.status();
+  const bool is_last = s.phase != Phase::open || s.is_last;  // often called right after mdp_microbatch_begin: what that said holds
   s.start_step();
+  s.is_last = is_last;
   lock.unlock();
   return queue.make_caller_wait(caller, **done);
 }

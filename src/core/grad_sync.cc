@@ -28,6 +28,7 @@ Result<SyncHeader> Buffer::settle_missing() {
   size_t missing = 0;
   for (Bucket& bucket : s.buckets) {
     if (bucket.launched || bucket.waiting == 0) continue;
+    bucket.ready_ns = 0;  // an earlier step's
     const Layout& layout = plan_.arenas[bucket.arena].layout;
     const BucketRange& range = layout.buckets[bucket.index];
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
@@ -117,7 +118,8 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
   Impl& s = *impl_;
   std::shared_ptr<Request> sync;
   {
-    std::lock_guard lock(s.mutex);
+    std::unique_lock lock(s.mutex);
+    s.wait_for_puts(lock);  // what is being put now counts
     if (Status usable = tree().usable(); !usable) return usable;
     if (Status ordered = tree().queue->wait_for_caller(consumer); !ordered) return ordered;
     if (s.phase == Phase::open) {

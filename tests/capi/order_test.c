@@ -143,6 +143,42 @@ static void microbatches(void** state) {
   OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
 }
 
+/* The usual order in PyTorch: what was said of the microbatch still holds. */
+static void zero_grad_in_the_first_microbatch(void** state) {
+  (void)state;
+  OK(mdp_microbatch_begin(alone.buffer, 0));
+  OK(mdp_buffer_zero_grad(alone.buffer, NULL));
+  put_all(alone.buffer);
+  SIZED(mdp_bucket_report, bucket);
+  OK(mdp_buffer_bucket(alone.buffer, 0, &bucket));
+  CHECK(bucket.state != MDP_BUCKET_IN_FLIGHT && bucket.state != MDP_BUCKET_REDUCED);
+  OK(mdp_microbatch_begin(alone.buffer, 1));
+  put_all(alone.buffer);
+  finish_step();
+}
+
+/* A part of a gradient, too, belongs to the microbatch it came in. */
+static void a_microbatch_after_part_of_a_gradient(void** state) {
+  (void)state;
+  OK(put(FIRST, MDP_GRAD_MORE));
+  FAILS(MDP_E_STATE, "last microbatch have come already", mdp_microbatch_begin(alone.buffer, 1));
+  OK(mdp_buffer_zero_grad(alone.buffer, NULL));
+  put_all(alone.buffer);
+  finish_step();
+}
+
+/* The times of one step can be read together, when it is over. */
+static void times_of_a_bucket(void** state) {
+  (void)state;
+  put_all(alone.buffer);
+  finish_step();
+  SIZED(mdp_bucket_report, bucket);
+  OK(mdp_buffer_bucket(alone.buffer, 0, &bucket));
+  CHECK(bucket.ready_ns > 0 && bucket.ready_ns <= bucket.reduce_begin_ns && bucket.reduce_begin_ns <= bucket.reduce_end_ns);
+  CHECK(bucket.sync_ns >= bucket.ready_ns && bucket.gather_begin_ns >= bucket.reduce_end_ns &&
+        bucket.gather_end_ns >= bucket.gather_begin_ns);
+}
+
 static void frozen_parameter(void** state) {
   (void)state;
   SIZED(mdp_tensor, view);
@@ -354,6 +390,9 @@ int main(void) {
       TEST(an_optimizer_takes_over_what_another_did),
       TEST(a_step_that_failed_before_another),
       TEST(a_refused_step_changes_nothing),
+      TEST(zero_grad_in_the_first_microbatch),
+      TEST(a_microbatch_after_part_of_a_gradient),
+      TEST(times_of_a_bucket),
       TEST(unknown_group),
       TEST(after_abort),
   };

@@ -187,6 +187,67 @@ static void gradients_from_threads(void** state) {
   run_ranks(2, put_from_threads, NULL);
 }
 
+/* A sync that comes while a gradient is being copied: all of the gradient counts, or none of it. */
+enum {
+  LARGE = 1 << 20
+};
+static double large_values[LARGE];
+
+typedef struct {
+  mdp_buffer* buffer;
+  pthread_barrier_t started;
+  mdp_status put;
+} race;
+
+static void* put_large(void* argument) {
+  race* r = argument;
+  const int64_t count = LARGE;
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F64, large_values, &count);
+  pthread_barrier_wait(&r->started);
+  r->put = mdp_grad_put(r->buffer, 0, &t, 0, NULL);
+  return NULL;
+}
+
+static void a_sync_while_a_gradient_is_put(void** state) {
+  (void)state;
+  mdp_comm* comm = comm_open(NULL, 0, 1, timeout_ns);
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  const int64_t count = LARGE;
+  SIZED(mdp_param, param);
+  param.name = "large";
+  param.dtype = MDP_DTYPE_F32;
+  param.ndim = 1;
+  param.shape = &count;
+  SIZED(mdp_buffer_config, config);
+  config.missing = MDP_MISSING_ZERO;
+  race r = {0};
+  OK(mdp_buffer_register(grid, &config, &param, 1, &r.buffer));
+  SIZED(mdp_tensor, view);
+  OK(mdp_buffer_grad_view(r.buffer, 0, &view));
+  const float* grad = view.data;
+  for (int i = 0; i < LARGE; ++i) large_values[i] = 7;
+  pthread_barrier_init(&r.started, NULL, 2);
+  for (int round = 0; round < 20; ++round) {
+    OK(mdp_microbatch_begin(r.buffer, 1));
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, put_large, &r) == 0);
+    pthread_barrier_wait(&r.started);
+    for (volatile int i = 0; i < round * 20000; ++i) { /* another moment in every round */
+    }
+    OK(mdp_grad_sync(r.buffer, NULL, NULL));
+    float expected = grad[0];
+    int64_t torn = 0;
+    for (int64_t i = 0; i < LARGE; ++i) torn += grad[i] != expected;
+    pthread_join(thread, NULL);
+    CHECK(torn == 0 && expected == (r.put == MDP_OK ? 7 : 0));
+  }
+  pthread_barrier_destroy(&r.started);
+  mdp_buffer_destroy(r.buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
 /* ── Ranks that differ ── */
 
 static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -491,6 +552,7 @@ int main(void) {
       TEST(splits),
       TEST(grids),
       TEST(gradients_from_threads),
+      TEST(a_sync_while_a_gradient_is_put),
       TEST(different_registrations),
       TEST(an_expert_on_one_rank),
       TEST(a_column_that_differs),
