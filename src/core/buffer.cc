@@ -50,22 +50,8 @@ Buffer::~Buffer() {
     (void)impl_.release();  // its windows and locks belong to the parent
     return;
   }
-  // Collectives keep their windows; element-wise work on the queue does not. Only memory is handed over: the queue must not become the last
-  // owner of the communicator that owns it.
-  struct Kept {
-    std::vector<std::unique_ptr<Window>> windows;
-    std::vector<std::unique_ptr<Memory>> memories;
-  };
-  auto kept = std::make_shared<Kept>();
-  for (Arena& arena : impl_->arenas) {
-    kept->windows.push_back(std::move(arena.params));
-    kept->windows.push_back(std::move(arena.grads));
-  }
-  for (Agreement& agreement : impl_->agreements) {
-    kept->memories.push_back(std::move(agreement.send));
-    kept->memories.push_back(std::move(agreement.receive));
-  }
-  tree().queue->retain(std::move(kept));
+  // Collectives keep their windows; element-wise work on the queue does not.
+  tree().queue->retain(std::move(impl_->kept));
 }
 
 Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params) {
@@ -109,8 +95,8 @@ Status Buffer::allocate() {
     if (!params) return params.status();
     auto grads = arena.comm->group().allocate_window(elements * size_of(arena_plan.grad_type));
     if (!grads) return grads.status();
-    arena.params = *std::move(params);
-    arena.grads = *std::move(grads);
+    arena.params = impl_->kept->keep(*std::move(params));
+    arena.grads = impl_->kept->keep(*std::move(grads));
     impl_->arenas.push_back(std::move(arena));
   }
 
@@ -123,8 +109,8 @@ Status Buffer::allocate() {
     if (!send) return send.status();
     auto receive = backend.allocate(agreement.bytes * static_cast<size_t>(comm->size()));
     if (!receive) return receive.status();
-    agreement.send = *std::move(send);
-    agreement.receive = *std::move(receive);
+    agreement.send = impl_->kept->keep(*std::move(send));
+    agreement.receive = impl_->kept->keep(*std::move(receive));
     impl_->agreements.push_back(std::move(agreement));
     return {};
   };

@@ -10,15 +10,16 @@
 #include <vector>
 
 #include "core/buffer.h"
+#include "core/kept.h"
 
 namespace megadp {
 
 struct Buffer::Arena {
   const ArenaPlan* plan = nullptr;
-  std::shared_ptr<Comm> comm;  // the ranks that hold replicas of these parameters
-  std::unique_ptr<Window> params, grads;
-  float divisor = 1;              // of the reduced sum: dp x cp, for experts too
-  std::vector<OwnedRange> owned;  // this rank's, in placement order
+  std::shared_ptr<Comm> comm;                  // the ranks that hold replicas of these parameters
+  Window *params = nullptr, *grads = nullptr;  // in Impl::kept
+  float divisor = 1;                           // of the reduced sum: dp x cp, for experts too
+  std::vector<OwnedRange> owned;               // this rank's, in placement order
 
   std::byte* param_at(uint64_t element) const { return params->data() + element * size_of(plan->param_type); }
   std::byte* grad_at(uint64_t element) const { return grads->data() + element * size_of(plan->grad_type); }
@@ -54,9 +55,9 @@ struct Buffer::Bucket {
 // here".
 struct Buffer::Agreement {
   std::shared_ptr<Comm> comm;
-  std::vector<size_t> params;  // whose bits follow the header
-  size_t bytes = 0;            // per rank
-  std::unique_ptr<Memory> send, receive;
+  std::vector<size_t> params;                  // whose bits follow the header
+  size_t bytes = 0;                            // per rank
+  Memory *send = nullptr, *receive = nullptr;  // in Impl::kept
 };
 
 struct SyncHeader {
@@ -78,6 +79,7 @@ struct Buffer::Impl {
   std::mutex mutex;                          // everything below, and the order of submissions to the queue
   std::array<std::mutex, 64> param_mutexes;  // by index modulo 64: held while a gradient is written into its slot
 
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
   std::vector<Arena> arenas;
   std::vector<ParamState> params;  // by registration index; unused for frozen ones
   std::vector<Bucket> buckets;     // by number, in launch order

@@ -12,7 +12,8 @@ Result<std::shared_ptr<GridComm>> GridComm::create(std::shared_ptr<Comm> world, 
   if (!all) return all.status();
   for (size_t r = 0; r < all->size(); ++r) {
     if ((*all)[r] != mine) {
-      return Status(Code::desync, text("rank ", r, " cuts the world differently: '", (*all)[r], "', here '", mine, "'"),
+      return Status(Code::desync,
+                    text("rank ", world->group().members()[r], " cuts the world differently: '", (*all)[r], "', here '", mine, "'"),
                     Blame{.rank = world->group().members()[r]});
     }
   }

@@ -3,15 +3,24 @@
 //   state    | first moments, laid out like masters | second moments |
 #include "core/optimizer.h"
 
-#include <algorithm>
-#include <cmath>
+#include <array>
+#include <charconv>
 #include <cstddef>
-#include <cstring>
 
 #include "base/math.h"
 #include "core/buffer_impl.h"
 
 namespace megadp {
+
+namespace {
+
+// So that different numbers are different texts: in six digits 3e-4 and 3e-4F look the same.
+std::string exactly(double value) {
+  std::array<char, 32> digits{};
+  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+}
+
+}  // namespace
 
 struct Optimizer::Impl {
   struct Owned {  // one owned range, ready for the kernels
@@ -20,14 +29,15 @@ struct Optimizer::Impl {
     int group;
     bool counts;  // towards the norm: not a replica that another rank counts
   };
-  struct Shard {  // of one arena
-    std::unique_ptr<Memory> master, state;
+  struct Shard {                                 // of one arena
+    Memory *master = nullptr, *state = nullptr;  // in `kept`
     std::vector<std::vector<Owned>> buckets;
     uint64_t elements = 0;
   };
   OptimizerConfig config;
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
   std::vector<Shard> shards;
-  std::unique_ptr<Memory> scalars;
+  Memory* scalars = nullptr;
   std::vector<uint64_t> versions;  // by parameter: the version that its master stands for
 
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
@@ -59,8 +69,7 @@ Optimizer::~Optimizer() {
     (void)impl_.release();
     return;
   }
-  // The queue may still be updating what these memories hold.
-  if (last_step_ && !last_step_->done()) tree.queue->retain(std::shared_ptr<Impl>(std::move(impl_)));
+  tree.queue->retain(std::move(impl_->kept));  // the queue may still be updating it
 }
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config) {
@@ -75,10 +84,10 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
 Status Optimizer::compare_configurations() {
   Tree& tree = buffer_->tree();
   const OptimizerConfig& config = impl_->config;
-  std::string mine = text("lr ", config.lr, " betas ", config.beta1, " ", config.beta2, " eps ", config.eps, " max_grad_norm ",
-                          config.max_grad_norm, " groups ", config.groups.size());
+  std::string mine = text("lr ", exactly(config.lr), " betas ", exactly(config.beta1), " ", exactly(config.beta2), " eps ",
+                          exactly(config.eps), " max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
   for (const ParamGroup& group : config.groups)
-    mine += text("; ", group.has_lr ? text("lr ", group.lr) : "", " weight_decay ", group.weight_decay);
+    mine += text("; ", group.has_lr ? text("lr ", exactly(group.lr)) : "", " weight_decay ", exactly(group.weight_decay));
   const std::vector<int>& members = buffer_->grid()->world()->group().members();
   auto all = tree.world->exchange(members, "mdp_optimizer_create", mine);
   if (!all) return all.status();
@@ -113,11 +122,11 @@ Status Optimizer::allocate() {
     if (Plan::has_master(*arena.plan)) {
       auto master = backend.allocate(shard.elements * sizeof(float));
       if (!master) return master.status();
-      shard.master = *std::move(master);
+      shard.master = impl_->kept->keep(*std::move(master));
     }
     auto state = backend.allocate(2 * shard.elements * sizeof(float));
     if (!state) return state.status();
-    shard.state = *std::move(state);
+    shard.state = impl_->kept->keep(*std::move(state));
 
     const auto shards = static_cast<uint64_t>(arena.plan->shards);
     const auto piece_number = static_cast<uint64_t>(plan.shard(*arena.plan, rank));
@@ -138,7 +147,7 @@ Status Optimizer::allocate() {
   }
   auto scalars = backend.allocate(sizeof(StepScalars));
   if (!scalars) return scalars.status();
-  impl_->scalars = *std::move(scalars);
+  impl_->scalars = impl_->kept->keep(*std::move(scalars));
   StepScalars start{};
   start.beta1_power = start.beta2_power = 1;
   start.clip_factor = start.grad_factor = 1;

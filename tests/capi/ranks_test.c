@@ -350,6 +350,8 @@ static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t
   config.lr = rank == 1 ? 0.5 : 0.25;
   mdp_optimizer* optimizer = NULL;
   FAILS(MDP_E_DESYNC, "configure the optimizer differently", mdp_optimizer_create(j.buffer, &config, &optimizer));
+  config.lr = rank == 1 ? 3e-4 : (double)3e-4F; /* the same in six digits */
+  FAILS(MDP_E_DESYNC, "configure the optimizer differently", mdp_optimizer_create(j.buffer, &config, &optimizer));
   CHECK(grid == NULL && optimizer == NULL);
   put_all(j.buffer);
   OK(mdp_grad_sync(j.buffer, NULL, NULL));
