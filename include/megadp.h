@@ -296,7 +296,7 @@ typedef struct {
   mdp_rule rule;
   double lr;               /* 0: 1e-3                                                                          */
   double beta1, beta2;     /* 0: 0.9, 0.999, unless MDP_OPTIMIZER_SET_BETAS                                    */
-  double eps;              /* 0: 1e-8                                                                          */
+  double eps;              /* 0: 1e-8; otherwise 1e-37 to 1e37                                                 */
   double weight_decay;     /* when there are no groups; with groups 0, each has its own                           */
   double max_grad_norm;    /* gradients are scaled down to this global norm; 0: off                            */
   const mdp_group* groups; /* NULL: one group, with the values above; copied                                  */
@@ -308,8 +308,8 @@ typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
   double lr;         /* replaces the optimizer's from this step on; 0: unchanged, unless MDP_STEP_SET_LR           */
-  double loss_scale; /* gradients are divided by it; 0: 1. When given, a non-finite gradient on any rank makes all
-                        ranks skip the step                                                                        */
+  double loss_scale; /* gradients are divided by it, 1e-37 to 1e37; 0: 1. When given, a non-finite gradient on any rank
+                        makes all ranks skip the step                                                              */
   mdp_stream stream;
   uint64_t flags;
 } mdp_step_config;

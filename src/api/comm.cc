@@ -111,7 +111,7 @@ int32_t mdp_comm_size(const mdp_comm* comm) {
 }
 
 mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out) {
-  return guard([&]() -> Status {
+  return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
     mdp_error_info info;

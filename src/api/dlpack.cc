@@ -61,7 +61,8 @@ Extent extent_of(const Tensor& tensor) {
 bool holds(const Result<Buffer::View>& view, uint64_t numel, const Extent& extent, DType type) {
   if (!view || view->type != type) return false;
   const auto begin = reinterpret_cast<uintptr_t>(view->data);
-  return begin <= extent.begin && extent.end <= begin + numel * size_of(type);
+  // Strides that reach below address 0 wrap around: the beginning is then behind the end.
+  return extent.begin < extent.end && begin <= extent.begin && extent.end <= begin + numel * size_of(type);
 }
 
 // Only what the buffer owns may be lent in its name: a parameter, a gradient, or a part of one.

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "api/error.h"
 #include "api/event.h"
@@ -19,6 +20,21 @@ Status check_number(double value, const std::string& argument) {
   return invalid(argument, " is ", value, "; it must be 0 or more and finite");
 }
 
+// What kernels compute with, as floats.
+Status check_float(double value, const std::string& argument) {
+  if (Status status = check_number(value, argument); !status) return status;
+  if (value <= std::numeric_limits<float>::max()) return {};
+  return invalid(argument, " is ", value, "; as a float that is infinite, at most ", std::numeric_limits<float>::max(), " can be used");
+}
+
+// What is divided by: neither it nor its inverse may vanish among floats. 0 stands for a default.
+Status check_divisor(double value, const std::string& argument) {
+  if (Status status = check_float(value, argument); !status) return status;
+  constexpr double least = 1e-37, most = 1e37;
+  if (value == 0 || (value >= least && value <= most)) return {};
+  return invalid(argument, " is ", value, "; it must be between ", least, " and ", most, ", or 0 for the default");
+}
+
 Status check_beta(double value, const char* argument) {
   if (value >= 0 && value < 1) return {};
   return invalid(argument, " is ", value, "; it must be at least 0 and below 1");
@@ -27,8 +43,8 @@ Status check_beta(double value, const char* argument) {
 Result<ParamGroup> take_group(const mdp_group& given, const std::string& argument) {
   if (Status status = check_reserved(given.reserved, argument + ".reserved"); !status) return status;
   if (Status status = check_flags(given.flags, MDP_GROUP_SET_LR, argument + ".flags", "MDP_GROUP_SET_LR (1)"); !status) return status;
-  if (Status status = check_number(given.lr, argument + ".lr"); !status) return status;
-  if (Status status = check_number(given.weight_decay, argument + ".weight_decay"); !status) return status;
+  if (Status status = check_float(given.lr, argument + ".lr"); !status) return status;
+  if (Status status = check_float(given.weight_decay, argument + ".weight_decay"); !status) return status;
   ParamGroup group;
   group.has_lr = given.lr != 0 || (given.flags & MDP_GROUP_SET_LR) != 0;
   group.lr = given.lr;
@@ -65,11 +81,11 @@ Result<OptimizerConfig> take_config(const mdp_optimizer_config* given) {
   if (ours->rule != MDP_RULE_ADAMW) return invalid("config.rule is ", ours->rule, "; it must be MDP_RULE_ADAMW (0)");
   if (Status status = check_flags(ours->flags, MDP_OPTIMIZER_SET_BETAS, "config.flags", "MDP_OPTIMIZER_SET_BETAS (1)"); !status)
     return status;
-  if (Status status = check_number(ours->lr, "config.lr"); !status) return status;
+  if (Status status = check_float(ours->lr, "config.lr"); !status) return status;
   if (Status status = check_beta(ours->beta1, "config.beta1"); !status) return status;
   if (Status status = check_beta(ours->beta2, "config.beta2"); !status) return status;
-  if (Status status = check_number(ours->eps, "config.eps"); !status) return status;
-  if (Status status = check_number(ours->weight_decay, "config.weight_decay"); !status) return status;
+  if (Status status = check_divisor(ours->eps, "config.eps"); !status) return status;
+  if (Status status = check_float(ours->weight_decay, "config.weight_decay"); !status) return status;
   if (Status status = check_number(ours->max_grad_norm, "config.max_grad_norm"); !status) return status;
   auto groups = take_groups(*ours);
   if (!groups) return groups.status();
@@ -90,8 +106,8 @@ Result<mdp_step_config> take_step_config(const mdp_step_config* given) {
   if (!ours) return ours;
   if (Status status = check_reserved(ours->reserved, "config.reserved"); !status) return status;
   if (Status status = check_flags(ours->flags, MDP_STEP_SET_LR, "config.flags", "MDP_STEP_SET_LR (1)"); !status) return status;
-  if (Status status = check_number(ours->lr, "config.lr"); !status) return status;
-  if (Status status = check_number(ours->loss_scale, "config.loss_scale"); !status) return status;
+  if (Status status = check_float(ours->lr, "config.lr"); !status) return status;
+  if (Status status = check_divisor(ours->loss_scale, "config.loss_scale"); !status) return status;
   if (Status status = check_stream(ours->stream, "config.stream"); !status) return status;
   return ours;
 }

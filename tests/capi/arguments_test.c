@@ -539,6 +539,9 @@ static void optimizer_arguments(void** state) {
       {{.beta2 = NAN}, "config.beta2 is"},
       {{.eps = -1}, "config.eps is -1"},
       {{.eps = INFINITY}, "config.eps is inf"},
+      {{.eps = 1e-50}, "config.eps is 1e-50; it must be between"}, /* 0 as a float: a gradient of 0 would be divided by it */
+      {{.eps = 1e300}, "config.eps is 1e+300; as a float"},
+      {{.lr = 1e300}, "config.lr is 1e+300; as a float"},
       {{.weight_decay = -0.1}, "config.weight_decay is -0.1"},
       {{.max_grad_norm = -1}, "config.max_grad_norm is -1"},
       {{.max_grad_norm = INFINITY}, "config.max_grad_norm is inf"},
@@ -587,6 +590,8 @@ static void groups_and_steps(void** state) {
                    {{.lr = -1}, "config.lr is -1"},
                    {{.lr = NAN}, "config.lr is"},
                    {{.loss_scale = -1}, "config.loss_scale is"},
+                   {{.loss_scale = 1e-39}, "config.loss_scale is 1e-39; it must be between"}, /* its inverse is no float */
+                   {{.loss_scale = 1e300}, "config.loss_scale is 1e+300"},
                    {{.loss_scale = INFINITY}, "config.loss_scale is inf"}};
   for (size_t i = 0; i < sizeof bad_steps / sizeof bad_steps[0]; ++i) {
     mdp_step_config config = bad_steps[i].config;

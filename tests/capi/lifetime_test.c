@@ -304,6 +304,11 @@ static void dlpack(void** state) {
   OK(mdp_buffer_to_dlpack(j.buffer, &row, &part));
   row.shape = &sixteen;
   FAILS(MDP_E_INVALID, "not a view", mdp_buffer_to_dlpack(j.buffer, &row, &part));
+  static const int64_t two = 2, below_zero = -(INT64_C(1) << 57);
+  row.shape = &two;
+  row.strides = &below_zero;
+  FAILS(MDP_E_INVALID, "not a view", mdp_buffer_to_dlpack(j.buffer, &row, &part));
+  row.strides = NULL;
   row.shape = &three;
   row.dtype = MDP_DTYPE_BF16;
   FAILS(MDP_E_INVALID, "as bf16", mdp_buffer_to_dlpack(j.buffer, &row, &part));
@@ -390,6 +395,11 @@ static void log_callback(void** state) {
   FAILS(MDP_E_STATE, NULL, mdp_grad_sync(j.buffer, NULL, NULL));
   mdp_optimizer_destroy(j.optimizer);
   j.optimizer = NULL;
+  /* And these are called by callbacks that want to know more. */
+  SIZED(mdp_error_info, info);
+  OK(mdp_last_error_info(&info));
+  OK(mdp_comm_error_info(j.comm, &info));
+  CHECK(mdp_comm_rank(j.comm) == 0 && mdp_comm_size(j.comm) == 1);
   CHECK(h.calls == 0);
   /* An ordinary call hands the message over; its own failure is not lost by what the callback does. */
   for (int i = 0; i < 200 && h.calls == 0; ++i) {
