@@ -40,6 +40,8 @@ class Bench {
   Status run();
   Status check_results();
   BenchOutcome outcome() const;
+  // What went wrong on one rank ends all of them: the others spin in meet().
+  void tell_others(const Status& why) { world_->fail(why); }
 
  private:
   explicit Bench(const BenchTask& task) : task_(task) {}
@@ -248,9 +250,11 @@ BenchOutcome Bench::outcome() const {
 Result<BenchOutcome> bench_rank(const BenchTask& task) {
   Result<std::unique_ptr<Bench>> bench = Bench::open(task);
   if (!bench) return bench.status();
-  if (Status right = (*bench)->check_results(); !right) return right;
-  if (Status ran = (*bench)->run(); !ran) return ran;
-  return (*bench)->outcome();
+  Status done = (*bench)->check_results();
+  if (done) done = (*bench)->run();
+  if (done) return (*bench)->outcome();
+  (*bench)->tell_others(done);
+  return done;
 }
 
 }  // namespace megadp::tool
