@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kSecond = 1'000'000'000;
 constexpr double kTermSeconds = 5;    // between SIGTERM and SIGKILL
 constexpr double kLingerSeconds = 2;  // for what the ranks left behind to end by itself
-constexpr double kKillSeconds = 2;    // for SIGKILL to take effect
+constexpr double kKillSeconds = 2;    // for SIGKILL to take effect on those
 // A dying process closes its sockets before it can be waited for: ranks that learn of it there may end sooner than it does.
 constexpr uint64_t kDyingNs = 200'000'000;
 
@@ -37,7 +37,12 @@ void Supervisor::read_deaths() {
   for (int i = 0; i < count; ++i) {
     Rank& rank = ranks_[events[static_cast<size_t>(i)].data.u32];
     int status = 0;
-    if (rank.running && waitpid(rank.end.pid, &status, WNOHANG) == rank.end.pid) rank_ended(rank, status);
+    if (!rank.running) continue;
+    if (waitpid(rank.end.pid, &status, WNOHANG) == rank.end.pid) {
+      rank_ended(rank, status);
+    } else {
+      rank.pidfd.reset();  // a tracer has it yet: SIGCHLD will tell
+    }
   }
 }
 
@@ -63,26 +68,33 @@ void Supervisor::reap() {
   if (stage_ == Stage::left_killed) signal_leftovers(SIGKILL);
 }
 
-void Supervisor::rank_ended(Rank& rank, int wait_status) {
+void Supervisor::note_end(Rank& rank, int wait_status) {
   rank.running = false;
   rank.pidfd.reset();
   rank.end.signal = WIFSIGNALED(wait_status) ? WTERMSIG(wait_status) : 0;
   rank.end.core = WIFSIGNALED(wait_status) && WCOREDUMP(wait_status);
   rank.end.exit = rank.end.signal != 0 ? 128 + rank.end.signal : WEXITSTATUS(wait_status);
   rank.end.seconds = static_cast<double>(now_ns() - rank.started_ns) / static_cast<double>(kSecond);
+}
+
+void Supervisor::rank_ended(Rank& rank, int wait_status) {
+  note_end(rank, wait_status);
   // What it said comes before what is said of it.
   for (RankOutput* stream : {&rank.out, &rank.err}) read_output(*stream, 16);
 
   const size_t others = running().size();
   const bool first = rank.end.exit != 0 && first_failure_ == nullptr;
-  report_.ended(rank.end, first ? others : 0, config_.grace_s);
+  const bool grace = first && stage_ == Stage::well;  // all may have been killed already
+  report_.ended(rank.end, grace ? others : 0, config_.grace_s);
   if (first) {
     first_failure_ = &rank;
     first_failure_ns_ = now_ns();
-    stage_ = Stage::grace;
-    alarm_ = in_seconds(config_.grace_s);
   } else if (rank.end.signal != 0 && first_failure_->end.signal == 0 && !has_signalled_ && now_ns() - first_failure_ns_ < kDyingNs) {
     first_failure_ = &rank;
+  }
+  if (grace) {
+    stage_ = Stage::grace;
+    alarm_ = in_seconds(config_.grace_s);
   }
   check_groups();
   if (others == 0) last_rank_ended();
@@ -103,7 +115,7 @@ void Supervisor::on_signal(int signal) {
   }
   if (signal == SIGINT && ++interrupts_ >= 2) {
     report_.signalled(SIGKILL, ranks, "interrupted_twice", "interrupted twice: SIGKILL to all ranks");
-    signal_groups(SIGKILL);
+    kill_all();
     return;
   }
   if (signal == SIGUSR1 || signal == SIGUSR2) {
@@ -121,24 +133,59 @@ void Supervisor::on_signal(int signal) {
   signal_groups(SIGCONT);
 }
 
+void Supervisor::kill_all() {
+  signal_groups(SIGKILL);
+  stage_ = Stage::killed;
+  alarm_ = in_seconds(kDieSeconds);
+}
+
+// The kernel does not let them end (a read from a lost disk, a tracer that does not let go), and may never do so.
+void Supervisor::give_up_ranks() {
+  for (Rank& rank : ranks_) {
+    if (!rank.running) continue;
+    report_.error(fmt::format("rank {} (pid {}) has not ended {:g} s after SIGKILL: it is left to the kernel", rank.end.rank, rank.end.pid,
+                              kDieSeconds));
+    note_end(rank, SIGKILL);
+    if (first_failure_ == nullptr) first_failure_ = &rank;
+  }
+  signal_leftovers(SIGKILL);
+  stage_ = Stage::left_killed;
+  alarm_ = in_seconds(kKillSeconds);
+}
+
+void Supervisor::abandon_leftovers() {
+  if (!leftovers().empty()) report_.error(fmt::format("processes {} cannot be killed", fmt::join(leftovers(), ", ")));
+  for (Rank& rank : ranks_)
+    for (RankOutput* stream : {&rank.out, &rank.err}) {
+      read_output(*stream, 16);
+      stream->lines.finish();
+      stream->fd.reset();
+    }
+  strangers_ = living_children();
+  for (Rank& rank : ranks_) rank.group_lives = false;
+}
+
 void Supervisor::on_alarm() {
   alarm_ = Deadline::never();
   const auto late = [&](int signal, double since) {
     report_.signalled(signal, running(), "grace",
                       fmt::format("rank{} {} still running {:g} s after rank {} failed: {}", running().size() > 1 ? "s" : "",
                                   fmt::join(running(), ", "), since, first_failure_->end.rank, signal_name(signal)));
-    signal_groups(signal);
   };
   switch (stage_) {
     case Stage::grace:
       late(SIGTERM, config_.grace_s);
+      signal_groups(SIGTERM);
       signal_groups(SIGCONT);  // a stopped process cannot end
       stage_ = Stage::terminated;
       alarm_ = in_seconds(kTermSeconds);
       break;
     case Stage::terminated:
       late(SIGKILL, config_.grace_s + kTermSeconds);
-      stage_ = Stage::killed;
+      kill_all();
+      break;
+    case Stage::killed:
+      give_up_ranks();
       break;
     case Stage::lingering:
       if (!leftovers().empty()) report_.leftovers(SIGTERM, leftovers());
@@ -158,17 +205,9 @@ void Supervisor::on_alarm() {
       // bytes of the ranks may still be on their way.
       if (stdout_.waiting() || stderr_.waiting()) {
         alarm_ = in_seconds(kKillSeconds);
-        break;
+      } else {
+        abandon_leftovers();
       }
-      if (!leftovers().empty()) report_.error(fmt::format("processes {} cannot be killed", fmt::join(leftovers(), ", ")));
-      for (Rank& rank : ranks_)
-        for (RankOutput* stream : {&rank.out, &rank.err}) {
-          read_output(*stream, 16);
-          stream->lines.finish();
-          stream->fd.reset();
-        }
-      strangers_ = living_children();
-      for (Rank& rank : ranks_) rank.group_lives = false;
       break;
     default:
       break;

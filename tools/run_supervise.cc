@@ -89,13 +89,17 @@ Status Supervisor::start_rank(int index, const std::vector<int>& cpus) {
 // A rank could not be started: nothing may be left of those that were.
 int Supervisor::give_up(const Status& why) {
   signal_groups(SIGKILL);
-  for (const Rank& rank : ranks_)
-    while (waitpid(rank.end.pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
+  const Deadline limit = Deadline::after_ns(static_cast<uint64_t>(kDieSeconds * 1e9));
+  for (Rank& rank : ranks_) {
+    int status = SIGKILL;
+    while (waitpid(rank.end.pid, &status, WNOHANG) == 0 && !limit.passed()) usleep(1000);
+    note_end(rank, status);
+  }
   restore();
   report_.error(why.text());
-  stderr_.flush();
-  return why.code() == Code::invalid ? 127 : 1;
+  const int exit = why.code() == Code::invalid ? 127 : 1;
+  say_summary(exit);
+  return exit;
 }
 
 int Supervisor::run() {
@@ -107,22 +111,29 @@ int Supervisor::run() {
     if (alarm_.passed()) on_alarm();
   }
   restore();
-  return first_failure_ != nullptr ? first_failure_->end.exit : 0;
+  return exit_code();
 }
 
 bool Supervisor::finished() {
   if (!running().empty()) return false;
-  if (stage_ == Stage::abandoned) return true;
+  if (stage_ == Stage::abandoned) {
+    say_summary(exit_code());
+    return true;
+  }
   reap();  // nothing dead may be left to init either, which in a container may not wait for it
   const bool reading = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.out.fd.open() || r.err.fd.open(); });
   if (reading || !leftovers().empty()) return false;
-  if (!summary_said_) {
-    summary_said_ = true;
-    report_.summary(ends(), first_failure_ != nullptr ? first_failure_->end.exit : 0);
-    stdout_.flush();
-    stderr_.flush();
-  }
+  say_summary(exit_code());
   return !stdout_.waiting() && !stderr_.waiting();
+}
+
+// The last word, however the job ended.
+void Supervisor::say_summary(int exit) {
+  if (summary_said_) return;
+  summary_said_ = true;
+  report_.summary(ends(), exit);
+  stdout_.flush();
+  stderr_.flush();
 }
 
 void Supervisor::wait_for_something() {

@@ -39,6 +39,7 @@ class Supervisor {
   int run();
 
  private:
+  static constexpr double kDieSeconds = 20;  // for SIGKILL to take effect on a rank: much memory is not given back in a moment
   enum class Stage {
     well,
     grace,
@@ -57,15 +58,21 @@ class Supervisor {
   void restore();
 
   bool finished();
+  int exit_code() const { return first_failure_ != nullptr ? first_failure_->end.exit : 0; }
+  void say_summary(int exit);
   void wait_for_something();
   void read_output(RankOutput& stream, size_t most);
   void read_deaths();
   void read_signals();
   void reap();
+  static void note_end(Rank& rank, int wait_status);
   void rank_ended(Rank& rank, int wait_status);
   void last_rank_ended();
   void on_signal(int signal);
   void on_alarm();
+  void kill_all();
+  void give_up_ranks();
+  void abandon_leftovers();
   void signal_groups(int signal);
   void signal_leftovers(int signal);
   void check_groups();

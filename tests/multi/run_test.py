@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `megadp run`, from outside: what its ranks see and say, what it returns, and that nothing is left when it has gone.
 # Usage: run_test.py PATH_TO_MEGADP [unittest arguments]. Ranks that wait do so on something that happens, not on a clock.
+import ctypes
 import json
 import os
 import resource
@@ -416,7 +417,9 @@ class Ends(RunTest):
                                                                               {"rank": 1, "pid": pids[1], "exit": 137, "signal": "SIGKILL"}]})
         self.assertIn('[0] {"x":1}', done.err)
         refused = run("-n", "2", "--json", "/no/such/file", env=self.env)
-        self.assertEqual(json.loads(refused.err)["event"], "error")
+        said = [json.loads(line) for line in refused.err.splitlines()]
+        self.assertEqual([event["event"] for event in said], ["error", "summary"])
+        self.assertEqual((said[-1]["ranks"], said[-1]["exit"], refused.code), ([], 127, 127))
 
 
 class Signals(RunTest):
@@ -458,6 +461,42 @@ class Signals(RunTest):
         done = Finished(process)
         self.assertEqual(done.code, 137)
         self.assertIn("interrupted twice", done.err)
+
+    def test_who_does_not_wait_for_leftovers_gets_the_summary_last_too(self):
+        # The grandchild holds the pipes and outlives SIGTERM.
+        script = f"(trap '' TERM; : > {self.path('ready')}; while :; do sleep 1; done) & until [ -e {self.path('ready')} ]; do sleep 0.01; done"
+        process = start("-n", "1", "--json", "sh", "-c", script, env=self.env)
+        for line in process.stderr:
+            if b'"ended"' in line:
+                break
+        process.send_signal(signal.SIGINT)
+        done = Finished(process)
+        self.assertEqual(done.code, 0)
+        self.assertEqual(json.loads(done.err.splitlines()[-1])["event"], "summary")
+
+    def test_a_rank_that_cannot_end_is_given_up(self):
+        """A tracer that does not collect its dead tracee keeps it from the launcher, as the kernel keeps one in an uninterruptible call."""
+        process = start("-n", "2", "--json", "sh", "-c", f"echo $$ > {self.path('pid$MEGADP_RANK.new')}; "
+                        f"mv {self.path('pid$MEGADP_RANK.new')} {self.path('pid$MEGADP_RANK')}; exec sleep 1000", env=self.env)
+        self.wait_for_files("pid0", "pid1")
+        pid = int(self.read("pid1"))
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.ptrace.argtypes = [ctypes.c_long] * 4
+        if libc.ptrace(0x4206, pid, 0, 0) != 0:  # PTRACE_SEIZE
+            process.kill()
+            Finished(process)
+            self.skipTest(f"processes cannot be traced here: {os.strerror(ctypes.get_errno())}")
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: state(pid) == "Z", "the rank dies")
+        process.send_signal(signal.SIGINT)
+        self.assertIn(b"SIGINT", next(line for line in process.stderr if b'"signal"' in line))
+        process.send_signal(signal.SIGINT)
+        done = Finished(process)
+        os.waitpid(pid, 0)
+        self.assertEqual(done.code, 128 + signal.SIGINT)
+        events = [json.loads(line) for line in done.err.splitlines()]
+        self.assertIn(f"rank 1 (pid {pid}) has not ended 20 s after SIGKILL", "".join(e["text"] for e in events if e["event"] == "error"))
+        self.assertEqual((events[-1]["event"], events[-1]["ranks"][1]["signal"]), ("summary", "SIGKILL"))
 
     def test_stopping_the_launcher_stops_its_ranks(self):
         process = start("-n", "1", "sh", "-c", f"echo $$ > {self.path('new')}; mv {self.path('new')} {self.path('pid')}; read x; exit 3",
