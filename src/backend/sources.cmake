@@ -3,6 +3,7 @@ set(MEGADP_backend_SOURCES
     registry.cc
     world.cc
     bootstrap/attendance.cc
+    bootstrap/bounded_call.cc
     bootstrap/frame.cc
     bootstrap/job_key.cc
     bootstrap/launch_env.cc

@@ -180,8 +180,12 @@ Status meet_on_host(const Launch& launch, const Meeting& world, const std::vecto
 
 }  // namespace
 
-Result<std::shared_ptr<World>> World::join(const Launch& launch, uint64_t timeout_ns) {
+Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout_ns) {
+  Launch launch = given;
   Status status = check_launch(launch, timeout_ns);
+  if (!status.ok()) return status;
+  const Deadline deadline = Deadline::after_ns(timeout_ns);
+  status = complete_launch(&launch, deadline);
   if (!status.ok()) return status;
   Meeting meeting;
   meeting.nranks = launch.nranks;
@@ -196,7 +200,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& launch, uint64_t timeou
   meeting.guard = guard_of(launch);
   meeting.expected = first_ranks(launch.nranks);
   meeting.timeout_ns = timeout_ns;
-  meeting.deadline = Deadline::after_ns(timeout_ns);
+  meeting.deadline = deadline;
   auto party = meet(meeting);
   if (!party.ok()) return party.status();
 

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/status.h"
 
 namespace megadp {
@@ -22,11 +23,17 @@ struct Launch {
   // Where rank 0 listens when the world spans hosts; port 0: all ranks are on one host.
   std::string root_host;
   uint16_t root_port = 0;
+  // On several hosts, and rank 0 has yet to choose where it listens: the ranks agree on that as they join (complete_launch).
+  bool root_by_pmix = false;
 };
 
-// What the environment says. A single rank only when no launcher is recognised; a partial, contradictory or unknown environment is
-// Code::invalid with a sentence that lists what was found and what is missing.
+// What the environment says; it asks nobody, and waits for nobody. A single rank only when no launcher is recognised; a partial,
+// contradictory or unknown environment is Code::invalid with a sentence that lists what was found and what is missing.
 Result<Launch> launch_from_environment();
+
+// Collective over the ranks of the launch where root_by_pmix is set, otherwise nothing: finds root_host, root_port and secret.
+// Code::timeout at the deadline.
+Status complete_launch(Launch* launch, Deadline deadline);
 
 // The 128 bytes of mdp_unique_id.
 struct UniqueId {

@@ -72,10 +72,8 @@ Status find_root(Claim* claim) {
   }
   if (!claim->several_hosts || launch.root_port != 0) return {};
   if (launch.launcher == "Open MPI") {
-    Status status = agree_on_root_by_pmix(&launch);
-    if (status.ok()) return {};
-    return status.with_context(
-        "Open MPI started ranks on several hosts; set MEGADP_ROOT=host:port to an address of rank 0's host, because PMIx did not help");
+    launch.root_by_pmix = true;
+    return {};
   }
   return invalid(
       launch.launcher,
@@ -119,6 +117,14 @@ Result<Launch> launch_from_environment() {
   Status status = find_root(&*claim);
   if (!status.ok()) return status;
   return claim->launch;
+}
+
+Status complete_launch(Launch* launch, Deadline deadline) {
+  if (!launch->root_by_pmix) return {};
+  Status status = agree_on_root_by_pmix(launch, deadline);
+  if (status.ok()) return {};
+  return status.with_context(
+      "Open MPI started ranks on several hosts; set MEGADP_ROOT=host:port to an address of rank 0's host, because PMIx did not help");
 }
 
 std::vector<std::string> launcher_variables() {

@@ -11,14 +11,19 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <optional>
 
+#include "backend/bootstrap/bounded_call.h"
 #include "backend/bootstrap/job_key.h"
 #include "backend/bootstrap/launcher.h"
+#include "backend/bootstrap/rendezvous.h"
 #include "base/text.h"
 
 namespace megadp {
@@ -35,6 +40,7 @@ struct PmixValue {
   union {
     bool flag;
     char* string;
+    int integer;
     alignas(8) unsigned char room[24];  // the largest member is three words
   } data;
 };
@@ -45,9 +51,11 @@ struct PmixInfo {
 };
 constexpr uint16_t kPmixBool = 1;
 constexpr uint16_t kPmixString = 3;
+constexpr uint16_t kPmixInt = 6;
 constexpr uint8_t kPmixGlobal = 3;
 constexpr PmixStatus kPmixSuccess = 0;
 constexpr char kPmixCollectData[] = "pmix.collect";
+constexpr char kPmixTimeout[] = "pmix.timeout";
 
 struct Pmix {
   PmixStatus (*init)(PmixProc*, PmixInfo*, size_t) = nullptr;
@@ -137,7 +145,16 @@ Status read_announcement(const std::string& words, Launch* launch) {
   return {};
 }
 
-Status publish_and_read(const Pmix& pmix, const PmixProc& self, Launch* launch) {
+// Seconds after which the server should give up. Not all servers do, so it is not relied on.
+PmixInfo limit(Deadline deadline) {
+  PmixInfo info{};
+  std::memcpy(info.key, kPmixTimeout, sizeof kPmixTimeout);
+  info.value.type = kPmixInt;
+  info.value.data.integer = static_cast<int>(std::min<uint64_t>(deadline.left_ns() / 1'000'000'000 + 1, 1'000'000));
+  return info;
+}
+
+Status publish_and_read(const Pmix& pmix, const PmixProc& self, Launch* launch, Deadline deadline) {
   constexpr char key[] = "megadp.root";
   std::string words;
   if (launch->rank == 0) {
@@ -151,17 +168,18 @@ Status publish_and_read(const Pmix& pmix, const PmixProc& self, Launch* launch) 
     if (status == kPmixSuccess) status = pmix.commit();
     if (status != kPmixSuccess) return pmix.failed("publishing an address through PMIx", status);
   }
-  PmixInfo collect{};
-  std::memcpy(collect.key, kPmixCollectData, sizeof kPmixCollectData);
-  collect.value.type = kPmixBool;
-  collect.value.data.flag = true;
-  PmixStatus status = pmix.fence(nullptr, 0, &collect, 1);
+  PmixInfo fence[2] = {{}, limit(deadline)};
+  std::memcpy(fence[0].key, kPmixCollectData, sizeof kPmixCollectData);
+  fence[0].value.type = kPmixBool;
+  fence[0].value.data.flag = true;
+  PmixStatus status = pmix.fence(nullptr, 0, fence, 2);
   if (status != kPmixSuccess) return pmix.failed("waiting for the other ranks in PMIx_Fence", status);
   if (launch->rank != 0) {
     PmixProc root = self;
     root.rank = 0;
     PmixValue* value = nullptr;
-    status = pmix.get(&root, key, nullptr, 0, &value);
+    const PmixInfo get = limit(deadline);
+    status = pmix.get(&root, key, &get, 1, &value);
     if (status != kPmixSuccess || value == nullptr) return pmix.failed("reading the address of rank 0 through PMIx", status);
     if (value->type == kPmixString && value->data.string != nullptr) {
       words = value->data.string;
@@ -173,42 +191,93 @@ Status publish_and_read(const Pmix& pmix, const PmixProc& self, Launch* launch) 
 }
 
 // PMIx cannot be started a second time, and the program may start MPI later, which uses it too; but mpirun takes a process that ends
-// without ending PMIx for a failed one. So it is ended as the process exits.
+// without ending PMIx for a failed one. So it is ended as the process exits; unless an agreement is still under way, which has failed by
+// then, and which the end could wait for.
+std::atomic<bool> under_way{false};
+
 void end_at_exit(PmixStatus (*finalize)(const PmixInfo*, size_t)) {
   static PmixStatus (*end)(const PmixInfo*, size_t) = nullptr;
   static pid_t owner = 0;
   end = finalize;
   owner = ::getpid();
   std::atexit([] {
-    if (::getpid() == owner) end(nullptr, 0);  // not in a forked child: the connection to mpirun is the parent's
+    if (::getpid() == owner && !under_way) end(nullptr, 0);  // not in a forked child: the connection to mpirun is the parent's
   });
 }
 
-Status agree(Launch* launch) {
+// PMIx as this process has started it.
+struct Session {
+  Pmix pmix;
+  PmixProc self{};
+};
+
+Result<const Session*> start_pmix() {
+  static std::optional<Session> session;
+  if (session) return &*session;
   auto pmix = load_pmix();
   if (!pmix.ok()) return pmix.status();
-  PmixProc self{};
-  const PmixStatus begun = pmix->init(&self, nullptr, 0);
-  if (begun != kPmixSuccess) return pmix->failed("PMIx_Init", begun);
-  end_at_exit(pmix->finalize);
-  return publish_and_read(*pmix, self, launch);
+  Session fresh{*pmix, {}};
+  const PmixStatus begun = fresh.pmix.init(&fresh.self, nullptr, 0);
+  if (begun != kPmixSuccess) return fresh.pmix.failed("PMIx_Init", begun);
+  end_at_exit(fresh.pmix.finalize);
+  session = fresh;
+  return &*session;
+}
+
+// Shared by the thread that talks to PMIx and those that wait for it.
+struct Agreement {
+  Launch launch;
+  std::shared_ptr<BoundedCall> call;
+};
+
+// One at a time: another begins only after the last has ended.
+Result<std::shared_ptr<Agreement>> begin_agreement(const Launch& launch, Deadline deadline) {
+  auto agreement = std::make_shared<Agreement>();
+  agreement->launch = launch;
+  under_way = true;
+  auto call = BoundedCall::start([launch = std::shared_ptr<Launch>(agreement, &agreement->launch), deadline] {
+    const auto session = start_pmix();
+    Status status = session.ok() ? publish_and_read((*session)->pmix, (*session)->self, launch.get(), deadline) : session.status();
+    under_way = false;
+    return status;
+  });
+  if (!call.ok()) {
+    under_way = false;
+    return call.status();
+  }
+  agreement->call = *call;
+  return agreement;
 }
 
 }  // namespace
 
-Status agree_on_root_by_pmix(Launch* launch) {
+Status agree_on_root_by_pmix(Launch* launch, Deadline deadline) {
   static std::mutex mutex;
-  static std::optional<Launch> agreed;
-  std::lock_guard<std::mutex> lock(mutex);
-  if (!agreed) {
-    Launch fresh = *launch;
-    Status status = agree(&fresh);
-    if (!status.ok()) return status;
-    agreed = fresh;
+  static std::shared_ptr<Agreement> last;
+  const uint64_t begun = now_ns();
+  std::shared_ptr<Agreement> mine;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (last != nullptr) {
+      const Status so_far = last->call->wait(Deadline::after_ns(0));
+      if (!so_far.ok() && so_far.code() != Code::pending) last = nullptr;  // it failed: once more
+    }
+    if (last == nullptr) {
+      auto fresh = begin_agreement(*launch, deadline);
+      if (!fresh.ok()) return fresh.status();
+      last = *std::move(fresh);
+    }
+    mine = last;
   }
-  launch->root_host = agreed->root_host;
-  launch->root_port = agreed->root_port;
-  launch->secret = agreed->secret;
+  const Status status = mine->call->wait(deadline);
+  if (status.code() == Code::pending) {
+    return {Code::timeout,
+            text("the other ranks did not come to PMIx_Fence within ", seconds(now_ns() - begun), "; all ranks must make a communicator")};
+  }
+  if (!status.ok()) return status;
+  launch->root_host = mine->launch.root_host;
+  launch->root_port = mine->launch.root_port;
+  launch->secret = mine->launch.secret;
   return {};
 }
 

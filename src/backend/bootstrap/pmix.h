@@ -4,12 +4,14 @@
 #pragma once
 
 #include "backend/bootstrap/launch.h"
+#include "base/deadline.h"
 #include "base/status.h"
 
 namespace megadp {
 
 // Collective over the ranks of the launch. Rank 0 picks an address of its own, a port and a fresh secret; all get root_host, root_port
-// and secret. Done once in a process and remembered: PMIx keeps old values, and may be started and ended only once.
-Status agree_on_root_by_pmix(Launch* launch);
+// and secret. Done once in a process and remembered: PMIx keeps old values, and may be started and ended only once. Code::timeout at the
+// deadline; what was begun goes on, and another call waits for the same.
+Status agree_on_root_by_pmix(Launch* launch, Deadline deadline);
 
 }  // namespace megadp
