@@ -60,11 +60,16 @@ def bad_texts(folder):
 
     empty = os.path.join(folder, "directory")
     os.mkdir(empty)
+    many = os.path.join(folder, "many")
+    os.mkdir(many)
+    for number in range(300):
+        path(os.path.join("many", str(number)), b"%03d\n" % number)
     return [
         (["--text", path("absent")], ["--text", "absent", "No such file"]),
         (["--text", path("empty", b"")], ["--text", "empty", "0 bytes", "1300"]),
         (["--text", path("small", b"ab" * 649 + b"a")], ["--text", "small", "1299 bytes", "--context 64", "1300"]),
         (["--text", empty], ["--text", "directory", "0 bytes"]),
+        (["--text", many], ["--text", "many", "1200 bytes"]),
     ]
 
 

@@ -60,10 +60,6 @@ static int by_bytes(const struct dirent** a, const struct dirent** b) {
   return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-enum {
-  MOST_FILES = 256
-};
-
 /* Appends `path` unless a file with the same content has been appended before. */
 static int read_new(bytes* to, uint64_t* seen, size_t* nseen, const char* path, char* error, size_t size) {
   const size_t before = to->count;
@@ -81,24 +77,26 @@ static int read_new(bytes* to, uint64_t* seen, size_t* nseen, const char* path, 
 
 static int read_directory(bytes* to, const char* path, char* error, size_t size) {
   struct dirent** entries = NULL;
-  uint64_t seen[MOST_FILES];
   size_t nseen = 0;
-  int failed = 0;
   const int n = scandir(path, &entries, wanted, by_bytes);
   if (n < 0) {
     snprintf(error, size, "the directory of texts '%s' cannot be read: %s", path, strerror(errno));
     return -1;
   }
+  uint64_t* seen = malloc(((size_t)n + 1) * sizeof *seen); /* hashes */
+  int failed = seen ? 0 : -1;
+  if (failed) snprintf(error, size, "out of memory for the %d files of the directory '%s'", n, path);
   for (int i = 0; i < n; i++) {
     char name[4096];
     struct stat info;
     snprintf(name, sizeof name, "%s/%s", path, entries[i]->d_name);
-    if (!failed && lstat(name, &info) == 0 && S_ISREG(info.st_mode) && nseen < MOST_FILES) {
+    if (!failed && lstat(name, &info) == 0 && S_ISREG(info.st_mode)) {
       failed = read_new(to, seen, &nseen, name, error, size);
     }
     free(entries[i]);
   }
   free(entries);
+  free(seen);
   return failed;
 }
 
