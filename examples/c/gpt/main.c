@@ -69,8 +69,10 @@ static int train_all(trainer* t, report_summary* summary) {
     summary->skipped += (uint64_t)step.skipped;
     if (t->ranks->rank == 0) report_step(&progress, t, &step);
   }
+  if (parallel_finish(t->ranks)) return -1;
   summary->seconds = train_clock() - begin;
-  if (parallel_stats(t->ranks, &summary->stats) || train_held_out(t, &summary->held_out) || gather_memory(t->ranks, summary->memory))
+  if (parallel_param_hash(t->ranks, &summary->hash) || parallel_same(t->ranks, summary->hash, "the parameters") ||
+      parallel_stats(t->ranks, &summary->stats) || train_held_out(t, &summary->held_out) || gather_memory(t->ranks, summary->memory))
     return -1;
   if (t->ranks->rank != 0) return 0;
   summary->bigram = corpus_bigram_loss(t->text, opts->context);

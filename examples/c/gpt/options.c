@@ -48,6 +48,8 @@ static const option_row ROWS[] = {
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
     {"--json", KIND_FLAG, AT(json), 0, 0, NULL, "one JSON object a line instead of text"},
+    {"--no-hash", KIND_FLAG, AT(no_hash), 0, 0, NULL,
+     "with --json: hash the parameters at the end only, as each hash waits for all of them"},
 };
 enum {
   ROW_COUNT = sizeof ROWS / sizeof ROWS[0]

@@ -21,7 +21,7 @@ typedef struct {
   uint64_t microbatches;
   double timeout; /* seconds; 0: the library's */
   uint64_t threads;
-  int no_overlap, no_shard, json;
+  int no_overlap, no_shard, json, no_hash;
 } options;
 
 typedef enum {

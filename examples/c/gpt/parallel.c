@@ -51,6 +51,7 @@ void parallel_leave(parallel* p) {
   mdp_comm_destroy(p->comm);
   free(p->working);
   free(p->fresh);
+  mdp_request_free(p->step);
   memset(p, 0, sizeof *p);
 }
 
@@ -85,11 +86,12 @@ static int register_buffer(parallel* p, const options* opts) {
 static int place_params(parallel* p) {
   gpt_model* model = p->model;
   size_t total = 0;
+  p->fresh = calloc(model->nparams, 1);
+  if (!p->fresh) return no_memory(p);
   if (p->copies) {
     for (size_t i = 0; i < model->nparams; i++) total += model->params[i].size;
     p->working = calloc(2 * total, sizeof *p->working);
-    p->fresh = calloc(model->nparams, 1);
-    if (!p->working || !p->fresh) return no_memory(p);
+    if (!p->working) return no_memory(p);
   }
   real* at = p->working;
   for (size_t i = 0; i < model->nparams; i++) {
@@ -148,12 +150,16 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
 
 static int need_param(void* user, size_t param) {
   parallel* p = user;
-  if (p->copies && p->fresh[param]) return 0;
-  if (check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
-  if (!p->copies) return 0;
-  const gpt_param* to = &p->model->params[param];
-  const mdp_tensor copy = tensor_of(MDP_DTYPE_F32, to->value, to->ndim, to->shape);
+  if (p->fresh[param]) return 0;
   p->fresh[param] = 1;
+  /* The last step's gathers go on behind the layers that have theirs already. */
+  if (check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
+  const gpt_param* to = &p->model->params[param];
+  if (!p->copies) { /* backward adds into the view, which the step has done with */
+    memset(to->grad, 0, to->size * sizeof(real));
+    return 0;
+  }
+  const mdp_tensor copy = tensor_of(MDP_DTYPE_F32, to->value, to->ndim, to->shape);
   return check(p, mdp_param_read(p->buffer, param, &copy, NULL), "mdp_param_read");
 }
 
@@ -171,11 +177,6 @@ gpt_hooks parallel_hooks(parallel* p) {
 }
 
 /* ── A step ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
-
-int parallel_step_begin(parallel* p) {
-  if (p->copies) return 0; /* the first array put in a step replaces what was there */
-  return check(p, mdp_buffer_zero_grad(p->buffer, NULL), "mdp_buffer_zero_grad");
-}
 
 int parallel_microbatch_begin(parallel* p, int is_last) {
   /* The views add up over microbatches; arrays that are handed in are added by the library, so each starts from zero. */
@@ -199,17 +200,27 @@ static void move_loss_scale(parallel* p, const mdp_step_report* report) {
   }
 }
 
-int parallel_step_end(parallel* p, double lr, mdp_step_report* report) {
+int parallel_reduce(parallel* p) {
+  return check(p, mdp_grad_sync(p->buffer, NULL, NULL), "mdp_grad_sync");
+}
+
+int parallel_step(parallel* p, double lr, mdp_step_report* report) {
   const mdp_step_config config = {.struct_size = sizeof config, .lr = lr, .loss_scale = p->loss_scale};
   memset(report, 0, sizeof *report);
   report->struct_size = sizeof *report;
-  if (check(p, mdp_grad_sync(p->buffer, NULL, NULL), "mdp_grad_sync") ||
-      check(p, mdp_optimizer_step(p->optimizer, &config, report, NULL), "mdp_optimizer_step")) {
-    return -1;
-  }
+  /* Every parameter of the last step has been waited for by now; its request says so too. With a request, this one returns when the
+   * report is there, and the parameters follow. */
+  if (parallel_finish(p) || check(p, mdp_optimizer_step(p->optimizer, &config, report, &p->step), "mdp_optimizer_step")) return -1;
   if (p->loss_scale > 0) move_loss_scale(p, report);
-  if (p->copies) memset(p->fresh, 0, p->model->nparams);
+  memset(p->fresh, 0, p->model->nparams);
   return 0;
+}
+
+int parallel_finish(parallel* p) {
+  const int failed = p->step ? check(p, mdp_request_wait(p->step, UINT64_MAX), "mdp_request_wait") : 0;
+  mdp_request_free(p->step);
+  p->step = NULL;
+  return failed;
 }
 
 /* ── Between the ranks ───────────────────────────────────────────────────────────────────────────────────────────────────────── */

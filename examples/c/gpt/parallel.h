@@ -25,7 +25,8 @@ typedef struct {
   mdp_plan_report plan;
   int copies;           /* parameters are not f32 */
   real* working;        /* with copies: values, then gradients, of all parameters */
-  unsigned char* fresh; /* with copies: the value is this step's */
+  unsigned char* fresh; /* the value is this step's, and its gradient is ready to be added to */
+  mdp_request* step;    /* the last one, whose parameters may still be on their way */
   double loss_scale;    /* f16: moves; otherwise 0, which is none */
   unsigned clean_steps; /* since the scale moved */
 } parallel;
@@ -38,12 +39,15 @@ void parallel_leave(parallel* p);
 /* For gpt_forward and gpt_backward. */
 gpt_hooks parallel_hooks(parallel* p);
 
-int parallel_step_begin(parallel* p);
 int parallel_microbatch_begin(parallel* p, int is_last);
 /* What the gradient of the loss has to be multiplied with. */
 double parallel_loss_scale(const parallel* p);
-/* Reduces what is left to reduce, then takes one step of AdamW. */
-int parallel_step_end(parallel* p, double lr, mdp_step_report* report);
+/* The end of backward: returns when all gradients are reduced. */
+int parallel_reduce(parallel* p);
+/* One step of AdamW. The new parameters may arrive later: the hooks wait for each, and collectives wait for all. */
+int parallel_step(parallel* p, double lr, mdp_step_report* report);
+/* Waits for the last step. */
+int parallel_finish(parallel* p);
 
 /* Sum over the ranks, in float64. */
 int parallel_sum(parallel* p, double* values, size_t count);

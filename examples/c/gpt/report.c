@@ -116,7 +116,7 @@ static void json_step(const trainer* t, const train_step* step) {
     json_real(&json, "loss_scale", step->loss_scale);
     json_flag(&json, "skipped", step->skipped);
   }
-  json_text(&json, "param_hash", hash, 16);
+  if (!t->opts->no_hash) json_text(&json, "param_hash", hash, 16);
   json_close(&json, '}');
   json_end_line(&json);
 }
@@ -163,6 +163,8 @@ static void json_memory(json_writer* json, const trainer* t, const report_summar
 
 static void json_end(const trainer* t, const report_summary* s) {
   json_writer json = {0};
+  char hash[17];
+  snprintf(hash, sizeof hash, "%016" PRIx64, s->hash);
   json_open(&json, NULL, '{');
   json_open(&json, "summary", '{');
   json_real(&json, "loss_first", s->loss_first);
@@ -176,6 +178,7 @@ static void json_end(const trainer* t, const report_summary* s) {
   json_real(&json, "comm_ms", 1e-6 * (double)s->stats.comm_ns);
   json_real(&json, "exposed_ms", 1e-6 * (double)s->stats.exposed_ns);
   json_real(&json, "hidden_ms", 1e3 * hidden_seconds(&s->stats));
+  json_text(&json, "param_hash", hash, 16);
   json_memory(&json, t, s);
   json_text(&json, "sample", s->sample, sizeof s->sample);
   json_close(&json, '}');

@@ -2,7 +2,8 @@
  * What rank 0 prints: lines for people, or with --json one object a line:
  *
  *   {"config":{...},"plan":{...}}
- *   {"step":1,"loss":...,"grad_norm":...,"tokens_per_s":...,"comm_ms":...,"exposed_ms":...,"param_hash":"..."}     for every step
+ *   {"step":1,"loss":...,"grad_norm":...,"tokens_per_s":...,"comm_ms":...,"exposed_ms":...,"param_hash":"..."}     for every step (no hash
+ * with --no-hash)
  *   {"summary":{...}} */
 #ifndef GPT_REPORT_H
 #define GPT_REPORT_H
@@ -21,6 +22,7 @@ typedef struct {
   double seconds;         /* of training, all steps */
   mdp_stats_report stats; /* of training */
   uint64_t skipped;       /* steps that f16 left out */
+  uint64_t hash;          /* of the parameters */
   memory_use* memory;     /* of every rank */
   char sample[REPORT_SAMPLE];
 } report_summary;

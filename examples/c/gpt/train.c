@@ -82,11 +82,11 @@ int train_one(trainer* t, uint64_t step, train_step* out) {
   out->step = step + 1;
   out->lr = learning_rate(t->opts, step);
   out->loss_scale = parallel_loss_scale(t->ranks);
-  if (parallel_step_begin(t->ranks)) return -1;
   for (uint64_t i = 0; i < t->opts->microbatches; i++) {
     if (run_microbatch(t, step, i, &loss)) return -1;
   }
-  if (parallel_step_end(t->ranks, out->lr, &report) || parallel_sum(t->ranks, &loss, 1)) return -1;
+  /* The sum goes first: behind the step it would wait for the parameters, and forward would have nothing left to hide them. */
+  if (parallel_reduce(t->ranks) || parallel_sum(t->ranks, &loss, 1) || parallel_step(t->ranks, out->lr, &report)) return -1;
   out->loss = loss / (double)(t->opts->batch * t->opts->context);
   out->grad_norm = report.grad_norm;
   out->skipped = (report.flags & MDP_STEPPED_SKIPPED) != 0;
@@ -95,7 +95,9 @@ int train_one(trainer* t, uint64_t step, train_step* out) {
       fprintf(stderr, "gpt: the loss of step %llu is not finite; try a lower --lr than %g\n", (unsigned long long)out->step, t->opts->lr);
     return -1;
   }
-  if (t->opts->json && (parallel_param_hash(t->ranks, &out->hash) || parallel_same(t->ranks, out->hash, "the parameters"))) return -1;
+  if (t->opts->json && !t->opts->no_hash &&
+      (parallel_param_hash(t->ranks, &out->hash) || parallel_same(t->ranks, out->hash, "the parameters")))
+    return -1;
   return note_times(t, out);
 }
 

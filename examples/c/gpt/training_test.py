@@ -95,6 +95,12 @@ def compare_ways(dtype):
         check(all(same), f"{dtype} with {' '.join(way)}: other bits from step {same.index(False) + 1 if not all(same) else 0} on")
         if "--no-overlap" in way:
             check(other[2]["launched_in_backward"] == 0, f"{' '.join(way)}: buckets were launched in backward")
+    # Without the hash that waits for all parameters, they arrive while the next forward runs.
+    for more in ([], ["--microbatches", "3"], ["--bucket-size", "1000"]):
+        waiting, flowing = train(2, *common, *more), train(2, *common, *more, "--no-hash")
+        check([step["loss"] for step in flowing[1]] == [step["loss"] for step in waiting[1]], f"{dtype} {more}: other losses with --no-hash")
+        same = flowing[2]["param_hash"] == waiting[2]["param_hash"] == hashes(waiting)[-1]
+        check(same and "param_hash" not in flowing[1][0], f"{dtype} {more}: other parameters with --no-hash")
     return base
 
 
