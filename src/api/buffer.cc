@@ -33,7 +33,7 @@ std::vector<mdp_range> ranges_of(const Buffer& buffer) {
     for (const OwnedRange& owned : buffer.owned(arena)) {
       mdp_range range{};
       range.buffer = static_cast<int64_t>(arena);
-      range.bucket = owned.bucket;
+      range.bucket = buffer.bucket_of(owned.param);
       range.param = static_cast<int64_t>(owned.param);
       range.begin = static_cast<int64_t>(owned.begin);
       range.end = static_cast<int64_t>(owned.end);

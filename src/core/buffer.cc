@@ -184,4 +184,8 @@ const std::vector<OwnedRange>& Buffer::owned(size_t arena) const {
   return impl_->arenas[arena].owned;
 }
 
+uint32_t Buffer::bucket_of(size_t param) const {
+  return impl_->params[param].bucket;
+}
+
 }  // namespace megadp

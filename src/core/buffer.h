@@ -80,6 +80,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   Result<View> param_view(size_t param);
   Result<View> grad_view(size_t param);
   const std::vector<OwnedRange>& owned(size_t arena) const;  // this rank's
+  uint32_t bucket_of(size_t param) const;                    // its number in launch order
 
   Status broadcast(int root);  // collective over each shard group; root is an index into it
   Status verify();             // collective over the grid's world
