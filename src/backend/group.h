@@ -43,8 +43,8 @@ class Group {
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;
 
   // ── in windows, in place: elements [begin, begin + count) of `type` in everyone's part ──
-  // Piece r = count / size elements (exact) from begin + r * piece: rank r's piece becomes sum / divisor; the rest of this range is
-  // unspecified afterwards.
+  // Piece r = count / size elements (exact) from begin + r * piece: rank r's piece becomes sum / divisor; of the rest of this range
+  // only what was zero on all ranks, and still is, is known afterwards.
   virtual Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) = 0;
   // Everything becomes sum / divisor.
   virtual Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) = 0;

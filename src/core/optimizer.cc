@@ -14,6 +14,19 @@ namespace megadp {
 
 namespace {
 
+// Neighbouring ranges of a bucket that `take` accepts and that have one group are handed to `submit` as one: a call for each would be many
+// small ones. Only alignment gaps lie between them, which hold zeros in gradient, master and moments and so stay zero.
+template <class Ranges, class Take, class Submit>
+Status submit_merged(const Ranges& ranges, const Take& take, const Submit& submit) {
+  for (size_t i = 0; i < ranges.size();) {
+    auto merged = ranges[i++];
+    if (!take(merged)) continue;
+    for (; i < ranges.size() && ranges[i].group == merged.group && take(ranges[i]); ++i) merged.range.end = ranges[i].range.end;
+    if (Status submitted = submit(merged); !submitted) return submitted;
+  }
+  return {};
+}
+
 // So that different numbers are different texts: in six digits 3e-4 and 3e-4F look the same.
 std::string exactly(double value) {
   std::array<char, 32> digits{};
@@ -201,12 +214,13 @@ Status Optimizer::submit_norm(double loss_scale) {
   for (size_t a = 0; a < s.arenas.size(); ++a) {
     const Buffer::Arena& arena = s.arenas[a];
     for (const auto& bucket : impl_->shards[a].buckets) {
-      for (const Impl::Owned& owned : bucket) {
-        if (!owned.counts) continue;
-        const Status submitted = tree.backend->square_sum(*tree.queue, arena.grad_at(owned.range.begin), arena.plan->grad_type,
-                                                          owned.range.end - owned.range.begin, scalars);
-        if (!submitted) return submitted;
-      }
+      const Status submitted = submit_merged(
+          bucket, [](const Impl::Owned& owned) { return owned.counts; },
+          [&](const Impl::Owned& owned) {
+            return tree.backend->square_sum(*tree.queue, arena.grad_at(owned.range.begin), arena.plan->grad_type,
+                                            owned.range.end - owned.range.begin, scalars);
+          });
+      if (!submitted) return submitted;
     }
   }
   Group& world = buffer_->grid()->world()->group();
@@ -226,14 +240,15 @@ Status Optimizer::submit_bucket(uint32_t number) {
   Buffer::Bucket& bucket = s.buckets[number];
   const Buffer::Arena& arena = s.arenas[bucket.arena];
   const Impl::Shard& shard = impl_->shards[bucket.arena];
-  for (const Impl::Owned& owned : shard.buckets[bucket.index]) {
-    if (s.params[owned.range.param].skipped_everywhere) continue;
-    const Status updated = tree.backend->adamw(
-        *tree.queue, impl_->hyper(owned.group), impl_->device_scalars(), arena.grad_at(owned.range.begin), arena.plan->grad_type,
-        impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0), impl_->moment_at(shard, owned, 1),
-        arena.param_at(owned.range.begin), arena.plan->param_type, owned.range.end - owned.range.begin);
-    if (!updated) return updated;
-  }
+  const Status updated = submit_merged(
+      shard.buckets[bucket.index], [&](const Impl::Owned& owned) { return !s.params[owned.range.param].skipped_everywhere; },
+      [&](const Impl::Owned& owned) {
+        return tree.backend->adamw(*tree.queue, impl_->hyper(owned.group), impl_->device_scalars(), arena.grad_at(owned.range.begin),
+                                   arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
+                                   impl_->moment_at(shard, owned, 1), arena.param_at(owned.range.begin), arena.plan->param_type,
+                                   owned.range.end - owned.range.begin);
+      });
+  if (!updated) return updated;
   s.count_times(bucket);
   auto begin = tree.queue->record();
   if (!begin) return begin.status();

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What a step changes, and what it leaves alone, on one rank: gaps between parameters, the numbers of buckets, gradients that are not
+ * finite. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fixture.h"
+
+static int setup(void** state) {
+  (void)state;
+  be_alone();
+  return 0;
+}
+
+/* Three bf16 parameters in one arena and one bucket, with alignment gaps between them. */
+enum {
+  COUNT = 3
+};
+static const int64_t sizes[COUNT] = {5, 70, 3};
+static const char* const names[COUNT] = {"a", "b", "c"};
+
+typedef struct {
+  mdp_comm* comm;
+  mdp_grid* grid;
+  mdp_buffer* buffer;
+  mdp_optimizer* optimizer;
+} model;
+
+static model model_open(int groups_apart) {
+  model m = {.comm = comm_open(NULL, 0, 1, UINT64_C(20000000000))};
+  OK(mdp_grid_create(m.comm, NULL, &m.grid));
+  mdp_param params[COUNT];
+  memset(params, 0, sizeof params);
+  mdp_group groups[COUNT];
+  memset(groups, 0, sizeof groups);
+  for (int p = 0; p < COUNT; ++p) {
+    params[p].struct_size = sizeof params[p];
+    params[p].name = names[p];
+    params[p].dtype = MDP_DTYPE_BF16;
+    params[p].ndim = 1;
+    params[p].shape = &sizes[p];
+    params[p].group = groups_apart ? p : 0;
+    groups[p].struct_size = sizeof groups[p];
+    groups[p].weight_decay = 0.125;
+  }
+  OK(mdp_buffer_register(m.grid, NULL, params, COUNT, &m.buffer));
+  SIZED(mdp_optimizer_config, config);
+  config.lr = 0.0625;
+  config.groups = groups;
+  config.ngroups = COUNT;
+  OK(mdp_optimizer_create(m.buffer, &config, &m.optimizer));
+  for (size_t p = 0; p < COUNT; ++p) {
+    float values[70];
+    for (int i = 0; i < 70; ++i) values[i] = (float)(i + 1) / 8;
+    mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[p]);
+    OK(mdp_param_write(m.buffer, p, &t, NULL));
+  }
+  return m;
+}
+
+static void model_close(model* m) {
+  mdp_optimizer_destroy(m->optimizer);
+  mdp_buffer_destroy(m->buffer);
+  mdp_grid_destroy(m->grid);
+  mdp_comm_destroy(m->comm);
+}
+
+static void put_ramp(const model* m, size_t param, float scale) {
+  float values[70];
+  for (int i = 0; i < 70; ++i) values[i] = scale * (float)(i - 20);
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[param]);
+  OK(mdp_grad_put(m->buffer, param, &t, 0, NULL));
+}
+
+/* In step `skipped` the parameter in the middle has no gradient. */
+static void model_steps(const model* m, int count, int skipped) {
+  for (int step = 0; step < count; ++step) {
+    for (size_t p = COUNT; p-- > 0;) {
+      if (step == skipped && p == 1) {
+        OK(mdp_grad_skip(m->buffer, p));
+      } else {
+        put_ramp(m, p, (float)(step + 1) / 4);
+      }
+    }
+    OK(mdp_grad_sync(m->buffer, NULL, NULL));
+    OK(mdp_optimizer_step(m->optimizer, NULL, NULL, NULL));
+  }
+}
+
+/* ── Gaps ── */
+
+enum {
+  PARAM,
+  GRAD,
+  MASTER,
+  FIRST_MOMENT,
+  SECOND_MOMENT,
+  ARRAYS
+};
+static mdp_tensor array_of(const model* m, int which, size_t param) {
+  static const char* const state[] = {"master", "exp_avg", "exp_avg_sq"};
+  SIZED(mdp_tensor, view);
+  if (which == PARAM) OK(mdp_buffer_param_view(m->buffer, param, &view));
+  if (which == GRAD) OK(mdp_buffer_grad_view(m->buffer, param, &view));
+  if (which >= MASTER) OK(mdp_optimizer_state(m->optimizer, param, state[which - MASTER], &view));
+  return view;
+}
+
+/* Neighbours are updated in one go, with the gap between them: it is as if it were not there. */
+static void gaps_stay_zero(void** state) {
+  (void)state;
+  model m = model_open(0);
+  model_steps(&m, 3, 1);
+  for (int which = 0; which < ARRAYS; ++which) {
+    const size_t width = which == PARAM ? 2 : 4;
+    for (size_t p = COUNT - 1; p > 0; --p) { /* parameters lie in reverse order */
+      const mdp_tensor here = array_of(&m, which, p), next = array_of(&m, which, p - 1);
+      const char *gap = (const char*)here.data + width * (size_t)sizes[p], *end = next.data;
+      CHECK(gap < end && end - gap < 64 * (long)width);
+      for (; gap < end; ++gap) CHECK(*gap == 0);
+    }
+  }
+  model_close(&m);
+}
+
+/* Parameters of different groups are updated one by one; the bits are the same. */
+static void merged_updates_have_the_same_bits(void** state) {
+  (void)state;
+  model together = model_open(0), apart = model_open(1);
+  model_steps(&together, 4, 2);
+  model_steps(&apart, 4, 2);
+  for (int which = 0; which < ARRAYS; ++which) {
+    const size_t width = which == PARAM ? 2 : 4;
+    for (size_t p = 0; p < COUNT; ++p) {
+      const mdp_tensor a = array_of(&together, which, p), b = array_of(&apart, which, p);
+      CHECK(memcmp(a.data, b.data, width * (size_t)sizes[p]) == 0);
+    }
+  }
+  model_close(&together);
+  model_close(&apart);
+}
+
+/* ── Numbers of buckets ── */
+
+/* Owned ranges and errors count buckets alike, over all arenas. */
+static void ranges_say_the_bucket(void** state) {
+  (void)state;
+  job j = job_open(NULL, 0, 1);
+  mdp_range ranges[4];
+  memset(ranges, 0, sizeof ranges);
+  ranges[0].struct_size = sizeof ranges[0];
+  size_t count = 0;
+  OK(mdp_buffer_owned(j.buffer, ranges, 4, &count));
+  CHECK(count == 2);
+  put_all(j.buffer);
+  for (size_t i = 0; i < count; ++i) {
+    FAILS(MDP_E_STATE, "ready already", mdp_grad_ready(j.buffer, (size_t)ranges[i].param, NULL));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(info.bucket == ranges[i].bucket && info.param == ranges[i].param);
+  }
+  CHECK(ranges[0].bucket != ranges[1].bucket);
+  job_close(&j);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(gaps_stay_zero),
+      TEST(merged_updates_have_the_same_bits),
+      TEST(ranges_say_the_bucket),
+  };
+  return cmocka_run_group_tests(tests, setup, NULL);
+}
