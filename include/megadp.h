@@ -105,6 +105,12 @@ enum {
   MDP_OP_MIN = 3
 };
 
+enum {                     /* mdp_comm_config.flags */
+  MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
+  MDP_COMM_EXACT_SUMS = 2  /* on CUDA: sums in rank order in fp32, as on the host, so the same bits on every run and machine; slower, with
+                              32 MiB of scratch a group. Without it NCCL chooses the order                               */
+};
+
 enum { /* axes of a grid, to be combined by | ; on the dense grid unless MDP_AXIS_EXPERT_GRID is given */
   MDP_AXIS_TP = 1,
   MDP_AXIS_CP = 2,
@@ -204,10 +210,11 @@ typedef struct {
   mdp_backend backend;
   int32_t rank;         /* with an id: this rank; from the environment: leave 0                                          */
   int32_t nranks;       /* with an id: how many ranks, at least 1; from the environment: 0, or what the launcher must say */
-  int32_t device;       /* reserved for device backends: 0                                                               */
+  int32_t device;       /* with CUDA: which of the devices this process sees; 0: this rank's number on its host, modulo their
+                           number, unless MDP_COMM_SET_DEVICE; with the host backend 0                                    */
   int32_t host_threads; /* reserved: 0                                                                                   */
   uint64_t timeout_ns;  /* how long any collective waits for another rank; 0: five minutes                               */
-  uint64_t flags;       /* 0                                                                                             */
+  uint64_t flags;       /* MDP_COMM_*                                                                                    */
 } mdp_comm_config;
 
 typedef struct {

@@ -82,7 +82,7 @@ Result<std::unique_ptr<Bench>> Bench::open(const BenchTask& task) {
   Result<std::shared_ptr<World>> world = World::join(*launch, kJoinTimeout);
   if (!world) return world.status();
   bench->world_ = *world;
-  Result<std::shared_ptr<Backend>> backend = open_backend(BackendKind::host, bench->world_);
+  Result<std::shared_ptr<Backend>> backend = open_backend({.kind = BackendKind::host}, bench->world_);
   if (!backend) return backend.status();
   bench->backend_ = *backend;
   std::vector<int> everyone(static_cast<size_t>(bench->world_->size()));

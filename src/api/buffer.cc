@@ -4,6 +4,7 @@
 #include "api/error.h"
 #include "api/handle.h"
 #include "api/intake.h"
+#include "api/tensor.h"
 
 using namespace megadp;
 
@@ -17,7 +18,7 @@ mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Buf
     if (!view) return view.status();
     mdp_tensor tensor{};
     tensor.dtype = static_cast<mdp_dtype>(view->type);
-    tensor.device_type = 1;
+    give_place(place_of(*buffer), &tensor);
     tensor.ndim = static_cast<int32_t>(view->shape->size());
     tensor.data = view->data;
     tensor.shape = view->shape->data();
@@ -112,7 +113,7 @@ mdp_status mdp_buffer_verify(mdp_buffer* buffer) {
 mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-    if (Status status = check_stream(stream, "stream"); !status) return status;
+    if (Status status = check_stream(stream, "stream", place_of(*buffer)); !status) return status;
     return buffer->object->zero_grad(stream);
   });
 }

@@ -22,10 +22,10 @@ struct Pair {
   Tensor from, to;
 };
 
-Result<Pair> take_pair(const mdp_tensor* from, const mdp_tensor* to) {
-  auto ours_from = take_dense_tensor(from, "from");
+Result<Pair> take_pair(const mdp_tensor* from, const mdp_tensor* to, const Place& place) {
+  auto ours_from = take_dense_tensor(from, "from", place);
   if (!ours_from) return ours_from.status();
-  auto ours_to = take_dense_tensor(to, "to");
+  auto ours_to = take_dense_tensor(to, "to", place);
   if (!ours_to) return ours_to.status();
   if (ours_from->type != ours_to->type) {
     return invalid("from.dtype is ", name_of(ours_from->type), " and to.dtype is ", name_of(ours_to->type), "; they must be equal");
@@ -65,8 +65,9 @@ mdp_status collective(mdp_comm* comm, mdp_stream stream, mdp_request** out, Subm
       if (Status status = check_out(out, "out"); !status) return status;
     }
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
-    if (Status status = check_stream(stream, "stream"); !status) return status;
+    if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
     auto request = prepare_request(out, comm->tree, comm->object);
+    if (Status ordered = comm->tree->queue->wait_for_caller(stream); !ordered) return ordered;
     if (Status status = submit(comm->object->group(), *comm->tree->queue); !status) return status;
     auto pending = comm->object->finish(stream, out != nullptr);
     if (!pending) return pending.status();
@@ -78,7 +79,7 @@ mdp_status collective(mdp_comm* comm, mdp_stream stream, mdp_request** out, Subm
 
 mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream, mdp_request** out) {
   return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to);
+    auto pair = take_pair(from, to, place_of(*comm));
     if (!pair) return pair.status();
     auto ours = take_op(op, pair->from.type);
     if (!ours) return ours.status();
@@ -91,7 +92,7 @@ mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tens
 mdp_status mdp_reduce_scatter(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,
                               mdp_request** out) {
   return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to);
+    auto pair = take_pair(from, to, place_of(*comm));
     if (!pair) return pair.status();
     auto ours = take_op(op, pair->from.type);
     if (!ours) return ours.status();
@@ -105,7 +106,7 @@ mdp_status mdp_reduce_scatter(mdp_comm* comm, const mdp_tensor* from, const mdp_
 
 mdp_status mdp_all_gather(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out) {
   return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to);
+    auto pair = take_pair(from, to, place_of(*comm));
     if (!pair) return pair.status();
     const auto size = static_cast<uint64_t>(group.size());
     if (Status status = check_counts(*pair, 1, size); !status) return status;
@@ -117,7 +118,7 @@ mdp_status mdp_all_gather(mdp_comm* comm, const mdp_tensor* from, const mdp_tens
 
 mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out) {
   return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to);
+    auto pair = take_pair(from, to, place_of(*comm));
     if (!pair) return pair.status();
     if (Status status = check_counts(*pair, 1, 1); !status) return status;
     const auto size = static_cast<uint64_t>(group.size());
@@ -131,7 +132,7 @@ mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tens
 
 mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root, mdp_stream stream, mdp_request** out) {
   return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto ours = take_dense_tensor(tensor, "tensor");
+    auto ours = take_dense_tensor(tensor, "tensor", place_of(*comm));
     if (!ours) return ours.status();
     if (root < 0 || root >= group.size()) return invalid("root is ", root, "; it must be 0 to ", group.size() - 1);
     return group.broadcast(queue, ours->data, ours->numel, ours->type, root, Tag{-1, "broadcast"});

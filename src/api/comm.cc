@@ -16,13 +16,24 @@ namespace {
 constexpr uint64_t kDefaultTimeoutNs = 300'000'000'000;  // five minutes
 
 Status check_config(const mdp_comm_config& config) {
-  if (config.backend == MDP_BACKEND_CUDA) return unsupported("config.backend is MDP_BACKEND_CUDA; this build has the host backend only");
   if (config.backend > MDP_BACKEND_CUDA) {
-    return invalid("config.backend is ", config.backend, "; it must be MDP_BACKEND_AUTO (0) or MDP_BACKEND_HOST (1)");
+    return invalid("config.backend is ", config.backend, "; it must be MDP_BACKEND_AUTO (0), MDP_BACKEND_HOST (1) or MDP_BACKEND_CUDA (2)");
   }
-  if (Status status = check_reserved(config.device, "config.device"); !status) return status;
+  if (config.device < 0) return invalid("config.device is ", config.device, "; CUDA devices are counted from 0");
+  if (config.device != 0 && config.backend != MDP_BACKEND_CUDA) {
+    return invalid("config.device is ", config.device, ", but config.backend is not MDP_BACKEND_CUDA; leave it 0");
+  }
   if (Status status = check_reserved(config.host_threads, "config.host_threads"); !status) return status;
-  return check_flags(config.flags, 0, "config.flags", "none");
+  return check_flags(config.flags, MDP_COMM_SET_DEVICE | MDP_COMM_EXACT_SUMS, "config.flags",
+                     "MDP_COMM_SET_DEVICE (1) and MDP_COMM_EXACT_SUMS (2)");
+}
+
+BackendConfig backend_of(const mdp_comm_config& config) {
+  BackendConfig backend;
+  backend.kind = static_cast<BackendKind>(config.backend);
+  if (config.device != 0 || (config.flags & MDP_COMM_SET_DEVICE) != 0) backend.device = config.device;
+  backend.exact_sums = (config.flags & MDP_COMM_EXACT_SUMS) != 0;
+  return backend;
 }
 
 Result<Launch> launch_by_id(const mdp_comm_config& config, const mdp_unique_id& given) {
@@ -71,8 +82,7 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
     if (Status status = check_config(*ours); !status) return status;
     auto launch = id != nullptr ? launch_by_id(*ours, *id) : launch_by_environment(*ours);
     if (!launch) return launch.status();
-    auto comm =
-        Comm::create(static_cast<BackendKind>(ours->backend), *launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
+    auto comm = Comm::create(backend_of(*ours), *launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
     if (!comm) return comm.status();
     *out = new mdp_comm((*comm)->shared_tree(), *comm);
     return {};

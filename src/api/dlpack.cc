@@ -85,7 +85,7 @@ mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struc
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
     if (Status status = check_handle(owner, "owner", Need::process); !status) return status;
-    auto tensor = take_tensor(view, "view", Access::read);
+    auto tensor = take_tensor(view, "view", Access::read, place_of(*owner));
     if (!tensor) return tensor.status();
     if (Status status = check_owned(*owner->object, *tensor); !status) return status;
 
@@ -99,7 +99,7 @@ mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struc
     managed.manager_ctx = lent.get();
     managed.deleter = &give_back;
     managed.dl_tensor.data = tensor->data;
-    managed.dl_tensor.device = {1, 0};
+    managed.dl_tensor.device = {static_cast<int32_t>(tensor->place.type), tensor->place.index};
     managed.dl_tensor.ndim = static_cast<int32_t>(lent->shape.size());
     managed.dl_tensor.dtype = dlpack_type(tensor->type);
     managed.dl_tensor.shape = lent->shape.data();

@@ -76,6 +76,12 @@ struct mdp_request : megadp::Handle<megadp::Request, megadp::kRequestHandle> {
 
 namespace megadp {
 
+// Where the memory of a handle's backend is.
+template <class H>
+Place place_of(const H& handle) {
+  return handle.tree->backend->place();
+}
+
 // What a call needs of the handle's tree.
 enum class Need {
   process,  // this process made it. Enough for what reads local memory: what is left after a failure can be saved

@@ -77,8 +77,9 @@ Status check_reserved(int64_t value, const std::string& argument) {
   return value == 0 ? Status() : invalid(argument, " is ", value, "; it is reserved and must be 0");
 }
 
-Status check_stream(mdp_stream stream, const char* argument) {
-  return stream == nullptr ? Status() : invalid(argument, " is ", stream, "; on the host backend a stream is NULL");
+Status check_stream(mdp_stream stream, const char* argument, const Place& place) {
+  return stream == nullptr || place.type != DeviceType::cpu ? Status()
+                                                            : invalid(argument, " is ", stream, "; on the host backend a stream is NULL");
 }
 
 Status check_text_output(const char* json, size_t capacity, const size_t* needed) {

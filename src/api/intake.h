@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "backend/backend.h"
 #include "base/status.h"
 #include "megadp.h"
 
@@ -128,8 +129,8 @@ class Array {
 // Bits of `flags` outside `known`: invalid, with `allowed` naming what may be set ("MDP_GRAD_ADD and MDP_GRAD_MORE", or "none").
 Status check_flags(uint64_t flags, uint64_t known, const std::string& argument, const char* allowed);
 Status check_reserved(int64_t value, const std::string& argument);
-// On the host a stream is NULL.
-Status check_stream(mdp_stream stream, const char* argument);
+// With the host backend a stream is NULL; with CUDA anything is taken: NULL is the default stream.
+Status check_stream(mdp_stream stream, const char* argument, const Place& place);
 
 // Text out, by the protocol of mdp_info: *needed counts the terminating NUL; json may be NULL when capacity is 0, to ask for the size.
 Status check_text_output(const char* json, size_t capacity, const size_t* needed);

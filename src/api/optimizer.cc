@@ -10,6 +10,7 @@
 #include "api/event.h"
 #include "api/handle.h"
 #include "api/intake.h"
+#include "api/tensor.h"
 
 using namespace megadp;
 
@@ -101,14 +102,14 @@ Result<OptimizerConfig> take_config(const mdp_optimizer_config* given) {
   return config;
 }
 
-Result<mdp_step_config> take_step_config(const mdp_step_config* given) {
+Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {
   auto ours = take_or_default(given, "config");
   if (!ours) return ours;
   if (Status status = check_reserved(ours->reserved, "config.reserved"); !status) return status;
   if (Status status = check_flags(ours->flags, MDP_STEP_SET_LR, "config.flags", "MDP_STEP_SET_LR (1)"); !status) return status;
   if (Status status = check_float(ours->lr, "config.lr"); !status) return status;
   if (Status status = check_divisor(ours->loss_scale, "config.loss_scale"); !status) return status;
-  if (Status status = check_stream(ours->stream, "config.stream"); !status) return status;
+  if (Status status = check_stream(ours->stream, "config.stream", place); !status) return status;
   return ours;
 }
 
@@ -160,7 +161,7 @@ mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* c
       if (Status status = check_out(out, "out"); !status) return status;
     }
     if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
-    auto ours = take_step_config(config);
+    auto ours = take_step_config(config, place_of(*optimizer));
     if (!ours) return ours.status();
     auto request = prepare_request(out, optimizer->tree, optimizer->object);
     StepOptions options;
@@ -187,7 +188,7 @@ mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const cha
     shape = {static_cast<int64_t>(slice->count), 1};
     mdp_tensor tensor{};
     tensor.dtype = MDP_DTYPE_F32;
-    tensor.device_type = 1;
+    give_place(place_of(*optimizer), &tensor);
     tensor.ndim = 1;
     tensor.data = slice->data;
     tensor.shape = &shape[0];

@@ -12,7 +12,7 @@ namespace {
 
 Status check_call(mdp_buffer* buffer, mdp_stream stream, const char* stream_name) {
   if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-  return check_stream(stream, stream_name);
+  return check_stream(stream, stream_name, place_of(*buffer));
 }
 
 // What can be cast to and from parameters and gradients.
@@ -41,7 +41,7 @@ mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer)
 mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream) {
   return guard([&]() -> Status {
     if (Status status = check_call(buffer, stream, "stream"); !status) return status;
-    auto tensor = take_tensor(to, "to", Access::write);
+    auto tensor = take_tensor(to, "to", Access::write, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "to"); !status) return status;
     return buffer->object->param_read(param, *tensor, stream);
@@ -51,7 +51,7 @@ mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to
 mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream) {
   return guard([&]() -> Status {
     if (Status status = check_call(buffer, stream, "stream"); !status) return status;
-    auto tensor = take_tensor(from, "from", Access::read);
+    auto tensor = take_tensor(from, "from", Access::read, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "from"); !status) return status;
     return buffer->object->param_write(param, *tensor, stream);
@@ -71,7 +71,7 @@ mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad
     if (Status status = check_flags(flags, MDP_GRAD_ADD | MDP_GRAD_MORE, "flags", "MDP_GRAD_ADD (1) and MDP_GRAD_MORE (2)"); !status) {
       return status;
     }
-    auto tensor = take_tensor(grad, "grad", Access::read);
+    auto tensor = take_tensor(grad, "grad", Access::read, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "grad"); !status) return status;
     return buffer->object->grad_put(param, *tensor, (flags & MDP_GRAD_ADD) != 0, (flags & MDP_GRAD_MORE) != 0, producer);

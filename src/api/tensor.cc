@@ -16,14 +16,22 @@ namespace {
 constexpr int32_t kMaxDims = 16;
 constexpr uint64_t kMaxElements = uint64_t{1} << 58;
 
-Status check_place(const mdp_tensor& tensor, const std::string& argument) {
-  constexpr int32_t cpu = 1, cuda = 2;  // as DLPack numbers them
-  if (tensor.device_type == cuda) return unsupported(argument, ".device_type is 2 (CUDA); this build has the host backend only: 1 or 0");
-  if (tensor.device_type != 0 && tensor.device_type != cpu) {
-    return invalid(argument, ".device_type is ", tensor.device_type, "; it must be 1 (CPU), or 0, which is taken as 1");
+Result<Place> take_place(const mdp_tensor& tensor, const std::string& argument, const Place& backend) {
+  constexpr auto cpu = static_cast<int32_t>(DeviceType::cpu), cuda = static_cast<int32_t>(DeviceType::cuda);
+  if (tensor.device_type != 0 && tensor.device_type != cpu && tensor.device_type != cuda) {
+    return invalid(argument, ".device_type is ", tensor.device_type, "; it must be 1 (CPU; 0 is taken as 1) or 2 (CUDA)");
   }
-  if (tensor.device_id != 0) return invalid(argument, ".device_id is ", tensor.device_id, "; on the host it is 0");
-  return check_reserved(tensor.reserved, argument + ".reserved");
+  if (tensor.device_type != cuda) {
+    if (tensor.device_id != 0) return invalid(argument, ".device_id is ", tensor.device_id, "; on the host it is 0");
+    return Place{};
+  }
+  if (backend.type != DeviceType::cuda) {
+    return unsupported(argument, ".device_type is 2 (CUDA); this communicator has the host backend: 1 or 0");
+  }
+  if (tensor.device_id != backend.index) {
+    return invalid(argument, ".device_id is ", tensor.device_id, "; this communicator uses device ", backend.index);
+  }
+  return backend;
 }
 
 uint64_t magnitude(int64_t stride) {
@@ -99,17 +107,20 @@ Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& 
   return shape;
 }
 
-Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access) {
+Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access, const Place& place) {
   auto ours = take(given, argument);
   if (!ours) return ours.status();
   auto type = take_dtype(ours->dtype, text(argument, ".dtype"));
   if (!type) return type.status();
-  if (Status status = check_place(*ours, argument); !status) return status;
+  if (Status status = check_reserved(ours->reserved, text(argument, ".reserved")); !status) return status;
+  auto its_place = take_place(*ours, argument, place);
+  if (!its_place) return its_place.status();
   auto shape = take_shape(ours->shape, ours->ndim, argument);
   if (!shape) return shape.status();
 
   Tensor tensor;
   tensor.type = *type;
+  tensor.place = *its_place;
   tensor.shape = std::move(shape->sizes);
   tensor.numel = shape->numel;
   tensor.data = ours->data;
@@ -120,13 +131,22 @@ Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access
   return tensor;
 }
 
-Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument) {
-  auto tensor = take_tensor(given, argument, Access::read);
+Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument, const Place& place) {
+  auto tensor = take_tensor(given, argument, Access::read, place);
+  if (tensor && tensor->place.type != place.type) {
+    return unsupported(argument, ".device_type is ", static_cast<int32_t>(tensor->place.type),
+                       "; collectives of this communicator take 2 (CUDA)");
+  }
   if (tensor && !tensor->dense) {
     return invalid(argument, ".strides do not describe a dense row-major array of shape ", shape_text(tensor->shape),
                    "; collectives take no other (NULL strides mean just that)");
   }
   return tensor;
+}
+
+void give_place(const Place& place, mdp_tensor* out) {
+  out->device_type = static_cast<int32_t>(place.type);
+  out->device_id = place.index;
 }
 
 }  // namespace megadp

@@ -23,6 +23,7 @@ struct Shape {
 Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& argument);
 
 struct Tensor : StridedArray {
+  Place place;
   uint64_t numel = 0;
   bool dense = true;                                               // row-major, without gaps
   size_t bytes() const noexcept { return numel * size_of(type); }  // of a dense one
@@ -32,8 +33,11 @@ enum class Access {
   read,
   write  // two elements must not be the same memory
 };
-Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access);
-// For collectives.
-Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument);
+// In the host's memory or in the backend's, which is at `place`.
+Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access, const Place& place);
+// For collectives: in the backend's memory, and dense.
+Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument, const Place& place);
+
+void give_place(const Place& place, mdp_tensor* out);
 
 }  // namespace megadp

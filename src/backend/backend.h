@@ -28,6 +28,15 @@ class Memory {
   virtual size_t bytes() const noexcept = 0;
 };
 
+enum class DeviceType : int32_t {  // as DLPack numbers them
+  cpu = 1,
+  cuda = 2
+};
+struct Place {  // where a backend's memory is
+  DeviceType type = DeviceType::cpu;
+  int32_t index = 0;
+};
+
 struct StridedArray {
   void* data = nullptr;
   DType type = DType::f32;
@@ -39,6 +48,11 @@ class Backend {
   virtual ~Backend() = default;
   virtual std::string_view name() const noexcept = 0;
   virtual World& world() noexcept = 0;
+  // The backend of the host's memory, with which ranks tell each other what has to be known outside the device.
+  virtual Backend& control() noexcept { return *this; }
+  virtual Place place() const noexcept { return {}; }
+  // How often the host has waited for a device.
+  virtual uint64_t host_syncs() const noexcept { return 0; }
 
   virtual Result<std::unique_ptr<Memory>> allocate(size_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> create_stream(const char* name) = 0;
@@ -63,9 +77,10 @@ class Backend {
   virtual Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
                        float* m, float* v, void* param, DType param_type, size_t count) = 0;
 
-  // ── calls that finish before they return, on the calling thread (host) or ordered on the caller's stream (devices) ──
-  // to = from, or to += from; casts, any strides; shapes are equal. `caller` is the caller's stream.
+  // to = from, or to += from; casts, any strides; shapes are equal. Ordered on `caller`, the caller's stream (on the host: finished on
+  // return). One side may be the host's memory; it is then finished on return too.
   virtual Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) = 0;
+  // Finished on return.
   virtual Status read(void* host_to, const void* from, size_t bytes) = 0;
   virtual Status write(void* to, const void* host_from, size_t bytes) = 0;
 };

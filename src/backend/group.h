@@ -39,6 +39,14 @@ class Group {
   virtual int size() const noexcept = 0;
   virtual const std::vector<int>& members() const noexcept = 0;  // world rank of each rank
 
+  // The group of the same ranks that carries small messages between hosts' memories, on the streams of Backend::control(): for a device the
+  // host's, for the host itself.
+  virtual Group& control() noexcept { return *this; }
+
+  // Collective over this group, blocking: a group of `members` (world ranks of this group, this one among them, the same list on each of
+  // them). Empty: this rank takes no part, and gets a null pointer.
+  virtual Result<std::unique_ptr<Group>> split(const std::vector<int>& members) = 0;
+
   // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. Destroying a window is local.
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;
 

@@ -4,30 +4,33 @@
 
 #include <utility>
 
+#include "cuda/backend.h"
+#include "cuda/plugin_library.h"
 #include "host/backend.h"
 #include "host/kernels.h"
 #include "host/transport.h"
 
 namespace megadp {
-namespace {
 
-constexpr const char* kNoCuda = "this build has no CUDA backend";
-
-}  // namespace
-
-Result<std::shared_ptr<Backend>> open_backend(BackendKind kind, std::shared_ptr<World> world) {
-  switch (kind) {
+Result<std::shared_ptr<Backend>> open_backend(const BackendConfig& config, std::shared_ptr<World> world) {
+  switch (config.kind) {
     case BackendKind::automatic:
     case BackendKind::host:
       return host::HostBackend::open(std::move(world));
-    case BackendKind::cuda:
-      return unsupported("backend is cuda; ", kNoCuda);
+    case BackendKind::cuda: {
+      auto plugin = cuda::load_plugin();
+      if (!plugin) return plugin.status().with_context("backend is cuda");
+      auto host = host::HostBackend::open(world);
+      if (!host) return host.status();
+      return cuda::CudaBackend::open(**plugin, std::move(world), *std::move(host), {config.device, config.exact_sums});
+    }
   }
-  return invalid("backend is ", static_cast<uint32_t>(kind), "; 0 (automatic), 1 (host) and 2 (cuda) are known");
+  return invalid("backend is ", static_cast<uint32_t>(config.kind), "; 0 (automatic), 1 (host) and 2 (cuda) are known");
 }
 
 std::vector<BackendInfo> list_backends() {
-  return {{"host", true, text("SIMD ", host::simd_target(), " of ", host::simd_targets())}, {"cuda", false, kNoCuda}};
+  const cuda::PluginInfo cuda = cuda::plugin_info();
+  return {{"host", true, text("SIMD ", host::simd_target(), " of ", host::simd_targets())}, {"cuda", cuda.available, cuda.detail}};
 }
 
 BackendInfo transport_between_hosts() {

@@ -18,7 +18,14 @@ enum class BackendKind : uint32_t {
   cuda = 2
 };  // the values of mdp_backend
 
-Result<std::shared_ptr<Backend>> open_backend(BackendKind kind, std::shared_ptr<World> world);
+struct BackendConfig {
+  BackendKind kind = BackendKind::automatic;  // automatic: host
+  int32_t device = -1;                        // which of several; -1: this rank's number on its host
+  bool exact_sums = false;                    // on a device: in rank order, as the host always does
+};
+
+// Collective over the world where it spans hosts or uses devices.
+Result<std::shared_ptr<Backend>> open_backend(const BackendConfig& config, std::shared_ptr<World> world);
 
 struct BackendInfo {
   std::string name;

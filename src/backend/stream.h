@@ -31,10 +31,12 @@ class Stream {
   virtual ~Stream() = default;
   // An event at this point. With notify_fd >= 0 the 8-byte value 1 is also written to that eventfd when it is done.
   virtual Result<std::shared_ptr<Event>> record(int notify_fd = -1) = 0;
-  // Orders `consumer`, a stream of the caller's (NULL: the calling thread, which then blocks until the event is done; only then may the
-  // failure of the event be returned).
+  // Orders later work of this stream after an event of a stream of another backend. Does not block the caller.
+  virtual Status wait_for(std::shared_ptr<Event> event) = 0;
+  // Orders `consumer`, a stream of the caller's, after the event. On the host it is NULL, the calling thread, which blocks until the event
+  // is done and learns its failure. On a device NULL is the default stream, and nothing blocks.
   virtual Status make_caller_wait(void* consumer, Event& event) = 0;
-  // Orders later work of this stream after what the caller has put on `producer` so far. NULL on the host: nothing to do.
+  // Orders later work of this stream after what the caller has put on `producer` so far. On the host, where it is NULL, nothing is to do.
   virtual Status wait_for_caller(void* producer) = 0;
   virtual Status failure() const = 0;
   // Keeps `object` alive until the stream has passed this point, or is destroyed: how an object is destroyed while work that uses its

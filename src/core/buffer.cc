@@ -51,6 +51,7 @@ Buffer::~Buffer() {
     return;
   }
   // Collectives keep their windows; element-wise work on the queue does not.
+  if (tree().host_queue) tree().host_queue->retain(impl_->kept);
   tree().queue->retain(std::move(impl_->kept));
 }
 
@@ -81,7 +82,7 @@ Status Buffer::agree_on_registration() {
 }
 
 Status Buffer::allocate() {
-  Backend& backend = *tree().backend;
+  Backend& control = tree().backend->control();
   for (const ArenaPlan& arena_plan : plan_.arenas) {
     Arena arena;
     arena.plan = &arena_plan;
@@ -105,9 +106,9 @@ Status Buffer::allocate() {
     agreement.comm = comm;
     agreement.params = std::move(params);
     agreement.bytes = agreement_bytes(agreement.params.size());
-    auto send = backend.allocate(agreement.bytes);
+    auto send = control.allocate(agreement.bytes);
     if (!send) return send.status();
-    auto receive = backend.allocate(agreement.bytes * static_cast<size_t>(comm->size()));
+    auto receive = control.allocate(agreement.bytes * static_cast<size_t>(comm->size()));
     if (!receive) return receive.status();
     agreement.send = impl_->kept->keep(*std::move(send));
     agreement.receive = impl_->kept->keep(*std::move(receive));

@@ -14,13 +14,18 @@ Status Tree::usable() const {
     return bad_state("this communicator belongs to the parent process; a forked child must create its own");
   }
   if (world->failed()) return world->failure();
-  return queue->failure();
+  if (Status failure = queue->failure(); !failure) return failure;
+  return host_queue ? host_queue->failure() : Status();
 }
 
-Result<std::shared_ptr<Comm>> Comm::create(BackendKind kind, const Launch& launch, uint64_t timeout_ns) {
+Status Tree::order_control_after(const std::shared_ptr<Event>& event) const {
+  return host_queue ? host_queue->wait_for(event) : Status();
+}
+
+Result<std::shared_ptr<Comm>> Comm::create(const BackendConfig& config, const Launch& launch, uint64_t timeout_ns) {
   auto world = World::join(launch, timeout_ns);
   if (!world) return world.status();
-  auto backend = open_backend(kind, *world);
+  auto backend = open_backend(config, *world);
   if (!backend) return backend.status();
   auto queue = (*backend)->create_stream("mdp-comm");
   if (!queue) return queue.status();
@@ -28,6 +33,11 @@ Result<std::shared_ptr<Comm>> Comm::create(BackendKind kind, const Launch& launc
   tree->world = *world;
   tree->backend = *backend;
   tree->queue = *std::move(queue);
+  if (Backend& control = tree->backend->control(); &control != tree->backend.get()) {
+    auto host_queue = control.create_stream("mdp-control");
+    if (!host_queue) return host_queue.status();
+    tree->host_queue = *std::move(host_queue);
+  }
 
   std::vector<int> everyone(static_cast<size_t>((*world)->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
@@ -45,14 +55,12 @@ Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
   std::string bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
   auto all = tree_->world->exchange(group_->members(), "mdp_comm_split", bytes);
   if (!all) return all.status();
-  if (color < 0) return std::shared_ptr<Comm>();
-
   std::vector<std::pair<int, int>> chosen;  // (key, rank here): equal keys keep the order they had
   for (size_t r = 0; r < all->size(); ++r) {
     Choice choice{};
     if ((*all)[r].size() != sizeof choice) return internal_error("a split received ", (*all)[r].size(), " bytes from rank ", r);
     std::memcpy(&choice, (*all)[r].data(), sizeof choice);
-    if (choice.color == color) chosen.emplace_back(choice.key, static_cast<int>(r));
+    if (color >= 0 && choice.color == color) chosen.emplace_back(choice.key, static_cast<int>(r));
   }
   std::sort(chosen.begin(), chosen.end());
   std::vector<int> members;
@@ -62,8 +70,9 @@ Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
 
 Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
   if (Status usable = tree_->usable(); !usable) return usable;
-  auto group = tree_->backend->create_group(members);
+  auto group = group_->split(members);
   if (!group) return group.status();
+  if (*group == nullptr) return std::shared_ptr<Comm>();
   return std::shared_ptr<Comm>(new Comm(tree_, *std::move(group)));
 }
 
@@ -82,8 +91,11 @@ Result<std::shared_ptr<Request>> Comm::finish(void* consumer, bool want_request)
 }
 
 Status Comm::barrier() {
-  if (Status submitted = group_->barrier(*tree_->queue, Tag{-1, "barrier"}); !submitted) return submitted;
-  auto done = tree_->queue->record();
+  auto before = tree_->queue->record();
+  if (!before) return before.status();
+  if (Status ordered = tree_->order_control_after(*before); !ordered) return ordered;
+  if (Status submitted = group_->control().barrier(tree_->control(), Tag{-1, "barrier"}); !submitted) return submitted;
+  auto done = tree_->control().record();
   return done ? (*done)->wait(Deadline::never()) : done.status();
 }
 

@@ -27,6 +27,11 @@ struct Tree {
   Fd event_fd;
   std::atomic<int> event_owed{0};
   std::unique_ptr<Stream> queue;
+  // Where the backend is a device: the host's queue, for what ranks tell each other. It runs beside `queue`.
+  std::unique_ptr<Stream> host_queue;
+  Stream& control() const noexcept { return host_queue ? *host_queue : *queue; }
+  // What comes next in control() comes after the event, which is in `queue`.
+  Status order_control_after(const std::shared_ptr<Event>& event) const;
 
   // ok while the tree is usable: not in a forked child, no rank lost, nothing aborted.
   Status usable() const;
@@ -35,10 +40,11 @@ struct Tree {
 class Comm {
  public:
   // Collective over all ranks of the launch.
-  static Result<std::shared_ptr<Comm>> create(BackendKind backend, const Launch& launch, uint64_t timeout_ns);
+  static Result<std::shared_ptr<Comm>> create(const BackendConfig& backend, const Launch& launch, uint64_t timeout_ns);
   // Collective over this communicator. A null pointer where color < 0.
   Result<std::shared_ptr<Comm>> split(int color, int key);
-  // Collective over `members` (world ranks, this one among them): a communicator of just these.
+  // Collective over this communicator: a communicator of `members` (world ranks, this one among them). A null pointer where `members` is
+  // empty.
   Result<std::shared_ptr<Comm>> subset(const std::vector<int>& members);
 
   int rank() const noexcept { return group_->rank(); }

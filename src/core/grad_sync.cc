@@ -62,9 +62,9 @@ Status Buffer::submit_agreements(const SyncHeader& header) {
     for (size_t i = 0; i < agreement.params.size(); ++i) {
       if (impl_->params[agreement.params[i]].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
     }
-    if (Status written = tree().backend->write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
-    Group& group = agreement.comm->group();
-    if (Status submitted = group.all_gather(*tree().queue, agreement.send->data(), agreement.receive->data(), agreement.bytes, DType::u8,
+    if (Status written = tree().backend->control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
+    Group& group = agreement.comm->group().control();
+    if (Status submitted = group.all_gather(tree().control(), agreement.send->data(), agreement.receive->data(), agreement.bytes, DType::u8,
                                             Tag{-1, "agreement at mdp_grad_sync"});
         !submitted) {
       return submitted;
@@ -81,7 +81,7 @@ Status Buffer::evaluate_agreements() {
   for (Agreement& agreement : s.agreements) {
     const std::vector<int>& members = agreement.comm->group().members();
     std::vector<std::byte> all(agreement.bytes * members.size());
-    if (Status read = tree().backend->read(all.data(), agreement.receive->data(), all.size()); !read) return read;
+    if (Status read = tree().backend->control().read(all.data(), agreement.receive->data(), all.size()); !read) return read;
     for (size_t r = 0; r < members.size(); ++r) {
       SyncHeader header;
       std::memcpy(&header, all.data() + r * agreement.bytes, sizeof header);

@@ -74,7 +74,7 @@ Status agree_on_devices(const Gpu& gpu) {
   std::memcpy(mine.uuid, info.uuid, sizeof mine.uuid);
   std::vector<int> everyone(static_cast<size_t>(world.size()));
   for (size_t r = 0; r < everyone.size(); ++r) everyone[r] = static_cast<int>(r);
-  auto all = world.exchange(everyone, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  auto all = world.exchange(everyone, "mdp_comm_create: devices", std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
   if (!all) return all.status();
   std::vector<Card> cards(all->size());
   for (size_t r = 0; r < all->size(); ++r) {

@@ -41,7 +41,8 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<Gpu> 
   Status made;
   if (rank == 0) made = gpu->check(gpu->plugin().nccl_unique_id(gpu->nccl(), id), "making an id for NCCL");
   // Rank 0's failure is everyone's: an empty message says so.
-  auto all = world.exchange(members, rank == 0 && made.ok() ? std::string(reinterpret_cast<const char*>(id), kIdBytes) : std::string());
+  auto all = world.exchange(members, "id of NCCL",
+                            rank == 0 && made.ok() ? std::string(reinterpret_cast<const char*>(id), kIdBytes) : std::string());
   if (!all) return all.status();
   if (!made) return made;
   if (all->front().size() != kIdBytes) {
@@ -67,15 +68,15 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
   const auto key = std::find(members.begin(), members.end(), gpu_->world().rank()) - members.begin();
   NcclComm* part = nullptr;
   const std::string what = "splitting a communicator of NCCL";
-  const Status asked = call(what, [&](NcclComm* comm) { return gpu_->plugin().comm_split(comm, color, static_cast<int32_t>(key), &part); });
-  if (!asked) return asked;
-  if (part == nullptr) return std::shared_ptr<Communicator>();
-  std::shared_ptr<Communicator> communicator(new Communicator(gpu_, part));
-  if (Status settled = settle(*gpu_, part, gpu_->plugin().comm_state(part), what); !settled) {
-    communicator->abort();
-    return settled;
-  }
-  return communicator;
+  const std::lock_guard lock(mutex_);
+  if (gpu_->failed()) return gpu_->failure();
+  const int32_t result = gpu_->plugin().comm_split(comm_, color, static_cast<int32_t>(key), &part);
+  std::shared_ptr<Communicator> communicator(part == nullptr ? nullptr : new Communicator(gpu_, part));
+  Status settled = settle(*gpu_, part == nullptr ? comm_ : part, result, what);
+  if (settled.ok()) return communicator;
+  if (communicator != nullptr) communicator->abort();
+  gpu_->fail(settled);
+  return settled;
 }
 
 Communicator::~Communicator() {

@@ -23,8 +23,8 @@ Status Gpu::check(int32_t result, const std::string& what) const {
   if (result == 0) return {};
   char why[512] = "";
   plugin_->explain(result, nccl_, why, sizeof why);
-  return Status(result == kOutOfMemory ? Code::memory : Code::backend, text(what, " on CUDA device ", index_, ": ", why),
-                Blame{.rank = world_->rank()});
+  const bool memory = result == kOutOfMemory || result == kNoHostMemory;
+  return Status(memory ? Code::memory : Code::backend, text(what, " on CUDA device ", index_, ": ", why), Blame{.rank = world_->rank()});
 }
 
 void Gpu::fail(const Status& why) {

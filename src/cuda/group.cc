@@ -69,7 +69,7 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   Status allocated = communicator_->allocate(bytes, &block->data, &block->registration);
   // All ranks learn whether all of them have it; nobody goes on with half a window.
   const std::string mine = allocated.ok() ? std::string() : allocated.text();
-  auto all = gpu_->world().exchange(members(), text(bytes, ' ', mine));
+  auto all = gpu_->world().exchange(members(), "allocate_window", text(bytes, ' ', mine));
   if (!all) return all.status();
   if (!allocated) return allocated;
   for (size_t r = 0; r < all->size(); ++r) {

@@ -25,7 +25,6 @@ namespace megadp::cuda {
 
 constexpr uint32_t kPluginVersion = 1;
 constexpr int32_t kPending = 1;
-constexpr int32_t kOutOfMemory = 2;  // of the device or of pinned host memory
 
 // Where a failure comes from: these plus a cudaError_t, plus an ncclResult_t, and the plugin's own.
 constexpr int32_t kCudaFailure = 0x10000;

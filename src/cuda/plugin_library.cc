@@ -2,10 +2,13 @@
 #include "cuda/plugin_library.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <mutex>
 #include <optional>
+
+#include "cuda/build.h"
 
 namespace megadp::cuda {
 namespace {
@@ -20,22 +23,29 @@ std::string own_folder() {
   return slash == std::string::npos ? std::string() : file.substr(0, slash + 1);
 }
 
-Result<const PluginTable*> open_plugin() {
-  const std::string beside = own_folder() + kFile;
-  // RTLD_LOCAL: two builds of the library in one process must each see their own.
-  void* library = ::dlopen(beside.c_str(), RTLD_NOW | RTLD_LOCAL);
-  const char* said = library == nullptr ? ::dlerror() : nullptr;
-  const std::string why = said == nullptr ? "" : said;
-  if (library == nullptr) library = ::dlopen(kFile, RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    return unsupported("the CUDA backend is a library of its own, ", kFile, ", which is not beside libmegadp or cannot be loaded: ", why);
+// Where it may be: beside this code, in the place of libraries where this code is in a program, and where the system looks.
+void* open_file(std::string* why) {
+  const std::string folder = own_folder();
+  for (const std::string& file : {folder + kFile, folder + "../lib/" + kFile, std::string(kFile)}) {
+    // RTLD_LOCAL: two builds of the library in one process must each see their own.
+    void* const library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) return library;
+    const char* const said = ::dlerror();
+    // A file that is there but cannot be loaded is worth more words than one that is not.
+    if (said != nullptr && (why->empty() || ::access(file.c_str(), F_OK) == 0)) *why = said;
   }
+  return nullptr;
+}
+
+Result<const PluginTable*> open_plugin() {
+  std::string why;
+  void* const library = open_file(&why);
+  if (library == nullptr) return unsupported("the CUDA backend is a library of its own, ", kFile, ", which cannot be loaded: ", why);
   auto* const entry = reinterpret_cast<decltype(&::megadp_cuda_plugin)>(::dlsym(library, "megadp_cuda_plugin"));
   if (entry == nullptr) return unsupported(kFile, " is not a plugin of megadp: it has no function megadp_cuda_plugin");
   const PluginTable* const table = entry();
-  if (table->version != kPluginVersion || table->bytes != sizeof(PluginTable) || std::strcmp(table->build, MEGADP_VERSION_STRING) != 0) {
-    return unsupported(kFile, " belongs to another build of megadp (its table has version ", table->version, " and ", table->bytes,
-                       " bytes; here ", kPluginVersion, " and ", sizeof(PluginTable), "): install both from one build");
+  if (table->version != kPluginVersion || table->bytes != sizeof(PluginTable) || std::strcmp(table->build, kBuild) != 0) {
+    return unsupported(kFile, " belongs to another build of megadp than this library, which is ", kBuild, ": install both from one build");
   }
   return table;
 }

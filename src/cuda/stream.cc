@@ -33,6 +33,10 @@ Result<std::shared_ptr<Event>> CudaStream::record(int notify_fd) {
   return std::shared_ptr<Event>(*std::move(event));
 }
 
+Status CudaStream::wait_for(std::shared_ptr<Event>) {
+  return unsupported("a CUDA stream cannot be ordered after an event of another backend");
+}
+
 Status CudaStream::make_caller_wait(void* consumer, Event& event) {
   if (gpu_->failed()) return gpu_->failure();
   return gpu_->check(gpu_->plugin().stream_wait(gpu_->device(), consumer, static_cast<CudaEvent&>(event).raw()),

@@ -19,6 +19,7 @@ class CudaStream final : public Stream {
   CudaStream& operator=(const CudaStream&) = delete;
 
   Result<std::shared_ptr<Event>> record(int notify_fd) override;
+  Status wait_for(std::shared_ptr<Event> event) override;
   Status make_caller_wait(void* consumer, Event& event) override;
   Status wait_for_caller(void* producer) override;
   Status failure() const override { return gpu_->failure(); }

@@ -53,6 +53,8 @@ class Member {
   Member& operator=(const Member&) = delete;
 
   World& world() const noexcept { return *world_; }
+  // A group of some of the members, to which the caller belongs. Collective over those, blocking.
+  Result<std::shared_ptr<Member>> split(const std::vector<int>& members) const { return create(world_, transport_, members); }
   const std::vector<int>& members() const noexcept { return members_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }

@@ -51,6 +51,13 @@ Result<std::unique_ptr<Group>> HostGroup::create(std::shared_ptr<World> world, s
   return std::unique_ptr<Group>(new HostGroup(std::move(*member)));
 }
 
+Result<std::unique_ptr<Group>> HostGroup::split(const std::vector<int>& members) {
+  if (members.empty()) return std::unique_ptr<Group>();
+  auto member = member_->split(members);
+  if (!member.ok()) return member.status();
+  return std::unique_ptr<Group>(new HostGroup(*std::move(member)));
+}
+
 Result<std::unique_ptr<Window>> HostGroup::allocate_window(size_t bytes) {
   const uint64_t number = windows_ + 1;
   Result<std::shared_ptr<Parts>> parts = member_->create_parts({"allocate_window", number, bytes}, true);

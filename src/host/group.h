@@ -24,6 +24,7 @@ class HostGroup final : public Group {
   int size() const noexcept override { return member_->size(); }
   const std::vector<int>& members() const noexcept override { return member_->members(); }
 
+  Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
   Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;

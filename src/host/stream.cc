@@ -140,6 +140,17 @@ Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
   return std::shared_ptr<Event>(std::move(event));
 }
 
+// In slices, so that destroying the stream is not held up.
+Status HostStream::wait_for(std::shared_ptr<Event> event) {
+  return submit([event = std::move(event)](const Stop& stop) {
+    for (;;) {
+      Status reached = event->wait(Deadline::after_ns(kWaitSliceNs));
+      if (reached.code() != Code::pending) return reached;
+      if (stop.passed()) return Status(Code::aborted, "a stream was destroyed before its work was done");
+    }
+  });
+}
+
 Status HostStream::make_caller_wait(void* consumer, Event& event) {
   if (consumer != nullptr) return invalid("stream is ", consumer, "; host streams are NULL");
   return event.wait(Deadline::never());

@@ -100,7 +100,8 @@ static void comm_config(void** state) {
     int with_id;
   } bad[] = {
       {{.backend = 3, .nranks = 1}, MDP_E_INVALID, "config.backend is 3", 1},
-      {{.backend = MDP_BACKEND_CUDA, .nranks = 1}, MDP_E_UNSUPPORTED, "host backend only", 1},
+      {{.backend = 3, .nranks = 1}, MDP_E_INVALID, "MDP_BACKEND_CUDA (2)", 1},
+      {{.device = -1, .nranks = 1}, MDP_E_INVALID, "config.device is -1", 1},
       {{.nranks = 0}, MDP_E_INVALID, "config.nranks is 0", 1},
       {{.nranks = -2}, MDP_E_INVALID, "config.nranks is -2", 1},
       {{.nranks = 2, .rank = 2}, MDP_E_INVALID, "config.rank is 2", 1},
@@ -111,7 +112,7 @@ static void comm_config(void** state) {
       {{.rank = 1}, MDP_E_INVALID, "config.rank is 1", 0},
       {{.nranks = -1}, MDP_E_INVALID, "config.nranks is -1", 0},
       {{.nranks = 2}, MDP_E_INVALID, "config.nranks is 2", 0}, /* the environment says 1 */
-      {{.flags = 1}, MDP_E_INVALID, "config.flags is 1", 0},
+      {{.flags = 4}, MDP_E_INVALID, "config.flags is 4", 0},
   };
   mdp_comm* comm = NULL;
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {

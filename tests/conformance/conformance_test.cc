@@ -87,7 +87,7 @@ int run_all(const Driver& driver, Ranks ranks, const std::vector<std::string>& w
     }
     Setting setting;
     setting.ranks = ranks;
-    setting.open = [&driver](std::shared_ptr<World> world) { return open_backend(driver.kind, std::move(world)); };
+    setting.open = [&driver](std::shared_ptr<World> world) { return open_backend({.kind = driver.kind}, std::move(world)); };
     Suite suite(setting);
     const uint64_t begin_ns = now_ns();
     one.run(suite);

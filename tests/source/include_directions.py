@@ -101,7 +101,7 @@ def check_include(path, name, angled):
         return f"base uses the standard library only, not <{name}>"
     if is_standard(name) or is_system(name):
         return None
-    if any(name.startswith(prefix) for prefix in THIRD_PARTY) or angled:
+    if angled or (not in_layer and any(name.startswith(prefix) for prefix in THIRD_PARTY)):
         return third_party(path, name)
     if path.startswith("src/"):
         return check_layer(path, name, in_layer)

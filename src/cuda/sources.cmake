@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+# The part of the CUDA backend that needs no CUDA to be compiled; the plugin is in plugin/.
+set(MEGADP_cuda_SOURCES
+    backend.cc
+    communicator.cc
+    copy.cc
+    event.cc
+    gpu.cc
+    group.cc
+    group_sums.cc
+    plugin_library.cc
+    stream.cc
+    watch.cc)
