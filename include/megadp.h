@@ -19,7 +19,8 @@
  *   handles   are owned by the caller and reference-counted inside: a child keeps its parents alive, so they may be destroyed in any
  *             order. `out` is the last argument. Outputs are written on success only (`needed` also when a capacity is too small). A
  *             destroy or free accepts NULL, is local, never waits for another rank, may be called from any thread, and does nothing in
- *             a forked child. Any other call in a forked child is MDP_E_STATE.
+ *             a forked child. Any other call there with a handle of the parent's is MDP_E_STATE. Calls that take no handle work:
+ *             plans, information, errors, and mdp_comm_create, except between hosts when the parent was so connected (MDP_E_STATE).
  *   local / collective   "Collective" calls must be made by every rank of the communicator, in the same order; they wait for the
  *             other ranks, at most for the communicator's timeout. All others are local and never wait for another rank.
  *   streams   On the host a stream is NULL: operands are ready when the call is made. `mdp_request **out` may be NULL: then the call
@@ -403,7 +404,8 @@ MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
  * exist side by side. Starts threads, which block all signals.
  * Collective over the ranks of the job; blocking, at most for the timeout. To be destroyed by mdp_comm_destroy.
  * Errors: INVALID (config; an environment that is partial, contradictory or unknown), UNSUPPORTED (backend), TIMEOUT (names the ranks
- * that did not come), PEER, DESYNC, SYSTEM, MEMORY. */
+ * that did not come), PEER, DESYNC, STATE (ranks on several hosts, in a process forked from one that had such a communicator: UCX does
+ * not work there), SYSTEM, MEMORY. */
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
 
 /* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where

@@ -7,8 +7,10 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -99,7 +101,19 @@ Status modify(const UcxLibrary& ucx, ucp_config_t* config, const char* name, con
                           : Status(Code::backend, text("UCX refused the setting ", name, "=", value, ": ", ucx.status_string(status)));
 }
 
+// UCX does its work on a thread, which a forked child does not have: a connection made there would never come about. What the parent has
+// closed since makes no difference.
+Status refuse_in_child() {
+  static std::atomic<pid_t> user{0};
+  pid_t first = 0;
+  if (user.compare_exchange_strong(first, ::getpid()) || first == ::getpid()) return {};
+  return bad_state("this process was forked from process ", first,
+                   ", which had a communicator over several hosts by then: UCX, which carries data between hosts, does not work in such a "
+                   "child. Fork earlier, or let the child execute a program of its own");
+}
+
 Status UcxTransport::start() {
+  if (Status alone = refuse_in_child(); !alone) return alone;
   const SignalsBlocked blocked;
   peers_.resize(static_cast<size_t>(world_->size()));
   ucp_config_t* config = nullptr;

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank whose child tries to join a world of its own. Started by fork_test.py under `megadp run`, on one host or on two.
+// usage: forks [ROOT]      ROOT: host:port where the children's rank 0 shall listen, where they are on several hosts
+// Prints what mdp_comm_create told the child, and leaves with 0 when the parent's communicator is as good as before.
+#include <cstdio>
+#include <cstdlib>
+
+#include "job.h"
+
+namespace {
+
+using namespace job;
+
+void join_in_child(const mdp_unique_id& id, int rank, int size) {
+  mdp_comm_config config{};
+  config.struct_size = sizeof config;
+  config.rank = rank;
+  config.nranks = size;
+  config.timeout_ns = kTimeoutNs;
+  mdp_comm* comm = nullptr;
+  const mdp_status status = mdp_comm_create(&config, &id, &comm);
+  std::printf("child of rank %d: %s %s\n", rank, mdp_status_name(status), status == MDP_OK ? "" : mdp_last_error());
+  std::fflush(stdout);
+  if (status == MDP_OK) ok(mdp_barrier(comm));
+  mdp_comm_destroy(comm);
+}
+
+void run() {
+  mdp_comm* made = nullptr;
+  ok(mdp_comm_create(nullptr, nullptr, &made));
+  const Comm comm(made);
+  const int rank = mdp_comm_rank(made), size = mdp_comm_size(made);  // a child's handle would not say
+  mdp_unique_id id{};
+  if (rank == 0) ok(mdp_unique_id_create(&id));
+  const int64_t bytes = sizeof id;
+  mdp_tensor tensor{};
+  tensor.struct_size = sizeof tensor;
+  tensor.dtype = MDP_DTYPE_U8;
+  tensor.ndim = 1;
+  tensor.shape = &bytes;
+  tensor.data = &id;
+  ok(mdp_broadcast(made, &tensor, 0, nullptr, nullptr));
+
+  const pid_t child = fork();
+  if (child == 0) {
+    join_in_child(id, rank, size);
+    std::_Exit(0);
+  }
+  int status = -1;
+  require(child > 0 && waitpid(child, &status, 0) == child && status == 0, "the child ended with ", status);
+  ok(mdp_barrier(made));
+  ok(mdp_broadcast(made, &tensor, 0, nullptr, nullptr));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc > 1) setenv("MEGADP_ROOT", argv[1], 1);
+  try {
+    run();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+  return 0;
+}
