@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inside of an Optimizer, shared by the files that implement it (optimizer.cc, optimizer_step.cc).
+//
+//   masters  | bucket 0's piece | bucket 1's piece | ...     this rank's pieces, end to end, padding and gaps included; not for f32
+//   state    | first moments, laid out like masters | second moments |
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "base/math.h"
+#include "core/buffer_impl.h"
+#include "core/kept.h"
+#include "core/optimizer.h"
+
+namespace megadp {
+
+struct Optimizer::Impl {
+  struct Owned {  // one owned range, ready for the kernels
+    OwnedRange range;
+    uint64_t at;  // element of masters and moments
+    int group;
+    bool counts;  // towards the norm: not a replica that another rank counts
+  };
+  struct Shard {                                 // of one arena
+    Memory *master = nullptr, *state = nullptr;  // in `kept`
+    std::vector<std::vector<Owned>> buckets;
+    uint64_t elements = 0;
+  };
+  OptimizerConfig config;
+  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  std::vector<Shard> shards;
+  Memory* scalars = nullptr;
+  std::vector<uint64_t> versions;  // by parameter: the version that its master stands for
+
+  StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
+  AdamW hyper(int group) const;
+  float* master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const;
+  float* moment_at(const Shard& shard, const Owned& owned, int which) const {
+    return static_cast<float*>(shard.state->data()) + static_cast<uint64_t>(which) * shard.elements + owned.at;
+  }
+};
+
+}  // namespace megadp
