@@ -633,7 +633,8 @@ MDP_API mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t grou
 
 /* Takes one step with the gradients that mdp_grad_sync reduced: norm and finite flag over all ranks, then bucket by bucket clip, update,
  * cast, and gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step when
- * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is MDP_E_NUMERIC otherwise; either way nothing has changed on any rank.
+ * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is MDP_E_NUMERIC otherwise (a call without a request names the parameter and
+ * element on the rank that owns it); either way nothing has changed on any rank.
  * Collective over the grid's world. Without out: returns when all parameters are whole. With out: returns once the report is known (at
  * once without report) while parameters are still gathered; mdp_param_wait or the request wait for them.
  * Errors: INVALID, STATE (no finished mdp_grad_sync, or a failed one), NUMERIC, those of a lost communicator. */

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -71,7 +73,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status submit_norm(double loss_scale);
   Status submit_bucket(uint32_t number);
   Status await(Event& event, std::optional<double> loss_scale, StepReport* report);
-  Status read_outcome(std::optional<double> loss_scale, StepReport* report);
+  // look: say where a gradient is not finite, which takes a while, and gradients that are still this step's.
+  Status read_outcome(std::optional<double> loss_scale, bool look, StepReport* report);
+  std::pair<std::string, Blame> find_nonfinite();
 
   std::shared_ptr<Buffer> buffer_;
   struct Impl;

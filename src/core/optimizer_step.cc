@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The step: what is submitted to the queue, and how its outcome is read.
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstring>
 
 #include "core/optimizer_impl.h"
 
@@ -19,6 +22,22 @@ Status submit_merged(const Ranges& ranges, const Take& take, const Submit& submi
     if (Status submitted = submit(merged); !submitted) return submitted;
   }
   return {};
+}
+
+// `count` when all are finite.
+template <class T>
+uint64_t first_nonfinite(const std::byte* bytes, uint64_t count) {
+  for (uint64_t i = 0; i < count; ++i) {
+    T element;
+    std::memcpy(&element, bytes + i * sizeof element, sizeof element);
+    if (!std::isfinite(to_f32(element))) return i;
+  }
+  return count;
+}
+uint64_t first_nonfinite(DType type, const std::byte* bytes, uint64_t count) {
+  if (type == DType::bf16) return first_nonfinite<Bf16>(bytes, count);
+  if (type == DType::f16) return first_nonfinite<F16>(bytes, count);
+  return first_nonfinite<float>(bytes, count);
 }
 
 }  // namespace
@@ -167,7 +186,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   if (!want_request) return std::shared_ptr<Request>();
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
   auto request = buffer_->grid()->world()->request(
-      [self = shared_from_this(), loss_scale = options.loss_scale] { return self->read_outcome(loss_scale, nullptr); });
+      [self = shared_from_this(), loss_scale = options.loss_scale] { return self->read_outcome(loss_scale, false, nullptr); });
   if (request) last_request_ = *request;
   return request;
 }
@@ -179,10 +198,10 @@ Status Optimizer::await(Event& event, std::optional<double> loss_scale, StepRepo
     std::lock_guard lock(buffer_->impl_->mutex);
     buffer_->impl_->stats.exposed_ns += now_ns() - begin;
   }
-  return reached.ok() ? read_outcome(loss_scale, report) : reached;
+  return reached.ok() ? read_outcome(loss_scale, true, report) : reached;
 }
 
-Status Optimizer::read_outcome(std::optional<double> loss_scale, StepReport* report) {
+Status Optimizer::read_outcome(std::optional<double> loss_scale, bool look, StepReport* report) {
   StepScalars scalars{};
   if (Status read = buffer_->tree().backend->read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
   if (report != nullptr) {
@@ -194,8 +213,34 @@ Status Optimizer::read_outcome(std::optional<double> loss_scale, StepReport* rep
     report->clipped = scalars.skip == 0 && scalars.clip_factor < 1;
   }
   if (scalars.skip == 0 || loss_scale) return {};
-  return {Code::numeric, text("mdp_optimizer_step: the reduced gradient has ", static_cast<uint64_t>(scalars.nonfinite),
-                              " elements that are not finite; no rank has changed anything")};
+  const auto [where, blame] = look ? find_nonfinite() : std::pair<std::string, Blame>(" (a step without a request says where)", {});
+  return {Code::numeric,
+          text("mdp_optimizer_step: the reduced gradient has ", static_cast<uint64_t>(scalars.nonfinite), " elements that are not finite",
+               where, "; no rank has changed anything"),
+          blame};
+}
+
+// Where, as the end of a sentence. Each rank looks through what it owns only: not all of them need be in this call, so they cannot confer.
+std::pair<std::string, Blame> Optimizer::find_nonfinite() {
+  Buffer::Impl& s = *buffer_->impl_;
+  constexpr uint64_t chunk = 1 << 16;
+  std::vector<std::byte> bytes(chunk * sizeof(float));
+  for (const Buffer::Arena& arena : s.arenas) {
+    const DType type = arena.plan->grad_type;
+    for (const OwnedRange& range : arena.owned) {
+      const std::lock_guard slot(s.param_mutexes[range.param % s.param_mutexes.size()]);  // the next step's gradient may come already
+      for (uint64_t begin = range.begin; begin < range.end; begin += chunk) {
+        const uint64_t count = std::min(chunk, range.end - begin);
+        if (!buffer_->tree().backend->read(bytes.data(), arena.grad_at(begin), count * size_of(type))) return {};
+        const uint64_t at = first_nonfinite(type, bytes.data(), count);
+        if (at == count) continue;
+        return {text(", among them element ", range.param_begin + (begin - range.begin) + at, " of ",
+                     param_label(range.param, buffer_->plan().params[range.param].name)),
+                Blame{.bucket = static_cast<int32_t>(s.params[range.param].bucket), .param = static_cast<int64_t>(range.param)}};
+      }
+    }
+  }
+  return {", none of them among those that this rank owns", {}};
 }
 
 }  // namespace megadp

@@ -164,11 +164,61 @@ static void ranges_say_the_bucket(void** state) {
   job_close(&j);
 }
 
+/* ── Gradients that are not finite ── */
+
+static void put_with_a_hole(const model* m, size_t param, int64_t hole) {
+  float values[70] = {0};
+  values[hole] = hole % 2 ? NAN : INFINITY;
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[param]);
+  OK(mdp_grad_put(m->buffer, param, &t, 0, NULL));
+}
+
+static void the_place_is_named(void** state) {
+  (void)state;
+  model m = model_open(0);
+  for (int64_t hole = 63; hole < 70; hole += 6) {
+    OK(mdp_grad_skip(m.buffer, 0));
+    put_with_a_hole(&m, 1, hole);
+    put_ramp(&m, 2, 1);
+    OK(mdp_grad_sync(m.buffer, NULL, NULL));
+    char part[100];
+    snprintf(part, sizeof part, "has 1 elements that are not finite, among them element %d of parameter 1 'b'", (int)hole);
+    FAILS(MDP_E_NUMERIC, part, mdp_optimizer_step(m.optimizer, NULL, NULL, NULL));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(info.param == 1 && info.bucket == 0 && info.rank == -1);
+  }
+  model_close(&m);
+}
+
+static void the_owner_names_the_place(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  float values[6] = {1, 2, 3, 4, 5, NAN};
+  SIZED(mdp_tensor, grad);
+  grad.dtype = MDP_DTYPE_F32;
+  grad.data = values;
+  grad.ndim = job_params[FIRST].ndim;
+  grad.shape = job_params[FIRST].shape;
+  OK(mdp_grad_put(j.buffer, FIRST, &grad, 0, NULL));
+  OK(mdp_grad_skip(j.buffer, SECOND));
+  OK(mdp_grad_skip(j.buffer, EMPTY));
+  OK(mdp_grad_sync(j.buffer, NULL, NULL));
+  SIZED(mdp_step_report, report);
+  const char* part = rank == 0 ? "element 5 of parameter 0 'first'" : "none of them among those that this rank owns";
+  FAILS(MDP_E_NUMERIC, part, mdp_optimizer_step(j.optimizer, NULL, &report, NULL));
+  job_close(&j);
+}
+
+static void the_place_is_named_by_its_owner(void** state) {
+  (void)state;
+  run_ranks(2, the_owner_names_the_place, NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(gaps_stay_zero),
-      TEST(merged_updates_have_the_same_bits),
-      TEST(ranges_say_the_bucket),
+      TEST(gaps_stay_zero),     TEST(merged_updates_have_the_same_bits), TEST(ranges_say_the_bucket),
+      TEST(the_place_is_named), TEST(the_place_is_named_by_its_owner),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
