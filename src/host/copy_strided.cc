@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between arrays of any strides. The dimensions are first brought into the simplest form that visits the same pairs of elements:
-//
-//   sizes of 1 dropped -> `to` made to run forwards -> sorted by its stride, the smallest last -> neighbours that run on merged
-//
-// What is left in the end is one of two inner jobs: a row (both sides walk one dimension), or, where `from` runs on along another
-// dimension than `to` (a transposed matrix, which column-major callers hand in with every gradient), a square tile that is turned in the
-// cache, so that both sides are touched a cache line at a time.
+// Copies between arrays of any strides. The dimensions are first brought into their simplest form (base/strided.h). What is left in the
+// end is one of two inner jobs: a row (both sides walk one dimension), or, where `from` runs on along another dimension than `to` (a
+// transposed matrix, which column-major callers hand in with every gradient), a square tile that is turned in the cache, so that both
+// sides are touched a cache line at a time.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 #include <cstring>
 
 #include "backend/backend.h"
+#include "base/strided.h"
 #include "host/kernels.h"
 
 namespace megadp::host {
@@ -21,9 +19,7 @@ constexpr size_t kMaxDims = 16;
 constexpr int64_t kRow = 512;  // elements that are gathered or scattered at a time
 constexpr int64_t kTile = 64;  // edge of a tile, at most 64 x 64 x 8 bytes: several cache lines on each page that is touched
 
-struct Dim {
-  int64_t size, to, from;  // strides in elements
-};
+using Dim = StridedDim;
 
 struct Walk {
   std::array<Dim, kMaxDims> dims;
@@ -107,20 +103,9 @@ Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const
   return {};
 }
 
-// The dimension, other than the last, along which `from` runs on; -1: a row does as well.
-int turned_dim(const Walk& walk) {
-  if (walk.count < 2) return -1;
-  const Dim& row = walk.dims[walk.count - 1];
-  if (row.to != 1 || row.from == 1 || row.from == 0) return -1;
-  for (int d = 0; d < walk.count - 1; d++) {
-    if (walk.dims[d].from == 1) return d;
-  }
-  return -1;
-}
-
 Status copy_all(Walk& walk) {
   if (walk.count == 0) return copy_dense(walk, walk.to, walk.from, 1);
-  const int turned = turned_dim(walk);
+  const int turned = turned_dim(walk.dims.data(), walk.count);
   if (turned >= 0) {
     std::rotate(walk.dims.begin() + turned, walk.dims.begin() + turned + 1, walk.dims.begin() + walk.count - 1);
   }
@@ -143,30 +128,6 @@ Status copy_all(Walk& walk) {
     }
     if (d < 0) return {};
   }
-}
-
-void simplify(Walk& walk) {
-  const auto begin = walk.dims.begin();
-  for (int d = 0; d < walk.count; d++) {
-    Dim& dim = walk.dims[d];
-    if (dim.to >= 0) continue;
-    walk.to += (dim.size - 1) * dim.to * walk.to_bytes();
-    walk.from += (dim.size - 1) * dim.from * walk.from_bytes();
-    dim.to = -dim.to;
-    dim.from = -dim.from;
-  }
-  std::stable_sort(begin, begin + walk.count, [](const Dim& a, const Dim& b) { return a.to > b.to; });
-  int kept = 0;
-  for (int d = 1; d < walk.count; d++) {
-    Dim& last = walk.dims[kept];
-    const Dim& next = walk.dims[d];
-    if (last.to == next.to * next.size && last.from == next.from * next.size) {
-      last = {last.size * next.size, next.to, next.from};
-    } else {
-      walk.dims[++kept] = next;
-    }
-  }
-  if (walk.count > 0) walk.count = kept + 1;
 }
 
 Status check(const StridedArray& to, const StridedArray& from) {
@@ -200,9 +161,12 @@ Status copy_strided(const StridedArray& to, const StridedArray& from, bool add, 
   if (Status s = copy_dense(walk, walk.to, walk.from, 0); !s) return s;
   for (size_t d = 0; d < to.shape.size(); d++) {
     if (to.shape[d] == 0) return {};
-    if (to.shape[d] > 1) walk.dims[walk.count++] = {to.shape[d], to.strides[d], from.strides[d]};
+    walk.dims[d] = {to.shape[d], to.strides[d], from.strides[d]};
   }
-  simplify(walk);
+  const WalkStart start = simplify_walk(walk.dims.data(), static_cast<int>(to.shape.size()));
+  walk.count = start.count;
+  walk.to += start.to * walk.to_bytes();
+  walk.from += start.from * walk.from_bytes();
   return copy_all(walk);
 }
 
