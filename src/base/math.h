@@ -159,9 +159,105 @@ MEGADP_HOST_DEVICE inline float round_to_odd(double x) {
 MEGADP_HOST_DEVICE inline void from_f64(float* to, double from) {
   *to = static_cast<float>(from);
 }
+MEGADP_HOST_DEVICE inline void from_f64(double* to, double from) {
+  *to = from;
+}
 template <class T>
 MEGADP_HOST_DEVICE inline void from_f64(T* to, double from) {
   from_f32(to, round_to_odd(from));
+}
+
+// ── sums: the type that elements are added in, and the steps of a reduction: widen, add (or larger, smaller), divide, narrow ──
+
+MEGADP_HOST_DEVICE inline float widen(float x) {
+  return x;
+}
+MEGADP_HOST_DEVICE inline float widen(Bf16 x) {
+  return to_f32(x);
+}
+MEGADP_HOST_DEVICE inline float widen(F16 x) {
+  return to_f32(x);
+}
+MEGADP_HOST_DEVICE inline double widen(double x) {
+  return x;
+}
+MEGADP_HOST_DEVICE inline int64_t widen(int64_t x) {
+  return x;
+}
+MEGADP_HOST_DEVICE inline uint64_t widen(uint8_t x) {
+  return x;
+}
+
+MEGADP_HOST_DEVICE inline float add(float a, float b) {
+  return a + b;
+}
+MEGADP_HOST_DEVICE inline double add(double a, double b) {
+  return a + b;
+}
+MEGADP_HOST_DEVICE inline int64_t add(int64_t a, int64_t b) {  // wraps around
+  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+}
+MEGADP_HOST_DEVICE inline uint64_t add(uint64_t a, uint64_t b) {
+  return a + b;
+}
+
+// True division; of integers towards zero.
+template <class T>
+MEGADP_HOST_DEVICE inline T divide(T sum, T divisor) {
+  return sum / divisor;
+}
+
+template <class T>
+MEGADP_HOST_DEVICE inline void narrow(T* to, float value) {
+  from_f32(to, value);
+}
+MEGADP_HOST_DEVICE inline void narrow(double* to, double value) {
+  *to = value;
+}
+MEGADP_HOST_DEVICE inline void narrow(int64_t* to, int64_t value) {
+  *to = value;
+}
+MEGADP_HOST_DEVICE inline void narrow(uint8_t* to, uint64_t value) {  // 255 at most
+  *to = static_cast<uint8_t>(value < 255 ? value : 255);
+}
+
+// Squares of floats are exact in double.
+MEGADP_HOST_DEVICE inline double add_square(double sum, double x) {
+  return sum + x * x;
+}
+MEGADP_HOST_DEVICE inline bool is_finite(float x) {
+  return (as_bits(x) & 0x7f800000U) != 0x7f800000U;
+}
+
+// ── *to = from, *to += from, for a value that was widened: in float, or in double where either side is; rounded once ──
+
+template <class T>
+MEGADP_HOST_DEVICE inline void convert(T* to, float from) {
+  from_f32(to, from);
+}
+MEGADP_HOST_DEVICE inline void convert(double* to, float from) {
+  *to = from;
+}
+template <class T>
+MEGADP_HOST_DEVICE inline void convert(T* to, double from) {
+  from_f64(to, from);
+}
+template <class T>
+MEGADP_HOST_DEVICE inline void add_to(T* to, float from) {
+  from_f32(to, to_f32(*to) + from);
+}
+MEGADP_HOST_DEVICE inline void add_to(double* to, float from) {
+  *to += from;
+}
+template <class T>
+MEGADP_HOST_DEVICE inline void add_to(T* to, double from) {
+  from_f64(to, double{widen(*to)} + from);
+}
+MEGADP_HOST_DEVICE inline void add_to(int64_t* to, int64_t from) {
+  *to = add(*to, from);
+}
+MEGADP_HOST_DEVICE inline void add_to(uint8_t* to, uint64_t from) {
+  narrow(to, add(widen(*to), from));
 }
 
 }  // namespace megadp
