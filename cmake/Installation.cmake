@@ -12,6 +12,9 @@ install(
 install(FILES ${PROJECT_SOURCE_DIR}/include/megadp.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/abi.json DESTINATION ${CMAKE_INSTALL_DATADIR}/megadp)
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+if(TARGET megadp_cuda) # beside libmegadp, where it is looked for; if only that was built, without
+  install(TARGETS megadp_cuda LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} OPTIONAL)
+endif()
 if(TARGET megadp_tool)
   install(TARGETS megadp_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

@@ -31,7 +31,7 @@ constexpr int32_t kCudaFailure = 0x10000;
 constexpr int32_t kNcclFailure = 0x20000;
 constexpr int32_t kOwnFailure = 0x30000;
 
-constexpr int32_t kOutOfMemory = kCudaFailure + 2;        // cudaErrorMemoryAllocation
+constexpr int32_t kOutOfMemory = kCudaFailure + 2;        // cudaErrorMemoryAllocation: of the device or of pinned host memory
 constexpr int32_t kNcclRemoteFailure = kNcclFailure + 6;  // ncclRemoteError: another rank is gone
 constexpr int32_t kBadArgument = kOwnFailure + 1;         // a type, operation or shape that this call does not know
 constexpr int32_t kUnsupported = kOwnFailure + 2;         // known, but not offered by this NCCL

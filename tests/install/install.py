@@ -38,12 +38,14 @@ def files_below(root):
     return sorted(os.path.relpath(os.path.join(directory, name), root) for directory, _, names in os.walk(root) for name in names)
 
 
-def expect_files(root, version):
+def expect_files(root, build, version):
     present = files_below(root)
     patterns = [r"include/megadp\.h", r"lib.*/libmegadp\.so", r"lib.*/libmegadp\.so\.0", rf"lib.*/libmegadp\.so\.{re.escape(version)}",
                 r"lib.*/cmake/megadp/megadpConfig\.cmake", r"lib.*/cmake/megadp/megadpConfigVersion\.cmake",
                 r"lib.*/cmake/megadp/megadpTargets\.cmake", r"lib.*/pkgconfig/megadp\.pc", r"share/megadp/abi\.json", r"bin/megadp",
                 r"share/doc/megadp/LICENSE"]
+    if os.path.exists(os.path.join(build, "lib", "libmegadp_cuda.so")):
+        patterns.append(r"lib.*/libmegadp_cuda\.so")
     lacking = [pattern for pattern in patterns if not any(re.fullmatch(pattern, path) for path in present)]
     if lacking:
         raise Failure(f"not installed: {lacking}; installed: {present}")
@@ -100,7 +102,7 @@ def main(cmake, build, generator, cc, version):
         first, prefix = os.path.join(directory, "first"), os.path.join(directory, "moved here")
         run(cmake, "--install", build, "--prefix", first)
         os.rename(first, prefix)
-        present = expect_files(prefix, version)
+        present = expect_files(prefix, build, version)
         pc_dir = os.path.join(prefix, os.path.dirname(next(path for path in present if path.endswith("megadp.pc"))))
         by_cmake = through_cmake(cmake, generator, prefix, os.path.join(directory, "by cmake"))
         os.rename(prefix, first)  # pkg-config does not do spaces

@@ -25,6 +25,10 @@ LAYERS = {
 # The one file that knows the drivers.
 LAYER_EXCEPTIONS = {"src/backend/registry.cc": {"host", "cuda"}}
 
+# The plugin is a library of its own, beside the layers: all that it may include of src/, and nobody else includes its inside.
+PLUGIN = "src/cuda/plugin/"
+PLUGIN_MAY = re.compile(r"base/.*|cuda/(plugin|build)\.h|cuda/plugin/.*")
+
 # Third-party headers, and the files made for them.
 THIRD_PARTY = {
     "ucp/": r"src/host/ucx_\w+\.(h|cc)",
@@ -39,8 +43,9 @@ THIRD_PARTY = {
     "cmocka.h": r"tests/capi/.*",
     "mpi.h": r"(tests|benchmarks)/.*",
     "sanitizer/": r"tests/.*",
-    "nccl.h": r"src/cuda/.*",
-    "cuda": r"src/cuda/.*",
+    "nccl": r"src/cuda/plugin/nccl_\w+\.(h|cc)",
+    "cuda.h": r"src/cuda/plugin/.*",
+    "cuda_": r"src/cuda/plugin/.*",
 }
 
 C_STANDARD = "assert complex ctype errno fenv float inttypes iso646 limits locale math setjmp signal stdalign stdarg stdatomic stdbool " \
@@ -84,6 +89,10 @@ def check_layer(path, name, in_layer):
         return None if layer == "api" else "megadp.h is for the api layer; inner layers have their own types"
     if not in_layer:
         return f'"{name}" is not a path from src/'
+    if path.startswith(PLUGIN):
+        return None if PLUGIN_MAY.fullmatch(name) else f"the CUDA plugin must not include {name}"
+    if name.startswith("cuda/plugin/"):
+        return f'"{name}" is inside the CUDA plugin; only its table, cuda/plugin.h, may be seen from here'
     if target not in LAYERS[layer] | LAYER_EXCEPTIONS.get(path, set()):
         return f"{layer} must not include {target}"
     return None
@@ -134,6 +143,9 @@ def self_test():
         "src/backend/registry.cc": '#include "host/a.h"\n',
         "src/host/ucx_library.cc": "#include <ucp/api/ucp.h>\n",
         "src/host/kernels.cc": '#include "backend/a.h"\n#include "hwy/highway.h"\n#include <sys/mman.h>\n',
+        "src/cuda/a.cc": '#include "cuda/plugin.h"\n#include "backend/a.h"\n',
+        "src/cuda/plugin/a.cu": '#include <cuda_runtime.h>\n#include "base/a.h"\n#include "cuda/plugin/a.h"\n',
+        "src/cuda/plugin/nccl_a.h": '#include <nccl.h>\n#include "cuda/plugin.h"\n',
         "src/base/a.h": "#include <cstdint>\n",
         "tests/capi/a.c": "#include <megadp.h>\n#include <cmocka.h>\n",
     }
@@ -154,6 +166,13 @@ def self_test():
         "src/host/e.cc": "#include <uct/api/uct.h>\n",
         "src/host/f.cc": '#include "a.h"\n',
         "src/cuda/b.cc": '#include "host/a.h"\n',
+        "src/cuda/c.cc": "#include <cuda_runtime.h>\n",
+        "src/cuda/d.cc": "#include <cuda.h>\n",
+        "src/cuda/e.cc": "#include <nccl.h>\n",
+        "src/cuda/f.cc": '#include "cuda/plugin/a.h"\n',
+        "src/cuda/plugin/b.cc": "#include <nccl.h>\n",
+        "src/cuda/plugin/c.cc": '#include "backend/a.h"\n',
+        "src/cuda/plugin/d.cc": '#include "cuda/backend.h"\n',
         "src/base/b.cc": '#include "backend/a.h"\n',
         "src/base/c.cc": "#include <unistd.h>\n",
         "src/base/d.cc": "#include <fmt/format.h>\n",

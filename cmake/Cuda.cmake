@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+# Whether the CUDA plugin is built, and with which compiler. Sets MEGADP_BUILD_CUDA. The compiler is, in this order: what CUDACXX or
+# CMAKE_CUDA_COMPILER name, nvcc of the PATH, that of /usr/local/cuda, the private toolchain that `scripts/setup --cuda` makes.
+# CMake's own FindCUDAToolkit is not used: that of CMake 3.25 wants a library that CUDA 13 no longer has.
+set(MEGADP_CUDA "AUTO" CACHE STRING "Build the CUDA plugin: AUTO (where a compiler and nccl.h are found), ON or OFF")
+set_property(CACHE MEGADP_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(MEGADP_BUILD_CUDA OFF)
+
+if(MEGADP_CUDA STREQUAL "OFF" OR MEGADP_SANITIZE)
+  return()
+endif()
+
+if(DEFINED ENV{XDG_CACHE_HOME})
+  set(private $ENV{XDG_CACHE_HOME}/megadp/cuda-13.0/nvidia)
+else()
+  set(private $ENV{HOME}/.cache/megadp/cuda-13.0/nvidia)
+endif()
+if(CMAKE_CUDA_COMPILER)
+  set(nvcc ${CMAKE_CUDA_COMPILER})
+elseif(DEFINED ENV{CUDACXX})
+  set(nvcc $ENV{CUDACXX})
+else()
+  find_program(MEGADP_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda/bin ${private}/cu13/bin)
+  mark_as_advanced(MEGADP_NVCC)
+  set(nvcc ${MEGADP_NVCC})
+endif()
+find_path(MEGADP_NCCL_INCLUDE nccl.h HINTS ENV NCCL_HOME PATH_SUFFIXES include PATHS ${private}/nccl/include /usr/local/cuda/include)
+mark_as_advanced(MEGADP_NCCL_INCLUDE)
+
+if(NOT nvcc)
+  set(lacking "no nvcc was found: install CUDA, set CUDACXX, or run scripts/setup --cuda")
+elseif(NOT MEGADP_NCCL_INCLUDE)
+  set(lacking "nccl.h was not found: set MEGADP_NCCL_INCLUDE to its folder, or run scripts/setup --cuda")
+endif()
+if(DEFINED lacking)
+  if(MEGADP_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MEGADP_CUDA is ON, but ${lacking}")
+  endif()
+  message(STATUS "megadp: without the CUDA plugin; ${lacking}")
+  return()
+endif()
+
+# sm_80 and sm_90 as they are, and as PTX for what comes later.
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+endif()
+set(CMAKE_CUDA_COMPILER ${nvcc} CACHE FILEPATH "CUDA compiler")
+set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
+enable_language(CUDA)
+set(CMAKE_CUDA_STANDARD 17) # CMake 3.25 does not know how nvcc is told C++20; kernels do without
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_EXTENSIONS OFF)
+if(MEGADP_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${MEGADP_CCACHE})
+endif()
+set(MEGADP_BUILD_CUDA ON)
+message(STATUS "megadp: with the CUDA plugin, by ${nvcc} ${CMAKE_CUDA_COMPILER_VERSION}")

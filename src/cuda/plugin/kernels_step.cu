@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels of an optimizer step: the sum of squares, the numbers that begin a step, AdamW. None of them waits for the host, or lets it wait.
+#include "cuda/plugin/launch.cuh"
+
+namespace megadp::cuda {
+namespace {
+
+// ── the sum of squares ──
+// Scratch memory: the running total, how many elements are not finite, then a sum for every block of elements of one round.
+
+struct SquareScratch {
+  double total;
+  unsigned long long nonfinite;
+  double sums[1];
+};
+constexpr uint64_t kRoundBlocks = (kScratchBytes - offsetof(SquareScratch, sums)) / sizeof(double);
+constexpr uint64_t kBlocksPerLaunchBlock = kThreads / kSquareLanes;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) sum_square_blocks(const T* data, uint64_t count, SquareScratch* scratch) {
+  const uint64_t block = blockIdx.x * kBlocksPerLaunchBlock + threadIdx.x / kSquareLanes;
+  const int lane = static_cast<int>(threadIdx.x % kSquareLanes);
+  // Threads past the end stay: all of a warp hand each other their sums.
+  const bool inside = block * kSquareBlock < count;
+  const LaneSum mine = inside ? square_lane(data, count, block, lane) : LaneSum{0, 0};
+  double sum = 0;
+#pragma unroll
+  for (int l = 0; l < kSquareLanes; l++) sum = add(sum, __shfl_sync(0xffffffffU, mine.sum, l, kSquareLanes));
+  if (inside && lane == 0) scratch->sums[block] = sum;
+  if (mine.nonfinite != 0) atomicAdd(&scratch->nonfinite, mine.nonfinite);
+}
+
+// One block: its threads fetch, the first one adds in order.
+__global__ void __launch_bounds__(kThreads) add_square_sums(SquareScratch* scratch, uint64_t blocks, StepScalars* scalars, bool last) {
+  __shared__ double fetched[kThreads];
+  double total = scratch->total;
+  double mine = threadIdx.x < blocks ? scratch->sums[threadIdx.x] : 0;
+  for (uint64_t begin = 0; begin < blocks; begin += kThreads) {
+    fetched[threadIdx.x] = mine;
+    __syncthreads();
+    const uint64_t next = begin + kThreads + threadIdx.x;
+    mine = next < blocks ? scratch->sums[next] : 0;  // under way while the first thread adds
+    if (threadIdx.x == 0) {
+      const int here = static_cast<int>(blocks - begin < kThreads ? blocks - begin : kThreads);
+#pragma unroll 16
+      for (int i = 0; i < here; i++) total = add(total, fetched[i]);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  scratch->total = total;
+  if (!last) return;
+  scalars->square_sum = add(scalars->square_sum, total);
+  scalars->nonfinite = add(scalars->nonfinite, static_cast<double>(scratch->nonfinite));
+}
+
+template <class T>
+int32_t sum_squares(void* stream, const void* data, uint64_t count, SquareScratch* scratch, StepScalars* scalars) {
+  constexpr uint64_t round = kRoundBlocks * kSquareBlock;
+  for (uint64_t begin = 0; begin < count; begin += round) {
+    const uint64_t here = count - begin < round ? count - begin : round;
+    const uint64_t blocks = (here + kSquareBlock - 1) / kSquareBlock;
+    const uint64_t grid = (blocks + kBlocksPerLaunchBlock - 1) / kBlocksPerLaunchBlock;
+    int32_t result = launch(sum_square_blocks<T>, grid, dim3(kThreads), stream, static_cast<const T*>(data) + begin, here, scratch);
+    if (result == 0) result = launch(add_square_sums, 1, dim3(kThreads), stream, scratch, blocks, scalars, begin + here == count);
+    if (result != 0) return result;
+  }
+  return 0;
+}
+
+int32_t sum_squares(void* stream, const void* data, DType type, uint64_t count, SquareScratch* scratch, StepScalars* scalars) {
+  const cudaError_t cleared = cudaMemsetAsync(scratch, 0, offsetof(SquareScratch, sums), stream_of(stream));
+  if (cleared != cudaSuccess) return result_of(cleared);
+  if (type == DType::f32) return sum_squares<float>(stream, data, count, scratch, scalars);
+  if (type == DType::bf16) return sum_squares<Bf16>(stream, data, count, scratch, scalars);
+  return sum_squares<F16>(stream, data, count, scratch, scalars);
+}
+
+// ── the numbers of a step ──
+
+__global__ void begin_step_on_device(StepScalars* scalars, StepRule rule, const volatile uint32_t* poisoned) {
+  if (poisoned != nullptr && *poisoned != 0) {
+    scalars->skip = 1;
+  } else {
+    megadp::begin_step(*scalars, rule);
+  }
+}
+
+// ── AdamW ──
+// Few enough blocks that all of them run at once: the constants, which take divisions and a root in double, are computed once by each, and
+// the elements are shared out evenly.
+constexpr unsigned kStepBlocksPerProcessor = 4;
+
+template <class Grad, class Param>
+__global__ void __launch_bounds__(kThreads, kStepBlocksPerProcessor)
+    adamw_on_device(ForEach<AdamWStep<Grad, Param>> work, AdamW hyper, const StepScalars* scalars) {
+  if (scalars->skip != 0) return;
+  __shared__ AdamWConstants<float> constants;
+  if (threadIdx.x == 0) constants = adamw_constants(hyper, *scalars);
+  __syncthreads();
+  work.operation.constants = constants;
+  work(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, uint64_t{gridDim.x} * blockDim.x);
+}
+
+struct Elements {  // what an AdamW step reads and writes
+  const void* grad;
+  float *master, *m, *v;
+  void* param;
+  uint64_t count;
+};
+
+template <class Grad, class Param>
+int32_t launch_adamw(Device* device, void* stream, const AdamW& hyper, const StepScalars* scalars, const Elements& x) {
+  using Operation = AdamWStep<Grad, Param>;
+  Param* const param = x.param == x.master ? nullptr : static_cast<Param*>(x.param);
+  const ForEach<Operation> work{
+      {{}, static_cast<const Grad*>(x.grad), x.master, x.m, x.v, param},
+      split_evenly(x.count, Operation::kWidth, {{x.grad, sizeof(Grad)}, {x.master, 4}, {x.m, 4}, {x.v, 4}, {x.param, sizeof(Param)}})};
+  const uint64_t pieces = work.split.units > 0 ? work.split.units : x.count;
+  const uint64_t needed = (pieces + kThreads - 1) / kThreads;
+  const uint64_t most = uint64_t{kStepBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
+  return launch(adamw_on_device<Grad, Param>, needed < most ? needed : most, dim3(kThreads), stream, work, hyper, scalars);
+}
+
+template <class Grad>
+int32_t launch_adamw(Device* device, void* stream, const AdamW& hyper, const StepScalars* scalars, const Elements& x, DType param_type) {
+  if (param_type == DType::f32) return launch_adamw<Grad, float>(device, stream, hyper, scalars, x);
+  if (param_type == DType::bf16) return launch_adamw<Grad, Bf16>(device, stream, hyper, scalars, x);
+  return launch_adamw<Grad, F16>(device, stream, hyper, scalars, x);
+}
+
+}  // namespace
+
+int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+  if (!is_trainable(type)) return kBadArgument;
+  if (count == 0) return 0;
+  if (device == nullptr) return result_of(cudaErrorInvalidDevice);  // whose scratch memory is needed
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  const std::lock_guard lock(device->scratch_mutex);
+  cudaError_t error = cudaStreamWaitEvent(stream_of(stream), device->scratch_free, 0);
+  if (error != cudaSuccess) return result_of(error);
+  const int32_t result = sum_squares(stream, data, type, count, static_cast<SquareScratch*>(device->scratch), scalars);
+  error = cudaEventRecord(device->scratch_free, stream_of(stream));
+  return result != 0 ? result : result_of(error);
+}
+
+int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  return launch(begin_step_on_device, 1, dim3(1), stream, scalars, *rule, device != nullptr ? device->poisoned : nullptr);
+}
+
+int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
+              float* master, float* m, float* v, void* param, DType param_type, size_t count) {
+  if (!is_trainable(grad_type) || !is_trainable(param_type)) return kBadArgument;
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  const Elements x{grad, master, m, v, param, count};
+  if (grad_type == DType::f32) return launch_adamw<float>(device, stream, *hyper, scalars, x, param_type);
+  if (grad_type == DType::bf16) return launch_adamw<Bf16>(device, stream, *hyper, scalars, x, param_type);
+  return launch_adamw<F16>(device, stream, *hyper, scalars, x, param_type);
+}
+
+}  // namespace megadp::cuda

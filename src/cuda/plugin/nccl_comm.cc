@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// The life of a communicator: made, asked, aborted, destroyed; and the memory it knows.
+#include "cuda/plugin/nccl_comm.h"
+
+#include <cstring>
+#include <new>
+
+namespace megadp::cuda {
+namespace {
+
+ncclConfig_t configuration() {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  config.splitShare = 1;
+  return config;
+}
+
+NcclComm* make_comm(Nccl* nccl, Device* device, std::shared_ptr<NcclFamily> family) {
+  auto* const comm = new (std::nothrow) NcclComm;
+  if (comm == nullptr) return nullptr;
+  comm->nccl = nccl;
+  comm->device = device;
+  comm->family = std::move(family);
+  comm->family->alive.fetch_add(1);
+  return comm;
+}
+
+void forget(NcclComm* comm) {
+  comm->family->alive.fetch_sub(1);
+  delete comm;
+}
+
+int32_t async_error(const NcclComm* comm) {
+  ncclResult_t state = ncclSuccess;
+  const int32_t asked = result_of(comm->nccl->comm_get_async_error(comm->handle, &state));
+  return asked != 0 ? asked : result_of(state);
+}
+
+// The handle of a split comes from the parent, when that is done.
+int32_t await_handle(NcclComm* comm) {
+  if (comm->parent == nullptr) return 0;
+  const int32_t parent = comm->parent->aborted ? kAborted : async_error(comm->parent);
+  if (parent != 0) return parent;
+  comm->parent = nullptr;
+  return comm->handle != nullptr ? 0 : result_of(ncclInternalError);
+}
+
+}  // namespace
+
+int32_t usable(const NcclComm* comm) {
+  if (comm->aborted || comm->family->aborted.load()) return kAborted;
+  return comm->parent != nullptr ? result_of(ncclInvalidUsage) : 0;
+}
+
+int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out) {
+  if (size < 1 || rank < 0 || rank >= size) return kBadArgument;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  std::shared_ptr<NcclFamily> family(new (std::nothrow) NcclFamily);
+  NcclComm* const comm = family != nullptr ? make_comm(nccl, device, std::move(family)) : nullptr;
+  if (comm == nullptr) return kNoHostMemory;
+  comm->size = size;
+  ncclUniqueId unique;
+  std::memcpy(&unique, id, sizeof unique);
+  ncclConfig_t config = configuration();
+  const int32_t result = result_of(nccl->comm_init_rank_config(&comm->handle, size, unique, rank, &config));
+  if (result != 0 && result != kPending) {
+    if (comm->handle != nullptr) static_cast<void>(nccl->comm_abort(comm->handle));
+    forget(comm);
+    return result;
+  }
+  *out = comm;
+  return result;
+}
+
+int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out) {
+  if (const int32_t refused = usable(parent); refused != 0) return refused;
+  const Current current(parent->device);
+  if (current.result() != 0) return current.result();
+  ncclConfig_t config = configuration();
+  if (color < 0) {
+    ncclComm_t none = nullptr;
+    const int32_t result = result_of(parent->nccl->comm_split(parent->handle, NCCL_SPLIT_NOCOLOR, key, &none, &config));
+    if (result == 0 || result == kPending) *out = nullptr;
+    return result;
+  }
+  NcclComm* const child = make_comm(parent->nccl, parent->device, parent->family);
+  if (child == nullptr) return kNoHostMemory;
+  child->parent = parent;
+  const int32_t result = result_of(parent->nccl->comm_split(parent->handle, color, key, &child->handle, &config));
+  if (result != 0 && result != kPending) {
+    forget(child);
+    return result;
+  }
+  *out = child;
+  return result == 0 ? comm_state(child) : result;
+}
+
+int32_t comm_state(NcclComm* comm) {
+  if (comm->aborted || comm->family->aborted.load()) return kAborted;
+  const Current current(comm->device);
+  if (current.result() != 0) return current.result();
+  if (const int32_t result = await_handle(comm); result != 0) return result;
+  if (const int32_t result = async_error(comm); result != 0) return result;
+  if (comm->size == 0) {
+    if (const int32_t failed = result_of(comm->nccl->comm_count(comm->handle, &comm->size)); failed != 0) return failed;
+  }
+  const Division division = comm->division;
+  if (division.divisor == 1) return 0;
+  comm->division.divisor = 1;
+  return reduce(comm->device, division.stream, division.data, division.data, division.count, 1, division.count, division.type, Op::sum,
+                division.divisor);
+}
+
+int32_t comm_abort(NcclComm* comm) {
+  if (comm->aborted) return kAborted;
+  comm->aborted = true;
+  comm->family->aborted.store(true);
+  const ncclComm_t handle = comm->handle;
+  if (handle == nullptr) return 0;  // a split that its parent has not finished; the parent's abort ends it
+  comm->handle = nullptr;
+  const Current current(comm->device);
+  if (current.result() != 0) return current.result();
+  const int32_t result = result_of(comm->nccl->comm_abort(handle));
+  return result == kPending ? 0 : result;  // NCCL goes on by itself
+}
+
+int32_t comm_destroy(NcclComm* comm) {
+  if (comm == nullptr) return 0;
+  int32_t result = 0;
+  if (!comm->aborted && comm->handle != nullptr) {
+    const Current current(comm->device);
+    const bool last = comm->family->alive.load() == 1 || comm->family->aborted.load();
+    result = current.result();
+    if (result == 0) result = result_of(last ? comm->nccl->comm_abort(comm->handle) : comm->nccl->comm_destroy(comm->handle));
+    if (result == kPending) result = 0;
+  }
+  if (comm->parent != nullptr && comm->handle == nullptr) {
+    comm->family->alive.fetch_sub(1);  // NCCL may still write the handle: its place is left to it
+    return result;
+  }
+  forget(comm);
+  return result;
+}
+
+// ── memory ──
+
+namespace {
+
+enum class Known {
+  locally,   // ncclCommRegister
+  to_window  // ncclCommWindowRegister
+};
+
+// The place of NCCL's handle must stay where it is: a window's is filled in when all ranks have come.
+struct Registration {
+  Known kind;
+  void* handle;
+};
+
+constexpr size_t kWindowAlignment = 4096;
+constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
+
+int32_t make_known(NcclComm* comm, void* memory, size_t bytes, Registration* registration) {
+  const Nccl& nccl = *comm->nccl;
+  if (nccl.window_register != nullptr) {
+    registration->kind = Known::to_window;
+    return result_of(nccl.window_register(comm->handle, memory, bytes, &registration->handle, kSymmetricWindow));
+  }
+  registration->kind = Known::locally;
+  return result_of(nccl.comm_register(comm->handle, memory, bytes, &registration->handle));
+}
+
+}  // namespace
+
+int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out, void** registration) {
+  if (const int32_t refused = usable(comm); refused != 0) return refused;
+  if (bytes == 0 || bytes > SIZE_MAX - kWindowAlignment) return kOutOfMemory;
+  const size_t whole = (bytes + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
+  const Current current(comm->device);
+  if (current.result() != 0) return current.result();
+  auto* const known = new (std::nothrow) Registration{Known::locally, nullptr};
+  if (known == nullptr) return kNoHostMemory;
+  void* memory = nullptr;
+  count_sync(comm->device);
+  int32_t result = result_of(comm->nccl->mem_alloc(&memory, whole));
+  if (result == 0) {
+    result = zero_now(comm->device, memory, whole);
+    if (result == 0) result = make_known(comm, memory, whole, known);
+    if (result != 0 && result != kPending) static_cast<void>(comm->nccl->mem_free(memory));
+  }
+  if (result != 0 && result != kPending) {
+    delete known;
+    return result;
+  }
+  *out = memory;
+  *registration = known;
+  return result;
+}
+
+int32_t comm_release(NcclComm* comm, void* memory, void* registration) {
+  const Current current(comm->device);
+  if (current.result() != 0) return current.result();
+  auto* const known = static_cast<Registration*>(registration);
+  int32_t result = 0;
+  // With the communicator its registrations are gone too.
+  if (known != nullptr && known->handle != nullptr && comm->handle != nullptr) {
+    result = result_of(known->kind == Known::to_window ? comm->nccl->window_deregister(comm->handle, known->handle)
+                                                       : comm->nccl->comm_deregister(comm->handle, known->handle));
+    if (result == kPending) result = 0;
+  }
+  delete known;
+  count_sync(comm->device);
+  const int32_t freed = result_of(comm->nccl->mem_free(memory));
+  return result != 0 ? result : freed;
+}
+
+}  // namespace megadp::cuda

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// NcclComm: one communicator of NCCL, and the family it belongs to: communicators that were split from each other share resources, and with
+// them NCCL's flag that ends their kernels. So a member may be freed by ncclCommAbort, which waits for nobody, only as the last one; before
+// that ncclCommDestroy leaves what is shared to the others and waits for nobody either.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "cuda/plugin/device.h"
+#include "cuda/plugin/nccl_library.h"
+
+namespace megadp::cuda {
+
+struct NcclFamily {
+  std::atomic<int> alive{0};
+  std::atomic<bool> aborted{false};
+};
+
+// A pre-multiplied sum that has been made; they live as long as the communicator.
+struct ScaledSum {
+  DType type;
+  double factor;
+  ncclRedOp_t op;
+};
+
+// What is left to do once NCCL has put a collective into its stream: the part of a division that could not be done before the sum.
+struct Division {
+  void* stream;
+  void* data;
+  size_t count;
+  DType type;
+  double divisor;  // 1: nothing
+};
+
+struct NcclComm {
+  Nccl* nccl = nullptr;
+  Device* device = nullptr;
+  NcclComm* parent = nullptr;  // only until `handle` is there: NCCL fills it in when the parent has finished the split
+  ncclComm_t handle = nullptr;
+  std::shared_ptr<NcclFamily> family;
+  int size = 0;  // 0: not known yet
+  bool aborted = false;
+  std::vector<ScaledSum> sums;
+  Division division{nullptr, nullptr, 0, DType::f32, 1};
+};
+
+// 0 if the communicator may be used now, otherwise what a call is to return.
+int32_t usable(const NcclComm* comm);
+
+}  // namespace megadp::cuda

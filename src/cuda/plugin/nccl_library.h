@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Nccl: the functions of NCCL that are used, found by name in a library that is loaded when it is first needed. Never linked, so that a
+// process has one NCCL: its framework's own where that has mapped one. The one header, with the nccl_*.cc, that sees nccl.h, and for types
+// alone: what 2.19 does not have is declared here, so that any nccl.h will do.
+#pragma once
+
+#include <nccl.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/plugin.h"
+
+namespace megadp::cuda {
+
+constexpr int kOldestNccl = 21900;  // ncclMemAlloc, ncclCommRegister; ncclCommSplit with shared resources is older
+constexpr int kNcclWindows = 22700;
+constexpr int kNcclAllToAll = 22800;
+
+struct Nccl {
+  int version;  // 22809: 2.28.9
+
+  decltype(&::ncclGetUniqueId) get_unique_id;
+  decltype(&::ncclGetErrorString) get_error_string;
+  decltype(&::ncclGetLastError) get_last_error;
+  decltype(&::ncclCommInitRankConfig) comm_init_rank_config;
+  decltype(&::ncclCommSplit) comm_split;
+  decltype(&::ncclCommCount) comm_count;
+  decltype(&::ncclCommAbort) comm_abort;
+  decltype(&::ncclCommDestroy) comm_destroy;
+  decltype(&::ncclCommGetAsyncError) comm_get_async_error;
+  decltype(&::ncclCommRegister) comm_register;
+  decltype(&::ncclCommDeregister) comm_deregister;
+  decltype(&::ncclMemAlloc) mem_alloc;
+  decltype(&::ncclMemFree) mem_free;
+  decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum;
+  decltype(&::ncclGroupStart) group_start;
+  decltype(&::ncclGroupEnd) group_end;
+  decltype(&::ncclSend) send;
+  decltype(&::ncclRecv) recv;
+  decltype(&::ncclAllReduce) all_reduce;
+  decltype(&::ncclReduceScatter) reduce_scatter;
+  decltype(&::ncclAllGather) all_gather;
+  decltype(&::ncclBroadcast) broadcast;
+
+  // Of newer versions; NULL where the version lacks them.
+  ncclResult_t (*window_register)(ncclComm_t comm, void* buffer, size_t bytes, void** window, int flags);
+  ncclResult_t (*window_deregister)(ncclComm_t comm, void* window);
+  ncclResult_t (*all_to_all)(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream);
+};
+
+inline int32_t result_of(ncclResult_t result) {
+  if (result == ncclSuccess) return 0;
+  return result == ncclInProgress ? kPending : kNcclFailure + static_cast<int32_t>(result);
+}
+
+// The name of a result; NULL if it is none that is known.
+const char* name_of(ncclResult_t result);
+
+// ── the entries of PluginTable, by their names ──
+
+int32_t nccl_open(const char* path, Nccl** out, char* why, size_t size);
+void nccl_close(Nccl* nccl);
+int32_t nccl_version(const Nccl* nccl);
+int32_t nccl_unique_id(Nccl* nccl, uint8_t out[128]);
+
+int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out);
+int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
+int32_t comm_state(NcclComm* comm);
+int32_t comm_abort(NcclComm* comm);
+int32_t comm_destroy(NcclComm* comm);
+int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out, void** registration);
+int32_t comm_release(NcclComm* comm, void* memory, void* registration);
+int32_t comm_all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
+int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
+                            double divisor);
+int32_t comm_all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
+int32_t comm_broadcast(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
+int32_t comm_all_to_all(NcclComm* comm, void* stream, const void* from, size_t from_stride, void* to, size_t count_per_rank, DType type);
+
+}  // namespace megadp::cuda

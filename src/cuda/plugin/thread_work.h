@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one thread of a kernel does, as functions of its number and of how many there are; nothing here knows CUDA. So the tests run every
+// thread of a launch on the host, where all indices can be checked, and the kernels are left with nothing but the launch.
+//
+// Element-wise work goes over its arrays like this, where all of them can be brought to 16-byte addresses by one offset:
+//
+//   | head: single elements | unit | unit | unit | ... | tail: single elements |
+//
+// Neighbouring threads take neighbouring units; each has several of its own under way at a time, since only bytes in flight bring the
+// memory up to its speed. Elements are computed by base/math.h alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "base/math.h"
+
+#if defined(__CUDA_ARCH__)
+#define MEGADP_UNROLL _Pragma("unroll")
+#else
+#define MEGADP_UNROLL
+#endif
+
+namespace megadp::cuda {
+
+// `n` neighbours, read and written by accesses of 16 bytes (or all at once where they are fewer).
+constexpr size_t pack_alignment(size_t bytes) {
+  return bytes < 16 ? bytes : 16;
+}
+template <class T, int n>
+struct alignas(pack_alignment(sizeof(T) * n)) Pack {
+  T at[n];
+};
+template <int n, class T>
+MEGADP_HOST_DEVICE inline Pack<T, n> load_pack(const T* from) {
+#if defined(__CUDA_ARCH__)
+  return *reinterpret_cast<const Pack<T, n>*>(from);  // which the device's compiler does at once; the host's may not alias so
+#else
+  Pack<T, n> pack;
+  std::memcpy(&pack, from, sizeof pack);
+  return pack;
+#endif
+}
+template <class T, int n>
+MEGADP_HOST_DEVICE inline void store_pack(T* to, const Pack<T, n>& pack) {
+#if defined(__CUDA_ARCH__)
+  *reinterpret_cast<Pack<T, n>*>(to) = pack;
+#else
+  std::memcpy(to, &pack, sizeof pack);
+#endif
+}
+
+// How `count` elements are cut into head, units and tail.
+struct Split {
+  uint64_t count, head, units;
+};
+struct Array {
+  const void* data;
+  size_t element;  // bytes
+};
+// Units of `width` elements, a power of two. Arrays that no common offset aligns are gone through by single elements.
+inline Split split_evenly(uint64_t count, unsigned width, std::initializer_list<Array> arrays) {
+  for (uint64_t head = 0; head < width && head <= count; head++) {
+    bool aligned = true;
+    for (const Array& array : arrays) {
+      aligned &= (reinterpret_cast<uintptr_t>(array.data) + head * array.element) % pack_alignment(width * array.element) == 0;
+    }
+    if (aligned) return {count, head, (count - head) / width};
+  }
+  return {count, 0, 0};
+}
+
+// An operation on elements: load<n>(i) reads all that elements [i, i + n) need, store() computes and writes. kWidth: elements of a unit;
+// kDepth: units whose loads are under way together.
+template <class Operation>
+struct ForEach {
+  Operation operation;
+  Split split;
+
+  MEGADP_HOST_DEVICE void operator()(uint64_t thread, uint64_t threads) const {
+    constexpr int width = Operation::kWidth, depth = Operation::kDepth;
+    using Loaded = decltype(operation.template load<width>(0));
+    uint64_t unit = thread;
+    for (; unit + (depth - 1) * threads < split.units; unit += depth * threads) {
+      Loaded loaded[depth];
+      MEGADP_UNROLL
+      for (int d = 0; d < depth; d++) loaded[d] = operation.template load<width>(begin_of<width>(unit + d * threads));
+      MEGADP_UNROLL
+      for (int d = 0; d < depth; d++) operation.store(begin_of<width>(unit + d * threads), loaded[d]);
+    }
+    for (; unit < split.units; unit += threads) {
+      operation.store(begin_of<width>(unit), operation.template load<width>(begin_of<width>(unit)));
+    }
+    const uint64_t singles = split.count - split.units * width;
+    for (uint64_t single = thread; single < singles; single += threads) {
+      const uint64_t i = single < split.head ? single : single + split.units * width;
+      operation.store(i, operation.template load<1>(i));
+    }
+  }
+
+ private:
+  template <int width>
+  MEGADP_HOST_DEVICE uint64_t begin_of(uint64_t unit) const {
+    return split.head + unit * width;
+  }
+};
+
+// ── to = from, to += from ──
+
+template <class To, class From, bool adds>
+struct Convert {
+  static constexpr size_t kLarger = sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From);
+  static constexpr int kWidth = kLarger > 4 ? 4 : 16 / kLarger, kDepth = 4;
+  To* to;
+  const From* from;
+
+  template <int n>
+  struct Loaded {
+    Pack<From, n> from;
+    Pack<To, n> to;  // what is added to
+  };
+  template <int n>
+  MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
+    Loaded<n> loaded;
+    loaded.from = load_pack<n>(from + i);
+    if constexpr (adds) loaded.to = load_pack<n>(to + i);
+    return loaded;
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> loaded) const {
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) {
+      if constexpr (adds) {
+        add_to(&loaded.to.at[k], widen(loaded.from.at[k]));
+      } else {
+        convert(&loaded.to.at[k], widen(loaded.from.at[k]));
+      }
+    }
+    store_pack(to + i, loaded.to);
+  }
+};
+
+// ── AdamW: one pass over all that belongs to an element ──
+
+template <class Grad, class Param>
+struct AdamWStep {
+  static constexpr int kWidth = 4, kDepth = 2;
+  AdamWConstants<float> constants;
+  const Grad* grad;
+  float *master, *m, *v;
+  Param* param;  // NULL: is its own master
+
+  template <int n>
+  struct Loaded {
+    Pack<Grad, n> grad;
+    Pack<float, n> master, m, v;
+  };
+  template <int n>
+  MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
+    return {load_pack<n>(grad + i), load_pack<n>(master + i), load_pack<n>(m + i), load_pack<n>(v + i)};
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> x) const {
+    Pack<Param, n> rounded;
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) {
+      adamw_element(constants, to_f32(x.grad.at[k]), x.master.at[k], x.m.at[k], x.v.at[k]);
+      from_f32(&rounded.at[k], x.master.at[k]);
+    }
+    store_pack(master + i, x.master);
+    store_pack(m + i, x.m);
+    store_pack(v + i, x.v);
+    if (param != nullptr) store_pack(param + i, rounded);
+  }
+};
+
+// ── the sum, maximum or minimum of several arrays ──
+
+template <class T, bool sums>
+struct Reduce {
+  using Value = decltype(widen(T()));
+  static constexpr int kWidth = 16 / sizeof(T), kDepth = 1;  // the parts are under way together
+  T* to;
+  const T* from;
+  uint64_t stride;
+  int parts;
+  bool largest;   // where not a sum: or else the smallest
+  Value divisor;  // of a sum
+
+  template <int n>
+  struct Loaded {
+    Value value[n];
+  };
+  template <int n>
+  MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
+    Loaded<n> loaded;
+    const Pack<T, n> first = load_pack<n>(from + i);
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) loaded.value[k] = widen(first.at[k]);
+    constexpr int together = 4;
+    int part = 1;
+    for (; part + together <= parts; part += together) {
+      Pack<T, n> next[together];
+      MEGADP_UNROLL
+      for (int p = 0; p < together; p++) next[p] = load_pack<n>(from + (part + p) * stride + i);
+      MEGADP_UNROLL
+      for (int p = 0; p < together; p++) fold(loaded, next[p]);
+    }
+    for (; part < parts; part++) fold(loaded, load_pack<n>(from + part * stride + i));
+    return loaded;
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, const Loaded<n>& loaded) const {
+    Pack<T, n> result;
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) narrow(&result.at[k], sums ? divide(loaded.value[k], divisor) : loaded.value[k]);
+    store_pack(to + i, result);
+  }
+
+ private:
+  template <int n>
+  MEGADP_HOST_DEVICE void fold(Loaded<n>& loaded, const Pack<T, n>& next) const {
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) {
+      const Value value = loaded.value[k], x = widen(next.at[k]);
+      loaded.value[k] = sums ? add(value, x) : largest ? larger(value, x) : smaller(value, x);
+    }
+  }
+};
+
+// ── the sum of squares, in the order that host/kernels.h lays down: blocks of kSquareBlock elements, in each kSquareLanes lanes ──
+
+constexpr int kSquareLanes = 16;
+constexpr uint64_t kSquareBlock = 4096;
+
+struct LaneSum {
+  double sum;
+  uint32_t nonfinite;
+};
+// Lane `lane` of block `block`. The lanes of a block read neighbours: whole sectors of memory, however the array is aligned, so that wider
+// loads would gain nothing; `together` of them are under way.
+template <class T>
+MEGADP_HOST_DEVICE inline LaneSum square_lane(const T* data, uint64_t count, uint64_t block, int lane) {
+  constexpr int together = 16;
+  LaneSum result{0, 0};
+  uint64_t i = block * kSquareBlock + static_cast<uint64_t>(lane);
+  const uint64_t end = count - block * kSquareBlock < kSquareBlock ? count : (block + 1) * kSquareBlock;
+  for (; i + (together - 1) * kSquareLanes < end; i += together * kSquareLanes) {
+    float x[together];
+    MEGADP_UNROLL
+    for (int k = 0; k < together; k++) x[k] = to_f32(data[i + static_cast<uint64_t>(k * kSquareLanes)]);
+    MEGADP_UNROLL
+    for (int k = 0; k < together; k++) {
+      result.sum = add_square(result.sum, x[k]);
+      result.nonfinite += is_finite(x[k]) ? 0 : 1;
+    }
+  }
+  for (; i < end; i += kSquareLanes) {
+    const float x = to_f32(data[i]);
+    result.sum = add_square(result.sum, x);
+    result.nonfinite += is_finite(x) ? 0 : 1;
+  }
+  return result;
+}
+
+}  // namespace megadp::cuda
