@@ -7,6 +7,7 @@
 
 #include "api/intake.h"
 #include "base/checked.h"
+#include "base/shape.h"
 #include "core/param.h"
 
 namespace megadp {
@@ -56,12 +57,7 @@ bool elements_are_apart(const Tensor& tensor) {
 // Fills in the strides, and finds out whether the array is dense and how far its elements reach.
 Status take_strides(const int64_t* given, const std::string& argument, Access access, Tensor* tensor) {
   const size_t ndim = tensor->shape.size();
-  tensor->strides.resize(ndim);
-  int64_t stride = 1;
-  for (size_t d = ndim; d-- > 0;) {
-    tensor->strides[d] = stride;
-    stride *= std::max<int64_t>(tensor->shape[d], 1);
-  }
+  tensor->strides = dense_strides(tensor->shape);
   if (given == nullptr || ndim == 0) return {};
   if (Status status = check_pointer(given, (argument + ".strides").c_str(), alignof(int64_t)); !status) return status;
   uint64_t reach = 0;
@@ -94,17 +90,12 @@ Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& 
   if (ndim == 0) return shape;
   if (Status status = check_pointer(sizes, (argument + ".shape").c_str(), alignof(int64_t)); !status) return status;
   shape.sizes.assign(sizes, sizes + ndim);
-  uint64_t without_zeros = 1;
   for (int32_t d = 0; d < ndim; ++d) {
     if (sizes[d] < 0) return invalid(argument, ".shape[", d, "] is ", sizes[d], "; sizes are 0 or more");
-    // Zero sizes are left out of the check: strides of an empty array must not overflow either.
-    const auto size = static_cast<uint64_t>(std::max<int64_t>(sizes[d], 1));
-    if (!checked_mul(without_zeros, size, &without_zeros) || without_zeros >= kMaxElements) {
-      return invalid(argument, ".shape is ", shape_text(shape.sizes), ": more elements than memory can hold");
-    }
-    shape.numel = sizes[d] == 0 ? 0 : shape.numel * size;
   }
-  return shape;
+  size_t unused;
+  if (count_elements(shape.sizes, kMaxElements - 1, &shape.numel, &unused)) return shape;
+  return invalid(argument, ".shape is ", shape_text(shape.sizes), ": more elements than memory can hold");
 }
 
 Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access, const Place& place) {

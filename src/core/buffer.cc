@@ -5,24 +5,11 @@
 #include <algorithm>
 
 #include "base/hash.h"
+#include "base/shape.h"
 #include "core/buffer_impl.h"
 #include "core/replicas.h"
 
 namespace megadp {
-
-namespace {
-
-std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides(shape.size());
-  int64_t stride = 1;
-  for (size_t d = shape.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= std::max<int64_t>(shape[d], 1);
-  }
-  return strides;
-}
-
-}  // namespace
 
 const char* name_of(BucketState state) noexcept {
   switch (state) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "base/checked.h"
+#include "base/shape.h"
 #include "base/utf8.h"
 
 namespace megadp {
@@ -27,19 +27,12 @@ Status check_name(size_t index, const std::string& name) {
 
 Status check_shape(const std::string& label, const std::vector<int64_t>& shape, uint64_t* numel) {
   if (shape.size() > kMaxDims) return invalid(label, " has ", shape.size(), " dimensions; at most ", kMaxDims, " are allowed");
-  // Zeros are left out of the product at first, so that what others compute from such a shape (strides) stays in range too.
-  uint64_t product = 1;
-  bool empty = false;
   for (size_t d = 0; d < shape.size(); ++d) {
     if (shape[d] < 0) return invalid(label, " has size ", shape[d], " in dimension ", d, "; sizes must not be negative");
-    empty |= shape[d] == 0;
-    const uint64_t size = std::max<uint64_t>(static_cast<uint64_t>(shape[d]), 1);
-    if (!checked_mul(product, size, &product) || product > static_cast<uint64_t>(INT64_MAX)) {
-      return invalid(label, " has more than 2^63 elements: the product of its sizes overflows at dimension ", d, ", of size ", shape[d]);
-    }
   }
-  *numel = empty ? 0 : product;
-  return {};
+  size_t d = 0;
+  if (count_elements(shape, static_cast<uint64_t>(INT64_MAX), numel, &d)) return {};
+  return invalid(label, " has more than 2^63 elements: the product of its sizes overflows at dimension ", d, ", of size ", shape[d]);
 }
 
 Status check_placement(const std::string& label, bool needs_placement, const ParamSpec& param) {

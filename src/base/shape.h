@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic of array shapes; sizes are 0 or more, strides count elements.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/checked.h"
+
+namespace megadp {
+
+// The number of elements; false, with the dimension at which it came about, where it would be more than `most`. Zero sizes are left out of
+// that check, so that what is computed from the shape of an empty array (its strides) stays in range too.
+[[nodiscard]] inline bool count_elements(const std::vector<int64_t>& shape, uint64_t most, uint64_t* count, size_t* dimension) noexcept {
+  uint64_t product = 1;
+  bool empty = false;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    *dimension = d;
+    empty |= shape[d] == 0;
+    if (!checked_mul(product, static_cast<uint64_t>(std::max<int64_t>(shape[d], 1)), &product) || product > most) return false;
+  }
+  *count = empty ? 0 : product;
+  return true;
+}
+
+// Row-major and without gaps.
+inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  int64_t stride = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= std::max<int64_t>(shape[d], 1);
+  }
+  return strides;
+}
+
+}  // namespace megadp
