@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this library is and what it sees: mdp_version, mdp_info, the log callback. The one file of the library that uses nlohmann-json.
+// What this library is and what it sees: mdp_version, mdp_info, the log callback.
 #include <sched.h>
 #include <unistd.h>
 

@@ -17,13 +17,6 @@ uint32_t size_field(const void* given) {
   return size;
 }
 
-Status check_size(const void* given, const std::string& argument, const StructKind& kind) {
-  if (Status status = check_pointer(given, argument.c_str(), kind.alignment); !status) return status;
-  const uint32_t size = size_field(given);
-  if (size >= kind.first_size && size <= kAbsurdSize && size % kind.alignment == 0) return {};
-  return invalid(argument, ".struct_size is ", size, "; set it to sizeof(", kind.name, "), which is ", kind.size, " in this build");
-}
-
 }  // namespace
 
 Status check_pointer(const void* pointer, const char* argument, size_t alignment) {
@@ -34,8 +27,15 @@ Status check_pointer(const void* pointer, const char* argument, size_t alignment
   return {};
 }
 
+Status check_struct(const void* given, const std::string& argument, const StructKind& kind) {
+  if (Status status = check_pointer(given, argument.c_str(), kind.alignment); !status) return status;
+  const uint32_t size = size_field(given);
+  if (size >= kind.first_size && size <= kAbsurdSize && size % kind.alignment == 0) return {};
+  return invalid(argument, ".struct_size is ", size, "; set it to sizeof(", kind.name, "), which is ", kind.size, " in this build");
+}
+
 Status take_struct(const void* given, const std::string& argument, const StructKind& kind, void* ours) {
-  if (Status status = check_size(given, argument, kind); !status) return status;
+  if (Status status = check_struct(given, argument, kind); !status) return status;
   const uint32_t theirs = size_field(given);
   const auto* bytes = static_cast<const unsigned char*>(given);
   const auto* end = bytes + theirs;
@@ -50,10 +50,6 @@ Status take_struct(const void* given, const std::string& argument, const StructK
   return {};
 }
 
-Status check_output_struct(const void* out, const std::string& argument, const StructKind& kind) {
-  return check_size(out, argument, kind);
-}
-
 void give_struct(const void* ours, const StructKind& kind, void* out) {
   const size_t field = sizeof(uint32_t);
   std::memcpy(static_cast<char*>(out) + field, static_cast<const char*>(ours) + field, std::min(size_field(out), kind.size) - field);
@@ -63,7 +59,7 @@ Status check_array(const void* first, size_t count, const char* argument, const 
   if (count > kMaxArray) return invalid("the count of ", argument, " is ", count, "; at most ", kMaxArray, " are taken");
   if (count == 0) return {};
   if (first == nullptr) return invalid(argument, " is NULL, but its count is ", count);
-  if (Status status = check_size(first, text(argument, "[0]"), kind); !status) return status;
+  if (Status status = check_struct(first, text(argument, "[0]"), kind); !status) return status;
   *stride = size_field(first);
   return {};
 }

@@ -69,8 +69,9 @@ Status check_out(T* out, const char* argument) {
   return check_pointer(out, argument, alignof(T));
 }
 
+// Not NULL, aligned, and with a struct_size that can be.
+Status check_struct(const void* given, const std::string& argument, const StructKind& kind);
 Status take_struct(const void* given, const std::string& argument, const StructKind& kind, void* ours);
-Status check_output_struct(const void* out, const std::string& argument, const StructKind& kind);
 void give_struct(const void* ours, const StructKind& kind, void* out);
 
 // An input struct, `argument` being its name in error sentences. NULL is an error here; where NULL means all defaults see take_or_default.
@@ -88,7 +89,7 @@ Result<T> take_or_default(const T* given, const std::string& argument) {
 // An output struct: checked before the work is done, written after.
 template <class T>
 Status check_output(const T* out, const std::string& argument) {
-  return check_output_struct(out, argument, kKind<T>);
+  return check_struct(out, argument, kKind<T>);
 }
 template <class T>
 void give(const T& ours, T* out) {

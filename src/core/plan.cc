@@ -179,8 +179,7 @@ int Plan::shard(const ArenaPlan& arena, int rank) const {
   return arena.shards == 1 ? 0 : grid.index(Grid::shard_axes(arena.expert), rank);
 }
 
-// All pieces of a bucket are equally long, so every rank allocates the same.
-MemoryPlan Plan::memory(int /*rank*/) const {
+MemoryPlan Plan::memory() const {
   MemoryPlan bytes;
   for (const ArenaPlan& arena : arenas) {
     bytes.param += arena.layout.numel * size_of(arena.param_type);

@@ -67,7 +67,7 @@ struct Plan {
 
   // This rank's shard of an arena (0 with zero_0).
   int shard(const ArenaPlan& arena, int rank) const;
-  MemoryPlan memory(int rank) const;
+  MemoryPlan memory() const;  // of every rank the same: all pieces of a bucket are equally long
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
   // f32 parameters are their own master copy.

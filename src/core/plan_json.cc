@@ -67,9 +67,8 @@ std::string bytes_json(const MemoryPlan& bytes) {
 std::string plan_json(const Plan& plan) {
   const std::string buffers =
       list(static_cast<int>(plan.arenas.size()), [&](int i) { return arena_json(plan.arenas[static_cast<size_t>(i)]); });
-  const std::vector<int> ranks = plan.grid.group(Grid::shard_axes(false), 0);
-  const std::string bytes =
-      list(static_cast<int>(ranks.size()), [&](int i) { return bytes_json(plan.memory(ranks[static_cast<size_t>(i)])); });
+  const std::string each = bytes_json(plan.memory());
+  const std::string bytes = list(plan.grid.size(Grid::shard_axes(false)), [&](int) { return each; });
   return object_with(Json({{"dp", plan.grid.size(kDp)}}), ",\"buffers\":" + buffers + ",\"bytes\":" + bytes);
 }
 

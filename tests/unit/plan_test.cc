@@ -93,8 +93,8 @@ void refuses_huge_params() {
   refuse(many, {"parameter 15 'w15'"}, 15);
   many.resize(15);
   const Plan plan = plan_of(4, {}, many);
-  check_equal(plan.memory(0).param, uint64_t{15} << 54, "bytes of a plan near the limit");
-  check_equal(plan.memory(3).state, uint64_t{15} << 53);
+  check_equal(plan.memory().param, uint64_t{15} << 54, "bytes of a plan near the limit");
+  check_equal(plan.memory().state, uint64_t{15} << 53);
   // So do padding and a threshold.
   BufferConfig one_each;
   one_each.high_bandwidth_padding = true;
@@ -272,7 +272,7 @@ void counts_bytes() {
         config.grad_same_as_param = c.same;
         config.sharding = sharding;
         const Plan plan = plan_of(d, config, params_of({20480, 40960}, c.type));
-        const MemoryPlan m = plan.memory(d - 1);
+        const MemoryPlan m = plan.memory();
         const double bytes = static_cast<double>(m.param + m.grad + m.grad_shard + m.master + m.state);
         const double expected = c.whole + c.cut / (sharding == Sharding::zero_1 ? d : 1);
         check(bytes == expected * 61440, text(name_of(c.type), " d ", d, ": ", bytes / 61440, " bytes a parameter, not ", expected));
@@ -477,7 +477,7 @@ void json_agrees() {
   }
   RC_ASSERT(json["bytes"].size() == static_cast<size_t>(plan.grid.size(kDp | kCp)));
   for (size_t i = 0; i < json["bytes"].size(); ++i) {
-    const MemoryPlan m = plan.memory(plan.grid.group(kDp | kCp, 0)[i]);
+    const MemoryPlan m = plan.memory();
     RC_ASSERT(json["bytes"][i] == Json({{"param", m.param},
                                         {"grad", m.grad},
                                         {"grad_shard", m.grad_shard},
@@ -531,7 +531,7 @@ void survives_anything() {
   for (const ArenaPlan& arena : plan->arenas) end += arena.layout.numel;
   RC_ASSERT(end <= kMaxElements);
   RC_ASSERT(plan->padding_elements() == end - elements);
-  RC_ASSERT(plan->memory(0).state <= 8 * kMaxElements);
+  RC_ASSERT(plan->memory().state <= 8 * kMaxElements);
 }
 
 void writes_the_documented_line() {
