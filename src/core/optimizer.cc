@@ -106,7 +106,7 @@ Status Optimizer::allocate() {
       const uint64_t at = bucket.begin / shards + (range.begin - (bucket.begin + piece_number * piece));
       const ParamSpec& spec = plan.params[range.param];
       const bool counts = first_replica && (spec.placement == Placement::sharded || first_tp);
-      shard.buckets[range.bucket].push_back({range, at, spec.group, counts});
+      shard.buckets[range.bucket].push_back({range, at, spec.group, counts, first_replica && !counts});
     }
     impl_->shards.push_back(std::move(shard));
   }

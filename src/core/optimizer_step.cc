@@ -76,25 +76,33 @@ void Optimizer::count_changes() {
   }
 }
 
-// The norm over the whole model: every element is counted once in the world.
+// The norm over the whole model: every element is counted once in the world. Replicas over tensor-parallel ranks are gradients of their own
+// programs, which should be equal and need not be: one that is not finite would spoil its own parameters, so all are looked at.
 Status Optimizer::submit_norm(double loss_scale) {
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
   StepScalars* scalars = impl_->device_scalars();
   static_assert(offsetof(StepScalars, nonfinite) == offsetof(StepScalars, square_sum) + sizeof(double));  // reduced together
-  if (Status zeroed = tree.backend->zero(*tree.queue, &scalars->square_sum, 2 * sizeof(double)); !zeroed) return zeroed;
-  for (size_t a = 0; a < s.arenas.size(); ++a) {
-    const Buffer::Arena& arena = s.arenas[a];
-    for (const auto& bucket : impl_->shards[a].buckets) {
-      const Status submitted = submit_merged(
-          bucket, [](const Impl::Owned& owned) { return owned.counts; },
-          [&](const Impl::Owned& owned) {
-            return tree.backend->square_sum(*tree.queue, arena.grad_at(owned.range.begin), arena.plan->grad_type,
-                                            owned.range.end - owned.range.begin, scalars);
-          });
-      if (!submitted) return submitted;
+  const auto add = [&](bool Impl::Owned::*which) -> Status {
+    for (size_t a = 0; a < s.arenas.size(); ++a) {
+      const Buffer::Arena& arena = s.arenas[a];
+      for (const auto& bucket : impl_->shards[a].buckets) {
+        const Status submitted = submit_merged(
+            bucket, [which](const Impl::Owned& owned) { return owned.*which; },
+            [&](const Impl::Owned& owned) {
+              return tree.backend->square_sum(*tree.queue, arena.grad_at(owned.range.begin), arena.plan->grad_type,
+                                              owned.range.end - owned.range.begin, scalars);
+            });
+        if (!submitted) return submitted;
+      }
     }
-  }
+    return {};
+  };
+  if (Status zeroed = tree.backend->zero(*tree.queue, &scalars->square_sum, 2 * sizeof(double)); !zeroed) return zeroed;
+  if (Status checked = add(&Impl::Owned::checked); !checked) return checked;
+  // Of the replicas only the number of elements that are not finite stays.
+  if (Status zeroed = tree.backend->zero(*tree.queue, &scalars->square_sum, sizeof(double)); !zeroed) return zeroed;
+  if (Status added = add(&Impl::Owned::counts); !added) return added;
   Group& world = buffer_->grid()->world()->group();
   if (Status summed =
           world.all_reduce(*tree.queue, &scalars->square_sum, &scalars->square_sum, 2, DType::f64, Op::sum, Tag{-1, "gradient norm"});
