@@ -43,7 +43,7 @@ THIRD_PARTY = {
     "cmocka.h": r"tests/capi/.*",
     "mpi.h": r"(tests|benchmarks)/.*",
     "sanitizer/": r"tests/.*",
-    "nccl": r"src/cuda/plugin/nccl_\w+\.(h|cc)",
+    "nccl.h": r"src/cuda/plugin/nccl_\w+\.(h|cc)",
     "cuda.h": r"src/cuda/plugin/.*",
     "cuda_": r"src/cuda/plugin/.*",
 }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every entry of the plugin on a machine without a driver or without a device: a failure with a sentence that names CUDA's error, never a
+// crash, and nothing handed out. Arguments that no device could make good are refused before one is asked for.
+#include <cstdint>
+#include <vector>
+
+#include "plugin_test.h"
+
+using namespace megadp;
+using namespace megadp::cuda;
+using namespace megadp::test;
+
+namespace {
+
+void* const kUntouched = reinterpret_cast<void*>(uintptr_t{0x1234});
+float memory[64];
+
+Strided array(DType type, std::vector<int64_t> shape, std::vector<int64_t> strides) {
+  Strided out{};
+  out.data = memory;
+  out.type = static_cast<uint32_t>(type);
+  out.dimensions = static_cast<int32_t>(shape.size());
+  for (size_t d = 0; d < shape.size(); d++) {
+    out.shape[d] = shape[d];
+    out.strides[d] = strides[d];
+  }
+  return out;
+}
+
+void devices(const PluginTable& plugin, const char* error) {
+  int32_t count = -7;
+  names(plugin, plugin.device_count(&count), kCudaFailure, error, "device_count");
+  check_equal(count, -7, "the count");
+  DeviceInfo info{};
+  names(plugin, plugin.device_info(0, &info), kCudaFailure, error, "device_info");
+  check_equal(info.name[0], '\0', "the name");
+  auto* device = static_cast<Device*>(kUntouched);
+  names(plugin, plugin.device_open(0, &device), kCudaFailure, error, "device_open");
+  check(device == kUntouched, "device_open handed something out");
+  plugin.device_close(nullptr);
+  plugin.poison(nullptr);
+  check_equal(plugin.host_syncs(nullptr), 0U, "host_syncs");
+}
+
+void memory_and_streams(const PluginTable& plugin, const char* error) {
+  void* out = kUntouched;
+  names(plugin, plugin.allocate(nullptr, 64, &out), kCudaFailure, error, "allocate");
+  names(plugin, plugin.allocate_pinned(nullptr, 64, &out), kCudaFailure, error, "allocate_pinned");
+  names(plugin, plugin.release(nullptr, memory), kCudaFailure, "cudaError", "release");
+  names(plugin, plugin.release_pinned(nullptr, memory), kCudaFailure, "cudaError", "release_pinned");
+  Access access = Access::managed;
+  names(plugin, plugin.access(nullptr, memory, &access), kCudaFailure, error, "access");
+  check(access == Access::managed, "access answered");
+  names(plugin, plugin.copy(nullptr, nullptr, memory, memory + 32, 16), kCudaFailure, error, "copy");
+  names(plugin, plugin.zero(nullptr, nullptr, memory, 16), kCudaFailure, error, "zero");
+  names(plugin, plugin.stream_create(nullptr, true, &out), kCudaFailure, error, "stream_create");
+  names(plugin, plugin.stream_synchronize(nullptr, nullptr), kCudaFailure, error, "stream_synchronize");
+  names(plugin, plugin.stream_destroy(nullptr, nullptr), kCudaFailure, "cudaError", "stream_destroy");
+  names(plugin, plugin.event_create(nullptr, &out), kCudaFailure, error, "event_create");
+  names(plugin, plugin.event_destroy(nullptr, nullptr), kCudaFailure, "cudaError", "event_destroy");
+  names(plugin, plugin.event_record(nullptr, nullptr, nullptr), kCudaFailure, "cudaError", "event_record");
+  names(plugin, plugin.event_query(nullptr, nullptr), kCudaFailure, "cudaError", "event_query");
+  names(plugin, plugin.stream_wait(nullptr, nullptr, nullptr), kCudaFailure, "cudaError", "stream_wait");
+  float milliseconds = -1;
+  names(plugin, plugin.event_elapsed(nullptr, nullptr, nullptr, &milliseconds), kCudaFailure, "cudaError", "event_elapsed");
+  check(out == kUntouched, "something was handed out");
+}
+
+void kernels(const PluginTable& plugin, const char* error) {
+  const DType types[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64, DType::u8};
+  for (const DType to : types) {
+    for (const DType from : types) {
+      const bool converts = to == from || (to != DType::i64 && to != DType::u8 && from != DType::i64 && from != DType::u8);
+      const int32_t kind = converts ? kCudaFailure : kOwnFailure;
+      const char* const word = converts ? error : "type";
+      names(plugin, plugin.cast(nullptr, nullptr, memory, to, memory + 32, from, 8), kind, word, "cast");
+      const Strided turned_to = array(to, {2, 3}, {3, 1}), turned_from = array(from, {2, 3}, {1, 2});
+      const Strided gaps_from = array(from, {2, 3}, {8, 2});
+      for (const bool add : {false, true}) {
+        names(plugin, plugin.copy_strided(nullptr, nullptr, &turned_to, &turned_from, add), kind, word, "a turned copy");
+        names(plugin, plugin.copy_strided(nullptr, nullptr, &turned_to, &gaps_from, add), kind, word, "a copy with gaps");
+        const Strided dense_from = array(from, {2, 3}, {3, 1});
+        names(plugin, plugin.copy_strided(nullptr, nullptr, &turned_to, &dense_from, add), kind, word, "a dense copy");
+      }
+    }
+    for (const Op op : {Op::sum, Op::avg, Op::max, Op::min}) {
+      names(plugin, plugin.reduce(nullptr, nullptr, memory, memory, 8, 3, 8, to, op, 1), kCudaFailure, error, "reduce");
+    }
+  }
+  StepScalars scalars{};
+  const StepRule rule{1, 1, 0.9, 0.99, true};
+  const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
+  names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &rule), kCudaFailure, error, "begin_step");
+  for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
+    names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars), kCudaFailure, "cudaErrorInvalidDevice", "square_sum");
+    for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
+      names(plugin, plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, grad, memory, memory, memory, memory + 8, param, 8),
+            kCudaFailure, error, "adamw");
+    }
+  }
+}
+
+void refused_without_asking(const PluginTable& plugin) {
+  StepScalars scalars{};
+  const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
+  const auto refused = [&](int32_t result, const char* what) { names(plugin, result, kOwnFailure, "does not know", what); };
+  refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars), "square_sum of f64");
+  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f64, memory, memory, memory, memory, DType::f32, 8),
+          "f64 gradient");
+  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f32, memory, memory, memory, memory, DType::i64, 8),
+          "i64 parameter");
+  refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 0, 8, DType::f32, Op::sum, 1), "no parts");
+  refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 8, DType::f32, Op::max, 2), "a divided maximum");
+  refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 8, DType::i64, Op::sum, 2), "divided integers");
+  refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 8, static_cast<DType>(1), Op::sum, 1), "a type that is none");
+  const Strided one = array(DType::f32, {2}, {1}), other = array(DType::f32, {3}, {1}), still = array(DType::f32, {2}, {0});
+  refused(plugin.copy_strided(nullptr, nullptr, &one, &other, false), "shapes that differ");
+  refused(plugin.copy_strided(nullptr, nullptr, &still, &one, false), "a target with stride 0");
+}
+
+void nothing_to_do(const PluginTable& plugin) {
+  StepScalars scalars{};
+  const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
+  const Strided none = array(DType::f32, {2, 0}, {1, 1});
+  check_equal(plugin.copy(nullptr, nullptr, memory, memory, 0), 0, "copy of nothing");
+  check_equal(plugin.zero(nullptr, nullptr, memory, 0), 0, "zero of nothing");
+  check_equal(plugin.cast(nullptr, nullptr, memory, DType::f32, memory, DType::bf16, 0), 0, "cast of nothing");
+  check_equal(plugin.cast(nullptr, nullptr, memory, DType::f32, memory, DType::f32, 9), 0, "cast of an array to itself");
+  check_equal(plugin.copy_strided(nullptr, nullptr, &none, &none, true), 0, "copy_strided of nothing");
+  check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars), 0, "square_sum of nothing");
+  check_equal(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f32, memory, memory, memory, memory, DType::f32, 0), 0,
+              "adamw");
+  check_equal(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 0, DType::f32, Op::sum, 1), 0, "reduce of nothing");
+}
+
+void sentences(const PluginTable& plugin) {
+  check_equal(sentence(plugin, 0), std::string("done"));
+  check_equal(sentence(plugin, kPending), std::string("not done yet"));
+  check_equal(sentence(plugin, kOutOfMemory), std::string("cudaErrorMemoryAllocation (2): out of memory"));
+  check(sentence(plugin, kNcclRemoteFailure).find("ncclRemoteError (6)") == 0, "ncclRemoteError has no name");
+  check(sentence(plugin, kAborted).find("aborted") != std::string::npos, "kAborted has no sentence");
+  for (const int32_t strange : {-1, 2, 99, kCudaFailure + 54321, kNcclFailure + 77, kOwnFailure + 77, INT32_MIN, INT32_MAX}) {
+    check(!sentence(plugin, strange).empty(), text("no sentence for ", strange));
+  }
+  char tiny[5] = "";
+  plugin.explain(kOutOfMemory, nullptr, tiny, sizeof tiny);
+  check_equal(std::string(tiny), std::string("cuda"), "a sentence that is cut");
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  const PluginTable* const plugin = load_plugin(arguments[1]);
+  if (plugin == nullptr) return finish();
+  sentences(*plugin);
+  refused_without_asking(*plugin);
+  nothing_to_do(*plugin);
+  int32_t count = 0;
+  const int32_t found = plugin->device_count(&count);
+  if (found == 0 && count > 0) {
+    std::cerr << "there is a device here: what happens without one is not tried\n";
+    return finish();
+  }
+  const std::string said = sentence(*plugin, found);
+  const char* const error = said.find("cudaErrorNoDevice") == 0 ? "cudaErrorNoDevice" : "cudaErrorInsufficientDriver";
+  devices(*plugin, error);
+  memory_and_streams(*plugin, error);
+  kernels(*plugin, error);
+  return finish();
+}
