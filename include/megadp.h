@@ -598,12 +598,12 @@ MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 MDP_API mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad, uint64_t flags, mdp_stream producer);
 
 /* The gradient was written into (or added to) its view; counts it as ready. Local, does not block. Any thread.
- * Errors: INVALID, STATE, as mdp_grad_put. */
+ * Errors: INVALID, STATE, as mdp_grad_put, and while another thread puts the same parameter. */
 MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer);
 
 /* This rank has no gradient of the parameter in this microbatch. Where no microbatch of the step brought one, this rank adds zero; and
  * where that is so on all ranks, the optimizer leaves the parameter and its state alone. Local, does not block. Any thread.
- * Errors: INVALID, STATE, as mdp_grad_put. */
+ * Errors: INVALID, STATE, as mdp_grad_ready. */
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
 
 /* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
