@@ -82,15 +82,22 @@ class JoinedWorld final : public World {
     }
     if (failed()) return failure();
     auto copy = duplicate(mine);  // the monitor may send it after a caller that timed out has closed its own
-    if (!copy.ok()) return copy.status();
     std::vector<Fd> all;
     if (members.size() == 1) {
+      if (!copy.ok()) return copy.status();
       all.push_back(*std::move(copy));
       return all;
     }
-    auto parts = monitor_->operate(OperationKind::share, members, {what, {}, std::make_shared<const Fd>(*std::move(copy))});
+    // Without a descriptor the rank comes nevertheless: the others would wait for it.
+    Contribution own_part{what, copy.ok() ? "" : copy.status().text().substr(0, kMaxReasonBytes), nullptr};
+    if (copy.ok()) own_part.fd = std::make_shared<Fd>(*std::move(copy));
+    auto parts = monitor_->operate(OperationKind::share, members, std::move(own_part));
     if (!parts.ok()) return ended(parts.status());
     for (const auto& part : *parts) {
+      if (part.use_count() == 1 && part->fd.use_count() == 1) {  // received for this call alone
+        all.push_back(std::move(*part->fd));
+        continue;
+      }
       auto own = duplicate(*part->fd);
       if (!own.ok()) return own.status();
       all.push_back(*std::move(own));

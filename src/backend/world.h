@@ -79,7 +79,8 @@ class World {
   // the failure() of the World: the ranks do not agree any more on where they are.
   // Each gives bytes (at most 64 MiB) and gets everyone's, in the order of members.
   virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
-  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one host.
+  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one host. Code::system
+  // on all of them where one has none to give; on one alone where it cannot take what it gets.
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
 };
 

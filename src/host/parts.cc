@@ -130,8 +130,8 @@ Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int
   if (members.size() == 1) return parts;
 
   Result<std::vector<Fd>> fds = world.share(members, what.kind, fd);
-  if (!fds.ok()) return fds.status().with_context(what.kind);
-  Status mapped;
+  // A failure of this rank alone is for the others to know too; one that all know ends the world, or is agreed on once more.
+  Status mapped = fds.ok() ? Status() : fds.status().with_context(what.kind);
   for (size_t i = 0; i < members.size() && mapped.ok(); ++i) {
     if (i == static_cast<size_t>(rank)) continue;
     Result<Mapping> mapping = Mapping::create(whole, (*fds)[i].get(), what.kind);

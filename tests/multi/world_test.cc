@@ -140,6 +140,18 @@ void different_calls_do_not_pair_up() {
   });
 }
 
+// The others used to wait out their timeout for a rank that had run out of descriptors.
+void a_rank_without_a_descriptor_is_named() {
+  for (const int culprit : {0, 1}) {
+    in_world(3, [&](int rank, const WorldPtr& world) {
+      const Status status = world->share({2, 1, 0}, "test", rank == culprit ? Fd() : Fd(::dup(1))).status();
+      fails(status, Code::system, {text("rank ", culprit, " has no descriptor to share"), "descriptor -1"});
+      check(status.blame().rank == culprit, "it is to blame");
+      check(world->share({2, 1, 0}, "test", Fd(::dup(1))).ok(), "the next time it has one");
+    });
+  }
+}
+
 void failures_spread() {
   for (int culprit = 0; culprit < 3; ++culprit) {
     in_world(3, [&](int rank, const WorldPtr& world) {
@@ -258,6 +270,7 @@ void collective_cases() {
   descriptors_reach_every_member();
   a_missing_member_is_named();
   different_calls_do_not_pair_up();
+  a_rank_without_a_descriptor_is_named();
   failures_spread();
   a_failure_ends_waits();
   leaving_is_no_death();

@@ -33,6 +33,7 @@ namespace megadp {
 
 constexpr uint64_t kMaxExchangeBytes = 64ULL * 1024 * 1024;
 constexpr uint64_t kMaxWhatBytes = 100;
+constexpr uint64_t kMaxReasonBytes = 4096;  // of a rank that has no descriptor to share
 
 class Monitor : public std::enable_shared_from_this<Monitor> {
  public:

@@ -77,9 +77,9 @@ bool Monitor::handle_give(const Connection& from, Frame& frame) {
   part.what = reader.bytes();
   part.bytes = reader.bytes();
   if (part.what.size() > kMaxWhatBytes) return false;
-  if (!reader.finished() || frame.fds.size() != (key.kind == OperationKind::share ? 1 : 0)) return false;
-  if (part.bytes.size() > (key.kind == OperationKind::share ? 0 : kMaxExchangeBytes)) return false;
-  if (!frame.fds.empty()) part.fd = std::make_shared<const Fd>(std::move(frame.fds.front()));
+  if (!reader.finished() || frame.fds.size() > (key.kind == OperationKind::share ? 1 : 0)) return false;
+  if (part.bytes.size() > (key.kind == OperationKind::share ? kMaxReasonBytes : kMaxExchangeBytes)) return false;
+  if (!frame.fds.empty()) part.fd = std::make_shared<Fd>(std::move(frame.fds.front()));
   return relay_->give(from.rank, key, std::move(part));
 }
 
@@ -96,7 +96,7 @@ bool Monitor::handle_answer(Frame& frame) {
     for (size_t i = 0; i < key.members.size(); ++i) {
       Contribution part;
       part.bytes = reader.bytes();
-      if (share) part.fd = std::make_shared<const Fd>(std::move(frame.fds[i]));
+      if (share) part.fd = std::make_shared<Fd>(std::move(frame.fds[i]));
       answer.parts.push_back(std::make_shared<const Contribution>(std::move(part)));
     }
   }

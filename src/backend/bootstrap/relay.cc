@@ -84,6 +84,10 @@ void Relay::complete(Operations::iterator at) {
                                 "; all ranks must make the same calls in the same order"),
                            Blame{members[i]}));
   }
+  for (size_t i = 0; at->first.kind == OperationKind::share && i < parts.size(); ++i) {
+    if (parts[i]->fd) continue;
+    return fail(at, Status(Code::system, text("rank ", members[i], " has no descriptor to share: ", parts[i]->bytes), Blame{members[i]}));
+  }
   const auto answer = std::make_shared<const Answer>(Answer{{}, std::move(at->second.parts)});
   const OperationKey key = at->first;
   operations_.erase(at);

@@ -44,8 +44,8 @@ bool read_key(FrameReader* reader, int nranks, OperationKey* key);
 
 struct Contribution {
   std::string what;  // the call it is part of
-  std::string bytes;
-  std::shared_ptr<const Fd> fd;
+  std::string bytes;  // where descriptors are shared: why this rank has none
+  std::shared_ptr<Fd> fd;
 };
 
 class Relay {
