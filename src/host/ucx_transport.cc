@@ -28,6 +28,7 @@ namespace {
 constexpr int kSpins = 200;  // progress calls before sleeping: 5 us instead of 30 for small messages
 constexpr uint64_t kFlushNs = 250'000'000;
 constexpr uint64_t kBreakNs = 2'000'000'000;
+constexpr uint64_t kLeftNs = 250'000'000;  // nothing has moved for so long: what a rank sent before it left has come or never will
 
 // UCX starts a thread; it must not take the host program's signals.
 class SignalsBlocked {
@@ -78,7 +79,7 @@ class UcxTransport final : public Transport {
   Status post(ucs_status_ptr_t request, int peer, bool receive);
   bool progress();
   Status finish_done();
-  Status look_around(const Stop& stop, Deadline deadline, const std::string& during);
+  Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
   void wait_for_news_of(int peer) const;
   Status lost(int peer, const std::string& why, const std::string& during);
   void sleep();
@@ -282,13 +283,15 @@ Status UcxTransport::lost(int peer, const std::string& why, const std::string& d
   return status;
 }
 
-Status UcxTransport::look_around(const Stop& stop, Deadline deadline, const std::string& during) {
+// `moved_ns`: when something last moved.
+Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during) {
   if (world_->failed()) return world_->failure();
   if (stop.passed()) return {Code::aborted, text(during, ": the communicator is being destroyed")};
   for (const Transfer& transfer : pending_) {
     const Peer& peer = peers_[static_cast<size_t>(transfer.peer)];
-    // Receives that no sender has matched never end by themselves.
-    if (peer.error != UCS_OK || world_->has_left(transfer.peer)) {
+    // Receives that no sender has matched never end by themselves. But a rank that has done its part may leave, and its goodbye, which
+    // goes another way, overtake its data.
+    if (peer.error != UCS_OK || (world_->has_left(transfer.peer) && now_ns() - moved_ns >= kLeftNs)) {
       return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during);
     }
   }
@@ -314,13 +317,15 @@ void UcxTransport::sleep() {
 
 Status UcxTransport::wait(const Stop& stop, const std::string& during) {
   const Deadline deadline = Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
+  uint64_t moved_ns = now_ns();
   while (!pending_.empty()) {
     const bool moved = progress();
+    if (moved) moved_ns = now_ns();
     Status status = finish_done();
     if (!status) {
       status = lost(status.blame().rank, status.text(), during);
     } else if (!pending_.empty()) {
-      status = look_around(stop, deadline, during);
+      status = look_around(stop, deadline, moved_ns, during);
     }
     if (!status) {
       break_off();
