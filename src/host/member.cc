@@ -160,6 +160,14 @@ Status Member::perform(const Operation& operation, const Stop& stop, const std::
     return bad_state(describe(operation),
                      ": another operation of this group is running on another stream; a group's operations need one order");
   }
+  std::unique_lock<std::mutex> between_hosts;
+  if (spans_hosts()) {
+    between_hosts = std::unique_lock(transport_->in_use(), std::try_to_lock);
+    if (!between_hosts.owns_lock()) {
+      return bad_state(describe(operation),
+                       ": an operation of another group is running on another stream; between hosts all operations need one order");
+    }
+  }
   if (!broken_.ok()) return broken_;
   if (operation.number != last_number_ + 1) {
     broken_ = bad_state(describe(operation), ": operation ", last_number_ + 1,

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "backend/world.h"
@@ -22,12 +23,18 @@ class Transport {
   static Result<std::shared_ptr<Transport>> open(const std::shared_ptr<World>& world);
   virtual ~Transport() = default;  // local; forgets what is in flight
 
-  // Post a message. The memory is the transport's until the next wait() has returned. One thread at a time.
+  // Held while an operation runs. Messages have one order: of two streams of this rank only one may be in it at a time.
+  std::mutex& in_use() noexcept { return in_use_; }
+
+  // Post a message. The memory is the transport's until the next wait() has returned. One thread at a time, which holds in_use().
   virtual Status send(int to, const void* data, size_t bytes) = 0;
   virtual Status receive(int from, void* data, size_t bytes) = 0;
   // Until everything posted has finished. A peer that died or left, a failed World, `stop` or the World's timeout end it early; then
   // nothing is in flight any more and the transport is unusable. `during` describes the operation for the sentence of a failure.
   virtual Status wait(const Stop& stop, const std::string& during) = 0;
+
+ private:
+  std::mutex in_use_;
 };
 
 // Whether ranks on different hosts can be joined here: "UCX 1.13.1", or why not. Loads the library to find out.

@@ -2,6 +2,9 @@
 // Groups: any list of members, many at once, over one World and one stream; what create_group refuses.
 #include <sched.h>
 
+#include <chrono>
+#include <thread>
+
 #include <algorithm>
 #include <cstring>
 
@@ -98,6 +101,32 @@ void two_streams(Suite& suite) {
   });
 }
 
+// Between hosts messages have one order: two groups on two streams at a time are refused there, not mixed up.
+void two_streams_between_hosts(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    auto one = rank.must(rank.backend().create_stream("one"));
+    auto two = rank.must(rank.backend().create_stream("two"));
+    auto a = rank.must(rank.backend().create_group(rank.everyone()));
+    auto b = rank.must(rank.backend().create_group(rank.everyone()));
+    if (rank.world().host(0) == rank.world().host(1)) {  // where both are on one host there are no messages
+      rank.must(a->barrier(*one, {}));
+      rank.must(b->barrier(*two, {}));
+      rank.must(finish(*one));
+      rank.must(finish(*two));
+      return;
+    }
+    if (rank.rank() == 0) {  // rank 1 comes to neither: whichever starts first waits, and the other finds it waiting
+      rank.must(a->barrier(*one, {}));
+      rank.must(b->barrier(*two, {}));
+      static_cast<void>(finish(*one));
+      static_cast<void>(finish(*two));
+    } else {
+      for (int i = 0; i < 3000 && !rank.world().failed(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    rank.fails(rank.world().failure(), Code::state, {"another stream", "one order"});
+  });
+}
+
 // The handles may go as soon as the work is submitted, as far as the work goes: memory stays until it is done.
 void destroyed_with_work(Suite& suite) {
   suite.run(3, [](Rank& rank) {
@@ -141,6 +170,7 @@ std::vector<Case> group_cases() {
           {"group.bad_members", bad_members},
           {"group.interleaved", interleaved},
           {"group.two_streams", two_streams},
+          {"group.two_streams_between_hosts", two_streams_between_hosts},
           {"group.destroyed_with_work", destroyed_with_work},
           {"group.one_processor", one_processor}};
 }
