@@ -40,7 +40,7 @@ class Stream {
   virtual Status wait_for_caller(void* producer) = 0;
   virtual Status failure() const = 0;
   // Keeps `object` alive until the stream has passed this point, or is destroyed: how an object is destroyed while work that uses its
-  // memory is still in flight.
+  // memory is still in flight. For destructors: never throws; where there is no memory for it the object is never destroyed.
   virtual void retain(std::shared_ptr<void> object) = 0;
 };
 

@@ -37,7 +37,10 @@ Result<std::unique_ptr<Memory>> HostBackend::allocate(size_t bytes) {
 }
 
 Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
-  Result<std::unique_ptr<HostStream>> stream = HostStream::create(name);
+  // What a stream drops is missing in collectives: the other ranks would wait for it.
+  HostStream::OnFailure tell_the_others;
+  if (world_->size() > 1) tell_the_others = [world = world_](const Status& why) { world->fail(why); };
+  Result<std::unique_ptr<HostStream>> stream = HostStream::create(name, std::move(tell_the_others));
   if (!stream.ok()) return stream.status();
   return std::unique_ptr<Stream>(std::move(*stream));
 }

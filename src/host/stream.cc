@@ -19,20 +19,16 @@
 namespace megadp::host {
 namespace {
 
-struct Item {  // one of the two
+struct Item {  // one of the three
   HostStream::Work work;
   std::shared_ptr<HostEvent> event;
+  std::shared_ptr<void> kept;
 };
 
-// Work may allocate, and what the standard library throws must not end the thread.
-Status perform(const HostStream::Work& work, const Stop& stop) {
-  try {
-    return work(stop);
-  } catch (const std::bad_alloc&) {
-    return {Code::memory, "out of memory in work of a host stream"};
-  } catch (const std::exception& error) {
-    return internal_error("work of a host stream threw: ", error.what());
-  }
+// A reference that is never given up, at the price of no memory.
+void leak(std::shared_ptr<void> object) noexcept {
+  alignas(std::shared_ptr<void>) std::byte room[sizeof(std::shared_ptr<void>)];
+  new (room) std::shared_ptr<void>(std::move(object));
 }
 
 }  // namespace
@@ -46,14 +42,37 @@ struct HostStream::State {
   std::atomic<bool> has_failed{false};  // whether `failure` is set, to be looked at without the mutex
   Stop stop;
   std::string name;
+  OnFailure on_failure;
+  Status out_of_memory, destroyed;  // made beforehand, for when there is no memory to make them
 
-  void fail(Status why) {
-    const std::lock_guard lock(mutex);
-    if (!failure.ok()) return;
-    failure = std::move(why);
-    has_failed.store(true, std::memory_order_release);
+  // Work may allocate, and what the standard library throws must not end the thread.
+  Status perform(const Work& work) noexcept {
+    try {
+      return work(stop);
+    } catch (const std::bad_alloc&) {
+      return out_of_memory;
+    } catch (const std::exception& error) {
+      try {
+        return internal_error("work of a host stream threw: ", error.what());
+      } catch (const std::bad_alloc&) {
+        return out_of_memory;
+      }
+    }
   }
-  Status current_failure() {
+  void fail(const Status& why) noexcept {
+    {
+      const std::lock_guard lock(mutex);
+      if (!failure.ok()) return;
+      failure = why;
+      has_failed.store(true, std::memory_order_release);
+    }
+    if (!on_failure || (why.code() == Code::aborted && stop.passed())) return;
+    try {
+      on_failure(why);
+    } catch (const std::bad_alloc&) {  // who waits for this rank has a timeout
+    }
+  }
+  Status current_failure() noexcept {
     if (!has_failed.load(std::memory_order_acquire)) return {};
     const std::lock_guard lock(mutex);
     return failure;
@@ -82,20 +101,23 @@ void* HostStream::run(void* argument) {
   for (;;) {
     Item item;  // inside the loop: what the work holds is released before the next wait
     if (!state.pop(&item)) return nullptr;
-    if (state.stop.passed()) state.fail({Code::aborted, text("stream \"", state.name, "\" was destroyed before its work was done")});
+    if (state.stop.passed()) state.fail(state.destroyed);
     if (item.event != nullptr) {
       item.event->complete(state.current_failure());
-    } else if (!state.has_failed.load(std::memory_order_acquire)) {
-      Status status = perform(item.work, state.stop);
-      if (!status.ok()) state.fail(std::move(status));
+    } else if (item.work && !state.has_failed.load(std::memory_order_acquire)) {
+      const Status status = state.perform(item.work);
+      if (!status.ok()) state.fail(status);
     }
   }
 }
 
-Result<std::unique_ptr<HostStream>> HostStream::create(const char* name) {
+Result<std::unique_ptr<HostStream>> HostStream::create(const char* name, OnFailure on_failure) {
   std::unique_ptr<HostStream> stream(new HostStream);
   auto state = std::make_shared<State>();
   state->name = name == nullptr ? "" : name;
+  state->on_failure = std::move(on_failure);
+  state->out_of_memory = Status(Code::memory, text("out of memory in work of stream \"", state->name, "\""));
+  state->destroyed = Status(Code::aborted, text("stream \"", state->name, "\" was destroyed before its work was done"));
   auto holder = std::make_unique<std::shared_ptr<State>>(state);
   // The signals of the program are for its own threads.
   sigset_t all, before;
@@ -130,13 +152,13 @@ HostStream::~HostStream() {
 Status HostStream::submit(Work work) {
   Status failed = state_->current_failure();
   if (!failed.ok()) return failed;
-  state_->push({std::move(work), nullptr});
+  state_->push({std::move(work), nullptr, nullptr});
   return {};
 }
 
 Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
   auto event = std::make_shared<HostEvent>(notify_fd);
-  state_->push({nullptr, event});
+  state_->push({nullptr, event, nullptr});
   return std::shared_ptr<Event>(std::move(event));
 }
 
@@ -161,8 +183,12 @@ Status HostStream::wait_for_caller(void* producer) {
   return {};
 }
 
-void HostStream::retain(std::shared_ptr<void> object) {
-  state_->push({[object = std::move(object)](const Stop&) { return Status(); }, nullptr});
+void HostStream::retain(std::shared_ptr<void> object) noexcept {
+  try {
+    state_->push({nullptr, nullptr, object});
+  } catch (const std::bad_alloc&) {
+    leak(std::move(object));  // work that uses it may be in flight
+  }
 }
 
 Status HostStream::failure() const {

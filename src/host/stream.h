@@ -49,8 +49,11 @@ class HostStream final : public Stream {
  public:
   using Work = std::function<Status(const Stop& stop)>;
 
-  // `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
-  static Result<std::unique_ptr<HostStream>> create(const char* name);
+  using OnFailure = std::function<void(const Status& why)>;
+
+  // `name` is seen in debuggers and /proc; the system keeps its first 15 bytes. `on_failure` is called once, on the worker, when work has
+  // failed; not for work that is dropped because the stream is destroyed.
+  static Result<std::unique_ptr<HostStream>> create(const char* name, OnFailure on_failure = {});
   ~HostStream() override;
   HostStream(const HostStream&) = delete;
   HostStream& operator=(const HostStream&) = delete;
@@ -63,7 +66,7 @@ class HostStream final : public Stream {
   Status make_caller_wait(void* consumer, Event& event) override;
   Status wait_for_caller(void* producer) override;
   Status failure() const override;
-  void retain(std::shared_ptr<void> object) override;
+  void retain(std::shared_ptr<void> object) noexcept override;
 
  private:
   struct State;

@@ -241,21 +241,35 @@ void different_set_up(Suite& suite) {
 
 // An operation that a failed stream dropped is missing on every stream: the group says so instead of running out of step.
 void dropped_operation(Suite& suite) {
-  suite.run(2, [](Rank& rank) {
+  suite.run(1, [](Rank& rank) {
     Bench bench(rank);
-    auto blocked = rank.must(rank.backend().create_stream("blocked"));
     auto memory = rank.must(rank.backend().allocate(64));
-    // The barrier is submitted before the failure is known, as far as this thread can tell; it may be refused too.
-    rank.must(rank.backend().zero(*blocked, bench.window->data(), 1 << 20));
-    rank.must(rank.backend().cast(*blocked, memory->data(), DType::f32, memory->data(), DType::u8, 1));
-    const Status submitted = bench.group->barrier(*blocked, {});
-    rank.check(!finish(*blocked).ok(), "the stream did not fail");
-    if (!submitted.ok()) {
-      // Refused: nothing is missing in the group here. The peer may still have dropped its barrier.
-      rank.world().fail(Status(Code::state, "operation 2 of this group did not run before it, on this rank it was refused"));
+    Status submitted(Code::pending, "");
+    // The barrier is to be submitted before the stream has failed; where it came too late it was refused, and nothing is missing.
+    for (int attempt = 0; attempt < 1000 && !submitted.ok(); ++attempt) {
+      auto blocked = rank.must(rank.backend().create_stream("blocked"));
+      rank.must(rank.backend().zero(*blocked, bench.window->data(), bench.window->bytes()));
+      rank.must(rank.backend().cast(*blocked, memory->data(), DType::f32, memory->data(), DType::u8, 1));
+      submitted = bench.group->barrier(*blocked, {});
+      rank.check(!finish(*blocked).ok(), "the stream did not fail");
     }
+    rank.must(submitted);
     rank.must(bench.group->barrier(*bench.stream, {}));
-    rank.fails(finish(*bench.stream), Code::state, {"operation 2 of this group did not run before it"});
+    rank.fails(finish(*bench.stream), Code::state, {"did not run before it", "its stream failed"});
+  });
+}
+
+// Work that fails on one rank takes the collectives behind it away from the others, which are not left to wait for their timeout.
+void failed_work(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    auto memory = rank.must(rank.backend().allocate(64));
+    if (rank.rank() == 1) rank.must(rank.backend().cast(*bench.stream, memory->data(), DType::f32, memory->data(), DType::u8, 1));
+    static_cast<void>(bench.group->barrier(*bench.stream, {}));  // refused where the failure is known already
+    const uint64_t begin_ns = now_ns();
+    rank.fails(finish(*bench.stream), Code::unsupported, {"convert u8 elements to f32"});
+    rank.check(now_ns() - begin_ns < 20 * kSecondNs, "it took long to learn of it");
+    rank.fails(rank.world().failure(), Code::unsupported, {"convert u8 elements to f32"});
   });
 }
 
@@ -270,6 +284,7 @@ std::vector<Case> failure_cases() {
           {"failure.set_up_without_a_peer", set_up_without_a_peer},
           {"failure.different_set_up", different_set_up},
           {"failure.dropped_operation", dropped_operation},
+          {"failure.failed_work", failed_work},
           {"failure.killed", killed, true},
           {"failure.stopped", stopped, true}};
 }
