@@ -43,7 +43,7 @@ void write_key(FrameWriter* writer, const OperationKey& key);
 bool read_key(FrameReader* reader, int nranks, OperationKey* key);
 
 struct Contribution {
-  std::string what;  // the call it is part of
+  std::string what;   // the call it is part of
   std::string bytes;  // where descriptors are shared: why this rank has none
   std::shared_ptr<Fd> fd;
 };
