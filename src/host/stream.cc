@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <cfenv>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -98,6 +99,8 @@ struct HostStream::State {
 void* HostStream::run(void* argument) {
   const std::unique_ptr<std::shared_ptr<State>> holder(static_cast<std::shared_ptr<State>*>(argument));
   State& state = **holder;
+  // Threads inherit how their creator rounds and whether it flushes what is subnormal, and results would depend on it.
+  std::fesetenv(FE_DFL_ENV);
   for (;;) {
     Item item;  // inside the loop: what the work holds is released before the next wait
     if (!state.pop(&item)) return nullptr;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory and the stream-ordered kernels as the core uses them; their bits are the business of the unit tests.
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 
@@ -90,6 +91,31 @@ void step(Suite& suite) {
   });
 }
 
+// A program may have set its threads to flush subnormal numbers, as some mathematics libraries do; a stream's results are the same.
+void floating_point_environment(Suite& suite) {
+  suite.run(1, [](Rank& rank) {
+    auto memory = rank.must(rank.backend().allocate(4096));
+    auto* const scalars = static_cast<StepScalars*>(memory->data());
+    float* const grad = reinterpret_cast<float*>(scalars + 1);
+    const float subnormal = 1e-40F;
+    rank.must(rank.backend().write(grad, &subnormal, sizeof subnormal));
+    std::fenv_t before;
+    std::fegetenv(&before);
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(__builtin_ia32_stmxcsr() | 0x8040);  // flush to zero, denormals are zero
+#else
+    std::fesetround(FE_UPWARD);
+#endif
+    auto stream = rank.must(rank.backend().create_stream("environment"));
+    std::fesetenv(&before);
+    rank.must(rank.backend().square_sum(*stream, grad, DType::f32, 1, scalars));
+    rank.must(finish(*stream));
+    StepScalars now;
+    rank.must(rank.backend().read(&now, scalars, sizeof now));
+    rank.check(now.square_sum == double{subnormal} * double{subnormal}, text("the square of 1e-40 is ", now.square_sum));
+  });
+}
+
 void identity(Suite& suite) {
   suite.run(2, [](Rank& rank) {
     rank.check(&rank.backend().world() == &rank.world(), "the backend has another world");
@@ -100,7 +126,11 @@ void identity(Suite& suite) {
 }  // namespace
 
 std::vector<Case> kernel_cases() {
-  return {{"kernels.memory", memory}, {"kernels.copy", copy}, {"kernels.step", step}, {"kernels.identity", identity}};
+  return {{"kernels.memory", memory},
+          {"kernels.copy", copy},
+          {"kernels.step", step},
+          {"kernels.floating_point_environment", floating_point_environment},
+          {"kernels.identity", identity}};
 }
 
 }  // namespace megadp::test
