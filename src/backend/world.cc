@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <new>
 
 #include "backend/bootstrap/job_key.h"
 #include "backend/bootstrap/launch.h"
@@ -39,7 +40,10 @@ class JoinedWorld final : public World {
       (void)new std::shared_ptr<Monitor>(std::move(monitor_));
       return;
     }
-    monitor_->leave();
+    try {
+      monitor_->leave();
+    } catch (const std::bad_alloc&) {  // the others take it for a death
+    }
   }
 
   int rank() const noexcept override { return monitor_->rank(); }

@@ -202,7 +202,8 @@ void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Rela
 Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!failure_.ok()) return failure_;
-  const OperationKey key{kind, {members.begin(), members.end()}, ++sequences_[{kind, members}]};
+  uint64_t& sequence = sequences_[{kind, members}];
+  const OperationKey key{kind, {members.begin(), members.end()}, sequence + 1};
   const int relay_rank = this->relay_rank(kind);
   Connection* const relay = connection_to(relay_rank, kind == OperationKind::exchange);
   if (relay_rank != rank_ && relay == nullptr) {
@@ -211,6 +212,11 @@ Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<in
   }
   Pending pending;
   pending_[key] = &pending;
+  struct Forget {  // also where something below runs out of memory
+    std::map<OperationKey, Pending*>& pending;
+    const OperationKey& key;
+    ~Forget() { pending.erase(key); }
+  } const forget{pending_, key};
   if (relay_rank == rank_) {
     relay_->give(rank_, key, std::move(part));
   } else {
@@ -223,6 +229,7 @@ Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<in
     if (part.fd) fds.push_back(part.fd);
     send(*relay, FrameType::give, std::make_shared<const std::string>(writer.take()), std::move(fds));
   }
+  sequence = key.sequence;  // it has been given: the next is another one
   const auto ended = [&] { return pending.done || !failure_.ok(); };
   const uint64_t begun = now_ns();
   Deadline deadline = Deadline::after_ns(timeout_ns_);
@@ -240,7 +247,6 @@ Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<in
     deadline = Deadline::after_ns(kLastWordNs);
     while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
   }
-  pending_.erase(key);
   if (pending.done && pending.answer->status.ok()) return pending.answer->parts;
   // All members are answered the same, and the first of them to read it may have spread it already.
   if (pending.done && pending.answer->status.code() != Code::peer) return pending.answer->status;
