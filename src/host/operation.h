@@ -31,7 +31,7 @@ struct Operation {      // plain bytes: it is copied between processes
   int32_t root = -1;  // of a broadcast
   int32_t bucket = -1;
   float divisor = 1;
-  char what[24] = {};  // Tag::what, cut; for people only, not compared
+  char what[40] = {};  // Tag::what, cut; for people only, not compared
 };
 
 Operation make_operation(Kind kind, DType type, uint64_t count, const Tag& tag) noexcept;

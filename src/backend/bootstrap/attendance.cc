@@ -84,6 +84,7 @@ class Guest {
   Outcome wait_for_table() {
     welcome_ = false;
     watch_ = {};
+    party_ = {};  // of an attempt that failed
     const Deadline answer = Deadline::after_ns(kAnswerNs);
     for (;;) {
       if (meeting_.interrupted) {
