@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
+#include <random>
 #include <type_traits>
 #include <vector>
 
@@ -215,6 +217,127 @@ void constants() {
   check(std::fabs(p - (1 - 1e-4 - 1e-3)) < 1e-6, text("p after the first step is ", p));
 }
 
+// ── against double ──
+
+uint64_t next_bits() {
+  static std::mt19937_64 generator(11);
+  return generator();
+}
+
+// Of any size that a float has, subnormals and zero too; no infinity.
+float some_float() {
+  for (;;) {
+    const uint64_t bits = next_bits();
+    if (bits % 16 == 0) return bits & 16 ? 0.0F : -0.0F;
+    const float x = as_float(static_cast<uint32_t>(bits >> 32));
+    if (std::isfinite(x)) return x;
+  }
+}
+
+// Widening is exact; of two floats, sum, product and quotient are what double gives, rounded once: double has more than twice the digits.
+void single_operations() {
+  for (int i = 0; i < 200'000; i++) {
+    const float a = some_float(), b = some_float();
+    const double wide_a = a, wide_b = b;
+    const bool good = widen(a) == wide_a && same_value(add(a, b), static_cast<float>(wide_a + wide_b)) &&
+                      (b == 0 || same_value(divide(a, b), static_cast<float>(wide_a / wide_b))) &&
+                      (a < 0 || same_value(square_root(a), static_cast<float>(std::sqrt(wide_a)))) &&
+                      larger(a, b) == std::fmax(wide_a, wide_b) && smaller(a, b) == std::fmin(wide_a, wide_b) && is_finite(a);
+    if (!good) check(false, text("with ", a, " and ", b, ": ", add(a, b), " ", divide(a, b), " ", larger(a, b), " ", smaller(a, b)));
+    const long double exact = static_cast<long double>(wide_a) * wide_a;  // 48 digits: exact in either
+    if (add_square(0, a) != exact) check(false, text("the square of ", a, " is ", add_square(0, a)));
+    if (add_square(1, a) != 1 + wide_a * wide_a) check(false, text("1 + the square of ", a));
+    const auto bf16 = static_cast<uint16_t>(next_bits()), f16 = static_cast<uint16_t>(next_bits());
+    if (!kBf16.is_nan(bf16) && widen(Bf16{bf16}) != kBf16.value(bf16)) check(false, text("bf16 ", bf16, " widens to ", widen(Bf16{bf16})));
+    if (!kF16.is_nan(f16) && widen(F16{f16}) != kF16.value(f16)) check(false, text("f16 ", f16, " widens to ", widen(F16{f16})));
+  }
+  check(!is_finite(HUGE_VALF) && !is_finite(-HUGE_VALF) && !is_finite(std::nanf("")), "infinity or NaN is finite");
+  check_equal(add(0.1, 0.2), 0.1 + 0.2);
+  check_equal(divide(1.0, 3.0), 1.0 / 3.0);
+}
+
+void integers() {
+  constexpr int64_t most = std::numeric_limits<int64_t>::max(), least = std::numeric_limits<int64_t>::min();
+  check_equal(add(most, int64_t{1}), least, "i64 wraps around");
+  check_equal(divide(int64_t{-7}, int64_t{2}), -3, "towards zero");
+  uint8_t byte = 0;
+  narrow(&byte, uint64_t{254});
+  check_equal(byte, 254);
+  narrow(&byte, uint64_t{256});
+  check_equal(byte, 255, "u8 beyond its range");
+  byte = 200;
+  add_to(&byte, widen(uint8_t{100}));
+  check_equal(byte, 255, "a sum of u8");
+  int64_t number = least;
+  add_to(&number, int64_t{-1});
+  check_equal(number, most, "a sum of i64");
+  narrow(&number, int64_t{-5});
+  check_equal(number, -5);
+}
+
+// convert, add_to and narrow: in double, rounded once by what the tables above have checked.
+template <class T>
+void stores() {
+  for (int i = 0; i < 50'000; i++) {
+    const float a = some_float(), b = some_float();
+    T start, expected, result;
+    from_f32(&start, a);
+    const double wide_start = widen(start);
+    // The sum of two floats, then the type: two roundings, as on the host.
+    from_f32(&expected, static_cast<float>(wide_start + double{b}));
+    result = start;
+    add_to(&result, b);
+    bool good = std::memcmp(&result, &expected, sizeof result) == 0;
+    const double x = double{b} * (1 + 1e-9);
+    from_f64(&expected, wide_start + x);
+    result = start;
+    add_to(&result, x);
+    good &= std::memcmp(&result, &expected, sizeof result) == 0;
+    from_f64(&expected, x);
+    convert(&result, x);
+    good &= std::memcmp(&result, &expected, sizeof result) == 0;
+    from_f32(&expected, b);
+    convert(&result, b);
+    good &= std::memcmp(&result, &expected, sizeof result) == 0;
+    narrow(&result, b);
+    good &= std::memcmp(&result, &expected, sizeof result) == 0;
+    double wide = 0;
+    convert(&wide, b);
+    good &= wide == b;
+    add_to(&wide, b);
+    good &= wide == 2 * double{b};
+    add_to(&wide, 0.1);
+    good &= wide == 2 * double{b} + 0.1;
+    convert(&wide, x);
+    narrow(&wide, wide);
+    good &= wide == x;
+    if (!good) check(false, text("stores of ", a, " and ", b));
+  }
+  check(true, "");
+}
+
+// One element over many steps beside the same in double: float's rounding errors, and no more.
+void adamw_beside_double() {
+  const AdamW hyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
+  StepScalars s = fresh();
+  float p = 0.75F, m = 0, v = 0;
+  double wide_p = p, wide_m = 0, wide_v = 0;
+  for (int step = 1; step <= 200; step++) {
+    const float grad = std::ldexp(static_cast<float>(static_cast<int64_t>(next_bits() % 2001) - 1000), -8);
+    s.square_sum = double{grad} * grad;
+    begin_step(s, {2.0, 4, hyper.beta1, hyper.beta2, false});
+    adamw_element(adamw_constants(hyper, s), grad, p, m, v);
+    const double norm = std::fabs(double{grad}) / 4, g = double{grad} / 4 * std::fmin(1.0, 2.0 / (norm + 1e-6));
+    wide_m = hyper.beta1 * wide_m + (1 - hyper.beta1) * g;
+    wide_v = hyper.beta2 * wide_v + (1 - hyper.beta2) * g * g;
+    const double unbiased_m = wide_m / (1 - std::pow(hyper.beta1, step)), unbiased_v = wide_v / (1 - std::pow(hyper.beta2, step));
+    wide_p -= hyper.lr * hyper.weight_decay * wide_p + hyper.lr * unbiased_m / (std::sqrt(unbiased_v) + hyper.eps);
+    const bool good = std::fabs(p - wide_p) < 2e-5 && std::fabs(m - wide_m) < 1e-6 && std::fabs(v - wide_v) < 1e-6;
+    if (!good) check(false, text("step ", step, ": ", p, " ", m, " ", v, ", in double ", wide_p, " ", wide_m, " ", wide_v));
+  }
+  check(true, "");
+}
+
 }  // namespace
 
 int main() {
@@ -230,5 +353,11 @@ int main() {
   begin_a_step();
   skip_a_step();
   constants();
+  single_operations();
+  integers();
+  stores<float>();
+  stores<Bf16>();
+  stores<F16>();
+  adamw_beside_double();
   return finish();
 }
