@@ -39,9 +39,9 @@ MEGADP_HOST_DEVICE inline float half_or_float(uint64_t bits, DType type) {
   return as_float(static_cast<uint32_t>(bits));
 }
 MEGADP_HOST_DEVICE inline double double_of(uint64_t bits) {
-  double x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
 }
 
 struct Side {
