@@ -212,7 +212,9 @@ class Host {
     send_to_all(FrameType::broken, reason);
     for (size_t i = 0; i < told_.size(); ++i) {
       const int rank = meeting_.expected[i];
-      told_[i] = party_.links[i] != nullptr || rank == meeting_.rank || rank == why.blame().rank;
+      // A rank that was too late may still come; one that is to blame for anything else has been here.
+      const bool culprit = rank == why.blame().rank && why.code() != Code::timeout;
+      told_[i] = party_.links[i] != nullptr || rank == meeting_.rank || culprit;
     }
     const Deadline end = Deadline::after_ns(std::min(kLatecomersNs, meeting_.deadline.left_ns()));
     while (!end.passed() && std::find(told_.begin(), told_.end(), false) != told_.end()) tell_latecomers(reason, end);

@@ -7,7 +7,8 @@
 //   rank <── table of all processes ──────────────────── host      when the last has come; the host stops listening first,
 //                                                                  so that the next rendezvous of the job can have the name
 //   rank <── broken ──────────────────────────────────── host      when a deadline passes anywhere, or a rank dies; also in place of
-//                                                                  a welcome, to those that come up to 2 s later
+//                                                                  a welcome, to those that come up to 2 s later, but not
+//                                                                  after the host's own deadline
 //
 // Whoever does not show the guard is a stranger: nothing more of it is read, and it gets no answer.
 #pragma once
