@@ -75,12 +75,18 @@ void dismantle(Device& device) {
 Current::Current(const Device* device) {
   if (device == nullptr) return;
   result_ = result_of_driver(driver().get_current(&before_));
-  if (result_ != 0 || before_ == device->context) return;
-  result_ = result_of_driver(driver().set_current(device->context));
-  changed_ = result_ == 0;
+  if (result_ == 0 && before_ != device->context) {
+    result_ = result_of_driver(driver().set_current(device->context));
+    changed_ = result_ == 0;
+  }
+  if (result_ != 0) return;
+  mode_before_ = cudaStreamCaptureModeRelaxed;
+  result_ = result_of(cudaThreadExchangeStreamCaptureMode(&mode_before_));
+  relaxed_ = result_ == 0;
 }
 
 Current::~Current() {
+  if (relaxed_) static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_before_));
   if (changed_) static_cast<void>(driver().set_current(before_));
 }
 

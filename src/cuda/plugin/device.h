@@ -43,7 +43,8 @@ inline cudaEvent_t event_of(void* event) {
 }
 
 // Contexts rather than device numbers are saved and put back: cudaSetDevice(0) on a thread that had no device would make a context on
-// device 0, hundreds of megabytes that nobody asked for.
+// device 0, hundreds of megabytes that nobody asked for. And the thread tells CUDA that it takes care of itself: while the caller captures
+// a graph somewhere, a query or an allocation on any other thread would otherwise fail, and spoil the capture.
 class Current {
  public:
   explicit Current(const Device* device);
@@ -55,6 +56,8 @@ class Current {
  private:
   CUcontext before_ = nullptr;
   bool changed_ = false;
+  bool relaxed_ = false;
+  cudaStreamCaptureMode mode_before_ = cudaStreamCaptureModeGlobal;
   int32_t result_ = 0;
 };
 
