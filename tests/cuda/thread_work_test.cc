@@ -3,7 +3,9 @@
 // all types, at all alignments and sizes, and no element touched twice or forgotten.
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <vector>
 
@@ -24,24 +26,30 @@ uint64_t below(uint64_t bound) {
   return random_bits() % bound;
 }
 
-// Memory with an array in it that begins `offset` elements after an address divisible by 256.
+// Memory with an array in it that begins `offset` elements after an address divisible by 256. Where nothing is behind the array, a
+// sanitizer sees what is read there; in what is behind it otherwise, what is written there shows.
+enum class Behind {
+  nothing,
+  something
+};
 struct Block {
-  std::vector<std::byte> bytes;
-  size_t begin;
+  size_t begin, total;
+  std::unique_ptr<std::byte, void (*)(void*)> memory;
 
-  Block(size_t elements, size_t size, size_t offset) : bytes(elements * size + 1024, std::byte{0xa5}) {
-    const auto at = reinterpret_cast<uintptr_t>(bytes.data());
-    begin = 256 - at % 256 + offset * size;
+  Block(size_t elements, size_t size, size_t offset, Behind behind = Behind::something)
+      : begin(offset * size), total(begin + elements * size + (behind == Behind::something ? 512 : 0)), memory(nullptr, &std::free) {
+    void* taken = nullptr;
+    check(posix_memalign(&taken, 256, std::max<size_t>(total, 1)) == 0, "out of memory");
+    memory.reset(static_cast<std::byte*>(taken));
+    std::fill_n(memory.get(), total, std::byte{0xa5});
   }
-  // At an address that is as far from alignment, so that both are cut into the same units.
-  Block(const Block& other) : bytes(other.bytes.size(), std::byte{0xa5}) {
-    begin = (256 - reinterpret_cast<uintptr_t>(bytes.data()) % 256) + reinterpret_cast<uintptr_t>(other.data()) % 256;
-    std::copy(other.bytes.begin() + static_cast<std::ptrdiff_t>(other.begin), other.bytes.end() - 256,
-              bytes.begin() + static_cast<std::ptrdiff_t>(begin));
+  Block(const Block& other) : Block(other.total, 1, 0, Behind::nothing) {
+    begin = other.begin;
+    std::copy_n(other.memory.get(), total, memory.get());
   }
   Block& operator=(const Block&) = delete;
-  std::byte* data() { return bytes.data() + begin; }
-  const std::byte* data() const { return bytes.data() + begin; }
+  std::byte* data() { return memory.get() + begin; }
+  const std::byte* data() const { return memory.get() + begin; }
 };
 
 // Small numbers, large ones, subnormals, infinities and NaN, of which the payload is ordinary.
@@ -107,8 +115,8 @@ bool same(const Block& a, const Block& b, DType type, size_t n) {
 
 // Nothing before and behind the array was written.
 bool surroundings_kept(const Block& block, size_t bytes) {
-  for (size_t i = 0; i < block.bytes.size(); i++) {
-    if ((i < block.begin || i >= block.begin + bytes) && block.bytes[i] != std::byte{0xa5}) return false;
+  for (size_t i = 0; i < block.total; i++) {
+    if ((i < block.begin || i >= block.begin + bytes) && block.memory.get()[i] != std::byte{0xa5}) return false;
   }
   return true;
 }
@@ -122,7 +130,7 @@ void conversions() {
   const auto one = [](DType to_type, DType from_type, bool adds) {
     for (int round = 0; round < 24; round++) {
       const size_t n = some_count();
-      Block to(n, size_of(to_type), below(20)), from(n, size_of(from_type), below(20));
+      Block to(n, size_of(to_type), below(20)), from(n, size_of(from_type), below(20), Behind::nothing);
       fill(to, to_type, n);
       fill(from, from_type, n);
       Block expected(to);
@@ -169,7 +177,7 @@ void adamw_steps() {
       for (int round = 0; round < 24; round++) {
         const size_t n = some_count(), offset = below(20);
         // Sometimes at one distance from alignment, as the library lays them out, sometimes not.
-        Block grad(n, size_of(grad_type), round % 2 ? offset : below(20));
+        Block grad(n, size_of(grad_type), round % 2 ? offset : below(20), Behind::nothing);
         Block param(n, size_of(param_type), round % 2 ? offset : below(20));
         std::vector<Block> state;
         state.reserve(3);
@@ -228,7 +236,7 @@ void reductions() {
       const int parts = static_cast<int>(1 + below(11));
       const size_t n = some_count(), stride = n + below(2) * below(40), size = size_of(type);
       const double divisor = sums && !integers ? static_cast<double>(1 + below(9)) : 1;
-      Block from(stride * static_cast<size_t>(parts), size, below(20)), apart(n, size, below(20));
+      Block from(stride * static_cast<size_t>(parts), size, below(20), Behind::nothing), apart(n, size, below(20));
       fill(from, type, stride * static_cast<size_t>(parts));
       const bool within = round % 3 == 0;
       std::byte* const to = within ? from.data() + below(static_cast<uint64_t>(parts)) * stride * size : apart.data();
@@ -255,7 +263,7 @@ void reductions() {
 void square_sums() {
   for (const DType type : kTrainable) {
     for (const size_t n : {0, 1, 15, 16, 17, 255, 256, 257, 4095, 4096, 4097, 3 * 4096 + 5, 40000}) {
-      Block data(n, size_of(type), below(20));
+      Block data(n, size_of(type), below(20), Behind::nothing);
       fill(data, type, n);
       if (n > 300) std::memset(data.data() + 299 * size_of(type), 0xff, size_of(type));  // NaN
       double expected = 0, expected_nonfinite = 0;
@@ -283,11 +291,6 @@ void square_sums() {
 }
 
 // ── copies with strides ──
-
-struct Views {
-  StridedArray to, from;
-  cuda::Strided to_plain{}, from_plain{};
-};
 
 // As one block of threads does it, tile after tile.
 void run_turned(const cuda::TurnedCopy& work) {
@@ -349,7 +352,7 @@ void copy_once(DType to_type, DType from_type, bool adds) {
   StridedArray from{nullptr, from_type, shape, strides_of(shape, from_order, below(4) == 0 ? 2 : 1, &from_extent, &from_origin)};
   const auto to_size = static_cast<int64_t>(size_of(to_type)), from_size = static_cast<int64_t>(size_of(from_type));
   Block to_block(static_cast<size_t>(to_extent), size_of(to_type), below(9)),
-      from_block(static_cast<size_t>(from_extent), size_of(from_type), below(9));
+      from_block(static_cast<size_t>(from_extent), size_of(from_type), below(9), Behind::nothing);
   fill(to_block, to_type, static_cast<size_t>(to_extent));
   fill(from_block, from_type, static_cast<size_t>(from_extent));
   Block expected(to_block);
