@@ -342,6 +342,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t buckets;              /* buckets launched                                                             */
   uint64_t launched_in_backward; /* of these, before mdp_grad_sync was called                                    */
   uint64_t syncs;                /* calls of mdp_grad_sync that finished                                         */
+  uint64_t host_syncs;           /* how often a call on this tree made its thread wait for the device; 0 on the host */
 } mdp_stats_report;
 
 typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened */

@@ -130,6 +130,7 @@ mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out) {
     report.buckets = stats.buckets;
     report.launched_in_backward = stats.launched_in_backward;
     report.syncs = stats.syncs;
+    report.host_syncs = stats.host_syncs;
     give(report, out);
     return {};
   });

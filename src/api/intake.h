@@ -58,7 +58,7 @@ inline constexpr StructKind kKind<mdp_step_config> = kind_of<mdp_step_config>("m
 template <>
 inline constexpr StructKind kKind<mdp_step_report> = kind_of<mdp_step_report>("mdp_step_report", 48);
 template <>
-inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 56);
+inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 64);
 template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 

@@ -55,6 +55,8 @@ class Backend {
   virtual uint64_t host_syncs() const noexcept { return 0; }
 
   virtual Result<std::unique_ptr<Memory>> allocate(size_t bytes) = 0;
+  // Memory of the host, zeroed, a few bytes: where fetch() may write to.
+  virtual Result<std::unique_ptr<Memory>> allocate_host(size_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> create_stream(const char* name) = 0;
   // Collective over `members` (world ranks, this one among them), blocking.
   virtual Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) = 0;
@@ -77,6 +79,10 @@ class Backend {
   virtual Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
                        float* m, float* v, void* param, DType param_type, size_t count) = 0;
 
+  // host_to, memory of allocate_host(), = from.
+  virtual Status fetch(Stream& stream, void* host_to, const void* from, size_t bytes) = 0;
+
+  // ── not on a stream of ours ──
   // to = from, or to += from; casts, any strides; shapes are equal. Ordered on `caller`, the caller's stream (on the host: finished on
   // return). One side may be the host's memory; it is then finished on return too.
   virtual Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) = 0;

@@ -49,7 +49,7 @@ enum class BucketState : uint32_t {
 const char* name_of(BucketState state) noexcept;
 
 struct Stats {
-  uint64_t comm_ns = 0, exposed_ns = 0, bytes = 0, buckets = 0, launched_in_backward = 0, syncs = 0;
+  uint64_t comm_ns = 0, exposed_ns = 0, bytes = 0, buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0;
 };
 
 struct BucketReport {
@@ -117,7 +117,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   Status check_param(size_t param) const;
   Status may_arrive(const char* call, size_t param) const;
   Status clear_if_empty(size_t param);
-  Status wait_until_stepped(uint32_t bucket);
+  Status wait_until_stepped(uint32_t bucket, void* caller);
   Result<StridedArray> whole_slot(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
   Result<SyncHeader> settle_missing();
   Status submit_agreements(const SyncHeader& header);

@@ -93,6 +93,7 @@ struct Buffer::Impl {
   size_t next_launch = 0;
   uint64_t sync_ns = 0;
   std::shared_ptr<Request> sync_request;
+  std::shared_ptr<Event> reduced;  // the end of the last sync's reductions
   Status sync_status;
   Stats stats;
 

@@ -77,7 +77,12 @@ Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
 }
 
 Result<std::shared_ptr<Request>> Comm::request(std::function<Status()> complete) {
-  auto event = tree_->queue->record(tree_->event_fd.get());
+  if (tree_->host_queue) {
+    auto end = tree_->queue->record();
+    if (!end) return end.status();
+    if (Status ordered = tree_->order_control_after(*end); !ordered) return ordered;
+  }
+  auto event = tree_->control().record(tree_->event_fd.get());
   if (!event) return event.status();
   return std::make_shared<Request>(tree_, *event, tree_->event_fd.valid(), std::move(complete));
 }

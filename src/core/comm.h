@@ -29,6 +29,7 @@ struct Tree {
   std::unique_ptr<Stream> queue;
   // Where the backend is a device: the host's queue, for what ranks tell each other. It runs beside `queue`.
   std::unique_ptr<Stream> host_queue;
+  bool on_device() const noexcept { return host_queue != nullptr; }
   Stream& control() const noexcept { return host_queue ? *host_queue : *queue; }
   // What comes next in control() comes after the event, which is in `queue`.
   Status order_control_after(const std::shared_ptr<Event>& event) const;
@@ -55,7 +56,7 @@ class Comm {
   // This process's rank in the world.
   int world_rank() const noexcept { return tree_->world->rank(); }
 
-  // A request for the point that the queue has come to (event fd included); see Request for `complete`.
+  // A request for the point that the queue and control() have come to (event fd included); see Request for `complete`.
   Result<std::shared_ptr<Request>> request(std::function<Status()> complete = {});
   // Ends a series of submissions to the queue: with `want_request` a request that reports their end; otherwise orders `consumer` after
   // them, which on the host means waiting here, and returns a null pointer.

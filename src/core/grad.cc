@@ -173,7 +173,7 @@ Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool m
   lock.unlock();
 
   // The last step may still be reading the slot.
-  if (Status stepped = wait_until_stepped(state.bucket); !stepped) return stepped;
+  if (Status stepped = wait_until_stepped(state.bucket, producer); !stepped) return stepped;
   const Arena& arena = s.arenas[state.arena];
   const StridedArray to{arena.grad_at(state.begin), arena.plan->grad_type, spec.shape, state.strides};
   if (Status copied = tree().backend->copy(to, grad, add_to_slot, producer); !copied) {
@@ -219,7 +219,7 @@ Status Buffer::clear_if_empty(size_t param) {
   return tree().backend->zero(*tree().queue, arena.grad_at(state.begin), plan_.params[param].numel * size_of(arena.plan->grad_type));
 }
 
-Status Buffer::wait_until_stepped(uint32_t bucket) {
+Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
   std::shared_ptr<Event> gathered;
   {
     std::lock_guard lock(impl_->mutex);
@@ -227,7 +227,7 @@ Status Buffer::wait_until_stepped(uint32_t bucket) {
   }
   if (!gathered || gathered->done()) return gathered ? gathered->status() : Status();
   const uint64_t begin = now_ns();
-  Status status = gathered->wait(Deadline::never());  // bounded by the communicator's timeout
+  Status status = tree().queue->make_caller_wait(caller, *gathered);  // where it blocks, at most for the communicator's timeout
   std::lock_guard lock(impl_->mutex);
   impl_->stats.exposed_ns += now_ns() - begin;
   return status;

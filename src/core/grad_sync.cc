@@ -129,8 +129,11 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
       if (!header) return header.status();
       if (Status launched = s.launch_in_order(*this); !launched) return launched;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
-      auto end = tree().queue->record();
+      auto end = tree().control().record();
       if (!end) return end.status();
+      auto reduced = tree().queue->record();
+      if (!reduced) return reduced.status();
+      s.reduced = *reduced;
       s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, false, [this] { return complete_sync(); });
       s.phase = Phase::syncing;
     }
@@ -147,6 +150,8 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
     s.stats.exposed_ns += now_ns() - begin;
   }
   if (!outcome) return outcome;
+  // On the host the reductions have finished before the agreement.
+  if (Status ordered = tree().queue->make_caller_wait(consumer, *s.reduced); !ordered) return ordered;
   return std::shared_ptr<Request>();
 }
 

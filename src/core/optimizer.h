@@ -72,16 +72,24 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   void count_changes();
   Status submit_norm(double loss_scale);
   Status submit_bucket(uint32_t number);
-  Status await(Event& event, std::optional<double> loss_scale, StepReport* report);
-  // look: say where a gradient is not finite, which takes a while, and gradients that are still this step's.
-  Status read_outcome(std::optional<double> loss_scale, bool look, StepReport* report);
+  Result<std::shared_ptr<Memory>> outcome_place();
+  Status unseen_outcome();
+  Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);
+  // What a step did, by the scalars that it left in `outcome`. look: say where a gradient is not finite, which takes a while, and gradients
+  // that are still this step's.
+  Status judge(const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, bool look, StepReport* report);
   std::pair<std::string, Blame> find_nonfinite();
 
   std::shared_ptr<Buffer> buffer_;
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::shared_ptr<Event> last_step_;
-  std::weak_ptr<Request> last_request_;  // of the last step, if it was asked for and is still held
+  std::vector<std::shared_ptr<Memory>> outcomes_;  // for the scalars of steps whose outcome may still be asked for
+  struct Unseen {
+    std::shared_ptr<Memory> place;
+    std::optional<double> loss_scale;
+  };
+  Unseen unseen_;  // of a step on a device that nobody waited for
 };
 
 }  // namespace megadp

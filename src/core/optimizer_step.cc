@@ -158,22 +158,46 @@ Status Optimizer::await_sync() {
   return pending ? pending->wait(Deadline::never()) : Status();
 }
 
+// A place for the outcome of one step, which the next step must not overwrite before somebody has looked: one that nobody holds any more,
+// or a new one.
+Result<std::shared_ptr<Memory>> Optimizer::outcome_place() {
+  for (const std::shared_ptr<Memory>& known : outcomes_) {
+    if (known.use_count() == 1) return known;
+  }
+  auto place = buffer_->tree().backend->allocate_host(sizeof(StepScalars));
+  if (!place) return place.status();
+  outcomes_.push_back(*std::move(place));
+  return outcomes_.back();
+}
+
+// A step that nobody waited for may have found a gradient that is not finite. Said by the next one, which is then not taken.
+Status Optimizer::unseen_outcome() {
+  if (!unseen_.place || !last_step_->done()) return {};
+  const Unseen unseen = std::exchange(unseen_, {});
+  return judge(unseen.place, unseen.loss_scale, false, nullptr).with_context("the last step");
+}
+
 Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
   if (Status synced = await_sync(); !synced) return synced;
-  // The outcome of the last step is still in the scalars, which this one overwrites. Its event has passed, so this does not wait.
-  if (const auto last = last_request_.lock()) (void)last->wait(Deadline::never());
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
   std::shared_ptr<Event> normed, end;
+  std::shared_ptr<Memory> outcome;
   {
     std::lock_guard lock(s.mutex);
     if (Status usable = tree.usable(); !usable) return usable;
     if (s.phase == Phase::failed) return bad_state("mdp_optimizer_step: the gradients are not whole: ", s.sync_status.text());
     if (s.phase != Phase::reduced) return bad_state("mdp_optimizer_step: the gradients are not reduced; call mdp_grad_sync first");
+    if (Status unseen = unseen_outcome(); !unseen) return unseen;
     if (Status ordered = tree.queue->wait_for_caller(options.caller); !ordered) return ordered;
+    auto place = outcome_place();
+    if (!place) return place.status();
+    outcome = *std::move(place);
     if (options.lr) impl_->config.lr = *options.lr;
     if (Status submitted = submit_refresh(); !submitted) return submitted;
     if (Status submitted = submit_norm(options.loss_scale.value_or(1)); !submitted) return submitted;
+    Status fetched = tree.backend->fetch(*tree.queue, outcome->data(), impl_->device_scalars(), sizeof(StepScalars));
+    if (!fetched) return fetched;
     auto recorded = tree.queue->record();
     if (!recorded) return recorded.status();
     normed = *recorded;
@@ -188,30 +212,34 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     s.start_step();
   }
 
-  if (report != nullptr || !want_request) {
-    if (Status outcome = await(report != nullptr && want_request ? *normed : *end, options.loss_scale, report); !outcome) return outcome;
+  if (report != nullptr || (!want_request && !tree.on_device())) {
+    Status found = await(want_request || tree.on_device() ? *normed : *end, outcome, options.loss_scale, report);
+    if (!found) return found;
+  } else if (!want_request) {
+    unseen_ = {outcome, options.loss_scale};
   }
-  if (!want_request) return std::shared_ptr<Request>();
+  // On the host it has been waited for; a device goes on while the caller does.
+  if (!want_request) {
+    if (Status ordered = tree.queue->make_caller_wait(options.caller, *end); !ordered) return ordered;
+    return std::shared_ptr<Request>();
+  }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  auto request = buffer_->grid()->world()->request(
-      [self = shared_from_this(), loss_scale = options.loss_scale] { return self->read_outcome(loss_scale, false, nullptr); });
-  if (request) last_request_ = *request;
-  return request;
+  return buffer_->grid()->world()->request(
+      [self = shared_from_this(), outcome, loss_scale = options.loss_scale] { return self->judge(outcome, loss_scale, false, nullptr); });
 }
 
-Status Optimizer::await(Event& event, std::optional<double> loss_scale, StepReport* report) {
+Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report) {
   const uint64_t begin = now_ns();
   const Status reached = event.wait(Deadline::never());
   {
     std::lock_guard lock(buffer_->impl_->mutex);
     buffer_->impl_->stats.exposed_ns += now_ns() - begin;
   }
-  return reached.ok() ? read_outcome(loss_scale, true, report) : reached;
+  return reached.ok() ? judge(outcome, loss_scale, true, report) : reached;
 }
 
-Status Optimizer::read_outcome(std::optional<double> loss_scale, bool look, StepReport* report) {
-  StepScalars scalars{};
-  if (Status read = buffer_->tree().backend->read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
+Status Optimizer::judge(const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, bool look, StepReport* report) {
+  const StepScalars& scalars = *static_cast<const StepScalars*>(outcome->data());
   if (report != nullptr) {
     report->grad_norm = scalars.grad_norm;
     report->clip_factor = scalars.clip_factor;
@@ -221,7 +249,8 @@ Status Optimizer::read_outcome(std::optional<double> loss_scale, bool look, Step
     report->clipped = scalars.skip == 0 && scalars.clip_factor < 1;
   }
   if (scalars.skip == 0 || loss_scale) return {};
-  const auto [where, blame] = look ? find_nonfinite() : std::pair<std::string, Blame>(" (a step without a request says where)", {});
+  const auto [where, blame] =
+      look ? find_nonfinite() : std::pair<std::string, Blame>(" (a step with a report and without a request says where)", {});
   return {Code::numeric,
           text("mdp_optimizer_step: the reduced gradient has ", static_cast<uint64_t>(scalars.nonfinite), " elements that are not finite",
                where, "; no rank has changed anything"),

@@ -60,6 +60,7 @@ Status Buffer::param_write(size_t param, const StridedArray& from, void* caller)
   auto slot = whole_slot("mdp_param_write", param, from.shape, caller);
   if (!slot) return slot.status();
   if (Status copied = tree().backend->copy(*slot, from, false, caller); !copied) return copied;
+  if (Status ordered = tree().queue->wait_for_caller(caller); !ordered) return ordered;
   std::lock_guard lock(impl_->mutex);
   ++impl_->params[param].version;  // of this one only: the masters of the others hold more than their parameters show
   return {};
@@ -129,7 +130,10 @@ size_t Buffer::digested_param(bool expert, size_t position) const {
 
 Status Buffer::verify() {
   if (Status usable = tree().usable(); !usable) return usable;
-  if (Status whole = param_wait(SIZE_MAX, nullptr); !whole) return whole;
+  // On the host's thread, whatever the backend: what is read here is not read on its streams.
+  auto settled = tree().queue->record();
+  if (!settled) return settled.status();
+  if (Status reached = (*settled)->wait(Deadline::never()); !reached) return reached;
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
   Held held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
   for (const bool expert : {false, true}) {
@@ -154,7 +158,9 @@ Status Buffer::verify() {
 Stats Buffer::stats() {
   std::lock_guard lock(impl_->mutex);
   for (Bucket& bucket : impl_->buckets) impl_->count_times(bucket);
-  return impl_->stats;
+  Stats stats = impl_->stats;
+  stats.host_syncs = tree().backend->host_syncs();
+  return stats;
 }
 
 Result<BucketReport> Buffer::bucket(size_t number) {

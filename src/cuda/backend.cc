@@ -14,19 +14,22 @@ void* raw(Stream& stream) {
   return static_cast<CudaStream&>(stream).raw();
 }
 
+// Memory of the plugin, given back by the function that belongs to it.
 class CudaMemory final : public Memory {
  public:
-  CudaMemory(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* data, size_t bytes) noexcept
-      : gpu_(std::move(gpu)), watch_(std::move(watch)), data_(data), bytes_(bytes) {}
+  using Release = int32_t (*)(Device*, void*);
+  CudaMemory(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, Release release, void* data, size_t bytes) noexcept
+      : gpu_(std::move(gpu)), watch_(std::move(watch)), release_(release), data_(data), bytes_(bytes) {}
   ~CudaMemory() override {
     struct Block {
       std::shared_ptr<Gpu> gpu;
+      Release release;
       void* data;
-      ~Block() { gpu->plugin().release(gpu->device(), data); }
+      ~Block() { release(gpu->device(), data); }
     };
     if (data_ == nullptr || !gpu_->usable_here()) return;
-    // Freeing device memory waits for the device, and so may wait for another rank.
-    watch_->drop(std::shared_ptr<Block>(new Block{gpu_, data_}));
+    // Freeing waits for the device, and so may wait for another rank.
+    watch_->drop(std::shared_ptr<Block>(new Block{gpu_, release_, data_}));
   }
   CudaMemory(const CudaMemory&) = delete;
   CudaMemory& operator=(const CudaMemory&) = delete;
@@ -36,6 +39,7 @@ class CudaMemory final : public Memory {
  private:
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Watch> watch_;
+  const Release release_;
   void* const data_;
   const size_t bytes_;
 };
@@ -126,10 +130,18 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(const PluginTable& plugin, st
 Result<std::unique_ptr<Memory>> CudaBackend::allocate(size_t bytes) {
   void* data = nullptr;
   if (bytes > 0) {
-    const Status allocated = gpu_->check(gpu_->plugin().allocate(gpu_->device(), bytes, &data), text("allocating ", bytes, " bytes"));
+    const Status allocated = gpu_->check(gpu_->plugin().allocate(gpu_->device(), bytes, &data), text("allocate: ", bytes, " bytes"));
     if (!allocated) return allocated;
   }
-  return std::unique_ptr<Memory>(new CudaMemory(gpu_, watch_, data, bytes));
+  return std::unique_ptr<Memory>(new CudaMemory(gpu_, watch_, gpu_->plugin().release, data, bytes));
+}
+
+Result<std::unique_ptr<Memory>> CudaBackend::allocate_host(size_t bytes) {
+  void* data = nullptr;
+  const Status allocated =
+      gpu_->check(gpu_->plugin().allocate_pinned(gpu_->device(), bytes, &data), text("allocate_host: ", bytes, " bytes"));
+  if (!allocated) return allocated;
+  return std::unique_ptr<Memory>(new CudaMemory(gpu_, watch_, gpu_->plugin().release_pinned, data, bytes));
 }
 
 Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char*) {
@@ -169,6 +181,10 @@ Status CudaBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars*
                           float* m, float* v, void* param, DType param_type, size_t count) {
   return check(gpu_->plugin().adamw(gpu_->device(), raw(stream), &hyper, scalars, grad, grad_type, master, m, v, param, param_type, count),
                "AdamW");
+}
+
+Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {
+  return check(gpu_->plugin().copy(gpu_->device(), raw(stream), host_to, from, bytes), "a copy to the host");
 }
 
 Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {

@@ -33,6 +33,7 @@ class CudaBackend final : public Backend {
   uint64_t host_syncs() const noexcept override { return gpu_->host_syncs(); }
 
   Result<std::unique_ptr<Memory>> allocate(size_t bytes) override;
+  Result<std::unique_ptr<Memory>> allocate_host(size_t bytes) override;
   Result<std::unique_ptr<Stream>> create_stream(const char* name) override;
   Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) override;
 
@@ -43,6 +44,8 @@ class CudaBackend final : public Backend {
                     bool skip_nonfinite) override;
   Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master, float* m,
                float* v, void* param, DType param_type, size_t count) override;
+
+  Status fetch(Stream& stream, void* host_to, const void* from, size_t bytes) override;
 
   Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) override;
   Status read(void* host_to, const void* from, size_t bytes) override;

@@ -87,7 +87,8 @@ Status Communicator::call(const std::string& what, const std::function<int32_t(N
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
   Status settled = settle(*gpu_, comm_, function(comm_), what);
-  if (!settled) gpu_->fail(settled);
+  // Where memory is lacking nothing was begun; what else goes wrong leaves the ranks at different places.
+  if (!settled && settled.code() != Code::memory) gpu_->fail(settled);
   return settled;
 }
 

@@ -63,21 +63,29 @@ Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members)
   return std::unique_ptr<Group>(new CudaGroup(*std::move(part), watch_, *std::move(control), exact_));
 }
 
+// Sizes are compared before anything is allocated, since NCCL may join the memory of all ranks; and afterwards all learn whether all have
+// it, so that nobody goes on with half a window.
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
-  auto block = std::make_shared<CudaWindow::Block>();
-  block->communicator = communicator_;
-  Status allocated = communicator_->allocate(bytes, &block->data, &block->registration);
-  // All ranks learn whether all of them have it; nobody goes on with half a window.
-  const std::string mine = allocated.ok() ? std::string() : allocated.text();
-  auto all = gpu_->world().exchange(members(), "allocate_window", text(bytes, ' ', mine));
-  if (!all) return all.status();
-  if (!allocated) return allocated;
-  for (size_t r = 0; r < all->size(); ++r) {
-    if ((*all)[r] == (*all)[static_cast<size_t>(rank())]) continue;
+  World& world = gpu_->world();
+  auto sizes = world.exchange(members(), "allocate_window", std::to_string(bytes));
+  if (!sizes) return sizes.status();
+  for (size_t r = 1; r < sizes->size(); ++r) {
+    if ((*sizes)[r] == sizes->front()) continue;
     return Status(
         Code::desync,
-        text("allocate_window: rank ", members()[r], " could not allocate, or another size: '", (*all)[r], "'; here ", bytes, " bytes"),
+        text("allocate_window: rank ", members()[0], " asked for ", sizes->front(), " bytes, rank ", members()[r], " for ", (*sizes)[r]),
         Blame{.rank = members()[r]});
+  }
+  if (bytes == 0) return invalid("allocate_window: 0 bytes are no window");
+  auto block = std::make_shared<CudaWindow::Block>();
+  block->communicator = communicator_;
+  const Status mine = communicator_->allocate(bytes, &block->data, &block->registration).with_context("allocate_window");
+  auto outcomes = world.exchange(members(), "allocate_window", mine.text());
+  if (!outcomes) return outcomes.status();
+  for (size_t r = 0; r < outcomes->size(); ++r) {
+    if ((*outcomes)[r].empty()) continue;
+    if (!mine) return mine;
+    return Status(Code::memory, text("rank ", members()[r], " reported: ", (*outcomes)[r]), Blame{.rank = members()[r]});
   }
   return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, watch_));
 }
@@ -86,17 +94,30 @@ Status CudaGroup::submit(Stream& stream, const char* call, size_t count, DType t
                          const Work& work) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order on the stream
   if (gpu_->failed()) return gpu_->failure();
+  if (count == 0) return {};
   if (size() == 1) return work(raw(stream));
-  auto begin = static_cast<CudaStream&>(stream).mark();
+  CudaStream& ours = static_cast<CudaStream&>(stream);
+  auto begin = ours.mark();
   if (!begin) return begin.status();
+  used_ = {std::move(keep)};
   Status done = work(raw(stream));
+  std::vector<std::shared_ptr<void>> used = std::exchange(used_, {});
+  auto end = ours.mark();
+  if (done.ok() && !end) done = end.status();
   const std::string name = describe(call, count, type, tag, submitted_ + 1);
-  if (!done) return done.with_context(name).with_blame(Blame{.bucket = tag.bucket, .operation = submitted_ + 1});
-  auto end = static_cast<CudaStream&>(stream).mark();
-  if (!end) return end.status();
+  if (!done) {  // a part of it may be on the stream already
+    watch_->drop(std::make_shared<decltype(used)>(std::move(used)), end ? *end : nullptr);
+    return done.with_context(name).with_blame(Blame{.bucket = tag.bucket, .operation = submitted_ + 1});
+  }
   submitted_ += 1;
-  watch_->add({*std::move(begin), *std::move(end), communicator_, name, tag.bucket, submitted_, std::move(keep)});
+  watch_->add({*std::move(begin), *std::move(end), communicator_, members(), name, tag.bucket, submitted_, std::move(used)});
   return {};
+}
+
+// Said before it is submitted, as the host's kernels say it.
+Status CudaGroup::check_divisor(const char* call, DType type, double divisor) const {
+  if (divisor == 1 || (type != DType::i64 && type != DType::u8)) return {};
+  return unsupported(call, ": divisor is ", divisor, "; it must be 1 for integers");
 }
 
 // ── in windows ──
@@ -122,6 +143,7 @@ Status CudaGroup::check_root(const char* call, int root) const {
 
 Status CudaGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
   if (Status checked = check_range("reduce_scatter", window, type, begin, count, true); !checked) return checked;
+  if (Status checked = check_divisor("reduce_scatter", type, divisor); !checked) return checked;
   const size_t piece = count / static_cast<size_t>(size());
   std::byte* const from = window.data() + begin * size_of(type);
   std::byte* const to = from + static_cast<size_t>(rank()) * piece * size_of(type);
@@ -132,6 +154,7 @@ Status CudaGroup::reduce_scatter(Stream& stream, Window& window, DType type, siz
 
 Status CudaGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
   if (Status checked = check_range("all_reduce", window, type, begin, count, false); !checked) return checked;
+  if (Status checked = check_divisor("all_reduce", type, divisor); !checked) return checked;
   std::byte* const data = window.data() + begin * size_of(type);
   return submit(stream, "all_reduce", count, type, tag, static_cast<CudaWindow&>(window).block(), [&](void* s) {
     return sum_all(s, data, data, count, {type, Op::sum, divisor});
@@ -187,7 +210,7 @@ Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type
 Status CudaGroup::barrier(Stream& stream, Tag tag) {
   auto byte = scratch(1);
   if (!byte) return byte.status();
-  return submit(stream, "barrier", 0, DType::u8, tag, nullptr, [&](void* s) {
+  return submit(stream, "barrier", 1, DType::u8, tag, nullptr, [&](void* s) {
     return native_all_reduce(s, *byte, *byte, 1, {DType::u8, Op::max, 1});
   });
 }

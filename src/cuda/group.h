@@ -81,6 +81,7 @@ class CudaGroup final : public Group {
   using Work = std::function<Status(void* stream)>;
   Status submit(Stream& stream, const char* call, size_t count, DType type, const Tag& tag, std::shared_ptr<void> keep, const Work& work);
   Status check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const;
+  Status check_divisor(const char* call, DType type, double divisor) const;
   Status check_root(const char* call, int root) const;
   bool summed_here(const Sum& sum) const;  // rather than by NCCL
   // In group_sums.cc. Each puts its work on the stream, for a group of any size.
@@ -103,6 +104,7 @@ class CudaGroup final : public Group {
   std::mutex submitting_;
   uint64_t submitted_ = 0;                      // under submitting_
   std::shared_ptr<CudaWindow::Block> scratch_;  // likewise
+  std::vector<std::shared_ptr<void>> used_;     // likewise: what the collective being submitted works with
   size_t scratch_bytes_ = 0;
 };
 

@@ -26,10 +26,11 @@ Result<std::byte*> CudaGroup::scratch(size_t bytes) {
     auto block = std::make_shared<CudaWindow::Block>();
     block->communicator = communicator_;
     if (Status allocated = communicator_->allocate(bytes, &block->data, &block->registration); !allocated) return allocated;
-    watch_->drop(std::move(scratch_));  // freeing waits for the device, and so for who still uses it
+    // What is replaced lives on in the collectives that use it.
     scratch_ = std::move(block);
     scratch_bytes_ = bytes;
   }
+  used_.push_back(scratch_);
   return static_cast<std::byte*>(scratch_->data);
 }
 

@@ -36,6 +36,7 @@ struct Doomed {
 struct Running {
   Watch::Collective collective;
   uint64_t began_ns = 0;  // when its begin was seen; 0: not yet
+  uint64_t left_ns = 0;   // when a member was first seen to have left
 };
 
 void write_one(int fd) {
@@ -67,6 +68,7 @@ struct Watch::State {
   };
   void take_off(Ended* ended);
   Status trouble(std::shared_ptr<Gpu>* gpu);
+  static Status missed_by(Running& one, const World& world);
 };
 
 // Called with the mutex held. A thread that cannot be started is no reason to fail: what would have been watched is then only not watched.
@@ -146,6 +148,19 @@ void Watch::State::take_off(Ended* ended) {
   }
 }
 
+// A member that has left will not come. What it sent before may still be on its way, though: so it is given a moment.
+Status Watch::State::missed_by(Running& one, const World& world) {
+  constexpr uint64_t kMomentNs = 500'000'000;
+  for (const int member : one.collective.members) {
+    if (member == world.rank() || !world.has_left(member)) continue;
+    if (one.left_ns == 0) one.left_ns = now_ns();
+    if (now_ns() - one.left_ns < kMomentNs) return {};
+    return {Code::peer, text(one.collective.name, ": rank ", member, " has left"),
+            Blame{.rank = member, .bucket = one.collective.bucket, .operation = one.collective.operation}};
+  }
+  return {};
+}
+
 // What ends the collectives under way, if anything does, and on which device.
 Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
   std::set<Communicator*> asked;
@@ -157,6 +172,7 @@ Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
     if (asked.insert(&communicator).second) {
       if (Status found = communicator.poll(); !found) return found;
     }
+    if (Status missed = missed_by(one, (*gpu)->world()); !missed) return missed;
     if (one.began_ns == 0 || now_ns() - one.began_ns < timeout_ns) continue;
     return {Code::timeout,
             text(one.collective.name, " did not end within ", timeout_ns / 1'000'000,

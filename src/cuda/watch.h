@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cuda/event.h"
 
@@ -29,10 +30,11 @@ class Watch {
   struct Collective {
     std::shared_ptr<CudaEvent> begin, end;
     std::shared_ptr<Communicator> communicator;
+    std::vector<int> members;  // world ranks
     std::string name;
     int32_t bucket;
     uint64_t operation;
-    std::shared_ptr<void> keep;
+    std::vector<std::shared_ptr<void>> keep;
   };
   void add(Collective collective);
   // Writes the 8-byte value 1 to fd when the event is done.

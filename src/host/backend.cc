@@ -36,6 +36,10 @@ Result<std::unique_ptr<Memory>> HostBackend::allocate(size_t bytes) {
   return HostMemory::create(bytes);
 }
 
+Result<std::unique_ptr<Memory>> HostBackend::allocate_host(size_t bytes) {
+  return std::unique_ptr<Memory>(new HeapMemory(bytes));
+}
+
 Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
   // What a stream drops is missing in collectives: the other ranks would wait for it.
   HostStream::OnFailure tell_the_others;
@@ -78,6 +82,13 @@ Status HostBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars*
   return submit(stream, [=] {
     if (scalars->skip != 0) return Status();
     return host::adamw(adamw_constants(hyper, *scalars), grad, grad_type, master, m, v, param, param_type, count);
+  });
+}
+
+Status HostBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {
+  return submit(stream, [=] {
+    if (bytes > 0) std::memcpy(host_to, from, bytes);
+    return Status();
   });
 }
 

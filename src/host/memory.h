@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "base/status.h"
@@ -47,6 +48,18 @@ class HostMemory final : public Memory {
 
   Mapping mapping_;
   size_t bytes_;
+};
+
+// Some bytes that are not worth pages of their own.
+class HeapMemory final : public Memory {
+ public:
+  explicit HeapMemory(size_t bytes) : data_((bytes + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t)), bytes_(bytes) {}
+  void* data() noexcept override { return data_.data(); }
+  size_t bytes() const noexcept override { return bytes_; }
+
+ private:
+  std::vector<std::max_align_t> data_;
+  const size_t bytes_;
 };
 
 }  // namespace megadp::host

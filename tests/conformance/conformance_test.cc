@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host) with ranks as threads on the test World ("test-world", or
-// "test-hosts" for two hosts), or as threads ("threads") or processes ("processes") on the real World. Cases are named by the start of
-// their names.
+// conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host; cuda; cuda-standin, see tests/cuda/standin.h) with ranks as
+// threads on the test World ("test-world", or "test-hosts" for two hosts), or as threads ("threads") or processes ("processes") on the real
+// World. Cases are named by the start of their names.
 #include <cstring>
 #include <iostream>
 #include <optional>
 
 #include "backend/registry.h"
+#include "cuda/backend.h"
 #include "suite.h"
 
 namespace megadp::test {
@@ -37,18 +38,33 @@ struct Skip {
   std::optional<Ranks> ranks = {};  // only with ranks of this kind
 };
 
+using Open = Result<std::shared_ptr<Backend>> (*)(std::shared_ptr<World> world);
+
 struct Driver {
   const char* name;
-  BackendKind kind;
+  Open open;
   std::vector<Skip> skips;
 };
+
+template <BackendKind kind>
+Result<std::shared_ptr<Backend>> open_kind(std::shared_ptr<World> world) {
+  return open_backend({.kind = kind, .exact_sums = true}, std::move(world));
+}
+
+Result<std::shared_ptr<Backend>> open_standin(std::shared_ptr<World> world) {
+  auto host = open_backend({.kind = BackendKind::host}, world);
+  if (!host) return host.status();
+  return cuda::CudaBackend::open(*megadp_cuda_plugin(), std::move(world), *std::move(host), {.exact = true});
+}
 
 const std::vector<Driver>& drivers() {
   static const std::vector<Driver> all = {
       {"host",
-       BackendKind::host,
+       &open_kind<BackendKind::host>,
        {{"stream.destroyed_while_waiting", "an operation given up ends the transport between hosts", Ranks::on_test_hosts},
-        {"lifetime.dropped_in_flight", "an operation given up ends the transport between hosts", Ranks::on_test_hosts}}}};
+        {"lifetime.dropped_in_flight", "an operation given up ends the transport between hosts", Ranks::on_test_hosts}}},
+      {"cuda", &open_kind<BackendKind::cuda>, {}},
+      {"cuda-standin", &open_standin, {}}};
   return all;
 }
 
@@ -87,7 +103,7 @@ int run_all(const Driver& driver, Ranks ranks, const std::vector<std::string>& w
     }
     Setting setting;
     setting.ranks = ranks;
-    setting.open = [&driver](std::shared_ptr<World> world) { return open_backend({.kind = driver.kind}, std::move(world)); };
+    setting.open = driver.open;
     Suite suite(setting);
     const uint64_t begin_ns = now_ns();
     one.run(suite);
@@ -120,6 +136,6 @@ int main(int argc, char** argv) {
       if (name == driver.name && mode == known) return run_all(driver, ranks, wanted);
     }
   }
-  std::cerr << "usage: conformance_test host test-world|test-hosts|threads|processes [CASE...]\n";
+  std::cerr << "usage: conformance_test host|cuda|cuda-standin test-world|test-hosts|threads|processes [CASE...]\n";
   return 2;
 }

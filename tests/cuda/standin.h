@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stand-in for the CUDA plugin, for machines without a GPU: the same table, on host memory. Streams are threads, so that work is as
+// asynchronous as on a device; memory that is not the stand-in's own counts as the host's; NCCL is a meeting of threads of one process.
+// It shows that the backend on top of the table asks for the right things in the right order. It shows nothing about kernels, CUDA or NCCL.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "cuda/plugin.h"
+
+namespace megadp::cuda {
+
+struct Device {
+  int32_t index = 0;
+  std::atomic<uint64_t> syncs{0};
+  std::atomic<bool> poisoned{false};
+};
+
+}  // namespace megadp::cuda
+
+namespace megadp::standin {
+
+// Work in order, on a thread of its own. What is submitted keeps the queue alive, so a destroyed stream finishes its work.
+class Queue : public std::enable_shared_from_this<Queue> {
+ public:
+  static std::shared_ptr<Queue> create();
+  void submit(std::function<void()> work);
+  void drain();  // waits until everything submitted before is done
+
+ private:
+  void run();
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  bool busy_ = false;
+};
+
+struct Event {
+  std::atomic<uint64_t> done_ns{0};
+  bool recorded = false;
+};
+
+std::shared_ptr<Queue>& queue_of(void* stream);  // NULL: the default stream
+
+constexpr int32_t kBadMemory = cuda::kCudaFailure + 700;  // as cudaErrorIllegalAddress
+constexpr int32_t kMismatch = cuda::kNcclFailure + 5;     // as ncclInvalidUsage
+constexpr int32_t kInvalidArgument = cuda::kNcclFailure + 4;
+
+int32_t allocate(cuda::Device* device, size_t bytes, void** out);
+int32_t release(cuda::Device* device, void* memory);
+bool is_device_memory(const void* memory);
+
+// Fills in the part of the table that stands for NCCL.
+void put_nccl(cuda::PluginTable* table);
+
+}  // namespace megadp::standin

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// Devices, memory, streams, events and kernels of the stand-in.
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/deadline.h"
+#include "cuda/build.h"
+#include "host/kernels.h"
+#include "standin.h"
+
+namespace megadp::standin {
+
+using namespace cuda;
+
+std::shared_ptr<Queue> Queue::create() {
+  return std::make_shared<Queue>();
+}
+
+void Queue::submit(std::function<void()> work) {
+  const std::lock_guard lock(mutex_);
+  work_.push_back(std::move(work));
+  if (busy_) return;
+  busy_ = true;
+  std::thread([self = shared_from_this()] { self->run(); }).detach();
+}
+
+void Queue::run() {
+  std::unique_lock lock(mutex_);
+  while (!work_.empty()) {
+    std::function<void()> work = std::move(work_.front());
+    work_.pop_front();
+    lock.unlock();
+    work();
+    work = nullptr;
+    lock.lock();
+  }
+  busy_ = false;
+  changed_.notify_all();
+}
+
+void Queue::drain() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !busy_; });
+}
+
+std::shared_ptr<Queue>& queue_of(void* stream) {
+  static auto& standard = *new std::shared_ptr<Queue>(Queue::create());
+  return stream == nullptr ? standard : *static_cast<std::shared_ptr<Queue>*>(stream);
+}
+
+namespace {
+
+// ── memory: what was handed out, so that foreign pointers are noticed ──
+
+std::mutex memory_mutex;
+std::map<const std::byte*, size_t>& memory_map() {
+  static auto& map = *new std::map<const std::byte*, size_t>;  // never destroyed: threads may run to the very end
+  return map;
+}
+
+int32_t device_count(int32_t* count) {
+  *count = 64;
+  return 0;
+}
+
+int32_t device_info(int32_t index, DeviceInfo* out) {
+  *out = {};
+  std::strncpy(out->name, "stand-in", sizeof out->name - 1);
+  std::strncpy(out->uuid, ("stand-in-" + std::to_string(index)).c_str(), sizeof out->uuid - 1);
+  out->memory_bytes = uint64_t{1} << 40;
+  return 0;
+}
+
+int32_t device_open(int32_t index, Device** out) {
+  *out = new Device;
+  (*out)->index = index;
+  return 0;
+}
+
+void explain(int32_t result, const Nccl*, char* text, size_t size) {
+  const std::string said = "stand-in failure " + std::to_string(result);
+  std::strncpy(text, said.c_str(), size - 1);
+  text[size - 1] = '\0';
+}
+
+int32_t access(Device*, const void* memory, Access* out) {
+  *out = is_device_memory(memory) ? Access::device : Access::unknown;
+  return 0;
+}
+
+// Pinned memory counts as the host's for access(), as on a device.
+int32_t allocate_pinned(Device*, size_t bytes, void** out) {
+  *out = std::calloc(bytes == 0 ? 1 : bytes, 1);
+  return *out == nullptr ? kOutOfMemory : 0;
+}
+
+int32_t release_pinned(Device*, void* memory) {
+  std::free(memory);
+  return 0;
+}
+
+int32_t copy(Device*, void* stream, void* to, const void* from, size_t bytes) {
+  queue_of(stream)->submit([=] { std::memmove(to, from, bytes); });
+  return 0;
+}
+
+// ── streams and events ──
+
+int32_t stream_create(Device*, bool, void** out) {
+  *out = new std::shared_ptr<Queue>(Queue::create());
+  return 0;
+}
+
+int32_t stream_destroy(Device*, void* stream) {
+  delete static_cast<std::shared_ptr<Queue>*>(stream);
+  return 0;
+}
+
+int32_t stream_synchronize(Device* device, void* stream) {
+  device->syncs++;
+  queue_of(stream)->drain();
+  return 0;
+}
+
+std::shared_ptr<standin::Event>& event_of(void* event) {
+  return *static_cast<std::shared_ptr<standin::Event>*>(event);
+}
+
+int32_t stream_wait(Device*, void* stream, void* event) {
+  const std::shared_ptr<standin::Event> shared = event_of(event);
+  if (!shared->recorded) return 0;  // as cudaStreamWaitEvent
+  queue_of(stream)->submit([shared] {
+    while (shared->done_ns == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+  return 0;
+}
+
+int32_t event_create(Device*, void** out) {
+  *out = new std::shared_ptr<standin::Event>(std::make_shared<standin::Event>());
+  return 0;
+}
+
+int32_t event_destroy(Device*, void* event) {
+  delete static_cast<std::shared_ptr<standin::Event>*>(event);
+  return 0;
+}
+
+int32_t event_record(Device*, void* event, void* stream) {
+  event_of(event)->recorded = true;
+  queue_of(stream)->submit([shared = event_of(event)] { shared->done_ns = now_ns(); });
+  return 0;
+}
+
+int32_t event_query(Device*, void* event) {
+  return event_of(event)->done_ns != 0 ? 0 : kPending;
+}
+
+int32_t event_elapsed(Device*, void* begin, void* end, float* milliseconds) {
+  const auto from = static_cast<int64_t>(event_of(begin)->done_ns), to = static_cast<int64_t>(event_of(end)->done_ns);
+  *milliseconds = static_cast<float>(static_cast<double>(to - from) / 1e6);
+  return 0;
+}
+
+// ── kernels: the host's ──
+
+// A kernel that is given host memory is a defect that would end a program on a device.
+template <class... Pointers>
+bool all_on_device(const Pointers*... pointers) {
+  return (is_device_memory(pointers) && ...);
+}
+
+int32_t zero(Device*, void* stream, void* data, size_t bytes) {
+  if (!all_on_device(data)) return kBadMemory;
+  queue_of(stream)->submit([=] { std::memset(data, 0, bytes); });
+  return 0;
+}
+
+int32_t cast(Device*, void* stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
+  if (count > 0 && !all_on_device(to, from)) return kBadMemory;
+  queue_of(stream)->submit([=] { (void)host::cast(to, to_type, from, from_type, count); });
+  return 0;
+}
+
+StridedArray array_of(const Strided& from) {
+  const auto dimensions = static_cast<size_t>(from.dimensions);
+  return {from.data, static_cast<DType>(from.type), {from.shape, from.shape + dimensions}, {from.strides, from.strides + dimensions}};
+}
+
+int32_t copy_strided(Device*, void* stream, const Strided* to, const Strided* from, bool add) {
+  if (!all_on_device(to->data, from->data)) return kBadMemory;
+  queue_of(stream)->submit([to = array_of(*to), from = array_of(*from), add] { (void)host::copy_strided(to, from, add); });
+  return 0;
+}
+
+int32_t square_sum(Device*, void* stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+  if (!all_on_device(data, scalars)) return kBadMemory;
+  queue_of(stream)->submit([=] { (void)host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
+  return 0;
+}
+
+int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {
+  if (!all_on_device(scalars)) return kBadMemory;
+  queue_of(stream)->submit([device, scalars, rule = *rule] {
+    if (device->poisoned) {
+      scalars->skip = 1;
+    } else {
+      megadp::begin_step(*scalars, rule);
+    }
+  });
+  return 0;
+}
+
+int32_t adamw(Device*, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
+              float* m, float* v, void* param, DType param_type, size_t count) {
+  if (count > 0 && !all_on_device(scalars, grad, master, m, v, param)) return kBadMemory;
+  queue_of(stream)->submit([=, hyper = *hyper] {
+    if (scalars->skip == 0) (void)host::adamw(adamw_constants(hyper, *scalars), grad, grad_type, master, m, v, param, param_type, count);
+  });
+  return 0;
+}
+
+int32_t reduce(Device*, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
+               double divisor) {
+  if (count > 0 && !all_on_device(to, from)) return kBadMemory;
+  queue_of(stream)->submit([=] {
+    std::vector<const void*> all;
+    for (int32_t k = 0; k < parts; ++k) {
+      all.push_back(static_cast<const std::byte*>(from) + static_cast<size_t>(k) * stride * size_of(type));
+    }
+    (void)host::reduce(to, all.data(), parts, count, type, op, divisor);
+  });
+  return 0;
+}
+
+PluginTable make_table() {
+  PluginTable table{};
+  table.version = kPluginVersion;
+  table.bytes = sizeof(PluginTable);
+  std::strncpy(table.build, kBuild, sizeof table.build - 1);
+  table.explain = &explain;
+  table.device_count = &device_count;
+  table.device_info = &device_info;
+  table.device_open = &device_open;
+  table.device_close = [](Device* device) { delete device; };
+  table.host_syncs = [](const Device* device) { return device->syncs.load(); };
+  table.poison = [](Device* device) { device->poisoned = true; };
+  table.allocate = &allocate;
+  table.release = &release;
+  table.allocate_pinned = &allocate_pinned;
+  table.release_pinned = &release_pinned;
+  table.access = &access;
+  table.copy = &copy;
+  table.stream_create = &stream_create;
+  table.stream_destroy = &stream_destroy;
+  table.stream_synchronize = &stream_synchronize;
+  table.stream_wait = &stream_wait;
+  table.event_create = &event_create;
+  table.event_destroy = &event_destroy;
+  table.event_record = &event_record;
+  table.event_query = &event_query;
+  table.event_elapsed = &event_elapsed;
+  table.zero = &zero;
+  table.cast = &cast;
+  table.copy_strided = &copy_strided;
+  table.square_sum = &square_sum;
+  table.begin_step = &begin_step;
+  table.adamw = &adamw;
+  table.reduce = &reduce;
+  put_nccl(&table);
+  return table;
+}
+
+}  // namespace
+
+int32_t allocate(Device* device, size_t bytes, void** out) {
+  device->syncs++;
+  if (bytes > size_t{1} << 36) return kOutOfMemory;
+  const size_t rounded = (bytes + 255) / 256 * 256;
+  *out = std::aligned_alloc(256, rounded);
+  if (*out == nullptr) return kOutOfMemory;
+  std::memset(*out, 0, rounded);
+  const std::lock_guard lock(memory_mutex);
+  memory_map()[static_cast<const std::byte*>(*out)] = rounded;
+  return 0;
+}
+
+int32_t release(Device*, void* memory) {
+  {
+    const std::lock_guard lock(memory_mutex);
+    memory_map().erase(static_cast<const std::byte*>(memory));
+  }
+  std::free(memory);
+  return 0;
+}
+
+bool is_device_memory(const void* memory) {
+  const std::lock_guard lock(memory_mutex);
+  const auto* const at = static_cast<const std::byte*>(memory);
+  auto next = memory_map().upper_bound(at);
+  if (next == memory_map().begin()) return false;
+  --next;
+  return at < next->first + next->second;
+}
+
+}  // namespace megadp::standin
+
+extern "C" __attribute__((visibility("default"))) const megadp::cuda::PluginTable* megadp_cuda_plugin() {
+  static const megadp::cuda::PluginTable table = megadp::standin::make_table();
+  return &table;
+}

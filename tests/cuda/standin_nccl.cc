@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL of the stand-in: ranks are threads of one process that meet in a room, read each other's memory, and meet again.
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <set>
+#include <vector>
+
+#include "host/kernels.h"
+#include "standin.h"
+
+namespace megadp::standin {
+
+using namespace cuda;
+
+namespace {
+
+struct Offer {  // what one rank brings to one collective
+  const std::byte* from;
+  std::byte* to;
+  size_t count, stride;
+  DType type;
+  Op op;
+  double divisor;
+  int32_t kind, root;
+  bool operator==(const Offer& other) const {
+    return count == other.count && stride == other.stride && type == other.type && op == other.op && divisor == other.divisor &&
+           kind == other.kind && root == other.root;
+  }
+};
+
+struct Choice {
+  int32_t color, key;
+};
+
+class Room {
+ public:
+  explicit Room(int32_t size) : size(size), offers(static_cast<size_t>(size)) {}
+  const int32_t size;
+  std::mutex mutex;
+  std::condition_variable changed;
+  int32_t joined = 0;
+  bool aborted = false;
+  int32_t failure = 0;
+  std::vector<Offer> offers;
+  int32_t here = 0;
+  int32_t reading = 0;  // ranks that look at the memory of others
+  uint64_t meetings = 0;
+  std::map<uint64_t, std::map<int32_t, Choice>> splits;                 // by number of the split, by rank
+  std::map<std::pair<uint64_t, int32_t>, std::shared_ptr<Room>> parts;  // by number of the split and color
+
+  // False once the room is aborted.
+  bool meet() {
+    std::unique_lock lock(mutex);
+    const uint64_t meeting = meetings;
+    if (++here == size) {
+      here = 0;
+      ++meetings;
+      changed.notify_all();
+    }
+    changed.wait(lock, [&] { return meetings != meeting || aborted; });
+    return meetings != meeting;
+  }
+};
+
+std::mutex rooms_mutex;
+std::map<std::array<uint8_t, 128>, std::shared_ptr<Room>>& rooms() {
+  static auto& map = *new std::map<std::array<uint8_t, 128>, std::shared_ptr<Room>>;
+  return map;
+}
+
+}  // namespace
+
+}  // namespace megadp::standin
+
+namespace megadp::cuda {
+
+struct NcclComm {
+  Device* device = nullptr;
+  std::shared_ptr<standin::Room> room, parent;  // room is empty until all have come to the split
+  uint64_t split = 0;                           // number of the split it comes from
+  int32_t color = 0, rank = 0;
+  uint64_t splits = 0;  // that this communicator was asked for
+};
+
+}  // namespace megadp::cuda
+
+namespace megadp::standin {
+namespace {
+
+int32_t nccl_open(const char*, Nccl** out, char*, size_t) {
+  static char library;
+  *out = reinterpret_cast<Nccl*>(&library);
+  return 0;
+}
+
+int32_t nccl_unique_id(Nccl*, uint8_t out[128]) {
+  static std::atomic<uint64_t> number{0};
+  const uint64_t mine = ++number;
+  std::memset(out, 0, 128);
+  std::memcpy(out, &mine, sizeof mine);
+  return 0;
+}
+
+int32_t comm_create(Nccl*, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out) {
+  std::array<uint8_t, 128> key;
+  std::memcpy(key.data(), id, key.size());
+  auto comm = std::make_unique<NcclComm>();
+  {
+    const std::lock_guard lock(rooms_mutex);
+    std::shared_ptr<Room>& room = rooms()[key];
+    if (room == nullptr) room = std::make_shared<Room>(size);
+    comm->room = room;
+    const std::lock_guard inside(room->mutex);
+    if (++room->joined == size) rooms().erase(key);
+  }
+  comm->device = device;
+  comm->rank = rank;
+  *out = comm.release();
+  return kPending;
+}
+
+// Once all have come to the split: the room of this color.
+int32_t finish_split(NcclComm* comm) {
+  Room& parent = *comm->parent;
+  const std::lock_guard lock(parent.mutex);
+  if (parent.aborted) return kAborted;
+  const auto& choices = parent.splits[comm->split];
+  if (choices.size() < static_cast<size_t>(parent.size)) return kPending;
+  std::set<std::pair<int32_t, int32_t>> members;  // (key, rank in the parent)
+  for (const auto& [rank, choice] : choices) {
+    if (choice.color == comm->color) members.emplace(choice.key, rank);
+  }
+  std::shared_ptr<Room>& room = parent.parts[{comm->split, comm->color}];
+  if (room == nullptr) room = std::make_shared<Room>(static_cast<int32_t>(members.size()));
+  const auto mine = std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == comm->rank; });
+  comm->rank = static_cast<int32_t>(std::distance(members.begin(), mine));
+  comm->room = room;
+  room->joined = room->size;
+  return 0;
+}
+
+int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out) {
+  *out = nullptr;
+  const uint64_t number = ++parent->splits;
+  {
+    const std::lock_guard lock(parent->room->mutex);
+    parent->room->splits[number][parent->rank] = {color, key};
+  }
+  if (color < 0) return 0;
+  auto part = std::make_unique<NcclComm>();
+  part->device = parent->device;
+  part->parent = parent->room;
+  part->split = number;
+  part->color = color;
+  part->rank = parent->rank;
+  *out = part.release();
+  return kPending;
+}
+
+int32_t comm_state(NcclComm* comm) {
+  if (comm->room == nullptr) return finish_split(comm);
+  const std::lock_guard lock(comm->room->mutex);
+  if (comm->room->aborted) return kAborted;
+  if (comm->room->failure != 0) return comm->room->failure;
+  return comm->room->joined < comm->room->size ? kPending : 0;
+}
+
+int32_t comm_abort(NcclComm* comm) {
+  const std::shared_ptr<Room> room = comm->room != nullptr ? comm->room : comm->parent;
+  std::unique_lock lock(room->mutex);
+  room->aborted = true;
+  room->changed.notify_all();
+  // What follows frees memory: as on a device, not before everybody has let go of it.
+  room->changed.wait(lock, [&] { return room->reading == 0; });
+  return 0;
+}
+
+// Whether this rank may look at what the others brought.
+bool begin_reading(Room* room) {
+  const std::lock_guard lock(room->mutex);
+  if (room->aborted) return false;
+  ++room->reading;
+  return true;
+}
+
+void end_reading(Room* room) {
+  const std::lock_guard lock(room->mutex);
+  --room->reading;
+  room->changed.notify_all();
+}
+
+int32_t comm_destroy(NcclComm* comm) {
+  delete comm;
+  return 0;
+}
+
+enum Kind : int32_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kAllToAll
+};
+
+// This rank's part of a collective, into memory of its own: nobody sees it before all have read.
+std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t rank) {
+  const size_t width = size_of(mine.type), bytes = mine.count * width, own = static_cast<size_t>(rank);
+  const auto ranks = static_cast<size_t>(room.size);
+  std::vector<std::byte> result;
+  if (mine.kind == kAllReduce || mine.kind == kReduceScatter) {
+    result.resize(bytes);
+    std::vector<const void*> from;
+    for (const Offer& offer : room.offers) from.push_back(offer.from + (mine.kind == kReduceScatter ? own * bytes : 0));
+    (void)host::reduce(result.data(), from.data(), room.size, mine.count, mine.type, mine.op, mine.divisor);
+  } else if (mine.kind == kBroadcast) {
+    result.assign(room.offers[static_cast<size_t>(mine.root)].from, room.offers[static_cast<size_t>(mine.root)].from + bytes);
+  } else {
+    for (size_t r = 0; r < ranks; ++r) {
+      const std::byte* const from = room.offers[r].from + (mine.kind == kAllToAll ? own * mine.stride * width : 0);
+      result.insert(result.end(), from, from + bytes);
+    }
+  }
+  return result;
+}
+
+int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
+  if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) return kInvalidArgument;
+  queue_of(stream)->submit([room = comm->room, rank = comm->rank, offer] {
+    {
+      const std::lock_guard lock(room->mutex);
+      room->offers[static_cast<size_t>(rank)] = offer;
+    }
+    if (!room->meet() || !begin_reading(room.get())) return;
+    const bool same = std::all_of(room->offers.begin(), room->offers.end(), [&](const Offer& other) { return other == offer; });
+    std::vector<std::byte> result;
+    if (same) result = result_of(*room, offer, rank);
+    end_reading(room.get());
+    if (!room->meet()) return;
+    if (same) {
+      std::copy(result.begin(), result.end(), offer.to);
+    } else {
+      const std::lock_guard lock(room->mutex);
+      room->failure = kMismatch;
+    }
+    room->meet();
+  });
+  return 0;
+}
+
+int32_t all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor) {
+  return submit(comm, stream,
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, op, divisor, kAllReduce, 0});
+}
+
+int32_t reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor) {
+  return submit(comm, stream,
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, op, divisor, kReduceScatter, 0});
+}
+
+int32_t all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type) {
+  return submit(comm, stream,
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, Op::sum, 1, kAllGather, 0});
+}
+
+int32_t broadcast(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root) {
+  return submit(comm, stream,
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, Op::sum, 1, kBroadcast, root});
+}
+
+int32_t all_to_all(NcclComm* comm, void* stream, const void* from, size_t stride, void* to, size_t count, DType type) {
+  return submit(comm, stream,
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, stride, type, Op::sum, 1, kAllToAll, 0});
+}
+
+}  // namespace
+
+void put_nccl(PluginTable* table) {
+  table->nccl_open = &nccl_open;
+  table->nccl_close = [](Nccl*) {};
+  table->nccl_version = [](const Nccl*) { return 22809; };
+  table->nccl_unique_id = &nccl_unique_id;
+  table->comm_create = &comm_create;
+  table->comm_split = &comm_split;
+  table->comm_state = &comm_state;
+  table->comm_abort = &comm_abort;
+  table->comm_destroy = &comm_destroy;
+  table->comm_allocate = [](NcclComm* comm, size_t bytes, void** out, void** registration) {
+    *registration = comm;
+    return allocate(comm->device, bytes, out);
+  };
+  table->comm_release = [](NcclComm* comm, void* memory, void*) { return release(comm->device, memory); };
+  table->comm_all_reduce = &all_reduce;
+  table->comm_reduce_scatter = &reduce_scatter;
+  table->comm_all_gather = &all_gather;
+  table->comm_broadcast = &broadcast;
+  table->comm_all_to_all = &all_to_all;
+}
+
+}  // namespace megadp::standin
