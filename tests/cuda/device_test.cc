@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plugin's entries on a real device, beside the host backend's kernels: the same bits. Skipped (77) where there is no device. Sizes
+// are small enough for compute-sanitizer.
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.h"
+#include "host/kernels.h"
+#include "plugin_test.h"
+
+using namespace megadp;
+using namespace megadp::cuda;
+using namespace megadp::test;
+
+namespace {
+
+const PluginTable* plugin;
+Device* device;
+void* stream;
+std::mt19937_64 random_bits(3);
+
+bool ok(int32_t result, const char* what, test::Place at = test::Place::current()) {
+  return check(result == 0, text(what, ": ", sentence(*plugin, result)), at);
+}
+
+// An array on both sides, `offset` elements from alignment.
+struct Twin {
+  DType type;
+  size_t count, bytes;
+  std::vector<std::byte> host;
+  void* base = nullptr;
+  std::byte* on_device = nullptr;
+
+  Twin(DType element, size_t elements, size_t offset) : type(element), count(elements), bytes(elements * size_of(element)), host(bytes) {
+    for (size_t i = 0; i < count; i++) put(i);
+    ok(plugin->allocate(device, bytes + 256, &base), "allocate");
+    on_device = static_cast<std::byte*>(base) + offset * size_of(type);
+    upload();
+  }
+  ~Twin() { ok(plugin->release(device, base), "release"); }
+  Twin(const Twin&) = delete;
+  Twin& operator=(const Twin&) = delete;
+
+  void put(size_t i) {
+    const uint64_t bits = random_bits();
+    const double x = static_cast<double>(static_cast<int64_t>(bits % 20001) - 10000) / 64 * (bits >> 60 == 1 ? 1e-41 : 1);
+    std::byte* const at = host.data() + i * size_of(type);
+    if (type == DType::f32) from_f64(reinterpret_cast<float*>(at), x);
+    if (type == DType::bf16) from_f64(reinterpret_cast<Bf16*>(at), x);
+    if (type == DType::f16) from_f64(reinterpret_cast<F16*>(at), x);
+    if (type == DType::f64) std::memcpy(at, &x, 8);
+    if (type == DType::i64 || type == DType::u8) std::memcpy(at, &bits, size_of(type));
+  }
+  void upload() {
+    ok(plugin->copy(device, stream, on_device, host.data(), bytes), "copy to the device");
+    ok(plugin->stream_synchronize(device, stream), "stream_synchronize");
+  }
+  // What is on the device now is what the host has computed.
+  void compare(const std::string& what, test::Place at = test::Place::current()) {
+    std::vector<std::byte> seen(bytes);
+    ok(plugin->copy(device, stream, seen.data(), on_device, bytes), "copy from the device", at);
+    ok(plugin->stream_synchronize(device, stream), "stream_synchronize", at);
+    if (check(seen == host, text(what, " gives other bits than the host"), at)) return;
+    const auto first = std::mismatch(seen.begin(), seen.end(), host.begin()).first - seen.begin();
+    std::cerr << "  first at element " << static_cast<size_t>(first) / size_of(type) << " of " << count << "\n";
+  }
+};
+
+constexpr DType kFloats[] = {DType::f32, DType::bf16, DType::f16, DType::f64};
+constexpr DType kTrainable[] = {DType::f32, DType::bf16, DType::f16};
+constexpr DType kAll[] = {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64, DType::u8};
+constexpr size_t kCounts[] = {1, 7, 1000, 100'003};
+
+size_t some_offset() {
+  return random_bits() % 2 == 0 ? 0 : random_bits() % 9;
+}
+
+void casts() {
+  for (const DType to_type : kFloats) {
+    for (const DType from_type : kFloats) {
+      for (const size_t n : kCounts) {
+        Twin to(to_type, n, some_offset()), from(from_type, n, some_offset());
+        ok(plugin->cast(device, stream, to.on_device, to_type, from.on_device, from_type, n), "cast");
+        check(host::cast(to.host.data(), to_type, from.host.data(), from_type, n).ok(), "the host's cast");
+        to.compare(text("cast of ", n, " ", name_of(from_type), " to ", name_of(to_type)));
+      }
+    }
+  }
+}
+
+Strided plain(const StridedArray& array) {
+  Strided out{};
+  out.data = array.data;
+  out.type = static_cast<uint32_t>(array.type);
+  out.dimensions = static_cast<int32_t>(array.shape.size());
+  std::copy(array.shape.begin(), array.shape.end(), out.shape);
+  std::copy(array.strides.begin(), array.strides.end(), out.strides);
+  return out;
+}
+
+void strided_copies() {
+  const std::vector<int64_t> shape = {3, 70, 41};
+  for (const DType to_type : kAll) {
+    for (const DType from_type : kAll) {
+      const bool integers = to_type == DType::i64 || to_type == DType::u8 || from_type == DType::i64 || from_type == DType::u8;
+      if (integers && to_type != from_type) continue;
+      // Dense, turned, backwards with gaps.
+      for (const std::vector<int64_t>& strides : {std::vector<int64_t>{2870, 41, 1}, {2870, 1, 70}, {-2870, 82, -2}}) {
+        for (const bool add : {false, true}) {
+          Twin to(to_type, 8610, some_offset()), from(from_type, 17220, some_offset());
+          const int64_t origin = strides[0] < 0 ? 2 * 2870 + 80 : 0;
+          StridedArray host_to{to.host.data(), to_type, shape, {2870, 41, 1}};
+          StridedArray host_from{from.host.data() + origin * static_cast<int64_t>(size_of(from_type)), from_type, shape, strides};
+          Strided on_to = plain(host_to), on_from = plain(host_from);
+          on_to.data = to.on_device;
+          on_from.data = from.on_device + origin * static_cast<int64_t>(size_of(from_type));
+          ok(plugin->copy_strided(device, stream, &on_to, &on_from, add), "copy_strided");
+          check(host::copy_strided(host_to, host_from, add).ok(), "the host's copy_strided");
+          to.compare(text(add ? "adding " : "copying ", name_of(from_type), " to ", name_of(to_type), " by stride ", strides[2]));
+        }
+      }
+    }
+  }
+}
+
+void reductions() {
+  for (const DType type : kAll) {
+    for (const Op op : {Op::sum, Op::avg, Op::max, Op::min}) {
+      for (const size_t n : kCounts) {
+        const int parts = static_cast<int>(1 + random_bits() % 9);
+        const bool divides = op == Op::sum && type != DType::i64 && type != DType::u8;
+        const double divisor = divides ? 3 : 1;
+        Twin to(type, n, some_offset()), from(type, n * static_cast<size_t>(parts), some_offset());
+        std::vector<const void*> arrays;
+        for (int k = 0; k < parts; k++) arrays.push_back(from.host.data() + static_cast<size_t>(k) * n * size_of(type));
+        ok(plugin->reduce(device, stream, to.on_device, from.on_device, n, parts, n, type, op, divisor), "reduce");
+        check(host::reduce(to.host.data(), arrays.data(), parts, n, type, op, divisor).ok(), "the host's reduce");
+        to.compare(text("reducing ", parts, " times ", n, " ", name_of(type), ", operation ", static_cast<int>(op)));
+      }
+    }
+  }
+}
+
+// Two steps: one that is taken, one that is skipped for a NaN; and one after the device was poisoned.
+void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
+  const StepRule rule{1.5, 2, 0.9, 0.99, true};
+  const AdamW hyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
+  const size_t offset = some_offset();
+  Twin grad(grad_type, n, offset), master(DType::f32, n, offset), m(DType::f32, n, offset), v(DType::f32, n, some_offset());
+  Twin param(param_type, n, some_offset()), scalars(DType::u8, sizeof(StepScalars), 0);
+  for (float* x = reinterpret_cast<float*>(v.host.data()); x != reinterpret_cast<float*>(v.host.data() + v.bytes); x++)
+    *x = *x < 0 ? -*x : *x;
+  v.upload();
+  StepScalars s{};
+  s.beta1_power = s.beta2_power = 1;
+  for (int step = 0; step < 2; step++) {
+    if (step == 1) std::memset(grad.host.data(), 0xff, size_of(grad_type));
+    grad.upload();
+    s.square_sum = s.nonfinite = 0;
+    std::memcpy(scalars.host.data(), &s, sizeof s);
+    scalars.upload();
+    auto* const on_device = reinterpret_cast<StepScalars*>(scalars.on_device);
+    const auto floats = [](std::byte* bytes) { return reinterpret_cast<float*>(bytes); };
+    const uint64_t syncs = plugin->host_syncs(device);
+    ok(plugin->square_sum(device, stream, grad.on_device, grad_type, n, on_device), "square_sum");
+    ok(plugin->begin_step(device, stream, on_device, &rule), "begin_step");
+    ok(plugin->adamw(device, stream, &hyper, on_device, grad.on_device, grad_type, floats(master.on_device), floats(m.on_device),
+                     floats(v.on_device), param.on_device, param_type, n),
+       "adamw");
+    check_equal(plugin->host_syncs(device), syncs, "waits of the host in a step");
+    check(host::square_sum(grad.host.data(), grad_type, n, &s.square_sum, &s.nonfinite).ok(), "the host's square_sum");
+    if (poisoned) {
+      s.skip = 1;
+    } else {
+      begin_step(s, rule);
+    }
+    if (s.skip == 0) {
+      const Status done = host::adamw(adamw_constants(hyper, s), grad.host.data(), grad_type, floats(master.host.data()),
+                                      floats(m.host.data()), floats(v.host.data()), param.host.data(), param_type, n);
+      check(done.ok(), "the host's adamw");
+    }
+    const std::string what = text("step ", step, " on ", n, " elements, ", name_of(grad_type), " to ", name_of(param_type));
+    StepScalars seen{};
+    ok(plugin->copy(device, stream, &seen, on_device, sizeof seen), "copy");
+    ok(plugin->stream_synchronize(device, stream), "stream_synchronize");
+    const bool both_nan = seen.square_sum != seen.square_sum && s.square_sum != s.square_sum;
+    check((seen.square_sum == s.square_sum || both_nan) && seen.nonfinite == s.nonfinite && seen.step == s.step && seen.skip == s.skip &&
+              std::memcmp(&seen.beta1_power, &s.beta1_power, sizeof(double)) == 0,
+          text(what, ": the scalars differ: ", seen.square_sum, " and ", s.square_sum));
+    master.compare(what + ", masters");
+    m.compare(what + ", m");
+    v.compare(what + ", v");
+    param.compare(what + ", parameters");
+  }
+}
+
+void streams_and_memory() {
+  void *other = nullptr, *begin = nullptr, *end = nullptr, *pinned = nullptr;
+  ok(plugin->stream_create(device, true, &other), "stream_create");
+  ok(plugin->event_create(device, &begin), "event_create");
+  ok(plugin->event_create(device, &end), "event_create");
+  ok(plugin->allocate_pinned(device, 4096, &pinned), "allocate_pinned");
+  Twin data(DType::f32, 100'000, 0);
+  Access access = Access::unknown;
+  ok(plugin->access(device, data.on_device, &access), "access");
+  check(access == Access::device, "memory of the device is not known as such");
+  ok(plugin->access(device, pinned, &access), "access");
+  check(access == Access::host, "pinned memory is not known as such");
+  ok(plugin->access(device, data.host.data(), &access), "access");
+  check(access == Access::unknown, "ordinary memory is not known as such");
+  ok(plugin->event_record(device, begin, stream), "event_record");
+  ok(plugin->zero(device, stream, data.on_device, data.bytes), "zero");
+  ok(plugin->event_record(device, end, stream), "event_record");
+  ok(plugin->stream_wait(device, other, end), "stream_wait");
+  ok(plugin->copy(device, other, pinned, data.on_device, 4096), "copy");
+  ok(plugin->stream_synchronize(device, other), "stream_synchronize");
+  check(std::all_of(static_cast<std::byte*>(pinned), static_cast<std::byte*>(pinned) + 4096, [](std::byte b) { return b == std::byte{0}; }),
+        "a stream did not wait for the other");
+  ok(plugin->event_query(device, end), "event_query");
+  float milliseconds = -1;
+  ok(plugin->event_elapsed(device, begin, end, &milliseconds), "event_elapsed");
+  check(milliseconds >= 0, text("zeroing took ", milliseconds, " ms"));
+  void* none = nullptr;
+  check_equal(plugin->allocate(device, size_t{1} << 50, &none), kOutOfMemory, "a petabyte");
+  for (void* event : {begin, end}) ok(plugin->event_destroy(device, event), "event_destroy");
+  ok(plugin->stream_destroy(device, other), "stream_destroy");
+  ok(plugin->release_pinned(device, pinned), "release_pinned");
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  plugin = load_plugin(arguments[1]);
+  if (plugin == nullptr) return finish();
+  int32_t count = 0;
+  if (const int32_t result = plugin->device_count(&count); result != 0 || count == 0) {
+    std::cerr << "skipped: " << (result != 0 ? sentence(*plugin, result) : "there is no device") << "\n";
+    return 77;
+  }
+  DeviceInfo info{};
+  if (!ok(plugin->device_info(0, &info), "device_info") || !ok(plugin->device_open(0, &device), "device_open")) return finish();
+  std::cerr << info.name << " " << info.uuid << ", sm_" << info.major << info.minor << "\n";
+  if (!ok(plugin->stream_create(device, false, &stream), "stream_create")) return finish();
+  std::thread([] { casts(); }).join();  // a thread that never had a device
+  strided_copies();
+  reductions();
+  for (const DType grad : kTrainable) {
+    for (const DType param : kTrainable) {
+      for (const size_t n : kCounts) steps(grad, param, n, false);
+    }
+  }
+  streams_and_memory();
+  plugin->poison(device);
+  steps(DType::f32, DType::bf16, 1000, true);
+  ok(plugin->stream_destroy(device, stream), "stream_destroy");
+  plugin->device_close(device);
+  return finish();
+}
