@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -89,18 +90,29 @@ void explain(int32_t result, const Nccl*, char* text, size_t size) {
   text[size - 1] = '\0';
 }
 
+std::set<const void*>& pinned() {  // under memory_mutex
+  static auto& set = *new std::set<const void*>;
+  return set;
+}
+
 int32_t access(Device*, const void* memory, Access* out) {
   *out = is_device_memory(memory) ? Access::device : Access::unknown;
+  const std::lock_guard lock(memory_mutex);
+  if (pinned().count(memory) != 0) *out = Access::host;
   return 0;
 }
 
-// Pinned memory counts as the host's for access(), as on a device.
 int32_t allocate_pinned(Device*, size_t bytes, void** out) {
   *out = std::calloc(bytes == 0 ? 1 : bytes, 1);
-  return *out == nullptr ? kOutOfMemory : 0;
+  if (*out == nullptr) return kOutOfMemory;
+  const std::lock_guard lock(memory_mutex);
+  pinned().insert(*out);
+  return 0;
 }
 
 int32_t release_pinned(Device*, void* memory) {
+  const std::lock_guard lock(memory_mutex);
+  pinned().erase(memory);
   std::free(memory);
   return 0;
 }
