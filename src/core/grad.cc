@@ -26,7 +26,8 @@ void Buffer::Impl::start_step() {
 void Buffer::Impl::count_times(Bucket& bucket) {
   const auto count = [this](const std::shared_ptr<Event>& begin, const std::shared_ptr<Event>& end, bool& counted) {
     if (counted || !end || !end->done()) return;
-    stats.comm_ns += end->time_ns() - begin->time_ns();
+    const uint64_t end_ns = end->time_ns();
+    stats.comm_ns += end_ns - std::min(end_ns, begin->time_ns());  // after a failure both are the moments in which it was learned
     counted = true;
   };
   count(bucket.reduce_begin, bucket.reduce_end, bucket.reduce_counted);

@@ -34,7 +34,8 @@ uint64_t Timeline::time_of(const std::shared_ptr<RawEvent>& event) {
   float milliseconds = 0;
   if (gpu.plugin().event_elapsed(gpu.device(), base_->get(), event->get(), &milliseconds) != 0) return now_ns();
   const int64_t elapsed_ns = static_cast<int64_t>(static_cast<double>(milliseconds) * 1e6);
-  const uint64_t time_ns = base_ns_ + static_cast<uint64_t>(elapsed_ns);
+  const uint64_t time_ns = std::clamp(base_ns_ + static_cast<uint64_t>(elapsed_ns), event->recorded_ns(), now_ns());
+  base_ns_ = time_ns - static_cast<uint64_t>(elapsed_ns);
   constexpr int64_t kRenewAfterNs = 1'000'000'000;
   if (elapsed_ns > kRenewAfterNs) {
     base_ = event;
@@ -57,6 +58,11 @@ bool CudaEvent::done() const noexcept {
     settle(gpu.check(result, "work of a stream"));
   }
   return settled_.load(std::memory_order_acquire);
+}
+
+bool CudaEvent::reached() const noexcept {
+  const Gpu& gpu = *raw_->gpu();
+  return gpu.usable_here() && gpu.plugin().event_query(gpu.device(), raw_->get()) != kPending;
 }
 
 void CudaEvent::settle(Status status) const {

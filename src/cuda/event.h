@@ -20,16 +20,19 @@ class RawEvent {
   RawEvent(const RawEvent&) = delete;
   RawEvent& operator=(const RawEvent&) = delete;
   void* get() const noexcept { return event_; }
+  uint64_t recorded_ns() const noexcept { return recorded_ns_; }
   const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
 
  private:
   RawEvent(std::shared_ptr<Gpu> gpu, void* event) noexcept : gpu_(std::move(gpu)), event_(event) {}
   const std::shared_ptr<Gpu> gpu_;
   void* const event_;
+  const uint64_t recorded_ns_ = now_ns();  // it happens after this
 };
 
 // CUDA only measures the time between two events, as a float of milliseconds. Here one event is known by the host's clock, and is replaced
-// by a newer one every second, so that the float keeps its digits. The two clocks drift apart by some millionths.
+// by a newer one every second, so that the float keeps its digits. The two clocks drift apart by some millionths, and the host may learn
+// late that the first event has happened: what would lie before the event was recorded, or after it was seen, sets the base right.
 class Timeline {
  public:
   // Waits for the stream: for when it is created.
@@ -53,6 +56,9 @@ class CudaEvent final : public Event {
   Status status() const override;
   Status wait(Deadline deadline) override;
   uint64_t time_ns() const noexcept override { return done() ? time_ns_.load(std::memory_order_acquire) : 0; }
+
+  // The device has passed it, whatever became of the work before it: nothing of that uses memory any more.
+  bool reached() const noexcept;
 
   void* raw() const noexcept { return raw_->get(); }
 

@@ -32,9 +32,9 @@ void Gpu::fail(const Status& why) {
     const std::lock_guard lock(mutex_);
     if (!failure_.ok()) return;
     failure_ = why;
+    plugin_->poison(device_);  // before anybody can see the failure, and abort what keeps the queue from going on
     has_failed_.store(true, std::memory_order_release);
   }
-  plugin_->poison(device_);
   world_->fail(why);
 }
 

@@ -208,10 +208,10 @@ Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type
 }
 
 Status CudaGroup::barrier(Stream& stream, Tag tag) {
-  auto byte = scratch(1);
-  if (!byte) return byte.status();
-  return submit(stream, "barrier", 1, DType::u8, tag, nullptr, [&](void* s) {
-    return native_all_reduce(s, *byte, *byte, 1, {DType::u8, Op::max, 1});
+  return submit(stream, "barrier", 1, DType::u8, tag, nullptr, [&](void* s) -> Status {
+    if (size() == 1) return {};
+    auto byte = scratch(1);
+    return byte.ok() ? native_all_reduce(s, *byte, *byte, 1, {DType::u8, Op::max, 1}) : byte.status();
   });
 }
 

@@ -22,6 +22,8 @@ namespace megadp::cuda {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
+// How long what is on its way from another rank may take: its part of a collective, or news of its failure.
+constexpr uint64_t kMomentNs = 500'000'000;
 
 struct Notice {
   std::shared_ptr<CudaEvent> event;
@@ -49,16 +51,22 @@ void write_one(int fd) {
 
 struct Watch::State {
   explicit State(World& w) : timeout_ns(w.timeout_ns()) {}
+  // A forked child has neither the thread nor, perhaps, the mutex: the thread may have held it in that moment.
+  bool usable_here() const noexcept { return process == ::getpid(); }
+  const pid_t process = ::getpid();
   const uint64_t timeout_ns;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<Running> running;  // in the order of submission
+  std::deque<Running> running;   // in the order of submission
+  std::vector<Running> aborted;  // have failed, but may not be off the device yet
   std::vector<Notice> notices;
   std::vector<Doomed> doomed;
+  std::vector<std::shared_ptr<void>> spent;  // what collectives that have ended were the last to use
   uint64_t abandon_at_ns = UINT64_MAX;
+  uint64_t troubled_ns = 0;  // when NCCL first reported a failure
   bool started = false, closing = false;
 
-  bool idle() const { return running.empty() && notices.empty() && doomed.empty(); }
+  bool idle() const { return running.empty() && aborted.empty() && notices.empty() && doomed.empty() && spent.empty(); }
   bool start(const std::shared_ptr<State>& self);
   void run();
   // What has ended: to be released, and to be aborted, without the mutex.
@@ -67,6 +75,8 @@ struct Watch::State {
     std::vector<std::shared_ptr<Communicator>> lost;
   };
   void take_off(Ended* ended);
+  void take_off_collectives(Ended* ended);
+  void take_off_memory(Ended* ended);
   Status trouble(std::shared_ptr<Gpu>* gpu);
   static Status missed_by(Running& one, const World& world);
 };
@@ -107,7 +117,11 @@ void Watch::State::run() {
     Ended ended;
     take_off(&ended);
     lock.unlock();
-    for (const auto& communicator : ended.lost) communicator->abort();
+    for (const auto& communicator : ended.lost) {
+      // The failure may have come from another rank a moment ago: what is queued behind must know of it first.
+      communicator->gpu()->fail(communicator->gpu()->failure());
+      communicator->abort();
+    }
     const bool moved = !ended.dropped.empty();
     ended = {};  // destructors may come back here
     gpu.reset();
@@ -118,17 +132,7 @@ void Watch::State::run() {
 
 // Off the lists with what has ended. A collective that has ended with a failure may still be on the device: its communicator is aborted.
 void Watch::State::take_off(Ended* ended) {
-  for (Running& one : running) {
-    if (one.began_ns != 0) continue;
-    if (!one.collective.begin->done()) break;
-    one.began_ns = now_ns();
-  }
-  while (!running.empty() && running.front().collective.end->done()) {
-    const Collective& collective = running.front().collective;
-    if (!collective.end->status().ok()) ended->lost.push_back(collective.communicator);
-    ended->dropped.push_back(std::make_shared<Running>(std::move(running.front())));
-    running.pop_front();
-  }
+  take_off_collectives(ended);
   for (size_t i = 0; i < notices.size();) {
     if (!notices[i].event->done()) {
       ++i;
@@ -138,8 +142,45 @@ void Watch::State::take_off(Ended* ended) {
     ended->dropped.push_back(std::move(notices[i].event));
     notices.erase(notices.begin() + static_cast<std::ptrdiff_t>(i));
   }
+  take_off_memory(ended);
+}
+
+void Watch::State::take_off_collectives(Ended* ended) {
+  for (Running& one : running) {
+    if (one.began_ns != 0) continue;
+    if (!one.collective.begin->done()) break;
+    one.began_ns = now_ns();
+  }
+  while (!running.empty() && running.front().collective.end->done()) {
+    auto one = std::make_shared<Running>(std::move(running.front()));
+    running.pop_front();
+    if (!one->collective.end->status().ok()) {
+      ended->lost.push_back(one->collective.communicator);
+      aborted.push_back(std::move(*one));
+      continue;
+    }
+    for (auto& object : one->collective.keep) {
+      if (object.use_count() == 1) spent.push_back(std::move(object));
+    }
+    ended->dropped.push_back(std::move(one));
+  }
+}
+
+// Freeing waits for the whole device. While a collective is on it, this thread must not: it could not end that collective any more.
+void Watch::State::take_off_memory(Ended* ended) {
+  for (size_t i = 0; i < aborted.size();) {
+    if (!aborted[i].collective.end->reached()) {
+      ++i;
+      continue;
+    }
+    ended->dropped.push_back(std::make_shared<Running>(std::move(aborted[i])));
+    aborted.erase(aborted.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  if (!running.empty() || !aborted.empty()) return;
+  for (auto& object : spent) ended->dropped.push_back(std::move(object));
+  spent.clear();
   for (size_t i = 0; i < doomed.size();) {
-    if (doomed[i].after != nullptr && !doomed[i].after->done()) {
+    if (doomed[i].after != nullptr && !doomed[i].after->reached()) {
       ++i;
       continue;
     }
@@ -150,7 +191,6 @@ void Watch::State::take_off(Ended* ended) {
 
 // A member that has left will not come. What it sent before may still be on its way, though: so it is given a moment.
 Status Watch::State::missed_by(Running& one, const World& world) {
-  constexpr uint64_t kMomentNs = 500'000'000;
   for (const int member : one.collective.members) {
     if (member == world.rank() || !world.has_left(member)) continue;
     if (one.left_ns == 0) one.left_ns = now_ns();
@@ -170,7 +210,11 @@ Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
     if ((*gpu)->failed()) return (*gpu)->failure();
     if (now_ns() >= abandon_at_ns) return {Code::aborted, "the communicator was destroyed before its collectives were done"};
     if (asked.insert(&communicator).second) {
-      if (Status found = communicator.poll(); !found) return found;
+      // Mostly the echo of what happened to another rank, whose own words say more.
+      if (Status found = communicator.poll(); !found) {
+        if (troubled_ns == 0) troubled_ns = now_ns();
+        if (now_ns() - troubled_ns >= kMomentNs) return found;
+      }
     }
     if (Status missed = missed_by(one, (*gpu)->world()); !missed) return missed;
     if (one.began_ns == 0 || now_ns() - one.began_ns < timeout_ns) continue;
@@ -185,6 +229,7 @@ Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
 Watch::Watch(World& world) : state_(std::make_shared<State>(world)) {}
 
 Watch::~Watch() {
+  if (!state_->usable_here()) return;
   const std::lock_guard lock(state_->mutex);
   state_->closing = true;
   state_->changed.notify_one();
@@ -203,12 +248,14 @@ void Watch::notify(std::shared_ptr<CudaEvent> event, int fd) {
 }
 
 void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after) noexcept {
-  try {
-    const std::lock_guard lock(state_->mutex);
-    state_->doomed.push_back({object, std::move(after)});
-    if (state_->start(state_)) return;
-  } catch (...) {
-    // Out of memory in a destructor: better kept for ever than freed under the device's hands.
+  if (state_->usable_here()) {
+    try {
+      const std::lock_guard lock(state_->mutex);
+      state_->doomed.push_back({object, std::move(after)});
+      if (state_->start(state_)) return;
+    } catch (...) {
+      // Out of memory in a destructor: better kept for ever than freed under the device's hands.
+    }
   }
   (void)new (std::nothrow) std::shared_ptr<void>(std::move(object));
 }
