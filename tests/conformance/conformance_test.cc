@@ -57,14 +57,24 @@ Result<std::shared_ptr<Backend>> open_standin(std::shared_ptr<World> world) {
   return cuda::CudaBackend::open(*megadp_cuda_plugin(), std::move(world), *std::move(host), {.exact = true});
 }
 
+// What holds on the host only.
+std::vector<Skip> device_skips() {
+  return {
+      {"failure.different_calls", "NCCL does not compare what ranks call: those that call different things fail in its own words, or late"},
+      {"failure.dropped_operation", "a kernel that cannot be is refused when it is submitted; nothing of a device's stream is dropped"},
+      {"failure.failed_work", "a kernel that cannot be is refused when it is submitted"},
+      {"stream.failure_sticks", "a kernel that cannot be is refused when it is submitted"},
+      {"stream.destroyed_while_waiting", "what is on a device's stream goes on without it"}};
+}
+
 const std::vector<Driver>& drivers() {
   static const std::vector<Driver> all = {
       {"host",
        &open_kind<BackendKind::host>,
        {{"stream.destroyed_while_waiting", "an operation given up ends the transport between hosts", Ranks::on_test_hosts},
         {"lifetime.dropped_in_flight", "an operation given up ends the transport between hosts", Ranks::on_test_hosts}}},
-      {"cuda", &open_kind<BackendKind::cuda>, {}},
-      {"cuda-standin", &open_standin, {}}};
+      {"cuda", &open_kind<BackendKind::cuda>, device_skips()},
+      {"cuda-standin", &open_standin, device_skips()}};
   return all;
 }
 

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include <algorithm>
-#include <cstring>
 
+#include "device_array.h"
 #include "oracle.h"
 #include "suite.h"
 
@@ -18,10 +18,12 @@ namespace {
 void sum_of_members(Rank& rank, Group& group, Stream& stream, const std::vector<int>& members) {
   rank.check(group.size() == static_cast<int>(members.size()) && group.members() == members, "the group has other members");
   rank.check(members[static_cast<size_t>(group.rank())] == rank.rank(), "the group has another rank");
-  std::vector<int64_t> mine = {rank.rank()}, all(members.size());
+  DeviceArray mine(rank, 8), all(rank, 8 * members.size());
+  put_values<int64_t>(rank, mine.data(), {rank.rank()});
   rank.must(group.all_gather(stream, mine.data(), all.data(), 1, DType::i64, {}));
   rank.must(finish(stream));
-  rank.check(all == std::vector<int64_t>(members.begin(), members.end()), "all_gather did not give the members in their order");
+  rank.check(get_values<int64_t>(rank, all.data(), members.size()) == std::vector<int64_t>(members.begin(), members.end()),
+             "all_gather did not give the members in their order");
 }
 
 void any_members(Suite& suite) {
@@ -42,10 +44,10 @@ void any_members(Suite& suite) {
     if (groups[1] != nullptr) {
       std::vector<Bytes> inputs;
       for (const int member : lists[1]) inputs.push_back(make_input(DType::f32, 999, 3, member));
-      Bytes own = make_input(DType::f32, 999, 3, rank.rank());
+      DeviceArray own(rank, make_input(DType::f32, 999, 3, rank.rank()));
       rank.must(groups[1]->all_reduce(*stream, own.data(), own.data(), 999, DType::f32, Op::sum, {}));
       rank.must(finish(*stream));
-      rank.check(own == reduce_arrays(DType::f32, Op::sum, 1, inputs), "the sum is not in the order of the members");
+      rank.check(own.get() == reduce_arrays(DType::f32, Op::sum, 1, inputs), "the sum is not in the order of the members");
     }
     // Destroyed in an order that differs from rank to rank.
     for (size_t i = 0; i < groups.size(); ++i) groups[rank.rank() % 2 == 0 ? i : groups.size() - 1 - i].reset();
@@ -74,17 +76,17 @@ void interleaved(Suite& suite) {
     auto part = rank.must(rank.backend().create_group(half));
     auto wide = rank.must(all->allocate_window(64 * 4));
     auto narrow = rank.must(part->allocate_window(64 * 4));
-    auto* const a = reinterpret_cast<float*>(wide->data());
-    auto* const b = reinterpret_cast<float*>(narrow->data());
-    for (int i = 0; i < 64; ++i) a[i] = b[i] = 1;
+    put_values(rank, wide->data(), std::vector<float>(64, 1));
+    put_values(rank, narrow->data(), std::vector<float>(64, 1));
     for (int round = 0; round < 5; ++round) {
       rank.must(part->all_reduce(*stream, *narrow, DType::f32, 0, 64, 1, {}));
       rank.must(all->all_reduce(*stream, *wide, DType::f32, 0, 64, 2, {}));
       rank.must(part->barrier(*stream, {}));
     }
     rank.must(finish(*stream));
-    rank.check(a[0] == 32 && a[63] == 32, text("the wide window holds ", a[0]));
-    rank.check(b[0] == 32 && b[63] == 32, text("the narrow window holds ", b[0]));
+    const auto a = get_values<float>(rank, wide->data(), 64), b = get_values<float>(rank, narrow->data(), 64);
+    rank.check(a == std::vector<float>(64, 32), text("the wide window holds ", a[0]));
+    rank.check(b == std::vector<float>(64, 32), text("the narrow window holds ", b[0]));
   });
 }
 
@@ -154,10 +156,12 @@ void one_processor(Suite& suite) {
     rank.check(sched_setaffinity(0, sizeof one, &one) == 0, "sched_setaffinity failed");
     auto stream = rank.must(rank.backend().create_stream("one processor"));
     auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    DeviceArray shared(rank, 8);
     for (int64_t round = 0; round < 200; ++round) {
-      int64_t value = round * (rank.rank() + 1);
-      rank.must(group->all_reduce(*stream, &value, &value, 1, DType::i64, Op::sum, {}));
+      put_values<int64_t>(rank, shared.data(), {round * (rank.rank() + 1)});
+      rank.must(group->all_reduce(*stream, shared.data(), shared.data(), 1, DType::i64, Op::sum, {}));
       rank.must(finish(*stream));
+      const int64_t value = get_values<int64_t>(rank, shared.data(), 1)[0];
       if (!rank.check(value == round * 36, text("round ", round, " gives ", value))) return;
     }
   });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "device_array.h"
 #include "suite.h"
 
 namespace megadp::test {
@@ -31,15 +32,26 @@ void memory(Suite& suite) {
 
 void copy(Suite& suite) {
   suite.run(1, [](Rank& rank) {
-    float from[6] = {1, 2, 3, 4, 5, 6};
-    double to[6] = {10, 10, 10, 10, 10, 10};
-    StridedArray source{from, DType::f32, {2, 3}, {3, 1}}, target{to, DType::f64, {2, 3}, {1, 2}};
+    const std::vector<float> values = {1, 2, 3, 4, 5, 6};
+    std::vector<float> from = values;
+    DeviceArray to(rank, 6 * sizeof(double)), inside(rank, 6 * sizeof(float));
+    put_values(rank, to.data(), std::vector<double>(6, 10));
+    StridedArray source{from.data(), DType::f32, {2, 3}, {3, 1}}, target{to.data(), DType::f64, {2, 3}, {1, 2}};
     rank.must(rank.backend().copy(target, source, false, nullptr));
-    const double transposed[6] = {1, 4, 2, 5, 3, 6};
-    rank.check(std::memcmp(to, transposed, sizeof to) == 0, "copy does not transpose");
+    const auto seen = [&] { return get_values<double>(rank, to.data(), 6); };
+    rank.check(seen() == std::vector<double>{1, 4, 2, 5, 3, 6}, "copy does not transpose");
     rank.must(rank.backend().copy(target, source, true, nullptr));
-    rank.check(to[1] == 8 && to[5] == 12, "copy does not add");
-    rank.fails(rank.backend().copy(target, source, true, from), Code::invalid, {"host streams are NULL"});
+    rank.check(seen() == std::vector<double>{2, 8, 4, 10, 6, 12}, "copy does not add");
+    // From memory of the backend, and into ordinary memory, backwards.
+    StridedArray within{inside.data(), DType::f32, {2, 3}, {3, 1}};
+    rank.must(rank.backend().copy(within, target, false, nullptr));
+    rank.must(rank.backend().copy(target, within, true, nullptr));
+    StridedArray backwards{from.data() + 5, DType::f32, {2, 3}, {-3, -1}};
+    rank.must(rank.backend().copy(backwards, target, false, nullptr));
+    rank.check(from == std::vector<float>{24, 20, 16, 12, 8, 4}, text("a copy into ordinary memory begins with ", from[0]));
+    if (!on_device(rank)) {
+      rank.fails(rank.backend().copy(target, source, true, from.data()), Code::invalid, {"host streams are NULL"});
+    }
     source.shape = {3, 2};
     rank.fails(rank.backend().copy(target, source, true, nullptr), Code::invalid, {"shape"});
   });
@@ -87,7 +99,9 @@ void step(Suite& suite) {
     rank.must(finish(*stream));
     rank.must(backend.read(&now, scalars, sizeof now));
     rank.check(now.skip == 1 && now.step == 1 && now.nonfinite == 1, "the step was not skipped");
-    rank.check(std::memcmp(result, master, sizeof result) == 0, "a skipped step changed the weights");
+    float after[4];
+    rank.must(backend.read(after, master, sizeof after));
+    rank.check(std::memcmp(result, after, sizeof result) == 0, "a skipped step changed the weights");
   });
 }
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Collectives on any memory: every rank count, element type, operation and count, in place and not, compared bit for bit.
-#include <cstring>
-
+#include "device_array.h"
 #include "oracle.h"
 #include "suite.h"
 
@@ -37,8 +36,8 @@ Bytes slice(const Bytes& whole, size_t from, size_t bytes) {
   return Bytes(first, first + static_cast<ptrdiff_t>(bytes));
 }
 
-void same(Rank& rank, const std::string& what, const std::byte* got, const Bytes& expected) {
-  rank.check(expected.empty() || std::memcmp(got, expected.data(), expected.size()) == 0, what + ": wrong result");
+void same(Rank& rank, const std::string& what, const Bytes& got, const Bytes& expected) {
+  rank.check(got == expected, what + ": wrong result");
 }
 
 template <class Body>
@@ -75,14 +74,14 @@ void all_reduce(Suite& suite) {
     for_reductions(rank, [&](Bench& bench, DType type, Op op, size_t count, uint64_t seed, const std::string& name) {
       const std::vector<Bytes> inputs = inputs_of(rank, type, count, seed);
       const Bytes expected = reduce_arrays(type, op, 1, inputs);
-      Bytes own = inputs[static_cast<size_t>(rank.rank())], to(own.size());
+      DeviceArray own(rank, inputs[static_cast<size_t>(rank.rank())]), to(rank, own.bytes());
       rank.must(bench.group->all_reduce(*bench.stream, own.data(), to.data(), count, type, op, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_reduce " + name, to.data(), expected);
-      rank.check(own == inputs[static_cast<size_t>(rank.rank())], "all_reduce " + name + ": changed its input");
+      same(rank, "all_reduce " + name, to.get(), expected);
+      rank.check(own.get() == inputs[static_cast<size_t>(rank.rank())], "all_reduce " + name + ": changed its input");
       rank.must(bench.group->all_reduce(*bench.stream, own.data(), own.data(), count, type, op, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_reduce in place " + name, own.data(), expected);
+      same(rank, "all_reduce in place " + name, own.get(), expected);
     });
   });
 }
@@ -94,10 +93,10 @@ void all_reduce_large(Suite& suite) {
       Bench bench(rank);
       const size_t count = 700'001;
       const std::vector<Bytes> inputs = inputs_of(rank, DType::f32, count, 5);
-      Bytes own = inputs[static_cast<size_t>(rank.rank())];
+      DeviceArray own(rank, inputs[static_cast<size_t>(rank.rank())]);
       rank.must(bench.group->all_reduce(*bench.stream, own.data(), own.data(), count, DType::f32, Op::avg, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_reduce of 700001", own.data(), reduce_arrays(DType::f32, Op::avg, 1, inputs));
+      same(rank, "all_reduce of 700001", own.get(), reduce_arrays(DType::f32, Op::avg, 1, inputs));
     });
   }
 }
@@ -109,18 +108,18 @@ void reduce_scatter(Suite& suite) {
       const std::vector<Bytes> inputs = inputs_of(rank, type, count * static_cast<size_t>(rank.size()), seed);
       const size_t piece = count * size_of(type);
       const Bytes expected = slice(reduce_arrays(type, op, 1, inputs), me * piece, piece);
-      Bytes own = inputs[me], to(piece);
+      DeviceArray own(rank, inputs[me]), to(rank, piece);
       rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), to.data(), count, type, op, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "reduce_scatter " + name, to.data(), expected);
-      rank.check(own == inputs[me], "reduce_scatter " + name + ": changed its input");
+      same(rank, "reduce_scatter " + name, to.get(), expected);
+      rank.check(own.get() == inputs[me], "reduce_scatter " + name + ": changed its input");
       rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), own.data() + me * piece, count, type, op, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "reduce_scatter into the own piece " + name, own.data() + me * piece, expected);
-      own = inputs[me];
+      same(rank, "reduce_scatter into the own piece " + name, slice(own.get(), me * piece, piece), expected);
+      own.set(inputs[me]);
       rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), own.data(), count, type, op, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "reduce_scatter to == from " + name, own.data(), expected);
+      same(rank, "reduce_scatter to == from " + name, slice(own.get(), 0, piece), expected);
     });
   });
 }
@@ -132,20 +131,20 @@ void all_gather(Suite& suite) {
       const std::vector<Bytes> inputs = inputs_of(rank, type, count, seed);
       Bytes expected;
       for (const Bytes& input : inputs) expected.insert(expected.end(), input.begin(), input.end());
-      Bytes to(expected.size());
-      rank.must(bench.group->all_gather(*bench.stream, inputs[me].data(), to.data(), count, type, {}));
+      DeviceArray own(rank, inputs[me]), to(rank, expected.size());
+      rank.must(bench.group->all_gather(*bench.stream, own.data(), to.data(), count, type, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_gather " + name, to.data(), expected);
-      Bytes whole(expected.size());
+      same(rank, "all_gather " + name, to.get(), expected);
+      DeviceArray whole(rank, expected.size());
       std::byte* const piece = whole.data() + me * inputs[me].size();
-      if (count > 0) std::memcpy(piece, inputs[me].data(), inputs[me].size());
+      put(rank, piece, inputs[me]);
       rank.must(bench.group->all_gather(*bench.stream, piece, whole.data(), count, type, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_gather from the own piece " + name, whole.data(), expected);
-      if (count > 0) std::memcpy(whole.data(), inputs[me].data(), inputs[me].size());
+      same(rank, "all_gather from the own piece " + name, whole.get(), expected);
+      whole.set(inputs[me]);
       rank.must(bench.group->all_gather(*bench.stream, whole.data(), whole.data(), count, type, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_gather to == from " + name, whole.data(), expected);
+      same(rank, "all_gather to == from " + name, whole.get(), expected);
     });
   });
 }
@@ -161,14 +160,14 @@ void all_to_all(Suite& suite) {
         const Bytes part = slice(input, me * piece, piece);
         expected.insert(expected.end(), part.begin(), part.end());
       }
-      Bytes own = inputs[me], to(expected.size());
+      DeviceArray own(rank, inputs[me]), to(rank, expected.size());
       rank.must(bench.group->all_to_all(*bench.stream, own.data(), to.data(), count, type, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_to_all " + name, to.data(), expected);
-      rank.check(own == inputs[me], "all_to_all " + name + ": changed its input");
+      same(rank, "all_to_all " + name, to.get(), expected);
+      rank.check(own.get() == inputs[me], "all_to_all " + name + ": changed its input");
       rank.must(bench.group->all_to_all(*bench.stream, own.data(), own.data(), count, type, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "all_to_all in place " + name, own.data(), expected);
+      same(rank, "all_to_all in place " + name, own.get(), expected);
     });
   });
 }
@@ -178,10 +177,10 @@ void broadcast(Suite& suite) {
     for_copies(rank, [&](Bench& bench, DType type, size_t count, uint64_t seed, const std::string& name) {
       const int root = static_cast<int>(seed) % rank.size();
       const std::vector<Bytes> inputs = inputs_of(rank, type, count, seed);
-      Bytes data = inputs[static_cast<size_t>(rank.rank())];
+      DeviceArray data(rank, inputs[static_cast<size_t>(rank.rank())]);
       rank.must(bench.group->broadcast(*bench.stream, data.data(), count, type, root, {}));
       rank.must(finish(*bench.stream));
-      same(rank, "broadcast " + name, data.data(), inputs[static_cast<size_t>(root)]);
+      same(rank, "broadcast " + name, data.get(), inputs[static_cast<size_t>(root)]);
     });
   });
 }
@@ -200,8 +199,11 @@ void barrier(Suite& suite) {
     auto passed = rank.must(bench.stream->record());
     rank.must(passed->wait(Deadline::never()));
     // One clock for all ranks of a host.
-    rank.must(bench.group->broadcast(*bench.stream, &came_ns, 1, DType::i64, 0, {}));
+    DeviceArray shared(rank, sizeof came_ns);
+    put_values<uint64_t>(rank, shared.data(), {came_ns});
+    rank.must(bench.group->broadcast(*bench.stream, shared.data(), 1, DType::i64, 0, {}));
     rank.must(finish(*bench.stream));
+    came_ns = get_values<uint64_t>(rank, shared.data(), 1)[0];
     rank.check(passed->time_ns() >= came_ns && came_ns > 0, "a rank passed the barrier before rank 0 came");
   });
 }
@@ -209,9 +211,9 @@ void barrier(Suite& suite) {
 void bad_arguments(Suite& suite) {
   suite.run(2, [](Rank& rank) {
     Bench bench(rank);
-    float data[2] = {};
-    rank.fails(bench.group->broadcast(*bench.stream, data, 2, DType::f32, 2, {}), Code::invalid, {"root is 2", "ranks 0 to 1"});
-    rank.fails(bench.group->broadcast(*bench.stream, data, 2, DType::f32, -1, {}), Code::invalid, {"root is -1"});
+    DeviceArray data(rank, 8);
+    rank.fails(bench.group->broadcast(*bench.stream, data.data(), 2, DType::f32, 2, {}), Code::invalid, {"root is 2", "ranks 0 to 1"});
+    rank.fails(bench.group->broadcast(*bench.stream, data.data(), 2, DType::f32, -1, {}), Code::invalid, {"root is -1"});
     rank.must(bench.group->barrier(*bench.stream, {}));
     rank.ok(finish(*bench.stream));
   });

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "device_array.h"
 #include "oracle.h"
 #include "suite.h"
 
@@ -79,7 +80,7 @@ class Run {
  public:
   Run(Rank& rank, Stream& stream, Group& group, Window& window)
       : rank_(rank), stream_(stream), group_(group), window_(window), model_(rank.size()), size_(static_cast<size_t>(rank.size())) {
-    std::memcpy(window.data(), own().data(), own().size());
+    put(rank, window.data(), own());
   }
 
   void step(const Step& s, uint64_t seed) {
@@ -87,12 +88,12 @@ class Run {
     const size_t count = in_pieces ? s.count / size_ * size_ : s.count;
     const auto root = static_cast<size_t>(s.root) % size_;
     model_.fill(s.type, s.begin, count, seed);
-    std::memcpy(window_.data(), own().data(), own().size());
+    put(rank_, window_.data(), own());
     std::this_thread::sleep_for(std::chrono::microseconds(100 * ((s.pauses >> (2 * rank_.rank())) & 3)));
     submit(s, count, static_cast<int>(root));
     predict(s, count, root);
     rank_.must(finish(stream_));
-    rank_.check(std::memcmp(window_.data(), own().data(), own().size()) == 0,
+    rank_.check(get(rank_, window_.data(), own().size()) == own(),
                 text("step of kind ", s.what, " ", name_of(s.type), " begin ", s.begin, " count ", count, " differs"));
   }
 
@@ -148,8 +149,7 @@ class Run {
   void keep_rest(const Step& s, size_t rank, size_t bytes, size_t count, Bytes* after) {
     rank_.must(finish(stream_));
     const Bytes mine = bytes > 0 ? slice(*after, bytes, rank) : Bytes();
-    const size_t all = count * size_of(s.type);
-    if (all > 0) std::memcpy(after->data(), window_.data() + s.begin * size_of(s.type), all);
+    *after = get(rank_, window_.data() + s.begin * size_of(s.type), count * size_of(s.type));
     if (bytes > 0) std::memcpy(after->data() + rank * bytes, mine.data(), bytes);
   }
 

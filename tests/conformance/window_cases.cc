@@ -2,8 +2,8 @@
 // Collectives in windows: every rank count, element type, count and offset, compared bit for bit; what lies around the range must not
 // change.
 #include <algorithm>
-#include <cstring>
 
+#include "device_array.h"
 #include "oracle.h"
 #include "suite.h"
 
@@ -36,9 +36,10 @@ class Trial {
     last_ = first_ + count * size_of(type);
     behind_ = std::min(kBehind, window.bytes() - last_);
     around_ = make_input(DType::u8, first_ + behind_, seed + 1, rank.rank());
-    std::memcpy(window.data(), around_.data(), first_);
-    if (count > 0) std::memcpy(own(), input().data(), input().size());
-    std::memcpy(window.data() + last_, around_.data() + first_, behind_);
+    Bytes all = around_;
+    const auto gap = all.begin() + static_cast<ptrdiff_t>(first_);
+    all.insert(gap, input().begin(), input().end());
+    put(rank, window.data(), all);
   }
 
   const std::vector<Bytes>& inputs() const { return inputs_; }
@@ -47,15 +48,16 @@ class Trial {
   // Elements [from, from + expected) of the range must be `expected`; the rest of the range may be anything, what is around it may not.
   void check(const std::string& what, size_t from, const Bytes& expected) {
     const std::string name = text(what, " ", name_of(type_), " begin ", begin_, " count ", count_);
-    rank_.check(expected.empty() || std::memcmp(own() + from * size_of(type_), expected.data(), expected.size()) == 0,
-                name + ": wrong result");
-    rank_.check(std::memcmp(window_.data(), around_.data(), first_) == 0, name + ": changed what is before the range");
-    rank_.check(std::memcmp(window_.data() + last_, around_.data() + first_, behind_) == 0, name + ": changed what is after it");
+    const Bytes all = get(rank_, window_.data(), last_ + behind_);
+    const auto at = [&all](size_t byte) { return all.begin() + static_cast<ptrdiff_t>(byte); };
+    const auto behind = around_.begin() + static_cast<ptrdiff_t>(first_);
+    rank_.check(std::equal(expected.begin(), expected.end(), at(first_ + from * size_of(type_))), name + ": wrong result");
+    rank_.check(std::equal(around_.begin(), behind, at(0)), name + ": changed what is before the range");
+    rank_.check(std::equal(behind, around_.end(), at(last_)), name + ": changed what is after it");
   }
 
  private:
   static constexpr size_t kBehind = 4096;
-  std::byte* own() { return window_.data() + first_; }
 
   Rank& rank_;
   Window& window_;
@@ -103,9 +105,8 @@ void on_all_sizes(Suite& suite, Body body) {
 void starts_zeroed(Suite& suite) {
   suite.run(3, [](Rank& rank) {
     Bench bench(rank);
-    const Bytes zeros(bench.window->bytes());
     rank.check(bench.window->bytes() == kWindowBytes, "the window has another size");
-    rank.check(std::memcmp(bench.window->data(), zeros.data(), zeros.size()) == 0, "the window does not start zeroed");
+    rank.check(get(rank, bench.window->data(), kWindowBytes) == Bytes(kWindowBytes), "the window does not start zeroed");
     rank.check(reinterpret_cast<uintptr_t>(bench.window->data()) % 64 == 0, "the window is not aligned to 64 bytes");
   });
 }

@@ -11,18 +11,9 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "cuda/plugin.h"
-
-namespace megadp::cuda {
-
-struct Device {
-  int32_t index = 0;
-  std::atomic<uint64_t> syncs{0};
-  std::atomic<bool> poisoned{false};
-};
-
-}  // namespace megadp::cuda
 
 namespace megadp::standin {
 
@@ -46,7 +37,8 @@ struct Event {
   bool recorded = false;
 };
 
-std::shared_ptr<Queue>& queue_of(void* stream);  // NULL: the default stream
+// NULL: the device's default stream.
+std::shared_ptr<Queue> queue_of(cuda::Device* device, void* stream);
 
 constexpr int32_t kBadMemory = cuda::kCudaFailure + 700;  // as cudaErrorIllegalAddress
 constexpr int32_t kMismatch = cuda::kNcclFailure + 5;     // as ncclInvalidUsage
@@ -60,3 +52,17 @@ bool is_device_memory(const void* memory);
 void put_nccl(cuda::PluginTable* table);
 
 }  // namespace megadp::standin
+
+namespace megadp::cuda {
+
+struct Device {
+  int32_t index = 0;
+  std::atomic<uint64_t> syncs{0};
+  // Work may outlive the device that it was submitted to.
+  std::shared_ptr<std::atomic<bool>> poisoned = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<standin::Queue> standard = standin::Queue::create();
+  std::mutex mutex;
+  std::vector<std::weak_ptr<standin::Queue>> queues;  // under mutex
+};
+
+}  // namespace megadp::cuda

@@ -50,9 +50,10 @@ void Queue::drain() {
   changed_.wait(lock, [this] { return !busy_; });
 }
 
-std::shared_ptr<Queue>& queue_of(void* stream) {
-  static auto& standard = *new std::shared_ptr<Queue>(Queue::create());
-  return stream == nullptr ? standard : *static_cast<std::shared_ptr<Queue>*>(stream);
+std::shared_ptr<Queue> queue_of(Device* device, void* stream) {
+  static auto& nobodys = *new std::shared_ptr<Queue>(Queue::create());
+  if (stream != nullptr) return *static_cast<std::shared_ptr<Queue>*>(stream);
+  return device != nullptr ? device->standard : nobodys;
 }
 
 namespace {
@@ -117,15 +118,20 @@ int32_t release_pinned(Device*, void* memory) {
   return 0;
 }
 
-int32_t copy(Device*, void* stream, void* to, const void* from, size_t bytes) {
-  queue_of(stream)->submit([=] { std::memmove(to, from, bytes); });
+int32_t copy(Device* device, void* stream, void* to, const void* from, size_t bytes) {
+  queue_of(device, stream)->submit([=] { std::memmove(to, from, bytes); });
   return 0;
 }
 
 // ── streams and events ──
 
-int32_t stream_create(Device*, bool, void** out) {
-  *out = new std::shared_ptr<Queue>(Queue::create());
+int32_t stream_create(Device* device, bool, void** out) {
+  auto* const queue = new std::shared_ptr<Queue>(Queue::create());
+  *out = queue;
+  if (device == nullptr) return 0;
+  const std::lock_guard lock(device->mutex);
+  std::erase_if(device->queues, [](const auto& one) { return one.expired(); });
+  device->queues.push_back(*queue);
   return 0;
 }
 
@@ -136,7 +142,7 @@ int32_t stream_destroy(Device*, void* stream) {
 
 int32_t stream_synchronize(Device* device, void* stream) {
   device->syncs++;
-  queue_of(stream)->drain();
+  queue_of(device, stream)->drain();
   return 0;
 }
 
@@ -144,10 +150,10 @@ std::shared_ptr<standin::Event>& event_of(void* event) {
   return *static_cast<std::shared_ptr<standin::Event>*>(event);
 }
 
-int32_t stream_wait(Device*, void* stream, void* event) {
+int32_t stream_wait(Device* device, void* stream, void* event) {
   const std::shared_ptr<standin::Event> shared = event_of(event);
   if (!shared->recorded) return 0;  // as cudaStreamWaitEvent
-  queue_of(stream)->submit([shared] {
+  queue_of(device, stream)->submit([shared] {
     while (shared->done_ns == 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
   });
   return 0;
@@ -163,9 +169,9 @@ int32_t event_destroy(Device*, void* event) {
   return 0;
 }
 
-int32_t event_record(Device*, void* event, void* stream) {
+int32_t event_record(Device* device, void* event, void* stream) {
   event_of(event)->recorded = true;
-  queue_of(stream)->submit([shared = event_of(event)] { shared->done_ns = now_ns(); });
+  queue_of(device, stream)->submit([shared = event_of(event)] { shared->done_ns = now_ns(); });
   return 0;
 }
 
@@ -187,15 +193,20 @@ bool all_on_device(const Pointers*... pointers) {
   return (is_device_memory(pointers) && ...);
 }
 
-int32_t zero(Device*, void* stream, void* data, size_t bytes) {
+int32_t zero(Device* device, void* stream, void* data, size_t bytes) {
   if (!all_on_device(data)) return kBadMemory;
-  queue_of(stream)->submit([=] { std::memset(data, 0, bytes); });
+  queue_of(device, stream)->submit([=] { std::memset(data, 0, bytes); });
   return 0;
 }
 
-int32_t cast(Device*, void* stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
+bool converts(DType type) {
+  return is_trainable(type) || type == DType::f64;
+}
+
+int32_t cast(Device* device, void* stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
   if (count > 0 && !all_on_device(to, from)) return kBadMemory;
-  queue_of(stream)->submit([=] { (void)host::cast(to, to_type, from, from_type, count); });
+  if (to_type != from_type && !(converts(to_type) && converts(from_type))) return kBadArgument;
+  queue_of(device, stream)->submit([=] { (void)host::cast(to, to_type, from, from_type, count); });
   return 0;
 }
 
@@ -204,22 +215,22 @@ StridedArray array_of(const Strided& from) {
   return {from.data, static_cast<DType>(from.type), {from.shape, from.shape + dimensions}, {from.strides, from.strides + dimensions}};
 }
 
-int32_t copy_strided(Device*, void* stream, const Strided* to, const Strided* from, bool add) {
+int32_t copy_strided(Device* device, void* stream, const Strided* to, const Strided* from, bool add) {
   if (!all_on_device(to->data, from->data)) return kBadMemory;
-  queue_of(stream)->submit([to = array_of(*to), from = array_of(*from), add] { (void)host::copy_strided(to, from, add); });
+  queue_of(device, stream)->submit([to = array_of(*to), from = array_of(*from), add] { (void)host::copy_strided(to, from, add); });
   return 0;
 }
 
-int32_t square_sum(Device*, void* stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars) {
   if (!all_on_device(data, scalars)) return kBadMemory;
-  queue_of(stream)->submit([=] { (void)host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
+  queue_of(device, stream)->submit([=] { (void)host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
   return 0;
 }
 
 int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {
   if (!all_on_device(scalars)) return kBadMemory;
-  queue_of(stream)->submit([device, scalars, rule = *rule] {
-    if (device->poisoned) {
+  queue_of(device, stream)->submit([poisoned = device->poisoned, scalars, rule = *rule] {
+    if (*poisoned) {
       scalars->skip = 1;
     } else {
       megadp::begin_step(*scalars, rule);
@@ -228,19 +239,19 @@ int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const Ste
   return 0;
 }
 
-int32_t adamw(Device*, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
-              float* m, float* v, void* param, DType param_type, size_t count) {
+int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
+              float* master, float* m, float* v, void* param, DType param_type, size_t count) {
   if (count > 0 && !all_on_device(scalars, grad, master, m, v, param)) return kBadMemory;
-  queue_of(stream)->submit([=, hyper = *hyper] {
+  queue_of(device, stream)->submit([=, hyper = *hyper] {
     if (scalars->skip == 0) (void)host::adamw(adamw_constants(hyper, *scalars), grad, grad_type, master, m, v, param, param_type, count);
   });
   return 0;
 }
 
-int32_t reduce(Device*, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
+int32_t reduce(Device* device, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
                double divisor) {
   if (count > 0 && !all_on_device(to, from)) return kBadMemory;
-  queue_of(stream)->submit([=] {
+  queue_of(device, stream)->submit([=] {
     std::vector<const void*> all;
     for (int32_t k = 0; k < parts; ++k) {
       all.push_back(static_cast<const std::byte*>(from) + static_cast<size_t>(k) * stride * size_of(type));
@@ -261,7 +272,7 @@ PluginTable make_table() {
   table.device_open = &device_open;
   table.device_close = [](Device* device) { delete device; };
   table.host_syncs = [](const Device* device) { return device->syncs.load(); };
-  table.poison = [](Device* device) { device->poisoned = true; };
+  table.poison = [](Device* device) { *device->poisoned = true; };
   table.allocate = &allocate;
   table.release = &release;
   table.allocate_pinned = &allocate_pinned;
@@ -302,7 +313,20 @@ int32_t allocate(Device* device, size_t bytes, void** out) {
   return 0;
 }
 
-int32_t release(Device*, void* memory) {
+// As cudaFree: waits for all that the device is doing.
+void wait_for_all(Device* device) {
+  std::vector<std::shared_ptr<Queue>> all = {device->standard};
+  {
+    const std::lock_guard lock(device->mutex);
+    for (const auto& queue : device->queues) all.push_back(queue.lock());
+  }
+  for (const auto& queue : all) {
+    if (queue != nullptr) queue->drain();
+  }
+}
+
+int32_t release(Device* device, void* memory) {
+  if (device != nullptr) wait_for_all(device);
   {
     const std::lock_guard lock(memory_mutex);
     memory_map().erase(static_cast<const std::byte*>(memory));

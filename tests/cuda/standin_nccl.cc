@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL of the stand-in: ranks are threads of one process that meet in a room, read each other's memory, and meet again.
+// NCCL of the stand-in: ranks are threads of one process that meet in a room, read each other's memory, and meet again. As with NCCL, an
+// abort ends the work of the rank that called it; the others go on waiting, and are told of a remote failure if they ask.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -36,32 +37,41 @@ struct Choice {
 
 class Room {
  public:
-  explicit Room(int32_t size) : size(size), offers(static_cast<size_t>(size)) {}
+  explicit Room(int32_t size) : size(size), offers(static_cast<size_t>(size)), aborted(static_cast<size_t>(size)) {}
   const int32_t size;
   std::mutex mutex;
   std::condition_variable changed;
   int32_t joined = 0;
-  bool aborted = false;
   int32_t failure = 0;
   std::vector<Offer> offers;
+  std::vector<bool> aborted;  // by rank
   int32_t here = 0;
   int32_t reading = 0;  // ranks that look at the memory of others
   uint64_t meetings = 0;
   std::map<uint64_t, std::map<int32_t, Choice>> splits;                 // by number of the split, by rank
   std::map<std::pair<uint64_t, int32_t>, std::shared_ptr<Room>> parts;  // by number of the split and color
 
-  // False once the room is aborted.
-  bool meet() {
+  // False once this rank has aborted.
+  bool meet(int32_t rank) {
     std::unique_lock lock(mutex);
+    if (has_aborted(rank)) return false;
     const uint64_t meeting = meetings;
     if (++here == size) {
       here = 0;
       ++meetings;
       changed.notify_all();
     }
-    changed.wait(lock, [&] { return meetings != meeting || aborted; });
-    return meetings != meeting;
+    changed.wait(lock, [&] { return meetings != meeting || has_aborted(rank); });
+    if (meetings != meeting) return true;
+    --here;  // it does not come after all
+    return false;
   }
+  void wait_for_abort(int32_t rank) {
+    std::unique_lock lock(mutex);
+    changed.wait(lock, [&] { return has_aborted(rank); });
+  }
+  bool has_aborted(int32_t rank) const { return aborted[static_cast<size_t>(rank)]; }
+  bool anybody_aborted() const { return std::find(aborted.begin(), aborted.end(), true) != aborted.end(); }
 };
 
 std::mutex rooms_mutex;
@@ -125,7 +135,7 @@ int32_t comm_create(Nccl*, Device* device, const uint8_t id[128], int32_t rank, 
 int32_t finish_split(NcclComm* comm) {
   Room& parent = *comm->parent;
   const std::lock_guard lock(parent.mutex);
-  if (parent.aborted) return kAborted;
+  if (parent.has_aborted(comm->rank)) return kAborted;
   const auto& choices = parent.splits[comm->split];
   if (choices.size() < static_cast<size_t>(parent.size)) return kPending;
   std::set<std::pair<int32_t, int32_t>> members;  // (key, rank in the parent)
@@ -162,25 +172,26 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
 int32_t comm_state(NcclComm* comm) {
   if (comm->room == nullptr) return finish_split(comm);
   const std::lock_guard lock(comm->room->mutex);
-  if (comm->room->aborted) return kAborted;
+  if (comm->room->has_aborted(comm->rank)) return kAborted;
   if (comm->room->failure != 0) return comm->room->failure;
+  if (comm->room->anybody_aborted()) return kNcclRemoteFailure;
   return comm->room->joined < comm->room->size ? kPending : 0;
 }
 
 int32_t comm_abort(NcclComm* comm) {
   const std::shared_ptr<Room> room = comm->room != nullptr ? comm->room : comm->parent;
   std::unique_lock lock(room->mutex);
-  room->aborted = true;
+  room->aborted[static_cast<size_t>(comm->rank)] = true;
   room->changed.notify_all();
   // What follows frees memory: as on a device, not before everybody has let go of it.
   room->changed.wait(lock, [&] { return room->reading == 0; });
   return 0;
 }
 
-// Whether this rank may look at what the others brought.
+// Whether this rank may look at what the others brought: what those who aborted brought may be gone.
 bool begin_reading(Room* room) {
   const std::lock_guard lock(room->mutex);
-  if (room->aborted) return false;
+  if (room->anybody_aborted()) return false;
   ++room->reading;
   return true;
 }
@@ -227,24 +238,27 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
 
 int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
   if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) return kInvalidArgument;
-  queue_of(stream)->submit([room = comm->room, rank = comm->rank, offer] {
+  queue_of(comm->device, stream)->submit([room = comm->room, rank = comm->rank, offer] {
     {
       const std::lock_guard lock(room->mutex);
       room->offers[static_cast<size_t>(rank)] = offer;
     }
-    if (!room->meet() || !begin_reading(room.get())) return;
+    if (!room->meet(rank)) return;
+    if (!begin_reading(room.get())) return room->wait_for_abort(rank);
     const bool same = std::all_of(room->offers.begin(), room->offers.end(), [&](const Offer& other) { return other == offer; });
     std::vector<std::byte> result;
     if (same) result = result_of(*room, offer, rank);
     end_reading(room.get());
-    if (!room->meet()) return;
-    if (same) {
-      std::copy(result.begin(), result.end(), offer.to);
-    } else {
-      const std::lock_guard lock(room->mutex);
-      room->failure = kMismatch;
+    if (!same) {
+      {
+        const std::lock_guard lock(room->mutex);
+        room->failure = kMismatch;
+      }
+      return room->wait_for_abort(rank);
     }
-    room->meet();
+    if (!room->meet(rank)) return;
+    std::copy(result.begin(), result.end(), offer.to);
+    (void)room->meet(rank);
   });
   return 0;
 }
