@@ -5,6 +5,7 @@ set(MEGADP_backend_SOURCES
     bootstrap/attendance.cc
     bootstrap/bounded_call.cc
     bootstrap/frame.cc
+    bootstrap/handshake.cc
     bootstrap/job_key.cc
     bootstrap/launch_env.cc
     bootstrap/launch_id.cc

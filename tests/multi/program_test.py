@@ -37,7 +37,7 @@ class ProgramTest(unittest.TestCase):
 
 class Program(ProgramTest):
     def test_help_everywhere(self):
-        for command in ((), ("run",), ("info",), ("plan",), ("bench",), ("bench", "collectives")):
+        for command in ((), ("run",), ("info",), ("plan",), ("bench",), ("bench", "collectives"), ("bench", "step")):
             done = megadp(*command, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("Usage: megadp " + " ".join(command), done.stdout)
@@ -52,7 +52,7 @@ class Program(ProgramTest):
         self.refused("nonsense")
         self.refused("info", "more")
         self.refused("bench")
-        for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce")):
+        for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce"), ("bench", "step")):
             done = megadp(*command, "--", "more")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
 
@@ -221,6 +221,46 @@ class Bench(ProgramTest):
                      ("--op", "all_reduce", "--dtype", "f64"), ("--op", "all_reduce", "--rounds", "19")):
             with self.subTest(more):
                 self.refused("bench", "collectives", *more, words=more[-2])
+
+
+class BenchStep(ProgramTest):
+    # Each run also compares the backend's results with the host's kernels, and fails when one differs.
+    def test_every_type(self):
+        for param in ("f32", "bf16", "f16"):
+            for grad in ("f32", "bf16", "f16"):
+                with self.subTest(param=param, grad=grad):
+                    figures = self.answer("bench", "step", "--numel", "10001", "--param-dtype", param, "--grad-dtype", grad, "--rounds", "5")
+                    self.assertEqual(list(figures), ["backend", "numel", "param_dtype", "grad_dtype", "rounds", "adamw", "square_sum", "copy",
+                                                     "adamw_to_copy", "square_sum_to_copy", "host_syncs"])
+                    grad_bytes = 4 if grad == "f32" else 2
+                    self.assertEqual(figures["adamw"]["bytes"], 10001 * (24 + grad_bytes + (0 if param == "f32" else 2)))
+                    self.assertEqual(figures["square_sum"]["bytes"], 10001 * grad_bytes)
+                    self.assertAlmostEqual(figures["copy"]["bytes"], figures["adamw"]["bytes"], delta=8)
+                    for part in ("adamw", "square_sum", "copy"):
+                        self.assertGreater(figures[part]["bytes_per_s"], 0)
+                        self.assertLessEqual(figures[part]["min_ms"], figures[part]["median_ms"])
+                    self.assertEqual(figures["host_syncs"], 0)
+
+    def test_sizes_around_what_is_compared_at_a_time(self):
+        for numel in ("1", "1048576", "1048577"):
+            self.assertEqual(self.answer("bench", "step", "--numel", numel, "--rounds", "5", "--param-dtype", "bf16")["numel"], int(numel))
+
+    def test_for_a_person(self):
+        done = megadp("bench", "step", "--numel", "5000", "--rounds", "5")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for words in ("AdamW", "square sum", "copy", "5000 elements", "5 rounds"):
+            self.assertIn(words, done.stdout)
+
+    def test_refusals(self):
+        for more in (("--backend", "gpu"), ("--numel", "0"), ("--param-dtype", "f64"), ("--grad-dtype", "i64"), ("--rounds", "4")):
+            with self.subTest(more):
+                self.refused("bench", "step", *more, words=more[-2])
+
+    def test_cuda_runs_or_says_why_not(self):
+        done = megadp("bench", "step", "--backend", "cuda", "--numel", "5000", "--rounds", "5")
+        if done.returncode != 0:
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, r"^megadp bench step: backend is cuda[:,] .+\n$")
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,6 +78,30 @@ inline Launch launch_of(const std::string& job, int rank, int nranks, const std:
   launch.root_port = root_port;
   return launch;
 }
+
+// A TCP port of loopback that nobody else uses while this lives. The bound socket keeps the system from giving the port to others, and,
+// as it does not listen, does not keep the ranks from listening there.
+class FreePort {
+ public:
+  FreePort() : holder_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    const int on = 1;
+    ::setsockopt(holder_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t length = sizeof address;
+    if (::bind(holder_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
+        ::getsockname(holder_.get(), reinterpret_cast<sockaddr*>(&address), &length) == 0) {
+      number_ = ntohs(address.sin_port);
+    }
+    check(number_ != 0, "a free port");
+  }
+  uint16_t number() const { return number_; }
+
+ private:
+  Fd holder_;
+  uint16_t number_ = 0;
+};
 
 // Runs body(rank) on one thread per rank.
 inline void on_threads(int nranks, const std::function<void(int)>& body) {

@@ -3,11 +3,12 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <atomic>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
+#include "backend/bootstrap/handshake.h"
 #include "backend/bootstrap/job_key.h"
 #include "backend/bootstrap/reception.h"
 #include "backend/bootstrap/socket.h"
@@ -35,40 +36,68 @@ class LogCatcher {
   std::string all_;
 };
 
-void missing_ranks_are_named_everywhere(const std::string& root_host, uint16_t root_port) {
+// True when all four that come are told who does not, within `timeout_ns`.
+bool missing_ranks_are_named_within(uint64_t timeout_ns, const std::string& root_host, uint16_t root_port, std::string* said) {
   const std::string job = fresh_job();
+  Status told[6];
   on_threads(6, [&](int rank) {
     if (rank == 2 || rank == 5) return;
-    const uint64_t begun = now_ns();
-    const Status status = World::join(launch_of(job, rank, 6, root_host, root_port), 700'000'000).status();
-    fails(status, Code::timeout, {"ranks 2 and 5 did not come to the rendezvous of ranks 0 to 5", "gave up after waiting 0.7 s"});
-    check(status.blame().rank == 2, "rank 2 is to blame");
-    check(now_ns() - begun < 10 * kSecond, "in good time");
+    told[rank] = World::join(launch_of(job, rank, 6, root_host, root_port), timeout_ns).status();
   });
+  bool named = true;
+  for (const int rank : {0, 1, 3, 4}) {
+    const std::string& words = told[rank].text();
+    *said += words + "\n";
+    named = named && told[rank].code() == Code::timeout && told[rank].blame().rank == 2 &&
+            words.find("ranks 2 and 5 did not come to the rendezvous of ranks 0 to 5") != std::string::npos &&
+            words.find(text("gave up after waiting ", timeout_ns / kSecond, " s")) != std::string::npos;
+  }
+  return named;
+}
+
+// Whoever has not come when the first gives up is named too, and on a busy machine that may be another: then all get more time.
+void missing_ranks_are_named_everywhere(const std::string& root_host, uint16_t root_port) {
+  std::string said;
+  const bool named = missing_ranks_are_named_within(kSecond, root_host, root_port, &said) ||
+                     missing_ranks_are_named_within(5 * kSecond, root_host, root_port, &said) ||
+                     missing_ranks_are_named_within(30 * kSecond, root_host, root_port, &said);
+  check(named, "ranks 2 and 5 are missing, and the others said: " + said);
 }
 
 void a_missing_hub_is_named() {
   const std::string job = fresh_job();
   on_threads(3, [&](int rank) {
     if (rank == 0) return;
+    const uint64_t begun = now_ns();
     fails(World::join(launch_of(job, rank, 3), 300'000'000).status(), Code::timeout,
           {text("rank ", rank, " could not meet rank 0"), "UNIX socket @megadp-", "0.3 s", "Connection refused", "MEGADP_ROOT"});
     fails(World::join(launch_of(job, rank, 3, "127.0.0.1", 1), 300'000'000).status(), Code::timeout,
           {"could not meet rank 0 at 127.0.0.1:1", "Connection refused"});
     fails(World::join(launch_of(job, rank, 3, "no-such-host.invalid", 1), 300'000'000).status(), Code::timeout,
           {"could not meet rank 0 at no-such-host.invalid:1", "looking up no-such-host.invalid"});
+    check(now_ns() - begun < 20 * kSecond, "in good time, whatever name servers do");
   });
 }
 
-void the_earliest_deadline_counts_for_all() {
+// True when rank 1, which gives up after `first_s`, has met rank 0 before; then rank 0 must not go on waiting.
+bool the_earliest_deadline_counts(uint64_t first_s, std::string* said) {
   const std::string job = fresh_job();
+  bool named = true;
+  std::mutex mutex;
   on_threads(3, [&](int rank) {
     if (rank == 2) return;
-    const uint64_t begun = now_ns();
-    const Status status = World::join(launch_of(job, rank, 3), rank == 1 ? 500'000'000 : 60 * kSecond).status();
-    fails(status, Code::timeout, {"rank 2 did not come", "rank 1 gave up after waiting 0.5 s"});
-    check(now_ns() - begun < 20 * kSecond, "rank 0 does not wait for nobody");
+    const Status status = World::join(launch_of(job, rank, 3), (rank == 1 ? first_s : 60) * kSecond).status();
+    std::lock_guard<std::mutex> lock(mutex);
+    *said += status.text() + "\n";
+    named = named && status.code() == Code::timeout && status.text().find("rank 2 did not come") != std::string::npos &&
+            status.text().find(text("rank 1 gave up after waiting ", first_s, " s")) != std::string::npos;
   });
+  return named;
+}
+
+void the_earliest_deadline_counts_for_all() {
+  std::string said;
+  check(the_earliest_deadline_counts(1, &said) || the_earliest_deadline_counts(10, &said), "rank 1's deadline counts: " + said);
 }
 
 void different_sizes_are_refused() {
@@ -119,7 +148,7 @@ void jobs_do_not_meet(const std::string& root_host, uint16_t root_port) {
     if (rank == 1) launch.job += " another";
     fails(World::join(launch, 500'000'000).status(), Code::timeout, {rank == 0 ? "rank 1 did not come" : "could not meet rank 0"});
   });
-  if (root_port != 0) says(log.all(), {"showed another secret, or belongs to another job"});
+  if (root_port != 0) says(log.all(), {"knows another secret, or belongs to another job"});
 }
 
 // ── strangers ──
@@ -140,36 +169,50 @@ Fd knock(const Launch& launch) {
   return fd;
 }
 
-std::string preamble_with(const Guard& guard) {
-  return std::string(kPreambleMagic, 8) + std::string(reinterpret_cast<const char*>(guard.data()), guard.size());
-}
+struct Stranger {
+  bool knows_secret = false;  // the words come after a handshake
+  std::string words;
+};
 
-std::vector<std::string> words_of_strangers(const Launch& launch) {
-  Guard wrong = guard_of(launch);
-  wrong.back() ^= 1;
-  const std::string right = preamble_with(guard_of(launch));
+std::vector<Stranger> strangers() {
   const std::string hello = write_hello({kProtocolVersion, 1, 3, this_process()});
   const auto framed = [](const std::string& payload, uint16_t type, uint64_t length) {
     const FrameHeader header{kFrameMagic, type, 0, length};
     return std::string(reinterpret_cast<const char*>(&header), sizeof header) + payload;
   };
-  return {"x",
-          "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-          std::string(100'000, '\0'),
-          std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11),
-          "SSH-2.0-OpenSSH_9.2\r\n",
-          std::string(kPreambleMagic, 8),
-          preamble_with(wrong),
-          preamble_with(wrong) + framed(hello, 1, hello.size()),
-          right + "garbage that is long enough to be looked at",
-          right + framed(hello, 1, hello.size() - 1),
-          right + framed(hello, 1, 1ULL << 40),
-          right + framed(hello.substr(0, 9), 1, 9),
-          right + framed(hello, 17, hello.size()),
-          right + framed(write_hello({kProtocolVersion + 1, 1, 3, {}}), 1, write_hello({kProtocolVersion + 1, 1, 3, {}}).size()),
-          right + framed(write_hello({kProtocolVersion, 3, 3, this_process()}), 1, hello.size()),
-          right + framed(write_hello({kProtocolVersion, -1, 3, this_process()}), 1, hello.size()),
-          right + framed(write_hello({kProtocolVersion, 0, 3, this_process()}), 1, hello.size())};
+  const auto whole = [&](const Hello& of) { return framed(write_hello(of), 1, write_hello(of).size()); };
+  const std::string opening = std::string(kHandshakeMagic) + std::string(16, 'n');
+  return {{false, "x"},
+          {false, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"},
+          {false, std::string(100'000, '\0')},
+          {false, std::string("\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11)},
+          {false, "SSH-2.0-OpenSSH_9.2\r\n"},
+          {false, std::string(kHandshakeMagic)},
+          {false, opening + std::string(kProofSize, '\0')},
+          {false, opening + std::string(kProofSize, '\0') + framed(hello, 1, hello.size())},
+          {true, "garbage that is long enough to be looked at"},
+          {true, framed(hello, 1, hello.size() - 1)},
+          {true, framed(hello, 1, 1ULL << 40)},
+          {true, framed(hello.substr(0, 9), 1, 9)},
+          {true, framed(hello, 17, hello.size())},
+          {true, whole({kProtocolVersion + 1, 1, 3, {}})},
+          {true, whole({kProtocolVersion, 3, 3, this_process()})},
+          {true, whole({kProtocolVersion, -1, 3, this_process()})},
+          {true, whole({kProtocolVersion, 0, 3, this_process()})}};
+}
+
+// How much the host answers until it closes the connection.
+size_t answers_to(const Fd& fd) {
+  size_t answered = 0;
+  wait_until(
+      [&] {
+        char bytes[4096];
+        const ssize_t n = ::recv(fd.get(), bytes, sizeof bytes, MSG_DONTWAIT);
+        if (n > 0) answered += static_cast<size_t>(n);
+        return n == 0 || (n < 0 && errno != EAGAIN);
+      },
+      20 * kSecond);
+  return answered;
 }
 
 // Everybody but the last rank has come; then strangers of all kinds; then the last rank. All join, and the strangers are told nothing
@@ -178,21 +221,20 @@ void strangers_do_no_harm(const std::string& root_host, uint16_t root_port) {
   LogCatcher log;
   const std::string job = fresh_job();
   std::atomic<bool> strangers_done{false};
-  std::thread strangers([&] {
+  std::thread crowd([&] {
     const Launch launch = launch_of(job, 1, 3, root_host, root_port);
     std::vector<Fd> open;
-    for (const std::string& words : words_of_strangers(launch)) {
+    for (const Stranger& stranger : strangers()) {
       Fd fd = knock(launch);
       if (!check(fd.valid(), "the door is open")) continue;
-      (void)!::send(fd.get(), words.data(), words.size(), MSG_NOSIGNAL);
-      const bool knows_secret = words.rfind(preamble_with(guard_of(launch)), 0) == 0;
-      const bool complete = words.size() > 60;
-      char answer[256];
-      ssize_t n = -1;
-      if (complete || words.size() > 10) {
-        wait_until([&] { return (n = ::recv(fd.get(), answer, sizeof answer, MSG_DONTWAIT)) >= 0 || errno != EAGAIN; }, 10 * kSecond);
+      if (stranger.knows_secret) {
+        check(greet_host(fd.get(), guard_of(launch), Deadline::after_ns(10 * kSecond), {}).ok(), "the handshake works");
       }
-      if (!knows_secret) check(n <= 0, "a stranger gets no answer");
+      (void)!::send(fd.get(), stranger.words.data(), stranger.words.size(), MSG_NOSIGNAL);
+      const bool decided = stranger.words.size() > 10;  // fewer bytes may still become something
+      const size_t answered = decided ? answers_to(fd) : 0;
+      const bool opened = stranger.words.rfind(kHandshakeMagic, 0) == 0;
+      if (!stranger.knows_secret) check(answered == 0 || (opened && answered == kAnswerSize), "a stranger gets no more than the handshake");
       open.push_back(std::move(fd));
     }
     for (int i = 0; i < 200; ++i) open.push_back(knock(launch));  // idle
@@ -208,7 +250,7 @@ void strangers_do_no_harm(const std::string& root_host, uint16_t root_port) {
     check((*world)->exchange({0, 1, 2}, "test", "x").ok(), "the world works");
   });
   strangers_done = false;
-  strangers.join();
+  crowd.join();
   says(log.all(), {"refused a connection", "does not speak this library's protocol", "another secret", "its hello cannot be read",
                    "too many connections wait", "version 2 of the protocol"});
 }
@@ -238,6 +280,53 @@ void an_impostor_only_delays() {
   impostor.join();
 }
 
+// Over TCP anybody may listen at the address: a rank that connects opens the handshake and, when it is not answered rightly, goes. It used
+// to send the secret itself.
+void an_impostor_learns_nothing() {
+  const FreePort port;
+  const Launch launch = launch_of(fresh_job(), 1, 2, "127.0.0.1", port.number());
+  auto listeners = listen_at(door_of(launch));
+  if (!check(listeners.ok(), listeners.status().text())) return;
+  std::thread rank([&] {
+    fails(World::join(launch, 3 * kSecond).status(), Code::timeout, {"could not meet rank 0", "does not know this job's secret"});
+  });
+  Fd guest;
+  const bool came = wait_until(
+      [&] {
+        auto socket = accept_from(listeners->front());
+        if (socket.ok()) guest = *std::move(socket);
+        return guest.valid();
+      },
+      3 * kSecond);
+  if (check(came, "the rank connects")) {
+    const std::string lie(kAnswerSize, '\7');
+    check(::send(guest.get(), lie.data(), lie.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(lie.size()), "the impostor answers");
+    check(answers_to(guest) <= kOpeningSize, "the rank says no more than the opening");
+  }
+  rank.join();
+}
+
+// Proofs are of one side of one connection.
+void proofs_serve_once() {
+  Guard guard, other;
+  guard.fill(7);
+  other = guard;
+  other.back() ^= 1;
+  const auto a = fresh_nonce();
+  const auto b = fresh_nonce();
+  if (!check(a.ok() && b.ok() && *a != *b, "nonces are fresh")) return;
+  const std::string proof = proof_of_guest(guard, *a, *b);
+  check(proof.size() == kProofSize && same_proof(proof, proof_of_guest(guard, *a, *b)), "the same again");
+  check(!same_proof(proof, proof_of_host(guard, *a, *b)), "not of the other side");
+  check(!same_proof(proof, proof_of_guest(guard, *b, *a)), "not with the nonces exchanged");
+  check(!same_proof(proof, proof_of_guest(other, *a, *b)), "not under another secret");
+  check(!same_proof(proof, proof.substr(1)), "not a part of it");
+  Guard first = guard;
+  first.front() ^= 1;
+  const std::string half = proof_of_guest(first, *a, *b);
+  check(half.substr(0, 16) != proof.substr(0, 16) && half.substr(16) == proof.substr(16), "each half of the secret counts by itself");
+}
+
 // Rank 1 gives up first; the host stays a little for the rank that was missing, which used to count as told and waited for nobody.
 void a_latecomer_is_told() {
   bool told = false;
@@ -259,17 +348,20 @@ void a_latecomer_is_told() {
 
 void rendezvous_cases() {
   a_latecomer_is_told();
+  const FreePort port;
   missing_ranks_are_named_everywhere("", 0);
-  missing_ranks_are_named_everywhere("127.0.0.1", 21801);
+  missing_ranks_are_named_everywhere("127.0.0.1", port.number());
   a_missing_hub_is_named();
   the_earliest_deadline_counts_for_all();
   different_sizes_are_refused();
   a_rank_may_come_once();
   jobs_do_not_meet("", 0);
-  jobs_do_not_meet("127.0.0.1", 21802);
+  jobs_do_not_meet("127.0.0.1", port.number());
   strangers_do_no_harm("", 0);
-  strangers_do_no_harm("127.0.0.1", 21803);
+  strangers_do_no_harm("127.0.0.1", port.number());
   an_impostor_only_delays();
+  an_impostor_learns_nothing();
+  proofs_serve_once();
 }
 
 }  // namespace megadp::test

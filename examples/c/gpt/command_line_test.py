@@ -30,6 +30,8 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--lr", "nan"], ["--lr", "'nan'"]),
     (["--clip", "-1"], ["--clip", "-1"]),
     (["--dtype", "f64"], ["--dtype", "'f64'", "bf16"]),
+    (["--backend", "gpu"], ["--backend", "'gpu'", "auto, host or cuda"]),
+    (["--backend", ""], ["--backend", "''"]),
     (["--bucket-size", "some"], ["--bucket-size", "'some'"]),
     (["--microbatches", "0"], ["--microbatches", "0"]),
     (["--timeout", "soon"], ["--timeout", "'soon'"]),
@@ -73,16 +75,30 @@ def bad_texts(folder):
     ]
 
 
-def accepted(gpt, folder):
-    """The smallest text that is large enough, with bytes that are no UTF-8, trains."""
+def train(gpt, folder, *arguments):
+    """One step on the smallest text that is large enough, with bytes that are no UTF-8."""
     at = os.path.join(folder, "enough")
     with open(at, "wb") as file:
         file.write(b"a\xff" * 650)
-    done = subprocess.run([gpt, "--text", at, "--steps", "1", "--layers", "1", "--width", "8", "--heads", "1", "--batch", "1"], env=ALONE,
-                          capture_output=True, timeout=60, check=False)
+    small = ["--text", at, "--steps", "1", "--layers", "1", "--width", "8", "--heads", "1", "--batch", "1", *arguments]
+    return subprocess.run([gpt, *small], env=ALONE, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+
+
+def accepted(gpt, folder, *arguments):
+    done = train(gpt, folder, *arguments)
     if done.returncode != 0:
-        print(f"a text of 1300 bytes: exit code {done.returncode}\n{done.stderr.decode(errors='replace')}")
+        print(f"a text of 1300 bytes, {arguments}: exit code {done.returncode}\n{done.stderr}")
     return done.returncode == 0
+
+
+def without_device(gpt, folder):
+    """--backend cuda trains where a device is to be had, and otherwise says in one line why not."""
+    done = train(gpt, folder, "--backend", "cuda")
+    lines = done.stderr.splitlines()
+    if done.returncode == 0 or (done.returncode == 1 and len(lines) == 1 and "MDP_E_UNSUPPORTED" in lines[0] and "cuda" in lines[0].lower()):
+        return True
+    print(f"--backend cuda: exit code {done.returncode}, wanted 0, or 1 and one line that says why\n{done.stderr}")
+    return False
 
 
 def main():
@@ -91,13 +107,15 @@ def main():
     gpt = sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
         cases = BAD_OPTIONS + bad_texts(folder)
-        wrong = sum(not refused(gpt, arguments, wanted) for arguments, wanted in cases) + (not accepted(gpt, folder))
+        wrong = sum(not refused(gpt, arguments, wanted) for arguments, wanted in cases) 
+        wrong += sum(not accepted(gpt, folder, *more) for more in ([], ["--backend", "host"], ["--backend=auto"]))
+        wrong += not without_device(gpt, folder)
     shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
-    for option in ("--text", "--steps", "--batch", "--dtype", "--bucket-size", "--json"):
+    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--json"):
         if option not in shown:
             wrong += 1
             print(f"--help does not tell of {option}")
-    print(f"command line of gpt: {len(cases) + 2} cases, {wrong} wrong")
+    print(f"command line of gpt: {len(cases) + 5} cases, {wrong} wrong")
     sys.exit(1 if wrong else 0)
 
 

@@ -1,6 +1,35 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Matrix products, by way of CBLAS. */
+ * Matrix products, by way of CBLAS; GPT_PLAIN_LOOPS: without one. */
 #include "gemm.h"
+
+#ifdef GPT_PLAIN_LOOPS
+
+void gemm_set_threads(int threads) {
+  (void)threads;
+}
+
+/* One row at a time, in the order in which B lies in memory. */
+void gemm(size_t m, size_t n, size_t k, real alpha, gemm_operand a, gemm_operand b, real beta, real* c, size_t c_stride) {
+  const size_t a_row = a.form == GEMM_TRANSPOSED ? 1 : a.stride, a_column = a.form == GEMM_TRANSPOSED ? a.stride : 1;
+  for (size_t i = 0; i < m; i++) {
+    real* row = c + i * c_stride;
+    for (size_t j = 0; j < n; j++) row[j] = beta == 0 ? 0 : beta * row[j]; /* what is there may be anything */
+    if (b.form == GEMM_TRANSPOSED) {
+      for (size_t j = 0; j < n; j++) {
+        real sum = 0;
+        for (size_t p = 0; p < k; p++) sum += a.data[i * a_row + p * a_column] * b.data[j * b.stride + p];
+        row[j] += alpha * sum;
+      }
+    } else {
+      for (size_t p = 0; p < k; p++) {
+        const real factor = alpha * a.data[i * a_row + p * a_column];
+        for (size_t j = 0; j < n; j++) row[j] += factor * b.data[p * b.stride + j];
+      }
+    }
+  }
+}
+
+#else
 
 #include <cblas.h>
 
@@ -22,3 +51,5 @@ void gemm(size_t m, size_t n, size_t k, real alpha, gemm_operand a, gemm_operand
   cblas_sgemm(CblasRowMajor, ta, tb, mi, ni, ki, alpha, a.data, (int)a.stride, b.data, (int)b.stride, beta, c, (int)c_stride);
 #endif
 }
+
+#endif

@@ -14,6 +14,7 @@ typedef enum {
   KIND_COUNT,
   KIND_NUMBER,
   KIND_DTYPE,
+  KIND_BACKEND,
   KIND_BUCKET,
   KIND_FLAG
 } option_kind;
@@ -40,6 +41,9 @@ static const option_row ROWS[] = {
     {"--lr", KIND_NUMBER, AT(lr), 1e-12, 1e3, "X", "highest learning rate (0.008)"},
     {"--clip", KIND_NUMBER, AT(clip), 0, 1e12, "X", "largest global norm of the gradient; 0: no clipping (1)"},
     {"--dtype", KIND_DTYPE, AT(dtype), 0, 0, "f32|bf16|f16", "of the parameters (f32); gradients are f32, with f16 they are f16 too"},
+    {"--backend", KIND_BACKEND, AT(backend), 0, 0, "auto|host|cuda",
+     "where parameters, gradients and optimizer live (auto: the library decides); on cuda staged through the host, which computes forward "
+     "and backward"},
     {"--bucket-size", KIND_BUCKET, AT(bucket_size), 0, 1e15, "N",
      "elements at which a bucket closes; 'all': one bucket (the library decides)"},
     {"--microbatches", KIND_COUNT, AT(microbatches), 1, 1e6, "N", "parts in which each rank computes its share of the batch (1)"},
@@ -56,10 +60,16 @@ enum {
 };
 #undef AT
 
+/* As the enumerations number them. */
 static const char* const DTYPES[] = {"f32", "bf16", "f16"};
+static const char* const BACKENDS[] = {"auto", "host", "cuda"};
 
 const char* options_dtype_name(option_dtype dtype) {
   return DTYPES[dtype];
+}
+
+const char* options_backend_name(option_backend backend) {
+  return BACKENDS[backend];
 }
 
 void options_help(void) {
@@ -111,19 +121,18 @@ static int read_number(const option_row* row, const char* value, double* out, ch
   return 0;
 }
 
-static int read_dtype(const option_row* row, const char* value, option_dtype* out, char* error, size_t size) {
+/* Which of the three, or -1. */
+static int read_choice(const option_row* row, const char* value, const char* const* names, char* error, size_t size) {
   for (int i = 0; i < 3; i++) {
-    if (strcmp(value, DTYPES[i]) == 0) {
-      *out = (option_dtype)i;
-      return 0;
-    }
+    if (strcmp(value, names[i]) == 0) return i;
   }
-  snprintf(error, size, "%s '%s' is unknown; it must be f32, bf16 or f16", row->name, value);
+  snprintf(error, size, "%s '%s' is unknown; it must be %s, %s or %s", row->name, value, names[0], names[1], names[2]);
   return -1;
 }
 
 static int read_value(options* out, const option_row* row, const char* value, char* error, size_t size) {
   void* at = (char*)out + row->offset;
+  int choice;
   switch (row->kind) {
     case KIND_TEXT:
       *(const char**)at = value;
@@ -133,7 +142,13 @@ static int read_value(options* out, const option_row* row, const char* value, ch
     case KIND_NUMBER:
       return read_number(row, value, at, error, size);
     case KIND_DTYPE:
-      return read_dtype(row, value, at, error, size);
+      choice = read_choice(row, value, DTYPES, error, size);
+      if (choice >= 0) *(option_dtype*)at = (option_dtype)choice;
+      return choice < 0 ? -1 : 0;
+    case KIND_BACKEND:
+      choice = read_choice(row, value, BACKENDS, error, size);
+      if (choice >= 0) *(option_backend*)at = (option_backend)choice;
+      return choice < 0 ? -1 : 0;
     case KIND_BUCKET:
       if (strcmp(value, "all") == 0) {
         *(uint64_t*)at = UINT64_MAX;

@@ -12,11 +12,18 @@ typedef enum {
   DTYPE_F16
 } option_dtype;
 
+typedef enum {
+  BACKEND_AUTO,
+  BACKEND_HOST,
+  BACKEND_CUDA
+} option_backend;
+
 typedef struct {
   const char* text; /* NULL: the license texts of Debian and Ubuntu */
   uint64_t steps, batch, layers, width, heads, context, seed;
   double lr, clip;
   option_dtype dtype;
+  option_backend backend;
   uint64_t bucket_size; /* elements; 0: the library decides; UINT64_MAX: one bucket */
   uint64_t microbatches;
   double timeout; /* seconds; 0: the library's */
@@ -34,5 +41,6 @@ typedef enum {
 options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size);
 void options_help(void);
 const char* options_dtype_name(option_dtype dtype);
+const char* options_backend_name(option_backend backend);
 
 #endif

@@ -11,7 +11,8 @@
 
 static const double FIRST_LOSS_SCALE = 1024, LEAST_LOSS_SCALE = 1, MOST_LOSS_SCALE = 16777216;
 enum {
-  CLEAN_STEPS_TO_GROW = 200
+  CLEAN_STEPS_TO_GROW = 200,
+  DEVICE_CPU = 1 /* as DLPack numbers it */
 };
 
 static int check(const parallel* p, mdp_status status, const char* call) {
@@ -31,7 +32,9 @@ static mdp_tensor tensor_of(mdp_dtype dtype, void* data, int32_t ndim, const int
 }
 
 int parallel_join(parallel* out, const options* opts) {
-  mdp_comm_config config = {.struct_size = sizeof config, .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
+  static const mdp_backend BACKENDS[] = {MDP_BACKEND_AUTO, MDP_BACKEND_HOST, MDP_BACKEND_CUDA};
+  mdp_comm_config config = {
+      .struct_size = sizeof config, .backend = BACKENDS[opts->backend], .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
   mdp_grid_config grid = {.struct_size = sizeof grid};
   memset(out, 0, sizeof *out);
   const mdp_status status = mdp_comm_create(&config, NULL, &out->comm);
@@ -50,13 +53,13 @@ void parallel_leave(parallel* p) {
   mdp_grid_destroy(p->grid);
   mdp_comm_destroy(p->comm);
   free(p->working);
+  free(p->stored);
   free(p->fresh);
   mdp_request_free(p->step);
   memset(p, 0, sizeof *p);
 }
 
 static int register_buffer(parallel* p, const options* opts) {
-  static const mdp_dtype DTYPES[] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F16};
   const size_t count = p->model->nparams;
   const mdp_grid_config grid = {.struct_size = sizeof grid};
   const mdp_buffer_config config = {.struct_size = sizeof config,
@@ -69,7 +72,7 @@ static int register_buffer(parallel* p, const options* opts) {
   for (size_t i = 0; i < count; i++) {
     const gpt_param* from = &p->model->params[i];
     params[i].struct_size = sizeof params[i];
-    params[i].dtype = DTYPES[opts->dtype];
+    params[i].dtype = p->dtype;
     params[i].name = from->name;
     params[i].shape = from->shape;
     params[i].ndim = from->ndim;
@@ -82,16 +85,26 @@ static int register_buffer(parallel* p, const options* opts) {
   return failed ? -1 : 0;
 }
 
+static size_t largest_param(const gpt_model* model) {
+  size_t largest = 0;
+  for (size_t i = 0; i < model->nparams; i++) largest = model->params[i].size > largest ? model->params[i].size : largest;
+  return largest;
+}
+
 /* Gives every parameter of the model a place for its value and its gradient. */
 static int place_params(parallel* p) {
   gpt_model* model = p->model;
   size_t total = 0;
+  mdp_tensor first = {.struct_size = sizeof first};
+  if (check(p, mdp_buffer_param_view(p->buffer, 0, &first), "mdp_buffer_param_view")) return -1;
+  p->copies = p->dtype != MDP_DTYPE_F32 || first.device_type != DEVICE_CPU;
   p->fresh = calloc(model->nparams, 1);
   if (!p->fresh) return no_memory(p);
   if (p->copies) {
     for (size_t i = 0; i < model->nparams; i++) total += model->params[i].size;
     p->working = calloc(2 * total, sizeof *p->working);
-    if (!p->working) return no_memory(p);
+    p->stored = malloc(largest_param(model) * sizeof *p->stored);
+    if (!p->working || !p->stored) return no_memory(p);
   }
   real* at = p->working;
   for (size_t i = 0; i < model->nparams; i++) {
@@ -115,9 +128,7 @@ static int place_params(parallel* p) {
 
 static int start_params(parallel* p, uint64_t seed) {
   gpt_model* model = p->model;
-  size_t largest = 0;
-  for (size_t i = 0; i < model->nparams; i++) largest = model->params[i].size > largest ? model->params[i].size : largest;
-  real* values = malloc(largest * sizeof *values);
+  real* values = malloc(largest_param(model) * sizeof *values);
   if (!values) return no_memory(p);
   int failed = 0;
   for (size_t i = 0; p->rank == 0 && i < model->nparams && !failed; i++) {
@@ -131,6 +142,7 @@ static int start_params(parallel* p, uint64_t seed) {
 }
 
 int parallel_register(parallel* p, gpt_model* model, const options* opts) {
+  static const mdp_dtype DTYPES[] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F16};
   const mdp_group groups[] = {{.struct_size = sizeof groups[0], .weight_decay = 0.1}, {.struct_size = sizeof groups[0]}};
   const mdp_optimizer_config config = {.struct_size = sizeof config,
                                        .lr = opts->lr,
@@ -140,7 +152,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
                                        .groups = groups,
                                        .ngroups = 2};
   p->model = model;
-  p->copies = opts->dtype != DTYPE_F32;
+  p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
   if (register_buffer(p, opts) || place_params(p) || start_params(p, opts->seed)) return -1;
   return check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
@@ -258,12 +270,16 @@ int parallel_same(parallel* p, uint64_t value, const char* what) {
 int parallel_param_hash(parallel* p, uint64_t* out) {
   uint64_t hash = HASH_START;
   for (size_t i = 0; i < p->model->nparams; i++) {
-    mdp_tensor view = {.struct_size = sizeof view};
-    if (check(p, mdp_param_wait(p->buffer, i, NULL), "mdp_param_wait") ||
-        check(p, mdp_buffer_param_view(p->buffer, i, &view), "mdp_buffer_param_view")) {
+    const gpt_param* param = &p->model->params[i];
+    mdp_tensor stored = {.struct_size = sizeof stored};
+    if (check(p, mdp_param_wait(p->buffer, i, NULL), "mdp_param_wait")) return -1;
+    if (p->copies) {
+      stored = tensor_of(p->dtype, p->stored, param->ndim, param->shape);
+      if (check(p, mdp_param_read(p->buffer, i, &stored, NULL), "mdp_param_read")) return -1;
+    } else if (check(p, mdp_buffer_param_view(p->buffer, i, &stored), "mdp_buffer_param_view")) {
       return -1;
     }
-    hash = hash_bytes(hash, view.data, p->model->params[i].size * (p->copies ? 2 : sizeof(float)));
+    hash = hash_bytes(hash, stored.data, param->size * (p->dtype == MDP_DTYPE_F32 ? sizeof(float) : 2));
   }
   *out = hash;
   return 0;

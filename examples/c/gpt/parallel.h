@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * All that this program does with megadp: ranks, parameters, gradients, steps.
  *
- *                 f32 parameters                           bf16 and f16 parameters
+ *                 f32 parameters in the host's memory      bf16 and f16 parameters; any on a device
  *   value         the library's view                       a float copy, filled by mdp_param_read before its first use in a step
  *   grad          the library's view, then                 a float array, handed in by mdp_grad_put
  *                 mdp_grad_ready
+ *
+ * Forward and backward compute on the host. With parameters on a device, its copies are what stages them.
  *
  * Every function that returns int returns 0, or -1 after it has said on stderr what is wrong and on which rank. */
 #ifndef GPT_PARALLEL_H
@@ -23,8 +25,10 @@ typedef struct {
   int rank, ranks;
   gpt_model* model;
   mdp_plan_report plan;
-  int copies;           /* parameters are not f32 */
+  mdp_dtype dtype;      /* of the parameters */
+  int copies;           /* they are not f32, or not in the host's memory */
   real* working;        /* with copies: values, then gradients, of all parameters */
+  real* stored;         /* with copies: room for one parameter in its own type */
   unsigned char* fresh; /* the value is this step's, and its gradient is ready to be added to */
   mdp_request* step;    /* the last one, whose parameters may still be on their way */
   double loss_scale;    /* f16: moves; otherwise 0, which is none */

@@ -31,7 +31,7 @@ static double hidden_seconds(const mdp_stats_report* stats) {
 
 static void json_config(json_writer* json, const trainer* t) {
   const options* o = t->opts;
-  const char* dtype = options_dtype_name(o->dtype);
+  const char *dtype = options_dtype_name(o->dtype), *backend = options_backend_name(o->backend);
   json_open(json, "config", '{');
   json_count(json, "nranks", (uint64_t)t->ranks->ranks);
   json_count(json, "tokens_per_rank", o->batch / (uint64_t)t->ranks->ranks * o->context);
@@ -50,6 +50,7 @@ static void json_config(json_writer* json, const trainer* t) {
   json_real(json, "lr", o->lr);
   json_real(json, "clip", o->clip);
   json_text(json, "dtype", dtype, strlen(dtype));
+  json_text(json, "backend", backend, strlen(backend));
   json_count(json, "bucket_size", o->bucket_size);
   json_count(json, "microbatches", o->microbatches);
   json_flag(json, "overlap", !o->no_overlap);

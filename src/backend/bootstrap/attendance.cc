@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <iterator>
 #include <optional>
 #include <thread>
 
+#include "backend/bootstrap/handshake.h"
 #include "backend/bootstrap/reception.h"
 #include "backend/bootstrap/rendezvous.h"
 #include "base/text.h"
@@ -30,11 +30,10 @@ class Guest {
   Result<Party> run() {
     int pause_ms = 5;
     for (;;) {
-      if (connect_and_greet()) {
-        const Outcome outcome = wait_for_table();
-        if (outcome == Outcome::met) return std::move(party_);
-        if (outcome == Outcome::failed) return failure_;
-      }
+      Outcome outcome = connect_and_greet();
+      if (outcome == Outcome::met) outcome = wait_for_table();
+      if (outcome == Outcome::met) return std::move(party_);
+      if (outcome == Outcome::failed) return failure_;
       link_.reset();
       if (meeting_.interrupted) {
         Status status = meeting_.interrupted();
@@ -54,31 +53,40 @@ class Guest {
     failed
   };
 
-  // False with reason_ when it is to be tried again.
-  bool connect_and_greet() {
+  // Met when both sides have proved themselves.
+  Outcome connect_and_greet() {
     auto socket = connect_to(meeting_.endpoint, meeting_.deadline);
     if (!socket.ok()) {
       reason_ = socket.status().text();
-      return false;
+      return Outcome::again;
     }
-    // Names of abstract sockets belong to whoever is first: the secret is not shown to another user.
+    // Names of abstract sockets belong to whoever is first: another user is not even spoken to.
     const auto credentials = peer_credentials(socket->get());
     if (credentials && credentials->uid != ::getuid()) {
       reason_ = text("process ", credentials->pid, " of user ", credentials->uid, " listens at ", meeting_.endpoint.describe());
-      return false;
+      return Outcome::again;
     }
-    Preamble preamble;
-    std::memcpy(preamble.magic, kPreambleMagic, sizeof preamble.magic);
-    std::memcpy(preamble.guard, meeting_.guard.data(), sizeof preamble.guard);
-    // The buffer of a fresh socket is empty, so this is sent whole.
-    if (::send(socket->get(), &preamble, sizeof preamble, MSG_NOSIGNAL) != static_cast<ssize_t>(sizeof preamble)) {
-      reason_ = text(meeting_.endpoint.describe(), " closed the connection");
-      return false;
+    const Deadline answer = Deadline::after_ns(std::min(kAnswerNs, meeting_.deadline.left_ns()));
+    Status interruption;
+    const auto interrupted = [&] {
+      if (meeting_.interrupted) interruption = meeting_.interrupted();
+      return interruption;
+    };
+    const Status greeted = greet_host(socket->get(), meeting_.guard, answer, interrupted);
+    if (!interruption.ok()) {
+      failure_ = interruption;
+      return Outcome::failed;
+    }
+    if (!greeted.ok()) {
+      // An attempt that was cut short by the end of the meeting says less than the one before it.
+      if (meeting_.deadline.passed() && !reason_.empty()) return Outcome::again;
+      reason_ = text(meeting_.endpoint.describe(), " ", greeted.text());
+      return Outcome::again;
     }
     link_ = std::make_unique<Link>(*std::move(socket), kMaxTableEntry * meeting_.expected.size() + kMaxHello);
     link_->send(FrameType::hello, write_hello({kProtocolVersion, meeting_.rank, meeting_.nranks, meeting_.self}));
     link_->flush();
-    return true;
+    return Outcome::met;
   }
 
   Outcome wait_for_table() {

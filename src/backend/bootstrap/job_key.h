@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is derived from a job's name and secret: the guard that ranks show each other, and the names and ports they meet at.
+// What is derived from a job's name and secret: the guard that ranks prove each other to know, and the names and ports they meet at.
 #pragma once
 
 #include <array>

@@ -18,7 +18,8 @@ struct Launch {
   int nranks = 1;
   // Both the guard that keeps jobs apart and the name ranks of one host meet under. Not secret.
   std::string job;
-  // Shown by every rank before a byte of it is believed. All zero where the launcher hands round no secret: then `job` alone guards.
+  // Every rank proves that it knows it before a byte of it is believed; it never travels. All zero where the launcher hands round no
+  // secret: then `job` alone guards.
   std::array<uint8_t, 32> secret{};
   // Where rank 0 listens when the world spans hosts; port 0: all ranks are on one host.
   std::string root_host;

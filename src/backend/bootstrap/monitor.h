@@ -124,7 +124,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool handle_goodbye(const Connection& from, FrameReader reader);
   bool handle_give(const Connection& from, Frame& frame);
   bool handle_answer(Frame& frame);
-  void drain(Connection& connection);
+  bool receive_from(Connection& connection);
   void mark_left(int rank);
   void died(int rank);
   void drop_links(int rank);

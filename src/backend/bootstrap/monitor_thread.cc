@@ -108,26 +108,24 @@ void Monitor::serve() {
   }
 }
 
-// Reads and handles what has arrived on a connection, also the last words of one that is about to be closed.
-void Monitor::drain(Connection& connection) {
+// Reads once and handles what has come; false when nothing had. What a busy connection still holds waits until the others have been served.
+bool Monitor::receive_from(Connection& connection) {
   std::vector<Frame> frames;
-  while (connection.link && connection.link->receive(&frames)) {
-    connection.silence_ns = 0;
-    for (Frame& frame : frames) {
-      if (connection.link && !handle(connection, frame)) {
-        found(Status(Code::corrupt, text(name(connection.rank), " sent a message that makes no sense"), Blame{connection.rank}));
-        if (connection.link) connection.link->flush();
-        connection.link.reset();
-      }
+  if (!connection.link || !connection.link->receive(&frames)) return false;
+  connection.silence_ns = 0;
+  for (Frame& frame : frames) {
+    if (connection.link && !handle(connection, frame)) {
+      found(Status(Code::corrupt, text(name(connection.rank), " sent a message that makes no sense"), Blame{connection.rank}));
+      if (connection.link) connection.link->flush();
+      connection.link.reset();
     }
-    frames.clear();
   }
+  return true;
 }
 
 void Monitor::serve_connection(size_t index) {
   Connection& connection = connections_[index];
-  if (!connection.link) return;
-  drain(connection);
+  receive_from(connection);
   if (!connection.link || connection.link->state() == Link::State::open) return;
   const int rank = connection.rank;
   if (connection.link->state() == Link::State::starved) {
@@ -166,7 +164,9 @@ void Monitor::close_connection(size_t index) {
 void Monitor::process_ended(const Watch& watch) {
   for (const int rank : watch.ranks) {
     for (Connection& c : connections_) {
-      if (c.rank == rank) drain(c);
+      // Its last words: no more of them than the socket's buffers hold, for nobody is left to send.
+      while (c.rank == rank && receive_from(c)) {
+      }
     }
     if (has_left(rank)) continue;
     // Over a UNIX socket everything the process ever sent has been read by now. A goodbye that goes another way gets a moment.

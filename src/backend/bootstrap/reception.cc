@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 
+#include "backend/bootstrap/handshake.h"
 #include "base/deadline.h"
 #include "base/log.h"
 #include "base/text.h"
@@ -18,13 +20,6 @@ namespace {
 
 constexpr uint64_t kPatienceNs = 5'000'000'000;
 constexpr uint64_t kPauseNs = 20'000'000;
-
-// Takes the same time wherever the first difference is.
-bool equal_in_constant_time(const uint8_t* a, const uint8_t* b, size_t count) {
-  volatile uint8_t difference = 0;
-  for (size_t i = 0; i < count; ++i) difference = static_cast<uint8_t>(difference | (a[i] ^ b[i]));
-  return difference == 0;
-}
 
 bool read_hello(const Frame& frame, Hello* hello) {
   if (frame.type != FrameType::hello || !frame.fds.empty()) return false;
@@ -77,9 +72,9 @@ void Reception::accept_all() {
         return;
       }
       if (!socket->valid()) break;
-      // A rank sends its preamble as it connects; whoever has stood here longest without one is the likeliest stranger.
+      // A rank sends what is asked of it at once; whoever has stood here longest is the likeliest stranger.
       if (pending_.size() >= max_pending_) {
-        turn_away(pending_.front(), "too many connections wait without having shown the job's secret");
+        turn_away(pending_.front(), "too many connections wait without having proved that they know the job's secret");
         pending_.erase(pending_.begin());
       }
       Pending pending;
@@ -90,39 +85,59 @@ void Reception::accept_all() {
   }
 }
 
-Reception::Outcome Reception::check_preamble(Pending* pending, std::string* why) {
+Reception::Outcome Reception::advance_handshake(Pending* pending, std::string* why) {
   const auto credentials = peer_credentials(pending->socket.get());
   if (credentials && credentials->uid != ::getuid()) {
     *why = "it belongs to another user";
     return Outcome::refuse;
   }
-  char bytes[sizeof(Preamble)];
-  const size_t missing = sizeof bytes - pending->preamble.size();
+  const size_t wanted = pending->expected.empty() ? kOpeningSize : kOpeningSize + kProofSize;
+  char bytes[kOpeningSize + kProofSize];
   // recv drops descriptors that a stranger attaches.
-  const ssize_t n = ::recv(pending->socket.get(), bytes, missing, MSG_DONTWAIT);
+  const ssize_t n = ::recv(pending->socket.get(), bytes, wanted - pending->said.size(), MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return Outcome::wait;
   if (n <= 0) {
-    *why = text("it closed after ", pending->preamble.size(), " bytes");
+    *why = pending->expected.empty() ? text("it closed after ", pending->said.size(), " bytes")
+                                     : "it closed when it had seen this job's proof: it knows another secret, or belongs to another job";
     return Outcome::refuse;
   }
-  pending->preamble.append(bytes, static_cast<size_t>(n));
-  const size_t magic_size = std::min(pending->preamble.size(), sizeof(Preamble::magic));
-  if (std::memcmp(pending->preamble.data(), kPreambleMagic, magic_size) != 0) {
-    *why = "it does not speak this library's protocol";
-    return Outcome::refuse;
-  }
-  if (pending->preamble.size() < sizeof(Preamble)) return Outcome::wait;
-  const auto* shown = reinterpret_cast<const uint8_t*>(pending->preamble.data()) + sizeof(Preamble::magic);
-  if (!equal_in_constant_time(shown, guard_.data(), guard_.size())) {
-    *why = "it showed another secret, or belongs to another job";
+  pending->said.append(bytes, static_cast<size_t>(n));
+  if (pending->expected.empty()) return read_opening(pending, why);
+  if (pending->said.size() < wanted) return Outcome::wait;
+  if (!same_proof(std::string_view(pending->said).substr(kOpeningSize), pending->expected)) {
+    *why = "it knows another secret, or belongs to another job";
     return Outcome::refuse;
   }
   pending->link = std::make_unique<Link>(std::move(pending->socket), kMaxHello);
   return Outcome::wait;
 }
 
+Reception::Outcome Reception::read_opening(Pending* pending, std::string* why) {
+  const size_t magic_size = std::min(pending->said.size(), kHandshakeMagic.size());
+  if (pending->said.compare(0, magic_size, kHandshakeMagic, 0, magic_size) != 0) {
+    *why = "it does not speak this library's protocol";
+    return Outcome::refuse;
+  }
+  if (pending->said.size() < kOpeningSize) return Outcome::wait;
+  const auto own = fresh_nonce();
+  if (!own.ok()) {
+    *why = own.status().text();
+    return Outcome::refuse;
+  }
+  Nonce guest;
+  std::memcpy(guest.data(), pending->said.data() + kHandshakeMagic.size(), guest.size());
+  const std::string answer = std::string(own->begin(), own->end()) + proof_of_host(guard_, guest, *own);
+  // The buffer of a fresh socket is empty, so this is sent whole.
+  if (::send(pending->socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(answer.size())) {
+    *why = "it closed before it was answered";
+    return Outcome::refuse;
+  }
+  pending->expected = proof_of_guest(guard_, guest, *own);
+  return Outcome::wait;
+}
+
 Reception::Outcome Reception::advance(Pending* pending, Arrival* arrival, std::string* why) {
-  if (!pending->link && check_preamble(pending, why) == Outcome::refuse) return Outcome::refuse;
+  if (!pending->link && advance_handshake(pending, why) == Outcome::refuse) return Outcome::refuse;
   if (pending->link) {
     std::vector<Frame> frames;
     pending->link->receive(&frames);
@@ -133,7 +148,7 @@ Reception::Outcome Reception::advance(Pending* pending, Arrival* arrival, std::s
         arrival->early = std::move(frames);
         return Outcome::arrived;
       }
-      *why = "it showed the secret, but its hello cannot be read";
+      *why = "it knows the secret, but its hello cannot be read";
       return Outcome::refuse;
     }
     if (pending->link->state() != Link::State::open) {

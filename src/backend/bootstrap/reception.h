@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reception: the door of a rendezvous. It accepts connections, turns strangers away, and yields those that have shown the guard and said
-// hello. Strangers may send anything, or nothing, in any number: each may send 40 bytes before they are compared, has a few seconds, and
-// only so many may stand at the door at once.
+// Reception: the door of a rendezvous. It accepts connections, turns strangers away, and yields those that have proved that they know the
+// guard (handshake.h) and said hello. Strangers may send anything, or nothing, in any number: of each at most 56 bytes are read and
+// compared, it has a few seconds, and only so many may stand at the door at once.
 #pragma once
 
 #include <poll.h>
@@ -18,14 +18,6 @@
 #include "backend/bootstrap/socket.h"
 
 namespace megadp {
-
-// The first bytes on a connection, before the first frame.
-struct Preamble {
-  char magic[8];
-  uint8_t guard[32];
-};
-static_assert(sizeof(Preamble) == 40);
-constexpr char kPreambleMagic[9] = "MDPJOIN1";
 
 // The payload of the hello frame.
 struct Hello {
@@ -55,9 +47,10 @@ class Reception {
 
  private:
   struct Pending {
-    std::unique_ptr<Link> link;  // once the guard was right
+    std::unique_ptr<Link> link;  // once the proof was right
     Fd socket;                   // until then
-    std::string preamble;
+    std::string said;            // of the handshake so far
+    std::string expected;        // the proof, once the guest's nonce is known
     uint64_t since_ns = 0;
   };
   enum class Outcome {
@@ -67,7 +60,8 @@ class Reception {
   };
   void accept_all();
   Outcome advance(Pending* pending, Arrival* arrival, std::string* why);
-  Outcome check_preamble(Pending* pending, std::string* why);
+  Outcome advance_handshake(Pending* pending, std::string* why);
+  Outcome read_opening(Pending* pending, std::string* why);
   void turn_away(const Pending& pending, const std::string& why) const;
 
   std::vector<Fd> listeners_;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous: how the ranks of a job find each other. One rank, the host of the meeting, listens; the others connect, show the
-// guard, say who they are, and wait until all have come.
+// The rendezvous: how the ranks of a job find each other. One rank, the host of the meeting, listens; the others connect, prove that
+// they know the guard (handshake.h), say who they are, and wait until all have come.
 //
-//   rank ── preamble (magic, guard: 40 bytes), hello ──> host
+//   rank <── handshake ─────────────────────────────────> host
+//   rank ── hello ──────────────────────────────────────> host
 //   rank <── welcome, or refused ──────────────────────── host
 //   rank <── table of all processes ──────────────────── host      when the last has come; the host stops listening first,
 //                                                                  so that the next rendezvous of the job can have the name
@@ -10,7 +11,7 @@
 //                                                                  a welcome, to those that come up to 2 s later, but not
 //                                                                  after the host's own deadline
 //
-// Whoever does not show the guard is a stranger: nothing more of it is read, and it gets no answer.
+// Whoever does not know the guard is a stranger: neither side reads more of it than its proof.
 #pragma once
 
 #include <functional>

@@ -18,6 +18,7 @@
 #include <cstring>
 #include <memory>
 
+#include "backend/bootstrap/bounded_call.h"
 #include "base/text.h"
 
 namespace megadp {
@@ -52,7 +53,8 @@ bool is_this_machine(const std::string& host) {
   return host == "localhost" || (::uname(&name) == 0 && host == name.nodename);
 }
 
-Result<AddressList> look_up(const Endpoint& endpoint, int flags) {
+// Waits for name servers, however long they take, where the host is a name and not a number.
+Status look_up_waiting(const Endpoint& endpoint, int flags, AddressList* out) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = flags | AI_NUMERICSERV;
@@ -65,8 +67,37 @@ Result<AddressList> look_up(const Endpoint& endpoint, int flags) {
     error = ::getaddrinfo(nullptr, port.c_str(), &hints, &list);
   }
   if (error == EAI_SYSTEM) return system_error(text("looking up ", endpoint.host), errno);
-  if (error != 0) return Status(Code::system, text("looking up ", endpoint.host, ": ", ::gai_strerror(error)));
-  return AddressList{std::unique_ptr<addrinfo, AddressList::Free>(list)};
+  if (error != 0) return {Code::system, text("looking up ", endpoint.host, ": ", ::gai_strerror(error))};
+  out->head.reset(list);
+  return {};
+}
+
+// For what needs no name server: numbers, and this machine's own addresses.
+Result<AddressList> look_up_here(const Endpoint& endpoint, int flags) {
+  AddressList list;
+  Status status = look_up_waiting(endpoint, flags, &list);
+  if (!status.ok()) return status;
+  return list;
+}
+
+Result<AddressList> look_up(const Endpoint& endpoint, Deadline deadline) {
+  auto number = look_up_here(endpoint, AI_NUMERICHOST);
+  if (number.ok()) return number;
+  auto list = std::make_shared<AddressList>();
+  auto call = BoundedCall::start([endpoint, list] {
+    Status status = look_up_waiting(endpoint, AI_ADDRCONFIG, list.get());
+    // A machine whose only address is ::1 or 127.0.0.1 counts as having none for AI_ADDRCONFIG.
+    return status.ok() ? status : look_up_waiting(endpoint, 0, list.get());
+  });
+  if (!call.ok()) return call.status();
+  const uint64_t begun = now_ns();
+  Status status = (*call)->wait(deadline);
+  if (status.code() == Code::pending) {
+    const uint64_t waited_ms = (now_ns() - begun) / 1'000'000;
+    return Status(Code::system, text("looking up ", endpoint.host, ": the name servers have not answered for ", waited_ms, " ms"));
+  }
+  if (!status.ok()) return status;
+  return std::move(*list);
 }
 
 sockaddr_un abstract_address(const std::string& name, socklen_t* length) {
@@ -103,7 +134,7 @@ Result<Fd> listen_address(const Endpoint& endpoint, const addrinfo& address, boo
 }
 
 Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
-  auto literal = look_up(endpoint, AI_NUMERICHOST | AI_PASSIVE);
+  auto literal = look_up_here(endpoint, AI_NUMERICHOST | AI_PASSIVE);
   if (literal.ok()) {
     auto fd = listen_address(endpoint, *literal->head, false);
     if (fd.ok()) {
@@ -114,7 +145,7 @@ Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
     // An address of a translating router is not one of this machine's own: listen everywhere, the guard is checked anyway.
     if (errno != EADDRNOTAVAIL) return fd.status();
   }
-  auto any = look_up(endpoint, AI_PASSIVE);
+  auto any = look_up_here(endpoint, AI_PASSIVE);
   if (!any.ok()) return any.status();
   std::vector<Fd> fds;
   Status failure;
@@ -177,9 +208,7 @@ Result<Fd> connect_unix(const Endpoint& endpoint) {
 }
 
 Result<Fd> connect_tcp(const Endpoint& endpoint, Deadline deadline) {
-  auto addresses = look_up(endpoint, AI_ADDRCONFIG);
-  // A machine whose only address is ::1 or 127.0.0.1 counts as having none for AI_ADDRCONFIG.
-  if (!addresses.ok()) addresses = look_up(endpoint, 0);
+  auto addresses = look_up(endpoint, deadline);
   if (!addresses.ok()) return addresses.status();
   Status failure;
   for (const addrinfo* a = addresses->head.get(); a != nullptr; a = a->ai_next) {

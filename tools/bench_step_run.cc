@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// A round is: copy, square sum, begin_step, AdamW, each between two events of the stream. Rounds are submitted without waiting, so what a
+// launch costs the host does not show.
+#include "bench_step_run.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "backend/bootstrap/launch.h"
+#include "base/deadline.h"
+#include "base/math.h"
+#include "host/kernels.h"
+
+namespace megadp::tool {
+namespace {
+
+constexpr uint64_t kJoinTimeout = 60'000'000'000, kRunTimeout = 300'000'000'000;
+constexpr int kWarmUps = 3;
+constexpr size_t kChunk = size_t{1} << 20;  // elements that are made up or compared at a time
+constexpr AdamW kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01};
+constexpr StepRule kRule{1.0, 1.0, kHyper.beta1, kHyper.beta2, true};
+
+// Never the same for neighbours, exact in every type: a gradient in [-1, 1), a parameter in [-2, 2).
+float value_of(uint64_t i) {
+  return static_cast<float>(static_cast<int>((i * 2654435761u >> 8) % 256) - 128) / 128;
+}
+
+class StepBench {
+ public:
+  explicit StepBench(const StepTask& task) : task_(task) {}
+  Status open();
+  Status check_results();
+  Status run();
+  StepFigures figures();
+
+ private:
+  enum Part {
+    copy,
+    square_sum,
+    begin_step,
+    adamw,
+    part_count
+  };
+  Status submit(Part part);
+  Status round(std::vector<std::shared_ptr<Event>>* events);
+  Status fill();
+  Status wait();
+  Status compare_chunk(uint64_t first, const StepScalars& scalars);
+  Status allocate(std::unique_ptr<Memory>* out, uint64_t bytes);
+  StepTiming timing(Part part, uint64_t bytes);
+
+  const StepTask task_;
+  std::shared_ptr<Backend> backend_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Memory> grad_, master_, m_, v_, param_, scalars_, copy_from_, copy_to_;
+  std::vector<double> times_[part_count];  // milliseconds
+  uint64_t host_syncs_ = 0;
+
+  bool own_master() const { return task_.param_type != DType::f32; }
+  void* param() const { return own_master() ? param_->data() : master_->data(); }
+  StepScalars* scalars() const { return static_cast<StepScalars*>(scalars_->data()); }
+  // Gradient read; m and v read and written; the fp32 value read and written; the parameter written where it is another.
+  uint64_t adamw_bytes() const {
+    return task_.numel * (size_of(task_.grad_type) + 3 * 2 * sizeof(float) + (own_master() ? size_of(task_.param_type) : 0));
+  }
+  uint64_t copy_count() const { return adamw_bytes() / (2 * sizeof(float)); }
+};
+
+Status StepBench::allocate(std::unique_ptr<Memory>* out, uint64_t bytes) {
+  auto memory = backend_->allocate(bytes);
+  if (!memory) return memory.status();
+  *out = *std::move(memory);
+  return {};
+}
+
+Status StepBench::open() {
+  Result<Launch> launch = launch_from_environment();
+  if (!launch) return launch.status();
+  if (launch->nranks != 1) return invalid("a step is measured on one rank, but ", launch->launcher, " has started ", launch->nranks);
+  auto world = World::join(*launch, kJoinTimeout);
+  if (!world) return world.status();
+  auto backend = open_backend({.kind = task_.backend}, *world);
+  if (!backend) return backend.status();
+  backend_ = *std::move(backend);
+  auto stream = backend_->create_stream("bench");
+  if (!stream) return stream.status();
+  stream_ = *std::move(stream);
+  const struct {
+    std::unique_ptr<Memory>* out;
+    uint64_t bytes;
+  } arrays[] = {{&grad_, task_.numel * size_of(task_.grad_type)},
+                {&master_, task_.numel * sizeof(float)},
+                {&m_, task_.numel * sizeof(float)},
+                {&v_, task_.numel * sizeof(float)},
+                {&param_, own_master() ? task_.numel * size_of(task_.param_type) : 0},
+                {&scalars_, sizeof(StepScalars)},
+                {&copy_from_, copy_count() * sizeof(float)},
+                {&copy_to_, copy_count() * sizeof(float)}};
+  for (const auto& array : arrays)
+    if (Status allocated = allocate(array.out, array.bytes); !allocated) return allocated;
+  return fill();
+}
+
+Status StepBench::fill() {
+  std::vector<float> values(kChunk);
+  std::vector<std::byte> grads(kChunk * size_of(task_.grad_type));
+  for (uint64_t first = 0; first < std::max(task_.numel, copy_count()); first += kChunk) {
+    for (size_t i = 0; i < kChunk; ++i) values[i] = value_of(first + i);
+    if (first < copy_count()) {
+      const uint64_t n = std::min<uint64_t>(kChunk, copy_count() - first);
+      if (Status done = backend_->write(static_cast<float*>(copy_from_->data()) + first, values.data(), n * sizeof(float)); !done)
+        return done;
+    }
+    if (first >= task_.numel) continue;
+    const uint64_t n = std::min<uint64_t>(kChunk, task_.numel - first);
+    if (Status cast = host::cast(grads.data(), task_.grad_type, values.data(), DType::f32, n); !cast) return cast;
+    auto* const grad = static_cast<std::byte*>(grad_->data()) + first * size_of(task_.grad_type);
+    if (Status done = backend_->write(grad, grads.data(), n * size_of(task_.grad_type)); !done) return done;
+    for (float& value : values) value *= 2;
+    if (Status done = backend_->write(static_cast<float*>(master_->data()) + first, values.data(), n * sizeof(float)); !done) return done;
+  }
+  StepScalars scalars{};
+  scalars.beta1_power = scalars.beta2_power = 1;
+  return backend_->write(scalars_->data(), &scalars, sizeof scalars);
+}
+
+Status StepBench::submit(Part part) {
+  switch (part) {
+    case copy:
+      return backend_->cast(*stream_, copy_to_->data(), DType::f32, copy_from_->data(), DType::f32, copy_count());
+    case square_sum:
+      if (Status zeroed = backend_->zero(*stream_, scalars(), 2 * sizeof(double)); !zeroed) return zeroed;  // square_sum, nonfinite
+      return backend_->square_sum(*stream_, grad_->data(), task_.grad_type, task_.numel, scalars());
+    case begin_step:
+      return backend_->begin_step(*stream_, scalars(), kRule.max_norm, kRule.loss_scale, kRule.beta1, kRule.beta2, kRule.skip_nonfinite);
+    default:
+      return backend_->adamw(*stream_, kHyper, scalars(), grad_->data(), task_.grad_type, static_cast<float*>(master_->data()),
+                             static_cast<float*>(m_->data()), static_cast<float*>(v_->data()), param(), task_.param_type, task_.numel);
+  }
+}
+
+Status StepBench::round(std::vector<std::shared_ptr<Event>>* events) {
+  for (int part = 0; part <= part_count; ++part) {
+    auto event = stream_->record();
+    if (!event) return event.status();
+    events->push_back(*std::move(event));
+    if (part == part_count) break;
+    if (Status submitted = submit(static_cast<Part>(part)); !submitted) return submitted;
+  }
+  return {};
+}
+
+Status StepBench::wait() {
+  auto event = stream_->record();
+  return event ? (*event)->wait(Deadline::after_ns(kRunTimeout)) : event.status();
+}
+
+// A first step from known values, by the scalars that it has left.
+Status StepBench::compare_chunk(uint64_t first, const StepScalars& scalars) {
+  const size_t n = std::min<uint64_t>(kChunk, task_.numel - first), grad_size = size_of(task_.grad_type),
+               param_size = size_of(task_.param_type);
+  std::vector<float> expected(n), m(n), v(n), seen(n);
+  std::vector<std::byte> grad(n * grad_size), param(n * param_size), seen_param(n * param_size);
+  for (size_t i = 0; i < n; ++i) expected[i] = value_of(first + i);
+  if (Status cast = host::cast(grad.data(), task_.grad_type, expected.data(), DType::f32, n); !cast) return cast;
+  for (float& value : expected) value *= 2;
+  void* const to = own_master() ? static_cast<void*>(param.data()) : expected.data();
+  Status done = host::adamw(adamw_constants(kHyper, scalars), grad.data(), task_.grad_type, expected.data(), m.data(), v.data(), to,
+                            task_.param_type, n);
+  if (!done) return done;
+  const struct {
+    const char* name;
+    const Memory& memory;
+    const std::vector<float>& right;
+  } arrays[] = {{"fp32 values", *master_, expected}, {"first moments", *m_, m}, {"second moments", *v_, v}};
+  for (const auto& array : arrays) {
+    const auto* const from = static_cast<const float*>(const_cast<Memory&>(array.memory).data()) + first;
+    if (Status read = backend_->read(seen.data(), from, n * sizeof(float)); !read) return read;
+    if (std::memcmp(seen.data(), array.right.data(), n * sizeof(float)) != 0)
+      return internal_error("AdamW gives other ", array.name, " than the host's kernel, among the ", n, " elements from ", first);
+  }
+  if (!own_master()) return {};
+  const auto* const from = static_cast<const std::byte*>(param_->data()) + first * param_size;
+  if (Status read = backend_->read(seen_param.data(), from, n * param_size); !read) return read;
+  return seen_param == param ? Status()
+                             : internal_error("AdamW gives other parameters than the host's kernel, among the ", n, " from ", first);
+}
+
+// What is measured must also be right: the first and the last chunk bit by bit, the rest by the sum of squares.
+Status StepBench::check_results() {
+  std::vector<std::shared_ptr<Event>> events;
+  if (Status done = round(&events); !done) return done;
+  if (Status done = wait(); !done) return done;
+  StepScalars scalars{};
+  if (Status read = backend_->read(&scalars, scalars_->data(), sizeof scalars); !read) return read;
+  double sum = 0;
+  for (uint64_t i = 0; i < task_.numel; ++i) sum += static_cast<double>(value_of(i)) * static_cast<double>(value_of(i));
+  if (scalars.square_sum != sum || scalars.nonfinite != 0)  // the values are multiples of 1/128: every sum of theirs is exact
+    return internal_error("the sum of squares is ", scalars.square_sum, " with ", scalars.nonfinite, " not finite: ", sum, " is right");
+  if (Status right = compare_chunk(0, scalars); !right) return right;
+  return task_.numel > kChunk ? compare_chunk(task_.numel - kChunk, scalars) : Status();
+}
+
+Status StepBench::run() {
+  for (int done = -kWarmUps; done < task_.rounds; done += kWarmUps) {
+    const int rounds = done < 0 ? kWarmUps : std::min(kWarmUps, task_.rounds - done);  // a few at a time: an event each is little memory
+    std::vector<std::shared_ptr<Event>> events;
+    const uint64_t syncs = backend_->host_syncs();
+    for (int i = 0; i < rounds; ++i)
+      if (Status submitted = round(&events); !submitted) return submitted;
+    host_syncs_ += backend_->host_syncs() - syncs;
+    if (Status waited = wait(); !waited) return waited;
+    for (size_t at = 0; at < events.size() && done >= 0; ++at) {
+      if (Status reached = events[at]->status(); !reached) return reached;
+      const size_t part = at % (part_count + 1);
+      if (part == 0) continue;
+      times_[part - 1].push_back(static_cast<double>(events[at]->time_ns() - events[at - 1]->time_ns()) / 1e6);
+    }
+  }
+  return {};
+}
+
+StepTiming StepBench::timing(Part part, uint64_t bytes) {
+  std::vector<double>& times = times_[part];
+  std::sort(times.begin(), times.end());
+  const size_t half = times.size() / 2;
+  return {bytes, times.front(), times.size() % 2 == 1 ? times[half] : (times[half - 1] + times[half]) / 2};
+}
+
+StepFigures StepBench::figures() {
+  return {timing(adamw, adamw_bytes()), timing(square_sum, task_.numel * size_of(task_.grad_type)),
+          timing(copy, copy_count() * 2 * sizeof(float)), host_syncs_};
+}
+
+}  // namespace
+
+Result<StepFigures> bench_step(const StepTask& task) {
+  StepBench bench(task);
+  if (Status opened = bench.open(); !opened) return opened;
+  if (Status right = bench.check_results(); !right) return right;
+  if (Status done = bench.run(); !done) return done;
+  return bench.figures();
+}
+
+}  // namespace megadp::tool
