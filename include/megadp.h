@@ -24,7 +24,10 @@
  *   local / collective   "Collective" calls must be made by every rank of the communicator, in the same order; they wait for the
  *             other ranks, at most for the communicator's timeout. All others are local and never wait for another rank.
  *   streams   On the host a stream is NULL: operands are ready when the call is made. `mdp_request **out` may be NULL: then the call
- *             returns when the work is done; otherwise it returns at once and the request reports the end.
+ *             returns when the work is done; otherwise it returns at once and the request reports the end. With CUDA a stream is a
+ *             cudaStream_t of the rank's device, NULL its default stream: the call's work comes after what the caller has put there, and
+ *             "returns when the work is done" becomes "returns when it is submitted; what the caller puts there later comes after it".
+ *             Failures of such work are reported by a later call. Nothing waits for the device unless it is said.
  *   tensors   Shape and strides are counted in elements, strides may be negative. Data is aligned to its element size; it may be NULL in
  *             a tensor without elements. A tensor passed in is borrowed for the call only.
  *   threads   One thread at a time per communicator tree (a communicator, its splits, and all made from them). From any thread at any
@@ -55,7 +58,7 @@ typedef struct mdp_grid mdp_grid;           /* the world cut into tp x cp x ep x
 typedef struct mdp_buffer mdp_buffer;       /* parameters and gradients: laid out, bucketed, owned         */
 typedef struct mdp_optimizer mdp_optimizer; /* this rank's shard of optimizer state                        */
 typedef struct mdp_request mdp_request;     /* one pending operation                                       */
-typedef void* mdp_stream;                   /* NULL on the host                                            */
+typedef void* mdp_stream;                   /* NULL on the host; a cudaStream_t with CUDA                  */
 struct DLManagedTensorVersioned;            /* dlpack.h (1.0 or newer), only for who uses it               */
 
 /* ── Enumerations ────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -440,14 +443,16 @@ MDP_API mdp_status mdp_comm_abort(mdp_comm* comm);
 /* Drops this handle; the tree ends with its last handle, and the other ranks are told that this rank has left. */
 MDP_API void mdp_comm_destroy(mdp_comm* comm);
 
-/* Collectives on the caller's arrays, n = number of ranks. All of them: host memory, dense and row-major, dtypes of `from` and `to`
- * equal, counts and dtypes equal on all ranks; shapes do not matter otherwise, and may be empty everywhere. `from` and `to` may be apart
- * or "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished.
- * Sums are taken in rank order and accumulated in fp32 (f64 in f64; i64 wraps around, u8 stops at 255), averages divided once, then
- * rounded once: the result does not depend on timing. AVG is not for i64 and u8; MAX and MIN of a NaN are a NaN.
+/* Collectives on the caller's arrays, n = number of ranks. All of them: dense and row-major, in the memory of the host or, with CUDA,
+ * of the rank's device (alike on all ranks; arrays of the host go over the host's group of the same ranks), dtypes of `from` and `to`
+ * equal, counts and dtypes equal on all ranks; shapes do not matter otherwise, and may be empty everywhere. `from` and `to` may be apart or
+ * "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished. On the
+ * host, and with MDP_COMM_EXACT_SUMS, sums are taken in rank order and accumulated in fp32 (f64 in f64; i64 wraps around, u8 stops at 255),
+ * averages divided once, then rounded once: the result does not depend on timing. AVG is not for i64 and u8; MAX and MIN of a NaN are a
+ * NaN.
  * Collective over comm; blocking when out is NULL.
- * Errors: INVALID, UNSUPPORTED (device memory), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT, ABORTED;
- * after the last four the tree is unusable. */
+ * Errors: INVALID, UNSUPPORTED (memory of another kind), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT,
+ * ABORTED; after the last four the tree is unusable. */
 
 /* to = op over ranks of from. In place: the same data. */
 MDP_API mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,
@@ -637,7 +642,9 @@ MDP_API mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t grou
  * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is MDP_E_NUMERIC otherwise (a call without a request names the parameter and
  * element on the rank that owns it); either way nothing has changed on any rank.
  * Collective over the grid's world. Without out: returns when all parameters are whole. With out: returns once the report is known (at
- * once without report) while parameters are still gathered; mdp_param_wait or the request wait for them.
+ * once without report) while parameters are still gathered; mdp_param_wait or the request wait for them. With CUDA a step without report
+ * waits for nothing; that its gradient was not finite is then the outcome of the request, or without one of the next step, which is not
+ * taken.
  * Errors: INVALID, STATE (no finished mdp_grad_sync, or a failed one), NUMERIC, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 

@@ -57,9 +57,30 @@ Status check_overlap(const Tensor& inner, const char* inner_name, const Tensor& 
                  " bytes into ", outer_name, ".data (in place)");
 }
 
-// What is the same in all collectives. `submit` checks the operands and puts the operation on the queue.
+// Which of a communicator's two ways an operation goes: over its backend, or, for arrays of the host beside a device, over the host's group
+// of the same ranks.
+struct Way {
+  Group& group;
+  Stream& stream;
+  Place place;  // of its arrays
+};
+
+Way way_of(mdp_comm& comm, const mdp_tensor* first, const char* argument) {
+  Tree& tree = *comm.tree;
+  const Place place = tree.backend->place();
+  if (tree.on_device()) {
+    auto given = take(first, argument);  // what is wrong with it is said when it is taken in earnest
+    if (given && given->device_type != static_cast<int32_t>(place.type)) {
+      return {comm.object->group().control(), tree.control(), Place{}};
+    }
+  }
+  return {comm.object->group(), *tree.queue, place};
+}
+
+// What is the same in all collectives. `submit` checks the operands and puts the operation on the way's stream.
 template <class Submit>
-mdp_status collective(mdp_comm* comm, mdp_stream stream, mdp_request** out, Submit&& submit) {
+mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argument, mdp_stream stream, mdp_request** out,
+                      Submit&& submit) {
   return guard([&]() -> Status {
     if (out != nullptr) {
       if (Status status = check_out(out, "out"); !status) return status;
@@ -67,9 +88,10 @@ mdp_status collective(mdp_comm* comm, mdp_stream stream, mdp_request** out, Subm
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
     if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
     auto request = prepare_request(out, comm->tree, comm->object);
+    const Way way = way_of(*comm, first, argument);
     if (Status ordered = comm->tree->queue->wait_for_caller(stream); !ordered) return ordered;
-    if (Status status = submit(comm->object->group(), *comm->tree->queue); !status) return status;
-    auto pending = comm->object->finish(stream, out != nullptr);
+    if (Status status = submit(way); !status) return status;
+    auto pending = comm->object->finish(way.stream, stream, out != nullptr);
     if (!pending) return pending.status();
     return give_request(std::move(request), *std::move(pending), out);
   });
@@ -78,64 +100,66 @@ mdp_status collective(mdp_comm* comm, mdp_stream stream, mdp_request** out, Subm
 }  // namespace
 
 mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream, mdp_request** out) {
-  return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to, place_of(*comm));
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
     if (!pair) return pair.status();
     auto ours = take_op(op, pair->from.type);
     if (!ours) return ours.status();
     if (Status status = check_counts(*pair, 1, 1); !status) return status;
     if (Status status = check_overlap(pair->from, "from", pair->to, "to", 0); !status) return status;
-    return group.all_reduce(queue, pair->from.data, pair->to.data, pair->to.numel, pair->to.type, *ours, Tag{-1, "all-reduce"});
+    return way.group.all_reduce(way.stream, pair->from.data, pair->to.data, pair->to.numel, pair->to.type, *ours, Tag{-1, "all-reduce"});
   });
 }
 
 mdp_status mdp_reduce_scatter(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,
                               mdp_request** out) {
-  return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to, place_of(*comm));
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
     if (!pair) return pair.status();
     auto ours = take_op(op, pair->from.type);
     if (!ours) return ours.status();
-    const auto size = static_cast<uint64_t>(group.size());
+    const auto size = static_cast<uint64_t>(way.group.size());
     if (Status status = check_counts(*pair, size, 1); !status) return status;
-    const uint64_t own = static_cast<uint64_t>(group.rank()) * pair->to.bytes();
+    const uint64_t own = static_cast<uint64_t>(way.group.rank()) * pair->to.bytes();
     if (Status status = check_overlap(pair->to, "to", pair->from, "from", own); !status) return status;
-    return group.reduce_scatter(queue, pair->from.data, pair->to.data, pair->to.numel, pair->to.type, *ours, Tag{-1, "reduce-scatter"});
+    return way.group.reduce_scatter(way.stream, pair->from.data, pair->to.data, pair->to.numel, pair->to.type, *ours,
+                                    Tag{-1, "reduce-scatter"});
   });
 }
 
 mdp_status mdp_all_gather(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out) {
-  return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to, place_of(*comm));
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
     if (!pair) return pair.status();
-    const auto size = static_cast<uint64_t>(group.size());
+    const auto size = static_cast<uint64_t>(way.group.size());
     if (Status status = check_counts(*pair, 1, size); !status) return status;
-    const uint64_t own = static_cast<uint64_t>(group.rank()) * pair->from.bytes();
+    const uint64_t own = static_cast<uint64_t>(way.group.rank()) * pair->from.bytes();
     if (Status status = check_overlap(pair->from, "from", pair->to, "to", own); !status) return status;
-    return group.all_gather(queue, pair->from.data, pair->to.data, pair->from.numel, pair->from.type, Tag{-1, "all-gather"});
+    return way.group.all_gather(way.stream, pair->from.data, pair->to.data, pair->from.numel, pair->from.type, Tag{-1, "all-gather"});
   });
 }
 
 mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out) {
-  return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto pair = take_pair(from, to, place_of(*comm));
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
     if (!pair) return pair.status();
     if (Status status = check_counts(*pair, 1, 1); !status) return status;
-    const auto size = static_cast<uint64_t>(group.size());
+    const auto size = static_cast<uint64_t>(way.group.size());
     if (pair->from.numel % size != 0) {
       return invalid("from and to have ", pair->from.numel, " elements, which ", size, " ranks cannot share evenly");
     }
     if (Status status = check_overlap(pair->from, "from", pair->to, "to", 0); !status) return status;
-    return group.all_to_all(queue, pair->from.data, pair->to.data, pair->from.numel / size, pair->from.type, Tag{-1, "all-to-all"});
+    return way.group.all_to_all(way.stream, pair->from.data, pair->to.data, pair->from.numel / size, pair->from.type,
+                                Tag{-1, "all-to-all"});
   });
 }
 
 mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root, mdp_stream stream, mdp_request** out) {
-  return collective(comm, stream, out, [&](Group& group, Stream& queue) -> Status {
-    auto ours = take_dense_tensor(tensor, "tensor", place_of(*comm));
+  return collective(comm, tensor, "tensor", stream, out, [&](const Way& way) -> Status {
+    auto ours = take_dense_tensor(tensor, "tensor", way.place);
     if (!ours) return ours.status();
-    if (root < 0 || root >= group.size()) return invalid("root is ", root, "; it must be 0 to ", group.size() - 1);
-    return group.broadcast(queue, ours->data, ours->numel, ours->type, root, Tag{-1, "broadcast"});
+    if (root < 0 || root >= way.group.size()) return invalid("root is ", root, "; it must be 0 to ", way.group.size() - 1);
+    return way.group.broadcast(way.stream, ours->data, ours->numel, ours->type, root, Tag{-1, "broadcast"});
   });
 }
 

@@ -87,11 +87,11 @@ Result<std::shared_ptr<Request>> Comm::request(std::function<Status()> complete)
   return std::make_shared<Request>(tree_, *event, tree_->event_fd.valid(), std::move(complete));
 }
 
-Result<std::shared_ptr<Request>> Comm::finish(void* consumer, bool want_request) {
+Result<std::shared_ptr<Request>> Comm::finish(Stream& used, void* consumer, bool want_request) {
   if (want_request) return request();
-  auto event = tree_->queue->record();
+  auto event = used.record();
   if (!event) return event.status();
-  if (Status status = tree_->queue->make_caller_wait(consumer, **event); !status) return status;
+  if (Status status = used.make_caller_wait(&used == tree_->queue.get() ? consumer : nullptr, **event); !status) return status;
   return std::shared_ptr<Request>();
 }
 

@@ -60,7 +60,8 @@ class Comm {
   Result<std::shared_ptr<Request>> request(std::function<Status()> complete = {});
   // Ends a series of submissions to the queue: with `want_request` a request that reports their end; otherwise orders `consumer` after
   // them, which on the host means waiting here, and returns a null pointer.
-  Result<std::shared_ptr<Request>> finish(void* consumer, bool want_request);
+  // `used` is the stream they were submitted to: the queue, or control(), whose consumer is the calling thread.
+  Result<std::shared_ptr<Request>> finish(Stream& used, void* consumer, bool want_request);
 
   // Blocking barrier.
   Status barrier();

@@ -102,9 +102,9 @@ class CudaGroup final : public Group {
   const std::unique_ptr<Group> control_;
   const bool exact_;
   std::mutex submitting_;
-  uint64_t submitted_ = 0;                      // under submitting_
-  std::shared_ptr<CudaWindow::Block> scratch_;  // likewise
-  std::vector<std::shared_ptr<void>> used_;     // likewise: what the collective being submitted works with
+  uint64_t submitted_ = 0;                   // under submitting_
+  std::shared_ptr<void> scratch_;            // likewise
+  std::vector<std::shared_ptr<void>> used_;  // likewise: what the collective being submitted works with
   size_t scratch_bytes_ = 0;
 };
 
