@@ -73,7 +73,8 @@ struct Setting {
   Ranks ranks = Ranks::on_test_world;
   std::function<Result<std::shared_ptr<Backend>>(std::shared_ptr<World>)> open;
   uint64_t timeout_ns = 60'000'000'000;
-  int killed = -1;  // with processes: this rank ends by SIGKILL, and says nothing
+  int killed = -1;              // with processes: this rank ends by SIGKILL, and says nothing
+  std::vector<int> sizes = {};  // run with these numbers of ranks alone; empty: with all that a case asks for
 };
 
 struct Outcome {
