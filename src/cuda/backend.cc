@@ -108,7 +108,8 @@ CudaBackend::CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host
 
 CudaBackend::~CudaBackend() {
   if (!gpu_->usable_here()) return;
-  constexpr uint64_t kGraceNs = 25'000'000;  // as the host's streams have
+  // Longer than the host's streams have: the caller's own work may be in front of the last collectives. Nobody waits for it but the watch.
+  constexpr uint64_t kGraceNs = 2'000'000'000;
   watch_->abandon(kGraceNs);
   if (moving_stream_ != nullptr) gpu_->plugin().stream_destroy(gpu_->device(), moving_stream_);
 }
