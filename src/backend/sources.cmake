@@ -23,4 +23,5 @@ set(MEGADP_backend_SOURCES
     bootstrap/reception.cc
     bootstrap/relay.cc
     bootstrap/rendezvous.cc
-    bootstrap/socket.cc)
+    bootstrap/socket.cc
+    bootstrap/wording.cc)

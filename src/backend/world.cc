@@ -60,7 +60,7 @@ class JoinedWorld final : public World {
   std::string describe(int rank) const override { return monitor_->describe(rank); }
 
   Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    Status status = check_members(members);
+    Status status = check_members(*this, members);
     if (!status.ok()) return status;
     if (mine.size() > kMaxExchangeBytes) {
       return invalid("a message of ", mine.size(), " bytes is too long to be exchanged: at most ", kMaxExchangeBytes);
@@ -77,7 +77,7 @@ class JoinedWorld final : public World {
   }
 
   Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) override {
-    Status status = check_members(members);
+    Status status = check_members(*this, members);
     if (!status.ok()) return status;
     for (const int member : members) {
       if (host(member) == host(rank())) continue;
@@ -114,17 +114,6 @@ class JoinedWorld final : public World {
   Status ended(const Status& why) {
     if (why.code() == Code::timeout || why.code() == Code::peer || why.code() == Code::desync) monitor_->fail(why);
     return why;
-  }
-
-  Status check_members(const std::vector<int>& members) const {
-    std::vector<bool> seen(static_cast<size_t>(size()));
-    for (const int member : members) {
-      if (member < 0 || member >= size()) return invalid("members: rank ", member, " is not one of the ", size(), " ranks");
-      if (seen[static_cast<size_t>(member)]) return invalid("members: rank ", member, " is listed twice");
-      seen[static_cast<size_t>(member)] = true;
-    }
-    if (!seen[static_cast<size_t>(rank())]) return invalid("members: this rank, ", rank(), ", is not among them");
-    return {};
   }
 
   std::shared_ptr<Monitor> monitor_;
@@ -190,6 +179,21 @@ Status meet_on_host(const Launch& launch, const Meeting& world, const std::vecto
 }
 
 }  // namespace
+
+Status check_members(const World& world, const std::vector<int>& members) {
+  std::vector<bool> seen(static_cast<size_t>(world.size()));
+  for (const int member : members) {
+    if (member < 0 || member >= world.size()) {
+      return invalid("members: ", member, " is not a rank of this world; ranks are 0 to ", world.size() - 1);
+    }
+    if (seen[static_cast<size_t>(member)]) return invalid("members: rank ", member, " is listed twice");
+    seen[static_cast<size_t>(member)] = true;
+  }
+  if (!seen[static_cast<size_t>(world.rank())]) {
+    return invalid("members: rank ", world.rank(), ", which makes the call, is not among them");
+  }
+  return {};
+}
 
 Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout_ns) {
   Launch launch = given;

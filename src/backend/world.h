@@ -84,4 +84,7 @@ class World {
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
 };
 
+// Every one a rank of the world, none twice, the calling one among them.
+Status check_members(const World& world, const std::vector<int>& members);
+
 }  // namespace megadp

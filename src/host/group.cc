@@ -11,20 +11,6 @@
 namespace megadp::host {
 namespace {
 
-Status check_members(const World& world, const std::vector<int>& members) {
-  bool found = false;
-  std::vector<bool> seen(static_cast<size_t>(world.size()));
-  for (const int rank : members) {
-    if (rank < 0 || rank >= world.size())
-      return invalid("members: ", rank, " is not a rank of this world; ranks are 0 to ", world.size() - 1);
-    if (seen[static_cast<size_t>(rank)]) return invalid("members: rank ", rank, " is named twice");
-    seen[static_cast<size_t>(rank)] = true;
-    found = found || rank == world.rank();
-  }
-  if (!found) return invalid("members: rank ", world.rank(), ", which makes the call, is not among them");
-  return {};
-}
-
 // A group of one has nobody to wait for: what is left of a collective is the division, and the copy from one place to the other.
 Status alone(const Operation& operation, const void* from, void* to, size_t count) {
   if (count == 0) return {};

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/symbol.h"
 #include "host/transport.h"
 
 namespace megadp::host {
@@ -41,36 +42,29 @@ class LoadingEnvironment {
   std::vector<const char*> set_;
 };
 
-template <class Function>
-bool find(void* library, const char* name, Function* out, std::string* missing) {
-  *out = reinterpret_cast<Function>(dlsym(library, name));
-  if (*out == nullptr) *missing += std::string(missing->empty() ? "" : ", ") + name;
-  return *out != nullptr;
-}
-
 std::string find_all(void* library, UcxLibrary* ucx) {
   std::string missing;
-  find(library, "ucp_get_version", &ucx->get_version, &missing);
-  find(library, "ucp_config_read", &ucx->config_read, &missing);
-  find(library, "ucp_config_modify", &ucx->config_modify, &missing);
-  find(library, "ucp_config_release", &ucx->config_release, &missing);
-  find(library, "ucp_init_version", &ucx->init_version, &missing);
-  find(library, "ucp_cleanup", &ucx->cleanup, &missing);
-  find(library, "ucp_worker_create", &ucx->worker_create, &missing);
-  find(library, "ucp_worker_destroy", &ucx->worker_destroy, &missing);
-  find(library, "ucp_worker_get_address", &ucx->worker_get_address, &missing);
-  find(library, "ucp_worker_release_address", &ucx->worker_release_address, &missing);
-  find(library, "ucp_worker_get_efd", &ucx->worker_get_efd, &missing);
-  find(library, "ucp_worker_arm", &ucx->worker_arm, &missing);
-  find(library, "ucp_worker_progress", &ucx->worker_progress, &missing);
-  find(library, "ucp_ep_create", &ucx->ep_create, &missing);
-  find(library, "ucp_ep_close_nbx", &ucx->ep_close_nbx, &missing);
-  find(library, "ucp_tag_send_nbx", &ucx->tag_send_nbx, &missing);
-  find(library, "ucp_tag_recv_nbx", &ucx->tag_recv_nbx, &missing);
-  find(library, "ucp_request_cancel", &ucx->request_cancel, &missing);
-  find(library, "ucp_request_check_status", &ucx->request_check_status, &missing);
-  find(library, "ucp_request_free", &ucx->request_free, &missing);
-  find(library, "ucs_status_string", &ucx->status_string, &missing);  // of libucs, which libucp brings along
+  find_symbol(library, "ucp_get_version", &ucx->get_version, &missing);
+  find_symbol(library, "ucp_config_read", &ucx->config_read, &missing);
+  find_symbol(library, "ucp_config_modify", &ucx->config_modify, &missing);
+  find_symbol(library, "ucp_config_release", &ucx->config_release, &missing);
+  find_symbol(library, "ucp_init_version", &ucx->init_version, &missing);
+  find_symbol(library, "ucp_cleanup", &ucx->cleanup, &missing);
+  find_symbol(library, "ucp_worker_create", &ucx->worker_create, &missing);
+  find_symbol(library, "ucp_worker_destroy", &ucx->worker_destroy, &missing);
+  find_symbol(library, "ucp_worker_get_address", &ucx->worker_get_address, &missing);
+  find_symbol(library, "ucp_worker_release_address", &ucx->worker_release_address, &missing);
+  find_symbol(library, "ucp_worker_get_efd", &ucx->worker_get_efd, &missing);
+  find_symbol(library, "ucp_worker_arm", &ucx->worker_arm, &missing);
+  find_symbol(library, "ucp_worker_progress", &ucx->worker_progress, &missing);
+  find_symbol(library, "ucp_ep_create", &ucx->ep_create, &missing);
+  find_symbol(library, "ucp_ep_close_nbx", &ucx->ep_close_nbx, &missing);
+  find_symbol(library, "ucp_tag_send_nbx", &ucx->tag_send_nbx, &missing);
+  find_symbol(library, "ucp_tag_recv_nbx", &ucx->tag_recv_nbx, &missing);
+  find_symbol(library, "ucp_request_cancel", &ucx->request_cancel, &missing);
+  find_symbol(library, "ucp_request_check_status", &ucx->request_check_status, &missing);
+  find_symbol(library, "ucp_request_free", &ucx->request_free, &missing);
+  find_symbol(library, "ucs_status_string", &ucx->status_string, &missing);  // of libucs, which libucp brings along
   return missing;
 }
 

@@ -44,9 +44,10 @@ void bad_arguments_are_refused() {
   fails(World::join(launch_of("j", 0, 2), 0).status(), Code::invalid, {"timeout is 0"});
   fails(World::join(launch_of("", 0, 2), kSecond).status(), Code::invalid, {"no name"});
   in_world(2, [](int rank, const WorldPtr& world) {
-    fails(world->exchange({1 - rank}, "test", "").status(), Code::invalid, {text("this rank, ", rank)});
+    fails(world->exchange({1 - rank}, "test", "").status(), Code::invalid,
+          {text("members: rank ", rank, ", which makes the call, is not among them")});
     fails(world->exchange({0, 1, 1}, "test", "").status(), Code::invalid, {"rank 1 is listed twice"});
-    fails(world->exchange({0, 1, 2}, "test", "").status(), Code::invalid, {"rank 2", "2 ranks"});
+    fails(world->exchange({0, 1, 2}, "test", "").status(), Code::invalid, {"members: 2 is not a rank", "ranks are 0 to 1"});
     fails(world->exchange({}, "test", "").status(), Code::invalid, {"not among them"});
     fails(world->share({0, 1}, "test", Fd()).status(), Code::system, {"descriptor -1"});
     fails(world->exchange({0, 1}, "test", std::string(64 * 1024 * 1024 + 1, 'x')).status(), Code::invalid, {"67108865 bytes"});

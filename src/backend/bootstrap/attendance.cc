@@ -13,6 +13,7 @@
 #include "backend/bootstrap/handshake.h"
 #include "backend/bootstrap/reception.h"
 #include "backend/bootstrap/rendezvous.h"
+#include "backend/bootstrap/wording.h"
 #include "base/text.h"
 
 namespace megadp {

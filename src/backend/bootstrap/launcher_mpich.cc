@@ -2,11 +2,11 @@
 // MPICH's mpiexec (hydra), and others that set PMI's variables in its way.
 #include <unistd.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
 #include "backend/bootstrap/launcher.h"
+#include "backend/bootstrap/process.h"
 #include "base/text.h"
 
 namespace megadp {
@@ -19,30 +19,6 @@ std::string contents_of(const std::string& path) {
   std::stringstream all;
   all << file.rdbuf();
   return all.str();
-}
-
-struct Ancestor {
-  int pid = 0;
-  int parent = 0;
-  std::string name, start_time;
-};
-
-// /proc/<pid>/stat: "pid (name) state ppid ..."; the start time is field 22.
-Ancestor read_ancestor(int pid) {
-  const std::string line = contents_of(text("/proc/", pid, "/stat"));
-  const size_t open = line.find('(');
-  const size_t close = line.rfind(')');
-  if (open == std::string::npos || close == std::string::npos) return {};
-  Ancestor ancestor;
-  ancestor.pid = pid;
-  ancestor.name = line.substr(open + 1, close - open - 1);
-  std::istringstream fields(line.substr(close + 1));
-  std::string field;
-  for (int i = 3; i <= 22 && fields >> field; ++i) {
-    if (i == 4) ancestor.parent = std::atoi(field.c_str());
-    if (i == 22) ancestor.start_time = field;
-  }
-  return ancestor;
 }
 
 // The value after "--control-port": where mpiexec itself listens, the same on all hosts of a job.
@@ -60,14 +36,14 @@ std::string control_port_of(int pid) {
 std::string job_of_proxy(bool several_hosts) {
   int pid = ::getppid();
   for (int i = 0; i < kMaxAncestors && pid > 1; ++i) {
-    const Ancestor ancestor = read_ancestor(pid);
-    if (ancestor.pid == 0) break;
-    if (ancestor.name.find("pmi_proxy") != std::string::npos) {
+    const auto ancestor = read_process_stat(text("/proc/", pid, "/stat"));
+    if (!ancestor) break;
+    if (ancestor->name.find("pmi_proxy") != std::string::npos) {
       const std::string port = control_port_of(pid);
-      if (!several_hosts) return text("MPICH/", port, "/", pid, "/", ancestor.start_time);
+      if (!several_hosts) return text("MPICH/", port, "/", pid, "/", ancestor->start_time);
       return port.empty() ? std::string() : "MPICH/" + port;
     }
-    pid = ancestor.parent;
+    pid = ancestor->parent;
   }
   return {};
 }

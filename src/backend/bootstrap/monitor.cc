@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <chrono>
 
-#include "backend/bootstrap/rendezvous.h"
+#include "backend/bootstrap/wording.h"
 #include "base/text.h"
 
 namespace megadp {

@@ -8,7 +8,7 @@
 #include <exception>
 
 #include "backend/bootstrap/monitor.h"
-#include "backend/bootstrap/rendezvous.h"
+#include "backend/bootstrap/wording.h"
 #include "base/log.h"
 #include "base/text.h"
 

@@ -23,7 +23,8 @@
 #include "backend/bootstrap/bounded_call.h"
 #include "backend/bootstrap/job_key.h"
 #include "backend/bootstrap/launcher.h"
-#include "backend/bootstrap/rendezvous.h"
+#include "backend/bootstrap/wording.h"
+#include "backend/symbol.h"
 #include "base/text.h"
 
 namespace megadp {
@@ -71,22 +72,20 @@ struct Pmix {
   }
 };
 
-template <class F>
-bool find(void* library, const char* name, F* out) {
-  *out = reinterpret_cast<F>(::dlsym(library, name));
-  return *out != nullptr;
-}
-
 // Never unloaded: it leaves threads behind.
 Result<Pmix> load_pmix() {
   void* const library = ::dlopen("libpmix.so.2", RTLD_NOW | RTLD_GLOBAL);
   if (library == nullptr) return unsupported("libpmix.so.2 cannot be loaded: ", ::dlerror());
   Pmix pmix;
-  const bool all = find(library, "PMIx_Init", &pmix.init) && find(library, "PMIx_Finalize", &pmix.finalize) &&
-                   find(library, "PMIx_Put", &pmix.put) && find(library, "PMIx_Commit", &pmix.commit) &&
-                   find(library, "PMIx_Fence", &pmix.fence) && find(library, "PMIx_Get", &pmix.get) &&
-                   find(library, "PMIx_Error_string", &pmix.error_text);
-  if (!all) return unsupported("libpmix.so.2 lacks a function: ", ::dlerror());
+  std::string missing;
+  find_symbol(library, "PMIx_Init", &pmix.init, &missing);
+  find_symbol(library, "PMIx_Finalize", &pmix.finalize, &missing);
+  find_symbol(library, "PMIx_Put", &pmix.put, &missing);
+  find_symbol(library, "PMIx_Commit", &pmix.commit, &missing);
+  find_symbol(library, "PMIx_Fence", &pmix.fence, &missing);
+  find_symbol(library, "PMIx_Get", &pmix.get, &missing);
+  find_symbol(library, "PMIx_Error_string", &pmix.error_text, &missing);
+  if (!missing.empty()) return unsupported("libpmix.so.2 lacks ", missing);
   return pmix;
 }
 

@@ -41,23 +41,33 @@ std::string own_host_key(const std::string& host_name) {
   return text(machine, "/", inode_of("/proc/self/ns/net"));
 }
 
-// Field 22 of /proc/<pid>/stat, counted after the name, which may itself contain blanks and brackets.
-uint64_t start_time_of(const char* path) {
+uint64_t start_time_of(const std::string& path) {
+  const auto stat = read_process_stat(path);
+  return stat ? stat->start_time : 0;
+}
+
+}  // namespace
+
+// "pid (name) state ppid ...": fields are counted after the name, which may itself contain blanks and brackets.
+std::optional<ProcessStat> read_process_stat(const std::string& path) {
   std::ifstream file(path);
   std::stringstream all;
   all << file.rdbuf();
   const std::string line = all.str();
-  const size_t name_end = line.rfind(')');
-  if (name_end == std::string::npos) return 0;
-  std::istringstream fields(line.substr(name_end + 1));
+  const size_t open = line.find('(');
+  const size_t close = line.rfind(')');
+  if (open == std::string::npos || close == std::string::npos) return std::nullopt;
+  ProcessStat stat;
+  stat.name = line.substr(open + 1, close - open - 1);
+  std::istringstream fields(line.substr(close + 1));
   std::string field;
   for (int i = 3; i <= 22; ++i) {
-    if (!(fields >> field)) return 0;
+    if (!(fields >> field)) return std::nullopt;
+    if (i == 4) stat.parent = std::atoi(field.c_str());
   }
-  return std::strtoull(field.c_str(), nullptr, 10);
+  stat.start_time = std::strtoull(field.c_str(), nullptr, 10);
+  return stat;
 }
-
-}  // namespace
 
 Process this_process() {
   Process self;
@@ -97,7 +107,7 @@ ProcessWatch watch_process(const Process& process) {
     return watch;
   }
   // Asked after opening: if the number had been given to another process in between, the start times differ.
-  const uint64_t start_time = start_time_of(text("/proc/", process.pid, "/stat").c_str());
+  const uint64_t start_time = start_time_of(text("/proc/", process.pid, "/stat"));
   if (start_time == process.start_time) {
     watch.pidfd = std::move(pidfd);
   } else {

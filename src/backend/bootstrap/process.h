@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "backend/bootstrap/frame.h"
@@ -20,6 +21,14 @@ struct Process {
 };
 
 Process this_process();
+
+// What the system says of a process, in a file like /proc/71/stat.
+struct ProcessStat {
+  std::string name;
+  int parent = 0;
+  uint64_t start_time = 0;
+};
+std::optional<ProcessStat> read_process_stat(const std::string& path);  // nothing when there is no such process
 
 void write_process(FrameWriter* writer, const Process& process);
 Process read_process(FrameReader* reader);

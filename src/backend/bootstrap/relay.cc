@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "backend/bootstrap/rendezvous.h"
+#include "backend/bootstrap/wording.h"
 #include "base/text.h"
 
 namespace megadp {

@@ -50,8 +50,4 @@ struct Party {
 Result<Party> host_meeting(const Meeting& meeting);
 Result<Party> attend_meeting(const Meeting& meeting);
 
-// "rank 3", "ranks 1, 2 and 5".
-std::string list_ranks(const std::vector<int>& ranks);
-std::string seconds(uint64_t ns);
-
 }  // namespace megadp
