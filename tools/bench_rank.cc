@@ -17,8 +17,8 @@
 #include "backend/bootstrap/launch.h"
 #include "backend/registry.h"
 #include "base/deadline.h"
-#include "base/math.h"
 #include "bench_loops.h"
+#include "bench_values.h"
 #include "host/window.h"
 
 namespace megadp::tool {
@@ -52,14 +52,6 @@ class Bench {
   Status fill();
   Status check(const char* who);
   Status measure(int kind, int round, const std::function<Status()>& work);
-  // Calls `visit` with the window's own part as an array of the type's elements.
-  template <class Visit>
-  void for_type(const Visit& visit) {
-    if (task_.type == DType::f32) visit(reinterpret_cast<float*>(window_->data()));
-    if (task_.type == DType::bf16) visit(reinterpret_cast<Bf16*>(window_->data()));
-    if (task_.type == DType::f16) visit(reinterpret_cast<F16*>(window_->data()));
-  }
-
   Board& board(int rank) const { return *reinterpret_cast<Board*>(static_cast<host::HostWindow&>(*board_window_).parts()->of(rank)); }
   uint64_t& time(int rank, int kind, int round) const { return (&board(rank).first_time)[kind * task_.rounds + round]; }
   double slowest(int kind, int round) const;
@@ -146,45 +138,14 @@ void Bench::bare() {
     bare_all_gather(range_);
 }
 
-// Rank r's elements become r + 1.
 Status Bench::fill() {
-  for_type([&]<class T>(T* data) {
-    T value;
-    from_f32(&value, static_cast<float>(range_.rank + 1));
-    std::fill_n(data, range_.count, value);
-  });
+  fill_values(window_->data(), task_.type, range_.count, range_.rank);
   return meet();
-}
-
-// The mean of 1 to n, each rounded to T: added in fp32 in this order, divided, rounded.
-template <class T>
-float mean_of_ranks(size_t n) {
-  float sum = 0;
-  T element;
-  for (size_t rank = 0; rank < n; ++rank) {
-    from_f32(&element, static_cast<float>(rank + 1));
-    sum += to_f32(element);
-  }
-  from_f32(&element, sum / static_cast<float>(n));
-  return to_f32(element);
 }
 
 // After one collective on what fill() wrote.
 Status Bench::check(const char* who) {
-  const size_t ranks = range_.windows.size(), piece = range_.count / ranks, own = static_cast<size_t>(range_.rank);
-  const bool only_own = task_.collective == Collective::reduce_scatter;  // the rest of the window may then be anything
-  Status right;
-  for_type([&]<class T>(const T* data) {
-    const float mean = mean_of_ranks<T>(ranks);
-    for (size_t i = only_own ? own * piece : 0; i < (only_own ? (own + 1) * piece : range_.count) && right.ok(); ++i) {
-      T gathered;
-      from_f32(&gathered, static_cast<float>(i / piece + 1));
-      const float expected = task_.collective == Collective::all_gather ? to_f32(gathered) : mean;
-      const float found = to_f32(data[i]);
-      if (found != expected)
-        right = internal_error(who, " gave ", found, " for element ", i, " on rank ", own, ": ", expected, " is right");
-    }
-  });
+  Status right = check_values(window_->data(), task_, range_.count, range_.rank, group_->size(), 0, who);
   return right.ok() ? meet() : right;
 }
 

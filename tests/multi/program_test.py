@@ -186,7 +186,7 @@ class Plan(ProgramTest):
 class Bench(ProgramTest):
     def bench(self, *arguments):
         figures = self.answer("bench", "collectives", *arguments)
-        self.assertEqual(list(figures), ["op", "ranks", "bytes", "dtype", "min_ms", "median_ms", "limit_ms", "memcpy_ms"])
+        self.assertEqual(list(figures), ["op", "backend", "ranks", "bytes", "dtype", "min_ms", "median_ms", "limit_ms", "memcpy_ms"])
         self.assertGreater(figures["min_ms"], 0)
         self.assertLessEqual(figures["min_ms"], figures["median_ms"])
         self.assertGreater(figures["limit_ms"], 0)
@@ -215,10 +215,16 @@ class Bench(ProgramTest):
         for words in ("all_reduce", "21 rounds", "bare loop", "memcpy"):
             self.assertIn(words, done.stdout)
 
+    def test_cuda_runs_or_says_why_not(self):
+        done = megadp("bench", "collectives", "--backend", "cuda", "--op", "all_reduce", "--ranks", "1", "--mib", "0.25")
+        if done.returncode != 0:
+            self.assertEqual((done.returncode, done.stdout), (1, ""))
+            self.assertRegex(done.stderr, r"(?m)^megadp bench: backend is cuda[:,] .+$")
+
     def test_refusals(self):
         self.refused("bench", "collectives", words="--op")
         for more in (("--op", "x"), ("--op", "all_reduce", "--ranks", "0"), ("--op", "all_reduce", "--mib", "0"), ("--op", "all_reduce", "--mib", "nan"),
-                     ("--op", "all_reduce", "--dtype", "f64"), ("--op", "all_reduce", "--rounds", "19")):
+                     ("--op", "all_reduce", "--dtype", "f64"), ("--op", "all_reduce", "--backend", "gpu"), ("--op", "all_reduce", "--rounds", "19")):
             with self.subTest(more):
                 self.refused("bench", "collectives", *more, words=more[-2])
 

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the buffers of `megadp bench collectives` hold, and what a collective must have made of it. On the host's memory.
+#pragma once
+
+#include <cstddef>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "bench_rank.h"
+
+namespace megadp::tool {
+
+// Rank r's elements become r + 1.
+void fill_values(void* data, DType type, size_t count, int rank);
+// After one collective on that. Each value may be off by `tolerance` of it. `who` gave it.
+Status check_values(const void* data, const BenchTask& task, size_t count, int rank, int ranks, double tolerance, const char* who);
+
+}  // namespace megadp::tool
