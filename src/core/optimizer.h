@@ -73,7 +73,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status submit_norm(double loss_scale);
   Status submit_bucket(uint32_t number);
   Result<std::shared_ptr<Memory>> outcome_place();
-  Status unseen_outcome();
+  Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);
   // What a step did, by the scalars that it left in `outcome`. look: say where a gradient is not finite, which takes a while, and gradients
   // that are still this step's.
@@ -87,6 +87,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::vector<std::shared_ptr<Memory>> outcomes_;  // for the scalars of steps whose outcome may still be asked for
   struct Unseen {
     std::shared_ptr<Memory> place;
+    std::shared_ptr<Event> known;
     std::optional<double> loss_scale;
   };
   Unseen unseen_;  // of a step on a device that nobody waited for

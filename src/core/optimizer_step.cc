@@ -170,10 +170,18 @@ Result<std::shared_ptr<Memory>> Optimizer::outcome_place() {
   return outcomes_.back();
 }
 
-// A step that nobody waited for may have found a gradient that is not finite. Said by the next one, which is then not taken.
-Status Optimizer::unseen_outcome() {
-  if (!unseen_.place || !last_step_->done()) return {};
+// A step that nobody waited for may have found a gradient that is not finite. Said by the next one, which is then not taken: on all ranks,
+// since another would wait for those that refuse. So it is waited for where it is not known yet, and the host is never more than a step
+// ahead of a device; which still has the next backward pass to do by then.
+Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
+  if (!unseen_.place) return {};
   const Unseen unseen = std::exchange(unseen_, {});
+  if (!unseen.known->done()) {
+    lock->unlock();
+    (void)unseen.known->wait(Deadline::never());
+    lock->lock();
+  }
+  if (Status reached = unseen.known->status(); !reached) return reached;
   return judge(unseen.place, unseen.loss_scale, false, nullptr).with_context("the last step");
 }
 
@@ -184,11 +192,11 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   std::shared_ptr<Event> normed, end;
   std::shared_ptr<Memory> outcome;
   {
-    std::lock_guard lock(s.mutex);
+    std::unique_lock lock(s.mutex);
     if (Status usable = tree.usable(); !usable) return usable;
     if (s.phase == Phase::failed) return bad_state("mdp_optimizer_step: the gradients are not whole: ", s.sync_status.text());
     if (s.phase != Phase::reduced) return bad_state("mdp_optimizer_step: the gradients are not reduced; call mdp_grad_sync first");
-    if (Status unseen = unseen_outcome(); !unseen) return unseen;
+    if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
     if (Status ordered = tree.queue->wait_for_caller(options.caller); !ordered) return ordered;
     auto place = outcome_place();
     if (!place) return place.status();
@@ -216,7 +224,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     Status found = await(want_request || tree.on_device() ? *normed : *end, outcome, options.loss_scale, report);
     if (!found) return found;
   } else if (!want_request) {
-    unseen_ = {outcome, options.loss_scale};
+    unseen_ = {outcome, normed, options.loss_scale};
   }
   // On the host it has been waited for; a device goes on while the caller does.
   if (!want_request) {
