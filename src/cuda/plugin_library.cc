@@ -15,6 +15,9 @@ namespace {
 
 constexpr const char* kFile = "libmegadp_cuda.so";
 
+std::mutex loading;
+std::optional<Result<const PluginTable*>> loaded;  // under loading
+
 std::string own_folder() {
   Dl_info info{};
   if (::dladdr(reinterpret_cast<const void*>(&load_plugin), &info) == 0 || info.dli_fname == nullptr) return {};
@@ -59,11 +62,14 @@ std::string describe(const PluginTable& table, int32_t index) {
 }  // namespace
 
 Result<const PluginTable*> load_plugin() {
-  static std::mutex mutex;
-  static std::optional<Result<const PluginTable*>> loaded;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(loading);
   if (!loaded) loaded = open_plugin();
   return *loaded;
+}
+
+void use_plugin(const PluginTable& table) {
+  const std::lock_guard lock(loading);
+  loaded = &table;
 }
 
 PluginInfo plugin_info() {

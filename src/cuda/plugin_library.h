@@ -13,6 +13,9 @@ namespace megadp::cuda {
 // thread. Code::unsupported with a sentence where there is no plugin, or one of another build.
 Result<const PluginTable*> load_plugin();
 
+// For tests, before anything is loaded: this table is the plugin.
+void use_plugin(const PluginTable& table);
+
 // A plugin with its devices, for `megadp info`: "NVIDIA H200 (139 GiB, sm_90), driver 13.0" or why there is none.
 struct PluginInfo {
   bool available;

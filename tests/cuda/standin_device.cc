@@ -66,6 +66,10 @@ std::map<const std::byte*, size_t>& memory_map() {
   return map;
 }
 
+void count_sync(Device* device) {
+  if (device != nullptr) device->syncs++;
+}
+
 int32_t device_count(int32_t* count) {
   *count = 64;
   return 0;
@@ -118,8 +122,15 @@ int32_t release_pinned(Device*, void* memory) {
   return 0;
 }
 
+// Ordinary memory of the host is staged before the call returns, as CUDA does.
 int32_t copy(Device* device, void* stream, void* to, const void* from, size_t bytes) {
   queue_of(device, stream)->submit([=] { std::memmove(to, from, bytes); });
+  Access to_access, from_access;
+  access(device, to, &to_access);
+  access(device, from, &from_access);
+  if (to_access != Access::unknown && from_access != Access::unknown) return 0;
+  count_sync(device);
+  queue_of(device, stream)->drain();
   return 0;
 }
 
@@ -141,7 +152,7 @@ int32_t stream_destroy(Device*, void* stream) {
 }
 
 int32_t stream_synchronize(Device* device, void* stream) {
-  device->syncs++;
+  count_sync(device);
   queue_of(device, stream)->drain();
   return 0;
 }
@@ -302,7 +313,7 @@ PluginTable make_table() {
 }  // namespace
 
 int32_t allocate(Device* device, size_t bytes, void** out) {
-  device->syncs++;
+  count_sync(device);
   if (bytes > size_t{1} << 36) return kOutOfMemory;
   const size_t rounded = (bytes + 255) / 256 * 256;
   *out = std::aligned_alloc(256, rounded);
@@ -325,6 +336,7 @@ void wait_for_all(Device* device) {
   }
 }
 
+// Not counted: the thread that waits here is mostly the watch's, at a time of its own choice.
 int32_t release(Device* device, void* memory) {
   if (device != nullptr) wait_for_all(device);
   {

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that do not come to a collective of a device, leave, or abort while it waits for them: the others learn of it whether they wait or
+// not, and what is queued behind the collective changes nothing.
+#include "standin_job.h"
+
+namespace {
+
+using namespace job;
+
+struct Ending {
+  const char* name;
+  uint64_t timeout_ns;
+  mdp_status status;
+  std::vector<std::string> words;
+};
+
+const Ending kNeverComes = {"a rank that never comes", 2'000'000'000, MDP_E_TIMEOUT, {"did not end within 2000 ms", "all_reduce"}};
+const Ending kLeaves = {"a rank that leaves", 60'000'000'000, MDP_E_PEER, {"rank 2", "left"}};
+const Ending kAborts = {"a rank that aborts", 60'000'000'000, MDP_E_ABORTED, {"rank 2"}};
+
+mdp_error_info failure_of(const KindRank& rank) {
+  mdp_error_info info{};
+  info.struct_size = sizeof info;
+  for (int i = 0; i < 6000; ++i) {  // a minute
+    ok(mdp_comm_error_info(rank.comm.get(), &info));
+    if (info.status != MDP_OK) return info;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  fail("the failure was never noticed");
+}
+
+void check(const Ending& ending, mdp_status status, const std::string& sentence) {
+  require(status == ending.status, "got ", mdp_status_name(status), ": ", sentence);
+  for (const std::string& word : ending.words) require(sentence.find(word) != std::string::npos, "'", sentence, "' does not say ", word);
+}
+
+// Rank 2 takes its part in everything but the step. Rank 0 waits for its report, rank 1 for nothing.
+void step_without_rank_2(const Ending& ending, KindRank& rank, std::atomic<int>* over) {
+  {
+    const Model model(rank, {});
+    model.backward(1);
+    ok(mdp_buffer_verify(model.buffer()));  // so that nobody is needed any more for what came before
+    const auto before = model.look();
+    if (rank.rank == 2) {
+      if (&ending == &kAborts) ok(mdp_comm_abort(rank.comm.get()));
+      if (&ending == &kNeverComes) check(ending, failure_of(rank).status, failure_of(rank).text);
+    } else if (rank.rank == 0) {
+      mdp_step_report report = empty_report();
+      const mdp_status status = mdp_optimizer_step(model.optimizer(), nullptr, &report, nullptr);
+      check(ending, status, mdp_last_error());
+    } else {
+      mdp_status status = mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr);
+      if (status != MDP_OK) check(ending, status, mdp_last_error());  // it came late
+      check(ending, failure_of(rank).status, failure_of(rank).text);
+      status = mdp_param_wait(model.buffer(), SIZE_MAX, nullptr);
+      check(ending, status, mdp_last_error());
+    }
+    if (rank.rank != 2) {
+      // The queue is released: memory is given back only once everything has left the device. Until the end nothing may have changed.
+      for (int i = 0; i < 20; ++i) {
+        require(model.look() == before, "parameters were changed by what was queued behind");
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    }
+  }
+  rank.comm.reset();
+  ++*over;
+}
+
+bool lost(const Ending& ending) {
+  bool good = true;
+  for (const uint64_t flags : {uint64_t{0}, uint64_t{MDP_COMM_EXACT_SUMS}}) {
+    std::atomic<int> over{0};
+    good = run_kind(ending.name, {MDP_BACKEND_CUDA, flags, ending.timeout_ns}, 3,
+                    [&](KindRank& rank) { step_without_rank_2(ending, rank, &over); }) &&
+           good && over == 3;
+  }
+  return good;
+}
+
+}  // namespace
+
+int main() {
+  megadp::cuda::use_plugin(plugin());
+  bool good = true;
+  for (const Ending* ending : {&kNeverComes, &kLeaves, &kAborts}) good = lost(*ending) && good;
+  std::cerr << (good ? "all passed" : "some FAILED") << "\n";
+  return good ? 0 : 1;
+}
