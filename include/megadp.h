@@ -643,8 +643,8 @@ MDP_API mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t grou
  * element on the rank that owns it); either way nothing has changed on any rank.
  * Collective over the grid's world. Without out: returns when all parameters are whole. With out: returns once the report is known (at
  * once without report) while parameters are still gathered; mdp_param_wait or the request wait for them. With CUDA a step without report
- * waits for nothing; that its gradient was not finite is then the outcome of the request, or without one of the next step, which is not
- * taken.
+ * does not wait for its own work; that its gradient was not finite is then the outcome of the request, or without one of the next step,
+ * which waits for that and is not taken, on all ranks.
  * Errors: INVALID, STATE (no finished mdp_grad_sync, or a failed one), NUMERIC, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 
