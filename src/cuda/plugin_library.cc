@@ -2,6 +2,7 @@
 #include "cuda/plugin_library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -20,8 +21,15 @@ std::optional<Result<const PluginTable*>> loaded;  // under loading
 
 std::string own_folder() {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&load_plugin), &info) == 0 || info.dli_fname == nullptr) return {};
-  const std::string file = info.dli_fname;
+  link_map* map = nullptr;
+  const auto* const here = reinterpret_cast<const void*>(&load_plugin);
+  if (::dladdr1(here, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 || map == nullptr) return {};
+  std::string file = map->l_name;
+  if (file.empty()) {  // in the program itself, whose name as it was called need not be a path, or the path of something else
+    char path[4096];
+    const ssize_t length = ::readlink("/proc/self/exe", path, sizeof path);
+    if (length > 0 && static_cast<size_t>(length) < sizeof path) file.assign(path, static_cast<size_t>(length));
+  }
   const size_t slash = file.rfind('/');
   return slash == std::string::npos ? std::string() : file.substr(0, slash + 1);
 }

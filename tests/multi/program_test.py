@@ -80,6 +80,16 @@ class Info(ProgramTest):
             self.assertTrue(backend["available"] or backend["detail"], "a missing backend says why")
         self.assertEqual(info["machine"]["usable_cores"], len(os.sched_getaffinity(0)))
 
+    def test_finds_its_parts_however_it_is_called(self):
+        """The program's own folder, where libraries are looked for, is not what its caller has called it."""
+        folder, name = os.path.split(MEGADP)
+        expected = self.answer("info")["backends"]
+        for command in ([name, "info", "--json"], ["bash", "-c", f"exec -a /proc/self/exe {MEGADP} info --json"]):
+            with self.subTest(command):
+                done = subprocess.run(command, env={**without_launcher(), "PATH": f"{folder}:{os.environ['PATH']}"}, cwd="/", capture_output=True,
+                                      text=True, timeout=LIMIT)
+                self.assertEqual(json.loads(done.stdout)["backends"], expected)
+
     def test_what_launcher_it_sees(self):
         self.assertEqual(self.answer("info")["launch"]["launcher"], "alone")
         broken = self.answer("info", env={"MEGADP_RANK": "1"})["launch"]
