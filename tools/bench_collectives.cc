@@ -46,18 +46,18 @@ void print(const Options& options, const BenchFigures& f) {
         {"ranks", options.ranks},
         {"bytes", f.bytes},
         {"dtype", options.dtype},
-        {"min_ms", rounded(f.library_min)},
-        {"median_ms", rounded(f.library_median)},
+        {"min_ms", rounded(f.ours_min)},
+        {"median_ms", rounded(f.ours_median)},
         {"limit_ms", f.bare_median > 0 ? nlohmann::ordered_json(rounded(f.bare_median)) : nlohmann::ordered_json()},
         {"memcpy_ms", rounded(f.memcpy_median)}};
     fmt::print("{}\n", line.dump());
     return;
   }
   fmt::print("{} of {} bytes of {} over {} ranks, {} rounds\n", options.op, f.bytes, options.dtype, options.ranks, options.rounds);
-  fmt::print("  library    median {:10.4f} ms, least {:.4f} ms\n", f.library_median, f.library_min);
+  fmt::print("  library    median {:10.4f} ms, least {:.4f} ms\n", f.ours_median, f.ours_min);
   if (options.backend == "host")
     fmt::print("  bare loop  median {:10.4f} ms: the library runs at {:.0f} % of its speed\n", f.bare_median,
-               100 * f.bare_median / f.library_median);
+               100 * f.bare_median / f.ours_median);
   fmt::print("  {:<10} median {:10.4f} ms\n", options.backend == "host" ? "memcpy" : "copy", f.memcpy_median);
 }
 

@@ -26,7 +26,7 @@ struct BenchTask {
 
 struct BenchFigures {  // milliseconds; each round counts as its slowest rank
   uint64_t bytes = 0;  // of each rank's buffer: whole elements, the same number for every rank
-  double library_min = 0, library_median = 0;
+  double ours_min = 0, ours_median = 0;
   double bare_median = 0;  // 0: there are no bare loops
   double memcpy_median = 0;
 };

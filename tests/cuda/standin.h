@@ -48,6 +48,10 @@ int32_t allocate(cuda::Device* device, size_t bytes, void** out);
 int32_t release(cuda::Device* device, void* memory);
 bool is_device_memory(const void* memory);
 
+// Until only the calling thread is left, ten seconds at most. What looks after dropped memory ends by itself; a check for leaks that meets
+// such a thread as it ends takes for lost what it was about to free.
+void wait_for_threads();
+
 // Fills in the part of the table that stands for NCCL.
 void put_nccl(cuda::PluginTable* table);
 

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <set>
 #include <string>
@@ -345,6 +346,14 @@ int32_t release(Device* device, void* memory) {
   }
   std::free(memory);
   return 0;
+}
+
+void wait_for_threads() {
+  for (int tries = 0; tries < 1000; ++tries) {
+    const std::filesystem::directory_iterator tasks("/proc/self/task");
+    if (std::distance(begin(tasks), end(tasks)) <= 1) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 bool is_device_memory(const void* memory) {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "api/dlpack_abi.h"
+#include "standin.h"
 #include "standin_job.h"
 
 namespace {
@@ -226,6 +227,7 @@ int main() {
     good = run_kind("views of the host", {MDP_BACKEND_HOST, 0}, ranks, host_views) && good;
     good = run_kind("collectives", {}, ranks, collectives) && good;
   }
+  megadp::standin::wait_for_threads();
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";
   return good ? 0 : 1;
 }
