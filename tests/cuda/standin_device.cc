@@ -125,7 +125,9 @@ int32_t release_pinned(Device*, void* memory) {
 
 // Ordinary memory of the host is staged before the call returns, as CUDA does.
 int32_t copy(Device* device, void* stream, void* to, const void* from, size_t bytes) {
-  queue_of(device, stream)->submit([=] { std::memmove(to, from, bytes); });
+  queue_of(device, stream)->submit([=] {
+    if (bytes > 0) std::memmove(to, from, bytes);
+  });
   Access to_access, from_access;
   access(device, to, &to_access);
   access(device, from, &from_access);
@@ -207,7 +209,9 @@ bool all_on_device(const Pointers*... pointers) {
 
 int32_t zero(Device* device, void* stream, void* data, size_t bytes) {
   if (!all_on_device(data)) return kBadMemory;
-  queue_of(device, stream)->submit([=] { std::memset(data, 0, bytes); });
+  queue_of(device, stream)->submit([=] {
+    if (bytes > 0) std::memset(data, 0, bytes);
+  });
   return 0;
 }
 
