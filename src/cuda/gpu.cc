@@ -33,9 +33,9 @@ void Gpu::fail(const Status& why) {
     if (!failure_.ok()) return;
     failure_ = why;
     plugin_->poison(device_);  // before anybody can see the failure, and abort what keeps the queue from going on
-    has_failed_.store(true, std::memory_order_release);
   }
   world_->fail(why);
+  has_failed_.store(true, std::memory_order_release);  // who sees it here finds that the world knows
 }
 
 Status Gpu::failure() const {
