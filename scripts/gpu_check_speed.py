@@ -118,7 +118,7 @@ def sanitizer(stage, place):
     program = place.tool("compute-sanitizer")
     if program is None:
         raise Stop("skipped", "compute-sanitizer is not here")
-    subject = [place.program("cuda_device"), place.library(), "small"]
+    subject = [place.program("cuda_device"), place.plugin(), "small"]
     options = {"memcheck": ["--leak-check", "full"], "racecheck": [], "synccheck": [], "initcheck": []}
     commands = {tool: [program, "--tool", tool, *more, "--error-exitcode", 99, *subject] for tool, more in options.items()}
     for tool, done in place.check.side_by_side(commands, 150, place.env).items():

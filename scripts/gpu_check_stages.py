@@ -33,7 +33,7 @@ class Place:
             raise Stop("skipped", f"{name} was not built")
         return path
 
-    def library(self):
+    def plugin(self):
         path = os.path.join(self.build, "lib", "libmegadp_cuda.so")
         if not os.path.exists(path):
             raise Stop("skipped", "the plugin was not built")
