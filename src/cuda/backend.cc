@@ -14,36 +14,6 @@ void* raw(Stream& stream) {
   return static_cast<CudaStream&>(stream).raw();
 }
 
-// Memory of the plugin, given back by the function that belongs to it.
-class CudaMemory final : public Memory {
- public:
-  using Release = int32_t (*)(Device*, void*);
-  CudaMemory(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, Release release, void* data, size_t bytes) noexcept
-      : gpu_(std::move(gpu)), watch_(std::move(watch)), release_(release), data_(data), bytes_(bytes) {}
-  ~CudaMemory() override {
-    struct Block {
-      std::shared_ptr<Gpu> gpu;
-      Release release;
-      void* data;
-      ~Block() { release(gpu->device(), data); }
-    };
-    if (data_ == nullptr || !gpu_->usable_here()) return;
-    // Freeing waits for the device, and so may wait for another rank.
-    watch_->drop(std::shared_ptr<Block>(new Block{gpu_, release_, data_}));
-  }
-  CudaMemory(const CudaMemory&) = delete;
-  CudaMemory& operator=(const CudaMemory&) = delete;
-  void* data() noexcept override { return data_; }
-  size_t bytes() const noexcept override { return bytes_; }
-
- private:
-  const std::shared_ptr<Gpu> gpu_;
-  const std::shared_ptr<Watch> watch_;
-  const Release release_;
-  void* const data_;
-  const size_t bytes_;
-};
-
 // This rank's number among the ranks of its host.
 int32_t rank_on_host(const World& world) {
   int32_t number = 0;
@@ -129,20 +99,15 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(const PluginTable& plugin, st
 }
 
 Result<std::unique_ptr<Memory>> CudaBackend::allocate(size_t bytes) {
-  void* data = nullptr;
-  if (bytes > 0) {
-    const Status allocated = gpu_->check(gpu_->plugin().allocate(gpu_->device(), bytes, &data), text("allocate: ", bytes, " bytes"));
-    if (!allocated) return allocated;
-  }
-  return std::unique_ptr<Memory>(new CudaMemory(gpu_, watch_, gpu_->plugin().release, data, bytes));
+  auto memory = CudaMemory::allocate(gpu_, watch_, CudaMemory::Kind::device, bytes);
+  if (!memory) return memory.status().with_context("allocate");
+  return std::unique_ptr<Memory>(*std::move(memory));
 }
 
 Result<std::unique_ptr<Memory>> CudaBackend::allocate_host(size_t bytes) {
-  void* data = nullptr;
-  const Status allocated =
-      gpu_->check(gpu_->plugin().allocate_pinned(gpu_->device(), bytes, &data), text("allocate_host: ", bytes, " bytes"));
-  if (!allocated) return allocated;
-  return std::unique_ptr<Memory>(new CudaMemory(gpu_, watch_, gpu_->plugin().release_pinned, data, bytes));
+  auto memory = CudaMemory::allocate(gpu_, watch_, CudaMemory::Kind::pinned, bytes);
+  if (!memory) return memory.status().with_context("allocate_host");
+  return std::unique_ptr<Memory>(*std::move(memory));
 }
 
 Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char*) {

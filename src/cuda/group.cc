@@ -37,10 +37,6 @@ CudaWindow::Block::~Block() {
   (void)communicator->release(data, registration);
 }
 
-CudaWindow::~CudaWindow() {
-  watch_->drop(std::move(block_));
-}
-
 CudaGroup::CudaGroup(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::unique_ptr<Group> control, bool exact)
     : communicator_(std::move(communicator)),
       gpu_(communicator_->gpu()),
@@ -50,8 +46,7 @@ CudaGroup::CudaGroup(std::shared_ptr<Communicator> communicator, std::shared_ptr
 
 CudaGroup::~CudaGroup() {
   if (!gpu_->usable_here()) return;
-  watch_->drop(std::move(scratch_));
-  watch_->drop(communicator_);
+  watch_->drop(std::move(communicator_));
 }
 
 Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
@@ -97,6 +92,8 @@ Status CudaGroup::submit(Stream& stream, const char* call, size_t count, DType t
   if (count == 0) return {};
   if (size() == 1) return work(raw(stream));
   CudaStream& ours = static_cast<CudaStream&>(stream);
+  auto turn = watch_->turn();
+  if (!turn) return turn.status();
   auto begin = ours.mark();
   if (!begin) return begin.status();
   used_ = {std::move(keep)};
@@ -124,7 +121,7 @@ Status CudaGroup::check_divisor(const char* call, DType type, double divisor) co
 
 Status CudaGroup::check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const {
   const auto& ours = static_cast<CudaWindow&>(window);
-  if (ours.block()->communicator != communicator_) return invalid(call, ": the window belongs to another group");
+  if ((*ours.block())->communicator != communicator_) return invalid(call, ": the window belongs to another group");
   const uint64_t elements = window.bytes() / size_of(type);
   uint64_t end = 0;
   if (!checked_add(begin, count, &end) || end > elements) {

@@ -15,6 +15,7 @@
 #include "backend/backend.h"
 #include "backend/group.h"
 #include "cuda/communicator.h"
+#include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "cuda/watch.h"
 
@@ -22,26 +23,24 @@ namespace megadp::cuda {
 
 class CudaWindow final : public Window {
  public:
-  struct Block {  // registered with NCCL; outlives the window while it is in use
+  struct Block {  // registered with NCCL
     std::shared_ptr<Communicator> communicator;
     void* data = nullptr;
     void* registration = nullptr;
     ~Block();
   };
-  CudaWindow(std::shared_ptr<Block> block, size_t bytes, std::shared_ptr<Watch> watch) noexcept
-      : block_(std::move(block)), bytes_(bytes), watch_(std::move(watch)) {}
-  ~CudaWindow() override;
+  CudaWindow(std::shared_ptr<Block> block, size_t bytes, std::shared_ptr<Watch> watch)
+      : block_(std::make_shared<Deferred<Block>>(std::move(block), std::move(watch))), bytes_(bytes) {}
   CudaWindow(const CudaWindow&) = delete;
   CudaWindow& operator=(const CudaWindow&) = delete;
 
-  std::byte* data() noexcept override { return static_cast<std::byte*>(block_->data); }
+  std::byte* data() noexcept override { return static_cast<std::byte*>((*block_)->data); }
   size_t bytes() const noexcept override { return bytes_; }
-  const std::shared_ptr<Block>& block() const noexcept { return block_; }
+  const std::shared_ptr<Deferred<Block>>& block() const noexcept { return block_; }
 
  private:
-  std::shared_ptr<Block> block_;
+  const std::shared_ptr<Deferred<Block>> block_;  // outlives the window while a collective uses it
   const size_t bytes_;
-  const std::shared_ptr<Watch> watch_;
 };
 
 class CudaGroup final : public Group {
@@ -96,16 +95,15 @@ class CudaGroup final : public Group {
   Status sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum);
   Result<std::byte*> scratch(size_t bytes);
 
-  const std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> communicator_;  // until the end
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Watch> watch_;
   const std::unique_ptr<Group> control_;
   const bool exact_;
   std::mutex submitting_;
   uint64_t submitted_ = 0;                   // under submitting_
-  std::shared_ptr<void> scratch_;            // likewise
+  std::shared_ptr<CudaMemory> scratch_;      // likewise
   std::vector<std::shared_ptr<void>> used_;  // likewise: what the collective being submitted works with
-  size_t scratch_bytes_ = 0;
 };
 
 }  // namespace megadp::cuda

@@ -22,20 +22,14 @@ bool CudaGroup::summed_here(const Sum& sum) const {
 }
 
 Result<std::byte*> CudaGroup::scratch(size_t bytes) {
-  if (scratch_bytes_ < bytes) {
+  if (scratch_ == nullptr || scratch_->bytes() < bytes) {
     // Not from the communicator: that may be collective, and whether scratch is needed may be this rank's own affair.
-    void* data = nullptr;
-    const Status allocated =
-        gpu_->check(gpu_->plugin().allocate(gpu_->device(), bytes, &data), text("allocating ", bytes, " bytes of scratch"));
-    if (!allocated) return allocated;
-    // What is replaced lives on in the collectives that use it.
-    scratch_ = std::shared_ptr<void>(data, [gpu = gpu_](void* memory) {
-      if (gpu->usable_here()) gpu->plugin().release(gpu->device(), memory);
-    });
-    scratch_bytes_ = bytes;
+    auto memory = CudaMemory::allocate(gpu_, watch_, CudaMemory::Kind::device, bytes);
+    if (!memory) return memory.status().with_context("scratch");
+    scratch_ = *std::move(memory);  // what is replaced lives on in the collectives that use it
   }
   used_.push_back(scratch_);
-  return static_cast<std::byte*>(scratch_.get());
+  return static_cast<std::byte*>(scratch_->data());
 }
 
 // ── a group of one: what is left of a collective is the copy, or the division ──

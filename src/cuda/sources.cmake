@@ -8,6 +8,7 @@ set(MEGADP_cuda_SOURCES
     gpu.cc
     group.cc
     group_sums.cc
+    memory.cc
     plugin_library.cc
     stream.cc
     watch.cc)

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/log.h"
 #include "cuda/communicator.h"
 
@@ -56,17 +57,18 @@ struct Watch::State {
   const pid_t process = ::getpid();
   const uint64_t timeout_ns;
   std::mutex mutex;
-  std::condition_variable changed;
+  std::condition_variable changed, freed;
   std::deque<Running> running;   // in the order of submission
   std::vector<Running> aborted;  // have failed, but may not be off the device yet
   std::vector<Notice> notices;
   std::vector<Doomed> doomed;
-  std::vector<std::shared_ptr<void>> spent;  // what collectives that have ended were the last to use
   uint64_t abandon_at_ns = UINT64_MAX;
   uint64_t troubled_ns = 0;  // when NCCL first reported a failure
   bool started = false, closing = false;
+  bool freeing = false;  // nothing may be submitted
+  int submitting = 0;    // nothing may be freed
 
-  bool idle() const { return running.empty() && aborted.empty() && notices.empty() && doomed.empty() && spent.empty(); }
+  bool idle() const { return running.empty() && aborted.empty() && notices.empty() && doomed.empty(); }
   bool start(const std::shared_ptr<State>& self);
   void run();
   // What has ended: to be released, and to be aborted, without the mutex.
@@ -126,6 +128,8 @@ void Watch::State::run() {
     ended = {};  // destructors may come back here
     gpu.reset();
     lock.lock();
+    freeing = false;
+    freed.notify_all();
     if (!moved && !idle()) changed.wait_for(lock, kPollInterval);
   }
 }
@@ -159,14 +163,12 @@ void Watch::State::take_off_collectives(Ended* ended) {
       aborted.push_back(std::move(*one));
       continue;
     }
-    for (auto& object : one->collective.keep) {
-      if (object.use_count() == 1) spent.push_back(std::move(object));
-    }
     ended->dropped.push_back(std::move(one));
   }
 }
 
-// Freeing waits for the whole device. While a collective is on it, this thread must not: it could not end that collective any more.
+// Freeing waits for the whole device. While a collective is on it, or about to be, this thread must not: it could not end that collective
+// any more.
 void Watch::State::take_off_memory(Ended* ended) {
   for (size_t i = 0; i < aborted.size();) {
     if (!aborted[i].collective.end->reached()) {
@@ -176,14 +178,13 @@ void Watch::State::take_off_memory(Ended* ended) {
     ended->dropped.push_back(std::make_shared<Running>(std::move(aborted[i])));
     aborted.erase(aborted.begin() + static_cast<std::ptrdiff_t>(i));
   }
-  if (!running.empty() || !aborted.empty()) return;
-  for (auto& object : spent) ended->dropped.push_back(std::move(object));
-  spent.clear();
+  if (!running.empty() || !aborted.empty() || submitting > 0) return;
   for (size_t i = 0; i < doomed.size();) {
     if (doomed[i].after != nullptr && !doomed[i].after->reached()) {
       ++i;
       continue;
     }
+    freeing = true;
     ended->dropped.push_back(std::make_shared<Doomed>(std::move(doomed[i])));
     doomed.erase(doomed.begin() + static_cast<std::ptrdiff_t>(i));
   }
@@ -233,6 +234,26 @@ Watch::~Watch() {
   const std::lock_guard lock(state_->mutex);
   state_->closing = true;
   state_->changed.notify_one();
+}
+
+Watch::Turn::~Turn() {
+  if (state_ == nullptr) return;
+  const std::lock_guard lock(state_->mutex);
+  --state_->submitting;
+  state_->changed.notify_one();
+}
+
+Result<Watch::Turn> Watch::turn() {
+  State& s = *state_;
+  std::unique_lock lock(s.mutex);
+  constexpr auto kSlice = std::chrono::milliseconds(100);  // a timeout may be too long for the clock's arithmetic
+  for (const Deadline deadline = Deadline::after_ns(s.timeout_ns); s.freeing && !deadline.passed();) s.freed.wait_for(lock, kSlice);
+  if (s.freeing) {
+    return Status(Code::timeout, text("freeing memory on the device was not done within ", s.timeout_ns / 1'000'000,
+                                      " ms: it waits for work that other parts of this program have put there"));
+  }
+  ++s.submitting;
+  return Turn(state_);
 }
 
 void Watch::add(Collective collective) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/event.h"
@@ -19,6 +20,8 @@ namespace megadp::cuda {
 class Communicator;
 
 class Watch {
+  struct State;
+
  public:
   explicit Watch(World& world);
   ~Watch();  // lets the thread end by itself, soon
@@ -36,16 +39,30 @@ class Watch {
     uint64_t operation;
     std::vector<std::shared_ptr<void>> keep;
   };
+  // To be held while a collective is submitted, from before its begin until it was added. Freeing memory waits for the whole device: were a
+  // collective put there meanwhile, the watch would wait for it instead of ending it. So the two take turns.
+  class Turn {
+   public:
+    Turn(Turn&&) noexcept = default;
+    Turn& operator=(Turn&&) = delete;
+    ~Turn();
+
+   private:
+    friend Watch;
+    explicit Turn(std::shared_ptr<State> state) noexcept : state_(std::move(state)) {}
+    std::shared_ptr<State> state_;
+  };
+  // Waits for what is being freed, so for what the device had to do then, which needs no other rank; at most for the timeout.
+  Result<Turn> turn();
   void add(Collective collective);
   // Writes the 8-byte value 1 to fd when the event is done.
   void notify(std::shared_ptr<CudaEvent> event, int fd);
-  // Drops `object` on the watch's thread, once the event (if any) is done.
+  // Drops `object` on the watch's thread, once the event (if any) is done and no collective is under way.
   void drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after = nullptr) noexcept;
   // The owner has gone: what is under way gets this long to end, then it is aborted.
   void abandon(uint64_t grace_ns) noexcept;
 
  private:
-  struct State;
   std::shared_ptr<State> state_;  // the thread holds another reference
 };
 

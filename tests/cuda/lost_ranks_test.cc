@@ -7,6 +7,7 @@
 namespace {
 
 using namespace job;
+namespace standin = megadp::standin;
 
 struct Ending {
   const char* name;
@@ -37,11 +38,18 @@ void check(const Ending& ending, mdp_status status, const std::string& sentence)
 
 // Rank 2 takes its part in everything but the step. Rank 0 waits for its report, rank 1 for nothing.
 void step_without_rank_2(const Ending& ending, KindRank& rank, std::atomic<int>* over) {
+  mdp_optimizer* dropped = nullptr;
   {
     const Model model(rank, {});
     model.backward(1);
+    ok(mdp_optimizer_create(model.buffer(), &model.rule(), &dropped));
     ok(mdp_buffer_verify(model.buffer()));  // so that nobody is needed any more for what came before
     const auto before = model.look();
+    if (rank.rank != 2) {
+      mdp_optimizer_destroy(dropped);
+      // Freeing waits for the whole device. It is under way, on both ranks, when the step comes.
+      while (standin::releasing < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     if (rank.rank == 2) {
       if (&ending == &kAborts) ok(mdp_comm_abort(rank.comm.get()));
       if (&ending == &kNeverComes) check(ending, failure_of(rank).status, failure_of(rank).text);
@@ -64,6 +72,7 @@ void step_without_rank_2(const Ending& ending, KindRank& rank, std::atomic<int>*
       }
     }
   }
+  if (rank.rank == 2) mdp_optimizer_destroy(dropped);
   rank.comm.reset();
   ++*over;
 }
@@ -83,6 +92,7 @@ bool lost(const Ending& ending) {
 
 int main() {
   megadp::cuda::use_plugin(plugin());
+  megadp::standin::release_delay_ms = 50;
   bool good = true;
   for (const Ending* ending : {&kNeverComes, &kLeaves, &kAborts}) good = lost(*ending) && good;
   megadp::standin::wait_for_threads();

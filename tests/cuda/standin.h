@@ -46,6 +46,8 @@ constexpr int32_t kInvalidArgument = cuda::kNcclFailure + 4;
 
 int32_t allocate(cuda::Device* device, size_t bytes, void** out);
 int32_t release(cuda::Device* device, void* memory);
+// In front of release()'s look at what the device is doing, so that something can be submitted in between; and how many are there.
+extern std::atomic<int> release_delay_ms, releasing;
 bool is_device_memory(const void* memory);
 
 // Until only the calling thread is left, ten seconds at most. What looks after dropped memory ends by itself; a check for leaks that meets

@@ -317,6 +317,8 @@ PluginTable make_table() {
 
 }  // namespace
 
+std::atomic<int> release_delay_ms{0}, releasing{0};
+
 int32_t allocate(Device* device, size_t bytes, void** out) {
   count_sync(device);
   if (bytes > size_t{1} << 36) return kOutOfMemory;
@@ -343,12 +345,15 @@ void wait_for_all(Device* device) {
 
 // Not counted: the thread that waits here is mostly the watch's, at a time of its own choice.
 int32_t release(Device* device, void* memory) {
+  ++releasing;
+  std::this_thread::sleep_for(std::chrono::milliseconds(release_delay_ms));
   if (device != nullptr) wait_for_all(device);
   {
     const std::lock_guard lock(memory_mutex);
     memory_map().erase(static_cast<const std::byte*>(memory));
   }
   std::free(memory);
+  --releasing;
   return 0;
 }
 

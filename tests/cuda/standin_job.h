@@ -134,18 +134,18 @@ class Model {
       const mdp_tensor tensor = floats(values.data(), kShapes[p], kOnHost);
       ok(mdp_param_write(buffer, p, &tensor, nullptr));
     }
-    mdp_optimizer_config rule{};
-    rule.struct_size = sizeof rule;
-    rule.lr = 0.01;
-    rule.weight_decay = 0.1;
-    rule.max_grad_norm = setup.max_grad_norm;
+    rule_.struct_size = sizeof rule_;
+    rule_.lr = 0.01;
+    rule_.weight_decay = 0.1;
+    rule_.max_grad_norm = setup.max_grad_norm;
     mdp_optimizer* optimizer = nullptr;
-    ok(mdp_optimizer_create(buffer, &rule, &optimizer));
+    ok(mdp_optimizer_create(buffer, &rule_, &optimizer));
     optimizer_.reset(optimizer);
   }
 
   mdp_buffer* buffer() const { return buffer_.get(); }
   mdp_optimizer* optimizer() const { return optimizer_.get(); }
+  const mdp_optimizer_config& rule() const { return rule_; }
 
   std::vector<float> gradient(size_t p, int step) const {
     std::vector<float> values(numel(p));
@@ -193,6 +193,7 @@ class Model {
 
  private:
   int rank_;
+  mdp_optimizer_config rule_{};
   Grid grid_;
   Buffer buffer_;
   Optimizer optimizer_;
