@@ -34,7 +34,9 @@ Optimizer::~Optimizer() {
     (void)impl_.release();
     return;
   }
-  tree.queue->retain(std::move(impl_->kept));  // the queue may still be updating it
+  // The queue may still be updating them.
+  tree.queue->retain(std::move(impl_->kept));
+  tree.queue->retain(std::move(outcomes_));
 }
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config) {

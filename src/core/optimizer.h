@@ -84,7 +84,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::shared_ptr<Event> last_step_;
-  std::vector<std::shared_ptr<Memory>> outcomes_;  // for the scalars of steps whose outcome may still be asked for
+  // For the scalars of steps whose outcome may still be asked for. At the end the queue takes them over, as what is Kept.
+  std::shared_ptr<std::vector<std::shared_ptr<Memory>>> outcomes_ = std::make_shared<std::vector<std::shared_ptr<Memory>>>();
   struct Unseen {
     std::shared_ptr<Memory> place;
     std::shared_ptr<Event> known;

@@ -161,13 +161,13 @@ Status Optimizer::await_sync() {
 // A place for the outcome of one step, which the next step must not overwrite before somebody has looked: one that nobody holds any more,
 // or a new one.
 Result<std::shared_ptr<Memory>> Optimizer::outcome_place() {
-  for (const std::shared_ptr<Memory>& known : outcomes_) {
+  for (const std::shared_ptr<Memory>& known : *outcomes_) {
     if (known.use_count() == 1) return known;
   }
   auto place = buffer_->tree().backend->allocate_host(sizeof(StepScalars));
   if (!place) return place.status();
-  outcomes_.push_back(*std::move(place));
-  return outcomes_.back();
+  outcomes_->push_back(*std::move(place));
+  return outcomes_->back();
 }
 
 // A step that nobody waited for may have found a gradient that is not finite. Said by the next one, which is then not taken: on all ranks,

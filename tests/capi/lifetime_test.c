@@ -152,6 +152,38 @@ static void dropped_in_flight(void** state) {
   pthread_barrier_destroy(&over);
 }
 
+/* Rank 0 drops everything while its step waits for rank 1, which comes then: the step is taken, into memory that is still there. */
+static void drop_a_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = job_open(id, rank, n);
+  put_all(j.buffer);
+  OK(mdp_grad_sync(j.buffer, NULL, NULL));
+  mdp_request* request = NULL;
+  if (rank == 1) pthread_barrier_wait(&over);
+  OK(mdp_optimizer_step(j.optimizer, NULL, NULL, &request));
+  if (rank == 0) {
+    mdp_request_free(request);
+    mdp_optimizer_destroy(j.optimizer);
+    mdp_buffer_destroy(j.buffer);
+    pthread_barrier_wait(&over);
+    OK(mdp_barrier(j.comm)); /* behind the step */
+    mdp_grid_destroy(j.grid);
+    mdp_comm_destroy(j.comm);
+    return;
+  }
+  OK(mdp_request_wait(request, long_ns));
+  mdp_request_free(request);
+  OK(mdp_barrier(j.comm));
+  job_close(&j);
+}
+
+static void step_dropped_in_flight(void** state) {
+  (void)state;
+  pthread_barrier_init(&over, NULL, 2);
+  run_ranks(2, drop_a_step, NULL);
+  pthread_barrier_destroy(&over);
+}
+
 /* ── The event descriptor ── */
 
 static int readable(int fd, int timeout_ms) {
@@ -494,6 +526,7 @@ int main(void) {
       TEST(destroyed_by_another_thread),
       TEST(requests),
       TEST(dropped_in_flight),
+      TEST(step_dropped_in_flight),
       TEST(event_descriptors),
       TEST(dlpack),
       TEST(log_callback),
