@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes megadp-sys's src/bindings.rs: constants, #[repr(C)] structs and extern "C" functions, for a crate without std."""
+
+OUTPUT = "rust/megadp-sys/src/bindings.rs"
+
+SCALARS = {
+    "char": "c_char", "double": "f64", "float": "f32", "size_t": "usize", "void": "c_void",
+    "int8_t": "i8", "int16_t": "i16", "int32_t": "i32", "int64_t": "i64",
+    "uint8_t": "u8", "uint16_t": "u16", "uint32_t": "u32", "uint64_t": "u64",
+}  # fmt: skip
+
+# Flags are fields and parameters of 64 bits; only the axes of a grid are handed over in 32.
+NARROW_FLAGS = {"MDP_AXIS_"}
+
+HEAD = """\
+// SPDX-License-Identifier: Apache-2.0
+// Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust.py.
+use core::ffi::{c_char, c_void};
+use core::marker::{PhantomData, PhantomPinned};
+"""
+
+RESERVED = {"type", "fn", "in", "ref", "match", "move", "use", "impl", "loop", "box"}
+
+
+def named(name):
+    return f"r#{name}" if name in RESERVED else name
+
+
+def rust_type(header, kind):
+    if kind.base in SCALARS:
+        text = SCALARS[kind.base]
+    elif kind.base in header.handles or kind.base in header.aliases or kind.base in header.structs or kind.base in header.callbacks:
+        text = kind.base
+    else:
+        raise ValueError(f"a type that Rust has no name for: {kind}")
+    for depth in range(kind.pointers):
+        # `const` belongs to what the last star points to: all inner pointers of the header are written through.
+        text = f"*{'const' if kind.const and depth == 0 else 'mut'} {text}"
+    return f"[{text}; {kind.length}]" if kind.length else text
+
+
+def emit_handles(header):
+    for name in header.handles:
+        yield "#[repr(C)]"
+        yield f"pub struct {name} {{"
+        yield "    _bytes: [u8; 0],"
+        yield "    _marker: PhantomData<(*mut u8, PhantomPinned)>,"
+        yield "}\n"
+
+
+def emit_enums(header):
+    for name, kind in header.aliases.items():
+        yield f"pub type {name} = {rust_type(header, kind)};"
+    yield ""
+    for alias, values in header.enums:
+        narrow = any(values[0][0].startswith(prefix) for prefix in NARROW_FLAGS)
+        kind = alias or ("u32" if narrow else "u64")
+        for name, value in values:
+            yield f"pub const {name}: {kind} = {value};"
+        yield ""
+
+
+def emit_structs(header):
+    for name, fields in header.structs.items():
+        yield "#[repr(C)]\n#[derive(Clone, Copy, Debug)]"
+        yield f"pub struct {name} {{"
+        for item in fields:
+            yield f"    pub {named(item.name)}: {rust_type(header, item.type)},"
+        yield "}\n"
+        yield f"impl {name} {{"
+        if fields[0].name == "struct_size":
+            yield "    /// All zero, but for the struct_size."
+            yield "    pub const fn new() -> Self {"
+            yield "        // SAFETY: integers, numbers and raw pointers may all be zero."
+            yield "        let mut new: Self = unsafe { core::mem::zeroed() };"
+            yield "        new.struct_size = core::mem::size_of::<Self>() as u32;"
+            yield "        new"
+        else:
+            yield "    /// All zero."
+            yield "    pub const fn new() -> Self {"
+            yield "        // SAFETY: integers may all be zero."
+            yield "        unsafe { core::mem::zeroed() }"
+        yield "    }\n}\n"
+        yield f"impl Default for {name} {{"
+        yield "    fn default() -> Self {\n        Self::new()\n    }\n}\n"
+
+
+def signature(header, function):
+    params = ", ".join(f"{named(param.name)}: {rust_type(header, param.type)}" for param in function.params)
+    nothing = function.result.base == "void" and not function.result.pointers
+    return f"({params})" + ("" if nothing else f" -> {rust_type(header, function.result)}")
+
+
+def wrapped(line, limit=120):
+    """One declaration, broken after the comma that fits last."""
+    lines = []
+    while len(line) > limit:
+        at = line.rindex(", ", 0, limit) + 1
+        lines.append(line[:at])
+        line = " " * 8 + line[at + 1 :]
+    return "\n".join([*lines, line])
+
+
+def emit_functions(header):
+    for name, function in header.callbacks.items():
+        yield f'pub type {name} = Option<unsafe extern "C" fn{signature(header, function)}>;\n'
+    yield 'extern "C" {'
+    for function in header.functions:
+        yield wrapped(f"    pub fn {function.name}{signature(header, function)};")
+    yield "}\n"
+
+
+def emit_layout(header):
+    """The same tables as abi.json has, as the Rust compiler sees them."""
+    yield "#[cfg(test)]\npub(crate) mod layout {\n    use core::mem::{align_of, offset_of, size_of};\n"
+    yield "    /// name, size, alignment, [(field, offset)]"
+    yield "    pub type Struct = (&'static str, usize, usize, &'static [(&'static str, usize)]);\n"
+    yield "    pub const STRUCTS: &[Struct] = &["
+    for name, fields in header.structs.items():
+        yield f'        ("{name}", size_of::<super::{name}>(), align_of::<super::{name}>(), &['
+        yield from (f'            ("{item.name}", offset_of!(super::{name}, {named(item.name)})),' for item in fields)
+        yield "        ]),"
+    yield "    ];\n\n    pub const VALUES: &[(&str, i64)] = &["
+    for _, values in header.enums:
+        for name, _ in values:
+            yield f'        ("{name}", super::{name} as i64),'
+    yield "    ];\n\n    /// Their addresses: a test that reads them does not link where one is not exported."
+    yield "    pub fn functions() -> [(&'static str, *const ()); " + f"{len(header.functions)}] {{\n        ["
+    for function in header.functions:
+        yield f'            ("{function.name}", super::{function.name} as *const ()),'
+    yield "        ]\n    }\n}"
+
+
+def emit(header):
+    parts = [HEAD]
+    for part in (emit_handles, emit_enums, emit_structs, emit_functions, emit_layout):
+        parts += part(header)
+    return "\n".join(parts) + "\n"
