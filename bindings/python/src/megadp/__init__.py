@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Data-parallel training: gradients reduced while backward goes on, optimizer state sharded over the ranks.
+
+    with megadp.Comm() as comm:                                   # from the launcher's environment
+        buffer = megadp.Buffer(comm, {"w": (64, 10)})             # memory of the library
+        optimizer = megadp.Optimizer(buffer, lr=1e-3)
+        buffer.put("w", gradient)
+        buffer.sync()
+        optimizer.step()
+
+Every failure is a MegaDPError. Needs nothing but the library; numpy where numpy arrays are asked for. megadp.torch and megadp.jax are
+imported on their own.
+"""
+from ._buffer import Bucket, Buffer, Range, Stats
+from ._comm import Comm, unique_id
+from ._errors import InvalidError, MegaDPError, Status
+from ._grid import Grid
+from ._library import info, lib, version_text
+from ._optimizer import Group, Optimizer, StepReport
+from ._params import Param, Plan, grid_groups, plan, plan_layout
+from ._tensor import Tensor
+from ._waiting import Request
+
+__version__ = version_text(lib.mdp_version())
+__all__ = ["Bucket", "Buffer", "Comm", "Grid", "Group", "InvalidError", "MegaDPError", "Optimizer", "Param", "Plan", "Range", "Request",
+           "Stats", "Status", "StepReport", "Tensor", "grid_groups", "info", "plan", "plan_layout", "unique_id"]

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parameters and gradients, and the calls of one training step up to the optimizer."""
+import ctypes
+import threading
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from . import _dlpack, _raw
+from ._comm import Comm, whole
+from ._errors import MegaDPError, invalid
+from ._grid import Grid
+from ._handles import Closable
+from ._library import lib, sized
+from ._params import Param, Params, buffer_config, native_params, read_params, read_struct
+from ._tensor import Tensor, operand
+from ._waiting import Request, run, wait_for
+
+_ALL = 2**(8 * ctypes.sizeof(ctypes.c_size_t)) - 1
+Which = Union[int, str]  # a parameter, by index at registration or by name
+
+
+class Range(NamedTuple):
+    """One owned piece of one parameter; as mdp_range in megadp.h."""
+
+    buffer: int
+    bucket: int
+    param: int
+    begin: int
+    end: int
+    param_begin: int
+
+
+class Stats(NamedTuple):
+    """Sums since registration; as mdp_stats_report in megadp.h."""
+
+    comm_ns: int
+    exposed_ns: int
+    bytes: int
+    buckets: int
+    launched_in_backward: int
+    syncs: int
+    host_syncs: int
+
+
+class Bucket(NamedTuple):
+    """The last step's times of one bucket, CLOCK_MONOTONIC (time.monotonic_ns) in nanoseconds; as mdp_bucket_report in megadp.h."""
+
+    state: int
+    ready_ns: int
+    reduce_begin_ns: int
+    reduce_end_ns: int
+    gather_begin_ns: int
+    gather_end_ns: int
+    sync_ns: int
+
+
+class Buffer(Closable):
+    """Parameters and their gradients in memory of the library: laid out, cut into buckets, sharded over the ranks; zeroed.
+
+    where: a Grid, or a Comm for data parallelism alone. params: Params, (name, shape) pairs, or a mapping of names to shapes or arrays, in
+    the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default) or "zero_0". missing: what sync does about a
+    parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the library decides).
+    overlap=False launches everything at sync. A parameter is named by its index or its name in all methods.
+    Collective over the world, with registrations alike within a data-parallel group; blocking.
+    Raises MegaDPError: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY,
+    SYSTEM, those of a lost communicator.
+    """
+
+    def __init__(self, where: Union[Comm, Grid], params: Params, **options: Any) -> None:
+        self.params: Tuple[Param, ...] = tuple(read_params(params))
+        self._index: Dict[str, int] = {param.name: i for i, param in enumerate(self.params)}
+        config = buffer_config(**options)
+        structs, count = native_params(self.params)
+        grid = Grid(where) if isinstance(where, Comm) else where
+        self._tree = grid._tree
+        self._own(self._tree.make(grid._handle, lib.mdp_buffer_register, _raw.mdp_buffer, lib.mdp_buffer_destroy, ctypes.byref(config),
+                                  structs, count), lib.mdp_buffer_destroy)
+        if grid is not where:
+            grid.close()
+        self._step: Optional[Request] = None  # an optimizer's, while parameters may still be on their way
+        place = next((i for i, param in enumerate(self.params) if not param.frozen), None)
+        self._on_host = place is None or self.param(place)._device[0] == _dlpack.CPU
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    def _number(self, param: Which) -> int:
+        if isinstance(param, str):
+            if param not in self._index:
+                raise invalid(f"param is {param!r}; no parameter of this name is registered")
+            return self._index[param]
+        return whole(param, "param", 0, _ALL)
+
+    # Memory
+
+    def param(self, param: Which, readonly: bool = False) -> Tensor:
+        """The parameter's memory. To be written between a step and the next forward only, before changed(). Local.
+        Raises MegaDPError: INVALID, STATE (frozen parameters have no memory here; forked child)."""
+        return self._view(lib.mdp_buffer_param_view, param, readonly)
+
+    def grad(self, param: Which, readonly: bool = False) -> Tensor:
+        """The gradient's memory. To be written before ready(); means something after sync(): with zero_0 all of it, with zero_1 the owned
+        ranges. Over several microbatches the caller adds into it. Local. Raises as param."""
+        return self._view(lib.mdp_buffer_grad_view, param, readonly)
+
+    def _view(self, function: Any, param: Which, readonly: bool) -> Tensor:
+        out = sized(_raw.mdp_tensor)
+        lease = self._handle.lend()
+        self._call(function, self._number(param), ctypes.byref(out))
+        return Tensor(out, lease, readonly)
+
+    def owned(self) -> List[Range]:
+        """The ranges of elements whose optimizer state this rank keeps, by arena, in order of position. Local."""
+        needed = ctypes.c_size_t()
+        try:
+            self._call(lib.mdp_buffer_owned, None, 0, ctypes.byref(needed))
+        except MegaDPError:
+            if needed.value == 0:
+                raise
+        ranges = (_raw.mdp_range * max(1, needed.value))()
+        ranges[0].struct_size = ctypes.sizeof(_raw.mdp_range)
+        self._call(lib.mdp_buffer_owned, ranges, needed.value, ctypes.byref(needed))
+        return [read_struct(ranges[i], Range) for i in range(needed.value)]
+
+    def read(self, param: Which, out: Any = None, *, stream: int = 0) -> Any:
+        """Copies a parameter into `out` (its shape, any strides, float32, bfloat16, float16 or float64), or into a new float32 numpy
+        array, and returns that. Waits as wait does. Local."""
+        number = self._number(param)
+        if out is None:
+            import numpy
+
+            out = numpy.empty(self.params[number].shape if number < len(self.params) else (), numpy.float32)
+        tensor, _keep = operand(out, "out", writable=True, stream=stream)
+        self._settle(number)
+        self._call(lib.mdp_param_read, number, ctypes.byref(tensor), stream or None)
+        return out
+
+    def write(self, param: Which, array: Any, *, stream: int = 0) -> None:
+        """Copies an array into a parameter, as read does the other way. What is written must be the same on all ranks of the data-parallel
+        group (or be followed by broadcast). Waits as wait does. Local."""
+        number = self._number(param)
+        tensor, _keep = operand(array, "array", stream=stream)
+        self._settle(number)
+        self._call(lib.mdp_param_write, number, ctypes.byref(tensor), stream or None)
+
+    def changed(self) -> None:
+        """To be called after parameters were written through param(): the optimizer's masters take them over at the next step. Local."""
+        self._call(lib.mdp_param_changed)
+
+    def broadcast(self, root: int = 0) -> None:
+        """Copies all parameters from rank `root` of each data-parallel group to its other ranks. Collective; blocking."""
+        self._tree.run(self._handle, lib.mdp_buffer_broadcast, whole(root, "root", -1, 2**31 - 1))
+
+    def verify(self) -> None:
+        """Compares all parameters, bit for bit, over each data-parallel group. Collective; blocking; slow: for checks.
+        Raises MegaDPError: DESYNC (names the first parameter that differs, and two ranks), STATE, those of a lost communicator."""
+        self._tree.run(self._handle, lib.mdp_buffer_verify)
+
+    # A step
+
+    def begin_microbatch(self, last: bool) -> None:
+        """Says whether the microbatch that begins is the last one of the step. Without this call every step has one. Local."""
+        self._call(lib.mdp_microbatch_begin, 1 if last else 0)
+
+    def wait(self, param: Optional[Which] = None, *, stream: int = 0) -> None:
+        """Returns when the parameter (None: every parameter) holds its values after the last step. Local; waits for the gather of its
+        bucket, at most for the communicator's timeout. Any thread."""
+        number = _ALL if param is None else self._number(param)
+        if self._stepping():
+            run(lambda: self._call(lib.mdp_param_wait, number, stream or None), lambda: None)
+        else:
+            self._call(lib.mdp_param_wait, number, stream or None)
+
+    def put(self, param: Which, grad: Any, *, add: bool = False, more: bool = False, stream: int = 0) -> None:
+        """Copies a gradient into its slot, cast to the gradient's dtype, and counts it as ready. The parameter's shape, any strides,
+        float32, bfloat16, float16 or float64. The first one of a step replaces what is in the slot (unless add), later ones are added.
+        more: not ready yet. The array may be reused when this returns. Local; any thread, several at a time for different parameters.
+        Raises MegaDPError: INVALID (shape), STATE (frozen; too often; after sync; skipped), those of a lost communicator."""
+        number = self._number(param)
+        tensor, _keep = operand(grad, "grad", stream=stream)
+        if self._stepping():  # the slots are the last step's until it has finished
+            self._finish_step()
+        flags = (_raw.MDP_GRAD_ADD if add else 0) | (_raw.MDP_GRAD_MORE if more else 0)
+        self._call(lib.mdp_grad_put, number, ctypes.byref(tensor), flags, stream or None)
+
+    def ready(self, param: Which, *, stream: int = 0) -> None:
+        """The gradient was written into grad(param); counts it as ready. Local, does not block. Any thread."""
+        self._call(lib.mdp_grad_ready, self._number(param), stream or None)
+
+    def skip(self, param: Which) -> None:
+        """This rank has no gradient of the parameter in this microbatch. Local, does not block. Any thread."""
+        self._call(lib.mdp_grad_skip, self._number(param))
+
+    def zero_grad(self, *, stream: int = 0) -> None:
+        """Sets all gradients to zero and begins the step anew. Not needed between steps, unless the caller adds into grad(). Local."""
+        self._call(lib.mdp_buffer_zero_grad, stream or None)
+
+    def sync(self, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or
+        skipped. wait=False returns a Request at once. Collective over the world.
+        Raises MegaDPError: STATE (a parameter never became ready: names it and the rank, on all ranks), those of a lost communicator."""
+        if wait and (self._tree.size == 1 or not self._on_host):
+            self._tree.run(self._handle, lib.mdp_grad_sync, stream or None, None)
+            return None
+        request = wait_for(self._call, lib.mdp_grad_sync, stream or None)
+        if not wait:
+            return request
+        request.wait()
+        return None
+
+    def _stepping(self) -> bool:
+        """Whether the main thread would wait inside the library for a step that is under way."""
+        step = self._step
+        if step is None or threading.current_thread() is not threading.main_thread():
+            return False
+        try:
+            return not step.done()
+        except MegaDPError:  # its failure is told by the call that comes next
+            return False
+
+    def _finish_step(self) -> None:
+        step = self._step
+        if step is not None:
+            step.wait()
+
+    def _settle(self, number: int) -> None:
+        if self._stepping():
+            self.wait(number)
+
+    # Looking
+
+    def stats(self) -> Stats:
+        """Counters since registration. Local."""
+        out = sized(_raw.mdp_stats_report)
+        self._call(lib.mdp_buffer_stats, ctypes.byref(out))
+        found: Stats = read_struct(out, Stats)
+        return found
+
+    def bucket(self, number: int) -> Bucket:
+        """The last step's times of a bucket, by its number in launch order. Local. Raises MegaDPError: INVALID, STATE."""
+        out = sized(_raw.mdp_bucket_report)
+        self._call(lib.mdp_buffer_bucket, whole(number, "number", 0, _ALL), ctypes.byref(out))
+        found: Bucket = read_struct(out, Bucket)
+        return found

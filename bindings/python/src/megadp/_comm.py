@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Communicators and collectives on the caller's arrays."""
+import ctypes
+from typing import Any, Callable, Optional, Tuple
+
+from . import _dlpack, _raw
+from ._errors import MegaDPError, from_info, invalid
+from ._handles import Closable, Handle
+from ._library import lib, sized
+from ._tensor import operand
+from ._waiting import Request, run, wait_for
+
+OPS = {"sum": _raw.MDP_OP_SUM, "avg": _raw.MDP_OP_AVG, "max": _raw.MDP_OP_MAX, "min": _raw.MDP_OP_MIN}
+BACKENDS = {"auto": _raw.MDP_BACKEND_AUTO, "host": _raw.MDP_BACKEND_HOST, "cuda": _raw.MDP_BACKEND_CUDA}
+
+
+def choice(value: Any, argument: str, among: dict) -> int:
+    if value not in among:
+        raise invalid(f"{argument} is {value!r}; it must be one of {', '.join(repr(name) for name in among)}")
+    return int(among[value])
+
+
+def whole(value: Any, argument: str, low: int, high: int) -> int:
+    """An integer that the C type holds; ctypes would cut it to size."""
+    try:
+        number = value.__index__()
+    except AttributeError:
+        raise invalid(f"{argument} is {value!r}; it must be an integer") from None
+    if not low <= number <= high:
+        raise invalid(f"{argument} is {number}; it must be from {low} to {high}")
+    return int(number)
+
+
+def unique_id() -> bytes:
+    """A fresh name and secret under which ranks find each other, for one Comm on each rank: made by one rank, carried to the others by the
+    caller, kept from strangers. Between hosts, rank 0's address is taken from MEGADP_ROOT where the id is made. Local, any thread.
+    Raises MegaDPError: INVALID (MEGADP_ROOT makes no sense), SYSTEM."""
+    out = _raw.mdp_unique_id()
+    lib.mdp_unique_id_create(ctypes.byref(out))
+    return bytes(out)
+
+
+class Tree:
+    """What a communicator and all that is made from it share here: how its blocking calls are run."""
+
+    def __init__(self, comm: Handle, size: int) -> None:
+        self.comm = comm
+        self.size = size
+
+    def run(self, handle: Handle, function: Any, *arguments: Any) -> None:
+        """A call that waits for other ranks. After an interruption nobody could say how far it came, so the tree is given up on all ranks."""
+        if self.size == 1:
+            handle.call(function, *arguments)
+        else:
+            run(lambda: handle.call(function, *arguments), self.abort)
+
+    def make(self, handle: Handle, function: Any, kind: Any, destroy: Any, *arguments: Any) -> Any:
+        """As run, for a call whose last argument is a new handle, which is returned; it may be NULL."""
+        def call() -> Any:
+            out = ctypes.POINTER(kind)()
+            handle.call(function, *arguments, ctypes.byref(out))
+            return out
+
+        return call() if self.size == 1 else run(call, self.abort, destroy)
+
+    def abort(self) -> None:
+        try:
+            self.comm.call(lib.mdp_comm_abort)
+        except MegaDPError:  # closed already, or lost: then there is nobody to tell
+            pass
+
+
+class Comm(Closable):
+    """This rank in one ordered group of ranks.
+
+    Comm() joins the ranks that a launcher has started (megadp run, torchrun, SLURM, Open MPI, MPICH), a single rank where there is none;
+    Comm(id=..., rank=..., nranks=...) those that have the same unique_id(). Collective over the ranks of the job; blocking, at most
+    `timeout` seconds (None: five minutes), which is also how long later collectives wait for another rank. One thread at a time may use
+    a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception aborts on all ranks.
+
+    backend: "auto", "host" or "cuda". device: with CUDA, which of the devices that this process sees (None: by local rank). exact_sums:
+    on CUDA, sums in rank order in fp32, as on the host. rank, size: this rank's number and how many there are.
+    Raises MegaDPError: INVALID, UNSUPPORTED (backend), TIMEOUT (names the ranks that did not come), PEER, DESYNC, STATE, SYSTEM, MEMORY.
+    """
+
+    rank: int
+    size: int
+
+    def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, nranks: Optional[int] = None, *, backend: str = "auto",
+                 device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False) -> None:
+        given = None
+        if id is not None:
+            if len(id) != ctypes.sizeof(_raw.mdp_unique_id):
+                raise invalid(f"id has {len(id)} bytes; it must be the {ctypes.sizeof(_raw.mdp_unique_id)} that unique_id() returns")
+            if rank is None or nranks is None:
+                raise invalid("with an id, rank and nranks must be given too")
+            given = ctypes.byref(_raw.mdp_unique_id.from_buffer_copy(id))
+        flags = (_raw.MDP_COMM_SET_DEVICE if device is not None else 0) | (_raw.MDP_COMM_EXACT_SUMS if exact_sums else 0)
+        most = 2**31 - 1
+        config = sized(_raw.mdp_comm_config, backend=choice(backend, "backend", BACKENDS), rank=whole(rank or 0, "rank", -1, most),
+                       nranks=whole(nranks or 0, "nranks", 0, most), device=whole(device or 0, "device", -1, most),
+                       timeout_ns=nanoseconds(timeout, "timeout"), flags=flags)
+
+        def create() -> Any:
+            out = ctypes.POINTER(_raw.mdp_comm)()
+            lib.mdp_comm_create(ctypes.byref(config), given, ctypes.byref(out))
+            return out
+
+        self._take(run(create, lambda: None, lib.mdp_comm_destroy))
+
+    @classmethod
+    def from_environment(cls, **options: Any) -> "Comm":
+        """Comm(**options), spelled out: the ranks that a launcher has started."""
+        return cls(**options)
+
+    @classmethod
+    def from_id(cls, id: bytes, rank: int, nranks: int, **options: Any) -> "Comm":
+        """Comm(id, rank, nranks, **options), spelled out: the ranks that have the same unique_id()."""
+        return cls(id, rank, nranks, **options)
+
+    def _take(self, pointer: Any) -> None:
+        self._own(pointer, lib.mdp_comm_destroy)
+        self.rank = lib.mdp_comm_rank(pointer)
+        self.size = lib.mdp_comm_size(pointer)
+        self._tree = Tree(self._handle, self.size)
+
+    @classmethod
+    def _of(cls, pointer: Any) -> "Comm":
+        comm = cls.__new__(cls)
+        comm._take(pointer)
+        return comm
+
+    def __repr__(self) -> str:
+        return f"<megadp.Comm rank {self.rank} of {self.size}{', closed' if self.closed else ''}>"
+
+    def __exit__(self, kind: Optional[type], error: Optional[BaseException], traceback: Any) -> None:
+        if error is not None and not (isinstance(error, SystemExit) and not error.code):
+            self._tree.abort()
+        self.close()
+
+    def split(self, color: int, key: int = 0) -> Optional["Comm"]:
+        """Cuts the communicator: ranks with the same color (>= 0) form a new one, ordered by key, then by rank; None where color < 0.
+        Collective; blocking. Raises MegaDPError: INVALID, STATE, those of a lost communicator."""
+        low, high = -2**31, 2**31 - 1
+        pointer = self._tree.make(self._handle, lib.mdp_comm_split, _raw.mdp_comm, lib.mdp_comm_destroy, whole(color, "color", low, high),
+                                  whole(key, "key", low, high))
+        return Comm._of(pointer) if pointer else None
+
+    @property
+    def error(self) -> Optional[MegaDPError]:
+        """The failure that made this communicator unusable, None while there is none. Local, any thread."""
+        found = sized(_raw.mdp_error_info)
+        self._call(lib.mdp_comm_error_info, ctypes.byref(found))
+        return from_info(found) if found.status != _raw.MDP_OK else None
+
+    def fileno(self) -> int:
+        """A file descriptor for select, asyncio or another event loop: readable while a request has finished that nobody has asked about.
+        Only requests made after the first call of this count. The library's own: never read or close it. Local."""
+        out = ctypes.c_int32()
+        self._call(lib.mdp_comm_event_fd, ctypes.byref(out))
+        return out.value
+
+    def abort(self) -> None:
+        """Makes the communicator unusable on all ranks: their calls end with ABORTED, naming this rank. Does not block, any thread."""
+        self._call(lib.mdp_comm_abort)
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it and this rank's earlier collectives have finished. Collective; blocking."""
+        self._tree.run(self._handle, lib.mdp_barrier)
+
+    def all_reduce(self, array: Any, out: Any = None, op: str = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """out = op ("sum", "avg", "max", "min") over the ranks of array; in place where out is None.
+
+        For this and the other collectives: arrays are dense and row-major, of any kind that has DLPack, the array interfaces or the
+        buffer protocol, of dtype float32, bfloat16, float16, float64, int64 or uint8, alike on all ranks; nothing is copied. wait=False
+        returns a Request at once, and the arrays must be left alone until it has finished. stream: with CUDA, a cudaStream_t.
+        Collective. Raises MegaDPError: INVALID, UNSUPPORTED, STATE, DESYNC, PEER, TIMEOUT, ABORTED."""
+        return self._move(lib.mdp_all_reduce, array, array if out is None else out, wait, stream, choice(op, "op", OPS))
+
+    def reduce_scatter(self, array: Any, out: Any, op: str = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """out = op over the ranks of their piece number <this rank>; array has `size` times the elements of out. See all_reduce."""
+        return self._move(lib.mdp_reduce_scatter, array, out, wait, stream, choice(op, "op", OPS))
+
+    def all_gather(self, array: Any, out: Any, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """out = the arrays of all ranks in rank order; it has `size` times the elements of array. See all_reduce."""
+        return self._move(lib.mdp_all_gather, array, out, wait, stream)
+
+    def all_to_all(self, array: Any, out: Any = None, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """Piece r of array becomes piece <this rank> of rank r's out; in place where out is None. See all_reduce."""
+        return self._move(lib.mdp_all_to_all, array, array if out is None else out, wait, stream)
+
+    def broadcast(self, array: Any, root: int = 0, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """array = rank root's, on all ranks. See all_reduce."""
+        tensor, keep = operand(array, "array", writable=True, stream=stream)
+        return self._start(lib.mdp_broadcast, (ctypes.byref(tensor), whole(root, "root", -1, 2**31 - 1), stream or None), tensor, keep, wait)
+
+    def _move(self, function: Any, array: Any, out: Any, wait: bool, stream: int, *op: int) -> Optional[Request]:
+        source, keep_source = operand(array, "array", writable=out is array, stream=stream)
+        target, keep_target = (source, None) if out is array else operand(out, "out", writable=True, stream=stream)
+        arguments = (ctypes.byref(source), ctypes.byref(target), *op, stream or None)
+        return self._start(function, arguments, source, (keep_source, keep_target), wait)
+
+    def _start(self, function: Callable[..., Any], arguments: Tuple[Any, ...], tensor: Any, keep: Any, wait: bool) -> Optional[Request]:
+        if wait and (self.size == 1 or tensor.device_type == _dlpack.CUDA):
+            self._tree.run(self._handle, function, *arguments, None)
+            return None
+        request = wait_for(self._call, function, *arguments, keep=(keep,))
+        if not wait:
+            return request
+        request.wait()
+        return None
+
+
+def nanoseconds(seconds: Optional[float], argument: str) -> int:
+    if seconds is None:
+        return 0
+    if not 0 < seconds < 2**63 / 1e9:
+        raise invalid(f"{argument} is {seconds!r} seconds; it must be above 0, or None for the default")
+    return max(1, int(seconds * 1e9))

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The world cut into parallel groups."""
+import ctypes
+from typing import Optional, Tuple
+
+from . import _raw
+from ._comm import Comm
+from ._handles import Closable
+from ._library import lib
+from ._params import axes_code, grid_config
+
+
+class Grid(Closable):
+    """A communicator cut into tensor (tp), context (cp), expert (ep), data (dp, what is left) and pipeline (pp) parallel groups.
+
+    expert_tp: tensor parallel size of experts (0: tp). order: axes from fastest to slowest varying rank (None: "tp-cp-ep-dp-pp").
+    Collective over comm, with equal arguments; blocking.
+    Raises MegaDPError: INVALID (sizes that do not divide, order), DESYNC (ranks differ), STATE, those of a lost communicator.
+    """
+
+    def __init__(self, comm: Comm, *, tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0,
+                 order: Optional[str] = None) -> None:
+        config = grid_config(tp, cp, ep, pp, expert_tp, order)
+        self._tree = comm._tree
+        self._own(self._tree.make(comm._handle, lib.mdp_grid_create, _raw.mdp_grid, lib.mdp_grid_destroy, ctypes.byref(config)),
+                  lib.mdp_grid_destroy)
+
+    def coords(self, axes: str, expert: bool = False) -> Tuple[int, int]:
+        """(index, size) of this rank in the group that the axes ("dp", "dp-cp") span together. Local."""
+        index, size = ctypes.c_int32(), ctypes.c_int32()
+        self._call(lib.mdp_grid_coords, axes_code(axes, expert), ctypes.byref(index), ctypes.byref(size))
+        return index.value, size.value
+
+    def comm(self, axes: str, expert: bool = False) -> Comm:
+        """The communicator of that group, to be closed by the caller. Collective over the whole world the first time; blocking."""
+        return Comm._of(self._tree.make(self._handle, lib.mdp_grid_comm, _raw.mdp_comm, lib.mdp_comm_destroy, axes_code(axes, expert)))

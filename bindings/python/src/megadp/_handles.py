@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of a C handle in a garbage-collected process: closed once, never while a call is inside or a view is lent, at the latest when
+the process ends, so that the other ranks are told that this one has left.
+
+Between "no Python any more" and "the process has ended" views may still be read (module-level arrays, destructors of other libraries).
+A handle that has lent memory is therefore destroyed by the C library's exit, not by Python's.
+"""
+import ctypes
+import os
+import threading
+import weakref
+from typing import Any, Callable, Optional, TypeVar
+
+from ._errors import MegaDPError, Status
+
+Self = TypeVar("Self", bound="Closable")
+_at_process_exit = ctypes.CDLL(None).__cxa_atexit
+_at_process_exit.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+_at_process_exit.restype = ctypes.c_int
+
+
+class Handle:
+    """A pointer to an opaque struct, the function that destroys it, and how many calls and views use it. Any thread."""
+
+    def __init__(self, pointer: Any, destroy: Any, what: str) -> None:
+        self.pointer = pointer
+        self.what = what
+        self._destroy = destroy
+        self._calls = 0
+        self._views = 0
+        self._closed = False
+        self._process = os.getpid()
+        self._lock = threading.RLock()  # reentrant: a signal handler may close what the code below it is using
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """function(pointer, *arguments); the handle is not destroyed meanwhile."""
+        if self._closed:
+            raise MegaDPError(Status.STATE, f"this {self.what} is closed")
+        if self._foreign():  # the lock may have been held when the process was forked; the library knows what to answer
+            return function(self.pointer, *arguments)
+        with self._lock:
+            if self._closed:
+                raise MegaDPError(Status.STATE, f"this {self.what} is closed")
+            self._calls += 1
+        try:
+            return function(self.pointer, *arguments)
+        finally:
+            with self._lock:
+                self._calls -= 1
+                self._destroy_if_unused()
+
+    def lend(self) -> "Lease":
+        """Keeps the handle's memory alive for as long as the answer lives, also beyond close()."""
+        if not self._foreign():
+            with self._lock:
+                self._views += 1
+        return Lease(self)
+
+    def give_back(self) -> None:
+        if self._foreign():
+            return
+        with self._lock:
+            self._views -= 1
+            self._destroy_if_unused()
+
+    def close(self) -> None:
+        if self._foreign():  # the parent's; nothing of it is freed here
+            self._closed = True
+            return
+        with self._lock:
+            self._closed = True
+            self._destroy_if_unused()
+
+    def close_at_exit(self) -> None:
+        """As close, when the interpreter is about to end."""
+        self.close()
+        if self.pointer is None or self._foreign():
+            return
+        with self._lock:
+            if self._calls == 0:  # a thread that is still inside a call goes under with the process, and its handle with it
+                _at_process_exit(ctypes.cast(self._destroy, ctypes.c_void_p), ctypes.cast(self.pointer, ctypes.c_void_p), None)
+            self.pointer = None
+
+    def _foreign(self) -> bool:
+        return os.getpid() != self._process
+
+    def _destroy_if_unused(self) -> None:
+        if self._closed and self._calls == 0 and self._views == 0 and self.pointer is not None:
+            pointer, self.pointer = self.pointer, None
+            self._destroy(pointer)
+
+
+class Lease:
+    """What a view holds on to. Its end is the view's end."""
+
+    __slots__ = ("_handle",)
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    def __del__(self) -> None:
+        self._handle.give_back()
+
+
+class Closable:
+    """What Comm, Grid, Buffer and Optimizer have in common: an explicit close, also at the end of a `with` block, when nobody refers to
+    the object any more, and at the end of the process."""
+
+    _handle: Handle
+
+    def _own(self, pointer: Any, destroy: Any) -> None:
+        self._handle = Handle(pointer, destroy, type(self).__name__)
+        _open.add(self._handle)
+        weakref.finalize(self, self._handle.close).atexit = False
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return self._handle.call(function, *arguments)
+
+    @property
+    def closed(self) -> bool:
+        return self._handle.closed
+
+    def close(self) -> None:
+        """Gives the object up; using it afterwards is an error. What was made from it stays usable, and so do views of its memory. Local,
+        never waits for another rank, any thread, may be repeated."""
+        self._handle.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: Optional[type], error: Optional[BaseException], traceback: Any) -> None:
+        self.close()
+
+
+_open: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+
+
+def close_all_at_exit() -> None:
+    for handle in list(_open):
+        handle.close_at_exit()

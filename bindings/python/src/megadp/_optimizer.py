@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded AdamW."""
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Optional, Sequence, Tuple
+
+from . import _raw
+from ._buffer import Buffer, Which
+from ._comm import whole
+from ._handles import Closable
+from ._library import lib, sized
+from ._tensor import Tensor
+from ._waiting import run, wait_for
+
+
+@dataclass(frozen=True)
+class Group:
+    """Values of one parameter group. lr None: the optimizer's."""
+
+    lr: Optional[float] = None
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did. grad_norm: L2 norm of the whole reduced gradient over all ranks, before clipping. clip_factor: 1 where it was not
+    clipped. step: steps taken so far, skipped ones not counted. skipped: a gradient was not finite, so nothing was changed."""
+
+    grad_norm: float
+    clip_factor: float
+    loss_scale: float
+    step: int
+    skipped: bool
+    clipped: bool
+
+
+def _group(group: Group) -> Any:
+    return sized(_raw.mdp_group, lr=group.lr or 0.0, weight_decay=group.weight_decay,
+                 flags=_raw.MDP_GROUP_SET_LR if group.lr is not None else 0)
+
+
+class Optimizer(Closable):
+    """AdamW over the ranges that this rank owns: fp32 masters and two fp32 moments, starting at zero.
+
+    lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping), groups: for Params that
+    name one, each with its own weight_decay. Collective over the world, with equal arguments; blocking.
+    Raises MegaDPError: INVALID, DESYNC, STATE, MEMORY, those of a lost communicator.
+    """
+
+    def __init__(self, buffer: Buffer, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
+                 eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0, groups: Sequence[Group] = ()) -> None:
+        structs = (_raw.mdp_group * len(groups))(*map(_group, groups)) if groups else None
+        config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=eps or 0.0, weight_decay=weight_decay,
+                       max_grad_norm=max_grad_norm, groups=structs, ngroups=len(groups))
+        if betas is not None:
+            config.beta1, config.beta2 = betas
+            config.flags = _raw.MDP_OPTIMIZER_SET_BETAS
+        self._buffer = buffer
+        self._first_lr: Optional[float] = 0.0 if lr == 0 else None  # zero is the default in C; here it means zero
+        self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
+                                    ctypes.byref(config)), lib.mdp_optimizer_destroy)
+
+    def set_group(self, group: int, value: Group) -> None:
+        """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local."""
+        self._call(lib.mdp_optimizer_set_group, whole(group, "group", 0, 2**63), ctypes.byref(_group(value)))
+
+    def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, report: bool = True, wait: bool = True,
+             stream: int = 0) -> Optional[StepReport]:
+        """Takes one step with the gradients that Buffer.sync reduced. lr: from this step on. loss_scale: gradients are divided by it, and
+        a non-finite one makes all ranks skip the step; without it, that is NUMERIC on all ranks. Either way nothing has changed.
+
+        wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
+        (at once with report=False); Buffer.wait then waits for one or all of them. Collective over the world.
+        Raises MegaDPError: INVALID, STATE (no finished sync, or a failed one), NUMERIC, those of a lost communicator."""
+        if lr is None and self._first_lr is not None:
+            lr, self._first_lr = self._first_lr, None
+        config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=loss_scale or 0.0, stream=stream or None,
+                       flags=_raw.MDP_STEP_SET_LR if lr is not None else 0)
+        found = sized(_raw.mdp_step_report) if report else None
+        arguments = (lib.mdp_optimizer_step, ctypes.byref(config), None if found is None else ctypes.byref(found))
+        tree, buffer = self._buffer._tree, self._buffer
+        buffer._step = None
+        if wait or not buffer._on_host:
+            tree.run(self._handle, *arguments, None)
+        elif report and tree.size > 1:  # comes back when the norm is known, for which it needs the other ranks
+            buffer._step = run(lambda: wait_for(self._call, *arguments), tree.abort)
+        else:
+            buffer._step = wait_for(self._call, *arguments)
+        if found is None:
+            return None
+        return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
+                          bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))
+
+    def state(self, param: Which, name: str) -> Tensor:
+        """The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": float32, one dimension, empty where this rank owns
+        nothing of it; Range.param_begin says where it begins. May be written between steps. Waits for the last step. Local.
+        Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
+        number = self._buffer._number(param)
+        self._buffer._settle(number)
+        out = sized(_raw.mdp_tensor)
+        lease = self._handle.lend()
+        self._call(lib.mdp_optimizer_state, number, str(name).encode("utf-8"), ctypes.byref(out))
+        return Tensor(out, lease)

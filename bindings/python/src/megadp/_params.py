@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is registered, how it is laid out, and what that would take: parameters, options of grids and buffers, plans."""
+import ctypes
+from dataclasses import dataclass
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _raw
+from ._comm import choice, whole
+from ._dtypes import dtype_of
+from ._errors import invalid
+from ._library import lib, sized, text_of
+
+PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_REPLICATED, "sharded": _raw.MDP_PLACEMENT_SHARDED}
+SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_ZERO_0, "zero_1": _raw.MDP_SHARDING_ZERO_1}
+MISSING = {"error": _raw.MDP_MISSING_ERROR, "zero": _raw.MDP_MISSING_ZERO, "skip": _raw.MDP_MISSING_SKIP}
+GRAD_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "same": _raw.MDP_DTYPE_SAME}
+AXES = {"tp": _raw.MDP_AXIS_TP, "cp": _raw.MDP_AXIS_CP, "ep": _raw.MDP_AXIS_EP, "dp": _raw.MDP_AXIS_DP, "pp": _raw.MDP_AXIS_PP}
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter to be registered: dtype "f32", "bf16" or "f16" (or a dtype of that name). uses_per_step: how many put or ready make
+    it ready in a microbatch. expert, placement (None, "replicated", "sharded" on shard_dim, in shard_stride pieces a rank): where it
+    lives in a Grid; placement must be said when tp or ep is above 1. group: index of a parameter group of the optimizer. frozen: not
+    trained, the library keeps only its name. own_bucket: a bucket to itself (tied embeddings)."""
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: Any = "f32"
+    uses_per_step: int = 1
+    expert: bool = False
+    placement: Optional[str] = None
+    shard_dim: int = 0
+    shard_stride: int = 0
+    group: int = 0
+    frozen: bool = False
+    own_bucket: bool = False
+
+
+Params = Union[Mapping[str, Any], Iterable[Any]]
+
+
+def read_params(params: Params) -> List[Param]:
+    """From Params, (name, shape) pairs, or a mapping of names to shapes or to arrays, whose shape and dtype are taken."""
+    items: Iterable[Any] = params.items() if isinstance(params, Mapping) else params
+    return [item if isinstance(item, Param) else _read_param(item) for item in items]
+
+
+def _read_param(item: Any) -> Param:
+    try:
+        name, value = item
+    except (TypeError, ValueError):
+        raise invalid(f"params holds {item!r}; each must be a Param, or a name and a shape or an array") from None
+    if hasattr(value, "shape"):
+        return Param(name, tuple(value.shape), getattr(value, "dtype", "f32"))
+    return Param(name, tuple(value))
+
+
+def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
+    structs = (_raw.mdp_param * max(1, len(params)))()
+    for struct, param in zip(structs, params):
+        what = f"of parameter {param.name!r}"
+        shape = tuple(whole(size, f"a size in shape {what}", -2**63, 2**63 - 1) for size in param.shape)
+        flags = (_raw.MDP_PARAM_FROZEN if param.frozen else 0) | (_raw.MDP_PARAM_OWN_BUCKET if param.own_bucket else 0)
+        struct.struct_size = ctypes.sizeof(struct)
+        struct.dtype = dtype_of(param.dtype, f"dtype {what}").code
+        struct.name = str(param.name).encode("utf-8")
+        struct.shape = (ctypes.c_int64 * len(shape))(*shape)
+        struct.ndim = len(shape)
+        struct.uses_per_step = whole(param.uses_per_step, f"uses_per_step {what}", 1, _INT32)
+        struct.param_class = _raw.MDP_PARAM_CLASS_EXPERT if param.expert else _raw.MDP_PARAM_CLASS_DENSE
+        struct.placement = choice(param.placement, f"placement {what}", PLACEMENTS)
+        struct.shard_dim = whole(param.shard_dim, f"shard_dim {what}", -_INT32, _INT32)
+        struct.shard_stride = whole(param.shard_stride, f"shard_stride {what}", -_INT32, _INT32)
+        struct.group = whole(param.group, f"group {what}", -_INT32, _INT32)
+        struct.flags = flags
+    return structs, len(params)
+
+
+def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0, order: Optional[str] = None) -> Any:
+    sizes = {name: whole(value, name, -_INT32, _INT32) for name, value in
+             (("tp", tp), ("cp", cp), ("ep", ep), ("pp", pp), ("expert_tp", expert_tp))}
+    return sized(_raw.mdp_grid_config, order=None if order is None else order.encode("utf-8"), **sizes)
+
+
+def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", bucket_elements: int = 0,
+                  bucket_count: int = 0, overlap: bool = True, high_bandwidth_padding: bool = False,
+                  reference_buckets: bool = False) -> Any:
+    flags = ((0 if overlap else _raw.MDP_BUFFER_NO_OVERLAP) |
+             (_raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING if high_bandwidth_padding else 0) |
+             (_raw.MDP_BUFFER_REFERENCE_BUCKETS if reference_buckets else 0))
+    return sized(_raw.mdp_buffer_config, grad_dtype=choice(grad_dtype, "grad_dtype", GRAD_DTYPES),
+                 sharding=choice(sharding, "sharding", SHARDINGS), missing=choice(missing, "missing", MISSING),
+                 bucket_elements=whole(bucket_elements, "bucket_elements", 0, 2**64 - 1),
+                 bucket_count=whole(bucket_count, "bucket_count", 0, 2**64 - 1), flags=flags)
+
+
+def axes_code(axes: str, expert: bool) -> int:
+    """The axes that "dp" or "dp-cp" names, on the dense or the expert grid."""
+    code = _raw.MDP_AXIS_EXPERT_GRID if expert else 0
+    for name in axes.split("-"):
+        code |= choice(name, f"an axis in {axes!r}", AXES)
+    return code
+
+
+class Plan(NamedTuple):
+    """Memory of one rank, in bytes, before rounding each allocation up to a page; as mdp_plan_report in megadp.h."""
+
+    param_bytes: int
+    grad_bytes: int
+    grad_shard_bytes: int
+    master_bytes: int
+    state_bytes: int
+    scratch_bytes: int
+    padding_elements: int
+    buckets: int
+    owned_elements: int
+
+
+def read_struct(struct: Any, kind: Any) -> Any:
+    return kind(**{name: getattr(struct, name) for name in kind._fields})
+
+
+def plan(params: Params, world: int = 1, rank: int = 0, grid: Optional[Mapping[str, Any]] = None, **options: Any) -> Plan:
+    """What a Buffer of these parameters and an Optimizer would allocate on one rank of a world. grid: the arguments of Grid. options:
+    those of Buffer. Local, any thread, nothing is allocated. Raises MegaDPError: INVALID, UNSUPPORTED."""
+    structs, count = native_params(read_params(params))
+    out = sized(_raw.mdp_plan_report)
+    lib.mdp_plan(ctypes.byref(grid_config(**(grid or {}))), whole(world, "world", -_INT32, _INT32), whole(rank, "rank", -_INT32, _INT32),
+                 ctypes.byref(buffer_config(**options)), structs, count, ctypes.byref(out))
+    found: Plan = read_struct(out, Plan)
+    return found
+
+
+def plan_layout(params: Params, world: int = 1, grid: Optional[Mapping[str, Any]] = None, **options: Any) -> Dict[str, Any]:
+    """The whole layout: arenas with the place of every parameter, the buckets, the ranges that each rank owns, the bytes of each rank, as
+    mdp_plan_json tells it. Arguments as plan. Local, any thread."""
+    structs, count = native_params(read_params(params))
+    of_grid, of_buffer = grid_config(**(grid or {})), buffer_config(**options)
+    found: Dict[str, Any] = text_of(lambda *text: lib.mdp_plan_json(
+        ctypes.byref(of_grid), whole(world, "world", -_INT32, _INT32), ctypes.byref(of_buffer), structs, count, *text))
+    return found
+
+
+def grid_groups(axes: str, world: int, grid: Optional[Mapping[str, Any]] = None, expert: bool = False) -> List[List[int]]:
+    """All groups that the axes ("dp", "dp-cp") span in a world of this size. grid: the arguments of Grid. Local, any thread."""
+    config = grid_config(**(grid or {}))
+    found: List[List[int]] = text_of(lambda *text: lib.mdp_grid_groups_json(
+        ctypes.byref(config), whole(world, "world", -_INT32, _INT32), axes_code(axes, expert), *text))
+    return found

@@ -1,0 +1,398 @@
+# SPDX-License-Identifier: Apache-2.0
+"""megadp.h for ctypes. Written by bindings/generate.py; do not edit.
+
+Enumerations are plain integers, structs are ctypes.Structure, handles are pointers to opaque structs. declare() gives the functions of a
+loaded library their types. Nothing here loads a library.
+"""
+import ctypes
+
+MDP_OK = 0
+MDP_PENDING = 1
+MDP_E_INVALID = -1
+MDP_E_STATE = -2
+MDP_E_UNSUPPORTED = -3
+MDP_E_MEMORY = -4
+MDP_E_SYSTEM = -5
+MDP_E_BACKEND = -6
+MDP_E_PEER = -7
+MDP_E_TIMEOUT = -8
+MDP_E_DESYNC = -9
+MDP_E_ABORTED = -10
+MDP_E_NUMERIC = -11
+MDP_E_CORRUPT = -12
+MDP_E_INTERNAL = -13
+MDP_BACKEND_AUTO = 0
+MDP_BACKEND_HOST = 1
+MDP_BACKEND_CUDA = 2
+MDP_DTYPE_DEFAULT = 0
+MDP_DTYPE_SAME = 1
+MDP_DTYPE_F32 = 2
+MDP_DTYPE_BF16 = 3
+MDP_DTYPE_F16 = 4
+MDP_DTYPE_F64 = 5
+MDP_DTYPE_I64 = 6
+MDP_DTYPE_U8 = 7
+MDP_OP_SUM = 0
+MDP_OP_AVG = 1
+MDP_OP_MAX = 2
+MDP_OP_MIN = 3
+MDP_COMM_SET_DEVICE = 1
+MDP_COMM_EXACT_SUMS = 2
+MDP_AXIS_TP = 1
+MDP_AXIS_CP = 2
+MDP_AXIS_EP = 4
+MDP_AXIS_DP = 8
+MDP_AXIS_PP = 16
+MDP_AXIS_EXPERT_GRID = 256
+MDP_PARAM_CLASS_DENSE = 0
+MDP_PARAM_CLASS_EXPERT = 1
+MDP_PLACEMENT_UNSET = 0
+MDP_PLACEMENT_REPLICATED = 1
+MDP_PLACEMENT_SHARDED = 2
+MDP_SHARDING_DEFAULT = 0
+MDP_SHARDING_ZERO_0 = 1
+MDP_SHARDING_ZERO_1 = 2
+MDP_RULE_ADAMW = 0
+MDP_MISSING_ERROR = 0
+MDP_MISSING_ZERO = 1
+MDP_MISSING_SKIP = 2
+MDP_PARAM_FROZEN = 1
+MDP_PARAM_OWN_BUCKET = 2
+MDP_BUFFER_NO_OVERLAP = 1
+MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 4
+MDP_BUFFER_REFERENCE_BUCKETS = 8
+MDP_GRAD_ADD = 1
+MDP_GRAD_MORE = 2
+MDP_GROUP_SET_LR = 1
+MDP_OPTIMIZER_SET_BETAS = 1
+MDP_STEP_SET_LR = 1
+MDP_STEPPED_SKIPPED = 1
+MDP_STEPPED_CLIPPED = 2
+MDP_BUCKET_FILLING = 0
+MDP_BUCKET_READY = 1
+MDP_BUCKET_IN_FLIGHT = 2
+MDP_BUCKET_REDUCED = 3
+MDP_BUCKET_GATHERING = 4
+MDP_BUCKET_WHOLE = 5
+
+# The type that values of each enumeration are passed as.
+ALIASES = {
+    "mdp_stream": ctypes.c_void_p,
+    "mdp_status": ctypes.c_int32,
+    "mdp_backend": ctypes.c_uint32,
+    "mdp_dtype": ctypes.c_uint32,
+    "mdp_op": ctypes.c_uint32,
+    "mdp_param_class": ctypes.c_uint32,
+    "mdp_placement": ctypes.c_uint32,
+    "mdp_sharding": ctypes.c_uint32,
+    "mdp_rule": ctypes.c_uint32,
+    "mdp_missing": ctypes.c_uint32,
+    "mdp_bucket_state": ctypes.c_uint32,
+}
+
+
+class mdp_comm(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_grid(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_buffer(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_optimizer(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_request(ctypes.Structure):
+    """Opaque."""
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_unique_id(ctypes.Structure):
+    _fields_ = [
+        ("bytes", ctypes.c_uint8 * 128),
+    ]
+
+
+class mdp_error_info(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("status", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("bucket", ctypes.c_int32),
+        ("param", ctypes.c_int64),
+        ("operation", ctypes.c_uint64),
+        ("text", ctypes.c_char * 1024),
+    ]
+
+
+class mdp_comm_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("backend", ctypes.c_uint32),
+        ("rank", ctypes.c_int32),
+        ("nranks", ctypes.c_int32),
+        ("device", ctypes.c_int32),
+        ("host_threads", ctypes.c_int32),
+        ("timeout_ns", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_grid_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("tp", ctypes.c_int32),
+        ("cp", ctypes.c_int32),
+        ("ep", ctypes.c_int32),
+        ("pp", ctypes.c_int32),
+        ("expert_tp", ctypes.c_int32),
+        ("instances", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("order", ctypes.c_char_p),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_tensor(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class mdp_param(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("ndim", ctypes.c_int32),
+        ("uses_per_step", ctypes.c_int32),
+        ("param_class", ctypes.c_uint32),
+        ("placement", ctypes.c_uint32),
+        ("shard_dim", ctypes.c_int32),
+        ("shard_stride", ctypes.c_int32),
+        ("group", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_buffer_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("grad_dtype", ctypes.c_uint32),
+        ("sharding", ctypes.c_uint32),
+        ("missing", ctypes.c_uint32),
+        ("bucket_elements", ctypes.c_uint64),
+        ("bucket_count", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_plan_report(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("param_bytes", ctypes.c_uint64),
+        ("grad_bytes", ctypes.c_uint64),
+        ("grad_shard_bytes", ctypes.c_uint64),
+        ("master_bytes", ctypes.c_uint64),
+        ("state_bytes", ctypes.c_uint64),
+        ("scratch_bytes", ctypes.c_uint64),
+        ("padding_elements", ctypes.c_uint64),
+        ("buckets", ctypes.c_uint64),
+        ("owned_elements", ctypes.c_uint64),
+    ]
+
+
+class mdp_range(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("buffer", ctypes.c_int64),
+        ("bucket", ctypes.c_int64),
+        ("param", ctypes.c_int64),
+        ("begin", ctypes.c_int64),
+        ("end", ctypes.c_int64),
+        ("param_begin", ctypes.c_int64),
+    ]
+
+
+class mdp_group(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("lr", ctypes.c_double),
+        ("weight_decay", ctypes.c_double),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_optimizer_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("rule", ctypes.c_uint32),
+        ("lr", ctypes.c_double),
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("eps", ctypes.c_double),
+        ("weight_decay", ctypes.c_double),
+        ("max_grad_norm", ctypes.c_double),
+        ("groups", ctypes.POINTER(mdp_group)),
+        ("ngroups", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_step_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("lr", ctypes.c_double),
+        ("loss_scale", ctypes.c_double),
+        ("stream", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_step_report(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("grad_norm", ctypes.c_double),
+        ("clip_factor", ctypes.c_double),
+        ("loss_scale", ctypes.c_double),
+        ("step", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_stats_report(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("comm_ns", ctypes.c_uint64),
+        ("exposed_ns", ctypes.c_uint64),
+        ("bytes", ctypes.c_uint64),
+        ("buckets", ctypes.c_uint64),
+        ("launched_in_backward", ctypes.c_uint64),
+        ("syncs", ctypes.c_uint64),
+        ("host_syncs", ctypes.c_uint64),
+    ]
+
+
+class mdp_bucket_report(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("state", ctypes.c_uint32),
+        ("ready_ns", ctypes.c_uint64),
+        ("reduce_begin_ns", ctypes.c_uint64),
+        ("reduce_end_ns", ctypes.c_uint64),
+        ("gather_begin_ns", ctypes.c_uint64),
+        ("gather_end_ns", ctypes.c_uint64),
+        ("sync_ns", ctypes.c_uint64),
+    ]
+
+
+mdp_log_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
+
+STRUCTS = (
+    mdp_unique_id,
+    mdp_error_info,
+    mdp_comm_config,
+    mdp_grid_config,
+    mdp_tensor,
+    mdp_param,
+    mdp_buffer_config,
+    mdp_plan_report,
+    mdp_range,
+    mdp_group,
+    mdp_optimizer_config,
+    mdp_step_config,
+    mdp_step_report,
+    mdp_stats_report,
+    mdp_bucket_report,
+)
+
+PROTOTYPES = {
+    "mdp_version": (ctypes.c_uint32, []),
+    "mdp_status_name": (ctypes.c_char_p, [ctypes.c_int32]),
+    "mdp_last_error": (ctypes.c_char_p, []),
+    "mdp_last_error_info": (ctypes.c_int32, [ctypes.POINTER(mdp_error_info)]),
+    "mdp_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_log_set": (ctypes.c_int32, [mdp_log_fn, ctypes.c_void_p]),
+    "mdp_unique_id_create": (ctypes.c_int32, [ctypes.POINTER(mdp_unique_id)]),
+    "mdp_comm_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm_config), ctypes.POINTER(mdp_unique_id), ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
+    "mdp_comm_split": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
+    "mdp_comm_rank": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
+    "mdp_comm_size": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
+    "mdp_comm_error_info": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_error_info)]),
+    "mdp_comm_event_fd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(ctypes.c_int32)]),
+    "mdp_comm_abort": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
+    "mdp_comm_destroy": (None, [ctypes.POINTER(mdp_comm)]),
+    "mdp_all_reduce": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_reduce_scatter": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_all_gather": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_all_to_all": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_barrier": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
+    "mdp_grid_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_grid_config), ctypes.POINTER(ctypes.POINTER(mdp_grid))]),
+    "mdp_grid_coords": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32)]),
+    "mdp_grid_comm": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
+    "mdp_grid_destroy": (None, [ctypes.POINTER(mdp_grid)]),
+    "mdp_grid_groups_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_plan": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(mdp_plan_report)]),
+    "mdp_plan_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_buffer_register": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(ctypes.POINTER(mdp_buffer))]),
+    "mdp_buffer_owned": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_range), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_buffer_param_view": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
+    "mdp_buffer_grad_view": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
+    "mdp_buffer_to_dlpack": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.POINTER(DLManagedTensorVersioned))]),
+    "mdp_buffer_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32]),
+    "mdp_buffer_verify": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer)]),
+    "mdp_buffer_zero_grad": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
+    "mdp_buffer_stats": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_stats_report)]),
+    "mdp_buffer_bucket": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_bucket_report)]),
+    "mdp_buffer_destroy": (None, [ctypes.POINTER(mdp_buffer)]),
+    "mdp_microbatch_begin": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32]),
+    "mdp_param_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),
+    "mdp_param_read": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
+    "mdp_param_write": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
+    "mdp_param_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer)]),
+    "mdp_grad_put": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
+    "mdp_grad_ready": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),
+    "mdp_grad_skip": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
+    "mdp_grad_sync": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_optimizer_create": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_optimizer_config), ctypes.POINTER(ctypes.POINTER(mdp_optimizer))]),
+    "mdp_optimizer_set_group": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(mdp_group)]),
+    "mdp_optimizer_step": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.POINTER(mdp_step_config), ctypes.POINTER(mdp_step_report), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
+    "mdp_optimizer_state": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.c_char_p, ctypes.POINTER(mdp_tensor)]),
+    "mdp_optimizer_destroy": (None, [ctypes.POINTER(mdp_optimizer)]),
+    "mdp_request_test": (ctypes.c_int32, [ctypes.POINTER(mdp_request)]),
+    "mdp_request_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_request), ctypes.c_uint64]),
+    "mdp_request_free": (None, [ctypes.POINTER(mdp_request)]),
+}
+
+
+def declare(library):
+    """Gives the functions of `library`, a ctypes.CDLL of libmegadp, their types. AttributeError names the first one that it lacks."""
+    for name, (result, parameters) in PROTOTYPES.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = parameters

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running Python programs as ranks, with this build's library and this checkout's package."""
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = os.path.dirname(os.path.dirname(PACKAGE))
+BUILD = os.path.join(ROOT, "build")
+PROGRAM = os.environ.get("MEGADP_PROGRAM", os.path.join(BUILD, "bin", "megadp"))
+ABI_JSON = os.environ.get("MEGADP_ABI_JSON", os.path.join(BUILD, "lib", "abi.json"))
+DIGITS = os.environ.get("MEGADP_DIGITS", os.path.join(BUILD, "bindings", "digits.csv"))
+PATIENCE = 240  # seconds until a program counts as hanging
+TOLERANCE_RANKS, TOLERANCE_REFERENCE = 1e-6, 1e-4
+
+
+def environment(**more):
+    """This one's, with our package to be imported, and without what would make a launcher of a test's own surroundings."""
+    found = {name: value for name, value in os.environ.items() if not name.startswith(("MEGADP_RANK", "MEGADP_NRANKS", "SLURM_", "OMPI_"))}
+    found.update(PYTHONPATH=os.path.join(PACKAGE, "src"), PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1", **more)
+    return found
+
+
+def run_ranks(ranks, arguments, python=sys.executable, program=PROGRAM, env=None):
+    """The finished process of python with `arguments` (a path and more, or ["-c", source]) on so many ranks; killed when it hangs."""
+    command = [program, "run", "-n", str(ranks), "--grace", "5", "--no-prefix", python, *arguments]
+    return subprocess.run(command, env=env or environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=PATIENCE)
+
+
+def run_source(ranks, source, **options):
+    return run_ranks(ranks, ["-c", textwrap.dedent(source)], **options)
+
+
+def reference_losses():
+    with open(os.path.join(ROOT, "tests", "bindings", "mlp_losses.json"), encoding="ascii") as file:
+        return json.load(file)["losses"]
+
+
+def check_losses(test, of_one, of_two):
+    """Losses with 1 and 2 ranks, as lists of numbers, against each other and the reference; prints what was found."""
+    expected = reference_losses()
+    test.assertEqual((len(of_one), len(of_two)), (len(expected), len(expected)))
+    between = max(abs(a - b) for a, b in zip(of_one, of_two))
+    apart = max(abs(a - b) for losses in (of_one, of_two) for a, b in zip(losses, expected))
+    print(f"loss {of_one[0]:.6f} to {of_one[-1]:.6f} with 1 rank, {of_two[-1]:.6f} with 2; "
+          f"between 1 and 2 ranks at most {between:.1e}, from the reference {apart:.1e}", flush=True)
+    test.assertLess(between, TOLERANCE_RANKS)
+    test.assertLess(apart, TOLERANCE_REFERENCE)
+
+
+def check_ended(test, ended, code=0):
+    test.assertEqual(ended.returncode, code, f"stdout:\n{ended.stdout}\nstderr:\n{ended.stderr}")
+    return ended.stdout
