@@ -106,7 +106,7 @@ class Buffer(Closable):
         out = sized(_raw.mdp_tensor)
         lease = self._handle.lend()
         self._call(function, self._number(param), ctypes.byref(out))
-        return Tensor(out, lease, readonly)
+        return Tensor(out, lease, readonly, lendable=True)
 
     def owned(self) -> List[Range]:
         """The ranges of elements whose optimizer state this rank keeps, by arena, in order of position. Local."""

@@ -12,13 +12,13 @@ class DType(NamedTuple):
     size: int                # bytes of an element
     dlpack: Tuple[int, int]  # code and bits
     typestr: str             # of __array_interface__; the bits where numpy has no such type
-    format: str              # of memoryview
+    format: str              # of memoryview; it cannot show half-width floats, so these are their bits
 
 
 DTYPES = (
     DType(_raw.MDP_DTYPE_F32, "float32", 4, (2, 32), "<f4", "f"),
     DType(_raw.MDP_DTYPE_BF16, "bfloat16", 2, (4, 16), "<u2", "H"),
-    DType(_raw.MDP_DTYPE_F16, "float16", 2, (2, 16), "<f2", "e"),
+    DType(_raw.MDP_DTYPE_F16, "float16", 2, (2, 16), "<f2", "H"),
     DType(_raw.MDP_DTYPE_F64, "float64", 8, (2, 64), "<f8", "d"),
     DType(_raw.MDP_DTYPE_I64, "int64", 8, (0, 64), "<i8", "q"),
     DType(_raw.MDP_DTYPE_U8, "uint8", 1, (1, 8), "|u1", "B"),
@@ -26,7 +26,8 @@ DTYPES = (
 BY_CODE: Dict[int, DType] = {dtype.code: dtype for dtype in DTYPES}
 BY_DLPACK: Dict[Tuple[int, int], DType] = {dtype.dlpack: dtype for dtype in DTYPES}
 BY_TYPESTR: Dict[str, DType] = {dtype.typestr: dtype for dtype in DTYPES if dtype.name != "bfloat16"}
-BY_FORMAT: Dict[str, DType] = {**{dtype.format: dtype for dtype in DTYPES if dtype.name != "bfloat16"}, "l": BY_CODE[_raw.MDP_DTYPE_I64]}
+BY_FORMAT: Dict[str, DType] = {**{dtype.format: dtype for dtype in DTYPES if dtype.format != "H"}, "e": BY_CODE[_raw.MDP_DTYPE_F16],
+                              "l": BY_CODE[_raw.MDP_DTYPE_I64]}
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64", "int64": "i64", "uint8": "u8"}
 BY_NAME: Dict[str, DType] = {**{dtype.name: dtype for dtype in DTYPES}, **{SHORT[dtype.name]: dtype for dtype in DTYPES}}
 

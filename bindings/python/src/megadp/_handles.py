@@ -102,6 +102,10 @@ class Lease:
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
 
+    def call(self, function: Any, *arguments: Any) -> Any:
+        """function(pointer, *arguments): the memory's owner can still be asked about it when it has been closed."""
+        return function(self._handle.pointer, *arguments)
+
     def __del__(self) -> None:
         self._handle.give_back()
 

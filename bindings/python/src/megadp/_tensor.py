@@ -6,7 +6,7 @@ from typing import Any, Optional, Tuple
 from . import _dlpack, _raw
 from ._dtypes import BY_CODE, BY_DLPACK, BY_FORMAT, BY_TYPESTR, DType
 from ._errors import invalid
-from ._library import sized
+from ._library import lib, sized
 
 
 def _dense(shape: Tuple[int, ...]) -> Tuple[int, ...]:
@@ -41,7 +41,7 @@ class Tensor:
     shape, strides (in elements), dtype (numpy's name), device ("cpu" or "cuda:N"), readonly, data (an address).
     """
 
-    def __init__(self, view: "_raw.mdp_tensor", lease: Any, readonly: bool = False) -> None:
+    def __init__(self, view: "_raw.mdp_tensor", lease: Any, readonly: bool = False, lendable: bool = False) -> None:
         self._dtype: DType = BY_CODE[view.dtype]
         self._device = (view.device_type or _dlpack.CPU, view.device_id)
         self._lease = lease
@@ -49,6 +49,7 @@ class Tensor:
         self.strides: Tuple[int, ...] = tuple(view.strides[:view.ndim]) if view.strides else _dense(self.shape)
         self.data: int = view.data or 0
         self.readonly = readonly
+        self._lendable = lendable  # by mdp_buffer_to_dlpack
 
     @property
     def dtype(self) -> str:
@@ -83,9 +84,9 @@ class Tensor:
 
     def numpy(self) -> Any:
         """A numpy array on the same memory. bfloat16 needs the package ml_dtypes; without it, memoryview gives the bits."""
+        self._on_host()
         import numpy
 
-        self._on_host()
         if self.size == 0:
             array = numpy.empty(self.shape, numpy.dtype(self._dtype.typestr))
             array.flags.writeable = not self.readonly
@@ -109,7 +110,7 @@ class Tensor:
 
     @property
     def memoryview(self) -> memoryview:
-        """The memory as a memoryview of its shape; bfloat16 as "H", its bits. Empty tensors are one-dimensional."""
+        """The memory as a memoryview of its shape; bfloat16 and float16 as "H", their bits. Empty tensors are one-dimensional."""
         self._on_host()
         if self.strides != _dense(self.shape) and self.size:
             raise BufferError(f"this tensor has strides {self.strides}; a memoryview must be row-major and dense")
@@ -133,14 +134,29 @@ class Tensor:
 
     def __dlpack__(self, *, stream: Any = None, max_version: Optional[Tuple[int, int]] = None,
                    dl_device: Optional[Tuple[int, int]] = None, copy: Optional[bool] = None) -> Any:
-        """A capsule that shares this memory: versioned where max_version allows, old otherwise (then read-only memory is a BufferError).
-        On a GPU the consumer's stream must come after the one that the library's calls were given; nothing is waited for here."""
+        """A capsule that shares this memory: versioned where max_version allows, old otherwise (which needs numpy; and read-only memory
+        is then a BufferError). On a GPU the consumer's stream must come after the one that the library's calls were given; nothing is
+        waited for here."""
         if copy:
             raise BufferError("this tensor is lent, never copied: ask without copy=True, and copy what you get")
         if dl_device is not None and tuple(dl_device) != self._device:
             raise BufferError(f"this tensor is on DLPack device {self._device}, and cannot be lent as {tuple(dl_device)}")
-        versioned = max_version is not None and max_version[0] >= 1
-        return _dlpack.lend(self._lease, self.data, self._device, self._dtype.dlpack, self.shape, self.strides, self.readonly, versioned)
+        if max_version is not None and max_version[0] >= 1 and self._lendable:
+            return _dlpack.versioned(self._managed(), self.readonly)
+        if self.readonly:
+            raise BufferError("this tensor is read-only, which DLPack says since version 1.0 only: ask for max_version=(1, 0)")
+        try:
+            import numpy
+        except ImportError:
+            raise BufferError("an old DLPack capsule (max_version below 1.0) is made by numpy, which is not installed") from None
+        array = numpy.asarray(_Interface(self)) if self.size else numpy.empty(self.shape, self._dtype.typestr)
+        return _dlpack.old(array, self._device, self._dtype.dlpack)
+
+    def _managed(self) -> int:
+        view = _struct(self._dtype, self._device, self.data, self.shape, self.strides)
+        out = ctypes.POINTER(_raw.DLManagedTensorVersioned)()
+        self._lease.call(lib.mdp_buffer_to_dlpack, ctypes.byref(view), ctypes.byref(out))
+        return ctypes.cast(out, ctypes.c_void_p).value or 0
 
 
 def operand(array: Any, argument: str, writable: bool = False, stream: int = 0) -> Tuple[Any, Any]:

@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import _raw
+from ._dlpack import give_back_untaken
 from ._errors import MegaDPError, Status
 from ._handles import Handle, close_all_at_exit
 from ._library import lib
@@ -89,6 +90,7 @@ def _sweep() -> None:
 
 
 def _at_exit() -> None:
+    give_back_untaken()
     for operation in list(_operations):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(operation.arrays))  # may be worked on until the process has ended
         operation.handle.close_at_exit()
