@@ -99,6 +99,10 @@ mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint6
   config.rank = rank;
   config.nranks = nranks;
   config.timeout_ns = timeout_ns;
+  if (ON_CUDA) {
+    config.backend = MDP_BACKEND_CUDA;
+    config.flags = MDP_COMM_EXACT_SUMS; /* the host's */
+  }
   mdp_unique_id own;
   if (id == NULL) {
     need(mdp_unique_id_create(&own), "mdp_unique_id_create");
@@ -119,6 +123,13 @@ job job_on(mdp_comm* comm) {
 
 job job_open(const mdp_unique_id* id, int32_t rank, int32_t nranks) {
   return job_on(comm_open(id, rank, nranks, UINT64_C(20000000000)));
+}
+
+void step_and_wait(mdp_optimizer* optimizer) {
+  mdp_request* stepped = NULL;
+  OK(mdp_optimizer_step(optimizer, NULL, NULL, &stepped));
+  OK(mdp_request_wait(stepped, UINT64_MAX));
+  mdp_request_free(stepped);
 }
 
 void job_close(job* j) {

@@ -47,6 +47,17 @@ enum {
 };
 #endif
 
+/* The tests are built twice: for the host backend, and for the CUDA backend on a stand-in for its plugin. */
+#ifdef TEST_ON_CUDA
+enum {
+  ON_CUDA = 1
+};
+#else
+enum {
+  ON_CUDA = 0
+};
+#endif
+
 /* Removes what launchers leave in the environment: mdp_comm_create without an id is a single rank then. */
 void be_alone(void);
 
@@ -77,6 +88,8 @@ job job_open(const mdp_unique_id* id, int32_t rank, int32_t nranks);
 /* The same with a communicator of the caller's, which the job then owns. */
 job job_on(mdp_comm* comm);
 void job_close(job* j);
+/* Takes a step and waits until all of it is done, also on a device, which a step without a request does not wait for. */
+void step_and_wait(mdp_optimizer* optimizer);
 /* Every gradient of the step is put or skipped. */
 void put_all(mdp_buffer* buffer);
 

@@ -318,7 +318,8 @@ static void dlpack(void** state) {
     OK(mdp_buffer_param_view(j.buffer, param, &view));
     OK(mdp_buffer_to_dlpack(j.buffer, &view, &lent[param]));
     CHECK(lent[param]->version.major == 1 && lent[param]->flags == 0 && lent[param]->dl_tensor.byte_offset == 0);
-    CHECK(lent[param]->dl_tensor.data == view.data && lent[param]->dl_tensor.device_type == 1 && lent[param]->dl_tensor.device_id == 0);
+    CHECK(lent[param]->dl_tensor.data == view.data && lent[param]->dl_tensor.device_type == (ON_CUDA ? 2 : 1) &&
+          lent[param]->dl_tensor.device_id == 0);
     CHECK(lent[param]->dl_tensor.code == types[param].code && lent[param]->dl_tensor.bits == types[param].bits);
     CHECK(lent[param]->dl_tensor.lanes == 1 && lent[param]->dl_tensor.ndim == view.ndim);
     for (int32_t d = 0; d < view.ndim; ++d) CHECK(lent[param]->dl_tensor.shape[d] == view.shape[d]);
@@ -483,9 +484,9 @@ static void thousand_cycles(void** state) {
   const int cycles = UNDER_THREAD_SANITIZER ? 50 : 1000;
   for (int i = 0; i < cycles; ++i) cycle();
   CHECK(entries_of("/proc/self/fd") == fds);
-  /* A joined thread's entry may outlive the join by a moment. */
+  /* A joined thread's entry may outlive the join by a moment, as those may have done that were counted before. */
   for (int i = 0; i < 100 && entries_of("/proc/self/task") > threads; ++i) nap(20);
-  CHECK(entries_of("/proc/self/task") == threads);
+  CHECK(entries_of("/proc/self/task") <= threads);
   const long grown = resident_kib() - kib;
   printf("%d cycles: %ld KiB more resident, %ld descriptors, %ld threads\n", cycles, grown, fds, threads);
   CHECK(UNDER_SANITIZER || grown < 2048);

@@ -171,7 +171,8 @@ static void a_microbatch_after_part_of_a_gradient(void** state) {
 static void times_of_a_bucket(void** state) {
   (void)state;
   put_all(alone.buffer);
-  finish_step();
+  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  step_and_wait(alone.optimizer);
   SIZED(mdp_bucket_report, bucket);
   OK(mdp_buffer_bucket(alone.buffer, 0, &bucket));
   CHECK(bucket.ready_ns > 0 && bucket.ready_ns <= bucket.reduce_begin_ns && bucket.reduce_begin_ns <= bucket.reduce_end_ns);

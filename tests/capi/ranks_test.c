@@ -235,7 +235,10 @@ static void a_sync_while_a_gradient_is_put(void** state) {
     pthread_barrier_wait(&r.started);
     for (volatile int i = 0; i < round * 20000; ++i) { /* another moment in every round */
     }
-    OK(mdp_grad_sync(r.buffer, NULL, NULL));
+    mdp_request* synced = NULL; /* whose end is a device's, too */
+    OK(mdp_grad_sync(r.buffer, NULL, &synced));
+    OK(mdp_request_wait(synced, UINT64_MAX));
+    mdp_request_free(synced);
     float expected = grad[0];
     int64_t torn = 0;
     for (int64_t i = 0; i < LARGE; ++i) torn += grad[i] != expected;
