@@ -36,6 +36,18 @@ void check(const Ending& ending, mdp_status status, const std::string& sentence)
   for (const std::string& word : ending.words) require(sentence.find(word) != std::string::npos, "'", sentence, "' does not say ", word);
 }
 
+// Freeing waits for the whole device, and is under way on ranks 0 and 1 when their step comes.
+void free_while_submitting(KindRank& rank, mdp_optimizer* dropped) {
+  standin::ReleaseGate& gate = standin::release_gate();
+  if (rank.rank == 2) gate.close();
+  ok(mdp_barrier(rank.comm.get()));
+  if (rank.rank != 2) mdp_optimizer_destroy(dropped);
+  for (int i = 0; i < 10000 && gate.held() < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  if (rank.rank != 2) return;
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // they submit now
+  gate.open();
+}
+
 // Rank 2 takes its part in everything but the step. Rank 0 waits for its report, rank 1 for nothing.
 void step_without_rank_2(const Ending& ending, KindRank& rank, std::atomic<int>* over) {
   mdp_optimizer* dropped = nullptr;
@@ -45,11 +57,7 @@ void step_without_rank_2(const Ending& ending, KindRank& rank, std::atomic<int>*
     ok(mdp_optimizer_create(model.buffer(), &model.rule(), &dropped));
     ok(mdp_buffer_verify(model.buffer()));  // so that nobody is needed any more for what came before
     const auto before = model.look();
-    if (rank.rank != 2) {
-      mdp_optimizer_destroy(dropped);
-      // Freeing waits for the whole device. It is under way, on both ranks, when the step comes.
-      while (standin::releasing < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+    free_while_submitting(rank, dropped);
     if (rank.rank == 2) {
       if (&ending == &kAborts) ok(mdp_comm_abort(rank.comm.get()));
       if (&ending == &kNeverComes) check(ending, failure_of(rank).status, failure_of(rank).text);
@@ -92,7 +100,6 @@ bool lost(const Ending& ending) {
 
 int main() {
   megadp::cuda::use_plugin(plugin());
-  megadp::standin::release_delay_ms = 50;
   bool good = true;
   for (const Ending* ending : {&kNeverComes, &kLeaves, &kAborts}) good = lost(*ending) && good;
   megadp::standin::wait_for_threads();

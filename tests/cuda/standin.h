@@ -46,8 +46,22 @@ constexpr int32_t kInvalidArgument = cuda::kNcclFailure + 4;
 
 int32_t allocate(cuda::Device* device, size_t bytes, void** out);
 int32_t release(cuda::Device* device, void* memory);
-// In front of release()'s look at what the device is doing, so that something can be submitted in between; and how many are there.
-extern std::atomic<int> release_delay_ms, releasing;
+// Where release() stops, before it waits for what the device is doing, until the gate is opened again: so something can be submitted in
+// between.
+class ReleaseGate {
+ public:
+  void close();
+  void open();
+  void pass();
+  int held();  // how many are standing before it
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool open_ = true;
+  int held_ = 0;
+};
+ReleaseGate& release_gate();
 bool is_device_memory(const void* memory);
 
 // Until only the calling thread is left, ten seconds at most. What looks after dropped memory ends by itself; a check for leaks that meets

@@ -317,7 +317,33 @@ PluginTable make_table() {
 
 }  // namespace
 
-std::atomic<int> release_delay_ms{0}, releasing{0};
+void ReleaseGate::close() {
+  const std::lock_guard lock(mutex_);
+  open_ = false;
+}
+
+void ReleaseGate::open() {
+  const std::lock_guard lock(mutex_);
+  open_ = true;
+  changed_.notify_all();
+}
+
+void ReleaseGate::pass() {
+  std::unique_lock lock(mutex_);
+  ++held_;
+  changed_.wait(lock, [this] { return open_; });
+  --held_;
+}
+
+int ReleaseGate::held() {
+  const std::lock_guard lock(mutex_);
+  return held_;
+}
+
+ReleaseGate& release_gate() {
+  static auto& gate = *new ReleaseGate;
+  return gate;
+}
 
 int32_t allocate(Device* device, size_t bytes, void** out) {
   count_sync(device);
@@ -345,15 +371,13 @@ void wait_for_all(Device* device) {
 
 // Not counted: the thread that waits here is mostly the watch's, at a time of its own choice.
 int32_t release(Device* device, void* memory) {
-  ++releasing;
-  std::this_thread::sleep_for(std::chrono::milliseconds(release_delay_ms));
+  release_gate().pass();
   if (device != nullptr) wait_for_all(device);
   {
     const std::lock_guard lock(memory_mutex);
     memory_map().erase(static_cast<const std::byte*>(memory));
   }
   std::free(memory);
-  --releasing;
   return 0;
 }
 
