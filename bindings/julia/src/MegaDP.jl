@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Data-parallel training: gradients are reduced while backward goes on, optimizer state is sharded over the ranks. See [`DataParallel`](@ref)
+for whole models, [`Buffer`](@ref) and [`Optimizer`](@ref) for the parts, [`Comm`](@ref) for collectives, `MegaDP.Raw` for the C functions.
+
+Ranks are counted from 0, as everywhere in message passing; parameters, buckets, groups and dimensions from 1, as everywhere in Julia.
+"""
+module MegaDP
+
+using LinearAlgebra: Adjoint, Transpose
+
+include("raw.jl")
+include("errors.jl")
+include("handles.jl")
+include("requests.jl")
+include("arrays.jl")
+include("comm.jl")
+include("grid.jl")
+include("buffer.jl")
+include("optimizer.jl")
+include("tree.jl")
+include("synchronize.jl")
+include("data_parallel.jl")
+include("overlap.jl")
+
+export Buffer, Comm, DataParallel, DistributedDataContainer, Grid, MegaDPError, Optimizer, Param, Request
+export abort, allgather!, allreduce!, alltoall!, avg, barrier, bcast!, bucket, changed!, coordinates, grad_view, local_rank, lost,
+       microbatch!, overlap, owned, param_view, ready!, reduce_scatter!, set_group!, skip!, stats, step!, sync!, synchronize!!,
+       total_workers, unique_id, verify, write!, zero_grad!
+
+end

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+# Arrays of Julia as the library's tensors and back. Julia's are column-major: an m x n matrix is handed over as the n x m row-major array
+# that has the same memory, and everything that is not dense by its strides. Nothing is copied that has strides.
+
+const DTYPES = Dict{Any,UInt32}(Float32 => Raw.MDP_DTYPE_F32, Float16 => Raw.MDP_DTYPE_F16, Float64 => Raw.MDP_DTYPE_F64,
+                                Int64 => Raw.MDP_DTYPE_I64, UInt8 => Raw.MDP_DTYPE_U8, :bf16 => Raw.MDP_DTYPE_BF16)
+if isdefined(Core, :BFloat16)
+    DTYPES[Core.BFloat16] = Raw.MDP_DTYPE_BF16
+end
+
+function dtype_of(type)
+    haskey(DTYPES, type) && return DTYPES[type]
+    throw(invalid("arrays of $type are not for the library; it knows $(join(sort!(string.(collect(keys(DTYPES)))), ", "))"))
+end
+
+function julia_type(dtype)
+    for (type, value) in DTYPES
+        value == dtype && type isa Type && return type
+    end
+    throw(failure(Raw.MDP_E_UNSUPPORTED, "this Julia has no type for the library's dtype $dtype; read!, write! and put! convert"))
+end
+
+"(device type, device number) of an array, as in DLPack; an extension adds CUDA's."
+device_of(_) = (1, 0)
+
+"The stream on which an array is made ready, and used after; NULL on the host."
+stream_of(_) = C_NULL
+
+"""
+The memory of an array as (array that owns it, address of the first element, strides in elements), or `nothing` where it has no strides.
+"""
+strided(array::DenseArray) = (array, UInt(pointer(array)), strides(array))
+strided(array::SubArray) = strided(parent(array)) === nothing || !(array isa StridedArray) ? nothing : (array, UInt(pointer(array)), strides(array))
+strided(_) = nothing
+
+function strided(array::PermutedDimsArray{T,N,P}) where {T,N,P}
+    inner = strided(parent(array))
+    inner === nothing && return nothing
+    return (inner[1], inner[2], map(d -> inner[3][d], P))
+end
+
+function strided(array::Union{Transpose{T},Adjoint{T}}) where {T<:Real}
+    inner = strided(parent(array))
+    inner === nothing && return nothing
+    owner, address, steps = inner
+    return (owner, address, length(steps) == 2 ? reverse(steps) : (size(parent(array), 1) * steps[1], steps[1]))
+end
+
+"A tensor that the library borrows for a call, with all that it points to."
+mutable struct Borrowed
+    tensor::Raw.mdp_tensor  # first, so that the object's address is the tensor's
+    sizes::Vector{Int64}
+    steps::Vector{Int64}
+    owner::Any
+end
+
+Base.cconvert(::Type{Ptr{Raw.mdp_tensor}}, borrowed::Borrowed) = borrowed
+Base.unsafe_convert(::Type{Ptr{Raw.mdp_tensor}}, borrowed::Borrowed) = Ptr{Raw.mdp_tensor}(pointer_from_objref(borrowed))
+
+function borrow(owner, dtype, address, sizes, steps)
+    device_type, device_id = device_of(owner)
+    tensor = Raw.mdp_tensor(sizeof(Raw.mdp_tensor), dtype, device_type, device_id, length(sizes), 0,
+                            Ptr{Cvoid}(address), pointer(sizes), isempty(steps) ? C_NULL : pointer(steps))
+    return Borrowed(tensor, sizes, steps, owner)
+end
+
+"An array of any strides, its dimensions in the library's order."
+function borrow(array::AbstractArray, row_major::Bool)
+    dtype = dtype_of(eltype(array))
+    owner, address, steps = strided(array)
+    order = row_major ? identity : reverse
+    return borrow(owner, dtype, address, Int64[order(size(array))...], Int64[order(steps)...])
+end
+
+"A dense array as one dimension: collectives do not look at shapes."
+borrow_flat(array) = borrow(array, dtype_of(eltype(array)), UInt(pointer(array)), Int64[length(array)], Int64[])
+
+isdense(array::DenseArray) = true
+isdense(array::AbstractArray) = array isa Base.FastContiguousSubArray && strided(array) !== nothing
+
+"An array over `address` that owns nothing; an extension adds CUDA's (device type 2)."
+wrap(::Val{1}, ::Type{T}, address, sizes) where {T} = unsafe_wrap(Array, Ptr{T}(address), sizes)
+
+function wrap(tensor::Raw.mdp_tensor, row_major::Bool, release)
+    type = julia_type(tensor.dtype)
+    n = Int(tensor.ndim)
+    sizes = ntuple(d -> Int(unsafe_load(tensor.shape, n + 1 - d)), n)
+    array = wrap(Val(Int(tensor.device_type)), type, tensor.data, sizes)
+    finalizer(release, array)
+    return row_major && n > 1 ? PermutedDimsArray(array, ntuple(d -> n + 1 - d, n)) : array
+end
+
+"Any integer type of Julia's as the library's, and symbols by their table; the error names the argument."
+function choose(table, argument, value)
+    haskey(table, value) && return table[value]
+    throw(invalid("$argument is $(repr(value)); it can be $(join(map(repr, sort!(collect(keys(table)); by = string)), ", "))"))
+end
+
+"A struct of counters as a named tuple, without its size and reserved fields."
+function named(report::T) where {T}
+    names = filter(name -> !(name in (:struct_size, :reserved)), fieldnames(T))
+    return NamedTuple{names}(map(name -> widened(getfield(report, name)), names))
+end
+widened(number::Integer) = Int(number)
+widened(number) = number

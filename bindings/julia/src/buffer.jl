@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+# All parameters and gradients of a model, in memory of the library: laid out, bucketed, sharded.
+
+const CLASSES = Dict(:dense => Raw.MDP_PARAM_CLASS_DENSE, :expert => Raw.MDP_PARAM_CLASS_EXPERT)
+const PLACEMENTS = Dict(:unset => Raw.MDP_PLACEMENT_UNSET, :replicated => Raw.MDP_PLACEMENT_REPLICATED,
+                        :sharded => Raw.MDP_PLACEMENT_SHARDED)
+const SHARDINGS = Dict(:default => Raw.MDP_SHARDING_DEFAULT, :zero0 => Raw.MDP_SHARDING_ZERO_0, :zero1 => Raw.MDP_SHARDING_ZERO_1)
+const MISSINGS = Dict(:error => Raw.MDP_MISSING_ERROR, :zero => Raw.MDP_MISSING_ZERO, :skip => Raw.MDP_MISSING_SKIP)
+const GRAD_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :same => Raw.MDP_DTYPE_SAME)
+const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
+
+"""
+    Param(name, size; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1, group = 1,
+          frozen = false, own_bucket = false)
+    Param(name, array; ...)
+
+One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order, and its element type (Float32, Float16, BFloat16 or
+`:bf16`). `uses` is how many puts make its gradient complete in a microbatch; `shard_dim` the dimension (from 1) that tensor-parallel ranks
+share, with `placement = :sharded`; `group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only.
+"""
+struct Param
+    name::String
+    size::Tuple{Vararg{Int}}
+    dtype::Any
+    uses::Int
+    class::Symbol
+    placement::Symbol
+    shard_dim::Union{Int,Nothing}
+    shard_stride::Int
+    group::Int
+    frozen::Bool
+    own_bucket::Bool
+end
+
+Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1, group = 1,
+      frozen = false, own_bucket = false) =
+    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, group, frozen, own_bucket)
+Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype = eltype(array), keywords...)
+
+"""
+    Buffer(comm_or_grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
+           overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false)
+
+Lays out the parameters and their gradients, cuts them into buckets and allocates both, zeroed, in memory that ranks share. `params` are
+[`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1.
+
+`sharding`: `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. `grad_dtype`: `:f32` or `:same`. `missing` says what
+`sync!` does about a parameter without a gradient: `:error`, `:zero` (this rank adds zero) or `:skip`. A bucket closes at
+`bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`.
+
+Julia's matrices are registered as what their memory is in C, with the dimensions reversed. `row_major = true` registers the sizes as they
+are, for training together with ranks that are written in a row-major language: views are then permuted, and nothing is copied either.
+
+Collective over the world; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID` with `param`, `:DESYNC` (ranks registered
+different things), `:UNSUPPORTED`, `:MEMORY`, and those of a lost communicator.
+"""
+mutable struct Buffer <: Handle
+    slot::Slot
+    params::Vector{Param}
+    row_major::Bool
+end
+@handle Buffer mdp_buffer
+destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(pointer))
+
+function Buffer(grid::Grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing,
+                bucket_count = nothing, overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false)
+    flags = (overlap ? 0 : Raw.MDP_BUFFER_NO_OVERLAP) | (high_bandwidth_padding ? Raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
+            (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0)
+    config = Ref(Raw.mdp_buffer_config(; grad_dtype = choose(GRAD_DTYPES, "grad_dtype", grad_dtype),
+                                       sharding = choose(SHARDINGS, "sharding", sharding), missing = choose(MISSINGS, "missing", missing),
+                                       bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0),
+                                       flags = flags))
+    listed = collect(Param, params)
+    sizes = [Int64[(row_major ? param.size : reverse(param.size))...] for param in listed]
+    out = Ref{Ptr{Raw.mdp_buffer}}(C_NULL)
+    GC.@preserve listed sizes begin
+        raw = [raw_param(i, listed[i], sizes[i], row_major) for i in eachindex(listed)]
+        check(Raw.mdp_buffer_register(grid, config, raw, length(raw), out))
+    end
+    return finalizer(close, Buffer(Slot(UInt(out[])), listed, row_major))
+end
+
+function Buffer(comm::Comm, params; keywords...)
+    grid = Grid(comm)
+    try
+        return Buffer(grid, params; keywords...)
+    finally
+        close(grid)  # the buffer keeps what it needs of it
+    end
+end
+
+function raw_param(i, param, sizes, row_major)
+    '\0' in param.name && throw(invalid("parameter $i has a name with a NUL in it: $(repr(param.name))"; param = i))
+    haskey(DTYPES, param.dtype) ||
+        throw(invalid("parameter $i, '$(param.name)', is of $(param.dtype); the library trains Float32, Float16 and BFloat16 (:bf16)"; param = i))
+    dim = something(param.shard_dim, 1)
+    1 <= dim <= max(length(sizes), 1) ||
+        throw(invalid("parameter $i, '$(param.name)': shard_dim is $dim, of $(length(sizes)) dimensions"; param = i))
+    return Raw.mdp_param(; dtype = DTYPES[param.dtype], name = pointer(param.name), shape = pointer(sizes),
+                         ndim = length(sizes), uses_per_step = param.uses, param_class = choose(CLASSES, "class", param.class),
+                         placement = choose(PLACEMENTS, "placement", param.placement),
+                         shard_dim = param.placement != :sharded ? 0 : row_major ? dim - 1 : length(sizes) - dim,
+                         shard_stride = param.placement == :sharded ? param.shard_stride : 0, group = param.group - 1,
+                         flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0))
+end
+
+Base.length(buffer::Buffer) = length(buffer.params)
+Base.show(io::IO, buffer::Buffer) = print(io, "Buffer(", length(buffer), " parameters", isopen(buffer) ? ")" : ", closed)")
+
+"A parameter's number for the library. A wrong one is left to the library, whose numbers begin at 0, only where it cannot be told here."
+function number_of(buffer, i::Integer)
+    live(buffer)
+    1 <= i <= length(buffer) || throw(invalid("param is $i; this buffer has parameters 1 to $(length(buffer))"))
+    return i - 1
+end
+
+"""
+    param_view(buffer, i) -> Array
+    grad_view(buffer, i) -> Array
+
+Memory of the library as an array: of parameter `i`, or of its gradient. It stays valid while the array lives, also after the buffer was
+closed. Parameters may be written between a step and the next forward pass, `changed!` follows; gradients before `ready!`. A gradient means
+something after `sync!`: all of it with `:zero0`, the owned ranges with `:zero1`. Local. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen),
+`:UNSUPPORTED` (bf16, in a Julia without that type).
+"""
+param_view(buffer::Buffer, i) = view_of(Raw.mdp_buffer_param_view, buffer, i)
+grad_view(buffer::Buffer, i) = view_of(Raw.mdp_buffer_grad_view, buffer, i)
+@doc (@doc param_view) grad_view
+
+function view_of(getter, buffer, i)
+    tensor = Ref(Raw.mdp_tensor())
+    check(getter(buffer, number_of(buffer, i), tensor))
+    lease = Ref{Ptr{Raw.DLManagedTensorVersioned}}(C_NULL)
+    check(Raw.mdp_buffer_to_dlpack(buffer, tensor, lease))
+    managed = lease[]
+    GC.@preserve buffer return wrap(tensor[], buffer.row_major, _ -> give_back(managed))
+end
+
+"Calls a DLPack tensor's own deleter, the third word of its struct (after the version and the context). Any thread."
+function give_back(managed)
+    deleter = unsafe_load(Ptr{Ptr{Cvoid}}(managed), 3)
+    deleter == C_NULL || ccall(deleter, Cvoid, (Ptr{Cvoid},), managed)
+    return nothing
+end
+
+"The tensor of an array of a parameter's shape; what has no strides (sparse, lazy) is made an array first."
+function shaped(buffer, i, array)
+    number_of(buffer, i)
+    size(array) == buffer.params[i].size ||
+        throw(invalid("parameter $i, '$(buffer.params[i].name)', has size $(buffer.params[i].size), the array $(size(array))"; param = Int(i)))
+    return borrow(strided(array) === nothing ? collect(array) : array, buffer.row_major)
+end
+
+"""
+    put!(buffer, i, gradient; add = false, more = false)
+
+Copies a gradient of parameter `i` into its place, casting, and counts it as arrived; what is complete leaves during backward. The first of
+a step replaces what is there (unless `add`), later ones are added. `more = true`: more of the same use is coming. Any array of the
+parameter's size, with any strides. Local; waits for the last step's update of the same bucket. Any thread, several at a time for different
+parameters. Throws `MegaDPError`: `:INVALID` (size), `:STATE` (more often than `uses`; after `sync!`; frozen; skipped).
+"""
+function Base.put!(buffer::Buffer, i::Integer, gradient::AbstractArray; add = false, more = false)
+    flags = (add ? Raw.MDP_GRAD_ADD : 0) | (more ? Raw.MDP_GRAD_MORE : 0)
+    check(Raw.mdp_grad_put(buffer, number_of(buffer, i), shaped(buffer, i, gradient), flags, stream_of(gradient)))
+end
+
+"""
+    ready!(buffer, i)
+
+The gradient of parameter `i` was written into its view; counts it as arrived. Local, does not block, any thread. Throws as `put!`.
+"""
+ready!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_ready(buffer, number_of(buffer, i), C_NULL))
+
+"""
+    skip!(buffer, i)
+
+This rank has no gradient of parameter `i` in this microbatch. Skipped by all ranks, it is not updated; by some, those add zero. Local, does
+not block, any thread. Throws as `put!`.
+"""
+skip!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_skip(buffer, number_of(buffer, i)))
+
+"""
+    microbatch!(buffer; last)
+
+Says whether the microbatch that begins is the step's last: only then do gradients leave. Without it every step has one. Also begins anew
+after a `sync!` that failed or had no step. Local. Throws `MegaDPError`: `:STATE`.
+"""
+microbatch!(buffer::Buffer; last::Bool) = check(Raw.mdp_microbatch_begin(buffer, last))
+
+"""
+    zero_grad!(buffer)
+
+Sets all gradients to zero and begins the step anew. Only needed where a framework adds into the views itself. Local.
+"""
+zero_grad!(buffer::Buffer) = check(Raw.mdp_buffer_zero_grad(buffer, C_NULL))
+
+"""
+    sync!(buffer; async = false)
+
+Ends backward: launches what is left, waits for all buckets, and agrees with all ranks on what was missing or skipped. Collective over the
+world; waits in slices of 50 ms, or returns a [`Request`](@ref). Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it
+and the rank, on all ranks), and those of a lost communicator. After a failure no rank can step; `microbatch!` begins anew.
+"""
+sync!(buffer::Buffer; async = false) = finish(submit(out -> Raw.mdp_grad_sync(buffer, C_NULL, out), buffer), async, nothing)
+
+"""
+    wait(buffer, i)
+    wait(buffer)
+
+Returns when parameter `i`, or every one, holds its values after the last step. Local, waits for at most the timeout; any thread.
+"""
+Base.wait(buffer::Buffer, i::Integer) = check(Raw.mdp_param_wait(buffer, number_of(buffer, i), C_NULL))
+Base.wait(buffer::Buffer) = check(Raw.mdp_param_wait(buffer, typemax(Csize_t), C_NULL))
+
+"""
+    read!(buffer, i, array)
+    write!(buffer, i, array)
+
+Copies parameter `i` into an array of its size, or from one, casting between floating-point types; any strides. What is written must be the
+same on all ranks, or `bcast!(buffer)` follow. Local; waits as `wait`. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen).
+"""
+function Base.read!(buffer::Buffer, i::Integer, array::AbstractArray)
+    strided(array) === nothing && throw(invalid("read! needs an array with strides, not a $(typeof(array))"))
+    check(Raw.mdp_param_read(buffer, number_of(buffer, i), shaped(buffer, i, array), stream_of(array)))
+    return array
+end
+write!(buffer::Buffer, i::Integer, array::AbstractArray) =
+    check(Raw.mdp_param_write(buffer, number_of(buffer, i), shaped(buffer, i, array), stream_of(array)))
+@doc (@doc Base.read!(::Buffer, ::Integer, ::AbstractArray)) write!
+
+"""
+    changed!(buffer)
+
+To be called after parameters were written through views: the optimizer's masters follow at the next step. Local.
+"""
+changed!(buffer::Buffer) = check(Raw.mdp_param_changed(buffer))
+
+"""
+    bcast!(buffer; root = 0)
+
+Copies all parameters from rank `root` of each data-parallel group to the others. Collective over the world; blocking.
+"""
+bcast!(buffer::Buffer; root = 0) = check(Raw.mdp_buffer_broadcast(buffer, root))
+
+"""
+    verify(buffer)
+
+Compares all parameters bit for bit over each data-parallel group. Collective over the world; blocking; slow. Throws `MegaDPError`: `:DESYNC`
+(names the first parameter that differs and two ranks).
+"""
+verify(buffer::Buffer) = check(Raw.mdp_buffer_verify(buffer))
+
+"""
+    owned(buffer) -> Vector of named tuples
+
+The pieces whose optimizer state this rank keeps: `param` and `bucket` (from 1), and `range`, which elements of the flattened parameter (from
+1, in Julia's order of memory). Local.
+"""
+function owned(buffer::Buffer)
+    needed = Ref{Csize_t}(0)
+    check(Raw.mdp_buffer_owned(buffer, C_NULL, 0, needed))
+    needed[] == 0 && return NamedTuple{(:param, :bucket, :range),Tuple{Int,Int,UnitRange{Int}}}[]
+    ranges = fill(Raw.mdp_range(), needed[])
+    check(Raw.mdp_buffer_owned(buffer, ranges, length(ranges), needed))
+    return [(param = Int(r.param) + 1, bucket = Int(r.bucket) + 1, range = (1:Int(r.stop - r.start)) .+ Int(r.param_begin)) for r in ranges]
+end
+
+"""
+    stats(buffer) -> NamedTuple
+
+Sums since registration: `comm_ns`, `exposed_ns`, `bytes`, `buckets`, `launched_in_backward`, `syncs`, `host_syncs`. Local.
+"""
+function stats(buffer::Buffer)
+    out = Ref(Raw.mdp_stats_report())
+    check(Raw.mdp_buffer_stats(buffer, out))
+    return named(out[])
+end
+
+"""
+    bucket(buffer, k) -> NamedTuple
+
+The last step's times of bucket `k` (from 1, in order of launch), in nanoseconds of CLOCK_MONOTONIC, 0 where it has not happened: `ready_ns`,
+`reduce_begin_ns`, `reduce_end_ns`, `gather_begin_ns`, `gather_end_ns`, `sync_ns`; and its `state`. Local.
+"""
+function bucket(buffer::Buffer, k::Integer)
+    k >= 1 || throw(invalid("bucket is $k; buckets are counted from 1"))
+    out = Ref(Raw.mdp_bucket_report())
+    check(Raw.mdp_buffer_bucket(buffer, k - 1, out))
+    return merge(named(out[]), (state = STATES[out[].state+1],))
+end

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# A model whose parameters are the library's memory, its gradients on their way while backward goes on, and its optimizer.
+
+"""
+    DataParallel(comm_or_grid, model; async = false, lr = 1e-3, betas = …, eps = …, weight_decay = …, max_grad_norm = …, sharding = …, …)
+
+Takes over the parameters of a model: all floating-point arrays (Float32, Float16, BFloat16) of nested tuples and named tuples, such as Lux's
+`ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
+are given to all ranks. `dp.model` is the same model with arrays that are memory of the library; use it from here on. An array
+that stands at several places stays one parameter.
+
+    for batch in data
+        grads = gradient(model -> loss(model, batch), dp.model)[1]
+        step!(dp, grads)
+    end
+
+Keywords are those of [`Optimizer`](@ref) and [`Buffer`](@ref). With `async = true`, `step!` returns while new parameters are still gathered;
+layers wrapped by [`overlap`](@ref) wait for their own, anything else calls `wait(dp)` before it reads parameters.
+
+Collective over the world; blocking, for at most the timeout. Throws `MegaDPError` as `Buffer` and `Optimizer`, and `:INVALID` for a
+parameter of another type, naming it.
+"""
+mutable struct DataParallel{M}
+    model::M
+    buffer::Buffer
+    optimizer::Optimizer
+    arrays::Vector{AbstractArray}         # by parameter
+    places::Vector{Vector{Any}}           # the paths at which each parameter stands
+    expected::Vector{Int}                 # by parameter: how often a wrapped layer has run forward since the last step
+    arrived::Vector{Int}                  # and backward
+    lock::ReentrantLock
+    async::Bool
+    gathering::Bool
+end
+
+const OPTIMIZER_KEYWORDS = (:lr, :betas, :eps, :weight_decay, :max_grad_norm, :groups)
+
+function DataParallel(over::Union{Comm,Grid}, model; async = false, keywords...)
+    arrays, places = collect_parameters(model)
+    isempty(arrays) && throw(invalid("the model, a $(nameof(typeof(model))), has no parameters that can be seen" *
+                                     (struct_parts[] === struct_parts_of_none ? "; structs can be with Functors.jl loaded" : "")))
+    pick(chosen) = (; (key => value for (key, value) in keywords if (key in OPTIMIZER_KEYWORDS) == chosen)...)
+    buffer = Buffer(over, [Param(name_of(first(places[i])), arrays[i]) for i in eachindex(arrays)]; pick(false)...)
+    try
+        for (i, array) in enumerate(arrays)
+            write!(buffer, i, array)
+        end
+        bcast!(buffer)
+        views = AbstractArray[param_view(buffer, i) for i in eachindex(arrays)]
+        optimizer = Optimizer(buffer; pick(true)...)
+        numbers = IdDict{Any,Int}(array => i for (i, array) in enumerate(arrays))
+        own = map_leaves((leaf, _, trained) -> trained && haskey(numbers, leaf) ? views[numbers[leaf]] : leaf, model)
+        dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)), ReentrantLock(),
+                          async, false)
+        remember(dp)
+        return dp
+    catch
+        close(buffer)
+        rethrow()
+    end
+end
+
+"([array, …], [[path, …], …]) of a model's parameters, in order of their first place: that of the forward pass."
+function collect_parameters(model)
+    numbers, arrays, places = IdDict{Any,Int}(), AbstractArray[], Vector{Any}[]
+    map_leaves(model) do leaf, path, trained
+        trained && leaf isa AbstractArray{<:Number} && !(eltype(leaf) <: Integer) || return leaf
+        eltype(leaf) in (Float64, BigFloat) || eltype(leaf) <: Complex || haskey(DTYPES, eltype(leaf)) || return leaf
+        eltype(leaf) == Float64 && throw(invalid("parameter '$(name_of(path))' is of Float64; the library trains Float32, Float16 and BFloat16"))
+        if !haskey(numbers, leaf)
+            push!(arrays, leaf)
+            push!(places, [])
+            numbers[leaf] = length(arrays)
+        end
+        push!(places[numbers[leaf]], path)
+        return leaf
+    end
+    return arrays, places
+end
+
+"""
+    close(dp)
+
+Drops optimizer and buffer; the arrays of `dp.model` stay valid. Local.
+"""
+function Base.close(dp::DataParallel)
+    forget(dp)
+    close(dp.optimizer)
+    close(dp.buffer)
+end
+
+Base.show(io::IO, dp::DataParallel) = print(io, "DataParallel(", nameof(typeof(dp.model)), ", ", length(dp.arrays), " parameters)")
+
+"""
+    wait(dp)
+
+Returns when all parameters hold their values after the last step. Local, waits for at most the timeout.
+"""
+function Base.wait(dp::DataParallel)
+    wait(dp.buffer)
+    dp.gathering = false
+    return nothing
+end
+
+"""
+    microbatch!(dp; last)
+
+Says whether the microbatch that begins is the step's last: gradients of the earlier ones, handed over by [`put!`](@ref), are added up here.
+Local. Throws `MegaDPError`: `:STATE`.
+"""
+function microbatch!(dp::DataParallel; last::Bool)
+    microbatch!(dp.buffer; last = last)
+    begin_anew(dp)
+end
+
+function begin_anew(dp)
+    fill!(dp.expected, 0)
+    fill!(dp.arrived, 0)
+    return nothing
+end
+
+"""
+    put!(dp, grads)
+
+Hands over the gradients of a microbatch: a tree of the model's shape, as `gradient` returns it, with `nothing` where there is none. What
+wrapped layers have put already is left alone. `step!(dp, grads)` does this by itself for the last microbatch. Local.
+"""
+function Base.put!(dp::DataParallel, grads)
+    for i in eachindex(dp.arrays)
+        if dp.arrived[i] > 0
+            # A layer that ran more often forward than backward promised more than came.
+            dp.arrived[i] < dp.expected[i] && ready!(dp.buffer, i)
+            continue
+        end
+        found = filter(g -> g isa AbstractArray, map(path -> at(grads, path), dp.places[i]))
+        for (k, gradient) in enumerate(found)
+            put!(dp.buffer, i, gradient; more = k < length(found))
+        end
+    end
+end
+
+"""
+    step!(dp, grads = nothing; lr = nothing, loss_scale = nothing, report = true)
+
+Ends a training step: hands over the gradients that wrapped layers have not (`grads` as in [`put!`](@ref)), waits until all are reduced, and
+takes the optimizer's step. Returns what [`step!`](@ref) of the optimizer does; with `async = true` in `DataParallel`, while parameters are
+still gathered.
+
+Collective over the world; waits in slices of 50 ms. Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it and the rank, on
+all ranks), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing has changed, and the next step can begin.
+"""
+function step!(dp::DataParallel, grads = nothing; keywords...)
+    try
+        put!(dp, grads)
+        sync!(dp.buffer)
+        answer = step!(dp.optimizer; async = dp.async, keywords...)
+        dp.gathering = dp.async
+        begin_anew(dp)
+        return dp.async ? answer[1] : answer
+    catch problem
+        begin_anew(dp)
+        # Not where the ranks are lost to each other: then this fails as well, and the first failure is the one to see.
+        problem isa MegaDPError && problem.kind in (:STATE, :NUMERIC, :INVALID) && Raw.mdp_microbatch_begin(dp.buffer, 1)
+        rethrow()
+    end
+end

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# Statuses become exceptions, with everything the library knows about a failure.
+
+"""
+    MegaDPError
+
+A call failed. `kind` says how: `:INVALID` (an argument), `:STATE` (the wrong moment; also use after `close`), `:UNSUPPORTED`, `:MEMORY`,
+`:SYSTEM`, `:BACKEND`, `:PEER` (another rank died or left), `:TIMEOUT`, `:DESYNC` (ranks did different things), `:ABORTED`, `:NUMERIC` (not
+finite), `:CORRUPT`, `:INTERNAL`; `code` is the same as the library's number. `rank` is the rank to blame, counted from 0 in the world;
+`param` and `bucket` are counted from 1, parameters in order of registration, buckets in order of launch; all three are `nothing` where
+they are not known. `operation` numbers the collective within its group (0: none). `text` is the sentence that explains it.
+"""
+struct MegaDPError <: Exception
+    code::Int32
+    kind::Symbol
+    rank::Union{Int,Nothing}
+    bucket::Union{Int,Nothing}
+    param::Union{Int,Nothing}
+    operation::UInt64
+    text::String
+end
+
+function Base.showerror(io::IO, problem::MegaDPError)
+    print(io, "MegaDPError (", problem.kind, "): ", problem.text)
+end
+
+function kind_of(status)
+    name = unsafe_string(Raw.mdp_status_name(status))
+    return Symbol(startswith(name, "MDP_E_") ? name[7:end] : name)
+end
+
+"An error that this package finds by itself, before the library is called."
+failure(status, text; param = nothing) = MegaDPError(status, kind_of(status), nothing, nothing, param, 0, text)
+invalid(text; param = nothing) = failure(Raw.MDP_E_INVALID, text; param = param)
+
+known(number, base) = number < 0 ? nothing : Int(number) + base
+
+"A struct that the library fills, as a pointer: uninitialised apart from its size."
+function sized(::Type{T}) where {T}
+    out = Ref{T}()
+    GC.@preserve out unsafe_store!(Ptr{UInt32}(Base.unsafe_convert(Ptr{T}, out)), sizeof(T))
+    return out
+end
+
+function error_of(info::Ref{Raw.mdp_error_info})
+    text = GC.@preserve info begin
+        start = Ptr{UInt8}(Base.unsafe_convert(Ptr{Raw.mdp_error_info}, info))
+        unsafe_string(start + fieldoffset(Raw.mdp_error_info, fieldcount(Raw.mdp_error_info)))
+    end
+    i = info[]
+    return MegaDPError(i.status, kind_of(i.status), known(i.rank, 0), known(i.bucket, 1), known(i.param, 1), i.operation, text)
+end
+
+"""
+The exception of this thread's last call, which failed. Between that call and this one a task does not change threads, since nothing yields;
+and what the collector may run in between, a destroy, leaves the text as it is.
+"""
+@noinline function last_error(status)
+    info = sized(Raw.mdp_error_info)
+    Raw.mdp_last_error_info(info)
+    found = error_of(info)
+    return found.code == status ? found : failure(status, "no details")
+end
+
+"Returns where the status is not a failure, and throws a `MegaDPError` otherwise."
+check(status) = status < 0 ? throw(last_error(status)) : nothing

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# AdamW over the pieces that this rank owns.
+
+const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq")
+
+"""
+    Optimizer(buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
+
+AdamW (decoupled weight decay) whose state is sharded over the data-parallel ranks. `max_grad_norm` scales gradients down to that global norm
+(0: off). `groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group, in place of the values of one; what is left out
+of it is the optimizer's.
+
+Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
+a lost communicator.
+"""
+mutable struct Optimizer <: Handle
+    slot::Slot
+    holders::Threads.Atomic{Int}  # the optimizer itself and the views of its state: who is the last drops the library's
+    buffer::Buffer
+end
+@handle Optimizer mdp_optimizer
+destroy(optimizer::Optimizer, pointer::UInt) = let_go(optimizer.holders, pointer)
+
+# A view's finalizer has to count: that it refers to the optimizer would not keep the collector from finalizing that.
+function let_go(holders::Threads.Atomic{Int}, pointer)
+    Threads.atomic_sub!(holders, 1) == 1 && Raw.mdp_optimizer_destroy(Ptr{Raw.mdp_optimizer}(pointer))
+    return nothing
+end
+
+group_of(group, lr, weight_decay) = Raw.mdp_group(; lr = get(group, :lr, lr), weight_decay = get(group, :weight_decay, weight_decay),
+                                                  flags = Raw.MDP_GROUP_SET_LR)
+
+function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
+    listed = [group_of(group, lr, weight_decay) for group in (isempty(groups) ? [NamedTuple()] : groups)]
+    out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
+    GC.@preserve listed begin
+        config = Ref(Raw.mdp_optimizer_config(; rule = Raw.MDP_RULE_ADAMW, lr = lr, beta1 = betas[1], beta2 = betas[2], eps = eps,
+                                              max_grad_norm = max_grad_norm, groups = pointer(listed), ngroups = length(listed),
+                                              flags = Raw.MDP_OPTIMIZER_SET_BETAS))
+        check(Raw.mdp_optimizer_create(buffer, config, out))
+    end
+    return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer))
+end
+
+"""
+    set_group!(optimizer, k; lr, weight_decay = 0.0)
+
+Gives parameter group `k` (from 1) new values, literally, from the next step on; alike on all ranks. Local. Throws `MegaDPError`: `:INVALID`.
+"""
+function set_group!(optimizer::Optimizer, k::Integer; lr, weight_decay = 0.0)
+    k >= 1 || throw(invalid("group is $k; groups are counted from 1"))
+    check(Raw.mdp_optimizer_set_group(optimizer, k - 1, Ref(group_of(NamedTuple(), lr, weight_decay))))
+end
+
+"""
+    step!(optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
+
+One step with the gradients that `sync!` reduced. `lr` replaces the optimizer's from here on; gradients are divided by `loss_scale`, and
+where that is given, a gradient that is not finite makes all ranks skip the step.
+
+Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clipping), `clip_factor`, `loss_scale`, `step` (taken so far),
+`skipped`, `clipped`; or `nothing` with `report = false`. Without `async`, all parameters are whole then. With `async = true` returns
+`(report, request)` while they are still gathered: `wait(buffer, i)` or the request waits for them.
+
+Collective over the world; waits in slices of 50 ms, but for the norm in one. Throws `MegaDPError`: `:STATE` (no finished `sync!`),
+`:NUMERIC` (a gradient is not finite, nothing has changed), and those of a lost communicator.
+"""
+function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
+    config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0),
+                                     flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR))
+    loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
+    found = Ref(Raw.mdp_step_report())
+    request = submit(out -> Raw.mdp_optimizer_step(optimizer, config, report ? found : C_NULL, out), optimizer)
+    async || wait(request)
+    answer = report ? named_step(found[]) : nothing
+    return async ? (answer, request) : answer
+end
+
+named_step(found) = (grad_norm = found.grad_norm, clip_factor = found.clip_factor, loss_scale = found.loss_scale, step = Int(found.step),
+                     skipped = found.flags & Raw.MDP_STEPPED_SKIPPED != 0, clipped = found.flags & Raw.MDP_STEPPED_CLIPPED != 0)
+
+"""
+    state(optimizer, i, name) -> Vector{Float32}
+
+The owned part of parameter `i`'s `:master`, `:exp_avg` or `:exp_avg_sq`, as a view: it may be written between steps, and is valid while it
+lives. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+`MegaDPError`: `:INVALID`, `:STATE` (frozen).
+"""
+function state(optimizer::Optimizer, i::Integer, name::Symbol)
+    tensor = Ref(Raw.mdp_tensor())
+    check(Raw.mdp_optimizer_state(optimizer, number_of(optimizer.buffer, i), choose(STATE_NAMES, "name", name), tensor))
+    holders, pointer = optimizer.holders, live(optimizer)
+    Threads.atomic_add!(holders, 1)
+    return wrap(tensor[], false, _ -> let_go(holders, pointer))
+end

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+# Gradients that leave while backward goes on. Where a reverse-mode AD hands out the gradients of all parameters at its very end, the
+# wrapped layer's own pullback knows them in time.
+
+"""
+    overlap(layer)
+
+The same layer, whose gradients are handed over as soon as its own pullback has run, so that they are reduced while backward goes on with
+the layers before it. Wrap each layer that has parameters, and make the `DataParallel` after that:
+
+    model = Chain(overlap(Dense(784 => 512, relu)), overlap(Dense(512 => 10)))
+    dp = DataParallel(comm, model; lr = 1e-3)
+
+Needs an AD that goes by ChainRules' rules (Zygote), and ChainRulesCore.jl loaded; with Lux, where parameters are arguments, Lux.jl too.
+A layer may run several times in one forward pass. Outside of differentiation, and for arrays that are no parameters of a `DataParallel`,
+it is the layer itself. An array that stands at several places is in wrapped layers at all of them, or at none.
+"""
+overlap(layer) = Overlap(layer)
+
+"A layer wrapped by [`overlap`](@ref); `layer` is the one inside."
+struct Overlap{L}
+    layer::L
+end
+
+(wrapped::Overlap)(arguments...) = run_layer(wrapped.layer, arguments...)
+parts(wrapped::Overlap) = ((layer = wrapped.layer,), children -> Overlap(children.layer))
+Base.show(io::IO, wrapped::Overlap) = print(io, "overlap(", wrapped.layer, ")")
+
+"""
+    run_layer(layer, arguments...)
+
+`layer(arguments...)`, once the parameters in the layer and its arguments hold their values. The rule for this function is what hands over
+gradients: an AD that knows no ChainRules calls [`forward_begins`](@ref) and [`backward_ends`](@ref) where that rule does.
+"""
+function run_layer(layer, arguments...)
+    each_parameter((dp, i, _) -> dp.gathering && wait(dp.buffer, i), (layer, arguments), nothing)
+    return layer(arguments...)
+end
+
+"""
+    forward_begins(tree)
+
+Notes that the layer whose parameters are in `tree` is about to run and will be differentiated; waits for these parameters. Local.
+"""
+function forward_begins(tree)
+    each_parameter(tree, nothing) do dp, i, _
+        dp.gathering && wait(dp.buffer, i)
+        lock(() -> dp.expected[i] += 1, dp.lock)
+    end
+end
+
+"""
+    backward_ends(tree, grads)
+
+Hands over the gradients of the parameters in `tree`, which `grads` has at the same places. The last one of as many as `forward_begins` noted
+makes a parameter's gradient complete. Local; any thread. Throws as `put!` of a `Buffer`.
+"""
+function backward_ends(tree, grads)
+    each_parameter(tree, grads) do dp, i, gradient
+        gradient isa AbstractArray || return
+        last = lock(dp.lock) do
+            dp.arrived[i] += 1
+            dp.arrived[i] >= dp.expected[i]
+        end
+        put!(dp.buffer, i, gradient; more = !last)
+    end
+end
+
+"Calls `f(dp, i, gradient)` for each array of the tree that is a parameter of some `DataParallel`."
+function each_parameter(f, tree, grads)
+    map_leaves(tree) do leaf, path, _
+        found = leaf isa AbstractArray{<:Number} ? owner_of(leaf) : nothing
+        found === nothing || f(found[1], found[2], at(grads, path))
+        return leaf
+    end
+    return nothing
+end
+
+# Which array belongs to which DataParallel, by its address: a layer does not know, and with Lux its parameters are not in it.
+const owners = Dict{UInt,Tuple{WeakRef,Int}}()
+const owners_lock = ReentrantLock()
+
+address_of(array::DenseArray) = UInt(pointer(array))
+address_of(array::PermutedDimsArray) = address_of(parent(array))
+address_of(_) = UInt(0)
+
+function remember(dp)
+    lock(owners_lock) do
+        filter!(entry -> entry.second[1].value !== nothing, owners)  # of those that nobody closed
+        for (i, array) in enumerate(dp.arrays)
+            isempty(array) || (owners[address_of(array)] = (WeakRef(dp), i))
+        end
+    end
+end
+
+forget(dp::DataParallel) = lock(() -> filter!(entry -> entry.second[1].value !== dp, owners), owners_lock)
+
+function owner_of(array)
+    address = address_of(array)
+    entry = lock(() -> get(owners, address, nothing), owners_lock)
+    entry === nothing && return nothing
+    dp = entry[1].value
+    return dp !== nothing && size(dp.arrays[entry[2]]) == size(array) ? (dp, entry[2]) : nothing
+end

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+# Julia's arrays in the library and back.
+
+"A step of one parameter with this gradient; what its slot held after."
+function grad_after(buffer, gradient)
+    put!(buffer, 1, gradient)
+    sync!(buffer)
+    found = copy(grad_view(buffer, 1))
+    microbatch!(buffer; last = true)
+    return found
+end
+
+testcase("a matrix is in the library as it is in Julia, without a copy") do
+    values = Float32[1 2 3; 4 5 6]
+    buffer = Buffer(world, [Param("w", values)])
+    write!(buffer, 1, values)
+    view = param_view(buffer, 1)
+    @test view isa Matrix{Float32} && view == values
+    tensor = Ref(Raw.mdp_tensor())
+    MegaDP.check(Raw.mdp_buffer_param_view(buffer, 0, tensor))
+    @test [unsafe_load(tensor[].shape, d) for d in 1:2] == [3, 2]
+    @test pointer(view) == Ptr{Float32}(tensor[].data)
+    view[2, 3] = 7
+    @test read!(buffer, 1, zeros(Float32, 2, 3))[2, 3] == 7
+    close(buffer)
+end
+
+testcase("gradients of any strides arrive where they belong") do
+    expected = Float32[1 2 3; 4 5 6]
+    wide = zeros(Float32, 4, 9)
+    wide[2:3, 1:4:9] = expected
+    permuted = PermutedDimsArray(Matrix(transpose(expected)), (2, 1))
+    for row_major in (false, true)
+        buffer = Buffer(world, [Param("w", (2, 3))]; sharding = :zero0, row_major = row_major)
+        for gradient in (expected, transpose(Matrix(transpose(expected))), Matrix(expected')', view(wide, 2:3, 1:4:9), permuted,
+                         view(permuted, :, :), reverse(reverse(expected; dims = 1); dims = 1), Float64.(expected), Float16.(expected),
+                         Diagonal(Float32[1, 2]) * expected ./ [1, 2])
+            @test grad_after(buffer, gradient) == expected
+        end
+        @test MegaDP.strided(view(wide, 2:3, 1:4:9))[3] == (1, 16)
+        @test occursin("i64", caught(() -> put!(buffer, 1, [1 2 3; 4 5 6])).text)  # whole numbers are no gradients
+        microbatch!(buffer; last = true)
+        close(buffer)
+    end
+    vector = Buffer(world, [Param("row", (1, 3))]; sharding = :zero0)
+    @test grad_after(vector, Float32[7, 8, 9]') == Float32[7 8 9]
+    close(vector)
+end
+
+testcase("row_major registers sizes as they are, and views are permuted") do
+    values = Float32[1 2 3; 4 5 6]
+    buffer = Buffer(world, [Param("w", values)]; row_major = true)
+    write!(buffer, 1, values)
+    tensor = Ref(Raw.mdp_tensor())
+    MegaDP.check(Raw.mdp_buffer_param_view(buffer, 0, tensor))
+    @test [unsafe_load(tensor[].shape, d) for d in 1:2] == [2, 3]
+    @test [unsafe_load(Ptr{Float32}(tensor[].data), k) for k in 1:6] == 1:6
+    @test size(param_view(buffer, 1)) == (2, 3) && param_view(buffer, 1) == values
+    close(buffer)
+end
+
+testcase("other types, no dimensions, no elements, frozen") do
+    buffer = Buffer(world, [Param("half", (2, 2); dtype = Float16), Param("brain", (3,); dtype = :bf16), Param("scalar", ()),
+                            Param("none", (0, 3)), Param("still", (4,); frozen = true)])
+    @test param_view(buffer, 1) isa Matrix{Float16}
+    write!(buffer, 2, Float32[1, 2, 3])
+    @test read!(buffer, 2, zeros(Float64, 3)) == [1, 2, 3]
+    @test size(param_view(buffer, 3)) == ()
+    @test size(param_view(buffer, 4)) == (0, 3)
+    @test caught(() -> param_view(buffer, 5)).kind == :STATE
+    isdefined(Core, :BFloat16) || @test caught(() -> param_view(buffer, 2)).kind == :UNSUPPORTED
+    close(buffer)
+end
+
+testcase("collectives take dense arrays of all types, also later") do
+    for type in (Float32, Float16, Float64, Int64, UInt8)
+        @test allreduce!(world, type[1, 2, 3], +) == type[1, 2, 3]
+    end
+    request = allreduce!(world, ones(Float32, 2, 2), max; async = true)
+    wait(request)
+    @test isready(request)
+    @test bcast!(world, view(Float32[1, 2, 3, 4], 2:3)) == [2, 3]
+    @test allgather!(world, Float32[5], zeros(Float32, 1)) == [5]
+    @test reduce_scatter!(world, Float32[6], zeros(Float32, 1), +) == [6]
+    @test alltoall!(world, Float32[7], zeros(Float32, 1)) == [7]
+    @test occursin("dense", caught(() -> allreduce!(world, view(ones(4, 4), 1:2:3, :))).text)
+    @test occursin("ComplexF32", replace(caught(() -> allreduce!(world, ones(ComplexF32, 2))).text, "Complex{Float32}" => "ComplexF32"))
+    @test occursin("op is *", caught(() -> allreduce!(world, ones(2), *)).text)
+    @test caught(() -> allreduce!(world, [1, 2], avg)).kind == :INVALID
+end
+
+testcase("an optimizer's state, its pieces, and what a step says") do
+    buffer = Buffer(world, [Param("w", (2, 3)), Param("b", (3,); group = 2)])
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, max_grad_norm = 1.0, groups = [(weight_decay = 0.1,), (lr = 0.0,)])
+    put!(buffer, 1, fill(1, 2, 3) .* 1.0f0)
+    put!(buffer, 2, Float32[0, 0, 4])
+    sync!(buffer)
+    report = step!(optimizer)
+    @test report.grad_norm ≈ sqrt(22) && report.clipped && !report.skipped && report.step == 1
+    @test report.clip_factor ≈ 1 / (sqrt(22) + 1e-6)
+    @test all(param_view(buffer, 2) .== 0) && all(param_view(buffer, 1) .< -0.49)  # the second group has lr 0
+    @test MegaDP.state(optimizer, 1, :exp_avg) ≈ fill(0.1f0 / sqrt(22), 6)
+    @test [(piece.param, piece.range) for piece in sort(owned(buffer); by = piece -> piece.param)] == [(1, 1:6), (2, 1:3)]
+    set_group!(optimizer, 2; lr = 1.0)
+    foreach(i -> put!(buffer, i, zeros(Float32, size(param_view(buffer, i)))), 1:2)
+    ready_at = bucket(buffer, 1).ready_ns
+    sync!(buffer)
+    answer, request = step!(optimizer; lr = 0.0, async = true, loss_scale = 2.0)
+    wait(request)
+    wait(buffer)
+    wait(buffer, 1)
+    @test answer.step == 2 && answer.loss_scale == 2 && ready_at > 0
+    @test param_view(buffer, 2)[3] < -0.1
+    @test stats(buffer).syncs == 2 && bucket(buffer, 1).state == :whole
+    close(optimizer)
+    close(buffer)
+end

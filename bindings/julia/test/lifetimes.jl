@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the collector does, in any order, and what must outlive a close.
+
+"Every communicator tree has threads of its own: they tell what is still there."
+threads() = length(readdir("/proc/self/task"))
+
+"A step of a model whose handles nobody closes; the view of its first parameter."
+@noinline function abandoned_training()
+    comm = Comm()
+    part = split(comm, 0)
+    dp = DataParallel(part, (w = fill(2.0f0, 300, 300), b = zeros(Float32, 300)); lr = 0.0)
+    step!(dp, (w = ones(Float32, 300, 300), b = ones(Float32, 300)))
+    moments = MegaDP.state(dp.optimizer, 1, :exp_avg)
+    allreduce!(comm, ones(Float32, 10); async = true)  # and a request that nobody waits for
+    return dp.model.w, moments
+end
+
+"Four of them, whose views are all that is left, while the collector is at work. In a function, so that no variable stays about."
+@noinline function views_of_abandoned_trainings(before)
+    kept = [abandoned_training() for _ in 1:4]
+    @test threads() > before
+    for _ in 1:3
+        GC.gc()
+        ones(1000, 1000)
+    end
+    @test all(pair -> all(==(2), pair[1]) && all(≈(0.1f0), pair[2]), kept)
+    return nothing
+end
+
+testcase("finalizers drop what nobody closed, in any order, and views keep their memory") do
+    before = threads()
+    views_of_abandoned_trainings(before)
+    # Requests hold what they came from until a later one looks; a thread of the library ends when it is done.
+    for _ in 1:200
+        allreduce!(world, ones(1))
+        GC.gc()
+        threads() <= before && break
+        sleep(0.05)
+    end
+    @test threads() <= before
+end
+
+testcase("views outlive a close, also of the optimizer") do
+    dp = DataParallel(world, (w = fill(3.0f0, 100, 100),))
+    put!(dp, (w = ones(Float32, 100, 100),))
+    gradient, moments = grad_view(dp.buffer, 1), MegaDP.state(dp.optimizer, 1, :exp_avg_sq)
+    close(dp)
+    GC.gc()
+    @test all(==(3), dp.model.w) && all(==(1), gradient) && all(==(0), moments)
+    column = view(dp.model.w, :, 2)
+    flat = reshape(dp.model.w, 10_000)
+    dp = nothing
+    GC.gc(); GC.gc()
+    @test all(==(3), column) && sum(flat) == 30_000
+end
+
+testcase("finalizers may run in the middle of anything") do
+    for round in 1:30
+        buffer = Buffer(world, [Param("w", (10,))])
+        for _ in 1:round % 4
+            Buffer(world, [Param("other", (5,))])  # garbage at once
+        end
+        put!(buffer, 1, ones(10))
+        round % 3 == 0 && GC.gc(false)
+        sync!(buffer)
+        problem = caught() do
+            GC.gc(false)
+            put!(buffer, 1, ones(10))  # after the sync: the error's text must not be a finalizer's
+        end
+        @test problem.kind == :STATE && problem.param == 1
+    end
+end

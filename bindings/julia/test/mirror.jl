@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# The raw layer equals what the compiler of this build saw: sizes, offsets, values, functions.
+using MegaDP: Raw
+
+table = read_json(read(ENV["MEGADP_ABI_JSON"], String))
+in_c(field) = get(Dict(:start => "begin", :stop => "end"), field, string(field))
+
+testcase("structs have the sizes and offsets of abi.json") do
+    @test length(table["structs"]) > 10
+    for (name, expected) in table["structs"]
+        type = getfield(Raw, Symbol(name))
+        @test sizeof(type) == expected["size"]
+        found = Dict(in_c(fieldname(type, i)) => Int(fieldoffset(type, i)) for i in 1:fieldcount(type))
+        @test found == expected["fields"]
+    end
+end
+
+testcase("constants have the values of abi.json") do
+    @test length(table["enums"]) > 50
+    found = Dict(string(name) => Int(getfield(Raw, name)) for name in names(Raw; all = true) if startswith(string(name), "MDP_"))
+    @test found == table["enums"]
+end
+
+testcase("types have the sizes of abi.json") do
+    for (name, size) in table["types"]
+        isdefined(Raw, Symbol(name)) && @test sizeof(getfield(Raw, Symbol(name))) == size
+    end
+    @test sizeof(Raw.mdp_status) == table["types"]["mdp_status"]
+end
+
+testcase("every function of abi.json is there, and no other") do
+    @test sort([string(name) for name in Raw.FUNCTIONS]) == sort(table["functions"])
+    @test all(name -> isdefined(Raw, name), Raw.FUNCTIONS)
+    @test all(!=(C_NULL), Raw.entries)
+end
+
+testcase("MEGADP_LIBRARY is the library that is used") do
+    haskey(ENV, "MEGADP_LIBRARY") || return Skipped("MEGADP_LIBRARY is not set")
+    @test realpath(Raw.library_path[]) == realpath(ENV["MEGADP_LIBRARY"])
+    script = "try; @eval using MegaDP; catch problem; print(sprint(showerror, problem)); end"
+    said = read(setenv(`$(julia_command()) -e $script`, merge(ENV, Dict("MEGADP_LIBRARY" => "/nowhere/libmegadp.so"))), String)
+    @test occursin("/nowhere/libmegadp.so", said) && occursin("MEGADP_LIBRARY", said)
+end

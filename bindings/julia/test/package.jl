@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+# The package in a world of one rank: arrays and strides, errors, lifetimes.
+using LinearAlgebra
+using MegaDP: Raw
+
+const world = Comm()
+
+include("arrays.jl")
+include("failures.jl")
+include("lifetimes.jl")
+include("trees.jl")
+close(world)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Two ranks: collectives with what the other rank has, whole models and data sets, a Ctrl-C while waiting, different registrations.
+include("rank.jl")
+
+function collectives(comm, rank, ranks)
+    report(comm, "sum", allreduce!(comm, Float32[rank + 1, 10], +))
+    report(comm, "mean", allreduce!(comm, Float64[rank, 1]))
+    report(comm, "later", (request = allreduce!(comm, Float32[rank], max; async = true); wait(request); isready(request)) ? 1 : 0)
+    report(comm, "gathered", allgather!(comm, Float32[rank], zeros(Float32, ranks)))
+    report(comm, "scattered", reduce_scatter!(comm, Float32[1, 2], zeros(Float32, 1), +))
+    report(comm, "exchanged", alltoall!(comm, Float32[10rank, 10rank + 1], zeros(Float32, 2)))
+    report(comm, "broadcast", bcast!(comm, Int64[rank]; root = 1))
+    part = split(comm, rank; key = 0)
+    report(comm, "parts", total_workers(part))
+end
+
+function trees(comm, rank)
+    tree = synchronize!!(comm, (a = fill(Float32(rank), 2), n = rank, flags = [rank == 1], t = transpose(fill(Float64(rank), 1, 2))); root = 1)
+    report(comm, "synchronized", [sum(tree.a), tree.n, tree.flags[1] ? 1 : 0, sum(tree.t)])
+    grads = allreduce!(comm, (w = Float32[rank, 2], b = nothing, c = (Float64[4rank],)))
+    report(comm, "reduced", [grads.w..., grads.c[1]...])
+    report(comm, "part", collect(DistributedDataContainer(comm, 1:5)))
+    report(comm, "even", collect(DistributedDataContainer(comm, 1:5; even = true)))
+end
+
+"Rank 0 waits for rank 1, which begins when rank 0 has been interrupted: the wait ends, and the collective goes on behind it."
+function interrupted(comm, rank, flag)
+    if rank == 0
+        Base.exit_on_sigint(false)
+        request = allreduce!(comm, ones(Float32, 1000), +; async = true)
+        interrupted = try
+            ccall(:kill, Cint, (Cint, Cint), getpid(), 2)
+            wait(request)  # which cannot end before the file is there
+            false
+        catch problem
+            problem isa InterruptException || rethrow()
+            true
+        end
+        touch(flag)
+        GC.gc()
+        wait(request)
+        report(comm, "interrupted", interrupted ? 1 : 0)
+    else
+        await(() -> isfile(flag), "rank 0 to be interrupted")
+        allreduce!(comm, ones(Float32, 1000), +)
+    end
+end
+
+function registrations(comm, rank)
+    problem = caught(() -> Buffer(comm, [Param(rank == 0 ? "left" : "right", (3,))]))
+    report(comm, "different", [problem.kind, occursin("left", problem.text) && occursin("right", problem.text) ? "both" : problem.text])
+end
+
+function missing_gradient(comm, rank)
+    dp = DataParallel(comm, (a = ones(Float32, 2), b = ones(Float32, 2)))
+    problem = caught(() -> step!(dp, (a = ones(2), b = rank == 1 ? nothing : ones(2))))
+    report(comm, "missing", [problem.kind, problem.rank, problem.param, occursin("'b'", problem.text) ? "'b'" : problem.text])
+    report(comm, "after", step!(dp, (a = ones(2), b = ones(2))).step)
+end
+
+Comm() do comm
+    rank, ranks = local_rank(comm), total_workers(comm)
+    collectives(comm, rank, ranks)
+    trees(comm, rank)
+    missing_gradient(comm, rank)
+    registrations(comm, rank)
+    interrupted(comm, rank, ARGS[1])
+    GC.gc()
+    barrier(comm)
+end

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# Nested models and gradients, data over ranks, wrapped layers.
+
+testcase("models of tuples, vectors and wrapped layers are found and built again") do
+    shared = ones(Float32, 2, 2)
+    model = (embed = shared, layers = [(w = ones(Float32, 3),), (w = zeros(Float32, 3),)], head = shared, eps = 1.0f-5, steps = [1, 2], act = tanh)
+    dp = DataParallel(world, model; lr = 0.0)
+    @test [param.name for param in dp.buffer.params] == ["embed", "layers.1.w", "layers.2.w"]
+    @test dp.model.embed === dp.model.head && dp.model.embed !== shared && dp.model.embed == shared
+    @test dp.model.layers isa Vector && dp.model.act === tanh && dp.model.steps === model.steps
+    # Both uses of the tied parameter count; a Vector's gradient may be one of tuples too.
+    report = step!(dp, (embed = ones(2, 2), layers = ((w = zeros(3),), (w = zeros(3),)), head = 2 * ones(2, 2)))
+    @test report.grad_norm ≈ 6
+    @test step!(dp, (embed = ones(2, 2), layers = [(w = zeros(3),), (w = zeros(3),)], head = nothing)).grad_norm ≈ 2
+    close(dp)
+    @test occursin("no parameters", caught(() -> DataParallel(world, (a = 1,))).text)
+    problem = caught(() -> DataParallel(world, (a = (w = ones(2),),)))
+    @test problem.kind == :INVALID && occursin("'a.w'", problem.text) && occursin("Float64", problem.text)
+end
+
+testcase("gradients of several microbatches are added up") do
+    dp = DataParallel(world, (w = zeros(Float32, 2),); lr = 0.0)
+    microbatch!(dp; last = false)
+    put!(dp, (w = [1.0, 0],))
+    microbatch!(dp; last = true)
+    @test step!(dp, (w = [2.0, 4],)).grad_norm ≈ 5
+    close(dp)
+end
+
+testcase("a wrapped layer hands over its gradients by itself, however often it runs") do
+    layer = overlap((w = ones(Float32, 2),))
+    dp = DataParallel(world, (wrapped = layer, plain = (w = ones(Float32, 2),)); async = true, lr = 0.0)
+    inner = dp.model.wrapped.layer
+    @test dp.model.wrapped isa MegaDP.Overlap && inner.w == [1, 1]
+    for uses in 1:3
+        foreach(_ -> MegaDP.forward_begins(inner), 1:uses)
+        foreach(_ -> MegaDP.backward_ends((inner, 5), ((w = [1.0, 1],), nothing)), 1:uses)
+        report = step!(dp, (wrapped = (layer = (w = [9.0, 9],),), plain = (w = [0.0, 0],)))
+        @test report.grad_norm ≈ uses * sqrt(2)
+        wait(dp)
+    end
+    foreach(_ -> MegaDP.forward_begins(inner), 1:2)  # one output was not used: one pullback only
+    MegaDP.backward_ends(inner, (w = [3.0, 4],))
+    @test step!(dp, (plain = (w = [0.0, 0],),)).grad_norm ≈ 5
+    seen = Ref(false)
+    @test overlap((x, y) -> (seen[] = true; x + y))(2, 3) == 5 && seen[]
+    @test MegaDP.backward_ends((w = ones(2),), (w = ones(2),)) === nothing  # nobody's parameter
+    close(dp)
+end
+
+testcase("synchronize!! and allreduce! keep the tree's shape") do
+    tree = (a = [1.0f0, 2], b = (3, [true, false]), c = "text", d = nothing, e = transpose([1.0 2; 3 4]), f = Int32[5])
+    @test synchronize!!(world, tree) == tree && synchronize!!(world, tree).a === tree.a
+    grads = (a = [1.0f0, 2], b = (nothing, [3.0]), c = view([1.0f0, 2, 3, 4], 1:2:3), d = 2.0:3.0)
+    found = allreduce!(world, grads)
+    @test found == (a = [1, 2], b = (nothing, [3]), c = [1, 3], d = [2, 3]) && found.a === grads.a
+end
+
+testcase("a data set's part has what iteration and loaders need") do
+    part = DistributedDataContainer(world, 'a':'e')
+    @test length(part) == 5 && part[2] == 'b' && part[2:3] == 'b':'c' && collect(part) == collect('a':'e') && part[end] == 'e'
+end
