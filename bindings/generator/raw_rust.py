@@ -104,7 +104,7 @@ def wrapped(line, limit=120):
 def emit_functions(header):
     for name, function in header.callbacks.items():
         yield f'pub type {name} = Option<unsafe extern "C" fn{signature(header, function)}>;\n'
-    yield 'extern "C" {'
+    yield 'unsafe extern "C" {'
     for function in header.functions:
         yield wrapped(f"    pub fn {function.name}{signature(header, function)};")
     yield "}\n"

@@ -64,6 +64,9 @@ class Stage:
         self.passed += sum(map(int, re.findall(r"^test result: ok\. (\d+) passed", output, re.M)))
         return output
 
+    def run_cargo_alone(self, *arguments, folder=RUST, **environment):
+        return self.run([self.cargo, *arguments], folder, **environment)
+
     def run_cargo(self, *arguments, folder=RUST, **environment):
         return self.run([self.cargo, *arguments[:1], "--locked", *arguments[1:]], folder, **environment)
 
@@ -73,7 +76,72 @@ def raw(stage):
     stage.run_cargo("test", "-p", "megadp-sys")
 
 
-STAGES = {function.__name__: function for function in (raw,)}
+def library(stage):
+    """Unit tests, tests over ranks as threads and processes, examples of the documentation."""
+    stage.run_cargo("test", "-p", "megadp", "--features", "half", "--no-fail-fast")
+
+
+def style(stage):
+    """Formatting, lints, documentation: without a warning."""
+    packages = ["--workspace", "--features", "half"]
+    stage.run_cargo_alone("fmt", "--check")
+    stage.run_cargo("clippy", *packages, "--all-targets", "--", "-D", "warnings")
+    stage.run_cargo("doc", *packages, "--no-deps", RUSTDOCFLAGS="-D warnings")
+    stage.passed = 3
+
+
+def readme_blocks(language):
+    with open(os.path.join(RUST, "README.md"), encoding="utf-8") as file:
+        return re.findall(rf"^```{language}\n(.*?)^```", file.read(), re.M | re.S)
+
+
+def write(folder, name, text):
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def start_crate(stage, name, *features):
+    """A new crate, in an empty folder, that depends on ours; with the README's first program."""
+    parent = os.path.join(os.environ["MEGADP_BINDINGS_BUILD"], "rust-crates")
+    crate = os.path.join(parent, name)
+    shutil.rmtree(crate, ignore_errors=True)
+    os.makedirs(parent, exist_ok=True)
+    stage.run_cargo_alone("new", "--vcs", "none", name, folder=parent)
+    stage.run_cargo_alone("add", "--path", os.path.join(RUST, "megadp"), *features, folder=crate)
+    write(crate, "src/main.rs", readme_blocks("rust")[0])
+    return crate
+
+
+def expect(output, ranks):
+    line = f"{ranks} ranks: y = 2.00x + 1.00, loss 0.000"
+    if line not in output.splitlines() or f"# {line}\n" not in "".join(readme_blocks("sh")):
+        sys.exit(f"the README promises {line!r}")
+
+
+def new_crate(stage):
+    """The README's first program in a crate of its own, as printed there: by cargo run, and as two ranks."""
+    crate = start_crate(stage, "first")
+    expect(stage.run_cargo_alone("run", folder=crate), 1)
+    write(crate, "build.rs", readme_blocks("rust")[1])
+    stage.run_cargo_alone("build", folder=crate)
+    program = os.path.join(stage.env["CARGO_TARGET_DIR"], "debug", "first")
+    # Without the variable that it was built with: the program itself knows where the library lies.
+    expect(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", "2", program], crate, MEGADP_LIBRARY=""), 2)
+    stage.passed = 2
+
+
+def bundled(stage):
+    """The same with the library inside of the program."""
+    crate = start_crate(stage, "whole", "--features", "bundled")
+    # With the flags of the project's own build, so that a compiler cache has it all.
+    stage.run_cargo_alone("build", folder=crate, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON")
+    program = os.path.join(stage.env["CARGO_TARGET_DIR"], "debug", "whole")
+    if "libmegadp" in stage.run(["ldd", program]):
+        sys.exit("the program still needs a shared library")
+    expect(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", "2", program], crate), 2)
+
+
+STAGES = {function.__name__: function for function in (raw, library, style, new_crate, bundled)}
 
 
 def main():

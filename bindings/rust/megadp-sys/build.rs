@@ -3,9 +3,9 @@
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{exit, Command};
+use std::process::{Command, exit};
 
-const VARIABLES: [&str; 3] = ["MEGADP_LIB_DIR", "MEGADP_LIBRARY", "MEGADP_SOURCE_DIR"];
+const VARIABLES: [&str; 4] = ["MEGADP_LIB_DIR", "MEGADP_LIBRARY", "MEGADP_SOURCE_DIR", "MEGADP_CMAKE_OPTIONS"];
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -50,11 +50,7 @@ fn find() -> Result<PathBuf, String> {
 
 fn with_library(dir: &Path, said_by: &str) -> Result<PathBuf, String> {
     let dir = fs::canonicalize(dir).map_err(|error| format!("{said_by}: {}: {error}", dir.display()))?;
-    if dir.join("libmegadp.so").exists() {
-        Ok(dir)
-    } else {
-        Err(format!("{said_by}: there is no libmegadp.so in {}", dir.display()))
-    }
+    if dir.join("libmegadp.so").exists() { Ok(dir) } else { Err(format!("{said_by}: there is no libmegadp.so in {}", dir.display())) }
 }
 
 /// Links the shared library. cargo puts folders below its own on LD_LIBRARY_PATH for `cargo run` and `cargo test`, of every crate that
@@ -93,9 +89,11 @@ fn bundle() -> Result<(), String> {
     let build = out_dir().join("build");
     let mut configure = Command::new("cmake");
     configure.arg("-S").arg(&source).arg("-B").arg(&build).arg("-DCMAKE_BUILD_TYPE=Release");
+    // Warnings of a compiler that we have not seen are no failure of a user's build.
     for option in ["TESTS", "EXAMPLES", "TOOLS", "BENCHMARKS", "WERROR"] {
         configure.arg(format!("-DMEGADP_{option}=OFF"));
     }
+    configure.args(env::var("MEGADP_CMAKE_OPTIONS").unwrap_or_default().split_whitespace());
     run(&mut configure)?;
     let jobs = env::var("NUM_JOBS").unwrap_or("1".to_string());
     run(Command::new("cmake").arg("--build").arg(&build).args(["--target", "megadp_static", "--parallel", &jobs]))?;

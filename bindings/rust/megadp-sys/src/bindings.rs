@@ -573,7 +573,7 @@ impl Default for mdp_bucket_report {
 
 pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, text: *const c_char, length: usize)>;
 
-extern "C" {
+unsafe extern "C" {
     pub fn mdp_version() -> u32;
     pub fn mdp_status_name(status: mdp_status) -> *const c_char;
     pub fn mdp_last_error() -> *const c_char;

@@ -9,7 +9,7 @@
 //! # Which library
 //!
 //! - Feature `bundled`: the library is built from the repository that this crate lies in (`MEGADP_SOURCE_DIR` names another place), by
-//!   CMake, as a static library, and becomes part of the program; only the C++ runtime (libstdc++) is linked dynamically. Static, because
+//!   CMake (with `MEGADP_CMAKE_OPTIONS` besides), as a static library, and becomes part of the program; only the C++ runtime (libstdc++) is linked dynamically. Static, because
 //!   cargo hands link arguments such as an rpath to no package but the one whose build script asks for them: a program in another crate
 //!   would not find a shared library that lies in cargo's build folder.
 //! - Otherwise the shared library: from the folder `MEGADP_LIB_DIR`, or beside the file `MEGADP_LIBRARY`, or where `pkg-config megadp`

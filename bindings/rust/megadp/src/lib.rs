@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Data-parallel training: gradients are reduced while backward runs, optimizer state is sharded over the ranks, parameters are gathered
+//! while the next forward begins.
+//!
+//! A program hands over the list of its parameters and gets memory for them back. In backward it says which gradient is there; at the end
+//! it syncs and steps:
+//!
+//! ```
+//! use megadp::{Buffer, Comm, Grid, Optimizer, Param, StepOptions};
+//!
+//! # fn main() -> megadp::Result<()> {
+//! let comm = Comm::builder().connect()?; // ranks and meeting place from the launcher's environment; else a single rank
+//! let grid = Grid::data_parallel(&comm)?;
+//! let params = [Param::new("weight", &[4, 2]), Param::new("bias", &[2])]; // in the order of forward
+//! let mut buffer = Buffer::builder().register(&grid, &params)?;
+//! let mut optimizer = Optimizer::builder().lr(0.1).weight_decay(0.0).create(&buffer)?;
+//! let gradients = buffer.gradients(); // may go to other threads
+//!
+//! for _ in 0..3 {
+//!     let _weight: &[f32] = buffer.param(0)?; // waits until it is whole
+//!     gradients.put(1, &[1f32; 2])?; // as backward finds them
+//!     gradients.put(0, &[0.5f32; 8])?;
+//!     let synced = buffer.sync()?; // all ranks agree here on what has come
+//!     let report = optimizer.step(synced, &StepOptions::default())?;
+//!     assert!((report.grad_norm - 2.0).abs() < 1e-6);
+//! }
+//! assert!(buffer.param::<f32>(1)?.iter().all(|&bias| (bias + 0.3).abs() < 1e-5));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Each rank runs the same program: `megadp run -n 2 PROGRAM`, mpirun, torchrun or SLURM start them.
+//!
+//! # Conventions
+//! **Local and collective.** What is called collective is to be called by every rank, in the same order; it waits for the other ranks, at
+//! most for the communicator's timeout. Everything else is local and waits for no other rank, unless it says so.
+//!
+//! **Errors** are values: [`Error`] has a code, the rank, bucket and parameter it is about, and a sentence. Nothing in this crate panics on
+//! bad input, no `Drop` fails, and none waits for another rank. After a failure for which [`Code::is_final`] holds in a collective call the communicator is lost.
+//!
+//! **Threads.** The library allows one thread at a time on a communicator and all that was made from it. So [`Comm`], [`Grid`], [`Buffer`] and
+//! [`Optimizer`] are [`Send`] and not [`Sync`]; where they have been sent to different threads, calls wait for each other. What may be called
+//! from any thread at any time has types of its own, which are `Send` and `Sync`: [`Gradients`], [`Request`], [`Aborter`].
+//!
+//! ```compile_fail,E0277
+//! fn shared<T: Sync>() {}
+//! shared::<megadp::Buffer>();
+//! ```
+//!
+//! **Memory** of parameters and gradients is the library's. Slices of it borrow the [`Buffer`], so that the compiler keeps them apart from
+//! calls that write to it. On a device (CUDA) there are no slices: the `as_raw` functions and [`sys`] lead to the C interface.
+//!
+//! **Other builds of the library** are chosen when the program is built, by `MEGADP_LIB_DIR` or `MEGADP_LIBRARY`, or, as long as the ABI is
+//! the same, when it is started, by `LD_LIBRARY_PATH`.
+//!
+//! # Features
+//! - `bundled`: the library is built by CMake and becomes part of the program.
+//! - `half`: `half::bf16` and `half::f16` are elements.
+
+pub use megadp_sys as sys;
+
+mod buffer;
+mod collectives;
+mod comm;
+mod element;
+mod error;
+mod gradients;
+mod grid;
+mod handle;
+mod library;
+pub mod log;
+mod optimizer;
+mod param;
+mod plan;
+mod request;
+mod sync;
+
+pub use buffer::{BucketReport, BucketState, Buffer, BufferBuilder, Missing, OwnedRange, ParamMut, Sharding, Stats};
+pub use collectives::{Op, Pending};
+pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
+pub use element::{DType, Element, Strided};
+pub use error::{Code, Error, Result};
+pub use gradients::{GradMut, Gradients};
+pub use grid::{Axes, Grid, GridBuilder};
+pub use library::{info, version};
+pub use optimizer::{Group, Optimizer, OptimizerBuilder, StateKind, StepOptions, StepReport};
+pub use param::Param;
+pub use plan::{PlanReport, plan, plan_json};
+pub use request::Request;
+pub use sync::{Synced, Syncing};

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+//! AdamW, with its state sharded over the ranks.
+use crate::buffer::Buffer;
+use crate::element::dense_view;
+use crate::error::{Code, Error, Result, check};
+use crate::gradients::Shared;
+use crate::handle::{NotSync, Owned, Tree};
+use crate::request::Request;
+use crate::sync::Synced;
+use crate::sys;
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::Arc;
+
+/// A group of parameters with values of its own: those for which [`Param::group`](crate::Param::group) says its index.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    raw: sys::mdp_group,
+}
+
+impl Group {
+    /// A group with this weight decay and the optimizer's learning rate.
+    pub fn new(weight_decay: f64) -> Self {
+        Group { raw: sys::mdp_group { weight_decay, ..sys::mdp_group::new() } }
+    }
+
+    /// Its own learning rate, also 0.
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.raw.lr = lr;
+        self.raw.flags |= sys::MDP_GROUP_SET_LR;
+        self
+    }
+}
+
+/// Values of an optimizer; see [`Optimizer::builder`].
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerBuilder {
+    raw: sys::mdp_optimizer_config,
+    groups: Vec<Group>,
+}
+
+// SAFETY: raw's pointer is NULL while it is in here.
+unsafe impl Send for OptimizerBuilder {}
+// SAFETY: the same.
+unsafe impl Sync for OptimizerBuilder {}
+
+impl OptimizerBuilder {
+    /// Learning rate; 1e-3 unless said, and for 0. A rate of 0 is said by [`Group::lr`] or [`StepOptions::lr`].
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.raw.lr = lr;
+        self
+    }
+
+    /// Decay of the moments; 0.9 and 0.999 unless said.
+    pub fn betas(mut self, beta1: f64, beta2: f64) -> Self {
+        (self.raw.beta1, self.raw.beta2) = (beta1, beta2);
+        self.raw.flags |= sys::MDP_OPTIMIZER_SET_BETAS;
+        self
+    }
+
+    /// Added to the root of the second moment; 1e-8 unless said, and for 0; else 1e-37 to 1e37.
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.raw.eps = eps;
+        self
+    }
+
+    /// Decoupled weight decay; 0 unless said. With groups, each has its own.
+    pub fn weight_decay(mut self, decay: f64) -> Self {
+        self.raw.weight_decay = decay;
+        self
+    }
+
+    /// Gradients are scaled down to this global norm; off unless said, and for 0.
+    pub fn max_grad_norm(mut self, norm: f64) -> Self {
+        self.raw.max_grad_norm = norm;
+        self
+    }
+
+    /// Groups of parameters; one with the values above unless said.
+    pub fn groups(mut self, groups: impl IntoIterator<Item = Group>) -> Self {
+        self.groups = groups.into_iter().collect();
+        self
+    }
+
+    /// Makes the optimizer of a buffer. Collective, with equal values; blocking.
+    ///
+    /// # Errors
+    /// INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator.
+    pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
+        let groups: Vec<sys::mdp_group> = self.groups.iter().map(|group| group.raw).collect();
+        let config = sys::mdp_optimizer_config {
+            groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
+            ngroups: groups.len() as u64,
+            ..self.raw
+        };
+        let _inside = buffer.tree.enter();
+        let mut out = ptr::null_mut();
+        // SAFETY: a live handle, the tree's only call; the structs live through it.
+        check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), &config, &mut out) })?;
+        // SAFETY: just created, and ours.
+        let handle = unsafe { Owned::new(out) }?;
+        Ok(Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), not_sync: NotSync::default() })
+    }
+}
+
+/// What one step does differently.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StepOptions {
+    raw: sys::mdp_step_config,
+}
+
+impl StepOptions {
+    /// Replaces the optimizer's learning rate from this step on, also by 0.
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.raw.lr = lr;
+        self.raw.flags |= sys::MDP_STEP_SET_LR;
+        self
+    }
+
+    /// Gradients are divided by this, 1e-37 to 1e37. When it is said, a gradient that is not finite makes all ranks skip the step.
+    pub fn loss_scale(mut self, scale: f64) -> Self {
+        self.raw.loss_scale = scale;
+        self
+    }
+}
+
+/// How a step went.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StepReport {
+    /// L2 norm of the whole reduced gradient, over all ranks, divided by the loss scale, before clipping.
+    pub grad_norm: f64,
+    /// What the gradient was multiplied by; 1: not clipped.
+    pub clip_factor: f64,
+    /// The loss scale in use.
+    pub loss_scale: f64,
+    /// Steps taken so far, skipped ones not counted.
+    pub step: u64,
+    /// A gradient was not finite: nothing was changed, and the step not counted.
+    pub skipped: bool,
+    /// The gradient was scaled down to the largest norm.
+    pub clipped: bool,
+}
+
+/// What an optimizer keeps for each element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StateKind {
+    /// The value in fp32; f32 parameters are their own masters.
+    Master,
+    /// The first moment.
+    ExpAvg,
+    /// The second moment.
+    ExpAvgSq,
+}
+
+impl StateKind {
+    fn name(self) -> &'static CStr {
+        match self {
+            StateKind::Master => c"master",
+            StateKind::ExpAvg => c"exp_avg",
+            StateKind::ExpAvgSq => c"exp_avg_sq",
+        }
+    }
+}
+
+/// AdamW (Loshchilov and Hutter, 2019) over a buffer's parameters; each rank keeps the state of the ranges that it owns.
+#[derive(Debug)]
+pub struct Optimizer {
+    handle: Owned<sys::mdp_optimizer>,
+    shared: Arc<Shared>,
+    tree: Arc<Tree>,
+    not_sync: NotSync,
+}
+
+impl Optimizer {
+    /// Its values.
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Grid, Group, Optimizer, Param};
+    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
+    /// let params = [Param::new("w", &[4]), Param::new("norm", &[2]).group(1)];
+    /// let buffer = Buffer::builder().register(&grid, &params)?;
+    /// let optimizer = Optimizer::builder()
+    ///     .lr(3e-4)
+    ///     .betas(0.9, 0.95)
+    ///     .max_grad_norm(1.0)
+    ///     .groups([Group::new(0.1), Group::new(0.0)]) // weights decay, norms do not
+    ///     .create(&buffer)?;
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn builder() -> OptimizerBuilder {
+        OptimizerBuilder::default()
+    }
+
+    /// The C handle, for calls through [`sys`]: it stays this value's. The thread rules of the header, and that no slice of memory that such a
+    /// call writes to is in use, are the caller's to keep.
+    pub fn as_raw(&self) -> *mut sys::mdp_optimizer {
+        self.handle.as_ptr()
+    }
+
+    /// Replaces the values of one group from the next step on; to be called alike on all ranks. Local.
+    ///
+    /// # Errors
+    /// INVALID, STATE, those of a lost communicator.
+    pub fn set_group(&mut self, group: usize, value: Group) -> Result<()> {
+        let _inside = self.tree.enter();
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_optimizer_set_group(self.as_raw(), group, &value.raw) })
+    }
+
+    /// Takes one step with the gradients of `synced`, which must come from this optimizer's buffer, and returns when all parameters are whole.
+    /// Collective, blocking.
+    ///
+    /// # Errors
+    /// INVALID, NUMERIC (a gradient is not finite and no loss scale was given; nothing has changed on any rank), those of a lost communicator.
+    /// After a failure, [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Grid, Optimizer, Param, StepOptions};
+    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
+    /// # let mut buffer = Buffer::builder().register(&grid, &[Param::new("w", &[1])])?;
+    /// # let mut optimizer = Optimizer::builder().create(&buffer)?;
+    /// buffer.gradients().put(0, &[f32::INFINITY])?;
+    /// let report = optimizer.step(buffer.sync()?, &StepOptions::default().loss_scale(1024.0))?;
+    /// assert!(report.skipped);
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn step(&mut self, synced: Synced<'_>, options: &StepOptions) -> Result<StepReport> {
+        let (report, request) = self.start_step(synced, options)?;
+        request.wait()?;
+        Ok(report)
+    }
+
+    /// The same, but returns once the report is known, while parameters are still gathered: [`Buffer::param`] and [`Gradients`](crate::Gradients)
+    /// wait for those that they need, the request for all. Collective, blocking until then.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step`].
+    pub fn start_step(&mut self, synced: Synced<'_>, options: &StepOptions) -> Result<(StepReport, Request)> {
+        let buffer = synced.buffer;
+        self.check_buffer(buffer)?;
+        let mut report = sys::mdp_step_report::new();
+        let mut out = ptr::null_mut();
+        {
+            let _inside = self.tree.enter();
+            // A new step begins with the next gradient after this call, so it counts as a beginning.
+            // SAFETY: a live handle, the tree's only call; the buffer is borrowed mutably, so no slice of it is in use.
+            buffer.shared.begin(|| check(unsafe { sys::mdp_optimizer_step(self.as_raw(), &options.raw, &mut report, &mut out) }))?;
+        }
+        buffer.closed = false;
+        // SAFETY: just created, and ours.
+        let request = unsafe { Request::new(out) }?;
+        let report = StepReport {
+            grad_norm: report.grad_norm,
+            clip_factor: report.clip_factor,
+            loss_scale: report.loss_scale,
+            step: report.step,
+            skipped: report.flags & sys::MDP_STEPPED_SKIPPED != 0,
+            clipped: report.flags & sys::MDP_STEPPED_CLIPPED != 0,
+        };
+        Ok((report, request))
+    }
+
+    fn check_buffer(&self, buffer: &Buffer) -> Result<()> {
+        if Arc::ptr_eq(&self.shared, &buffer.shared) {
+            return Ok(());
+        }
+        Err(Error::new(Code::Invalid, "the buffer is not the one that this optimizer was created for"))
+    }
+
+    /// The part of a parameter's state that this rank keeps, empty where it keeps none; where it begins in the flattened parameter is
+    /// [`OwnedRange::param_begin`](crate::OwnedRange::param_begin). The buffer is the optimizer's, borrowed because f32 parameters are
+    /// their own masters. Waits for the last step. Local.
+    ///
+    /// # Errors
+    /// INVALID, STATE (frozen), those of a lost communicator.
+    pub fn state<'a>(&'a self, buffer: &'a Buffer, param: usize, kind: StateKind) -> Result<&'a [f32]> {
+        self.check_buffer(buffer)?;
+        let (data, len) = self.state_view(param, kind)?;
+        // SAFETY: written by a step only, which needs the optimizer and its buffer mutably; lives as long as the optimizer.
+        Ok(unsafe { std::slice::from_raw_parts(data, len) })
+    }
+
+    /// The same to be written to, between steps: for programs that restore a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Optimizer::state`].
+    pub fn state_mut<'a>(&'a mut self, buffer: &'a mut Buffer, param: usize, kind: StateKind) -> Result<&'a mut [f32]> {
+        self.check_buffer(buffer)?;
+        let (data, len) = self.state_view(param, kind)?;
+        // SAFETY: the same; and nobody else has a slice, since both are borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
+    }
+
+    fn state_view(&self, param: usize, kind: StateKind) -> Result<(*mut f32, usize)> {
+        let _inside = self.tree.enter();
+        let mut view = sys::mdp_tensor::new();
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_optimizer_state(self.as_raw(), param, kind.name().as_ptr(), &mut view) })?;
+        dense_view(&view, &format!("the optimizer's state of parameter {param}"))
+    }
+}

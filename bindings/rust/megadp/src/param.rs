@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Descriptions of parameters.
+use crate::element::DType;
+use crate::error::{Code, Error, Result, narrow};
+use crate::sys;
+use std::ffi::CString;
+
+/// One parameter of the model, to be registered. f32, dense, used once a step, unless said otherwise.
+///
+/// ```
+/// use megadp::{DType, Param};
+/// let embedding = Param::new("embedding", &[50257, 768]).dtype(DType::Bf16).uses_per_step(2).own_bucket(); // tied to the last layer
+/// let norm = Param::new("norm.weight", &[768]).group(1); // a group without weight decay
+/// # let _ = (embedding, norm);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Param {
+    name: String,
+    shape: Vec<usize>,
+    uses_per_step: usize,
+    shard_dim: usize,
+    shard_stride: usize,
+    group: usize,
+    raw: sys::mdp_param,
+}
+
+// SAFETY: raw's pointers are NULL while it is in here.
+unsafe impl Send for Param {}
+// SAFETY: the same.
+unsafe impl Sync for Param {}
+
+impl Param {
+    /// A parameter of that shape. The name is unique and has at most 255 bytes; up to 16 dimensions, sizes may be 0.
+    pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
+        let raw = sys::mdp_param { dtype: sys::MDP_DTYPE_F32, ..sys::mdp_param::new() };
+        Param { name: name.into(), shape: shape.to_vec(), uses_per_step: 1, shard_dim: 0, shard_stride: 1, group: 0, raw }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// f32, bf16 or f16.
+    pub fn dtype(mut self, dtype: DType) -> Self {
+        self.raw.dtype = dtype as u32;
+        self
+    }
+
+    /// How many gradients make it ready in a microbatch: for parameters that are used several times.
+    pub fn uses_per_step(mut self, uses: usize) -> Self {
+        self.uses_per_step = uses;
+        self
+    }
+
+    /// It belongs to an expert.
+    pub fn expert(mut self) -> Self {
+        self.raw.param_class = sys::MDP_PARAM_CLASS_EXPERT;
+        self
+    }
+
+    /// The tensor-parallel ranks hold the same: counted once in the norm.
+    pub fn replicated(mut self) -> Self {
+        self.raw.placement = sys::MDP_PLACEMENT_REPLICATED;
+        self
+    }
+
+    /// Each tensor-parallel rank holds its own part, of so many pieces, cut along a dimension.
+    pub fn sharded(mut self, dim: usize, pieces: usize) -> Self {
+        self.raw.placement = sys::MDP_PLACEMENT_SHARDED;
+        (self.shard_dim, self.shard_stride) = (dim, pieces);
+        self
+    }
+
+    /// Index of its group among the optimizer's.
+    pub fn group(mut self, group: usize) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// It is not trained: the library keeps neither it nor a gradient.
+    pub fn frozen(mut self) -> Self {
+        self.raw.flags |= sys::MDP_PARAM_FROZEN;
+        self
+    }
+
+    /// It gets a bucket to itself.
+    pub fn own_bucket(mut self) -> Self {
+        self.raw.flags |= sys::MDP_PARAM_OWN_BUCKET;
+        self
+    }
+}
+
+/// The C structs of parameters, and what they point to.
+pub(crate) struct RawParams {
+    raw: Vec<sys::mdp_param>,
+    shapes: Vec<Vec<i64>>,
+    _names: Vec<CString>,
+}
+
+impl RawParams {
+    pub(crate) fn new(params: &[Param]) -> Result<Self> {
+        let mut all = RawParams { raw: Vec::new(), shapes: Vec::new(), _names: Vec::new() };
+        for (index, param) in params.iter().enumerate() {
+            all.add(param).map_err(|error| error.about_param(index))?;
+        }
+        Ok(all)
+    }
+
+    fn add(&mut self, param: &Param) -> Result<()> {
+        let name = CString::new(param.name.as_str())
+            .map_err(|_| Error::new(Code::Invalid, format!("the name {:?} holds a NUL; names are text", param.name)))?;
+        let shape = param.shape.iter().map(|&size| narrow(size, "a size")).collect::<Result<Vec<i64>>>()?;
+        self.raw.push(sys::mdp_param {
+            name: name.as_ptr(),
+            shape: shape.as_ptr(),
+            ndim: narrow(shape.len(), "the number of dimensions")?,
+            uses_per_step: narrow(param.uses_per_step, "uses_per_step")?,
+            shard_dim: narrow(param.shard_dim, "the dimension that is cut")?,
+            shard_stride: if param.raw.placement == sys::MDP_PLACEMENT_SHARDED { narrow(param.shard_stride, "pieces")? } else { 0 },
+            group: narrow(param.group, "group")?,
+            ..param.raw
+        });
+        // Moving these leaves what they hold where it is.
+        self.shapes.push(shape);
+        self._names.push(name);
+        Ok(())
+    }
+
+    pub(crate) fn as_ptr(&self) -> *const sys::mdp_param {
+        self.raw.as_ptr()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.raw.len()
+    }
+
+    /// For each parameter: shape, uses per step, frozen.
+    pub(crate) fn into_facts(self) -> impl Iterator<Item = (Vec<i64>, usize, bool)> {
+        let facts = self.raw.into_iter().map(|raw| (raw.uses_per_step.max(1) as usize, raw.flags & sys::MDP_PARAM_FROZEN != 0));
+        self.shapes.into_iter().zip(facts).map(|(shape, (uses, frozen))| (shape, uses, frozen))
+    }
+}

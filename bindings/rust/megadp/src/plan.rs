@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What registration would do, without a communicator. Pure, any thread.
+use crate::buffer::BufferBuilder;
+use crate::error::{Result, check, narrow};
+use crate::grid::GridBuilder;
+use crate::library::text;
+use crate::param::{Param, RawParams};
+use crate::sys;
+
+/// Memory of one rank, in bytes, before each allocation is rounded up to a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PlanReport {
+    /// Whole parameters, with padding.
+    pub param_bytes: u64,
+    /// Whole gradients, with padding.
+    pub grad_bytes: u64,
+    /// Reduced gradients kept apart: 0, they are reduced in place.
+    pub grad_shard_bytes: u64,
+    /// The owned pieces in fp32; 0 for f32 parameters.
+    pub master_bytes: u64,
+    /// Both moments of the owned pieces in fp32.
+    pub state_bytes: u64,
+    /// The step's scalars, and what ranks tell each other at a sync.
+    pub scratch_bytes: u64,
+    /// Alignment gaps and bucket padding, in elements, over all arenas.
+    pub padding_elements: u64,
+    /// Number of buckets over all arenas.
+    pub buckets: u64,
+    /// Elements of parameters whose state this rank keeps, without padding.
+    pub owned_elements: u64,
+}
+
+/// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`](crate::OptimizerBuilder::create) would allocate on `rank` of `world` ranks.
+///
+/// # Errors
+/// INVALID, UNSUPPORTED, as they.
+///
+/// ```
+/// use megadp::{Buffer, Grid, Param};
+/// let params = [Param::new("w", &[1024, 1024])];
+/// let report = megadp::plan(&Grid::builder(), 4, 0, &Buffer::builder(), &params)?;
+/// assert_eq!(report.owned_elements, 262_144);
+/// assert_eq!(report.state_bytes, 2 * 4 * 262_144);
+/// # Ok::<(), megadp::Error>(())
+/// ```
+pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilder, params: &[Param]) -> Result<PlanReport> {
+    let (world, rank) = (narrow(world, "world")?, narrow(rank, "rank")?);
+    let params = RawParams::new(params)?;
+    let mut out = sys::mdp_plan_report::new();
+    // SAFETY: all pointers are to values that live to the end of the call.
+    grid.with_raw(|grid| check(unsafe { sys::mdp_plan(grid, world, rank, buffer.raw(), params.as_ptr(), params.len(), &mut out) }))?;
+    Ok(PlanReport {
+        param_bytes: out.param_bytes,
+        grad_bytes: out.grad_bytes,
+        grad_shard_bytes: out.grad_shard_bytes,
+        master_bytes: out.master_bytes,
+        state_bytes: out.state_bytes,
+        scratch_bytes: out.scratch_bytes,
+        padding_elements: out.padding_elements,
+        buckets: out.buckets,
+        owned_elements: out.owned_elements,
+    })
+}
+
+/// The whole layout, as one line of JSON: arenas with the place of every parameter, the buckets, the ranges that each rank owns, and the bytes
+/// of each rank.
+///
+/// # Errors
+/// As [`plan`].
+pub fn plan_json(grid: &GridBuilder, world: usize, buffer: &BufferBuilder, params: &[Param]) -> Result<String> {
+    let world = narrow(world, "world")?;
+    let params = RawParams::new(params)?;
+    grid.with_raw(|grid| {
+        text(|json, capacity, needed| {
+            // SAFETY: text() hands over memory of that size; all pointers are to values that live to the end of the call.
+            unsafe { sys::mdp_plan_json(grid, world, buffer.raw(), params.as_ptr(), params.len(), json, capacity, needed) }
+        })
+    })
+}

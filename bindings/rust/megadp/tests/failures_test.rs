@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The four failures that every binding tests: a bad argument, a parameter without a gradient, a killed peer, use after close.
+mod ranks;
+
+use megadp::{Buffer, Code, Comm, Grid, Optimizer, StepOptions};
+use ranks::{TIMEOUT, alone, register, small, threads};
+use std::process::Command;
+use std::time::Instant;
+
+#[test]
+fn a_bad_argument_is_named_with_its_value() {
+    let comm = alone();
+    let error = Grid::builder().tp(3).create(&comm).unwrap_err();
+    assert_eq!(error.code, Code::Invalid);
+    assert!(error.text.contains('3'), "{error}");
+
+    let twice = [small("twice"), small("twice")];
+    let error = Buffer::builder().register(&Grid::data_parallel(&comm).unwrap(), &twice).unwrap_err();
+    assert_eq!((error.code, error.param), (Code::Invalid, Some(1)));
+    assert!(error.text.contains("twice"), "{error}");
+
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+    let error = buffer.gradients().put(0, &[1f32; 3]).unwrap_err();
+    assert_eq!((error.code, error.param), (Code::Invalid, Some(0)));
+    assert!(error.text.contains("3 elements"), "{error}");
+    assert_eq!(buffer.gradients().put(7, &[1f32; 4]).unwrap_err().code, Code::Invalid);
+    assert_eq!(buffer.param::<f64>(0).unwrap_err().code, Code::Invalid);
+    assert_eq!(buffer.write_param(0, &[1i64; 4]).unwrap_err().code, Code::Invalid);
+    let error = Optimizer::builder().lr(f64::NAN).create(&buffer).unwrap_err();
+    assert_eq!(error.code, Code::Invalid);
+    assert!(error.text.to_lowercase().contains("nan"), "{error}");
+}
+
+#[test]
+fn a_parameter_without_a_gradient_is_named_on_all_ranks() {
+    let errors = threads(2, |comm| {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("first"), small("second")]);
+        buffer.gradients().put(1, &[1f32; 4]).unwrap();
+        if comm.rank().unwrap() == 0 {
+            buffer.gradients().put(0, &[1f32; 4]).unwrap();
+        }
+        let error = buffer.sync().unwrap_err();
+        // Nothing is half done: the same step, begun anew, goes through.
+        buffer.zero_grad().unwrap();
+        for param in 0..2 {
+            buffer.gradients().put(param, &[1f32; 4]).unwrap();
+        }
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        assert_eq!(optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap().step, 1);
+        error
+    });
+    for error in errors {
+        assert_eq!((error.code, error.param, error.rank), (Code::State, Some(0), Some(1)), "{error}");
+        assert!(error.text.contains("first"), "{error}");
+    }
+}
+
+#[test]
+fn a_killed_peer_is_named_long_before_the_timeout() {
+    let begun = Instant::now();
+    let (_, said) = ranks::ranks(2, "rank_whose_peer_is_killed", &[]);
+    assert!(said.contains("noticed: Peer Some(1)"), "{said}");
+    assert!(said.contains("kept: Peer Some(1)"), "{said}");
+    assert!(begun.elapsed() < TIMEOUT, "{said}");
+}
+
+/// A rank of the test above, which kills itself in the middle of a training where it is rank 1.
+#[test]
+#[ignore = "a rank"]
+fn rank_whose_peer_is_killed() {
+    let comm = Comm::builder().timeout(TIMEOUT * 10).expect_ranks(2).connect().unwrap();
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+    let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+    for step in 0.. {
+        if step == 5 && comm.rank().unwrap() == 1 {
+            Command::new("kill").args(["-KILL", &std::process::id().to_string()]).status().unwrap();
+        }
+        buffer.gradients().put(0, &[1f32; 4]).unwrap_or_default();
+        let stepped = buffer.sync().and_then(|synced| optimizer.step(synced, &StepOptions::default()));
+        if let Err(error) = stepped {
+            println!("noticed: {:?} {:?}", error.code, error.rank);
+            break;
+        }
+    }
+    let kept = comm.failure().unwrap().unwrap();
+    println!("kept: {:?} {:?}", kept.code, kept.rank);
+    // What is left can be saved, and dropping it all neither waits nor panics.
+    assert_eq!(buffer.param::<f32>(0).map_or_else(|error| error.code, |_| Code::Peer), Code::Peer);
+    assert_eq!(optimizer.set_group(0, megadp::Group::new(0.0)).unwrap_err().code, Code::Peer);
+}
+
+/// Use after close does not compile (the documentation of `Comm` shows it). What can be tested is what outlives what.
+#[test]
+fn parents_may_be_dropped_first() {
+    let comm = alone();
+    let grid = Grid::data_parallel(&comm).unwrap();
+    let mut buffer = Buffer::builder().register(&grid, &[small("w")]).unwrap();
+    drop((comm, grid));
+    let gradients = buffer.gradients();
+    let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+    gradients.put(0, &[1f32; 4]).unwrap();
+    assert_eq!(optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap().step, 1);
+    drop(buffer);
+    // The memory is kept, the step goes on: a gradient may still come.
+    gradients.put(0, &[1f32; 4]).unwrap();
+    assert!(gradients.put(0, &[1f32; 4]).is_err());
+    drop(optimizer);
+    gradients.wait(0).unwrap();
+}
+
+#[test]
+fn after_an_abort_everything_says_so_and_nothing_hangs() {
+    let errors = threads(2, |comm| {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+        if comm.rank().unwrap() == 1 {
+            comm.aborter().abort().unwrap();
+        }
+        let error = comm.barrier().unwrap_err();
+        assert!(error.code.is_final());
+        assert_eq!(comm.failure().unwrap().unwrap().code, Code::Aborted);
+        assert_eq!(buffer.sync().unwrap_err().code, Code::Aborted);
+        assert_eq!(comm.start_all_reduce(vec![1f32], megadp::Op::Sum).unwrap_err().code, Code::Aborted);
+        error
+    });
+    assert!(errors.iter().all(|error| error.code == Code::Aborted && error.rank == Some(1)));
+}

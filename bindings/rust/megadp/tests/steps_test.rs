@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Steps, views and collectives, each call at least once.
+mod ranks;
+
+use megadp::{Axes, BucketState, Buffer, Code, Comm, Grid, Group, Missing, Op, Optimizer, Param, StateKind, StepOptions, Strided};
+use ranks::{alone, register, small, threads};
+
+#[test]
+fn collectives_give_what_they_say() {
+    threads(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let mine = [rank as f32, 10.0];
+        let mut both = [0f32; 4];
+        comm.all_gather(&mine, &mut both).unwrap();
+        assert_eq!(both, [0.0, 10.0, 1.0, 10.0]);
+        let mut piece = [0f32; 2];
+        comm.reduce_scatter(&both, &mut piece, Op::Sum).unwrap();
+        assert_eq!(piece, [2.0 * rank as f32, 20.0]);
+        let mut swapped = [0i64; 2];
+        comm.all_to_all(&[10 * rank as i64, 10 * rank as i64 + 1], &mut swapped).unwrap();
+        assert_eq!(swapped, [rank as i64, 10 + rank as i64]);
+        let mut data = [rank as u8; 3];
+        comm.broadcast(&mut data, 1).unwrap();
+        assert_eq!(data, [1; 3]);
+        let mut largest = [rank as f64];
+        comm.all_reduce(&mut largest, Op::Max).unwrap();
+        assert_eq!(largest, [1.0]);
+
+        let pending = [
+            comm.start_all_gather(mine.to_vec(), vec![0.0; 4]).unwrap(),
+            comm.start_reduce_scatter(both.to_vec(), vec![0.0; 2], Op::Avg).unwrap(),
+            comm.start_all_to_all(mine.to_vec(), vec![0.0; 2]).unwrap(),
+            comm.start_broadcast(mine.to_vec(), 0).unwrap(),
+        ];
+        let results = pending.map(|pending| pending.wait().unwrap());
+        assert_eq!(results[0], both);
+        assert_eq!(results[1], [rank as f32, 10.0]);
+        assert_eq!(results[2], [[0.0, 1.0], [10.0, 10.0]][rank]);
+        assert_eq!(results[3], [0.0, 10.0]);
+        drop(comm.start_all_reduce(vec![1f32; 1000], Op::Sum).unwrap()); // goes on without us
+        comm.barrier().unwrap();
+    });
+}
+
+#[test]
+fn a_request_can_be_waited_for_in_slices() {
+    threads(2, |comm| {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+        buffer.gradients().put(0, &[1f32; 4]).unwrap();
+        if comm.rank().unwrap() == 0 {
+            let syncing = buffer.start_sync().unwrap();
+            assert!(!syncing.test().unwrap()); // the other rank waits for our barrier
+            assert!(!syncing.wait_timeout(std::time::Duration::from_millis(1)).unwrap());
+            drop(syncing); // and asked again, it gives the same outcome
+            let part = comm.split(Some(0), 0);
+            assert!(part.unwrap().is_some());
+        } else {
+            // A split goes over the control plane: it tells that rank 0 has seen its request pending.
+            comm.split(Some(0), 0).unwrap();
+        }
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        let (report, request) = optimizer.start_step(buffer.sync().unwrap(), &StepOptions::default()).unwrap();
+        assert_eq!(report.step, 1);
+        let mut asked = 0;
+        while !request.wait_while(|| std::mem::replace(&mut asked, 1) == 0).unwrap() {}
+        assert!(request.test().unwrap());
+        buffer.wait_all().unwrap();
+    });
+}
+
+#[test]
+fn microbatches_and_uses_are_summed() {
+    let comm = alone();
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("once"), small("tied").uses_per_step(2), small("never")]);
+    let gradients = buffer.gradients();
+    for last in [false, true] {
+        buffer.begin_microbatch(last).unwrap();
+        gradients.put(0, &[1f32; 4]).unwrap();
+        gradients.put(1, &[1f64; 4]).unwrap();
+        gradients.put(1, Strided::new(&[1f32, 2.0, 3.0, 4.0], 3, &[-1])).unwrap();
+        gradients.skip(2).unwrap();
+        assert_eq!(gradients.put(1, &[1f32; 4]).unwrap_err().code, Code::State);
+    }
+    let synced = buffer.sync().unwrap();
+    assert_eq!(synced.grad::<f32>(0).unwrap(), [2.0; 4]);
+    assert_eq!(synced.grad::<f32>(1).unwrap(), [10.0, 8.0, 6.0, 4.0]);
+    assert_eq!(synced.buffer().stats().unwrap().syncs, 1);
+    let mut optimizer = Optimizer::builder().lr(0.5).create(&buffer).unwrap();
+    // A token of another buffer is refused, and costs the step nothing.
+    let mut other = register(&comm, &Buffer::builder().missing(Missing::Zero), &[small("x")]);
+    assert_eq!(optimizer.step(other.sync().unwrap(), &StepOptions::default()).unwrap_err().code, Code::Invalid);
+    let report = optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap();
+    assert!(report.step == 1 && !report.skipped && !report.clipped && report.clip_factor == 1.0);
+    assert_eq!(buffer.param::<f32>(2).unwrap(), [0.0; 4]);
+    assert!(buffer.param::<f32>(1).unwrap().iter().all(|value| (value + 0.5).abs() < 1e-6));
+    let bucket = buffer.bucket(0).unwrap();
+    assert_eq!(bucket.state, BucketState::Whole);
+    assert!(bucket.reduce_begin_ns <= bucket.reduce_end_ns && bucket.gather_begin_ns <= bucket.gather_end_ns);
+    assert!(buffer.bucket(99).is_err());
+}
+
+#[test]
+fn views_and_copies_show_the_same_memory() {
+    threads(2, |comm| {
+        let params = [Param::new("matrix", &[2, 3]), Param::new("frozen", &[5]).frozen(), Param::new("empty", &[0, 7])];
+        let mut buffer = register(&comm, &Buffer::builder(), &params);
+        assert_eq!((buffer.len(), buffer.is_empty()), (3, false));
+        let column_major = [1f64, 4.0, 2.0, 5.0, 3.0, 6.0];
+        buffer.write_param(0, Strided::new(&column_major, 0, &[1, 2])).unwrap();
+        assert_eq!(buffer.param::<f32>(0).unwrap(), [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        buffer.param_mut::<f32>(0).unwrap()[0] = comm.rank().unwrap() as f32;
+        let error = buffer.verify().unwrap_err();
+        assert_eq!((error.code, error.param), (Code::Desync, Some(0)));
+        buffer.broadcast(1).unwrap();
+        buffer.verify().unwrap();
+        let mut copy = [0f64; 6];
+        buffer.read_param(0, &mut copy).unwrap();
+        assert_eq!(copy, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        assert!(buffer.read_param(0, &mut [0f32; 5]).is_err());
+        assert_eq!(buffer.param::<f32>(1).unwrap_err().code, Code::State);
+        assert_eq!(buffer.param::<f32>(2).unwrap(), [0f32; 0]);
+        let owned = buffer.owned().unwrap();
+        let elements: usize = owned.iter().map(|range| range.elements.len()).sum();
+        let mut sum = [elements as i64];
+        comm.all_reduce(&mut sum, Op::Sum).unwrap();
+        assert_eq!(sum, [6]);
+    });
+}
+
+#[test]
+fn groups_and_state_are_the_optimizers() {
+    let comm = alone();
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("still"), small("moves").group(1)]);
+    let groups = [Group::new(0.0).lr(0.0), Group::new(0.0)];
+    let mut optimizer = Optimizer::builder().lr(0.1).betas(0.0, 0.5).eps(1e-6).groups(groups).max_grad_norm(1.0).create(&buffer).unwrap();
+    for step in 1..=2 {
+        buffer.gradients().put(0, &[0f32; 4]).unwrap();
+        buffer.gradients().put(1, &[2f32; 4]).unwrap();
+        let report = optimizer.step(buffer.sync().unwrap(), &StepOptions::default().loss_scale(2.0)).unwrap();
+        assert_eq!((report.step, report.loss_scale, report.clipped), (step, 2.0, true));
+        assert!((report.grad_norm - 2.0).abs() < 1e-9);
+    }
+    assert_eq!(buffer.param::<f32>(0).unwrap(), [0.0; 4]);
+    assert!(buffer.param::<f32>(1).unwrap()[0] < -0.1);
+    let moment = optimizer.state(&buffer, 1, StateKind::ExpAvg).unwrap();
+    assert!(moment.len() == 4 && (moment[0] - 0.5).abs() < 1e-5, "{moment:?}");
+    assert!((optimizer.state(&buffer, 1, StateKind::ExpAvgSq).unwrap()[0] - 0.1875).abs() < 1e-5);
+    optimizer.state_mut(&mut buffer, 1, StateKind::Master).unwrap().fill(7.0);
+    optimizer.set_group(1, Group::new(0.0).lr(0.0)).unwrap();
+    buffer.gradients().put(0, &[0f32; 4]).unwrap();
+    buffer.gradients().put(1, &[2f32; 4]).unwrap();
+    optimizer.step(buffer.sync().unwrap(), &StepOptions::default().lr(0.0)).unwrap();
+    assert_eq!(buffer.param::<f32>(1).unwrap(), [7.0; 4]);
+    let other = register(&comm, &Buffer::builder(), &[small("x")]);
+    assert_eq!(optimizer.state(&other, 0, StateKind::Master).unwrap_err().code, Code::Invalid);
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_changes_nothing() {
+    let comm = alone();
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+    let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+    buffer.gradients().put(0, &[1.0, f32::NAN, 1.0, 1.0]).unwrap();
+    let error = optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap_err();
+    assert_eq!(error.code, Code::Numeric);
+    buffer.zero_grad().unwrap();
+    buffer.gradients().put(0, &[1f32; 4]).unwrap();
+    assert_eq!(optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap().step, 1);
+}
+
+#[test]
+fn grids_cut_the_world() {
+    threads(2, |comm| {
+        let grid = Grid::builder().tp(2).create(&comm).unwrap();
+        assert_eq!(grid.coords(Axes::TP).unwrap(), (comm.rank().unwrap(), 2));
+        assert_eq!(grid.coords(Axes::DP).unwrap(), (0, 1));
+        assert_eq!(grid.coords(Axes::EP).unwrap_err().code, Code::Invalid);
+        assert_eq!(grid.comm(Axes::TP | Axes::DP).unwrap().size().unwrap(), 2);
+        let sharded = [small("half").sharded(0, 1), small("same").replicated()];
+        assert_eq!(Buffer::builder().register(&grid, &sharded).unwrap().len(), 2);
+        assert_eq!(Buffer::builder().register(&grid, &[small("unsaid")]).unwrap_err().code, Code::Invalid);
+    });
+    let json = megadp::plan_json(&Grid::builder(), 2, &Buffer::builder(), &[small("w")]).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert!(json.is_object(), "{json}");
+}
+
+#[test]
+fn an_event_loop_sees_requests_finish() {
+    let comm = alone();
+    let fd = comm.event_fd().unwrap();
+    assert!(std::os::fd::AsRawFd::as_raw_fd(&fd) >= 0);
+    let pending = comm.start_all_reduce(vec![1f32], Op::Sum).unwrap();
+    assert!(pending.wait_timeout(ranks::TIMEOUT).unwrap() && pending.test().unwrap());
+}
+
+#[test]
+fn ids_travel_as_bytes() {
+    let id = megadp::UniqueId::create().unwrap();
+    let copy = megadp::UniqueId::from_bytes(id.to_bytes());
+    assert_eq!(format!("{copy:?}"), "UniqueId(..)");
+    assert_eq!(Comm::builder().id(&copy, 0, 1).connect().unwrap().size().unwrap(), 1);
+    assert_eq!(Comm::builder().id(&copy, usize::MAX, 1).connect().unwrap_err().code, Code::Invalid);
+}
