@@ -21,10 +21,17 @@ function julia_type(dtype)
 end
 
 "(device type, device number) of an array, as in DLPack; an extension adds CUDA's."
-device_of(_) = (1, 0)
+device_of(array) = (1, 0)
 
 "The stream on which an array is made ready, and used after; NULL on the host."
-stream_of(_) = C_NULL
+stream_of(array) = C_NULL
+
+const Wrapper = Union{SubArray,PermutedDimsArray,Transpose,Adjoint,Base.ReshapedArray}
+device_of(array::Wrapper) = device_of(parent(array))
+stream_of(array::Wrapper) = stream_of(parent(array))
+
+"The stream that this task works on, where its arrays are on a device; an extension knows CUDA's."
+const task_stream = Ref{Any}(() -> C_NULL)
 
 """
 The memory of an array as (array that owns it, address of the first element, strides in elements), or `nothing` where it has no strides.

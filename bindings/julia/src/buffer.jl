@@ -58,6 +58,7 @@ mutable struct Buffer <: Handle
     slot::Slot
     params::Vector{Param}
     row_major::Bool
+    on_device::Bool
 end
 @handle Buffer mdp_buffer
 destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(pointer))
@@ -77,8 +78,18 @@ function Buffer(grid::Grid, params; sharding = :zero1, grad_dtype = :f32, missin
         raw = [raw_param(i, listed[i], sizes[i], row_major) for i in eachindex(listed)]
         check(Raw.mdp_buffer_register(grid, config, raw, length(raw), out))
     end
-    return finalizer(close, Buffer(Slot(UInt(out[])), listed, row_major))
+    buffer = finalizer(close, Buffer(Slot(UInt(out[])), listed, row_major, false))
+    trained = findfirst(param -> !param.frozen, listed)
+    if trained !== nothing
+        tensor = Ref(Raw.mdp_tensor())
+        check(Raw.mdp_buffer_param_view(buffer, trained - 1, tensor))
+        buffer.on_device = tensor[].device_type != 1
+    end
+    return buffer
 end
+
+"Where the caller's own work stands in line with the library's; NULL on the host."
+stream_for(buffer::Buffer) = buffer.on_device ? task_stream[]() : C_NULL
 
 function Buffer(comm::Comm, params; keywords...)
     grid = Grid(comm)
@@ -169,7 +180,7 @@ end
 
 The gradient of parameter `i` was written into its view; counts it as arrived. Local, does not block, any thread. Throws as `put!`.
 """
-ready!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_ready(buffer, number_of(buffer, i), C_NULL))
+ready!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_ready(buffer, number_of(buffer, i), stream_for(buffer)))
 
 """
     skip!(buffer, i)
@@ -192,7 +203,7 @@ microbatch!(buffer::Buffer; last::Bool) = check(Raw.mdp_microbatch_begin(buffer,
 
 Sets all gradients to zero and begins the step anew. Only needed where a framework adds into the views itself. Local.
 """
-zero_grad!(buffer::Buffer) = check(Raw.mdp_buffer_zero_grad(buffer, C_NULL))
+zero_grad!(buffer::Buffer) = check(Raw.mdp_buffer_zero_grad(buffer, stream_for(buffer)))
 
 """
     sync!(buffer; async = false)
@@ -201,7 +212,7 @@ Ends backward: launches what is left, waits for all buckets, and agrees with all
 world; waits in slices of 50 ms, or returns a [`Request`](@ref). Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it
 and the rank, on all ranks), and those of a lost communicator. After a failure no rank can step; `microbatch!` begins anew.
 """
-sync!(buffer::Buffer; async = false) = finish(submit(out -> Raw.mdp_grad_sync(buffer, C_NULL, out), buffer), async, nothing)
+sync!(buffer::Buffer; async = false) = finish(submit(out -> Raw.mdp_grad_sync(buffer, stream_for(buffer), out), buffer), async, nothing)
 
 """
     wait(buffer, i)
@@ -209,8 +220,8 @@ sync!(buffer::Buffer; async = false) = finish(submit(out -> Raw.mdp_grad_sync(bu
 
 Returns when parameter `i`, or every one, holds its values after the last step. Local, waits for at most the timeout; any thread.
 """
-Base.wait(buffer::Buffer, i::Integer) = check(Raw.mdp_param_wait(buffer, number_of(buffer, i), C_NULL))
-Base.wait(buffer::Buffer) = check(Raw.mdp_param_wait(buffer, typemax(Csize_t), C_NULL))
+Base.wait(buffer::Buffer, i::Integer) = check(Raw.mdp_param_wait(buffer, number_of(buffer, i), stream_for(buffer)))
+Base.wait(buffer::Buffer) = check(Raw.mdp_param_wait(buffer, typemax(Csize_t), stream_for(buffer)))
 
 """
     read!(buffer, i, array)

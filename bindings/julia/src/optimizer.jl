@@ -66,7 +66,7 @@ Collective over the world; waits in slices of 50 ms, but for the norm in one. Th
 `:NUMERIC` (a gradient is not finite, nothing has changed), and those of a lost communicator.
 """
 function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
-    config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0),
+    config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
                                      flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR))
     loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
     found = Ref(Raw.mdp_step_report())

@@ -54,6 +54,21 @@ function allreduce!(comm::Comm, tree, op = avg)
 end
 
 """
+    DistributedOptimizer(comm, rule)
+
+A rule for Optimisers.jl that averages each gradient over the ranks before `rule` sees it. Needs Optimisers.jl loaded. For a sharded state
+and overlap see [`DataParallel`](@ref).
+"""
+function DistributedOptimizer end
+
+"""
+    DistributedBackend(comm)
+
+The communicator as a backend of `Lux.DistributedUtils`, whose functions then work with it. Needs Lux.jl loaded.
+"""
+function DistributedBackend end
+
+"""
     DistributedDataContainer(comm, data; even = false)
 
 This rank's part of `data` (anything with `length` and `getindex`): a contiguous piece, so that the parts of all ranks are the whole. It has

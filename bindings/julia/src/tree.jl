@@ -25,6 +25,8 @@ function map_leaves(f, x, path = (), trained = true)
     children, rebuild = found
     chosen = keys(trained_parts[](x, children))
     mapped = map(key -> map_leaves(f, children[key], (path..., key), trained && key in chosen), keys(children))
+    # A node in which nothing has changed stays the same object: it may be mutable, such as a dropout layer's generator.
+    all(((key, new),) -> new === children[key], zip(keys(children), mapped)) && return x
     return rebuild(children isa NamedTuple ? NamedTuple{keys(children)}(mapped) : Tuple(mapped))
 end
 

@@ -28,20 +28,6 @@ testcase("1 and 2 ranks have the same losses") do
     end
 end
 
-testcase("gradients leave while backward goes on") do
-    outcome = run_ranks(2, "overlap.jl")
-    @test succeeded(outcome)
-    for times in said(outcome, "times")
-        @test length(times) >= 2
-        ready, begun, ended, synced = times[1]
-        @test 0 < ready <= begun <= ended < synced
-    end
-    @test length(said(outcome, "times")) == 6
-    @test all(>=(3), said(outcome, "launched_in_backward"))
-    isempty(said(outcome, "times")) || println("of the last step, in microseconds before the end of backward: ",
-        [round.(Int, (times[4] .- times[1:3]) ./ 1000) for times in said(outcome, "times")[end]], " (ready, reduce begun, ended)")
-end
-
 testcase("a killed peer is named") do
     outcome = run_ranks(2, "killed_peer.jl")
     @test outcome.status == 128 + 9

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+# The extension files against STAND-INS for the packages (test/standins): that they load, and do what they are for by those packages' API.
+include("standins.jl")
+const world_of_one = Comm()
+
+testcase("stand-in, before Functors: structs are leaves") do
+    @test occursin("Functors.jl", caught(() -> DataParallel(world_of_one, Some(ones(Float32, 2)))).text)
+end
+
+load_extensions(:Functors, :Optimisers, :ChainRulesCore, :Flux, :Lux, :CUDA, :MPI)
+
+const layers = (Flux.Dense(Float32[1 2; 3 4; 5 6], zeros(Float32, 3), tanh), Flux.Dense(Float32[1 0 -1] ./ 4, zeros(Float32, 1)))
+
+testcase("stand-in Functors: a model of structs is taken over and built again") do
+    dp = DataParallel(world_of_one, Flux.Chain(layers...))
+    @test [param.name for param in dp.buffer.params] == ["layers.1.weight", "layers.1.bias", "layers.2.weight", "layers.2.bias"]
+    @test dp.model isa Flux.Chain && dp.model.layers[1].σ === tanh && dp.model.layers[1].weight == layers[1].weight
+    @test dp.model.layers[1].weight !== layers[1].weight
+    @test Functors.children(overlap(layers[1])) == (layer = layers[1],)
+    close(dp)
+    @test synchronize!!(world_of_one, layers[1]) === layers[1]
+end
+
+struct Normalised{A,B}
+    scale::A
+    mean::B
+end
+struct OldLayer{A,B}
+    scale::A
+    mean::B
+end
+Optimisers.trainable(layer::Normalised) = (scale = layer.scale,)
+Optimisers.trainable(layer::OldLayer) = (layer.scale,)
+
+testcase("stand-in Optimisers: only what is trainable becomes a parameter") do
+    for type in (Normalised, OldLayer)
+        model = (norm = type(ones(Float32, 2), zeros(Float32, 2)), other = ones(Float32, 2))
+        dp = DataParallel(world_of_one, model)
+        @test [param.name for param in dp.buffer.params] == ["norm.scale", "other"]
+        @test dp.model.norm.mean === model.norm.mean && dp.model.norm.scale !== model.norm.scale
+        close(dp)
+    end
+end
+
+testcase("stand-in Optimisers: gradients are averaged before the rule, states are synchronized in place") do
+    model = (w = Float32[1, 2], b = Float32[3])
+    rule = DistributedOptimizer(world_of_one, Optimisers.Momentum(0.5, 0.9))
+    states = Optimisers.setup(rule, model)
+    @test states.w.state == [0, 0]
+    Optimisers.update!(states, model, allreduce!(world_of_one, (w = Float32[2, 2], b = Float32[4])))
+    @test model.w ≈ [0, 1] && model.b ≈ [1] && states.w.state ≈ [1, 1]
+    @test synchronize!!(world_of_one, states).w === states.w
+    lazy = Broadcast.broadcasted(*, 2, Float32[1, 1])
+    @test Broadcast.materialize(Optimisers.apply!(DistributedOptimizer(world_of_one, Optimisers.Descent(0.5)), nothing, model.w, lazy)[2]) == [1, 1]
+    @test Optimisers._adjust(DistributedOptimizer(world_of_one, Optimisers.Descent(0.5)), (eta = 0.1,)).rule.eta == 0.1
+end
+
+testcase("stand-in Flux: its training loop over a DataParallel") do
+    # async: the loop itself must wait, since no layer here does.
+    dp = DataParallel(world_of_one, Flux.Chain(map(layer -> Flux.Dense(copy(layer.weight), copy(layer.bias), layer.σ), layers)...); lr = 0.05, async = true)
+    items = DistributedDataContainer(world_of_one, [(Float32[x; -x], Float32[x / 2]) for x in -1:0.25:1]; even = true)
+    loss(model, x, y) = sum(abs2, model(x) .- y)
+    whole() = sum(item -> loss(dp.model, item...), items)
+    before = whole()
+    foreach(_ -> Flux.train!(loss, dp, items), 1:20)
+    @test whole() < before / 2
+    Flux.train!((model, x) -> sum(model(x)), dp, [Float32[1, 1]])  # items that are no tuples
+    @test stats(dp.buffer).syncs == 20 * 9 + 1
+    close(dp)
+end
+
+struct TestAD <: ChainRulesCore.RuleConfig{Union{ChainRulesCore.HasReverseMode,ChainRulesCore.NoForwardsMode}} end
+
+"What Zygote would answer for a layer without σ: thunks and zeros among it."
+function ChainRulesCore.rrule_via_ad(::TestAD, layer::Flux.Dense, x)
+    weight_change(dy) = ChainRulesCore.Thunk(() -> dy * transpose(x))
+    return layer(x), dy -> (ChainRulesCore.Tangent{Flux.Dense}(weight = weight_change(dy), bias = vec(sum(dy; dims = 2))),
+                            ChainRulesCore.Thunk(() -> transpose(layer.weight) * dy))
+end
+
+testcase("stand-in ChainRulesCore: a wrapped layer's pullback hands over its gradients") do
+    wrapped = overlap(Flux.Dense(Float32[1 2; 3 4], zeros(Float32, 2)))
+    dp = DataParallel(world_of_one, (first = wrapped, second = Flux.Dense(ones(Float32, 1, 2), zeros(Float32, 1))); lr = 0.0)
+    x = Float32[1 2; 3 4]
+    for _ in 1:2
+        y, pullback = ChainRulesCore.rrule(TestAD(), MegaDP.run_layer, dp.model.first.layer, x)
+        @test y == dp.model.first(x) && dp.arrived == [0, 0, 0, 0] && dp.expected == [1, 1, 0, 0]
+        self, layer, dx = pullback(ChainRulesCore.Thunk(() -> ones(Float32, 2, 2)))
+        @test self isa ChainRulesCore.NoTangent && dx == [4 4; 6 6] && layer.weight == [3 7; 3 7]
+        @test dp.arrived == [1, 1, 0, 0] && grad_view(dp.buffer, 1) == [3 7; 3 7] && grad_view(dp.buffer, 2) == [2, 2]
+        report = step!(dp, (first = (layer = (weight = fill(99.0, 2, 2), bias = nothing),), second = (weight = zeros(1, 2), bias = zeros(1))))
+        @test report.grad_norm ≈ sqrt(9 + 49 + 9 + 49 + 8)
+    end
+    @test ChainRulesCore.rrule(local_rank, world_of_one)[1] == 0
+    @test ChainRulesCore.rrule(total_workers, world_of_one)[2](1) == (ChainRulesCore.NoTangent(), ChainRulesCore.NoTangent())
+    close(dp)
+end
+
+struct LuxDense <: Lux.AbstractLuxLayer end
+(::LuxDense)(x, ps, st) = (ps.weight * x .+ ps.bias, st)
+Lux.initialparameters(::LuxDense) = (weight = Float32[1 2; 3 4], bias = zeros(Float32, 2))
+
+function ChainRulesCore.rrule_via_ad(::TestAD, layer::LuxDense, x, ps, st)
+    zero = ChainRulesCore.NoTangent()
+    return layer(x, ps, st), ((dy, _),) -> (zero, transpose(ps.weight) * dy,
+                                            ChainRulesCore.Tangent{typeof(ps)}(weight = dy * transpose(x), bias = vec(sum(dy; dims = 2))), zero)
+end
+
+testcase("stand-in Lux: a wrapped layer, whose parameters are arguments") do
+    model = overlap(LuxDense())
+    @test model isa Lux.AbstractLuxLayer
+    dp = DataParallel(DistributedBackend(world_of_one), (layer_1 = Lux.initialparameters(model),); lr = 0.0)
+    ps, x = dp.model.layer_1, Float32[1 2; 3 4]
+    @test Lux.apply(model, x, ps, NamedTuple()) == (ps.weight * x, NamedTuple())
+    _, pullback = ChainRulesCore.rrule(TestAD(), MegaDP.run_layer, model.layer, x, ps, NamedTuple())
+    pullback((ones(Float32, 2, 2), nothing))
+    @test step!(dp).grad_norm ≈ sqrt(9 + 49 + 9 + 49 + 8)
+    close(dp)
+end
+
+testcase("stand-in Lux: DistributedUtils over a communicator") do
+    backend = DistributedBackend(world_of_one)
+    utils = Lux.DistributedUtils
+    @test utils.local_rank(backend) == 0 && utils.total_workers(backend) == 1
+    values, other = Float32[1, 2], zeros(Float32, 2)
+    utils.allreduce!(backend, values, utils.avg)
+    utils.allreduce!(backend, values, other, +)
+    @test other == [1, 2]
+    utils.bcast!(backend, Float32[7, 8], other)
+    utils.bcast!(backend, Int32[5])
+    utils.reduce!(backend, values, max)
+    utils.reduce!(backend, values, other, utils.avg; root = 0)
+    @test values == other == [1, 2]
+end
+
+testcase("stand-in CUDA: where arrays are, and on which stream") do
+    array = CUDA.CuArray(Float32[1 2; 3 4])
+    @test MegaDP.device_of(array) == (2, 3) && MegaDP.device_of(view(array, :, 1:1)) == (2, 3)
+    @test MegaDP.stream_of(array) == Ptr{Cvoid}(UInt(0x1234)) == MegaDP.stream_of(transpose(array))
+    tensor = MegaDP.borrow(array, false).tensor
+    @test tensor.device_type == 2 && tensor.device_id == 3 && UInt(tensor.data) == UInt(pointer(array.host))
+    shape = Int64[2, 2]
+    freed = Ref(false)
+    GC.@preserve shape array begin
+        raw = MegaDP.Raw.mdp_tensor(; dtype = MegaDP.Raw.MDP_DTYPE_F32, device_type = 2, ndim = 2, data = tensor.data, shape = pointer(shape))
+        found = MegaDP.wrap(raw, false, _ -> (freed[] = true))
+        @test found isa CUDA.CuArray{Float32,2} && found == array.host && !freed[]
+        finalize(found)
+        @test freed[]
+    end
+    @test MegaDP.task_stream[]() == Ptr{Cvoid}(UInt(0x1234))
+    # The communicator is the host's: its calls go without a stream, whatever package is loaded.
+    dp = DataParallel(world_of_one, (w = ones(Float32, 2),))
+    @test step!(dp, (w = ones(2),)).step == 1
+    close(dp)
+end
+
+testcase("stand-in ChainRulesCore and MPI: gradients of wrapped layers leave while backward goes on, over ranks that MPI brought together") do
+    shared = tempname()
+    outcome = run_ranks(2, "overlap.jl", shared)
+    rm(shared; force = true)
+    @test succeeded(outcome)
+    @test length(said(outcome, "times")) == 6
+    for times in said(outcome, "times")
+        @test length(times) >= 2
+        ready, begun, ended, synced = times[1]
+        @test 0 < ready <= begun <= ended < synced
+    end
+    @test all(>=(3), said(outcome, "launched_in_backward"))
+    isempty(said(outcome, "times")) || println("of the last step, in microseconds before the end of backward: ",
+        [round.(Int, (times[4] .- times[1:3]) ./ 1000) for times in said(outcome, "times")[end]], " (ready, reduce begun, ended)")
+end
+
+close(world_of_one)
