@@ -2,6 +2,7 @@
 """What goes wrong becomes an exception that says what went wrong: bad arguments, missing gradients, lost peers, closed objects."""
 import array
 import math
+import tempfile
 import unittest
 
 import megadp
@@ -157,14 +158,23 @@ class MissingGradients(unittest.TestCase):
 class LostPeers(unittest.TestCase):
     def test_killed(self):
         """The others are told who died, long before the timeout, in every kind of call that waits; local memory stays readable."""
-        out = support.run_source(3, """
-            import os, signal, megadp, array
+        with tempfile.TemporaryDirectory() as folder:
+            ended = self.run_and_kill(folder)
+        self.assertEqual(sorted(ended.stdout.splitlines()), ["PEER 1"] * 8 + ["kept PEER 1 True"] * 2, ended.stderr)
+        self.assertEqual(ended.returncode, 137)
+
+    def run_and_kill(self, folder):
+        return support.run_source(3, f"""
+            import os, signal, time, megadp, array
             comm = megadp.Comm(timeout=200)
-            buffer = megadp.Buffer(comm, {"w": (3,)})
+            buffer = megadp.Buffer(comm, [("w", (3,))])
             optimizer = megadp.Optimizer(buffer)
             buffer.put("w", array.array("f", [1, 2, 3]))
             if comm.rank == 1:
+                while len(os.listdir({folder!r})) < 2:
+                    time.sleep(0.001)
                 os.kill(os.getpid(), signal.SIGKILL)
+            open(os.path.join({folder!r}, str(comm.rank)), "w").close()
             def told(call):
                 try:
                     call()
@@ -178,8 +188,6 @@ class LostPeers(unittest.TestCase):
             print("kept", comm.error.code.name, comm.error.rank, comm.rank in (0, 2), flush=True)
             assert buffer.param("w").memoryview.tolist() == [0, 0, 0]
         """)
-        self.assertEqual(sorted(out.stdout.splitlines()), ["PEER 1"] * 8 + ["kept PEER 1 True"] * 2, out.stderr)
-        self.assertEqual(out.returncode, 137)
 
     def test_exception_in_the_loop(self):
         """A rank that leaves the block by an exception takes the others along, naming itself."""
