@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+package megadp;
+
+import java.nio.ByteBuffer;
+import java.nio.ByteOrder;
+import java.nio.charset.StandardCharsets;
+
+/** What the generated classes do in Java: checks of arguments that have no address, and arrays by way of direct memory. */
+final class Direct {
+  private static final ThreadLocal<ByteBuffer> SCRATCH = new ThreadLocal<>();
+
+  private Direct() {}
+
+  /** From its position to its limit. */
+  static ByteBuffer checked(ByteBuffer memory, String argument, boolean written) {
+    if (memory == null || !memory.isDirect()) {
+      throw MegaDPException.invalid(argument + " must be a direct ByteBuffer, not " + (memory == null ? "null" : "one on the heap"));
+    }
+    if (written && memory.isReadOnly()) {
+      throw MegaDPException.invalid(argument + " must not be a read-only ByteBuffer: it is written");
+    }
+    return memory.slice();
+  }
+
+  static byte[] utf8(String text, String argument) {
+    if (text == null) {
+      throw MegaDPException.invalid(argument + " must be a String, not null");
+    }
+    return text.getBytes(StandardCharsets.UTF_8);
+  }
+
+  static String text(byte[] utf8) {
+    return utf8 == null ? "" : new String(utf8, StandardCharsets.UTF_8);
+  }
+
+  static long elementSize(DType dtype) {
+    switch (dtype) {
+      case F64:
+      case I64:
+        return 8;
+      case BF16:
+      case F16:
+        return 2;
+      case U8:
+        return 1;
+      default:
+        return 4;
+    }
+  }
+
+  /** This thread's, until its next call of this class. */
+  static ByteBuffer scratch(long bytes) {
+    if (bytes > Integer.MAX_VALUE) {
+      throw MegaDPException.invalid("an array of " + bytes + " bytes is too long; use ByteBuffers, in parts");
+    }
+    ByteBuffer memory = SCRATCH.get();
+    if (memory == null || memory.capacity() < bytes) {
+      memory = ByteBuffer.allocateDirect((int) bytes);
+      SCRATCH.set(memory);
+    }
+    ByteBuffer part = memory.duplicate();
+    part.limit((int) bytes);
+    return part.slice().order(ByteOrder.nativeOrder());
+  }
+
+  static ByteBuffer of(float[] values) {
+    ByteBuffer memory = scratch(4L * values.length);
+    memory.asFloatBuffer().put(values);
+    return memory;
+  }
+
+  static ByteBuffer of(double[] values) {
+    ByteBuffer memory = scratch(8L * values.length);
+    memory.asDoubleBuffer().put(values);
+    return memory;
+  }
+
+  static void checkInterrupt(String where) throws InterruptedException {
+    if (Thread.interrupted()) {
+      throw new InterruptedException("interrupted in " + where);
+    }
+  }
+}

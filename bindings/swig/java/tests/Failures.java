@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+import java.nio.ByteBuffer;
+import java.nio.FloatBuffer;
+import java.nio.file.Files;
+import java.nio.file.Paths;
+import megadp.Axis;
+import megadp.Buffer;
+import megadp.BufferOptions;
+import megadp.Comm;
+import megadp.CommOptions;
+import megadp.DType;
+import megadp.Grid;
+import megadp.GridOptions;
+import megadp.Library;
+import megadp.MegaDPException;
+import megadp.Op;
+import megadp.Optimizer;
+import megadp.OptimizerOptions;
+import megadp.Param;
+import megadp.Params;
+import megadp.Plan;
+import megadp.Request;
+import megadp.Sharding;
+import megadp.Status;
+import megadp.StepOptions;
+import megadp.StepReport;
+
+/** One case of the failure tests, by name; some want several ranks. Prints what tests/test_java.py compares, and "done" at the end. */
+public final class Failures {
+  private static final Params TWO = Params.of(Param.of("w", 3, 4), Param.of("b", 4));
+  private static final float[] W = new float[12];
+  private static final float[] B = {1, 2, 3, 4};
+
+  private interface Call {
+    void run() throws Exception;
+  }
+
+  private static void check(boolean holds, String what) {
+    if (!holds) {
+      throw new AssertionError(what);
+    }
+  }
+
+  private static MegaDPException fails(Status status, Call call, String... words) throws Exception {
+    try {
+      call.run();
+    } catch (MegaDPException error) {
+      check(error.is(status), "expected " + status + ", was " + error);
+      for (String word : words) {
+        check(error.text().contains(word), "'" + word + "' is not in: " + error.text());
+      }
+      return error;
+    }
+    throw new AssertionError("no failure; expected " + status);
+  }
+
+  static void badArgument() throws Exception {
+    try (Comm comm = Comm.create()) {
+      CommOptions options = new CommOptions();
+      options.setTimeoutSeconds(-1);
+      fails(Status.E_INVALID, () -> Comm.create(options), "timeout_seconds", "-1");
+      options.setTimeoutSeconds(1);
+      options.setId("abc");
+      fails(Status.E_INVALID, () -> Comm.create(options), "id", "3 characters");
+      check(Comm.uniqueId().length() == 256, "an id has 256 digits");
+      Params twice = Params.of(Param.of("b", 4), Param.of("gewicht \ud83d\ude80", 3), Param.of("gewicht \ud83d\ude80", 5));
+      MegaDPException error = fails(Status.E_INVALID, () -> Buffer.create(comm, twice), "gewicht \ud83d\ude80");
+      check(error.param() == 2, "param " + error.param());
+      check(error.rank() == -1 && error.bucket() == -1 && error.operation() == 0, "about nothing else: " + error);
+      check(error.code() == -1 && error.getMessage().startsWith("E_INVALID: "), error.getMessage());
+      fails(Status.E_INVALID, () -> Buffer.create(comm, Params.of(Param.of("w", 3, -1))), "-1");
+      BufferOptions buckets = new BufferOptions();
+      buckets.setBucketElements(-5);
+      fails(Status.E_INVALID, () -> Buffer.create(comm, TWO, buckets), "bucket_elements", "-5");
+      fails(Status.E_INVALID, () -> comm.allReduce(DType.F32, ByteBuffer.allocate(8), ByteBuffer.allocateDirect(8), Op.SUM), "from", "direct");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(8).asReadOnlyBuffer(), 0), "to", "read-only");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(7), 0), "7 bytes");
+      fails(Status.E_INVALID, () -> comm.broadcast(DType.SAME, ByteBuffer.allocateDirect(8), 0), "dtype");
+      badStep(comm);
+    }
+  }
+
+  private static void badStep(Comm comm) throws Exception {
+    try (Buffer buffer = Buffer.create(comm, TWO)) {
+      fails(Status.E_INVALID, () -> buffer.put(2, B), "param", "2");
+      fails(Status.E_INVALID, () -> buffer.ready(-1), "param", "-1");
+      MegaDPException error = fails(Status.E_INVALID, () -> buffer.put(1, new float[3]), "'b'");
+      check(error.param() == 1, "param " + error.param());
+      OptimizerOptions options = new OptimizerOptions();
+      options.setLr(-1);
+      fails(Status.E_INVALID, () -> Optimizer.create(buffer, options), "lr");
+      try (Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
+        fails(Status.E_INVALID, () -> optimizer.state(0, "momentum"), "name");
+        fails(Status.E_STATE, () -> optimizer.step(), "mdp_grad_sync");
+        buffer.put(1, new float[] {1, Float.NaN, 3, 4});
+        buffer.put(0, W);
+        buffer.sync();
+        check(fails(Status.E_NUMERIC, () -> optimizer.step()).param() == 1, "the parameter that is not finite");
+        buffer.put(1, new float[] {1, Float.NaN, 3, 4});
+        buffer.put(0, W);
+        buffer.sync();
+        StepOptions scaled = new StepOptions();
+        scaled.setLossScale(2);
+        StepReport report = optimizer.step(scaled);
+        check(report.getSkipped() && report.getStep() == 0, "a step with a loss scale is skipped");
+      }
+    }
+  }
+
+  /** With two ranks: both are told who has no gradient of what, and the training goes on. */
+  static void missingGradient() throws Exception {
+    try (Comm comm = Comm.create();
+        Buffer buffer = Buffer.create(comm, TWO);
+        Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
+      buffer.put(1, B);
+      if (comm.rank() == 0) {
+        buffer.put(0, W);
+      }
+      MegaDPException error = fails(Status.E_STATE, buffer::sync, "'w'");
+      System.out.println("refused " + error.param() + " " + error.rank());
+      buffer.beginMicrobatch(true);
+      buffer.put(1, B);
+      buffer.put(0, W);
+      buffer.sync();
+      System.out.println("stepped " + optimizer.step().getStep());
+    }
+  }
+
+  /** With three ranks, one of which dies: the others are told, long before the timeout, in calls of every kind. */
+  static void killedPeer() throws Exception {
+    CommOptions options = new CommOptions();
+    options.setTimeoutSeconds(200);
+    Comm comm = Comm.create(options);
+    Buffer buffer = Buffer.create(comm, TWO);
+    ByteBuffer view = buffer.param(1);
+    buffer.put(0, W);
+    buffer.put(1, B);
+    if (comm.rank() == 1) {
+      String self = Files.readSymbolicLink(Paths.get("/proc/self")).toString();
+      new ProcessBuilder("kill", "-KILL", self).start().waitFor();
+      Thread.sleep(Long.MAX_VALUE);
+    }
+    Call[] calls = {buffer::sync, comm::barrier, () -> comm.allReduce(new float[] {1}, Op.SUM), () -> comm.split(0, 0),
+        () -> Grid.create(comm, new GridOptions())};
+    for (Call call : calls) {
+      System.out.println("told " + fails(Status.E_PEER, call, "rank 1").rank());
+    }
+    MegaDPException lost = comm.lost();
+    System.out.println("kept " + lost.is(Status.E_PEER) + " " + lost.rank());
+    check(view.asFloatBuffer().get(3) == 0 && buffer.ownedCount() >= 0, "local memory stays readable");
+  }
+
+  static void useAfterClose() throws Exception {
+    Comm comm = Comm.create();
+    Grid grid = Grid.create(comm, new GridOptions());
+    Buffer buffer = Buffer.create(grid, TWO, new BufferOptions());
+    Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions());
+    check(comm.lost() == null, "nothing is lost");
+    AutoCloseable[] all = {comm, grid, buffer, optimizer};
+    FloatBuffer view = buffer.param(1).asFloatBuffer();
+    FloatBuffer state = optimizer.state(1, "exp_avg").asFloatBuffer();
+    for (AutoCloseable one : all) {
+      one.close();
+      one.close();
+    }
+    check(comm.closed() && grid.closed() && buffer.closed() && optimizer.closed(), "all are closed");
+    Call[] calls = {comm::barrier, comm::rank, comm::abort, comm::lost, comm::eventFd, () -> comm.split(0, 0),
+        () -> comm.allReduce(new double[] {1}, Op.SUM), () -> Grid.create(comm, new GridOptions()), () -> grid.comm(Axis.DP.swigValue()),
+        () -> grid.index(Axis.DP.swigValue()), () -> Buffer.create(comm, TWO), buffer::sync, buffer::startSync, buffer::awaitAll,
+        buffer::zeroGrad, buffer::stats, buffer::ownedCount, buffer::changed, () -> buffer.param(0), () -> buffer.grad(0),
+        () -> buffer.put(1, B), () -> buffer.read(1, new float[4]), () -> buffer.bucket(0),
+        () -> Optimizer.create(buffer, new OptimizerOptions()), () -> optimizer.step(), () -> optimizer.state(0, "exp_avg"),
+        () -> optimizer.startStep(new StepOptions())};
+    for (Call call : calls) {
+      fails(Status.E_STATE, call, "is closed");
+    }
+    view.put(3, 5);
+    state.put(1, 6);
+    check(view.get(3) == 5 && state.get(1) == 6, "views outlive what they were taken from");
+  }
+
+  /** Objects and views that nobody closes: collected while others work, in any order, and the memory of a view only with the view. */
+  static void collected() throws Exception {
+    FloatBuffer kept = null;
+    for (int round = 0; round < 20; round++) {
+      Comm comm = Comm.create();
+      Buffer buffer = Buffer.create(comm, TWO);
+      Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions());
+      FloatBuffer part = buffer.param(1).asFloatBuffer();
+      part.put(2, round);
+      buffer.changed();
+      buffer.put(0, W);
+      buffer.put(1, B);
+      Request request = buffer.startSync();
+      request.await();
+      optimizer.step();
+      buffer.awaitAll();
+      System.gc();
+      kept = part;
+    }
+    System.gc();
+    System.gc();
+    check(Math.abs(kept.get(2) - 19) < 0.1, "the last view holds its value, a step later: " + kept.get(2));
+    kept.put(2, 7);
+    check(kept.get(2) == 7, "and can be written");
+  }
+
+  /** A thread that waits can be interrupted; the operation goes on, and so can the wait. With two ranks. */
+  static void interrupted() throws Exception {
+    try (Comm comm = Comm.create(); Buffer buffer = Buffer.create(comm, TWO)) {
+      buffer.put(0, W);
+      buffer.put(1, B);
+      if (comm.rank() == 0) {
+        Thread.currentThread().interrupt();
+        try (Request request = buffer.startSync()) {
+          request.await();
+          throw new AssertionError("not interrupted"); // the other rank comes only after the next line
+        } catch (InterruptedException expected) {
+          System.out.println("interrupted");
+        }
+        Files.createFile(Paths.get(System.getenv("FAILURES_FLAG")));
+      } else {
+        while (!Files.exists(Paths.get(System.getenv("FAILURES_FLAG")))) {
+          Thread.sleep(5);
+        }
+      }
+      buffer.sync();
+      System.out.println("synced");
+    }
+  }
+
+  /** What needs no ranks. */
+  static void plans() {
+    BufferOptions options = new BufferOptions();
+    options.setSharding(Sharding.ZERO_0);
+    String layout = Plan.layout(new GridOptions(), 2, options, TWO);
+    check(layout.contains("\"numel\"") && layout.startsWith("{") && layout.endsWith("}"), layout);
+    GridOptions grid = new GridOptions();
+    grid.setTp(2);
+    String groups = Plan.groups(grid, 4, Axis.DP.swigValue());
+    check(groups.replace(" ", "").equals("[[0,2],[1,3]]"), groups);
+    check(Library.info().contains("\"version\"") && Library.version() > 0, "information");
+    grid.setOrder("tp-tp");
+    check(grid.getOrder().equals("tp-tp"), grid.getOrder());
+  }
+
+  public static void main(String[] arguments) throws Throwable {
+    try {
+      Failures.class.getDeclaredMethod(arguments[0]).invoke(null);
+    } catch (java.lang.reflect.InvocationTargetException error) {
+      throw error.getCause();
+    }
+    System.out.println("done");
+  }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/* megadp for every language that SWIG knows: the classes of shim/, which are written over megadp.h, so that no language sees sizes of structs,
+   out-parameters or pointers. What a language does differently (exceptions, arrays, names) is in its own file below; what it does not say
+   is SWIG's default. tests/build.py shows how a module is made. */
+%module megadp
+
+%{
+#include "shim/optimizer.h"
+%}
+
+%include "stdint.i"
+
+/* The hidden last argument of whatever can fail. A language's `argout` throws. Go has no exceptions: there it stays an argument. */
+#ifndef SWIGGO
+%typemap(in, numinputs=0) megadp::Failure& failure (megadp::Failure outcome) "$1 = &outcome;"
+#endif
+%immutable megadp::Failure::code;
+%immutable megadp::Failure::rank;
+%immutable megadp::Failure::bucket;
+%immutable megadp::Failure::param;
+%immutable megadp::Failure::operation;
+%immutable megadp::Failure::text;
+%immutable megadp::Stats;
+%immutable megadp::BucketTimes;
+%immutable megadp::Range;
+%immutable megadp::StepReport;
+
+%newobject megadp::Comm::create;
+%newobject megadp::Comm::split;
+%newobject megadp::Comm::lost;
+%newobject megadp::Grid::create;
+%newobject megadp::Grid::comm;
+%newobject megadp::Buffer::create;
+%newobject megadp::Buffer::create_on;
+%newobject megadp::Buffer::param;
+%newobject megadp::Buffer::grad;
+%newobject megadp::Buffer::start_sync;
+%newobject megadp::Optimizer::create;
+%newobject megadp::Optimizer::start_step;
+%newobject megadp::Optimizer::state;
+
+/* Made by the methods above only. */
+%nodefaultctor megadp::Comm;
+%nodefaultctor megadp::Grid;
+%nodefaultctor megadp::Buffer;
+%nodefaultctor megadp::Optimizer;
+%nodefaultctor megadp::Request;
+%nodefaultctor megadp::View;
+%nodefaultctor megadp::Library;
+%nodefaultdtor megadp::Library;
+%nodefaultctor megadp::Plan;
+%nodefaultdtor megadp::Plan;
+
+#if defined(SWIGJAVA)
+%include "java/java.i"
+#elif defined(SWIGGO)
+%include "go/go.i"
+#else
+%include "std_string.i"
+%include "std_vector.i"
+%template(Doubles) std::vector<double>;
+%include "languages/scripting.i"
+#endif
+
+%include "shim/failure.h"
+%include "shim/enumerations.h"
+%include "shim/arrays.h"
+%include "shim/request.h"
+%include "shim/comm.h"
+%include "shim/grid.h"
+%include "shim/params.h"
+%include "shim/buffer.h"
+%include "shim/optimizer.h"

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters and gradients, and the calls of a training step up to the optimizer.
+#pragma once
+
+#include "params.h"
+#include "request.h"
+
+namespace megadp {
+
+/// Sums since registration; times in nanoseconds. As mdp_stats_report.
+struct Stats {
+  long long comm_ns = 0;
+  long long exposed_ns = 0;
+  long long bytes = 0;
+  long long buckets = 0;
+  long long launched_in_backward = 0;
+  long long syncs = 0;
+  long long host_syncs = 0;
+};
+
+/// The last step's times of one bucket: CLOCK_MONOTONIC in nanoseconds, 0: has not happened. As mdp_bucket_report.
+struct BucketTimes {
+  BucketState state = BucketState::FILLING;
+  long long ready_ns = 0;
+  long long reduce_begin_ns = 0;
+  long long reduce_end_ns = 0;
+  long long gather_begin_ns = 0;
+  long long gather_end_ns = 0;
+  long long sync_ns = 0;
+};
+
+/// One piece of one parameter whose optimizer state this rank keeps. As mdp_range; begin and end are words of some languages.
+struct Range {
+  long long buffer = 0;
+  long long bucket = 0;
+  long long param = 0;
+  long long first = 0;        ///< element in the arena
+  long long past = 0;         ///< the element after the last
+  long long param_first = 0;  ///< element of the flattened parameter at `first`
+};
+
+/// All parameters and their gradients, in the library's memory. `param` is an index in the order of registration. put, ready, skip and wait
+/// may be called by any thread, the others by the communicator's. Nothing is kept of arrays that are passed in.
+class Buffer {
+ public:
+  /// Lays out and allocates the parameters and their gradients, zeroed. Collective over the world, with the same registration on all ranks
+  /// of a data-parallel group.
+  static Buffer* create(const Comm& world, const Params& params, const BufferOptions& options, Failure& failure);
+  static Buffer* create_on(const Grid& grid, const Params& params, const BufferOptions& options, Failure& failure);
+
+  long long size() const { return static_cast<long long>(shapes_.size()); }
+  long long elements(long long param, Failure& failure) const;
+
+  /// Whether the microbatch that begins is the last of its step. Not needed where each step has one. Local.
+  void begin_microbatch(bool last, Failure& failure) {
+    call(failure, [&](auto* buffer) { return mdp_microbatch_begin(buffer, last ? 1 : 0); });
+  }
+  /// Return when the parameter, or all of them, hold their values after the last step.
+  void wait(long long param, Failure& failure) {
+    call_at(param, failure, [](auto* buffer, size_t at) { return mdp_param_wait(buffer, at, nullptr); });
+  }
+  void wait_all(Failure& failure) {
+    call(failure, [](auto* buffer) { return mdp_param_wait(buffer, SIZE_MAX, nullptr); });
+  }
+
+  /// The gradient lies in its view. Counts as ready. Does not block.
+  void ready(long long param, Failure& failure) {
+    call_at(param, failure, [](auto* buffer, size_t at) { return mdp_grad_ready(buffer, at, nullptr); });
+  }
+  /// This rank has no gradient of the parameter in this microbatch. Does not block.
+  void skip(long long param, Failure& failure) {
+    call_at(param, failure, [](auto* buffer, size_t at) { return mdp_grad_skip(buffer, at); });
+  }
+  /// Parameters were written through views. Local.
+  void changed(Failure& failure) {
+    call(failure, [](auto* buffer) { return mdp_param_changed(buffer); });
+  }
+  /// All gradients become zero, the step begins anew. Local.
+  void zero_grad(Failure& failure) {
+    call(failure, [](auto* buffer) { return mdp_buffer_zero_grad(buffer, nullptr); });
+  }
+
+  /// Ends backward: all buckets are reduced, and the ranks agree on what was missing. sync_slice begins that or goes on waiting, for at
+  /// most 50 ms, and says whether it has finished; start_sync returns at once. Collective.
+  bool sync_slice(Failure& failure);
+  Request* start_sync(Failure& failure);
+
+  /// Rank root's parameters for all ranks of each data-parallel group. Collective.
+  void broadcast(int root, Failure& failure) {
+    call(failure, [&](auto* buffer) { return mdp_buffer_broadcast(buffer, root); });
+  }
+  /// Fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
+  void verify(Failure& failure) {
+    call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
+  }
+
+  /// Views of the library's memory. A gradient means something after sync: all of it with ZERO_0, the owned ranges with ZERO_1. Local.
+  View* param(long long param, Failure& failure) const { return view(mdp_buffer_param_view, param, failure); }
+  View* grad(long long param, Failure& failure) const { return view(mdp_buffer_grad_view, param, failure); }
+
+  /// Counters, times and what this rank owns. Local.
+  Stats stats(Failure& failure) const;
+  BucketTimes bucket(long long number, Failure& failure) const;
+  long long owned_count(Failure& failure) const;
+  Range owned(long long number, Failure& failure) const;
+
+  /// Drops this handle; views and optimizers live on. Any thread.
+  void close() { buffer_.close(); }
+  bool closed() const { return buffer_.closed(); }
+
+#if !defined(SWIG) || defined(SWIGJAVA) || defined(SWIGGO)
+  /// A gradient is copied into its slot and counts as ready; with `more` not yet. The first of a step replaces what is there, unless `add`.
+  /// read and write copy a parameter out of and into the library's memory. All cast between F32, BF16, F16 and F64.
+  void put(long long param, DType dtype, const unsigned char* from, long long from_bytes, bool add, bool more, Failure& failure);
+  void read(long long param, DType dtype, unsigned char* to, long long to_bytes, Failure& failure);
+  void write(long long param, DType dtype, const unsigned char* from, long long from_bytes, Failure& failure);
+#endif
+#if !defined(SWIGJAVA) && !defined(SWIGGO)
+  /// The same on lists of numbers, row by row.
+  void put(long long param, const std::vector<double>& values, Failure& failure);
+  void put_more(long long param, const std::vector<double>& values, Failure& failure);
+  std::vector<double> read(long long param, Failure& failure);
+  void write(long long param, const std::vector<double>& values, Failure& failure);
+#endif
+
+#ifndef SWIG
+  Buffer(mdp_buffer* buffer, const Params& params) : buffer_("Buffer", buffer, mdp_buffer_destroy) {
+    for (const Param& param : params.list()) shapes_.push_back(param.shape());
+  }
+  const Handle<mdp_buffer>& handle() const {
+    return buffer_;
+  }
+  bool has(long long param, Failure& failure) const;
+#endif
+
+ private:
+  template <class Function>
+  void call(Failure& failure, Function function) const {
+    if (const auto buffer = buffer_.use(failure)) failure.take(function(buffer.get()));
+  }
+  template <class Function>
+  void call_at(long long param, Failure& failure, Function function) const {
+    const auto buffer = buffer_.use(failure);
+    if (buffer && has(param, failure)) failure.take(function(buffer.get(), static_cast<size_t>(param)));
+  }
+  template <class Function>
+  void copy(long long param, Operand* operand, Failure& failure, Function function) const {
+    const auto buffer = buffer_.use(failure);
+    if (failure.failed() || !has(param, failure)) return;
+    operand->shape_as(shapes_[static_cast<size_t>(param)]);
+    failure.take(function(buffer.get(), static_cast<size_t>(param), operand->get()));
+  }
+  View* view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
+  std::vector<mdp_range> ranges(Failure& failure) const;
+
+  Handle<mdp_buffer> buffer_;
+  std::vector<std::vector<int64_t>> shapes_;
+  std::mutex syncing_;
+  std::shared_ptr<mdp_request> sync_;  ///< the one that slices are waiting for
+};
+
+}  // namespace megadp
+
+#ifndef SWIG
+#include "buffer_calls.h"
+#endif

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// What buffer.h declares and does not define in place.
+#pragma once
+
+#include "buffer.h"
+
+namespace megadp {
+
+inline Buffer* Buffer::create_on(const Grid& grid, const Params& params, const BufferOptions& options, Failure& failure) {
+  mdp_buffer_config config;
+  if (!options.describe(&config, failure)) return nullptr;
+  return guarded(failure, [&]() -> Buffer* {
+    const auto cut = grid.handle().use(failure);
+    const std::vector<mdp_param> list = params.describe();
+    mdp_buffer* buffer = nullptr;
+    if (!cut || !failure.take(mdp_buffer_register(cut.get(), &config, list.data(), list.size(), &buffer))) return nullptr;
+    return new Buffer(buffer, params);
+  });
+}
+
+inline Buffer* Buffer::create(const Comm& world, const Params& params, const BufferOptions& options, Failure& failure) {
+  mdp_buffer_config unused;  // what can be found here is found before the other ranks are asked for anything
+  if (!options.describe(&unused, failure)) return nullptr;
+  const std::unique_ptr<Grid> grid(Grid::create(world, GridOptions(), failure));
+  return grid ? create_on(*grid, params, options, failure) : nullptr;
+}
+
+inline bool Buffer::has(long long param, Failure& failure) const {
+  if (param >= 0 && param < size()) return true;
+  failure.refuse(MDP_E_INVALID, "param must be the index of one of the %lld parameters, not %lld", size(), param);
+  return false;
+}
+
+inline long long Buffer::elements(long long param, Failure& failure) const {
+  if (!has(param, failure)) return 0;
+  long long product = 1;
+  for (int64_t size : shapes_[static_cast<size_t>(param)]) product *= size;
+  return product;
+}
+
+inline bool Buffer::sync_slice(Failure& failure) {
+  std::shared_ptr<mdp_request> request;
+  {
+    std::lock_guard<std::mutex> lock(syncing_);
+    if (!sync_) {
+      mdp_request* begun = nullptr;
+      const auto buffer = buffer_.use(failure);
+      if (!buffer || !failure.take(mdp_grad_sync(buffer.get(), nullptr, &begun))) return true;
+      guarded(failure, [&] { sync_.reset(begun, mdp_request_free); });
+      if (!sync_) return true;
+    }
+    request = sync_;
+  }
+  const bool finished = Request::wait_slice(request.get(), failure) || failure.failed();
+  std::lock_guard<std::mutex> lock(syncing_);
+  if (finished && sync_ == request) sync_.reset();
+  return finished;
+}
+
+inline Request* Buffer::start_sync(Failure& failure) {
+  return guarded(failure, [&]() -> Request* {
+    mdp_request* request = nullptr;
+    const auto buffer = buffer_.use(failure);
+    return buffer ? Request::own(mdp_grad_sync(buffer.get(), nullptr, &request), request, failure) : nullptr;
+  });
+}
+
+inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const {
+  return guarded(failure, [&]() -> View* {
+    const auto buffer = buffer_.use(failure);
+    mdp_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    if (!buffer || !has(param, failure)) return nullptr;
+    if (!failure.take(lend(buffer.get(), static_cast<size_t>(param), &tensor))) return nullptr;
+    return View::of_buffer(buffer.get(), tensor, failure);
+  });
+}
+
+inline Stats Buffer::stats(Failure& failure) const {
+  mdp_stats_report report{};
+  report.struct_size = sizeof report;
+  call(failure, [&](auto* buffer) { return mdp_buffer_stats(buffer, &report); });
+  Stats stats;
+  stats.comm_ns = static_cast<long long>(report.comm_ns);
+  stats.exposed_ns = static_cast<long long>(report.exposed_ns);
+  stats.bytes = static_cast<long long>(report.bytes);
+  stats.buckets = static_cast<long long>(report.buckets);
+  stats.launched_in_backward = static_cast<long long>(report.launched_in_backward);
+  stats.syncs = static_cast<long long>(report.syncs);
+  stats.host_syncs = static_cast<long long>(report.host_syncs);
+  return stats;
+}
+
+inline BucketTimes Buffer::bucket(long long number, Failure& failure) const {
+  mdp_bucket_report report{};
+  report.struct_size = sizeof report;
+  if (not_negative("number", number, failure)) {
+    call(failure, [&](auto* buffer) { return mdp_buffer_bucket(buffer, static_cast<size_t>(number), &report); });
+  }
+  BucketTimes times;
+  times.state = static_cast<BucketState>(report.state);
+  times.ready_ns = static_cast<long long>(report.ready_ns);
+  times.reduce_begin_ns = static_cast<long long>(report.reduce_begin_ns);
+  times.reduce_end_ns = static_cast<long long>(report.reduce_end_ns);
+  times.gather_begin_ns = static_cast<long long>(report.gather_begin_ns);
+  times.gather_end_ns = static_cast<long long>(report.gather_end_ns);
+  times.sync_ns = static_cast<long long>(report.sync_ns);
+  return times;
+}
+
+inline std::vector<mdp_range> Buffer::ranges(Failure& failure) const {
+  return guarded(failure, [&] {
+    const auto buffer = buffer_.use(failure);
+    size_t count = 0;
+    if (buffer) mdp_buffer_owned(buffer.get(), nullptr, 0, &count);  // INVALID while there are any: only their number is asked for
+    mdp_range empty{};
+    empty.struct_size = sizeof empty;
+    std::vector<mdp_range> found(count, empty);
+    if (buffer) failure.take(mdp_buffer_owned(buffer.get(), found.data(), found.size(), &count));
+    return found;
+  });
+}
+
+inline long long Buffer::owned_count(Failure& failure) const {
+  return static_cast<long long>(ranges(failure).size());
+}
+
+inline Range Buffer::owned(long long number, Failure& failure) const {
+  const std::vector<mdp_range> found = ranges(failure);
+  Range range;
+  if (failure.failed()) return range;
+  if (number < 0 || number >= static_cast<long long>(found.size())) {
+    failure.refuse(MDP_E_INVALID, "number must be that of one of the %zu owned ranges, not %lld", found.size(), number);
+    return range;
+  }
+  const mdp_range& one = found[static_cast<size_t>(number)];
+  range.buffer = one.buffer;
+  range.bucket = one.bucket;
+  range.param = one.param;
+  range.first = one.begin;
+  range.past = one.end;
+  range.param_first = one.param_begin;
+  return range;
+}
+
+inline void Buffer::put(long long param, DType dtype, const unsigned char* from, long long from_bytes, bool add, bool more,
+                        Failure& failure) {
+  Operand grad(dtype, from, from_bytes, "from", failure);
+  const uint64_t flags = (add ? MDP_GRAD_ADD : 0) | (more ? MDP_GRAD_MORE : 0);
+  copy(param, &grad, failure, [&](auto* buffer, size_t at, auto* tensor) { return mdp_grad_put(buffer, at, tensor, flags, nullptr); });
+}
+
+inline void Buffer::read(long long param, DType dtype, unsigned char* to, long long to_bytes, Failure& failure) {
+  Operand target(dtype, to, to_bytes, "to", failure);
+  copy(param, &target, failure, [](auto* buffer, size_t at, auto* tensor) { return mdp_param_read(buffer, at, tensor, nullptr); });
+}
+
+inline void Buffer::write(long long param, DType dtype, const unsigned char* from, long long from_bytes, Failure& failure) {
+  Operand source(dtype, from, from_bytes, "from", failure);
+  copy(param, &source, failure, [](auto* buffer, size_t at, auto* tensor) { return mdp_param_write(buffer, at, tensor, nullptr); });
+}
+
+#if !defined(SWIGJAVA) && !defined(SWIGGO)
+
+inline const unsigned char* bytes_of(const std::vector<double>& values) {
+  return reinterpret_cast<const unsigned char*>(values.data());
+}
+
+inline void Buffer::put(long long param, const std::vector<double>& values, Failure& failure) {
+  put(param, DType::F64, bytes_of(values), byte_count(values), false, false, failure);
+}
+
+inline void Buffer::put_more(long long param, const std::vector<double>& values, Failure& failure) {
+  put(param, DType::F64, bytes_of(values), byte_count(values), false, true, failure);
+}
+
+inline std::vector<double> Buffer::read(long long param, Failure& failure) {
+  return guarded(failure, [&] {
+    std::vector<double> values(static_cast<size_t>(elements(param, failure)));
+    if (!failure.failed()) read(param, DType::F64, reinterpret_cast<unsigned char*>(values.data()), byte_count(values), failure);
+    return values;
+  });
+}
+
+inline void Buffer::write(long long param, const std::vector<double>& values, Failure& failure) {
+  write(param, DType::F64, bytes_of(values), byte_count(values), failure);
+}
+
+#endif
+}  // namespace megadp

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicators, and the library itself.
+#pragma once
+
+#include "arrays.h"
+
+namespace megadp {
+
+/// Zero, false and empty are the defaults. rank and nranks are for use with an id; the launcher knows them otherwise.
+struct CommOptions {
+  Backend backend = Backend::AUTO;
+  std::string id;  ///< of Comm.unique_id; empty: ranks and their meeting place come from the launcher's environment
+  int rank = 0;
+  int nranks = 0;
+  int device = 0;                ///< with CUDA; 0: this rank's number on its host, unless set_device
+  bool set_device = false;       ///< device is meant literally, also 0
+  bool exact_sums = false;       ///< with CUDA: the host's order of summation, and so its bits
+  double timeout_seconds = 0.0;  ///< how long any collective waits for another rank; 0: five minutes
+};
+
+/// This rank in one ordered group of ranks. One thread at a time may use a communicator and what is made from it; abort, lost and close may
+/// come from any thread. The methods marked collective must be called by every rank, in the same order, and wait for the others, at most
+/// for the timeout.
+class Comm {
+ public:
+  /// Joins the ranks of a job into a communicator, the world. Collective over the ranks of the job.
+  static Comm* create(const CommOptions& options, Failure& failure);
+  /// A name and secret under which ranks that no launcher started find each other: made by one of them, carried to the others by the
+  /// caller, and kept from strangers.
+  static std::string unique_id(Failure& failure);
+
+  int rank(Failure& failure) const { return ask(mdp_comm_rank, failure); }
+  int size(Failure& failure) const { return ask(mdp_comm_size, failure); }
+  /// Returns when all ranks have called it. Collective.
+  void barrier(Failure& failure) { call(mdp_barrier, failure); }
+  /// Ranks that give the same color (0 or more) form a communicator, ordered by key; nothing is returned where color is negative.
+  /// Collective.
+  Comm* split(int color, int key, Failure& failure);
+  /// Makes the communicator and all that is made from it unusable on all ranks: for a rank that cannot go on. Any thread; does not block.
+  void abort(Failure& failure) { call(mdp_comm_abort, failure); }
+  /// What made it unusable; its code is 0 while nothing did. Any thread.
+  Failure* lost(Failure& failure) const;
+  /// Readable, for poll or an event loop, while a finished request has not been asked for. The library's own: never read or close it.
+  int event_fd(Failure& failure) const;
+  /// Drops this handle; what was made from the communicator lives on. Any thread.
+  void close() { comm_.close(); }
+  bool closed() const { return comm_.closed(); }
+
+#if !defined(SWIG) || defined(SWIGJAVA) || defined(SWIGGO)
+  /// On the caller's memory; in place where the same is given twice. Pieces are in rank order. All collective.
+  void all_reduce(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes, Op op,
+                  Failure& failure);
+  void reduce_scatter(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes, Op op,
+                      Failure& failure);
+  void all_gather(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes, Failure& failure);
+  void all_to_all(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes, Failure& failure);
+  void broadcast(DType dtype, unsigned char* to, long long to_bytes, int root, Failure& failure);
+#endif
+#if !defined(SWIGJAVA) && !defined(SWIGGO)
+  /// On float64 numbers; the result is a list of its own. All collective.
+  std::vector<double> all_reduce(const std::vector<double>& values, Op op, Failure& failure);
+  std::vector<double> all_gather(const std::vector<double>& values, Failure& failure);
+  std::vector<double> broadcast(const std::vector<double>& values, int root, Failure& failure);
+#endif
+
+#ifndef SWIG
+  explicit Comm(mdp_comm* comm) : comm_("Comm", comm, mdp_comm_destroy) {}
+  const Handle<mdp_comm>& handle() const {
+    return comm_;
+  }
+#endif
+
+ private:
+  int ask(int32_t (*question)(const mdp_comm*), Failure& failure) const {
+    const auto comm = comm_.use(failure);
+    if (!comm) return -1;
+    const int answer = question(comm.get());
+    if (answer < 0) failure.take(MDP_E_STATE);
+    return answer;
+  }
+  void call(mdp_status (*function)(mdp_comm*), Failure& failure) {
+    if (const auto comm = comm_.use(failure)) failure.take(function(comm.get()));
+  }
+
+  Handle<mdp_comm> comm_;
+};
+
+/// What is asked of the library itself. Local.
+class Library {
+ public:
+  /// major << 16 | minor << 8 | patch.
+  static int version() { return static_cast<int>(mdp_version()); }
+  /// Build, backends, machine and launcher, as JSON.
+  static std::string info(Failure& failure) {
+    return text(failure, [](char* json, size_t capacity, size_t* needed) { return mdp_info(json, capacity, needed); });
+  }
+
+#ifndef SWIG
+  // The text that `function` answers with: its size first, then the text.
+  template <class Function>
+  static std::string text(Failure& failure, Function function) {
+    return guarded(failure, [&] {
+      std::string json;
+      size_t needed = 0;
+      if (!failure.take(function(nullptr, size_t{0}, &needed))) return json;
+      json.resize(needed);
+      if (!failure.take(function(&json[0], json.size(), &needed))) return std::string();
+      json.resize(needed - 1);  // without the terminating NUL
+      return json;
+    });
+  }
+#endif
+};
+
+}  // namespace megadp
+
+#ifndef SWIG
+#include "comm_calls.h"
+#endif

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// The enumerations of megadp.h that callers choose from. Their values are written in terms of the header's names, and the wrappers take
+// them from the compiler, so that no number is repeated anywhere.
+#pragma once
+
+#include <megadp.h>
+
+namespace megadp {
+
+enum class Backend {
+  AUTO = MDP_BACKEND_AUTO,
+  HOST = MDP_BACKEND_HOST,
+  CUDA = MDP_BACKEND_CUDA
+};
+
+/// DEFAULT: F32. SAME, for gradients: the parameter's. F64, I64 and U8 are for collectives only.
+enum class DType {
+  DEFAULT = MDP_DTYPE_DEFAULT,
+  SAME = MDP_DTYPE_SAME,
+  F32 = MDP_DTYPE_F32,
+  BF16 = MDP_DTYPE_BF16,
+  F16 = MDP_DTYPE_F16,
+  F64 = MDP_DTYPE_F64,
+  I64 = MDP_DTYPE_I64,
+  U8 = MDP_DTYPE_U8
+};
+
+enum class Op {
+  SUM = MDP_OP_SUM,
+  AVG = MDP_OP_AVG,
+  MAX = MDP_OP_MAX,
+  MIN = MDP_OP_MIN
+};
+
+/// To be added up. On the dense grid unless EXPERT_GRID is among them.
+enum class Axis {
+  TP = MDP_AXIS_TP,
+  CP = MDP_AXIS_CP,
+  EP = MDP_AXIS_EP,
+  DP = MDP_AXIS_DP,
+  PP = MDP_AXIS_PP,
+  EXPERT_GRID = MDP_AXIS_EXPERT_GRID
+};
+
+enum class ParamClass {
+  DENSE = MDP_PARAM_CLASS_DENSE,
+  EXPERT = MDP_PARAM_CLASS_EXPERT
+};
+
+/// Of a parameter over the tensor-parallel ranks; must be said with more than one of them, or with expert parallelism.
+enum class Placement {
+  UNSET = MDP_PLACEMENT_UNSET,
+  REPLICATED = MDP_PLACEMENT_REPLICATED,
+  SHARDED = MDP_PLACEMENT_SHARDED
+};
+
+/// DEFAULT: ZERO_1, optimizer state sharded over the data-parallel ranks.
+enum class Sharding {
+  DEFAULT = MDP_SHARDING_DEFAULT,
+  ZERO_0 = MDP_SHARDING_ZERO_0,
+  ZERO_1 = MDP_SHARDING_ZERO_1
+};
+
+/// What sync does about a parameter that never became ready.
+enum class Missing {
+  REFUSE = MDP_MISSING_ERROR,
+  ZERO = MDP_MISSING_ZERO,
+  SKIP = MDP_MISSING_SKIP
+};
+
+enum class BucketState {
+  FILLING = MDP_BUCKET_FILLING,
+  READY = MDP_BUCKET_READY,
+  IN_FLIGHT = MDP_BUCKET_IN_FLIGHT,
+  REDUCED = MDP_BUCKET_REDUCED,
+  GATHERING = MDP_BUCKET_GATHERING,
+  WHOLE = MDP_BUCKET_WHOLE
+};
+
+}  // namespace megadp

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a buffer is registered from: descriptions of parameters, and how their gradients are bucketed and sharded.
+#pragma once
+
+#include "grid.h"
+
+namespace megadp {
+
+/// One parameter. Zero, false and unset are the defaults.
+class Param {
+ public:
+  explicit Param(const std::string& name) : name_(name) {}
+
+  const std::string& name() const { return name_; }
+  /// One more dimension, the slowest varying first. A parameter without one is a single number.
+  void add_dimension(long long size) { shape_.push_back(size); }
+
+  DType dtype = DType::DEFAULT;  ///< F32, BF16 or F16
+  int uses_per_step = 0;         ///< how many puts make its gradient ready in a microbatch; 0: 1
+  ParamClass param_class = ParamClass::DENSE;
+  Placement placement = Placement::UNSET;
+  int shard_dim = 0;        ///< with SHARDED: the dimension cut over the tensor-parallel ranks
+  int shard_stride = 0;     ///< with SHARDED: how many pieces a rank has; 0: 1
+  int group = 0;            ///< of the optimizer
+  bool frozen = false;      ///< not trained: the library keeps neither it nor a gradient
+  bool own_bucket = false;  ///< gets a bucket to itself
+
+#ifndef SWIG
+  const std::vector<int64_t>& shape() const {
+    return shape_;
+  }
+  mdp_param describe() const {
+    mdp_param param{};
+    param.struct_size = sizeof param;
+    param.dtype = static_cast<mdp_dtype>(dtype);
+    param.name = name_.c_str();
+    param.shape = shape_.data();
+    param.ndim = static_cast<int32_t>(shape_.size());
+    param.uses_per_step = uses_per_step;
+    param.param_class = static_cast<mdp_param_class>(param_class);
+    param.placement = static_cast<mdp_placement>(placement);
+    param.shard_dim = shard_dim;
+    param.shard_stride = shard_stride;
+    param.group = group;
+    param.flags = (frozen ? MDP_PARAM_FROZEN : 0) | (own_bucket ? MDP_PARAM_OWN_BUCKET : 0);
+    return param;
+  }
+#endif
+
+ private:
+  std::string name_;
+  std::vector<int64_t> shape_;
+};
+
+/// Parameters in the order of the forward pass.
+class Params {
+ public:
+  /// A copy of the description as it is now.
+  void add(const Param& param) { params_.push_back(param); }
+  long long size() const { return static_cast<long long>(params_.size()); }
+
+#ifndef SWIG
+  const std::vector<Param>& list() const {
+    return params_;
+  }
+  std::vector<mdp_param> describe() const {
+    std::vector<mdp_param> described;
+    for (const Param& param : params_) described.push_back(param.describe());
+    return described;
+  }
+#endif
+
+ private:
+  std::vector<Param> params_;
+};
+
+struct BufferOptions {
+  DType grad_dtype = DType::DEFAULT;  ///< F32 or SAME
+  Sharding sharding = Sharding::DEFAULT;
+  Missing missing = Missing::REFUSE;
+  long long bucket_elements = 0;  ///< a bucket closes once it is this long; 0: the library decides
+  long long bucket_count = 0;     ///< instead: all elements / this
+  bool no_overlap = false;        ///< launch everything at sync
+  bool high_bandwidth_padding = false;
+  bool reference_buckets = false;
+
+#ifndef SWIG
+  bool describe(mdp_buffer_config* config, Failure& failure) const {
+    if (!not_negative("bucket_elements", bucket_elements, failure) || !not_negative("bucket_count", bucket_count, failure)) return false;
+    *config = mdp_buffer_config{};
+    config->struct_size = sizeof *config;
+    config->grad_dtype = static_cast<mdp_dtype>(grad_dtype);
+    config->sharding = static_cast<mdp_sharding>(sharding);
+    config->missing = static_cast<mdp_missing>(missing);
+    config->bucket_elements = static_cast<uint64_t>(bucket_elements);
+    config->bucket_count = static_cast<uint64_t>(bucket_count);
+    config->flags = (no_overlap ? MDP_BUFFER_NO_OVERLAP : 0) | (high_bandwidth_padding ? MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
+                    (reference_buckets ? MDP_BUFFER_REFERENCE_BUCKETS : 0);
+    return true;
+  }
+#endif
+};
+
+/// What would be allocated, and where everything would lie, without ranks. Local.
+class Plan {
+ public:
+  /// The whole layout in a world of this size, as JSON.
+  static std::string layout(const GridOptions& grid, int world, const BufferOptions& options, const Params& params, Failure& failure) {
+    const mdp_grid_config cut = grid.config();
+    mdp_buffer_config config;
+    if (!options.describe(&config, failure)) return std::string();
+    return guarded(failure, [&] {
+      const std::vector<mdp_param> list = params.describe();
+      return Library::text(failure, [&](char* json, size_t capacity, size_t* needed) {
+        return mdp_plan_json(&cut, world, &config, list.data(), list.size(), json, capacity, needed);
+      });
+    });
+  }
+  /// The groups that the axes span, as JSON: [[0,2],[1,3]].
+  static std::string groups(const GridOptions& grid, int world, int axes, Failure& failure) {
+    const mdp_grid_config cut = grid.config();
+    return Library::text(failure, [&](char* json, size_t capacity, size_t* needed) {
+      return mdp_grid_groups_json(&cut, world, static_cast<uint32_t>(axes), json, capacity, needed);
+    });
+  }
+};
+
+}  // namespace megadp

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A pending operation, waited for in slices: between two of them the host language can collect garbage and look for interrupts.
+#pragma once
+
+#include "handle.h"
+
+namespace megadp {
+
+/// Any thread may use it. Dropping one lets the operation go on.
+class Request {
+ public:
+  /// Whether the operation has finished; fails with the operation's failure. Does not block.
+  bool done(Failure& failure) const {
+    const auto request = request_.use(failure);
+    return request && failure.take(mdp_request_test(request.get())) && failure.code == MDP_OK;
+  }
+
+  /// Blocks for at most 50 ms; whether the operation has finished. Fails with the operation's failure.
+  bool wait_slice(Failure& failure) const {
+    const auto request = request_.use(failure);
+    return request && wait_slice(request.get(), failure);
+  }
+
+  void close() { request_.close(); }
+
+#ifndef SWIG
+  explicit Request(mdp_request* request) : request_("Request", request, mdp_request_free) {}
+
+  static bool wait_slice(mdp_request* request, Failure& failure) {
+    return failure.take(mdp_request_wait(request, kSlice)) && failure.code == MDP_OK;
+  }
+  // `request` by reference: the call that gives `status` writes it, and may be evaluated after the other arguments.
+  static Request* own(mdp_status status, mdp_request* const& request, Failure& failure) {
+    return failure.take(status) ? new Request(request) : nullptr;
+  }
+#endif
+
+ private:
+  static constexpr uint64_t kSlice = 50000000;  ///< ns; SWIG cannot read separators
+  Handle<mdp_request> request_;
+};
+
+}  // namespace megadp

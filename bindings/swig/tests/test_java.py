@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Java: the jar, the digits with 1 and 2 ranks, the failures, and the README's first example."""
+import glob
+import os
+import shutil
+import tempfile
+import unittest
+import zipfile
+
+import build
+import ranks
+
+JAVA = os.path.join(ranks.SWIG, "java")
+
+
+def virtual_machines():
+    """The java on the PATH, and another one where MEGADP_JAVA names it."""
+    return [name for name in ("java", os.environ.get("MEGADP_JAVA")) if name and shutil.which(name)]
+
+
+class Java(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.jar = build.build("java", os.path.join(ranks.MADE, "java"))
+        except build.Missing as missing:
+            raise unittest.SkipTest(str(missing)) from missing
+        cls.classes = os.path.join(ranks.MADE, "java-tests")
+        shutil.rmtree(cls.classes, ignore_errors=True)
+        os.makedirs(cls.classes)
+        build.run("javac", "--release", "8", "-Xlint:all,-options", "-Werror", "-encoding", "UTF-8", "-cp", cls.jar, "-d", cls.classes,
+                  *glob.glob(os.path.join(JAVA, "tests", "*.java")), *glob.glob(os.path.join(JAVA, "examples", "*.java")))
+
+    def java(self, *arguments, machine="java"):
+        return [machine, "-Xcheck:jni", "-cp", f"{self.jar}{os.pathsep}{self.classes}", *arguments]
+
+    def case(self, name, count=1, code=0):
+        """What each of `count` ranks printed, sorted; none of it a complaint of the virtual machine about the wrapper."""
+        for machine in virtual_machines():
+            with tempfile.TemporaryDirectory() as folder:
+                env = ranks.environment(FAILURES_FLAG=os.path.join(folder, "flag"))
+                ended = ranks.run_ranks(count, self.java("Failures", name, machine=machine), env=env)
+            printed = sorted(ranks.check_ended(self, ended, code).splitlines())
+            self.assertNotIn("in native method", ended.stdout + ended.stderr)
+        return printed
+
+    def test_bad_argument(self):
+        self.assertEqual(self.case("badArgument"), ["done"])
+
+    def test_missing_gradient(self):
+        self.assertEqual(self.case("missingGradient", 2), ["done"] * 2 + ["refused 0 1"] * 2 + ["stepped 1"] * 2)
+
+    def test_killed_peer(self):
+        self.assertEqual(self.case("killedPeer", 3, 137), ["done"] * 2 + ["kept true 1"] * 2 + ["told 1"] * 10)
+
+    def test_use_after_close(self):
+        self.assertEqual(self.case("useAfterClose"), ["done"])
+
+    def test_collected(self):
+        self.assertEqual(self.case("collected"), ["done"])
+
+    def test_interrupted(self):
+        self.assertEqual(self.case("interrupted", 2), ["done"] * 2 + ["interrupted"] + ["synced"] * 2)
+
+    def test_plans(self):
+        self.assertEqual(self.case("plans"), ["done"])
+
+    @unittest.skipUnless(os.path.exists(ranks.DIGITS), "the digits are not there (scripts/setup_python writes them)")
+    def test_training(self):
+        losses = [ranks.check_ended(self, ranks.run_ranks(n, ["java", "-cp", f"{self.jar}{os.pathsep}{self.classes}", "DigitsMlp", ranks.DIGITS]))
+                  for n in (1, 2)]
+        ranks.check_losses(self, *losses)
+
+    def test_the_jar_is_whole(self):
+        """Without MEGADP_LIBRARY the library inside is used, nothing is left in the temporary folder, and all is for Java 8."""
+        with zipfile.ZipFile(self.jar) as jar:
+            versions = {jar.read(name)[6:8] for name in jar.namelist() if name.endswith(".class")}
+        self.assertEqual(versions, {b"\x00\x34"})
+        with tempfile.TemporaryDirectory() as folder:
+            env = ranks.environment()
+            del env["MEGADP_LIBRARY"]
+            command = self.java("Failures", "plans")
+            ended = ranks.run([command[0], f"-Djava.io.tmpdir={folder}", *command[1:]], env=env)
+            self.assertEqual(ranks.check_ended(self, ended), "done\n")
+            self.assertEqual(os.listdir(folder), [])
+            ended = ranks.run(command, env=dict(env, MEGADP_LIBRARY=os.path.join(folder, "absent.so")))
+            self.assertNotEqual(ended.returncode, 0)
+            self.assertIn("absent.so", ended.stderr)
+
+    def test_readme(self):
+        """Its first example runs as printed."""
+        source, commands = ranks.first_example(self, os.path.join(JAVA, "README.md"), "java")
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "Train.java"), "w", encoding="utf-8") as file:
+                file.write(source)
+            shutil.copy(self.jar, folder)
+            path = os.pathsep.join([os.path.dirname(ranks.PROGRAM), os.environ["PATH"]])
+            ended = ranks.run(["bash", "-euc", commands], cwd=folder, env=ranks.environment(PATH=path))
+            self.assertEqual(ranks.check_ended(self, ended).splitlines(), ["[0] w 2.00 b -1.00"])
+
+
+if __name__ == "__main__":
+    unittest.main()
