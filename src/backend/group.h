@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/stream.h"
@@ -43,6 +44,17 @@ class Group {
   // The group of the same ranks that carries small messages between hosts' memories, on the streams of Backend::control(): for a device the
   // host's, for the host itself.
   virtual Group& control() noexcept { return *this; }
+
+  // A roll of what each rank has submitted to a group whose collectives run where nobody compares them (a device), kept by the host's group
+  // of the same ranks. enter(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits. entered(): what the
+  // ranks of this host, this one too, have said of operation `number`.
+  struct Entered {
+    int member;        // world rank
+    uint64_t last;     // number of the last operation it submitted, 0: none
+    std::string what;  // of `number`, cut after 119 bytes; "": it has not come to it, or was there too long ago
+  };
+  virtual void enter(uint64_t /*number*/, const std::string& /*what*/) noexcept {}
+  virtual std::vector<Entered> entered(uint64_t /*number*/) const { return {}; }
 
   // Collective over this group, blocking: a group of `members` (world ranks of this group, this one among them, the same list on each of
   // them). Empty: this rank takes no part, and gets a null pointer.

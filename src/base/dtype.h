@@ -60,6 +60,20 @@ enum class Op : uint32_t {
   avg = 1,
   max = 2,
   min = 3
-};  // the values of mdp_op
+};
+constexpr const char* name_of(Op op) noexcept {
+  switch (op) {
+    case Op::sum:
+      return "sum";
+    case Op::avg:
+      return "avg";
+    case Op::max:
+      return "max";
+    case Op::min:
+      return "min";
+  }
+  return "?";
+}
+// the values of mdp_op
 
 }  // namespace megadp

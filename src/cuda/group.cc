@@ -22,10 +22,19 @@ std::byte* bytes(void* data) {
   return static_cast<std::byte*>(data);
 }
 
-// "all_reduce of 1000 f32 (gradients, bucket 3, operation 17 of the group)"
-std::string describe(const char* call, size_t count, DType type, const Tag& tag, uint64_t number) {
-  const std::string bucket = tag.bucket < 0 ? "" : text(", bucket ", tag.bucket);
-  return text(call, " of ", count, " ", name_of(type), " (", tag.what, bucket, ", operation ", number, " of the group)");
+// "all_reduce of 1000 f32 (max) (gradients, bucket 3, operation 17 of the group)"
+std::string describe(const char* call, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t number) {
+  std::string about = *tag.what == '\0' ? "" : text(tag.what, ", ");
+  if (tag.bucket >= 0) about += text("bucket ", tag.bucket, ", ");
+  return text(call, " of ", count, " ", name_of(type), how, " (", about, "operation ", number, " of the group)");
+}
+
+std::string by(Op op) {
+  return op == Op::sum ? "" : text(" (", name_of(op), ")");
+}
+
+std::string in_window(size_t begin, double divisor) {
+  return text(divisor == 1 ? "" : text(" divided by ", divisor), " from element ", begin);
 }
 
 }  // namespace
@@ -85,12 +94,33 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, watch_));
 }
 
-Status CudaGroup::submit(Stream& stream, const char* call, size_t count, DType type, const Tag& tag, std::shared_ptr<void> keep,
-                         const Work& work) {
+// Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one host, whoever comes second sees it.
+Status CudaGroup::compare_with_others(const std::string& mine, const Tag& tag) const {
+  const uint64_t number = submitted_ + 1;
+  for (const Entered& other : control_->entered(number)) {
+    // An entry is cut: so is what it is compared with.
+    if (other.what.empty() || mine.compare(0, other.what.size(), other.what) == 0) continue;
+    const int here = gpu_->world().rank();
+    const bool first = here < other.member;
+    Status different(Code::desync,
+                     text("ranks ", std::min(here, other.member), " and ", std::max(here, other.member),
+                          " called different operations: ", first ? mine : other.what, " and ", first ? other.what : mine),
+                     Blame{.rank = std::max(here, other.member), .bucket = tag.bucket, .operation = number});
+    gpu_->fail(different);
+    return different;
+  }
+  return {};
+}
+
+Status CudaGroup::submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, const Work& work) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order on the stream
   if (gpu_->failed()) return gpu_->failure();
-  if (count == 0) return {};
+  if (call.count == 0) return {};
   if (size() == 1) return work(raw(stream));
+  const uint64_t number = submitted_ + 1;
+  const std::string name = describe(call.name, call.count, call.type, call.how, tag, number);
+  control_->enter(number, name);
+  if (Status same = compare_with_others(name, tag); !same) return same;
   CudaStream& ours = static_cast<CudaStream&>(stream);
   auto turn = watch_->turn();
   if (!turn) return turn.status();
@@ -101,13 +131,12 @@ Status CudaGroup::submit(Stream& stream, const char* call, size_t count, DType t
   std::vector<std::shared_ptr<void>> used = std::exchange(used_, {});
   auto end = ours.mark();
   if (done.ok() && !end) done = end.status();
-  const std::string name = describe(call, count, type, tag, submitted_ + 1);
   if (!done) {  // a part of it may be on the stream already
     watch_->drop(std::make_shared<decltype(used)>(std::move(used)), end ? *end : nullptr);
-    return done.with_context(name).with_blame(Blame{.bucket = tag.bucket, .operation = submitted_ + 1});
+    return done.with_context(name).with_blame(Blame{.bucket = tag.bucket, .operation = number});
   }
-  submitted_ += 1;
-  watch_->add({*std::move(begin), *std::move(end), communicator_, members(), name, tag.bucket, submitted_, std::move(used)});
+  submitted_ = number;
+  watch_->add({*std::move(begin), *std::move(end), communicator_, control_, name, tag.bucket, number, std::move(used)});
   return {};
 }
 
@@ -144,18 +173,20 @@ Status CudaGroup::reduce_scatter(Stream& stream, Window& window, DType type, siz
   const size_t piece = count / static_cast<size_t>(size());
   std::byte* const from = window.data() + begin * size_of(type);
   std::byte* const to = from + static_cast<size_t>(rank()) * piece * size_of(type);
-  return submit(stream, "reduce_scatter", count, type, tag, static_cast<CudaWindow&>(window).block(), [&](void* s) {
-    return sum_pieces(s, from, to, piece, {type, Op::sum, divisor});
-  });
+  return submit(stream, {"reduce_scatter", count, type, in_window(begin, divisor)}, tag, static_cast<CudaWindow&>(window).block(),
+                [&](void* s) {
+                  return sum_pieces(s, from, to, piece, {type, Op::sum, divisor});
+                });
 }
 
 Status CudaGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
   if (Status checked = check_range("all_reduce", window, type, begin, count, false); !checked) return checked;
   if (Status checked = check_divisor("all_reduce", type, divisor); !checked) return checked;
   std::byte* const data = window.data() + begin * size_of(type);
-  return submit(stream, "all_reduce", count, type, tag, static_cast<CudaWindow&>(window).block(), [&](void* s) {
-    return sum_all(s, data, data, count, {type, Op::sum, divisor});
-  });
+  return submit(stream, {"all_reduce", count, type, in_window(begin, divisor)}, tag, static_cast<CudaWindow&>(window).block(),
+                [&](void* s) {
+                  return sum_all(s, data, data, count, {type, Op::sum, divisor});
+                });
 }
 
 Status CudaGroup::all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
@@ -163,7 +194,7 @@ Status CudaGroup::all_gather(Stream& stream, Window& window, DType type, size_t 
   const size_t piece = count / static_cast<size_t>(size());
   std::byte* const to = window.data() + begin * size_of(type);
   const std::byte* const from = to + static_cast<size_t>(rank()) * piece * size_of(type);
-  return submit(stream, "all_gather", count, type, tag, static_cast<CudaWindow&>(window).block(),
+  return submit(stream, {"all_gather", count, type, in_window(begin, 1)}, tag, static_cast<CudaWindow&>(window).block(),
                 [&](void* s) { return gather(s, from, to, piece, type); });
 }
 
@@ -171,41 +202,42 @@ Status CudaGroup::broadcast(Stream& stream, Window& window, DType type, size_t b
   if (Status checked = check_root("broadcast", root); !checked) return checked;
   if (Status checked = check_range("broadcast", window, type, begin, count, false); !checked) return checked;
   std::byte* const data = window.data() + begin * size_of(type);
-  return submit(stream, "broadcast", count, type, tag, static_cast<CudaWindow&>(window).block(),
-                [&](void* s) { return spread(s, data, count, type, root); });
+  return submit(stream, {"broadcast", count, type, text(" from rank ", root, in_window(begin, 1))}, tag,
+                static_cast<CudaWindow&>(window).block(), [&](void* s) { return spread(s, data, count, type, root); });
 }
 
 // ── on any memory of the device ──
 
 Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
-  return submit(stream, "all_reduce", count, type, tag, nullptr, [&](void* s) {
+  return submit(stream, {"all_reduce", count, type, by(op)}, tag, nullptr, [&](void* s) {
     return sum_all(s, bytes(from), bytes(to), count, {type, op, 1});
   });
 }
 
 Status CudaGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) {
-  return submit(stream, "reduce_scatter", count_per_rank, type, tag, nullptr, [&](void* s) {
+  return submit(stream, {"reduce_scatter", count_per_rank, type, " per rank" + by(op)}, tag, nullptr, [&](void* s) {
     return sum_pieces(s, bytes(from), bytes(to), count_per_rank, {type, op, 1});
   });
 }
 
 Status CudaGroup::all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
-  return submit(stream, "all_gather", count_per_rank, type, tag, nullptr,
+  return submit(stream, {"all_gather", count_per_rank, type, " per rank"}, tag, nullptr,
                 [&](void* s) { return gather(s, bytes(from), bytes(to), count_per_rank, type); });
 }
 
 Status CudaGroup::all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
-  return submit(stream, "all_to_all", count_per_rank, type, tag, nullptr,
+  return submit(stream, {"all_to_all", count_per_rank, type, " per rank"}, tag, nullptr,
                 [&](void* s) { return exchange(s, bytes(from), bytes(to), count_per_rank, type); });
 }
 
 Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) {
   if (Status checked = check_root("broadcast", root); !checked) return checked;
-  return submit(stream, "broadcast", count, type, tag, nullptr, [&](void* s) { return spread(s, bytes(data), count, type, root); });
+  return submit(stream, {"broadcast", count, type, text(" from rank ", root)}, tag, nullptr,
+                [&](void* s) { return spread(s, bytes(data), count, type, root); });
 }
 
 Status CudaGroup::barrier(Stream& stream, Tag tag) {
-  return submit(stream, "barrier", 1, DType::u8, tag, nullptr, [&](void* s) -> Status {
+  return submit(stream, {"barrier", 1, DType::u8}, tag, nullptr, [&](void* s) -> Status {
     if (size() == 1) return {};
     auto byte = scratch(1);
     return byte.ok() ? native_all_reduce(s, *byte, *byte, 1, {DType::u8, Op::max, 1}) : byte.status();

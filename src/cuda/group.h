@@ -78,7 +78,14 @@ class CudaGroup final : public Group {
     double divisor;
   };
   using Work = std::function<Status(void* stream)>;
-  Status submit(Stream& stream, const char* call, size_t count, DType type, const Tag& tag, std::shared_ptr<void> keep, const Work& work);
+  struct Call {
+    const char* name;
+    size_t count;
+    DType type;
+    std::string how = {};  // " (max)", " from rank 1": what must be the same on all ranks besides
+  };
+  Status submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, const Work& work);
+  Status compare_with_others(const std::string& mine, const Tag& tag) const;
   Status check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const;
   Status check_divisor(const char* call, DType type, double divisor) const;
   Status check_root(const char* call, int root) const;
@@ -98,7 +105,7 @@ class CudaGroup final : public Group {
   std::shared_ptr<Communicator> communicator_;  // until the end
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Watch> watch_;
-  const std::unique_ptr<Group> control_;
+  const std::shared_ptr<Group> control_;
   const bool exact_;
   std::mutex submitting_;
   uint64_t submitted_ = 0;                   // under submitting_

@@ -81,6 +81,7 @@ struct Watch::State {
   void take_off_memory(Ended* ended);
   Status trouble(std::shared_ptr<Gpu>* gpu);
   static Status missed_by(Running& one, const World& world);
+  Status timed_out(const Running& one) const;
 };
 
 // Called with the mutex held. A thread that cannot be started is no reason to fail: what would have been watched is then only not watched.
@@ -192,7 +193,7 @@ void Watch::State::take_off_memory(Ended* ended) {
 
 // A member that has left will not come. What it sent before may still be on its way, though: so it is given a moment.
 Status Watch::State::missed_by(Running& one, const World& world) {
-  for (const int member : one.collective.members) {
+  for (const int member : one.collective.control->members()) {
     if (member == world.rank() || !world.has_left(member)) continue;
     if (one.left_ns == 0) one.left_ns = now_ns();
     if (now_ns() - one.left_ns < kMomentNs) return {};
@@ -200,6 +201,26 @@ Status Watch::State::missed_by(Running& one, const World& world) {
             Blame{.rank = member, .bucket = one.collective.bucket, .operation = one.collective.operation}};
   }
   return {};
+}
+
+// Who has not come is known of the ranks of this host.
+Status Watch::State::timed_out(const Running& one) const {
+  const Watch::Collective& collective = one.collective;
+  std::string sentence = text(collective.name, " did not end within ", timeout_ns / 1'000'000, " ms: ");
+  Blame blame{.bucket = collective.bucket, .operation = collective.operation};
+  const std::vector<Group::Entered> roll = collective.control->entered(collective.operation);
+  for (const Group::Entered& entered : roll) {
+    if (entered.last >= collective.operation) continue;
+    sentence +=
+        text(blame.rank < 0 ? "" : ", ", "rank ", entered.member, " has not come to it (its last operation was ", entered.last, ")");
+    if (blame.rank < 0) blame.rank = entered.member;
+  }
+  if (blame.rank < 0) {
+    const bool all = roll.size() == collective.control->members().size();
+    sentence += all ? "all ranks have come to it, but their data cannot pass"
+                    : "a rank of another host has not come to it, or its data cannot pass";
+  }
+  return {Code::timeout, std::move(sentence), blame};
 }
 
 // What ends the collectives under way, if anything does, and on which device.
@@ -218,11 +239,7 @@ Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
       }
     }
     if (Status missed = missed_by(one, (*gpu)->world()); !missed) return missed;
-    if (one.began_ns == 0 || now_ns() - one.began_ns < timeout_ns) continue;
-    return {Code::timeout,
-            text(one.collective.name, " did not end within ", timeout_ns / 1'000'000,
-                 " ms: another rank has not come to it, or its data cannot pass"),
-            Blame{.bucket = one.collective.bucket, .operation = one.collective.operation}};
+    if (one.began_ns != 0 && now_ns() - one.began_ns >= timeout_ns) return timed_out(one);
   }
   return {};
 }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/group.h"
 #include "cuda/event.h"
 
 namespace megadp::cuda {
@@ -33,7 +34,7 @@ class Watch {
   struct Collective {
     std::shared_ptr<CudaEvent> begin, end;
     std::shared_ptr<Communicator> communicator;
-    std::vector<int> members;  // world ranks
+    std::shared_ptr<Group> control;  // the host's group of the same members
     std::string name;
     int32_t bucket;
     uint64_t operation;

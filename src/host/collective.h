@@ -63,6 +63,12 @@ class Member {
   // Memory that the members of this host see; all members agree on it. Collective, blocking.
   Result<std::shared_ptr<Parts>> create_parts(const Agreement& what, bool touch);
 
+  // See Group::enter. Nothing is kept where no other member is on this host.
+  void enter(uint64_t number, const std::string& what) noexcept {
+    if (sync_) sync_->enter(number, what);
+  }
+  std::vector<Group::Entered> entered(uint64_t number) const { return sync_ ? sync_->entered(number) : std::vector<Group::Entered>(); }
+
   // Runs `body` as `operation` on a stream's worker. A failure ends the group, and the World learns of it, since this rank's peers would
   // wait for it in vain.
   Status perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body);

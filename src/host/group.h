@@ -24,6 +24,9 @@ class HostGroup final : public Group {
   int size() const noexcept override { return member_->size(); }
   const std::vector<int>& members() const noexcept override { return member_->members(); }
 
+  void enter(uint64_t number, const std::string& what) noexcept override { member_->enter(number, what); }
+  std::vector<Entered> entered(uint64_t number) const override { return member_->entered(number); }
+
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 

@@ -27,20 +27,6 @@ const char* name_of(Kind kind) noexcept {
   return "unknown operation";
 }
 
-const char* name_of(Op op) noexcept {
-  switch (op) {
-    case Op::sum:
-      return "sum";
-    case Op::avg:
-      return "avg";
-    case Op::max:
-      return "max";
-    case Op::min:
-      return "min";
-  }
-  return "?";
-}
-
 uint32_t bits_of(float x) noexcept {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -70,7 +56,7 @@ std::string describe(const Operation& operation) {
     const bool per_rank = operation.window == 0 && (operation.kind == Kind::reduce_scatter || operation.kind == Kind::all_gather ||
                                                     operation.kind == Kind::all_to_all);
     out += text(" of ", operation.count, " ", megadp::name_of(operation.type), per_rank ? " per rank" : "");
-    if (operation.op != Op::sum) out += text(" (", name_of(operation.op), ")");
+    if (operation.op != Op::sum) out += text(" (", megadp::name_of(operation.op), ")");
     if (operation.divisor != 1.0F) out += text(" divided by ", operation.divisor);
     if (operation.root >= 0) out += text(" from rank ", operation.root);
     if (operation.window != 0) out += text(" from element ", operation.begin, " of window ", operation.window);

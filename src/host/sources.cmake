@@ -29,6 +29,7 @@ set(MEGADP_host_SOURCES
     memory.cc
     operation.cc
     parts.cc
+    roll.cc
     simd.cc
     staged_collectives.cc
     stream.cc

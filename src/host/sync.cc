@@ -163,6 +163,14 @@ Status Sync::compare(const Operation& operation) const {
   return {};
 }
 
+std::vector<Group::Entered> Sync::entered(uint64_t number) const {
+  std::vector<Group::Entered> all;
+  for (int rank = 0; rank < control_->size(); ++rank) {
+    all.push_back(read_entry(page(rank).roll, members_[static_cast<size_t>(rank)], number));
+  }
+  return all;
+}
+
 void Sync::leave() noexcept {
   // After a failure (an abort, say) the World tells the others why; this mark would overtake it.
   if (!world_->failed()) page(control_->rank()).slot.gone.store(1, std::memory_order_release);

@@ -6,6 +6,7 @@
 //     64  Slot      { phase, gone, number }   written by its owner only; a cache line of its own
 //     128 Operation [2]                       what the owner came for; by the parity of the operation's number
 //     …   cpus                                on which processors the owner may run
+//     …   roll                                what the owner submitted elsewhere, see roll.h
 //
 // Each rank counts its meetings ("phase"). Arriving adds one to `arrived`; the meeting is complete when that is phase * ranks. One word to
 // wait on, so however many ranks there are, each sleeps at most once and only the last to come wakes anyone. The slots say who is missing.
@@ -25,6 +26,7 @@
 #include "base/status.h"
 #include "host/operation.h"
 #include "host/parts.h"
+#include "host/roll.h"
 #include "host/stream.h"
 
 namespace megadp::host {
@@ -41,6 +43,7 @@ struct ControlPage {
   } slot;
   Operation operation[2];
   uint64_t cpus[16];
+  RollPage roll;
 };
 static_assert(sizeof(ControlPage) <= 4096);
 
@@ -57,6 +60,10 @@ class Sync {
 
   // The first meeting of `operation` compares what all ranks came for. Failures blame a rank; the caller adds the operation.
   Status meet(const Operation& operation, const Stop& stop);
+
+  // See Group::enter.
+  void enter(uint64_t number, const std::string& what) noexcept { host::enter(page(control_->rank()).roll, number, what); }
+  std::vector<Group::Entered> entered(uint64_t number) const;
 
   // Tells the others that this rank will not come again.
   void leave() noexcept;

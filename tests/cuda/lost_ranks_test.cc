@@ -16,7 +16,8 @@ struct Ending {
   std::vector<std::string> words;
 };
 
-const Ending kNeverComes = {"a rank that never comes", 2'000'000'000, MDP_E_TIMEOUT, {"did not end within 2000 ms", "all_reduce"}};
+const Ending kNeverComes = {
+    "a rank that never comes", 2'000'000'000, MDP_E_TIMEOUT, {"did not end within 2000 ms", "all_reduce", "rank 2 has not come to it"}};
 const Ending kLeaves = {"a rank that leaves", 60'000'000'000, MDP_E_PEER, {"rank 2", "left"}};
 const Ending kAborts = {"a rank that aborts", 60'000'000'000, MDP_E_ABORTED, {"rank 2"}};
 
@@ -96,13 +97,36 @@ bool lost(const Ending& ending) {
   return good;
 }
 
+// NCCL would hang, or sum what does not belong together. Whoever comes second compares.
+bool different_calls() {
+  std::vector<std::unique_ptr<DeviceFloats>> values;  // longer than anything works on them
+  for (int rank = 0; rank < 3; ++rank) values.push_back(std::make_unique<DeviceFloats>(std::vector<float>(100, 1)));
+  const std::vector<int64_t> shape = {100};
+  const bool good = run_kind("different calls", {MDP_BACKEND_CUDA, 0, 60'000'000'000}, 3, [&](KindRank& rank) {
+    const mdp_tensor all = floats(values[static_cast<size_t>(rank.rank)]->data(), shape, rank.rank);
+    for (const mdp_op op : {MDP_OP_SUM, rank.rank == 1 ? MDP_OP_MAX : MDP_OP_SUM}) {
+      if (mdp_all_reduce(rank.comm.get(), &all, &all, op, nullptr, nullptr) != MDP_OK) break;  // the others may be ahead
+    }
+    const mdp_error_info info = failure_of(rank);
+    const std::string said = info.text;
+    require(info.status == MDP_E_DESYNC, "got ", mdp_status_name(info.status), ": ", said);
+    const char* const words[] = {"called different operations: all_reduce of 100 f32 (", "all_reduce of 100 f32 (max) ", "operation 2 of"};
+    for (const char* word : words) require(said.find(word) != std::string::npos, "'", said, "' does not say ", word);
+    require(said.find("ranks 0 and 1") != std::string::npos || said.find("ranks 1 and 2") != std::string::npos, "'", said,
+            "' does not name the ranks");
+  });
+  standin::wait_for_threads();
+  return good;
+}
+
 }  // namespace
 
 int main() {
   megadp::cuda::use_plugin(plugin());
   bool good = true;
   for (const Ending* ending : {&kNeverComes, &kLeaves, &kAborts}) good = lost(*ending) && good;
-  megadp::standin::wait_for_threads();
+  standin::wait_for_threads();
+  good = different_calls() && good;
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";
   return good ? 0 : 1;
 }
