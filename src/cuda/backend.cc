@@ -52,8 +52,9 @@ Status agree_on_devices(const Gpu& gpu) {
   if (!all) return all.status();
   std::vector<Card> cards(all->size());
   for (size_t r = 0; r < all->size(); ++r) {
-    if ((*all)[r].size() != sizeof(Card))
+    if ((*all)[r].size() != sizeof(Card)) {
       return Status(Code::desync, text("rank ", r, " did not open the CUDA backend"), Blame{.rank = static_cast<int32_t>(r)});
+    }
     std::memcpy(&cards[r], (*all)[r].data(), sizeof(Card));
     if (cards[r].nccl != cards[0].nccl) {
       return Status(Code::desync, text("rank ", r, " has NCCL ", cards[r].nccl, ", rank 0 has ", cards[0].nccl),
@@ -93,8 +94,9 @@ Result<std::shared_ptr<Backend>> CudaBackend::open(const PluginTable& plugin, st
   if (Status agreed = agree_on_devices(**gpu); !agreed) return agreed;
   std::shared_ptr<CudaBackend> backend(new CudaBackend(*std::move(gpu), std::move(host), options.exact));
   Gpu& device = *backend->gpu_;
-  if (Status made = device.check(plugin.stream_create(device.device(), false, &backend->moving_stream_), "creating a stream"); !made)
+  if (Status made = device.check(plugin.stream_create(device.device(), false, &backend->moving_stream_), "creating a stream"); !made) {
     return made;
+  }
   return std::shared_ptr<Backend>(std::move(backend));
 }
 

@@ -23,8 +23,10 @@ Status Gpu::check(int32_t result, const std::string& what) const {
   if (result == 0) return {};
   char why[512] = "";
   plugin_->explain(result, nccl_, why, sizeof why);
-  const bool memory = result == kOutOfMemory || result == kNoHostMemory;
-  return Status(memory ? Code::memory : Code::backend, text(what, " on CUDA device ", index_, ": ", why), Blame{.rank = world_->rank()});
+  Code code = Code::backend;
+  if (result == kOutOfMemory || result == kNoHostMemory) code = Code::memory;
+  if (result == kBadArgument || result == kUnsupported) code = Code::unsupported;
+  return Status(code, text(what, " on CUDA device ", index_, ": ", why), Blame{.rank = world_->rank()});
 }
 
 void Gpu::fail(const Status& why) {

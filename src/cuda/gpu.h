@@ -29,7 +29,7 @@ class Gpu {
   // Nothing of CUDA may be touched in a forked child, not even to free it.
   bool usable_here() const noexcept { return !world_->in_forked_child(); }
 
-  // ok for 0, Code::memory or Code::backend otherwise; `what` is what was tried, as in "allocating 64 bytes".
+  // ok for 0, Code::memory, Code::unsupported or Code::backend otherwise; `what` is what was tried, as in "allocating 64 bytes".
   Status check(int32_t result, const std::string& what) const;
 
   // The first failure of this rank's work on the device; sticks, reaches the other ranks, and stops parameters from being changed by what
