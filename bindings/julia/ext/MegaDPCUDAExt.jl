@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Arrays of CUDA.jl: where they are, on which stream, and the library's device memory as such arrays.
+# Arrays of CUDA.jl: where they are, on which stream, and the library's device memory as such arrays. An array that `reshape` or `view` makes
+# of such an array does not keep it: keep the first one, or the DataParallel, for as long.
 module MegaDPCUDAExt
 
 using CUDA: CUDA, CuArray, CuPtr

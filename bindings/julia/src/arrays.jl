@@ -37,7 +37,10 @@ const task_stream = Ref{Any}(() -> C_NULL)
 The memory of an array as (array that owns it, address of the first element, strides in elements), or `nothing` where it has no strides.
 """
 strided(array::DenseArray) = (array, UInt(pointer(array)), strides(array))
-strided(array::SubArray) = strided(parent(array)) === nothing || !(array isa StridedArray) ? nothing : (array, UInt(pointer(array)), strides(array))
+function strided(array::SubArray)
+    inner = array isa StridedArray ? strided(parent(array)) : nothing
+    return inner === nothing ? nothing : (inner[1], UInt(pointer(array)), strides(array))
+end
 strided(_) = nothing
 
 function strided(array::PermutedDimsArray{T,N,P}) where {T,N,P}
@@ -88,12 +91,27 @@ isdense(array::AbstractArray) = array isa Base.FastContiguousSubArray && strided
 "An array over `address` that owns nothing; an extension adds CUDA's (device type 2)."
 wrap(::Val{1}, ::Type{T}, address, sizes) where {T} = unsafe_wrap(Array, Ptr{T}(address), sizes)
 
+"""
+What must be garbage before the memory of a wrapped array may go: arrays that `reshape` makes share it, with an older Julia by keeping the
+first array, since 1.11 by keeping its Memory.
+"""
+keeper(array) = array
+if isdefined(Core, :GenericMemory)
+    keeper(array::Array) = getfield(getfield(array, :ref), :mem)
+end
+
+"The memory of a tensor as an array; `release` is called once, with some object, when nothing can reach it any more."
 function wrap(tensor::Raw.mdp_tensor, row_major::Bool, release)
     type = julia_type(tensor.dtype)
     n = Int(tensor.ndim)
     sizes = ntuple(d -> Int(unsafe_load(tensor.shape, n + 1 - d)), n)
-    array = wrap(Val(Int(tensor.device_type)), type, tensor.data, sizes)
-    finalizer(release, array)
+    if prod(sizes) == 0  # no memory to keep; and all empty arrays may be one object
+        release(nothing)
+        array = Array{type}(undef, sizes)
+    else
+        array = wrap(Val(Int(tensor.device_type)), type, tensor.data, sizes)
+        finalizer(release, keeper(array))
+    end
     return row_major && n > 1 ? PermutedDimsArray(array, ntuple(d -> n + 1 - d, n)) : array
 end
 

@@ -2,7 +2,7 @@
 # A model whose parameters are the library's memory, its gradients on their way while backward goes on, and its optimizer.
 
 """
-    DataParallel(comm_or_grid, model; async = false, lr = 1e-3, betas = …, eps = …, weight_decay = …, max_grad_norm = …, sharding = …, …)
+    DataParallel(comm_or_grid, model; async = false, lr = 1e-3, betas = …, weight_decay = …, max_grad_norm = …, sharding = …, …)
 
 Takes over the parameters of a model: all floating-point arrays (Float32, Float16, BFloat16) of nested tuples and named tuples, such as Lux's
 `ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
@@ -30,7 +30,7 @@ mutable struct DataParallel{M}
     arrived::Vector{Int}                  # and backward
     lock::ReentrantLock
     async::Bool
-    gathering::Bool
+    gathering::Union{Request,Nothing}     # the last step's, where its parameters may be still on their way
 end
 
 const OPTIMIZER_KEYWORDS = (:lr, :betas, :eps, :weight_decay, :max_grad_norm, :groups)
@@ -51,7 +51,7 @@ function DataParallel(over::Union{Comm,Grid}, model; async = false, keywords...)
         numbers = IdDict{Any,Int}(array => i for (i, array) in enumerate(arrays))
         own = map_leaves((leaf, _, trained) -> trained && haskey(numbers, leaf) ? views[numbers[leaf]] : leaf, model)
         dp = DataParallel(own, buffer, optimizer, views, places, zeros(Int, length(arrays)), zeros(Int, length(arrays)), ReentrantLock(),
-                          async, false)
+                          async, nothing)
         remember(dp)
         return dp
     catch
@@ -94,11 +94,11 @@ Base.show(io::IO, dp::DataParallel) = print(io, "DataParallel(", nameof(typeof(d
 """
     wait(dp)
 
-Returns when all parameters hold their values after the last step. Local, waits for at most the timeout.
+Returns when all parameters hold their values after the last step. Local; waits in slices of 50 ms, for at most the timeout.
 """
 function Base.wait(dp::DataParallel)
-    wait(dp.buffer)
-    dp.gathering = false
+    dp.gathering === nothing || wait(dp.gathering)
+    dp.gathering = nothing
     return nothing
 end
 
@@ -154,7 +154,7 @@ function step!(dp::DataParallel, grads = nothing; keywords...)
         put!(dp, grads)
         sync!(dp.buffer)
         answer = step!(dp.optimizer; async = dp.async, keywords...)
-        dp.gathering = dp.async
+        dp.gathering = dp.async ? answer[2] : nothing
         begin_anew(dp)
         return dp.async ? answer[1] : answer
     catch problem

@@ -33,7 +33,7 @@ Base.show(io::IO, wrapped::Overlap) = print(io, "overlap(", wrapped.layer, ")")
 gradients: an AD that knows no ChainRules calls [`forward_begins`](@ref) and [`backward_ends`](@ref) where that rule does.
 """
 function run_layer(layer, arguments...)
-    each_parameter((dp, i, _) -> dp.gathering && wait(dp.buffer, i), (layer, arguments), nothing)
+    each_parameter((dp, i, _) -> await_parameter(dp, i), (layer, arguments), nothing)
     return layer(arguments...)
 end
 
@@ -44,7 +44,7 @@ Notes that the layer whose parameters are in `tree` is about to run and will be 
 """
 function forward_begins(tree)
     each_parameter(tree, nothing) do dp, i, _
-        dp.gathering && wait(dp.buffer, i)
+        await_parameter(dp, i)
         lock(() -> dp.expected[i] += 1, dp.lock)
     end
 end
@@ -65,6 +65,8 @@ function backward_ends(tree, grads)
         put!(dp.buffer, i, gradient; more = !last)
     end
 end
+
+await_parameter(dp, i) = dp.gathering === nothing || wait(dp.buffer, i)
 
 "Calls `f(dp, i, gradient)` for each array of the tree that is a parameter of some `DataParallel`."
 function each_parameter(f, tree, grads)

@@ -51,13 +51,14 @@ testcase("stand-in Optimisers: gradients are averaged before the rule, states ar
     @test model.w ≈ [0, 1] && model.b ≈ [1] && states.w.state ≈ [1, 1]
     @test synchronize!!(world_of_one, states).w === states.w
     lazy = Broadcast.broadcasted(*, 2, Float32[1, 1])
-    @test Broadcast.materialize(Optimisers.apply!(DistributedOptimizer(world_of_one, Optimisers.Descent(0.5)), nothing, model.w, lazy)[2]) == [1, 1]
-    @test Optimisers._adjust(DistributedOptimizer(world_of_one, Optimisers.Descent(0.5)), (eta = 0.1,)).rule.eta == 0.1
+    descent = DistributedOptimizer(world_of_one, Optimisers.Descent(0.5))
+    @test Broadcast.materialize(Optimisers.apply!(descent, nothing, model.w, lazy)[2]) == [1, 1]
+    @test Optimisers._adjust(descent, (eta = 0.1,)).rule.eta == 0.1
 end
 
 testcase("stand-in Flux: its training loop over a DataParallel") do
     # async: the loop itself must wait, since no layer here does.
-    dp = DataParallel(world_of_one, Flux.Chain(map(layer -> Flux.Dense(copy(layer.weight), copy(layer.bias), layer.σ), layers)...); lr = 0.05, async = true)
+    dp = DataParallel(world_of_one, Flux.Chain(layers...); lr = 0.05, async = true)
     items = DistributedDataContainer(world_of_one, [(Float32[x; -x], Float32[x / 2]) for x in -1:0.25:1]; even = true)
     loss(model, x, y) = sum(abs2, model(x) .- y)
     whole() = sum(item -> loss(dp.model, item...), items)

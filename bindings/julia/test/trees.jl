@@ -3,7 +3,8 @@
 
 testcase("models of tuples, vectors and wrapped layers are found and built again") do
     shared = ones(Float32, 2, 2)
-    model = (embed = shared, layers = [(w = ones(Float32, 3),), (w = zeros(Float32, 3),)], head = shared, eps = 1.0f-5, steps = [1, 2], act = tanh)
+    model = (embed = shared, layers = [(w = ones(Float32, 3),), (w = zeros(Float32, 3),)], head = shared,
+             eps = 1.0f-5, steps = [1, 2], act = tanh)
     dp = DataParallel(world, model; lr = 0.0)
     @test [param.name for param in dp.buffer.params] == ["embed", "layers.1.w", "layers.2.w"]
     @test dp.model.embed === dp.model.head && dp.model.embed !== shared && dp.model.embed == shared

@@ -8,7 +8,10 @@ json(value::Union{Real,Nothing}) = value === nothing ? "null" : string(value)
 json(values::AbstractVector) = "[" * join(map(json, values), ",") * "]"
 
 "One line, so that those of different ranks stay apart."
-report(comm_or_rank, name, value) = (println("rank $(comm_or_rank isa Comm ? local_rank(comm_or_rank) : comm_or_rank) $name $(json(value))"); flush(stdout))
+function report(comm, name, value)
+    println("rank ", local_rank(comm), " ", name, " ", json(value))
+    flush(stdout)
+end
 
 "The library's exception that `body` ends with, or `nothing`."
 function caught(body)
