@@ -157,11 +157,15 @@ BUILDERS = {name[len("build_"):]: function for name, function in list(globals().
 
 def fingerprint(language):
     """Of everything that a module is made from."""
-    digest = hashlib.sha256(repr((language, os.environ.get("CXX"), shutil.which("swig"), library())).encode())
-    folders = [SWIG, os.path.join(SWIG, "shim"), os.path.join(SWIG, "languages"), os.path.join(SWIG, "java"),
-               os.path.join(SWIG, "java", "src", "megadp")]
-    files = [path for folder in folders for path in sorted(glob.glob(os.path.join(folder, "*"))) if os.path.isfile(path)]
-    for path in [os.path.join(ROOT, "include", "megadp.h"), library(), *files]:
+    tools = (language, os.environ.get("CXX"), shutil.which("swig"))
+    patterns = ["build.py", "*.i", os.path.join("*", "*.i"), os.path.join("shim", "*.h")]
+    linked = []
+    if language != "go":  # which is linked anew by its own tool
+        patterns += [os.path.join("languages", "*"), os.path.join("java", "src", "megadp", "*.java")]
+        linked.append(library())
+    digest = hashlib.sha256(repr((tools, linked)).encode())
+    files = [path for pattern in patterns for path in sorted(glob.glob(os.path.join(SWIG, pattern)))]
+    for path in [os.path.join(ROOT, "include", "megadp.h"), *linked, *files]:
         with open(path, "rb") as file:
             digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()

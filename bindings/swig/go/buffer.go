@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package megadp
+
+import (
+	"context"
+	"runtime"
+
+	"megadp/internal/shim"
+)
+
+// Missing is what Sync does about a parameter that never became ready.
+type Missing int
+
+// What there is to do: refuse the step (the default), take the gradient as zero, or skip the parameter.
+var (
+	MissingRefuse = Missing(shim.Missing_REFUSE)
+	MissingZero   = Missing(shim.Missing_ZERO)
+	MissingSkip   = Missing(shim.Missing_SKIP)
+)
+
+// BufferOptions are all defaults where they are zero.
+type BufferOptions struct {
+	GradDType            DType // F32 or Same
+	Zero0                bool  // nothing is sharded; by default optimizer state is (ZeRO-1)
+	Missing              Missing
+	BucketElements       int64 // a bucket closes once it is this long; 0: the library decides
+	BucketCount          int64 // instead: all elements / this
+	NoOverlap            bool  // launch everything at Sync
+	HighBandwidthPadding bool
+	ReferenceBuckets     bool
+}
+
+func (o BufferOptions) raw() shim.BufferOptions {
+	raw := shim.NewBufferOptions()
+	raw.SetGrad_dtype(shim.MegadpDType(o.GradDType))
+	if o.Zero0 {
+		raw.SetSharding(shim.Sharding_ZERO_0)
+	}
+	raw.SetMissing(shim.MegadpMissing(o.Missing))
+	raw.SetBucket_elements(o.BucketElements)
+	raw.SetBucket_count(o.BucketCount)
+	raw.SetNo_overlap(o.NoOverlap)
+	raw.SetHigh_bandwidth_padding(o.HighBandwidthPadding)
+	raw.SetReference_buckets(o.ReferenceBuckets)
+	return raw
+}
+
+// Float is an element of a gradient that is put, or of a parameter that is read or written.
+type Float interface {
+	float32 | float64
+}
+
+// Buffer is all parameters and their gradients, in the library's memory. param is always an index into the list they were registered with.
+// Put, Ready, Skip and Wait may be called by any goroutine, the others by the communicator's. Nothing is kept of slices passed in.
+type Buffer struct {
+	raw shim.Buffer
+}
+
+// NewBuffer lays out and allocates parameters, in the order of the forward pass, and their gradients, zeroed. Collective over the world,
+// with the same registration on all ranks.
+func NewBuffer(world *Comm, params []Param, options BufferOptions) (*Buffer, error) {
+	return register(params, options, world, func(list shim.Params, raw shim.BufferOptions, failure shim.Failure) shim.Buffer {
+		return shim.BufferCreate(world.raw, list, raw, failure)
+	})
+}
+
+// NewBufferOn is NewBuffer on a grid.
+func NewBufferOn(grid *Grid, params []Param, options BufferOptions) (*Buffer, error) {
+	return register(params, options, grid, func(list shim.Params, raw shim.BufferOptions, failure shim.Failure) shim.Buffer {
+		return shim.BufferCreate_on(grid.raw, list, raw, failure)
+	})
+}
+
+func register(params []Param, options BufferOptions, on any,
+	create func(shim.Params, shim.BufferOptions, shim.Failure) shim.Buffer) (*Buffer, error) {
+	list, raw := shim.NewParams(), options.raw()
+	defer shim.DeleteParams(list)
+	defer shim.DeleteBufferOptions(raw)
+	for _, param := range params {
+		param.addTo(list)
+	}
+	made, err := ask(on, func(failure shim.Failure) shim.Buffer { return create(list, raw, failure) })
+	if err != nil {
+		return nil, err
+	}
+	buffer := &Buffer{made}
+	runtime.SetFinalizer(buffer, func(buffer *Buffer) { shim.DeleteBuffer(buffer.raw) })
+	return buffer, nil
+}
+
+// BeginMicrobatch says whether the microbatch that begins is the last of its step. Not needed where each step has one.
+func (b *Buffer) BeginMicrobatch(last bool) error {
+	return call(b, func(failure shim.Failure) { b.raw.Begin_microbatch(last, failure) })
+}
+
+// Wait returns when the parameter holds its values after the last step.
+func (b *Buffer) Wait(param int) error {
+	return call(b, func(failure shim.Failure) { b.raw.Wait(int64(param), failure) })
+}
+
+// WaitAll waits for all parameters.
+func (b *Buffer) WaitAll() error { return call(b, b.raw.Wait_all) }
+
+// Put copies a gradient into its slot and counts it as ready. The first of a step replaces what is there, later ones are added.
+func Put[T Float](buffer *Buffer, param int, grad []T) error { return put(buffer, param, grad, false) }
+
+// PutMore is Put for a part of a gradient: more of the same use is coming, so it does not count as ready yet.
+func PutMore[T Float](buffer *Buffer, param int, grad []T) error {
+	return put(buffer, param, grad, true)
+}
+
+func put[T Float](buffer *Buffer, param int, grad []T, more bool) error {
+	data, size := bytesOf(grad)
+	return call(buffer, func(failure shim.Failure) {
+		buffer.raw.Put(int64(param), dtypeOf[T](), data, size, false, more, failure)
+	})
+}
+
+// Read copies a parameter into the slice, after the last step.
+func Read[T Float](buffer *Buffer, param int, to []T) error {
+	data, size := bytesOf(to)
+	return call(buffer, func(failure shim.Failure) { buffer.raw.Read(int64(param), dtypeOf[T](), data, size, failure) })
+}
+
+// Write gives a parameter new values, the same on all ranks of the data-parallel group.
+func Write[T Float](buffer *Buffer, param int, from []T) error {
+	data, size := bytesOf(from)
+	return call(buffer, func(failure shim.Failure) { buffer.raw.Write(int64(param), dtypeOf[T](), data, size, failure) })
+}
+
+// Ready says that the gradient lies in its view. Does not block.
+func (b *Buffer) Ready(param int) error {
+	return call(b, func(failure shim.Failure) { b.raw.Ready(int64(param), failure) })
+}
+
+// Skip says that this rank has no gradient of the parameter in this microbatch. Does not block.
+func (b *Buffer) Skip(param int) error {
+	return call(b, func(failure shim.Failure) { b.raw.Skip(int64(param), failure) })
+}
+
+// Changed is to be called after parameters were written through views.
+func (b *Buffer) Changed() error { return call(b, b.raw.Changed) }
+
+// ZeroGrad sets all gradients to zero and begins the step anew.
+func (b *Buffer) ZeroGrad() error { return call(b, b.raw.Zero_grad) }
+
+// Sync ends backward: the gradients of all ranks are reduced, and the ranks agree on what was missing. When ctx is over it returns ctx's
+// error; another Sync goes on waiting. Collective.
+func (b *Buffer) Sync(ctx context.Context) error { return inSlices(ctx, b, b.raw.Sync_slice) }
+
+// StartSync begins what Sync does.
+func (b *Buffer) StartSync() (*Request, error) { return newRequest(ask(b, b.raw.Start_sync)) }
+
+// Broadcast gives all ranks of each data-parallel group root's parameters. Collective.
+func (b *Buffer) Broadcast(root int) error {
+	return call(b, func(failure shim.Failure) { b.raw.Broadcast(root, failure) })
+}
+
+// Verify fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
+func (b *Buffer) Verify() error { return call(b, b.raw.Verify) }
+
+// Param lends the library's memory of a parameter. Write it between a step and the next forward, and call Changed.
+func (b *Buffer) Param(param int) (*View, error) {
+	return newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Param(int64(param), failure) }))
+}
+
+// Grad lends the library's memory of a gradient, which means something after Sync (with ZeRO-1: the owned part of it).
+func (b *Buffer) Grad(param int) (*View, error) {
+	return newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Grad(int64(param), failure) }))
+}
+
+// Stats are sums since registration; times in nanoseconds. As mdp_stats_report.
+type Stats struct {
+	CommNs, ExposedNs, Bytes, Buckets, LaunchedInBackward, Syncs, HostSyncs int64
+}
+
+// Stats of this buffer.
+func (b *Buffer) Stats() (Stats, error) {
+	raw, err := ask(b, b.raw.Stats)
+	if err != nil {
+		return Stats{}, err
+	}
+	defer shim.DeleteStats(raw)
+	return Stats{raw.GetComm_ns(), raw.GetExposed_ns(), raw.GetBytes(), raw.GetBuckets(), raw.GetLaunched_in_backward(), raw.GetSyncs(),
+		raw.GetHost_syncs()}, nil
+}
+
+// Range is one piece of one parameter whose optimizer state this rank keeps. As mdp_range.
+type Range struct {
+	Buffer, Bucket, Param, Begin, End, ParamBegin int64
+}
+
+// Owned are the ranges that this rank owns.
+func (b *Buffer) Owned() ([]Range, error) {
+	count, err := ask(b, b.raw.Owned_count)
+	var owned []Range
+	for i := int64(0); err == nil && i < count; i++ {
+		var raw shim.Range
+		if raw, err = ask(b, func(failure shim.Failure) shim.Range { return b.raw.Owned(i, failure) }); err == nil {
+			owned = append(owned, Range{raw.GetBuffer(), raw.GetBucket(), raw.GetParam(), raw.GetFirst(), raw.GetPast(), raw.GetParam_first()})
+			shim.DeleteRange(raw)
+		}
+	}
+	return owned, err
+}
+
+// Close drops the handle; views and optimizers live on.
+func (b *Buffer) Close() error {
+	b.raw.Close()
+	runtime.KeepAlive(b)
+	return nil
+}

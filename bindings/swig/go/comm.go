@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package megadp
+
+import (
+	"context"
+	"runtime"
+	"time"
+	"unsafe"
+
+	"megadp/internal/shim"
+)
+
+// Op is how a collective combines the ranks' values.
+type Op int
+
+// The operations.
+var (
+	Sum = Op(shim.Op_SUM)
+	Avg = Op(shim.Op_AVG)
+	Max = Op(shim.Op_MAX)
+	Min = Op(shim.Op_MIN)
+)
+
+// CommOptions are all defaults where they are zero. Rank and NRanks are for use with an ID; the launcher knows them otherwise.
+type CommOptions struct {
+	CUDA      bool          // instead of what the library chooses
+	Host      bool          // the CPU backend, also where there are GPUs
+	ID        string        // of UniqueID; empty: the launcher's environment says who the ranks are
+	Rank      int           // this rank, with an ID
+	NRanks    int           // how many ranks, with an ID
+	Device    int           // with CUDA, and SetDevice
+	SetDevice bool          // Device is meant literally, also 0
+	ExactSums bool          // with CUDA: the host's order of summation, and so its bits
+	Timeout   time.Duration // how long any collective waits for another rank; 0: five minutes
+}
+
+// Comm is this rank in one ordered group of ranks. One goroutine at a time may use it and what is made from it; Abort, Lost and Close may
+// come from any. Methods marked collective must be called by every rank, in the same order, and wait for the others, at most for the
+// timeout. What nobody closes is freed some time after it has become unreachable.
+type Comm struct {
+	raw shim.Comm
+}
+
+func newComm(raw shim.Comm) *Comm {
+	comm := &Comm{raw}
+	runtime.SetFinalizer(comm, func(comm *Comm) { shim.DeleteComm(comm.raw) })
+	return comm
+}
+
+// UniqueID makes a name and secret under which ranks that no launcher started find each other: made by one of them, carried to the others
+// by the caller, and kept from strangers.
+func UniqueID() (string, error) {
+	return ask(nil, shim.CommUnique_id)
+}
+
+// NewComm joins the ranks of a job into a communicator, the world. Collective over the ranks of the job.
+func NewComm(options CommOptions) (*Comm, error) {
+	raw := shim.NewCommOptions()
+	defer shim.DeleteCommOptions(raw)
+	switch {
+	case options.Host:
+		raw.SetBackend(shim.Backend_HOST)
+	case options.CUDA:
+		raw.SetBackend(shim.Backend_CUDA)
+	}
+	raw.SetId(options.ID)
+	raw.SetRank(options.Rank)
+	raw.SetNranks(options.NRanks)
+	raw.SetDevice(options.Device)
+	raw.SetSet_device(options.SetDevice)
+	raw.SetExact_sums(options.ExactSums)
+	raw.SetTimeout_seconds(options.Timeout.Seconds())
+	comm, err := ask(nil, func(failure shim.Failure) shim.Comm { return shim.CommCreate(raw, failure) })
+	if err != nil {
+		return nil, err
+	}
+	return newComm(comm), nil
+}
+
+// Rank is this process's number, 0 to Size - 1.
+func (c *Comm) Rank() (int, error) { return ask(c, c.raw.Rank) }
+
+// Size is the number of ranks.
+func (c *Comm) Size() (int, error) { return ask(c, c.raw.Size) }
+
+// Barrier returns when all ranks have called it. Collective.
+func (c *Comm) Barrier() error { return call(c, c.raw.Barrier) }
+
+// Split makes a communicator of the ranks that give the same color (0 or more), ordered by key; nil where color is negative. Collective.
+func (c *Comm) Split(color, key int) (*Comm, error) {
+	part, err := ask(c, func(failure shim.Failure) shim.Comm { return c.raw.Split(color, key, failure) })
+	if err != nil || part.Swigcptr() == 0 {
+		return nil, err
+	}
+	return newComm(part), nil
+}
+
+// Abort makes the communicator and all that is made from it unusable on all ranks: for a rank that cannot go on. Does not block.
+func (c *Comm) Abort() error { return call(c, c.raw.Abort) }
+
+// Lost is what made the communicator unusable; nil while nothing has.
+func (c *Comm) Lost() error {
+	lost, err := ask(c, c.raw.Lost)
+	if err != nil {
+		return err
+	}
+	defer shim.DeleteFailure(lost)
+	return errorFrom(lost)
+}
+
+// EventFd is readable while a finished request has not been asked for. It is the library's own: never read or close it.
+func (c *Comm) EventFd() (int, error) { return ask(c, c.raw.Event_fd) }
+
+// Close drops the handle; what was made from the communicator lives on.
+func (c *Comm) Close() error {
+	c.raw.Close()
+	runtime.KeepAlive(c)
+	return nil
+}
+
+// Number is an element of the arrays that collectives take.
+type Number interface {
+	float32 | float64 | int64 | uint8
+}
+
+func dtypeOf[T Number]() shim.MegadpDType {
+	switch any(*new(T)).(type) {
+	case float32:
+		return shim.DType_F32
+	case float64:
+		return shim.DType_F64
+	case int64:
+		return shim.DType_I64
+	default:
+		return shim.DType_U8
+	}
+}
+
+// bytesOf is a slice as the shim takes it: C may use the memory during the call, and keeps nothing of it.
+func bytesOf[T Number](values []T) (*byte, int64) {
+	if len(values) == 0 {
+		return new(byte), 0
+	}
+	return (*byte)(unsafe.Pointer(&values[0])), int64(len(values)) * int64(unsafe.Sizeof(values[0]))
+}
+
+// AllReduce puts the ranks' values, combined by op in rank order, in the place of each one's. Collective; blocking.
+func AllReduce[T Number](comm *Comm, values []T, op Op) error {
+	data, size := bytesOf(values)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.All_reduce(dtypeOf[T](), data, size, data, size, shim.MegadpOp(op), failure)
+	})
+}
+
+// ReduceScatter gives every rank its piece of the combined values: to has 1/Size of the elements. Collective; blocking.
+func ReduceScatter[T Number](comm *Comm, from, to []T, op Op) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.Reduce_scatter(dtypeOf[T](), source, sourceSize, target, targetSize, shim.MegadpOp(op), failure)
+	})
+}
+
+// AllGather puts the pieces of all ranks into to, in rank order. Collective; blocking.
+func AllGather[T Number](comm *Comm, from, to []T) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.All_gather(dtypeOf[T](), source, sourceSize, target, targetSize, failure)
+	})
+}
+
+// AllToAll sends piece r of from to rank r, which finds it as piece <this rank> of its to. Collective; blocking.
+func AllToAll[T Number](comm *Comm, from, to []T) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.All_to_all(dtypeOf[T](), source, sourceSize, target, targetSize, failure)
+	})
+}
+
+// Broadcast gives all ranks root's values. Collective; blocking.
+func Broadcast[T Number](comm *Comm, values []T, root int) error {
+	data, size := bytesOf(values)
+	return call(comm, func(failure shim.Failure) { comm.raw.Broadcast(dtypeOf[T](), data, size, root, failure) })
+}
+
+// Request is a pending operation. Any goroutine may use it; dropping it lets the operation go on.
+type Request struct {
+	raw shim.Request
+}
+
+func newRequest(raw shim.Request, err error) (*Request, error) {
+	if err != nil {
+		return nil, err
+	}
+	request := &Request{raw}
+	runtime.SetFinalizer(request, func(request *Request) { shim.DeleteRequest(request.raw) })
+	return request, nil
+}
+
+// Done says whether the operation has finished; the error is the operation's. Does not block.
+func (r *Request) Done() (bool, error) { return ask(r, r.raw.Done) }
+
+// Wait blocks until the operation has finished, and returns its error, or until ctx is over; the operation goes on then.
+func (r *Request) Wait(ctx context.Context) error { return inSlices(ctx, r, r.raw.Wait_slice) }
+
+// Close drops the request.
+func (r *Request) Close() error {
+	r.raw.Close()
+	runtime.KeepAlive(r)
+	return nil
+}

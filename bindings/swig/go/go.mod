@@ -1,0 +1,3 @@
+module megadp
+
+go 1.19
