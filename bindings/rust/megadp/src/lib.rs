@@ -55,11 +55,14 @@
 //!
 //! # Features
 //! - `bundled`: the library is built by CMake and becomes part of the program.
+//! - `candle`: the module `candle`, gradients of candle's models as backward finds them; it asks for Rust 1.88.
 //! - `half`: `half::bf16` and `half::f16` are elements.
 
 pub use megadp_sys as sys;
 
 mod buffer;
+#[cfg(feature = "candle")]
+pub mod candle;
 mod collectives;
 mod comm;
 mod element;

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The adapter for candle: when gradients leave, and what they are.
+mod ranks;
+
+use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
+use megadp::candle::{DataParallel, Error};
+use megadp::{Buffer, BufferBuilder, Code, Comm, Grid, Missing, Optimizer, StepOptions, sys};
+use ranks::{TIMEOUT, alone, check_losses, threads};
+use std::time::Instant;
+
+fn register(comm: &Comm, builder: &BufferBuilder, vars: &[(&str, &Var)]) -> DataParallel {
+    let vars = vars.iter().map(|(name, var)| (*name, (*var).clone()));
+    DataParallel::register(&Grid::data_parallel(comm).unwrap(), builder, vars).unwrap()
+}
+
+fn var(values: &[f32], shape: (usize, usize)) -> Var {
+    Var::from_slice(values, shape, &Device::Cpu).unwrap()
+}
+
+#[test]
+fn candle_trains_as_the_reference() {
+    let [_, two] = check_losses("candle_digits");
+    println!("{}", two.lines().filter(|line| line.contains("bucket")).collect::<Vec<_>>().join("\n"));
+    let last = two.lines().last().unwrap();
+    let numbers: Vec<u64> = last.split(' ').filter_map(|word| word.parse().ok()).collect();
+    assert!(numbers[0] >= 200 && numbers[0] == numbers[1], "{last}");
+}
+
+/// Changes nothing; its backward runs `wait`.
+struct Halt<F>(F);
+
+impl<F: Fn()> CustomOp1 for Halt<F> {
+    fn name(&self) -> &'static str {
+        "halt"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        Ok((storage.clone(), layout.shape().clone()))
+    }
+
+    fn bwd(&self, _: &Tensor, _: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        self.0();
+        Ok(Some(grad.clone()))
+    }
+}
+
+/// Backward is held between two layers until the upper one's bucket is being reduced: it would never end if gradients left at its end.
+#[test]
+fn reductions_begin_before_backward_ends() {
+    threads(2, |comm| {
+        let (lower, upper) = (var(&[0.5; 4], (2, 2)), var(&[0.25; 4], (2, 2)));
+        let mut parallel = register(&comm, &Buffer::builder().bucket_elements(1), &[("lower", &lower), ("upper", &upper)]);
+        let buffer = parallel.buffer().as_raw() as usize;
+        let halt = Halt(move || {
+            let (begun, mut report) = (Instant::now(), sys::mdp_bucket_report::new());
+            while report.reduce_begin_ns == 0 && begun.elapsed() < TIMEOUT {
+                // SAFETY: backward runs on the thread that has the buffer, which outlives it.
+                assert_eq!(unsafe { sys::mdp_buffer_bucket(buffer as *mut _, 0, &mut report) }, sys::MDP_OK);
+                std::thread::yield_now();
+            }
+        });
+        let x = Tensor::ones((2, 2), DType::F32, &Device::Cpu).unwrap();
+        let hidden = x.matmul(&parallel.tensor("lower").unwrap()).unwrap().apply_op1(halt).unwrap();
+        let loss = hidden.matmul(&parallel.tensor("upper").unwrap()).unwrap().sum_all().unwrap();
+        let kept = parallel.backward(&loss).unwrap();
+        assert!(kept.get(&lower).is_none() && kept.get(&upper).is_none());
+        assert_eq!(parallel.buffer().stats().unwrap().buckets, 2);
+        let synced = parallel.buffer_mut().sync().unwrap();
+        let [first, second] = [0, 1].map(|bucket| synced.buffer().bucket(bucket).unwrap());
+        assert!(first.reduce_begin_ns.unwrap() < first.sync_ns.unwrap());
+        assert!(first.ready_ns.unwrap() < second.ready_ns.unwrap() && second.ready_ns.unwrap() < second.sync_ns.unwrap());
+        assert_eq!(synced.buffer().stats().unwrap().launched_in_backward, 2);
+    });
+}
+
+#[test]
+fn tied_weights_come_once_with_the_sum_of_their_uses() {
+    let comm = alone();
+    let weight = var(&[1.0, 2.0, 3.0, 4.0], (2, 2));
+    let mut parallel = register(&comm, &Buffer::builder(), &[("embedding", &weight), ("head", &weight)]);
+    assert_eq!(parallel.buffer().len(), 1);
+    let x = Tensor::new(&[[1f32, 10.0]], &Device::Cpu).unwrap();
+    let (embedding, head) = (parallel.tensor("embedding").unwrap(), parallel.tensor("head").unwrap());
+    let loss = |a: &Tensor, b: &Tensor| x.matmul(a).unwrap().matmul(b).unwrap().sum_all().unwrap();
+    let expected = loss(&weight, &weight).backward().unwrap();
+    let expected = expected.get(&weight).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    parallel.backward(&loss(&embedding, &head)).unwrap();
+    assert_eq!(parallel.buffer_mut().sync().unwrap().grad::<f32>(0).unwrap(), expected);
+}
+
+#[test]
+fn values_of_rank_0_are_everyones_and_a_step_shows_in_the_same_tensors() {
+    let values = threads(2, |comm| {
+        let var = var(&[comm.rank().unwrap() as f32 + 5.0; 4], (2, 2));
+        let mut parallel = register(&comm, &Buffer::builder(), &[("w", &var)]);
+        let tensor = parallel.tensor("w").unwrap();
+        assert_eq!(tensor.to_vec2::<f32>().unwrap(), [[5.0; 2]; 2]);
+        let mut optimizer = Optimizer::builder().lr(0.5).create(parallel.buffer()).unwrap();
+        parallel.backward(&tensor.sum_all().unwrap()).unwrap();
+        assert_eq!(parallel.step(&mut optimizer, &StepOptions::default()).unwrap().step, 1);
+        parallel.store().unwrap();
+        assert_eq!(var.to_vec2::<f32>().unwrap(), tensor.to_vec2::<f32>().unwrap());
+        tensor.to_vec2::<f32>().unwrap()[1][1]
+    });
+    assert!((values[0] - 4.5).abs() < 1e-6 && values[0] == values[1], "{values:?}");
+}
+
+#[test]
+fn sixteen_bits_train_too() {
+    let comm = alone();
+    for dtype in [DType::BF16, DType::F16] {
+        let var = Var::ones((2, 2), dtype, &Device::Cpu).unwrap();
+        let mut parallel = register(&comm, &Buffer::builder(), &[("w", &var)]);
+        let mut optimizer = Optimizer::builder().lr(0.5).create(parallel.buffer()).unwrap();
+        let tensor = parallel.tensor("w").unwrap();
+        parallel.backward(&tensor.sum_all().unwrap()).unwrap();
+        parallel.step(&mut optimizer, &StepOptions::default()).unwrap();
+        assert_eq!(tensor.to_dtype(DType::F32).unwrap().to_vec2::<f32>().unwrap(), [[0.5; 2]; 2]);
+    }
+}
+
+#[test]
+fn failures_keep_their_code_and_name() {
+    let comm = alone();
+    let (used, unused) = (var(&[1.0; 4], (2, 2)), var(&[1.0; 4], (2, 2)));
+    let mut parallel = register(&comm, &Buffer::builder(), &[("used", &used), ("unused", &unused)]);
+    let loss = parallel.tensor("used").unwrap().sum_all().unwrap();
+    parallel.backward(&loss).unwrap();
+    let again = parallel.backward(&loss).unwrap_err();
+    assert!(matches!(again, Error::Megadp(ref error) if error.code == Code::State && error.param == Some(0)), "{again}");
+    let mut optimizer = Optimizer::builder().create(parallel.buffer()).unwrap();
+    let missing = parallel.step(&mut optimizer, &StepOptions::default()).unwrap_err();
+    assert!(missing.to_string().contains("unused"), "{missing}");
+    assert!(parallel.tensor("unknown").is_err());
+
+    let double = Var::ones(2, DType::F64, &Device::Cpu).unwrap();
+    let grid = Grid::data_parallel(&comm).unwrap();
+    let error = DataParallel::register(&grid, &Buffer::builder(), [("double", double)]).err().unwrap();
+    assert!(error.to_string().contains("double"), "{error}");
+
+    let mut forgiving = register(&comm, &Buffer::builder().missing(Missing::Skip), &[("used", &used), ("unused", &unused)]);
+    let mut optimizer = Optimizer::builder().create(forgiving.buffer()).unwrap();
+    forgiving.backward(&forgiving.tensor("used").unwrap().sum_all().unwrap()).unwrap();
+    forgiving.step(&mut optimizer, &StepOptions::default()).unwrap();
+    assert_eq!(forgiving.tensor("unused").unwrap().to_vec2::<f32>().unwrap(), [[1.0; 2]; 2]);
+}
