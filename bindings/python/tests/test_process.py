@@ -192,7 +192,7 @@ def interrupted(call):
     def run_two(self, flag, body):
         return support.run_source(2, self.SOURCE + f"""
 flag = {flag!r}
-comm = megadp.Comm(timeout=100)
+comm = megadp.Comm(timeout=1000)
 def seen():
     open(flag, "w").close()
 def wait_until_seen():
@@ -278,7 +278,7 @@ print("whole")
     def test_joining(self):
         """The ranks that do not come are no longer waited for."""
         source = self.SOURCE + """
-interrupted(lambda: megadp.Comm(megadp.unique_id(), 0, 2, timeout=100))
+interrupted(lambda: megadp.Comm(megadp.unique_id(), 0, 2, timeout=1000))
 """
         ended = subprocess.run([sys.executable, "-c", source], env=support.environment(), text=True, timeout=support.PATIENCE,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
