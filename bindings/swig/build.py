@@ -11,6 +11,7 @@ import glob
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -145,10 +146,28 @@ def build_csharp(folder):
     return target
 
 
+def mend_enumerations(folder, wrapper):
+    """SWIG 4.1's R code asks for the values of an `enum class` by names that its wrapper registers with the class's name twice."""
+    with open(wrapper, encoding="utf-8") as file:
+        registered = set(re.findall(r'"(R_swig_\w+_get)"', file.read()))
+
+    def mended(match):
+        twice = f"R_swig_{match[1]}_{match[1]}_{match[2]}_get"
+        return f".Call('{twice if twice in registered else match[0][7:-1]}'"
+
+    path = os.path.join(folder, "megadp.R")
+    with open(path, encoding="utf-8") as file:
+        text = re.sub(r"\.Call\('R_swig_([A-Za-z]+)_(\w+)_get'", mended, file.read())
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
 def build_r(folder):
     flags = ask(need("R"), "CMD", "config", "--cppflags").split()
     target = os.path.join(folder, "megadp.so")
-    compile_module(wrap(folder, "-r"), target, flags)
+    wrapper = wrap(folder, "-r")
+    mend_enumerations(folder, wrapper)
+    compile_module(wrapper, target, flags)
     return target
 
 
@@ -161,7 +180,7 @@ def fingerprint(language):
     patterns = ["build.py", "*.i", os.path.join("*", "*.i"), os.path.join("shim", "*.h")]
     linked = []
     if language != "go":  # which is linked anew by its own tool
-        patterns += [os.path.join("languages", "*"), os.path.join("java", "src", "megadp", "*.java")]
+        patterns += [os.path.join("languages", "*.cs"), os.path.join("java", "src", "megadp", "*.java")]
         linked.append(library())
     digest = hashlib.sha256(repr((tools, linked)).encode())
     files = [path for pattern in patterns for path in sorted(glob.glob(os.path.join(SWIG, pattern)))]

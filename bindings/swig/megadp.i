@@ -4,8 +4,8 @@
    is SWIG's default. tests/build.py shows how a module is made. */
 %module megadp
 
-%{
-#include "shim/optimizer.h"
+%begin %{
+#include "shim/optimizer.h"  // before the hosts' headers, some of which define words of the standard library as macros
 %}
 
 %include "stdint.i"

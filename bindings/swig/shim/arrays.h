@@ -99,7 +99,7 @@ class View {
   DType dtype() const { return dtype_; }
   long long size() const { return count_; }
 
-#if !defined(SWIG) || defined(SWIGJAVA) || defined(SWIGGO) || defined(SWIGCSHARP)
+#if !defined(SWIG) || defined(SWIGJAVA) || defined(SWIGGO)
   /// `bytes` bytes from the byte first_byte on.
   Memory memory(long long first_byte, long long bytes, Failure& failure) const {
     const long long all = size() * element_size(dtype_);

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Ruby: Megadp::Error, and every call without the interpreter's lock, so that other threads run while one waits for ranks. */
+%{
+#include <ruby/thread.h>
+
+template <class Call>
+static void megadp_without_lock(Call& call) {
+  rb_thread_call_without_gvl(
+      [](void* it) -> void* {
+        (*static_cast<Call*>(it))();
+        return NULL;
+      },
+      &call, RUBY_UBF_IO, NULL);
+}
+
+static VALUE megadp_error_class = Qnil;
+
+static void megadp_raise(const megadp::Failure& failure) {
+  VALUE text = rb_utf8_str_new_cstr(failure.text);
+  VALUE error = rb_class_new_instance(1, &text, megadp_error_class);
+  rb_iv_set(error, "@code", INT2NUM(failure.code));
+  rb_iv_set(error, "@name", rb_utf8_str_new_cstr(failure.name()));
+  rb_iv_set(error, "@rank", INT2NUM(failure.rank));
+  rb_iv_set(error, "@bucket", INT2NUM(failure.bucket));
+  rb_iv_set(error, "@param", LL2NUM(failure.param));
+  rb_iv_set(error, "@operation", LL2NUM(failure.operation));
+  rb_exc_raise(error);
+}
+%}
+%init %{
+  megadp_error_class = rb_define_class_under(mMegadp, "Error", rb_eStandardError);
+  static const char* const megadp_attributes[] = {"code", "name", "rank", "bucket", "param", "operation"};
+  for (const char* attribute : megadp_attributes) rb_define_attr(megadp_error_class, attribute, 1, 0);
+%}
+
+%exception {
+  auto megadp_call = [&]() { $action };
+  megadp_without_lock(megadp_call);
+}
+%exception megadp::Buffer::sync {
+  bool finished = false;
+  auto slice = [&]() { finished = arg1->sync_slice(*arg2); };
+  for (megadp_without_lock(slice); !finished; megadp_without_lock(slice)) rb_thread_check_ints();
+}
+%exception megadp::Request::wait {
+  bool finished = false;
+  auto slice = [&]() { finished = arg1->wait_slice(*arg2) || arg2->failed(); };
+  for (megadp_without_lock(slice); !finished; megadp_without_lock(slice)) rb_thread_check_ints();
+}
+%typemap(argout) megadp::Failure& failure {
+  if ($1->failed()) megadp_raise(*$1);
+}

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Tcl: errorCode is the list MEGADP name code rank bucket param operation. */
+%{
+static void megadp_set_error(Tcl_Interp* interp, const megadp::Failure& failure) {
+  Tcl_Obj* code = Tcl_NewListObj(0, NULL);
+  Tcl_ListObjAppendElement(interp, code, Tcl_NewStringObj("MEGADP", -1));
+  Tcl_ListObjAppendElement(interp, code, Tcl_NewStringObj(failure.name(), -1));
+  const long long numbers[] = {failure.code, failure.rank, failure.bucket, failure.param, failure.operation};
+  for (long long number : numbers) Tcl_ListObjAppendElement(interp, code, Tcl_NewWideIntObj(number));
+  Tcl_SetObjErrorCode(interp, code);
+  Tcl_SetObjResult(interp, Tcl_NewStringObj(failure.text, -1));
+}
+%}
+%typemap(argout) megadp::Failure& failure {
+  if ($1->failed()) {
+    megadp_set_error(interp, *$1);
+    SWIG_fail;
+  }
+}
+MEGADP_WAIT_BETWEEN(if (Tcl_AsyncReady() && Tcl_AsyncInvoke(interp, TCL_OK) != TCL_OK) return TCL_ERROR)

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What test_scripting.py runs with 1 and 2 ranks: a line, fitted; the failures; views. Every rank prints the same.
+using System;
+using System.Globalization;
+using MegaDP;
+
+static class Smoke {
+  static string Fails(string what, Action call) {
+    try {
+      call();
+    } catch (MegaDPException error) {
+      Console.WriteLine("{0} {1} {2} {3}", what, error.Name, error.Param, error.Rank);
+      return error.Text;
+    }
+    throw new Exception(what + " does not fail");
+  }
+
+  static Doubles One(double value) {
+    return new Doubles(new double[] {value});
+  }
+
+  static void Train(Comm comm, MegaDP.Buffer buffer, Optimizer optimizer) {
+    int rank = comm.Rank(), ranks = comm.Size();
+    for (int step = 0; step < 40; step++) {
+      double w = buffer.Read(0)[0], b = buffer.Read(1)[0], gradW = 0, gradB = 0;
+      for (int i = rank; i < 64; i += ranks) {
+        double x = i / 32.0 - 1, e = w * x + b - (2 * x - 1);
+        gradW += e * x / 32 * ranks;
+        gradB += e / 32 * ranks;
+      }
+      buffer.Put(1, One(gradB));
+      buffer.Put(0, One(gradW));
+      buffer.Sync();
+      optimizer.Step(new StepOptions());
+    }
+  }
+
+  static void Main() {
+    CultureInfo.DefaultThreadCurrentCulture = CultureInfo.CurrentCulture = CultureInfo.InvariantCulture;
+    var comm = Comm.Create(new CommOptions());
+    int rank = comm.Rank(), ranks = comm.Size();
+    var list = new Params();
+    foreach (var name in new[] {"w", "b"}) {
+      var param = new Param(name);
+      param.AddDimension(1);
+      list.Add(param);
+    }
+    var buffer = MegaDP.Buffer.Create(comm, list, new BufferOptions());
+    var options = new OptimizerOptions();
+    options.Lr = 0.1;
+    var optimizer = Optimizer.Create(buffer, options);
+    Train(comm, buffer, optimizer);
+    Console.WriteLine("fit {0:F2} {1:F2}", buffer.Read(0)[0], buffer.Read(1)[0]);
+    Console.WriteLine("sum {0}", comm.AllReduce(One(rank + 1), Op.SUM)[0] - ranks * (ranks + 1) / 2);
+
+    buffer.Put(1, One(1));
+    if (rank < ranks - 1) buffer.Put(0, One(1));
+    if (!Fails("missing", () => buffer.Sync()).Contains("'w'")) throw new Exception("unnamed");
+    Fails("bad", () => buffer.Put(7, One(1)));
+    Fails("shape", () => buffer.Put(1, new Doubles(new double[] {1, 2})));
+    buffer.BeginMicrobatch(true);
+    buffer.Put(1, One(1));
+    buffer.Put(0, One(1));
+    using (var request = buffer.StartSync()) request.Wait();
+    Console.WriteLine("steps {0}", optimizer.Step(new StepOptions()).Step);
+    buffer.WaitAll();
+    comm.Barrier(); // a rank whose program ends must have been needed for the last time
+    var view = buffer.Param(1);
+    buffer.Dispose();
+    comm.Dispose();
+    if (!Fails("closed", () => buffer.Read(0)).Contains("is closed")) throw new Exception("open");
+    view.Set(0, 5.5);
+    GC.Collect();
+    GC.WaitForPendingFinalizers();
+    Console.WriteLine("view {0}", view.Get(0));
+  }
+}

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# What test_scripting.py runs with 1 and 2 ranks: a line, fitted; the failures; views. Every rank prints the same.
+folder <- Sys.getenv("MEGADP_MODULE")
+dyn.load(file.path(folder, "megadp.so"))
+source(file.path(folder, "megadp.R"))
+cacheMetaData(1)
+
+fails <- function(what, call) {
+  failure <- tryCatch({ call(); NULL }, megadp_error = function(condition) condition)
+  if (is.null(failure)) stop(what, " does not fail")
+  cat(what, failure$name, failure$param, failure$rank, "\n")
+  conditionMessage(failure)
+}
+
+main <- function() {
+  comm <- Comm_create(CommOptions())
+  rank <- Comm_rank(comm)
+  ranks <- Comm_size(comm)
+  params <- Params()
+  for (name in c("w", "b")) {
+    param <- Param(name)
+    Param_add_dimension(param, 1)
+    Params_add(params, param)
+  }
+  buffer <- Buffer_create(comm, params, BufferOptions())
+  options <- OptimizerOptions()
+  OptimizerOptions_lr_set(options, 0.1)
+  optimizer <- Optimizer_create(buffer, options)
+  for (step in 1:40) {
+    w <- Buffer_read(buffer, 0)[1]
+    b <- Buffer_read(buffer, 1)[1]
+    x <- seq(rank, 63, by = ranks) / 32 - 1
+    e <- w * x + b - (2 * x - 1)
+    Buffer_put(buffer, 1, sum(e) / 32 * ranks)
+    Buffer_put(buffer, 0, sum(e * x) / 32 * ranks)
+    Buffer_sync(buffer)
+    Optimizer_step(optimizer, StepOptions())
+  }
+  cat(sprintf("fit %.2f %.2f\n", Buffer_read(buffer, 0)[1], Buffer_read(buffer, 1)[1]))
+  cat("sum", Comm_all_reduce(comm, as.numeric(rank + 1), "SUM")[1] - ranks * (ranks + 1) / 2, "\n")
+
+  Buffer_put(buffer, 1, 1.0)
+  if (rank < ranks - 1) Buffer_put(buffer, 0, 1.0)
+  stopifnot(grepl("'w'", fails("missing", function() Buffer_sync(buffer))))
+  fails("bad", function() Buffer_put(buffer, 7, 1.0))
+  fails("shape", function() Buffer_put(buffer, 1, c(1.0, 2.0)))
+  Buffer_begin_microbatch(buffer, TRUE)
+  Buffer_put(buffer, 1, 1.0)
+  Buffer_put(buffer, 0, 1.0)
+  request <- Buffer_start_sync(buffer)
+  Request_wait(request)
+  cat("steps", StepReport_step_get(Optimizer_step(optimizer, StepOptions())), "\n")
+  Buffer_wait_all(buffer)
+  Comm_barrier(comm)  # a rank whose program ends must have been needed for the last time
+  view <- Buffer_param(buffer, 1)
+  Buffer_close(buffer)
+  Comm_close(comm)
+  stopifnot(grepl("is closed", fails("closed", function() Buffer_read(buffer, 0))))
+  View_set(view, 0, 5.5)
+  gc()
+  cat("view", View_get(view, 0), "\n")
+}
+
+main()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# What test_scripting.py runs with 1 and 2 ranks: a line, fitted; the failures; views. Every rank prints the same.
+use strict;
+use warnings;
+use megadp;
+
+sub fails {
+    my ($what, $call) = @_;
+    eval { $call->(); 1 } and die "$what does not fail";
+    my $failure = $@;
+    die $failure unless ref $failure eq "megadp::Error";
+    print "$what $failure->{name} $failure->{param} $failure->{rank}\n";
+    return "$failure";
+}
+
+my $comm = megadp::Comm::create(megadp::CommOptions->new);
+my ($rank, $ranks) = ($comm->rank, $comm->size);
+my $params = megadp::Params->new;
+for my $name ("w", "b") {
+    my $param = megadp::Param->new($name);
+    $param->add_dimension(1);
+    $params->add($param);
+}
+my $buffer = megadp::Buffer::create($comm, $params, megadp::BufferOptions->new);
+my $options = megadp::OptimizerOptions->new;
+$options->{lr} = 0.1;
+my $optimizer = megadp::Optimizer::create($buffer, $options);
+for (1 .. 40) {
+    my ($w, $b) = ($buffer->read(0)->[0], $buffer->read(1)->[0]);
+    my ($grad_w, $grad_b) = (0, 0);
+    for (my $i = $rank; $i < 64; $i += $ranks) {
+        my $x = $i / 32 - 1;
+        my $e = $w * $x + $b - (2 * $x - 1);
+        $grad_w += $e * $x / 32 * $ranks;
+        $grad_b += $e / 32 * $ranks;
+    }
+    $buffer->put(1, [$grad_b]);
+    $buffer->put(0, [$grad_w]);
+    $buffer->sync;
+    $optimizer->step(megadp::StepOptions->new);
+}
+printf "fit %.2f %.2f\n", $buffer->read(0)->[0], $buffer->read(1)->[0];
+printf "sum %d\n", $comm->all_reduce([$rank + 1], $megadp::Op_SUM)->[0] - $ranks * ($ranks + 1) / 2;
+
+$buffer->put(1, [1]);
+$buffer->put(0, [1]) if $rank < $ranks - 1;
+die "unnamed" unless fails("missing", sub { $buffer->sync }) =~ /'w'/;
+fails("bad", sub { $buffer->put(7, [1]) });
+fails("shape", sub { $buffer->put(1, [1, 2]) });
+$buffer->begin_microbatch(1);
+$buffer->put(1, [1]);
+$buffer->put(0, [1]);
+$buffer->start_sync->wait;
+printf "steps %d\n", $optimizer->step(megadp::StepOptions->new)->{step};
+$buffer->wait_all;
+$comm->barrier;    # a rank whose program ends must have been needed for the last time
+my $view = $buffer->param(1);
+$buffer->close;
+$comm->close;
+die "open" unless fails("closed", sub { $buffer->read(0) }) =~ /is closed/;
+undef $buffer;
+$view->set(0, 5.5);
+printf "view %s\n", $view->get(0);

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# What test_scripting.py runs with 1 and 2 ranks: a line, fitted; the failures; views. Every rank prints the same.
+load [file join $env(MEGADP_MODULE) megadp.so] Megadp
+
+proc fails {what script} {
+    if {![catch {uplevel 1 $script} text problem]} { error "$what does not fail" }
+    lassign [dict get $problem -errorcode] library name code rank bucket param operation
+    if {$library ne "MEGADP"} { error $text }
+    puts "$what $name $param $rank"
+    return $text
+}
+
+set comm [megadp::Comm_create [megadp::CommOptions options]]
+set rank [megadp::Comm_rank $comm]
+set ranks [megadp::Comm_size $comm]
+megadp::Params params
+foreach name {w b} {
+    megadp::Param $name $name
+    $name add_dimension 1
+    params add $name
+}
+set buffer [megadp::Buffer_create $comm params [megadp::BufferOptions bufferOptions]]
+megadp::OptimizerOptions optimizerOptions
+optimizerOptions configure -lr 0.1
+megadp::StepOptions stepOptions
+set optimizer [megadp::Optimizer_create $buffer optimizerOptions]
+for {set step 0} {$step < 40} {incr step} {
+    set w [lindex [megadp::Buffer_read $buffer 0] 0]
+    set b [lindex [megadp::Buffer_read $buffer 1] 0]
+    set gradW 0
+    set gradB 0
+    for {set i $rank} {$i < 64} {incr i $ranks} {
+        set x [expr {$i / 32.0 - 1}]
+        set e [expr {$w * $x + $b - (2 * $x - 1)}]
+        set gradW [expr {$gradW + $e * $x / 32 * $ranks}]
+        set gradB [expr {$gradB + $e / 32 * $ranks}]
+    }
+    megadp::Buffer_put $buffer 1 [list $gradB]
+    megadp::Buffer_put $buffer 0 [list $gradW]
+    megadp::Buffer_sync $buffer
+    megadp::Optimizer_step $optimizer stepOptions
+}
+puts [format "fit %.2f %.2f" [lindex [megadp::Buffer_read $buffer 0] 0] [lindex [megadp::Buffer_read $buffer 1] 0]]
+set sum [lindex [megadp::Comm_all_reduce $comm [list [expr {$rank + 1}]] $megadp::Op_SUM] 0]
+puts "sum [expr {int($sum) - $ranks * ($ranks + 1) / 2}]"
+
+megadp::Buffer_put $buffer 1 {1}
+if {$rank < $ranks - 1} { megadp::Buffer_put $buffer 0 {1} }
+if {![string match *'w'* [fails missing {megadp::Buffer_sync $buffer}]]} { error unnamed }
+fails bad {megadp::Buffer_put $buffer 7 {1}}
+fails shape {megadp::Buffer_put $buffer 1 {1 2}}
+megadp::Buffer_begin_microbatch $buffer 1
+megadp::Buffer_put $buffer 1 {1}
+megadp::Buffer_put $buffer 0 {1}
+set request [megadp::Buffer_start_sync $buffer]
+megadp::Request_wait $request
+puts "steps [megadp::StepReport_step_get [megadp::Optimizer_step $optimizer stepOptions]]"
+megadp::Buffer_wait_all $buffer
+megadp::Comm_barrier $comm  ;# a rank whose program ends must have been needed for the last time
+set view [megadp::Buffer_param $buffer 1]
+megadp::Buffer_close $buffer
+megadp::Comm_close $comm
+if {![string match "*is closed*" [fails closed {megadp::Buffer_read $buffer 0}]]} { error open }
+megadp::View_set $view 0 5.5
+puts "view [megadp::View_get $view 0]"

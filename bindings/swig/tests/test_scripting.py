@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lua, Ruby, Perl, Tcl, C# and R: one program each (languages/tests), which fits a line and meets the failures, with 1 and 2 ranks."""
+import os
+import tempfile
+import unittest
+
+import build
+import ranks
+
+PROGRAMS = os.path.join(ranks.SWIG, "languages", "tests")
+
+
+def expected(count):
+    """What every rank prints: AdamW's 40 steps towards y = 2 x - 1, and failures, for which the last rank leaves out the gradient of
+    parameter 0."""
+    return ["fit 2.23 -0.89", "sum 0", f"missing MDP_E_STATE 0 {count - 1}", "bad MDP_E_INVALID -1 -1", "shape MDP_E_INVALID 1 -1", "steps 41",
+            "closed MDP_E_STATE -1 -1", "view 5.5"]
+
+
+class Language:
+    """What the tests below have in common; `name` is build.py's."""
+    name = ""
+
+    def command(self, folder):
+        raise NotImplementedError
+
+    def environment(self, folder):
+        return {}
+
+    def test_one_and_two_ranks(self):
+        folder = os.path.join(ranks.MADE, self.name)
+        try:
+            build.build(self.name, folder)
+        except build.Missing as missing:
+            self.skipTest(str(missing))
+        command = self.command(folder)
+        for count in (1, 2):
+            with tempfile.TemporaryDirectory() as empty:
+                env = ranks.environment(MEGADP_MODULE=folder, MEGADP_FLAG=os.path.join(empty, "flag"), **self.environment(folder))
+                ended = ranks.run_ranks(count, command, env=env)
+            printed = sorted(" ".join(line.split()) for line in ranks.check_ended(self, ended).splitlines())
+            self.assertEqual(printed, sorted(expected(count) * count))
+
+
+class Lua(Language, unittest.TestCase):
+    name = "lua"
+
+    def command(self, folder):
+        return ["lua5.4", os.path.join(PROGRAMS, "smoke.lua")]
+
+    def environment(self, folder):
+        return {"LUA_CPATH": os.path.join(folder, "?.so")}
+
+
+class Ruby(Language, unittest.TestCase):
+    name = "ruby"
+
+    def command(self, folder):
+        return ["ruby", "-I", folder, os.path.join(PROGRAMS, "smoke.rb")]
+
+
+class Perl(Language, unittest.TestCase):
+    name = "perl"
+
+    def command(self, folder):
+        return ["perl", "-I", folder, os.path.join(PROGRAMS, "smoke.pl")]
+
+
+class Tcl(Language, unittest.TestCase):
+    name = "tcl"
+
+    def command(self, folder):
+        return ["tclsh", os.path.join(PROGRAMS, "smoke.tcl")]
+
+
+class Csharp(Language, unittest.TestCase):
+    name = "csharp"
+
+    def command(self, folder):
+        program = os.path.join(folder, "Smoke.exe")
+        build.run("mcs", "-out:" + program, "-r:" + os.path.join(folder, "MegaDP.dll"), os.path.join(PROGRAMS, "Smoke.cs"))
+        return ["mono", program]
+
+    def environment(self, folder):
+        return {"LD_LIBRARY_PATH": folder}
+
+
+class R(Language, unittest.TestCase):
+    name = "r"
+
+    def command(self, folder):
+        return ["Rscript", "--vanilla", os.path.join(PROGRAMS, "smoke.R")]
+
+
+if __name__ == "__main__":
+    unittest.main()
