@@ -116,8 +116,8 @@ class Tensor:
             raise BufferError(f"this tensor has strides {self.strides}; a memoryview must be row-major and dense")
         block: Any = (ctypes.c_ubyte * self.nbytes).from_address(self.data) if self.size else (ctypes.c_ubyte * 0)()
         block._lease = self._lease  # the view refers to the block, and the block to this
-        flat = memoryview(block).cast("B")
-        shaped = flat.cast(self._dtype.format, self.shape) if self.size else flat.cast(self._dtype.format)
+        flat: Any = memoryview(block).cast("B")
+        shaped: Any = flat.cast(self._dtype.format, self.shape) if self.size else flat.cast(self._dtype.format)
         return shaped.toreadonly() if self.readonly else shaped
 
     @property

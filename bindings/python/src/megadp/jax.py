@@ -44,6 +44,7 @@ class DataParallel:
 
     def __init__(self, comm: Comm, params: Any, *, lr: Optional[float] = None, betas: Any = None, eps: Optional[float] = None,
                  weight_decay: float = 0.0, max_grad_norm: float = 0.0, **options: Any) -> None:
+        self._tree: Any
         named, self._tree = jax.tree_util.tree_flatten_with_path(params)
         names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
         self.buffer = Buffer(comm, [(name, value) for name, (_, value) in zip(names, named)], **options)

@@ -116,8 +116,9 @@ class DataParallel(torch.nn.Module):
         def waiting(own: List[int]) -> Callable[..., None]:
             def before(*_: Any) -> None:
                 wrapper = me()
-                for i in own if wrapper is not None and not wrapper.storage.closed else ():
-                    wrapper.storage.wait(i)
+                if wrapper is not None and not wrapper.storage.closed:
+                    for i in own:
+                        wrapper.storage.wait(i)
 
             return before
 

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives, splits, grids, plans and information; without numpy."""
+import importlib
+import os
+import tempfile
+import unittest
+
+import megadp
+import support
+
+COLLECTIVES = """
+import array, select, megadp
+def floats(*values):
+    return array.array("f", values)
+with megadp.Comm() as comm:
+    r, n = comm.rank, comm.size
+    assert (n, repr(comm)) == (4, f"<megadp.Comm rank {r} of 4>")
+    out = floats(0, 0)
+    comm.all_reduce(floats(r, 10 * r), out)
+    assert out.tolist() == [6, 60], out
+    for op, expected in (("avg", 1.5), ("max", 3), ("min", 0)):
+        values = floats(r)
+        comm.all_reduce(values, op=op)
+        assert values.tolist() == [expected], (op, values)
+    out = floats(0)
+    comm.reduce_scatter(floats(*(10 * r + i for i in range(4))), out)
+    assert out.tolist() == [60 + 4 * r], out
+    out = array.array("q", [0] * 4)
+    comm.all_gather(array.array("q", [r * 7]), out)
+    assert out.tolist() == [0, 7, 14, 21], out
+    values = floats(*(10 * r + i for i in range(4)))
+    comm.all_to_all(values)
+    assert values.tolist() == [10 * i + r for i in range(4)], values
+    values = bytearray([r] * 3)
+    comm.broadcast(values, root=2)
+    assert list(values) == [2, 2, 2], values
+    comm.barrier()
+
+    events = comm.fileno()
+    requests = [comm.all_reduce(floats(r), wait=False) for _ in range(3)]
+    while not all([request.done() for request in requests]):
+        select.select([events], [], [], 100)
+    assert all(request.wait(timeout=0) for request in requests)
+
+    part = comm.split(color=r % 2, key=-r)
+    assert (part.rank, part.size) == (1 - r // 2, 2)
+    values = floats(r)
+    part.all_reduce(values)
+    assert values.tolist() == [2 if r % 2 == 0 else 4]
+    assert comm.split(color=-1) is None
+
+    grid = megadp.Grid(comm, tp=2)
+    assert grid.coords("tp") == (r % 2, 2) and grid.coords("dp") == (r // 2, 2) and grid.coords("tp-dp")[1] == 4
+    with grid.comm("dp") as data_parallel:
+        values = floats(r)
+        data_parallel.all_reduce(values)
+        assert values.tolist() == [2 if r % 2 == 0 else 4]
+    buffer = megadp.Buffer(grid, [megadp.Param("w", (64,), placement="sharded"), megadp.Param("b", (3,), placement="replicated")])
+    buffer.param("b").memoryview[0] = r
+    buffer.changed()
+    try:
+        buffer.verify()
+        raise AssertionError("not noticed")
+    except megadp.MegaDPError as error:
+        assert error.code == megadp.Status.DESYNC and "'b'" in error.text, error
+print("done", flush=True)
+"""
+
+FROM_ID = """
+import os, sys, time, megadp
+path, rank = sys.argv[1], int(os.environ["MEGADP_RANK"])
+for name in [name for name in os.environ if name.startswith("MEGADP_") and name != "MEGADP_LIBRARY"]:
+    del os.environ[name]
+if rank == 0:
+    with open(path + ".new", "wb") as file:
+        file.write(megadp.unique_id())
+    os.rename(path + ".new", path)
+while not os.path.exists(path):
+    time.sleep(0.01)
+with open(path, "rb") as file:
+    comm = megadp.Comm.from_id(file.read(), 1 - rank, 2, timeout=100)
+print(comm.rank == 1 - rank, comm.size, flush=True)
+comm.barrier()
+"""
+
+
+class Groups(unittest.TestCase):
+    def test_collectives(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(4, ["-c", COLLECTIVES])), "done\n" * 4)
+
+    def test_from_id(self):
+        with tempfile.TemporaryDirectory() as folder:
+            out = support.check_ended(self, support.run_ranks(2, ["-c", FROM_ID, os.path.join(folder, "id")]))
+        self.assertEqual(out, "True 2\n" * 2)
+
+
+class Planning(unittest.TestCase):
+    PARAMS = [("w", (100, 10)), megadp.Param("h", (50,), "bf16")]
+
+    def test_plan(self):
+        plans = [megadp.plan(self.PARAMS, world=2, rank=rank) for rank in range(2)]
+        self.assertEqual(sum(plan.owned_elements for plan in plans), 1050)
+        layout = megadp.plan_layout(self.PARAMS, world=2)
+        self.assertIn("w", str(layout))
+        whole = megadp.plan(self.PARAMS, world=2, sharding="zero_0")
+        self.assertGreater(whole.state_bytes, plans[0].state_bytes)
+
+    def test_plan_is_what_is_registered(self):
+        plan = megadp.plan(self.PARAMS, bucket_count=3)
+        with megadp.Comm() as comm:
+            owned = megadp.Buffer(comm, self.PARAMS, bucket_count=3).owned()
+        self.assertEqual(sum(piece.end - piece.begin for piece in owned), plan.owned_elements)
+        self.assertEqual(len({piece.bucket for piece in owned}), plan.buckets)
+
+    def test_grid_groups(self):
+        self.assertEqual(megadp.grid_groups("dp", 4, grid={"tp": 2}), [[0, 2], [1, 3]])
+        self.assertEqual(megadp.grid_groups("tp-dp", 4, grid={"tp": 2}), [[0, 1, 2, 3]])
+
+
+class Information(unittest.TestCase):
+    def test_info(self):
+        found = megadp.info()
+        self.assertEqual(found["version"], megadp.__version__)
+        self.assertIn("backends", found)
+        self.assertTrue(found["library"])
+
+    def test_the_module_of_the_same_name(self):
+        module = importlib.import_module("megadp.info")
+        self.assertEqual(module()["version"], megadp.__version__)
+        self.assertEqual(megadp.info()["version"], megadp.__version__)
+
+
+if __name__ == "__main__":
+    unittest.main()
