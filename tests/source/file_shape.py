@@ -21,7 +21,7 @@ EMPTY_NAMES = re.compile(r"(^|_)(utils?|misc|common|helpers?)(_|$)")
 
 def scripts(root):
     found = []
-    for folder in ("scripts", "cmake", ".ci", "tests", "src", "tools", "examples", "benchmarks", "bindings/python"):
+    for folder in ("scripts", "cmake", ".ci", "tests", "src", "tools", "examples", "benchmarks", "bindings/python", "bindings/swig"):
         for directory, _, files in os.walk(os.path.join(root, folder)):
             for name in files:
                 path = os.path.relpath(os.path.join(directory, name), root)

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What test_without.py runs with two ranks: its structs against abi.json, and a missing gradient.
+import {readFileSync} from 'node:fs';
+
+import koffi from 'koffi';
+
+import {MegaDPError, structs, Training} from './megadp.mjs';
+
+const abi = JSON.parse(readFileSync(process.argv[2], 'utf8')).structs;
+for (const [name, type] of Object.entries(structs)) {
+  const {size, fields} = abi[name];
+  if (koffi.sizeof(type) !== size) throw new Error(`${name} has ${koffi.sizeof(type)} bytes, not ${size}`);
+  for (const [field, offset] of Object.entries(fields)) {
+    if (koffi.offsetof(type, field) !== offset) throw new Error(`${name}.${field} is at ${koffi.offsetof(type, field)}, not ${offset}`);
+  }
+}
+const training = new Training({w: [3, 4], b: [4]}, {lr: 0.1, weightDecay: 0});
+training.put(1, new Float32Array(4));
+if (training.rank === 0) training.put(0, new Float32Array(12));
+for (const call of [() => training.sync(), async () => training.put(7, new Float32Array(1)),
+  async () => training.put(1, new Float32Array(3))]) {
+  try {
+    await call();
+    throw new Error('no failure');
+  } catch (error) {
+    if (!(error instanceof MegaDPError)) throw error;
+    console.log(error.code, error.param, error.rank, error.message.includes("'w'"));
+  }
+}
+training.mean(0); // nobody ends before all have been told
+training.close();
