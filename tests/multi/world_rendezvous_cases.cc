@@ -11,6 +11,7 @@
 #include "backend/bootstrap/handshake.h"
 #include "backend/bootstrap/job_key.h"
 #include "backend/bootstrap/reception.h"
+#include "backend/bootstrap/rendezvous.h"
 #include "backend/bootstrap/socket.h"
 #include "base/log.h"
 #include "world_ranks.h"
@@ -306,6 +307,75 @@ void an_impostor_learns_nothing() {
   rank.join();
 }
 
+// Passes on what comes on one connection to the other, until both are closed. After the guest's part of the handshake nothing of the
+// guest's until the host is held up.
+void relay(const Fd& guest, const Fd& host, std::atomic<bool>* proved, const std::atomic<bool>& held_up) {
+  size_t from_guest = 0;
+  bool open[2] = {true, true};
+  while (open[0] || open[1]) {
+    for (const bool to_host : {true, false}) {
+      char bytes[4096];
+      const size_t most = to_host && !held_up ? kOpeningSize + kProofSize - from_guest : sizeof bytes;
+      if (!open[to_host] || most == 0) continue;
+      const ssize_t n = ::recv((to_host ? guest : host).get(), bytes, most, MSG_DONTWAIT);
+      if (n > 0) {
+        (void)!::send((to_host ? host : guest).get(), bytes, static_cast<size_t>(n), MSG_NOSIGNAL);
+        if (to_host) from_guest += static_cast<size_t>(n);
+        *proved = *proved || from_guest >= kOpeningSize + kProofSize;
+      } else if (n == 0 || errno != EAGAIN) {
+        ::shutdown((to_host ? host : guest).get(), SHUT_WR);
+        open[to_host] = false;
+      }
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+// A host that gets no processor for some seconds reads the hello of a rank late. The rank used to leave meanwhile, to come anew; the host
+// let the first one in, saw it gone, and said that it had died.
+void a_slow_host_is_waited_for() {
+  const FreePort port, detour;
+  const std::string job = fresh_job();
+  const Launch at_host = launch_of(job, 0, 2, "127.0.0.1", port.number()), round_about = launch_of(job, 1, 2, "127.0.0.1", detour.number());
+  auto listeners = listen_at(door_of(round_about));
+  if (!check(listeners.ok(), listeners.status().text())) return;
+  std::atomic<bool> proved{false}, held_up{false}, over{false};
+  std::thread road([&] {
+    std::vector<std::thread> relays;
+    while (!over) {
+      auto guest = accept_from(listeners->front());
+      if (guest.ok() && guest->valid()) {
+        relays.emplace_back([&, guest = *std::move(guest), host = knock(at_host)] { relay(guest, host, &proved, held_up); });
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    for (std::thread& one : relays) one.join();
+  });
+  on_threads(2, [&](int rank) {
+    const Launch& launch = rank == 0 ? at_host : round_about;
+    Meeting meeting;
+    meeting.endpoint = door_of(launch);
+    meeting.guard = guard_of(at_host);
+    meeting.nranks = 2;
+    meeting.expected = {0, 1};
+    meeting.rank = rank;
+    meeting.self = this_process();
+    meeting.timeout_ns = 60 * kSecond;
+    meeting.deadline = Deadline::after_ns(meeting.timeout_ns);
+    if (rank == 0) {
+      meeting.interrupted = [&] {
+        if (proved && !held_up.exchange(true)) std::this_thread::sleep_for(std::chrono::seconds(6));
+        return Status();
+      };
+    }
+    auto party = rank == 0 ? host_meeting(meeting) : attend_meeting(meeting);
+    check(party.ok(), text("rank ", rank, ": ", party.status().text()));
+  });
+  check(held_up, "the host was held up");
+  over = true;
+  road.join();
+}
+
 // Proofs are of one side of one connection.
 void proofs_serve_once() {
   Guard guard, other;
@@ -360,6 +430,7 @@ void rendezvous_cases() {
   strangers_do_no_harm("", 0);
   strangers_do_no_harm("127.0.0.1", port.number());
   an_impostor_only_delays();
+  a_slow_host_is_waited_for();
   an_impostor_learns_nothing();
   proofs_serve_once();
 }
