@@ -221,10 +221,15 @@ Status Buffer::clear_if_empty(size_t param) {
 }
 
 Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
-  std::shared_ptr<Event> gathered;
+  std::shared_ptr<Event> gathered, reduced;
   {
     std::lock_guard lock(impl_->mutex);
     gathered = impl_->buckets[bucket].gather_end;
+    if (!impl_->buckets[bucket].launched) reduced = impl_->buckets[bucket].reduce_end;
+  }
+  // Of a step that was begun anew without the optimizer; on the host it is over with the sync.
+  if (reduced && !reduced->done()) {
+    if (Status ordered = tree().queue->make_caller_wait(caller, *reduced); !ordered) return ordered;
   }
   if (!gathered || gathered->done()) return gathered ? gathered->status() : Status();
   const uint64_t begin = now_ns();

@@ -149,9 +149,10 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
     std::lock_guard lock(s.mutex);
     s.stats.exposed_ns += now_ns() - begin;
   }
-  if (!outcome) return outcome;
-  // On the host the reductions have finished before the agreement.
+  if (!outcome && outcome.code() != Code::state) return outcome;
+  // On the host the reductions have finished before the agreement. Also where the agreement failed: gradients may be written anew.
   if (Status ordered = tree().queue->make_caller_wait(consumer, *s.reduced); !ordered) return ordered;
+  if (!outcome) return outcome;
   return std::shared_ptr<Request>();
 }
 
