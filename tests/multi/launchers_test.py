@@ -22,10 +22,12 @@ def environment(more=None):
 
 
 def run(command, env=None):
-    """Exit code and the lines of both outputs, sorted: ranks write in any order."""
-    done = subprocess.run(command, env=environment(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    """Exit code and the lines of the output, sorted: ranks write in any order. A launcher may complain of its own affairs beside it (Open
+    MPI's PMIx does, where several jobs begin and end at once): that counts where something has failed."""
+    done = subprocess.run(command, env=environment(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           timeout=LIMIT, text=True)
-    return done.returncode, sorted(line for line in done.stdout.splitlines() if line.strip())
+    said = done.stdout + (done.stderr if done.returncode else "")
+    return done.returncode, sorted(line for line in said.splitlines() if line.strip())
 
 
 def together(environments):
