@@ -125,6 +125,13 @@ job job_open(const mdp_unique_id* id, int32_t rank, int32_t nranks) {
   return job_on(comm_open(id, rank, nranks, UINT64_C(20000000000)));
 }
 
+void sync_and_wait(mdp_buffer* buffer) {
+  mdp_request* synced = NULL;
+  OK(mdp_grad_sync(buffer, NULL, &synced));
+  OK(mdp_request_wait(synced, UINT64_MAX));
+  mdp_request_free(synced);
+}
+
 void step_and_wait(mdp_optimizer* optimizer) {
   mdp_request* stepped = NULL;
   OK(mdp_optimizer_step(optimizer, NULL, NULL, &stepped));

@@ -88,6 +88,8 @@ job job_open(const mdp_unique_id* id, int32_t rank, int32_t nranks);
 /* The same with a communicator of the caller's, which the job then owns. */
 job job_on(mdp_comm* comm);
 void job_close(job* j);
+/* Ends backward and waits until all gradients are reduced, also on a device, which a sync without a request does not wait for. */
+void sync_and_wait(mdp_buffer* buffer);
 /* Takes a step and waits until all of it is done, also on a device, which a step without a request does not wait for. */
 void step_and_wait(mdp_optimizer* optimizer);
 /* Every gradient of the step is put or skipped. */

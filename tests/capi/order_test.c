@@ -73,7 +73,7 @@ static void more_to_come(void** state) {
   OK(mdp_buffer_grad_view(alone.buffer, FIRST, &view));
   OK(mdp_grad_skip(alone.buffer, SECOND));
   OK(mdp_grad_skip(alone.buffer, EMPTY));
-  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  sync_and_wait(alone.buffer);
   for (size_t i = 0; i < 6; ++i) CHECK(((const float*)view.data)[i] == 3 * values[i]);
   OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
 }
@@ -138,7 +138,7 @@ static void microbatches(void** state) {
   FAILS(MDP_E_STATE, "last microbatch have come already", mdp_microbatch_begin(alone.buffer, 1));
   SIZED(mdp_tensor, view);
   OK(mdp_buffer_grad_view(alone.buffer, FIRST, &view));
-  OK(mdp_grad_sync(alone.buffer, NULL, NULL));
+  sync_and_wait(alone.buffer);
   for (size_t i = 0; i < 6; ++i) CHECK(((const float*)view.data)[i] == 2 * values[i]);
   OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
 }

@@ -172,7 +172,7 @@ static void put_from_threads(const mdp_unique_id* id, int32_t rank, int32_t n, v
     SIZED(mdp_error_info, info);
     OK(mdp_comm_error_info(j.comm, &info)); /* also from any thread */
     for (size_t param = 0; param < FROZEN; ++param) pthread_join(threads[param], NULL);
-    OK(mdp_grad_sync(j.buffer, NULL, NULL));
+    sync_and_wait(j.buffer);
     if (rank == 0) CHECK(((const float*)view.data)[0] == 2 && ((const float*)view.data)[4] == 10);
     mdp_request* request = NULL;
     OK(mdp_optimizer_step(j.optimizer, NULL, NULL, &request));
@@ -235,10 +235,7 @@ static void a_sync_while_a_gradient_is_put(void** state) {
     pthread_barrier_wait(&r.started);
     for (volatile int i = 0; i < round * 20000; ++i) { /* another moment in every round */
     }
-    mdp_request* synced = NULL; /* whose end is a device's, too */
-    OK(mdp_grad_sync(r.buffer, NULL, &synced));
-    OK(mdp_request_wait(synced, UINT64_MAX));
-    mdp_request_free(synced);
+    sync_and_wait(r.buffer);
     float expected = grad[0];
     int64_t torn = 0;
     for (int64_t i = 0; i < LARGE; ++i) torn += grad[i] != expected;
