@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/bindings.rs: constants, #[repr(C)] structs and extern "C" functions, for a crate without std."""
+"""Writes megadp-sys's src/bindings.rs: handles, constants and #[repr(C)] structs, for a crate without std."""
 
 OUTPUT = "rust/megadp-sys/src/bindings.rs"
 
@@ -85,54 +85,8 @@ def emit_structs(header):
         yield "    fn default() -> Self {\n        Self::new()\n    }\n}\n"
 
 
-def signature(header, function):
-    params = ", ".join(f"{named(param.name)}: {rust_type(header, param.type)}" for param in function.params)
-    nothing = function.result.base == "void" and not function.result.pointers
-    return f"({params})" + ("" if nothing else f" -> {rust_type(header, function.result)}")
-
-
-def wrapped(line, limit=120):
-    """One declaration, broken after the comma that fits last."""
-    lines = []
-    while len(line) > limit:
-        at = line.rindex(", ", 0, limit) + 1
-        lines.append(line[:at])
-        line = " " * 8 + line[at + 1 :]
-    return "\n".join([*lines, line])
-
-
-def emit_functions(header):
-    for name, function in header.callbacks.items():
-        yield f'pub type {name} = Option<unsafe extern "C" fn{signature(header, function)}>;\n'
-    yield 'unsafe extern "C" {'
-    for function in header.functions:
-        yield wrapped(f"    pub fn {function.name}{signature(header, function)};")
-    yield "}\n"
-
-
-def emit_layout(header):
-    """The same tables as abi.json has, as the Rust compiler sees them."""
-    yield "#[cfg(test)]\npub(crate) mod layout {\n    use core::mem::{align_of, offset_of, size_of};\n"
-    yield "    /// name, size, alignment, [(field, offset)]"
-    yield "    pub type Struct = (&'static str, usize, usize, &'static [(&'static str, usize)]);\n"
-    yield "    pub const STRUCTS: &[Struct] = &["
-    for name, fields in header.structs.items():
-        yield f'        ("{name}", size_of::<super::{name}>(), align_of::<super::{name}>(), &['
-        yield from (f'            ("{item.name}", offset_of!(super::{name}, {named(item.name)})),' for item in fields)
-        yield "        ]),"
-    yield "    ];\n\n    pub const VALUES: &[(&str, i64)] = &["
-    for _, values in header.enums:
-        for name, _ in values:
-            yield f'        ("{name}", super::{name} as i64),'
-    yield "    ];\n\n    /// Their addresses: a test that reads them does not link where one is not exported."
-    yield "    pub fn functions() -> [(&'static str, *const ()); " + f"{len(header.functions)}] {{\n        ["
-    for function in header.functions:
-        yield f'            ("{function.name}", super::{function.name} as *const ()),'
-    yield "        ]\n    }\n}"
-
-
 def emit(header):
     parts = [HEAD]
-    for part in (emit_handles, emit_enums, emit_structs, emit_functions, emit_layout):
+    for part in (emit_handles, emit_enums, emit_structs):
         parts += part(header)
     return "\n".join(parts) + "\n"

@@ -501,7 +501,7 @@ mdp_request_wait(request, timeout_ns) =
 mdp_request_free(request) =
     ccall(entries[56], Cvoid, (Ptr{mdp_request},), request)
 const entries = Vector{Ptr{Cvoid}}(undef, length(FUNCTIONS))
-const library_path = Ref("")
+const loaded_from = Ref("")
 
 "The libraries that `open_library` tries: MEGADP_LIBRARY alone where it is set, else the loader's, else that of a build in this tree."
 function candidates()
@@ -516,7 +516,7 @@ function open_library()
         try
             # Not Julia's RTLD_DEEPBIND: the UCX that the library loads replaces functions of libc.
             handle = Libdl.dlopen(path, Libdl.RTLD_NOW | Libdl.RTLD_LOCAL)
-            library_path[] = Libdl.dlpath(handle)
+            loaded_from[] = Libdl.dlpath(handle)
             return handle
         catch problem
             push!(problems, sprint(showerror, problem))
@@ -529,7 +529,7 @@ function __init__()
     handle = open_library()
     for (i, name) in enumerate(FUNCTIONS)
         entry = Libdl.dlsym(handle, name; throw_error = false)
-        entry === nothing && error("MegaDP: $(library_path[]) has no $name: it is older than this package")
+        entry === nothing && error("MegaDP: $(loaded_from[]) has no $name: it is older than this package")
         entries[i] = entry
     end
 end

@@ -36,7 +36,7 @@ end
 
 testcase("MEGADP_LIBRARY is the library that is used") do
     haskey(ENV, "MEGADP_LIBRARY") || return Skipped("MEGADP_LIBRARY is not set")
-    @test realpath(Raw.library_path[]) == realpath(ENV["MEGADP_LIBRARY"])
+    @test realpath(Raw.loaded_from[]) == realpath(ENV["MEGADP_LIBRARY"])
     script = "try; @eval using MegaDP; catch problem; print(sprint(showerror, problem)); end"
     said = read(setenv(`$(julia_command()) -e $script`, merge(ENV, Dict("MEGADP_LIBRARY" => "/nowhere/libmegadp.so"))), String)
     @test occursin("/nowhere/libmegadp.so", said) && occursin("MEGADP_LIBRARY", said)

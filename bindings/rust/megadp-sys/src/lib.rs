@@ -21,7 +21,14 @@
 #[rustfmt::skip]
 #[allow(missing_docs)]
 mod bindings;
+#[rustfmt::skip]
+#[allow(missing_docs)]
+mod functions;
 pub use bindings::*;
+pub use functions::*;
 
+#[cfg(test)]
+#[rustfmt::skip]
+mod layout;
 #[cfg(test)]
 mod tests;

@@ -34,7 +34,7 @@ public final class ForeignLine {
   static final int PENDING = 1; // MDP_PENDING
 
   private final Arena arena = Arena.ofConfined();
-  private final SymbolLookup library = SymbolLookup.libraryLookup(System.getenv("MEGADP_LIBRARY"), arena);
+  private final SymbolLookup library = SymbolLookup.loaderLookup(); // of what main() has loaded
   private final MethodHandle lastError = function("mdp_last_error", ADDRESS);
   private final MemorySegment number = arena.allocate(JAVA_DOUBLE);
   private final MemorySegment tensor = sized(TENSOR);
@@ -172,6 +172,7 @@ public final class ForeignLine {
       }
       return;
     }
+    System.load(System.getenv("MEGADP_LIBRARY"));
     new ForeignLine().train();
   }
 }

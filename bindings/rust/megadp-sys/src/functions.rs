@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust_functions.py.
+use crate::bindings::*;
+use core::ffi::{c_char, c_void};
+
+pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, text: *const c_char, length: usize)>;
+
+unsafe extern "C" {
+    pub fn mdp_version() -> u32;
+    pub fn mdp_status_name(status: mdp_status) -> *const c_char;
+    pub fn mdp_last_error() -> *const c_char;
+    pub fn mdp_last_error_info(out: *mut mdp_error_info) -> mdp_status;
+    pub fn mdp_info(json: *mut c_char, capacity: usize, needed: *mut usize) -> mdp_status;
+    pub fn mdp_log_set(r#fn: mdp_log_fn, user: *mut c_void) -> mdp_status;
+    pub fn mdp_unique_id_create(out: *mut mdp_unique_id) -> mdp_status;
+    pub fn mdp_comm_create(config: *const mdp_comm_config, id: *const mdp_unique_id,
+        out: *mut *mut mdp_comm) -> mdp_status;
+    pub fn mdp_comm_split(comm: *mut mdp_comm, color: i32, key: i32, out: *mut *mut mdp_comm) -> mdp_status;
+    pub fn mdp_comm_rank(comm: *const mdp_comm) -> i32;
+    pub fn mdp_comm_size(comm: *const mdp_comm) -> i32;
+    pub fn mdp_comm_error_info(comm: *mut mdp_comm, out: *mut mdp_error_info) -> mdp_status;
+    pub fn mdp_comm_event_fd(comm: *mut mdp_comm, out: *mut i32) -> mdp_status;
+    pub fn mdp_comm_abort(comm: *mut mdp_comm) -> mdp_status;
+    pub fn mdp_comm_destroy(comm: *mut mdp_comm);
+    pub fn mdp_all_reduce(comm: *mut mdp_comm, from: *const mdp_tensor, to: *const mdp_tensor, op: mdp_op,
+        stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_reduce_scatter(comm: *mut mdp_comm, from: *const mdp_tensor, to: *const mdp_tensor, op: mdp_op,
+        stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_all_gather(comm: *mut mdp_comm, from: *const mdp_tensor, to: *const mdp_tensor, stream: mdp_stream,
+        out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_all_to_all(comm: *mut mdp_comm, from: *const mdp_tensor, to: *const mdp_tensor, stream: mdp_stream,
+        out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_broadcast(comm: *mut mdp_comm, tensor: *const mdp_tensor, root: i32, stream: mdp_stream,
+        out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_barrier(comm: *mut mdp_comm) -> mdp_status;
+    pub fn mdp_grid_create(world: *mut mdp_comm, config: *const mdp_grid_config, out: *mut *mut mdp_grid) -> mdp_status;
+    pub fn mdp_grid_coords(grid: *mut mdp_grid, axes: u32, index: *mut i32, size: *mut i32) -> mdp_status;
+    pub fn mdp_grid_comm(grid: *mut mdp_grid, axes: u32, out: *mut *mut mdp_comm) -> mdp_status;
+    pub fn mdp_grid_destroy(grid: *mut mdp_grid);
+    pub fn mdp_grid_groups_json(grid: *const mdp_grid_config, world: i32, axes: u32, json: *mut c_char,
+        capacity: usize, needed: *mut usize) -> mdp_status;
+    pub fn mdp_plan(grid: *const mdp_grid_config, world: i32, rank: i32, config: *const mdp_buffer_config,
+        params: *const mdp_param, count: usize, out: *mut mdp_plan_report) -> mdp_status;
+    pub fn mdp_plan_json(grid: *const mdp_grid_config, world: i32, config: *const mdp_buffer_config,
+        params: *const mdp_param, count: usize, json: *mut c_char, capacity: usize, needed: *mut usize) -> mdp_status;
+    pub fn mdp_buffer_register(grid: *mut mdp_grid, config: *const mdp_buffer_config, params: *const mdp_param,
+        count: usize, out: *mut *mut mdp_buffer) -> mdp_status;
+    pub fn mdp_buffer_owned(buffer: *mut mdp_buffer, ranges: *mut mdp_range, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_buffer_param_view(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor) -> mdp_status;
+    pub fn mdp_buffer_grad_view(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor) -> mdp_status;
+    pub fn mdp_buffer_to_dlpack(owner: *mut mdp_buffer, view: *const mdp_tensor,
+        out: *mut *mut DLManagedTensorVersioned) -> mdp_status;
+    pub fn mdp_buffer_broadcast(buffer: *mut mdp_buffer, root: i32) -> mdp_status;
+    pub fn mdp_buffer_verify(buffer: *mut mdp_buffer) -> mdp_status;
+    pub fn mdp_buffer_zero_grad(buffer: *mut mdp_buffer, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_buffer_stats(buffer: *mut mdp_buffer, out: *mut mdp_stats_report) -> mdp_status;
+    pub fn mdp_buffer_bucket(buffer: *mut mdp_buffer, bucket: usize, out: *mut mdp_bucket_report) -> mdp_status;
+    pub fn mdp_buffer_destroy(buffer: *mut mdp_buffer);
+    pub fn mdp_microbatch_begin(buffer: *mut mdp_buffer, is_last: i32) -> mdp_status;
+    pub fn mdp_param_wait(buffer: *mut mdp_buffer, param: usize, consumer: mdp_stream) -> mdp_status;
+    pub fn mdp_param_read(buffer: *mut mdp_buffer, param: usize, to: *const mdp_tensor,
+        stream: mdp_stream) -> mdp_status;
+    pub fn mdp_param_write(buffer: *mut mdp_buffer, param: usize, from: *const mdp_tensor,
+        stream: mdp_stream) -> mdp_status;
+    pub fn mdp_param_changed(buffer: *mut mdp_buffer) -> mdp_status;
+    pub fn mdp_grad_put(buffer: *mut mdp_buffer, param: usize, grad: *const mdp_tensor, flags: u64,
+        producer: mdp_stream) -> mdp_status;
+    pub fn mdp_grad_ready(buffer: *mut mdp_buffer, param: usize, producer: mdp_stream) -> mdp_status;
+    pub fn mdp_grad_skip(buffer: *mut mdp_buffer, param: usize) -> mdp_status;
+    pub fn mdp_grad_sync(buffer: *mut mdp_buffer, consumer: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_optimizer_create(buffer: *mut mdp_buffer, config: *const mdp_optimizer_config,
+        out: *mut *mut mdp_optimizer) -> mdp_status;
+    pub fn mdp_optimizer_set_group(optimizer: *mut mdp_optimizer, group: usize, value: *const mdp_group) -> mdp_status;
+    pub fn mdp_optimizer_step(optimizer: *mut mdp_optimizer, config: *const mdp_step_config,
+        report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,
+        out: *mut mdp_tensor) -> mdp_status;
+    pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
+    pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
+    pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;
+    pub fn mdp_request_free(request: *mut mdp_request);
+}
+
