@@ -43,7 +43,7 @@ const char* code_name(Code code) noexcept {
 }
 
 const std::string& Status::text() const noexcept {
-  static const std::string none;
+  static const auto& none = *new std::string;  // read by threads that may outlive main
   return detail_ ? detail_->text : none;
 }
 

@@ -7,7 +7,7 @@
 
 #include <cstring>
 #include <mutex>
-#include <optional>
+#include <utility>
 
 #include "cuda/build.h"
 
@@ -17,7 +17,7 @@ namespace {
 constexpr const char* kFile = "libmegadp_cuda.so";
 
 std::mutex loading;
-std::optional<Result<const PluginTable*>> loaded;  // under loading
+Result<const PluginTable*>* loaded = nullptr;  // under loading; stays, for threads that outlive main
 
 std::string own_folder() {
   Dl_info info{};
@@ -71,13 +71,13 @@ std::string describe(const PluginTable& table, int32_t index) {
 
 Result<const PluginTable*> load_plugin() {
   const std::lock_guard lock(loading);
-  if (!loaded) loaded = open_plugin();
+  if (loaded == nullptr) loaded = new Result<const PluginTable*>(open_plugin());
   return *loaded;
 }
 
 void use_plugin(const PluginTable& table) {
   const std::lock_guard lock(loading);
-  loaded = &table;
+  delete std::exchange(loaded, new Result<const PluginTable*>(&table));
 }
 
 PluginInfo plugin_info() {

@@ -71,7 +71,7 @@ std::vector<Kernels> find_kernels() {
 }  // namespace
 
 const std::vector<Kernels>& all_kernels() {
-  static const std::vector<Kernels> kernels = find_kernels();
+  static const auto& kernels = *new std::vector<Kernels>(find_kernels());  // streams may compute on while the process exits
   return kernels;
 }
 

@@ -252,7 +252,7 @@ Result<std::shared_ptr<Agreement>> begin_agreement(const Launch& launch, Deadlin
 
 Status agree_on_root_by_pmix(Launch* launch, Deadline deadline) {
   static std::mutex mutex;
-  static std::shared_ptr<Agreement> last;
+  static auto& last = *new std::shared_ptr<Agreement>;  // its thread may outlive main
   const uint64_t begun = now_ns();
   std::shared_ptr<Agreement> mine;
   {
