@@ -19,6 +19,17 @@ Status lost_while(const std::string& what, const Status& why) {
 
 }  // namespace
 
+Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine, Code code) {
+  auto outcomes = world.exchange(members, what, mine.text());
+  if (!mine) return mine;
+  if (!outcomes) return outcomes.status();
+  for (size_t r = 0; r < outcomes->size(); ++r) {
+    if ((*outcomes)[r].empty()) continue;
+    return {code, text("rank ", members[r], " reported: ", (*outcomes)[r]), Blame{.rank = members[r]}};
+  }
+  return {};
+}
+
 // Until NCCL is no longer at work in the background.
 Status Communicator::settle(const Gpu& gpu, NcclComm* comm, int32_t result, const std::string& what) {
   const Deadline deadline = Deadline::after_ns(gpu.world().timeout_ns());
@@ -53,13 +64,14 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<Gpu> 
   const std::string what = "creating a communicator of NCCL";
   const int32_t result =
       gpu->plugin().comm_create(gpu->nccl(), gpu->device(), id, static_cast<int32_t>(rank), static_cast<int32_t>(members.size()), &comm);
-  if (result != 0 && result != kPending) return gpu->check(result, what);
-  std::shared_ptr<Communicator> communicator(new Communicator(gpu, comm));
-  if (Status settled = settle(*gpu, comm, result, what); !settled) {
-    communicator->abort();
-    return settled;
-  }
-  return communicator;
+  std::shared_ptr<Communicator> communicator;
+  if (result == 0 || result == kPending) communicator.reset(new Communicator(gpu, comm));
+  const Status mine = communicator == nullptr ? gpu->check(result, what) : settle(*gpu, comm, result, what);
+  if (!mine) gpu->fail(mine);  // the others wait in NCCL
+  Status all_have = agree(world, members, "communicator of NCCL", mine, Code::backend);
+  if (all_have.ok()) return communicator;
+  if (communicator != nullptr) communicator->abort();
+  return all_have;
 }
 
 Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>& members) {
@@ -73,6 +85,8 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
   const int32_t result = gpu_->plugin().comm_split(comm_, color, static_cast<int32_t>(key), &part);
   std::shared_ptr<Communicator> communicator(part == nullptr ? nullptr : new Communicator(gpu_, part));
   Status settled = settle(*gpu_, part == nullptr ? comm_ : part, result, what);
+  if (!settled) gpu_->fail(settled);  // the others wait in NCCL
+  if (!members.empty()) settled = agree(gpu_->world(), members, "split of a communicator of NCCL", settled, Code::backend);
   if (settled.ok()) return communicator;
   if (communicator != nullptr) communicator->abort();
   gpu_->fail(settled);

@@ -13,6 +13,10 @@
 
 namespace megadp::cuda {
 
+// All of `members` learn whether all have succeeded, so that nobody goes on with half of something: `mine`, or what another rank reported,
+// with `code`.
+Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine, Code code);
+
 class Communicator {
  public:
   // Collective over `members` (world ranks, in the order of their ranks here).

@@ -67,8 +67,7 @@ Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members)
   return std::unique_ptr<Group>(new CudaGroup(*std::move(part), watch_, *std::move(control), exact_));
 }
 
-// Sizes are compared before anything is allocated, since NCCL may join the memory of all ranks; and afterwards all learn whether all have
-// it, so that nobody goes on with half a window.
+// Sizes are compared before anything is allocated, since NCCL may join the memory of all ranks.
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   World& world = gpu_->world();
   auto sizes = world.exchange(members(), "allocate_window", std::to_string(bytes));
@@ -84,13 +83,7 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   auto block = std::make_shared<CudaWindow::Block>();
   block->communicator = communicator_;
   const Status mine = communicator_->allocate(bytes, &block->data, &block->registration).with_context("allocate_window");
-  auto outcomes = world.exchange(members(), "allocate_window", mine.text());
-  if (!outcomes) return outcomes.status();
-  for (size_t r = 0; r < outcomes->size(); ++r) {
-    if ((*outcomes)[r].empty()) continue;
-    if (!mine) return mine;
-    return Status(Code::memory, text("rank ", members()[r], " reported: ", (*outcomes)[r]), Blame{.rank = members()[r]});
-  }
+  if (Status all_have = agree(world, members(), "allocate_window", mine, Code::memory); !all_have) return all_have;
   return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, watch_));
 }
 
