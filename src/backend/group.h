@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,21 @@ class Window {
 struct Tag {
   int32_t bucket = -1;
   const char* what = "";  // a literal, such as "gradients" or "parameters"
+};
+
+// One of a Group's collectives in windows, as data.
+struct WindowCall {
+  enum class What {
+    reduce_scatter,
+    all_reduce,
+    all_gather
+  };
+  What what;
+  Window* window;
+  DType type;
+  size_t begin, count;
+  float divisor;  // 1 for all_gather
+  Tag tag;
 };
 
 class Group {
@@ -73,6 +89,9 @@ class Group {
   virtual Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) = 0;
   // Rank root's elements are copied to all others. Any count.
   virtual Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) = 0;
+  // All of them, in this order; a device may start them as one, so that all ranks must give the same list. A failure may come after some of
+  // them were submitted.
+  virtual Status together(Stream& stream, std::span<const WindowCall> calls);
 
   // ── on any memory of the backend, staged where need be; `from` and `to` may be equal (for reduce_scatter and all_gather: may overlap as
   //    in MPI_IN_PLACE, `to` or `from` being the own piece of the other); they stay alive until the stream has passed ──

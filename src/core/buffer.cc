@@ -140,6 +140,7 @@ void Buffer::index_params() {
       param.strides = dense_strides(plan_.params[layout.slots[slot].param].shape);
     }
   }
+  s.plan_launches(!plan_.config.no_overlap);
   s.start_step();
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <condition_variable>
 #include <mutex>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,8 @@ struct Buffer::Impl {
   std::vector<Arena> arenas;
   std::vector<ParamState> params;  // by registration index; unused for frozen ones
   std::vector<Bucket> buckets;     // by number, in launch order
+  // What is launched at once, in order: with overlap each bucket as soon as it may, without it neighbours that one group reduces.
+  std::vector<std::span<Bucket>> launches;
   std::vector<Agreement> agreements;
 
   Phase phase = Phase::open;
@@ -90,7 +93,7 @@ struct Buffer::Impl {
   bool microbatch_touched = false;  // something came in this microbatch
   size_t puts = 0;                  // how many write into their slots now
   std::condition_variable puts_over;
-  size_t next_launch = 0;
+  size_t next_launch = 0;  // of launches
   uint64_t sync_ns = 0;
   std::shared_ptr<Request> sync_request;
   std::shared_ptr<Event> reduced;  // the end of the last sync's reductions
@@ -104,7 +107,9 @@ struct Buffer::Impl {
   // The gradient of one use has come. Launches what can be.
   Status arrive(Buffer& buffer, size_t param);
   Status became_ready(Buffer& buffer, Bucket& bucket);
-  Status launch(Buffer& buffer, Bucket& bucket);
+  void plan_launches(bool overlap);
+  int32_t number_of(const Bucket& bucket) const { return static_cast<int32_t>(&bucket - buckets.data()); }
+  Status launch(Buffer& buffer, std::span<Bucket> those);
   Status launch_in_order(Buffer& buffer);
   void count_times(Bucket& bucket);
   BucketState state_of(const Bucket& bucket) const;

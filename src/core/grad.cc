@@ -41,36 +41,46 @@ BucketState Buffer::Impl::state_of(const Bucket& bucket) const {
   return bucket.gather_end->done() ? BucketState::whole : BucketState::gathering;
 }
 
-Status Buffer::Impl::launch(Buffer& buffer, Bucket& bucket) {
-  count_times(bucket);
-  Arena& arena = arenas[bucket.arena];
-  const BucketRange& range = arena.range(bucket.index);
-  const uint64_t count = range.end - range.begin;
-  const Tag tag{static_cast<int32_t>(&bucket - buckets.data()), "gradients"};
-  Stream& queue = *buffer.tree().queue;
-  Group& group = arena.comm->group();
+void Buffer::Impl::plan_launches(bool overlap) {
+  const auto goes_with = [&](const Bucket& a, const Bucket& b) { return !overlap && arenas[a.arena].comm == arenas[b.arena].comm; };
+  for (size_t begin = 0, end = 0; begin < buckets.size(); begin = end) {
+    while (end < buckets.size() && (end == begin || goes_with(buckets[begin], buckets[end]))) ++end;
+    launches.emplace_back(&buckets[begin], end - begin);
+  }
+}
 
+Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
+  Stream& queue = *buffer.tree().queue;
+  std::vector<WindowCall> calls;
+  for (Bucket& bucket : those) {
+    count_times(bucket);
+    const Arena& arena = arenas[bucket.arena];
+    const BucketRange& range = arena.range(bucket.index);
+    calls.push_back({arena.plan->shards > 1 ? WindowCall::What::reduce_scatter : WindowCall::What::all_reduce, arena.grads,
+                     arena.plan->grad_type, range.begin, range.end - range.begin, arena.divisor, Tag{number_of(bucket), "gradients"}});
+  }
   auto begin = queue.record();
   if (!begin) return begin.status();
-  const Status submitted = arena.plan->shards > 1
-                               ? group.reduce_scatter(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.divisor, tag)
-                               : group.all_reduce(queue, *arena.grads, arena.plan->grad_type, range.begin, count, arena.divisor, tag);
-  if (!submitted) return submitted;
+  if (Status submitted = arenas[those.front().arena].comm->group().together(queue, calls); !submitted) return submitted;
   auto end = queue.record();
   if (!end) return end.status();
-  bucket.reduce_begin = *begin;
-  bucket.reduce_end = *end;
-  bucket.reduce_counted = false;
-  bucket.launched = true;
-  ++stats.buckets;
-  stats.bytes += count * size_of(arena.plan->grad_type);
+  for (Bucket& bucket : those) {
+    bucket.reduce_begin = *begin;
+    bucket.reduce_end = *end;
+    bucket.reduce_counted = &bucket != &those.front();  // their time is one
+    bucket.launched = true;
+  }
+  stats.buckets += those.size();
+  for (const WindowCall& call : calls) stats.bytes += call.count * size_of(call.type);
   return {};
 }
 
 Status Buffer::Impl::launch_in_order(Buffer& buffer) {
-  while (next_launch < buckets.size() && buckets[next_launch].waiting == 0) {
-    if (Status status = launch(buffer, buckets[next_launch]); !status) return status;
-    ++next_launch;
+  const auto full = [](const Bucket& bucket) { return bucket.waiting == 0; };
+  for (; next_launch < launches.size(); ++next_launch) {
+    const std::span<Bucket> those = launches[next_launch];
+    if (!std::all_of(those.begin(), those.end(), full)) break;
+    if (Status status = launch(buffer, those); !status) return status;
   }
   return {};
 }

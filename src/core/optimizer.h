@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -71,7 +72,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status submit_refresh();
   void count_changes();
   Status submit_norm(double loss_scale);
-  Status submit_bucket(uint32_t number);
+  Status submit_update(const Buffer::Bucket& bucket);
+  Status submit_gathers(std::span<Buffer::Bucket> those);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);

@@ -113,14 +113,13 @@ Status Optimizer::submit_norm(double loss_scale) {
   return tree.backend->begin_step(*tree.queue, scalars, config.max_grad_norm, loss_scale, config.beta1, config.beta2, true);
 }
 
-// One bucket: every owned range updated and rounded into the parameter arena, then gathered.
-Status Optimizer::submit_bucket(uint32_t number) {
+// Every owned range of the bucket updated and rounded into the parameter arena.
+Status Optimizer::submit_update(const Buffer::Bucket& bucket) {
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
-  Buffer::Bucket& bucket = s.buckets[number];
   const Buffer::Arena& arena = s.arenas[bucket.arena];
   const Impl::Shard& shard = impl_->shards[bucket.arena];
-  const Status updated = submit_merged(
+  return submit_merged(
       shard.buckets[bucket.index], [&](const Impl::Owned& owned) { return !s.params[owned.range.param].skipped_everywhere; },
       [&](const Impl::Owned& owned) {
         return tree.backend->adamw(*tree.queue, impl_->hyper(owned.group), impl_->device_scalars(), arena.grad_at(owned.range.begin),
@@ -128,22 +127,32 @@ Status Optimizer::submit_bucket(uint32_t number) {
                                    impl_->moment_at(shard, owned, 1), arena.param_at(owned.range.begin), arena.plan->param_type,
                                    owned.range.end - owned.range.begin);
       });
-  if (!updated) return updated;
-  s.count_times(bucket);
-  auto begin = tree.queue->record();
-  if (!begin) return begin.status();
-  if (arena.plan->shards > 1) {
+}
+
+// What was launched at once is gathered at once.
+Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
+  Buffer::Impl& s = *buffer_->impl_;
+  Stream& queue = *buffer_->tree().queue;
+  std::vector<WindowCall> calls;
+  for (Buffer::Bucket& bucket : those) {
+    s.count_times(bucket);
+    const Buffer::Arena& arena = s.arenas[bucket.arena];
     const BucketRange& range = arena.range(bucket.index);
-    const Status gathered = arena.comm->group().all_gather(*tree.queue, *arena.params, arena.plan->param_type, range.begin,
-                                                           range.end - range.begin, Tag{static_cast<int32_t>(number), "parameters"});
-    if (!gathered) return gathered;
-    s.stats.bytes += (range.end - range.begin) * size_of(arena.plan->param_type);
+    if (arena.plan->shards == 1) continue;
+    calls.push_back({WindowCall::What::all_gather, arena.params, arena.plan->param_type, range.begin, range.end - range.begin, 1,
+                     Tag{s.number_of(bucket), "parameters"}});
   }
-  auto end = tree.queue->record();
+  auto begin = queue.record();
+  if (!begin) return begin.status();
+  if (Status gathered = s.arenas[those.front().arena].comm->group().together(queue, calls); !gathered) return gathered;
+  for (const WindowCall& call : calls) s.stats.bytes += call.count * size_of(call.type);
+  auto end = queue.record();
   if (!end) return end.status();
-  bucket.gather_begin = *begin;
-  bucket.gather_end = *end;
-  bucket.gather_counted = false;
+  for (Buffer::Bucket& bucket : those) {
+    bucket.gather_begin = *begin;
+    bucket.gather_end = *end;
+    bucket.gather_counted = &bucket != &those.front();
+  }
   return {};
 }
 
@@ -210,8 +219,11 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     if (!recorded) return recorded.status();
     normed = *recorded;
     // Gradients become final from the last layer to the first; the next forward reads parameters from the first to the last.
-    for (size_t number = s.buckets.size(); number-- > 0;) {
-      if (Status submitted = submit_bucket(static_cast<uint32_t>(number)); !submitted) return submitted;
+    for (size_t number = s.launches.size(); number-- > 0;) {
+      for (const Buffer::Bucket& bucket : s.launches[number]) {
+        if (Status submitted = submit_update(bucket); !submitted) return submitted;
+      }
+      if (Status submitted = submit_gathers(s.launches[number]); !submitted) return submitted;
     }
     recorded = tree.queue->record();
     if (!recorded) return recorded.status();

@@ -100,9 +100,35 @@ Communicator::~Communicator() {
 Status Communicator::call(const std::string& what, const std::function<int32_t(NcclComm*)>& function) {
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
+  if (grouped_) {
+    const int32_t result = function(comm_);
+    return gpu_->check(result == kPending ? 0 : result, what);
+  }
   Status settled = settle(*gpu_, comm_, function(comm_), what);
   // Where memory is lacking nothing was begun; what else goes wrong leaves the ranks at different places.
   if (!settled && settled.code() != Code::memory) gpu_->fail(settled);
+  return settled;
+}
+
+Status Communicator::together(const std::string& what, const std::function<Status()>& calls) {
+  const std::lock_guard lock(mutex_);
+  if (gpu_->failed()) return gpu_->failure();
+  if (Status begun = gpu_->check(gpu_->plugin().comm_group_begin(comm_), what); !begun) return begun;
+  struct Open {  // ended whatever happens: NCCL's group is the thread's
+    explicit Open(Communicator& communicator) : of(communicator) { of.grouped_ = true; }
+    ~Open() {
+      if (of.grouped_) (void)end();
+    }
+    int32_t end() {
+      of.grouped_ = false;
+      return of.gpu_->plugin().comm_group_end(of.comm_);
+    }
+    Communicator& of;
+  } open(*this);
+  const Status called = calls();
+  Status settled = settle(*gpu_, comm_, open.end(), what);
+  if (!called) settled = called;
+  if (!settled) gpu_->fail(settled);
   return settled;
 }
 

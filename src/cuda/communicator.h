@@ -29,6 +29,9 @@ class Communicator {
 
   // One call of the plugin on this communicator, until it is no longer pending. `what` as in "an all-reduce".
   Status call(const std::string& what, const std::function<int32_t(NcclComm*)>& function);
+  // The collectives that `calls` calls, which NCCL then starts as one. A failure among them ends the communicator: it is not known which of
+  // them other ranks have.
+  Status together(const std::string& what, const std::function<Status()>& calls);
   // Memory that NCCL can use without staging; released also after an abort.
   Status allocate(size_t bytes, void** memory, void** registration);
   Status release(void* memory, void* registration);
@@ -44,9 +47,10 @@ class Communicator {
   static Status settle(const Gpu& gpu, NcclComm* comm, int32_t result, const std::string& what);
 
   const std::shared_ptr<Gpu> gpu_;
-  std::mutex mutex_;  // calls come one at a time
+  std::recursive_mutex mutex_;  // calls come one at a time; those of a group within its own
   NcclComm* const comm_;
   bool aborted_ = false;  // under mutex_
+  bool grouped_ = false;  // likewise: NCCL will start what is called when the group ends
 };
 
 }  // namespace megadp::cuda

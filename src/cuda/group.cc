@@ -88,8 +88,7 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
 }
 
 // Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one host, whoever comes second sees it.
-Status CudaGroup::compare_with_others(const std::string& mine, const Tag& tag) const {
-  const uint64_t number = submitted_ + 1;
+Status CudaGroup::compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const {
   for (const Entered& other : control_->entered(number)) {
     // An entry is cut: so is what it is compared with.
     if (other.what.empty() || mine.compare(0, other.what.size(), other.what) == 0) continue;
@@ -105,31 +104,53 @@ Status CudaGroup::compare_with_others(const std::string& mine, const Tag& tag) c
   return {};
 }
 
-Status CudaGroup::submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, const Work& work) {
+Status CudaGroup::put(void* stream, std::span<Submission> all) {
+  const auto each = [&]() -> Status {
+    for (const Submission& one : all) {
+      if (Status done = one.work(stream); !done) return done;
+    }
+    return {};
+  };
+  return all.size() <= 1 || size() == 1 ? each() : communicator_->together(text(all.size(), " collectives at once"), each);
+}
+
+Status CudaGroup::submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work) {
+  if (call.count == 0) return submit_together(stream, {});
+  Submission one{call, tag, std::move(keep), std::move(work)};
+  return submit_together(stream, {&one, 1});
+}
+
+Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order on the stream
   if (gpu_->failed()) return gpu_->failure();
-  if (call.count == 0) return {};
-  if (size() == 1) return work(raw(stream));
-  const uint64_t number = submitted_ + 1;
-  const std::string name = describe(call.name, call.count, call.type, call.how, tag, number);
-  control_->enter(number, name);
-  if (Status same = compare_with_others(name, tag); !same) return same;
+  if (all.empty() || size() == 1) return put(raw(stream), all);
+  std::vector<std::string> names;
+  for (const Submission& one : all) {
+    const uint64_t number = submitted_ + 1 + names.size();
+    const std::string among = all.size() == 1 ? "" : text(", ", names.size() + 1, " of ", all.size(), " at once");
+    names.push_back(describe(one.call.name, one.call.count, one.call.type, one.call.how + among, one.tag, number));
+    control_->enter(number, names.back());
+    if (Status same = compare_with_others(number, names.back(), one.tag); !same) return same;
+  }
   CudaStream& ours = static_cast<CudaStream&>(stream);
   auto turn = watch_->turn();
   if (!turn) return turn.status();
   auto begin = ours.mark();
   if (!begin) return begin.status();
-  used_ = {std::move(keep)};
-  Status done = work(raw(stream));
+  used_.clear();
+  for (Submission& one : all) used_.push_back(std::move(one.keep));
+  Status done = put(raw(stream), all);
   std::vector<std::shared_ptr<void>> used = std::exchange(used_, {});
   auto end = ours.mark();
   if (done.ok() && !end) done = end.status();
   if (!done) {  // a part of it may be on the stream already
     watch_->drop(std::make_shared<decltype(used)>(std::move(used)), end ? *end : nullptr);
-    return done.with_context(name).with_blame(Blame{.bucket = tag.bucket, .operation = number});
+    return done.with_context(names.front()).with_blame(Blame{.bucket = all.front().tag.bucket, .operation = submitted_ + 1});
   }
-  submitted_ = number;
-  watch_->add({*std::move(begin), *std::move(end), communicator_, control_, name, tag.bucket, number, std::move(used)});
+  for (size_t i = 0; i < all.size(); ++i) {
+    ++submitted_;
+    watch_->add({*begin, *end, communicator_, control_, std::move(names[i]), all[i].tag.bucket, submitted_, used});
+  }
   return {};
 }
 
@@ -160,35 +181,54 @@ Status CudaGroup::check_root(const char* call, int root) const {
   return invalid(call, ": root is ", root, "; this group has ranks 0 to ", size() - 1);
 }
 
+Result<CudaGroup::Submission> CudaGroup::prepare(const WindowCall& call) {
+  using enum WindowCall::What;
+  const bool in_pieces = call.what != all_reduce;
+  const char* const name = call.what == reduce_scatter ? "reduce_scatter" : call.what == all_reduce ? "all_reduce" : "all_gather";
+  if (Status checked = check_range(name, *call.window, call.type, call.begin, call.count, in_pieces); !checked) return checked;
+  if (Status checked = check_divisor(name, call.type, call.divisor); !checked) return checked;
+  std::byte* const data = call.window->data() + call.begin * size_of(call.type);
+  const size_t piece = call.count / static_cast<size_t>(size());
+  std::byte* const mine = data + static_cast<size_t>(rank()) * piece * size_of(call.type);
+  const Sum sum{call.type, Op::sum, call.divisor};
+  const auto work = [this, what = call.what, data, mine, piece, count = call.count, sum](void* stream) {
+    if (what == reduce_scatter) return sum_pieces(stream, data, mine, piece, sum);
+    return what == all_reduce ? sum_all(stream, data, data, count, sum) : gather(stream, mine, data, piece, sum.type);
+  };
+  return Submission{
+      {name, call.count, call.type, in_window(call.begin, call.divisor)}, call.tag, static_cast<CudaWindow&>(*call.window).block(), work};
+}
+
 Status CudaGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
-  if (Status checked = check_range("reduce_scatter", window, type, begin, count, true); !checked) return checked;
-  if (Status checked = check_divisor("reduce_scatter", type, divisor); !checked) return checked;
-  const size_t piece = count / static_cast<size_t>(size());
-  std::byte* const from = window.data() + begin * size_of(type);
-  std::byte* const to = from + static_cast<size_t>(rank()) * piece * size_of(type);
-  return submit(stream, {"reduce_scatter", count, type, in_window(begin, divisor)}, tag, static_cast<CudaWindow&>(window).block(),
-                [&](void* s) {
-                  return sum_pieces(s, from, to, piece, {type, Op::sum, divisor});
-                });
+  const WindowCall call{WindowCall::What::reduce_scatter, &window, type, begin, count, divisor, tag};
+  return together(stream, {&call, 1});
 }
 
 Status CudaGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
-  if (Status checked = check_range("all_reduce", window, type, begin, count, false); !checked) return checked;
-  if (Status checked = check_divisor("all_reduce", type, divisor); !checked) return checked;
-  std::byte* const data = window.data() + begin * size_of(type);
-  return submit(stream, {"all_reduce", count, type, in_window(begin, divisor)}, tag, static_cast<CudaWindow&>(window).block(),
-                [&](void* s) {
-                  return sum_all(s, data, data, count, {type, Op::sum, divisor});
-                });
+  const WindowCall call{WindowCall::What::all_reduce, &window, type, begin, count, divisor, tag};
+  return together(stream, {&call, 1});
 }
 
 Status CudaGroup::all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
-  if (Status checked = check_range("all_gather", window, type, begin, count, true); !checked) return checked;
-  const size_t piece = count / static_cast<size_t>(size());
-  std::byte* const to = window.data() + begin * size_of(type);
-  const std::byte* const from = to + static_cast<size_t>(rank()) * piece * size_of(type);
-  return submit(stream, {"all_gather", count, type, in_window(begin, 1)}, tag, static_cast<CudaWindow&>(window).block(),
-                [&](void* s) { return gather(s, from, to, piece, type); });
+  const WindowCall call{WindowCall::What::all_gather, &window, type, begin, count, 1, tag};
+  return together(stream, {&call, 1});
+}
+
+Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
+  std::vector<Submission> all;
+  bool in_steps = false;  // a sum in rank order is several launches, of which the later need what the earlier have brought
+  for (const WindowCall& call : calls) {
+    auto one = prepare(call);
+    if (!one) return one.status();
+    if (call.count == 0) continue;
+    all.push_back(*std::move(one));
+    in_steps = in_steps || (call.what != WindowCall::What::all_gather && summed_here({call.type, Op::sum, call.divisor}));
+  }
+  if (!in_steps) return submit_together(stream, all);
+  for (Submission& one : all) {
+    if (Status submitted = submit_together(stream, {&one, 1}); !submitted) return submitted;
+  }
+  return {};
 }
 
 Status CudaGroup::broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) {

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -63,6 +64,7 @@ class CudaGroup final : public Group {
   Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
   Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) override;
   Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) override;
+  Status together(Stream& stream, std::span<const WindowCall> calls) override;
 
   Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
   Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
@@ -84,8 +86,18 @@ class CudaGroup final : public Group {
     DType type;
     std::string how = {};  // " (max)", " from rank 1": what must be the same on all ranks besides
   };
-  Status submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, const Work& work);
-  Status compare_with_others(const std::string& mine, const Tag& tag) const;
+  struct Submission {
+    Call call;
+    Tag tag;
+    std::shared_ptr<void> keep;
+    Work work;
+  };
+  Result<Submission> prepare(const WindowCall& call);
+  Status submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work);
+  // Between one pair of marks; several are one group of NCCL's.
+  Status submit_together(Stream& stream, std::span<Submission> all);
+  Status put(void* stream, std::span<Submission> all);
+  Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
   Status check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const;
   Status check_divisor(const char* call, DType type, double divisor) const;
   Status check_root(const char* call, int root) const;

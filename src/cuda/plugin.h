@@ -159,6 +159,11 @@ struct PluginTable {
   // Piece r of `from` begins at element r * from_stride; `to` is dense; the two are apart.
   int32_t (*comm_all_to_all)(NcclComm* comm, void* stream, const void* from, size_t from_stride, void* to, size_t count_per_rank,
                              DType type);
+  // Collectives of this communicator between the two, by the thread that began it, are started as one by the end, the same ones on all
+  // ranks; until then none is in its stream, and a kPending means nothing. Every group that was begun must be ended, whatever failed in it;
+  // the end may be kPending as above.
+  int32_t (*comm_group_begin)(NcclComm* comm);
+  int32_t (*comm_group_end)(NcclComm* comm);
 };
 
 }  // namespace megadp::cuda

@@ -178,6 +178,52 @@ void broadcast(Suite& suite) {
   });
 }
 
+// Several at once: each does what it does alone.
+void together(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    Bench bench(rank);
+    auto second = rank.must(bench.group->allocate_window(kWindowBytes));
+    auto third = rank.must(bench.group->allocate_window(kWindowBytes));
+    const size_t count = divisible(9'001, rank.size());
+    const size_t piece = count / static_cast<size_t>(rank.size()) * static_cast<size_t>(rank.rank());
+    Trial scattered(rank, *bench.window, DType::f32, 7, count, 21);
+    Trial reduced(rank, *second, DType::bf16, 0, count, 22);
+    Trial gathered(rank, *third, DType::u8, 64, count, 23);
+    using enum WindowCall::What;
+    const WindowCall calls[] = {{reduce_scatter, bench.window.get(), DType::f32, 7, count, 3, {0, "gradients"}},
+                                {all_reduce, second.get(), DType::bf16, 0, count, 0.7F, {1, "gradients"}},
+                                {all_gather, third.get(), DType::u8, 64, count, 1, {2, "parameters"}},
+                                {all_gather, third.get(), DType::u8, 0, 0, 1, {3, "parameters"}}};
+    rank.must(bench.group->together(*bench.stream, calls));
+    rank.must(bench.group->together(*bench.stream, {}));
+    rank.must(finish(*bench.stream));
+    scattered.check("reduce_scatter among others", piece,
+                    piece_of(reduce_arrays(DType::f32, Op::sum, 3, scattered.inputs()), rank.rank(), rank.size()));
+    reduced.check("all_reduce among others", 0, reduce_arrays(DType::bf16, Op::sum, 0.7F, reduced.inputs()));
+    Bytes all;
+    for (int r = 0; r < rank.size(); ++r) {
+      const Bytes its = piece_of(gathered.inputs()[static_cast<size_t>(r)], r, rank.size());
+      all.insert(all.end(), its.begin(), its.end());
+    }
+    gathered.check("all_gather among others", 0, all);
+    // Gathers and integers: a device may start them as one even where its other sums are several steps.
+    Trial counted(rank, *third, DType::i64, 9, count, 26);
+    Trial first(rank, *bench.window, DType::f32, 0, count, 24);
+    Trial other(rank, *second, DType::bf16, 3, count, 25);
+    const WindowCall gathers[] = {{all_gather, bench.window.get(), DType::f32, 0, count, 1, {}},
+                                  {all_reduce, third.get(), DType::i64, 9, count, 1, {}},
+                                  {all_gather, second.get(), DType::bf16, 3, count, 1, {}}};
+    rank.must(bench.group->together(*bench.stream, gathers));
+    rank.must(finish(*bench.stream));
+    first.check("all_gather of two", piece, piece_of(first.input(), rank.rank(), rank.size()));
+    other.check("all_gather of two", piece, piece_of(other.input(), rank.rank(), rank.size()));
+    counted.check("all_reduce among two", 0, reduce_arrays(DType::i64, Op::sum, 1, counted.inputs()));
+    const WindowCall wrong[] = {{all_gather, bench.window.get(), DType::f32, 0, count, 1, {}},
+                                {all_reduce, second.get(), DType::u8, 0, 8, 0.5F, {}}};
+    rank.fails(bench.group->together(*bench.stream, wrong), Code::unsupported, {"divisor is 0.5"});
+  });
+}
+
 // A range cut into calls gives the same bits as one call.
 void cut_into_calls(Suite& suite) {
   suite.run(3, [](Rank& rank) {
@@ -239,11 +285,12 @@ void too_large(Suite& suite) {
 }  // namespace
 
 std::vector<Case> window_cases() {
-  return {{"window.starts_zeroed", starts_zeroed},   {"window.reduce_scatter", reduce_scatter},
-          {"window.all_reduce", all_reduce},         {"window.integers", integers},
-          {"window.all_gather", all_gather},         {"window.broadcast", broadcast},
-          {"window.cut_into_calls", cut_into_calls}, {"window.bad_arguments", bad_arguments},
-          {"window.sizes_differ", sizes_differ},     {"window.too_large", too_large}};
+  return {{"window.starts_zeroed", starts_zeroed}, {"window.reduce_scatter", reduce_scatter},
+          {"window.all_reduce", all_reduce},       {"window.integers", integers},
+          {"window.all_gather", all_gather},       {"window.broadcast", broadcast},
+          {"window.together", together},           {"window.cut_into_calls", cut_into_calls},
+          {"window.bad_arguments", bad_arguments}, {"window.sizes_differ", sizes_differ},
+          {"window.too_large", too_large}};
 }
 
 }  // namespace megadp::test

@@ -290,6 +290,60 @@ void failing_collectives() {
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
 }
 
+// Several collectives as one: started and, whatever failed among them, ended.
+void groups(bool device) {
+  Fixture f;
+  NcclComm* const comm = f.make(6);
+  float data[64];
+  const auto group = [&](auto calls) {
+    check_equal(plugin->comm_group_begin(comm), 0, "comm_group_begin");
+    calls();
+    return plugin->comm_group_end(comm);
+  };
+  const auto sum = [&](double divisor) { return plugin->comm_all_reduce(comm, nullptr, data, data, 4, DType::bf16, Op::sum, divisor); };
+  const auto gather = [&] { return plugin->comm_all_gather(comm, nullptr, data, data, 4, DType::f32); };
+  nccl_says->reset();
+  check_equal(group([&] {
+                check_equal(sum(4), 0, "a sum in a group");
+                check_equal(gather(), 0, "a gather in a group");
+              }),
+              0, "comm_group_end");
+  check_equal(nccl_says->count("ncclGroupStart") + nccl_says->count("ncclGroupEnd"), 2, "begin and end");
+  nccl_says->fail("ncclAllGather", 3);
+  check_equal(group([&] { f.says(gather(), "ncclInternalError", "a gather that fails in a group"); }), 0, "the end after it");
+  check_equal(nccl_says->count("ncclGroupStart"), nccl_says->count("ncclGroupEnd"), "groups that were ended");
+  nccl_says->fail("ncclGroupStart", 2);
+  f.says(plugin->comm_group_begin(comm), "ncclSystemError", "comm_group_begin");
+  // An end that fails: what was to be divided is not.
+  nccl_says->fail("ncclGroupEnd", 1);
+  f.says(group([&] { check_equal(sum(3), 0, "a sum to be divided"); }), "ncclUnhandledCudaError", "comm_group_end");
+  check_equal(plugin->comm_state(comm), 0, "comm_state after it");
+  // The divisions come when all is in the stream: at the end, or when it is no longer pending.
+  nccl_says->reset();
+  const auto divided = [&](int32_t result, const char* what) {
+    if (device) check_equal(result, 0, what);
+    if (!device) names(*plugin, result, kCudaFailure, "cudaError", what);
+  };
+  divided(group([&] {
+            check_equal(sum(3), 0, "a sum to be divided");
+            check_equal(sum(5), 0, "another");
+            check_equal(plugin->comm_state(comm), 0, "comm_state within the group");
+          }),
+          "the divisions at the end");
+  check_equal(plugin->comm_state(comm), 0, "comm_state");
+  nccl_says->stay_pending(1);
+  check_equal(plugin->comm_group_begin(comm), 0, "comm_group_begin");
+  check_equal(sum(3), kPending, "a sum to be divided");
+  nccl_says->fail("ncclGroupEnd", 7);
+  check_equal(plugin->comm_group_end(comm), kPending, "comm_group_end in progress");
+  check_equal(plugin->comm_state(comm), kPending, "comm_state");
+  divided(plugin->comm_state(comm), "the division after it");
+  check_equal(plugin->comm_state(comm), 0, "comm_state");
+  check_equal(plugin->comm_abort(comm), 0, "comm_abort");
+  check_equal(plugin->comm_group_begin(comm), kAborted, "comm_group_begin after it");
+  check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
+}
+
 // The factor that NCCL was given, as a number.
 double given_factor() {
   const standin_call* const call = nccl_says->last("ncclRedOpCreatePreMulSum");
@@ -389,6 +443,7 @@ int main(int, char** arguments) {
   waiting();
   splitting();
   failing_collectives();
+  groups(device);
   divisors(device);
   memory(device);
   aborting_a_family();

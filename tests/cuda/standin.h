@@ -68,6 +68,9 @@ bool is_device_memory(const void* memory);
 // such a thread as it ends takes for lost what it was about to free.
 void wait_for_threads();
 
+// How many groups of two collectives or more were started.
+std::atomic<int>& groups_of_collectives();
+
 // Fills in the part of the table that stands for NCCL.
 void put_nccl(cuda::PluginTable* table);
 

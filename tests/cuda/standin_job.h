@@ -95,6 +95,8 @@ struct Setup {
   mdp_dtype param = MDP_DTYPE_F32;
   mdp_sharding sharding = MDP_SHARDING_ZERO_1;
   double max_grad_norm = 0;
+  uint64_t flags = 0;        // of the buffer
+  bool second_bf16 = false;  // the second parameter, whatever the others are
 };
 
 inline const std::vector<std::vector<int64_t>> kShapes = {{40, 30}, {1000}, {17, 5}};
@@ -113,7 +115,7 @@ class Model {
     for (size_t p = 0; p < params.size(); ++p) {
       params[p] = {};
       params[p].struct_size = sizeof(mdp_param);
-      params[p].dtype = setup.param;
+      params[p].dtype = setup.second_bf16 && p == 1 ? mdp_dtype{MDP_DTYPE_BF16} : setup.param;
       params[p].name = names[p];
       params[p].shape = kShapes[p].data();
       params[p].ndim = static_cast<int32_t>(kShapes[p].size());
@@ -125,6 +127,7 @@ class Model {
     config.struct_size = sizeof config;
     config.sharding = setup.sharding;
     config.bucket_elements = 500;
+    config.flags = setup.flags;
     mdp_buffer* buffer = nullptr;
     ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
     buffer_.reset(buffer);

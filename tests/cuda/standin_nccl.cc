@@ -25,9 +25,10 @@ struct Offer {  // what one rank brings to one collective
   Op op;
   double divisor;
   int32_t kind, root;
+  size_t grouped = 1;  // how many are started at once
   bool operator==(const Offer& other) const {
     return count == other.count && stride == other.stride && type == other.type && op == other.op && divisor == other.divisor &&
-           kind == other.kind && root == other.root;
+           kind == other.kind && root == other.root && grouped == other.grouped;
   }
 };
 
@@ -92,6 +93,8 @@ struct NcclComm {
   uint64_t split = 0;                           // number of the split it comes from
   int32_t color = 0, rank = 0;
   uint64_t splits = 0;  // that this communicator was asked for
+  bool grouping = false;
+  std::vector<std::pair<void*, standin::Offer>> group;  // what was called since the group began, by stream
 };
 
 }  // namespace megadp::cuda
@@ -238,6 +241,10 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
 
 int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
   if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) return kInvalidArgument;
+  if (comm->grouping) {
+    comm->group.emplace_back(stream, offer);
+    return kPending;
+  }
   queue_of(comm->device, stream)->submit([room = comm->room, rank = comm->rank, offer] {
     {
       const std::lock_guard lock(room->mutex);
@@ -261,6 +268,25 @@ int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
     (void)room->meet(rank);
   });
   return 0;
+}
+
+int32_t comm_group_begin(NcclComm* comm) {
+  if (comm->grouping) return kInvalidArgument;
+  comm->grouping = true;
+  return 0;
+}
+
+// As NCCL, in the background: the first question finds it done.
+int32_t comm_group_end(NcclComm* comm) {
+  if (!comm->grouping) return kInvalidArgument;
+  comm->grouping = false;
+  auto group = std::exchange(comm->group, {});
+  groups_of_collectives() += group.size() > 1;
+  for (auto& [stream, offer] : group) {
+    offer.grouped = group.size();
+    if (const int32_t result = submit(comm, stream, offer); result != 0) return result;
+  }
+  return kPending;
 }
 
 int32_t all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor) {
@@ -290,6 +316,11 @@ int32_t all_to_all(NcclComm* comm, void* stream, const void* from, size_t stride
 
 }  // namespace
 
+std::atomic<int>& groups_of_collectives() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
 void put_nccl(PluginTable* table) {
   table->nccl_open = &nccl_open;
   table->nccl_close = [](Nccl*) {};
@@ -310,6 +341,8 @@ void put_nccl(PluginTable* table) {
   table->comm_all_gather = &all_gather;
   table->comm_broadcast = &broadcast;
   table->comm_all_to_all = &all_to_all;
+  table->comm_group_begin = &comm_group_begin;
+  table->comm_group_end = &comm_group_end;
 }
 
 }  // namespace megadp::standin

@@ -57,6 +57,27 @@ bool same_bits_as_the_host() {
   return good;
 }
 
+// Without overlap, what one group of ranks reduces and gathers is started at once: here two arenas. With overlap each bucket goes alone.
+bool started_at_once() {
+  bool good = true;
+  for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+    for (const uint64_t flags : {uint64_t{0}, uint64_t{MDP_BUFFER_NO_OVERLAP}}) {
+      constexpr int kRanks = 3, kSteps = 4;
+      const Setup setup{MDP_DTYPE_F32, sharding, 0, flags, true};
+      const Outcome host = trained({MDP_BACKEND_HOST, 0}, kRanks, setup, &good);
+      const int before = megadp::standin::groups_of_collectives();
+      const bool same = trained({MDP_BACKEND_CUDA, 0}, kRanks, setup, &good) == host && !host.values.empty();
+      const int groups = megadp::standin::groups_of_collectives() - before;
+      const int expected = flags == 0 ? 0 : kRanks * kSteps * (sharding == MDP_SHARDING_ZERO_1 ? 2 : 1);
+      if (same && groups == expected) continue;
+      std::cerr << "FAILED two arenas, sharding " << sharding << ", flags " << flags << ": " << groups << " groups of collectives, not "
+                << expected << (same ? "\n" : "; and other values than the host's\n");
+      good = false;
+    }
+  }
+  return good;
+}
+
 // From arrays on the device, without a report: the host waits for the device nowhere in a step.
 void no_waiting(KindRank& rank) {
   const Model model(rank, {});
@@ -217,6 +238,7 @@ void collectives(KindRank& rank) {
 int main() {
   megadp::cuda::use_plugin(plugin());
   bool good = same_bits_as_the_host();
+  good = started_at_once() && good;
   for (const int ranks : {1, 2, 3}) {
     for (const uint64_t flags : {uint64_t{0}, uint64_t{MDP_COMM_EXACT_SUMS}}) {
       good = run_kind("no waiting", {MDP_BACKEND_CUDA, flags}, ranks, no_waiting) && good;

@@ -53,6 +53,16 @@ Factor factor_of(DType type, double factor) {
   return out;
 }
 
+template <class T>
+int32_t make_room(std::vector<T>* list) {
+  try {
+    list->reserve(list->size() + 1);
+    return 0;
+  } catch (const std::bad_alloc&) {
+    return kNoHostMemory;
+  }
+}
+
 int32_t scaled_sum(NcclComm* comm, DType type, ncclDataType_t nccl_type, double factor, ncclRedOp_t* out) {
   for (const ScaledSum& sum : comm->sums) {
     if (sum.type == type && sum.factor == factor) {
@@ -61,11 +71,7 @@ int32_t scaled_sum(NcclComm* comm, DType type, ncclDataType_t nccl_type, double 
     }
   }
   // Room first: an operation that was made is not lost then.
-  try {
-    comm->sums.reserve(comm->sums.size() + 1);
-  } catch (const std::bad_alloc&) {
-    return kNoHostMemory;
-  }
+  if (const int32_t full = make_room(&comm->sums); full != 0) return full;
   Factor scalar = factor_of(type, factor);
   ncclRedOp_t op = ncclSum;
   const int32_t made = result_of(comm->nccl->red_op_create_pre_mul_sum(&op, &scalar, nccl_type, ncclScalarHostImmediate, comm->handle));
@@ -100,18 +106,15 @@ int32_t plan_reduction(NcclComm* comm, DType type, Op op, double divisor, Plan* 
   int exponent = 0;
   const double mantissa = std::frexp(divisor, &exponent);  // in [0.5, 1)
   plan->rest = 2 * mantissa;
+  if (const int32_t full = make_room(&comm->divisions); full != 0) return full;
   return exponent == 1 ? 0 : scaled_sum(comm, type, plan->type, std::ldexp(1.0, 1 - exponent), &plan->op);
 }
 
-// Divides now if the sum is in its stream, or when comm_state() sees that it is.
+// Divides now if the sum is in its stream, or when comm_state() or the end of the group sees that it is. Room was made before.
 int32_t divide_after(NcclComm* comm, int32_t result, const Division& division) {
   if ((result != 0 && result != kPending) || division.divisor == 1) return result;
-  if (result == kPending) {
-    comm->division = division;
-    return kPending;
-  }
-  return reduce(comm->device, division.stream, division.data, division.data, division.count, 1, division.count, division.type, Op::sum,
-                division.divisor);
+  comm->divisions.push_back(division);
+  return result == kPending || comm->grouped ? result : start_divisions(comm);
 }
 
 // Whether a collective may come, and its type.
@@ -137,6 +140,34 @@ int32_t exchange_pieces(NcclComm* comm, cudaStream_t stream, const char* from, s
 }
 
 }  // namespace
+
+int32_t start_divisions(NcclComm* comm) {
+  int32_t result = 0;
+  for (const Division& each : comm->divisions) {
+    if (result != 0) break;
+    result = reduce(comm->device, each.stream, each.data, each.data, each.count, 1, each.count, each.type, Op::sum, each.divisor);
+  }
+  comm->divisions.clear();
+  return result;
+}
+
+int32_t comm_group_begin(NcclComm* comm) {
+  if (const int32_t refused = usable(comm); refused != 0) return refused;
+  const int32_t result = result_of(comm->nccl->group_start());
+  comm->grouped = result == 0;
+  return result;
+}
+
+// Also where the communicator was aborted meanwhile: NCCL's group is the thread's, and later calls would be part of it.
+int32_t comm_group_end(NcclComm* comm) {
+  const Current current(comm->device);
+  const int32_t result = result_of(comm->nccl->group_end());
+  comm->grouped = false;
+  if (result == kPending) return result;
+  if (result != 0) comm->divisions.clear();
+  if (current.result() != 0) return current.result();
+  return result != 0 ? result : start_divisions(comm);
+}
 
 int32_t comm_all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor) {
   if (const int32_t refused = usable(comm); refused != 0) return refused;

@@ -105,11 +105,7 @@ int32_t comm_state(NcclComm* comm) {
   if (comm->size == 0) {
     if (const int32_t failed = result_of(comm->nccl->comm_count(comm->handle, &comm->size)); failed != 0) return failed;
   }
-  const Division division = comm->division;
-  if (division.divisor == 1) return 0;
-  comm->division.divisor = 1;
-  return reduce(comm->device, division.stream, division.data, division.data, division.count, 1, division.count, division.type, Op::sum,
-                division.divisor);
+  return comm->grouped ? 0 : start_divisions(comm);
 }
 
 int32_t comm_abort(NcclComm* comm) {

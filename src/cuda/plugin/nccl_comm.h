@@ -31,7 +31,7 @@ struct Division {
   void* data;
   size_t count;
   DType type;
-  double divisor;  // 1: nothing
+  double divisor;
 };
 
 struct NcclComm {
@@ -43,10 +43,13 @@ struct NcclComm {
   int size = 0;  // 0: not known yet
   bool aborted = false;
   std::vector<ScaledSum> sums;
-  Division division{nullptr, nullptr, 0, DType::f32, 1};
+  std::vector<Division> divisions;  // of collectives that are not in their stream yet
+  bool grouped = false;             // between comm_group_begin() and comm_group_end()
 };
 
 // 0 if the communicator may be used now, otherwise what a call is to return.
 int32_t usable(const NcclComm* comm);
+// Once what they divide is in its stream.
+int32_t start_divisions(NcclComm* comm);
 
 }  // namespace megadp::cuda

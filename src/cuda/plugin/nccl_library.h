@@ -77,5 +77,7 @@ int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void
 int32_t comm_all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
 int32_t comm_broadcast(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
 int32_t comm_all_to_all(NcclComm* comm, void* stream, const void* from, size_t from_stride, void* to, size_t count_per_rank, DType type);
+int32_t comm_group_begin(NcclComm* comm);
+int32_t comm_group_end(NcclComm* comm);
 
 }  // namespace megadp::cuda

@@ -100,6 +100,8 @@ PluginTable make_table() {
   table.comm_all_gather = comm_all_gather;
   table.comm_broadcast = comm_broadcast;
   table.comm_all_to_all = comm_all_to_all;
+  table.comm_group_begin = comm_group_begin;
+  table.comm_group_end = comm_group_end;
   return table;
 }
 
