@@ -26,7 +26,7 @@ OTHER_SKIPS = (re.compile(r"\[  SKIPPED \] (\w+)()$"), re.compile(r"skipped (\S+
 
 
 def skipped_cases(output):
-    """{name: reason} of the cases that a program left out. cmocka says each twice, and gives no reasons."""
+    """{name: reason} of the cases that a program left out. cmocka says each twice, and gives no reasons; the test may have said it before."""
     found, current = {}, None
     for line in output.splitlines():
         begun = UNITTEST_CASE.match(line)
@@ -38,7 +38,7 @@ def skipped_cases(output):
         for pattern in OTHER_SKIPS:
             other = pattern.match(line)
             if other:
-                found[other[1]] = other[2] or "no reason given"
+                found[other[1]] = other[2] or found.get(other[1], "no reason given")
     return found
 
 
@@ -79,13 +79,16 @@ Ran 4 tests in 0.1s
 OK (skipped=3)
 """
 CMOCKA_OUTPUT = """\
-[==========] group: Running 2 test(s).
+[==========] group: Running 3 test(s).
 [ RUN      ] one
 [  SKIPPED ] one
 [       OK ] two
-[==========] group: 2 test(s) run.
-[  SKIPPED ] group: 1 test(s), listed below:
+skipped three: no device
+[  SKIPPED ] three
+[==========] group: 3 test(s) run.
+[  SKIPPED ] group: 2 test(s), listed below:
 [  SKIPPED ] one
+[  SKIPPED ] three
 """
 OWN_OUTPUT = "skipped windows.large: no memory\nSKIPPED (1 case): no namespaces\n7 cases, all passed\n"
 
@@ -105,7 +108,8 @@ def self_test():
         got = read_suite(path)
     expected = (4, 1 + 1 + 7 + 1, [], [
         ("unittest: test_a", "mpirun isn't installed"), ("unittest: test_b", "needs root"), ("unittest: test_d", "found out late"),
-        ("cmocka: one", "no reason given"), ("own: windows.large", "no memory"), ("own: 1 case", "no namespaces"),
+        ("cmocka: one", "no reason given"), ("cmocka: three", "no device"),
+        ("own: windows.large", "no memory"), ("own: 1 case", "no namespaces"),
         ("whole", "clang is not installed")])
     if got != expected:
         sys.exit(f"read {got}\nnot  {expected}")

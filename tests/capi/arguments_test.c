@@ -156,7 +156,7 @@ static mdp_tensor vector(void) {
 
 static void tensors(void** state) {
   (void)state;
-  if (ON_CUDA) skip(); /* a device takes other tensors, and any stream */
+  if (ON_CUDA) SKIP("a device takes other tensors, and any stream");
   static const int64_t negative[] = {-1}, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40}, far[] = {INT64_MAX};
   struct {
     mdp_tensor tensor;
@@ -244,7 +244,7 @@ static void collective_arguments(void** state) {
 
 static void streams(void** state) {
   (void)state;
-  if (ON_CUDA) skip(); /* a device takes other tensors, and any stream */
+  if (ON_CUDA) SKIP("a device takes other tensors, and any stream");
   const mdp_tensor t = vector();
   void* s = &not_a_stream;
   const char* part = "on the host backend a stream is NULL";

@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include <cmocka.h> /* after the four it needs */
 
@@ -27,6 +28,8 @@ int check_status(mdp_status status, mdp_status wanted, const char* part, const c
 
 int all_checks_held(void** state);
 #define TEST(function) cmocka_unit_test_teardown(function, all_checks_held)
+/* Ends the test here, and says why where scripts/test_summary.py finds it. */
+#define SKIP(why) (printf("skipped %s: %s\n", __func__, why), fflush(stdout), skip())
 
 /* Sanitizers keep freed memory for a while and report a read of it themselves; ThreadSanitizer starts no threads in a forked child, and
  * makes everything many times slower. */
