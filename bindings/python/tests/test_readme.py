@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's first example, as printed."""
+"""The README's examples, as printed: the first a program of its own, those of the frameworks with what they take for granted before."""
+import importlib.util
 import os
 import re
 import shlex
@@ -11,7 +12,49 @@ import unittest
 import support
 
 
+BEFORE_TORCH = """\
+import torch, megadp, megadp.torch
+torch.manual_seed(1)
+comm = megadp.Comm()
+model = torch.nn.Linear(8, 1)
+x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2 + comm.rank))
+batches, criterion = 300 * [(x, x.sum(1, keepdim=True))], torch.nn.MSELoss()
+first = criterion(model(x), batches[0][1]).item()
+"""
+BEFORE_JAX = """\
+import jax, megadp, megadp.jax
+comm = megadp.Comm()
+params = {"b": jax.numpy.zeros(()), "w": jax.numpy.zeros(8)}
+def loss(p, x, y):
+    return ((x @ p["w"] + p["b"] - y) ** 2).mean()
+x = jax.random.normal(jax.random.key(comm.rank), (64, 8))
+batches = 300 * [(x, x.sum(1))]
+first = float(loss(params, x, batches[0][1]))
+"""
+AFTER_TORCH = "print('fell by', first - loss.item())\n"
+AFTER_JAX = "print('fell by', first - float(loss(training.read(), x, y)))\n"
+
+
 class Readme(unittest.TestCase):
+    def framework(self, name, before, after):
+        """Both ranks see the loss fall."""
+        if importlib.util.find_spec(name) is None:
+            self.skipTest(f"{name} is not installed")
+        with open(os.path.join(support.PACKAGE, "README.md"), encoding="utf-8") as file:
+            blocks = re.findall(r"```python\n(.*?)```", file.read(), re.S)
+        program = before + next(block for block in blocks if f"megadp.{name}." in block) + after
+        ended = support.run_ranks(2, ["-c", program])
+        out = support.check_ended(self, ended)
+        falls = [float(number) for number in re.findall(r"fell by (\S+)", out)]
+        self.assertEqual(len(falls), 2, out)
+        self.assertGreater(min(falls), 1.5, out)
+
+    def test_torch(self):
+        self.framework("torch", BEFORE_TORCH, AFTER_TORCH)
+
+    def test_jax(self):
+        self.framework("jax", BEFORE_JAX, AFTER_JAX)
+
     def test_first_example(self):
         with open(os.path.join(support.PACKAGE, "README.md"), encoding="utf-8") as file:
             text = file.read()
