@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import unittest
 import weakref
@@ -27,6 +28,49 @@ def succeeds(call):
         finally:
             os._exit(code)
     return os.waitpid(pid, 0)[1] == 0
+
+
+# In a SLURM job, but outside of a step of it, the library tells that it starts a single rank.
+SPEAKS = """
+    import logging, os, sys, megadp
+    class Kept(logging.Handler):
+        def emit(self, record):
+            print("heard", record.levelname, record.getMessage(), flush=True)
+            if raising:
+                raise ValueError("of the handler")
+    raising = False
+    logger = logging.getLogger("megadp")
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    logger.addHandler(Kept())
+    for name in [name for name in os.environ if name.startswith("MEGADP_R")]:
+        del os.environ[name]
+    os.environ["SLURM_JOB_ID"] = "1"
+    def speak():
+        with megadp.Comm() as comm:
+            comm.barrier()
+"""
+
+
+class Log(unittest.TestCase):
+    def speak(self, body):
+        program = textwrap.dedent(SPEAKS) + textwrap.dedent(body)
+        ended = subprocess.run([sys.executable, "-c", program], env=support.environment(), text=True, timeout=support.PATIENCE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        return support.check_ended(self, ended), ended.stderr
+
+    def test_messages_go_to_a_logger(self):
+        out, _ = self.speak("megadp.log_to(logger); speak()")
+        self.assertRegex(out, "heard (INFO|WARNING) .*SLURM")
+
+    def test_and_back_to_the_default(self):
+        out, _ = self.speak("megadp.log_to(logger); megadp.log_to(None); speak(); print('went on')")
+        self.assertEqual(out, "went on\n")
+
+    def test_handlers_that_raise_harm_nothing(self):
+        out, err = self.speak("raising = True; megadp.log_to(logger); speak(); print('went on')")
+        self.assertRegex(out, "(?s)heard .*went on")
+        self.assertIn("of the handler", err)
 
 
 class Fork(unittest.TestCase):

@@ -16,6 +16,7 @@ from ._comm import Comm, unique_id
 from ._errors import InvalidError, MegaDPError, Status
 from ._grid import Grid
 from ._library import info, lib, version_text
+from ._log import log_to
 from ._optimizer import Group, Optimizer, StepReport
 from ._params import Param, Plan, grid_groups, plan, plan_layout
 from ._tensor import Tensor
@@ -23,4 +24,4 @@ from ._waiting import Request
 
 __version__ = version_text(lib.mdp_version())
 __all__ = ["Bucket", "Buffer", "Comm", "Grid", "Group", "InvalidError", "MegaDPError", "Optimizer", "Param", "Plan", "Range", "Request",
-           "Stats", "Status", "StepReport", "Tensor", "grid_groups", "info", "plan", "plan_layout", "unique_id"]
+           "Stats", "Status", "StepReport", "Tensor", "grid_groups", "info", "log_to", "plan", "plan_layout", "unique_id"]
