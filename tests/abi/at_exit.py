@@ -14,6 +14,10 @@ import tempfile
 MAY_REGISTER = {"pmix.cc.o"}
 
 
+# What nvcc puts into each of its objects takes the kernels back at exit.
+NVCC = ".cu.o"
+
+
 def registers(path):
     """Whether the object asks for something to be called at exit: the destructor of a static, or a function given to atexit."""
     out = subprocess.run(["nm", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
@@ -22,6 +26,7 @@ def registers(path):
 
 
 def main(objects):
+    objects = [path for path in objects if not path.endswith(NVCC)]
     guilty = [path for path in objects if registers(path)]
     for path in guilty:
         print(f"{path}: a static with a destructor; make it a reference to something that is never freed, and say who may still use it")

@@ -3,6 +3,7 @@
 import atexit
 import ctypes
 import logging
+import sys
 from typing import Optional
 
 from . import _raw
@@ -16,6 +17,8 @@ def _deliver(_user: int, level: int, text: int, length: int) -> None:
     logger = _logger
     if logger is not None:
         logger.log(_LEVELS[min(max(level, 0), 3)], "%s", ctypes.string_at(text, length).decode("utf-8", "replace"))
+    elif level <= 1:  # another thread has just gone back to the default
+        sys.stderr.write(f"megadp: {ctypes.string_at(text, length).decode('utf-8', 'replace')}\n")
 
 
 _function = _raw.mdp_log_fn(_deliver)  # one for all loggers: nobody could tell when a function that was set before is not needed any more
@@ -27,8 +30,10 @@ def log_to(logger: Optional[logging.Logger]) -> None:
     logger's handlers raise is printed and goes no further. When this returns, the logger set before is not in use. Local; any thread.
     """
     global _logger
-    _logger = logger
+    if logger is not None:
+        _logger = logger
     lib.mdp_log_set(_function if logger is not None else _raw.mdp_log_fn(0), None)  # waits while another thread hands over
+    _logger = logger
 
 
 atexit.register(log_to, None)  # the interpreter goes before the library does
