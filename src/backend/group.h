@@ -89,8 +89,8 @@ class Group {
   virtual Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) = 0;
   // Rank root's elements are copied to all others. Any count.
   virtual Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) = 0;
-  // All of them, in this order; a device may start them as one, so that all ranks must give the same list. A failure may come after some of
-  // them were submitted.
+  // All of them; a device may start them as one. So all ranks give the same list, and none of its ranges overlap. Where one fails after
+  // another was submitted, a device's group has failed for good; the host refuses only arguments, which are wrong on all ranks alike.
   virtual Status together(Stream& stream, std::span<const WindowCall> calls);
 
   // ── on any memory of the backend, staged where need be; `from` and `to` may be equal (for reduce_scatter and all_gather: may overlap as

@@ -108,6 +108,7 @@ struct Buffer::Impl {
   Status arrive(Buffer& buffer, size_t param);
   Status became_ready(Buffer& buffer, Bucket& bucket);
   void plan_launches(bool overlap);
+  size_t launched() const;  // buckets of this step
   int32_t number_of(const Bucket& bucket) const { return static_cast<int32_t>(&bucket - buckets.data()); }
   Status launch(Buffer& buffer, std::span<Bucket> those);
   Status launch_in_order(Buffer& buffer);

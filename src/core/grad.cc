@@ -41,6 +41,10 @@ BucketState Buffer::Impl::state_of(const Bucket& bucket) const {
   return bucket.gather_end->done() ? BucketState::whole : BucketState::gathering;
 }
 
+size_t Buffer::Impl::launched() const {
+  return static_cast<size_t>(std::count_if(buckets.begin(), buckets.end(), [](const Bucket& bucket) { return bucket.launched; }));
+}
+
 void Buffer::Impl::plan_launches(bool overlap) {
   const auto goes_with = [&](const Bucket& a, const Bucket& b) { return !overlap && arenas[a.arena].comm == arenas[b.arena].comm; };
   for (size_t begin = 0, end = 0; begin < buckets.size(); begin = end) {
@@ -256,7 +260,7 @@ Status Buffer::zero_grad(void* caller) {
   if (s.phase == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (s.phase == Phase::open && s.next_launch > 0) {
-    return bad_state("mdp_buffer_zero_grad: ", s.next_launch, " of ", s.buckets.size(),
+    return bad_state("mdp_buffer_zero_grad: ", s.launched(), " of ", s.buckets.size(),
                      " buckets of this step are launched already; end the step with mdp_grad_sync");
   }
   Stream& queue = *tree().queue;

@@ -124,7 +124,7 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
     if (Status ordered = tree().queue->wait_for_caller(consumer); !ordered) return ordered;
     if (s.phase == Phase::open) {
       s.sync_ns = now_ns();
-      s.stats.launched_in_backward += s.next_launch;
+      s.stats.launched_in_backward += s.launched();
       auto header = settle_missing();
       if (!header) return header.status();
       if (Status launched = s.launch_in_order(*this); !launched) return launched;

@@ -19,13 +19,13 @@ Status lost_while(const std::string& what, const Status& why) {
 
 }  // namespace
 
-Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine, Code code) {
+Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine) {
   auto outcomes = world.exchange(members, what, mine.text());
   if (!mine) return mine;
   if (!outcomes) return outcomes.status();
   for (size_t r = 0; r < outcomes->size(); ++r) {
     if ((*outcomes)[r].empty()) continue;
-    return {code, text("rank ", members[r], " reported: ", (*outcomes)[r]), Blame{.rank = members[r]}};
+    return {Code::memory, text("rank ", members[r], " reported: ", (*outcomes)[r]), Blame{.rank = members[r]}};
   }
   return {};
 }
@@ -41,6 +41,12 @@ Status Communicator::settle(const Gpu& gpu, NcclComm* comm, int32_t result, cons
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(nap_ns));
     result = gpu.plugin().comm_state(comm);
+  }
+  if (result == kNcclRemoteFailure) {  // the echo of what happened to another rank, whose own words say more
+    for (const Deadline moment = Deadline::after_ns(kMomentNs); !gpu.failed() && !moment.passed();) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    if (gpu.failed()) return lost_while(what, gpu.failure());
   }
   return gpu.check(result, what);
 }
@@ -68,8 +74,9 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<Gpu> 
   if (result == 0 || result == kPending) communicator.reset(new Communicator(gpu, comm));
   const Status mine = communicator == nullptr ? gpu->check(result, what) : settle(*gpu, comm, result, what);
   if (!mine) gpu->fail(mine);  // the others wait in NCCL
-  Status all_have = agree(world, members, "communicator of NCCL", mine, Code::backend);
+  Status all_have = agree(world, members, "communicator of NCCL", mine);
   if (all_have.ok()) return communicator;
+  gpu->fail(all_have);
   if (communicator != nullptr) communicator->abort();
   return all_have;
 }
@@ -86,7 +93,7 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
   std::shared_ptr<Communicator> communicator(part == nullptr ? nullptr : new Communicator(gpu_, part));
   Status settled = settle(*gpu_, part == nullptr ? comm_ : part, result, what);
   if (!settled) gpu_->fail(settled);  // the others wait in NCCL
-  if (!members.empty()) settled = agree(gpu_->world(), members, "split of a communicator of NCCL", settled, Code::backend);
+  if (!members.empty()) settled = agree(gpu_->world(), members, "split of a communicator of NCCL", settled);
   if (settled.ok()) return communicator;
   if (communicator != nullptr) communicator->abort();
   gpu_->fail(settled);
@@ -113,11 +120,20 @@ Status Communicator::call(const std::string& what, const std::function<int32_t(N
 Status Communicator::together(const std::string& what, const std::function<Status()>& calls) {
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
-  if (Status begun = gpu_->check(gpu_->plugin().comm_group_begin(comm_), what); !begun) return begun;
+  if (Status begun = gpu_->check(gpu_->plugin().comm_group_begin(comm_), what); !begun) {
+    gpu_->fail(begun);
+    return begun;
+  }
   struct Open {  // ended whatever happens: NCCL's group is the thread's
     explicit Open(Communicator& communicator) : of(communicator) { of.grouped_ = true; }
     ~Open() {
-      if (of.grouped_) (void)end();
+      if (!of.grouped_) return;
+      (void)end();
+      try {
+        of.gpu_->fail({Code::internal, "a group of collectives was left by an exception"});
+      } catch (...) {
+        // No memory even for the sentence. The other ranks' timeout says it.
+      }
     }
     int32_t end() {
       of.grouped_ = false;
@@ -132,9 +148,13 @@ Status Communicator::together(const std::string& what, const std::function<Statu
   return settled;
 }
 
-Status Communicator::allocate(size_t bytes, void** memory, void** registration) {
-  return call(text("allocating ", bytes, " bytes"),
-              [&](NcclComm* comm) { return gpu_->plugin().comm_allocate(comm, bytes, memory, registration); });
+Status Communicator::allocate(size_t bytes, void** memory) {
+  return call(text("allocating ", bytes, " bytes"), [&](NcclComm* comm) { return gpu_->plugin().comm_allocate(comm, bytes, memory); });
+}
+
+Status Communicator::make_known(void* memory, size_t bytes, void** registration) {
+  return call(text("making ", bytes, " bytes known to NCCL"),
+              [&](NcclComm* comm) { return gpu_->plugin().comm_register(comm, memory, bytes, registration); });
 }
 
 Status Communicator::release(void* memory, void* registration) {

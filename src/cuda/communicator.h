@@ -13,9 +13,12 @@
 
 namespace megadp::cuda {
 
-// All of `members` learn whether all have succeeded, so that nobody goes on with half of something: `mine`, or what another rank reported,
-// with `code`.
-Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine, Code code);
+// How long what is on its way from another rank may take: its part of a collective, or news of its failure.
+constexpr uint64_t kMomentNs = 500'000'000;
+
+// All of `members` learn whether all have succeeded, so that nobody goes on with half of something: `mine`, the failure of the World where
+// there is one, or Code::memory with what another rank reported.
+Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine);
 
 class Communicator {
  public:
@@ -32,8 +35,10 @@ class Communicator {
   // The collectives that `calls` calls, which NCCL then starts as one. A failure among them ends the communicator: it is not known which of
   // them other ranks have.
   Status together(const std::string& what, const std::function<Status()>& calls);
-  // Memory that NCCL can use without staging; released also after an abort.
-  Status allocate(size_t bytes, void** memory, void** registration);
+  // Memory that NCCL can use without staging, local; and what makes it known to NCCL, collective, with the same bytes on every rank.
+  Status allocate(size_t bytes, void** memory);
+  Status make_known(void* memory, size_t bytes, void** registration);
+  // Also after an abort. `registration` may be null.
   Status release(void* memory, void* registration);
   // The failure NCCL has found by itself, ok otherwise or while another thread is inside a call.
   Status poll();

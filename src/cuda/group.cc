@@ -82,8 +82,11 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   if (bytes == 0) return invalid("allocate_window: 0 bytes are no window");
   auto block = std::make_shared<CudaWindow::Block>();
   block->communicator = communicator_;
-  const Status mine = communicator_->allocate(bytes, &block->data, &block->registration).with_context("allocate_window");
-  if (Status all_have = agree(world, members(), "allocate_window", mine, Code::memory); !all_have) return all_have;
+  // All have the memory before any makes it known to NCCL, where it would wait for the others.
+  Status mine = communicator_->allocate(bytes, &block->data).with_context("allocate_window");
+  if (Status all_have = agree(world, members(), "allocate_window: memory", mine); !all_have) return all_have;
+  mine = communicator_->make_known(block->data, bytes, &block->registration).with_context("allocate_window");
+  if (Status all_know = agree(world, members(), "allocate_window: registration", mine); !all_know) return all_know;
   return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, watch_));
 }
 
@@ -107,11 +110,14 @@ Status CudaGroup::compare_with_others(uint64_t number, const std::string& mine, 
 Status CudaGroup::put(void* stream, std::span<Submission> all) {
   const auto each = [&]() -> Status {
     for (const Submission& one : all) {
-      if (Status done = one.work(stream); !done) return done;
+      if (Status done = one.work(stream); !done) {
+        return done.with_context(one.name).with_blame(Blame{.bucket = one.tag.bucket, .operation = one.number});
+      }
     }
     return {};
   };
-  return all.size() <= 1 || size() == 1 ? each() : communicator_->together(text(all.size(), " collectives at once"), each);
+  if (all.size() <= 1 || size() == 1) return each();
+  return communicator_->together(text(all.size(), " collectives at once, the first of them ", all.front().name), each);
 }
 
 Status CudaGroup::submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work) {
@@ -124,13 +130,13 @@ Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order on the stream
   if (gpu_->failed()) return gpu_->failure();
   if (all.empty() || size() == 1) return put(raw(stream), all);
-  std::vector<std::string> names;
-  for (const Submission& one : all) {
-    const uint64_t number = submitted_ + 1 + names.size();
-    const std::string among = all.size() == 1 ? "" : text(", ", names.size() + 1, " of ", all.size(), " at once");
-    names.push_back(describe(one.call.name, one.call.count, one.call.type, one.call.how + among, one.tag, number));
-    control_->enter(number, names.back());
-    if (Status same = compare_with_others(number, names.back(), one.tag); !same) return same;
+  for (size_t i = 0; i < all.size(); ++i) {
+    Submission& one = all[i];
+    const std::string among = all.size() == 1 ? "" : text(", ", i + 1, " of ", all.size(), " at once");
+    one.number = submitted_ + 1 + i;
+    one.name = describe(one.call.name, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
+    control_->enter(one.number, one.name);
+    if (Status same = compare_with_others(one.number, one.name, one.tag); !same) return same;
   }
   CudaStream& ours = static_cast<CudaStream&>(stream);
   auto turn = watch_->turn();
@@ -142,16 +148,17 @@ Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
   Status done = put(raw(stream), all);
   std::vector<std::shared_ptr<void>> used = std::exchange(used_, {});
   auto end = ours.mark();
-  if (done.ok() && !end) done = end.status();
-  if (!done) {  // a part of it may be on the stream already
+  if (done.ok() && !end) done = end.status().with_context(all.front().name);
+  if (!done && !(end && gpu_->failed())) {  // a part of it may be on the stream already, but no other rank is needed for that
     watch_->drop(std::make_shared<decltype(used)>(std::move(used)), end ? *end : nullptr);
-    return done.with_context(names.front()).with_blame(Blame{.bucket = all.front().tag.bucket, .operation = submitted_ + 1});
+    return done;
   }
-  for (size_t i = 0; i < all.size(); ++i) {
-    ++submitted_;
-    watch_->add({*begin, *end, communicator_, control_, std::move(names[i]), all[i].tag.bucket, submitted_, used});
+  // Also after a failure: what is on the stream then waits for the other ranks, until the watch has aborted it.
+  for (Submission& one : all) {
+    watch_->add({*begin, *end, communicator_, control_, std::move(one.name), one.tag.bucket, one.number, used});
+    submitted_ = one.number;
   }
-  return {};
+  return done;
 }
 
 // Said before it is submitted, as the host's kernels say it.
@@ -226,7 +233,10 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
   }
   if (!in_steps) return submit_together(stream, all);
   for (Submission& one : all) {
-    if (Status submitted = submit_together(stream, {&one, 1}); !submitted) return submitted;
+    Status submitted = submit_together(stream, {&one, 1});
+    if (submitted.ok()) continue;
+    if (&one != &all.front()) gpu_->fail(submitted);  // the other ranks may have all of them
+    return submitted;
   }
   return {};
 }

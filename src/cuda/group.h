@@ -91,6 +91,8 @@ class CudaGroup final : public Group {
     Tag tag;
     std::shared_ptr<void> keep;
     Work work;
+    std::string name = {};  // both given by submit_together()
+    uint64_t number = 0;
   };
   Result<Submission> prepare(const WindowCall& call);
   Status submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work);

@@ -144,10 +144,12 @@ struct PluginTable {
   int32_t (*comm_abort)(NcclComm* comm);
   // Local: waits for no other rank. Its work has finished or was aborted, its memory was released. The handle is gone, also on failure.
   int32_t (*comm_destroy)(NcclComm* comm);
-  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Collective over the communicator,
-  // with the same bytes on every rank: newer versions make the memory of all ranks known to all. After kPending the memory is valid, its
-  // registration once comm_state() is 0. Releasing is local.
-  int32_t (*comm_allocate)(NcclComm* comm, size_t bytes, void** out, void** registration);
+  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Local; waits for the device.
+  int32_t (*comm_allocate)(NcclComm* comm, size_t bytes, void** out);
+  // Makes memory of comm_allocate() known to NCCL. Collective over the communicator, with the same bytes on every rank: newer versions make
+  // the memory of all ranks known to all. After kPending the registration is valid once comm_state() is 0.
+  int32_t (*comm_register)(NcclComm* comm, void* memory, size_t bytes, void** registration);
+  // Local. registration may be NULL.
   int32_t (*comm_release)(NcclComm* comm, void* memory, void* registration);
   // Sums are divided by `divisor` (Op::avg: by the size times divisor; i64: 1 only). No order of summation is promised. NCCL's rules for
   // maxima with NaN and for sums of u8 are not the host's: all_to_all and reduce() keep to those. kPending as above.

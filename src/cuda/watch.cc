@@ -23,8 +23,6 @@ namespace megadp::cuda {
 namespace {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(1);
-// How long what is on its way from another rank may take: its part of a collective, or news of its failure.
-constexpr uint64_t kMomentNs = 500'000'000;
 
 struct Notice {
   std::shared_ptr<CudaEvent> event;

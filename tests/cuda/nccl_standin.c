@@ -27,6 +27,7 @@ static int failure;
 static struct standin_call calls[most_calls];
 static int call_count;
 static int living_comms, living_memory;
+static int groups_open, group_failure;
 
 void standin_reset(void) {
   claimed_version = 22809;
@@ -203,11 +204,15 @@ int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence, str
 
 int ncclGroupStart(void) {
   note("ncclGroupStart");
-  return outcome("ncclGroupStart");
+  if (outcome("ncclGroupStart") != 0) return outcome("ncclGroupStart");
+  if (groups_open++ == 0) group_failure = 0;
+  return 0;
 }
+/* As NCCL: where a call of the group failed, the end says so again, and nothing of it is started. */
 int ncclGroupEnd(void) {
   note("ncclGroupEnd");
-  return outcome("ncclGroupEnd");
+  if (groups_open-- <= 0) return 5;
+  return group_failure != 0 ? group_failure : outcome("ncclGroupEnd");
 }
 
 static int collective(struct ncclComm* comm, const char* function, const void* from, void* to, size_t count, int type, int op) {
@@ -217,7 +222,9 @@ static int collective(struct ncclComm* comm, const char* function, const void* f
   call->count = count;
   call->type = type;
   call->op = op;
-  return begin(comm, function);
+  const int result = begin(comm, function);
+  if (groups_open > 0 && group_failure == 0 && result != in_progress) group_failure = result;
+  return result;
 }
 int ncclSend(const void* from, size_t count, int type, int peer, struct ncclComm* comm, void* stream) {
   (void)stream;

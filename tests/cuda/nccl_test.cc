@@ -310,8 +310,14 @@ void groups(bool device) {
               0, "comm_group_end");
   check_equal(nccl_says->count("ncclGroupStart") + nccl_says->count("ncclGroupEnd"), 2, "begin and end");
   nccl_says->fail("ncclAllGather", 3);
-  check_equal(group([&] { f.says(gather(), "ncclInternalError", "a gather that fails in a group"); }), 0, "the end after it");
+  f.says(group([&] {
+           check_equal(sum(3), 0, "a sum to be divided");
+           f.says(gather(), "ncclInternalError", "a gather that fails in a group");
+         }),
+         "ncclInternalError", "the end after it");
   check_equal(nccl_says->count("ncclGroupStart"), nccl_says->count("ncclGroupEnd"), "groups that were ended");
+  nccl_says->reset();
+  check_equal(plugin->comm_state(comm), 0, "comm_state: nothing is divided that was not summed");
   nccl_says->fail("ncclGroupStart", 2);
   f.says(plugin->comm_group_begin(comm), "ncclSystemError", "comm_group_begin");
   // An end that fails: what was to be divided is not.
@@ -413,14 +419,17 @@ void memory(bool device) {
   NcclComm* const comm = f.make();
   void *data = nullptr, *registration = nullptr;
   nccl_says->fail("ncclMemAlloc", 1);
-  f.says(plugin->comm_allocate(comm, 100, &data, &registration), "ncclUnhandledCudaError", "comm_allocate");
+  f.says(plugin->comm_allocate(comm, 100, &data), "ncclUnhandledCudaError", "comm_allocate");
   nccl_says->reset();
-  check_equal(plugin->comm_allocate(comm, 0, &data, &registration), kOutOfMemory, "comm_allocate of nothing");
-  check_equal(plugin->comm_allocate(comm, SIZE_MAX, &data, &registration), kOutOfMemory, "comm_allocate of too much");
+  check_equal(plugin->comm_allocate(comm, 0, &data), kOutOfMemory, "comm_allocate of nothing");
+  check_equal(plugin->comm_allocate(comm, SIZE_MAX, &data), kOutOfMemory, "comm_allocate of too much");
   if (!device) {
-    names(*plugin, plugin->comm_allocate(comm, 100, &data, &registration), kCudaFailure, "cudaError", "memory that cannot be zeroed");
+    names(*plugin, plugin->comm_allocate(comm, 100, &data), kCudaFailure, "cudaError", "memory that cannot be zeroed");
   }
-  check(data == nullptr && registration == nullptr, "a failed comm_allocate handed something out");
+  alignas(4096) static char known[4096];
+  nccl_says->fail("ncclCommWindowRegister", 3);
+  f.says(plugin->comm_register(comm, known, sizeof known, &registration), "ncclInternalError", "comm_register");
+  check(data == nullptr && registration == nullptr, "a call that failed handed something out");
   check_equal(nccl_says->living_memory(), 0, "memory of a failed comm_allocate");
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
 }

@@ -43,6 +43,7 @@ std::shared_ptr<Queue> queue_of(cuda::Device* device, void* stream);
 constexpr int32_t kBadMemory = cuda::kCudaFailure + 700;  // as cudaErrorIllegalAddress
 constexpr int32_t kMismatch = cuda::kNcclFailure + 5;     // as ncclInvalidUsage
 constexpr int32_t kInvalidArgument = cuda::kNcclFailure + 4;
+constexpr int32_t kSystemFailure = cuda::kNcclFailure + 2;
 
 int32_t allocate(cuda::Device* device, size_t bytes, void** out);
 int32_t release(cuda::Device* device, void* memory);
@@ -68,6 +69,8 @@ bool is_device_memory(const void* memory);
 // such a thread as it ends takes for lost what it was about to free.
 void wait_for_threads();
 
+// The rank whose second collective in a group fails; -1: none.
+std::atomic<int>& failing_rank();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 

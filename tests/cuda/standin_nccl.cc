@@ -94,6 +94,7 @@ struct NcclComm {
   int32_t color = 0, rank = 0;
   uint64_t splits = 0;  // that this communicator was asked for
   bool grouping = false;
+  int32_t group_failure = 0;
   std::vector<std::pair<void*, standin::Offer>> group;  // what was called since the group began, by stream
 };
 
@@ -240,7 +241,13 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
 }
 
 int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
-  if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) return kInvalidArgument;
+  int32_t refused = 0;
+  if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) refused = kInvalidArgument;
+  if (comm->grouping && comm->rank == failing_rank() && !comm->group.empty()) refused = kSystemFailure;
+  if (refused != 0) {
+    if (comm->grouping && comm->group_failure == 0) comm->group_failure = refused;
+    return refused;
+  }
   if (comm->grouping) {
     comm->group.emplace_back(stream, offer);
     return kPending;
@@ -281,6 +288,7 @@ int32_t comm_group_end(NcclComm* comm) {
   if (!comm->grouping) return kInvalidArgument;
   comm->grouping = false;
   auto group = std::exchange(comm->group, {});
+  if (const int32_t failed = std::exchange(comm->group_failure, 0); failed != 0) return failed;  // as NCCL: nothing is started
   groups_of_collectives() += group.size() > 1;
   for (auto& [stream, offer] : group) {
     offer.grouped = group.size();
@@ -321,6 +329,11 @@ std::atomic<int>& groups_of_collectives() {
   return count;
 }
 
+std::atomic<int>& failing_rank() {
+  static std::atomic<int> rank{-1};
+  return rank;
+}
+
 void put_nccl(PluginTable* table) {
   table->nccl_open = &nccl_open;
   table->nccl_close = [](Nccl*) {};
@@ -331,9 +344,10 @@ void put_nccl(PluginTable* table) {
   table->comm_state = &comm_state;
   table->comm_abort = &comm_abort;
   table->comm_destroy = &comm_destroy;
-  table->comm_allocate = [](NcclComm* comm, size_t bytes, void** out, void** registration) {
+  table->comm_allocate = [](NcclComm* comm, size_t bytes, void** out) { return allocate(comm->device, bytes, out); };
+  table->comm_register = [](NcclComm* comm, void*, size_t, void** registration) {
     *registration = comm;
-    return allocate(comm->device, bytes, out);
+    return 0;
   };
   table->comm_release = [](NcclComm* comm, void* memory, void*) { return release(comm->device, memory); };
   table->comm_all_reduce = &all_reduce;

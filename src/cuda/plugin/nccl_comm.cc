@@ -167,29 +167,40 @@ int32_t make_known(NcclComm* comm, void* memory, size_t bytes, Registration* reg
   return result_of(nccl.comm_register(comm->handle, memory, bytes, &registration->handle));
 }
 
+size_t whole_bytes(size_t bytes) {
+  return (bytes + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
+}
+
 }  // namespace
 
-int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out, void** registration) {
+int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out) {
   if (const int32_t refused = usable(comm); refused != 0) return refused;
   if (bytes == 0 || bytes > SIZE_MAX - kWindowAlignment) return kOutOfMemory;
-  const size_t whole = (bytes + kWindowAlignment - 1) / kWindowAlignment * kWindowAlignment;
+  const Current current(comm->device);
+  if (current.result() != 0) return current.result();
+  void* memory = nullptr;
+  count_sync(comm->device);
+  if (const int32_t failed = result_of(comm->nccl->mem_alloc(&memory, whole_bytes(bytes))); failed != 0) return failed;
+  const int32_t zeroed = zero_now(comm->device, memory, whole_bytes(bytes));
+  if (zeroed != 0) {
+    static_cast<void>(comm->nccl->mem_free(memory));
+    return zeroed;
+  }
+  *out = memory;
+  return 0;
+}
+
+int32_t comm_register(NcclComm* comm, void* memory, size_t bytes, void** registration) {
+  if (const int32_t refused = usable(comm); refused != 0) return refused;
   const Current current(comm->device);
   if (current.result() != 0) return current.result();
   auto* const known = new (std::nothrow) Registration{Known::locally, nullptr};
   if (known == nullptr) return kNoHostMemory;
-  void* memory = nullptr;
-  count_sync(comm->device);
-  int32_t result = result_of(comm->nccl->mem_alloc(&memory, whole));
-  if (result == 0) {
-    result = zero_now(comm->device, memory, whole);
-    if (result == 0) result = make_known(comm, memory, whole, known);
-    if (result != 0 && result != kPending) static_cast<void>(comm->nccl->mem_free(memory));
-  }
+  const int32_t result = make_known(comm, memory, whole_bytes(bytes), known);
   if (result != 0 && result != kPending) {
     delete known;
     return result;
   }
-  *out = memory;
   *registration = known;
   return result;
 }

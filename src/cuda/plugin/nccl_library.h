@@ -69,7 +69,8 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
 int32_t comm_state(NcclComm* comm);
 int32_t comm_abort(NcclComm* comm);
 int32_t comm_destroy(NcclComm* comm);
-int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out, void** registration);
+int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out);
+int32_t comm_register(NcclComm* comm, void* memory, size_t bytes, void** registration);
 int32_t comm_release(NcclComm* comm, void* memory, void* registration);
 int32_t comm_all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
 int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,

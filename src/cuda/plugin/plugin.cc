@@ -94,6 +94,7 @@ PluginTable make_table() {
   table.comm_abort = comm_abort;
   table.comm_destroy = comm_destroy;
   table.comm_allocate = comm_allocate;
+  table.comm_register = comm_register;
   table.comm_release = comm_release;
   table.comm_all_reduce = comm_all_reduce;
   table.comm_reduce_scatter = comm_reduce_scatter;
