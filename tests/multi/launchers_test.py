@@ -142,7 +142,9 @@ class TwoHosts(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             agent = os.path.join(folder, "agent")  # in the place of ssh
             with open(agent, "w") as file:
-                file.write('#!/bin/sh\nhost=$1\nshift\nexec ip netns exec "$host" sh -c "$*"\n')
+                # A folder for each host: Open MPI's daemons make one of their host's name there, and fail where another makes it just then.
+                file.write(f'#!/bin/sh\nhost=$1\nshift\nexport TMPDIR="{folder}/$host"\nmkdir -p "$TMPDIR"\n'
+                           'exec ip netns exec "$host" sh -c "$*"\n')
             os.chmod(agent, os.stat(agent).st_mode | stat.S_IXUSR)
             a, b = self.names
             command = ["ip", "netns", "exec", a, *mpirun(), "--mca", "plm_rsh_agent", agent, "--host", f"{a}:2,{b}:2", "-n", "4", PROGRAM,
