@@ -82,12 +82,8 @@ Status DeviceBench::open() {
 }
 
 Status DeviceBench::library() {
-  const auto divisor = static_cast<float>(group_->size());
-  const Tag tag{-1, "bench"};
-  if (task_.collective == Collective::reduce_scatter)
-    return group_->reduce_scatter(*stream_, *window_, task_.type, 0, count_, divisor, tag);
-  if (task_.collective == Collective::all_reduce) return group_->all_reduce(*stream_, *window_, task_.type, 0, count_, divisor, tag);
-  return group_->all_gather(*stream_, *window_, task_.type, 0, count_, tag);
+  const WindowCall call = call_of(task_, *window_, count_, group_->size());
+  return group_->together(*stream_, {&call, 1});
 }
 
 Status DeviceBench::wait() {

@@ -116,15 +116,8 @@ Status Bench::meet() {
 }
 
 Status Bench::library() {
-  const auto divisor = static_cast<float>(group_->size());
-  Status submitted;
-  if (task_.collective == Collective::reduce_scatter)
-    submitted = group_->reduce_scatter(*stream_, *window_, task_.type, 0, range_.count, divisor, {-1, "bench"});
-  else if (task_.collective == Collective::all_reduce)
-    submitted = group_->all_reduce(*stream_, *window_, task_.type, 0, range_.count, divisor, {-1, "bench"});
-  else
-    submitted = group_->all_gather(*stream_, *window_, task_.type, 0, range_.count, {-1, "bench"});
-  if (!submitted) return submitted;
+  const WindowCall call = call_of(task_, *window_, range_.count, group_->size());
+  if (Status submitted = group_->together(*stream_, {&call, 1}); !submitted) return submitted;
   Result<std::shared_ptr<Event>> done = stream_->record();
   return done ? (*done)->wait(Deadline::never()) : done.status();
 }

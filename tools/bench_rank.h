@@ -6,20 +6,15 @@
 #include <cstdint>
 #include <string>
 
+#include "backend/group.h"
 #include "base/dtype.h"
 #include "base/status.h"
 
 namespace megadp::tool {
 
-enum class Collective {
-  reduce_scatter,
-  all_reduce,
-  all_gather
-};
-
 struct BenchTask {
-  Collective collective = Collective::reduce_scatter;
-  uint64_t bytes = 0;  // of each rank's buffer, asked for
+  Collective collective = Collective::reduce_scatter;  // all_reduce, all_gather
+  uint64_t bytes = 0;                                  // of each rank's buffer, asked for
   DType type = DType::f32;
   int rounds = 20;
 };

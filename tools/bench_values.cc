@@ -32,6 +32,12 @@ float mean_of_ranks(size_t n) {
 
 }  // namespace
 
+WindowCall call_of(const BenchTask& task, Window& window, size_t count, int ranks) {
+  WindowCall call{task.collective, &window, task.type, 0, count, {-1, "bench"}};
+  if (task.collective != Collective::all_gather) call.divisor = static_cast<float>(ranks);
+  return call;
+}
+
 void fill_values(void* data, DType type, size_t count, int rank) {
   for_type(data, type, [&]<class T>(T* elements) {
     T value;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the buffers of `megadp bench collectives` hold, and what a collective must have made of it. On the host's memory.
+// The collective that `megadp bench collectives` times, what the buffers hold, and what a collective must have made of it. On the host's
+// memory.
 #pragma once
 
 #include <cstddef>
@@ -10,6 +11,8 @@
 
 namespace megadp::tool {
 
+// What is timed: on the whole window, a sum as the mean.
+WindowCall call_of(const BenchTask& task, Window& window, size_t count, int ranks);
 // Rank r's elements become r + 1.
 void fill_values(void* data, DType type, size_t count, int rank);
 // After one collective on that. Each value may be off by `tolerance` of it. `who` gave it.

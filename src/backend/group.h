@@ -35,19 +35,30 @@ struct Tag {
   const char* what = "";  // a literal, such as "gradients" or "parameters"
 };
 
-// One of a Group's collectives in windows, as data.
+enum class Collective : uint32_t {
+  reduce_scatter = 1,
+  all_reduce,
+  all_gather,
+  broadcast,
+  all_to_all,
+  barrier
+};
+const char* name_of(Collective what) noexcept;
+
+// A collective in windows, as data: elements [begin, begin + count) of `type` in everyone's part. Piece r of them is count / size elements
+// (exact) from begin + r * piece.
+// - reduce_scatter: rank r's piece becomes sum / divisor; of the rest only what was zero on all ranks, and still is, is known afterwards.
+// - all_reduce: everything becomes sum / divisor.
+// - all_gather: rank r's piece is copied to all others.
+// - broadcast: rank root's elements are copied to all others.
 struct WindowCall {
-  enum class What {
-    reduce_scatter,
-    all_reduce,
-    all_gather
-  };
-  What what;
+  Collective what;
   Window* window;
   DType type;
   size_t begin, count;
-  float divisor;  // 1 for all_gather
-  Tag tag;
+  Tag tag = {};
+  float divisor = 1;  // of sums
+  int root = -1;      // of a broadcast
 };
 
 class Group {
@@ -79,19 +90,23 @@ class Group {
   // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. Destroying a window is local.
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;
 
-  // ── in windows, in place: elements [begin, begin + count) of `type` in everyone's part ──
-  // Piece r = count / size elements (exact) from begin + r * piece: rank r's piece becomes sum / divisor; of the rest of this range
-  // only what was zero on all ranks, and still is, is known afterwards.
-  virtual Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) = 0;
-  // Everything becomes sum / divisor.
-  virtual Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) = 0;
-  // Rank r's piece (as above) is copied to all others.
-  virtual Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) = 0;
-  // Rank root's elements are copied to all others. Any count.
-  virtual Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) = 0;
-  // All of them; a device may start them as one. So all ranks give the same list, and none of its ranges overlap. Where one fails after
-  // another was submitted, a device's group has failed for good; the host refuses only arguments, which are wrong on all ranks alike.
-  virtual Status together(Stream& stream, std::span<const WindowCall> calls);
+  // ── in windows, in place ──
+  // All of them; a device may start them as one. So all ranks give the same list, and none of its ranges overlap. Arguments are refused
+  // before anything is submitted. Where a call fails after another was submitted, a device's group has failed for good.
+  virtual Status together(Stream& stream, std::span<const WindowCall> calls) = 0;
+
+  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
+    return one(stream, {Collective::reduce_scatter, &window, type, begin, count, tag, divisor});
+  }
+  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
+    return one(stream, {Collective::all_reduce, &window, type, begin, count, tag, divisor});
+  }
+  Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
+    return one(stream, {Collective::all_gather, &window, type, begin, count, tag});
+  }
+  Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) {
+    return one(stream, {Collective::broadcast, &window, type, begin, count, tag, 1, root});
+  }
 
   // ── on any memory of the backend, staged where need be; `from` and `to` may be equal (for reduce_scatter and all_gather: may overlap as
   //    in MPI_IN_PLACE, `to` or `from` being the own piece of the other); they stay alive until the stream has passed ──
@@ -101,6 +116,14 @@ class Group {
   virtual Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
   virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) = 0;
   virtual Status barrier(Stream& stream, Tag tag) = 0;
+
+ protected:
+  // What is the same for all backends: the range, its pieces, the divisor, the root.
+  Status check(const WindowCall& call) const;
+  Status check_root(int root) const;
+
+ private:
+  Status one(Stream& stream, const WindowCall& call) { return together(stream, {&call, 1}); }
 };
 
 }  // namespace megadp

@@ -106,6 +106,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   friend class Optimizer;
   struct Arena;
   struct ParamState;
+  struct Transfer;
   struct Bucket;
   struct Agreement;
   Buffer(std::shared_ptr<GridComm> grid, Plan plan);

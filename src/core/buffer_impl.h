@@ -43,13 +43,18 @@ struct Buffer::ParamState {
   bool skipped_everywhere = false;  // agreed by the last sync
 };
 
+// A reduction or a gather of one bucket, or of several at once, on the queue.
+struct Buffer::Transfer {
+  std::shared_ptr<Event> begin, end;
+  bool counted = false;  // in Stats::comm_ns
+};
+
 struct Buffer::Bucket {
   uint32_t arena = 0, index = 0;  // index within the arena
   uint32_t params = 0, waiting = 0;
   uint64_t ready_ns = 0;
   bool launched = false;
-  std::shared_ptr<Event> reduce_begin, reduce_end, gather_begin, gather_end;
-  bool reduce_counted = false, gather_counted = false;  // in Stats::comm_ns
+  std::shared_ptr<Transfer> reduction, gather;  // the last of each
 };
 
 // One small all-gather at the end of backward: a SyncHeader from every member and, for a shard group, one bit per parameter: "skipped
@@ -112,7 +117,9 @@ struct Buffer::Impl {
   int32_t number_of(const Bucket& bucket) const { return static_cast<int32_t>(&bucket - buckets.data()); }
   Status launch(Buffer& buffer, std::span<Bucket> those);
   Status launch_in_order(Buffer& buffer);
-  void count_times(Bucket& bucket);
+  // All of the calls, of buckets that are launched at once.
+  Result<std::shared_ptr<Transfer>> transfer(Buffer& buffer, std::span<const Bucket> those, std::span<const WindowCall> calls);
+  void count_times(const Bucket& bucket);
   BucketState state_of(const Bucket& bucket) const;
 };
 

@@ -23,22 +23,20 @@ void Buffer::Impl::start_step() {
 }
 
 // Times are added up once both ends are known, and before the events are replaced by the next step's.
-void Buffer::Impl::count_times(Bucket& bucket) {
-  const auto count = [this](const std::shared_ptr<Event>& begin, const std::shared_ptr<Event>& end, bool& counted) {
-    if (counted || !end || !end->done()) return;
-    const uint64_t end_ns = end->time_ns();
-    stats.comm_ns += end_ns - std::min(end_ns, begin->time_ns());  // after a failure both are the moments in which it was learned
-    counted = true;
-  };
-  count(bucket.reduce_begin, bucket.reduce_end, bucket.reduce_counted);
-  count(bucket.gather_begin, bucket.gather_end, bucket.gather_counted);
+void Buffer::Impl::count_times(const Bucket& bucket) {
+  for (Transfer* const transfer : {bucket.reduction.get(), bucket.gather.get()}) {
+    if (transfer == nullptr || transfer->counted || !transfer->end->done()) continue;
+    const uint64_t end_ns = transfer->end->time_ns();
+    stats.comm_ns += end_ns - std::min(end_ns, transfer->begin->time_ns());  // after a failure both are the moments in which it was learned
+    transfer->counted = true;
+  }
 }
 
 BucketState Buffer::Impl::state_of(const Bucket& bucket) const {
-  if (bucket.launched) return bucket.reduce_end->done() ? BucketState::reduced : BucketState::in_flight;
+  if (bucket.launched) return bucket.reduction->end->done() ? BucketState::reduced : BucketState::in_flight;
   if (bucket.waiting == 0) return BucketState::ready;
-  if (bucket.waiting < bucket.params || !bucket.gather_end) return BucketState::filling;
-  return bucket.gather_end->done() ? BucketState::whole : BucketState::gathering;
+  if (bucket.waiting < bucket.params || !bucket.gather) return BucketState::filling;
+  return bucket.gather->end->done() ? BucketState::whole : BucketState::gathering;
 }
 
 size_t Buffer::Impl::launched() const {
@@ -53,29 +51,39 @@ void Buffer::Impl::plan_launches(bool overlap) {
   }
 }
 
-Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
+Result<std::shared_ptr<Buffer::Transfer>> Buffer::Impl::transfer(Buffer& buffer, std::span<const Bucket> those,
+                                                                 std::span<const WindowCall> calls) {
+  for (const Bucket& bucket : those) count_times(bucket);
   Stream& queue = *buffer.tree().queue;
-  std::vector<WindowCall> calls;
-  for (Bucket& bucket : those) {
-    count_times(bucket);
-    const Arena& arena = arenas[bucket.arena];
-    const BucketRange& range = arena.range(bucket.index);
-    calls.push_back({arena.plan->shards > 1 ? WindowCall::What::reduce_scatter : WindowCall::What::all_reduce, arena.grads,
-                     arena.plan->grad_type, range.begin, range.end - range.begin, arena.divisor, Tag{number_of(bucket), "gradients"}});
-  }
   auto begin = queue.record();
   if (!begin) return begin.status();
   if (Status submitted = arenas[those.front().arena].comm->group().together(queue, calls); !submitted) return submitted;
   auto end = queue.record();
   if (!end) return end.status();
+  for (const WindowCall& call : calls) stats.bytes += call.count * size_of(call.type);
+  return std::make_shared<Transfer>(Transfer{*std::move(begin), *std::move(end)});
+}
+
+Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
+  std::vector<WindowCall> calls;
+  for (const Bucket& bucket : those) {
+    const Arena& arena = arenas[bucket.arena];
+    const BucketRange& range = arena.range(bucket.index);
+    calls.push_back({.what = arena.plan->shards > 1 ? Collective::reduce_scatter : Collective::all_reduce,
+                     .window = arena.grads,
+                     .type = arena.plan->grad_type,
+                     .begin = range.begin,
+                     .count = range.end - range.begin,
+                     .tag = {number_of(bucket), "gradients"},
+                     .divisor = arena.divisor});
+  }
+  auto reduction = transfer(buffer, those, calls);
+  if (!reduction) return reduction.status();
   for (Bucket& bucket : those) {
-    bucket.reduce_begin = *begin;
-    bucket.reduce_end = *end;
-    bucket.reduce_counted = &bucket != &those.front();  // their time is one
+    bucket.reduction = *reduction;
     bucket.launched = true;
   }
   stats.buckets += those.size();
-  for (const WindowCall& call : calls) stats.bytes += call.count * size_of(call.type);
   return {};
 }
 
@@ -238,8 +246,9 @@ Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
   std::shared_ptr<Event> gathered, reduced;
   {
     std::lock_guard lock(impl_->mutex);
-    gathered = impl_->buckets[bucket].gather_end;
-    if (!impl_->buckets[bucket].launched) reduced = impl_->buckets[bucket].reduce_end;
+    const Bucket& last = impl_->buckets[bucket];
+    if (last.gather) gathered = last.gather->end;
+    if (last.reduction && !last.launched) reduced = last.reduction->end;
   }
   // Of a step that was begun anew without the optimizer; on the host it is over with the sync.
   if (reduced && !reduced->done()) {

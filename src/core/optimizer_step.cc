@@ -132,27 +132,21 @@ Status Optimizer::submit_update(const Buffer::Bucket& bucket) {
 // What was launched at once is gathered at once.
 Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
   Buffer::Impl& s = *buffer_->impl_;
-  Stream& queue = *buffer_->tree().queue;
   std::vector<WindowCall> calls;
-  for (Buffer::Bucket& bucket : those) {
-    s.count_times(bucket);
+  for (const Buffer::Bucket& bucket : those) {
     const Buffer::Arena& arena = s.arenas[bucket.arena];
     const BucketRange& range = arena.range(bucket.index);
     if (arena.plan->shards == 1) continue;
-    calls.push_back({WindowCall::What::all_gather, arena.params, arena.plan->param_type, range.begin, range.end - range.begin, 1,
-                     Tag{s.number_of(bucket), "parameters"}});
+    calls.push_back({.what = Collective::all_gather,
+                     .window = arena.params,
+                     .type = arena.plan->param_type,
+                     .begin = range.begin,
+                     .count = range.end - range.begin,
+                     .tag = {s.number_of(bucket), "parameters"}});
   }
-  auto begin = queue.record();
-  if (!begin) return begin.status();
-  if (Status gathered = s.arenas[those.front().arena].comm->group().together(queue, calls); !gathered) return gathered;
-  for (const WindowCall& call : calls) s.stats.bytes += call.count * size_of(call.type);
-  auto end = queue.record();
-  if (!end) return end.status();
-  for (Buffer::Bucket& bucket : those) {
-    bucket.gather_begin = *begin;
-    bucket.gather_end = *end;
-    bucket.gather_counted = &bucket != &those.front();
-  }
+  auto gather = s.transfer(*buffer_, those, calls);
+  if (!gather) return gather.status();
+  for (Buffer::Bucket& bucket : those) bucket.gather = *gather;
   return {};
 }
 

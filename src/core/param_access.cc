@@ -19,8 +19,8 @@ Status Buffer::param_wait(size_t param, void* consumer) {
     if (Status usable = tree().usable(); !usable) return usable;
     for (size_t number = 0; number < s.buckets.size(); ++number) {
       if (param != SIZE_MAX && (plan_.params[param].frozen || s.params[param].bucket != number)) continue;
-      const auto& gathered = s.buckets[number].gather_end;
-      if (gathered && !gathered->done()) pending.push_back(gathered);
+      const auto& gather = s.buckets[number].gather;
+      if (gather && !gather->end->done()) pending.push_back(gather->end);
     }
   }
   if (pending.empty()) return {};
@@ -157,7 +157,7 @@ Status Buffer::verify() {
 
 Stats Buffer::stats() {
   std::lock_guard lock(impl_->mutex);
-  for (Bucket& bucket : impl_->buckets) impl_->count_times(bucket);
+  for (const Bucket& bucket : impl_->buckets) impl_->count_times(bucket);
   Stats stats = impl_->stats;
   stats.host_syncs = tree().backend->host_syncs();
   return stats;
@@ -169,14 +169,17 @@ Result<BucketReport> Buffer::bucket(size_t number) {
     return invalid("bucket is ", number, "; this buffer has ", impl_->buckets.size(), ", counted from 0 in launch order");
   }
   const Bucket& bucket = impl_->buckets[number];
-  const auto time = [](const std::shared_ptr<Event>& event) { return event ? event->time_ns() : 0; };
   BucketReport report;
   report.state = impl_->state_of(bucket);
   report.ready_ns = bucket.ready_ns;
-  report.reduce_begin_ns = time(bucket.reduce_begin);
-  report.reduce_end_ns = time(bucket.reduce_end);
-  report.gather_begin_ns = time(bucket.gather_begin);
-  report.gather_end_ns = time(bucket.gather_end);
+  if (bucket.reduction) {
+    report.reduce_begin_ns = bucket.reduction->begin->time_ns();
+    report.reduce_end_ns = bucket.reduction->end->time_ns();
+  }
+  if (bucket.gather) {
+    report.gather_begin_ns = bucket.gather->begin->time_ns();
+    report.gather_end_ns = bucket.gather->end->time_ns();
+  }
   report.sync_ns = impl_->sync_ns;
   return report;
 }

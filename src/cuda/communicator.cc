@@ -124,25 +124,20 @@ Status Communicator::together(const std::string& what, const std::function<Statu
     gpu_->fail(begun);
     return begun;
   }
-  struct Open {  // ended whatever happens: NCCL's group is the thread's
-    explicit Open(Communicator& communicator) : of(communicator) { of.grouped_ = true; }
-    ~Open() {
-      if (!of.grouped_) return;
-      (void)end();
-      try {
-        of.gpu_->fail({Code::internal, "a group of collectives was left by an exception"});
-      } catch (...) {
-        // No memory even for the sentence. The other ranks' timeout says it.
-      }
-    }
-    int32_t end() {
-      of.grouped_ = false;
-      return of.gpu_->plugin().comm_group_end(of.comm_);
-    }
-    Communicator& of;
-  } open(*this);
-  const Status called = calls();
-  Status settled = settle(*gpu_, comm_, open.end(), what);
+  grouped_ = true;
+  const auto end = [this] {
+    grouped_ = false;
+    return gpu_->plugin().comm_group_end(comm_);
+  };
+  Status called;
+  try {
+    called = calls();
+  } catch (...) {  // no memory; NCCL's group is the thread's, and ended whatever happens
+    (void)end();
+    gpu_->fail({Code::internal, "a group of collectives was left by an exception"});
+    throw;
+  }
+  Status settled = settle(*gpu_, comm_, end(), what);
   if (!called) settled = called;
   if (!settled) gpu_->fail(settled);
   return settled;

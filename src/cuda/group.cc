@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/checked.h"
-
 namespace megadp::cuda {
 namespace {
 
@@ -23,14 +21,18 @@ std::byte* bytes(void* data) {
 }
 
 // "all_reduce of 1000 f32 (max) (gradients, bucket 3, operation 17 of the group)"
-std::string describe(const char* call, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t number) {
+std::string describe(Collective what, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t number) {
   std::string about = *tag.what == '\0' ? "" : text(tag.what, ", ");
   if (tag.bucket >= 0) about += text("bucket ", tag.bucket, ", ");
-  return text(call, " of ", count, " ", name_of(type), how, " (", about, "operation ", number, " of the group)");
+  return text(name_of(what), " of ", count, " ", name_of(type), how, " (", about, "operation ", number, " of the group)");
 }
 
 std::string by(Op op) {
   return op == Op::sum ? "" : text(" (", name_of(op), ")");
+}
+
+std::string from_rank(int root) {
+  return text(" from rank ", root);
 }
 
 std::string in_window(size_t begin, double divisor) {
@@ -116,27 +118,33 @@ Status CudaGroup::put(void* stream, std::span<Submission> all) {
     }
     return {};
   };
-  if (all.size() <= 1 || size() == 1) return each();
+  if (all.size() == 1 || size() == 1) return each();
   return communicator_->together(text(all.size(), " collectives at once, the first of them ", all.front().name), each);
 }
 
 Status CudaGroup::submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work) {
-  if (call.count == 0) return submit_together(stream, {});
   Submission one{call, tag, std::move(keep), std::move(work)};
-  return submit_together(stream, {&one, 1});
+  return submit_together(stream, {&one, call.count == 0 ? size_t{0} : 1});
 }
 
 Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order on the stream
   if (gpu_->failed()) return gpu_->failure();
-  if (all.empty() || size() == 1) return put(raw(stream), all);
+  if (all.empty()) return {};
+  const bool alone = size() == 1;
   for (size_t i = 0; i < all.size(); ++i) {
     Submission& one = all[i];
     const std::string among = all.size() == 1 ? "" : text(", ", i + 1, " of ", all.size(), " at once");
     one.number = submitted_ + 1 + i;
-    one.name = describe(one.call.name, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
+    one.name = describe(one.call.what, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
+    if (alone) continue;
     control_->enter(one.number, one.name);
     if (Status same = compare_with_others(one.number, one.name, one.tag); !same) return same;
+  }
+  if (alone) {
+    Status done = put(raw(stream), all);
+    if (done.ok()) submitted_ += all.size();
+    return done;
   }
   CudaStream& ours = static_cast<CudaStream&>(stream);
   auto turn = watch_->turn();
@@ -161,64 +169,33 @@ Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
   return done;
 }
 
-// Said before it is submitted, as the host's kernels say it.
-Status CudaGroup::check_divisor(const char* call, DType type, double divisor) const {
-  if (divisor == 1 || (type != DType::i64 && type != DType::u8)) return {};
-  return unsupported(call, ": divisor is ", divisor, "; it must be 1 for integers");
-}
-
 // ── in windows ──
 
-Status CudaGroup::check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const {
-  const auto& ours = static_cast<CudaWindow&>(window);
-  if ((*ours.block())->communicator != communicator_) return invalid(call, ": the window belongs to another group");
-  const uint64_t elements = window.bytes() / size_of(type);
-  uint64_t end = 0;
-  if (!checked_add(begin, count, &end) || end > elements) {
-    return invalid(call, ": the range ends beyond the window, which holds ", elements, " elements");
-  }
-  if (in_pieces && count % static_cast<uint64_t>(size()) != 0) {
-    return invalid(call, ": count is ", count, ", which is not divisible by the ", size(), " ranks of the group");
-  }
-  return {};
-}
-
-Status CudaGroup::check_root(const char* call, int root) const {
-  if (root >= 0 && root < size()) return {};
-  return invalid(call, ": root is ", root, "; this group has ranks 0 to ", size() - 1);
-}
-
 Result<CudaGroup::Submission> CudaGroup::prepare(const WindowCall& call) {
-  using enum WindowCall::What;
-  const bool in_pieces = call.what != all_reduce;
-  const char* const name = call.what == reduce_scatter ? "reduce_scatter" : call.what == all_reduce ? "all_reduce" : "all_gather";
-  if (Status checked = check_range(name, *call.window, call.type, call.begin, call.count, in_pieces); !checked) return checked;
-  if (Status checked = check_divisor(name, call.type, call.divisor); !checked) return checked;
+  const auto& block = static_cast<CudaWindow&>(*call.window).block();
+  if ((*block)->communicator != communicator_) return invalid(name_of(call.what), ": the window belongs to another group");
+  if (Status checked = check(call); !checked) return checked;
   std::byte* const data = call.window->data() + call.begin * size_of(call.type);
   const size_t piece = call.count / static_cast<size_t>(size());
   std::byte* const mine = data + static_cast<size_t>(rank()) * piece * size_of(call.type);
   const Sum sum{call.type, Op::sum, call.divisor};
-  const auto work = [this, what = call.what, data, mine, piece, count = call.count, sum](void* stream) {
-    if (what == reduce_scatter) return sum_pieces(stream, data, mine, piece, sum);
-    return what == all_reduce ? sum_all(stream, data, data, count, sum) : gather(stream, mine, data, piece, sum.type);
-  };
-  return Submission{
-      {name, call.count, call.type, in_window(call.begin, call.divisor)}, call.tag, static_cast<CudaWindow&>(*call.window).block(), work};
-}
-
-Status CudaGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
-  const WindowCall call{WindowCall::What::reduce_scatter, &window, type, begin, count, divisor, tag};
-  return together(stream, {&call, 1});
-}
-
-Status CudaGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
-  const WindowCall call{WindowCall::What::all_reduce, &window, type, begin, count, divisor, tag};
-  return together(stream, {&call, 1});
-}
-
-Status CudaGroup::all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
-  const WindowCall call{WindowCall::What::all_gather, &window, type, begin, count, 1, tag};
-  return together(stream, {&call, 1});
+  Work work;
+  std::string how = in_window(call.begin, call.divisor);
+  switch (call.what) {
+    case Collective::reduce_scatter:
+      work = [=, this](void* stream) { return sum_pieces(stream, data, mine, piece, sum); };
+      break;
+    case Collective::all_reduce:
+      work = [=, this, count = call.count](void* stream) { return sum_all(stream, data, data, count, sum); };
+      break;
+    case Collective::all_gather:
+      work = [=, this](void* stream) { return gather(stream, mine, data, piece, sum.type); };
+      break;
+    default:
+      work = [=, this, count = call.count, root = call.root](void* stream) { return spread(stream, data, count, sum.type, root); };
+      how = from_rank(call.root) + how;
+  }
+  return Submission{{call.what, call.count, call.type, std::move(how)}, call.tag, block, std::move(work)};
 }
 
 Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
@@ -229,7 +206,8 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
     if (!one) return one.status();
     if (call.count == 0) continue;
     all.push_back(*std::move(one));
-    in_steps = in_steps || (call.what != WindowCall::What::all_gather && summed_here({call.type, Op::sum, call.divisor}));
+    const bool sums = call.what == Collective::reduce_scatter || call.what == Collective::all_reduce;
+    in_steps = in_steps || (sums && summed_here({call.type, Op::sum, call.divisor}));
   }
   if (!in_steps) return submit_together(stream, all);
   for (Submission& one : all) {
@@ -241,46 +219,38 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
   return {};
 }
 
-Status CudaGroup::broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) {
-  if (Status checked = check_root("broadcast", root); !checked) return checked;
-  if (Status checked = check_range("broadcast", window, type, begin, count, false); !checked) return checked;
-  std::byte* const data = window.data() + begin * size_of(type);
-  return submit(stream, {"broadcast", count, type, text(" from rank ", root, in_window(begin, 1))}, tag,
-                static_cast<CudaWindow&>(window).block(), [&](void* s) { return spread(s, data, count, type, root); });
-}
-
 // ── on any memory of the device ──
 
 Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
-  return submit(stream, {"all_reduce", count, type, by(op)}, tag, nullptr, [&](void* s) {
+  return submit(stream, {Collective::all_reduce, count, type, by(op)}, tag, nullptr, [&](void* s) {
     return sum_all(s, bytes(from), bytes(to), count, {type, op, 1});
   });
 }
 
 Status CudaGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) {
-  return submit(stream, {"reduce_scatter", count_per_rank, type, " per rank" + by(op)}, tag, nullptr, [&](void* s) {
+  return submit(stream, {Collective::reduce_scatter, count_per_rank, type, " per rank" + by(op)}, tag, nullptr, [&](void* s) {
     return sum_pieces(s, bytes(from), bytes(to), count_per_rank, {type, op, 1});
   });
 }
 
 Status CudaGroup::all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
-  return submit(stream, {"all_gather", count_per_rank, type, " per rank"}, tag, nullptr,
+  return submit(stream, {Collective::all_gather, count_per_rank, type, " per rank"}, tag, nullptr,
                 [&](void* s) { return gather(s, bytes(from), bytes(to), count_per_rank, type); });
 }
 
 Status CudaGroup::all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
-  return submit(stream, {"all_to_all", count_per_rank, type, " per rank"}, tag, nullptr,
+  return submit(stream, {Collective::all_to_all, count_per_rank, type, " per rank"}, tag, nullptr,
                 [&](void* s) { return exchange(s, bytes(from), bytes(to), count_per_rank, type); });
 }
 
 Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) {
-  if (Status checked = check_root("broadcast", root); !checked) return checked;
-  return submit(stream, {"broadcast", count, type, text(" from rank ", root)}, tag, nullptr,
+  if (Status checked = check_root(root); !checked) return checked;
+  return submit(stream, {Collective::broadcast, count, type, from_rank(root)}, tag, nullptr,
                 [&](void* s) { return spread(s, bytes(data), count, type, root); });
 }
 
 Status CudaGroup::barrier(Stream& stream, Tag tag) {
-  return submit(stream, {"barrier", 1, DType::u8}, tag, nullptr, [&](void* s) -> Status {
+  return submit(stream, {Collective::barrier, 1, DType::u8}, tag, nullptr, [&](void* s) -> Status {
     if (size() == 1) return {};
     auto byte = scratch(1);
     return byte.ok() ? native_all_reduce(s, *byte, *byte, 1, {DType::u8, Op::max, 1}) : byte.status();

@@ -60,10 +60,6 @@ class CudaGroup final : public Group {
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
-  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
-  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
-  Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) override;
-  Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) override;
   Status together(Stream& stream, std::span<const WindowCall> calls) override;
 
   Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
@@ -81,7 +77,7 @@ class CudaGroup final : public Group {
   };
   using Work = std::function<Status(void* stream)>;
   struct Call {
-    const char* name;
+    Collective what;
     size_t count;
     DType type;
     std::string how = {};  // " (max)", " from rank 1": what must be the same on all ranks besides
@@ -100,9 +96,6 @@ class CudaGroup final : public Group {
   Status submit_together(Stream& stream, std::span<Submission> all);
   Status put(void* stream, std::span<Submission> all);
   Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
-  Status check_range(const char* call, Window& window, DType type, size_t begin, size_t count, bool in_pieces) const;
-  Status check_divisor(const char* call, DType type, double divisor) const;
-  Status check_root(const char* call, int root) const;
   bool summed_here(const Sum& sum) const;  // rather than by NCCL
   // In group_sums.cc. Each puts its work on the stream, for a group of any size.
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);

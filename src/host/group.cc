@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/checked.h"
 #include "host/kernels.h"
 
 namespace megadp::host {
@@ -19,11 +18,17 @@ Status alone(const Operation& operation, const void* from, void* to, size_t coun
   return {};
 }
 
-// Refuses now what reduce() would refuse on the worker, where it would end the stream.
-Status check_reduction(const Operation& operation) {
-  const void* const nothing = nullptr;
-  Status checked = reduce(nullptr, &nothing, 1, 0, operation.type, operation.op, operation.divisor);
-  return checked.ok() ? checked : checked.with_context(describe(operation));
+Status (*algorithm_of(Collective what))(const Call&, const Parts&) {
+  switch (what) {
+    case Collective::reduce_scatter:
+      return &window_reduce_scatter;
+    case Collective::all_reduce:
+      return &window_all_reduce;
+    case Collective::all_gather:
+      return &window_all_gather;
+    default:
+      return &window_broadcast;
+  }
 }
 
 }  // namespace
@@ -63,69 +68,39 @@ Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorith
   return submitted;
 }
 
-Status HostGroup::check_root(const char* call, int root) const {
-  if (root >= 0 && root < size()) return {};
-  return invalid(call, ": root is ", root, "; this group has ranks 0 to ", size() - 1);
-}
-
 // ── in windows ──
 
-Status HostGroup::submit_in_window(Stream& stream, Window& window, Operation operation, bool in_pieces, WindowAlgorithm algorithm) {
-  const auto& host_window = static_cast<HostWindow&>(window);
-  if (host_window.owner() != member_.get()) return invalid(describe(operation), ": the window belongs to another group");
-  operation.window = host_window.number();
-  const uint64_t elements = window.bytes() / size_of(operation.type);
-  uint64_t end = 0;
-  if (!checked_add(operation.begin, operation.count, &end) || end > elements) {
-    return invalid(describe(operation), ": the range ends beyond the window, which holds ", elements, " elements");
+Status HostGroup::together(Stream& stream, std::span<const WindowCall> calls) {
+  for (const WindowCall& call : calls) {
+    if (static_cast<const HostWindow*>(call.window)->owner() != member_.get()) {
+      return invalid(name_of(call.what), ": the window belongs to another group");
+    }
+    if (Status checked = check(call); !checked) return checked;
   }
-  if (in_pieces && operation.count % static_cast<uint64_t>(size()) != 0) {
-    return invalid(describe(operation), ": count is ", operation.count, ", which is not divisible by the ", size(), " ranks of the group");
+  for (const WindowCall& call : calls) {
+    if (Status submitted = submit_in_window(stream, call); !submitted) return submitted;
   }
-  return submit(stream, operation, [parts = host_window.parts(), algorithm](const Call& call) {
-    if (call.size() > 1) return algorithm(call, *parts);
-    std::byte* const data = parts->own() + call.operation.begin * call.width();
-    return alone(call.operation, data, data, call.operation.count);
+  return {};
+}
+
+Status HostGroup::submit_in_window(Stream& stream, const WindowCall& call) {
+  const auto& window = static_cast<const HostWindow&>(*call.window);
+  Operation operation = make_operation(call.what, call.type, call.count, call.tag);
+  operation.window = window.number();
+  operation.begin = call.begin;
+  operation.divisor = call.divisor;
+  operation.root = call.root;
+  return submit(stream, operation, [parts = window.parts(), algorithm = algorithm_of(call.what)](const Call& now) {
+    if (now.size() > 1) return algorithm(now, *parts);
+    std::byte* const data = parts->own() + now.operation.begin * now.width();
+    return alone(now.operation, data, data, now.operation.count);
   });
-}
-
-Status HostGroup::reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
-  Operation operation = make_operation(Kind::reduce_scatter, type, count, tag);
-  operation.begin = begin;
-  operation.divisor = divisor;
-  Status checked = check_reduction(operation);
-  if (!checked.ok()) return checked;
-  return submit_in_window(stream, window, operation, true, &window_reduce_scatter);
-}
-
-Status HostGroup::all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
-  Operation operation = make_operation(Kind::all_reduce, type, count, tag);
-  operation.begin = begin;
-  operation.divisor = divisor;
-  Status checked = check_reduction(operation);
-  if (!checked.ok()) return checked;
-  return submit_in_window(stream, window, operation, false, &window_all_reduce);
-}
-
-Status HostGroup::all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) {
-  Operation operation = make_operation(Kind::all_gather, type, count, tag);
-  operation.begin = begin;
-  return submit_in_window(stream, window, operation, true, &window_all_gather);
-}
-
-Status HostGroup::broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) {
-  Status checked = check_root("broadcast", root);
-  if (!checked.ok()) return checked;
-  Operation operation = make_operation(Kind::broadcast, type, count, tag);
-  operation.begin = begin;
-  operation.root = root;
-  return submit_in_window(stream, window, operation, false, &window_broadcast);
 }
 
 // ── on any memory ──
 
 Status HostGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
-  Operation operation = make_operation(Kind::all_reduce, type, count, tag);
+  Operation operation = make_operation(Collective::all_reduce, type, count, tag);
   operation.op = op;
   return submit(stream, operation, [from, to](const Call& call) {
     if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
@@ -134,7 +109,7 @@ Status HostGroup::all_reduce(Stream& stream, const void* from, void* to, size_t 
 }
 
 Status HostGroup::reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) {
-  Operation operation = make_operation(Kind::reduce_scatter, type, count_per_rank, tag);
+  Operation operation = make_operation(Collective::reduce_scatter, type, count_per_rank, tag);
   operation.op = op;
   return submit(stream, operation, [from, to](const Call& call) {
     if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
@@ -143,23 +118,22 @@ Status HostGroup::reduce_scatter(Stream& stream, const void* from, void* to, siz
 }
 
 Status HostGroup::all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
-  return submit(stream, make_operation(Kind::all_gather, type, count_per_rank, tag), [from, to](const Call& call) {
+  return submit(stream, make_operation(Collective::all_gather, type, count_per_rank, tag), [from, to](const Call& call) {
     if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
     return staged_all_gather(call, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), call.operation.count);
   });
 }
 
 Status HostGroup::all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) {
-  return submit(stream, make_operation(Kind::all_to_all, type, count_per_rank, tag), [from, to](const Call& call) {
+  return submit(stream, make_operation(Collective::all_to_all, type, count_per_rank, tag), [from, to](const Call& call) {
     if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
     return staged_all_to_all(call, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), call.operation.count);
   });
 }
 
 Status HostGroup::broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) {
-  Status checked = check_root("broadcast", root);
-  if (!checked.ok()) return checked;
-  Operation operation = make_operation(Kind::broadcast, type, count, tag);
+  if (Status checked = check_root(root); !checked) return checked;
+  Operation operation = make_operation(Collective::broadcast, type, count, tag);
   operation.root = root;
   return submit(stream, operation, [data](const Call& call) {
     if (call.size() == 1) return Status();
@@ -168,7 +142,7 @@ Status HostGroup::broadcast(Stream& stream, void* data, size_t count, DType type
 }
 
 Status HostGroup::barrier(Stream& stream, Tag tag) {
-  return submit(stream, make_operation(Kind::barrier, DType::u8, 0, tag),
+  return submit(stream, make_operation(Collective::barrier, DType::u8, 0, tag),
                 [](const Call& call) { return call.size() == 1 ? Status() : call.meet(); });
 }
 

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "backend/group.h"
@@ -30,10 +31,7 @@ class HostGroup final : public Group {
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
-  Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
-  Status all_reduce(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) override;
-  Status all_gather(Stream& stream, Window& window, DType type, size_t begin, size_t count, Tag tag) override;
-  Status broadcast(Stream& stream, Window& window, DType type, size_t begin, size_t count, int root, Tag tag) override;
+  Status together(Stream& stream, std::span<const WindowCall> calls) override;
 
   Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
   Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
@@ -44,13 +42,11 @@ class HostGroup final : public Group {
 
  private:
   using Algorithm = std::function<Status(const Call&)>;
-  using WindowAlgorithm = Status (*)(const Call&, const Parts&);
 
   explicit HostGroup(std::shared_ptr<Member> member) : member_(std::move(member)) {}
 
   Status submit(Stream& stream, Operation operation, Algorithm algorithm);
-  Status submit_in_window(Stream& stream, Window& window, Operation operation, bool in_pieces, WindowAlgorithm algorithm);
-  Status check_root(const char* call, int root) const;
+  Status submit_in_window(Stream& stream, const WindowCall& call);
 
   const std::shared_ptr<Member> member_;
   uint64_t windows_ = 0;  // allocated so far

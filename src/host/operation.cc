@@ -9,24 +9,6 @@
 namespace megadp::host {
 namespace {
 
-const char* name_of(Kind kind) noexcept {
-  switch (kind) {
-    case Kind::reduce_scatter:
-      return "reduce_scatter";
-    case Kind::all_reduce:
-      return "all_reduce";
-    case Kind::all_gather:
-      return "all_gather";
-    case Kind::broadcast:
-      return "broadcast";
-    case Kind::all_to_all:
-      return "all_to_all";
-    case Kind::barrier:
-      return "barrier";
-  }
-  return "unknown operation";
-}
-
 uint32_t bits_of(float x) noexcept {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
@@ -35,7 +17,7 @@ uint32_t bits_of(float x) noexcept {
 
 }  // namespace
 
-Operation make_operation(Kind kind, DType type, uint64_t count, const Tag& tag) noexcept {
+Operation make_operation(Collective kind, DType type, uint64_t count, const Tag& tag) noexcept {
   Operation operation;
   operation.kind = kind;
   operation.type = type;
@@ -52,11 +34,11 @@ bool same(const Operation& a, const Operation& b) noexcept {
 
 std::string describe(const Operation& operation) {
   std::string out = name_of(operation.kind);
-  if (operation.kind != Kind::barrier) {
-    const bool per_rank = operation.window == 0 && (operation.kind == Kind::reduce_scatter || operation.kind == Kind::all_gather ||
-                                                    operation.kind == Kind::all_to_all);
-    out += text(" of ", operation.count, " ", megadp::name_of(operation.type), per_rank ? " per rank" : "");
-    if (operation.op != Op::sum) out += text(" (", megadp::name_of(operation.op), ")");
+  if (operation.kind != Collective::barrier) {
+    const bool per_rank = operation.window == 0 && (operation.kind == Collective::reduce_scatter ||
+                                                    operation.kind == Collective::all_gather || operation.kind == Collective::all_to_all);
+    out += text(" of ", operation.count, " ", name_of(operation.type), per_rank ? " per rank" : "");
+    if (operation.op != Op::sum) out += text(" (", name_of(operation.op), ")");
     if (operation.divisor != 1.0F) out += text(" divided by ", operation.divisor);
     if (operation.root >= 0) out += text(" from rank ", operation.root);
     if (operation.window != 0) out += text(" from element ", operation.begin, " of window ", operation.window);

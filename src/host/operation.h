@@ -11,21 +11,12 @@
 
 namespace megadp::host {
 
-enum class Kind : uint32_t {
-  reduce_scatter = 1,
-  all_reduce = 2,
-  all_gather = 3,
-  broadcast = 4,
-  all_to_all = 5,
-  barrier = 6,
-};
-
 struct Operation {      // plain bytes: it is copied between processes
   uint64_t number = 0;  // running number within the group, from 1
   uint64_t window = 0;  // number of the window within the group, from 1; 0: on plain memory
   uint64_t begin = 0;   // elements; in windows only
   uint64_t count = 0;   // elements: the whole range in windows; per rank for reduce_scatter, all_gather and all_to_all on plain memory
-  Kind kind = Kind::barrier;
+  Collective kind = Collective::barrier;
   DType type = DType::u8;
   Op op = Op::sum;
   int32_t root = -1;  // of a broadcast
@@ -34,7 +25,7 @@ struct Operation {      // plain bytes: it is copied between processes
   char what[40] = {};  // Tag::what, cut; for people only, not compared
 };
 
-Operation make_operation(Kind kind, DType type, uint64_t count, const Tag& tag) noexcept;
+Operation make_operation(Collective kind, DType type, uint64_t count, const Tag& tag) noexcept;
 
 // The same but for `what`.
 bool same(const Operation& a, const Operation& b) noexcept;
