@@ -57,108 +57,90 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   return {};
 }
 
+// What is too large for a half of the staging goes in turns: in each this rank puts elements [done, done + n) into its half, all meet, and
+// it takes from everyone's. A half holds `pieces` of n elements.
+template <class Put, class Take>
+Status in_turns(const Call& call, size_t count, size_t pieces, Show show, const Put& put, const Take& take) {
+  const size_t turn = elements_per_turn(call, pieces);
+  size_t done = 0;
+  do {  // at least one turn: also an empty collective compares what the ranks came for
+    const size_t n = std::min(turn, count - done);
+    const std::vector<std::byte*>& staging = call.member.next_staging();
+    put(staging[static_cast<size_t>(call.rank())], done, n);
+    if (Status met = call.meet_showing(staging, show, n * call.width()); !met) return met;
+    if (Status taken = take(staging, done, n); !taken) return taken;
+    done += n;
+  } while (done < count);
+  return {};
+}
+
+// For each rank its piece of `count` elements.
+auto put_pieces(const Call& call, const std::byte* from, size_t count) {
+  return [&call, from, count](std::byte* half, size_t done, size_t n) {
+    for (size_t rank = 0; rank < static_cast<size_t>(call.size()); ++rank) {
+      copy_past_caches(half + rank * n * call.width(), from + (rank * count + done) * call.width(), n * call.width());
+    }
+  };
+}
+
+auto put_all(const Call& call, const std::byte* from) {
+  return [&call, from](std::byte* half, size_t done, size_t n) { copy_past_caches(half, from + done * call.width(), n * call.width()); };
+}
+
 }  // namespace
 
 Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
   const Operation& op = call.operation;
-  const size_t turn = elements_per_turn(call, 1);
-  size_t done = 0;
-  do {  // at least one turn: also an empty collective compares what the ranks came for
-    const size_t n = std::min(turn, count - done);
-    const size_t offset = done * call.width();
-    const std::vector<std::byte*>& staging = call.member.next_staging();
-    copy_past_caches(staging[static_cast<size_t>(call.rank())], from + offset, n * call.width());
-    Status met = call.meet_showing(staging, Show::whole, n * call.width());
-    if (!met.ok()) return met;
-    if (call.size() > 2 && !call.member.spans_hosts() && n * call.width() >= kSharedSumBytes) {
-      Status shared = share_out_sums(call, staging, to + offset, n);
-      if (!shared.ok()) return shared;
-    } else if (n > 0) {
-      Status reduced = reduce(to + offset, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
-      if (!reduced.ok()) return reduced;
-    }
-    done += n;
-  } while (done < count);
-  return {};
+  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
+    std::byte* const at = to + done * call.width();
+    if (call.size() > 2 && !call.member.spans_hosts() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
+    return n == 0 ? Status() : reduce(at, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
+  };
+  return in_turns(call, count, 1, Show::whole, put_all(call, from), take);
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
   const Operation& op = call.operation;
-  const auto size = static_cast<size_t>(call.size());
-  const size_t turn = elements_per_turn(call, size);
-  size_t done = 0;
-  do {
-    const size_t n = std::min(turn, count - done);
-    const size_t bytes = n * call.width();
-    const std::vector<std::byte*>& staging = call.member.next_staging();
-    for (size_t rank = 0; rank < size; ++rank) {
-      copy_past_caches(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
-    }
-    Status met = call.meet_showing(staging, Show::piece, bytes);
-    if (!met.ok()) return met;
-    if (n > 0) {
-      const std::vector<const void*> pieces = sources(staging, static_cast<size_t>(call.rank()) * bytes);
-      Status reduced = reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.divisor);
-      if (!reduced.ok()) return reduced;
-    }
-    done += n;
-  } while (done < count);
-  return {};
+  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
+    if (n == 0) return {};
+    const std::vector<const void*> pieces = sources(staging, static_cast<size_t>(call.rank()) * n * call.width());
+    return reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.divisor);
+  };
+  return in_turns(call, count, static_cast<size_t>(call.size()), Show::piece, put_pieces(call, from, count), take);
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  const auto size = static_cast<size_t>(call.size());
-  const size_t turn = elements_per_turn(call, 1);
-  size_t done = 0;
-  do {
-    const size_t n = std::min(turn, count - done);
-    const std::vector<std::byte*>& staging = call.member.next_staging();
-    copy_past_caches(staging[static_cast<size_t>(call.rank())], from + done * call.width(), n * call.width());
-    Status met = call.meet_showing(staging, Show::whole, n * call.width());
-    if (!met.ok()) return met;
-    for (size_t rank = 0; rank < size; ++rank) copy_bytes(to + (rank * count + done) * call.width(), staging[rank], n * call.width());
-    done += n;
-  } while (done < count);
-  return {};
+  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
+    for (size_t rank = 0; rank < staging.size(); ++rank) {
+      copy_bytes(to + (rank * count + done) * call.width(), staging[rank], n * call.width());
+    }
+    return {};
+  };
+  return in_turns(call, count, 1, Show::whole, put_all(call, from), take);
 }
 
 Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  const auto size = static_cast<size_t>(call.size());
-  const size_t turn = elements_per_turn(call, size);
-  size_t done = 0;
-  do {
-    const size_t n = std::min(turn, count - done);
+  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
     const size_t bytes = n * call.width();
-    const std::vector<std::byte*>& staging = call.member.next_staging();
-    for (size_t rank = 0; rank < size; ++rank) {
-      copy_past_caches(staging[static_cast<size_t>(call.rank())] + rank * bytes, from + (rank * count + done) * call.width(), bytes);
-    }
-    Status met = call.meet_showing(staging, Show::piece, bytes);
-    if (!met.ok()) return met;
-    for (size_t rank = 0; rank < size; ++rank) {
+    for (size_t rank = 0; rank < staging.size(); ++rank) {
       copy_bytes(to + (rank * count + done) * call.width(), staging[rank] + static_cast<size_t>(call.rank()) * bytes, bytes);
     }
-    done += n;
-  } while (done < count);
-  return {};
+    return {};
+  };
+  return in_turns(call, count, static_cast<size_t>(call.size()), Show::piece, put_pieces(call, from, count), take);
 }
 
 Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
+  const auto root = static_cast<size_t>(call.operation.root);
   const bool is_root = call.rank() == call.operation.root;
-  const size_t turn = elements_per_turn(call, 1);
-  size_t done = 0;
-  do {
-    const size_t n = std::min(turn, count - done);
-    const std::vector<std::byte*>& staging = call.member.next_staging();
-    std::byte* const half = staging[static_cast<size_t>(call.operation.root)];
-    std::byte* const at = data + done * call.width();
-    if (is_root) copy_past_caches(half, at, n * call.width());
-    Status met = call.meet_showing(staging, Show::from_root, n * call.width());
-    if (!met.ok()) return met;
-    if (!is_root) copy_bytes(at, half, n * call.width());
-    done += n;
-  } while (done < count);
-  return {};
+  const auto put = [&](std::byte* half, size_t done, size_t n) {
+    if (is_root) copy_past_caches(half, data + done * call.width(), n * call.width());
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
+    if (!is_root) copy_bytes(data + done * call.width(), staging[root], n * call.width());
+    return {};
+  };
+  return in_turns(call, count, 1, Show::from_root, put, take);
 }
 
 }  // namespace megadp::host
