@@ -38,6 +38,7 @@ class Wheel(unittest.TestCase):
         run(self, sys.executable, "-m", "pip", "--python", self.python, "install", "--quiet", "--no-index", "--no-deps",
             os.path.join(self.folder, wheel), env=self.environment)
         self.check_import()
+        self.check_program()
         self.check_training()
 
     def check_contents(self, path, build):
@@ -48,7 +49,7 @@ class Wheel(unittest.TestCase):
         sources = {f"megadp/{name}" for name in os.listdir(os.path.join(support.PACKAGE, "src", "megadp")) if not name.startswith("__pyc")}
         self.assertEqual(sources - names, set())
         self.assertIn("megadp/lib/libmegadp.so.0", names)
-        self.assertIn(f"megadp-{abi['version']}.data/scripts/megadp", names)
+        self.assertIn("megadp/bin/megadp", names)
         built = os.path.exists(os.path.join(build, "lib", "libmegadp_cuda.so"))
         self.assertEqual("megadp/lib/libmegadp_cuda.so" in names, built)
 
@@ -58,6 +59,15 @@ class Wheel(unittest.TestCase):
         out = run(self, self.python, "-m", "megadp.info", env=environment, cwd=self.folder)
         self.assertIn(os.path.join(self.folder, "venv"), json.loads(out)["library"])
         run(self, self.python, "-c", "import sys, megadp; assert not {'numpy', 'torch', 'jax'} & set(sys.modules)", env=environment)
+
+    def check_program(self):
+        """Sees what the library sees, of the CUDA plugin too; gets signals as this process gets them."""
+        program = os.path.join(self.folder, "venv", "bin", "megadp")
+        of_library = json.loads(run(self, self.python, "-m", "megadp.info", env=self.environment, cwd=self.folder))
+        of_program = json.loads(run(self, program, "info", "--json", env=self.environment, cwd=self.folder))
+        self.assertEqual(of_program["backends"], of_library["backends"])
+        ignored = run(self, program, "run", "-n", "1", "--no-prefix", "--", "grep", "SigIgn", "/proc/self/status", env=self.environment)
+        self.assertEqual(ignored, run(self, "grep", "SigIgn", "/proc/self/status", env=self.environment))
 
     def check_training(self):
         """The example, with the wheel's own program; numpy is lent by the environment that this test runs in."""
