@@ -348,7 +348,8 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t host_syncs;           /* how often a call on this tree made its thread wait for the device; 0 on the host */
 } mdp_stats_report;
 
-typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
+typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened. Buckets that go at once
+                  * (MDP_BUFFER_NO_OVERLAP) have the begin and the end of all of them. */
   uint32_t struct_size;
   mdp_bucket_state state;
   uint64_t ready_ns;        /* its last gradient arrived                                                     */

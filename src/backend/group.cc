@@ -2,11 +2,12 @@
 #include "backend/group.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 namespace megadp {
 
-const char* name_of(Collective what) noexcept {
-  switch (what) {
+const char* name_of(Collective kind) noexcept {
+  switch (kind) {
     case Collective::reduce_scatter:
       return "reduce_scatter";
     case Collective::all_reduce:
@@ -23,21 +24,36 @@ const char* name_of(Collective what) noexcept {
   return "unknown operation";
 }
 
+std::string describe(Collective kind, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t operation) {
+  std::string out = name_of(kind);
+  if (kind != Collective::barrier) out += text(" of ", count, " ", name_of(type), how);
+  std::string about = tag.what;
+  const auto add = [&about](const std::string& more) { about += (about.empty() ? "" : ", ") + more; };
+  if (operation > 0) add(text("operation ", operation, " of the group"));
+  if (tag.bucket >= 0) add(text("bucket ", tag.bucket));
+  return about.empty() ? out : out + " (" + about + ")";
+}
+
 Status Group::check(const WindowCall& call) const {
-  const char* const name = name_of(call.what);
+  const auto refused = [&call](Code code, const std::string& why) {
+    return Status(code, text(describe(call.kind, call.count, call.type, text(" from element ", call.begin), call.tag, 0), ": ", why),
+                  Blame{.bucket = call.tag.bucket});
+  };
+  const bool sums = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
+  const bool in_pieces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_gather;
+  if (!sums && !in_pieces && call.kind != Collective::broadcast) return refused(Code::internal, "there is none in windows");
   const uint64_t elements = call.window->bytes() / size_of(call.type);
   uint64_t end = 0;
   if (!checked_add(call.begin, call.count, &end) || end > elements) {
-    return invalid(name, ": the range ends beyond the window, which holds ", elements, " elements");
+    return refused(Code::invalid, text("the range ends beyond the window, which holds ", elements, " elements"));
   }
-  const bool in_pieces = call.what == Collective::reduce_scatter || call.what == Collective::all_gather;
   if (in_pieces && call.count % static_cast<uint64_t>(size()) != 0) {
-    return invalid(name, ": count is ", call.count, ", which is not divisible by the ", size(), " ranks of the group");
+    return refused(Code::invalid, text("count is ", call.count, ", which is not divisible by the ", size(), " ranks of the group"));
   }
-  if (call.divisor != 1 && (call.type == DType::i64 || call.type == DType::u8)) {
-    return unsupported(name, ": divisor is ", call.divisor, "; it must be 1 for integers");
+  if (call.divisor != 1 && (!sums || call.type == DType::i64 || call.type == DType::u8)) {
+    return refused(Code::unsupported, text("divisor is ", call.divisor, "; it must be 1 for ", sums ? "integers" : "what is no sum"));
   }
-  return call.what == Collective::broadcast ? check_root(call.root) : Status();
+  return call.kind == Collective::broadcast ? check_root(call.root) : Status();
 }
 
 Status Group::check_root(int root) const {

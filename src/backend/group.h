@@ -29,21 +29,24 @@ class Window {
   virtual size_t bytes() const noexcept = 0;
 };
 
-// What an operation belongs to, for the sentence of its failure.
+// What an operation is for, which is the same on all ranks; and this rank's number of the bucket, for the sentence of a failure.
 struct Tag {
   int32_t bucket = -1;
   const char* what = "";  // a literal, such as "gradients" or "parameters"
 };
 
-enum class Collective : uint32_t {
-  reduce_scatter = 1,
+enum class Collective : uint32_t {  // in host::Operation it goes from process to process
+  reduce_scatter,
   all_reduce,
   all_gather,
   broadcast,
   all_to_all,
   barrier
 };
-const char* name_of(Collective what) noexcept;
+const char* name_of(Collective kind) noexcept;
+// "all_reduce of 1000 f32 from element 64 (gradients, operation 17 of the group, bucket 3)", where `how` is " from element 64". Operation
+// 0: it has no number yet.
+std::string describe(Collective kind, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t operation);
 
 // A collective in windows, as data: elements [begin, begin + count) of `type` in everyone's part. Piece r of them is count / size elements
 // (exact) from begin + r * piece.
@@ -52,7 +55,7 @@ const char* name_of(Collective what) noexcept;
 // - all_gather: rank r's piece is copied to all others.
 // - broadcast: rank root's elements are copied to all others.
 struct WindowCall {
-  Collective what;
+  Collective kind;  // one of these four
   Window* window;
   DType type;
   size_t begin, count;
@@ -118,7 +121,7 @@ class Group {
   virtual Status barrier(Stream& stream, Tag tag) = 0;
 
  protected:
-  // What is the same for all backends: the range, its pieces, the divisor, the root.
+  // What is the same for all backends: the kind, the range, its pieces, the divisor, the root.
   Status check(const WindowCall& call) const;
   Status check_root(int root) const;
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 set(MEGADP_backend_SOURCES
+    agreement.cc
     group.cc
     registry.cc
     world.cc

@@ -69,7 +69,7 @@ Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
   for (const Bucket& bucket : those) {
     const Arena& arena = arenas[bucket.arena];
     const BucketRange& range = arena.range(bucket.index);
-    calls.push_back({.what = arena.plan->shards > 1 ? Collective::reduce_scatter : Collective::all_reduce,
+    calls.push_back({.kind = arena.plan->shards > 1 ? Collective::reduce_scatter : Collective::all_reduce,
                      .window = arena.grads,
                      .type = arena.plan->grad_type,
                      .begin = range.begin,

@@ -137,7 +137,7 @@ Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
     const Buffer::Arena& arena = s.arenas[bucket.arena];
     const BucketRange& range = arena.range(bucket.index);
     if (arena.plan->shards == 1) continue;
-    calls.push_back({.what = Collective::all_gather,
+    calls.push_back({.kind = Collective::all_gather,
                      .window = arena.params,
                      .type = arena.plan->param_type,
                      .begin = range.begin,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "backend/agreement.h"
 #include "base/deadline.h"
 
 namespace megadp::cuda {
@@ -18,17 +19,6 @@ Status lost_while(const std::string& what, const Status& why) {
 }
 
 }  // namespace
-
-Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine) {
-  auto outcomes = world.exchange(members, what, mine.text());
-  if (!mine) return mine;
-  if (!outcomes) return outcomes.status();
-  for (size_t r = 0; r < outcomes->size(); ++r) {
-    if ((*outcomes)[r].empty()) continue;
-    return {Code::memory, text("rank ", members[r], " reported: ", (*outcomes)[r]), Blame{.rank = members[r]}};
-  }
-  return {};
-}
 
 // Until NCCL is no longer at work in the background.
 Status Communicator::settle(const Gpu& gpu, NcclComm* comm, int32_t result, const std::string& what) {
@@ -74,7 +64,7 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<Gpu> 
   if (result == 0 || result == kPending) communicator.reset(new Communicator(gpu, comm));
   const Status mine = communicator == nullptr ? gpu->check(result, what) : settle(*gpu, comm, result, what);
   if (!mine) gpu->fail(mine);  // the others wait in NCCL
-  Status all_have = agree(world, members, "communicator of NCCL", mine);
+  Status all_have = agree(world, members, {"communicator of NCCL", 0, 0}, mine);
   if (all_have.ok()) return communicator;
   gpu->fail(all_have);
   if (communicator != nullptr) communicator->abort();
@@ -93,7 +83,7 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
   std::shared_ptr<Communicator> communicator(part == nullptr ? nullptr : new Communicator(gpu_, part));
   Status settled = settle(*gpu_, part == nullptr ? comm_ : part, result, what);
   if (!settled) gpu_->fail(settled);  // the others wait in NCCL
-  if (!members.empty()) settled = agree(gpu_->world(), members, "split of a communicator of NCCL", settled);
+  if (!members.empty()) settled = agree(gpu_->world(), members, {"split of a communicator of NCCL", 0, 0}, settled);
   if (settled.ok()) return communicator;
   if (communicator != nullptr) communicator->abort();
   gpu_->fail(settled);
@@ -117,7 +107,7 @@ Status Communicator::call(const std::string& what, const std::function<int32_t(N
   return settled;
 }
 
-Status Communicator::together(const std::string& what, const std::function<Status()>& calls) {
+Status Communicator::together(const std::string& what, const Blame& blame, const std::function<Status()>& calls) {
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
   if (Status begun = gpu_->check(gpu_->plugin().comm_group_begin(comm_), what); !begun) {
@@ -132,19 +122,24 @@ Status Communicator::together(const std::string& what, const std::function<Statu
   Status called;
   try {
     called = calls();
-  } catch (...) {  // no memory; NCCL's group is the thread's, and ended whatever happens
+  } catch (...) {  // for want of memory; NCCL's group is the thread's, and ended whatever happens
     (void)end();
-    gpu_->fail({Code::internal, "a group of collectives was left by an exception"});
+    abort();  // what was called waits for ranks that have the whole of it
+    gpu_->fail({Code::memory, "no memory was left to submit a group of collectives"});
     throw;
   }
-  Status settled = settle(*gpu_, comm_, end(), what);
-  if (!called) settled = called;
+  Status settled = settle(*gpu_, comm_, end(), what).with_blame(blame);
+  // What it failed with comes first; but another rank's failure is told in that rank's words, for which settle() has waited.
+  if (!called && (settled.ok() || !gpu_->failed())) settled = called;
   if (!settled) gpu_->fail(settled);
   return settled;
 }
 
+// Local: other ranks learn of a failure from the caller, and nothing is at another place because of it.
 Status Communicator::allocate(size_t bytes, void** memory) {
-  return call(text("allocating ", bytes, " bytes"), [&](NcclComm* comm) { return gpu_->plugin().comm_allocate(comm, bytes, memory); });
+  const std::lock_guard lock(mutex_);
+  if (gpu_->failed()) return gpu_->failure();
+  return gpu_->check(gpu_->plugin().comm_allocate(comm_, bytes, memory), text("allocating ", bytes, " bytes"));
 }
 
 Status Communicator::make_known(void* memory, size_t bytes, void** registration) {

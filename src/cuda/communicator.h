@@ -16,10 +16,6 @@ namespace megadp::cuda {
 // How long what is on its way from another rank may take: its part of a collective, or news of its failure.
 constexpr uint64_t kMomentNs = 500'000'000;
 
-// All of `members` learn whether all have succeeded, so that nobody goes on with half of something: `mine`, the failure of the World where
-// there is one, or Code::memory with what another rank reported.
-Status agree(World& world, const std::vector<int>& members, const char* what, const Status& mine);
-
 class Communicator {
  public:
   // Collective over `members` (world ranks, in the order of their ranks here).
@@ -34,7 +30,7 @@ class Communicator {
   Status call(const std::string& what, const std::function<int32_t(NcclComm*)>& function);
   // The collectives that `calls` calls, which NCCL then starts as one. A failure among them ends the communicator: it is not known which of
   // them other ranks have.
-  Status together(const std::string& what, const std::function<Status()>& calls);
+  Status together(const std::string& what, const Blame& blame, const std::function<Status()>& calls);
   // Memory that NCCL can use without staging, local; and what makes it known to NCCL, collective, with the same bytes on every rank.
   Status allocate(size_t bytes, void** memory);
   Status make_known(void* memory, size_t bytes, void** registration);

@@ -3,7 +3,10 @@
 #include "cuda/group.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
+
+#include "backend/agreement.h"
 
 namespace megadp::cuda {
 namespace {
@@ -20,11 +23,9 @@ std::byte* bytes(void* data) {
   return static_cast<std::byte*>(data);
 }
 
-// "all_reduce of 1000 f32 (max) (gradients, bucket 3, operation 17 of the group)"
-std::string describe(Collective what, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t number) {
-  std::string about = *tag.what == '\0' ? "" : text(tag.what, ", ");
-  if (tag.bucket >= 0) about += text("bucket ", tag.bucket, ", ");
-  return text(name_of(what), " of ", count, " ", name_of(type), how, " (", about, "operation ", number, " of the group)");
+// What must be the same on all ranks; ours or, cut, another rank's: all but the bucket at the end, whose number is each rank's own.
+std::string_view compared(std::string_view name) {
+  return name.substr(0, name.rfind(", bucket "));
 }
 
 std::string by(Op op) {
@@ -35,8 +36,9 @@ std::string from_rank(int root) {
   return text(" from rank ", root);
 }
 
-std::string in_window(size_t begin, double divisor) {
-  return text(divisor == 1 ? "" : text(" divided by ", divisor), " from element ", begin);
+std::string in_window(const WindowCall& call, uint64_t window) {
+  return text(call.divisor == 1 ? "" : text(" divided by ", call.divisor), call.kind == Collective::broadcast ? from_rank(call.root) : "",
+              " from element ", call.begin, " of window ", window);
 }
 
 }  // namespace
@@ -69,34 +71,27 @@ Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members)
   return std::unique_ptr<Group>(new CudaGroup(*std::move(part), watch_, *std::move(control), exact_));
 }
 
-// Sizes are compared before anything is allocated, since NCCL may join the memory of all ranks.
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   World& world = gpu_->world();
-  auto sizes = world.exchange(members(), "allocate_window", std::to_string(bytes));
-  if (!sizes) return sizes.status();
-  for (size_t r = 1; r < sizes->size(); ++r) {
-    if ((*sizes)[r] == sizes->front()) continue;
-    return Status(
-        Code::desync,
-        text("allocate_window: rank ", members()[0], " asked for ", sizes->front(), " bytes, rank ", members()[r], " for ", (*sizes)[r]),
-        Blame{.rank = members()[r]});
-  }
-  if (bytes == 0) return invalid("allocate_window: 0 bytes are no window");
+  const Agreement on{"allocate_window", windows_ + 1, bytes};
   auto block = std::make_shared<CudaWindow::Block>();
   block->communicator = communicator_;
-  // All have the memory before any makes it known to NCCL, where it would wait for the others.
-  Status mine = communicator_->allocate(bytes, &block->data).with_context("allocate_window");
-  if (Status all_have = agree(world, members(), "allocate_window: memory", mine); !all_have) return all_have;
-  mine = communicator_->make_known(block->data, bytes, &block->registration).with_context("allocate_window");
-  if (Status all_know = agree(world, members(), "allocate_window: registration", mine); !all_know) return all_know;
-  return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, watch_));
+  // All have the memory, and as much of it, before any makes it known to NCCL, where it would wait for the others.
+  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : communicator_->allocate(bytes, &block->data);
+  if (Status all_have = agree(world, members(), on, mine.with_context(on.kind)); !all_have) return all_have;
+  mine = communicator_->make_known(block->data, bytes, &block->registration).with_context(on.kind);
+  if (!mine) gpu_->fail(mine);  // the others wait in NCCL
+  if (Status all_know = agree(world, members(), on, mine); !all_know) return all_know;
+  windows_ += 1;
+  return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, windows_, watch_));
 }
 
 // Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one host, whoever comes second sees it.
 Status CudaGroup::compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const {
   for (const Entered& other : control_->entered(number)) {
-    // An entry is cut: so is what it is compared with.
-    if (other.what.empty() || mine.compare(0, other.what.size(), other.what) == 0) continue;
+    const std::string_view ours = compared(mine), theirs = compared(other.what);
+    const size_t common = std::min(ours.size(), theirs.size());  // an entry is cut
+    if (ours.substr(0, common) == theirs.substr(0, common)) continue;
     const int here = gpu_->world().rank();
     const bool first = here < other.member;
     Status different(Code::desync,
@@ -119,11 +114,14 @@ Status CudaGroup::put(void* stream, std::span<Submission> all) {
     return {};
   };
   if (all.size() == 1 || size() == 1) return each();
-  return communicator_->together(text(all.size(), " collectives at once, the first of them ", all.front().name), each);
+  const Submission& first = all.front();
+  return communicator_->together(text(all.size(), " collectives at once, the first of them ", first.name),
+                                 Blame{.bucket = first.tag.bucket, .operation = first.number}, each);
 }
 
 Status CudaGroup::submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work) {
   Submission one{call, tag, std::move(keep), std::move(work)};
+  // Of nothing: only a failure there was before is told.
   return submit_together(stream, {&one, call.count == 0 ? size_t{0} : 1});
 }
 
@@ -136,7 +134,7 @@ Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
     Submission& one = all[i];
     const std::string among = all.size() == 1 ? "" : text(", ", i + 1, " of ", all.size(), " at once");
     one.number = submitted_ + 1 + i;
-    one.name = describe(one.call.what, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
+    one.name = describe(one.call.kind, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
     if (alone) continue;
     control_->enter(one.number, one.name);
     if (Status same = compare_with_others(one.number, one.name, one.tag); !same) return same;
@@ -162,8 +160,11 @@ Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
     return done;
   }
   // Also after a failure: what is on the stream then waits for the other ranks, until the watch has aborted it.
+  // They end together: the last holds what all of them use.
   for (Submission& one : all) {
-    watch_->add({*begin, *end, communicator_, control_, std::move(one.name), one.tag.bucket, one.number, used});
+    const bool last = &one == &all.back();
+    watch_->add({*begin, *end, communicator_, control_, std::move(one.name), one.tag.bucket, one.number,
+                 last ? std::move(used) : std::vector<std::shared_ptr<void>>()});
     submitted_ = one.number;
   }
   return done;
@@ -172,16 +173,15 @@ Status CudaGroup::submit_together(Stream& stream, std::span<Submission> all) {
 // ── in windows ──
 
 Result<CudaGroup::Submission> CudaGroup::prepare(const WindowCall& call) {
-  const auto& block = static_cast<CudaWindow&>(*call.window).block();
-  if ((*block)->communicator != communicator_) return invalid(name_of(call.what), ": the window belongs to another group");
+  const auto& window = static_cast<const CudaWindow&>(*call.window);
+  if ((*window.block())->communicator != communicator_) return invalid(name_of(call.kind), ": the window belongs to another group");
   if (Status checked = check(call); !checked) return checked;
   std::byte* const data = call.window->data() + call.begin * size_of(call.type);
   const size_t piece = call.count / static_cast<size_t>(size());
   std::byte* const mine = data + static_cast<size_t>(rank()) * piece * size_of(call.type);
   const Sum sum{call.type, Op::sum, call.divisor};
   Work work;
-  std::string how = in_window(call.begin, call.divisor);
-  switch (call.what) {
+  switch (call.kind) {
     case Collective::reduce_scatter:
       work = [=, this](void* stream) { return sum_pieces(stream, data, mine, piece, sum); };
       break;
@@ -191,11 +191,10 @@ Result<CudaGroup::Submission> CudaGroup::prepare(const WindowCall& call) {
     case Collective::all_gather:
       work = [=, this](void* stream) { return gather(stream, mine, data, piece, sum.type); };
       break;
-    default:
+    default:  // check() has refused the others
       work = [=, this, count = call.count, root = call.root](void* stream) { return spread(stream, data, count, sum.type, root); };
-      how = from_rank(call.root) + how;
   }
-  return Submission{{call.what, call.count, call.type, std::move(how)}, call.tag, block, std::move(work)};
+  return Submission{{call.kind, call.count, call.type, in_window(call, window.number())}, call.tag, window.block(), std::move(work)};
 }
 
 Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
@@ -206,7 +205,7 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
     if (!one) return one.status();
     if (call.count == 0) continue;
     all.push_back(*std::move(one));
-    const bool sums = call.what == Collective::reduce_scatter || call.what == Collective::all_reduce;
+    const bool sums = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
     in_steps = in_steps || (sums && summed_here({call.type, Op::sum, call.divisor}));
   }
   if (!in_steps) return submit_together(stream, all);

@@ -30,18 +30,20 @@ class CudaWindow final : public Window {
     void* registration = nullptr;
     ~Block();
   };
-  CudaWindow(std::shared_ptr<Block> block, size_t bytes, std::shared_ptr<Watch> watch)
-      : block_(std::make_shared<Deferred<Block>>(std::move(block), std::move(watch))), bytes_(bytes) {}
+  CudaWindow(std::shared_ptr<Block> block, size_t bytes, uint64_t number, std::shared_ptr<Watch> watch)
+      : block_(std::make_shared<Deferred<Block>>(std::move(block), std::move(watch))), bytes_(bytes), number_(number) {}
   CudaWindow(const CudaWindow&) = delete;
   CudaWindow& operator=(const CudaWindow&) = delete;
 
   std::byte* data() noexcept override { return static_cast<std::byte*>((*block_)->data); }
   size_t bytes() const noexcept override { return bytes_; }
+  uint64_t number() const noexcept { return number_; }  // within its group, from 1
   const std::shared_ptr<Deferred<Block>>& block() const noexcept { return block_; }
 
  private:
   const std::shared_ptr<Deferred<Block>> block_;  // outlives the window while a collective uses it
   const size_t bytes_;
+  const uint64_t number_;
 };
 
 class CudaGroup final : public Group {
@@ -77,7 +79,7 @@ class CudaGroup final : public Group {
   };
   using Work = std::function<Status(void* stream)>;
   struct Call {
-    Collective what;
+    Collective kind;
     size_t count;
     DType type;
     std::string how = {};  // " (max)", " from rank 1": what must be the same on all ranks besides
@@ -114,6 +116,7 @@ class CudaGroup final : public Group {
   const std::shared_ptr<Watch> watch_;
   const std::shared_ptr<Group> control_;
   const bool exact_;
+  uint64_t windows_ = 0;  // allocated so far
   std::mutex submitting_;
   uint64_t submitted_ = 0;                   // under submitting_
   std::shared_ptr<CudaMemory> scratch_;      // likewise

@@ -18,8 +18,8 @@ Status alone(const Operation& operation, const void* from, void* to, size_t coun
   return {};
 }
 
-Status (*algorithm_of(Collective what))(const Call&, const Parts&) {
-  switch (what) {
+Status (*algorithm_of(Collective kind))(const Call&, const Parts&) {
+  switch (kind) {
     case Collective::reduce_scatter:
       return &window_reduce_scatter;
     case Collective::all_reduce:
@@ -73,7 +73,7 @@ Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorith
 Status HostGroup::together(Stream& stream, std::span<const WindowCall> calls) {
   for (const WindowCall& call : calls) {
     if (static_cast<const HostWindow*>(call.window)->owner() != member_.get()) {
-      return invalid(name_of(call.what), ": the window belongs to another group");
+      return invalid(name_of(call.kind), ": the window belongs to another group");
     }
     if (Status checked = check(call); !checked) return checked;
   }
@@ -85,12 +85,12 @@ Status HostGroup::together(Stream& stream, std::span<const WindowCall> calls) {
 
 Status HostGroup::submit_in_window(Stream& stream, const WindowCall& call) {
   const auto& window = static_cast<const HostWindow&>(*call.window);
-  Operation operation = make_operation(call.what, call.type, call.count, call.tag);
+  Operation operation = make_operation(call.kind, call.type, call.count, call.tag);
   operation.window = window.number();
   operation.begin = call.begin;
   operation.divisor = call.divisor;
   operation.root = call.root;
-  return submit(stream, operation, [parts = window.parts(), algorithm = algorithm_of(call.what)](const Call& now) {
+  return submit(stream, operation, [parts = window.parts(), algorithm = algorithm_of(call.kind)](const Call& now) {
     if (now.size() > 1) return algorithm(now, *parts);
     std::byte* const data = parts->own() + now.operation.begin * now.width();
     return alone(now.operation, data, data, now.operation.count);

@@ -29,24 +29,18 @@ Operation make_operation(Collective kind, DType type, uint64_t count, const Tag&
 
 bool same(const Operation& a, const Operation& b) noexcept {
   return a.number == b.number && a.window == b.window && a.begin == b.begin && a.count == b.count && a.kind == b.kind && a.type == b.type &&
-         a.op == b.op && a.root == b.root && a.bucket == b.bucket && bits_of(a.divisor) == bits_of(b.divisor);
+         a.op == b.op && a.root == b.root && bits_of(a.divisor) == bits_of(b.divisor) && std::strncmp(a.what, b.what, sizeof a.what) == 0;
 }
 
 std::string describe(const Operation& operation) {
-  std::string out = name_of(operation.kind);
-  if (operation.kind != Collective::barrier) {
-    const bool per_rank = operation.window == 0 && (operation.kind == Collective::reduce_scatter ||
-                                                    operation.kind == Collective::all_gather || operation.kind == Collective::all_to_all);
-    out += text(" of ", operation.count, " ", name_of(operation.type), per_rank ? " per rank" : "");
-    if (operation.op != Op::sum) out += text(" (", name_of(operation.op), ")");
-    if (operation.divisor != 1.0F) out += text(" divided by ", operation.divisor);
-    if (operation.root >= 0) out += text(" from rank ", operation.root);
-    if (operation.window != 0) out += text(" from element ", operation.begin, " of window ", operation.window);
-  }
-  out += " (";
-  if (operation.what[0] != '\0') out += text(operation.what, ", ");
-  if (operation.bucket >= 0) out += text("bucket ", operation.bucket, ", ");
-  return out + text("operation ", operation.number, " of the group)");
+  const bool per_rank = operation.window == 0 && (operation.kind == Collective::reduce_scatter ||
+                                                  operation.kind == Collective::all_gather || operation.kind == Collective::all_to_all);
+  std::string how = per_rank ? " per rank" : "";
+  if (operation.op != Op::sum) how += text(" (", name_of(operation.op), ")");
+  if (operation.divisor != 1.0F) how += text(" divided by ", operation.divisor);
+  if (operation.root >= 0) how += text(" from rank ", operation.root);
+  if (operation.window != 0) how += text(" from element ", operation.begin, " of window ", operation.window);
+  return describe(operation.kind, operation.count, operation.type, how, Tag{operation.bucket, operation.what}, operation.number);
 }
 
 }  // namespace megadp::host

@@ -19,18 +19,18 @@ struct Operation {      // plain bytes: it is copied between processes
   Collective kind = Collective::barrier;
   DType type = DType::u8;
   Op op = Op::sum;
-  int32_t root = -1;  // of a broadcast
-  int32_t bucket = -1;
+  int32_t root = -1;    // of a broadcast
+  int32_t bucket = -1;  // for people only
   float divisor = 1;
-  char what[40] = {};  // Tag::what, cut; for people only, not compared
+  char what[40] = {};  // Tag::what, cut
 };
 
 Operation make_operation(Collective kind, DType type, uint64_t count, const Tag& tag) noexcept;
 
-// The same but for `what`.
+// The same but for the bucket, whose number is each rank's own: ranks that share dense parameters may have different experts between them.
 bool same(const Operation& a, const Operation& b) noexcept;
 
-// "all_reduce of 1000 f32 from element 64 of window 2 (gradients, bucket 3, operation 17 of the group)"
+// "all_reduce of 1000 f32 from element 64 of window 2 (gradients, operation 17 of the group, bucket 3)"
 std::string describe(const Operation& operation);
 
 }  // namespace megadp::host

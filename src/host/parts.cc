@@ -17,40 +17,6 @@
 namespace megadp::host {
 namespace {
 
-// What a rank says in agree(): this, then the sentence of its failure.
-struct Report {
-  uint64_t number;
-  uint64_t bytes;
-  int32_t code;
-  int32_t unused;
-};
-
-std::string pack(const Agreement& on, const Status& mine) {
-  Report report{};
-  report.number = on.number;
-  report.bytes = on.bytes;
-  report.code = static_cast<int32_t>(mine.code());
-  std::string packed(reinterpret_cast<const char*>(&report), sizeof report);
-  if (!mine.ok()) packed += mine.text();
-  return packed;
-}
-
-Status compare(const char* kind, const Report& first, int first_rank, const Report& other, int other_rank) {
-  if (first.number != other.number) {
-    return {Code::desync,
-            text("ranks ", first_rank, " and ", other_rank, " of the world set up different things: ", kind, " number ", first.number,
-                 " and number ", other.number),
-            Blame{.rank = other_rank}};
-  }
-  if (first.bytes != other.bytes) {
-    return {Code::desync,
-            text(kind, ": rank ", first_rank, " of the world asks for ", first.bytes, " bytes and rank ", other_rank, " for ", other.bytes,
-                 "; all must ask for the same"),
-            Blame{.rank = other_rank}};
-  }
-  return {};
-}
-
 // Takes every page from the system, zeroed. Otherwise too little memory would show as a fault at some later store.
 Status touch_pages(const Mapping& mapping, const char* what) {
   if (madvise(mapping.data(), mapping.bytes(), MADV_POPULATE_WRITE) == 0) return {};
@@ -76,31 +42,6 @@ Result<Mapping> create_own(size_t bytes, const char* what, bool touch, Fd* out_f
   *out_fd = std::move(fd);
   return mapping;
 }
-
-}  // namespace
-
-Status agree(World& world, const std::vector<int>& members, const Agreement& on, const Status& mine) {
-  Result<std::vector<std::string>> all = world.exchange(members, on.kind, pack(on, mine));
-  if (!all.ok()) return all.status().with_context(on.kind);
-  std::vector<Report> reports(all->size());
-  for (size_t i = 0; i < reports.size(); ++i) {
-    if ((*all)[i].size() < sizeof(Report)) return internal_error(on.kind, ": rank ", members[i], " sent ", (*all)[i].size(), " bytes");
-    std::memcpy(&reports[i], (*all)[i].data(), sizeof(Report));
-  }
-  for (size_t i = 1; i < reports.size(); ++i) {
-    Status same = compare(on.kind, reports[0], members[0], reports[i], members[i]);
-    if (!same.ok()) return same;
-  }
-  for (size_t i = 0; i < reports.size(); ++i) {
-    if (reports[i].code == 0) continue;
-    if (members[i] == world.rank()) return mine;
-    return {static_cast<Code>(reports[i].code), text("rank ", members[i], ": ", (*all)[i].substr(sizeof(Report))),
-            Blame{.rank = members[i]}};
-  }
-  return {};
-}
-
-namespace {
 
 // A rank that is alone needs no memory that others can map.
 Result<Mapping> create_part(size_t bytes, bool alone, const char* what, bool touch, Fd* out_fd) {

@@ -55,9 +55,9 @@ std::vector<Difference> differences() {
       {[](Bench& b, bool odd) { return b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, 64, odd ? 0.25F : 0.5F, {}); },
        {"0.25", "0.5"}},
       {[](Bench& b, bool odd) {
-         return b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, 64, 1, {odd ? 6 : 5, ""});
+         return b.group->all_reduce(*b.stream, *b.window, DType::f32, 0, 64, 1, {5, odd ? "parameters" : "gradients"});
        },
-       {"bucket 6", "bucket 5"}},
+       {"parameters", "gradients", "bucket 5"}},
       {[](Bench& b, bool odd) { return b.group->broadcast(*b.stream, *b.window, DType::f32, 0, 64, odd ? 1 : 0, {}); },
        {"from rank 1", "from rank 0"}},
       {[](Bench& b, bool odd) {

@@ -220,7 +220,14 @@ void together(Suite& suite) {
     counted.check("all_reduce among two", 0, reduce_arrays(DType::i64, Op::sum, 1, counted.inputs()));
     const WindowCall wrong[] = {{all_gather, bench.window.get(), DType::f32, 0, count},
                                 {all_reduce, second.get(), DType::u8, 0, 8, {}, 0.5F}};
-    rank.fails(bench.group->together(*bench.stream, wrong), Code::unsupported, {"divisor is 0.5"});
+    // Nothing of it is submitted: no other rank takes part in the gather.
+    if (rank.rank() == 0) rank.fails(bench.group->together(*bench.stream, wrong), Code::unsupported, {"8 u8", "divisor is 0.5"});
+    const WindowCall no_call[] = {{barrier, bench.window.get(), DType::f32, 0, 8}};
+    rank.fails(bench.group->together(*bench.stream, no_call), Code::internal, {"barrier", "none in windows"});
+    const WindowCall no_sum[] = {{all_gather, bench.window.get(), DType::f32, 0, count, {}, 2}};
+    rank.fails(bench.group->together(*bench.stream, no_sum), Code::unsupported, {"divisor is 2", "no sum"});
+    rank.must(bench.group->barrier(*bench.stream, {}));
+    rank.must(finish(*bench.stream));
   });
 }
 

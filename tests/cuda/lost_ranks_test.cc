@@ -119,28 +119,33 @@ bool different_calls() {
   return good;
 }
 
-// One rank's NCCL refuses the second collective of a group: that rank has started none of them, the others wait for it in the first.
+// One rank's NCCL refuses the second collective of a group: that rank has started none of them, the others wait for it in the first, or
+// hear at once that something has happened, and wait for what it was.
+void sync_half_a_group(KindRank& rank, mdp_sharding sharding) {
+  const Model model(rank, {MDP_DTYPE_F32, sharding, 0, MDP_BUFFER_NO_OVERLAP, true});
+  for (size_t p = kShapes.size(); p-- > 0;) model.put(p, model.gradient(p, 1));
+  ok(mdp_barrier(rank.comm.get()));
+  const mdp_status status = mdp_grad_sync(model.buffer(), nullptr, nullptr);
+  const std::string said = status == MDP_OK ? failure_of(rank).text : mdp_last_error();
+  require(said.find("2 of 2 at once") != std::string::npos && said.find("bucket 1") != std::string::npos, "'", said,
+          "' does not say which one failed");
+  if (rank.rank == 1) require(status == MDP_E_BACKEND, "got ", mdp_status_name(status), ": ", said);
+  if (rank.rank != 1) require(said.find("rank 1") != std::string::npos, "'", said, "' does not name rank 1");
+  require(failure_of(rank).status == MDP_E_BACKEND, "got ", failure_of(rank).text);
+}
+
 bool half_a_group() {
   bool good = true;
-  for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
-    standin::failing_rank() = 1;
-    const Kind kind{MDP_BACKEND_CUDA, 0, 60'000'000'000};
-    good = run_kind("half a group", kind, 3,
-                    [&](KindRank& rank) {
-                      const Model model(rank, {MDP_DTYPE_F32, sharding, 0, MDP_BUFFER_NO_OVERLAP, true});
-                      for (size_t p = kShapes.size(); p-- > 0;) model.put(p, model.gradient(p, 1));
-                      ok(mdp_barrier(rank.comm.get()));
-                      const mdp_status status = mdp_grad_sync(model.buffer(), nullptr, nullptr);
-                      const std::string said = status == MDP_OK ? failure_of(rank).text : mdp_last_error();
-                      require(said.find("2 of 2 at once") != std::string::npos && said.find("bucket 1") != std::string::npos, "'", said,
-                              "' does not say which one failed");
-                      if (rank.rank == 1) require(status == MDP_E_BACKEND, "got ", mdp_status_name(status), ": ", said);
-                      if (rank.rank != 1) require(said.find("rank 1") != std::string::npos, "'", said, "' does not name rank 1");
-                      require(failure_of(rank).status == MDP_E_BACKEND, "got ", failure_of(rank).text);
-                    }) &&
-           good;
-    standin::failing_rank() = -1;
+  standin::failing_rank() = 1;
+  for (const bool know : {false, true}) {
+    standin::others_know() = know;
+    for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+      const Kind kind{MDP_BACKEND_CUDA, 0, 60'000'000'000};
+      good = run_kind("half a group", kind, 3, [&](KindRank& rank) { sync_half_a_group(rank, sharding); }) && good;
+    }
   }
+  standin::others_know() = false;
+  standin::failing_rank() = -1;
   standin::wait_for_threads();
   return good;
 }

@@ -71,6 +71,8 @@ void wait_for_threads();
 
 // The rank whose second collective in a group fails; -1: none.
 std::atomic<int>& failing_rank();
+// The others' NCCL says at once that another rank has failed, rather than wait for it.
+std::atomic<bool>& others_know();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 

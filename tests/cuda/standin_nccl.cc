@@ -244,6 +244,7 @@ int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
   int32_t refused = 0;
   if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) refused = kInvalidArgument;
   if (comm->grouping && comm->rank == failing_rank() && !comm->group.empty()) refused = kSystemFailure;
+  if (comm->grouping && comm->rank != failing_rank() && others_know()) refused = cuda::kNcclRemoteFailure;
   if (refused != 0) {
     if (comm->grouping && comm->group_failure == 0) comm->group_failure = refused;
     return refused;
@@ -327,6 +328,11 @@ int32_t all_to_all(NcclComm* comm, void* stream, const void* from, size_t stride
 std::atomic<int>& groups_of_collectives() {
   static std::atomic<int> count{0};
   return count;
+}
+
+std::atomic<bool>& others_know() {
+  static std::atomic<bool> know{false};
+  return know;
 }
 
 std::atomic<int>& failing_rank() {

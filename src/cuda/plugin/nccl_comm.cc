@@ -180,7 +180,12 @@ int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out) {
   if (current.result() != 0) return current.result();
   void* memory = nullptr;
   count_sync(comm->device);
-  if (const int32_t failed = result_of(comm->nccl->mem_alloc(&memory, whole_bytes(bytes))); failed != 0) return failed;
+  if (const int32_t failed = result_of(comm->nccl->mem_alloc(&memory, whole_bytes(bytes))); failed != 0) {
+    // NCCL has one word for everything that CUDA refuses.
+    size_t free_bytes = 0, all_bytes = 0;
+    const bool too_much = cudaMemGetInfo(&free_bytes, &all_bytes) == cudaSuccess && free_bytes < whole_bytes(bytes);
+    return too_much ? kOutOfMemory : failed;
+  }
   const int32_t zeroed = zero_now(comm->device, memory, whole_bytes(bytes));
   if (zeroed != 0) {
     static_cast<void>(comm->nccl->mem_free(memory));
