@@ -70,12 +70,17 @@ Status Buffer::agree_on_registration() {
 
 Status Buffer::allocate() {
   Backend& control = tree().backend->control();
+  // Both, in this order, on every rank, whatever its stage and experts are: making a device's communicator takes the whole world.
+  std::shared_ptr<Comm> comms[2];
+  for (const bool expert : {false, true}) {
+    auto comm = grid_->comm(Grid::shard_axes(expert));
+    if (!comm) return comm.status();
+    comms[expert ? 1 : 0] = *std::move(comm);
+  }
   for (const ArenaPlan& arena_plan : plan_.arenas) {
     Arena arena;
     arena.plan = &arena_plan;
-    auto comm = grid_->comm(Grid::shard_axes(arena_plan.expert));
-    if (!comm) return comm.status();
-    arena.comm = *comm;
+    arena.comm = comms[arena_plan.expert ? 1 : 0];
     arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
     arena.owned = owned_ranges(arena_plan.layout, arena_plan.shards, plan_.shard(arena_plan, grid_->rank()));
     const uint64_t elements = std::max<uint64_t>(arena_plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
 #include "core/buffer.h"
 
 namespace megadp {
@@ -29,9 +31,14 @@ Result<std::shared_ptr<Comm>> GridComm::comm(Axes axes) {
   }
   std::vector<int> members = grid_.group(axes, rank());
   for (int& member : members) member = world_->group().members()[static_cast<size_t>(member)];
+  // Where other axes cut the world in the same way their communicator serves: experts that are not cut have that of dense parameters.
+  const std::vector<std::vector<int>> groups = grid_.groups(axes);
+  const auto same = std::find_if(made_.begin(), made_.end(), [&](const auto& one) { return grid_.groups(one.first) == groups; });
   std::shared_ptr<Comm> comm;
   if (members == world_->group().members()) {
     comm = world_;
+  } else if (same != made_.end()) {
+    comm = same->second;
   } else {
     auto made = world_->subset(members);
     if (!made) return made.status();

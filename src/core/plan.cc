@@ -127,8 +127,11 @@ void lay_out(const Plan& plan, ArenaPlan* arena) {
   for (Slot& slot : arena->layout.slots) slot.param = arena->params[slot.param];
 }
 
-std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas) {
+// With overlap in the order in which backward makes gradients. Without it, what the same ranks reduce stands together, to go at once: also
+// on ranks that share dense parameters and have different experts between them.
+std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas, bool overlap) {
   struct Keyed {
+    bool expert;
     size_t earliest;
     BucketRef bucket;
   };
@@ -136,9 +139,12 @@ std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas) {
   for (uint32_t a = 0; a < arenas.size(); ++a) {
     const Layout& layout = arenas[a].layout;
     // Slots lie in reverse registration order, so a bucket's last one was registered first.
-    for (uint32_t b = 0; b < layout.buckets.size(); ++b) all.push_back({layout.slots[layout.buckets[b].end_slot - 1].param, {a, b}});
+    for (uint32_t b = 0; b < layout.buckets.size(); ++b) {
+      all.push_back({arenas[a].expert, layout.slots[layout.buckets[b].end_slot - 1].param, {a, b}});
+    }
   }
-  std::sort(all.begin(), all.end(), [](const Keyed& x, const Keyed& y) { return x.earliest > y.earliest; });
+  std::sort(all.begin(), all.end(),
+            [overlap](const Keyed& x, const Keyed& y) { return !overlap && x.expert != y.expert ? y.expert : x.earliest > y.earliest; });
   std::vector<BucketRef> order;
   order.reserve(all.size());
   for (const Keyed& keyed : all) order.push_back(keyed.bucket);
@@ -160,7 +166,7 @@ Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector
     arena.bucket_elements = resolve_bucket_elements(plan, arena);
     lay_out(plan, &arena);
   }
-  plan.launch_order = order_launches(plan.arenas);
+  plan.launch_order = order_launches(plan.arenas, !config.no_overlap);
   return plan;
 }
 

@@ -62,7 +62,8 @@ struct Plan {
   std::vector<ParamSpec> params;
   std::vector<ArenaPlan> arenas;  // in order of first registration of their key, so that arena numbers follow registration
   // The one order in which all ranks launch buckets: by the registration index of the bucket's earliest-registered parameter, descending
-  // (its gradient comes last in backward). The position in it is the bucket's number in errors and reports.
+  // (its gradient comes last in backward); without overlap the dense ones before the experts' ones. The position in it is the bucket's
+  // number in errors and reports.
   std::vector<BucketRef> launch_order;
 
   // This rank's shard of an arena (0 with zero_0).

@@ -480,6 +480,71 @@ static void experts_that_differ(void** state) {
   run_ranks(4, differ_in_an_expert, NULL);
 }
 
+/* Ranks that share dense parameters have different experts before, between and behind them, so that a dense bucket is another number on
+ * each: they are reduced and gathered all the same, every bucket by itself or those of the same ranks at once. */
+static const char* const mixed_names[] = {"an expert", "dense", "another", "also dense", "the last", "an only one"};
+static const mdp_dtype mixed_types[] = {MDP_DTYPE_F32, MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_BF16, MDP_DTYPE_F32, MDP_DTYPE_F32};
+
+static void step_with_other_experts(mdp_grid* grid, int32_t rank, const mdp_buffer_config* config) {
+  static const int64_t count = 3;
+  static const int many[] = {0, 1, 2, 3, 4}, few[] = {1, 3, 5};
+  const int has_few = rank % 2 != 0; /* the experts' groups are {0, 2} and {1, 3} */
+  const size_t n = has_few ? 3 : 5;
+  mdp_param params[5];
+  for (size_t p = 0; p < n; ++p) {
+    const int which = has_few ? few[p] : many[p];
+    params[p] = (mdp_param){.struct_size = sizeof(mdp_param),
+                            .dtype = mixed_types[which],
+                            .name = mixed_names[which],
+                            .shape = &count,
+                            .ndim = 1,
+                            .placement = MDP_PLACEMENT_REPLICATED,
+                            .param_class = which == 1 || which == 3 ? MDP_PARAM_CLASS_DENSE : MDP_PARAM_CLASS_EXPERT};
+  }
+  mdp_buffer* buffer = NULL;
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_buffer_register(grid, config, params, n, &buffer));
+  OK(mdp_optimizer_create(buffer, NULL, &optimizer));
+  float values[3] = {1.0F + (float)rank, 0, 0};
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, values, &count);
+  for (size_t p = n; p-- > 0;) OK(mdp_grad_put(buffer, p, &grad, 0, NULL));
+  sync_and_wait(buffer);
+  if (config->sharding == MDP_SHARDING_ZERO_0) {
+    for (size_t p = 0; p < n; ++p) {
+      SIZED(mdp_tensor, view);
+      OK(mdp_buffer_grad_view(buffer, p, &view));
+      const int expert = params[p].param_class == MDP_PARAM_CLASS_EXPERT; /* 1 + 3 or 2 + 4, by 4 ranks */
+      CHECK(((const float*)view.data)[0] == (!expert ? 2.5F : has_few ? 1.5F : 1.0F));
+    }
+  }
+  step_and_wait(optimizer);
+  OK(mdp_buffer_verify(buffer));
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+}
+
+static void other_experts(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  SIZED(mdp_grid_config, config);
+  config.ep = 2;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &config, &grid));
+  for (int way = 0; way < 4; ++way) {
+    SIZED(mdp_buffer_config, buffer);
+    buffer.sharding = way % 2 == 0 ? MDP_SHARDING_ZERO_0 : MDP_SHARDING_ZERO_1;
+    buffer.flags = way < 2 ? 0 : MDP_BUFFER_NO_OVERLAP;
+    step_with_other_experts(grid, rank, &buffer);
+  }
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void different_numbers_of_experts(void** state) {
+  (void)state;
+  run_ranks(4, other_experts, NULL);
+}
+
 /* ── Ranks that leave, stop or never come ── */
 
 static void abort_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -563,6 +628,7 @@ int main(void) {
       TEST(missing_on_one_rank),
       TEST(replicas_that_differ),
       TEST(experts_that_differ),
+      TEST(different_numbers_of_experts),
       TEST(abort_by_one_rank),
       TEST(leaving_while_others_wait),
       TEST(a_rank_that_does_not_come_in_time),

@@ -420,10 +420,17 @@ void plans_are_whole() {
     }
   }
   for (size_t i = 0; i < plan.params.size(); ++i) RC_ASSERT(placed.count(i) == (plan.params[i].frozen ? 0U : 1U));
-  // Every bucket is launched once; no bucket before one whose earliest parameter was registered later.
+  // Every bucket is launched once; no bucket before one whose earliest parameter was registered later, but without overlap all dense ones
+  // before the experts'.
   std::set<std::pair<uint32_t, uint32_t>> launched;
   size_t before = SIZE_MAX;
+  bool experts = false;
   for (const BucketRef ref : plan.launch_order) {
+    if (plan.config.no_overlap && plan.arenas[ref.arena].expert != experts) {
+      RC_ASSERT(!experts);
+      experts = true;
+      before = SIZE_MAX;
+    }
     size_t earliest = SIZE_MAX;
     for (const Slot& slot : plan.arenas[ref.arena].layout.slots)
       if (slot.bucket == ref.bucket) earliest = std::min(earliest, slot.param);
