@@ -266,7 +266,8 @@ typedef struct {
   mdp_missing missing;
   uint64_t bucket_elements; /* a bucket closes once it is at least this long; UINT64_MAX: one bucket an arena; 0: a tenth of the
                                arena, at least 8192, at most the reference's                                                 */
-  uint64_t bucket_count;    /* instead of bucket_elements: all elements / this                                               */
+  uint64_t bucket_count;    /* instead of bucket_elements: all elements of this rank / this; not where ranks that share dense
+                               parameters have different experts, whose buckets would differ (DESYNC)                        */
   uint64_t flags;           /* MDP_BUFFER_*                                                                                  */
 } mdp_buffer_config;
 

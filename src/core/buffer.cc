@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "backend/agreement.h"
 #include "base/hash.h"
 #include "base/shape.h"
 #include "core/buffer_impl.h"
@@ -68,31 +69,47 @@ Status Buffer::agree_on_registration() {
   });
 }
 
+// Failures are agreed on in each group, which may be a part of the world. All ranks go through all of it, so that none waits for one that
+// has failed, and agree at the end.
 Status Buffer::allocate() {
-  Backend& control = tree().backend->control();
+  Status first;
+  const auto went_well = [&first](const Status& status) {
+    if (first.ok()) first = status;
+    return status.ok();
+  };
   // Both, in this order, on every rank, whatever its stage and experts are: making a device's communicator takes the whole world.
   std::shared_ptr<Comm> comms[2];
   for (const bool expert : {false, true}) {
     auto comm = grid_->comm(Grid::shard_axes(expert));
-    if (!comm) return comm.status();
-    comms[expert ? 1 : 0] = *std::move(comm);
+    if (went_well(comm.status())) comms[expert ? 1 : 0] = *std::move(comm);
   }
   for (const ArenaPlan& arena_plan : plan_.arenas) {
-    Arena arena;
-    arena.plan = &arena_plan;
-    arena.comm = comms[arena_plan.expert ? 1 : 0];
-    arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
-    arena.owned = owned_ranges(arena_plan.layout, arena_plan.shards, plan_.shard(arena_plan, grid_->rank()));
-    const uint64_t elements = std::max<uint64_t>(arena_plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
-    auto params = arena.comm->group().allocate_window(elements * size_of(arena_plan.param_type));
-    if (!params) return params.status();
-    auto grads = arena.comm->group().allocate_window(elements * size_of(arena_plan.grad_type));
-    if (!grads) return grads.status();
-    arena.params = impl_->kept->keep(*std::move(params));
-    arena.grads = impl_->kept->keep(*std::move(grads));
-    impl_->arenas.push_back(std::move(arena));
+    const std::shared_ptr<Comm>& comm = comms[arena_plan.expert ? 1 : 0];
+    if (comm != nullptr) went_well(allocate_arena(arena_plan, comm));
   }
+  if (first.ok()) went_well(allocate_agreements());
+  return agree(*tree().world, grid_->world()->group().members(), {"mdp_buffer_register", 0, 0}, first);
+}
 
+Status Buffer::allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm) {
+  Arena arena;
+  arena.plan = &plan;
+  arena.comm = std::move(comm);
+  arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
+  arena.owned = owned_ranges(plan.layout, plan.shards, plan_.shard(plan, grid_->rank()));
+  const uint64_t elements = std::max<uint64_t>(plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
+  auto params = arena.comm->group().allocate_window(elements * size_of(plan.param_type));
+  auto grads = arena.comm->group().allocate_window(elements * size_of(plan.grad_type));
+  if (!params) return params.status();
+  if (!grads) return grads.status();
+  arena.params = impl_->kept->keep(*std::move(params));
+  arena.grads = impl_->kept->keep(*std::move(grads));
+  impl_->arenas.push_back(std::move(arena));
+  return {};
+}
+
+Status Buffer::allocate_agreements() {
+  Backend& control = tree().backend->control();
   const auto add_agreement = [&](const std::shared_ptr<Comm>& comm, std::vector<size_t> params) -> Status {
     Agreement agreement;
     agreement.comm = comm;

@@ -114,6 +114,8 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
   Status allocate();
+  Status allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm);
+  Status allocate_agreements();
   void index_params();
   Status check_param(size_t param) const;
   Status may_arrive(const char* call, size_t param) const;

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstddef>
 
+#include "backend/agreement.h"
 #include "core/optimizer_impl.h"
 
 namespace megadp {
@@ -44,7 +45,11 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (Status usable = tree.usable(); !usable) return usable;
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
-  if (Status status = optimizer->allocate(); !status) return status;
+  Status mine = optimizer->check_groups();
+  if (mine.ok()) mine = optimizer->allocate();
+  // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
+  const std::vector<int>& members = buffer->grid()->world()->group().members();
+  if (Status all_have = agree(*tree.world, members, {"mdp_optimizer_create", 0, 0}, mine); !all_have) return all_have;
   return optimizer;
 }
 
@@ -66,7 +71,12 @@ Status Optimizer::compare_configurations() {
           Blame{.rank = members[r]});
     }
   }
-  // After the comparison, so that a wrong group is the same error on every rank that has it.
+  return {};
+}
+
+// Of what all ranks configure alike.
+Status Optimizer::check_groups() const {
+  const OptimizerConfig& config = impl_->config;
   for (size_t param = 0; param < buffer_->plan().params.size(); ++param) {
     const ParamSpec& spec = buffer_->plan().params[param];
     if (spec.frozen || (spec.group >= 0 && static_cast<size_t>(spec.group) < config.groups.size())) continue;

@@ -67,6 +67,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   Status compare_configurations();
+  Status check_groups() const;
   Status allocate();
   Status await_sync();
   Status submit_refresh();

@@ -84,11 +84,10 @@ Status Buffer::broadcast(int root) {
   {
     std::lock_guard lock(s.mutex);
     if (Status usable = tree().usable(); !usable) return usable;
-    for (const Arena& arena : s.arenas) {
-      if (root < 0 || root >= arena.comm->size()) {
-        return invalid("root is ", root, "; the ", arena.plan->expert ? "expert " : "", "data-parallel group has ranks 0 to ",
-                       arena.comm->size() - 1);
-      }
+    for (const bool expert : {false, true}) {  // also where this rank has no experts: all refuse it, or none
+      const int size = plan_.grid.size(Grid::shard_axes(expert));
+      if (root >= 0 && root < size) continue;
+      return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
     }
     for (Arena& arena : s.arenas) {
       const Status submitted = arena.comm->group().broadcast(queue, *arena.params, arena.plan->param_type, 0, arena.plan->layout.numel,

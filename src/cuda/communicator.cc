@@ -85,8 +85,8 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
   if (!settled) gpu_->fail(settled);  // the others wait in NCCL
   if (!members.empty()) settled = agree(gpu_->world(), members, {"split of a communicator of NCCL", 0, 0}, settled);
   if (settled.ok()) return communicator;
-  if (communicator != nullptr) communicator->abort();
   gpu_->fail(settled);
+  if (communicator != nullptr) communicator->abort();
   return settled;
 }
 
@@ -108,6 +108,7 @@ Status Communicator::call(const std::string& what, const std::function<int32_t(N
 }
 
 Status Communicator::together(const std::string& what, const Blame& blame, const std::function<Status()>& calls) {
+  static const Status& no_memory = *new Status(Code::memory, "no memory was left to submit a group of collectives");
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
   if (Status begun = gpu_->check(gpu_->plugin().comm_group_begin(comm_), what); !begun) {
@@ -124,8 +125,8 @@ Status Communicator::together(const std::string& what, const Blame& blame, const
     called = calls();
   } catch (...) {  // for want of memory; NCCL's group is the thread's, and ended whatever happens
     (void)end();
+    gpu_->fail(no_memory);
     abort();  // what was called waits for ranks that have the whole of it
-    gpu_->fail({Code::memory, "no memory was left to submit a group of collectives"});
     throw;
   }
   Status settled = settle(*gpu_, comm_, end(), what).with_blame(blame);

@@ -64,7 +64,10 @@ CudaGroup::~CudaGroup() {
 
 Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
   auto control = control_->split(members);
-  if (!control) return control.status();
+  if (!control) {
+    gpu_->fail(control.status());  // other parts would wait for this one in NCCL
+    return control.status();
+  }
   auto part = communicator_->split(members);
   if (!part) return part.status();
   if (*part == nullptr) return std::unique_ptr<Group>();
@@ -74,16 +77,20 @@ Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members)
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   World& world = gpu_->world();
   const Agreement on{"allocate_window", windows_ + 1, bytes};
-  auto block = std::make_shared<CudaWindow::Block>();
-  block->communicator = communicator_;
+  auto block = std::make_shared<Deferred<CudaWindow::Block>>(std::make_shared<CudaWindow::Block>(), watch_);
+  (*block)->communicator = communicator_;
   // All have the memory, and as much of it, before any makes it known to NCCL, where it would wait for the others.
-  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : communicator_->allocate(bytes, &block->data);
+  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : communicator_->allocate(bytes, &(*block)->data);
   if (Status all_have = agree(world, members(), on, mine.with_context(on.kind)); !all_have) return all_have;
-  mine = communicator_->make_known(block->data, bytes, &block->registration).with_context(on.kind);
+  mine = communicator_->make_known((*block)->data, bytes, &(*block)->registration).with_context(on.kind);
   if (!mine) gpu_->fail(mine);  // the others wait in NCCL
-  if (Status all_know = agree(world, members(), on, mine); !all_know) return all_know;
+  if (Status all_know = agree(world, members(), on, mine); !all_know) {
+    gpu_->fail(all_know);
+    communicator_->abort();  // NCCL may be at work on the memory, which goes now
+    return all_know;
+  }
   windows_ += 1;
-  return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, windows_, watch_));
+  return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, windows_));
 }
 
 // Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one host, whoever comes second sees it.

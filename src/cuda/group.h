@@ -30,8 +30,8 @@ class CudaWindow final : public Window {
     void* registration = nullptr;
     ~Block();
   };
-  CudaWindow(std::shared_ptr<Block> block, size_t bytes, uint64_t number, std::shared_ptr<Watch> watch)
-      : block_(std::make_shared<Deferred<Block>>(std::move(block), std::move(watch))), bytes_(bytes), number_(number) {}
+  CudaWindow(std::shared_ptr<Deferred<Block>> block, size_t bytes, uint64_t number)
+      : block_(std::move(block)), bytes_(bytes), number_(number) {}
   CudaWindow(const CudaWindow&) = delete;
   CudaWindow& operator=(const CudaWindow&) = delete;
 

@@ -69,6 +69,8 @@ bool is_device_memory(const void* memory);
 // such a thread as it ends takes for lost what it was about to free.
 void wait_for_threads();
 
+// The device that has no memory left; -1: none.
+std::atomic<int>& full_device();
 // The rank whose second collective in a group fails; -1: none.
 std::atomic<int>& failing_rank();
 // The others' NCCL says at once that another rank has failed, rather than wait for it.

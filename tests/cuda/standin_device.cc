@@ -345,9 +345,14 @@ ReleaseGate& release_gate() {
   return gate;
 }
 
+std::atomic<int>& full_device() {
+  static std::atomic<int> index{-1};
+  return index;
+}
+
 int32_t allocate(Device* device, size_t bytes, void** out) {
   count_sync(device);
-  if (bytes > size_t{1} << 36) return kOutOfMemory;
+  if (bytes > size_t{1} << 36 || (device != nullptr && device->index == full_device())) return kOutOfMemory;
   const size_t rounded = (bytes + 255) / 256 * 256;
   *out = std::aligned_alloc(256, rounded);
   if (*out == nullptr) return kOutOfMemory;

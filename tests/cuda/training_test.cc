@@ -233,6 +233,46 @@ void collectives(KindRank& rank) {
   }
 }
 
+// One rank's device is full, which only its own tensor-parallel column notices by itself: no rank has a buffer, or an optimizer, and all
+// go on when there is room.
+void full_device(KindRank& rank) {
+  const auto fill = [&rank](int device) {
+    ok(mdp_barrier(rank.comm.get()));
+    if (rank.rank == 0) megadp::standin::full_device() = device;
+    ok(mdp_barrier(rank.comm.get()));
+  };
+  const auto lacks = [&rank](mdp_status status) { refused(status, MDP_E_MEMORY, {rank.rank == 0 ? "allocating" : "rank 0: "}); };
+  mdp_grid_config cut{};
+  cut.struct_size = sizeof cut;
+  cut.tp = 2;
+  mdp_grid* grid = nullptr;
+  ok(mdp_grid_create(rank.comm.get(), &cut, &grid));
+  const Grid kept_grid(grid);
+  const std::vector<int64_t> shape = {100};
+  mdp_param param{};
+  param.struct_size = sizeof param;
+  param.name = "w";
+  param.shape = shape.data();
+  param.ndim = 1;
+  param.placement = MDP_PLACEMENT_REPLICATED;
+  mdp_buffer* buffer = nullptr;
+  fill(0);
+  lacks(mdp_buffer_register(grid, nullptr, &param, 1, &buffer));
+  fill(-1);
+  ok(mdp_buffer_register(grid, nullptr, &param, 1, &buffer));
+  const Buffer kept_buffer(buffer);
+  mdp_optimizer* optimizer = nullptr;
+  fill(0);
+  lacks(mdp_optimizer_create(buffer, nullptr, &optimizer));
+  fill(-1);
+  ok(mdp_optimizer_create(buffer, nullptr, &optimizer));
+  const Optimizer kept_optimizer(optimizer);
+  ok(mdp_grad_skip(buffer, 0));
+  ok(mdp_grad_sync(buffer, nullptr, nullptr));
+  ok(mdp_optimizer_step(optimizer, nullptr, nullptr, nullptr));
+  ok(mdp_buffer_verify(buffer));
+}
+
 }  // namespace
 
 int main() {
@@ -249,6 +289,7 @@ int main() {
     good = run_kind("views of the host", {MDP_BACKEND_HOST, 0}, ranks, host_views) && good;
     good = run_kind("collectives", {}, ranks, collectives) && good;
   }
+  good = run_kind("a full device", {}, 4, full_device) && good;
   megadp::standin::wait_for_threads();
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";
   return good ? 0 : 1;
