@@ -515,7 +515,8 @@ MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t world, con
  * ranks. The structs, names and shapes are copied. Register in the order of the forward pass: backward then fills the buckets one after
  * another. The registrations of all ranks of a data-parallel group are compared; where those of one group differ, every rank of the world
  * is told.
- * Collective over the grid's world; blocking. To be destroyed by mdp_buffer_destroy. Nothing is left behind on failure.
+ * Collective over the grid's world; blocking. To be destroyed by mdp_buffer_destroy. What one rank has no memory for
+ * no rank gets; nothing is left behind on failure.
  * Errors: INVALID (names the parameter; mdp_error_info.param), UNSUPPORTED, DESYNC (names the first difference and the two ranks), STATE,
  * MEMORY, SYSTEM, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_register(mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count,
@@ -540,7 +541,8 @@ MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_te
  * Errors: INVALID (not memory of this buffer), STATE (forked child), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
-/* Copies all parameters from rank `root` of each data-parallel group (an index into the group, not the world) to its other ranks.
+/* Copies all parameters from rank `root` of each data-parallel group (an index into the group, not the world; the dense and the expert
+ * groups must have that many ranks) to its other ranks.
  * Collective over the grid's world; blocking. Errors: INVALID, STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root);
 
@@ -631,7 +633,8 @@ MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_re
  *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
  * Clipping: g is multiplied by max_grad_norm / (norm + 1e-6) where that is below 1. config NULL: all defaults.
  * A buffer may have several optimizers: what one of them changed, the masters of the others take over at their next step, rounded.
- * Collective over the grid's world, with equal configurations; blocking. To be destroyed by mdp_optimizer_destroy.
+ * Collective over the grid's world, with equal configurations; blocking; what fails on one rank fails on all. To be destroyed by
+ * mdp_optimizer_destroy.
  * Errors: INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
 

@@ -13,7 +13,7 @@
 namespace megadp::tool {
 
 struct BenchTask {
-  Collective collective = Collective::reduce_scatter;  // all_reduce, all_gather
+  Collective collective = Collective::reduce_scatter;  // or all_reduce, or all_gather
   uint64_t bytes = 0;                                  // of each rank's buffer, asked for
   DType type = DType::f32;
   int rounds = 20;

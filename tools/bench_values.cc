@@ -34,7 +34,7 @@ float mean_of_ranks(size_t n) {
 
 WindowCall call_of(const BenchTask& task, Window& window, size_t count, int ranks) {
   WindowCall call{task.collective, &window, task.type, 0, count, {-1, "bench"}};
-  if (task.collective != Collective::all_gather) call.divisor = static_cast<float>(ranks);
+  if (is_sum(task.collective)) call.divisor = static_cast<float>(ranks);
   return call;
 }
 

@@ -14,7 +14,7 @@ struct Report {
   int32_t unused;
 };
 
-std::string pack(const Agreement& on, const Status& mine) {
+std::string pack(const Subject& on, const Status& mine) {
   Report report{};
   report.number = on.number;
   report.bytes = on.bytes;
@@ -42,7 +42,7 @@ Status compare(const char* kind, const Report& first, int first_rank, const Repo
 
 }  // namespace
 
-Status agree(World& world, const std::vector<int>& members, const Agreement& on, const Status& mine) {
+Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine) {
   Result<std::vector<std::string>> all = world.exchange(members, on.kind, pack(on, mine));
   if (!all.ok()) return mine.ok() ? all.status().with_context(on.kind) : mine;
   std::vector<Report> reports(all->size());

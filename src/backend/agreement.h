@@ -10,14 +10,15 @@
 
 namespace megadp {
 
-// All ranks of `members` learn whether all of them succeeded: the first failure in their order (with the name of its rank in front) is
-// returned on each. `kind` and `number` say what is being agreed on (`kind` as in World::exchange), and `bytes` is how much: ranks that
-// differ get Code::desync. Collective, blocking.
-struct Agreement {
-  const char* kind;  // a literal such as "allocate_window"
-  uint64_t number;   // of the window within its group
-  uint64_t bytes;
+// What is agreed on. Ranks that come to an agreement with different numbers or bytes get Code::desync.
+struct Subject {
+  const char* kind;     // a literal such as "allocate_window", as in World::exchange
+  uint64_t number = 0;  // where one group has several: of the window
+  uint64_t bytes = 0;   // how much of it
 };
-Status agree(World& world, const std::vector<int>& members, const Agreement& on, const Status& mine);
+
+// All ranks of `members` learn whether all of them succeeded: the first failure in their order (with the name of its rank in front) is
+// returned on each. Where the World fails meanwhile, `mine` if that is a failure, otherwise the World's. Collective, blocking.
+Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine);
 
 }  // namespace megadp

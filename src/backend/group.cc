@@ -39,7 +39,7 @@ Status Group::check(const WindowCall& call) const {
     return Status(code, text(describe(call.kind, call.count, call.type, text(" from element ", call.begin), call.tag, 0), ": ", why),
                   Blame{.bucket = call.tag.bucket});
   };
-  const bool sums = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
+  const bool sums = is_sum(call.kind);
   const bool in_pieces = call.kind == Collective::reduce_scatter || call.kind == Collective::all_gather;
   if (!sums && !in_pieces && call.kind != Collective::broadcast) return refused(Code::internal, "there is none in windows");
   const uint64_t elements = call.window->bytes() / size_of(call.type);

@@ -44,6 +44,9 @@ enum class Collective : uint32_t {  // in host::Operation it goes from process t
   barrier
 };
 const char* name_of(Collective kind) noexcept;
+constexpr bool is_sum(Collective kind) noexcept {
+  return kind == Collective::reduce_scatter || kind == Collective::all_reduce;
+}
 // "all_reduce of 1000 f32 from element 64 (gradients, operation 17 of the group, bucket 3)", where `how` is " from element 64". Operation
 // 0: it has no number yet.
 std::string describe(Collective kind, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t operation);

@@ -88,7 +88,7 @@ Status Buffer::allocate() {
     if (comm != nullptr) went_well(allocate_arena(arena_plan, comm));
   }
   if (first.ok()) went_well(allocate_agreements());
-  return agree(*tree().world, grid_->world()->group().members(), {"mdp_buffer_register", 0, 0}, first);
+  return agree(*tree().world, grid_->world()->group().members(), {"mdp_buffer_register"}, first);
 }
 
 Status Buffer::allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm) {

@@ -49,7 +49,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (mine.ok()) mine = optimizer->allocate();
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
   const std::vector<int>& members = buffer->grid()->world()->group().members();
-  if (Status all_have = agree(*tree.world, members, {"mdp_optimizer_create", 0, 0}, mine); !all_have) return all_have;
+  if (Status all_have = agree(*tree.world, members, {"mdp_optimizer_create"}, mine); !all_have) return all_have;
   return optimizer;
 }
 
@@ -74,7 +74,7 @@ Status Optimizer::compare_configurations() {
   return {};
 }
 
-// Of what all ranks configure alike.
+// Of this rank's parameters, which need not be those of another stage.
 Status Optimizer::check_groups() const {
   const OptimizerConfig& config = impl_->config;
   for (size_t param = 0; param < buffer_->plan().params.size(); ++param) {

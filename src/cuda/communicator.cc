@@ -64,7 +64,7 @@ Result<std::shared_ptr<Communicator>> Communicator::create(std::shared_ptr<Gpu> 
   if (result == 0 || result == kPending) communicator.reset(new Communicator(gpu, comm));
   const Status mine = communicator == nullptr ? gpu->check(result, what) : settle(*gpu, comm, result, what);
   if (!mine) gpu->fail(mine);  // the others wait in NCCL
-  Status all_have = agree(world, members, {"communicator of NCCL", 0, 0}, mine);
+  Status all_have = agree(world, members, {"communicator of NCCL"}, mine);
   if (all_have.ok()) return communicator;
   gpu->fail(all_have);
   if (communicator != nullptr) communicator->abort();
@@ -83,7 +83,7 @@ Result<std::shared_ptr<Communicator>> Communicator::split(const std::vector<int>
   std::shared_ptr<Communicator> communicator(part == nullptr ? nullptr : new Communicator(gpu_, part));
   Status settled = settle(*gpu_, part == nullptr ? comm_ : part, result, what);
   if (!settled) gpu_->fail(settled);  // the others wait in NCCL
-  if (!members.empty()) settled = agree(gpu_->world(), members, {"split of a communicator of NCCL", 0, 0}, settled);
+  if (!members.empty()) settled = agree(gpu_->world(), members, {"split of a communicator of NCCL"}, settled);
   if (settled.ok()) return communicator;
   gpu_->fail(settled);
   if (communicator != nullptr) communicator->abort();

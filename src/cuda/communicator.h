@@ -29,7 +29,7 @@ class Communicator {
   // One call of the plugin on this communicator, until it is no longer pending. `what` as in "an all-reduce".
   Status call(const std::string& what, const std::function<int32_t(NcclComm*)>& function);
   // The collectives that `calls` calls, which NCCL then starts as one. A failure among them ends the communicator: it is not known which of
-  // them other ranks have.
+  // them other ranks have. `blame` is for a failure that is none of theirs.
   Status together(const std::string& what, const Blame& blame, const std::function<Status()>& calls);
   // Memory that NCCL can use without staging, local; and what makes it known to NCCL, collective, with the same bytes on every rank.
   Status allocate(size_t bytes, void** memory);

@@ -76,7 +76,7 @@ Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members)
 
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   World& world = gpu_->world();
-  const Agreement on{"allocate_window", windows_ + 1, bytes};
+  const Subject on{"allocate_window", windows_ + 1, bytes};
   auto block = std::make_shared<Deferred<CudaWindow::Block>>(std::make_shared<CudaWindow::Block>(), watch_);
   (*block)->communicator = communicator_;
   // All have the memory, and as much of it, before any makes it known to NCCL, where it would wait for the others.
@@ -212,8 +212,7 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
     if (!one) return one.status();
     if (call.count == 0) continue;
     all.push_back(*std::move(one));
-    const bool sums = call.kind == Collective::reduce_scatter || call.kind == Collective::all_reduce;
-    in_steps = in_steps || (sums && summed_here({call.type, Op::sum, call.divisor}));
+    in_steps = in_steps || (is_sum(call.kind) && summed_here({call.type, Op::sum, call.divisor}));
   }
   if (!in_steps) return submit_together(stream, all);
   for (Submission& one : all) {

@@ -61,7 +61,7 @@ class Member {
   bool spans_hosts() const noexcept { return local_.size() < members_.size(); }
 
   // Memory that the members of this host see; all members agree on it. Collective, blocking.
-  Result<std::shared_ptr<Parts>> create_parts(const Agreement& what, bool touch);
+  Result<std::shared_ptr<Parts>> create_parts(const Subject& what, bool touch);
 
   // See Group::enter. Nothing is kept where no other member is on this host.
   void enter(uint64_t number, const std::string& what) noexcept {

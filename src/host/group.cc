@@ -26,7 +26,7 @@ Status (*algorithm_of(Collective kind))(const Call&, const Parts&) {
       return &window_all_reduce;
     case Collective::all_gather:
       return &window_all_gather;
-    default:
+    default:  // check() has refused the others
       return &window_broadcast;
   }
 }

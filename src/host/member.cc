@@ -36,7 +36,7 @@ Result<std::shared_ptr<Member>> Member::create(std::shared_ptr<World> world, std
 }
 
 Status Member::set_up() {
-  const Agreement what{"create_group", 0, kControlBytes + 2 * kStagingHalfBytes};
+  const Subject what{"create_group", 0, kControlBytes + 2 * kStagingHalfBytes};
   staging_[0].resize(members_.size());
   staging_[1].resize(members_.size());
   const auto set_staging = [&](int rank, std::byte* halves) {
@@ -77,7 +77,7 @@ Status Member::set_up() {
   return agreed;
 }
 
-Result<std::shared_ptr<Parts>> Member::create_parts(const Agreement& what, bool touch) {
+Result<std::shared_ptr<Parts>> Member::create_parts(const Subject& what, bool touch) {
   Result<std::shared_ptr<Parts>> parts = Parts::create(*world_, local_, local_rank_, what, touch);
   if (!spans_hosts()) return parts;
   Status agreed = agree(*world_, members_, what, parts.status());

@@ -53,7 +53,7 @@ Result<Mapping> create_part(size_t bytes, bool alone, const char* what, bool tou
 
 }  // namespace
 
-Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int>& members, int rank, const Agreement& what, bool touch) {
+Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int>& members, int rank, const Subject& what, bool touch) {
   std::shared_ptr<Parts> parts(new Parts);
   parts->rank_ = rank;
   parts->bytes_ = what.bytes;

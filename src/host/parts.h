@@ -28,7 +28,7 @@ class Parts {
  public:
   // Collective, blocking; on failure all ranks fail and nothing is left. touch: take the memory from the system now, on this thread,
   // rather than at the first use.
-  static Result<std::shared_ptr<Parts>> create(World& world, const std::vector<int>& members, int rank, const Agreement& what, bool touch);
+  static Result<std::shared_ptr<Parts>> create(World& world, const std::vector<int>& members, int rank, const Subject& what, bool touch);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(parts_.size()); }

@@ -16,6 +16,15 @@ static int setup(void** state) {
   return 0;
 }
 
+static mdp_grid* cut(mdp_comm* comm, int32_t tp, int32_t ep) {
+  SIZED(mdp_grid_config, config);
+  config.tp = tp;
+  config.ep = ep;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &config, &grid));
+  return grid;
+}
+
 /* ── Collectives ── */
 
 enum {
@@ -111,10 +120,7 @@ static void grid_groups(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
   (void)argument;
   (void)n;
   mdp_comm *comm = comm_open(id, rank, 4, timeout_ns), *tp = NULL, *again = NULL;
-  SIZED(mdp_grid_config, config);
-  config.tp = 2;
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, &config, &grid));
+  mdp_grid* grid = cut(comm, 2, 1);
   int32_t index = -1, size = -1;
   OK(mdp_grid_coords(grid, MDP_AXIS_TP, &index, &size));
   CHECK(index == rank % 2 && size == 2);
@@ -314,10 +320,7 @@ static void an_expert_on_one_rank(void** state) {
 static void register_differently_in_a_column(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
-  SIZED(mdp_grid_config, config);
-  config.tp = 2;
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, &config, &grid));
+  mdp_grid* grid = cut(comm, 2, 1);
   mdp_param params[2] = {job_params[FIRST], job_params[SECOND]};
   params[0].placement = params[1].placement = MDP_PLACEMENT_REPLICATED;
   mdp_buffer* buffer = NULL;
@@ -447,10 +450,7 @@ static void replicas_that_differ(void** state) {
 static void differ_in_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
-  SIZED(mdp_grid_config, config);
-  config.ep = 2;
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, &config, &grid));
+  mdp_grid* grid = cut(comm, 1, 2);
   mdp_param params[2] = {job_params[FIRST], job_params[SECOND]};
   params[0].placement = params[1].placement = MDP_PLACEMENT_REPLICATED;
   params[0].param_class = MDP_PARAM_CLASS_EXPERT;
@@ -526,10 +526,7 @@ static void step_with_other_experts(mdp_grid* grid, int32_t rank, const mdp_buff
 static void other_experts(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
-  SIZED(mdp_grid_config, config);
-  config.ep = 2;
-  mdp_grid* grid = NULL;
-  OK(mdp_grid_create(comm, &config, &grid));
+  mdp_grid* grid = cut(comm, 1, 2);
   for (int way = 0; way < 4; ++way) {
     SIZED(mdp_buffer_config, buffer);
     buffer.sharding = way % 2 == 0 ? MDP_SHARDING_ZERO_0 : MDP_SHARDING_ZERO_1;
