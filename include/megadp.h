@@ -529,7 +529,8 @@ MDP_API mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_
 
 /* Library memory of one parameter or its gradient, valid until the last handle and DLPack tensor of the buffer is gone; the shape and
  * strides that out points to live as long. Write parameters only between a step and the next forward, and tell mdp_param_changed; write
- * gradients before mdp_grad_ready. A gradient is meaningful after mdp_grad_sync: with ZERO_0 all of it, with ZERO_1 the owned ranges.
+ * gradients before mdp_grad_ready. A gradient is meaningful after mdp_grad_sync: with ZERO_0 all of it, with ZERO_1 the owned ranges;
+ * until the step it may be written there again, which mdp_grad_changed says.
  * After a step with a request, wait for the parameter or the request before its gradient is written again. Over several microbatches
  * the framework itself adds into the view. Local.
  * Errors: INVALID, STATE (frozen parameters have no memory here; forked child). */
@@ -625,6 +626,29 @@ MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
  * communicator. */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
+/* The three calls below are for between mdp_grad_sync and mdp_optimizer_step: STATE before the sync has finished, when it failed, and after
+ * the step. `params` lists `count` parameters by their index; NULL with count 0: all of them; with count 0 otherwise: none. */
+
+/* The L2 norm of the reduced gradients of these parameters over the whole model, summed in float64 as mdp_optimizer_step sums it: every
+ * element counts once in the world. A gradient that is not finite makes it infinite or NaN, on all ranks, and the status stays OK. It is
+ * not divided by a loss scale. Collective over the grid's world, with the same list on ranks that share parameters; blocking. Waits for a
+ * sync that is pending. Errors: INVALID (a parameter that is frozen, out of range, or listed twice), STATE, those of a lost communicator.
+ */
+MDP_API mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm);
+
+/* Multiplies the reduced gradients of these parameters by factor, in place: with ZERO_0 all of a gradient, with ZERO_1 what this rank owns.
+ * The factor is rounded to f32, the product computed in f32 and rounded to the gradient's dtype. It is what mdp_buffer_grad_view shows and
+ * mdp_optimizer_step uses from then on. With f32 gradients, mdp_grad_norm, then mdp_grad_scale by min(1, max / (norm + 1e-6)), then a
+ * step without clipping gives the bits that a step with max_grad_norm = max gives.
+ * Local; to be called alike on all ranks.
+ * Errors: INVALID (as mdp_grad_norm; a factor that is not finite, or not as an f32), STATE, those of a lost communicator. */
+MDP_API mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count, double factor, mdp_stream stream);
+
+/* To be called after reduced gradients were written through views: what later calls on the buffer do with them comes after the producer's
+ * work. With ZERO_1 only what this rank owns counts. Local.
+ * Errors: INVALID, STATE, those of a lost communicator. */
+MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
+
 /* ── Optimizer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2) over the owned ranges: fp32 masters (none for
@@ -658,6 +682,11 @@ MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_c
  * it may be written between steps. Waits for the last step. Local.
  * Errors: INVALID, STATE (frozen; forked child), those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
+
+/* How many steps the parameter has taken part in: not counted are skipped ones (MDP_STEPPED_SKIPPED, NUMERIC), and those for which all
+ * ranks had skipped the parameter. Waits for the last step. Local.
+ * Errors: INVALID, STATE (frozen; forked child), those of a lost communicator. */
+MDP_API mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t* steps);
 
 MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
 

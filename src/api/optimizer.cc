@@ -198,6 +198,17 @@ mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const cha
   });
 }
 
+mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t* steps) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(steps, "steps"); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    auto count = optimizer->object->steps(param);
+    if (!count) return count.status();
+    *steps = *count;
+    return {};
+  });
+}
+
 void mdp_optimizer_destroy(mdp_optimizer* optimizer) {
   destroy_handle(optimizer);
 }

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The calls of one training step: parameters out and in, gradients in. mdp_grad_* deliver no log messages (see error.h).
+#include <cmath>
+#include <limits>
+#include <utility>
+
 #include "api/error.h"
 #include "api/event.h"
 #include "api/handle.h"
@@ -19,6 +23,15 @@ Status check_call(mdp_buffer* buffer, mdp_stream stream, const char* stream_name
 Status check_castable(const Tensor& tensor, const char* argument) {
   if (is_trainable(tensor.type) || tensor.type == DType::f64) return {};
   return invalid(argument, ".dtype is ", name_of(tensor.type), "; it must be f32, bf16, f16 or f64");
+}
+
+// params NULL with count 0: none is given, which means all.
+Result<Buffer::ParamList> take_list(const size_t* params, size_t count) {
+  if (count > kMaxArray) return invalid("count is ", count, "; at most ", kMaxArray, " parameters are taken");
+  if (params == nullptr && count > 0) return invalid("params is NULL, but count is ", count, "; for all parameters give NULL and 0");
+  if (params == nullptr) return Buffer::ParamList();
+  if (Status status = check_pointer(params, "params", alignof(size_t)); !status) return status;
+  return Buffer::ParamList(std::in_place, params, count);
 }
 
 }  // namespace
@@ -102,5 +115,36 @@ mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** 
     auto pending = buffer->object->grad_sync(consumer, out != nullptr);
     if (!pending) return pending.status();
     return give_request(std::move(request), *std::move(pending), out);
+  });
+}
+
+mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_out(norm, "norm"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    auto list = take_list(params, count);
+    if (!list) return list.status();
+    auto found = buffer->object->grad_norm(*list);
+    if (!found) return found.status();
+    *norm = *found;
+    return {};
+  });
+}
+
+mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count, double factor, mdp_stream stream) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_call(buffer, stream, "stream"); !status) return status;
+    auto list = take_list(params, count);
+    if (!list) return list.status();
+    constexpr double most = std::numeric_limits<float>::max();
+    if (!(std::fabs(factor) <= most)) return invalid("factor is ", factor, "; it must be finite, as a float too: at most ", most);
+    return buffer->object->grad_scale(*list, static_cast<float>(factor), stream);
+  });
+}
+
+mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_call(buffer, producer, "producer"); !status) return status;
+    return buffer->object->grad_changed(producer);
   });
 }

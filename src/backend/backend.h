@@ -69,6 +69,8 @@ class Backend {
   // elements, counted from the first one of the call; in a block, element i goes to lane i % 16 and the 16 lanes are added in their order;
   // the blocks are added in their order, then their sum to square_sum.
   virtual Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) = 0;
+  // data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
+  virtual Status scale(Stream& stream, void* data, DType type, size_t count, float factor) = 0;
   // grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0; skip =
   // skip_nonfinite and nonfinite > 0; unless skipped: step + 1 and the beta powers. Must run once per step, also when no norm is wanted
   // (square_sum 0).

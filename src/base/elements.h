@@ -63,12 +63,18 @@ MEGADP_ELEMENT F smaller(F a, F b) {
   return select_at_least(a, a, select_at_least(b, a, a, b), a);
 }
 
+// ── a gradient multiplied by a factor ──
+template <class F>
+MEGADP_ELEMENT F scaled(F x, F factor) {
+  return x * factor;
+}
+
 // ── AdamW ──
 // Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2, in the order of operations that PyTorch documents for
 // torch.optim.AdamW: decay, moments, then step_size * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
 template <class F, class C>
 MEGADP_ELEMENT void adamw_element(const C& c, F grad, F& master, F& m, F& v) {
-  const F g = grad * c.grad_factor;
+  const F g = scaled(grad, c.grad_factor);
   m = c.beta1 * m + c.one_minus_beta1 * g;
   v = c.beta2 * v + c.one_minus_beta2 * g * g;
   master = master * c.decay - c.step_size * m / (square_root(v) / c.bias2_root + c.eps);

@@ -88,6 +88,7 @@ Status Buffer::allocate() {
     if (comm != nullptr) went_well(allocate_arena(arena_plan, comm));
   }
   if (first.ok()) went_well(allocate_agreements());
+  if (first.ok()) went_well(allocate_sums());
   return agree(*tree().world, grid_->world()->group().members(), {"mdp_buffer_register"}, first);
 }
 
@@ -142,6 +143,13 @@ Status Buffer::allocate_agreements() {
   return world_covered ? Status() : add_agreement(grid_->world(), {});
 }
 
+Status Buffer::allocate_sums() {
+  auto sums = tree().backend->allocate(sizeof(StepScalars));
+  if (!sums) return sums.status();
+  impl_->sums = impl_->kept->keep(*std::move(sums));
+  return {};
+}
+
 void Buffer::index_params() {
   Impl& s = *impl_;
   s.params.resize(plan_.params.size());
@@ -159,7 +167,13 @@ void Buffer::index_params() {
       param.arena = ref.arena;
       param.bucket = number;
       param.begin = layout.slots[slot].begin;
-      param.strides = dense_strides(plan_.params[layout.slots[slot].param].shape);
+      const ParamSpec& spec = plan_.params[layout.slots[slot].param];
+      param.strides = dense_strides(spec.shape);
+      const Arena& arena = s.arenas[ref.arena];
+      const Axes tp = arena.plan->expert ? (kTp | kExpertGrid) : kTp;
+      const bool first_replica = arena.plan->shards > 1 || arena.comm->rank() == 0;
+      param.counts = first_replica && (spec.placement == Placement::sharded || plan_.grid.index(tp, grid_->rank()) == 0);
+      param.checked = first_replica && !param.counts;
     }
   }
   s.plan_launches(!plan_.config.no_overlap);

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -96,6 +98,12 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   // Collective over the world. A null request where none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> grad_sync(void* consumer, bool want_request);
 
+  // ── reduced gradients: after a finished sync, before the step ──
+  using ParamList = std::optional<std::span<const size_t>>;  // none: all
+  Result<double> grad_norm(const ParamList& list);           // collective over the world
+  Status grad_scale(const ParamList& list, float factor, void* caller);
+  Status grad_changed(void* producer);
+
   // ── parameters: any thread ──
   Status param_wait(size_t param, void* consumer);  // SIZE_MAX: all
   Status param_read(size_t param, const StridedArray& to, void* caller);
@@ -116,6 +124,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   Status allocate();
   Status allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm);
   Status allocate_agreements();
+  Status allocate_sums();
   void index_params();
   Status check_param(size_t param) const;
   Status may_arrive(const char* call, size_t param) const;
@@ -126,6 +135,12 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   Status submit_agreements(const SyncHeader& header);
   Status evaluate_agreements();
   Status complete_sync();
+  // Waits for a sync that is pending, and says how it ended.
+  Status await_sync();
+  struct Chosen;
+  Result<Chosen> choose(const ParamList& list) const;
+  // Leaves the sum of squares and the number of elements that are not finite, over the world, in `scalars`. what: the operation's name.
+  Status submit_square_sum(StepScalars* scalars, const Chosen& chosen, const char* what);
 
   std::shared_ptr<GridComm> grid_;
   Plan plan_;

@@ -32,6 +32,9 @@ struct Buffer::ParamState {
   uint32_t bucket = 0;  // number in launch order
   uint64_t begin = 0;   // element of the arena
   std::vector<int64_t> strides;
+  // In the norm: elements that this rank owns count, unless another rank counts the same; a replica over tensor-parallel ranks that does
+  // not count must be finite all the same.
+  bool counts = false, checked = false;
   uint64_t version = 1;  // grows with every change of its values: an optimizer that has not made it has a stale master
 
   // of the step under way
@@ -65,6 +68,27 @@ struct Buffer::Agreement {
   size_t bytes = 0;                            // per rank
   Memory *send = nullptr, *receive = nullptr;  // in Impl::kept
 };
+
+// The parameters that a call is about.
+struct Buffer::Chosen {
+  bool all = true;
+  std::vector<bool> params;  // where not all
+  bool has(size_t param) const { return all || params[param]; }
+};
+
+// Neighbouring ranges of a bucket that `take` accepts and that `go_together` are handed to `submit` as one: a call for each would be many
+// small ones. Only alignment gaps lie between them, which hold zeros in gradient, master and moments and so stay zero.
+template <class Range, class Take, class Together, class Submit>
+Status submit_merged(const std::vector<Range>& ranges, const Take& take, const Together& go_together, const Submit& submit) {
+  for (size_t i = 0; i < ranges.size();) {
+    Range merged = ranges[i++];
+    if (!take(merged)) continue;
+    for (; i < ranges.size() && ranges[i].bucket == merged.bucket && go_together(merged, ranges[i]) && take(ranges[i]); ++i)
+      merged.end = ranges[i].end;
+    if (Status submitted = submit(merged); !submitted) return submitted;
+  }
+  return {};
+}
 
 struct SyncHeader {
   uint32_t problem;  // 1: this rank has one, told in text
@@ -105,7 +129,10 @@ struct Buffer::Impl {
   Status sync_status;
   Stats stats;
 
+  Memory* sums = nullptr;  // in `kept`: StepScalars, of which grad_norm() uses the sums
+
   void start_step();
+  Status check_reduced(const char* call) const;  // gradients are reduced and no step was taken since
   void all_params_changed();
   // Returns when no grad_put writes: then slots may be cleared, and the step begun anew. Meanwhile the lock is given up.
   void wait_for_puts(std::unique_lock<std::mutex>& lock);

@@ -20,7 +20,7 @@ std::string exactly(double value) {
 }  // namespace
 
 float* Optimizer::Impl::master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const {
-  if (!Plan::has_master(*arena.plan)) return reinterpret_cast<float*>(arena.param_at(owned.range.begin));
+  if (!Plan::has_master(*arena.plan)) return reinterpret_cast<float*>(arena.param_at(owned.begin));
   return static_cast<float*>(shard.master->data()) + owned.at;
 }
 
@@ -107,18 +107,13 @@ Status Optimizer::allocate() {
 
     const auto shards = static_cast<uint64_t>(arena.plan->shards);
     const auto piece_number = static_cast<uint64_t>(plan.shard(*arena.plan, rank));
-    const Axes tp = arena.plan->expert ? (kTp | kExpertGrid) : kTp;
-    const bool first_replica = arena.plan->shards > 1 || arena.comm->rank() == 0;
-    const bool first_tp = plan.grid.index(tp, rank) == 0;
     shard.buckets.resize(arena.plan->layout.buckets.size());
     for (const OwnedRange& range : arena.owned) {
       const BucketRange& bucket = arena.range(range.bucket);
       const uint64_t piece = (bucket.end - bucket.begin) / shards;
       // Pieces of all earlier buckets come first: together bucket.begin / shards elements.
       const uint64_t at = bucket.begin / shards + (range.begin - (bucket.begin + piece_number * piece));
-      const ParamSpec& spec = plan.params[range.param];
-      const bool counts = first_replica && (spec.placement == Placement::sharded || first_tp);
-      shard.buckets[range.bucket].push_back({range, at, spec.group, counts, first_replica && !counts});
+      shard.buckets[range.bucket].push_back({range, at, plan.params[range.param].group});
     }
     impl_->shards.push_back(std::move(shard));
   }
@@ -129,6 +124,16 @@ Status Optimizer::allocate() {
   start.beta1_power = start.beta2_power = 1;
   start.clip_factor = start.grad_factor = 1;
   return backend.write(impl_->device_scalars(), &start, sizeof start);
+}
+
+Result<uint64_t> Optimizer::steps(size_t param) {
+  if (Status status = buffer_->check_param(param); !status) return status;
+  if (last_step_) {
+    if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
+  }
+  uint64_t count = 0;
+  if (Status read = buffer_->tree().backend->read(&count, &impl_->device_scalars()->step, sizeof count); !read) return read;
+  return count;
 }
 
 Status Optimizer::set_group(size_t group, const ParamGroup& value) {
@@ -152,10 +157,10 @@ Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
   const uint32_t a = s.params[param].arena;
   const Impl::Shard& shard = impl_->shards[a];
   for (const Impl::Owned& owned : shard.buckets[s.buckets[s.params[param].bucket].index]) {
-    if (owned.range.param != param) continue;
+    if (owned.param != param) continue;
     float* data =
         wanted == "master" ? impl_->master_at(s.arenas[a], shard, owned) : impl_->moment_at(shard, owned, wanted == "exp_avg" ? 0 : 1);
-    return Slice{data, owned.range.end - owned.range.begin, owned.range.param_begin};
+    return Slice{data, owned.end - owned.begin, owned.param_begin};
   }
   return Slice{nullptr, 0, 0};
 }

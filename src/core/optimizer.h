@@ -63,16 +63,16 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
     uint64_t param_begin;
   };
   Result<Slice> state(size_t param, const char* name);
+  // How many steps the parameter has taken part in.
+  Result<uint64_t> steps(size_t param);
 
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   Status compare_configurations();
   Status check_groups() const;
   Status allocate();
-  Status await_sync();
   Status submit_refresh();
   void count_changes();
-  Status submit_norm(double loss_scale);
   Status submit_update(const Buffer::Bucket& bucket);
   Status submit_gathers(std::span<Buffer::Bucket> those);
   Result<std::shared_ptr<Memory>> outcome_place();

@@ -16,12 +16,9 @@
 namespace megadp {
 
 struct Optimizer::Impl {
-  struct Owned {  // one owned range, ready for the kernels
-    OwnedRange range;
-    uint64_t at;  // element of masters and moments
+  struct Owned : OwnedRange {  // ready for the kernels
+    uint64_t at;               // element of masters and moments
     int group;
-    bool counts;   // towards the norm: not a replica that another rank counts
-    bool checked;  // a replica over tensor-parallel ranks: it must be finite, though it does not count
   };
   struct Shard {                                 // of one arena
     Memory *master = nullptr, *state = nullptr;  // in `kept`

@@ -11,19 +11,6 @@ namespace megadp {
 
 namespace {
 
-// Neighbouring ranges of a bucket that `take` accepts and that have one group are handed to `submit` as one: a call for each would be many
-// small ones. Only alignment gaps lie between them, which hold zeros in gradient, master and moments and so stay zero.
-template <class Ranges, class Take, class Submit>
-Status submit_merged(const Ranges& ranges, const Take& take, const Submit& submit) {
-  for (size_t i = 0; i < ranges.size();) {
-    auto merged = ranges[i++];
-    if (!take(merged)) continue;
-    for (; i < ranges.size() && ranges[i].group == merged.group && take(ranges[i]); ++i) merged.range.end = ranges[i].range.end;
-    if (Status submitted = submit(merged); !submitted) return submitted;
-  }
-  return {};
-}
-
 // `count` when all are finite.
 template <class T>
 uint64_t first_nonfinite(const std::byte* bytes, uint64_t count) {
@@ -56,10 +43,9 @@ Status Optimizer::submit_refresh() {
     if (!Plan::has_master(*arena.plan)) continue;
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
-        if (impl_->versions[owned.range.param] == s.params[owned.range.param].version) continue;
-        const Status submitted =
-            tree.backend->cast(*tree.queue, impl_->master_at(arena, impl_->shards[a], owned), DType::f32, arena.param_at(owned.range.begin),
-                               arena.plan->param_type, owned.range.end - owned.range.begin);
+        if (impl_->versions[owned.param] == s.params[owned.param].version) continue;
+        const Status submitted = tree.backend->cast(*tree.queue, impl_->master_at(arena, impl_->shards[a], owned), DType::f32,
+                                                    arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
         if (!submitted) return submitted;
       }
     }
@@ -76,43 +62,6 @@ void Optimizer::count_changes() {
   }
 }
 
-// The norm over the whole model: every element is counted once in the world. Replicas over tensor-parallel ranks are gradients of their own
-// programs, which should be equal and need not be: one that is not finite would spoil its own parameters, so all are looked at.
-Status Optimizer::submit_norm(double loss_scale) {
-  Buffer::Impl& s = *buffer_->impl_;
-  Tree& tree = buffer_->tree();
-  StepScalars* scalars = impl_->device_scalars();
-  static_assert(offsetof(StepScalars, nonfinite) == offsetof(StepScalars, square_sum) + sizeof(double));  // reduced together
-  const auto add = [&](bool Impl::Owned::*which) -> Status {
-    for (size_t a = 0; a < s.arenas.size(); ++a) {
-      const Buffer::Arena& arena = s.arenas[a];
-      for (const auto& bucket : impl_->shards[a].buckets) {
-        const Status submitted = submit_merged(
-            bucket, [which](const Impl::Owned& owned) { return owned.*which; },
-            [&](const Impl::Owned& owned) {
-              return tree.backend->square_sum(*tree.queue, arena.grad_at(owned.range.begin), arena.plan->grad_type,
-                                              owned.range.end - owned.range.begin, scalars);
-            });
-        if (!submitted) return submitted;
-      }
-    }
-    return {};
-  };
-  if (Status zeroed = tree.backend->zero(*tree.queue, &scalars->square_sum, 2 * sizeof(double)); !zeroed) return zeroed;
-  if (Status checked = add(&Impl::Owned::checked); !checked) return checked;
-  // Of the replicas only the number of elements that are not finite stays.
-  if (Status zeroed = tree.backend->zero(*tree.queue, &scalars->square_sum, sizeof(double)); !zeroed) return zeroed;
-  if (Status added = add(&Impl::Owned::counts); !added) return added;
-  Group& world = buffer_->grid()->world()->group();
-  if (Status summed =
-          world.all_reduce(*tree.queue, &scalars->square_sum, &scalars->square_sum, 2, DType::f64, Op::sum, Tag{-1, "gradient norm"});
-      !summed) {
-    return summed;
-  }
-  const OptimizerConfig& config = impl_->config;
-  return tree.backend->begin_step(*tree.queue, scalars, config.max_grad_norm, loss_scale, config.beta1, config.beta2, true);
-}
-
 // Every owned range of the bucket updated and rounded into the parameter arena.
 Status Optimizer::submit_update(const Buffer::Bucket& bucket) {
   Buffer::Impl& s = *buffer_->impl_;
@@ -120,12 +69,13 @@ Status Optimizer::submit_update(const Buffer::Bucket& bucket) {
   const Buffer::Arena& arena = s.arenas[bucket.arena];
   const Impl::Shard& shard = impl_->shards[bucket.arena];
   return submit_merged(
-      shard.buckets[bucket.index], [&](const Impl::Owned& owned) { return !s.params[owned.range.param].skipped_everywhere; },
+      shard.buckets[bucket.index], [&](const Impl::Owned& owned) { return !s.params[owned.param].skipped_everywhere; },
+      [](const Impl::Owned& a, const Impl::Owned& b) { return a.group == b.group; },
       [&](const Impl::Owned& owned) {
-        return tree.backend->adamw(*tree.queue, impl_->hyper(owned.group), impl_->device_scalars(), arena.grad_at(owned.range.begin),
+        return tree.backend->adamw(*tree.queue, impl_->hyper(owned.group), impl_->device_scalars(), arena.grad_at(owned.begin),
                                    arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
-                                   impl_->moment_at(shard, owned, 1), arena.param_at(owned.range.begin), arena.plan->param_type,
-                                   owned.range.end - owned.range.begin);
+                                   impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type,
+                                   owned.end - owned.begin);
       });
 }
 
@@ -148,17 +98,6 @@ Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
   if (!gather) return gather.status();
   for (Buffer::Bucket& bucket : those) bucket.gather = *gather;
   return {};
-}
-
-Status Optimizer::await_sync() {
-  Buffer::Impl& s = *buffer_->impl_;
-  std::shared_ptr<Request> pending;
-  {
-    std::lock_guard lock(s.mutex);
-    if (Status usable = buffer_->tree().usable(); !usable) return usable;
-    if (s.phase == Phase::syncing) pending = s.sync_request;
-  }
-  return pending ? pending->wait(Deadline::never()) : Status();
 }
 
 // A place for the outcome of one step, which the next step must not overwrite before somebody has looked: one that nobody holds any more,
@@ -189,7 +128,7 @@ Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
 }
 
 Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
-  if (Status synced = await_sync(); !synced) return synced;
+  if (Status synced = buffer_->await_sync(); !synced) return synced;
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
   std::shared_ptr<Event> normed, end;
@@ -197,8 +136,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   {
     std::unique_lock lock(s.mutex);
     if (Status usable = tree.usable(); !usable) return usable;
-    if (s.phase == Phase::failed) return bad_state("mdp_optimizer_step: the gradients are not whole: ", s.sync_status.text());
-    if (s.phase != Phase::reduced) return bad_state("mdp_optimizer_step: the gradients are not reduced; call mdp_grad_sync first");
+    if (Status reduced = s.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
     if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
     if (Status ordered = tree.queue->wait_for_caller(options.caller); !ordered) return ordered;
     auto place = outcome_place();
@@ -206,8 +144,13 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     outcome = *std::move(place);
     if (options.lr) impl_->config.lr = *options.lr;
     if (Status submitted = submit_refresh(); !submitted) return submitted;
-    if (Status submitted = submit_norm(options.loss_scale.value_or(1)); !submitted) return submitted;
-    Status fetched = tree.backend->fetch(*tree.queue, outcome->data(), impl_->device_scalars(), sizeof(StepScalars));
+    StepScalars* const scalars = impl_->device_scalars();
+    if (Status submitted = buffer_->submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
+    const OptimizerConfig& config = impl_->config;
+    const Status begun = tree.backend->begin_step(*tree.queue, scalars, config.max_grad_norm, options.loss_scale.value_or(1), config.beta1,
+                                                  config.beta2, true);
+    if (!begun) return begun;
+    Status fetched = tree.backend->fetch(*tree.queue, outcome->data(), scalars, sizeof(StepScalars));
     if (!fetched) return fetched;
     auto recorded = tree.queue->record();
     if (!recorded) return recorded.status();

@@ -198,7 +198,7 @@ MemoryPlan Plan::memory() const {
 }
 
 uint64_t scratch_bytes(const Plan& plan) {
-  uint64_t bytes = sizeof(StepScalars);
+  uint64_t bytes = 2 * sizeof(StepScalars);
   bool world_covered = false;
   for (const bool expert : {false, true}) {
     uint64_t params = 0;

@@ -139,6 +139,10 @@ Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, siz
   return check(gpu_->plugin().square_sum(gpu_->device(), raw(stream), data, type, count, scalars), "a sum of squares");
 }
 
+Status CudaBackend::scale(Stream& stream, void* data, DType type, size_t count, float factor) {
+  return check(gpu_->plugin().scale(gpu_->device(), raw(stream), data, type, count, factor), "scaling");
+}
+
 Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
                                bool skip_nonfinite) {
   const StepRule rule{max_norm, loss_scale, beta1, beta2, skip_nonfinite};

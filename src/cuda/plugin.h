@@ -118,6 +118,7 @@ struct PluginTable {
   int32_t (*copy_strided)(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
   // As Backend's of the same names. scalars lies in device memory.
   int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars);
+  int32_t (*scale)(Device* device, void* stream, void* data, DType type, size_t count, float factor);
   int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepRule* rule);
   int32_t (*adamw)(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
                    float* master, float* m, float* v, void* param, DType param_type, size_t count);

@@ -68,6 +68,10 @@ Status HostBackend::square_sum(Stream& stream, const void* data, DType type, siz
   return submit(stream, [=] { return host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
 }
 
+Status HostBackend::scale(Stream& stream, void* data, DType type, size_t count, float factor) {
+  return submit(stream, [=] { return host::scale(data, type, count, factor); });
+}
+
 Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
                                bool skip_nonfinite) {
   const StepRule rule{max_norm, loss_scale, beta1, beta2, skip_nonfinite};

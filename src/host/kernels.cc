@@ -190,6 +190,12 @@ Status square_sum(const void* data, DType type, size_t n, double* sum, double* n
   return {};
 }
 
+Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels) {
+  if (!is_trainable(type)) return not_trainable("scaling", type);
+  kernels.steps->scale[storage_index(type)](data, n, factor);
+  return {};
+}
+
 Status adamw(const AdamWConstants<float>& constants, const void* grad, DType grad_type, float* master, float* m, float* v, void* param,
              DType param_type, size_t n, const Kernels& kernels) {
   if (!is_trainable(grad_type)) return not_trainable("a gradient", grad_type);

@@ -47,6 +47,9 @@ Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type
 // and the lanes are added in their order; then the sums of the blocks are added in their order. All in f64.
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels = best_kernels());
 
+// data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
+Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels = best_kernels());
+
 // One step of AdamW by base/elements.h. Reads grad; updates master, m and v; writes the rounded master to param, which may be `master`
 // itself when it is f32.
 Status adamw(const AdamWConstants<float>& constants, const void* grad, DType grad_type, float* master, float* m, float* v, void* param,

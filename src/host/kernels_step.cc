@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer step does to elements: the sum of squares, and AdamW; compiled once per SIMD target.
+// What an optimizer step does to elements: the sum of squares, a factor, AdamW; compiled once per SIMD target.
 #include <type_traits>
 
 #include "host/simd.h"
@@ -58,6 +58,15 @@ void square_sum(const void* bytes, size_t n, double* sums) {
   }
 }
 
+template <class T>
+void scale(void* bytes, size_t n, float factor) {
+  T* const data = static_cast<T*>(bytes);
+  const F32 all(factor);
+  size_t i = 0;
+  for (; i + lanes() <= n; i += lanes()) store(HWY_NAMESPACE::scaled(load(data + i), all), data + i);
+  for (; i < n; i++) from_f32(data + i, HWY_NAMESPACE::scaled(to_f32(data[i]), factor));
+}
+
 AdamWConstants<F32> on_all_lanes(const AdamWConstants<float>& c) {
   return {F32(c.grad_factor), F32(c.beta1),     F32(c.one_minus_beta1), F32(c.beta2), F32(c.one_minus_beta2),
           F32(c.decay),       F32(c.step_size), F32(c.bias2_root),      F32(c.eps)};
@@ -88,6 +97,7 @@ void adamw(const AdamWConstants<float>& constants, const void* grad_bytes, float
 extern const StepTable kStepTable;
 const StepTable kStepTable = {
     {square_sum<float>, square_sum<Bf16>, square_sum<F16>},
+    {scale<float>, scale<Bf16>, scale<F16>},
     {{adamw<float, float>, adamw<float, Bf16>, adamw<float, F16>},
      {adamw<Bf16, float>, adamw<Bf16, Bf16>, adamw<Bf16, F16>},
      {adamw<F16, float>, adamw<F16, Bf16>, adamw<F16, F16>}},

@@ -31,6 +31,7 @@ using CastFn = void (*)(void* to, const void* from, size_t n);
 using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float divisor);
 // Adds the square of element i to lanes[i % kSquareLanes].
 using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);
+using ScaleFn = void (*)(void* data, size_t n, float factor);
 using AdamWFn = void (*)(const AdamWConstants<float>& constants, const void* grad, float* master, float* m, float* v, void* param,
                          size_t n);
 
@@ -43,6 +44,7 @@ struct ReduceTable {
 };
 struct StepTable {
   SquareSumFn square_sum[kStorageTypes];
+  ScaleFn scale[kStorageTypes];
   AdamWFn adamw[kStorageTypes][kStorageTypes];  // [grad][param]
 };
 

@@ -161,6 +161,16 @@ static mdp_status grad_skip(void* h) {
 static mdp_status grad_sync(void* h) {
   return mdp_grad_sync(h, NULL, NULL);
 }
+static mdp_status grad_norm(void* h) {
+  double norm;
+  return mdp_grad_norm(h, NULL, 0, &norm);
+}
+static mdp_status grad_scale(void* h) {
+  return mdp_grad_scale(h, NULL, 0, 1, NULL);
+}
+static mdp_status grad_changed(void* h) {
+  return mdp_grad_changed(h, NULL);
+}
 static mdp_status optimizer_create(void* h) {
   mdp_optimizer* out;
   return mdp_optimizer_create(h, NULL, &out);
@@ -175,6 +185,10 @@ static mdp_status optimizer_step(void* h) {
 static mdp_status optimizer_state(void* h) {
   SIZED(mdp_tensor, out);
   return mdp_optimizer_state(h, FIRST, "master", &out);
+}
+static mdp_status optimizer_steps(void* h) {
+  uint64_t steps;
+  return mdp_optimizer_steps(h, FIRST, &steps);
 }
 static mdp_status request_test(void* h) {
   return mdp_request_test(h);
@@ -225,10 +239,14 @@ static const entry entries[] = {
     {"mdp_grad_ready", "buffer", "mdp_buffer", grad_ready},
     {"mdp_grad_skip", "buffer", "mdp_buffer", grad_skip},
     {"mdp_grad_sync", "buffer", "mdp_buffer", grad_sync},
+    {"mdp_grad_norm", "buffer", "mdp_buffer", grad_norm},
+    {"mdp_grad_scale", "buffer", "mdp_buffer", grad_scale},
+    {"mdp_grad_changed", "buffer", "mdp_buffer", grad_changed},
     {"mdp_optimizer_create", "buffer", "mdp_buffer", optimizer_create},
     {"mdp_optimizer_set_group", "optimizer", "mdp_optimizer", set_group},
     {"mdp_optimizer_step", "optimizer", "mdp_optimizer", optimizer_step},
     {"mdp_optimizer_state", "optimizer", "mdp_optimizer", optimizer_state},
+    {"mdp_optimizer_steps", "optimizer", "mdp_optimizer", optimizer_steps},
     {"mdp_request_test", "request", "mdp_request", request_test},
     {"mdp_request_wait", "request", "mdp_request", request_wait},
 };

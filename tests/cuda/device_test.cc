@@ -145,6 +145,18 @@ void reductions() {
   }
 }
 
+void scalings() {
+  for (const DType type : kTrainable) {
+    for (const size_t n : counts) {
+      Twin data(type, n, some_offset());
+      const float factor = -1.0F / 3;
+      ok(plugin->scale(device, stream, data.on_device, type, n, factor), "scale");
+      check(host::scale(data.host.data(), type, n, factor).ok(), "the host's scale");
+      data.compare(text("scaling ", n, " ", name_of(type)));
+    }
+  }
+}
+
 // Two steps: one that is taken, one that is skipped for a NaN; and one after the device was poisoned.
 void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
   const StepRule rule{1.5, 2, 0.9, 0.99, true};
@@ -249,6 +261,7 @@ int main(int count_of_arguments, char** arguments) {
   std::thread([] { casts(); }).join();  // a thread that never had a device
   strided_copies();
   reductions();
+  scalings();
   for (const DType grad : kTrainable) {
     for (const DType param : kTrainable) {
       for (const size_t n : counts) steps(grad, param, n, false);

@@ -92,6 +92,7 @@ void kernels(const PluginTable& plugin, const char* error) {
   const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &rule), kCudaFailure, error, "begin_step");
   for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
+    names(plugin, plugin.scale(nullptr, nullptr, memory, grad, 8, 0.5F), kCudaFailure, error, "scale");
     names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars), kCudaFailure, "cudaErrorInvalidDevice", "square_sum");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
       names(plugin, plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, grad, memory, memory, memory, memory + 8, param, 8),
@@ -105,6 +106,7 @@ void refused_without_asking(const PluginTable& plugin) {
   const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   const auto refused = [&](int32_t result, const char* what) { names(plugin, result, kOwnFailure, "does not know", what); };
   refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars), "square_sum of f64");
+  refused(plugin.scale(nullptr, nullptr, memory, DType::f64, 8, 0.5F), "scaling f64");
   refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f64, memory, memory, memory, memory, DType::f32, 8),
           "f64 gradient");
   refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f32, memory, memory, memory, memory, DType::i64, 8),
@@ -128,6 +130,7 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.cast(nullptr, nullptr, memory, DType::f32, memory, DType::f32, 9), 0, "cast of an array to itself");
   check_equal(plugin.copy_strided(nullptr, nullptr, &none, &none, true), 0, "copy_strided of nothing");
   check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars), 0, "square_sum of nothing");
+  check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");
   check_equal(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f32, memory, memory, memory, memory, DType::f32, 0), 0,
               "adamw");
   check_equal(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 0, DType::f32, Op::sum, 1), 0, "reduce of nothing");

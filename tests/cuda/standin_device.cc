@@ -243,6 +243,12 @@ int32_t square_sum(Device* device, void* stream, const void* data, DType type, s
   return 0;
 }
 
+int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor) {
+  if (count > 0 && !all_on_device(data)) return kBadMemory;
+  queue_of(device, stream)->submit([=] { (void)host::scale(data, type, count, factor); });
+  return 0;
+}
+
 int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {
   if (!all_on_device(scalars)) return kBadMemory;
   queue_of(device, stream)->submit([poisoned = device->poisoned, scalars, rule = *rule] {
@@ -308,6 +314,7 @@ PluginTable make_table() {
   table.cast = &cast;
   table.copy_strided = &copy_strided;
   table.square_sum = &square_sum;
+  table.scale = &scale;
   table.begin_step = &begin_step;
   table.adamw = &adamw;
   table.reduce = &reduce;

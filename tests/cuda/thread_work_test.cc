@@ -166,6 +166,29 @@ void conversions() {
   one(DType::u8, DType::u8, true);
 }
 
+void scalings() {
+  for (const DType type : kTrainable) {
+    for (int round = 0; round < 24; round++) {
+      const size_t n = some_count();
+      Block data(n, size_of(type), below(20));
+      fill(data, type, n);
+      Block expected(data);
+      const float factor = std::array{-1.0F / 3, 0.0F, 1e-3F}[static_cast<size_t>(round) % 3];
+      const Status done = host::scale(expected.data(), type, n, factor);
+      check(done.ok(), done.text());
+      with_type(type, [&](auto element) {
+        using T = decltype(element);
+        if constexpr (sizeof(T) <= 4 && !std::is_integral_v<T>) {
+          T* const at = reinterpret_cast<T*>(data.data());
+          run_for_each(cuda::Scale<T>{at, factor}, n, {{at, sizeof(T)}}, kThreadCounts[below(4)]);
+        }
+      });
+      check(same(data, expected, type, n) && surroundings_kept(data, n * size_of(type)),
+            text("scaling ", n, " ", name_of(type), " by ", factor));
+    }
+  }
+}
+
 void adamw_steps() {
   StepScalars scalars{};
   scalars.beta1_power = scalars.beta2_power = 1;
@@ -445,6 +468,7 @@ void units_are_aligned() {
 
 int main() {
   conversions();
+  scalings();
   adamw_steps();
   reductions();
   square_sums();

@@ -299,6 +299,7 @@ void refusals() {
   fails(host::add_cast(&i, DType::u8, &f, DType::f32, 1), Code::unsupported, {"u8", "f32"});
   double sum = 0, nonfinite = 0;
   fails(host::square_sum(&i, DType::f64, 1, &sum, &nonfinite), Code::unsupported, {"f64"});
+  fails(host::scale(&i, DType::i64, 1, 2), Code::unsupported, {"scaling", "i64"});
   fails(host::adamw({}, &i, DType::i64, &f, &f, &f, &f, DType::f32, 1), Code::unsupported, {"gradient", "i64"});
   fails(host::adamw({}, &f, DType::f32, &f, &f, &f, &f, DType::u8, 1), Code::unsupported, {"parameter", "u8"});
 }
@@ -340,6 +341,18 @@ void square_sums(const Kernels& kernels) {
   for (size_t i = 0; i < 40; i++) large.set(i, {as_bits(3e38F)});
   double nonfinite = 0;
   check_equal(std::isfinite(square_sum_of(large, kernels, &nonfinite)) && nonfinite == 0, true, "large numbers do not overflow");
+}
+
+void scale_bits(const Kernels& kernels) {
+  for (const DType type : kStorage) {
+    for (size_t n = 0; n <= kLongest; n++) {
+      Array array(Array(type, n, n % 5).fill(ordinary_float)), expected = array;
+      const float factor = n % 2 == 0 ? -1.0F / 3 : 1.0F / 1024;
+      for (size_t i = 0; i < n; i++) expected.set(i, rounded(array.value(i) * factor, type));
+      check(host::scale(array.data(), type, n, factor, kernels).ok(), "scale");
+      arrays_equal(array, expected, true, name(kernels, "scale", type, type, n));
+    }
+  }
 }
 
 struct Step {  // the arrays of AdamW
@@ -435,6 +448,7 @@ int main() {
     reductions_by_hand(kernels);
     average_of_ones(kernels);
     square_sums(kernels);
+    scale_bits(kernels);
     adamw_bits(kernels);
     adamw_formula(kernels);
   }

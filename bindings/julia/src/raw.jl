@@ -378,10 +378,14 @@ const FUNCTIONS = (
     :mdp_grad_ready,
     :mdp_grad_skip,
     :mdp_grad_sync,
+    :mdp_grad_norm,
+    :mdp_grad_scale,
+    :mdp_grad_changed,
     :mdp_optimizer_create,
     :mdp_optimizer_set_group,
     :mdp_optimizer_step,
     :mdp_optimizer_state,
+    :mdp_optimizer_steps,
     :mdp_optimizer_destroy,
     :mdp_request_test,
     :mdp_request_wait,
@@ -484,22 +488,30 @@ mdp_grad_skip(buffer, param) =
     ccall(entries[47], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
 mdp_grad_sync(buffer, consumer, out) =
     @waiting(entries[48], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
+mdp_grad_norm(buffer, params, count, norm) =
+    ccall(entries[49], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
+mdp_grad_scale(buffer, params, count, factor, stream) =
+    ccall(entries[50], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
+mdp_grad_changed(buffer, producer) =
+    ccall(entries[51], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
 mdp_optimizer_create(buffer, config, out) =
-    @waiting(entries[49], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
+    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
 mdp_optimizer_set_group(optimizer, group, value) =
-    ccall(entries[50], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_group}), optimizer, group, value)
+    ccall(entries[53], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_group}), optimizer, group, value)
 mdp_optimizer_step(optimizer, config, report, out) =
-    @waiting(entries[51], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+    @waiting(entries[54], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[52], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[55], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+mdp_optimizer_steps(optimizer, param, steps) =
+    ccall(entries[56], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[53], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[57], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_request_test(request) =
-    ccall(entries[54], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[58], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[55], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[59], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[56], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[60], Cvoid, (Ptr{mdp_request},), request)
 const entries = Vector{Ptr{Cvoid}}(undef, length(FUNCTIONS))
 const loaded_from = Ref("")
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of an optimizer step: the sum of squares, the numbers that begin a step, AdamW. None of them waits for the host, or lets it wait.
+// Kernels of an optimizer step: the sum of squares, a factor, the numbers that begin a step, AdamW. None of them waits for the host, or
+// lets it wait.
 #include "cuda/plugin/launch.cuh"
 
 namespace megadp::cuda {
@@ -76,6 +77,13 @@ int32_t sum_squares(void* stream, const void* data, DType type, uint64_t count, 
   return sum_squares<F16>(stream, data, count, scratch, scalars);
 }
 
+// ── a factor ──
+
+template <class T>
+int32_t launch_scale(void* stream, void* data, uint64_t count, float factor) {
+  return launch_for_each(Scale<T>{static_cast<T*>(data), factor}, count, {{data, sizeof(T)}}, stream);
+}
+
 // ── the numbers of a step ──
 
 __global__ void begin_step_on_device(StepScalars* scalars, StepRule rule, const volatile uint32_t* poisoned) {
@@ -143,6 +151,16 @@ int32_t square_sum(Device* device, void* stream, const void* data, DType type, s
   const int32_t result = sum_squares(stream, data, type, count, static_cast<SquareScratch*>(device->scratch), scalars);
   error = cudaEventRecord(device->scratch_free, stream_of(stream));
   return result != 0 ? result : result_of(error);
+}
+
+int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor) {
+  if (!is_trainable(type)) return kBadArgument;
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  if (type == DType::f32) return launch_scale<float>(stream, data, count, factor);
+  if (type == DType::bf16) return launch_scale<Bf16>(stream, data, count, factor);
+  return launch_scale<F16>(stream, data, count, factor);
 }
 
 int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {

@@ -144,6 +144,26 @@ struct Convert {
   }
 };
 
+// ── an array multiplied by a factor ──
+
+template <class T>
+struct Scale {
+  static constexpr int kWidth = 16 / sizeof(T), kDepth = 4;
+  T* data;
+  float factor;
+
+  template <int n>
+  MEGADP_HOST_DEVICE Pack<T, n> load(uint64_t i) const {
+    return load_pack<n>(data + i);
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, Pack<T, n> x) const {
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) from_f32(&x.at[k], scaled(to_f32(x.at[k]), factor));
+    store_pack(data + i, x);
+  }
+};
+
 // ── AdamW: one pass over all that belongs to an element ──
 
 template <class Grad, class Param>

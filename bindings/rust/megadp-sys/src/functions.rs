@@ -69,6 +69,10 @@ unsafe extern "C" {
     pub fn mdp_grad_ready(buffer: *mut mdp_buffer, param: usize, producer: mdp_stream) -> mdp_status;
     pub fn mdp_grad_skip(buffer: *mut mdp_buffer, param: usize) -> mdp_status;
     pub fn mdp_grad_sync(buffer: *mut mdp_buffer, consumer: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_grad_norm(buffer: *mut mdp_buffer, params: *const usize, count: usize, norm: *mut f64) -> mdp_status;
+    pub fn mdp_grad_scale(buffer: *mut mdp_buffer, params: *const usize, count: usize, factor: f64,
+        stream: mdp_stream) -> mdp_status;
+    pub fn mdp_grad_changed(buffer: *mut mdp_buffer, producer: mdp_stream) -> mdp_status;
     pub fn mdp_optimizer_create(buffer: *mut mdp_buffer, config: *const mdp_optimizer_config,
         out: *mut *mut mdp_optimizer) -> mdp_status;
     pub fn mdp_optimizer_set_group(optimizer: *mut mdp_optimizer, group: usize, value: *const mdp_group) -> mdp_status;
@@ -76,6 +80,7 @@ unsafe extern "C" {
         report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,
         out: *mut mdp_tensor) -> mdp_status;
+    pub fn mdp_optimizer_steps(optimizer: *mut mdp_optimizer, param: usize, steps: *mut u64) -> mdp_status;
     pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
     pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
     pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;

@@ -230,7 +230,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 56] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 60] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -280,10 +280,14 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 56] {
         ("mdp_grad_ready", super::mdp_grad_ready as *const ()),
         ("mdp_grad_skip", super::mdp_grad_skip as *const ()),
         ("mdp_grad_sync", super::mdp_grad_sync as *const ()),
+        ("mdp_grad_norm", super::mdp_grad_norm as *const ()),
+        ("mdp_grad_scale", super::mdp_grad_scale as *const ()),
+        ("mdp_grad_changed", super::mdp_grad_changed as *const ()),
         ("mdp_optimizer_create", super::mdp_optimizer_create as *const ()),
         ("mdp_optimizer_set_group", super::mdp_optimizer_set_group as *const ()),
         ("mdp_optimizer_step", super::mdp_optimizer_step as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
+        ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
         ("mdp_optimizer_destroy", super::mdp_optimizer_destroy as *const ()),
         ("mdp_request_test", super::mdp_request_test as *const ()),
         ("mdp_request_wait", super::mdp_request_wait as *const ()),
