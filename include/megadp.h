@@ -111,8 +111,8 @@ enum {
 
 enum {                     /* mdp_comm_config.flags */
   MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
-  MDP_COMM_EXACT_SUMS = 2  /* on CUDA: sums in rank order in fp32, as on the host, so the same bits on every run and machine; slower, with
-                              32 MiB of scratch a group. Without it NCCL chooses the order                               */
+  MDP_COMM_EXACT_SUMS = 2  /* on CUDA: sums in the order and precision of the host, so the same bits on every run and machine; slower,
+                              with 32 MiB of scratch a group. Without it NCCL chooses the order                          */
 };
 
 enum { /* axes of a grid, to be combined by | ; on the dense grid unless MDP_AXIS_EXPERT_GRID is given */
@@ -448,10 +448,11 @@ MDP_API void mdp_comm_destroy(mdp_comm* comm);
 /* Collectives on the caller's arrays, n = number of ranks. All of them: dense and row-major, in the memory of the host or, with CUDA,
  * of the rank's device (alike on all ranks; arrays of the host go over the host's group of the same ranks), dtypes of `from` and `to`
  * equal, counts and dtypes equal on all ranks; shapes do not matter otherwise, and may be empty everywhere. `from` and `to` may be apart or
- * "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished. On the
- * host, and with MDP_COMM_EXACT_SUMS, sums are taken in rank order and accumulated in fp32 (f64 in f64; i64 wraps around, u8 stops at 255),
- * averages divided once, then rounded once: the result does not depend on timing. AVG is not for i64 and u8; MAX and MIN of a NaN are a
- * NaN.
+ * "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished.
+ * On the host, and with MDP_COMM_EXACT_SUMS, n ranks are summed as a balanced binary tree: the sum of the first p plus the sum of the
+ * other n - p, each taken likewise, where p is the largest power of two below n. Sums are accumulated in fp32 (f64 in f64; i64 wraps
+ * around, u8 stops at 255), averages divided once, then rounded once: the result depends neither on timing nor on where the ranks are. AVG
+ * is not for i64 and u8; MAX and MIN of a NaN are a NaN.
  * Collective over comm; blocking when out is NULL.
  * Errors: INVALID, UNSUPPORTED (memory of another kind), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT,
  * ABORTED; after the last four the tree is unusable. */

@@ -4,9 +4,9 @@
 //
 // A group or window may be destroyed, by any thread and in any order, while submitted work still uses it: the work keeps what it needs
 // alive. Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the
-// same order; groups over several hosts use one stream at a time, all together. Sums are taken in rank order and accumulated in fp32 (f64
-// for f64, i64 for i64), then divided, then rounded once to the element type: the result does not depend on timing, on where the ranks run,
-// or on how a buffer is cut into calls.
+// same order; groups over several hosts use one stream at a time, all together. Ranks are summed in the order of base/sum_order.h, in fp32
+// (f64 for f64, i64 for i64), then divided, then rounded once to the element type: the result does not depend on timing, on where the ranks
+// run, or on how a buffer is cut into calls.
 #pragma once
 
 #include <cstddef>

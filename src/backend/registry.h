@@ -21,7 +21,7 @@ enum class BackendKind : uint32_t {
 struct BackendConfig {
   BackendKind kind = BackendKind::automatic;  // automatic: host
   int32_t device = -1;                        // which of several; -1: this rank's number on its host
-  bool exact_sums = false;                    // on a device: in rank order, as the host always does
+  bool exact_sums = false;                    // on a device: in the order of base/sum_order.h, as the host always
 };
 
 // Collective over the world where it spans hosts or uses devices.

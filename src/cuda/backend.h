@@ -16,7 +16,7 @@ namespace megadp::cuda {
 
 struct Options {
   int32_t device = -1;  // -1: this rank's number on its host, modulo the number of devices
-  bool exact = false;   // sums in rank order (see group.h)
+  bool exact = false;   // sums as on the host (see group.h)
 };
 
 class CudaBackend final : public Backend {

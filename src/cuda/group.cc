@@ -206,7 +206,7 @@ Result<CudaGroup::Submission> CudaGroup::prepare(const WindowCall& call) {
 
 Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
   std::vector<Submission> all;
-  bool in_steps = false;  // a sum in rank order is several launches, of which the later need what the earlier have brought
+  bool in_steps = false;  // a sum in the host's order is several launches, of which the later need what the earlier have brought
   for (const WindowCall& call : calls) {
     auto one = prepare(call);
     if (!one) return one.status();

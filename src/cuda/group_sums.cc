@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CudaGroup puts on the stream: NCCL's own collectives, and sums in rank order for where those are wanted.
+// What a CudaGroup puts on the stream: NCCL's own collectives, and sums in the host's order for where those are wanted.
 //
 //   rank 0's memory | 0→0 | 0→1 | 0→2 |           all-to-all            rank 1's scratch | 0→1 | 1→1 | 2→1 |
-//   rank 1's memory | 1→0 | 1→1 | 1→2 |   ─────────────────────────►    added up in this order, divided, rounded once
+//   rank 1's memory | 1→0 | 1→1 | 1→2 |   ─────────────────────────►    added up (base/sum_order.h), divided, rounded once
 //   rank 2's memory | 2→0 | 2→1 | 2→2 |
 #include <algorithm>
 

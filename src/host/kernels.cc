@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/sum_order.h"
+
 namespace megadp::host {
 namespace {
 
@@ -61,10 +63,11 @@ void pick_largest_or_smallest(T* to, const void* const* from, int nfrom, size_t 
 }
 
 void sum_f64(double* to, const void* const* from, int nfrom, size_t n, double divisor) {
+  const auto add = [](double a, double b) { return a + b; };
   for (size_t i = 0; i < n; i++) {
-    double value = static_cast<const double*>(from[0])[i];
-    for (int k = 1; k < nfrom; k++) value += static_cast<const double*>(from[k])[i];
-    to[i] = value / divisor;
+    TreeSum<double, decltype(add)> tree(add);
+    for (int k = 0; k < nfrom; k++) tree.push(static_cast<const double*>(from[k])[i]);
+    to[i] = tree.sum() / divisor;
   }
 }
 

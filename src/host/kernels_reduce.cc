@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sum, maximum and minimum of many arrays, the inside of every reduction; compiled once per SIMD target.
+// Sum, maximum and minimum of many arrays, the inside of every reduction; compiled once per SIMD target. The order is that of
+// base/sum_order.h.
 //
-// Up to Op::ways arrays are read side by side and the result is written at once. More are taken so many at a time, a block at a time, with
-// the block's running fp32 results in the first-level cache. For a sum:
+// Up to Op::ways arrays are read side by side and the result is written at once. More are taken a block at a time: the left side of the
+// tree becomes the block's running fp32 results, in the first-level cache; then comes the right side. For a sum:
 //
-//   from[0..3] -> running -> + from[4..7] -> running -> ... -> divide, round -> to
+//   from[0..3] -> running;  running + from[4..6] -> divide, round -> to
+#include "base/sum_order.h"
 #include "host/simd.h"
 #include "host/simd_targets.h"
 
@@ -52,17 +54,28 @@ struct Min {
   }
 };
 
-// One block: folds `ways` arrays, after what is in `running` unless `first`; into `to` if `last`, otherwise back into `running`.
-template <class T, class Op, int ways, bool first, bool last>
-void pass(T* to, float* running, const void* const* from, size_t n, float divisor) {
+// The tree over arrays begin to begin + count - 1, of which load(k) gives an element.
+template <class Op, int begin, int count, class Load>
+HWY_INLINE auto tree(const Load& load) {
+  if constexpr (count == 1) {
+    return load(begin);
+  } else {
+    constexpr int left = left_side(count);
+    return Op::fold(tree<Op, begin, left>(load), tree<Op, begin + left, count - left>(load));
+  }
+}
+
+// Elements begin to begin + n of `ways` arrays of T: their tree, with what is in `running` as its left neighbour if it is `right`; into
+// `to` if `last`, otherwise into `running`.
+template <class To, class T, class Op, int ways, bool right, bool last>
+void pass(To* to, float* running, const void* const* from, size_t begin, size_t n, float divisor) {
   const T* in[ways];
-  for (int k = 0; k < ways; k++) in[k] = static_cast<const T*>(from[k]);
+  for (int k = 0; k < ways; k++) in[k] = static_cast<const T*>(from[k]) + begin;
   const F32 divisors(divisor);
   size_t i = 0;
   for (; i + lanes() <= n; i += lanes()) {
-    F32 value = first ? load(in[0] + i) : load(running + i);
-#pragma GCC unroll 4
-    for (int k = first ? 1 : 0; k < ways; k++) value = Op::fold(value, load(in[k] + i));
+    F32 value = tree<Op, 0, ways>([&](int k) HWY_ATTR { return load(in[k] + i); });
+    if constexpr (right) value = Op::fold(load(running + i), value);
     if constexpr (last) {
       store(Op::finish(value, divisors), to + i);
     } else {
@@ -70,8 +83,8 @@ void pass(T* to, float* running, const void* const* from, size_t n, float diviso
     }
   }
   for (; i < n; i++) {
-    float value = first ? to_f32(in[0][i]) : running[i];
-    for (int k = first ? 1 : 0; k < ways; k++) value = Op::fold(value, to_f32(in[k][i]));
+    float value = tree<Op, 0, ways>([&](int k) { return to_f32(in[k][i]); });
+    if constexpr (right) value = Op::fold(running[i], value);
     if constexpr (last) {
       from_f32(to + i, Op::finish(value, divisor));
     } else {
@@ -80,36 +93,48 @@ void pass(T* to, float* running, const void* const* from, size_t n, float diviso
   }
 }
 
-template <class T, class Op, bool first, int ways = Op::ways>
-HWY_INLINE void last_pass(T* to, float* running, const void* const* from, int left, size_t n, float divisor) {
+template <class T, class Op, bool right, bool last, int ways = Op::ways>
+HWY_INLINE void few(T* to, float* running, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
   if constexpr (ways > 1) {
-    if (left < ways) return last_pass<T, Op, first, ways - 1>(to, running, from, left, n, divisor);
+    if (nfrom < ways) return few<T, Op, right, last, ways - 1>(to, running, from, nfrom, begin, n, divisor);
   }
-  pass<T, Op, ways, first, true>(to, running, from, n, divisor);
+  pass<T, T, Op, ways, right, last>(to, running, from, begin, n, divisor);
+}
+
+constexpr size_t kBlock = 2048;
+
+// running = the tree over a block of `nfrom` arrays.
+template <class T, class Op>
+void left_side_of(float* running, const void* const* from, int nfrom, size_t begin, size_t n);
+
+// running, or `to` if `last`, = running + the tree over a block of `nfrom` arrays.
+template <class T, class Op, bool last>
+void add_right_side(T* to, float* running, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
+  if (nfrom <= Op::ways) return few<T, Op, true, last>(to, running, from, nfrom, begin, n, divisor);
+  alignas(64) float sums[kBlock];
+  left_side_of<T, Op>(sums, from, nfrom, begin, n);
+  const void* const one[] = {sums};
+  pass<T, float, Op, 1, true, last>(to, running, one, 0, n, divisor);
+}
+
+template <class T, class Op>
+void left_side_of(float* running, const void* const* from, int nfrom, size_t begin, size_t n) {
+  if (nfrom <= Op::ways) return few<T, Op, false, false>(nullptr, running, from, nfrom, begin, n, 1);
+  const int left = left_side(nfrom);
+  left_side_of<T, Op>(running, from, left, begin, n);
+  add_right_side<T, Op, false>(nullptr, running, from + left, nfrom - left, begin, n, 1);
 }
 
 template <class T, class Op>
 void reduce(void* to_bytes, const void* const* from, int nfrom, size_t n, float divisor) {
-  constexpr int ways = Op::ways;
   T* const to = static_cast<T*>(to_bytes);
-  if (nfrom <= ways) return last_pass<T, Op, true>(to, nullptr, from, nfrom, n, divisor);
-  constexpr size_t block = 2048;
-  alignas(64) float running[block];
-  for (size_t begin = 0; begin < n; begin += block) {
-    const size_t count = n - begin < block ? n - begin : block;
-    const void* in[ways];
-    const auto take = [&](int k) {
-      for (int j = 0; j < ways && k + j < nfrom; j++) in[j] = static_cast<const T*>(from[k + j]) + begin;
-    };
-    take(0);
-    pass<T, Op, ways, true, false>(nullptr, running, in, count, divisor);
-    int k = ways;
-    for (; nfrom - k > ways; k += ways) {
-      take(k);
-      pass<T, Op, ways, false, false>(nullptr, running, in, count, divisor);
-    }
-    take(k);
-    last_pass<T, Op, false>(to + begin, running, in, nfrom - k, count, divisor);
+  if (nfrom <= Op::ways) return few<T, Op, false, true>(to, nullptr, from, nfrom, 0, n, divisor);
+  const int left = left_side(nfrom);
+  alignas(64) float running[kBlock];
+  for (size_t begin = 0; begin < n; begin += kBlock) {
+    const size_t count = n - begin < kBlock ? n - begin : kBlock;
+    left_side_of<T, Op>(running, from, left, begin, count);
+    add_right_side<T, Op, true>(to + begin, running, from + left, nfrom - left, begin, count, divisor);
   }
 }
 

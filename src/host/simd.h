@@ -27,7 +27,7 @@ inline constexpr size_t kSquareLanes = 16;
 inline constexpr size_t kSquareBlock = 4096;  // elements whose squares are summed by themselves
 
 using CastFn = void (*)(void* to, const void* from, size_t n);
-// to[i] = (from[0][i] + from[1][i] + ...) / divisor; the two that pick an element do not divide.
+// to[i] = (from[0][i] + from[1][i] + ...) / divisor, in the order of base/sum_order.h; the two that pick an element do not divide.
 using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float divisor);
 // Adds the square of element i to lanes[i % kSquareLanes].
 using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);

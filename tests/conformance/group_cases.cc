@@ -40,7 +40,7 @@ void any_members(Suite& suite) {
         if (groups[i] != nullptr) sum_of_members(rank, *groups[i], *stream, lists[i]);
       }
     }
-    // Rank order is the order of the members: a reduction in a reversed group adds in reverse.
+    // Ranks are numbered in the order of the members: a reversed group adds along the reversed tree.
     if (groups[1] != nullptr) {
       std::vector<Bytes> inputs;
       for (const int member : lists[1]) inputs.push_back(make_input(DType::f32, 999, 3, member));

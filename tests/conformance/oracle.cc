@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <span>
 
 namespace megadp::test {
 namespace {
@@ -69,26 +70,23 @@ double any_real(uint64_t random) {
   return (random >> 63) != 0 ? -magnitude : magnitude;
 }
 
+// A balanced binary tree over the values; the left side has the largest power of two below their number.
 template <class Sum>
-Sum fold(Op op, const std::vector<Sum>& values) {
-  Sum result = values[0];
-  for (size_t i = 1; i < values.size(); ++i) {
-    if (op == Op::max) {
-      result = values[i] > result ? values[i] : result;
-    } else if (op == Op::min) {
-      result = values[i] < result ? values[i] : result;
-    } else {
-      result = result + values[i];
-    }
-  }
-  return result;
+Sum fold(Op op, std::span<const Sum> values) {
+  if (values.size() == 1) return values[0];
+  size_t left = 1;
+  while (2 * left < values.size()) left *= 2;
+  const Sum a = fold(op, values.first(left)), b = fold(op, values.subspan(left));
+  if (op == Op::max) return b > a ? b : a;
+  if (op == Op::min) return b < a ? b : a;
+  return a + b;
 }
 
 template <class Sum, class Load>
 Sum reduce_reals(Op op, double divisor, const std::vector<const std::byte*>& from, Load load) {
   std::vector<Sum> values;
   for (const std::byte* at : from) values.push_back(load(at));
-  const Sum result = fold(op, values);
+  const Sum result = fold(op, std::span<const Sum>(values));
   if (op == Op::max || op == Op::min) return result;
   const auto rounded = static_cast<Sum>(op == Op::avg ? divisor * static_cast<double>(from.size()) : divisor);
   // Of floats the quotient in double, rounded again, is the nearest float: double has more than twice the bits.
@@ -100,7 +98,7 @@ int64_t reduce_i64(Op op, const std::vector<const std::byte*>& from) {
   if (op == Op::max || op == Op::min) {
     std::vector<int64_t> values;
     for (const std::byte* at : from) values.push_back(get<int64_t>(at));
-    return fold(op, values);
+    return fold(op, std::span<const int64_t>(values));
   }
   uint64_t sum = 0;  // wraps around
   for (const std::byte* at : from) sum += get<uint64_t>(at);
@@ -111,7 +109,8 @@ int64_t reduce_i64(Op op, const std::vector<const std::byte*>& from) {
 uint8_t reduce_u8(Op op, const std::vector<const std::byte*>& from) {
   std::vector<uint64_t> values;
   for (const std::byte* at : from) values.push_back(get<uint8_t>(at));
-  const uint64_t result = op == Op::avg ? fold(op, values) / values.size() : fold(op, values);
+  const uint64_t all = fold(op, std::span<const uint64_t>(values));
+  const uint64_t result = op == Op::avg ? all / values.size() : all;
   return static_cast<uint8_t>(result > 255 ? 255 : result);
 }
 

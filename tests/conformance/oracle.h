@@ -17,7 +17,8 @@ using Bytes = std::vector<std::byte>;
 // large enough to leave their range.
 Bytes make_input(DType type, size_t count, uint64_t seed, int rank);
 
-// to = the reduction of the elements `from` in their order, divided by divisor (and by their number for Op::avg).
+// to = the reduction of the elements `from`, summed as a balanced binary tree over their order, divided by divisor (and by their number for
+// Op::avg).
 void reduce_element(DType type, Op op, double divisor, const std::vector<const std::byte*>& from, std::byte* to);
 
 // The reduction of whole arrays.

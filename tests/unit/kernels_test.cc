@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -161,17 +162,14 @@ void every_half(const Kernels& kernels) {
 // What reduce() promises, element by element.
 Element reduced(const std::vector<Array>& from, size_t i, DType type, Op op, float divisor) {
   if (op == Op::avg) divisor *= static_cast<float>(from.size());
-  float value = from[0].value(i);
-  for (size_t k = 1; k < from.size(); k++) {
-    const float next = from[k].value(i);
-    if (op == Op::max) {
-      value = larger(value, next);
-    } else if (op == Op::min) {
-      value = smaller(value, next);
-    } else {
-      value = value + next;
-    }
-  }
+  const std::function<float(size_t, size_t)> tree = [&](size_t begin, size_t n) -> float {
+    if (n == 1) return from[begin].value(i);
+    size_t left = 1;
+    while (2 * left < n) left *= 2;
+    const float a = tree(begin, left), b = tree(begin + left, n - left);
+    return op == Op::max ? larger(a, b) : op == Op::min ? smaller(a, b) : a + b;
+  };
+  float value = tree(0, from.size());
   // A quotient of floats, taken in double, keeps more than twice their bits: rounded again it is the nearest float.
   if (op == Op::sum || op == Op::avg) value = static_cast<float>(double{value} / double{divisor});
   return rounded(value, type);
@@ -201,7 +199,7 @@ void reductions(const Kernels& kernels) {
         for (const int nfrom : {2, 3, 5}) reduce_once(kernels, type, op, nfrom, n, static_cast<int>(n) % (nfrom + 1) - 1, any_float);
       }
       // More than a block, and not a whole number of them.
-      for (const int nfrom : {4, 5, 8, 9, 13}) reduce_once(kernels, type, op, nfrom, 2 * 2048 + 17, nfrom / 2, ordinary_float);
+      for (const int nfrom : {4, 5, 8, 9, 13, 31}) reduce_once(kernels, type, op, nfrom, 2 * 2048 + 17, nfrom / 2, ordinary_float);
     }
   }
 }
@@ -226,6 +224,9 @@ void reductions_by_hand(const Kernels& kernels) {
   }
   check_equal(reduce_values(kernels, DType::f32, cancelling, Op::sum, 1), 0.0F, "1e8 + 1 - 1e8 in this order");
   check_equal(reduce_values(kernels, DType::f32, other_order, Op::sum, 1), 1.0F, "1e8 - 1e8 + 1 in this order");
+  const float four[] = {1, 1e8F, -1e8F, 1}, five[] = {1, 1e8F, -1e8F, 1, 1};
+  check_equal(reduce_values(kernels, DType::f32, four, Op::sum, 1), 0.0F, "(1 + 1e8) + (-1e8 + 1)");
+  check_equal(reduce_values(kernels, DType::f32, five, Op::sum, 1), 1.0F, "((1 + 1e8) + (-1e8 + 1)) + 1");
   const float large[] = {60000, 60000, -60000};
   check_equal(reduce_values(kernels, DType::f16, large, Op::sum, 1), 60000.0F, "f16 sums do not overflow on the way");
 }

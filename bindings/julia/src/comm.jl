@@ -12,7 +12,7 @@ Joins the ranks of this job into one communicator, the world. Without `id`, rank
 (from 0) and `nranks` say who this is.
 
 `backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its host); `timeout`, in seconds, how
-long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up in rank order. Given a `body`, calls it
+long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does. Given a `body`, calls it
 with the communicator, closes that in the end and returns what `body` does.
 
 Collective over the job; blocking, for at most the timeout, without a look at Ctrl-C. One communicator, and all that is made from it, is for
@@ -132,9 +132,9 @@ end
     allreduce!(comm, array, op = avg; async = false)
     allreduce!(comm, from, to, op; async = false)
 
-`array` (or `to`) becomes `op` over all ranks of `array` (or `from`): `avg`, `+`, `max` or `min`. Sums are taken in rank order and
-accumulated in fp32 (Float64 in itself), so that results do not depend on timing. `avg` is not for integers. Element types: Float32,
-Float16, Float64, BFloat16, Int64, UInt8; arrays are dense, in memory of the host or of the rank's device.
+`array` (or `to`) becomes `op` over all ranks of `array` (or `from`): `avg`, `+`, `max` or `min`. Ranks are summed along a
+fixed balanced binary tree in fp32 (Float64 in itself), so that results do not depend on timing. `avg` is not for integers. Element types:
+Float32, Float16, Float64, BFloat16, Int64, UInt8; arrays are dense, in memory of the host or of the rank's device.
 
 Returns the array, or a [`Request`](@ref). Collective over `comm`, with equal lengths and types; waits in slices of 50 ms. Throws
 `MegaDPError`: `:INVALID`, `:UNSUPPORTED`, and those of a lost communicator.

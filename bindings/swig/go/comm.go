@@ -145,7 +145,7 @@ func bytesOf[T Number](values []T) (*byte, int64) {
 	return (*byte)(unsafe.Pointer(&values[0])), int64(len(values)) * int64(unsafe.Sizeof(values[0]))
 }
 
-// AllReduce puts the ranks' values, combined by op in rank order, in the place of each one's. Collective; blocking.
+// AllReduce puts the ranks' values, combined by op in an order that is always the same, in the place of each one's. Collective; blocking.
 func AllReduce[T Number](comm *Comm, values []T, op Op) error {
 	data, size := bytesOf(values)
 	return call(comm, func(failure shim.Failure) {

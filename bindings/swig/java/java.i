@@ -56,7 +56,7 @@
     return create(new CommOptions());
   }
 
-  /** In place: every rank's array becomes the sums (or what op says), computed in rank order. Collective. */
+  /** In place: every rank's array becomes the sums (or what op says), computed in an order that is always the same. Collective. */
   public void allReduce(float[] values, Op op) {
     java.nio.ByteBuffer direct = Direct.of(values);
     allReduce(DType.F32, direct, direct, op);

@@ -18,6 +18,7 @@
 
 #include "base/dtype.h"
 #include "base/math.h"
+#include "base/sum_order.h"
 
 #if defined(__CUDA_ARCH__)
 #define MEGADP_UNROLL _Pragma("unroll")
@@ -217,21 +218,11 @@ struct Reduce {
   };
   template <int n>
   MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
-    Loaded<n> loaded;
-    const Pack<T, n> first = load_pack<n>(from + i);
-    MEGADP_UNROLL
-    for (int k = 0; k < n; k++) loaded.value[k] = widen(first.at[k]);
-    constexpr int together = 4;
-    int part = 1;
-    for (; part + together <= parts; part += together) {
-      Pack<T, n> next[together];
-      MEGADP_UNROLL
-      for (int p = 0; p < together; p++) next[p] = load_pack<n>(from + (part + p) * stride + i);
-      MEGADP_UNROLL
-      for (int p = 0; p < together; p++) fold(loaded, next[p]);
-    }
-    for (; part < parts; part++) fold(loaded, load_pack<n>(from + part * stride + i));
-    return loaded;
+    if (parts <= kTogether) return few<n>(i, 0, parts);
+    const auto add_packs = [this](const Loaded<n>& a, const Loaded<n>& b) { return combine<n>(a, b); };
+    TreeSum<Loaded<n>, decltype(add_packs)> tree(add_packs);
+    for (int part = 0; part < parts; part += kTogether) tree.push(few<n>(i, part, parts - part));
+    return tree.sum();
   }
   template <int n>
   MEGADP_HOST_DEVICE void store(uint64_t i, const Loaded<n>& loaded) const {
@@ -242,13 +233,36 @@ struct Reduce {
   }
 
  private:
+  static constexpr int kTogether = 4;  // loads that are under way at a time
+
   template <int n>
-  MEGADP_HOST_DEVICE void fold(Loaded<n>& loaded, const Pack<T, n>& next) const {
+  MEGADP_HOST_DEVICE Loaded<n> combine(const Loaded<n>& a, const Loaded<n>& b) const {
+    Loaded<n> both;
     MEGADP_UNROLL
     for (int k = 0; k < n; k++) {
-      const Value value = loaded.value[k], x = widen(next.at[k]);
-      loaded.value[k] = sums ? add(value, x) : largest ? larger(value, x) : smaller(value, x);
+      both.value[k] = sums ? add(a.value[k], b.value[k]) : largest ? larger(a.value[k], b.value[k]) : smaller(a.value[k], b.value[k]);
     }
+    return both;
+  }
+  // The tree over the next parts: kTogether, or what is left.
+  template <int n>
+  MEGADP_HOST_DEVICE Loaded<n> few(uint64_t i, int part, int left) const {
+    Pack<T, n> packs[kTogether];
+    Loaded<n> loaded[kTogether];
+    MEGADP_UNROLL
+    for (int p = 0; p < kTogether; p++) {
+      if (p < left) packs[p] = load_pack<n>(from + (part + p) * stride + i);
+    }
+    MEGADP_UNROLL
+    for (int p = 0; p < kTogether; p++) {
+      if (p >= left) continue;
+      MEGADP_UNROLL
+      for (int k = 0; k < n; k++) loaded[p].value[k] = widen(packs[p].at[k]);
+    }
+    if (left == 1) return loaded[0];
+    const Loaded<n> two = combine<n>(loaded[0], loaded[1]);
+    if (left == 2) return two;
+    return combine<n>(two, left == 3 ? loaded[2] : combine<n>(loaded[2], loaded[3]));
   }
 };
 

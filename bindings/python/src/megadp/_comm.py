@@ -79,7 +79,7 @@ class Comm(Closable):
     a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception aborts on all ranks.
 
     backend: "auto", "host" or "cuda". device: with CUDA, which of the devices that this process sees (None: by local rank). exact_sums:
-    on CUDA, sums in rank order in fp32, as on the host. rank, size: this rank's number and how many there are.
+    on CUDA, sums in the order and precision of the host. rank, size: this rank's number and how many there are.
     Raises MegaDPError: INVALID, UNSUPPORTED (backend), TIMEOUT (names the ranks that did not come), PEER, DESYNC, STATE, SYSTEM, MEMORY.
     """
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Collectives on the caller's arrays. Sums are taken in rank order in fp32 (f64 in f64, i64 wraps around, u8 stops at 255), so results do
-//! not depend on timing.
+//! Collectives on the caller's arrays. Ranks are summed along a fixed balanced binary tree, in fp32 (f64 in f64, i64 wraps around, u8 stops
+//! at 255), so results do not depend on timing.
 use crate::comm::Comm;
 use crate::element::{Element, tensor};
 use crate::error::{Result, check, narrow};

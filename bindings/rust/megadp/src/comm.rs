@@ -107,7 +107,7 @@ impl CommBuilder {
         self
     }
 
-    /// With CUDA: sums in rank order, so the same bits on every run and machine; slower.
+    /// With CUDA: sums in the order of the CPU, so the same bits on every run and machine; slower.
     pub fn exact_sums(mut self) -> Self {
         self.raw.flags |= sys::MDP_COMM_EXACT_SUMS;
         self
