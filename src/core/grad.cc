@@ -265,6 +265,7 @@ Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
 Status Buffer::zero_grad(void* caller) {
   Impl& s = *impl_;
   std::unique_lock lock(s.mutex);
+  s.wait_for_puts(lock);
   if (Status usable = tree().usable(); !usable) return usable;
   if (s.phase == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
