@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A step of several ranks and several threads: what a rank adds that has nothing to add, calls that come while another thread puts, whose
+ * problem is told, and whose values count. */
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fixture.h"
+
+static const uint64_t timeout_ns = UINT64_C(20000000000);
+
+static int setup(void** state) {
+  (void)state;
+  be_alone();
+  return 0;
+}
+
+/* Three parameters in two arenas: "a" and "c" are f32, "b" between them bf16. Long enough for every rank to own a part of each. */
+enum {
+  A = 0,
+  B = 1,
+  C = 2,
+  COUNT = 3,
+  LENGTH = 4096
+};
+static const int64_t length = LENGTH;
+
+typedef struct {
+  mdp_comm* comm;
+  mdp_grid* grid;
+  mdp_buffer* buffer;
+  mdp_optimizer* optimizer;
+} model;
+
+static void describe_params(mdp_param* params, mdp_param_class of_b) {
+  static const char* const names[COUNT] = {"a", "b", "c"};
+  for (int p = 0; p < COUNT; ++p) {
+    params[p] = (mdp_param){.struct_size = sizeof(mdp_param),
+                            .dtype = p == B ? MDP_DTYPE_BF16 : MDP_DTYPE_F32,
+                            .name = names[p],
+                            .shape = &length,
+                            .ndim = 1,
+                            .param_class = p == B ? of_b : MDP_PARAM_CLASS_DENSE,
+                            .placement = MDP_PLACEMENT_REPLICATED};
+  }
+}
+
+static model model_open(const mdp_unique_id* id, int32_t rank, int32_t n, const mdp_grid_config* cut, const mdp_buffer_config* config) {
+  model m = {.comm = comm_open(id, rank, n, timeout_ns)};
+  mdp_param params[COUNT];
+  describe_params(params, cut != NULL && cut->ep > 1 ? MDP_PARAM_CLASS_EXPERT : MDP_PARAM_CLASS_DENSE);
+  OK(mdp_grid_create(m.comm, cut, &m.grid));
+  OK(mdp_buffer_register(m.grid, config, params, COUNT, &m.buffer));
+  SIZED(mdp_optimizer_config, adamw);
+  adamw.lr = 1e-3;
+  OK(mdp_optimizer_create(m.buffer, &adamw, &m.optimizer));
+  return m;
+}
+
+static void model_close(model* m) {
+  mdp_optimizer_destroy(m->optimizer);
+  mdp_buffer_destroy(m->buffer);
+  mdp_grid_destroy(m->grid);
+  mdp_comm_destroy(m->comm);
+}
+
+static void fill(float* values, float value) {
+  for (int i = 0; i < LENGTH; ++i) values[i] = value;
+}
+
+static void put(mdp_buffer* buffer, size_t param, float value) {
+  float values[LENGTH];
+  fill(values, value);
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, values, &length);
+  OK(mdp_grad_put(buffer, param, &grad, 0, NULL));
+}
+
+static void write_param(mdp_buffer* buffer, size_t param, float value) {
+  float values[LENGTH];
+  fill(values, value);
+  const mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, &length);
+  OK(mdp_param_write(buffer, param, &from, NULL));
+}
+
+/* The number of elements that are not within `margin` of `value`. */
+static int params_off(mdp_buffer* buffer, size_t param, float value, float margin) {
+  float values[LENGTH];
+  const mdp_tensor to = tensor_of(MDP_DTYPE_F32, values, &length);
+  int off = 0;
+  OK(mdp_param_read(buffer, param, &to, NULL));
+  for (int i = 0; i < LENGTH; ++i) off += !(values[i] > value - margin && values[i] < value + margin);
+  return off;
+}
+
+static int grads_off(mdp_buffer* buffer, size_t param, float value) {
+  SIZED(mdp_tensor, view);
+  int off = 0;
+  OK(mdp_buffer_grad_view(buffer, param, &view));
+  for (int i = 0; i < LENGTH; ++i) off += ((const float*)view.data)[i] != value;
+  return off;
+}
+
+static void a_moment(void) {
+  const struct timespec moment = {0, 50000000};
+  nanosleep(&moment, NULL);
+}
+
+/* ── A rank that has no gradient ── */
+
+/* An earlier step has left numbers in the slot. Whoever brings nothing in this one adds zero, in whichever way it says so. */
+static void bring_nothing(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const mdp_missing missing = *(const mdp_missing*)argument;
+  SIZED(mdp_buffer_config, config);
+  config.sharding = MDP_SHARDING_ZERO_0;
+  config.missing = missing;
+  model m = model_open(id, rank, n, NULL, &config);
+  for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 3);
+  sync_and_wait(m.buffer);
+  for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, 3) == 0);
+  step_and_wait(m.optimizer);
+  for (size_t p = 0; p < COUNT; ++p) {
+    if (rank == 1) put(m.buffer, p, 8);
+    if (rank == 0 && missing == MDP_MISSING_ERROR) OK(mdp_grad_skip(m.buffer, p));
+  }
+  sync_and_wait(m.buffer);
+  for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, 4) == 0);
+  step_and_wait(m.optimizer);
+  OK(mdp_buffer_verify(m.buffer));
+  /* What an earlier microbatch brought stays. */
+  OK(mdp_microbatch_begin(m.buffer, 0));
+  for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 6);
+  OK(mdp_microbatch_begin(m.buffer, 1));
+  for (size_t p = 0; p < COUNT; ++p) {
+    if (rank == 1) put(m.buffer, p, 8);
+    if (rank == 0 && missing == MDP_MISSING_ERROR) OK(mdp_grad_skip(m.buffer, p));
+  }
+  sync_and_wait(m.buffer);
+  for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, 10) == 0);
+  model_close(&m);
+}
+
+static void who_brings_nothing_adds_zero(void** state) {
+  (void)state;
+  for (mdp_missing missing = MDP_MISSING_ERROR; missing <= MDP_MISSING_SKIP; ++missing) run_ranks(2, bring_nothing, &missing);
+}
+
+/* ── While another thread puts ── */
+
+/* A gradient that cannot be read until the test says so: its memory is closed, and who touches it waits in the handler of the fault. So a
+ * put of it is under way for exactly as long as the test wants. */
+static struct {
+  float* values;
+  int reached[2], go[2]; /* pipes */
+} held;
+
+static void wait_in_the_fault(int number, siginfo_t* info, void* context) {
+  (void)context;
+  const char *at = info->si_addr, *begin = (const char*)held.values;
+  char byte = 0;
+  if (begin == NULL || at < begin || at >= begin + LENGTH * sizeof(float)) {
+    signal(number, SIG_DFL); /* somebody else's */
+    return;
+  }
+  if (write(held.reached[1], &byte, 1) != 1 || read(held.go[0], &byte, 1) != 1) _exit(3);
+  mprotect(held.values, LENGTH * sizeof(float), PROT_READ | PROT_WRITE);
+}
+
+static int open_held(void** state) {
+  (void)state;
+  void* const memory = mmap(NULL, LENGTH * sizeof(float), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED || pipe(held.reached) != 0 || pipe(held.go) != 0) return 1;
+  held.values = memory;
+  return 0;
+}
+
+static int close_held(void** state) {
+  munmap(held.values, LENGTH * sizeof(float));
+  for (int end = 0; end < 2; ++end) {
+    close(held.reached[end]);
+    close(held.go[end]);
+  }
+  memset(&held, 0, sizeof held);
+  return all_checks_held(state);
+}
+
+static void* put_held(void* argument) {
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, held.values, &length);
+  OK(mdp_grad_put(argument, A, &grad, 0, NULL));
+  return NULL;
+}
+
+/* Returns when the put is in the middle of it. */
+static struct sigaction before_held;
+
+static pthread_t begin_held_put(mdp_buffer* buffer, float value) {
+  pthread_t thread;
+  char byte;
+  struct sigaction action;
+  memset(&action, 0, sizeof action);
+  action.sa_sigaction = wait_in_the_fault;
+  action.sa_flags = SA_SIGINFO;
+  CHECK(sigaction(SIGSEGV, &action, &before_held) == 0); /* while a test runs, cmocka has a handler there */
+  fill(held.values, value);
+  CHECK(mprotect(held.values, LENGTH * sizeof(float), PROT_NONE) == 0);
+  CHECK(pthread_create(&thread, NULL, put_held, buffer) == 0);
+  CHECK(read(held.reached[0], &byte, 1) == 1);
+  return thread;
+}
+
+static void end_held_put(pthread_t thread) {
+  const char byte = 0;
+  CHECK(write(held.go[1], &byte, 1) == 1);
+  pthread_join(thread, NULL);
+  sigaction(SIGSEGV, &before_held, NULL);
+}
+
+static void the_same_parameter_while_it_is_put(void** state) {
+  (void)state;
+  if (ON_CUDA) SKIP("the stand-in copies on a thread of its own");
+  SIZED(mdp_buffer_config, config);
+  config.sharding = MDP_SHARDING_ZERO_0;
+  model m = model_open(NULL, 0, 1, NULL, &config);
+  const pthread_t thread = begin_held_put(m.buffer, 2);
+  FAILS(MDP_E_STATE, "parameter 0 'a' is being put by another thread", mdp_grad_ready(m.buffer, A, NULL));
+  FAILS(MDP_E_STATE, "parameter 0 'a' is being put by another thread", mdp_grad_skip(m.buffer, A));
+  put(m.buffer, B, 1); /* the others are free */
+  OK(mdp_grad_skip(m.buffer, C));
+  end_held_put(thread);
+  sync_and_wait(m.buffer);
+  CHECK(grads_off(m.buffer, A, 2) == 0 && grads_off(m.buffer, B, 1) == 0 && grads_off(m.buffer, C, 0) == 0);
+  step_and_wait(m.optimizer);
+  model_close(&m);
+}
+
+typedef mdp_status (*step_call)(mdp_buffer* buffer);
+static mdp_status begin_the_last(mdp_buffer* buffer) {
+  return mdp_microbatch_begin(buffer, 1);
+}
+static mdp_status begin_anew(mdp_buffer* buffer) {
+  return mdp_buffer_zero_grad(buffer, NULL);
+}
+static mdp_status end_backward(mdp_buffer* buffer) {
+  return mdp_grad_sync(buffer, NULL, NULL);
+}
+
+typedef struct {
+  mdp_buffer* buffer;
+  step_call call;
+  atomic_int begun, returned;
+} waiting_call;
+
+static void* make_waiting_call(void* argument) {
+  waiting_call* w = argument;
+  atomic_store(&w->begun, 1);
+  OK(w->call(w->buffer));
+  atomic_store(&w->returned, 1);
+  return NULL;
+}
+
+/* Makes the call in the middle of a put; it returns after the put. */
+static void call_during_a_put(mdp_buffer* buffer, step_call call, float value) {
+  waiting_call w = {.buffer = buffer, .call = call};
+  pthread_t caller;
+  const pthread_t thread = begin_held_put(buffer, value);
+  CHECK(pthread_create(&caller, NULL, make_waiting_call, &w) == 0);
+  while (!atomic_load(&w.begun)) a_moment();
+  a_moment(); /* one that does not wait has returned by now */
+  CHECK(!atomic_load(&w.returned));
+  end_held_put(thread);
+  pthread_join(caller, NULL);
+  CHECK(atomic_load(&w.returned));
+}
+
+static void what_ends_a_step_waits_for_puts(void** state) {
+  (void)state;
+  if (ON_CUDA) SKIP("the stand-in copies on a thread of its own");
+  SIZED(mdp_buffer_config, config);
+  config.sharding = MDP_SHARDING_ZERO_0;
+  config.missing = MDP_MISSING_ZERO;
+  model m = model_open(NULL, 0, 1, NULL, &config);
+  OK(mdp_microbatch_begin(m.buffer, 0));
+  call_during_a_put(m.buffer, begin_the_last, 2);
+  put(m.buffer, A, 3); /* it came once in each microbatch */
+  sync_and_wait(m.buffer);
+  CHECK(grads_off(m.buffer, A, 5) == 0);
+  step_and_wait(m.optimizer);
+  call_during_a_put(m.buffer, end_backward, 7);
+  CHECK(grads_off(m.buffer, A, 7) == 0);
+  step_and_wait(m.optimizer);
+  call_during_a_put(m.buffer, begin_anew, 9); /* what was put is forgotten, all of it */
+  sync_and_wait(m.buffer);
+  CHECK(grads_off(m.buffer, A, 0) == 0);
+  step_and_wait(m.optimizer);
+  model_close(&m);
+}
+
+/* ── Whose problem is told ── */
+
+typedef struct {
+  int32_t tp, ep;
+  int32_t without[2]; /* these ranks miss parameter "a"; the first also "b", which may be an expert */
+} problems;
+
+static void miss_parameters(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const problems* of = argument;
+  SIZED(mdp_grid_config, cut);
+  cut.tp = of->tp;
+  cut.ep = of->ep;
+  model m = model_open(id, rank, n, &cut, NULL);
+  const int32_t lower = of->without[0] < of->without[1] ? of->without[0] : of->without[1];
+  char sentence[64];
+  snprintf(sentence, sizeof sentence, "on rank %d parameter", (int)lower);
+  for (int round = 0; round < 2; ++round) {
+    for (size_t p = 0; p < COUNT; ++p) {
+      const int missed = (rank == of->without[0] && p < C) || (rank == of->without[1] && p == (round == 0 ? A : B));
+      if (!missed) put(m.buffer, p, 1);
+    }
+    FAILS(MDP_E_STATE, sentence, mdp_grad_sync(m.buffer, NULL, NULL));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(info.rank == lower);
+    OK(mdp_microbatch_begin(m.buffer, 1));
+  }
+  model_close(&m);
+}
+
+static void the_lowest_ranks_problem_is_told(void** state) {
+  (void)state;
+  static problems of[] = {
+      {1, 1, {1, 2}}, {1, 1, {3, 1}}, {2, 1, {1, 2}}, {2, 1, {3, 0}}, {2, 1, {3, 2}}, {1, 2, {3, 2}}, {1, 2, {1, 2}},
+  };
+  for (size_t i = 0; i < sizeof of / sizeof of[0]; ++i) run_ranks(4, miss_parameters, &of[i]);
+}
+
+/* ── Whose values count ── */
+
+/* Rank 1's masters follow what it received, though it wrote nothing itself. */
+static void broadcast_between_steps(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  model m = model_open(id, rank, n, NULL, NULL);
+  for (size_t p = 0; p < COUNT; ++p) write_param(m.buffer, p, 1);
+  for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 1);
+  sync_and_wait(m.buffer);
+  step_and_wait(m.optimizer);
+  if (rank == 0) write_param(m.buffer, B, 5);
+  OK(mdp_buffer_broadcast(m.buffer, 0));
+  CHECK(params_off(m.buffer, B, 5, 0.001F) == 0);
+  for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 1);
+  sync_and_wait(m.buffer);
+  step_and_wait(m.optimizer);
+  CHECK(params_off(m.buffer, B, 5, 0.1F) == 0);
+  CHECK(params_off(m.buffer, A, 1, 0.1F) == 0);
+  OK(mdp_buffer_verify(m.buffer));
+  model_close(&m);
+}
+
+static void masters_follow_a_broadcast(void** state) {
+  (void)state;
+  run_ranks(2, broadcast_between_steps, NULL);
+}
+
+/* By its index, whichever arena it lies in. */
+static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  static const char* const sentences[COUNT] = {"parameter 0 'a' differs", "parameter 1 'b' differs", "parameter 2 'c' differs"};
+  model m = model_open(id, rank, n, NULL, NULL);
+  for (size_t p = 0; p < COUNT; ++p) {
+    if (rank == 1) write_param(m.buffer, p, 1);
+    FAILS(MDP_E_DESYNC, sentences[p], mdp_buffer_verify(m.buffer));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(info.param == (int64_t)p && info.rank == 1);
+    OK(mdp_buffer_broadcast(m.buffer, 0));
+    OK(mdp_buffer_verify(m.buffer));
+  }
+  model_close(&m);
+}
+
+static void the_parameter_that_differs(void** state) {
+  (void)state;
+  run_ranks(2, differ_in_one, NULL);
+}
+
+/* ── Optimizers ── */
+
+enum {
+  DIFFERENCES = 9
+};
+
+static void differ_in_one_value(mdp_optimizer_config* config, mdp_group* groups, int which) {
+  config->groups = groups;
+  config->ngroups = 2;
+  if (which == 0) config->eps = 1e-7;
+  if (which == 1) config->beta1 = 0.8;
+  if (which == 2) config->beta2 = 0.99;
+  if (which == 3) config->max_grad_norm = 1;
+  if (which == 4) config->ngroups = 1;
+  if (which == 5) groups[1].weight_decay = 0.125;
+  if (which == 6) groups[1].lr = 0.125;
+  if (which == 7) groups[0].flags = MDP_GROUP_SET_LR; /* 0, literally */
+  if (which == 8) config->flags = MDP_OPTIMIZER_SET_BETAS;
+}
+
+static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  model m = model_open(id, rank, n, NULL, NULL);
+  for (int which = 0; which < DIFFERENCES; ++which) {
+    mdp_group groups[2] = {{.struct_size = sizeof(mdp_group)}, {.struct_size = sizeof(mdp_group)}};
+    SIZED(mdp_optimizer_config, config);
+    differ_in_one_value(&config, groups, rank == 1 ? which : DIFFERENCES);
+    mdp_optimizer* optimizer = NULL;
+    FAILS(MDP_E_DESYNC, "ranks 0 and 1 configure the optimizer differently", mdp_optimizer_create(m.buffer, &config, &optimizer));
+    CHECK(optimizer == NULL);
+  }
+  model_close(&m);
+}
+
+static void every_value_of_an_optimizer_is_compared(void** state) {
+  (void)state;
+  run_ranks(2, configure_differently, NULL);
+}
+
+/* Rank 0's step cannot end before rank 1 comes to its own. */
+static atomic_int stepping;
+static void ask_during_a_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  model m = model_open(id, rank, n, NULL, NULL);
+  for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 1);
+  sync_and_wait(m.buffer);
+  mdp_request* request = NULL;
+  if (rank == 1) {
+    while (!atomic_load(&stepping)) a_moment();
+    a_moment(); /* who does not wait has its answer by now */
+  }
+  OK(mdp_optimizer_step(m.optimizer, NULL, NULL, &request));
+  atomic_store(&stepping, 1);
+  SIZED(mdp_tensor, moment);
+  OK(mdp_optimizer_state(m.optimizer, B, "exp_avg", &moment)); /* each rank has half of it */
+  CHECK(moment.data != NULL && ((const float*)moment.data)[0] > 0.09F);
+  OK(mdp_request_wait(request, UINT64_MAX));
+  mdp_request_free(request);
+  model_close(&m);
+}
+
+static void state_is_that_after_the_step(void** state) {
+  (void)state;
+  atomic_store(&stepping, 0);
+  run_ranks(2, ask_during_a_step, NULL);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(who_brings_nothing_adds_zero),
+      cmocka_unit_test_setup_teardown(the_same_parameter_while_it_is_put, open_held, close_held),
+      cmocka_unit_test_setup_teardown(what_ends_a_step_waits_for_puts, open_held, close_held),
+      TEST(the_lowest_ranks_problem_is_told),
+      TEST(masters_follow_a_broadcast),
+      TEST(the_parameter_that_differs),
+      TEST(every_value_of_an_optimizer_is_compared),
+      TEST(state_is_that_after_the_step),
+  };
+  return cmocka_run_group_tests(tests, setup, NULL);
+}

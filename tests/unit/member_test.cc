@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank's end of a group, with operations of the test's own: what it refuses, and what of its setting up is agreed on.
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "../conformance/thread_world.h"
+#include "check.h"
+#include "host/collective.h"
+
+using namespace megadp;
+using namespace megadp::host;
+using namespace megadp::test;
+
+namespace {
+
+constexpr uint64_t kSecondNs = 1'000'000'000;
+
+Operation operation(uint64_t number) {
+  Operation one = make_operation(Collective::barrier, DType::u8, 0, {});
+  one.number = number;
+  return one;
+}
+
+// Nothing is between these hosts; what is posted goes nowhere.
+class NoNetwork final : public Transport {
+ public:
+  Status send(int, const void*, size_t) override { return {}; }
+  Status receive(int, void*, size_t) override { return {}; }
+  Status wait(const Stop&, const std::string&) override { return {}; }
+};
+
+std::shared_ptr<Member> alone(const std::shared_ptr<World>& world) {
+  auto member = Member::create(world, nullptr, {world->rank()});
+  check(member.ok(), member.status().text());
+  return *std::move(member);
+}
+
+// An operation that runs until it is let go.
+class Running {
+ public:
+  Running(Member& member, uint64_t number)
+      : thread_([this, &member, number] {
+          status_ = member.perform(operation(number), stop_, [this] {
+            inside_ = true;
+            while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            return Status();
+          });
+          inside_ = true;
+        }) {
+    while (!inside_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  Status end() {
+    go_ = true;
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+  ~Running() { (void)end(); }
+
+ private:
+  const Stop stop_;
+  std::atomic<bool> inside_{false}, go_{false};
+  Status status_;
+  std::thread thread_;
+};
+
+// Returns what the refused operation says; its body is not run.
+Status refused(Member& member, uint64_t number) {
+  bool ran = false;
+  const Stop stop;
+  const Status status = member.perform(operation(number), stop, [&] { return ran = true, Status(); });
+  check(!ran, "an operation that is refused does not run");
+  return status;
+}
+
+void one_group_runs_one_operation_at_a_time() {
+  const auto world = create_thread_worlds(1, kSecondNs).front();
+  const auto member = alone(world), other = alone(world);
+  Running running(*member, 1);
+  fails(refused(*member, 2), Code::state, {"another operation of this group is running on another stream", "one order", "barrier"});
+  bool ran = false;
+  const Stop stop;
+  check(other->perform(operation(1), stop, [&] { return ran = true, Status(); }).ok() && ran, "another group is free");
+  check(running.end().ok(), "the one that ran first is not disturbed");
+  ran = false;
+  check(member->perform(operation(2), stop, [&] { return ran = true, Status(); }).ok() && ran, "it comes next");
+}
+
+void operations_come_in_their_order() {
+  const auto world = create_thread_worlds(1, kSecondNs).front();
+  const auto member = alone(world);
+  fails(refused(*member, 2), Code::state, {"operation 1 of this group did not run before it"});
+  fails(refused(*member, 1), Code::state, {"operation 1 of this group did not run before it"});  // it is over for this group
+}
+
+// Runs on every rank; hosts as thread_world.h has them.
+void on_ranks(int size, const std::vector<int>& hosts, const std::function<void(const std::shared_ptr<World>&)>& body) {
+  const auto worlds = create_thread_worlds(size, 20 * kSecondNs, hosts);
+  std::vector<std::thread> threads;
+  for (const auto& world : worlds) threads.emplace_back([&body, world] { body(world); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+std::mutex checking;
+
+// Between hosts messages have one order, whatever the group.
+void one_operation_at_a_time_crosses_hosts() {
+  on_ranks(2, {0, 1}, [](const std::shared_ptr<World>& world) {
+    const auto transport = std::make_shared<NoNetwork>();
+    auto first = Member::create(world, transport, {0, 1});
+    auto second = Member::create(world, transport, {0, 1});
+    const std::lock_guard lock(checking);
+    if (!check(first.ok() && second.ok(), first.status().text() + second.status().text())) return;
+    {
+      Running running(**first, 1);
+      fails(refused(**second, 1), Code::state, {"an operation of another group is running on another stream", "one order"});
+      check(running.end().ok(), "the one that ran first is not disturbed");
+    }
+    const Stop stop;
+    check((*second)->perform(operation(1), stop, [] { return Status(); }).ok(), "the other comes next");
+  });
+}
+
+// The ranks of one host cannot have the memory that they share. Those of the other host must not have a group either.
+class WithoutDescriptors final : public World {
+ public:
+  explicit WithoutDescriptors(std::shared_ptr<World> world) : world_(std::move(world)) {}
+  int rank() const noexcept override { return world_->rank(); }
+  int size() const noexcept override { return world_->size(); }
+  uint64_t timeout_ns() const noexcept override { return world_->timeout_ns(); }
+  int host(int rank) const noexcept override { return world_->host(rank); }
+  int process(int rank) const noexcept override { return world_->process(rank); }
+  const std::string& host_name(int rank) const noexcept override { return world_->host_name(rank); }
+  bool in_forked_child() const noexcept override { return world_->in_forked_child(); }
+  bool failed() const noexcept override { return world_->failed(); }
+  Status failure() const override { return world_->failure(); }
+  void fail(const Status& why) override { world_->fail(why); }
+  bool has_left(int rank) const noexcept override { return world_->has_left(rank); }
+  std::string describe(int rank) const override { return world_->describe(rank); }
+  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    return world_->exchange(members, what, mine);
+  }
+  Result<std::vector<Fd>> share(const std::vector<int>&, const char*, const Fd&) override {
+    return Status(Code::system, "no descriptor is to be had");
+  }
+
+ private:
+  const std::shared_ptr<World> world_;
+};
+
+void what_one_host_cannot_set_up_no_host_has() {
+  for (const int poor : {0, 1}) {
+    on_ranks(4, {0, 0, 1, 1}, [poor](const std::shared_ptr<World>& world) {
+      const bool here = world->host(world->rank()) == poor;
+      const std::shared_ptr<World> seen = here ? std::make_shared<WithoutDescriptors>(world) : world;
+      const auto member = Member::create(seen, std::make_shared<NoNetwork>(), {0, 1, 2, 3});
+      const std::lock_guard lock(checking);
+      fails(member.status(), Code::system, {"no descriptor is to be had"});
+      if (!here) check_equal(member.status().blame().rank, 2 * poor, "the rank to blame");
+    });
+  }
+}
+
+// The same of memory that a group shares later on.
+void what_one_host_cannot_share_no_host_has() {
+  on_ranks(4, {0, 0, 1, 1}, [](const std::shared_ptr<World>& world) {
+    auto member = Member::create(world, std::make_shared<NoNetwork>(), {0, 1, 2, 3});
+    Status made = member.status();
+    if (member.ok())
+      made = (*member)->create_parts({"a part", 1, world->host(world->rank()) == 1 ? size_t{1} << 60 : 4096}, false).status();
+    const std::lock_guard lock(checking);
+    check(!made.ok(), "ranks of one host have what those of the other have not");
+  });
+}
+
+}  // namespace
+
+int main() {
+  one_group_runs_one_operation_at_a_time();
+  operations_come_in_their_order();
+  one_operation_at_a_time_crosses_hosts();
+  what_one_host_cannot_set_up_no_host_has();
+  what_one_host_cannot_share_no_host_has();
+  return finish();
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// One Monitor, or two, among ranks that the test plays itself, over socket pairs: so the order in which news arrives is the test's.
+#include "backend/bootstrap/monitor.h"
+
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+
+#include "check.h"
+
+using namespace megadp;
+using namespace megadp::test;
+
+namespace {
+
+constexpr uint64_t kSecondNs = 1'000'000'000;
+
+void sleep_ms(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+template <class Condition>
+bool wait_until(Condition condition, uint64_t limit_ns = 20 * kSecondNs) {
+  const Deadline deadline = Deadline::after_ns(limit_ns);
+  while (!condition()) {
+    if (deadline.passed()) return false;
+    sleep_ms(2);
+  }
+  return true;
+}
+
+// A rank that the test plays: its end of a socket whose other end a Monitor has.
+class Played {
+ public:
+  Monitor::Connection connection(int rank, bool control, bool serving = false) {
+    int ends[2] = {-1, -1};
+    check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0, "a pair of sockets");
+    link_ = std::make_unique<Link>(Fd(ends[0]), 1 << 20);
+    Monitor::Connection made;
+    made.rank = rank;
+    made.control = control;
+    made.descriptors = !control;
+    made.serving = serving;
+    made.link = std::make_unique<Link>(Fd(ends[1]), 1 << 20);
+    return made;
+  }
+  void send(FrameType type, std::string payload) {
+    link_->send(type, std::move(payload));
+    link_->flush();
+    check(link_->idle(), "what was sent is on its way");
+  }
+  void heartbeat() {
+    FrameWriter none_silent;
+    none_silent.u32(0);
+    send(FrameType::heartbeat, none_silent.take());
+  }
+  void goodbye(int rank) {
+    FrameWriter writer;
+    writer.i32(rank);
+    send(FrameType::goodbye, writer.take());
+  }
+  void failure(int reporter, const Status& why) {
+    FrameWriter writer;
+    writer.i32(reporter);
+    writer.status(why);
+    send(FrameType::failure, writer.take());
+  }
+  // Waits for a frame of this type; others are passed over.
+  bool receives(FrameType type, Frame* out = nullptr) {
+    return wait_until([&] {
+      (void)link_->receive(&frames_);
+      while (!frames_.empty()) {
+        Frame frame = std::move(frames_.front());
+        frames_.erase(frames_.begin());
+        if (frame.type != type) continue;
+        if (out != nullptr) *out = std::move(frame);
+        return true;
+      }
+      return false;
+    });
+  }
+  void close() { link_.reset(); }
+
+ private:
+  std::unique_ptr<Link> link_;
+  std::vector<Frame> frames_;
+};
+
+// Ranks of this process, or of others that no Monitor can watch.
+std::vector<Process> table_of(int size) {
+  std::vector<Process> table(static_cast<size_t>(size), this_process());
+  return table;
+}
+
+std::shared_ptr<Monitor> make(int rank, uint64_t timeout_ns, std::vector<Process> table) {
+  return std::make_shared<Monitor>(rank, timeout_ns, std::move(table));
+}
+
+// A short silence is forgiven, whatever "short" is next to the timeout: a second is nothing where 20 are allowed.
+void silence_is_measured_by_the_timeout() {
+  Played hub;
+  auto monitor = make(1, 20 * kSecondNs, table_of(2));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  sleep_ms(2500);
+  check(!monitor->failed(), "a rank that was silent for 2.5 of 20 s is given up: " + monitor->failure().text());
+  hub.heartbeat();
+  check(wait_until([&] { return monitor->describe(0).find("is alive") != std::string::npos; }), monitor->describe(0));
+  monitor->leave();
+
+  Played silent;
+  auto strict = make(1, 1'200'000'000, table_of(2));
+  strict->add_connection(silent.connection(0, true));
+  check(strict->start().ok(), "the monitor starts");
+  check(wait_until([&] { return strict->failed(); }), "a rank that stays silent is given up");
+  fails(strict->failure(), Code::timeout, {"rank 0 (pid ", "has not been heard of for"});
+  check_equal(strict->failure().blame().rank, 0, "the rank to blame");
+  strict->leave();
+}
+
+// The hub goes in peace while somebody still waits for what it was to carry: that is answered at once, not after the timeout.
+void calls_are_answered_when_the_relay_goes() {
+  Played hub;
+  auto monitor = make(1, 60 * kSecondNs, table_of(3));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  Status told;
+  std::thread caller([&] { told = monitor->operate(OperationKind::exchange, {1, 2}, {"test", "mine", nullptr}).status(); });
+  check(hub.receives(FrameType::give), "the call reaches the hub");
+  hub.goodbye(0);
+  hub.close();
+  const uint64_t begun = now_ns();
+  caller.join();
+  check(now_ns() - begun < 20 * kSecondNs, "the call is answered long before its timeout");
+  fails(told, Code::peer, {"rank 0 (pid ", "has left, and it was the one to carry messages"});
+  check_equal(told.blame().rank, 0, "the rank to blame");
+  fails(monitor->operate(OperationKind::exchange, {1, 2}, {"test", "mine", nullptr}).status(), Code::peer, {"rank 0", "has left"});
+  check(!monitor->failed(), "leaving is no failure");
+  monitor->leave();
+}
+
+// Who gives up a call tells the hub, which knows who else waits.
+void a_call_that_is_given_up_is_withdrawn() {
+  Played hub;
+  auto monitor = make(1, 300'000'000, table_of(3));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  Status told;
+  std::thread caller([&] { told = monitor->operate(OperationKind::exchange, {1, 2}, {"test", "mine", nullptr}).status(); });
+  Frame give, withdrawn;
+  check(hub.receives(FrameType::give, &give) && hub.receives(FrameType::withdraw, &withdrawn), "the call is withdrawn at its timeout");
+  OperationKey given, taken_back;
+  FrameReader first(give.payload), second(withdrawn.payload);
+  check(read_key(&first, 3, &given) && read_key(&second, 3, &taken_back), "both name the call");
+  check(given.members == taken_back.members && given.sequence == taken_back.sequence, "it is the same call");
+  FrameWriter answer;
+  write_key(&answer, taken_back);
+  answer.status(Status(Code::timeout, "rank 2 did not come", Blame{2}));
+  hub.send(FrameType::undone, answer.take());
+  caller.join();
+  fails(told, Code::timeout, {"rank 2 did not come"});
+  monitor->leave();
+}
+
+// A process that can be ended, as the table has it.
+class Child {
+ public:
+  Child() : pid_(::fork()) {
+    if (pid_ == 0) {
+      for (;;) ::pause();
+    }
+  }
+  Process process() const {
+    Process of = this_process();
+    of.pid = pid_;
+    const auto stat = read_process_stat(text("/proc/", pid_, "/stat"));
+    of.start_time = stat ? stat->start_time : 0;
+    check(stat.has_value(), "the child runs");
+    return of;
+  }
+  void end() {
+    if (pid_ <= 0) return;
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+    pid_ = -1;
+  }
+  ~Child() { end(); }
+
+ private:
+  pid_t pid_;
+};
+
+// The news of a process's end outruns the goodbye that it sent by way of the hub.
+void a_goodbye_on_its_way_is_waited_for() {
+  for (const bool said_goodbye : {true, false}) {
+    Child child;
+    std::vector<Process> table = table_of(3);
+    table[2] = child.process();
+    Played hub;
+    auto monitor = make(1, 20 * kSecondNs, table);
+    monitor->add_connection(hub.connection(0, true));
+    check(monitor->start().ok(), "the monitor starts");
+    sleep_ms(100);
+    child.end();
+    sleep_ms(200);  // the end of the process is known by now
+    check(!monitor->failed(), "a goodbye had no time to arrive: " + monitor->failure().text());
+    if (said_goodbye) {
+      hub.goodbye(2);
+      check(wait_until([&] { return monitor->has_left(2); }), "the goodbye is heard");
+      sleep_ms(1500);
+      check(!monitor->failed(), "a rank that said goodbye has died: " + monitor->failure().text());
+    } else {
+      check(wait_until([&] { return monitor->failed(); }), "without a goodbye it has died");
+      fails(monitor->failure(), Code::peer, {"rank 2 (pid ", "died"});
+      check_equal(monitor->failure().blame().rank, 2, "the rank to blame");
+      Frame told;
+      check(hub.receives(FrameType::failure, &told), "the hub is told");
+    }
+    monitor->leave();
+  }
+}
+
+// Rank 2 learned of a failure from the hub, which is then lost: rank 1, on the same host, hears of it from rank 2 as that leaves. It must
+// not take rank 2 for one that has done its work.
+void leaving_after_a_failure_is_not_peaceful() {
+  int ends[2] = {-1, -1};
+  check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) == 0, "a pair of sockets");
+  const auto beside = [&](int end, int rank, bool serving) {
+    Monitor::Connection made;
+    made.rank = rank;
+    made.descriptors = true;
+    made.serving = serving;
+    made.link = std::make_unique<Link>(Fd(ends[end]), 1 << 20);
+    return made;
+  };
+  Played hub_of_leader, hub_of_other;
+  auto leader = make(1, 20 * kSecondNs, table_of(3)), other = make(2, 20 * kSecondNs, table_of(3));
+  for (const auto& monitor : {leader, other}) monitor->set_leader(1);
+  leader->add_connection(hub_of_leader.connection(0, true));
+  leader->add_connection(beside(0, 2, true));
+  other->add_connection(hub_of_other.connection(0, true));
+  other->add_connection(beside(1, 1, false));
+  check(leader->start().ok() && other->start().ok(), "the monitors start");
+  hub_of_other.failure(-1, Status(Code::numeric, "the lid is on fire", Blame{0}));
+  check(wait_until([&] { return other->failed(); }), "rank 2 is told");
+  check(!leader->failed(), "rank 1 is not: the hub's word to it is lost");
+  other->leave();
+  check(wait_until([&] { return leader->has_left(2); }), "rank 2 leaves");
+  check(leader->failed(), "rank 2 left as if in peace");
+  fails(leader->failure(), Code::numeric, {"the lid is on fire"});
+  leader->leave();
+}
+
+// The first failure stays, wherever the next one comes from.
+void the_first_failure_stays() {
+  Played hub;
+  auto monitor = make(1, 20 * kSecondNs, table_of(3));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  hub.failure(2, Status(Code::numeric, "the first", Blame{2}));
+  check(wait_until([&] { return monitor->failed(); }), "it is told");
+  fails(monitor->failure(), Code::numeric, {"rank 2 reported", "the first"});
+  monitor->fail(Status(Code::aborted, "the second"));
+  hub.failure(-1, Status(Code::aborted, "the third"));
+  hub.heartbeat();
+  check(wait_until([&] { return monitor->describe(0).find("is alive") != std::string::npos; }), monitor->describe(0));
+  hub.close();
+  sleep_ms(100);  // and that the hub is gone is no news either
+  fails(monitor->failure(), Code::numeric, {"rank 2 reported", "the first"});
+  monitor->leave();
+}
+
+}  // namespace
+
+int main() {
+  silence_is_measured_by_the_timeout();
+  calls_are_answered_when_the_relay_goes();
+  a_call_that_is_given_up_is_withdrawn();
+  a_goodbye_on_its_way_is_waited_for();
+  leaving_after_a_failure_is_not_peaceful();
+  the_first_failure_stays();
+  return finish();
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// A host stream alone, with work of the test's own: which failure stays, who is told, and how it ends.
+#include "host/stream.h"
+
+#include <atomic>
+#include <chrono>
+#include <new>
+#include <stdexcept>
+#include <thread>
+
+#include "check.h"
+
+using namespace megadp;
+using namespace megadp::host;
+using namespace megadp::test;
+
+namespace {
+
+constexpr uint64_t kSecondNs = 1'000'000'000;
+
+void sleep_ms(int ms) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+}
+
+std::unique_ptr<HostStream> make(const char* name, HostStream::OnFailure on_failure = {}) {
+  auto stream = HostStream::create(name, std::move(on_failure));
+  check(stream.ok(), stream.status().text());
+  return *std::move(stream);
+}
+
+Status outcome(HostStream& stream) {
+  auto event = stream.record(-1);
+  return event.ok() ? (*event)->wait(Deadline::after_ns(20 * kSecondNs)) : event.status();
+}
+
+struct Told {
+  std::atomic<int> times{0};
+  Status first;
+  HostStream::OnFailure function() {
+    return [this](const Status& why) {
+      if (times++ == 0) first = why;
+    };
+  }
+};
+
+void the_first_failure_is_told_once() {
+  Told told;
+  auto stream = make("failing", told.function());
+  std::atomic<int> ran{0};
+  check(stream->submit([&](const Stop&) { return ++ran, Status(); }).ok(), "work is taken");
+  check(stream->submit([](const Stop&) { return Status(Code::numeric, "the first"); }).ok(), "work is taken");
+  (void)stream->submit([&](const Stop&) { return ++ran, Status(Code::peer, "the second"); });
+  fails(outcome(*stream), Code::numeric, {"the first"});
+  fails(stream->failure(), Code::numeric, {"the first"});
+  fails(stream->submit([](const Stop&) { return Status(); }), Code::numeric, {"the first"});
+  check_equal(ran.load(), 1, "pieces of work that ran");
+  check_equal(told.times.load(), 1, "how often the failure was told");
+  fails(told.first, Code::numeric, {"the first"});
+}
+
+// What is still queued when the stream goes is told why the stream had failed, not that it was destroyed.
+void destroying_does_not_replace_a_failure() {
+  auto stream = make("failed");
+  std::atomic<bool> begun{false};
+  const auto fails_when_told_to_stop = [&](const Stop& stop) {
+    begun = true;
+    while (!stop.passed()) sleep_ms(1);
+    return Status(Code::numeric, "the first");
+  };
+  check(stream->submit(fails_when_told_to_stop).ok(), "work is taken");
+  auto event = stream->record(-1);
+  auto later = stream->record(-1);
+  while (!begun) sleep_ms(1);
+  stream.reset();
+  if (!check(event.ok() && later.ok() && (*event)->done() && (*later)->done(), "events of a destroyed stream are done")) return;
+  fails((*event)->status(), Code::numeric, {"the first"});
+  fails((*later)->status(), Code::numeric, {"the first"});
+}
+
+// Without a failure what is left is aborted, and nobody is told: the stream went of its own accord.
+void destroying_aborts_what_is_left() {
+  Told told;
+  auto stream = make("waiting", told.function());
+  std::atomic<bool> begun{false};
+  std::atomic<int> ran{0};
+  const auto waits_until_told_to_stop = [&](const Stop& stop) {
+    begun = true;
+    while (!stop.passed()) sleep_ms(1);
+    return Status(Code::aborted, "it was told to stop");
+  };
+  check(stream->submit(waits_until_told_to_stop).ok(), "work is taken");
+  (void)stream->submit([&](const Stop&) { return ++ran, Status(); });
+  auto event = stream->record(-1);
+  while (!begun) sleep_ms(1);
+  stream.reset();
+  if (!check(event.ok() && (*event)->done(), "an event of a destroyed stream is done")) return;
+  fails((*event)->status(), Code::aborted, {"it was told to stop"});
+  check_equal(ran.load(), 0, "pieces of dropped work that ran");
+  check_equal(told.times.load(), 0, "how often it was told as a failure");
+}
+
+void what_work_throws_is_its_failure() {
+  Told told;
+  auto stream = make("throwing", told.function());
+  check(stream->submit([](const Stop&) -> Status { throw std::runtime_error("the lid is on fire"); }).ok(), "work is taken");
+  fails(outcome(*stream), Code::internal, {"threw", "the lid is on fire"});
+  check_equal(told.times.load(), 1, "how often it was told");
+  auto poor = make("poor", told.function());
+  check(poor->submit([](const Stop&) -> Status { throw std::bad_alloc(); }).ok(), "work is taken");
+  fails(outcome(*poor), Code::memory, {"out of memory", "\"poor\""});
+  check_equal(told.times.load(), 2, "how often both were told");
+}
+
+// A stream that waits for another one's event is destroyed before that event comes, and without it.
+void a_wait_ends_with_its_stream() {
+  auto slow = make("slow"), waiting = make("waiting");
+  std::atomic<bool> go{false};
+  check(slow->submit([&](const Stop&) {
+              while (!go) sleep_ms(1);
+              return Status();
+            })
+            .ok(),
+        "work is taken");
+  auto event = slow->record(-1);
+  if (!check(event.ok() && waiting->wait_for(*event).ok(), "a stream waits for another")) return;
+  auto after = waiting->record(-1);
+  // Lets the slow one go in the end, so that a stream that does wait is found out and not waited for.
+  std::atomic<bool> destroyed{false};
+  std::thread patience([&] {
+    for (int i = 0; i < 5000 && !destroyed; ++i) sleep_ms(1);
+    go = true;
+  });
+  waiting.reset();
+  check(!(*event)->done(), "destroying a stream waited for the event that its work waits for");
+  destroyed = true;
+  patience.join();
+  check(after.ok() && (*after)->done(), "its own events are done");
+  fails((*after)->status(), Code::aborted, {"destroyed"});
+  check(outcome(*slow).ok(), "the other stream goes on");
+}
+
+// And it hands on the other one's failure.
+void a_wait_fails_with_its_event() {
+  auto first = make("first"), second = make("second");
+  check(first->submit([](const Stop&) { return Status(Code::numeric, "not a number"); }).ok(), "work is taken");
+  auto event = first->record(-1);
+  check(event.ok() && second->wait_for(*event).ok(), "a stream waits for another");
+  fails(outcome(*second), Code::numeric, {"not a number"});
+}
+
+// What is retained goes when the work before it has ended, and not before; also where the stream fails.
+void retained_things_outlive_the_work() {
+  for (const bool failing : {false, true}) {
+    auto stream = make("retaining");
+    std::atomic<bool> go{false};
+    auto thing = std::make_shared<int>(7);
+    const std::weak_ptr<int> watched = thing;
+    check(stream
+              ->submit([&](const Stop&) {
+                while (!go) sleep_ms(1);
+                return failing ? Status(Code::numeric, "not a number") : Status();
+              })
+              .ok(),
+          "work is taken");
+    stream->retain(std::move(thing));
+    check(!watched.expired(), "it is kept while work before it runs");
+    go = true;
+    check(outcome(*stream).ok() != failing, "the work ends");
+    stream.reset();
+    check(watched.expired(), "it goes afterwards");
+  }
+}
+
+// The last reference may be dropped by the stream's own work: a thread cannot wait for itself.
+void a_stream_may_end_in_its_own_work() {
+  std::atomic<bool> ended{false};
+  auto holder = std::make_shared<std::unique_ptr<HostStream>>(make("own"));
+  HostStream* const stream = holder->get();
+  check(stream
+            ->submit([holder, &ended](const Stop&) {
+              holder->reset();
+              ended = true;
+              return Status();
+            })
+            .ok(),
+        "work is taken");
+  holder.reset();
+  for (int i = 0; i < 20'000 && !ended; ++i) sleep_ms(1);
+  check(ended, "a stream can be destroyed by its own work");
+}
+
+}  // namespace
+
+int main() {
+  the_first_failure_is_told_once();
+  destroying_does_not_replace_a_failure();
+  destroying_aborts_what_is_left();
+  what_work_throws_is_its_failure();
+  a_wait_ends_with_its_stream();
+  a_wait_fails_with_its_event();
+  retained_things_outlive_the_work();
+  a_stream_may_end_in_its_own_work();
+  return finish();
+}
