@@ -167,6 +167,29 @@ void one_processor(Suite& suite) {
   });
 }
 
+// Who sleeps is woken by the last to come. Without that a barrier takes as long as a sleeper sleeps before it looks again by itself, 25 ms:
+// 15 s for those of each rank, which take less than 1 s otherwise, on a busy machine too.
+void sleepers_are_woken(Suite& suite) {
+  static constexpr int kBarriers = 800;
+  static constexpr uint64_t kBoundNs = 4'000'000'000;
+  suite.run(4, [](Rank& rank) {
+    auto stream = rank.must(rank.backend().create_stream("sleepers"));
+    auto group = rank.must(rank.backend().create_group(rank.everyone()));
+    rank.must(group->barrier(*stream, {}));
+    rank.must(finish(*stream));
+    uint64_t asleep_ns = 0;  // on the busiest machine some rounds are slow: each counts for no more than a slice
+    for (int i = 0; i < kBarriers; ++i) {
+      if (rank.rank() == i % 4) std::this_thread::sleep_for(std::chrono::microseconds(200));  // the others sleep by then
+      const uint64_t begin_ns = now_ns();
+      rank.must(group->barrier(*stream, {}));
+      rank.must(finish(*stream));
+      asleep_ns += std::min<uint64_t>(now_ns() - begin_ns, 25'000'000);
+    }
+    if (on_device(rank)) return;  // its waits are not these
+    rank.check(asleep_ns < kBoundNs, text(kBarriers, " barriers took ", asleep_ns / 1'000'000, " ms: nobody wakes the sleepers"));
+  });
+}
+
 }  // namespace
 
 std::vector<Case> group_cases() {
@@ -176,7 +199,8 @@ std::vector<Case> group_cases() {
           {"group.two_streams", two_streams},
           {"group.two_streams_between_hosts", two_streams_between_hosts},
           {"group.destroyed_with_work", destroyed_with_work},
-          {"group.one_processor", one_processor}};
+          {"group.one_processor", one_processor},
+          {"group.sleepers_are_woken", sleepers_are_woken}};
 }
 
 }  // namespace megadp::test

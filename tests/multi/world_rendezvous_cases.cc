@@ -414,6 +414,25 @@ void a_latecomer_is_told() {
   check(told, "the rank that came late was told nothing");
 }
 
+// The secret alone lets nobody in under another process's number: that one would be watched in its place.
+void another_process_is_nobody() {
+  LogCatcher log;
+  const std::string job = fresh_job();
+  on_threads(2, [&](int rank) {
+    const Launch launch = launch_of(job, rank, 2);
+    if (rank == 0) {
+      fails(World::join(launch, 2 * kSecond).status(), Code::timeout,
+            {"rank 1 did not come", "rank 1 came but was refused", "it says it is process 1,"});
+      return;
+    }
+    Meeting meeting{door_of(launch), guard_of(launch), 2, {0, 1}, 0, 1, this_process(), Deadline::after_ns(20 * kSecond), 20 * kSecond, {}};
+    meeting.self.pid = 1;
+    auto party = attend_meeting(meeting);
+    fails(party.status(), Code::invalid, {"rank 0 refused this rank", "it says it is process 1, but it is process", text(::getpid())});
+  });
+  says(log.all(), {"refused rank 1", "it says it is process 1"});
+}
+
 }  // namespace
 
 void rendezvous_cases() {
@@ -433,6 +452,7 @@ void rendezvous_cases() {
   a_slow_host_is_waited_for();
   an_impostor_learns_nothing();
   proofs_serve_once();
+  another_process_is_nobody();
 }
 
 }  // namespace megadp::test

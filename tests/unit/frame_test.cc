@@ -301,6 +301,32 @@ void relay_tells_everyone_of_different_calls() {
   }
 }
 
+// A sentence of any length arrives, cut where it is longer than anybody reads; one that was not cut is nobody's of ours.
+void a_long_sentence_is_cut() {
+  constexpr size_t kLongest = 64 * 1024;
+  for (const size_t length : {size_t{0}, size_t{1000}, kLongest - 1, kLongest, kLongest + 1, 10 * kLongest}) {
+    FrameWriter writer;
+    writer.status(Status(Code::peer, std::string(length, 'x'), Blame{.rank = 3, .bucket = 4, .param = 5, .operation = 6}));
+    const std::string payload = writer.take();
+    FrameReader reader(payload);
+    const Status read = reader.status();
+    check(reader.finished() && read.code() == Code::peer,
+          text("a sentence of ", length, " bytes cannot be read: ", read.text().substr(0, 80)));
+    check_equal(read.text().size(), std::min(length, kLongest), "length of the sentence");
+    const Blame blame = read.blame();
+    check(blame.rank == 3 && blame.bucket == 4 && blame.param == 5 && blame.operation == 6, "the blame arrives");
+  }
+  FrameWriter too_long;
+  too_long.i32(static_cast<int32_t>(Code::peer));
+  for (int i = 0; i < 2; ++i) too_long.i32(-1);
+  too_long.i64(-1);
+  too_long.u64(0);
+  too_long.bytes(std::string(kLongest + 1, 'x'));
+  const std::string payload = too_long.take();
+  FrameReader reader(payload);
+  check(reader.status().code() == Code::corrupt && !reader.ok(), "a sentence that was not cut is refused");
+}
+
 }  // namespace
 
 int main() {
@@ -316,5 +342,6 @@ int main() {
   relay_answers_everyone_once();
   relay_remembers_failures_for_those_who_come_later();
   relay_tells_everyone_of_different_calls();
+  a_long_sentence_is_cut();
   return finish();
 }
