@@ -35,7 +35,7 @@ constexpr size_t kControlBytes = 4096;
 constexpr size_t kStagingHalfBytes = 512 << 10;
 
 // Which bytes of its half a rank shows to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
-// the first `bytes`, but only the root's half.
+// the first `bytes` of the root's half, to one rank of each host.
 enum class Show {
   whole,
   piece,
@@ -76,12 +76,16 @@ class Member {
   Status meet(const Operation& operation, const Stop& stop);
   // Meets, having sent what the ranks of other hosts need of this rank's half, and received theirs.
   Status meet_showing(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, Show show, size_t bytes);
+  // The rank whose half holds a broadcast after the meeting: the root, or on another host the first rank there.
+  int source_of_broadcast(int root) const noexcept;
   // This turn's half of everyone's staging memory, by rank.
   const std::vector<std::byte*>& next_staging();
 
  private:
   Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transport, std::vector<int> members);
   Status set_up();
+  Status post_shown(const std::vector<std::byte*>& staging, Show show, size_t bytes);
+  Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
   Status compare_with_other_hosts(const Operation& operation, const Stop& stop);
   Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
 
@@ -92,6 +96,7 @@ class Member {
   std::vector<int> local_;  // world ranks of the members on this host, in their order
   int local_rank_ = 0;
   std::vector<int> remote_;                               // ranks in the group of the others
+  std::vector<int> firsts_;                               // of each host the lowest rank in the group, by the host's number
   std::shared_ptr<Parts> control_;                        // where there is another member on this host
   std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other hosts' ranks, and the own one without control_
   uint64_t compared_ = 0;                                 // number of the last operation that was compared with other hosts

@@ -13,6 +13,9 @@ Member::Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transpor
     : world_(std::move(world)), transport_(std::move(transport)), members_(std::move(members)) {
   for (int rank = 0; rank < size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
+    const auto host = static_cast<size_t>(world_->host(member));
+    firsts_.resize(std::max(firsts_.size(), host + 1), -1);
+    if (firsts_[host] < 0) firsts_[host] = rank;
     if (member == world_->rank()) {
       rank_ = rank;
       local_rank_ = static_cast<int>(local_.size());
@@ -127,25 +130,44 @@ Status Member::meet(const Operation& operation, const Stop& stop) {
   return sync_ ? sync_->meet(operation, stop) : Status();
 }
 
+int Member::source_of_broadcast(int root) const noexcept {
+  const bool here = std::find(remote_.begin(), remote_.end(), root) == remote_.end();
+  return here ? root : firsts_[static_cast<size_t>(world_->host(world_->rank()))];
+}
+
+// The root's half goes once to each other host, into the half of the first rank there, which its neighbours see.
+Status Member::post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes) {
+  std::byte* const own = staging[static_cast<size_t>(rank_)];
+  if (rank_ != root) {
+    const bool for_me = source_of_broadcast(root) == rank_;
+    return for_me ? transport_->receive(members_[static_cast<size_t>(root)], own, bytes) : Status();
+  }
+  Status posted;
+  for (size_t host = 0; host < firsts_.size() && posted.ok(); ++host) {
+    if (firsts_[host] < 0 || host == static_cast<size_t>(world_->host(world_->rank()))) continue;
+    posted = transport_->send(members_[static_cast<size_t>(firsts_[host])], own, bytes);
+  }
+  return posted;
+}
+
+Status Member::post_shown(const std::vector<std::byte*>& staging, Show show, size_t bytes) {
+  for (const int rank : remote_) {
+    const int member = members_[static_cast<size_t>(rank)];
+    const size_t sent_at = show == Show::piece ? static_cast<size_t>(rank) * bytes : 0;
+    const size_t received_at = show == Show::piece ? static_cast<size_t>(rank_) * bytes : 0;
+    Status posted = transport_->send(member, staging[static_cast<size_t>(rank_)] + sent_at, bytes);
+    if (posted.ok()) posted = transport_->receive(member, staging[static_cast<size_t>(rank)] + received_at, bytes);
+    if (!posted.ok()) return posted;
+  }
+  return {};
+}
+
 Status Member::meet_showing(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, Show show, size_t bytes) {
   if (spans_hosts()) {
-    Status compared = compare_with_other_hosts(operation, stop);
-    if (!compared.ok()) return compared;
-    for (const int rank : remote_) {
-      const int member = members_[static_cast<size_t>(rank)];
-      const size_t sent_at = show == Show::piece ? static_cast<size_t>(rank) * bytes : 0;
-      const size_t received_at = show == Show::piece ? static_cast<size_t>(rank_) * bytes : 0;
-      Status posted;
-      if (show != Show::from_root || operation.root == rank_) {
-        posted = transport_->send(member, staging[static_cast<size_t>(rank_)] + sent_at, bytes);
-      }
-      if (posted.ok() && (show != Show::from_root || operation.root == rank)) {
-        posted = transport_->receive(member, staging[static_cast<size_t>(rank)] + received_at, bytes);
-      }
-      if (!posted.ok()) return posted;
-    }
-    Status waited = transport_->wait(stop, describe(operation));
-    if (!waited.ok()) return waited;
+    Status status = compare_with_other_hosts(operation, stop);
+    if (status.ok()) status = show == Show::from_root ? post_from_root(operation.root, staging, bytes) : post_shown(staging, show, bytes);
+    if (status.ok()) status = transport_->wait(stop, describe(operation));
+    if (!status.ok()) return status;
   }
   return sync_ ? sync_->meet(operation, stop) : Status();
 }

@@ -18,6 +18,8 @@ namespace {
 // From here on, and with more than two ranks, the ranks share out the sums of a turn, at the price of a second meeting.
 constexpr size_t kSharedSumBytes = 32 << 10;
 constexpr size_t kPartElements = 64;
+// Between hosts, from here on, a sum crosses the network in two steps, in pieces, and not every rank's array to every other rank.
+constexpr size_t kSentWholeBytes = 4 << 10;
 
 // How many elements a turn takes when a half must hold `pieces` of them side by side.
 size_t elements_per_turn(const Call& call, size_t pieces) {
@@ -87,9 +89,8 @@ auto put_all(const Call& call, const std::byte* from) {
   return [&call, from](std::byte* half, size_t done, size_t n) { copy_past_caches(half, from + done * call.width(), n * call.width()); };
 }
 
-}  // namespace
-
-Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+// Every rank gets every array, which is one step: for what is small, and for what all ranks of one host read in place.
+Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, size_t count) {
   const Operation& op = call.operation;
   const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
     std::byte* const at = to + done * call.width();
@@ -97,6 +98,21 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
     return n == 0 ? Status() : reduce(at, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
   };
   return in_turns(call, count, 1, Show::whole, put_all(call, from), take);
+}
+
+}  // namespace
+
+// The sums are those of reduce_scatter, whose order is the same. What the ranks cannot share out evenly, fewer elements than ranks, goes
+// the short way.
+Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  if (!call.member.spans_hosts() || count * call.width() <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
+  const auto size = static_cast<size_t>(call.size());
+  const size_t piece = count / size, even = piece * size * call.width();
+  std::byte* const mine = to + piece * static_cast<size_t>(call.rank()) * call.width();
+  Status status = piece == 0 ? Status() : staged_reduce_scatter(call, from, mine, piece);
+  if (status.ok() && piece > 0) status = staged_all_gather(call, mine, to, piece);
+  if (!status.ok() || count % size == 0) return status;
+  return all_reduce_whole(call, from + even, to + even, count % size);
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
@@ -130,14 +146,15 @@ Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to,
   return in_turns(call, count, static_cast<size_t>(call.size()), Show::piece, put_pieces(call, from, count), take);
 }
 
+// Once to each other host, into the half of the rank there that its neighbours read.
 Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
-  const auto root = static_cast<size_t>(call.operation.root);
+  const auto source = static_cast<size_t>(call.member.source_of_broadcast(call.operation.root));
   const bool is_root = call.rank() == call.operation.root;
   const auto put = [&](std::byte* half, size_t done, size_t n) {
     if (is_root) copy_past_caches(half, data + done * call.width(), n * call.width());
   };
   const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
-    if (!is_root) copy_bytes(data + done * call.width(), staging[root], n * call.width());
+    if (!is_root) copy_bytes(data + done * call.width(), staging[source], n * call.width());
     return {};
   };
   return in_turns(call, count, 1, Show::from_root, put, take);

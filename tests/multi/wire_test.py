@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How often an array crosses the wire between two hosts, counted by their network devices, and what the collectives give there.
+
+usage: wire_test.py MEGADP BETWEEN_HOSTS [unittest arguments]
+"""
+
+import json
+import subprocess
+import sys
+import unittest
+
+from hosts import TwoHosts
+from launcher_variables import without_launcher
+
+MEGADP, BETWEEN_HOSTS = sys.argv[1], sys.argv[2]
+LIMIT = 240  # seconds after which a test has hung
+
+
+class Wire(unittest.TestCase):
+    def crossings(self, ranks, elements, transport):
+        """For each call the lines of both hosts, with `out` and `in` in lengths of the array."""
+        environment = {**without_launcher(), **transport}
+        lines = TwoHosts(self).run(MEGADP, ranks, [BETWEEN_HOSTS, "count", str(elements)])
+        jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
+        outputs = [job.communicate(timeout=LIMIT) for job in jobs]
+        self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
+        calls = list(zip(*([json.loads(line) for line in out.splitlines()] for out, _ in outputs)))
+        self.assertEqual(len(calls), 4)
+        return [(first["what"], [{way: host[way] / (4 * elements) for way in ("out", "in")} for host in (first, second)])
+                for first, second in calls]
+
+    def check_large(self, transport):
+        # A count that neither 8 ranks nor the turns divide.
+        for what, hosts in self.crossings((4, 4), (4 << 20) + 5, transport):
+            print(what, hosts)
+            if what == "broadcast":  # once, to the host that has not got the root
+                self.assertLess(max(ways[way] for ways in hosts for way in ways), 1.1, what)
+            else:
+                self.assertLess(max(ways[way] for ways in hosts for way in ways), 4.1, what)
+
+    def test_ucx(self):
+        self.check_large({})
+
+    def test_every_size_gives_the_same_bits(self):
+        for elements in (1, 3, 8, 1025, 40961):
+            self.crossings((2, 1), elements, {})
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
