@@ -101,9 +101,11 @@ Status Optimizer::allocate() {
       if (!master) return master.status();
       shard.master = impl_->kept->keep(*std::move(master));
     }
-    auto state = backend.allocate(2 * shard.elements * sizeof(float));
-    if (!state) return state.status();
-    shard.state = impl_->kept->keep(*std::move(state));
+    for (Memory*& moments : shard.moments) {
+      auto allocated = backend.allocate(shard.elements * sizeof(float));
+      if (!allocated) return allocated.status();
+      moments = impl_->kept->keep(*std::move(allocated));
+    }
 
     const auto shards = static_cast<uint64_t>(arena.plan->shards);
     const auto piece_number = static_cast<uint64_t>(plan.shard(*arena.plan, rank));

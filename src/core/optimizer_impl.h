@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The inside of an Optimizer, shared by the files that implement it (optimizer.cc, optimizer_step.cc).
 //
-//   masters  | bucket 0's piece | bucket 1's piece | ...     this rank's pieces, end to end, padding and gaps included; not for f32
-//   state    | first moments, laid out like masters | second moments |
+//   masters          | bucket 0's piece | bucket 1's piece | ...    this rank's pieces, end to end, padding and gaps included; not for f32
+//   first moments    | laid out like masters |    Each is an allocation of its own: arrays that are walked through side by side are the
+//   second moments   | laid out like masters |    faster for the backend's choice of their places.
 #pragma once
 
 #include <memory>
@@ -21,7 +22,7 @@ struct Optimizer::Impl {
     int group;
   };
   struct Shard {                                 // of one arena
-    Memory *master = nullptr, *state = nullptr;  // in `kept`
+    Memory *master = nullptr, *moments[2] = {};  // in `kept`
     std::vector<std::vector<Owned>> buckets;
     uint64_t elements = 0;
   };
@@ -35,7 +36,7 @@ struct Optimizer::Impl {
   AdamW hyper(int group) const;
   float* master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const;
   float* moment_at(const Shard& shard, const Owned& owned, int which) const {
-    return static_cast<float*>(shard.state->data()) + static_cast<uint64_t>(which) * shard.elements + owned.at;
+    return static_cast<float*>(shard.moments[which]->data()) + owned.at;
   }
 };
 

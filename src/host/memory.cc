@@ -5,10 +5,63 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 
 namespace megadp::host {
+namespace {
+
+// How many large mappings of this process have each colour.
+std::atomic<uint32_t> coloured[kColours];
+
+// One that as few as possible have. Two threads that look at the same time do not get the same.
+size_t take_colour() noexcept {
+  for (uint32_t allowed = 0;; ++allowed) {
+    for (size_t colour = 0; colour < kColours; ++colour) {
+      uint32_t users = allowed;
+      if (coloured[colour].compare_exchange_strong(users, allowed + 1, std::memory_order_relaxed)) return colour;
+    }
+  }
+}
+
+void give_colour(size_t colour) noexcept {
+  coloured[colour].fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Maps at an address of the colour: inside a range of address space that holds one for certain, the rest of which is given back. MAP_FAILED
+// where so much address space is not to be had.
+void* map_coloured(size_t colour, size_t bytes, int flags, int fd) noexcept {
+  constexpr size_t period = kColours * kColourBytes;
+  if (bytes > SIZE_MAX - period) return MAP_FAILED;
+  void* const reserved = mmap(nullptr, bytes + period, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return MAP_FAILED;
+  const auto begin = reinterpret_cast<uintptr_t>(reserved);
+  const uintptr_t at = begin + (colour * kColourBytes - begin) % period;
+  void* const data = mmap(reinterpret_cast<void*>(at), bytes, PROT_READ | PROT_WRITE, flags | MAP_FIXED, fd, 0);
+  if (data == MAP_FAILED) {
+    munmap(reserved, bytes + period);
+    return MAP_FAILED;
+  }
+  if (at > begin) munmap(reserved, at - begin);
+  munmap(reinterpret_cast<void*>(at + bytes), begin + period - at);
+  return data;
+}
+
+// A large mapping is coloured unless there is too little address space, or an error of its own, which the plain call then meets again.
+void* map(size_t bytes, int flags, int fd, bool* has_colour) noexcept {
+  *has_colour = bytes >= kLargeMapping;
+  if (*has_colour) {
+    const size_t colour = take_colour();
+    void* const data = map_coloured(colour, bytes, flags, fd);
+    if (data != MAP_FAILED) return data;
+    give_colour(colour);
+    *has_colour = false;
+  }
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+}
+
+}  // namespace
 
 size_t page_bytes() noexcept {
   return static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -17,16 +70,20 @@ size_t page_bytes() noexcept {
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(coloured_, other.coloured_);
   return *this;
 }
 
 Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, bytes_);
+  if (data_ == nullptr) return;
+  munmap(data_, bytes_);
+  if (coloured_) give_colour(colour_of(reinterpret_cast<uintptr_t>(data_)));
 }
 
 Result<Mapping> Mapping::create(size_t bytes, int fd, const char* what) {
   const int flags = fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
-  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
+  bool has_colour = false;
+  void* const data = map(bytes, flags, fd, &has_colour);
   if (data == MAP_FAILED) {
     const int error = errno;
     Status status = system_error(text(what, ": cannot map ", bytes, " bytes"), error);
@@ -38,6 +95,7 @@ Result<Mapping> Mapping::create(size_t bytes, int fd, const char* what) {
   Mapping mapping;
   mapping.data_ = static_cast<std::byte*>(data);
   mapping.bytes_ = bytes;
+  mapping.coloured_ = has_colour;
   return mapping;
 }
 

@@ -23,7 +23,7 @@ void __libc_free(void*);
 namespace {
 
 std::atomic<int64_t> heap{0};    // bytes of malloc, now
-std::atomic<int64_t> mapped{0};  // bytes of anonymous mmap, ever
+std::atomic<int64_t> mapped{0};  // bytes of anonymous mmap, ever; not of address space that can hold nothing
 std::atomic<int64_t> shared{0};  // bytes that memfds were given, ever
 std::atomic<int> last_memfd{-1};
 
@@ -65,7 +65,7 @@ void free(void* block) {
   __libc_free(block);
 }
 void* mmap(void* at, size_t bytes, int protection, int flags, int fd, off_t offset) {
-  if ((flags & MAP_ANONYMOUS) != 0) mapped += static_cast<int64_t>(bytes);
+  if ((flags & MAP_ANONYMOUS) != 0 && protection != PROT_NONE) mapped += static_cast<int64_t>(bytes);
   const long address = syscall(SYS_mmap, at, bytes, protection, flags, fd, offset);
   return reinterpret_cast<void*>(address);
 }
@@ -132,7 +132,7 @@ void check(const Rank& rank, const Types& types) {
   const Optimizer optimizer_owner(optimizer);
   const int64_t got = (mapped - mapped_before) + (shared - shared_before), bookkeeping = heap - heap_before;
 
-  const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + pages(plan.state_bytes);
+  const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + 2 * pages(plan.state_bytes / 2);
   const int64_t scratch = got - arrays;
   require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 3 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);
