@@ -126,5 +126,8 @@ int main(int argc, char** argv) {
     }
   }
   report(jobs, json);
-  return 0;
+  std::cout.flush();
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return 0;
+  std::cerr << "bench_kernels: the output could not be written completely\n";
+  return 1;
 }

@@ -23,7 +23,7 @@ Command add_bench(CLI::App& app);
 
 // Print "megadp <command>: <sentence>" on stderr; and the exit status that goes with it.
 int used_wrongly(const char* command, const std::string& sentence);  // 2, and where to find help
-int failed(const char* command, const std::string& sentence);        // 1
+int failed(const char* command, const std::string& sentence);        // 1; "": of the program as a whole
 // After the last of a command's output: 0, or 1 and a sentence when it did not all reach stdout (a full disk).
 int written(const char* command);
 

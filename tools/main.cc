@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -23,7 +25,7 @@ int used_wrongly(const char* command, const std::string& sentence) {
 }
 
 int failed(const char* command, const std::string& sentence) {
-  fmt::print(stderr, "megadp {}: {}\n", command, sentence);
+  fmt::print(stderr, "megadp{}{}: {}\n", *command == '\0' ? "" : " ", command, sentence);
   return 1;
 }
 
@@ -43,7 +45,12 @@ void open_standard_streams() {
   }
 }
 
-int parse_error(const CLI::App& app, const CLI::ParseError& error) {
+// A wrong command line, or its wish for help or the version.
+int answer_parser(const CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == 0) {
+    app.exit(error);  // prints
+    return written("");
+  }
   std::string name = "megadp";
   for (std::vector<CLI::App*> subs = app.get_subcommands(); !subs.empty(); subs = subs.front()->get_subcommands())
     name += " " + subs.front()->get_name();
@@ -71,7 +78,7 @@ int run_program(int argc, char** argv) {
   try {
     app.parse(static_cast<int>(dashes - argv), argv);
   } catch (const CLI::ParseError& error) {
-    return error.get_exit_code() == 0 ? app.exit(error) : parse_error(app, error);
+    return answer_parser(app, error);
   }
   for (const auto& [sub, command] : commands)
     if (sub->parsed()) return command(rest);
@@ -85,6 +92,8 @@ int main(int argc, char** argv) {
   megadp::tool::open_standard_streams();
   try {
     return megadp::tool::run_program(argc, argv);
+  } catch (const std::system_error& error) {  // from fmt::print, when its buffer is full and stdout takes no more
+    return megadp::tool::failed("", std::string("the output could not be written completely: ") + error.what());
   } catch (const std::exception& error) {
     fmt::print(stderr, "megadp: {}\n", error.what());
     return 1;

@@ -28,7 +28,8 @@ void Sink::flush() {
     const ssize_t wrote = write(fd_, waiting_.data() + done, std::min<size_t>(waiting_.size() - done, PIPE_BUF));
     if (wrote < 0 && (errno == EINTR || errno == EAGAIN)) break;
     if (wrote < 0) {
-      broken_ = true;
+      if (error_ == 0) error_ = errno;
+      broken_ = errno == EPIPE;
       waiting_.clear();
       return;
     }

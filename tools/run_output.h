@@ -27,6 +27,8 @@ class Sink {
   bool full() const noexcept { return waiting_.size() > kFull; }
   // The reader has gone; what is given from now on is dropped.
   bool broken() const noexcept { return broken_; }
+  // The first reason (errno) why something could not be written and is lost; 0: none. After a full disk later lines are tried again.
+  int error() const noexcept { return error_; }
 
  private:
   static constexpr size_t kFull = 1 << 20;
@@ -34,6 +36,7 @@ class Sink {
   int fd_;
   std::string waiting_;
   bool broken_ = false;
+  int error_ = 0;
   int open_line_ = -1;  // the writer whose last line has no end yet
 };
 

@@ -77,6 +77,7 @@ bool connect_streams(bool gets_stdin, int out, int err) {
   setrlimit(RLIMIT_NOFILE, &request.inherited.files);
   signal(SIGPIPE, request.inherited.on_pipe);
   signal(SIGCHLD, request.inherited.on_child);
+  signal(SIGXFSZ, request.inherited.on_size);
   sigprocmask(SIG_SETMASK, &request.inherited.mask, nullptr);
   execvpe(argv[0], argv, envp);
   refuse(kExecute);

@@ -19,6 +19,7 @@ struct Inherited {
   sigset_t mask;
   void (*on_pipe)(int) = SIG_DFL;   // what SIGPIPE did
   void (*on_child)(int) = SIG_DFL;  // what SIGCHLD did
+  void (*on_size)(int) = SIG_DFL;   // what SIGXFSZ did
   rlimit files{};                   // how many descriptors
 };
 

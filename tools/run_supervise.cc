@@ -28,6 +28,7 @@ Status Supervisor::prepare() {
   sigprocmask(SIG_BLOCK, &mine, &inherited_.mask);
   inherited_.on_pipe = signal(SIGPIPE, SIG_IGN);
   inherited_.on_child = signal(SIGCHLD, SIG_DFL);
+  inherited_.on_size = signal(SIGXFSZ, SIG_IGN);  // output that grows too large is told, see tell_lost_output()
   if (getrlimit(RLIMIT_NOFILE, &inherited_.files) != 0) return system_error("the limit of open files is unknown", errno);
   rlimit more = inherited_.files;  // three descriptors a rank
   more.rlim_cur = more.rlim_max;
@@ -123,8 +124,23 @@ bool Supervisor::finished() {
   reap();  // nothing dead may be left to init either, which in a container may not wait for it
   const bool reading = std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.out.fd.open() || r.err.fd.open(); });
   if (reading || !leftovers().empty()) return false;
+  stdout_.flush();
+  if (stdout_.waiting()) return false;  // the summary's exit status depends on whether it can be written
+  tell_lost_output();
   say_summary(exit_code());
   return !stdout_.waiting() && !stderr_.waiting();
+}
+
+// A reader that has gone is nobody's mistake as long as no rank had more to say to it.
+void Supervisor::tell_lost_output() {
+  if (stdout_.error() == 0 || lost_output_told_) return;
+  lost_output_told_ = true;
+  report_.error(system_error("standard output could not be written", stdout_.error()).text() + "; what the ranks print is lost");
+}
+
+int Supervisor::exit_code() const {
+  if (first_failure_ != nullptr) return first_failure_->end.exit;
+  return stdout_.error() != 0 || stderr_.error() != 0 ? 1 : 0;
 }
 
 // The last word, however the job ended.
@@ -159,6 +175,7 @@ void Supervisor::wait_for_something() {
   if (fds[1].revents != 0) read_deaths();
   if (fds[0].revents != 0) read_signals();
   stdout_.flush();
+  tell_lost_output();
   stderr_.flush();
 }
 

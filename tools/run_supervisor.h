@@ -58,7 +58,8 @@ class Supervisor {
   void restore();
 
   bool finished();
-  int exit_code() const { return first_failure_ != nullptr ? first_failure_->end.exit : 0; }
+  int exit_code() const;
+  void tell_lost_output();
   void say_summary(int exit);
   void wait_for_something();
   void read_output(RankOutput& stream, size_t most);
@@ -95,6 +96,7 @@ class Supervisor {
   Deadline alarm_ = Deadline::never();
   int interrupts_ = 0;
   bool summary_said_ = false;
+  bool lost_output_told_ = false;
 };
 
 }  // namespace megadp::tool

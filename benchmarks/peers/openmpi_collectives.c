@@ -109,5 +109,9 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: openmpi_collectives reduce_scatter|all_reduce|all_gather BYTES ROUNDS\n");
   }
   MPI_Finalize();
+  if (fflush(stdout) != 0 || ferror(stdout)) {
+    fprintf(stderr, "openmpi_collectives: the output could not be written completely\n");
+    status = 1;
+  }
   return status;
 }

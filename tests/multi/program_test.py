@@ -58,10 +58,13 @@ class Program(ProgramTest):
 
     def test_output_that_cannot_be_written_is_a_failure(self):
         with open("/dev/full", "w") as full:
-            for command in (("info",), ("plan", "--sizes", "1"), ("plan", "--sizes", "1", "--json")):
-                done = megadp(*command, stdout=full)
-                self.assertEqual(done.returncode, 1)
-                self.assertIn("could not be written", done.stderr)
+            for command in (("--help",), ("--version",), ("plan", "--help"), ("bench", "step", "--help"), ("info",), ("plan", "--sizes", "1"),
+                            ("plan", "--sizes", "1", "--json"), ("plan", "--sizes", ",".join(["1"] * 5000), "--json"),
+                            ("bench", "step", "--numel", "1000", "--rounds", "5"), ("bench", "collectives", "--op", "all_reduce", "--mib", "0.01", "--json")):
+                with self.subTest(command[:2]):
+                    done = megadp(*command, stdout=full)
+                    self.assertEqual(done.returncode, 1)
+                    self.assertIn("could not be written", done.stderr)
 
     def test_closed_standard_streams_do_no_harm(self):
         done = subprocess.run(["sh", "-c", 'exec "$@" 0<&- 2>&-', "sh", MEGADP, "run", "-n", "2", "--", "sh", "-c", "echo out; echo err >&2; cat"],

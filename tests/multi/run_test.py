@@ -38,7 +38,7 @@ class Finished:
             process.send_signal(signal.SIGQUIT)
             process.kill()
             raise
-        self.out, self.err = out.decode(), (err or b"").decode()
+        self.out, self.err = (out or b"").decode(), (err or b"").decode()
         self.code = process.returncode
         self.lines = self.out.splitlines()
 
@@ -186,6 +186,41 @@ class Output(RunTest):
         self.assertEqual(process.returncode, 128 + signal.SIGPIPE)
         self.assertIn("SIGPIPE", process.stderr.read().decode())
         process.stderr.close()
+
+    def test_a_full_disk_is_told_and_the_ranks_go_on(self):
+        done = subprocess.run([MEGADP, "run", "-n", "2", "sh", "-c", "echo one; sleep 0.2; echo two; : > $0.$MEGADP_RANK", self.path("done")],
+                              env={**without_launcher(), **self.env}, stdout=self.full(), stderr=subprocess.PIPE, text=True, timeout=LIMIT)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, "megadp run: standard output could not be written: No space left on device; what the ranks print is lost\n")
+        self.assertTrue(os.path.exists(self.path("done.0")) and os.path.exists(self.path("done.1")))
+
+    def test_a_full_disk_does_not_hide_what_a_rank_returns(self):
+        done = run("-n", "1", "sh", "-c", "echo out; exit 3", env=self.env, stdout=self.full())
+        self.assertEqual(done.code, 3)
+        self.assertIn("could not be written", done.err)
+
+    def test_what_the_launcher_itself_could_not_say_is_a_failure(self):
+        for more in ((), ("--json",)):
+            self.assertEqual(run("-n", "1", *more, "sh", "-c", "echo err >&2", env=self.env, stderr=self.full()).code, 1)
+
+    def test_the_summary_tells_of_a_full_disk_too(self):
+        done = run("-n", "1", "--json", "echo", "out", env=self.env, stdout=self.full())
+        events = [json.loads(line) for line in done.err.splitlines()]
+        self.assertEqual((done.code, events[-1]["event"], events[-1]["exit"]), (1, "summary", 1))
+        self.assertIn("No space left on device", "".join(event.get("text", "") for event in events))
+
+    def test_a_limit_of_file_sizes_is_told(self):
+        """SIGXFSZ would end the launcher, and with it every rank, whose own limit stays as it was."""
+        with open(self.path("short"), "w") as short:
+            done = run("-n", "1", "sh", "-c", "for i in 1 2 3 4 5 6 7 8; do printf '%099d\\n' 0; done; kill -XFSZ $$; sleep 9", env=self.env, stdout=short,
+                       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (512, 512)))
+        self.assertEqual(done.code, 128 + signal.SIGXFSZ)
+        self.assertIn("File too large", done.err)
+
+    def full(self):
+        full = open("/dev/full", "w")
+        self.addCleanup(full.close)
+        return full
 
     def test_standard_input_goes_to_rank_0_alone(self):
         done = run("-n", "2", "sh", "-c", "cat; echo end", given="typed\n", env=self.env)

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The parts of `megadp run` that need no ranks: how processors are shared out, how output is cut into lines, what root addresses and
 // secrets are taken, and the bare loops of `megadp bench` against sums written out.
+#include <fcntl.h>
 #include <rapidcheck.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <set>
 
@@ -119,7 +121,21 @@ void survives_a_reader_that_goes_away() {
   check(sink.broken() && !sink.waiting(), "the sink notices that nobody reads");
   sink.line("", "more", true, 0);
   check(!sink.waiting(), "nothing is kept for nobody");
+  check(sink.error() == EPIPE, "why is known");
   close(fds[1]);
+}
+
+void tries_a_full_disk_again() {
+  const int full = open("/dev/full", O_WRONLY);
+  check(full >= 0, "no /dev/full");
+  Sink sink(full);
+  for (int line = 0; line < 2; ++line) {
+    sink.line("", "text", true, 0);
+    check(sink.waiting(), "a line after a failure is tried too");
+    sink.flush();
+    check(!sink.broken() && !sink.waiting() && sink.error() == ENOSPC, "what a full disk does not take is lost, and that is known");
+  }
+  close(full);
 }
 
 void checks_roots() {
@@ -180,6 +196,7 @@ int main() {
   shares_out_processors();
   cuts_lines();
   survives_a_reader_that_goes_away();
+  tries_a_full_disk_again();
   checks_roots();
   names_jobs();
   for (const size_t ranks : {1, 2, 4, 8}) {

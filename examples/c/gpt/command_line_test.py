@@ -75,13 +75,13 @@ def bad_texts(folder):
     ]
 
 
-def train(gpt, folder, *arguments):
+def train(gpt, folder, *arguments, stdout=subprocess.PIPE):
     """One step on the smallest text that is large enough, with bytes that are no UTF-8."""
     at = os.path.join(folder, "enough")
     with open(at, "wb") as file:
         file.write(b"a\xff" * 650)
     small = ["--text", at, "--steps", "1", "--layers", "1", "--width", "8", "--heads", "1", "--batch", "1", *arguments]
-    return subprocess.run([gpt, *small], env=ALONE, capture_output=True, text=True, errors="replace", timeout=60, check=False)
+    return subprocess.run([gpt, *small], env=ALONE, stdout=stdout, stderr=subprocess.PIPE, text=True, errors="replace", timeout=60, check=False)
 
 
 def accepted(gpt, folder, *arguments):
@@ -101,6 +101,16 @@ def without_device(gpt, folder):
     return False
 
 
+def notices_full_disk(gpt, folder, *arguments):
+    """What was printed is all that a run leaves behind: where it could not be written, the run has failed."""
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = train(gpt, folder, *arguments, stdout=full)
+    if done.returncode == 1 and "could not be written" in done.stderr:
+        return True
+    print(f"{arguments} > /dev/full: exit code {done.returncode}, wanted 1 and a sentence\n{done.stderr}")
+    return False
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -110,12 +120,13 @@ def main():
         wrong = sum(not refused(gpt, arguments, wanted) for arguments, wanted in cases) 
         wrong += sum(not accepted(gpt, folder, *more) for more in ([], ["--backend", "host"], ["--backend=auto"]))
         wrong += not without_device(gpt, folder)
+        wrong += sum(not notices_full_disk(gpt, folder, *more) for more in ([], ["--json"], ["--help"]))
     shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
     for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--json"):
         if option not in shown:
             wrong += 1
             print(f"--help does not tell of {option}")
-    print(f"command line of gpt: {len(cases) + 5} cases, {wrong} wrong")
+    print(f"command line of gpt: {len(cases) + 8} cases, {wrong} wrong")
     sys.exit(1 if wrong else 0)
 
 

@@ -249,5 +249,9 @@ int main(int argc, char** argv) {
   if (spoil && !failed) failed = check_spoiled(&c);
   if (!spoil) failed += check_parts(&c) + check_hooks(&c);
   release(&c);
+  if (fflush(stdout) || ferror(stdout)) {
+    fprintf(stderr, "gpt_gradcheck: what was to be printed could not be written completely\n");
+    failed = 1;
+  }
   return failed ? 1 : 0;
 }

@@ -121,7 +121,7 @@ int main(int argc, char** argv) {
   switch (options_parse(&opts, argc, argv, error, sizeof error)) {
     case OPTIONS_HELP:
       options_help();
-      return 0;
+      return report_written() ? 0 : EXIT_FAILURE;
     case OPTIONS_BAD:
       fprintf(stderr, "gpt: %s\n", error);
       return EXIT_BAD_INPUT;
@@ -135,5 +135,6 @@ int main(int argc, char** argv) {
   }
   const int code = run(&opts, &ranks);
   parallel_leave(&ranks);
-  return code;
+  const int written = report_written();
+  return code ? code : written ? 0 : EXIT_FAILURE;
 }

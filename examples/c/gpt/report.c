@@ -225,3 +225,9 @@ void report_end(const trainer* t, const report_summary* s) {
   }
   fflush(stdout);
 }
+
+int report_written(void) {
+  if (fflush(stdout) == 0 && !ferror(stdout)) return 1;
+  fprintf(stderr, "gpt: what was to be printed could not be written completely\n");
+  return 0;
+}

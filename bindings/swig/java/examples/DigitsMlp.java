@@ -160,6 +160,9 @@ public final class DigitsMlp {
         comm.allReduce(loss, Op.AVG);
         if (rank == 0) {
           System.out.printf(java.util.Locale.ROOT, "%.9f%n", loss[0]);
+          if (System.out.checkError()) { // a PrintStream keeps its failures to itself
+            throw new java.io.IOException("the losses could not be written");
+          }
         }
       }
     }

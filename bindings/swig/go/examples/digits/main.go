@@ -204,7 +204,9 @@ func train(m *model, comm *megadp.Comm) error {
 			return err
 		}
 		if rank == 0 {
-			fmt.Printf("%.9f\n", mean[0])
+			if _, err := fmt.Printf("%.9f\n", mean[0]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
