@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // CudaGroup: the collectives of a group of ranks with one GPU each, by NCCL.
 //
-// NCCL promises neither an order of summation nor its precision. A group made with `exact` sums as the host does, in rank order in fp32,
+// NCCL promises neither an order of summation nor its precision. A group made with `exact` sums as the host does, in its order, in fp32,
 // divided and rounded once: every rank sends each other rank its piece (all-to-all) and adds up what it received, at the cost of scratch
 // memory as large as one chunk (kChunkBytes). Operations that NCCL has not in our meaning (a u8 sum that stops at 255, a maximum that a NaN
 // survives) always go that way.
