@@ -20,7 +20,7 @@ constexpr uint64_t kJoinTimeout = 60'000'000'000, kRunTimeout = 300'000'000'000;
 constexpr int kWarmUps = 3;
 constexpr size_t kChunk = size_t{1} << 20;  // elements that are made up or compared at a time
 constexpr AdamW kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01};
-constexpr StepRule kRule{1.0, 1.0, kHyper.beta1, kHyper.beta2, true};
+constexpr StepRule kRule{1.0, 1.0, true};
 
 // Never the same for neighbours, exact in every type: a gradient in [-1, 1), a parameter in [-2, 2).
 float value_of(uint64_t i) {
@@ -61,6 +61,7 @@ class StepBench {
   bool own_master() const { return task_.param_type != DType::f32; }
   void* param() const { return own_master() ? param_->data() : master_->data(); }
   StepScalars* scalars() const { return static_cast<StepScalars*>(scalars_->data()); }
+  uint64_t* steps() const { return reinterpret_cast<uint64_t*>(scalars() + 1); }
   // Gradient read; m and v read and written; the fp32 value read and written; the parameter written where it is another.
   uint64_t adamw_bytes() const {
     return task_.numel * (size_of(task_.grad_type) + 3 * 2 * sizeof(float) + (own_master() ? size_of(task_.param_type) : 0));
@@ -95,7 +96,7 @@ Status StepBench::open() {
                 {&m_, task_.numel * sizeof(float)},
                 {&v_, task_.numel * sizeof(float)},
                 {&param_, own_master() ? task_.numel * size_of(task_.param_type) : 0},
-                {&scalars_, sizeof(StepScalars)},
+                {&scalars_, sizeof(StepScalars) + sizeof(uint64_t)},
                 {&copy_from_, copy_count() * sizeof(float)},
                 {&copy_to_, copy_count() * sizeof(float)}};
   for (const auto& array : arrays)
@@ -121,9 +122,7 @@ Status StepBench::fill() {
     for (float& value : values) value *= 2;
     if (Status done = backend_->write(static_cast<float*>(master_->data()) + first, values.data(), n * sizeof(float)); !done) return done;
   }
-  StepScalars scalars{};
-  scalars.beta1_power = scalars.beta2_power = 1;
-  return backend_->write(scalars_->data(), &scalars, sizeof scalars);
+  return {};
 }
 
 Status StepBench::submit(Part part) {
@@ -134,9 +133,10 @@ Status StepBench::submit(Part part) {
       if (Status zeroed = backend_->zero(*stream_, scalars(), 2 * sizeof(double)); !zeroed) return zeroed;  // square_sum, nonfinite
       return backend_->square_sum(*stream_, grad_->data(), task_.grad_type, task_.numel, scalars());
     case begin_step:
-      return backend_->begin_step(*stream_, scalars(), kRule.max_norm, kRule.loss_scale, kRule.beta1, kRule.beta2, kRule.skip_nonfinite);
+      if (Status begun = backend_->begin_step(*stream_, scalars(), kRule); !begun) return begun;
+      return backend_->count_steps(*stream_, scalars(), steps(), 1);
     default:
-      return backend_->adamw(*stream_, kHyper, scalars(), grad_->data(), task_.grad_type, static_cast<float*>(master_->data()),
+      return backend_->adamw(*stream_, kHyper, scalars(), steps(), grad_->data(), task_.grad_type, static_cast<float*>(master_->data()),
                              static_cast<float*>(m_->data()), static_cast<float*>(v_->data()), param(), task_.param_type, task_.numel);
   }
 }
@@ -167,8 +167,8 @@ Status StepBench::compare_chunk(uint64_t first, const StepScalars& scalars) {
   if (Status cast = host::cast(grad.data(), task_.grad_type, expected.data(), DType::f32, n); !cast) return cast;
   for (float& value : expected) value *= 2;
   void* const to = own_master() ? static_cast<void*>(param.data()) : expected.data();
-  Status done = host::adamw(adamw_constants(kHyper, scalars), grad.data(), task_.grad_type, expected.data(), m.data(), v.data(), to,
-                            task_.param_type, n);
+  Status done = host::adamw(adamw_constants(kHyper, scalars.grad_factor, scalars.step), grad.data(), task_.grad_type, expected.data(),
+                            m.data(), v.data(), to, task_.param_type, n);
   if (!done) return done;
   const struct {
     const char* name;

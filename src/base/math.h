@@ -21,11 +21,9 @@ namespace megadp {
 // Numbers that a step computes on the device, so that no step has to wait for the host. Lives in a Memory of the backend; the core reads it
 // only after waiting for the stream, by Backend::read().
 struct StepScalars {
-  double square_sum;   // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
-  double nonfinite;    // how many non-finite elements were seen
-  double grad_norm;    // after loss_scale
-  double beta1_power;  // beta1^step, beta2^step: running products; start at 1
-  double beta2_power;
+  double square_sum;  // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
+  double nonfinite;   // how many non-finite elements were seen
+  double grad_norm;   // after loss_scale
   uint64_t step;      // steps taken
   float clip_factor;  // 1: not clipped
   float grad_factor;  // what every gradient element is multiplied by: clip_factor / loss_scale
@@ -37,15 +35,14 @@ struct AdamW {  // hyperparameters of one call; adamw_constants() turns them int
   double lr, beta1, beta2, eps, weight_decay;
 };
 
-struct StepRule {     // what begin_step() is told
-  double max_norm;    // 0: no clipping
-  double loss_scale;  // gradients were multiplied by this
-  double beta1, beta2;
+struct StepRule {       // what begin_step() is told
+  double max_norm;      // 0: no clipping
+  double loss_scale;    // gradients were multiplied by this
   bool skip_nonfinite;  // a non-finite element anywhere makes the step change nothing
 };
 
 // grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0 or the norm is NaN;
-// skip = skip_nonfinite and nonfinite > 0; unless skipped: step + 1, and the beta powers.
+// skip = skip_nonfinite and nonfinite > 0; unless skipped: step + 1.
 MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepRule& rule) {
   s.grad_norm = std::sqrt(s.square_sum) / rule.loss_scale;
   double clip = 1;
@@ -56,10 +53,23 @@ MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepRule& rule) 
   s.clip_factor = static_cast<float>(clip);
   s.grad_factor = static_cast<float>(clip / rule.loss_scale);
   s.skip = rule.skip_nonfinite && s.nonfinite > 0 ? 1 : 0;
-  if (s.skip) return;
-  s.step += 1;
-  s.beta1_power *= rule.beta1;
-  s.beta2_power *= rule.beta2;
+  if (s.skip == 0) s.step += 1;
+}
+
+// Of one class of parameters, after begin_step(): how many steps it has taken part in.
+MEGADP_HOST_DEVICE inline void count_step(const StepScalars& s, uint64_t& steps) {
+  if (s.skip == 0) steps += 1;
+}
+
+// base^exponent by squaring: products alone, which every machine rounds alike; and from the count alone, so that nothing else has to be
+// kept or saved, and the base may change from step to step.
+MEGADP_HOST_DEVICE inline double power(double base, uint64_t exponent) {
+  double result = 1;
+  for (; exponent != 0; exponent >>= 1) {
+    if ((exponent & 1) != 0) result *= base;
+    base *= base;
+  }
+  return result;
 }
 
 // What AdamW multiplies elements by: F is float, or lanes that all hold the same float.
@@ -74,17 +84,17 @@ struct AdamWConstants {
   F eps;
 };
 
-// Every constant is computed in double and rounded once. To be called after begin_step().
-MEGADP_HOST_DEVICE inline AdamWConstants<float> adamw_constants(const AdamW& hyper, const StepScalars& s) {
+// Every constant is computed in double and rounded once. steps: how many the elements have taken part in, this one included.
+MEGADP_HOST_DEVICE inline AdamWConstants<float> adamw_constants(const AdamW& hyper, float grad_factor, uint64_t steps) {
   AdamWConstants<float> c;
-  c.grad_factor = s.grad_factor;
+  c.grad_factor = grad_factor;
   c.beta1 = static_cast<float>(hyper.beta1);
   c.one_minus_beta1 = static_cast<float>(1 - hyper.beta1);
   c.beta2 = static_cast<float>(hyper.beta2);
   c.one_minus_beta2 = static_cast<float>(1 - hyper.beta2);
   c.decay = static_cast<float>(1 - hyper.lr * hyper.weight_decay);
-  c.step_size = static_cast<float>(hyper.lr / (1 - s.beta1_power));
-  c.bias2_root = static_cast<float>(std::sqrt(1 - s.beta2_power));
+  c.step_size = static_cast<float>(hyper.lr / (1 - power(hyper.beta1, steps)));
+  c.bias2_root = static_cast<float>(std::sqrt(1 - power(hyper.beta2, steps)));
   c.eps = static_cast<float>(hyper.eps);
   return c;
 }

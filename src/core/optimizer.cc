@@ -119,11 +119,11 @@ Status Optimizer::allocate() {
     }
     impl_->shards.push_back(std::move(shard));
   }
-  auto scalars = backend.allocate(sizeof(StepScalars));
+  impl_->classes = StepClasses(plan.params.size());
+  auto scalars = backend.allocate(sizeof(StepScalars) + step_count_bytes(plan));
   if (!scalars) return scalars.status();
   impl_->scalars = impl_->kept->keep(*std::move(scalars));
   StepScalars start{};
-  start.beta1_power = start.beta2_power = 1;
   start.clip_factor = start.grad_factor = 1;
   return backend.write(impl_->device_scalars(), &start, sizeof start);
 }
@@ -134,7 +134,8 @@ Result<uint64_t> Optimizer::steps(size_t param) {
     if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
   }
   uint64_t count = 0;
-  if (Status read = buffer_->tree().backend->read(&count, &impl_->device_scalars()->step, sizeof count); !read) return read;
+  const uint64_t* const kept = impl_->device_steps(impl_->classes.of(param));
+  if (Status read = buffer_->tree().backend->read(&count, kept, sizeof count); !read) return read;
   return count;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizer: this rank's shard of fp32 masters and AdamW moments, and the step. The step is one series of submissions to the queue:
 //
-//   square sums of the owned gradient → all-reduce over the world → norm, clip factor, step count → bucket by bucket, in forward order:
+//   square sums of the owned gradient → all-reduce over the world → norm, clip factor, step counts → bucket by bucket, in forward order:
 //   update of the owned ranges, cast into the parameter arena, all-gather
 //
 // Nothing of it waits for the host; a caller who wants a report, or no request, waits at the end.
@@ -72,8 +72,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_groups() const;
   Status allocate();
   Status submit_refresh();
+  Status submit_counts();
   void count_changes();
-  Status submit_update(const Buffer::Bucket& bucket);
+  Status submit_update(const Buffer::Bucket& bucket, double lr);
   Status submit_gathers(std::span<Buffer::Bucket> those);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);

@@ -13,6 +13,7 @@
 #include "core/buffer_impl.h"
 #include "core/kept.h"
 #include "core/optimizer.h"
+#include "core/step_classes.h"
 
 namespace megadp {
 
@@ -29,11 +30,13 @@ struct Optimizer::Impl {
   OptimizerConfig config;
   std::shared_ptr<Kept> kept = std::make_shared<Kept>();
   std::vector<Shard> shards;
-  Memory* scalars = nullptr;
+  Memory* scalars = nullptr;  // StepScalars, and behind them one step count a class
+  StepClasses classes;
   std::vector<uint64_t> versions;  // by parameter: the version that its master stands for
 
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
-  AdamW hyper(int group) const;
+  uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
+  AdamW hyper(int group, double lr) const;
   float* master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const;
   float* moment_at(const Shard& shard, const Owned& owned, int which) const {
     return static_cast<float*>(shard.moments[which]->data()) + owned.at;

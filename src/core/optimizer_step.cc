@@ -29,9 +29,9 @@ uint64_t first_nonfinite(DType type, const std::byte* bytes, uint64_t count) {
 
 }  // namespace
 
-AdamW Optimizer::Impl::hyper(int group) const {
+AdamW Optimizer::Impl::hyper(int group, double lr) const {
   const ParamGroup& g = config.groups[static_cast<size_t>(group)];
-  return AdamW{g.has_lr ? g.lr : config.lr, config.beta1, config.beta2, config.eps, g.weight_decay};
+  return AdamW{g.has_lr ? g.lr : lr, config.beta1, config.beta2, config.eps, g.weight_decay};
 }
 
 // Masters follow parameters that were written from outside, or by another optimizer, since the last step.
@@ -62,20 +62,38 @@ void Optimizer::count_changes() {
   }
 }
 
+// One more step for every parameter that takes part in it; unless it is skipped, which the device knows.
+Status Optimizer::submit_counts() {
+  Tree& tree = buffer_->tree();
+  return impl_->classes.step(
+      [&](size_t param) {
+        const bool trained = !buffer_->plan().params[param].frozen;
+        return trained ? std::optional(!buffer_->impl_->params[param].skipped_everywhere) : std::nullopt;
+      },
+      [&](uint32_t from, uint32_t to) {
+        return tree.backend->cast(*tree.queue, impl_->device_steps(to), DType::i64, impl_->device_steps(from), DType::i64, 1);
+      },
+      [&](uint32_t first, uint32_t count) {
+        return tree.backend->count_steps(*tree.queue, impl_->device_scalars(), impl_->device_steps(first), count);
+      });
+}
+
 // Every owned range of the bucket updated and rounded into the parameter arena.
-Status Optimizer::submit_update(const Buffer::Bucket& bucket) {
+Status Optimizer::submit_update(const Buffer::Bucket& bucket, double lr) {
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
   const Buffer::Arena& arena = s.arenas[bucket.arena];
   const Impl::Shard& shard = impl_->shards[bucket.arena];
   return submit_merged(
       shard.buckets[bucket.index], [&](const Impl::Owned& owned) { return !s.params[owned.param].skipped_everywhere; },
-      [](const Impl::Owned& a, const Impl::Owned& b) { return a.group == b.group; },
+      [&](const Impl::Owned& a, const Impl::Owned& b) {
+        return a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
+      },
       [&](const Impl::Owned& owned) {
-        return tree.backend->adamw(*tree.queue, impl_->hyper(owned.group), impl_->device_scalars(), arena.grad_at(owned.begin),
-                                   arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
-                                   impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type,
-                                   owned.end - owned.begin);
+        return tree.backend->adamw(
+            *tree.queue, impl_->hyper(owned.group, lr), impl_->device_scalars(), impl_->device_steps(impl_->classes.of(owned.param)),
+            arena.grad_at(owned.begin), arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
+            impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
       });
 }
 
@@ -142,29 +160,29 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     auto place = outcome_place();
     if (!place) return place.status();
     outcome = *std::move(place);
-    if (options.lr) impl_->config.lr = *options.lr;
     if (Status submitted = submit_refresh(); !submitted) return submitted;
     StepScalars* const scalars = impl_->device_scalars();
     if (Status submitted = buffer_->submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
-    const OptimizerConfig& config = impl_->config;
-    const Status begun = tree.backend->begin_step(*tree.queue, scalars, config.max_grad_norm, options.loss_scale.value_or(1), config.beta1,
-                                                  config.beta2, true);
-    if (!begun) return begun;
+    const StepRule rule{impl_->config.max_grad_norm, options.loss_scale.value_or(1), true};
+    if (Status begun = tree.backend->begin_step(*tree.queue, scalars, rule); !begun) return begun;
+    if (Status counted = submit_counts(); !counted) return counted;
     Status fetched = tree.backend->fetch(*tree.queue, outcome->data(), scalars, sizeof(StepScalars));
     if (!fetched) return fetched;
     auto recorded = tree.queue->record();
     if (!recorded) return recorded.status();
     normed = *recorded;
+    const double lr = options.lr.value_or(impl_->config.lr);
     // Gradients become final from the last layer to the first; the next forward reads parameters from the first to the last.
     for (size_t number = s.launches.size(); number-- > 0;) {
       for (const Buffer::Bucket& bucket : s.launches[number]) {
-        if (Status submitted = submit_update(bucket); !submitted) return submitted;
+        if (Status submitted = submit_update(bucket, lr); !submitted) return submitted;
       }
       if (Status submitted = submit_gathers(s.launches[number]); !submitted) return submitted;
     }
     recorded = tree.queue->record();
     if (!recorded) return recorded.status();
     end = last_step_ = *recorded;
+    impl_->config.lr = lr;  // only now: a step that could not be submitted has changed nothing
     count_changes();
     s.start_step();
   }

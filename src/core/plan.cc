@@ -197,8 +197,14 @@ MemoryPlan Plan::memory() const {
   return bytes;
 }
 
+uint64_t step_count_bytes(const Plan& plan) {
+  uint64_t params = 0;
+  for (const ArenaPlan& arena : plan.arenas) params += arena.params.size();
+  return params * sizeof(uint64_t);
+}
+
 uint64_t scratch_bytes(const Plan& plan) {
-  uint64_t bytes = 2 * sizeof(StepScalars);
+  uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan);
   bool world_covered = false;
   for (const bool expert : {false, true}) {
     uint64_t params = 0;

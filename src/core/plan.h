@@ -90,8 +90,12 @@ uint64_t reference_bucket_elements(int group_size);
 // The library's own choice: small models get several buckets too, so that they overlap; never above the reference's.
 uint64_t default_bucket_elements(uint64_t arena_elements, int group_size);
 
-// Bytes of small fixed allocations besides the arrays above: the scalars of a step and of a norm, and for each group that agrees at the end
-// of backward (dense, expert, and the world where neither is the whole of it) one header and one bit per parameter, to send and to receive.
+// Of an optimizer: a step count for every parameter that may come to have its own.
+uint64_t step_count_bytes(const Plan& plan);
+
+// Bytes of small fixed allocations besides the arrays above: the scalars of a norm, a step's with its counts, and for each group that
+// agrees at the end of backward (dense, expert, and the world where neither is the whole of it) one header and one bit per parameter, to
+// send and to receive.
 uint64_t scratch_bytes(const Plan& plan);
 constexpr uint64_t kSyncHeaderBytes = 256;
 constexpr uint64_t agreement_bytes(uint64_t params) {

@@ -143,16 +143,19 @@ Status CudaBackend::scale(Stream& stream, void* data, DType type, size_t count, 
   return check(gpu_->plugin().scale(gpu_->device(), raw(stream), data, type, count, factor), "scaling");
 }
 
-Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
-                               bool skip_nonfinite) {
-  const StepRule rule{max_norm, loss_scale, beta1, beta2, skip_nonfinite};
+Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) {
   return check(gpu_->plugin().begin_step(gpu_->device(), raw(stream), scalars, &rule), "beginning a step");
 }
 
-Status CudaBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
-                          float* m, float* v, void* param, DType param_type, size_t count) {
-  return check(gpu_->plugin().adamw(gpu_->device(), raw(stream), &hyper, scalars, grad, grad_type, master, m, v, param, param_type, count),
-               "AdamW");
+Status CudaBackend::count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
+  return check(gpu_->plugin().count_steps(gpu_->device(), raw(stream), scalars, steps, count), "counting a step");
+}
+
+Status CudaBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
+                          DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
+  return check(
+      gpu_->plugin().adamw(gpu_->device(), raw(stream), &hyper, scalars, steps, grad, grad_type, master, m, v, param, param_type, count),
+      "AdamW");
 }
 
 Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {

@@ -116,12 +116,13 @@ struct PluginTable {
   int32_t (*cast)(Device* device, void* stream, void* to, DType to_type, const void* from, DType from_type, size_t count);
   // to = from, or to += from: casts, any strides; shapes are equal; the types are f32, bf16, f16, f64, or both the same.
   int32_t (*copy_strided)(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
-  // As Backend's of the same names. scalars lies in device memory.
+  // As Backend's of the same names. scalars and steps lie in device memory.
   int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars);
   int32_t (*scale)(Device* device, void* stream, void* data, DType type, size_t count, float factor);
   int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepRule* rule);
-  int32_t (*adamw)(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
-                   float* master, float* m, float* v, void* param, DType param_type, size_t count);
+  int32_t (*count_steps)(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count);
+  int32_t (*adamw)(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
+                   DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count);
   // to[i] = op over k < parts of from[k * stride + i], in this order, as the host's reduce(): accumulated in fp32 (f64; i64 wraps around,
   // u8 is 255 at most), divided by divisor (Op::avg: by parts * divisor), rounded once. divisor is 1 for Op::max and min and for i64 and
   // u8. `to` may lie within `from`, exactly on one of its parts.

@@ -72,20 +72,25 @@ Status HostBackend::scale(Stream& stream, void* data, DType type, size_t count, 
   return submit(stream, [=] { return host::scale(data, type, count, factor); });
 }
 
-Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, double max_norm, double loss_scale, double beta1, double beta2,
-                               bool skip_nonfinite) {
-  const StepRule rule{max_norm, loss_scale, beta1, beta2, skip_nonfinite};
+Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) {
   return submit(stream, [=] {
     megadp::begin_step(*scalars, rule);
     return Status();
   });
 }
 
-Status HostBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const void* grad, DType grad_type, float* master,
-                          float* m, float* v, void* param, DType param_type, size_t count) {
+Status HostBackend::count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
+  return submit(stream, [=] {
+    for (size_t i = 0; i < count; ++i) count_step(*scalars, steps[i]);
+    return Status();
+  });
+}
+
+Status HostBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
+                          DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
   return submit(stream, [=] {
     if (scalars->skip != 0) return Status();
-    return host::adamw(adamw_constants(hyper, *scalars), grad, grad_type, master, m, v, param, param_type, count);
+    return host::adamw(adamw_constants(hyper, scalars->grad_factor, *steps), grad, grad_type, master, m, v, param, param_type, count);
   });
 }
 

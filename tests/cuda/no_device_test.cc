@@ -88,14 +88,16 @@ void kernels(const PluginTable& plugin, const char* error) {
     }
   }
   StepScalars scalars{};
-  const StepRule rule{1, 1, 0.9, 0.99, true};
+  const StepRule rule{1, 1, true};
+  uint64_t count = 0;
   const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &rule), kCudaFailure, error, "begin_step");
+  names(plugin, plugin.count_steps(nullptr, nullptr, &scalars, &count, 1), kCudaFailure, error, "count_steps");
   for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
     names(plugin, plugin.scale(nullptr, nullptr, memory, grad, 8, 0.5F), kCudaFailure, error, "scale");
     names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars), kCudaFailure, "cudaErrorInvalidDevice", "square_sum");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
-      names(plugin, plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, grad, memory, memory, memory, memory + 8, param, 8),
+      names(plugin, plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, grad, memory, memory, memory, memory + 8, param, 8),
             kCudaFailure, error, "adamw");
     }
   }
@@ -103,13 +105,14 @@ void kernels(const PluginTable& plugin, const char* error) {
 
 void refused_without_asking(const PluginTable& plugin) {
   StepScalars scalars{};
+  uint64_t count = 0;
   const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   const auto refused = [&](int32_t result, const char* what) { names(plugin, result, kOwnFailure, "does not know", what); };
   refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars), "square_sum of f64");
   refused(plugin.scale(nullptr, nullptr, memory, DType::f64, 8, 0.5F), "scaling f64");
-  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f64, memory, memory, memory, memory, DType::f32, 8),
+  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, DType::f64, memory, memory, memory, memory, DType::f32, 8),
           "f64 gradient");
-  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f32, memory, memory, memory, memory, DType::i64, 8),
+  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, DType::f32, memory, memory, memory, memory, DType::i64, 8),
           "i64 parameter");
   refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 0, 8, DType::f32, Op::sum, 1), "no parts");
   refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 8, DType::f32, Op::max, 2), "a divided maximum");
@@ -122,6 +125,7 @@ void refused_without_asking(const PluginTable& plugin) {
 
 void nothing_to_do(const PluginTable& plugin) {
   StepScalars scalars{};
+  uint64_t count = 0;
   const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   const Strided none = array(DType::f32, {2, 0}, {1, 1});
   check_equal(plugin.copy(nullptr, nullptr, memory, memory, 0), 0, "copy of nothing");
@@ -130,9 +134,10 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.cast(nullptr, nullptr, memory, DType::f32, memory, DType::f32, 9), 0, "cast of an array to itself");
   check_equal(plugin.copy_strided(nullptr, nullptr, &none, &none, true), 0, "copy_strided of nothing");
   check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars), 0, "square_sum of nothing");
+  check_equal(plugin.count_steps(nullptr, nullptr, &scalars, &count, 0), 0, "counting nothing");
   check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");
-  check_equal(plugin.adamw(nullptr, nullptr, &hyper, &scalars, memory, DType::f32, memory, memory, memory, memory, DType::f32, 0), 0,
-              "adamw");
+  check_equal(plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, DType::f32, memory, memory, memory, memory, DType::f32, 0),
+              0, "adamw");
   check_equal(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 0, DType::f32, Op::sum, 1), 0, "reduce of nothing");
 }
 

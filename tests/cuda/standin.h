@@ -69,6 +69,8 @@ bool is_device_memory(const void* memory);
 // such a thread as it ends takes for lost what it was about to free.
 void wait_for_threads();
 
+// So many of the next calls of zero() fail, whatever the device.
+std::atomic<int>& failing_zeros();
 // The device that has no memory left; -1: none.
 std::atomic<int>& full_device();
 // The rank whose second collective in a group fails; -1: none.

@@ -209,6 +209,10 @@ bool all_on_device(const Pointers*... pointers) {
 
 int32_t zero(Device* device, void* stream, void* data, size_t bytes) {
   if (!all_on_device(data)) return kBadMemory;
+  if (failing_zeros() > 0) {
+    --failing_zeros();
+    return kCudaFailure + 1;
+  }
   queue_of(device, stream)->submit([=] {
     if (bytes > 0) std::memset(data, 0, bytes);
   });
@@ -261,11 +265,20 @@ int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const Ste
   return 0;
 }
 
-int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
-              float* master, float* m, float* v, void* param, DType param_type, size_t count) {
-  if (count > 0 && !all_on_device(scalars, grad, master, m, v, param)) return kBadMemory;
+int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
+  if (count > 0 && !all_on_device(scalars, steps, steps + count - 1)) return kBadMemory;
+  queue_of(device, stream)->submit([=] {
+    for (size_t i = 0; i < count; ++i) count_step(*scalars, steps[i]);
+  });
+  return 0;
+}
+
+int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
+              DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
+  if (count > 0 && !all_on_device(scalars, steps, grad, master, m, v, param)) return kBadMemory;
   queue_of(device, stream)->submit([=, hyper = *hyper] {
-    if (scalars->skip == 0) (void)host::adamw(adamw_constants(hyper, *scalars), grad, grad_type, master, m, v, param, param_type, count);
+    if (scalars->skip != 0) return;
+    (void)host::adamw(adamw_constants(hyper, scalars->grad_factor, *steps), grad, grad_type, master, m, v, param, param_type, count);
   });
   return 0;
 }
@@ -316,6 +329,7 @@ PluginTable make_table() {
   table.square_sum = &square_sum;
   table.scale = &scale;
   table.begin_step = &begin_step;
+  table.count_steps = &count_steps;
   table.adamw = &adamw;
   table.reduce = &reduce;
   put_nccl(&table);
@@ -350,6 +364,11 @@ int ReleaseGate::held() {
 ReleaseGate& release_gate() {
   static auto& gate = *new ReleaseGate;
   return gate;
+}
+
+std::atomic<int>& failing_zeros() {
+  static std::atomic<int> count{0};
+  return count;
 }
 
 std::atomic<int>& full_device() {

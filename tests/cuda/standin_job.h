@@ -97,6 +97,7 @@ struct Setup {
   double max_grad_norm = 0;
   uint64_t flags = 0;        // of the buffer
   bool second_bf16 = false;  // the second parameter, whatever the others are
+  bool skips = false;        // steps 2 and 3: the second parameter on all ranks; step 2: the third on rank 0
 };
 
 inline const std::vector<std::vector<int64_t>> kShapes = {{40, 30}, {1000}, {17, 5}};
@@ -109,7 +110,7 @@ inline size_t numel(size_t param) {
 
 class Model {
  public:
-  Model(const KindRank& rank, const Setup& setup) : rank_(rank.rank) {
+  Model(const KindRank& rank, const Setup& setup) : rank_(rank.rank), skips_(setup.skips) {
     std::vector<mdp_param> params(kShapes.size());
     const char* const names[] = {"first", "second", "third"};
     for (size_t p = 0; p < params.size(); ++p) {
@@ -163,7 +164,14 @@ class Model {
     ok(mdp_grad_put(buffer(), p, &tensor, 0, nullptr));
   }
   void backward(int step) const {
-    for (size_t p = kShapes.size(); p-- > 0;) put(p, gradient(p, step));
+    for (size_t p = kShapes.size(); p-- > 0;) {
+      const bool skipped = skips_ && ((p == 1 && (step == 2 || step == 3)) || (p == 2 && step == 2 && rank_ == 0));
+      if (skipped) {
+        ok(mdp_grad_skip(buffer(), p));
+      } else {
+        put(p, gradient(p, step));
+      }
+    }
     ok(mdp_grad_sync(buffer(), nullptr, nullptr));
   }
   std::vector<std::vector<float>> read() const {
@@ -196,6 +204,7 @@ class Model {
 
  private:
   int rank_;
+  bool skips_;
   mdp_optimizer_config rule_{};
   Grid grid_;
   Buffer buffer_;

@@ -189,12 +189,23 @@ void scalings() {
   }
 }
 
+void step_counts() {
+  for (const uint32_t skip : {0U, 1U}) {
+    for (const uint64_t threads : kThreadCounts) {
+      const size_t n = some_count();
+      StepScalars scalars{};
+      scalars.skip = skip;
+      std::vector<uint64_t> steps(n), expected(n);
+      for (size_t i = 0; i < n; i++) steps[i] = expected[i] = random_bits() >> 8;
+      for (size_t i = 0; i < n && skip == 0; i++) expected[i]++;
+      run_all_threads(cuda::CountSteps{&scalars, steps.data(), n}, threads);
+      check(steps == expected, text("counting ", n, " steps, skip ", skip, ", with ", threads, " threads"));
+    }
+  }
+}
+
 void adamw_steps() {
-  StepScalars scalars{};
-  scalars.beta1_power = scalars.beta2_power = 1;
-  scalars.square_sum = 9;
-  begin_step(scalars, {1, 8, 0.9, 0.99, false});
-  const AdamWConstants<float> constants = adamw_constants({1e-2, 0.9, 0.99, 1e-8, 0.1}, scalars);
+  const AdamWConstants<float> constants = adamw_constants({1e-2, 0.9, 0.99, 1e-8, 0.1}, 1.0F / 24, 3);
   for (const DType grad_type : kTrainable) {
     for (const DType param_type : kTrainable) {
       for (int round = 0; round < 24; round++) {
@@ -469,6 +480,7 @@ void units_are_aligned() {
 int main() {
   conversions();
   scalings();
+  step_counts();
   adamw_steps();
   reductions();
   square_sums();

@@ -44,7 +44,8 @@ bool same_bits_as_the_host() {
     for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
       for (const mdp_dtype param : {MDP_DTYPE_F32, MDP_DTYPE_BF16}) {
         for (const double max_norm : {0.0, 1.0}) {
-          const Setup setup{param, sharding, max_norm};
+          Setup setup{param, sharding, max_norm};
+          setup.skips = max_norm == 0;
           const Outcome host = trained({MDP_BACKEND_HOST, 0}, ranks, setup, &good);
           if (trained({}, ranks, setup, &good) == host && !host.values.empty()) continue;
           std::cerr << "FAILED other values than the host's: " << ranks << " ranks, sharding " << sharding << ", dtype " << param
@@ -146,6 +147,22 @@ void not_finite_without_a_report(KindRank& rank) {
   mdp_step_report report = empty_report();
   ok(mdp_optimizer_step(model.optimizer(), nullptr, &report, nullptr));
   require(report.step == 1 && model.read() != before, "the step after it was not taken");
+}
+
+// A step whose work the device does not take changes nothing, the learning rate that it was given included.
+void refused_by_the_device(KindRank& rank) {
+  const Model model(rank, {}), other(rank, {});
+  model.backward(1);
+  other.backward(1);
+  mdp_step_config faster{};
+  faster.struct_size = sizeof faster;
+  faster.lr = 0.5;
+  (void)model.read();  // what is under way zeroes nothing any more
+  megadp::standin::failing_zeros() = 1;
+  refused(mdp_optimizer_step(model.optimizer(), &faster, nullptr, nullptr), MDP_E_BACKEND, {"zeroing memory"});
+  ok(mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr));
+  ok(mdp_optimizer_step(other.optimizer(), nullptr, nullptr, nullptr));
+  require(model.read() == other.read(), "a step that failed has changed the learning rate");
 }
 
 void arrays(KindRank& rank) {
@@ -289,6 +306,7 @@ int main() {
     good = run_kind("views of the host", {MDP_BACKEND_HOST, 0}, ranks, host_views) && good;
     good = run_kind("collectives", {}, ranks, collectives) && good;
   }
+  good = run_kind("refused by the device", {}, 1, refused_by_the_device) && good;
   good = run_kind("a full device", {}, 4, full_device) && good;
   megadp::standin::wait_for_threads();
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";

@@ -369,10 +369,7 @@ struct Step {  // the arrays of AdamW
 };
 
 AdamWConstants<float> some_constants(const AdamW& hyper, int steps) {
-  StepScalars s{};
-  s.beta1_power = s.beta2_power = 1;
-  for (int i = 0; i < steps; i++) begin_step(s, {0, 4, hyper.beta1, hyper.beta2, false});
-  return adamw_constants(hyper, s);
+  return adamw_constants(hyper, 0.25F, static_cast<uint64_t>(steps));
 }
 
 void adamw_bits(const Kernels& kernels) {
@@ -413,14 +410,12 @@ void adamw_formula(const Kernels& kernels) {
     p[i] = step.master.value(i);
     step.m.floats()[i] = step.v.floats()[i] = 0;
   }
-  StepScalars s{};
-  s.beta1_power = s.beta2_power = 1;
   double worst = 0;
   for (int t = 1; t <= 40; t++) {
     step.grad.fill(ordinary_float);
-    begin_step(s, {0, scale, hyper.beta1, hyper.beta2, false});
-    check(host::adamw(adamw_constants(hyper, s), step.grad.data(), DType::f32, step.master.floats(), step.m.floats(), step.v.floats(),
-                      step.master.data(), DType::f32, n, kernels)
+    const auto grad_factor = static_cast<float>(1 / scale);
+    check(host::adamw(adamw_constants(hyper, grad_factor, static_cast<uint64_t>(t)), step.grad.data(), DType::f32, step.master.floats(),
+                      step.m.floats(), step.v.floats(), step.master.data(), DType::f32, n, kernels)
               .ok(),
           "adamw");
     for (size_t i = 0; i < n; i++) {

@@ -95,22 +95,24 @@ __global__ void begin_step_on_device(StepScalars* scalars, StepRule rule, const 
 }
 
 // ── AdamW ──
-// Few enough blocks that all of them run at once: the constants, which take divisions and a root in double, are computed once by each, and
-// the elements are shared out evenly.
+// Few enough blocks that all of them run at once: the constants, which take divisions, a root and two powers in double (a product or two
+// for every bit of the step count), are computed once by each, and the elements are shared out evenly. That is some hundred operations of
+// one thread a block; a kernel of its own before would cost a launch.
 constexpr unsigned kStepBlocksPerProcessor = 4;
 
 template <class Grad, class Param>
 __global__ void __launch_bounds__(kThreads, kStepBlocksPerProcessor)
-    adamw_on_device(ForEach<AdamWStep<Grad, Param>> work, AdamW hyper, const StepScalars* scalars) {
+    adamw_on_device(ForEach<AdamWStep<Grad, Param>> work, AdamW hyper, const StepScalars* scalars, const uint64_t* steps) {
   if (scalars->skip != 0) return;
   __shared__ AdamWConstants<float> constants;
-  if (threadIdx.x == 0) constants = adamw_constants(hyper, *scalars);
+  if (threadIdx.x == 0) constants = adamw_constants(hyper, scalars->grad_factor, *steps);
   __syncthreads();
   work.operation.constants = constants;
   work(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, uint64_t{gridDim.x} * blockDim.x);
 }
 
 struct Elements {  // what an AdamW step reads and writes
+  const uint64_t* steps;
   const void* grad;
   float *master, *m, *v;
   void* param;
@@ -127,7 +129,7 @@ int32_t launch_adamw(Device* device, void* stream, const AdamW& hyper, const Ste
   const uint64_t pieces = work.split.units > 0 ? work.split.units : x.count;
   const uint64_t needed = (pieces + kThreads - 1) / kThreads;
   const uint64_t most = uint64_t{kStepBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
-  return launch(adamw_on_device<Grad, Param>, needed < most ? needed : most, dim3(kThreads), stream, work, hyper, scalars);
+  return launch(adamw_on_device<Grad, Param>, needed < most ? needed : most, dim3(kThreads), stream, work, hyper, scalars, x.steps);
 }
 
 template <class Grad>
@@ -169,13 +171,20 @@ int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const Ste
   return launch(begin_step_on_device, 1, dim3(1), stream, scalars, *rule, device != nullptr ? device->poisoned : nullptr);
 }
 
-int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const void* grad, DType grad_type,
-              float* master, float* m, float* v, void* param, DType param_type, size_t count) {
+int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  return launch_on_each_thread(CountSteps{scalars, steps, count}, count, 1, stream);
+}
+
+int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
+              DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
   if (!is_trainable(grad_type) || !is_trainable(param_type)) return kBadArgument;
   if (count == 0) return 0;
   const Current current(device);
   if (current.result() != 0) return current.result();
-  const Elements x{grad, master, m, v, param, count};
+  const Elements x{steps, grad, master, m, v, param, count};
   if (grad_type == DType::f32) return launch_adamw<float>(device, stream, *hyper, scalars, x, param_type);
   if (grad_type == DType::bf16) return launch_adamw<Bf16>(device, stream, *hyper, scalars, x, param_type);
   return launch_adamw<F16>(device, stream, *hyper, scalars, x, param_type);

@@ -83,6 +83,7 @@ PluginTable make_table() {
   table.square_sum = square_sum;
   table.scale = scale;
   table.begin_step = begin_step;
+  table.count_steps = count_steps;
   table.adamw = adamw;
   table.reduce = reduce;
   table.nccl_open = nccl_open;

@@ -165,6 +165,18 @@ struct Scale {
   }
 };
 
+// ── step counts ──
+
+struct CountSteps {
+  const StepScalars* scalars;
+  uint64_t* steps;
+  uint64_t count;
+
+  MEGADP_HOST_DEVICE void operator()(uint64_t thread, uint64_t threads) const {
+    for (uint64_t i = thread; i < count; i += threads) count_step(*scalars, steps[i]);
+  }
+};
+
 // ── AdamW: one pass over all that belongs to an element ──
 
 template <class Grad, class Param>
