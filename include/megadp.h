@@ -680,7 +680,8 @@ MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_c
 
 /* The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": f32, one dimension; where it begins in the flattened parameter
  * is mdp_range.param_begin. Empty (data NULL) where this rank owns nothing of it. Library memory, valid until the optimizer is destroyed;
- * it may be written between steps. Waits for the last step. Local.
+ * it may be written between steps, and before the first. A "master" is first brought up to its parameter where that was written since the
+ * last step, and holds what is written into it until the parameter is written again. Waits for the last step. Local.
  * Errors: INVALID, STATE (frozen; forked child), those of a lost communicator. */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 

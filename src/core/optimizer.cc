@@ -147,6 +147,22 @@ Status Optimizer::set_group(size_t group, const ParamGroup& value) {
   return {};
 }
 
+Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned& owned) {
+  if (!Plan::has_master(*buffer.impl_->arenas[arena].plan)) return {};
+  std::shared_ptr<Event> taken;
+  {
+    const std::lock_guard lock(buffer.impl_->mutex);
+    const uint64_t version = buffer.impl_->params[owned.param].version;
+    if (versions[owned.param] == version) return {};
+    if (Status submitted = submit_master(buffer, arena, owned); !submitted) return submitted;
+    auto recorded = buffer.tree().queue->record();
+    if (!recorded) return recorded.status();
+    taken = *std::move(recorded);
+    versions[owned.param] = version;
+  }
+  return taken->wait(Deadline::never());
+}
+
 Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
   if (Status status = buffer_->check_param(param); !status) return status;
   const std::string wanted = name;
@@ -161,6 +177,9 @@ Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
   const Impl::Shard& shard = impl_->shards[a];
   for (const Impl::Owned& owned : shard.buckets[s.buckets[s.params[param].bucket].index]) {
     if (owned.param != param) continue;
+    if (wanted == "master") {
+      if (Status fresh = impl_->refresh_master(*buffer_, a, owned); !fresh) return fresh;
+    }
     float* data =
         wanted == "master" ? impl_->master_at(s.arenas[a], shard, owned) : impl_->moment_at(shard, owned, wanted == "exp_avg" ? 0 : 1);
     return Slice{data, owned.end - owned.begin, owned.param_begin};

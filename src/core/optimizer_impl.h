@@ -37,6 +37,10 @@ struct Optimizer::Impl {
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   AdamW hyper(int group, double lr) const;
+  // To be called with the buffer's mutex held; the caller then takes the parameter's version over.
+  Status submit_master(Buffer& buffer, size_t arena, const Owned& owned) const;
+  // Before a master is shown: what is read is the parameter, and what is written stays.
+  Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
   float* master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const;
   float* moment_at(const Shard& shard, const Owned& owned, int which) const {
     return static_cast<float*>(shard.moments[which]->data()) + owned.at;

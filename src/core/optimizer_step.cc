@@ -34,19 +34,20 @@ AdamW Optimizer::Impl::hyper(int group, double lr) const {
   return AdamW{g.has_lr ? g.lr : lr, config.beta1, config.beta2, config.eps, g.weight_decay};
 }
 
-// Masters follow parameters that were written from outside, or by another optimizer, since the last step.
+// A master follows its parameter where that was written from outside, or by another optimizer, since the last step.
+Status Optimizer::Impl::submit_master(Buffer& buffer, size_t a, const Owned& owned) const {
+  const Buffer::Arena& arena = buffer.impl_->arenas[a];
+  if (!Plan::has_master(*arena.plan) || versions[owned.param] == buffer.impl_->params[owned.param].version) return {};
+  return buffer.tree().backend->cast(*buffer.tree().queue, master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
+                                     arena.plan->param_type, owned.end - owned.begin);
+}
+
 Status Optimizer::submit_refresh() {
   Buffer::Impl& s = *buffer_->impl_;
-  Tree& tree = buffer_->tree();
   for (size_t a = 0; a < s.arenas.size(); ++a) {
-    const Buffer::Arena& arena = s.arenas[a];
-    if (!Plan::has_master(*arena.plan)) continue;
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
-        if (impl_->versions[owned.param] == s.params[owned.param].version) continue;
-        const Status submitted = tree.backend->cast(*tree.queue, impl_->master_at(arena, impl_->shards[a], owned), DType::f32,
-                                                    arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
-        if (!submitted) return submitted;
+        if (Status submitted = impl_->submit_master(*buffer_, a, owned); !submitted) return submitted;
       }
     }
   }

@@ -220,10 +220,167 @@ static void the_place_is_named_by_its_owner(void** state) {
   run_ranks(2, the_owner_names_the_place, NULL);
 }
 
+/* ── State that is written between steps ── */
+
+enum {
+  KINDS = 3,
+  LENGTH = 150
+};
+static const mdp_dtype kinds[KINDS] = {MDP_DTYPE_BF16, MDP_DTYPE_F16, MDP_DTYPE_F32};
+static const int64_t written_length = LENGTH;
+
+/* Not to be held by a 16-bit type, so that a master that was taken from the parameter shows. */
+static float written(int round, int64_t i) {
+  return (float)(round + 2) + (float)i / 256 + 1.0F / 8192;
+}
+
+static void write_param(mdp_buffer* buffer, size_t param, float first) {
+  float values[LENGTH];
+  for (int i = 0; i < LENGTH; ++i) values[i] = first + (float)(i % 8) / 8;
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &written_length);
+  OK(mdp_param_write(buffer, param, &t, NULL));
+}
+
+static mdp_tensor state_of(mdp_optimizer* optimizer, size_t param, const char* name) {
+  SIZED(mdp_tensor, view);
+  OK(mdp_optimizer_state(optimizer, param, name, &view));
+  return view;
+}
+
+/* Where the slice of `param` begins that this rank owns. */
+static int64_t owned_begin(mdp_buffer* buffer, size_t param) {
+  mdp_range ranges[2 * KINDS];
+  memset(ranges, 0, sizeof ranges);
+  ranges[0].struct_size = sizeof ranges[0];
+  size_t count = 0;
+  OK(mdp_buffer_owned(buffer, ranges, 2 * KINDS, &count));
+  for (size_t r = 0; r < count; ++r) {
+    if (ranges[r].param == (int64_t)param) return ranges[r].param_begin;
+  }
+  return 0;
+}
+
+/* The master shows the parameter; what is written into the three then holds, through a step that moves nothing. */
+static void write_state(mdp_buffer* buffer, mdp_optimizer* optimizer, int round, float shown) {
+  for (size_t p = 0; p < KINDS; ++p) {
+    const int64_t begin = owned_begin(buffer, p);
+    const mdp_tensor master = state_of(optimizer, p, "master"), m = state_of(optimizer, p, "exp_avg"),
+                     v = state_of(optimizer, p, "exp_avg_sq");
+    int wrong = 0;
+    for (int64_t i = 0; i < master.shape[0]; ++i) {
+      wrong += ((const float*)master.data)[i] != shown + (float)((begin + i) % 8) / 8;
+      ((float*)master.data)[i] = written(round, begin + i);
+      ((float*)m.data)[i] = 0.5F;
+      ((float*)v.data)[i] = 0.25F;
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+static void check_state(mdp_buffer* buffer, mdp_optimizer* optimizer, int round) {
+  for (size_t p = 0; p < KINDS; ++p) {
+    const int64_t begin = owned_begin(buffer, p);
+    const mdp_tensor master = state_of(optimizer, p, "master"), m = state_of(optimizer, p, "exp_avg"),
+                     v = state_of(optimizer, p, "exp_avg_sq");
+    int wrong = 0;
+    for (int64_t i = 0; i < master.shape[0]; ++i) {
+      wrong += ((const float*)master.data)[i] != written(round, begin + i);
+      wrong += ((const float*)m.data)[i] != 0.5F * 0.5F || ((const float*)v.data)[i] != 0.25F * 0.75F;
+    }
+    CHECK(wrong == 0);
+    float values[LENGTH];
+    const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &written_length);
+    OK(mdp_param_read(buffer, p, &t, NULL));
+    for (int64_t i = 0; i < LENGTH; ++i) wrong += fabsf(values[i] - written(round, i)) > 1.0F / 32;
+    CHECK(wrong == 0);
+  }
+}
+
+static void idle_step(mdp_buffer* buffer, mdp_optimizer* optimizer) {
+  static const float zeros[LENGTH];
+  for (size_t p = 0; p < KINDS; ++p) {
+    const mdp_tensor t = tensor_of(MDP_DTYPE_F32, (void*)zeros, &written_length);
+    OK(mdp_grad_put(buffer, p, &t, 0, NULL));
+  }
+  OK(mdp_grad_sync(buffer, NULL, NULL));
+  SIZED(mdp_step_config, still);
+  still.flags = MDP_STEP_SET_LR; /* 0 */
+  mdp_request* stepped = NULL;
+  OK(mdp_optimizer_step(optimizer, &still, NULL, &stepped));
+  OK(mdp_request_wait(stepped, UINT64_MAX));
+  mdp_request_free(stepped);
+}
+
+static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(20000000000));
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  static const char* const kind_names[KINDS] = {"bf16", "f16", "f32"};
+  mdp_param params[KINDS];
+  memset(params, 0, sizeof params);
+  for (int p = 0; p < KINDS; ++p) {
+    params[p].struct_size = sizeof params[p];
+    params[p].name = kind_names[p];
+    params[p].dtype = kinds[p];
+    params[p].ndim = 1;
+    params[p].shape = &written_length;
+  }
+  SIZED(mdp_buffer_config, buffers);
+  buffers.sharding = *(const mdp_sharding*)argument;
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(grid, &buffers, params, KINDS, &buffer));
+  SIZED(mdp_optimizer_config, config);
+  config.beta1 = 0.5;
+  config.beta2 = 0.75;
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_optimizer_create(buffer, &config, &optimizer));
+  for (size_t p = 0; p < KINDS; ++p) write_param(buffer, p, 1);
+  write_state(buffer, optimizer, 0, 1); /* before the first step */
+  idle_step(buffer, optimizer);
+  check_state(buffer, optimizer, 0);
+  for (size_t p = 0; p < KINDS; ++p) write_param(buffer, p, 7);
+  write_state(buffer, optimizer, 1, 7); /* after the parameters were written */
+  OK(mdp_barrier(comm));                /* f32 parameters are their own masters, and all ranks must have read theirs */
+  idle_step(buffer, optimizer);
+  check_state(buffer, optimizer, 1);
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void written_state_holds(void** state) {
+  (void)state;
+  mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1};
+  for (int i = 0; i < 4; ++i) run_ranks(1 + i / 2, write_and_step, &shardings[i % 2]);
+}
+
+/* A master that was looked at follows its parameter all the same. */
+static void looked_at_masters_follow(void** state) {
+  (void)state;
+  model m = model_open(0);
+  for (int round = 0; round < 2; ++round) {
+    float values[5];
+    for (int i = 0; i < 5; ++i) values[i] = (float)(i + 3 * round);
+    const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[0]);
+    OK(mdp_param_write(m.buffer, 0, &t, NULL));
+    const float* const master = state_of(m.optimizer, 0, "master").data;
+    CHECK(memcmp(master, values, sizeof values) == 0);
+    values[2] = 11;
+    OK(mdp_param_write(m.buffer, 0, &t, NULL));
+    for (size_t p = 0; p < COUNT; ++p) OK(mdp_grad_skip(m.buffer, p));
+    OK(mdp_grad_sync(m.buffer, NULL, NULL));
+    step_and_wait(m.optimizer);
+    CHECK(memcmp(state_of(m.optimizer, 0, "master").data, values, sizeof values) == 0);
+  }
+  model_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(gaps_stay_zero),     TEST(merged_updates_have_the_same_bits), TEST(ranges_say_the_bucket),
-      TEST(the_place_is_named), TEST(the_place_is_named_by_its_owner),
+      TEST(gaps_stay_zero),           TEST(merged_updates_have_the_same_bits), TEST(ranges_say_the_bucket),
+      TEST(the_place_is_named),       TEST(the_place_is_named_by_its_owner),   TEST(written_state_holds),
+      TEST(looked_at_masters_follow),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

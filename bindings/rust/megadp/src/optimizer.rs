@@ -278,11 +278,13 @@ impl Optimizer {
     pub fn state<'a>(&'a self, buffer: &'a Buffer, param: usize, kind: StateKind) -> Result<&'a [f32]> {
         self.check_buffer(buffer)?;
         let (data, len) = self.state_view(param, kind)?;
-        // SAFETY: written by a step only, which needs the optimizer and its buffer mutably; lives as long as the optimizer.
+        // SAFETY: written by a step, and by the first look after parameters were written, both of which need the buffer mutably; lives as
+        // long as the optimizer.
         Ok(unsafe { std::slice::from_raw_parts(data, len) })
     }
 
-    /// The same to be written to, between steps: for programs that restore a checkpoint.
+    /// The same to be written to, between steps and before the first: for programs that restore a checkpoint. A master holds what is
+    /// written into it until its parameter is written again.
     ///
     /// # Errors
     /// As [`Optimizer::state`].
@@ -291,6 +293,19 @@ impl Optimizer {
         let (data, len) = self.state_view(param, kind)?;
         // SAFETY: the same; and nobody else has a slice, since both are borrowed mutably.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
+    }
+
+    /// How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter.
+    /// Waits for the last step. Local.
+    ///
+    /// # Errors
+    /// INVALID, STATE (frozen), those of a lost communicator.
+    pub fn steps(&self, param: usize) -> Result<u64> {
+        let _inside = self.tree.enter();
+        let mut steps = 0;
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_optimizer_steps(self.as_raw(), param, &mut steps) })?;
+        Ok(steps)
     }
 
     fn state_view(&self, param: usize, kind: StateKind) -> Result<(*mut f32, usize)> {
