@@ -163,7 +163,8 @@ enum {                     /* mdp_param.flags */
 enum {                                   /* mdp_buffer_config.flags */
   MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
   MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 4, /* pad bucket ends to a multiple of 65536 elements as well                      */
-  MDP_BUFFER_REFERENCE_BUCKETS = 8       /* bucket_elements as Megatron-LM has it: max(40,000,000, 1,000,000 x dp x cp)  */
+  MDP_BUFFER_REFERENCE_BUCKETS = 8,      /* bucket_elements as Megatron-LM has it: max(40,000,000, 1,000,000 x dp x cp)  */
+  MDP_BUFFER_IGNORE_MEMORY = 16          /* take memory also where the system says that there is too little. Of any rank */
 };
 enum {              /* mdp_grad_put */
   MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
@@ -516,6 +517,9 @@ MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t world, con
  * ranks. The structs, names and shapes are copied. Register in the order of the forward pass: backward then fills the buckets one after
  * another. The registrations of all ranks of a data-parallel group are compared; where those of one group differ, every rank of the world
  * is told.
+ * Refused as MEMORY before anything is taken where the ranks of a machine, or of a control group (cgroup) of it, need more of the host's
+ * memory together than is left there: the kernel would end them by SIGKILL. Swap does not count. MDP_BUFFER_IGNORE_MEMORY, also of one rank
+ * alone, goes ahead all the same, here and in mdp_optimizer_create. A device's memory is not looked at beforehand.
  * Collective over the grid's world; blocking. To be destroyed by mdp_buffer_destroy. What one rank has no memory for
  * no rank gets; nothing is left behind on failure.
  * Errors: INVALID (names the parameter; mdp_error_info.param), UNSUPPORTED, DESYNC (names the first difference and the two ranks), STATE,
@@ -658,6 +662,7 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
  *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
  * Clipping: g is multiplied by max_grad_norm / (norm + 1e-6) where that is below 1. config NULL: all defaults.
  * A buffer may have several optimizers: what one of them changed, the masters of the others take over at their next step, rounded.
+ * Refused as MEMORY before anything is taken where too little is left, as mdp_buffer_register.
  * Collective over the grid's world, with equal configurations; blocking; what fails on one rank fails on all. To be destroyed by
  * mdp_optimizer_destroy.
  * Errors: INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator. */

@@ -111,9 +111,11 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
     return invalid(argument, ".missing is ", ours->missing,
                    "; it must be MDP_MISSING_ERROR (0), MDP_MISSING_ZERO (1) or MDP_MISSING_SKIP (2)");
   }
-  const uint64_t known = MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS;
+  const uint64_t known =
+      MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS | MDP_BUFFER_IGNORE_MEMORY;
   if (Status status = check_flags(ours->flags, known, text(argument, ".flags"),
-                                  "MDP_BUFFER_NO_OVERLAP (1), MDP_BUFFER_HIGH_BANDWIDTH_PADDING (4) and MDP_BUFFER_REFERENCE_BUCKETS (8)");
+                                  "MDP_BUFFER_NO_OVERLAP (1), MDP_BUFFER_HIGH_BANDWIDTH_PADDING (4), MDP_BUFFER_REFERENCE_BUCKETS (8) and "
+                                  "MDP_BUFFER_IGNORE_MEMORY (16)");
       !status) {
     return status;
   }
@@ -126,6 +128,7 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   config.no_overlap = (ours->flags & MDP_BUFFER_NO_OVERLAP) != 0;
   config.high_bandwidth_padding = (ours->flags & MDP_BUFFER_HIGH_BANDWIDTH_PADDING) != 0;
   config.reference_buckets = (ours->flags & MDP_BUFFER_REFERENCE_BUCKETS) != 0;
+  config.ignore_memory = (ours->flags & MDP_BUFFER_IGNORE_MEMORY) != 0;
   return config;
 }
 

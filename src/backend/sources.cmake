@@ -2,6 +2,8 @@
 set(MEGADP_backend_SOURCES
     agreement.cc
     group.cc
+    memory_check.cc
+    memory_limits.cc
     registry.cc
     world.cc
     bootstrap/attendance.cc

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "backend/agreement.h"
+#include "backend/memory_check.h"
 #include "base/hash.h"
 #include "base/shape.h"
 #include "core/buffer_impl.h"
@@ -49,6 +50,7 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, c
   if (!plan) return plan.status();
   std::shared_ptr<Buffer> buffer(new Buffer(grid, *std::move(plan)));
   if (Status status = buffer->agree_on_registration(); !status) return status;
+  if (Status status = buffer->check_room(); !status) return status;
   if (Status status = buffer->allocate(); !status) return status;
   buffer->index_params();
   return buffer;
@@ -67,6 +69,14 @@ Status Buffer::agree_on_registration() {
     return Finding{text("ranks ", pair.first, " and ", pair.other, " registered different parameters",
                         difference.empty() ? "" : text(": on rank ", pair.first, " ", difference))};
   });
+}
+
+Status Buffer::check_room() {
+  const MemoryPlan memory = plan_.memory();
+  const uint64_t arrays = tree().backend->place().type == DeviceType::cpu ? memory.param + memory.grad : 0;
+  return check_memory(*tree().world, grid_->world()->group().members(), "mdp_buffer_register", arrays + memory.scratch,
+                      plan_.config.ignore_memory)
+      .with_context("mdp_buffer_register");
 }
 
 // Failures are agreed on in each group, which may be a part of the world. All ranks go through all of it, so that none waits for one that

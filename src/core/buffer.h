@@ -121,6 +121,7 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   Status agree_on_registration();
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
+  Status check_room();
   Status allocate();
   Status allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm);
   Status allocate_agreements();

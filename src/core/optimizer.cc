@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "backend/agreement.h"
+#include "backend/memory_check.h"
 #include "core/optimizer_impl.h"
 
 namespace megadp {
@@ -45,6 +46,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (Status usable = tree.usable(); !usable) return usable;
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
+  if (Status room = optimizer->check_room(); !room) return room;
   Status mine = optimizer->check_groups();
   if (mine.ok()) mine = optimizer->allocate();
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
@@ -86,6 +88,15 @@ Status Optimizer::check_groups() const {
                   Blame{.param = static_cast<int64_t>(param)});
   }
   return {};
+}
+
+Status Optimizer::check_room() const {
+  Tree& tree = buffer_->tree();
+  const MemoryPlan memory = buffer_->plan().memory();
+  const uint64_t arrays = tree.backend->place().type == DeviceType::cpu ? memory.master + memory.state : 0;
+  return check_memory(*tree.world, buffer_->grid()->world()->group().members(), "mdp_optimizer_create", arrays,
+                      buffer_->plan().config.ignore_memory)
+      .with_context("mdp_optimizer_create");
 }
 
 Status Optimizer::allocate() {

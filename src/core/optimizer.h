@@ -70,6 +70,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   Status compare_configurations();
   Status check_groups() const;
+  Status check_room() const;
   Status allocate();
   Status submit_refresh();
   Status submit_counts();

@@ -34,6 +34,7 @@ struct BufferConfig {
   bool no_overlap = false;
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
+  bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
 };
 
 // One arena: all parameters of one (parameter type, gradient type, class).

@@ -3,11 +3,18 @@
 #include "host/memory.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstring>
+#include <string>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
 
 namespace megadp::host {
 namespace {
@@ -61,6 +68,21 @@ void* map(size_t bytes, int flags, int fd, bool* has_colour) noexcept {
   return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
 }
 
+// The limits of this process that too little address space may come from, as the end of a sentence.
+std::string address_space_limits() {
+  constexpr struct {
+    decltype(RLIMIT_AS) number;
+    const char *name, *option;
+  } limits[] = {{RLIMIT_AS, "RLIMIT_AS", "-v"}, {RLIMIT_DATA, "RLIMIT_DATA", "-d"}};
+  std::string out;
+  for (const auto& limit : limits) {
+    rlimit value{};
+    if (getrlimit(limit.number, &value) != 0 || value.rlim_cur == RLIM_INFINITY) continue;
+    out += text("; this process may have ", value.rlim_cur, " bytes of memory (", limit.name, "; ulimit ", limit.option, " raises it)");
+  }
+  return out;
+}
+
 }  // namespace
 
 size_t page_bytes() noexcept {
@@ -87,7 +109,7 @@ Result<Mapping> Mapping::create(size_t bytes, int fd, const char* what) {
   if (data == MAP_FAILED) {
     const int error = errno;
     Status status = system_error(text(what, ": cannot map ", bytes, " bytes"), error);
-    return error == ENOMEM ? Status(Code::memory, status.text()) : status;
+    return error == ENOMEM ? Status(Code::memory, status.text() + address_space_limits()) : status;
   }
   // Fewer page faults and fewer translations; never more memory than was asked for, since a large page must fit inside the mapping. Only a
   // wish: where the system does not offer large pages (for shared memory it mostly does not), small ones do.
@@ -97,6 +119,16 @@ Result<Mapping> Mapping::create(size_t bytes, int fd, const char* what) {
   mapping.bytes_ = bytes;
   mapping.coloured_ = has_colour;
   return mapping;
+}
+
+Status Mapping::touch(const char* what) {
+  if (madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0) return {};
+  const int error = errno;
+  if (error == EINVAL) {  // an older kernel: one store per page does the same
+    for (size_t at = 0; at < bytes_; at += page_bytes()) *reinterpret_cast<volatile char*>(data_ + at) = 0;
+    return {};
+  }
+  return {Code::memory, text(what, ": cannot take ", bytes_, " bytes of memory from the system: ", std::strerror(error))};
 }
 
 Result<size_t> whole_pages(size_t bytes, const char* what) {
@@ -114,6 +146,9 @@ Result<std::unique_ptr<Memory>> HostMemory::create(size_t bytes) {
     Result<Mapping> mapped = Mapping::create(*whole, -1, "allocate");
     if (!mapped.ok()) return mapped.status();
     mapping = std::move(*mapped);
+    if (*whole >= kLargeMapping) {  // so that what is left afterwards does not count it
+      if (Status touched = mapping.touch("allocate"); !touched) return touched;
+    }
   }
   return std::unique_ptr<Memory>(new HostMemory(std::move(mapping), bytes));
 }

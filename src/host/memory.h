@@ -40,6 +40,10 @@ class Mapping {
   // The sentence of a failure starts with `what`.
   static Result<Mapping> create(size_t bytes, int fd, const char* what);
 
+  // Takes every page from the system now, zeroed. Otherwise too little memory would show as a fault at some later store, and what was
+  // promised to one could be promised to another.
+  Status touch(const char* what);
+
   std::byte* data() const noexcept { return data_; }
   size_t bytes() const noexcept { return bytes_; }
 

@@ -3,42 +3,32 @@
 #include "host/parts.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
 #include <string>
 #include <utility>
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14
-#endif
 
 namespace megadp::host {
 namespace {
 
-// Takes every page from the system, zeroed. Otherwise too little memory would show as a fault at some later store.
-Status touch_pages(const Mapping& mapping, const char* what) {
-  if (madvise(mapping.data(), mapping.bytes(), MADV_POPULATE_WRITE) == 0) return {};
-  const int error = errno;
-  if (error == EINVAL) {  // an older kernel: one store per page does the same
-    for (size_t at = 0; at < mapping.bytes(); at += page_bytes()) *reinterpret_cast<volatile char*>(mapping.data() + at) = 0;
-    return {};
-  }
-  return {Code::memory, text(what, ": cannot take ", mapping.bytes(), " bytes of shared memory from the system: ", std::strerror(error))};
+// To make shared memory longer than files may be would end the process by SIGXFSZ, whose disposition is the host program's.
+Status check_file_size(size_t bytes, const char* what) {
+  rlimit files{};
+  if (getrlimit(RLIMIT_FSIZE, &files) != 0 || files.rlim_cur == RLIM_INFINITY || bytes <= files.rlim_cur) return {};
+  return {Code::memory,
+          text(what, ": ", bytes, " bytes of shared memory are wanted, which count as a file, and this process may make files of ",
+               files.rlim_cur, " bytes (RLIMIT_FSIZE); raise that limit: ulimit -f unlimited")};
 }
 
-Result<Mapping> create_own(size_t bytes, const char* what, bool touch, Fd* out_fd) {
+Result<Mapping> create_own(size_t bytes, const char* what, Fd* out_fd) {
+  if (Status allowed = check_file_size(bytes, what); !allowed) return allowed;
   Fd fd(memfd_create("megadp", MFD_CLOEXEC));
   if (!fd.valid()) return system_error(text(what, ": memfd_create"), errno);
   if (ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0)
     return system_error(text(what, ": cannot make a memfd of ", bytes, " bytes"), errno);
   Result<Mapping> mapping = Mapping::create(bytes, fd.get(), what);
-  if (!mapping.ok()) return mapping.status();
-  if (touch) {
-    Status touched = touch_pages(*mapping, what);
-    if (!touched.ok()) return touched;
-  }
   *out_fd = std::move(fd);
   return mapping;
 }
@@ -48,7 +38,10 @@ Result<Mapping> create_part(size_t bytes, bool alone, const char* what, bool tou
   Result<size_t> whole = whole_pages(bytes, what);
   if (!whole.ok()) return whole.status();
   if (*whole == 0) return invalid(what, ": 0 bytes asked for; at least 1 is needed");
-  return alone ? Mapping::create(*whole, -1, what) : create_own(*whole, what, touch, out_fd);
+  Result<Mapping> mapping = alone ? Mapping::create(*whole, -1, what) : create_own(*whole, what, out_fd);
+  if (!mapping.ok() || !touch) return mapping;
+  Status touched = mapping->touch(what);
+  return touched.ok() ? std::move(mapping) : touched;
 }
 
 }  // namespace
