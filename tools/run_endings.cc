@@ -79,6 +79,8 @@ void Supervisor::note_end(Rank& rank, int wait_status) {
 
 void Supervisor::rank_ended(Rank& rank, int wait_status) {
   note_end(rank, wait_status);
+  const bool kills = stage_ != Stage::well && stage_ != Stage::grace && stage_ != Stage::terminated;  // a SIGKILL may be ours
+  if (rank.end.signal == SIGKILL && !kills) rank.end.out_of_memory = out_of_memory_.killed(rank.end.pid);
   // What it said comes before what is said of it.
   for (RankOutput* stream : {&rank.out, &rank.err}) read_output(*stream, 16);
 

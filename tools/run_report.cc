@@ -37,17 +37,21 @@ void Report::started(int rank, pid_t pid, const std::vector<int>& cpus) {
 }
 
 void Report::ended(const Ended& rank, size_t others, double grace) {
-  if (json_)
-    return say(line({{"event", "ended"},
-                     {"rank", rank.rank},
-                     {"pid", rank.pid},
-                     {"exit", rank.exit},
-                     {"signal", name_or_null(rank.signal)},
-                     {"seconds", std::round(rank.seconds * 1e3) / 1e3}}));
+  if (json_) {
+    Json event = {{"event", "ended"},
+                  {"rank", rank.rank},
+                  {"pid", rank.pid},
+                  {"exit", rank.exit},
+                  {"signal", name_or_null(rank.signal)},
+                  {"seconds", std::round(rank.seconds * 1e3) / 1e3}};
+    if (!rank.out_of_memory.empty()) event["out_of_memory"] = rank.out_of_memory;
+    return say(line(event));
+  }
   if (rank.exit == 0) return;
   std::string sentence = rank.signal != 0 ? fmt::format("rank {} (pid {}) was killed by signal {} ({}){}", rank.rank, rank.pid, rank.signal,
                                                         signal_name(rank.signal), rank.core ? ", core dumped" : "")
                                           : fmt::format("rank {} (pid {}) exited with code {}", rank.rank, rank.pid, rank.exit);
+  if (!rank.out_of_memory.empty()) sentence += "; " + rank.out_of_memory;
   if (others == 1) sentence += fmt::format("; the other one still running has {:g} s to end", grace);
   if (others > 1) sentence += fmt::format("; the {} others still running have {:g} s to end", others, grace);
   say(sentence);

@@ -3,6 +3,7 @@
 //
 //   {"event":"started","rank":0,"pid":71,"cpus":[0,1]}
 //   {"event":"ended","rank":0,"pid":71,"exit":137,"signal":"SIGKILL","seconds":1.5}        exit: 128 + the signal's number when killed
+//       "out_of_memory":"..."   besides, where the kernel killed it for that: how it says so
 //   {"event":"signal","signal":"SIGTERM","ranks":[1],"why":"grace"}                        why: user, grace, interrupted_twice
 //   {"event":"leftovers","signal":"SIGTERM","pids":[75]}
 //   {"event":"error","text":"..."}
@@ -24,6 +25,7 @@ struct Ended {
   int exit = 0;    // what the rank returned, or 128 + signal
   int signal = 0;  // 0: it was not killed
   bool core = false;
+  std::string out_of_memory = {};  // how the kernel says so, where it killed the rank for that
   double seconds = 0;
 };
 

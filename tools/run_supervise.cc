@@ -42,6 +42,7 @@ Status Supervisor::prepare() {
   Result<Guardian> guardian = Guardian::start("MEGADP_LAUNCHER=" + config_.job.launcher);
   if (!guardian) return guardian.status();
   guardian_.emplace(*std::move(guardian));
+  out_of_memory_.begin();
   return {};
 }
 
@@ -83,6 +84,7 @@ Status Supervisor::start_rank(int index, const std::vector<int>& cpus) {
   // Without pidfds (an old kernel, a sandbox) SIGCHLD tells of deaths too, only not in their order.
   if (rank.pidfd.open()) epoll_ctl(deaths_.get(), EPOLL_CTL_ADD, rank.pidfd.get(), &event);
   guardian_->watch(rank.end.pid);
+  out_of_memory_.note(rank.end.pid);
   report_.started(number, rank.end.pid, share);
   return {};
 }

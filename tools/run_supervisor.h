@@ -11,6 +11,7 @@
 
 #include "base/deadline.h"
 #include "run_guardian.h"
+#include "run_memory.h"
 #include "run_output.h"
 #include "run_report.h"
 #include "run_spawn.h"
@@ -87,6 +88,7 @@ class Supervisor {
   Inherited inherited_{};
   OwnedFd signals_, deaths_;
   std::optional<Guardian> guardian_;
+  OutOfMemory out_of_memory_;
   std::vector<pid_t> strangers_;  // children this process had before it became a launcher
   std::vector<Rank> ranks_;
   const Rank* first_failure_ = nullptr;

@@ -118,6 +118,7 @@ pub const MDP_PARAM_OWN_BUCKET: u64 = 2;
 pub const MDP_BUFFER_NO_OVERLAP: u64 = 1;
 pub const MDP_BUFFER_HIGH_BANDWIDTH_PADDING: u64 = 4;
 pub const MDP_BUFFER_REFERENCE_BUCKETS: u64 = 8;
+pub const MDP_BUFFER_IGNORE_MEMORY: u64 = 16;
 
 pub const MDP_GRAD_ADD: u64 = 1;
 pub const MDP_GRAD_MORE: u64 = 2;
