@@ -27,13 +27,19 @@ float value_of(uint64_t i) {
   return static_cast<float>(static_cast<int>((i * 2654435761u >> 8) % 256) - 128) / 128;
 }
 
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
 class StepBench {
  public:
   explicit StepBench(const StepTask& task) : task_(task) {}
   Status open();
   Status check_results();
   Status run();
-  StepFigures figures();
+  StepFigures figures() const;
 
  private:
   enum Part {
@@ -49,7 +55,8 @@ class StepBench {
   Status wait();
   Status compare_chunk(uint64_t first, const StepScalars& scalars);
   Status allocate(std::unique_ptr<Memory>* out, uint64_t bytes);
-  StepTiming timing(Part part, uint64_t bytes);
+  StepTiming timing(Part part, uint64_t bytes) const;
+  double to_copy(Part part, uint64_t bytes) const;
 
   const StepTask task_;
   std::shared_ptr<Backend> backend_;
@@ -67,6 +74,7 @@ class StepBench {
     return task_.numel * (size_of(task_.grad_type) + 3 * 2 * sizeof(float) + (own_master() ? size_of(task_.param_type) : 0));
   }
   uint64_t copy_count() const { return adamw_bytes() / (2 * sizeof(float)); }
+  uint64_t copy_bytes() const { return copy_count() * 2 * sizeof(float); }
 };
 
 Status StepBench::allocate(std::unique_ptr<Memory>* out, uint64_t bytes) {
@@ -222,16 +230,21 @@ Status StepBench::run() {
   return {};
 }
 
-StepTiming StepBench::timing(Part part, uint64_t bytes) {
-  std::vector<double>& times = times_[part];
-  std::sort(times.begin(), times.end());
-  const size_t half = times.size() / 2;
-  return {bytes, times.front(), times.size() % 2 == 1 ? times[half] : (times[half - 1] + times[half]) / 2};
+StepTiming StepBench::timing(Part part, uint64_t bytes) const {
+  return {bytes, *std::min_element(times_[part].begin(), times_[part].end()), median(times_[part])};
 }
 
-StepFigures StepBench::figures() {
-  return {timing(adamw, adamw_bytes()), timing(square_sum, task_.numel * size_of(task_.grad_type)),
-          timing(copy, copy_count() * 2 * sizeof(float)), host_syncs_};
+double StepBench::to_copy(Part part, uint64_t bytes) const {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < times_[part].size(); ++i)
+    ratios.push_back(static_cast<double>(bytes) / times_[part][i] / (static_cast<double>(copy_bytes()) / times_[copy][i]));
+  return median(std::move(ratios));
+}
+
+StepFigures StepBench::figures() const {
+  const uint64_t grad_bytes = task_.numel * size_of(task_.grad_type);
+  return {timing(adamw, adamw_bytes()),  timing(square_sum, grad_bytes),  timing(copy, copy_bytes()),
+          to_copy(adamw, adamw_bytes()), to_copy(square_sum, grad_bytes), host_syncs_};
 }
 
 }  // namespace

@@ -26,6 +26,8 @@ struct StepTiming {
 
 struct StepFigures {
   StepTiming adamw, square_sum, copy;
+  // Bytes a second as a ratio to the copy's of the same round, the median of all rounds: other programs on the machine slow down both.
+  double adamw_to_copy = 0, square_sum_to_copy = 0;
   uint64_t host_syncs = 0;  // how often the host waited for the device while the steps were submitted
 };
 
