@@ -322,7 +322,8 @@ static void miss_parameters(const mdp_unique_id* id, int32_t rank, int32_t n, vo
     FAILS(MDP_E_STATE, sentence, mdp_grad_sync(m.buffer, NULL, NULL));
     SIZED(mdp_error_info, info);
     OK(mdp_last_error_info(&info));
-    CHECK(info.rank == lower);
+    CHECK(info.rank == lower && info.param == (lower == of->without[1] && round == 0 ? A : B));
+    CHECK((strstr(mdp_last_error(), ", nor did 1 more") != NULL) == (lower == of->without[0]));
     OK(mdp_microbatch_begin(m.buffer, 1));
   }
   model_close(&m);
@@ -374,6 +375,8 @@ static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void
     SIZED(mdp_error_info, info);
     OK(mdp_last_error_info(&info));
     CHECK(info.param == (int64_t)p && info.rank == 1);
+    FAILS(MDP_E_INVALID, "root is 2; the data-parallel group has ranks 0 to 1", mdp_buffer_broadcast(m.buffer, 2));
+    FAILS(MDP_E_INVALID, "root is -1", mdp_buffer_broadcast(m.buffer, -1));
     OK(mdp_buffer_broadcast(m.buffer, 0));
     OK(mdp_buffer_verify(m.buffer));
   }
@@ -383,6 +386,59 @@ static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void
 static void the_parameter_that_differs(void** state) {
   (void)state;
   run_ranks(2, differ_in_one, NULL);
+}
+
+/* ── Registrations ── */
+
+enum {
+  REGISTRATIONS = 12
+};
+
+static void differ_in_one_word(mdp_buffer_config* config, mdp_param* params, int which) {
+  static const int64_t pair[2] = {LENGTH / 2, 2};
+  if (which == 0) config->grad_dtype = MDP_DTYPE_SAME;
+  if (which == 1) config->sharding = MDP_SHARDING_ZERO_0;
+  if (which == 2) config->missing = MDP_MISSING_SKIP;
+  if (which == 3) config->bucket_elements = 128;
+  if (which == 4) config->flags = MDP_BUFFER_NO_OVERLAP;
+  if (which == 5) config->flags = MDP_BUFFER_HIGH_BANDWIDTH_PADDING;
+  if (which == 6) params[C].uses_per_step = 2;
+  if (which == 7) params[C].group = 1;
+  if (which == 8) params[C].flags = MDP_PARAM_OWN_BUCKET;
+  if (which == 9) params[C].flags = MDP_PARAM_FROZEN;
+  if (which == 10) params[C].dtype = MDP_DTYPE_F16;
+  if (which == 11) {
+    params[C].ndim = 2;
+    params[C].shape = pair;
+  }
+}
+
+static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, NULL, &grid));
+  for (int which = 0; which <= REGISTRATIONS; ++which) {
+    mdp_param params[COUNT];
+    SIZED(mdp_buffer_config, config);
+    describe_params(params, MDP_PARAM_CLASS_DENSE);
+    if (rank == 1) differ_in_one_word(&config, params, which);
+    mdp_buffer* buffer = NULL;
+    if (which == REGISTRATIONS) {
+      OK(mdp_buffer_register(grid, &config, params, COUNT, &buffer)); /* as they are, they agree */
+    } else {
+      FAILS(MDP_E_DESYNC, "ranks 0 and 1 registered different parameters", mdp_buffer_register(grid, &config, params, COUNT, &buffer));
+      CHECK(buffer == NULL);
+    }
+    mdp_buffer_destroy(buffer);
+  }
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void every_word_of_a_registration_is_compared(void** state) {
+  (void)state;
+  run_ranks(2, register_differently, NULL);
 }
 
 /* ── Optimizers ── */
@@ -460,6 +516,7 @@ int main(void) {
       TEST(the_lowest_ranks_problem_is_told),
       TEST(masters_follow_a_broadcast),
       TEST(the_parameter_that_differs),
+      TEST(every_word_of_a_registration_is_compared),
       TEST(every_value_of_an_optimizer_is_compared),
       TEST(state_is_that_after_the_step),
   };

@@ -433,9 +433,50 @@ void another_process_is_nobody() {
   says(log.all(), {"refused rank 1", "it says it is process 1"});
 }
 
+// A failure elsewhere ends the waiting, on both sides: long before the deadline, and in its own words.
+void a_meeting_is_interrupted() {
+  for (const int interrupted : {0, 1}) {
+    const std::string job = fresh_job();
+    std::atomic<bool> enough{false};
+    std::thread patience([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));  // rank 1 has been let in; rank 2 never comes
+      enough = true;
+    });
+    on_threads(2, [&](int rank) {
+      const Launch launch = launch_of(job, rank, 3);
+      Meeting meeting{
+          door_of(launch), guard_of(launch), 3, {0, 1, 2}, 0, rank, this_process(), Deadline::after_ns(60 * kSecond), 60 * kSecond, {}};
+      if (rank == interrupted) {
+        meeting.interrupted = [&] { return enough ? Status(Code::numeric, "the lid is on fire") : Status(); };
+      }
+      const uint64_t begun = now_ns();
+      const Status status = (rank == 0 ? host_meeting(meeting) : attend_meeting(meeting)).status();
+      check(now_ns() - begun < 20 * kSecond, "long before the deadline");
+      if (rank == interrupted || interrupted == 0) {
+        fails(status, Code::numeric, {"the lid is on fire"});
+      } else {
+        fails(status, Code::peer, {"rank 1 (pid ", "died during the rendezvous"});
+      }
+    });
+    patience.join();
+  }
+}
+
+// Who connects and says nothing is shown the door after a while, however much room there is.
+void silent_strangers_are_turned_away() {
+  const std::string job = fresh_job();
+  std::thread host([&] { (void)World::join(launch_of(job, 0, 2), 12 * kSecond); });
+  const Fd stranger = knock(launch_of(job, 1, 2));
+  const uint64_t begun = now_ns();
+  check(stranger.valid() && answers_to(stranger) == 0, "a silent stranger is told nothing");
+  check(now_ns() - begun < 10 * kSecond, "a silent stranger stays until the meeting is over");
+  host.join();
+}
+
 }  // namespace
 
 void rendezvous_cases() {
+  std::thread silent(silent_strangers_are_turned_away);  // mostly sleeps
   a_latecomer_is_told();
   const FreePort port;
   missing_ranks_are_named_everywhere("", 0);
@@ -453,6 +494,8 @@ void rendezvous_cases() {
   an_impostor_learns_nothing();
   proofs_serve_once();
   another_process_is_nobody();
+  a_meeting_is_interrupted();
+  silent.join();
 }
 
 }  // namespace megadp::test

@@ -289,6 +289,30 @@ void relay_remembers_failures_for_those_who_come_later() {
   check(h.told.back().code == Code::peer && h.told.back().words.find("rank 1 has left") != std::string::npos, h.told.back().words);
 }
 
+// A call that failed is kept for those who have not heard of it, and forgotten when the last of them has heard or left: then the same key
+// is a new call.
+void relay_forgets_what_all_know() {
+  Harness h;
+  const OperationKey key = key_of({0, 1, 2});
+  check(h.relay.give(0, key, {"split", {}, nullptr}) && h.relay.withdraw(0, key, 5'000'000'000), "rank 0 comes and gives up");
+  check(!h.relay.give(0, key, {"split", {}, nullptr}), "a call that is kept is not given twice");
+  h.relay.leave(1);
+  h.relay.leave(2);
+  const size_t before = h.told.size();
+  check(h.relay.give(0, key, {"split", {}, nullptr}), "a call that nobody has to hear of is forgotten");
+  check(h.told.size() > before && h.told.back().code == Code::peer, "and comes to an answer of its own");
+}
+
+void the_first_missing_rank_is_blamed() {
+  Blame blame;
+  Relay relay([&](int, const OperationKey&, const std::shared_ptr<const Relay::Answer>& answer) { blame = answer->status.blame(); },
+              [](int of) { return text(of); });
+  const OperationKey key = key_of({3, 1, 2, 0});
+  relay.give(3, key, {"split", {}, nullptr});
+  relay.withdraw(3, key, 5'000'000'000);
+  check_equal(blame.rank, 1, "the rank to blame");
+}
+
 void relay_tells_everyone_of_different_calls() {
   Harness h;
   const OperationKey key = key_of({5, 0, 2});
@@ -341,6 +365,8 @@ int main() {
   relay_hands_everything_to_everyone();
   relay_answers_everyone_once();
   relay_remembers_failures_for_those_who_come_later();
+  relay_forgets_what_all_know();
+  the_first_missing_rank_is_blamed();
   relay_tells_everyone_of_different_calls();
   a_long_sentence_is_cut();
   return finish();

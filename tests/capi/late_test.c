@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A rank whose step is under way, because another rank is late or never comes: what it may call meanwhile waits for the step, and learns
+ * how it ended. The ranks are threads; the late one comes when the other has made its call, and a moment later. */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "fixture.h"
+
+static const uint64_t timeout_ns = UINT64_C(20000000000);
+
+static int setup(void** state) {
+  (void)state;
+  be_alone();
+  return 0;
+}
+
+/* One bf16 parameter of which each of two ranks owns a half. */
+enum {
+  LENGTH = 4096
+};
+static const int64_t length = LENGTH;
+
+typedef struct {
+  mdp_comm* comm;
+  mdp_grid* grid;
+  mdp_buffer* buffer;
+  mdp_optimizer* optimizer;
+} model;
+
+static model model_open(const mdp_unique_id* id, int32_t rank, int32_t n) {
+  model m = {.comm = comm_open(id, rank, n, timeout_ns)};
+  SIZED(mdp_param, param);
+  param.name = "weight";
+  param.dtype = MDP_DTYPE_BF16;
+  param.shape = &length;
+  param.ndim = 1;
+  OK(mdp_grid_create(m.comm, NULL, &m.grid));
+  OK(mdp_buffer_register(m.grid, NULL, &param, 1, &m.buffer));
+  SIZED(mdp_optimizer_config, adamw);
+  adamw.lr = 0.5; /* the first step takes every element by so much */
+  OK(mdp_optimizer_create(m.buffer, &adamw, &m.optimizer));
+  return m;
+}
+
+static void model_close(model* m) {
+  mdp_optimizer_destroy(m->optimizer);
+  mdp_buffer_destroy(m->buffer);
+  mdp_grid_destroy(m->grid);
+  mdp_comm_destroy(m->comm);
+  memset(m, 0, sizeof *m);
+}
+
+static void put_ones(mdp_buffer* buffer) {
+  static float ones[LENGTH];
+  for (int i = 0; i < LENGTH; ++i) ones[i] = 1;
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, ones, &length);
+  OK(mdp_grad_put(buffer, 0, &grad, 0, NULL));
+}
+
+/* The number of elements that are not about `value`. */
+static int off(const float* values, float value) {
+  int count = 0;
+  for (int i = 0; i < LENGTH; ++i) count += !(values[i] > value - 0.01F && values[i] < value + 0.01F);
+  return count;
+}
+
+static void a_moment(void) {
+  const struct timespec moment = {0, 50000000};
+  nanosleep(&moment, NULL);
+}
+
+/* Gradients are reduced; rank 0 has begun its step, which ends when rank 1 has come to its own. */
+typedef enum {
+  READ,
+  WRITE,
+  VERIFY,
+  WAIT,
+  PUT,
+  FREE
+} what;
+
+static atomic_int begun;
+
+static void call_meanwhile(model* m, what call) {
+  static float values[LENGTH];
+  const mdp_tensor array = tensor_of(MDP_DTYPE_F32, values, &length);
+  if (call == READ) {
+    OK(mdp_param_read(m->buffer, 0, &array, NULL));
+    CHECK(off(values, -0.5F) == 0);
+  }
+  if (call == WRITE) {
+    for (int i = 0; i < LENGTH; ++i) values[i] = 3;
+    OK(mdp_param_write(m->buffer, 0, &array, NULL)); /* not overwritten by the step's gather */
+    memset(values, 0, sizeof values);
+    OK(mdp_param_read(m->buffer, 0, &array, NULL));
+    CHECK(off(values, 3) == 0);
+  }
+  if (call == WAIT && !ON_CUDA) { /* a caller's stream waits on a device, not the caller */
+    SIZED(mdp_tensor, view);
+    OK(mdp_buffer_param_view(m->buffer, 0, &view));
+    OK(mdp_param_wait(m->buffer, 0, NULL));
+    for (int i = 0; i < LENGTH; ++i) CHECK(((const uint16_t*)view.data)[i] == 0xbf00); /* -0.5 */
+  }
+  if (call == PUT) { /* the step is still to read the slot */
+    put_ones(m->buffer);
+    OK(mdp_param_read(m->buffer, 0, &array, NULL));
+    CHECK(off(values, -0.5F) == 0);
+  }
+}
+
+static void step_with_a_late_rank(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const what call = *(const what*)argument;
+  model m = model_open(id, rank, n);
+  mdp_request* request = NULL;
+  put_ones(m.buffer);
+  sync_and_wait(m.buffer);
+  if (rank == 1) {
+    while (!atomic_load(&begun)) a_moment();
+    a_moment(); /* a call that does not wait is over by now */
+  }
+  OK(mdp_optimizer_step(m.optimizer, NULL, NULL, &request));
+  atomic_store(&begun, 1);
+  if (call == VERIFY) { /* what is compared is that after the step, whether or not a rank has waited for it */
+    if (rank == 1) OK(mdp_request_wait(request, UINT64_MAX));
+    OK(mdp_buffer_verify(m.buffer));
+  }
+  if (call == FREE && rank == 0) {
+    /* The work goes on without its handles, and the other rank has its step. */
+    mdp_request_free(request);
+    mdp_optimizer_destroy(m.optimizer);
+    mdp_buffer_destroy(m.buffer);
+    OK(mdp_barrier(m.comm));
+    m.optimizer = NULL;
+    m.buffer = NULL;
+    model_close(&m);
+    return;
+  }
+  if (rank == 0) call_meanwhile(&m, call);
+  OK(mdp_request_wait(request, UINT64_MAX));
+  OK(mdp_request_wait(request, UINT64_MAX));
+  mdp_request_free(request);
+  if (call == FREE) OK(mdp_barrier(m.comm));
+  model_close(&m);
+}
+
+static void calls_wait_for_the_step(void** state) {
+  (void)state;
+  for (what call = READ; call <= FREE; ++call) {
+    atomic_store(&begun, 0);
+    run_ranks(2, step_with_a_late_rank, &call);
+  }
+}
+
+/* The late rank ends it all: every call that waits for the step is told so, as often as it is asked. */
+static void step_without_a_rank(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const what call = *(const what*)argument;
+  model m = model_open(id, rank, n);
+  put_ones(m.buffer);
+  sync_and_wait(m.buffer);
+  if (rank == 1) {
+    while (!atomic_load(&begun)) a_moment();
+    a_moment(); /* rank 0 waits by now */
+    OK(mdp_comm_abort(m.comm));
+    model_close(&m);
+    return;
+  }
+  static float values[LENGTH];
+  const mdp_tensor array = tensor_of(MDP_DTYPE_F32, values, &length);
+  const char* const part = "rank 1 called mdp_comm_abort";
+  mdp_request* request = NULL;
+  OK(mdp_optimizer_step(m.optimizer, NULL, NULL, &request));
+  atomic_store(&begun, 1);
+  if (call == WAIT && !ON_CUDA) FAILS(MDP_E_ABORTED, part, mdp_param_wait(m.buffer, 0, NULL));
+  if (call == READ && !ON_CUDA) FAILS(MDP_E_ABORTED, part, mdp_param_read(m.buffer, 0, &array, NULL));
+  if (call == PUT && !ON_CUDA) FAILS(MDP_E_ABORTED, part, mdp_grad_put(m.buffer, 0, &array, 0, NULL));
+  for (int again = 0; again < 3; ++again) {
+    FAILS(MDP_E_ABORTED, part, mdp_request_wait(request, UINT64_MAX));
+    FAILS(MDP_E_ABORTED, part, mdp_request_test(request));
+  }
+  mdp_request_free(request);
+  model_close(&m);
+}
+
+static void calls_fail_with_the_step(void** state) {
+  (void)state;
+  for (what call = READ; call <= FREE; ++call) {
+    atomic_store(&begun, 0);
+    run_ranks(2, step_without_a_rank, &call);
+  }
+}
+
+/* A sync that found a problem is told to whoever asks, again and again, by its request too. */
+static void a_failed_sync_asked_again(void** state) {
+  (void)state;
+  model m = model_open(NULL, 0, 1);
+  mdp_request *first = NULL, *second = NULL;
+  OK(mdp_grad_sync(m.buffer, NULL, &first));
+  OK(mdp_grad_sync(m.buffer, NULL, &second));
+  for (int again = 0; again < 3; ++again) {
+    FAILS(MDP_E_STATE, "parameter 0 'weight' never became ready", mdp_request_wait(first, UINT64_MAX));
+    FAILS(MDP_E_STATE, "parameter 0 'weight' never became ready", mdp_request_wait(second, UINT64_MAX));
+    FAILS(MDP_E_STATE, "parameter 0 'weight' never became ready", mdp_grad_sync(m.buffer, NULL, NULL));
+  }
+  mdp_request_free(first);
+  mdp_request_free(second);
+  model_close(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      TEST(calls_wait_for_the_step),
+      TEST(calls_fail_with_the_step),
+      TEST(a_failed_sync_asked_again),
+  };
+  return cmocka_run_group_tests(tests, setup, NULL);
+}
