@@ -61,7 +61,7 @@ class Writer:
 
 
 DECLARE = '''\
-def declare(library):
+def declare(library: ctypes.CDLL) -> None:
     """Gives the functions of `library`, a ctypes.CDLL of libmegadp, their types. AttributeError names the first one that it lacks."""
     for name, (result, parameters) in PROTOTYPES.items():
         function = getattr(library, name)

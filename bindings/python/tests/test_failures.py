@@ -8,6 +8,11 @@ import unittest
 import megadp
 import support
 
+try:
+    import numpy as np
+except ImportError:
+    np = None
+
 TWO = {"w": (3, 4), "b": (4,)}
 
 
@@ -60,6 +65,24 @@ class BadArguments(unittest.TestCase):
             self.refused(["tp", "2"], megadp.Grid, comm, tp=2)
             self.refused(["an axis", "'xp'"], megadp.Grid(comm).coords, "dp-xp")
             self.refused(["rank", "7"], megadp.plan, TWO, world=2, rank=7)
+
+    @unittest.skipIf(np is None, "numpy is not installed")
+    def test_arrays_of_other_types_by_name(self):
+        """numpy's default is float64: the sentence names the parameter, and says in numpy's words what to do."""
+        with megadp.Comm() as comm:
+            for dtype in (np.float64, np.int32, np.int64, np.uint8):
+                self.refused(["parameter 'w'", np.dtype(dtype).name, "float32", ".astype(numpy.float32)"], megadp.Buffer, comm,
+                             {"b": (4,), "w": np.zeros(3, dtype)})
+                self.refused(["parameter 'w'", np.dtype(dtype).name], megadp.plan, [megadp.Param("w", (3,), dtype)])
+            self.refused(["parameter 'w'", "f64", "float32"], megadp.Buffer, comm, [megadp.Param("w", (3,), "f64")])
+            buffer = megadp.Buffer(comm, TWO)
+            for dtype in (np.int32, np.int64, np.uint8, bool):
+                for call in (buffer.put, buffer.write):
+                    error = self.refused(["parameter 'b'", np.dtype(dtype).name, ".astype(numpy.float32)"], call, "b", np.zeros(4, dtype))
+                    self.assertNotIn("uint8,", error.text.partition("must")[2])
+                self.refused(["out", "parameter 'b'", np.dtype(dtype).name], buffer.read, "b", np.zeros(4, dtype))
+            buffer.put("b", np.arange(4.0))  # float64 gradients are rounded
+            self.assertEqual(buffer.grad("b").memoryview.tolist(), [0, 1, 2, 3])
 
     def test_step(self):
         with megadp.Comm() as comm:
@@ -120,6 +143,61 @@ class MissingGradients(unittest.TestCase):
                 print("stepped", optimizer.step().step, flush=True)
         """))
         self.assertEqual(sorted(out.splitlines()), ["refused STATE 0 1 True"] * 2 + ["stepped 1"] * 2)
+
+    def test_a_fresh_start(self):
+        """After a failed sync zero_grad begins the step anew on both ranks, and the training ends as if nothing had happened: neither the
+        first gradients of the failed step count, nor that step itself."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+
+            def train(comm, forget):
+                buffer = megadp.Buffer(comm, {"w": (3,), "b": (4,)}, bucket_elements=1)
+                optimizer = megadp.Optimizer(buffer, lr=0.5)
+                step, refused = 0, 0
+                while step < 5:
+                    if forget == step and refused == 0:
+                        buffer.put("b", array.array("f", [100] * 4))  # its bucket may be reduced already when the sync fails
+                        comm.rank == 0 and buffer.put("w", array.array("f", [100] * 3))
+                    else:
+                        buffer.put("b", array.array("f", [step + comm.rank, 2, 3, 4]))
+                        buffer.put("w", array.array("f", [1, step, 3 * comm.rank]))
+                    try:
+                        buffer.sync()
+                    except megadp.MegaDPError as error:
+                        assert error.code == megadp.Status.STATE and (error.param, error.rank) == (0, 1), error
+                        refused += 1
+                        for call in (optimizer.step, lambda: buffer.put("b", array.array("f", [0] * 4))):
+                            try:
+                                call()
+                            except megadp.MegaDPError as error:
+                                assert error.code == megadp.Status.STATE, error
+                            else:
+                                raise AssertionError("not refused")
+                        buffer.zero_grad()
+                        continue
+                    step = optimizer.step().step
+                return refused, buffer.param("w").memoryview.tolist() + buffer.param("b").memoryview.tolist()
+
+            with megadp.Comm() as comm:
+                plain = train(comm, None)
+                for forget in (0, 2):
+                    assert train(comm, forget) == (1, plain[1]), (forget, plain)
+                print("as if nothing had happened", plain[0], flush=True)
+        """))
+        self.assertEqual(out.splitlines(), ["as if nothing had happened 0"] * 2)
+
+    def test_the_first_learning_rate_outlives_a_refused_step(self):
+        """A zero that was asked for stays a zero."""
+        with megadp.Comm() as comm:
+            buffer = megadp.Buffer(comm, TWO)
+            optimizer = megadp.Optimizer(buffer, lr=0)
+            with self.assertRaises(megadp.MegaDPError):
+                optimizer.step()
+            buffer.put("b", floats(1, 2, 3, 4))
+            buffer.put("w", memoryview(floats(*range(12))).cast("B").cast("f", (3, 4)))
+            buffer.sync()
+            optimizer.step()
+            self.assertEqual(buffer.param("b").memoryview.tolist(), [0, 0, 0, 0])
 
     def test_skipped_everywhere(self):
         """A parameter that every rank skips is left alone, weight decay included."""

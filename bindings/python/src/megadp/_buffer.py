@@ -2,18 +2,25 @@
 """Parameters and gradients, and the calls of one training step up to the optimizer."""
 import ctypes
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar, Union, overload
 
 from . import _dlpack, _raw
 from ._comm import Comm, whole
+from ._dtypes import FLOATS
 from ._errors import MegaDPError, invalid
 from ._grid import Grid
 from ._handles import Closable
 from ._library import lib, sized
-from ._params import Param, Params, buffer_config, native_params, read_params, read_struct
+from ._params import BufferOptions, Param, Params, buffer_config, native_params, read_params, read_struct
 from ._tensor import Tensor, operand
 from ._waiting import Request, run, wait_for
 
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+    from typing_extensions import Unpack
+
+Array = TypeVar("Array")
 _ALL = 2**(8 * ctypes.sizeof(ctypes.c_size_t)) - 1
 Which = Union[int, str]  # a parameter, by index at registration or by name
 
@@ -65,7 +72,7 @@ class Buffer(Closable):
     SYSTEM, those of a lost communicator.
     """
 
-    def __init__(self, where: Union[Comm, Grid], params: Params, **options: Any) -> None:
+    def __init__(self, where: Union[Comm, Grid], params: Params, **options: "Unpack[BufferOptions]") -> None:
         self.params: Tuple[Param, ...] = tuple(read_params(params))
         self._index: Dict[str, int] = {param.name: i for i, param in enumerate(self.params)}
         config = buffer_config(**options)
@@ -121,6 +128,12 @@ class Buffer(Closable):
         self._call(lib.mdp_buffer_owned, ranges, needed.value, ctypes.byref(needed))
         return [read_struct(ranges[i], Range) for i in range(needed.value)]
 
+    @overload
+    def read(self, param: Which, out: None = None, *, stream: int = 0) -> "NDArray[numpy.float32]": ...
+
+    @overload
+    def read(self, param: Which, out: Array, *, stream: int = 0) -> Array: ...
+
     def read(self, param: Which, out: Any = None, *, stream: int = 0) -> Any:
         """Copies a parameter into `out` (its shape, any strides, float32, bfloat16, float16 or float64), or into a new float32 numpy
         array, and returns that. Waits as wait does. Local."""
@@ -129,16 +142,20 @@ class Buffer(Closable):
             import numpy
 
             out = numpy.empty(self.params[number].shape if number < len(self.params) else (), numpy.float32)
-        tensor, _keep = operand(out, "out", writable=True, stream=stream)
+        tensor, _keep = self._operand(number, out, "out", stream, writable=True)
         self._settle(number)
         self._call(lib.mdp_param_read, number, ctypes.byref(tensor), stream or None)
         return out
+
+    def _operand(self, number: int, array: Any, argument: str, stream: int, writable: bool = False) -> Tuple[Any, Any]:
+        name = self.params[number].name if number < len(self.params) else number
+        return operand(array, f"{argument} of parameter {name!r}", writable, stream, FLOATS)
 
     def write(self, param: Which, array: Any, *, stream: int = 0) -> None:
         """Copies an array into a parameter, as read does the other way. What is written must be the same on all ranks of the data-parallel
         group (or be followed by broadcast). Waits as wait does. Local."""
         number = self._number(param)
-        tensor, _keep = operand(array, "array", stream=stream)
+        tensor, _keep = self._operand(number, array, "array", stream)
         self._settle(number)
         self._call(lib.mdp_param_write, number, ctypes.byref(tensor), stream or None)
 
@@ -176,7 +193,7 @@ class Buffer(Closable):
         more: not ready yet. The array may be reused when this returns. Local; any thread, several at a time for different parameters.
         Raises MegaDPError: INVALID (shape), STATE (frozen; too often; after sync; skipped), those of a lost communicator."""
         number = self._number(param)
-        tensor, _keep = operand(grad, "grad", stream=stream)
+        tensor, _keep = self._operand(number, grad, "grad", stream)
         if self._stepping():  # the slots are the last step's until it has finished
             self._finish_step()
         flags = (_raw.MDP_GRAD_ADD if add else 0) | (_raw.MDP_GRAD_MORE if more else 0)
@@ -197,7 +214,8 @@ class Buffer(Closable):
     def sync(self, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
         """Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or
         skipped. wait=False returns a Request at once. Collective over the world.
-        Raises MegaDPError: STATE (a parameter never became ready: names it and the rank, on all ranks), those of a lost communicator."""
+        Raises MegaDPError: STATE (a parameter never became ready: names it and the rank, on all ranks; nothing has changed, and zero_grad
+        on all ranks begins the step anew), those of a lost communicator."""
         if wait and (self._tree.size == 1 or not self._on_host):
             self._tree.run(self._handle, lib.mdp_grad_sync, stream or None, None)
             return None

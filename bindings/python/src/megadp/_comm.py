@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communicators and collectives on the caller's arrays."""
 import ctypes
-from typing import Any, Callable, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, Optional, Tuple, TypedDict
 
 from . import _dlpack, _raw
 from ._errors import MegaDPError, from_info, invalid
@@ -10,11 +10,25 @@ from ._library import lib, sized
 from ._tensor import operand
 from ._waiting import Request, run, wait_for
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Op = Literal["sum", "avg", "max", "min"]
+Backend = Literal["auto", "host", "cuda"]
 OPS = {"sum": _raw.MDP_OP_SUM, "avg": _raw.MDP_OP_AVG, "max": _raw.MDP_OP_MAX, "min": _raw.MDP_OP_MIN}
 BACKENDS = {"auto": _raw.MDP_BACKEND_AUTO, "host": _raw.MDP_BACKEND_HOST, "cuda": _raw.MDP_BACKEND_CUDA}
 
 
-def choice(value: Any, argument: str, among: dict) -> int:
+class CommOptions(TypedDict, total=False):
+    """Keywords of Comm, but for who the ranks are."""
+
+    backend: Backend
+    device: Optional[int]
+    timeout: Optional[float]
+    exact_sums: bool
+
+
+def choice(value: Any, argument: str, among: Mapping[Any, int]) -> int:
     if value not in among:
         raise invalid(f"{argument} is {value!r}; it must be one of {', '.join(repr(name) for name in among)}")
     return int(among[value])
@@ -86,7 +100,7 @@ class Comm(Closable):
     rank: int
     size: int
 
-    def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, nranks: Optional[int] = None, *, backend: str = "auto",
+    def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, nranks: Optional[int] = None, *, backend: Backend = "auto",
                  device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False) -> None:
         given = None
         if id is not None:
@@ -109,12 +123,12 @@ class Comm(Closable):
         self._take(run(create, lambda: None, lib.mdp_comm_destroy))
 
     @classmethod
-    def from_environment(cls, **options: Any) -> "Comm":
+    def from_environment(cls, **options: "Unpack[CommOptions]") -> "Comm":
         """Comm(**options), spelled out: the ranks that a launcher has started."""
         return cls(**options)
 
     @classmethod
-    def from_id(cls, id: bytes, rank: int, nranks: int, **options: Any) -> "Comm":
+    def from_id(cls, id: bytes, rank: int, nranks: int, **options: "Unpack[CommOptions]") -> "Comm":
         """Comm(id, rank, nranks, **options), spelled out: the ranks that have the same unique_id()."""
         return cls(id, rank, nranks, **options)
 
@@ -168,7 +182,7 @@ class Comm(Closable):
         """Returns when all ranks have called it and this rank's earlier collectives have finished. Collective; blocking."""
         self._tree.run(self._handle, lib.mdp_barrier)
 
-    def all_reduce(self, array: Any, out: Any = None, op: str = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+    def all_reduce(self, array: Any, out: Any = None, op: Op = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
         """out = op ("sum", "avg", "max", "min") over the ranks of array; in place where out is None.
 
         For this and the other collectives: arrays are dense and row-major, of any kind that has DLPack, the array interfaces or the
@@ -177,7 +191,7 @@ class Comm(Closable):
         Collective. Raises MegaDPError: INVALID, UNSUPPORTED, STATE, DESYNC, PEER, TIMEOUT, ABORTED."""
         return self._move(lib.mdp_all_reduce, array, array if out is None else out, wait, stream, choice(op, "op", OPS))
 
-    def reduce_scatter(self, array: Any, out: Any, op: str = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+    def reduce_scatter(self, array: Any, out: Any, op: Op = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
         """out = op over the ranks of their piece number <this rank>; array has `size` times the elements of out. See all_reduce."""
         return self._move(lib.mdp_reduce_scatter, array, out, wait, stream, choice(op, "op", OPS))
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of element types, in the library, in DLPack and in the array interfaces."""
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Tuple
 
 from . import _raw
 from ._errors import invalid
@@ -32,10 +32,19 @@ SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64
 BY_NAME: Dict[str, DType] = {**{dtype.name: dtype for dtype in DTYPES}, **{SHORT[dtype.name]: dtype for dtype in DTYPES}}
 
 
-def dtype_of(value: Any, argument: str) -> DType:
-    """The type that a string ("f32", "float32") or another library's dtype (numpy's, torch's, ml_dtypes') names."""
+TRAINED, FLOATS = DTYPES[:3], DTYPES[:4]  # what parameters may be; what gradients and values of parameters may be
+
+
+def one_of(among: Iterable[DType]) -> str:
+    *first, last = (dtype.name for dtype in among)
+    return f"must be {', '.join(first)} or {last}"
+
+
+def trained_dtype(value: Any, argument: str) -> DType:
+    """The type of a parameter that a string ("f32", "float32") or another library's dtype (numpy's, torch's, ml_dtypes') names."""
     name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
     found = BY_NAME.get(str(name).rpartition(".")[2])
-    if found is None:
-        raise invalid(f"{argument} is {value!r}; it must be one of {', '.join(SHORT.values())}, or a dtype of that name")
+    if found is None or found not in TRAINED:
+        raise invalid(f"{argument} has dtype {value if isinstance(value, str) else name!r}; it {one_of(TRAINED)} (an array: "
+                      ".astype(numpy.float32))")
     return found

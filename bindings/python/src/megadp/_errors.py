@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a failed call becomes: MegaDPError, with the status and what the failure is about."""
 import enum
-from typing import Optional
+from typing import Any, Optional
 
 from . import _raw
 
@@ -52,7 +52,7 @@ class InvalidError(MegaDPError, ValueError):
     """An argument is wrong (Status.INVALID). Also a ValueError, as Python's own functions raise."""
 
 
-def make_error(code: int, text: str, **about) -> MegaDPError:
+def make_error(code: int, text: str, **about: Any) -> MegaDPError:
     return (InvalidError if code == Status.INVALID else MegaDPError)(code, text, **about)
 
 

@@ -2,7 +2,7 @@
 """Sharded AdamW."""
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
@@ -72,8 +72,7 @@ class Optimizer(Closable):
         wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
         (at once with report=False); Buffer.wait then waits for one or all of them. Collective over the world.
         Raises MegaDPError: INVALID, STATE (no finished sync, or a failed one), NUMERIC, those of a lost communicator."""
-        if lr is None and self._first_lr is not None:
-            lr, self._first_lr = self._first_lr, None
+        lr = self._first_lr if lr is None else lr
         config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=loss_scale or 0.0, stream=stream or None,
                        flags=_raw.MDP_STEP_SET_LR if lr is not None else 0)
         found = sized(_raw.mdp_step_report) if report else None
@@ -86,12 +85,13 @@ class Optimizer(Closable):
             buffer._step = run(lambda: wait_for(self._call, *arguments), tree.abort)
         else:
             buffer._step = wait_for(self._call, *arguments)
+        self._first_lr = None  # the library has it now
         if found is None:
             return None
         return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
                           bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))
 
-    def state(self, param: Which, name: str) -> Tensor:
+    def state(self, param: Which, name: Literal["master", "exp_avg", "exp_avg_sq"]) -> Tensor:
         """The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": float32, one dimension, empty where this rank owns
         nothing of it; Range.param_begin says where it begins. May be written between steps. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""

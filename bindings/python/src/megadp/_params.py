@@ -2,13 +2,16 @@
 """What is registered, how it is laid out, and what that would take: parameters, options of grids and buffers, plans."""
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
 from . import _raw
 from ._comm import choice, whole
-from ._dtypes import dtype_of
+from ._dtypes import trained_dtype
 from ._errors import invalid
 from ._library import lib, sized, text_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_REPLICATED, "sharded": _raw.MDP_PLACEMENT_SHARDED}
 SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_ZERO_0, "zero_1": _raw.MDP_SHARDING_ZERO_1}
@@ -16,6 +19,31 @@ MISSING = {"error": _raw.MDP_MISSING_ERROR, "zero": _raw.MDP_MISSING_ZERO, "skip
 GRAD_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "same": _raw.MDP_DTYPE_SAME}
 AXES = {"tp": _raw.MDP_AXIS_TP, "cp": _raw.MDP_AXIS_CP, "ep": _raw.MDP_AXIS_EP, "dp": _raw.MDP_AXIS_DP, "pp": _raw.MDP_AXIS_PP}
 _INT32 = 2**31 - 1
+Placement = Literal["replicated", "sharded"]
+
+
+class GridOptions(TypedDict, total=False):
+    """Keywords of Grid."""
+
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    expert_tp: int
+    order: Optional[str]
+
+
+class BufferOptions(TypedDict, total=False):
+    """Keywords of Buffer, and of what makes one."""
+
+    grad_dtype: Literal["f32", "same"]
+    sharding: Literal["default", "zero_0", "zero_1"]
+    missing: Literal["error", "zero", "skip"]
+    bucket_elements: int
+    bucket_count: int
+    overlap: bool
+    high_bandwidth_padding: bool
+    reference_buckets: bool
 
 
 @dataclass(frozen=True)
@@ -30,7 +58,7 @@ class Param:
     dtype: Any = "f32"
     uses_per_step: int = 1
     expert: bool = False
-    placement: Optional[str] = None
+    placement: Optional[Placement] = None
     shard_dim: int = 0
     shard_stride: int = 0
     group: int = 0
@@ -64,7 +92,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         shape = tuple(whole(size, f"a size in shape {what}", -2**63, 2**63 - 1) for size in param.shape)
         flags = (_raw.MDP_PARAM_FROZEN if param.frozen else 0) | (_raw.MDP_PARAM_OWN_BUCKET if param.own_bucket else 0)
         struct.struct_size = ctypes.sizeof(struct)
-        struct.dtype = dtype_of(param.dtype, f"dtype {what}").code
+        struct.dtype = trained_dtype(param.dtype, f"parameter {param.name!r}").code
         struct.name = str(param.name).encode("utf-8")
         struct.shape = (ctypes.c_int64 * len(shape))(*shape)
         struct.ndim = len(shape)
@@ -122,7 +150,8 @@ def read_struct(struct: Any, kind: Any) -> Any:
     return kind(**{name: getattr(struct, name) for name in kind._fields})
 
 
-def plan(params: Params, world: int = 1, rank: int = 0, grid: Optional[Mapping[str, Any]] = None, **options: Any) -> Plan:
+def plan(params: Params, world: int = 1, rank: int = 0, grid: Optional[GridOptions] = None,
+         **options: "Unpack[BufferOptions]") -> Plan:
     """What a Buffer of these parameters and an Optimizer would allocate on one rank of a world. grid: the arguments of Grid. options:
     those of Buffer. Local, any thread, nothing is allocated. Raises MegaDPError: INVALID, UNSUPPORTED."""
     structs, count = native_params(read_params(params))
@@ -133,7 +162,8 @@ def plan(params: Params, world: int = 1, rank: int = 0, grid: Optional[Mapping[s
     return found
 
 
-def plan_layout(params: Params, world: int = 1, grid: Optional[Mapping[str, Any]] = None, **options: Any) -> Dict[str, Any]:
+def plan_layout(params: Params, world: int = 1, grid: Optional[GridOptions] = None,
+                **options: "Unpack[BufferOptions]") -> Dict[str, Any]:
     """The whole layout: arenas with the place of every parameter, the buckets, the ranges that each rank owns, the bytes of each rank, as
     mdp_plan_json tells it. Arguments as plan. Local, any thread."""
     structs, count = native_params(read_params(params))
@@ -143,7 +173,7 @@ def plan_layout(params: Params, world: int = 1, grid: Optional[Mapping[str, Any]
     return found
 
 
-def grid_groups(axes: str, world: int, grid: Optional[Mapping[str, Any]] = None, expert: bool = False) -> List[List[int]]:
+def grid_groups(axes: str, world: int, grid: Optional[GridOptions] = None, expert: bool = False) -> List[List[int]]:
     """All groups that the axes ("dp", "dp-cp") span in a world of this size. grid: the arguments of Grid. Local, any thread."""
     config = grid_config(**(grid or {}))
     found: List[List[int]] = text_of(lambda *text: lib.mdp_grid_groups_json(

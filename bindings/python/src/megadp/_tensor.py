@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays: the library's memory as everybody's, and everybody's arrays as the library's operands."""
 import ctypes
-from typing import Any, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Optional, Tuple
 
 from . import _dlpack, _raw
-from ._dtypes import BY_CODE, BY_DLPACK, BY_FORMAT, BY_TYPESTR, DType
+from ._dtypes import BY_CODE, BY_DLPACK, BY_FORMAT, BY_TYPESTR, DTYPES, DType, one_of
 from ._errors import invalid
 from ._library import lib, sized
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Among = Tuple[DType, ...]
 
 
 def _dense(shape: Tuple[int, ...]) -> Tuple[int, ...]:
@@ -74,7 +79,7 @@ class Tensor:
     def __repr__(self) -> str:
         return f"Tensor(shape={self.shape}, dtype={self.dtype!r}, device={self.device!r}, readonly={self.readonly})"
 
-    def _interface(self) -> dict:
+    def _interface(self) -> Dict[str, Any]:
         return {"version": 3, "shape": self.shape, "typestr": self._dtype.typestr, "data": (self.data, self.readonly),
                 "strides": tuple(stride * self._dtype.size for stride in self.strides)}
 
@@ -82,7 +87,7 @@ class Tensor:
         if self._device[0] != _dlpack.CPU:
             raise BufferError(f"this tensor is on {self.device}: take it by DLPack or __cuda_array_interface__, or copy it by Buffer.read")
 
-    def numpy(self) -> Any:
+    def numpy(self) -> "NDArray[Any]":
         """A numpy array on the same memory. bfloat16 needs the package ml_dtypes; without it, memoryview gives the bits."""
         self._on_host()
         import numpy
@@ -100,7 +105,7 @@ class Tensor:
             array = array.view(ml_dtypes.bfloat16)
         return array
 
-    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> "NDArray[Any]":
         array = self.numpy()
         if copy is False and dtype is not None and array.dtype != dtype:
             raise ValueError(f"a {self.dtype} tensor cannot become {dtype} without a copy")
@@ -117,11 +122,11 @@ class Tensor:
         block: Any = (ctypes.c_ubyte * self.nbytes).from_address(self.data) if self.size else (ctypes.c_ubyte * 0)()
         block._lease = self._lease  # the view refers to the block, and the block to this
         flat: Any = memoryview(block).cast("B")
-        shaped: Any = flat.cast(self._dtype.format, self.shape) if self.size else flat.cast(self._dtype.format)
+        shaped: memoryview = flat.cast(self._dtype.format, self.shape) if self.size else flat.cast(self._dtype.format)
         return shaped.toreadonly() if self.readonly else shaped
 
     @property
-    def __cuda_array_interface__(self) -> dict:
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
         """Version 3. Stream 1: ordered with the default stream, as calls without a stream are. On the host there is no such attribute."""
         if self._device[0] != _dlpack.CUDA:
             raise AttributeError(f"this tensor is on {self.device}; __cuda_array_interface__ is for memory of a GPU")
@@ -159,15 +164,16 @@ class Tensor:
         return ctypes.cast(out, ctypes.c_void_p).value or 0
 
 
-def operand(array: Any, argument: str, writable: bool = False, stream: int = 0) -> Tuple[Any, Any]:
+def operand(array: Any, argument: str, writable: bool = False, stream: int = 0, among: Among = DTYPES) -> Tuple[Any, Any]:
     """(mdp_tensor, what keeps its memory alive) of anything that holds an array: a Tensor, a numpy array, whatever has __dlpack__
-    or __cuda_array_interface__, a memoryview. Nothing is copied. InvalidError names the argument where that is not possible."""
+    or __cuda_array_interface__, a memoryview. Nothing is copied. InvalidError names the argument where that is not possible, or the type of
+    its elements is none of `among`."""
     if isinstance(array, Tensor):
         if writable and array.readonly:
             raise invalid(f"{argument} is a read-only Tensor, and would be written to")
         return _struct(array._dtype, array._device, array.data, array.shape, array.strides), array
     for read in (_from_interface, _from_dlpack, _from_buffer):
-        found = read(array, argument, writable, stream)
+        found: Optional[Tuple[Any, Any]] = read(array, argument, writable, stream, among)
         if found is not None:
             return found
     raise invalid(f"{argument} is {_described(array)}; it must be an array: numpy's, or anything with DLPack or the buffer protocol")
@@ -189,7 +195,7 @@ def _refuse_read_only(argument: str, array: Any) -> None:
     raise invalid(f"{argument}, a {type(array).__name__}, is read-only, and would be written to")
 
 
-def _from_interface(array: Any, argument: str, writable: bool, stream: int) -> Any:
+def _from_interface(array: Any, argument: str, writable: bool, stream: int, among: Among) -> Any:
     interface, device = getattr(array, "__array_interface__", None), (_dlpack.CPU, 0)
     if interface is None:
         if hasattr(array, "__dlpack__"):
@@ -200,9 +206,9 @@ def _from_interface(array: Any, argument: str, writable: bool, stream: int) -> A
             return None
     name = getattr(getattr(array, "dtype", None), "name", "")
     dtype = BY_DLPACK[4, 16] if name == "bfloat16" else BY_TYPESTR.get(interface["typestr"])
-    if dtype is None:
-        raise invalid(f"{argument} has dtype {name or interface['typestr']}; it must be one of float32, bfloat16, float16, float64, int64, "
-                      "uint8, in this machine's byte order")
+    if dtype is None or dtype not in among:
+        raise invalid(f"{argument} has dtype {name or interface['typestr']}; it {one_of(among)}, in this machine's byte order: "
+                      ".astype(numpy.float32), say")
     data, readonly = interface["data"]
     if writable and readonly:
         _refuse_read_only(argument, array)
@@ -214,7 +220,7 @@ def _from_interface(array: Any, argument: str, writable: bool, stream: int) -> A
     return _struct(dtype, device, data, shape, strides), (array, interface)
 
 
-def _from_dlpack(array: Any, argument: str, writable: bool, stream: int) -> Any:
+def _from_dlpack(array: Any, argument: str, writable: bool, stream: int, among: Among) -> Any:
     if not hasattr(array, "__dlpack__"):
         return None
     on_gpu = hasattr(array, "__dlpack_device__") and int(array.__dlpack_device__()[0]) in (_dlpack.CUDA, _dlpack.CUDA_MANAGED)
@@ -236,24 +242,24 @@ def _from_dlpack(array: Any, argument: str, writable: bool, stream: int) -> Any:
         raise invalid(f"{argument}, a {type(array).__name__}, lends a copy of itself, so that it cannot be written to")
     dtype = BY_DLPACK.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     device = {_dlpack.CUDA_HOST: _dlpack.CPU, _dlpack.CUDA_MANAGED: _dlpack.CUDA}.get(tensor.device_type, tensor.device_type)
-    if dtype is None or device not in (_dlpack.CPU, _dlpack.CUDA):
+    if dtype is None or dtype not in among or device not in (_dlpack.CPU, _dlpack.CUDA):
         raise invalid(f"{argument} has DLPack type (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} lanes) on device type "
-                      f"{tensor.device_type}; it must be float32, bfloat16, float16, float64, int64 or uint8 on a CPU (1) or CUDA (2)")
+                      f"{tensor.device_type}; it {one_of(among)} on a CPU (1) or CUDA (2)")
     shape = tensor.shape[:tensor.ndim] if tensor.ndim else ()
     strides = tensor.strides[:tensor.ndim] if tensor.ndim and tensor.strides else None
     place = (device, 0 if device == _dlpack.CPU else tensor.device_id)
     return _struct(dtype, place, (tensor.data or 0) + tensor.byte_offset, shape, strides), capsule
 
 
-def _from_buffer(array: Any, argument: str, writable: bool, stream: int) -> Any:
+def _from_buffer(array: Any, argument: str, writable: bool, stream: int, among: Among) -> Any:
     try:
         view = memoryview(array)
     except TypeError:
         return None
     dtype = BY_FORMAT.get(view.format.lstrip("@=<" if view.itemsize > 1 else "@=<>!"))
-    if dtype is None or dtype.size != view.itemsize:
-        raise invalid(f"{argument} has elements of format {view.format!r}; they must be f, e, d, q or B (float32, float16, float64, int64, "
-                      "uint8)")
+    if dtype is None or dtype not in among or dtype.size != view.itemsize:
+        named = one_of(tuple(dtype for dtype in among if dtype.name != "bfloat16"))
+        raise invalid(f"{argument} has elements of format {view.format!r}; it {named}")
     if writable and view.readonly:
         _refuse_read_only(argument, array)
     if not view.c_contiguous:

@@ -3,6 +3,7 @@
 import json
 import sys
 import types
+from typing import Any, Dict
 
 from ._library import info
 
@@ -10,7 +11,7 @@ from ._library import info
 class _Module(types.ModuleType):
     """megadp.info is a function until somebody imports this module of the same name; then it can still be called."""
 
-    def __call__(self):
+    def __call__(self) -> Dict[str, Any]:
         return info()
 
 
