@@ -36,13 +36,14 @@ AFTER_JAX = "print('fell by', first - float(loss(training.read(), x, y)))\n"
 
 
 class Readme(unittest.TestCase):
-    def framework(self, name, before, after):
+    def framework(self, name, before, after, entry="DataParallel"):
         """Both ranks see the loss fall."""
-        if importlib.util.find_spec(name) is None:
-            self.skipTest(f"{name} is not installed")
+        for needed in re.findall(r"^import (\w+)", before, re.M):
+            if importlib.util.find_spec(needed) is None:
+                self.skipTest(f"{needed} is not installed")
         with open(os.path.join(support.PACKAGE, "README.md"), encoding="utf-8") as file:
             blocks = re.findall(r"```python\n(.*?)```", file.read(), re.S)
-        program = before + next(block for block in blocks if f"megadp.{name}." in block) + after
+        program = before + next(block for block in blocks if f"megadp.{name}.{entry}(" in block) + after
         ended = support.run_ranks(2, ["-c", program])
         out = support.check_ended(self, ended)
         falls = [float(number) for number in re.findall(r"fell by (\S+)", out)]
@@ -54,6 +55,9 @@ class Readme(unittest.TestCase):
 
     def test_jax(self):
         self.framework("jax", BEFORE_JAX, AFTER_JAX)
+
+    def test_optax(self):
+        self.framework("jax", "import optax\n" + BEFORE_JAX, AFTER_JAX.replace("training.read()", "params"), "Averaging")
 
     def test_first_example(self):
         with open(os.path.join(support.PACKAGE, "README.md"), encoding="utf-8") as file:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """JAX: parameters as a pytree, gradients that leave during backward, also inside jit.
 
-JAX makes its own gradient arrays, so each is copied once into the library's memory (and parameters once out of it). track() is an identity
-whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
+JAX makes its own gradient arrays, so each is copied once into the library's memory (and what comes back once out of it). track() is an
+identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
 import threading
-from typing import Any, Callable, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
 
 import jax
 import numpy
@@ -13,7 +13,12 @@ from jax.experimental import io_callback
 
 from ._buffer import Buffer
 from ._comm import Comm
+from ._errors import MegaDPError, Status, invalid
 from ._optimizer import Optimizer, StepReport
+from ._params import BufferOptions
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
@@ -33,29 +38,18 @@ def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
     return identity
 
 
-class DataParallel:
-    """Trains one pytree of parameters on all ranks of a communicator.
+class Gradients:
+    """What Averaging and DataParallel have in common: a pytree's gradients on their way into `buffer`, which may be used directly."""
 
-    params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. Register in the order of the forward pass
-    where there is a choice: buckets then fill one after another. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and
-    options of Buffer may be given. buffer and optimizer are there to be used directly. Collective; blocking.
-    Raises MegaDPError, as Buffer and Optimizer.
-    """
-
-    def __init__(self, comm: Comm, params: Any, *, lr: Optional[float] = None, betas: Any = None, eps: Optional[float] = None,
-                 weight_decay: float = 0.0, max_grad_norm: float = 0.0, **options: Any) -> None:
+    def __init__(self, comm: Comm, params: Any, options: BufferOptions) -> None:
         self._tree: Any
         named, self._tree = jax.tree_util.tree_flatten_with_path(params)
-        names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
-        self.buffer = Buffer(comm, [(name, value) for name, (_, value) in zip(names, named)], **options)
-        for name, (_, value) in zip(names, named):
-            self.buffer.write(name, numpy.asarray(value))
-        self.buffer.broadcast()
-        self.optimizer = Optimizer(self.buffer, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+        self._names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
+        self.buffer = Buffer(comm, [(name, value) for name, (_, value) in zip(self._names, named)], **options)
         self._dtypes = [value.dtype for _, value in named]
         self._failure: Optional[BaseException] = None
         self._lock = threading.Lock()
-        self._identities = [_reporting(self._putting(i)) for i in range(len(names))]
+        self._identities = [_reporting(self._putting(i)) for i in range(len(named))]
 
     def _putting(self, number: int) -> Callable[[Any], None]:
         def put(grad: Any) -> None:  # on a thread of XLA's, which would make its own kind of error of an exception
@@ -75,10 +69,91 @@ class DataParallel:
         return self._tree.unflatten([identity(leaf) for identity, leaf in zip(self._identities, leaves)])
 
     def put(self, grads: Any) -> None:
-        """The plain path: puts a whole pytree of gradients, the last first. Instead of track. Local."""
+        """The plain path: puts a whole pytree of gradients, the last first. Instead of track. Local.
+        Raises MegaDPError: INVALID (a shape is not the parameter's; nothing has been put then), STATE, as Buffer.put."""
         leaves: List[Any] = self._tree.flatten_up_to(grads)
+        for param, leaf in zip(self.buffer.params, leaves):
+            if numpy.shape(leaf) != param.shape:
+                raise invalid(f"grad of parameter {param.name!r} has shape {numpy.shape(leaf)}; the parameter has {param.shape}")
         for number in reversed(range(len(leaves))):
             self.buffer.put(number, numpy.asarray(leaves[number]))
+
+    def begin_microbatch(self, last: bool) -> None:
+        """Says whether the microbatch that begins is the last one of the step; waits for the gradients of the one before. Local."""
+        self._arrived()
+        self.buffer.begin_microbatch(last)
+
+    def sync(self) -> None:
+        """Ends backward: waits for gradients that are still to be computed, then as Buffer.sync. Collective; blocking.
+        Raises what a put in the backward pass raised, and MegaDPError; after a STATE that all ranks are told the step has begun anew."""
+        self._arrived()
+        try:
+            self.buffer.sync()
+        except MegaDPError as error:
+            self._begin_anew(error)
+            raise
+
+    def _arrived(self) -> None:
+        jax.effects_barrier()  # type: ignore[no-untyped-call, unused-ignore]
+        with self._lock:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _begin_anew(self, error: MegaDPError) -> None:
+        """After a failure that all ranks were told, and that has not lost them to each other."""
+        if error.code in (Status.STATE, Status.NUMERIC):
+            self.buffer.begin_microbatch(True)
+
+
+class Averaging(Gradients):
+    """Averages the gradients of one pytree of parameters over all ranks of a communicator, for an optimizer of one's own (optax).
+
+    params: a pytree of arrays, float32, bfloat16 or float16; only its shapes and dtypes are taken, in the order of the forward pass where
+    there is a choice: the program keeps parameters and optimizer state, and begins with the same ones on all ranks. options: those of
+    Buffer; all ranks get all of the gradient (sharding "zero_0"). Memory: that of the parameters and of their gradients.
+    Collective; blocking. Raises MegaDPError, as Buffer.
+    """
+
+    def __init__(self, comm: Comm, params: Any, **options: "Unpack[BufferOptions]") -> None:
+        if options.setdefault("sharding", "zero_0") != "zero_0":
+            raise invalid(f"sharding is {options['sharding']!r}; to average gradients it must be 'zero_0', since all ranks get all of them")
+        super().__init__(comm, params, options)
+
+    def average(self, grads: Any = None) -> Any:
+        """The mean of all ranks' gradients, as a pytree of JAX arrays of their own; the step is over then. grads: this rank's, of the
+        pytree's shape, handed over here, the last first; full buckets are reduced meanwhile. None: track has handed them over. dtypes are
+        those of grads, or else of the parameters. After begin_microbatch(last=False) they are sums over the microbatches, handed over by
+        put or track. Outside of jit. Collective; blocking.
+        Raises as sync and put."""
+        dtypes = self._dtypes
+        if grads is not None:
+            dtypes = [jax.numpy.result_type(leaf) for leaf in self._tree.flatten_up_to(grads)]
+            self.put(grads)
+        self.sync()
+        # Copies: the memory is the next step's.
+        leaves = [numpy.array(self.buffer.grad(i, readonly=True).numpy(), dtype) for i, dtype in enumerate(dtypes)]
+        self.buffer.begin_microbatch(True)
+        return self._tree.unflatten([jax.numpy.asarray(leaf) for leaf in leaves])
+
+
+class DataParallel(Gradients):
+    """Trains one pytree of parameters on all ranks of a communicator.
+
+    params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. Register in the order of the forward pass
+    where there is a choice: buckets then fill one after another. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and
+    options of Buffer may be given. buffer and optimizer are there to be used directly. Collective; blocking.
+    Raises MegaDPError, as Buffer and Optimizer.
+    """
+
+    def __init__(self, comm: Comm, params: Any, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
+                 eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
+                 **options: "Unpack[BufferOptions]") -> None:
+        super().__init__(comm, params, options)
+        for number, value in enumerate(self._tree.flatten_up_to(params)):
+            self.buffer.write(number, numpy.asarray(value))
+        self.buffer.broadcast()
+        self.optimizer = Optimizer(self.buffer, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
 
     def read(self) -> Any:
         """The parameters after the last step, as JAX arrays of their own. Waits for each while the next are still gathered. Local."""
@@ -88,26 +163,12 @@ class DataParallel:
             leaves.append(jax.numpy.asarray(self.buffer.read(number, values)))
         return self._tree.unflatten(leaves)
 
-    def begin_microbatch(self, last: bool) -> None:
-        """Says whether the microbatch that begins is the last one of the step; waits for the gradients of the one before. Local."""
-        self._arrived()
-        self.buffer.begin_microbatch(last)
-
-    def sync(self) -> None:
-        """Ends backward: waits for gradients that are still to be computed, then as Buffer.sync. Collective; blocking.
-        Raises what a put in the backward pass raised, and MegaDPError."""
-        self._arrived()
-        self.buffer.sync()
-
-    def _arrived(self) -> None:
-        jax.effects_barrier()
-        with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None) -> Optional[StepReport]:
         """sync, then a step of the optimizer. Returns when its report is known; parameters are still gathered, and read waits for them.
-        Collective; blocking. Raises as sync and Optimizer.step."""
+        Collective; blocking. Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
         self.sync()
-        return self.optimizer.step(lr, loss_scale, wait=False)
+        try:
+            return self.optimizer.step(lr, loss_scale, wait=False)
+        except MegaDPError as error:
+            self._begin_anew(error)
+            raise

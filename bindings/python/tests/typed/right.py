@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What type checkers must accept, and what they must know of it; never run."""
+from typing import Dict, Optional
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Unpack, assert_type
+
+import megadp
+
+
+def arrays(buffer: megadp.Buffer, out: npt.NDArray[np.float64]) -> float:
+    w = buffer.param("w").numpy()
+    mean: float = w.mean()
+    assert_type(buffer.read("w"), npt.NDArray[np.float32])
+    assert_type(buffer.read(0, out), npt.NDArray[np.float64])
+    np.add(buffer.grad("w", readonly=True).numpy(), 1, out=out)
+    return mean
+
+
+def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optional[megadp.StepReport]:
+    comm.all_reduce(np.zeros(2), op="avg")
+    params = {"w": (8, 4), "b": np.zeros(4, np.float32)}
+    buffer = megadp.Buffer(comm, params, **options)
+    buffer = megadp.Buffer(megadp.Grid(comm, tp=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded")],
+                           grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False)
+    found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
+    assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, reference_buckets=False).buckets
+    assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
+    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), groups=[megadp.Group(weight_decay=0.1)])
+    optimizer.state("w", "exp_avg").numpy()[:] = 0
+    buffer.sync()
+    return optimizer.step(wait=False)
+
+
+def connect(id: bytes) -> None:
+    megadp.Comm.from_id(id, 0, 2, backend="host", timeout=3)
+    megadp.Comm.from_environment(exact_sums=True, device=0)

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What type checkers must refuse, on each line that says `wrong` and on no other; never run."""
+import megadp
+
+
+def train(comm: megadp.Comm, array: object) -> None:
+    params = {"w": (8, 4)}
+    buffer = megadp.Buffer(comm, params, bucket_elemnts=1 << 20)  # wrong
+    megadp.Buffer(comm, params, bucket_count="3")  # wrong
+    megadp.Buffer(comm, params, sharding="zero_3")  # wrong
+    megadp.Buffer(comm, params, missing="skipped")  # wrong
+    megadp.Buffer(comm, params, grad_dtype="bf16")  # wrong
+    megadp.plan(params, world=2, bucket_elemnts=1)  # wrong
+    megadp.plan(params, world=2, grid={"dp": 2})  # wrong
+    megadp.plan_layout(params, 2, over_lap=True)  # wrong
+    megadp.Param("w", (2,), placement="shard")  # wrong
+    megadp.Comm(backend="gpu")  # wrong
+    megadp.Comm.from_environment(time_out=3)  # wrong
+    megadp.Comm.from_id(b"", 0, 2, backend="mpi")  # wrong
+    comm.all_reduce(array, op="mean")  # wrong
+    comm.reduce_scatter(array, array, "mean")  # wrong
+    megadp.Optimizer(buffer, lr=0.1).state("w", "momentum")  # wrong
+    buffer.param("w").numpy().shpae  # wrong
+    buffer.read("w").shpae  # wrong

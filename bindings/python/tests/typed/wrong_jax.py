@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As wrong.py, for megadp.jax."""
+from typing import Any
+
+import megadp
+import megadp.jax
+
+
+def train(comm: megadp.Comm, params: Any) -> None:
+    megadp.jax.DataParallel(comm, params, lr=0.1, betas=(0.9, 0.95), bucket_elements=3)
+    megadp.jax.DataParallel(comm, params, bucket_elemnts=3)  # wrong
+    megadp.jax.DataParallel(comm, params, betas=0.9)  # wrong
+    megadp.jax.Averaging(comm, params, missing="skip")
+    megadp.jax.Averaging(comm, params, missing="skipped")  # wrong
+    megadp.jax.Averaging(comm, params, lr=0.1)  # wrong
