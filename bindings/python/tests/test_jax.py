@@ -106,16 +106,17 @@ import jax, jax.numpy as jnp, numpy as np, optax
 import megadp, megadp.jax
 comm = megadp.Comm()
 def start():
-    keys = jax.random.split(jax.random.key(1), 3)
-    return {"a": 0.3 * jax.random.normal(keys[0], (16, 32)), "b": {"half": (0.3 * jax.random.normal(keys[1], (32,))).astype(jnp.bfloat16)},
-            "c": [0.3 * jax.random.normal(keys[2], (32, 1)), jnp.float32(0.5)]}
+    random = np.random.default_rng(1)
+    some = lambda *shape: 0.3 * random.standard_normal(shape, np.float32)
+    return jax.tree.map(jnp.asarray, {"a": some(16, 32), "b": {"half": some(32).astype(jnp.bfloat16)}, "c": [some(32, 1), np.float32(0.5)]})
 def loss_of(params, x):
     hidden = jnp.tanh(x @ params["a"] + params["b"]["half"].astype(jnp.float32))
     return ((hidden @ params["c"][0] * params["c"][1] - x.sum(1, keepdims=True)) ** 2).mean()
 ROWS, STEPS = 48, 12
-x = jax.random.normal(jax.random.key(2), (STEPS, ROWS, 16))
+x = STEPS * [np.random.default_rng(2).standard_normal((ROWS, 16), np.float32)]
+loss = jax.jit(loss_of)
 share = slice(ROWS * comm.rank // comm.size, ROWS * (comm.rank + 1) // comm.size)
-rule = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2))
+rule = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(3e-2))
 @jax.jit
 def update(params, state, grads):
     changes, state = rule.update(grads, state, params)
@@ -124,7 +125,7 @@ def train(average):
     params, losses = start(), []
     state = rule.init(params)
     for t in range(STEPS):
-        losses.append(float(loss_of(params, x[t])))
+        losses.append(float(loss(params, x[t])))
         params, state = update(params, state, average(params, x[t]))
     return np.array(losses)
 plain = jax.jit(jax.grad(loss_of))
@@ -144,26 +145,26 @@ def by_put(p, x):
 def by_microbatches(p, x):
     rows, half = x[share], ROWS // comm.size // 2
     averaging.begin_microbatch(last=False)
-    averaging.put(jax.tree.map(lambda g: g / 2, plain(p, rows[:half])))
+    averaging.put(jax.tree.map(lambda g: np.asarray(g) / 2, plain(p, rows[:half])))
     averaging.begin_microbatch(last=True)
-    return averaging.average(jax.tree.map(lambda g: g / 2, plain(p, rows[half:])))
+    return averaging.average(jax.tree.map(lambda g: np.asarray(g) / 2, plain(p, rows[half:])))
 alone = train(plain)
 for average in (by_put, by_track, by_microbatches):
     print(average.__name__, np.abs(train(average) - alone).max(), flush=True)
-assert alone[-3:].mean() < 0.9 * alone[:3].mean(), alone
+assert alone[-1] < alone[0] / 2, alone
 assert averaging.buffer.stats().launched_in_backward > 0
 assert averaging.buffer.param(0).numpy().sum() == 0
 
 # What was returned stays as it is; wrong shapes are named before anything has been put; a gradient that one rank lacks fails on all ranks,
 # and the next call begins anew.
 params = start()
-ones = jax.tree.map(lambda p: jnp.full(p.shape, 1.0 + comm.rank, p.dtype), params)
+ones = jax.tree.map(lambda p: np.full(p.shape, 1.0 + comm.rank, p.dtype), params)
 first = averaging.average(ones)
 averaging.average(jax.tree.map(lambda g: 2 * g, ones))
 mean = (1 + comm.size) / 2
 jax.tree.map(lambda g: np.testing.assert_array_equal(np.asarray(g, np.float32), mean), first)
 try:
-    averaging.average({**ones, "a": jnp.ones((32, 16))})
+    averaging.average({**ones, "a": np.ones((32, 16))})
 except megadp.InvalidError as error:
     assert "['a']" in error.text and "(32, 16)" in error.text and "(16, 32)" in error.text, error
     print("shape")
