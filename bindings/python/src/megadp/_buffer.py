@@ -2,7 +2,7 @@
 """Parameters and gradients, and the calls of one training step up to the optimizer."""
 import ctypes
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 from . import _dlpack, _raw
 from ._comm import Comm, whole
@@ -224,6 +224,32 @@ class Buffer(Closable):
             return request
         request.wait()
         return None
+
+    def grad_norm(self, params: Optional[Sequence[Which]] = None) -> float:
+        """The L2 norm of the reduced gradients of the listed parameters (None: of all; an empty list: 0), over the whole model, as a step counts it. Between
+        sync and the step. inf or nan where a gradient is not finite. Collective over the world, with the same list on ranks that share
+        parameters; blocking.
+        Raises MegaDPError: INVALID (listed twice, frozen), STATE (no finished sync), those of a lost communicator."""
+        norm = ctypes.c_double()
+        numbers, count = self._listed(params)
+        self._tree.run(self._handle, lib.mdp_grad_norm, numbers, count, ctypes.byref(norm))
+        return norm.value
+
+    def scale_grads(self, params: Optional[Sequence[Which]] = None, factor: float = 1.0, *, stream: int = 0) -> None:
+        """Multiplies the reduced gradients of the listed parameters (None: of all) by factor, rounded once: what grad() shows and what the
+        step uses. Between sync and the step; alike on all ranks. Local.
+        Raises MegaDPError: INVALID (factor is not finite; listed twice, frozen), STATE, those of a lost communicator."""
+        numbers, count = self._listed(params)
+        self._call(lib.mdp_grad_scale, numbers, count, factor, stream or None)
+
+    def grads_changed(self, *, stream: int = 0) -> None:
+        """To be called after reduced gradients were written through grad() between sync and the step. Local. Raises as scale_grads."""
+        self._call(lib.mdp_grad_changed, stream or None)
+
+    def _listed(self, params: Optional[Sequence[Which]]) -> Tuple[Any, int]:
+        if params is None:
+            return None, 0
+        return (ctypes.c_size_t * max(1, len(params)))(*map(self._number, params)), len(params)
 
     def _stepping(self) -> bool:
         """Whether the main thread would wait inside the library for a step that is under way."""

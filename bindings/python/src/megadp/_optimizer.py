@@ -101,3 +101,12 @@ class Optimizer(Closable):
         lease = self._handle.lend()
         self._call(lib.mdp_optimizer_state, number, str(name).encode("utf-8"), ctypes.byref(out))
         return Tensor(out, lease)
+
+    def steps(self, param: Which) -> int:
+        """How many steps the parameter has taken part in. Waits for the last step. Local.
+        Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
+        number = self._buffer._number(param)
+        self._buffer._settle(number)
+        steps = ctypes.c_uint64()
+        self._call(lib.mdp_optimizer_steps, number, ctypes.byref(steps))
+        return steps.value

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts written for torch.nn.parallel.DistributedDataParallel say, and what becomes of it here."""
+import os
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+
+import torch
+
+from ._comm import Comm, unique_id
+from ._errors import MegaDPError, Status, invalid
+
+_NO_EFFECT = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "check_reduction", "skip_all_reduce_unused_params",
+              "batched_grad_copy", "lazy_bucket_allocation")  # always so here, or about what is not here
+_REFUSED = {
+    "init_sync": (True, "ranks always begin with rank 0's values"),
+    "dim": (0, "a rank has one device, and inputs are not scattered"),
+    "mixed_precision": (None, "convert the module before it is wrapped (module.to(torch.bfloat16)): fp32 masters are kept"),
+    "delay_all_reduce_named_params": (None, "all parameters are reduced alike"),
+    "param_to_hook_all_reduce": (None, "all parameters are reduced alike"),
+    "device_mesh": (None, "give a megadp.Grid"),
+    "bucket_cap_mb_list": (None, "bucket_elements and bucket_count say where buckets end"),
+}
+_BUFFER = ("grad_dtype", "sharding", "missing", "bucket_elements", "bucket_count", "overlap", "high_bandwidth_padding", "reference_buckets")
+
+
+def buffer_options(options: Dict[str, Any], bucket_cap_mb: Optional[float]) -> Dict[str, Any]:
+    """What of DataParallel's options is for the Buffer, once DDP's words are understood."""
+    found = {name: value for name, value in options.items() if name not in _NO_EFFECT}
+    for name, (default, why) in _REFUSED.items():
+        if name in found and found.pop(name) != default:
+            raise invalid(f"{name} of DistributedDataParallel is not offered: {why}")
+    for name in found:
+        if name not in _BUFFER:
+            raise invalid(f"{name} is not an option of DataParallel; Buffer's are {', '.join(_BUFFER)}")
+    if bucket_cap_mb is not None:
+        if "bucket_elements" in found or "bucket_count" in found:
+            raise invalid("bucket_cap_mb and bucket_elements or bucket_count say the same; give one of them")
+        if not bucket_cap_mb > 0:
+            raise invalid(f"bucket_cap_mb is {bucket_cap_mb}; it must be above 0")
+        found["bucket_elements"] = max(1, int(bucket_cap_mb * 2**20 / 4))  # gradients are summed in fp32
+    return found
+
+
+def broadcasts_buffers(broadcast_buffers: Optional[bool], forward_sync_buffers: Optional[bool]) -> bool:
+    given = forward_sync_buffers if forward_sync_buffers is not None else broadcast_buffers
+    return given is None or bool(given)
+
+
+def own_device(module: torch.nn.Module, device_ids: Optional[Sequence[Any]], output_device: Any) -> Optional[torch.device]:
+    """The device that inputs are moved to; None: they stay where they are."""
+    devices = {p.device for p in module.parameters()}
+    if not device_ids:
+        if output_device is not None:
+            raise invalid(f"output_device is {output_device!r} without device_ids; outputs stay on the module's device")
+        return None
+    device = torch.device(device_ids[0]) if not isinstance(device_ids[0], int) else torch.device("cuda", device_ids[0])
+    if len(device_ids) != 1 or devices - {device}:
+        raise invalid(f"device_ids is {list(device_ids)}; it must name the one device that the module is on "
+                      f"({', '.join(map(str, devices))}), or be left out")
+    if output_device is not None and torch.device(*(("cuda", output_device) if isinstance(output_device, int) else (output_device,))) != device:
+        raise invalid(f"output_device is {output_device!r}; outputs stay on the module's device, {device}")
+    return device
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved(item, device) for item in value)
+    if isinstance(value, dict):
+        return type(value)((key, moved(item, device)) for key, item in value.items())
+    return value
+
+
+def comm_of(process_group: Any, module: torch.nn.Module) -> Comm:
+    """A communicator of torch.distributed's ranks (of the group's), or of those that a launcher has started. Collective."""
+    distributed = torch.distributed
+    devices = {p.device for p in module.parameters()}
+    options: Dict[str, Any] = {"backend": "host"} if all(device.type == "cpu" for device in devices) else {
+        "device": next(device.index for device in devices if device.type != "cpu")}
+    if not (distributed.is_available() and distributed.is_initialized()):
+        if process_group is not None:
+            raise invalid("process_group is given, but torch.distributed is not initialized")
+        return Comm(**options)
+    group = distributed.group.WORLD if process_group is None else process_group
+    rank, size = distributed.get_rank(group), distributed.get_world_size(group)
+    if rank < 0:
+        raise invalid("process_group does not hold this rank")
+    if process_group is None and os.environ.get("RANK") == str(rank) and os.environ.get("WORLD_SIZE") == str(size):
+        return Comm(**options)  # the launcher knows more: the hosts
+    shared: List[Any] = [unique_id() if rank == 0 else None]
+    distributed.broadcast_object_list(shared, src=distributed.get_global_rank(group, 0), group=group)
+    return Comm(shared[0], rank, size, **options)
+
+
+def refuse_join() -> NoReturn:
+    raise MegaDPError(Status.UNSUPPORTED, "join() of DistributedDataParallel is not offered: give all ranks the same number of batches "
+                      "(DistributedSampler does), or let a rank without data call model.sync() in place of forward and backward as long "
+                      "as others go on, and all that follows as they do: it adds zero to the gradients")
+
+
+def refuse_comm_hook() -> NoReturn:
+    raise MegaDPError(Status.UNSUPPORTED, "register_comm_hook() of DistributedDataParallel is not offered; gradients are averaged, in the type "
+                      "that grad_dtype says")
+
+
+class Unwrapped(torch.nn.Module):
+    """What copies (copy.deepcopy, AveragedModel) and files (torch.save) of a DataParallel hold: the module in memory of its own, without
+    ranks and without gradients, under the same names. module: what was wrapped."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *arguments: Any, **named: Any) -> Any:
+        return self.module(*arguments, **named)
+
+
+def unwrapped(module: torch.nn.Module, training: bool) -> Unwrapped:
+    made = Unwrapped(module)
+    made.training = training
+    return made
+
+
+def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[torch.nn.Parameter]) -> Tuple[Any, Dict[int, int]]:
+    """([{options}], {id of a parameter: its group}) of torch's form of parameter groups; parameters that none names go to the first."""
+    if not param_groups:
+        return [{}], {}
+    listed = [dict(group, params=[group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"]))
+              for group in param_groups]
+    numbers = {id(p): number for number, group in enumerate(listed) for p in group["params"]}
+    unknown = set(numbers) - {id(p) for p in trained}
+    if unknown:
+        raise invalid(f"param_groups holds {len(unknown)} tensors that are not trained parameters of the module")
+    options = [{name: value for name, value in group.items() if name != "params"} for group in listed]
+    strange = {name for group in options for name in group} - {"lr", "weight_decay"}
+    if strange:
+        raise invalid(f"param_groups sets {', '.join(sorted(strange))}; a group has params, lr and weight_decay of its own")
+    return options, numbers

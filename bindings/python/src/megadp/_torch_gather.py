@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Waiting for parameters as the forward goes on, wherever they are used.
+
+A module waits for its own parameters before its forward. But a weight may also be used without that: by another module
+(F.linear(x, self.a.weight)), by a function that is given it (MultiheadAttention and its out_proj), by the caller. So between a step and
+its first use a parameter is of a class of its own, whose __torch_function__ waits; from then on it is what it was, and costs nothing.
+"""
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from ._buffer import Buffer
+from ._torch_steps import stream_of
+
+_AT_ONCE = frozenset(("grad", "requires_grad", "shape", "dtype", "device", "is_cuda", "is_cpu", "ndim", "is_leaf", "_backward_hooks"))
+_awaiting: "weakref.WeakValueDictionary[int, Gathering]" = weakref.WeakValueDictionary()  # by id of a parameter
+
+
+class AwaitedParameter(torch.nn.Parameter):
+    """A parameter whose new values may not be whole yet. What looks at them waits first."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
+        if getattr(func, "__name__", "") in ("__get__", "__set__") and getattr(func.__self__, "__name__", "") in _AT_ONCE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        _wait_for_all_in((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        _wait_for_all_in(self)
+        return self.__deepcopy__(memo)  # which is the original class's now
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _wait_for_all_in(self)
+        return self.__reduce_ex__(protocol)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _wait_for_all_in(value: Any) -> None:
+    if type(value) is AwaitedParameter:
+        gathering = _awaiting.get(id(value))
+        if gathering is not None:
+            gathering.wait(value)
+        else:
+            value.__class__ = torch.nn.Parameter
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _wait_for_all_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _wait_for_all_in(item)
+
+
+class _Before:
+    """A module's forward hook; copies and files of the module get one that does nothing."""
+
+    def __init__(self, gathering: "Gathering", own: List[torch.nn.Parameter]) -> None:
+        self._gathering = weakref.ref(gathering)
+        self._own = own
+
+    def __call__(self, *_: Any) -> None:
+        gathering = self._gathering()
+        if gathering is not None:
+            for p in self._own:
+                if type(p) is AwaitedParameter:
+                    gathering.wait(p)
+
+    def __reduce__(self) -> Any:
+        return _nothing_to_wait_for, ()
+
+
+class _Nothing:
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
+def _nothing_to_wait_for() -> _Nothing:
+    return _Nothing()
+
+
+class Gathering:
+    """Which parameters have been waited for since the last step. params: by number."""
+
+    def __init__(self, storage: Buffer, module: torch.nn.Module, params: Dict[int, torch.nn.Parameter]) -> None:
+        self._storage, self._params = storage, params
+        self._numbers = {id(p): i for i, p in params.items()}
+        # Compiled code does not come through __torch_function__, and a class of its own would be compiled for anew.
+        self._compiled = any(isinstance(part, torch.jit.ScriptModule) or type(part).__name__ == "OptimizedModule" or
+                             getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
+        self._plain = {i: type(p) is torch.nn.Parameter and not self._compiled for i, p in params.items()}
+        for part in module.modules() if not self._compiled else ():
+            own = [p for p in part.parameters(recurse=False) if id(p) in self._numbers]
+            if own:
+                part.register_forward_pre_hook(_Before(self, own))
+
+    def stepped(self) -> None:
+        """New values are on their way."""
+        for i, p in self._params.items():
+            if self._plain[i]:
+                _awaiting[id(p)] = self
+                p.__class__ = AwaitedParameter
+
+    def forward(self) -> None:
+        for i, plain in self._plain.items():
+            if not plain and not self._storage.closed:
+                self._storage.wait(i, stream=stream_of(self._params[i]))
+
+    def wait(self, p: torch.nn.Parameter) -> None:
+        p.__class__ = torch.nn.Parameter
+        if not self._storage.closed:
+            self._storage.wait(self._numbers[id(p)], stream=stream_of(p))
+
+    def waited(self) -> None:
+        for p in self._params.values():
+            if type(p) is AwaitedParameter:
+                p.__class__ = torch.nn.Parameter

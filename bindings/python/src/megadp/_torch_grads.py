@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What .grad of a wrapped parameter is: a tensor that knows which reduced gradient it stands for.
+
+Scripts read and change .grad between backward and step: torch.nn.utils.clip_grad_norm_, GradScaler, norms for a log. At that time buckets
+are still being reduced, and afterwards a rank holds its shard only. So every function that gets such a tensor comes here first, by
+__torch_function__, and is one of these: it looks at no values; it takes a norm; it scales; it changes every element by itself; or it reads
+values, which is right only where all of them are on this rank, and refused otherwise.
+"""
+import math
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+
+from ._errors import MegaDPError, Status, invalid
+
+if TYPE_CHECKING:
+    from ._torch_steps import Gradients
+
+_NO_VALUES = frozenset((
+    "size", "stride", "dim", "ndimension", "numel", "nelement", "element_size", "is_contiguous", "is_floating_point", "is_complex",
+    "is_signed", "is_conj", "is_neg", "is_inference", "is_same_size", "data_ptr", "storage_offset", "get_device", "requires_grad_",
+    "detach_", "has_names", "__len__", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "new_empty",
+    "new_zeros", "new_ones", "new_full", "new_tensor", "result_type", "can_cast"))
+_VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))  # the others are about the tensor, not about what is in it
+_NORMS = frozenset(("vector_norm", "linalg_vector_norm", "norm", "linalg_norm", "_foreach_norm"))
+_PRODUCTS = frozenset(("mul_", "multiply_", "__imul__", "_foreach_mul_"))
+_QUOTIENTS = frozenset(("div_", "divide_", "true_divide_", "__itruediv__", "__idiv__", "_foreach_div_"))
+_BY_ELEMENT = frozenset(("clamp_", "clip_", "clamp_min_", "clamp_max_", "_foreach_clamp_min_", "_foreach_clamp_max_", "nan_to_num_",
+                         "neg_", "sign_"))
+_IN_PLACE = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ifloordiv__",
+             "__imod__", "__ilshift__", "__irshift__", "__setitem__")
+
+
+class Grad(torch.Tensor):
+    """The gradient of one wrapped parameter, in the library's memory, or standing in for one that is kept there in a wider type."""
+
+    _home: "weakref.ref[Gradients]"
+    _number: int
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[Dict[str, Any]] = None) -> Any:
+        return _dispatch(func, args, kwargs or {})
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        home = self._home()
+        with torch._C.DisableTorchFunctionSubclass():
+            about = f"shape={tuple(self.shape)}, dtype={self.dtype}"
+        return f"Grad(of {home.names[self._number]!r}, {about})" if home is not None else f"Grad({about})"
+
+    __str__ = __repr__
+
+
+def make(plain: torch.Tensor, home: "Gradients", number: int) -> Grad:
+    view = plain.as_subclass(Grad)  # type: ignore[arg-type]
+    view._home, view._number = weakref.ref(home), number
+    return view
+
+
+def _gradients_in(value: Any, found: List[Grad]) -> List[Grad]:
+    if isinstance(value, Grad):
+        found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _gradients_in(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _gradients_in(item, found)
+    return found
+
+
+def _replaced(value: Any, by: Callable[[Grad], torch.Tensor]) -> Any:
+    if isinstance(value, Grad):
+        return by(value)
+    if type(value) in (list, tuple):
+        return type(value)(_replaced(item, by) for item in value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, by) for key, item in value.items()}
+    return value
+
+
+def _plainly(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+def _dispatch(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    name = getattr(func, "__name__", str(func))
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if name == "__get__" and attribute == "data":
+            return args[0]
+        if attribute not in _VALUE_ATTRIBUTES and attribute != "data":
+            return _plainly(func, args, kwargs)
+        name = attribute if name == "__get__" else "assignment to ." + attribute + "_"
+    elif name in _NO_VALUES:
+        return _without_values(func, args, kwargs)
+    elif name in ("detach", "alias"):
+        return args[0]
+    home = _gradients_in((args, kwargs), [])[0]._home()
+    if home is None or home.storage.closed:
+        return _plainly(func, _replaced(args, _as_plain), _replaced(kwargs, _as_plain))
+    first = _gradients_in(args[:1], [])
+    if name in _NORMS and first and not ({name for name, value in kwargs.items() if value} - {"p", "ord", "dtype"}) and len(args) <= 2:
+        return _norm(home, first, name, func, args, kwargs)
+    if name == "_amp_foreach_non_finite_check_and_unscale_":
+        return _unscale(home, first, *args[1:], **kwargs)
+    if _gradients_in(kwargs.get("out"), []):
+        raise invalid(f"{name} writes into the gradient of {home.names[_gradients_in(kwargs['out'], [])[0]._number]!r}; {_WAYS}")
+    if first and (name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))):
+        return _change(home, first, name, func, args, kwargs)
+    read = lambda grad: home.values(grad._number, name)  # noqa: E731
+    return func(*_replaced(args, read), **_replaced(kwargs, read))
+
+
+def _as_plain(grad: Grad) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return grad.as_subclass(torch.Tensor)
+
+
+def _without_values(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    found = _plainly(func, args, kwargs)
+    if isinstance(found, Grad):
+        return args[0] if found is args[0] else found.as_subclass(torch.Tensor)
+    return found
+
+
+_WAYS = ("between backward and step gradients can be scaled, clamped and clipped (torch.nn.utils.clip_grad_norm_ and clip_grad_value_, "
+         "torch.amp.GradScaler, ShardedAdamW's max_grad_norm, p.grad.mul_(number)), and their norms be had")
+
+
+def _norm(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """The norm of each gradient as it is after the reduction, over all ranks; of one that is still this rank's own, that one's."""
+    order = args[1] if len(args) > 1 else kwargs.get("p", kwargs.get("ord", 2.0))
+    dtype = kwargs.get("dtype") or torch.float32
+    degree = 2.0 if order in (None, "fro") else float(order)
+    numbers = [grad._number for grad in grads]
+    found = home.norms(numbers, degree)
+    tensors = [torch.tensor(value, dtype=dtype, device=grad.device) for value, grad in zip(found, grads)]
+    return tensors if name == "_foreach_norm" else tensors[0]
+
+
+def _unscale(home: "Gradients", grads: List[Grad], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    numbers = [grad._number for grad in grads]
+    home.finish()
+    if home.finite(numbers):
+        home.scale(numbers, float(inv_scale))
+    else:
+        found_inf.fill_(1.0)
+
+
+def _change(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    numbers = [grad._number for grad in grads]
+    others = [*args[1:], *kwargs.values()]
+    if name in ("zero_", "_foreach_zero_"):
+        home.clear(numbers)
+    elif (name in _PRODUCTS or name in _QUOTIENTS) and len(others) == 1 and not home.local():
+        home.finish()
+        factors = _factors(others[0], len(numbers))
+        if factors is None:
+            return _write(home, grads, name, func, args, kwargs)
+        for number, factor in zip(numbers, factors) if len(set(factors)) > 1 else [(numbers, factors[0])]:
+            if name in _QUOTIENTS:
+                factor = 1.0 / factor if factor else math.inf
+            home.scale(number if isinstance(number, list) else [number], factor)
+    else:
+        return _write(home, grads, name, func, args, kwargs)
+    return args[0]
+
+
+def _factors(value: Any, count: int) -> Optional[Sequence[float]]:
+    """A factor for each gradient; None where it is not one number each."""
+    if isinstance(value, (list, tuple)):
+        each = [_factors(item, 1) for item in value]
+        return None if None in each or len(each) != count else [item[0] for item in each if item is not None]
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1 or isinstance(value, Grad):
+            return None
+        value = value.item()
+    return [float(value)] * count
+
+
+def _write(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
+    """What changes elements each by itself may be done to the whole slot, of which this rank's shard then counts."""
+    numbers = [grad._number for grad in grads]
+    by_element = name in _BY_ELEMENT and not any(isinstance(value, torch.Tensor) and value.numel() > 1
+                                                 for value in [*args[1:], *kwargs.values()])
+    slots = home.writable(numbers, name, by_element)
+    given = {id(grad): slot for grad, slot in zip(grads, slots)}
+    read = lambda grad: given[id(grad)] if id(grad) in given else home.values(grad._number, name)  # noqa: E731
+    func(*_replaced(args, read), **_replaced(kwargs, read))
+    home.written(numbers)
+    return args[0]
+
+
+def refuse_values(name: str, what: str) -> MegaDPError:
+    return MegaDPError(Status.STATE, f"{what} reads values of the gradient of {name!r}, of which this rank has its shard only once backward is "
+                       f"over (sharding zero_1): take the step by megadp.torch.ShardedAdamW; {_WAYS}; values need sharding='zero_0'")
+
+
+def refuse_change(name: str, what: str) -> MegaDPError:
+    return MegaDPError(Status.STATE, f"{what} changes the gradient of {name!r} in a way that is not known to be right on shards: {_WAYS}; "
+                       "with sharding='zero_0' everything is possible")

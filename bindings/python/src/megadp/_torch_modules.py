@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Module buffers over the ranks: rank 0's before a forward, and batch normalization over the batches of all ranks."""
+import copyreg
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from ._comm import Comm
+from ._torch_steps import stream_of
+
+
+def broadcast_each(comm: Comm, tensors: List[torch.Tensor]) -> None:
+    """Rank 0's values, once, of tensors that lie anywhere. Collective."""
+    for values in tensors:
+        if values.numel():
+            whole = values.detach().contiguous()
+            comm.broadcast(whole.view(-1).view(torch.uint8), stream=stream_of(whole))
+            if whole.data_ptr() != values.data_ptr():
+                values.copy_(whole)
+
+
+class ModuleBuffers:
+    """The buffers of a module, sent as one array."""
+
+    def __init__(self, module: torch.nn.Module, comm: Comm) -> None:
+        self._comm = comm
+        seen = set()
+        self._places: List[Tuple[Dict[str, Any], str]] = []  # where a buffer is found, also when another tensor has taken its place
+        for part in module.modules():
+            for name, values in part._buffers.items():
+                if values is not None and id(values) not in seen:
+                    seen.add(id(values))
+                    self._places.append((part._buffers, name))
+        self._key: Any = None
+        self._stages: List[Tuple[torch.Tensor, List[int], List[torch.Tensor]]] = []
+
+    def broadcast(self) -> None:
+        """Rank 0's values on all ranks. Collective."""
+        if self._comm.size == 1:
+            return
+        found = [buffers[name] for buffers, name in self._places if buffers.get(name) is not None]
+        key = [(values.device, values.dtype, values.shape) for values in found]
+        if key != self._key:
+            self._key, self._stages = key, list(map(self._stage, *self._by_device(found))) if found else []
+        with torch.no_grad():
+            for stage, numbers, views in self._stages:
+                those = [found[i] for i in numbers]
+                # Also forwards that are under way count on their buffers: what autograd has kept of them is not spoilt by equal values.
+                if self._comm.rank == 0:
+                    torch._foreach_copy_(views, those)
+                self._comm.broadcast(stage, stream=stream_of(stage))
+                if self._comm.rank != 0:
+                    with torch.autograd._unsafe_preserve_version_counter(tuple(those)):
+                        torch._foreach_copy_(those, views)
+
+    @staticmethod
+    def _by_device(found: List[torch.Tensor]) -> Tuple[List[List[int]], List[List[torch.Tensor]]]:
+        devices: Dict[torch.device, List[int]] = {}
+        for i, values in enumerate(found):
+            if values.numel():
+                devices.setdefault(values.device, []).append(i)
+        return list(devices.values()), [[found[i] for i in numbers] for numbers in devices.values()]
+
+    @staticmethod
+    def _stage(numbers: List[int], tensors: List[torch.Tensor]) -> Tuple[torch.Tensor, List[int], List[torch.Tensor]]:
+        """One array of bytes, and views of it that are like the tensors."""
+        sizes = [-(-values.numel() * values.element_size() // 16) * 16 for values in tensors]
+        stage = torch.zeros(sum(sizes), dtype=torch.uint8, device=tensors[0].device)
+        views, at = [], 0
+        for values, size in zip(tensors, sizes):
+            views.append(stage[at:at + values.numel() * values.element_size()].view(values.dtype).view(values.shape))
+            at += size
+        return stage, numbers, views
+
+
+class _Normalize(torch.autograd.Function):
+    """Batch normalization with the statistics of all ranks' batches, which may be of different sizes, and empty on some ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, module: "SyncBatchNorm", factor: float) -> torch.Tensor:  # type: ignore
+        channels, others = x.size(1), [d for d in range(x.dim()) if d != 1]
+        wide = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+        count = x.numel() // channels
+        own = torch.zeros(1 + 2 * channels, dtype=torch.float64, device=x.device)
+        if count:
+            own[0] = count
+            own[1:1 + channels] = wide.mean(others)
+            own[1 + channels:] = wide.var(others, unbiased=False) * count
+        comm = module.comm()
+        every = own.new_empty(comm.size, len(own))
+        comm.all_gather(own, every.view(-1), stream=stream_of(x))
+        counts, means, squares = every[:, :1], every[:, 1:1 + channels], every[:, 1 + channels:]
+        total = counts.sum()
+        mean = (counts * means).sum(0) / total
+        square = (squares + counts * (means - mean).square()).sum(0)
+        if module.running_mean is not None and module.track_running_stats:
+            module.running_mean.lerp_(mean.to(module.running_mean.dtype), factor)
+            module.running_var.lerp_((square / (total - 1)).to(module.running_var.dtype), factor)  # type: ignore[union-attr]
+        shape = [1, channels] + [1] * (x.dim() - 2)
+        scale = (square / total + module.eps).rsqrt()
+        normal = ((wide - mean.to(wide.dtype).view(shape)) * scale.to(wide.dtype).view(shape))
+        ctx.save_for_backward(normal, weight, scale)
+        ctx.comm, ctx.shape, ctx.others, ctx.total, ctx.kinds = comm, shape, others, total, (x.dtype, bias is not None)
+        out = normal if weight is None else normal * weight.detach().to(wide.dtype).view(shape)
+        return (out if bias is None else out + bias.detach().to(wide.dtype).view(shape)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        normal, weight, scale = ctx.saved_tensors
+        wide = grad.to(normal.dtype)
+        of_bias, of_weight = wide.sum(ctx.others), (wide * normal).sum(ctx.others)
+        sums = torch.cat([of_bias, of_weight]).to(torch.float64)
+        ctx.comm.all_reduce(sums, stream=stream_of(grad))
+        mean_bias, mean_weight = ((part / ctx.total).to(wide.dtype).view(ctx.shape) for part in sums.chunk(2))
+        slope = scale.to(wide.dtype) if weight is None else scale.to(wide.dtype) * weight.to(wide.dtype)
+        back = (wide - mean_bias - normal * mean_weight) * slope.view(ctx.shape)
+        kind, has_bias = ctx.kinds
+        return (back.to(kind), None if weight is None else of_weight.to(weight.dtype), of_bias.to(weight.dtype) if has_bias else None,
+                None, None)
+
+
+class SyncBatchNorm(torch.nn.SyncBatchNorm):
+    """torch.nn.SyncBatchNorm over a communicator of the library; on CPUs too. DataParallel makes it of torch's. In training collective."""
+
+    def comm(self) -> Comm:
+        found: Comm = self.__dict__["_comm"]
+        return found
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        comm = self.__dict__.get("_comm")
+        if not self.training or comm is None or comm.size == 1 or comm.closed:
+            return self._alone(input)
+        self._check_input_dim(input)
+        self._check_non_zero_input_channels(input)
+        factor = 0.0 if self.momentum is None else self.momentum
+        if self.track_running_stats and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        out: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, self, factor)  # type: ignore[no-untyped-call]
+        return out
+
+    def _alone(self, input: torch.Tensor) -> torch.Tensor:
+        self._check_input_dim(input)
+        out: torch.Tensor = torch.nn.modules.batchnorm._BatchNorm.forward(self, input)
+        return out
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and files hold torch's own, without ranks."""
+        state = {name: value for name, value in self.__dict__.items() if name != "_comm"}
+        return copyreg.__newobj__, (torch.nn.SyncBatchNorm,), dict(state, process_group=None)  # type: ignore[attr-defined]
+
+
+def join_batch_norms(module: torch.nn.Module, comm: Comm) -> None:
+    """torch.nn.SyncBatchNorm in the module becomes ours, in place."""
+    for part in module.modules():
+        if type(part) in (torch.nn.SyncBatchNorm, SyncBatchNorm):
+            part.__class__ = SyncBatchNorm
+            part.__dict__["_comm"] = comm

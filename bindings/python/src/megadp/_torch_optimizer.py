@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sharded AdamW as one of torch's optimizers."""
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+
+import torch
+
+from ._errors import MegaDPError, Status, invalid
+from ._optimizer import Group, Optimizer, StepReport
+from ._torch_steps import as_tensor, stream_of
+
+if TYPE_CHECKING:
+    from .torch import DataParallel
+
+_NO_EFFECT = ("foreach", "fused")  # how torch's goes over its tensors
+_REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
+
+
+class ShardedAdamW(torch.optim.Optimizer):
+    """AdamW on this rank's shard of a DataParallel module's parameters: torch.optim.AdamW's arguments and result, 1/dp of its state.
+
+    max_grad_norm: gradients are scaled down to this global norm (0: off); torch.nn.utils.clip_grad_norm_ before the step does the same with
+    one more pass. Learning-rate schedulers work; lr and weight_decay of param_groups may change, betas and eps may not. foreach and fused
+    are taken and mean nothing; amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works.
+    report: the last step's StepReport. Collective; blocking. Raises MegaDPError: INVALID, as Optimizer.
+    """
+
+    report: Optional[StepReport]
+
+    def __init__(self, model: "DataParallel", lr: float = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
+                 *, max_grad_norm: float = 0.0, **options: Any) -> None:
+        if not hasattr(model, "group_options"):
+            raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
+                          "parameters are given to DataParallel as param_groups)")
+        for name, value in options.items():
+            if name not in _NO_EFFECT and (name not in _REFUSED or value):
+                raise invalid(f"{name} is not an option of ShardedAdamW")
+        groups: List[Dict[str, Any]] = [dict(values, params=[]) for values in model.group_options]
+        for i, p in model.trained.items():
+            groups[model.storage.params[i].group]["params"].append(p)
+        self._complete = False
+        super().__init__(groups, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
+        self._complete = True
+        self.model = model
+        self.report = None
+        self._fixed = (tuple(betas), eps)
+        self._told = [self._values(group) for group in self.param_groups]
+        self._native = Optimizer(model.storage, lr=float(lr), betas=tuple(betas), eps=eps, max_grad_norm=max_grad_norm, groups=self._told)
+
+    @staticmethod
+    def _values(group: Dict[str, Any]) -> Group:
+        return Group(float(group["lr"]), float(group["weight_decay"]))
+
+    def add_param_group(self, param_group: Dict[str, Any]) -> None:
+        """Refused once the optimizer is there: memory and shards are laid out when a module is wrapped."""
+        if self._complete:
+            raise MegaDPError(Status.UNSUPPORTED, "add_param_group() of ShardedAdamW is not offered: parameters are registered when the module "
+                              "is wrapped. Wrap all of them (those to be trained later with register_frozen=True, or freeze them after "
+                              "wrapping), and give groups as param_groups of DataParallel")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+        """Agrees on the gradients with all ranks and takes a step. Parameters that no rank has a gradient for stay as they are. Returns
+        closure's value. Collective; blocking until the parameters are whole (with gather_in_forward: until the norm is known).
+        Raises MegaDPError: STATE, NUMERIC (a gradient is not finite; nothing has changed), INVALID, those of a lost communicator."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for number, group in enumerate(self.param_groups):
+            if (tuple(group["betas"]), group["eps"]) != self._fixed:
+                raise invalid(f"betas and eps of group {number} have changed to {group['betas']}, {group['eps']}; they are fixed at "
+                              f"{self._fixed[0]}, {self._fixed[1]} (OneCycleLR and CyclicLR change betas unless cycle_momentum=False)")
+            if self._values(group) != self._told[number]:
+                self._told[number] = self._values(group)
+                self._native.set_group(number, self._told[number])
+        self.model.sync()
+        stream = next((stream_of(p) for p in self.model.trained.values() if p.is_cuda), 0)
+        self.report = self._native.step(wait=not self.model.gather_in_forward, stream=stream)
+        self.model._stepped()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As DataParallel.zero_grad. Local."""
+        self.model.zero_grad(set_to_none)
+
+    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
+        """This rank's shard, as copies: for each parameter "exp_avg", "exp_avg_sq" and "master" (float32, what this rank owns of the
+        flattened parameter), and "begin", where that begins. Local."""
+        begins = {piece.param: piece.param_begin for piece in self.model.storage.owned()}
+        position = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        state = {}
+        for i, p in self.model.trained.items():
+            entry: Dict[str, Any] = {name: as_tensor(self._native.state(i, name)).clone() for name in ("exp_avg", "exp_avg_sq", "master")}
+            entry["begin"] = begins.get(i, 0)
+            state[position[id(p)]] = entry
+        groups = [{**{name: value for name, value in group.items() if name != "params"}, "params": [position[id(p)] for p in group["params"]]}
+                  for group in self.param_groups]
+        return {"state": state, "param_groups": groups, "step": self.report.step if self.report else 0}
+
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+        """Refused: the library cannot begin at a step other than the first yet, and moments without their step count would be wrong."""
+        raise MegaDPError(Status.UNSUPPORTED, "ShardedAdamW cannot load a state: libmegadp has no call that sets the step count")

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The course of a step, from the gradients' hooks to the optimizer: what has come, what may be read or changed, what is to be said where a
+script does something else.
+
+Gradients are taken by post-accumulate hooks while backward goes on. A gradient that autograd has made anew is copied into its slot; what is
+accumulated later goes into the slot directly, since .grad is a view of it then.
+"""
+import math
+import weakref
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from ._buffer import Buffer
+from ._comm import Comm
+from ._errors import MegaDPError, Status, invalid
+from ._tensor import Tensor
+from ._torch_grads import Grad, make, refuse_change, refuse_values
+
+_ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_CHUNK = 1 << 18  # elements that are widened at a time
+# Phases: the step's gradients are used up or not there yet; passes inside no_sync have brought some; the last pass has; they are reduced.
+USED, ADDING, LAST, REDUCED = range(4)
+
+
+def as_tensor(view: Tensor) -> torch.Tensor:
+    """A torch tensor on library memory, which it keeps alive."""
+    if view.device != "cpu":
+        taken: torch.Tensor = torch.from_dlpack(view)
+        return taken
+    dtype = _ELEMENTS[view.dtype]
+    if view.size == 0:
+        return torch.empty(view.shape, dtype=dtype)
+    return torch.frombuffer(view.memoryview, dtype=dtype).view(view.shape)
+
+
+def stream_of(tensor: torch.Tensor) -> int:
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.device.type == "cuda" else 0
+
+
+class Gradients:
+    """The gradients of the registered parameters. params: by number. comm: over which shards add up; None where the world is cut in other
+    ways too, so that only the library knows what counts once. whole: every rank has all of each reduced gradient."""
+
+    def __init__(self, storage: Buffer, names: List[str], params: Dict[int, torch.nn.Parameter], comm: Optional[Comm], whole: bool) -> None:
+        self.storage, self.names, self.params, self.whole = storage, names, params, whole
+        self._comm = comm
+        self.phase = USED
+        self.in_no_sync = False
+        self._last = True          # whether the pass whose forward came last is the step's last
+        self._new_pass = True
+        self._backward = False     # under way
+        self._told = False         # the library knows of several passes
+        self._anew = False         # the library must be told that a step begins
+        count = len(names)
+        self._arrived = bytearray(count)  # in this pass
+        self._held = bytearray(count)     # a gradient of this step is in the slot
+        self._clean = bytearray(b"\1" * count)  # the slot was zeroed
+        self._lifted = bytearray(count)   # a stand-in was taken out of the way of autograd
+        self._norms: Dict[float, torch.Tensor] = {}
+        self._slots: Dict[int, torch.Tensor] = {}
+        self._views: Dict[int, Grad] = {}
+        self._versions = [0] * count
+        self._owned: Dict[int, List[Tuple[int, int]]] = {i: [] for i in params}
+        for piece in storage.owned():
+            self._owned[piece.param].append((piece.param_begin, piece.param_begin + piece.end - piece.begin))
+        with torch.no_grad():
+            for i, p in params.items():
+                self._slots[i] = slot = as_tensor(storage.grad(i))
+                # Torch wants gradients of the parameter's type: where the library keeps wider ones, .grad is a stand-in of one element.
+                plain = slot if slot.dtype == p.dtype else torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+                self._views[i] = make(plain, self, i)
+                self._versions[i] = slot._version
+                p.grad = None
+
+    def hook(self) -> None:
+        me = weakref.ref(self)  # a parameter's hooks would keep us, and we keep the parameter
+
+        def arrived(number: int) -> Any:
+            def hook(p: torch.nn.Parameter) -> None:
+                home = me()
+                if home is not None and not home.storage.closed:
+                    home._arrive(number, p)
+
+            return hook
+
+        def lifted(number: int, of: "weakref.ref[torch.nn.Parameter]") -> Any:
+            def hook(_: torch.Tensor) -> None:
+                home, p = me(), of()
+                if home is not None and p is not None and p.grad is home._views[number]:
+                    p.grad = None  # autograd would add to it
+                    home._lifted[number] = 1
+
+            return hook
+
+        for i, p in self.params.items():
+            frozen = not p.requires_grad
+            p.requires_grad_(True)  # torch registers no hooks otherwise
+            p.register_post_accumulate_grad_hook(arrived(i))
+            if self._slots[i].dtype != p.dtype:
+                p.register_hook(lifted(i, weakref.ref(p)))
+            p.requires_grad_(not frozen)
+
+    # The way there
+
+    def forward(self, last: bool) -> None:
+        """A pass begins whose backward is (not) the step's last."""
+        self._last, self._new_pass, self._backward = last, True, False
+
+    def _arrive(self, number: int, p: torch.nn.Parameter) -> None:
+        view, grad = self._views[number], p.grad
+        if not self._backward:
+            self._backward_begins()
+        dropped = not (grad is view or self._lifted[number]) or (grad is view and bool(self._clean[number]))
+        if self.phase == REDUCED and dropped:  # zero_grad of the wrapped module, after a step that was not taken
+            self._begin_anew()
+        if self.phase == REDUCED or (self.phase == LAST and (self._arrived[number] or not self._last)):
+            raise self._again(number)
+        if self.phase == USED or (self.phase == ADDING and (self._new_pass or self._arrived[number])):
+            self._begin_pass()
+        if grad is view:
+            if not (self._clean[number] or self._held[number]):
+                raise MegaDPError(Status.STATE, f"backward adds to the gradient that the last step has used up, of {self.names[number]!r}: "
+                                  "call optimizer.zero_grad() between step() and the next backward()", param=number)
+            self.storage.ready(number, stream=stream_of(p))
+        else:
+            if self._held[number] and not self._lifted[number]:
+                raise MegaDPError(Status.STATE, f"the gradient of {self.names[number]!r} was dropped in the middle of a step: zero_grad of "
+                                  "the wrapper or the optimizer throws gradients away", param=number)
+            self.storage.put(number, grad, stream=stream_of(p))
+            p.grad = view
+        self._lifted[number] = self._clean[number] = 0
+        self._arrived[number] = self._held[number] = 1
+        self._versions[number] = self._slots[number]._version
+
+    def _again(self, number: int) -> MegaDPError:
+        return MegaDPError(Status.STATE, f"a second backward() has brought a gradient of {self.names[number]!r} before the step was taken. To "
+                           "accumulate gradients, put the forward and backward of all batches but a step's last into `with "
+                           "model.no_sync():`; losses of one batch are added before one backward(). If the step is taken by another "
+                           "optimizer than ShardedAdamW, call model.stepped() after it; optimizer.zero_grad() throws gradients away",
+                           param=number)
+
+    def _begin_pass(self) -> None:
+        if not self._last or self._told or self._anew:
+            self.storage.begin_microbatch(self._last)
+            self._told = True
+        self.phase = LAST if self._last else ADDING
+        self._anew = self._new_pass = False
+        self._arrived = bytearray(len(self.names))
+
+    def _backward_begins(self) -> None:
+        self._backward = True
+        me = weakref.ref(self)
+
+        def ended() -> None:
+            home = me()
+            if home is not None:
+                home._backward_ends()
+
+        torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined]
+
+    def _backward_ends(self) -> None:
+        self._backward = False
+        if self.phase == LAST:
+            self._give_views()
+
+    def _give_views(self) -> None:
+        """Another rank may have used what this one has not: lists of gradients must be alike."""
+        for i, p in self.params.items():
+            if p.grad is None and p.requires_grad and not self._held[i]:
+                p.grad = self._views[i]
+
+    def finish(self) -> None:
+        """Ends backward: nothing more comes, gradients are reduced. Collective."""
+        if self.phase == REDUCED:
+            return
+        if self._backward:
+            raise MegaDPError(Status.STATE, "gradients are looked at or used while backward is under way; wait until backward() has returned")
+        self.check()
+        if self.phase == ADDING or self._anew:  # all passes were inside no_sync, or this rank has had none
+            self.storage.begin_microbatch(True)
+            self._anew, self._arrived = False, bytearray(len(self.names))
+        for i in self.params:
+            if not self._arrived[i]:
+                self.storage.skip(i)
+        self._norms.clear()
+        try:
+            self.storage.sync()
+        except MegaDPError as error:
+            self._begin_anew()
+            raise self._explained(error) from None
+        self.phase, self._clean = REDUCED, bytearray(len(self.names))
+        self._give_views()
+
+    @staticmethod
+    def _explained(error: MegaDPError) -> MegaDPError:
+        if error.code not in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
+            return error
+        error.text += (". If the data of that rank has ended earlier: give all ranks the same number of batches (DistributedSampler), or let "
+                       "one without data call model.sync() in place of forward and backward as long as others go on")
+        error.args = (error.args[0], error.text, *error.args[2:])
+        return error
+
+    def check(self) -> None:
+        """That gradients are what came. Raises MegaDPError: STATE, naming the parameter."""
+        for i, p in self.params.items():
+            if not self._held[i]:
+                continue
+            if p.grad is not self._views[i]:
+                raise MegaDPError(Status.STATE, f".grad of {self.names[i]!r} was replaced between backward and step; change gradients in "
+                                  "place (clip_grad_norm_, GradScaler, p.grad.mul_), zero_grad() of the optimizer throws them away", param=i)
+            if self._slots[i]._version != self._versions[i]:
+                raise MegaDPError(Status.STATE, f"the gradient of {self.names[i]!r} was changed after it had come, while it was being "
+                                  "reduced: clip by ShardedAdamW's max_grad_norm or torch.nn.utils.clip_grad_norm_, scale by "
+                                  "torch.amp.GradScaler", param=i)
+
+    def used(self, by_library: bool) -> None:
+        """The step has been taken."""
+        if self.phase == REDUCED and not by_library:
+            self._anew = True
+        self.phase, self._clean = USED, bytearray(len(self.names))
+        self._forget()
+        self._told = self._backward = False
+
+    def _begin_anew(self) -> None:
+        self.phase, self._anew = USED, True
+        self._forget()
+
+    def _forget(self) -> None:
+        count = len(self.names)
+        self._arrived, self._held = bytearray(count), bytearray(count)
+        self._new_pass = True
+        self._norms.clear()
+
+    # Away with them
+
+    def drop(self, set_to_none: bool) -> None:
+        """zero_grad. Local, unless the last pass has brought gradients that no step has used: their reduction is brought to its end."""
+        self._backward = False
+        if self.phase == LAST:
+            for i, p in self.params.items():  # whatever was done to them is of no interest any more
+                p.grad, self._versions[i] = self._views[i], self._slots[i]._version
+            self.finish()
+        if self.phase == REDUCED:
+            self._begin_anew()
+        elif self.phase == ADDING:
+            self.storage.zero_grad()
+            self._begin_anew()
+        if not set_to_none:
+            self.storage.zero_grad()
+            self._clean = bytearray(b"\1" * len(self.names))
+        for i, p in self.params.items():
+            direct = self._slots[i].dtype == p.dtype
+            p.grad = None if set_to_none or not direct else self._views[i]
+            self._versions[i] = self._slots[i]._version
+
+    def clear(self, numbers: List[int]) -> None:
+        """p.grad.zero_(), one by one: what module.zero_grad(set_to_none=False) does."""
+        if self.phase == LAST:
+            self.finish()
+        for i in numbers:
+            self.storage.wait(i)  # the last step may still be reading
+            self._slots[i].zero_()
+            self._clean[i] = 1
+            self._versions[i] = self._slots[i]._version
+        if self.phase == REDUCED:
+            self.written(numbers)
+
+    # Looking, and changing
+
+    def local(self) -> bool:
+        """Whether gradients are this rank's own sums still, to be treated as such."""
+        return (self.phase == ADDING and self.in_no_sync) or self.phase == USED
+
+    def values(self, number: int, what: str) -> torch.Tensor:
+        name = self.names[number]
+        if self._backward:
+            raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} while backward is under way", param=number)
+        if self.phase == USED and not self._clean[number] and not self.whole:
+            raise MegaDPError(Status.STATE, f"{what} reads the gradient of {name!r} after the step has used it up: read norms between "
+                              "backward and step", param=number)
+        if not self.local():
+            if not self.whole:
+                raise refuse_values(name, what)
+            self.finish()
+        slot = self._slots[number]
+        view = self._views[number]
+        with torch._C.DisableTorchFunctionSubclass():
+            dtype = view.dtype
+        return slot if slot.dtype == dtype else slot.to(dtype)
+
+    def norms(self, numbers: List[int], degree: float) -> List[float]:
+        """Of each gradient, over all ranks. Collective between the end of backward and the step."""
+        if self.local():
+            return [float(torch.linalg.vector_norm(self.values(i, "a norm"), degree, dtype=torch.float64)) for i in numbers]
+        self.finish()
+        if self._comm is None:
+            if degree != 2:
+                raise MegaDPError(Status.UNSUPPORTED, f"norms of degree {degree} are not offered on a grid with tensor, expert or pipeline "
+                                  "parallel groups; norm_type must be 2")
+            return [float(self.storage.grad_norm([i])) for i in numbers]
+        if not degree > 0:
+            raise MegaDPError(Status.UNSUPPORTED, f"norms of degree {degree} are not offered; norm_type must be above 0")
+        if degree not in self._norms:
+            self._norms[degree] = self._all_norms(degree)
+        found = self._norms[degree]
+        return [float(found[i]) for i in numbers]
+
+    def _all_norms(self, degree: float) -> torch.Tensor:
+        """One collective for all of them, since clip_grad_norm_ asks one after another."""
+        greatest = math.isinf(degree)
+        powers = torch.zeros(len(self.names), dtype=torch.float64)
+        for i, slot in self._slots.items():
+            flat = slot.view(-1)
+            for begin, end in self._owned[i]:
+                for at in range(begin, end, _CHUNK):
+                    of_part = float(torch.linalg.vector_norm(flat[at:min(end, at + _CHUNK)], degree, dtype=torch.float64))
+                    powers[i] = torch.maximum(powers[i], torch.tensor(of_part)) if greatest else powers[i] + of_part**degree
+        if self._comm is not None and self._comm.size > 1 and not self.whole:
+            self._comm.all_reduce(powers, op="max" if greatest else "sum")
+        return powers if greatest else powers.pow(1 / degree)
+
+    def finite(self, numbers: List[int]) -> bool:
+        if self._comm is None:
+            return math.isfinite(self.storage.grad_norm(numbers))
+        return all(map(math.isfinite, self.norms(numbers, 2.0)))
+
+    def scale(self, numbers: List[int], factor: float) -> None:
+        """Multiplies reduced gradients. Local."""
+        if not math.isfinite(factor):
+            if self._norms and not all(bool(torch.isfinite(norms).all()) for norms in self._norms.values()):
+                return  # made from a norm that was not finite: the step says which gradient
+            raise invalid(f"the gradient of {self.names[numbers[0]]!r} is to be multiplied by {factor}; the factor must be finite")
+        if factor == 1:
+            return
+        self.storage.scale_grads(numbers, factor, stream=stream_of(self.params[numbers[0]]))
+        for norms in self._norms.values():
+            norms[numbers] *= abs(factor)
+
+    def writable(self, numbers: List[int], what: str, by_element: bool) -> List[torch.Tensor]:
+        if not self.local():
+            if not (by_element or self.whole):
+                raise refuse_change(self.names[numbers[0]], what)
+            self.finish()
+        return [self._slots[i] for i in numbers]
+
+    def written(self, numbers: List[int]) -> None:
+        for i in numbers:
+            self._versions[i] = self._slots[i]._version
+        self._norms.clear()
+        if self.phase == REDUCED:
+            self.storage.grads_changed(stream=stream_of(self.params[numbers[0]]))
