@@ -111,8 +111,11 @@ enum {
 
 enum {                     /* mdp_comm_config.flags */
   MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
-  MDP_COMM_EXACT_SUMS = 2  /* on CUDA: sums in the order and precision of the host, so the same bits on every run and machine; slower,
+  MDP_COMM_EXACT_SUMS = 2, /* on CUDA: sums in the order and precision of the host, so the same bits on every run and machine; slower,
                               with 32 MiB of scratch a group. Without it NCCL chooses the order                          */
+  MDP_COMM_SOCKETS = 4     /* data of the host between hosts over sockets on which both sides prove that they know the job's secret, and not
+                              over UCX, whose port anybody who reaches it can use to abort the rank. The same on all ranks. Whoever
+                              starts the ranks chooses it by MEGADP_TRANSPORT=sockets; MEGADP_TRANSPORT=ucx beside the flag is INVALID */
 };
 
 enum { /* axes of a grid, to be combined by | ; on the dense grid unless MDP_AXIS_EXPERT_GRID is given */
@@ -411,8 +414,8 @@ MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
  * exist side by side. Starts threads, which block all signals.
  * Collective over the ranks of the job; blocking, at most for the timeout. To be destroyed by mdp_comm_destroy.
  * Errors: INVALID (config; an environment that is partial, contradictory or unknown), UNSUPPORTED (backend), TIMEOUT (names the ranks
- * that did not come), PEER, DESYNC, STATE (ranks on several hosts, in a process forked from one that had such a communicator: UCX does
- * not work there), SYSTEM, MEMORY. */
+ * that did not come), PEER, DESYNC, STATE (ranks on several hosts that use UCX, in a process forked from one that had such a
+ * communicator: UCX does not work there), SYSTEM, MEMORY. */
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
 
 /* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where

@@ -45,6 +45,16 @@ void open_standard_streams() {
   }
 }
 
+// The parser misses a command and does not say what it found in its place.
+std::string about_command(const CLI::App& app) {
+  std::string known;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    known += (known.empty() ? "" : ", ") + command->get_name();
+  const std::vector<std::string> found = app.remaining();
+  const std::string what = found.empty() ? "the command is missing" : fmt::format("there is no command '{}'", found.front());
+  return fmt::format("{}; there are: {}", what, known);
+}
+
 // A wrong command line, or its wish for help or the version.
 int answer_parser(const CLI::App& app, const CLI::ParseError& error) {
   if (error.get_exit_code() == 0) {
@@ -52,9 +62,13 @@ int answer_parser(const CLI::App& app, const CLI::ParseError& error) {
     return written("");
   }
   std::string name = "megadp";
-  for (std::vector<CLI::App*> subs = app.get_subcommands(); !subs.empty(); subs = subs.front()->get_subcommands())
+  const CLI::App* deepest = &app;
+  for (std::vector<CLI::App*> subs = app.get_subcommands(); !subs.empty(); subs = subs.front()->get_subcommands()) {
     name += " " + subs.front()->get_name();
-  std::string sentence = error.what();
+    deepest = subs.front();
+  }
+  const bool no_command = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && deepest->get_require_subcommand_min() > 0;
+  std::string sentence = no_command ? about_command(*deepest) : error.what();
   if (!sentence.empty() && sentence.back() != '.') sentence += '.';
   fmt::print(stderr, "{}: {}\nSee: {} --help\n", name, sentence, name);
   return 2;

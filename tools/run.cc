@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/bootstrap/launcher.h"
 #include "commands.h"
 #include "run_environment.h"
 #include "run_supervise.h"
@@ -130,8 +131,8 @@ Command add_run(CLI::App& app) {
          "--bind", options->bind,
          "cores (default): each rank gets an equal, contiguous share of the processors, unless there are more ranks than these; none")
       ->check(CLI::IsMember({"none", "cores"}));
-  sub->add_option("--nranks", options->nranks, "Ranks over all hosts (default: those started here)")->check(CLI::Range(1, 1 << 24));
-  sub->add_option("--first-rank", options->first_rank, "The first rank started here (default 0)")->check(CLI::Range(0, 1 << 24));
+  sub->add_option("--nranks", options->nranks, "Ranks over all hosts (default: those started here)")->check(CLI::Range(1, kMaxRanks));
+  sub->add_option("--first-rank", options->first_rank, "The first rank started here (default 0)")->check(CLI::Range(0, kMaxRanks - 1));
   sub->add_option("--root", options->root, "HOST:PORT where rank 0 shall listen for the other hosts");
   sub->add_option("--secret-file", options->secret_file, "File with the 64 hexadecimal digits that all hosts share");
   return [sub, options](const std::vector<std::string>& rest) {

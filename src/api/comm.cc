@@ -8,6 +8,7 @@
 #include "api/handle.h"
 #include "api/intake.h"
 #include "backend/bootstrap/launch.h"
+#include "backend/bootstrap/launcher.h"
 
 using namespace megadp;
 
@@ -24,8 +25,8 @@ Status check_config(const mdp_comm_config& config) {
     return invalid("config.device is ", config.device, ", but config.backend is not MDP_BACKEND_CUDA; leave it 0");
   }
   if (Status status = check_reserved(config.host_threads, "config.host_threads"); !status) return status;
-  return check_flags(config.flags, MDP_COMM_SET_DEVICE | MDP_COMM_EXACT_SUMS, "config.flags",
-                     "MDP_COMM_SET_DEVICE (1) and MDP_COMM_EXACT_SUMS (2)");
+  return check_flags(config.flags, MDP_COMM_SET_DEVICE | MDP_COMM_EXACT_SUMS | MDP_COMM_SOCKETS, "config.flags",
+                     "MDP_COMM_SET_DEVICE (1), MDP_COMM_EXACT_SUMS (2) and MDP_COMM_SOCKETS (4)");
 }
 
 BackendConfig backend_of(const mdp_comm_config& config) {
@@ -33,11 +34,13 @@ BackendConfig backend_of(const mdp_comm_config& config) {
   backend.kind = static_cast<BackendKind>(config.backend);
   if (config.device != 0 || (config.flags & MDP_COMM_SET_DEVICE) != 0) backend.device = config.device;
   backend.exact_sums = (config.flags & MDP_COMM_EXACT_SUMS) != 0;
+  if ((config.flags & MDP_COMM_SOCKETS) != 0) backend.transport = TransportKind::sockets;
   return backend;
 }
 
 Result<Launch> launch_by_id(const mdp_comm_config& config, const mdp_unique_id& given) {
   if (config.nranks < 1) return invalid("config.nranks is ", config.nranks, "; with an id it must say how many ranks there are, 1 or more");
+  if (config.nranks > kMaxRanks) return invalid("config.nranks is ", config.nranks, "; at most ", kMaxRanks, " ranks are possible");
   if (config.rank < 0 || config.rank >= config.nranks) {
     return invalid("config.rank is ", config.rank, "; with config.nranks ", config.nranks, " it must be 0 to ", config.nranks - 1);
   }

@@ -16,11 +16,11 @@ Result<std::shared_ptr<Backend>> open_backend(const BackendConfig& config, std::
   switch (config.kind) {
     case BackendKind::automatic:
     case BackendKind::host:
-      return host::HostBackend::open(std::move(world));
+      return host::HostBackend::open(std::move(world), config.transport);
     case BackendKind::cuda: {
       auto plugin = cuda::load_plugin();
       if (!plugin) return plugin.status().with_context("backend is cuda");
-      auto host = host::HostBackend::open(world);
+      auto host = host::HostBackend::open(world, config.transport);
       if (!host) return host.status();
       return cuda::CudaBackend::open(**plugin, std::move(world), *std::move(host), {config.device, config.exact_sums});
     }
@@ -35,7 +35,7 @@ std::vector<BackendInfo> list_backends() {
 
 BackendInfo transport_between_hosts() {
   const host::TransportInfo info = host::transport_info();
-  return {"UCX", info.available, info.detail};
+  return {info.name, info.available, info.detail};
 }
 
 }  // namespace megadp

@@ -18,10 +18,18 @@ enum class BackendKind : uint32_t {
   cuda = 2
 };  // the values of mdp_backend
 
+// What carries data between hosts.
+enum class TransportKind : uint32_t {
+  automatic = 0,  // what the environment variable MEGADP_TRANSPORT says; otherwise ucx
+  ucx = 1,
+  sockets = 2
+};
+
 struct BackendConfig {
   BackendKind kind = BackendKind::automatic;  // automatic: host
   int32_t device = -1;                        // which of several; -1: this rank's number on its host
   bool exact_sums = false;                    // on a device: in the order of base/sum_order.h, as the host always
+  TransportKind transport = TransportKind::automatic;
 };
 
 // Collective over the world where it spans hosts or uses devices.

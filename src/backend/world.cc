@@ -10,6 +10,7 @@
 
 #include "backend/bootstrap/job_key.h"
 #include "backend/bootstrap/launch.h"
+#include "backend/bootstrap/launcher.h"
 #include "backend/bootstrap/monitor.h"
 #include "backend/bootstrap/rendezvous.h"
 #include "backend/bootstrap/socket.h"
@@ -31,8 +32,8 @@ std::vector<int> number_hosts(const std::vector<Process>& table, bool one_host) 
 
 class JoinedWorld final : public World {
  public:
-  JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> hosts)
-      : monitor_(std::move(monitor)), hosts_(std::move(hosts)), joined_in_(::getpid()) {}
+  JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> hosts, const Guard& guard, std::string address)
+      : monitor_(std::move(monitor)), hosts_(std::move(hosts)), guard_(guard), address_(std::move(address)), joined_in_(::getpid()) {}
 
   ~JoinedWorld() override {
     if (in_forked_child()) {
@@ -52,6 +53,8 @@ class JoinedWorld final : public World {
   int host(int rank) const noexcept override { return hosts_[static_cast<size_t>(rank)]; }
   int process(int rank) const noexcept override { return monitor_->table()[static_cast<size_t>(rank)].pid; }
   const std::string& host_name(int rank) const noexcept override { return monitor_->table()[static_cast<size_t>(rank)].host_name; }
+  const std::string& address() const noexcept override { return address_; }
+  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_guard(guard_, purpose); }
   bool in_forked_child() const noexcept override { return ::getpid() != joined_in_; }
   bool failed() const noexcept override { return monitor_->failed(); }
   Status failure() const override { return monitor_->failure(); }
@@ -118,11 +121,14 @@ class JoinedWorld final : public World {
 
   std::shared_ptr<Monitor> monitor_;
   std::vector<int> hosts_;
+  Guard guard_;
+  std::string address_;
   int joined_in_;
 };
 
 Status check_launch(const Launch& launch, uint64_t timeout_ns) {
   if (launch.nranks < 1) return invalid("nranks is ", launch.nranks, ": at least 1 is needed");
+  if (launch.nranks > kMaxRanks) return invalid("nranks is ", launch.nranks, ": at most ", kMaxRanks, " are possible");
   if (launch.rank < 0 || launch.rank >= launch.nranks) {
     return invalid("rank is ", launch.rank, ": it must be at least 0 and below nranks, which is ", launch.nranks);
   }
@@ -155,6 +161,17 @@ void connect(Monitor& monitor, const Meeting& meeting, Party party, bool control
     connection.link = std::move(party.links[i]);
     monitor.add_connection(std::move(connection), std::move(party.early));
   }
+}
+
+// See World::address. Of the hub's connections the first to another host counts.
+std::string address_between_hosts(const Meeting& meeting, const std::vector<int>& hosts, const Party& party) {
+  for (size_t i = 0; i < party.links.size() && !meeting.endpoint.is_unix(); ++i) {
+    const bool own_host = meeting.rank == meeting.host_rank && hosts[i] == hosts[static_cast<size_t>(meeting.rank)];
+    if (!party.links[i] || own_host) continue;
+    const SocketAddress end = own_end(party.links[i]->fd());
+    if (!end.loopback) return end.host;
+  }
+  return "";
 }
 
 // Between hosts, the ranks of each host meet once more, at a UNIX socket of their lowest rank.
@@ -208,7 +225,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   meeting.self = this_process();
   if (launch.nranks == 1) {
     auto alone = std::make_shared<Monitor>(0, timeout_ns, std::vector<Process>{meeting.self});
-    return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(alone), std::vector<int>{0}));
+    return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(alone), std::vector<int>{0}, guard_of(launch), ""));
   }
   const bool one_host = launch.root_port == 0;
   meeting.endpoint = one_host ? Endpoint{socket_name(launch, "hub"), "", 0} : Endpoint{"", launch.root_host, launch.root_port};
@@ -221,6 +238,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
 
   std::vector<int> hosts = number_hosts(party->table, one_host);
   auto monitor = std::make_shared<Monitor>(launch.rank, timeout_ns, party->table);
+  const std::string address = address_between_hosts(meeting, hosts, *party);
   connect(*monitor, meeting, *std::move(party), true, one_host);
   status = monitor->start();
   if (!status.ok()) return status;  // the sockets close, which the others take for this rank's death
@@ -232,7 +250,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
       return status;
     }
   }
-  return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(monitor), std::move(hosts)));
+  return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(monitor), std::move(hosts), meeting.guard, address));
 }
 
 }  // namespace megadp

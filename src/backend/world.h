@@ -10,9 +10,11 @@
 // monitor outlives its World until every other rank has left, so destroying rank 0's communicator first does no harm.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/deadline.h"
@@ -57,6 +59,11 @@ class World {
   virtual int host(int rank) const noexcept = 0;
   virtual int process(int rank) const noexcept = 0;  // its pid as seen there
   virtual const std::string& host_name(int rank) const noexcept = 0;
+  // The network address, as a number, of this end of a connection of the control plane to another host (of rank 0's, on its own host, which
+  // only rank 0 has). Empty where there is none, or a loopback address as at the end of a tunnel, which says nothing about the network.
+  virtual const std::string& address() const noexcept = 0;
+  // A key that the ranks of this job can compute, and nobody else: a keyed hash of `purpose` under the job's secret (see Guard).
+  virtual std::array<uint8_t, 32> key_for(std::string_view purpose) const = 0;
   // True in a child of the process that joined: nothing but the destructor (which then does nothing) may be called.
   virtual bool in_forked_child() const noexcept = 0;
 

@@ -21,11 +21,11 @@ Status submit(Stream& stream, Work work) {
 
 }  // namespace
 
-Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world) {
+Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world, TransportKind kind) {
   std::shared_ptr<Transport> transport;
   for (int rank = 0; rank < world->size() && transport == nullptr; ++rank) {
     if (world->host(rank) == world->host(world->rank())) continue;
-    auto opened = Transport::open(world);
+    auto opened = Transport::open(world, kind);
     if (!opened.ok()) return opened.status();
     transport = *opened;
   }

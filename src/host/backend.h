@@ -16,7 +16,7 @@ namespace megadp::host {
 class HostBackend final : public Backend {
  public:
   // Collective over the world when it spans hosts: connects them.
-  static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world);
+  static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world, TransportKind transport);
 
   std::string_view name() const noexcept override { return "host"; }
   World& world() noexcept override { return *world_; }

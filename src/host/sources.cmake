@@ -6,13 +6,13 @@ if(NOT MEGADP_HIGHWAY_INCLUDE)
 endif()
 target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_HIGHWAY_INCLUDE})
 
-# UCX: its header only; the library is loaded when ranks are on several hosts. Without the header the build has no transport between hosts.
+# UCX: its header only; the library is loaded when ranks are on several hosts. Without the header sockets remain.
 find_path(MEGADP_UCX_INCLUDE ucp/api/ucp.h)
 if(MEGADP_UCX_INCLUDE)
   target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_UCX_INCLUDE})
   target_compile_definitions(megadp_objects PRIVATE MEGADP_HAVE_UCX)
 else()
-  message(WARNING "ucp/api/ucp.h is missing: ranks will have to be on one host (on Debian and Ubuntu: apt-get install libucx-dev)")
+  message(WARNING "ucp/api/ucp.h is missing: ranks of several hosts will need MEGADP_TRANSPORT=sockets (on Debian and Ubuntu: apt-get install libucx-dev)")
 endif()
 
 set(MEGADP_host_SOURCES
@@ -27,13 +27,16 @@ set(MEGADP_host_SOURCES
     kernels_step.cc
     member.cc
     memory.cc
+    network_devices.cc
     operation.cc
     parts.cc
     roll.cc
     simd.cc
+    socket_transport.cc
     staged_collectives.cc
     stream.cc
     sync.cc
+    transport.cc
     ucx_library.cc
     ucx_transport.cc
     window_collectives.cc)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport: bytes between ranks on different hosts, over UCX. One per World; ranks of one host never use it, their windows are faster.
+// Transport: bytes between ranks on different hosts. One per World; ranks of one host never use it, their windows are faster. Two carry
+// them: UCX (ucx_transport.cc), and sockets on which both sides have proved that they know the job's secret (socket_transport.cc).
 //
 // Messages between two ranks are matched by their order: the k-th send to a rank meets the k-th receive from this one. All ranks run the
 // same operations in the same order on one queue, so this needs no tags of the caller's.
@@ -9,7 +10,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
+#include "backend/registry.h"
 #include "backend/world.h"
 #include "base/status.h"
 #include "host/stream.h"
@@ -18,9 +21,9 @@ namespace megadp::host {
 
 class Transport {
  public:
-  // Collective over the world. Connects this rank with every rank of another host, and says hello to each, so that a network that lets
-  // the rendezvous pass but not the data is found out here and not in the middle of training.
-  static Result<std::shared_ptr<Transport>> open(const std::shared_ptr<World>& world);
+  // Collective over the world. Connects this rank with every rank of another host, so that a network that lets the rendezvous pass but not
+  // the data is found out here and not in the middle of training. All ranks must have chosen the same kind.
+  static Result<std::shared_ptr<Transport>> open(const std::shared_ptr<World>& world, TransportKind kind);
   virtual ~Transport() = default;  // local; forgets what is in flight
 
   // Held while an operation runs. Messages have one order: of two streams of this rank only one may be in it at a time.
@@ -33,15 +36,45 @@ class Transport {
   // nothing is in flight any more and the transport is unusable. `during` describes the operation for the sentence of a failure.
   virtual Status wait(const Stop& stop, const std::string& during) = 0;
 
+ protected:
+  explicit Transport(std::shared_ptr<World> world) noexcept : world_(std::move(world)) {}
+
+  // ── failures in wait(), told in the same words by all transports ──
+  Deadline deadline_of_wait() const;
+  // The World has failed, or `stop` has passed.
+  Status interrupted(const Stop& stop, const std::string& during) const;
+  // The connection to `peer` is gone, or it has left. The World learns of it.
+  Status lost(int peer, const std::string& why, const std::string& during);
+  // The deadline has passed, and these ranks have not done their part.
+  Status timed_out(const std::vector<int>& missing, const std::string& during);
+  // The World knows more of a death than a broken connection tells (which process, that it left on purpose): it is asked first.
+  void wait_for_news_of(int peer) const;
+  // A receive from a rank that has left may still be fulfilled: its goodbye, which goes another way, can overtake its data.
+  bool left_for_good(int peer, uint64_t moved_ns) const;
+
+  const std::shared_ptr<World> world_;
+
  private:
   std::mutex in_use_;
 };
 
-// Whether ranks on different hosts can be joined here: "UCX 1.13.1", or why not. Loads the library to find out.
+// For Transport::open. `hosts`: by number the network address of each, empty where it is not known.
+using HostAddresses = std::vector<std::string>;
+Result<std::shared_ptr<Transport>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts);
+Result<std::shared_ptr<Transport>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts);
+
+std::vector<int> all_ranks(const World& world);
+// Gives every rank what each has found out, or the failure of the lowest rank that has not, which it names. Collective, blocking.
+Result<std::vector<std::string>> exchange_findings(World& world, const Result<std::string>& mine);
+
+// Whether ranks on different hosts can be joined here: "UCX 1.13.1", or why not. Loads that library to find out, unless the environment has
+// chosen sockets.
 struct TransportInfo {
+  std::string name;
   bool available;
   std::string detail;
 };
 TransportInfo transport_info();
+TransportInfo ucx_info();
 
 }  // namespace megadp::host

@@ -78,7 +78,7 @@ Result<UcxLibrary> load() {
   if (library == nullptr) {
     const char* why = dlerror();
     return unsupported("UCX carries data between hosts and could not be loaded: ", why != nullptr ? why : kName,
-                       "; on Debian and Ubuntu it is the package libucx0");
+                       "; on Debian and Ubuntu it is the package libucx0. Without it, set MEGADP_TRANSPORT=sockets on all ranks");
   }
   UcxLibrary ucx{};
   if (const std::string missing = find_all(library, &ucx); !missing.empty()) return unsupported(kName, " lacks ", missing);
@@ -100,22 +100,24 @@ Result<const UcxLibrary*> UcxLibrary::get() {
   return &**loaded;
 }
 
-TransportInfo transport_info() {
+TransportInfo ucx_info() {
   auto ucx = UcxLibrary::get();
-  if (!ucx) return {false, ucx.status().text()};
+  if (!ucx) return {"UCX", false, ucx.status().text()};
   unsigned major = 0, minor = 0, release = 0;
   (*ucx)->get_version(&major, &minor, &release);
-  return {true, text("UCX ", major, ".", minor, ".", release)};
+  return {"UCX", true, text("UCX ", major, ".", minor, ".", release)};
 }
 
 #else
 
 Result<const UcxLibrary*> UcxLibrary::get() {
-  return unsupported("this build of megadp has no transport between hosts: ucp/api/ucp.h was not found when it was configured");
+  return unsupported(
+      "this build of megadp has no UCX to carry data between hosts: ucp/api/ucp.h was not found when it was configured. Without it, set "
+      "MEGADP_TRANSPORT=sockets on all ranks");
 }
 
-TransportInfo transport_info() {
-  return {false, UcxLibrary::get().status().text()};
+TransportInfo ucx_info() {
+  return {"UCX", false, UcxLibrary::get().status().text()};
 }
 
 #endif

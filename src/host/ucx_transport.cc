@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "host/network_devices.h"
 #include "host/transport.h"
 
 namespace megadp::host {
@@ -28,7 +29,6 @@ namespace {
 constexpr int kSpins = 200;  // progress calls before sleeping: 5 us instead of 30 for small messages
 constexpr uint64_t kFlushNs = 250'000'000;
 constexpr uint64_t kBreakNs = 2'000'000'000;
-constexpr uint64_t kLeftNs = 250'000'000;  // nothing has moved for so long: what a rank sent before it left has come or never will
 
 // UCX starts a thread; it must not take the host program's signals.
 class SignalsBlocked {
@@ -48,11 +48,12 @@ class SignalsBlocked {
 
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(const UcxLibrary& ucx, std::shared_ptr<World> world) : ucx_(ucx), world_(std::move(world)) {}
+  UcxTransport(const UcxLibrary& ucx, std::shared_ptr<World> world) : Transport(std::move(world)), ucx_(ucx) {}
   ~UcxTransport() override;
 
-  Status start();
+  Status start(const HostAddresses& hosts);
   Result<std::string> address();
+  bool is_on_loopback() const noexcept { return devices_ == "lo"; }  // "hosts" of a test
   Status connect(int rank, const std::string& address);
   Status greet();
 
@@ -80,14 +81,12 @@ class UcxTransport final : public Transport {
   bool progress();
   Status finish_done();
   Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
-  void wait_for_news_of(int peer) const;
-  Status lost(int peer, const std::string& why, const std::string& during);
   void sleep();
   void break_off();
   void close(Peer& peer, uint32_t flags, Deadline deadline);
 
   const UcxLibrary& ucx_;
-  const std::shared_ptr<World> world_;
+  std::string devices_;  // that UCX was told to use, with commas; empty: the user has chosen
   ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
   int efd_ = -1;             // the worker's
@@ -113,9 +112,23 @@ Status refuse_in_child() {
                    "child. Fork earlier, or let the child execute a program of its own");
 }
 
-Status UcxTransport::start() {
+// The devices, as UCX's setting names them. A user who names transports or devices knows better.
+std::string choose_devices(const World& world, const HostAddresses& hosts) {
+  const char* const transports = std::getenv("UCX_TLS");
+  if (std::getenv("UCX_NET_DEVICES") != nullptr || (transports != nullptr && std::strcmp(transports, "tcp") != 0)) return "";
+  std::vector<std::string> others;
+  for (size_t host = 0; host < hosts.size(); ++host) {
+    if (host != static_cast<size_t>(world.host(world.rank()))) others.push_back(hosts[host]);
+  }
+  std::string list;
+  for (const std::string& device : devices_towards(others)) list += (list.empty() ? "" : ",") + device;
+  return list;
+}
+
+Status UcxTransport::start(const HostAddresses& hosts) {
   if (Status alone = refuse_in_child(); !alone) return alone;
   const SignalsBlocked blocked;
+  devices_ = choose_devices(*world_, hosts);
   peers_.resize(static_cast<size_t>(world_->size()));
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucx_.config_read(nullptr, nullptr, &config); status != UCS_OK) return failed("ucp_config_read", status);
@@ -124,6 +137,7 @@ Status UcxTransport::start() {
   // Only tcp tells of a killed peer and is everywhere; a user with other hardware names it. 512 KiB segments: twice the default's speed.
   if (settings.ok() && std::getenv("UCX_TLS") == nullptr) settings = modify(ucx_, config, "TLS", "tcp");
   if (settings.ok() && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr) settings = modify(ucx_, config, "RX_SEG_SIZE", "512K");
+  if (settings.ok() && !devices_.empty()) settings = modify(ucx_, config, "NET_DEVICES", devices_.c_str());
   if (!settings) {
     ucx_.config_release(config);
     return settings;
@@ -265,47 +279,18 @@ Status UcxTransport::finish_done() {
   return first;
 }
 
-// The World knows more of a death than a broken connection tells (which process, that it left on purpose): it is asked first.
-void UcxTransport::wait_for_news_of(int peer) const {
-  const Deadline patience = Deadline::after_ns(1'000'000'000);
-  while (!world_->failed() && !world_->has_left(peer) && !patience.passed()) poll(nullptr, 0, 10);
-}
-
-Status UcxTransport::lost(int peer, const std::string& why, const std::string& during) {
-  wait_for_news_of(peer);
-  if (world_->failed()) return world_->failure();
-  const Status status(Code::peer,
-                      text(during, ": ",
-                           world_->has_left(peer) ? text("rank ", peer, " has left: it destroyed its communicator")
-                                                  : text("the connection is lost (", why, "); ", world_->describe(peer))),
-                      Blame{.rank = peer});
-  world_->fail(status);
-  return status;
-}
-
 // `moved_ns`: when something last moved.
 Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during) {
-  if (world_->failed()) return world_->failure();
-  if (stop.passed()) return {Code::aborted, text(during, ": the communicator is being destroyed")};
-  for (const Transfer& transfer : pending_) {
-    const Peer& peer = peers_[static_cast<size_t>(transfer.peer)];
-    // Receives that no sender has matched never end by themselves. But a rank that has done its part may leave, and its goodbye, which
-    // goes another way, overtake its data.
-    if (peer.error != UCS_OK || (world_->has_left(transfer.peer) && now_ns() - moved_ns >= kLeftNs)) {
-      return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during);
-    }
-  }
-  if (!deadline.passed()) return {};
+  if (Status status = interrupted(stop, during); !status) return status;
   std::vector<int> missing;
   for (const Transfer& transfer : pending_) {
+    const Peer& peer = peers_[static_cast<size_t>(transfer.peer)];
+    if (peer.error != UCS_OK || left_for_good(transfer.peer, moved_ns)) {
+      return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during);
+    }
     if (std::find(missing.begin(), missing.end(), transfer.peer) == missing.end()) missing.push_back(transfer.peer);
   }
-  std::string who;
-  for (const int rank : missing) who += text(who.empty() ? "" : "; ", world_->describe(rank));
-  const Status status(Code::timeout, text(during, ": waited ", static_cast<double>(world_->timeout_ns()) * 1e-9, " s in vain for ", who),
-                      Blame{.rank = missing.front()});
-  world_->fail(status);
-  return status;
+  return deadline.passed() ? timed_out(missing, during) : Status();
 }
 
 void UcxTransport::sleep() {
@@ -316,7 +301,7 @@ void UcxTransport::sleep() {
 }
 
 Status UcxTransport::wait(const Stop& stop, const std::string& during) {
-  const Deadline deadline = Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
+  const Deadline deadline = deadline_of_wait();
   uint64_t moved_ns = now_ns();
   while (!pending_.empty()) {
     const bool moved = progress();
@@ -355,39 +340,21 @@ void UcxTransport::break_off() {
 
 }  // namespace
 
-Result<std::shared_ptr<Transport>> Transport::open(const std::shared_ptr<World>& world) {
-  std::vector<int> everyone(static_cast<size_t>(world->size()));
-  for (size_t rank = 0; rank < everyone.size(); ++rank) everyone[rank] = static_cast<int>(rank);
+Result<std::shared_ptr<Transport>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts) {
   std::shared_ptr<UcxTransport> transport;
-  // A rank that cannot load UCX says so to the others: its address is empty and its reason follows.
-  std::string mine(1, '-');
-  Status status;
   auto ucx = UcxLibrary::get();
-  if (!ucx) {
-    status = ucx.status();
-  } else {
+  Result<std::string> mine = ucx.status();
+  if (ucx.ok()) {
     transport = std::make_shared<UcxTransport>(**ucx, world);
-    status = transport->start();
-    if (status.ok()) {
-      auto address = transport->address();
-      if (address) mine = "+" + *address;
-      status = address.status();
-    }
+    Status started = transport->start(hosts);
+    mine = started.ok() ? transport->address() : Result<std::string>(started);
+    if (mine.ok() && !transport->is_on_loopback()) refuse_own_machine(*mine);
   }
-  if (!status) mine += status.text();
-  auto all = world->exchange(everyone, "connecting the hosts", mine);
-  if (!all) return all.status();
-  for (size_t rank = 0; rank < all->size(); ++rank) {
-    const std::string& theirs = (*all)[rank];
-    if (theirs.empty() || theirs[0] != '+') {
-      return Status(status.ok() ? Code::backend : status.code(),
-                    text("rank ", rank, " on ", world->host_name(static_cast<int>(rank)), ": ", theirs.empty() ? "" : theirs.substr(1)),
-                    Blame{.rank = static_cast<int32_t>(rank)});
-    }
-  }
-  for (const int rank : everyone) {
+  auto all = exchange_findings(*world, mine);
+  if (!all.ok()) return all.status();
+  for (const int rank : all_ranks(*world)) {
     if (world->host(rank) == world->host(world->rank())) continue;
-    if (Status connected = transport->connect(rank, (*all)[static_cast<size_t>(rank)].substr(1)); !connected) return connected;
+    if (Status connected = transport->connect(rank, (*all)[static_cast<size_t>(rank)]); !connected) return connected;
   }
   if (Status greeted = transport->greet(); !greeted) return greeted;
   return std::shared_ptr<Transport>(std::move(transport));
@@ -395,8 +362,8 @@ Result<std::shared_ptr<Transport>> Transport::open(const std::shared_ptr<World>&
 
 #else
 
-Result<std::shared_ptr<Transport>> Transport::open(const std::shared_ptr<World>&) {
-  return UcxLibrary::get().status();
+Result<std::shared_ptr<Transport>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses&) {
+  return exchange_findings(*world, UcxLibrary::get().status()).status();
 }
 
 #endif

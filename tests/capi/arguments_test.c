@@ -104,6 +104,7 @@ static void comm_config(void** state) {
       {{.device = -1, .nranks = 1}, MDP_E_INVALID, "config.device is -1", 1},
       {{.nranks = 0}, MDP_E_INVALID, "config.nranks is 0", 1},
       {{.nranks = -2}, MDP_E_INVALID, "config.nranks is -2", 1},
+      {{.nranks = 2000000000, .rank = 1}, MDP_E_INVALID, "config.nranks is 2000000000; at most 1048576", 1},
       {{.nranks = 2, .rank = 2}, MDP_E_INVALID, "config.rank is 2", 1},
       {{.nranks = 2, .rank = -1}, MDP_E_INVALID, "config.rank is -1", 1},
       {{.nranks = 1, .device = 1}, MDP_E_INVALID, "config.device is 1", 1},
@@ -112,7 +113,7 @@ static void comm_config(void** state) {
       {{.rank = 1}, MDP_E_INVALID, "config.rank is 1", 0},
       {{.nranks = -1}, MDP_E_INVALID, "config.nranks is -1", 0},
       {{.nranks = 2}, MDP_E_INVALID, "config.nranks is 2", 0}, /* the environment says 1 */
-      {{.flags = 4}, MDP_E_INVALID, "config.flags is 4", 0},
+      {{.flags = 16}, MDP_E_INVALID, "config.flags is 16", 0},
   };
   mdp_comm* comm = NULL;
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {

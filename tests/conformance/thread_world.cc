@@ -13,6 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "backend/bootstrap/job_key.h"
+
 namespace megadp::test {
 
 // What all ranks share. The k-th exchange among one list of members is one Round, whoever calls it first.
@@ -96,6 +98,8 @@ class ThreadWorld final : public World {
   int host(int rank) const noexcept override { return hub_->hosts.empty() ? 0 : hub_->hosts[static_cast<size_t>(rank)]; }
   int process(int) const noexcept override { return pid_; }
   const std::string& host_name(int) const noexcept override { return host_name_; }
+  const std::string& address() const noexcept override { return address_; }
+  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_guard({}, purpose); }
   bool in_forked_child() const noexcept override { return pid_ != getpid(); }
 
   bool failed() const noexcept override { return hub_->has_failed.load(std::memory_order_relaxed); }
@@ -143,7 +147,7 @@ class ThreadWorld final : public World {
   const std::shared_ptr<ThreadHub> hub_;
   const int rank_, size_;
   const int pid_;
-  const std::string host_name_ = "threads";
+  const std::string host_name_ = "threads", address_ = "127.0.0.1";
 };
 
 }  // namespace

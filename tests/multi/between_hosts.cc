@@ -3,8 +3,9 @@
 // lines of JSON.
 // usage: between_hosts count ELEMENTS     collectives with known answers; how many bytes crossed the host's network devices in each
 //        between_hosts time MIB ROUNDS    milliseconds of all_reduce and reduce_scatter of so much f32, the slowest rank's, by round
-//        between_hosts train SECONDS      a small training for so long
+//        between_hosts train SECONDS [TIMEOUT_SECONDS]      a small training for so long, or until rank 0 gets SIGUSR1
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -16,6 +17,8 @@
 namespace {
 
 using namespace job;
+
+volatile std::sig_atomic_t asked_to_end = 0;
 
 struct Tensor : mdp_tensor {
   Tensor(float* from, int64_t elements) : mdp_tensor{}, size(elements) {
@@ -48,9 +51,12 @@ Traffic traffic() {
 
 class HostRank {
  public:
-  HostRank() {
+  explicit HostRank(double timeout_seconds) {
+    mdp_comm_config config{};
+    config.struct_size = sizeof config;
+    config.timeout_ns = static_cast<uint64_t>(timeout_seconds * 1e9);
     mdp_comm* made = nullptr;
-    ok(mdp_comm_create(nullptr, nullptr, &made));
+    ok(mdp_comm_create(&config, nullptr, &made));
     comm_.reset(made);
     rank_ = mdp_comm_rank(made);
     size_ = mdp_comm_size(made);
@@ -115,7 +121,7 @@ class HostRank {
     while (go_on[0] > 0) {
       ok(mdp_all_reduce(comm_.get(), array.get(), array.get(), MDP_OP_AVG, nullptr, nullptr));
       require(data[kElements - 1] == 1.0F, "step ", steps, ": the average of ones is ", data[kElements - 1]);
-      go_on[0] = Clock::now() < end ? 1.0F : 0.0F;
+      go_on[0] = Clock::now() < end && asked_to_end == 0 ? 1.0F : 0.0F;
       ok(mdp_broadcast(comm_.get(), more.get(), 0, nullptr, nullptr));
       ++steps;
     }
@@ -160,7 +166,7 @@ class HostRank {
 };
 
 void run(const std::vector<std::string>& words) {
-  HostRank rank;
+  HostRank rank(words[0] == "train" && words.size() > 2 ? std::stod(words[2]) : 0);
   if (words[0] == "count") return rank.count(std::stoll(words.at(1)));
   if (words[0] == "time") return rank.time(std::stoll(words.at(1)), std::stoi(words.at(2)));
   rank.train(std::stod(words.at(1)));
@@ -170,6 +176,7 @@ void run(const std::vector<std::string>& words) {
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
+  std::signal(SIGUSR1, [](int) { asked_to_end = 1; });
   try {
     run(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::exception& error) {

@@ -19,7 +19,7 @@ class TwoHosts:
         name = f"mdp{os.getpid()}{'abcdefghijklmnopqrstuvwxyz'[next(_numbers) % 26]}"
         self.names = [name + "0", name + "1"]
         self.ends = [name + "x", name + "y"]
-        self.folder = tempfile.mkdtemp()
+        self.folder, self.test = tempfile.mkdtemp(), test
         test.addCleanup(self._remove)
         steps = [["ip", "netns", "add", host] for host in self.names]
         steps.append(["ip", "link", "add", self.ends[0], "type", "veth", "peer", "name", self.ends[1]])
@@ -42,12 +42,26 @@ class TwoHosts:
             subprocess.run(["ip", "netns", "del", host], capture_output=True)
         shutil.rmtree(self.folder)
 
+    def third(self):
+        """A host that is no part of the job, with a cable to the first: how a command is run there, and the first host's tables of sockets."""
+        host, ends = self.names[0] + "s", [self.ends[0] + "s", self.ends[0] + "t"]
+        self.names.append(host)
+        for step in (["netns", "add", host], ["link", "add", ends[0], "type", "veth", "peer", "name", ends[1]],
+                     ["link", "set", ends[0], "netns", self.names[0]], ["link", "set", ends[1], "netns", host],
+                     ["-n", self.names[0], "addr", "add", "10.84.0.1/24", "dev", ends[0]], ["-n", host, "addr", "add", "10.84.0.2/24", "dev", ends[1]],
+                     ["-n", self.names[0], "link", "set", ends[0], "up"], ["-n", host, "link", "set", ends[1], "up"],
+                     ["-n", host, "route", "add", "10.83.0.0/24", "via", "10.84.0.1"]):
+            subprocess.run(["ip", *step], check=True)
+        inside = subprocess.Popen(["ip", "netns", "exec", self.names[0], "cat"], stdin=subprocess.PIPE)
+        self.test.addCleanup(inside.communicate)
+        return ["ip", "netns", "exec", host], f"/proc/{inside.pid}/net"
+
     def cut_the_cable(self):
         subprocess.run(["ip", "-n", self.names[0], "link", "set", self.ends[0], "down"], check=True)
 
     def read(self, path):
         """What both hosts have at `path`, one after the other."""
-        commands = [["ip", "netns", "exec", host, "cat", path] for host in self.names]
+        commands = [["ip", "netns", "exec", host, "cat", path] for host in self.names[:2]]
         return "".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout for command in commands)
 
     def run(self, megadp, ranks, command, options=()):

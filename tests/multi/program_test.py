@@ -48,10 +48,11 @@ class Program(ProgramTest):
         self.assertEqual(megadp("--version").stdout, f"megadp {self.answer('info')['version']}\n")
 
     def test_refusals(self):
-        self.refused()
-        self.refused("nonsense")
-        self.refused("info", "more")
-        self.refused("bench")
+        self.refused(words="the command is missing; there are: run, info, plan, bench.")
+        self.refused("nonsense", words="there is no command 'nonsense'; there are: run, info, plan, bench.")
+        self.refused("info", "more", words="more")
+        self.refused("bench", words="the command is missing; there are: collectives, step.")
+        self.refused("bench", "nonsense", words="there is no command 'nonsense'")
         for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce"), ("bench", "step")):
             done = megadp(*command, "--", "more")
             self.assertEqual((done.returncode, done.stdout), (2, ""))

@@ -42,9 +42,13 @@ class Wire(unittest.TestCase):
     def test_ucx(self):
         self.check_large({})
 
+    def test_sockets(self):
+        self.check_large({"MEGADP_TRANSPORT": "sockets"})
+
     def test_every_size_gives_the_same_bits(self):
         for elements in (1, 3, 8, 1025, 40961):
-            self.crossings((2, 1), elements, {})
+            for transport in ("ucx", "sockets"):
+                self.crossings((2, 1), elements, {"MEGADP_TRANSPORT": transport})
 
 
 if __name__ == "__main__":

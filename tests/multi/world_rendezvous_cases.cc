@@ -252,6 +252,10 @@ void strangers_do_no_harm(const std::string& root_host, uint16_t root_port) {
   });
   strangers_done = false;
   crowd.join();
+  if (root_port != 0) {
+    says(log.all(), {"refused a connection from 127.0.0.1 (port "});
+    check(log.all().find(text("from 127.0.0.1 (port ", root_port, ")")) == std::string::npos, "the stranger's end is told, not this one");
+  }
   says(log.all(), {"refused a connection", "does not speak this library's protocol", "another secret", "its hello cannot be read",
                    "too many connections wait", "version 2 of the protocol"});
 }

@@ -278,6 +278,7 @@ const MDP_OP_MIN = UInt32(3)
 
 const MDP_COMM_SET_DEVICE = Int(1)
 const MDP_COMM_EXACT_SUMS = Int(2)
+const MDP_COMM_SOCKETS = Int(4)
 
 const MDP_AXIS_TP = Int(1)
 const MDP_AXIS_CP = Int(2)

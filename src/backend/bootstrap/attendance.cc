@@ -197,9 +197,16 @@ class Guest {
   Status could_not_reach() const {
     return {Code::timeout,
             text("rank ", meeting_.rank, " could not meet rank ", meeting_.host_rank, " at ", meeting_.endpoint.describe(), " within ",
-                 seconds(meeting_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_,
-                 meeting_.endpoint.is_unix() ? "; if it is on another host, give both MEGADP_ROOT=host:port" : ""),
+                 seconds(meeting_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_, hint()),
             Blame{meeting_.host_rank}};
+  }
+
+  // The name of the socket holds the user: to one of another user there is no socket, and the system says no more.
+  std::string hint() const {
+    if (!meeting_.endpoint.is_unix()) return "";
+    const std::string users = text("; all ranks of a host must be started by one user, and this one belongs to user ", ::getuid());
+    const bool whole_world = meeting_.expected.size() == static_cast<size_t>(meeting_.nranks);
+    return whole_world ? users + ". If it is on another host, give both MEGADP_ROOT=host:port" : users;
   }
 
   const Meeting& meeting_;

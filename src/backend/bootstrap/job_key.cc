@@ -109,6 +109,17 @@ Guard guard_of(const Launch& launch) {
   return guard;
 }
 
+Guard derived_guard(const Guard& guard, std::string_view purpose) {
+  Guard derived;
+  for (const size_t half : {0, 16}) {
+    std::array<uint8_t, 16> key;
+    std::copy_n(guard.begin() + static_cast<ptrdiff_t>(half), key.size(), key.begin());
+    const auto hash = keyed_hash(key, purpose);
+    std::copy(hash.begin(), hash.end(), derived.begin() + static_cast<ptrdiff_t>(half));
+  }
+  return derived;
+}
+
 std::string socket_name(const Launch& launch, std::string_view purpose) {
   std::array<uint8_t, 16> key;
   std::copy(launch.secret.begin(), launch.secret.begin() + 16, key.begin());

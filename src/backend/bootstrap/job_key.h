@@ -25,6 +25,9 @@ using Guard = std::array<uint8_t, 32>;
 // The launch's secret; where there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
 Guard guard_of(const Launch& launch);
 
+// Another guard, for what `purpose` says; whoever learns it does not learn the first.
+Guard derived_guard(const Guard& guard, std::string_view purpose);
+
 // Name (without the leading NUL) of an abstract UNIX socket for this user and job. `purpose` tells several sockets of one job apart.
 std::string socket_name(const Launch& launch, std::string_view purpose);
 

@@ -29,6 +29,8 @@ class Link {
   Link(Fd socket, uint64_t max_payload) : socket_(std::move(socket)), max_payload_(max_payload) {}
 
   int fd() const noexcept { return socket_.get(); }
+  // The socket, for who goes on without frames. Whatever else this has received is lost.
+  Fd take_socket() noexcept { return std::move(socket_); }
   State state() const noexcept { return state_; }
   const std::string& error() const noexcept { return error_; }
   void set_max_payload(uint64_t bytes) noexcept { max_payload_ = bytes; }

@@ -66,6 +66,7 @@ class Host {
         reception_ = std::make_unique<Reception>(*std::move(listeners), meeting_.guard, max_pending, meeting_.endpoint.describe());
         return {};
       }
+      if (listeners.status().code() == Code::invalid) return listeners.status();  // time does not help
       if (meeting_.interrupted) {
         Status status = meeting_.interrupted();
         if (!status.ok()) return status;

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
@@ -142,8 +143,11 @@ Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
       fds.push_back(*std::move(fd));
       return fds;
     }
-    // An address of a translating router is not one of this machine's own: listen everywhere, the guard is checked anyway.
     if (errno != EADDRNOTAVAIL) return fd.status();
+    // Nobody would ever come, and all would wait for that. Names are not compared: they may mean different things elsewhere.
+    return invalid("the root address ", endpoint.describe(),
+                   " is no address of this machine, where rank 0 was started. It must be one that ",
+                   "the other hosts reach this machine at; where a router translates it, give its name instead of the number");
   }
   auto any = look_up_here(endpoint, AI_PASSIVE);
   if (!any.ok()) return any.status();
@@ -283,6 +287,45 @@ std::optional<PeerCredentials> peer_credentials(int fd) {
   // TCP sockets answer too, with nobody.
   if (credentials.uid == static_cast<uid_t>(-1)) return std::nullopt;
   return PeerCredentials{credentials.pid, credentials.uid};
+}
+
+namespace {
+
+SocketAddress readable(const sockaddr_storage& address, socklen_t length) {
+  SocketAddress end;
+  char host[NI_MAXHOST] = "", port[NI_MAXSERV] = "";
+  const auto* const any = reinterpret_cast<const sockaddr*>(&address);
+  if (address.ss_family != AF_INET && address.ss_family != AF_INET6) return end;
+  if (::getnameinfo(any, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) return end;
+  end.host = host;
+  end.port = static_cast<uint16_t>(std::atoi(port));
+  constexpr std::string_view kMapped = "::ffff:";  // of IPv4, on a socket that takes both families
+  if (end.host.rfind(kMapped, 0) == 0 && end.host.find('.') != std::string::npos) end.host.erase(0, kMapped.size());
+  end.loopback = end.host == "::1" || end.host.rfind("127.", 0) == 0;
+  return end;
+}
+
+}  // namespace
+
+SocketAddress own_end(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? readable(address, length) : SocketAddress();
+}
+
+SocketAddress other_end(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  return ::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0 ? readable(address, length) : SocketAddress();
+}
+
+Result<Fd> listen_at_free_port(const std::string& address) {
+  const Endpoint endpoint{"", address, 0};
+  auto own = look_up_here(endpoint, AI_NUMERICHOST | AI_PASSIVE);
+  if (!own.ok()) return own.status();
+  auto fd = listen_address(endpoint, *own->head, false);
+  if (!fd.ok()) return fd.status().with_context(text("a free port of ", address));
+  return fd;
 }
 
 Result<Fd> duplicate(const Fd& fd) {

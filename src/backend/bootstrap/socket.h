@@ -26,7 +26,7 @@ struct Endpoint {
 };
 
 // A host given as a number is bound as it is; a name is bound on all interfaces, because /etc/hosts often maps a machine's own name to
-// its loopback, where no other host could reach it. Two sockets where IPv6 and IPv4 cannot share one.
+// its loopback, where no other host could reach it. A number that is no address of this machine is Code::invalid. Two sockets where IPv6 and IPv4 cannot share one.
 Result<std::vector<Fd>> listen_at(const Endpoint& endpoint);
 
 // One attempt. Fails with Code::system and the reason; every reason may pass with time, so callers try again until their own deadline.
@@ -41,6 +41,18 @@ struct PeerCredentials {
 };
 // Of the process that connected, or that listened; nothing on TCP.
 std::optional<PeerCredentials> peer_credentials(int fd);
+
+// A TCP socket's own end, and the other: a number, as getaddrinfo takes it, and the port. The host is empty where there is no such end.
+struct SocketAddress {
+  std::string host;
+  uint16_t port = 0;
+  bool loopback = false;
+};
+SocketAddress own_end(int fd);
+SocketAddress other_end(int fd);
+
+// Listens at this address (a number) and a port that the system chooses, which own_end() tells.
+Result<Fd> listen_at_free_port(const std::string& address);
 
 // The same descriptor once more, close-on-exec.
 Result<Fd> duplicate(const Fd& fd);

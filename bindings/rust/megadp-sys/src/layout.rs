@@ -191,6 +191,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_OP_MIN", super::MDP_OP_MIN as i64),
     ("MDP_COMM_SET_DEVICE", super::MDP_COMM_SET_DEVICE as i64),
     ("MDP_COMM_EXACT_SUMS", super::MDP_COMM_EXACT_SUMS as i64),
+    ("MDP_COMM_SOCKETS", super::MDP_COMM_SOCKETS as i64),
     ("MDP_AXIS_TP", super::MDP_AXIS_TP as i64),
     ("MDP_AXIS_CP", super::MDP_AXIS_CP as i64),
     ("MDP_AXIS_EP", super::MDP_AXIS_EP as i64),

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Routes are asked of the kernel by connecting a datagram socket, which sends nothing.
+#include "host/network_devices.h"
+
+#include <dirent.h>
+#include <ifaddrs.h>
+#include <linux/filter.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+
+#include "backend/world.h"
+
+namespace megadp::host {
+namespace {
+
+struct FreeDevices {
+  void operator()(ifaddrs* list) const { ::freeifaddrs(list); }
+};
+
+std::unique_ptr<ifaddrs, FreeDevices> all_addresses() {
+  ifaddrs* list = nullptr;
+  return std::unique_ptr<ifaddrs, FreeDevices>(::getifaddrs(&list) == 0 ? list : nullptr);
+}
+
+// Without the label that a second address may have: "eth0:1" is an address of eth0.
+std::string device_of(const ifaddrs& entry) {
+  const std::string name = entry.ifa_name;
+  return name.substr(0, name.find(':'));
+}
+
+bool same_host(const sockaddr* a, const sockaddr_storage& b) {
+  if (a == nullptr || a->sa_family != b.ss_family) return false;
+  if (a->sa_family == AF_INET) {
+    return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr == reinterpret_cast<const sockaddr_in*>(&b)->sin_addr.s_addr;
+  }
+  return a->sa_family == AF_INET6 && std::memcmp(&reinterpret_cast<const sockaddr_in6*>(a)->sin6_addr,
+                                                 &reinterpret_cast<const sockaddr_in6*>(&b)->sin6_addr, sizeof(in6_addr)) == 0;
+}
+
+// Empty where there is no route.
+std::string device_towards(const std::string& address, const ifaddrs* own) {
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* there = nullptr;
+  if (::getaddrinfo(address.c_str(), "9", &hints, &there) != 0) return "";  // any port: nothing is sent
+  const Fd socket(::socket(there->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage here{};
+  socklen_t length = sizeof here;
+  const bool routed = ::connect(socket.get(), there->ai_addr, there->ai_addrlen) == 0 &&
+                      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &length) == 0;
+  ::freeaddrinfo(there);
+  for (const ifaddrs* entry = own; routed && entry != nullptr; entry = entry->ifa_next) {
+    if (same_host(entry->ifa_addr, here)) return device_of(*entry);
+  }
+  return "";
+}
+
+struct CloseFolder {
+  void operator()(DIR* folder) const { ::closedir(folder); }
+};
+
+template <class Number>
+bool holds(std::string_view bytes, const Number& number) {
+  return bytes.find(std::string_view(reinterpret_cast<const char*>(&number), sizeof number)) != std::string_view::npos;
+}
+
+bool listens_as_named(int fd, std::string_view name) {
+  int listening = 0;
+  socklen_t size = sizeof listening;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listening, &size) != 0 || listening == 0) return false;
+  sockaddr_storage at{};
+  socklen_t length = sizeof at;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &length) != 0) return false;
+  const auto& v4 = reinterpret_cast<const sockaddr_in&>(at);
+  const auto& v6 = reinterpret_cast<const sockaddr_in6&>(at);
+  if (at.ss_family == AF_INET) return holds(name, v4.sin_port) && holds(name, v4.sin_addr);
+  return at.ss_family == AF_INET6 && holds(name, v6.sin6_port) && holds(name, v6.sin6_addr);
+}
+
+bool drop_what_comes_over_loopback(int fd) {
+  // A program for the kernel: nothing is kept of a packet that has come in over this device, of others all.
+  const unsigned loopback = ::if_nametoindex("lo");
+  std::array<sock_filter, 4> steps{{{BPF_LD | BPF_W | BPF_ABS, 0, 0, static_cast<uint32_t>(SKF_AD_OFF + SKF_AD_IFINDEX)},
+                                    {BPF_JMP | BPF_JEQ | BPF_K, 0, 1, loopback},
+                                    {BPF_RET | BPF_K, 0, 0, 0},
+                                    {BPF_RET | BPF_K, 0, 0, UINT32_MAX}}};
+  const sock_fprog program{static_cast<unsigned short>(steps.size()), steps.data()};
+  return ::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program) == 0;
+}
+
+}  // namespace
+
+std::vector<std::string> devices_towards(const std::vector<std::string>& addresses) {
+  const auto own = all_addresses();
+  std::vector<std::string> devices;
+  const auto add = [&](const std::string& name) {
+    if (std::find(devices.begin(), devices.end(), name) == devices.end()) devices.push_back(name);
+  };
+  bool all_found = true;
+  for (const std::string& address : addresses) {
+    const std::string device = address.empty() ? "" : device_towards(address, own.get());
+    if (device.empty()) {
+      all_found = false;
+    } else {
+      add(device);
+    }
+  }
+  for (const ifaddrs* entry = all_found ? nullptr : own.get(); entry != nullptr; entry = entry->ifa_next) {
+    const bool usable = (entry->ifa_flags & IFF_UP) != 0 && (entry->ifa_flags & IFF_LOOPBACK) == 0 && entry->ifa_addr != nullptr;
+    if (usable && (entry->ifa_addr->sa_family == AF_INET || entry->ifa_addr->sa_family == AF_INET6)) add(device_of(*entry));
+  }
+  return devices;
+}
+
+int refuse_own_machine(std::string_view name) {
+  int treated = 0;
+  const std::unique_ptr<DIR, CloseFolder> folder(::opendir("/proc/self/fd"));
+  for (const dirent* entry = nullptr; folder && (entry = ::readdir(folder.get())) != nullptr;) {
+    const int fd = std::atoi(entry->d_name);
+    if (listens_as_named(fd, name) && drop_what_comes_over_loopback(fd)) ++treated;
+  }
+  return treated;
+}
+
+}  // namespace megadp::host

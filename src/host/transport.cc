@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Choosing a transport, and what all of them say when ranks are lost.
+#include "host/transport.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "backend/bootstrap/frame.h"
+#include "base/deadline.h"
+
+namespace megadp::host {
+namespace {
+
+constexpr const char* kVariable = "MEGADP_TRANSPORT";
+constexpr uint64_t kLeftNs = 250'000'000;  // nothing has moved for so long: what a rank sent before it left has come or never will
+
+const char* name_of(TransportKind kind) {
+  return kind == TransportKind::sockets ? "sockets" : "ucx";
+}
+
+Result<TransportKind> choose(TransportKind given) {
+  const char* const value = std::getenv(kVariable);
+  if (value == nullptr || *value == 0) return given == TransportKind::automatic ? TransportKind::ucx : given;
+  for (const TransportKind kind : {TransportKind::ucx, TransportKind::sockets}) {
+    if (std::strcmp(value, name_of(kind)) != 0) continue;
+    if (given == TransportKind::automatic || given == kind) return kind;
+    return invalid(kVariable, " is ", value, ", but the program asks for ", name_of(given), " (MDP_COMM_SOCKETS); unset the variable");
+  }
+  return invalid(kVariable, " is '", value, "'; it must be ucx or sockets");
+}
+
+// A link-local address holds on one's own device only: the others have devices of other names.
+std::string for_others(const std::string& address) {
+  return address.substr(0, address.find('%'));
+}
+std::string from_here(const std::string& address, const std::string& own) {
+  const size_t device = own.find('%');
+  return address.rfind("fe80:", 0) == 0 && device != std::string::npos ? address + own.substr(device) : address;
+}
+
+// The addresses of the hosts, if all ranks want the same transport. What a rank finds out is its choice, a blank, and its address.
+Result<HostAddresses> compare_choices(const World& world, const std::vector<std::string>& found) {
+  HostAddresses hosts;
+  const std::string_view first = std::string_view(found[0]).substr(0, found[0].find(' '));
+  for (int rank = 0; rank < world.size(); ++rank) {
+    const std::string& theirs = found[static_cast<size_t>(rank)];
+    const size_t blank = theirs.find(' ');
+    if (std::string_view(theirs).substr(0, blank) != first) {
+      return Status(Code::desync,
+                    text("rank 0 sends between hosts by ", first, " and rank ", rank, " by ", theirs.substr(0, blank), ": ", kVariable,
+                         " and MDP_COMM_SOCKETS must be the same on all ranks"),
+                    Blame{.rank = rank});
+    }
+    const auto host = static_cast<size_t>(world.host(rank));
+    if (host == hosts.size()) hosts.push_back(from_here(theirs.substr(blank + 1), world.address()));  // its lowest rank
+  }
+  return hosts;
+}
+
+}  // namespace
+
+std::vector<int> all_ranks(const World& world) {
+  std::vector<int> all(static_cast<size_t>(world.size()));
+  for (size_t rank = 0; rank < all.size(); ++rank) all[rank] = static_cast<int>(rank);
+  return all;
+}
+
+Result<std::vector<std::string>> exchange_findings(World& world, const Result<std::string>& mine) {
+  FrameWriter writer;
+  writer.u32(mine.ok() ? 1 : 0);
+  if (mine.ok()) {
+    writer.bytes(*mine);
+  } else {
+    writer.status(mine.status());
+  }
+  auto all = world.exchange(all_ranks(world), "connecting the hosts", writer.take());
+  if (!all.ok()) return mine.ok() ? all.status() : mine.status();
+  for (int rank = 0; rank < world.size(); ++rank) {
+    std::string& theirs = (*all)[static_cast<size_t>(rank)];
+    FrameReader reader(theirs);
+    if (reader.u32() == 0) {
+      const Status why = reader.status();
+      return Status(why.code(), text("rank ", rank, " on ", world.host_name(rank), ": ", why.text()), Blame{.rank = rank});
+    }
+    theirs = std::string(reader.bytes());
+  }
+  return all;
+}
+
+Result<std::shared_ptr<Transport>> Transport::open(const std::shared_ptr<World>& world, TransportKind given) {
+  const auto kind = choose(given);
+  Result<std::string> mine = kind.status();
+  if (kind.ok()) mine = text(name_of(*kind), " ", for_others(world->address()));
+  auto found = exchange_findings(*world, mine);
+  if (!found.ok()) return found.status();
+  auto hosts = compare_choices(*world, *found);
+  if (!hosts.ok()) return hosts.status();
+  return *kind == TransportKind::sockets ? open_sockets(world, *hosts) : open_ucx(world, *hosts);
+}
+
+TransportInfo transport_info() {
+  const auto kind = choose(TransportKind::automatic);
+  if (!kind.ok()) return {"none", false, kind.status().text()};
+  if (*kind == TransportKind::ucx) return ucx_info();
+  return {"sockets", true, text("TCP between ranks that have proved that they know the job's secret; chosen by ", kVariable)};
+}
+
+Deadline Transport::deadline_of_wait() const {
+  return Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
+}
+
+Status Transport::interrupted(const Stop& stop, const std::string& during) const {
+  if (world_->failed()) return world_->failure();
+  if (stop.passed()) return {Code::aborted, text(during, ": the communicator is being destroyed")};
+  return {};
+}
+
+void Transport::wait_for_news_of(int peer) const {
+  const Deadline patience = Deadline::after_ns(1'000'000'000);
+  while (!world_->failed() && !world_->has_left(peer) && !patience.passed()) poll(nullptr, 0, 10);
+}
+
+Status Transport::lost(int peer, const std::string& why, const std::string& during) {
+  wait_for_news_of(peer);
+  if (world_->failed()) return world_->failure();
+  const Status status(Code::peer,
+                      text(during, ": ",
+                           world_->has_left(peer) ? text("rank ", peer, " has left: it destroyed its communicator")
+                                                  : text("the connection is lost (", why, "); ", world_->describe(peer))),
+                      Blame{.rank = peer});
+  world_->fail(status);
+  return status;
+}
+
+Status Transport::timed_out(const std::vector<int>& missing, const std::string& during) {
+  std::string who;
+  for (const int rank : missing) who += text(who.empty() ? "" : "; ", world_->describe(rank));
+  const Status status(Code::timeout, text(during, ": waited ", static_cast<double>(world_->timeout_ns()) * 1e-9, " s in vain for ", who),
+                      Blame{.rank = missing.front()});
+  world_->fail(status);
+  return status;
+}
+
+bool Transport::left_for_good(int peer, uint64_t moved_ns) const {
+  return world_->has_left(peer) && now_ns() - moved_ns >= kLeftNs;
+}
+
+}  // namespace megadp::host
