@@ -51,7 +51,8 @@ std::string about_command(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     known += (known.empty() ? "" : ", ") + command->get_name();
   const std::vector<std::string> found = app.remaining();
-  const std::string what = found.empty() ? "the command is missing" : fmt::format("there is no command '{}'", found.front());
+  const auto word = std::find_if(found.begin(), found.end(), [](const std::string& one) { return one.rfind("-", 0) != 0; });
+  const std::string what = word == found.end() ? "the command is missing" : fmt::format("there is no command '{}'", *word);
   return fmt::format("{}; there are: {}", what, known);
 }
 

@@ -17,9 +17,9 @@ MEGADP, FORKS = sys.argv[1], sys.argv[2]
 LIMIT = 120  # seconds after which a test has hung
 
 
-def run_all(commands):
+def run_all(commands, **variables):
     """Side by side: exit codes, and the lines of all, sorted."""
-    environment = without_launcher()
+    environment = {**without_launcher(), **variables}
     jobs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for command in commands]
     lines = []
     for job in jobs:
@@ -33,10 +33,14 @@ class Children(unittest.TestCase):
         self.assertEqual((codes, [line.strip() for line in lines]), ([0], [f"child of rank {rank}: MDP_OK" for rank in range(2)]))
 
     def test_between_hosts_they_are_refused(self):
-        codes, lines = run_all(TwoHosts(self).run(MEGADP, (1, 1), [FORKS, f"10.83.0.1:{PORT + 1}"]))
+        codes, lines = run_all(TwoHosts(self).run(MEGADP, (1, 1), [FORKS, f"10.83.0.1:{PORT + 1}"]), MEGADP_TRANSPORT="ucx")
         self.assertEqual((codes, len(lines)), ([0, 0], 2), lines)
         for line in lines:
             self.assertRegex(line, r"^child of rank \d: MDP_E_STATE .*forked.*UCX")
+
+    def test_between_hosts_they_may_join_over_sockets(self):
+        codes, lines = run_all(TwoHosts(self).run(MEGADP, (1, 1), [FORKS, f"10.83.0.1:{PORT + 1}"]), MEGADP_TRANSPORT="sockets")
+        self.assertEqual((codes, [line.strip() for line in lines]), ([0, 0], [f"child of rank {rank}: MDP_OK" for rank in range(2)]))
 
 
 if __name__ == "__main__":

@@ -10,5 +10,6 @@ NAMES = ("RANK", "WORLD_SIZE")
 
 
 def without_launcher():
-    """A copy of this process's environment, as outside of any job."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIXES) and name not in NAMES}
+    """A copy of this process's environment, as outside of any job. What carries data between hosts is no launcher's to say, and stays."""
+    return {name: value for name, value in os.environ.items()
+            if name == "MEGADP_TRANSPORT" or not name.startswith(PREFIXES) and name not in NAMES}

@@ -70,7 +70,7 @@ class Strangers(unittest.TestCase):
         return self.check(jobs, self.send_stranger(place, "/proc/self/net", ["127.0.0.1", "10.83.0.1"]))
 
     def test_another_user_with_ucx(self):
-        told = self.another_user({})
+        told = self.another_user({"MEGADP_TRANSPORT": "ucx"})
         self.assertGreaterEqual(told["attacks"], ROUNDS, "UCX's ports were not found: the test sees nothing")
         self.assertEqual(told["connected"], 0)
 

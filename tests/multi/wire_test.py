@@ -40,7 +40,7 @@ class Wire(unittest.TestCase):
                 self.assertLess(max(ways[way] for ways in hosts for way in ways), 4.1, what)
 
     def test_ucx(self):
-        self.check_large({})
+        self.check_large({"MEGADP_TRANSPORT": "ucx"})
 
     def test_sockets(self):
         self.check_large({"MEGADP_TRANSPORT": "sockets"})
