@@ -2,6 +2,7 @@
 """Java: the jar, the digits with 1 and 2 ranks, the failures, and the README's first example."""
 import glob
 import os
+import re
 import shutil
 import tempfile
 import unittest
@@ -97,6 +98,37 @@ class Java(unittest.TestCase):
             path = os.pathsep.join([os.path.dirname(ranks.PROGRAM), os.environ["PATH"]])
             ended = ranks.run(["bash", "-euc", commands], cwd=folder, env=ranks.environment(PATH=path))
             self.assertEqual(ranks.check_ended(self, ended).splitlines(), ["[0] w 2.00 b -1.00"])
+
+
+    def test_readme_snippets(self):
+        """Its other pieces of a program run as printed, in place of the first example's step."""
+        with open(os.path.join(JAVA, "README.md"), encoding="utf-8") as file:
+            text = file.read()
+        example, *snippets = re.findall(r"^```java\n(.*?)^```", text, re.M | re.S)
+        self.assertTrue(snippets)
+        step = "        buffer.sync(); // the mean of all ranks' gradients\n        optimizer.step();\n"
+        self.assertIn(step, example)
+        for number, snippet in enumerate(snippets):
+            name = f"Snippet{number}"
+            with tempfile.TemporaryDirectory() as folder:
+                with open(os.path.join(folder, f"{name}.java"), "w", encoding="utf-8") as file:
+                    file.write(example.replace(step, snippet).replace("class Train", f"class {name}"))
+                build.run("javac", "--release", "8", "-Xlint:-options", "-cp", self.jar, "-d", folder, os.path.join(folder, f"{name}.java"))
+                ended = ranks.run_ranks(2, ["java", "-cp", f"{self.jar}{os.pathsep}{folder}", name])
+            self.assertIn("w 2.00 b -1.00\n", ranks.check_ended(self, ended))
+
+    def test_readme_names(self):
+        """What it says of an exception's members is so: a method where it has brackets, a field where it has none."""
+        with open(os.path.join(JAVA, "README.md"), encoding="utf-8") as file:
+            text = file.read()
+        told = build.run("javap", "-cp", self.jar, "megadp.MegaDPException")
+        errors = re.search(r"^- \*\*Errors\*\*(.*?)(?=^- \*\*|\Z)", text, re.M | re.S)[1]
+        named = re.findall(r"`(\w+)(\([\w]*\))?`", errors.split("```")[0])
+        members = [(name, call) for name, call in named if not name.startswith("MegaDP")]
+        self.assertGreaterEqual(len(members), 6)
+        for name, call in members:
+            form = re.escape(name) + (";" if not call else r"\(\)" if call == "()" else r"\(.+\)")
+            self.assertRegex(told, f"public .* {form}")
 
 
 if __name__ == "__main__":
