@@ -2,25 +2,37 @@
 # The rule by which a wrapped layer hands over its gradients: in the layer's own pullback, while backward has yet to do the layers before it.
 module MegaDPChainRulesCoreExt
 
-using ChainRulesCore: ChainRulesCore, AbstractThunk, AbstractZero, HasReverseMode, NoTangent, RuleConfig, Tangent, rrule_via_ad, unthunk
+using ChainRulesCore: ChainRulesCore, AbstractThunk, AbstractZero, NoTangent, Tangent, unthunk
 using MegaDP: MegaDP
 
-function ChainRulesCore.rrule(config::RuleConfig{>:HasReverseMode}, ::typeof(MegaDP.run_layer), layer, arguments...)
-    tree = (layer, arguments)
-    MegaDP.forward_begins(tree)
-    output, pullback = rrule_via_ad(config, layer, arguments...)
-    function run_layer_pullback(change)
-        tangents = map(unthunk, pullback(unthunk(change)))
-        MegaDP.backward_ends(tree, (tangents[1], tangents[2:end]))
-        return (NoTangent(), tangents...)
+# Since 0.10.4 rules can call the AD that called them. The package's own environment asks for 1; elsewhere this file may be included by hand.
+@static if isdefined(ChainRulesCore, :RuleConfig)
+    using ChainRulesCore: HasReverseMode, RuleConfig, rrule_via_ad
+
+    function ChainRulesCore.rrule(config::RuleConfig{>:HasReverseMode}, ::typeof(MegaDP.run_layer), layer, arguments...)
+        tree = (layer, arguments)
+        MegaDP.forward_begins(tree)
+        output, pullback = rrule_via_ad(config, layer, arguments...)
+        function run_layer_pullback(change)
+            tangents = map(unthunk, pullback(unthunk(change)))
+            MegaDP.backward_ends(tree, (tangents[1], tangents[2:end]))
+            return (NoTangent(), tangents...)
+        end
+        return output, run_layer_pullback
     end
-    return output, run_layer_pullback
+else
+    ChainRulesCore.rrule(::typeof(MegaDP.run_layer), arguments...) =
+        throw(MegaDP.failure(MegaDP.Raw.MDP_E_UNSUPPORTED, "layers can be wrapped by `overlap` from ChainRulesCore 0.10.4 on, and this one is " *
+                             "older; without `overlap`, gradients are handed over at the end of backward"))
 end
 
-MegaDP.plain(thunk::AbstractThunk) = unthunk(thunk)
+# A tangent answers to every name of its primal, with zero where it has nothing; one of something mutable (since 1.17) only to those it has.
+const Structural = isdefined(ChainRulesCore, :MutableTangent) ? Union{Tangent,ChainRulesCore.MutableTangent} : Tangent
+MegaDP.plain(thunk::AbstractThunk) = MegaDP.plain(unthunk(thunk))
+MegaDP.absent(::AbstractZero) = true
+MegaDP.entries(tangent::Structural) = keys(tangent)
 MegaDP.child(::AbstractZero, _) = nothing
-# A Tangent answers to every name of its primal, with zero where it has nothing.
-MegaDP.child(tangent::Tangent, key) = MegaDP.plain(getproperty(tangent, key))
+MegaDP.child(tangent::Structural, key) = key in keys(tangent) ? MegaDP.plain(getproperty(tangent, key)) : nothing
 
 ChainRulesCore.@non_differentiable MegaDP.local_rank(::Any)
 ChainRulesCore.@non_differentiable MegaDP.total_workers(::Any)

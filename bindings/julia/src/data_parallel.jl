@@ -123,9 +123,11 @@ end
     put!(dp, grads)
 
 Hands over the gradients of a microbatch: a tree of the model's shape, as `gradient` returns it, with `nothing` where there is none. What
-wrapped layers have put already is left alone. `step!(dp, grads)` does this by itself for the last microbatch. Local.
+wrapped layers have put already is left alone. `step!(dp, grads)` does this by itself for the last microbatch. Local. Throws `MegaDPError`:
+`:INVALID` (the tree is of another shape than the model: names the place, and nothing has been put), and as `put!` of a `Buffer`.
 """
 function Base.put!(dp::DataParallel, grads)
+    compare(isowned, dp.model, grads)
     for i in eachindex(dp.arrays)
         if dp.arrived[i] > 0
             # A layer that ran more often forward than backward promised more than came.

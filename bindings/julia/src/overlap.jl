@@ -53,9 +53,10 @@ end
     backward_ends(tree, grads)
 
 Hands over the gradients of the parameters in `tree`, which `grads` has at the same places. The last one of as many as `forward_begins` noted
-makes a parameter's gradient complete. Local; any thread. Throws as `put!` of a `Buffer`.
+makes a parameter's gradient complete. Local; any thread. Throws as `put!` of a `DataParallel`.
 """
 function backward_ends(tree, grads)
+    compare(isowned, tree, grads)
     each_parameter(tree, grads) do dp, i, gradient
         gradient isa AbstractArray || return
         last = lock(dp.lock) do
@@ -95,6 +96,7 @@ function remember(dp)
     end
 end
 
+isowned(x) = x isa AbstractArray{<:Number} && owner_of(x) !== nothing
 forget(dp::DataParallel) = lock(() -> filter!(entry -> entry.second[1].value !== dp, owners), owners_lock)
 
 function owner_of(array)

@@ -8,10 +8,13 @@ The children of a node, as a tuple or named tuple, and a function that makes the
 leaves until an extension fills `struct_parts`.
 """
 parts(x::Union{Tuple,NamedTuple}) = (x, identity)
+parts(x::Base.RefValue) = isassigned(x) ? ((x = x[],), children -> referring(eltype(x), children.x)) : nothing
 parts(::AbstractArray{<:Number}) = nothing
 parts(x::AbstractArray) = (Tuple(x), children -> reshape(collect(Any, children), size(x)))
 parts(::Union{Number,AbstractString,Symbol,Function,Nothing,Type}) = nothing
 parts(x) = struct_parts[](x)
+
+referring(::Type{T}, x) where {T} = x isa T ? Ref{T}(x) : Ref(x)
 
 struct_parts_of_none(_) = nothing
 const struct_parts = Ref{Any}(struct_parts_of_none)
@@ -38,9 +41,57 @@ child(::Nothing, _) = nothing
 child(tree, key) = key isa Symbol && hasproperty(tree, key) ? getproperty(tree, key) : nothing
 checkbounds_of(tree, key) = firstindex(tree) <= key <= lastindex(tree)
 
-"A gradient that is computed when it is asked for, computed. An extension adds thunks."
+"A gradient that is computed when it is asked for, computed; that of something mutable, which comes in a Ref. An extension adds thunks."
 plain(x) = x
+plain(x::Base.RefValue) = plain(x[])
 at(tree, path) = foldl((node, key) -> child(plain(node), key), path; init = tree) |> plain
+
+"Whether a gradient says that there is none. An extension adds zeros of other types."
+absent(x) = x === nothing
+
+"The names or numbers under which a gradient has children; `nothing` for a leaf. An extension adds tangents."
+entries(x::Union{Tuple,NamedTuple,AbstractDict}) = keys(x)
+entries(::AbstractArray{<:Number}) = nothing
+entries(x::AbstractArray) = eachindex(x)
+entries(::Union{Number,AbstractString,Symbol}) = nothing
+entries(x) = isempty(propertynames(x)) ? nothing : propertynames(x)
+
+"""
+    compare(isparameter, tree, grads)
+
+Throws a `MegaDPError` of kind `:INVALID` that names the place where a gradient is of another shape than what it is the gradient of: a name
+or number that is not there, a leaf in the place of a node or the other way round, an array of another size. Where nothing is a parameter
+anything may be; a gradient may lack names, and have those of fields that are no children.
+"""
+function compare(isparameter, x, gradient, path = ())
+    gradient = plain(gradient)
+    absent(gradient) && return nothing
+    found = parts(x)
+    found === nothing && return isparameter(x) ? compare_arrays(x, gradient, path) : nothing
+    children, given = found[1], entries(gradient)
+    if given === nothing || x isa Union{Tuple,AbstractArray} && length(given) != length(children)
+        holds(isparameter, x) || return nothing
+        has = given === nothing ? "is of type $(nameof(typeof(gradient)))" : "has $(length(given)) entries"
+        throw(invalid("the gradient of $(place_of(path)) $has; the model has $(described(x, children)) there"))
+    end
+    for key in given
+        key in keys(children) || key isa Symbol && hasproperty(x, key) ||
+            throw(invalid("there is a gradient of '$(name_of((path..., key)))', which the model does not have: $(place_of(path)) has " *
+                          described(x, children)))
+    end
+    foreach(key -> compare(isparameter, children[key], child(gradient, key), (path..., key)), keys(children))
+end
+
+function compare_arrays(x, gradient, path)
+    gradient isa AbstractArray ||
+        throw(invalid("the gradient of $(place_of(path)) is of type $(nameof(typeof(gradient))); the model has an array of size $(size(x)) there"))
+    size(gradient) == size(x) || throw(invalid("the gradient of $(place_of(path)) has size $(size(gradient)); the parameter has $(size(x))"))
+    return nothing
+end
+
+holds(isparameter, x) = (found = parts(x); found === nothing ? isparameter(x) : any(child -> holds(isparameter, child), values(found[1])))
+place_of(path) = isempty(path) ? "the model" : "'$(name_of(path))'"
+described(x, children) = "$(length(children)) entries in its $(nameof(typeof(x))) ($(join(keys(children), ", ")))"
 
 "A parameter's name: its path, as one would write it."
 name_of(path) = isempty(path) ? "parameter" : join(path, ".")

@@ -70,6 +70,13 @@ testcase("stand-in Flux: its training loop over a DataParallel") do
     close(dp)
 end
 
+testcase("stand-in Flux: its training loop puts the model into training mode, as Flux's own does") do
+    dp = DataParallel(world_of_one, Flux.Chain(layers[1], Flux.Dropout(false), overlap(layers[2])))
+    Flux.train!((model, x) -> sum(model(x)), dp, [Float32[1, 1]])
+    @test dp.model.layers[2].active === true
+    close(dp)
+end
+
 struct TestAD <: ChainRulesCore.RuleConfig{Union{ChainRulesCore.HasReverseMode,ChainRulesCore.NoForwardsMode}} end
 
 "What Zygote would answer for a layer without σ: thunks and zeros among it."
@@ -95,6 +102,36 @@ testcase("stand-in ChainRulesCore: a wrapped layer's pullback hands over its gra
     @test ChainRulesCore.rrule(local_rank, world_of_one)[1] == 0
     @test ChainRulesCore.rrule(total_workers, world_of_one)[2](1) == (ChainRulesCore.NoTangent(), ChainRulesCore.NoTangent())
     close(dp)
+end
+
+mutable struct Stateful{W}
+    w::W
+    calls::Int
+end
+
+testcase("stand-in ChainRulesCore: tangents of mutable structs, thunks in Refs, and names that the model has not") do
+    dp = DataParallel(world_of_one, (layer = Stateful(ones(Float32, 2), 0), plain = Stateful(ones(Float32, 2), 0)); lr = 0.0)
+    tangent(; fields...) = ChainRulesCore.MutableTangent{Stateful}((; fields...))
+    named(; fields...) = ChainRulesCore.Tangent{NamedTuple}(; fields...)
+    late = ChainRulesCore.Thunk(() -> [3.0, 0])
+    grads = named(layer = tangent(w = [0.0, 4], calls = ChainRulesCore.NoTangent()), plain = Ref{Any}((w = late, calls = nothing)))
+    @test step!(dp, grads).grad_norm ≈ 5
+    for (bad, place) in ((named(layer = tangent(v = [0.0, 4]), plain = ChainRulesCore.ZeroTangent()), "layer.v"),
+                         (named(plane = tangent(w = [0.0, 4])), "plane"))
+        problem = caught(() -> step!(dp, bad))
+        @test problem.kind == :INVALID && occursin(place, problem.text)
+    end
+    # What a wrapped layer's pullback hands over is compared too.
+    problem = caught(() -> MegaDP.backward_ends((dp.model.layer, 5), (tangent(v = [0.0, 4]), nothing)))
+    @test problem.kind == :INVALID && occursin("v", problem.text)
+    MegaDP.backward_ends((dp.model.layer, 5), (tangent(w = [0.0, 4]), nothing))
+    @test step!(dp, named(plain = tangent(w = [3.0, 0]))).grad_norm ≈ 5
+    close(dp)
+end
+
+testcase("stand-in ChainRulesCore 0.9, which cannot call the AD back: the extension loads, and says from which version on layers can be wrapped") do
+    output = read(`$(julia_command()) $(joinpath(@__DIR__, "programs", "old_rules.jl"))`, String)
+    @test output == "loaded\nUNSUPPORTED true\n"
 end
 
 struct LuxDense <: Lux.AbstractLuxLayer end

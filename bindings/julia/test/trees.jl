@@ -19,6 +19,58 @@ testcase("models of tuples, vectors and wrapped layers are found and built again
     @test problem.kind == :INVALID && occursin("'a.w'", problem.text) && occursin("Float64", problem.text)
 end
 
+"The words of the refusal of a gradient of another shape than the model's; nothing of it has been put."
+function refusal(dp, grads)
+    problem = caught(() -> step!(dp, grads))
+    @test (problem.kind, all(==(0), dp.arrived)) == (:INVALID, true)
+    return problem.text
+end
+
+testcase("a gradient of another shape than the model's is refused, and the place named") do
+    model = (enc = (w = ones(Float32, 2, 3), b = ones(Float32, 2)), layers = ((w = ones(Float32, 2),), (w = ones(Float32, 2),)), act = tanh,
+             eps = 1.0f-5)
+    for missing in (:error, :zero)  # with :zero nothing else would say so
+        dp = DataParallel(world, model; lr = 0.0, missing = missing)
+        good = (enc = (w = ones(2, 3), b = ones(2)), layers = ((w = ones(2),), (w = ones(2),)), act = nothing, eps = 0.5)
+        with(; changes...) = merge(good, (; changes...))
+        for (bad, words) in ((with(enc = (weight = ones(2, 3), b = ones(2))), ("enc.weight", "w, b")),
+                             (with(encoder = nothing), ("encoder", "enc, layers, act, eps")),
+                             (with(layers = ((w = ones(2),),)), ("layers", "1", "2")),
+                             (with(layers = [(w = ones(2),) for _ in 1:3]), ("layers", "3", "2")),
+                             (with(layers = ones(2, 2)), ("layers", "Array", "1, 2")),
+                             (with(layers = ((w = ones(2),), 3.0)), ("layers.2", "Float64")),
+                             (with(enc = (w = (parent = ones(3, 2),), b = ones(2))), ("enc.w", "NamedTuple", "(2, 3)")),
+                             (with(enc = (w = ones(3, 2), b = ones(2))), ("enc.w", "(3, 2)", "(2, 3)")),
+                             (ones(11), ("the model", "Array")))
+            text = refusal(dp, bad)
+            @test (text, all(word -> occursin(word, text), words)) == (text, true)
+        end
+        @test step!(dp, good).grad_norm ≈ sqrt(12)
+        missing === :zero && @test step!(dp, (enc = (w = ones(2, 3), b = nothing), layers = nothing)).grad_norm ≈ sqrt(6)
+        missing === :error && @test occursin("'enc.b'", caught(() -> step!(dp, with(enc = (w = ones(2, 3),)))).text)
+        close(dp)
+    end
+end
+
+mutable struct Counted{W}
+    w::W
+    uses::Int
+end
+MegaDP.parts(x::Counted) = ((w = x.w, uses = x.uses), children -> Counted(children...))
+
+testcase("children and gradients in a Ref") do
+    model = (scale = Ref(ones(Float32, 2)), layer = Counted(ones(Float32, 3), 0), any = Ref{Any}(ones(Float32, 1)), empty = Ref{Any}())
+    dp = DataParallel(world, model; lr = 0.0)
+    @test [param.name for param in dp.buffer.params] == ["scale.x", "layer.w", "any.x"]
+    @test dp.model.scale[] == [1, 1] && dp.model.scale[] !== model.scale[] && dp.model.any isa Ref{Any} && dp.model.empty === model.empty
+    # Zygote's for whatever is mutable: a Ref of a named tuple.
+    zygotes = (scale = Ref{Any}((x = [2.0, 0],)), layer = Ref{Any}((w = [0.0, 3, 0], uses = nothing)), any = Ref{Any}((x = [6.0],)),
+               empty = nothing)
+    @test step!(dp, zygotes).grad_norm ≈ 7
+    @test occursin("layer.weight", refusal(dp, merge(zygotes, (layer = Ref{Any}((weight = ones(3),)),))))
+    close(dp)
+end
+
 testcase("gradients of several microbatches are added up") do
     dp = DataParallel(world, (w = zeros(Float32, 2),); lr = 0.0)
     microbatch!(dp; last = false)

@@ -29,6 +29,18 @@ function Base.getproperty(tangent::Tangent, name::Symbol)
 end
 Base.getproperty(tangent::Tangent, i::Int) = unthunk(getfield(tangent, :backing)[i])
 
+backing(tangent::Tangent) = getfield(tangent, :backing)
+Base.keys(tangent::Tangent) = keys(backing(tangent))
+
+"Of a mutable struct: every field in a Ref. As the package's since 1.17."
+struct MutableTangent{P,F} <: AbstractTangent
+    backing::F
+end
+MutableTangent{P}(fields::NamedTuple) where {P} = (refs = map(field -> Ref{Any}(field), fields); MutableTangent{P,typeof(refs)}(refs))
+backing(tangent::MutableTangent) = map(getindex, getfield(tangent, :backing))
+Base.keys(tangent::MutableTangent) = keys(backing(tangent))
+Base.getproperty(tangent::MutableTangent, name::Symbol) = unthunk(getfield(tangent, :backing)[name][])
+
 abstract type ReverseModeCapability end
 struct HasReverseMode <: ReverseModeCapability end
 struct NoForwardsMode end

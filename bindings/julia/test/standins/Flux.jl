@@ -14,6 +14,15 @@ end
 Dense(weight, bias) = Dense(weight, bias, identity)
 (layer::Dense)(x) = layer.σ.(layer.weight * x .+ layer.bias)
 
+"Does something while it is active, that is, trained: nothing says so here but `trainmode!`."
+mutable struct Dropout
+    active::Union{Bool,Nothing}
+end
+(layer::Dropout)(x) = layer.active === true ? zero(x) : x
+
+trainmode!(layer::Dropout) = (layer.active = true; layer)
+trainmode!(x) = (foreach(trainmode!, Functors.children(x)); x)
+
 struct Chain{T<:Tuple}
     layers::T
 end
