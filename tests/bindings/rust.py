@@ -5,12 +5,14 @@ where cargo is missing or too old, or crates have not been fetched (scripts/setu
 
 usage: rust.py STAGE      (see STAGES)
 """
+import glob
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RUST = os.path.join(ROOT, "bindings", "rust")
@@ -190,7 +192,35 @@ def bundled(stage):
     expect(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", "2", program], crate), 2)
 
 
-STAGES = {function.__name__: function for function in (raw, library, candle, burn, new_crate, bundled, style)}
+def package(stage):
+    """What a registry would be given: the packages, unpacked where nothing of the repository is, and in a program of its own, bundled."""
+    version = subprocess.run([stage.cargo, "--version"], capture_output=True, text=True, check=True).stdout
+    if tuple(map(int, re.match(r"cargo (\d+)\.(\d+)", version).groups())) < (1, 90):
+        skip("cargo 1.90 or newer is needed to package crates of a workspace that depend on each other")
+    with tempfile.TemporaryDirectory(prefix="megadp-packages-") as outside:
+        # A folder of its own: it holds nothing that was built before. The compiler cache sees paths relative to it, which stay the same.
+        stage.env.update(CARGO_TARGET_DIR=os.path.join(outside, "target"), CCACHE_BASEDIR=outside, CCACHE_NOHASHDIR="1")
+        stage.run_cargo("package", "--workspace", "--no-verify", "--allow-dirty")
+        for path in sorted(glob.glob(os.path.join(outside, "target", "package", "*.crate"))):
+            print(f"{os.path.basename(path)}: {os.path.getsize(path)} bytes")
+            stage.run(["tar", "-xzf", path], outside)
+        crates = {re.sub(r"-[\d.]+$", "", name): os.path.join(outside, name) for name in os.listdir(outside) if name.startswith("megadp")}
+        if sorted(crates) != ["megadp", "megadp-sys"]:
+            sys.exit(f"packaged were {sorted(crates)}")
+        stage.run_cargo_alone("new", "--vcs", "none", "outside", folder=outside)
+        crate = os.path.join(outside, "outside")
+        write(crate, "src/main.rs", readme_blocks("rust")[0])
+        with open(os.path.join(crate, "Cargo.toml"), "a", encoding="utf-8") as file:  # a registry would say where both are
+            file.write(f'megadp = {{ path = "{crates["megadp"]}", features = ["bundled"] }}\n\n'
+                       f'[patch.crates-io]\nmegadp-sys = {{ path = "{crates["megadp-sys"]}" }}\n')
+        stage.run_cargo_alone("build", folder=crate, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON")
+        program = os.path.join(outside, "target", "debug", "outside")
+        if "libmegadp" in stage.run(["ldd", program], outside):
+            sys.exit("the program still needs a shared library")
+        expect(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", "2", program], crate), 2)
+
+
+STAGES = {function.__name__: function for function in (raw, library, candle, burn, new_crate, bundled, package, style)}
 
 
 def main():

@@ -75,14 +75,17 @@ fn link(dir: &Path) -> Result<(), String> {
 /// Builds the static library and links it, with the C++ runtime, which Rust programs share with whatever else they use of C++.
 fn bundle() -> Result<(), String> {
     let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
-    let source = path_of("MEGADP_SOURCE_DIR").unwrap_or_else(|| here.join("../../.."));
-    if !source.join("include/megadp.h").exists() {
+    let source = path_of("MEGADP_SOURCE_DIR").unwrap_or_else(|| here.join("library"));
+    // In the repository these are links: then its own folder is the one to build, as everything else that builds the library does.
+    let cmake_lists = fs::canonicalize(source.join("CMakeLists.txt"));
+    let Some(source) =
+        cmake_lists.ok().and_then(|file| Some(file.parent()?.to_path_buf())).filter(|dir| dir.join("include/megadp.h").exists())
+    else {
         return Err(format!(
-            "the feature `bundled` builds megadp from its repository, which is not at {}: depend on this crate by path or git, \
-             or set MEGADP_SOURCE_DIR",
+            "the feature `bundled` builds megadp from its sources, which are not in {} (MEGADP_SOURCE_DIR)",
             source.display()
         ));
-    }
+    };
     for part in ["CMakeLists.txt", "cmake", "include", "src"] {
         println!("cargo:rerun-if-changed={}", source.join(part).display());
     }

@@ -8,10 +8,10 @@
 //!
 //! # Which library
 //!
-//! - Feature `bundled`: the library is built from the repository that this crate lies in (`MEGADP_SOURCE_DIR` names another place), by
-//!   CMake (with `MEGADP_CMAKE_OPTIONS` besides), as a static library, and becomes part of the program; only the C++ runtime (libstdc++) is linked dynamically. Static, because
-//!   cargo hands link arguments such as an rpath to no package but the one whose build script asks for them: a program in another crate
-//!   would not find a shared library that lies in cargo's build folder.
+//! - Feature `bundled`: the library is built from the sources that come with this crate (`MEGADP_SOURCE_DIR` names others), by CMake 3.25 or
+//!   newer (with `MEGADP_CMAKE_OPTIONS` besides), Python 3 and a C++20 compiler, as a static library, and becomes part of the program; only
+//!   the C++ runtime (libstdc++) is linked dynamically. Static, because cargo hands link arguments such as an rpath to no package but the one
+//!   whose build script asks for them: a program in another crate would not find a shared library that lies in cargo's build folder.
 //! - Otherwise the shared library: from the folder `MEGADP_LIB_DIR`, or beside the file `MEGADP_LIBRARY`, or where `pkg-config megadp`
 //!   finds it. The build script tells its direct dependents the folder, as `DEP_MEGADP_LIBDIR`. `cargo run` and `cargo test` find
 //!   the library by themselves; for programs started otherwise, see `megadp`.

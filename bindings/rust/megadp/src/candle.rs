@@ -32,6 +32,13 @@
 //!
 //! Which gradient is known when is candle's choice: in a product of activations and weights, written in this order, those of the weights
 //! come before backward goes on to the layer below. Where weights are the left factor they come last.
+//!
+//! # Operations without a backward
+//!
+//! **Some of candle's fused operations have none**, among them those that `candle_nn::LayerNorm` and `candle_nn::RmsNorm` run on contiguous
+//! input, `ops::softmax_last_dim` and `rotary_emb::rope`. candle does not say so: it ends backward there, and whatever is below gets no
+//! gradient. Train with `ops::layer_norm_slow`, `RmsNorm::forward_diff` or `ops::rms_norm_slow`, `ops::softmax` and `rotary_emb::rope_slow`.
+//! [`DataParallel::step`] names the parameters that got no gradient, and [`DataParallel::without_gradient`] does so after any backward.
 use crate::buffer::{Buffer, BufferBuilder};
 use crate::error::Code;
 use crate::gradients::Gradients;
@@ -41,6 +48,7 @@ use crate::param::Param;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What calls of this module return.
@@ -93,6 +101,7 @@ type Failure = Arc<Mutex<Option<crate::Error>>>;
 struct Arrival {
     gradients: Gradients,
     param: usize,
+    arrived: Arc<AtomicBool>,
     failure: Failure,
 }
 
@@ -125,6 +134,7 @@ impl CustomOp1 for Arrival {
 
     /// Called once for each variable that the loss depends on, with the sum over its uses.
     fn bwd(&self, _variable: &Tensor, _same: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        self.arrived.store(true, Ordering::Relaxed);
         self.put(grad)?.map_err(|error| {
             let text = error.to_string();
             self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -167,13 +177,20 @@ struct Weight {
     names: Vec<String>,
     var: Var,
     tensor: Tensor,
+    /// Whether a gradient has come since the last step.
+    arrived: Arc<AtomicBool>,
 }
+
+const NO_BACKWARD: &str = "candle gives no gradient to what is below an operation that has no backward, and its fused ones have none \
+    (candle_nn::LayerNorm and RmsNorm, ops::softmax_last_dim, rotary_emb::rope): train with ops::layer_norm_slow, RmsNorm::forward_diff, \
+    ops::softmax, rotary_emb::rope_slow";
 
 /// The variables of a model, whose gradients are reduced over the ranks. One thread at a time, as [`Buffer`].
 pub struct DataParallel {
     buffer: Buffer,
     weights: Vec<Weight>,
     failure: Failure,
+    stepped: bool,
 }
 
 impl DataParallel {
@@ -195,10 +212,11 @@ impl DataParallel {
         let failure = Failure::default();
         let mut weights = Vec::new();
         for (param, (names, var)) in unique.into_iter().enumerate() {
-            let arrival = Arrival { gradients: buffer.gradients(), param, failure: failure.clone() };
-            weights.push(Weight { names, tensor: var.apply_op1(arrival)?, var });
+            let arrived = Arc::new(AtomicBool::new(false));
+            let arrival = Arrival { gradients: buffer.gradients(), param, arrived: arrived.clone(), failure: failure.clone() };
+            weights.push(Weight { names, tensor: var.apply_op1(arrival)?, var, arrived });
         }
-        let mut parallel = DataParallel { buffer, weights, failure };
+        let mut parallel = DataParallel { buffer, weights, failure, stepped: false };
         parallel.load()?;
         parallel.buffer.broadcast(0)?;
         parallel.refresh()?;
@@ -237,12 +255,33 @@ impl DataParallel {
         })
     }
 
-    /// Syncs, steps, and writes the new values into the model's tensors, each as soon as it has been gathered. Collective, blocking.
+    /// The names of the variables that no [`DataParallel::backward`] of this rank has brought a gradient since the last step, in order of
+    /// registration: those that the loss does not depend on, or not in a way that candle can differentiate. Local.
+    pub fn without_gradient(&self) -> Vec<&str> {
+        self.weights.iter().filter(|weight| !weight.arrived.load(Ordering::Relaxed)).map(|weight| weight.names[0].as_str()).collect()
+    }
+
+    /// Syncs, steps, and writes the new values into the model's tensors, each as soon as it has been gathered. Where variables without a
+    /// gradient are no failure ([`Missing`](crate::Missing)), the first step tells which they are, as a warning ([`log`](crate::log)).
+    /// Collective, blocking.
     ///
     /// # Errors
-    /// As [`Buffer::sync`] and [`Optimizer::step`]; those of candle.
+    /// As [`Buffer::sync`] (the sentence names all variables that got no gradient on this rank) and [`Optimizer::step`]; those of candle.
     pub fn step(&mut self, optimizer: &mut Optimizer, options: &StepOptions) -> Result<StepReport> {
-        let (report, request) = optimizer.start_step(self.buffer.sync()?, options)?;
+        let without = self.without_gradient().iter().map(|name| format!("{name:?}")).collect::<Vec<_>>();
+        let without = (!without.is_empty()).then(|| format!("no gradient came of {}; {NO_BACKWARD}", without.join(", ")));
+        self.weights.iter().for_each(|weight| weight.arrived.store(false, Ordering::Relaxed));
+        let synced = self.buffer.sync().map_err(|mut error| {
+            if let (Code::State, Some(_), Some(without)) = (error.code, error.param, &without) {
+                error.text = format!("{}. On this rank {without}", error.text);
+            }
+            error
+        })?;
+        let (report, request) = optimizer.start_step(synced, options)?;
+        if let (false, Some(without)) = (self.stepped, &without) {
+            crate::log::warn(&format!("in the first step {without}"));
+        }
+        self.stepped = true;
         self.refresh()?;
         request.wait()?;
         Ok(report)

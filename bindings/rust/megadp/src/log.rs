@@ -67,6 +67,13 @@ fn replace(new: Option<Arc<Callback>>) -> Result<()> {
     set
 }
 
+/// A warning of this crate's own, from where messages of the library may come too.
+#[cfg(feature = "candle")]
+pub(crate) fn warn(text: &str) {
+    // SAFETY: the text is lent for the call.
+    unsafe { deliver(ptr::null_mut(), 1, text.as_ptr().cast(), text.len()) }
+}
+
 /// What the library calls.
 unsafe extern "C" fn deliver(_user: *mut c_void, level: i32, text: *const c_char, length: usize) {
     // SAFETY: the library lends `length` bytes for the call.

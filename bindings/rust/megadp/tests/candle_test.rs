@@ -4,8 +4,9 @@ mod ranks;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
 use megadp::candle::{DataParallel, Error};
-use megadp::{Buffer, BufferBuilder, Code, Comm, Grid, Missing, Optimizer, StepOptions, sys};
+use megadp::{Buffer, BufferBuilder, Code, Comm, Grid, Missing, Optimizer, StepOptions, log, sys};
 use ranks::{TIMEOUT, alone, check_losses, threads};
+use std::sync::Mutex;
 use std::time::Instant;
 
 fn register(comm: &Comm, builder: &BufferBuilder, vars: &[(&str, &Var)]) -> DataParallel {
@@ -143,4 +144,69 @@ fn failures_keep_their_code_and_name() {
     forgiving.backward(&forgiving.tensor("used").unwrap().sum_all().unwrap()).unwrap();
     forgiving.step(&mut optimizer, &StepOptions::default()).unwrap();
     assert_eq!(forgiving.tensor("unused").unwrap().to_vec2::<f32>().unwrap(), [[1.0; 2]; 2]);
+}
+
+/// A linear layer, candle's normalisation, fused or not, and another layer.
+fn normalised(parallel: &DataParallel, prefix: &str, fused: bool) -> Tensor {
+    let [lower, weight, bias, upper] =
+        ["lower", "norm.weight", "norm.bias", "upper"].map(|name| parallel.tensor(&format!("{prefix}{name}")).unwrap());
+    let x = Tensor::new(&[[1f32, 2.0], [3.0, 5.0]], &Device::Cpu).unwrap().matmul(&lower).unwrap();
+    let norm = if fused { candle_nn::ops::layer_norm } else { candle_nn::ops::layer_norm_slow };
+    norm(&x, &weight, &bias, 1e-5).unwrap().matmul(&upper).unwrap().sum_all().unwrap()
+}
+
+fn register_normalised(comm: &Comm, builder: &BufferBuilder, prefix: &str) -> DataParallel {
+    let [weight, bias] = [1.0, 0.0].map(|value| Var::from_slice(&[value as f32; 2], 2, &Device::Cpu).unwrap());
+    let (lower, upper) = (var(&[1.0, 2.0, -1.0, 0.5], (2, 2)), var(&[1.0, 2.0], (2, 1)));
+    let vars = [("lower", lower), ("norm.weight", weight), ("norm.bias", bias), ("upper", upper)];
+    let vars = vars.map(|(name, var)| (format!("{prefix}{name}"), var));
+    DataParallel::register(&Grid::data_parallel(comm).unwrap(), builder, vars).unwrap()
+}
+
+/// candle tells nobody that its fused LayerNorm has no backward: gradients of all that is below it are missing.
+#[test]
+fn parameters_below_an_operation_without_backward_are_named() {
+    threads(2, |comm| {
+        let mut parallel = register_normalised(&comm, &Buffer::builder(), "");
+        let mut optimizer = Optimizer::builder().create(parallel.buffer()).unwrap();
+        parallel.backward(&normalised(&parallel, "", true)).unwrap();
+        assert_eq!(parallel.without_gradient(), ["lower", "norm.weight", "norm.bias"]);
+        let Err(Error::Megadp(error)) = parallel.step(&mut optimizer, &StepOptions::default()) else { panic!("a step without gradients") };
+        assert!(error.code == Code::State && error.param.is_some(), "{error}");
+        for word in ["never became ready", "\"lower\", \"norm.weight\", \"norm.bias\"", "LayerNorm", "layer_norm_slow"] {
+            assert!(error.text.contains(word), "{word}: {error}");
+        }
+        parallel.buffer_mut().zero_grad().unwrap();
+        for _ in 0..2 {
+            parallel.backward(&normalised(&parallel, "", false)).unwrap();
+            assert!(parallel.without_gradient().is_empty());
+            parallel.step(&mut optimizer, &StepOptions::default()).unwrap();
+        }
+    });
+}
+
+/// Where missing gradients are no failure, the first step says which there were; later ones are as the program wants them.
+#[test]
+fn parameters_that_are_skipped_are_told_once() {
+    let said: &Mutex<Vec<String>> = Box::leak(Box::default());
+    log::set(|level, text| {
+        if level == log::Level::Warning && text.contains("quiet.") {
+            said.lock().unwrap().push(text.to_string());
+        }
+    })
+    .unwrap();
+    let comm = alone();
+    for missing in [Missing::Skip, Missing::Zero] {
+        let mut parallel = register_normalised(&comm, &Buffer::builder().missing(missing), "quiet.");
+        let mut optimizer = Optimizer::builder().create(parallel.buffer()).unwrap();
+        for _ in 0..2 {
+            parallel.backward(&normalised(&parallel, "quiet.", true)).unwrap();
+            parallel.step(&mut optimizer, &StepOptions::default()).unwrap();
+            assert_eq!(parallel.without_gradient().len(), 4); // of the step that begins
+        }
+        let told = std::mem::take(&mut *said.lock().unwrap());
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains("\"quiet.norm.bias\"") && !told[0].contains("upper") && told[0].contains("LayerNorm"), "{told:?}");
+    }
+    log::reset().unwrap();
 }
