@@ -45,7 +45,7 @@ class Page(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             theirs, ours = (self.run_script(source, folder) for source in (script, changed))
         self.assertEqual([len(theirs[name]) for name in ("loss", "norm", "evaluated")], [100, 100, 10])
-        self.assertLess(theirs["loss"][49], 0.5 * theirs["loss"][0])
+        self.assertLess(theirs["loss"][49], 0.85 * theirs["loss"][0])
         for name in theirs:
             apart = max(abs(a - b) / abs(b) for a, b in zip(ours[name], theirs[name]))
             print(f"{name}: {theirs[name][0]:.6f} to {theirs[name][-1]:.6f}, at most {apart:.1e} from DDP's", flush=True)

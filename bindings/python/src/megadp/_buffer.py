@@ -226,9 +226,9 @@ class Buffer(Closable):
         return None
 
     def grad_norm(self, params: Optional[Sequence[Which]] = None) -> float:
-        """The L2 norm of the reduced gradients of the listed parameters (None: of all; an empty list: 0), over the whole model, as a step counts it. Between
-        sync and the step. inf or nan where a gradient is not finite. Collective over the world, with the same list on ranks that share
-        parameters; blocking.
+        """The L2 norm of the reduced gradients of the listed parameters (None: of all; an empty list: 0), over the whole model, as a step
+        counts it. Between sync and the step. inf or nan where a gradient is not finite. Collective over the world, with the same list on
+        ranks that share parameters; blocking.
         Raises MegaDPError: INVALID (listed twice, frozen), STATE (no finished sync), those of a lost communicator."""
         norm = ctypes.c_double()
         numbers, count = self._listed(params)

@@ -19,7 +19,7 @@ class ShardedAdamW(torch.optim.Optimizer):
     """AdamW on this rank's shard of a DataParallel module's parameters: torch.optim.AdamW's arguments and result, 1/dp of its state.
 
     max_grad_norm: gradients are scaled down to this global norm (0: off); torch.nn.utils.clip_grad_norm_ before the step does the same with
-    one more pass. Learning-rate schedulers work; lr and weight_decay of param_groups may change, betas and eps may not. foreach and fused
+    one more pass. As torch's, each parameter has a step count of its own. Learning-rate schedulers work; lr and weight_decay of param_groups may change, betas and eps may not. foreach and fused
     are taken and mean nothing; amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works.
     report: the last step's StepReport. Collective; blocking. Raises MegaDPError: INVALID, as Optimizer.
     """
@@ -86,13 +86,14 @@ class ShardedAdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
         """This rank's shard, as copies: for each parameter "exp_avg", "exp_avg_sq" and "master" (float32, what this rank owns of the
-        flattened parameter), and "begin", where that begins. Local."""
+        flattened parameter), "begin", where that begins, and "step", how many steps it has taken part in. Local."""
         begins = {piece.param: piece.param_begin for piece in self.model.storage.owned()}
         position = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
         state = {}
         for i, p in self.model.trained.items():
             entry: Dict[str, Any] = {name: as_tensor(self._native.state(i, name)).clone() for name in ("exp_avg", "exp_avg_sq", "master")}
             entry["begin"] = begins.get(i, 0)
+            entry["step"] = self._native.steps(i)
             state[position[id(p)]] = entry
         groups = [{**{name: value for name, value in group.items() if name != "params"}, "params": [position[id(p)] for p in group["params"]]}
                   for group in self.param_groups]
