@@ -69,10 +69,11 @@ class HostRank {
     const uint64_t x = (static_cast<uint64_t>(rank) * 1000003 + static_cast<uint64_t>(i) + 1) * 0x9e3779b97f4a7c15U;
     return static_cast<float>(static_cast<int64_t>(x >> 20) - (int64_t{1} << 43)) * (x % 7 == 0 ? 1e-9F : 1e-12F);
   }
-  static float sum(int ranks, int64_t i) {
-    float total = value(0, i);
-    for (int rank = 1; rank < ranks; ++rank) total += value(rank, i);
-    return total;
+  static float sum(int ranks, int64_t i, int first = 0) {
+    if (ranks == 1) return value(first, i);
+    int left = 1;
+    while (2 * left < ranks) left *= 2;
+    return sum(left, i, first) + sum(ranks - left, i, first + left);
   }
 
   void count(int64_t elements) {
