@@ -148,6 +148,27 @@ static void who_brings_nothing_adds_zero(void** state) {
   for (mdp_missing missing = MDP_MISSING_ERROR; missing <= MDP_MISSING_SKIP; ++missing) run_ranks(2, bring_nothing, &missing);
 }
 
+/* A framework may have written into the view before: what is put with MDP_GRAD_ADD is added to that, anything else replaces it. */
+static void added_to_what_is_in_the_view(void** state) {
+  (void)state;
+  SIZED(mdp_buffer_config, config);
+  config.sharding = MDP_SHARDING_ZERO_0;
+  model m = model_open(NULL, 0, 1, NULL, &config);
+  float values[LENGTH];
+  fill(values, 2);
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, values, &length);
+  for (size_t p = 0; p < COUNT; ++p) {
+    SIZED(mdp_tensor, view);
+    OK(mdp_buffer_grad_view(m.buffer, p, &view));
+    for (int i = 0; i < LENGTH; ++i) ((float*)view.data)[i] = 5;
+    OK(mdp_grad_put(m.buffer, p, &grad, p == C ? 0 : MDP_GRAD_ADD, NULL));
+  }
+  sync_and_wait(m.buffer);
+  for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, p == C ? 2 : 7) == 0);
+  step_and_wait(m.optimizer);
+  model_close(&m);
+}
+
 /* ── While another thread puts ── */
 
 /* A gradient that cannot be read until the test says so: its memory is closed, and who touches it waits in the handler of the fault. So a
@@ -511,6 +532,7 @@ static void state_is_that_after_the_step(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(who_brings_nothing_adds_zero),
+      TEST(added_to_what_is_in_the_view),
       cmocka_unit_test_setup_teardown(the_same_parameter_while_it_is_put, open_held, close_held),
       cmocka_unit_test_setup_teardown(what_ends_a_step_waits_for_puts, open_held, close_held),
       TEST(the_lowest_ranks_problem_is_told),

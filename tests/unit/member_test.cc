@@ -104,6 +104,54 @@ void on_ranks(int size, const std::vector<int>& hosts, const std::function<void(
 
 std::mutex checking;
 
+// Whoever lost an operation cannot be waited for: the others are told.
+void a_lost_operation_ends_the_world() {
+  on_ranks(2, {0, 0}, [](const std::shared_ptr<World>& world) {
+    auto member = Member::create(world, nullptr, {0, 1});
+    const std::lock_guard lock(checking);
+    if (!check(member.ok(), member.status().text()) || world->rank() == 1) return;
+    fails(refused(**member, 2), Code::state, {"operation 1 of this group did not run before it"});
+    fails(world->failure(), Code::state, {"operation 1 of this group did not run before it"});
+  });
+}
+
+// Two ranks that came for operations that differ in anything but the bucket's number are told apart.
+void every_field_of_an_operation_is_compared() {
+  const Operation one = make_operation(Collective::broadcast, DType::f32, 64, {3, "parameters"});
+  const auto differs = [&](const char* what, const std::function<void(Operation&)>& change) {
+    Operation other = one;
+    change(other);
+    check(!same(one, other) && !same(other, one), text("operations that differ in ", what, " are the same"));
+  };
+  differs("number", [](Operation& o) { o.number = 9; });
+  differs("window", [](Operation& o) { o.window = 9; });
+  differs("begin", [](Operation& o) { o.begin = 9; });
+  differs("count", [](Operation& o) { o.count = 9; });
+  differs("kind", [](Operation& o) { o.kind = Collective::all_reduce; });
+  differs("type", [](Operation& o) { o.type = DType::f16; });
+  differs("op", [](Operation& o) { o.op = Op::max; });
+  differs("root", [](Operation& o) { o.root = 9; });
+  differs("divisor", [](Operation& o) { o.divisor = 9; });
+  differs("what", [](Operation& o) { o.what[0] = 'q'; });
+  Operation elsewhere = one;
+  elsewhere.bucket = 9;
+  check(same(one, elsewhere), "a bucket's number is each rank's own");
+}
+
+// A long entry is cut, and one that a later one has overwritten is not read.
+void entries_are_cut() {
+  auto page = std::make_unique<RollPage>();
+  const std::string words(1000, 'x');
+  enter(*page, 7, words);
+  enter(*page, 8, "short");
+  const Group::Entered seven = read_entry(*page, 5, 7), eight = read_entry(*page, 5, 8);
+  check(seven.member == 5 && seven.last == 8, "who it is, and where");
+  check_equal(seven.what.size(), RollPage::kWords * sizeof(uint64_t) - 1, "length of a long entry");
+  check(words.find(seven.what) == 0 && eight.what == "short", "what was entered is read");
+  enter(*page, 7 + RollPage::kEntries, "later");
+  check(read_entry(*page, 5, 7).what.empty(), "an entry that is overwritten");
+}
+
 // Between hosts messages have one order, whatever the group.
 void one_operation_at_a_time_crosses_hosts() {
   on_ranks(2, {0, 1}, [](const std::shared_ptr<World>& world) {
@@ -179,6 +227,9 @@ void what_one_host_cannot_share_no_host_has() {
 int main() {
   one_group_runs_one_operation_at_a_time();
   operations_come_in_their_order();
+  a_lost_operation_ends_the_world();
+  every_field_of_an_operation_is_compared();
+  entries_are_cut();
   one_operation_at_a_time_crosses_hosts();
   what_one_host_cannot_set_up_no_host_has();
   what_one_host_cannot_share_no_host_has();

@@ -8,6 +8,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
 #include <thread>
 
 #include "check.h"
@@ -52,6 +56,10 @@ class Played {
     link_->send(type, std::move(payload));
     link_->flush();
     check(link_->idle(), "what was sent is on its way");
+  }
+  void send_with_a_descriptor(FrameType type, std::string payload) {
+    link_->send(type, std::make_shared<const std::string>(std::move(payload)), {std::make_shared<const Fd>(::dup(1))});
+    link_->flush();
   }
   void heartbeat() {
     FrameWriter none_silent;
@@ -274,6 +282,67 @@ void the_first_failure_stays() {
   monitor->leave();
 }
 
+// What makes no sense fails its sender, also where that is the hub.
+void nonsense_of_the_hub_is_a_failure() {
+  FrameWriter empty_heartbeat, long_heartbeat, goodbye_of_mine, answer_to_others;
+  empty_heartbeat.u32(0);
+  long_heartbeat.u32(4);
+  for (int rank = 0; rank < 4; ++rank) {
+    long_heartbeat.i32(rank);
+    long_heartbeat.u64(0);
+  }
+  goodbye_of_mine.i32(1);
+  write_key(&answer_to_others, {OperationKind::exchange, {0, 2}, 1});
+  for (int part = 0; part < 2; ++part) answer_to_others.bytes("");
+  const std::string heartbeat = empty_heartbeat.take();
+  const std::vector<std::function<void(Played&)>> kinds = {
+      [&](Played& hub) { hub.send_with_a_descriptor(FrameType::heartbeat, heartbeat); },
+      [&](Played& hub) { hub.send(FrameType::heartbeat, heartbeat + "more"); },
+      [&, words = long_heartbeat.take()](Played& hub) { hub.send(FrameType::heartbeat, words); },
+      [&, words = goodbye_of_mine.take()](Played& hub) { hub.send(FrameType::goodbye, words); },
+      [&, words = answer_to_others.take()](Played& hub) { hub.send(FrameType::result, words); },
+      [&](Played& hub) { hub.send(FrameType::failure, "short"); },
+      [&](Played& hub) { hub.send(FrameType::hello, "again"); },
+  };
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    Played hub;
+    auto monitor = make(1, 20 * kSecondNs, table_of(3));
+    monitor->add_connection(hub.connection(0, true));
+    check(monitor->start().ok(), "the monitor starts");
+    kinds[i](hub);
+    check(wait_until([&] { return monitor->failed(); }), text("nonsense ", i, " is noticed"));
+    fails(monitor->failure(), Code::corrupt, {"rank 0 (pid ", "sent a message that makes no sense"});
+    monitor->leave();
+  }
+}
+
+// Of the threads of this process with that name: those that may be given a signal of the program.
+int threads_open_to_signals(const std::string& name) {
+  int open = 0, found = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream comm(task.path() / "comm"), status(task.path() / "status");
+    std::string line;
+    if (!std::getline(comm, line) || line != name) continue;
+    ++found;
+    while (std::getline(status, line)) {
+      if (line.rfind("SigBlk:", 0) != 0) continue;
+      const uint64_t blocked = std::strtoull(line.c_str() + 7, nullptr, 16);
+      for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGCHLD, SIGUSR1}) open += (blocked >> (signal - 1) & 1) == 0 ? 1 : 0;
+    }
+  }
+  return found == 0 ? -1 : open;
+}
+
+void the_thread_takes_no_signals() {
+  Played hub;
+  auto monitor = make(1, 20 * kSecondNs, table_of(2));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  check(wait_until([] { return threads_open_to_signals("megadp-monitor") >= 0; }), "the thread has its name");
+  check_equal(threads_open_to_signals("megadp-monitor"), 0, "signals that the monitor's thread may be given");
+  monitor->leave();
+}
+
 }  // namespace
 
 int main() {
@@ -283,5 +352,7 @@ int main() {
   a_goodbye_on_its_way_is_waited_for();
   leaving_after_a_failure_is_not_peaceful();
   the_first_failure_stays();
+  nonsense_of_the_hub_is_a_failure();
+  the_thread_takes_no_signals();
   return finish();
 }

@@ -2,7 +2,10 @@
 // A host stream alone, with work of the test's own: which failure stays, who is told, and how it ends.
 #include "host/stream.h"
 
+#include <signal.h>
+
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <new>
 #include <stdexcept>
@@ -189,6 +192,29 @@ void a_stream_may_end_in_its_own_work() {
   check(ended, "a stream can be destroyed by its own work");
 }
 
+// A worker is its own: it takes no signal of the program, and computes as every other does, whatever its maker was doing.
+void a_worker_inherits_nothing() {
+  const int before = std::fegetround();
+  std::fesetround(FE_UPWARD);
+  auto stream = make("heir");
+  std::fesetround(before);
+  std::atomic<int> rounding{-1}, open_signals{0};
+  check(stream
+            ->submit([&](const Stop&) {
+              rounding = std::fegetround();
+              sigset_t blocked;
+              pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+              for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGALRM, SIGCHLD, SIGUSR1, SIGUSR2})
+                open_signals += sigismember(&blocked, signal) == 0;
+              return Status();
+            })
+            .ok(),
+        "work is taken");
+  check(outcome(*stream).ok(), "the work ends");
+  check_equal(rounding.load(), FE_TONEAREST, "rounding mode of the worker");
+  check_equal(open_signals.load(), 0, "signals that a worker may be given");
+}
+
 }  // namespace
 
 int main() {
@@ -200,5 +226,6 @@ int main() {
   a_wait_fails_with_its_event();
   retained_things_outlive_the_work();
   a_stream_may_end_in_its_own_work();
+  a_worker_inherits_nothing();
   return finish();
 }
