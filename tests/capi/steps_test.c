@@ -148,6 +148,42 @@ static void who_brings_nothing_adds_zero(void** state) {
   for (mdp_missing missing = MDP_MISSING_ERROR; missing <= MDP_MISSING_SKIP; ++missing) run_ranks(2, bring_nothing, &missing);
 }
 
+/* The optimizer leaves alone what all ranks skipped, and nothing else: whichever rank it is that skips. */
+static void skip_by_turns(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  model m = model_open(id, rank, n, NULL, NULL);
+  for (int step = 0; step < 6; ++step) {
+    float before[COUNT][LENGTH], after[COUNT][LENGTH];
+    for (size_t p = 0; p < COUNT; ++p) {
+      const mdp_tensor to = tensor_of(MDP_DTYPE_F32, before[p], &length);
+      OK(mdp_param_read(m.buffer, p, &to, NULL));
+      const int skipped_by = (step + (int)p) % (n + 2); /* n: by nobody; n + 1: by all */
+      if (skipped_by == rank || skipped_by == n + 1) {
+        OK(mdp_grad_skip(m.buffer, p));
+      } else {
+        put(m.buffer, p, 1);
+      }
+    }
+    sync_and_wait(m.buffer);
+    step_and_wait(m.optimizer);
+    for (size_t p = 0; p < COUNT; ++p) {
+      const mdp_tensor to = tensor_of(MDP_DTYPE_F32, after[p], &length);
+      OK(mdp_param_read(m.buffer, p, &to, NULL));
+      int moved = 0;
+      for (int i = 0; i < LENGTH; ++i) moved += after[p][i] < before[p][i];
+      CHECK(moved == ((step + (int)p) % (n + 2) == n + 1 ? 0 : LENGTH));
+    }
+  }
+  OK(mdp_buffer_verify(m.buffer));
+  model_close(&m);
+}
+
+static void only_what_all_skip_is_left_alone(void** state) {
+  (void)state;
+  run_ranks(2, skip_by_turns, NULL);
+  run_ranks(3, skip_by_turns, NULL);
+}
+
 /* A framework may have written into the view before: what is put with MDP_GRAD_ADD is added to that, anything else replaces it. */
 static void added_to_what_is_in_the_view(void** state) {
   (void)state;
@@ -396,7 +432,7 @@ static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void
     SIZED(mdp_error_info, info);
     OK(mdp_last_error_info(&info));
     CHECK(info.param == (int64_t)p && info.rank == 1);
-    FAILS(MDP_E_INVALID, "root is 2; the data-parallel group has ranks 0 to 1", mdp_buffer_broadcast(m.buffer, 2));
+    if (n == 2) FAILS(MDP_E_INVALID, "root is 2; the data-parallel group has ranks 0 to 1", mdp_buffer_broadcast(m.buffer, 2));
     FAILS(MDP_E_INVALID, "root is -1", mdp_buffer_broadcast(m.buffer, -1));
     OK(mdp_buffer_broadcast(m.buffer, 0));
     OK(mdp_buffer_verify(m.buffer));
@@ -407,6 +443,7 @@ static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void
 static void the_parameter_that_differs(void** state) {
   (void)state;
   run_ranks(2, differ_in_one, NULL);
+  run_ranks(4, differ_in_one, NULL);
 }
 
 /* ── Registrations ── */
@@ -459,7 +496,40 @@ static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t 
 
 static void every_word_of_a_registration_is_compared(void** state) {
   (void)state;
-  run_ranks(2, register_differently, NULL);
+  run_ranks(3, register_differently, NULL);
+}
+
+/* ── Grids ── */
+
+enum {
+  CUTS = 7
+};
+
+static void cut_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  for (int which = 0; which <= CUTS; ++which) {
+    SIZED(mdp_grid_config, config);
+    if (rank == 1) {
+      int32_t* const sizes[] = {&config.tp, &config.cp, &config.ep, &config.pp, &config.expert_tp, &config.instances};
+      if (which < 6) *sizes[which] = 2;
+      if (which == 6) config.order = "dp-tp-cp-ep-pp";
+    }
+    mdp_grid* grid = NULL;
+    if (which == CUTS) {
+      OK(mdp_grid_create(comm, &config, &grid));
+    } else {
+      FAILS(MDP_E_DESYNC, "cuts the world differently", mdp_grid_create(comm, &config, &grid));
+      CHECK(grid == NULL);
+    }
+    mdp_grid_destroy(grid);
+  }
+  mdp_comm_destroy(comm);
+}
+
+static void every_value_of_a_grid_is_compared(void** state) {
+  (void)state;
+  run_ranks(2, cut_differently, NULL);
 }
 
 /* ── Optimizers ── */
@@ -498,7 +568,7 @@ static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t
 
 static void every_value_of_an_optimizer_is_compared(void** state) {
   (void)state;
-  run_ranks(2, configure_differently, NULL);
+  run_ranks(3, configure_differently, NULL);
 }
 
 /* Rank 0's step cannot end before rank 1 comes to its own. */
@@ -532,6 +602,7 @@ static void state_is_that_after_the_step(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(who_brings_nothing_adds_zero),
+      TEST(only_what_all_skip_is_left_alone),
       TEST(added_to_what_is_in_the_view),
       cmocka_unit_test_setup_teardown(the_same_parameter_while_it_is_put, open_held, close_held),
       cmocka_unit_test_setup_teardown(what_ends_a_step_waits_for_puts, open_held, close_held),
@@ -539,6 +610,7 @@ int main(void) {
       TEST(masters_follow_a_broadcast),
       TEST(the_parameter_that_differs),
       TEST(every_word_of_a_registration_is_compared),
+      TEST(every_value_of_a_grid_is_compared),
       TEST(every_value_of_an_optimizer_is_compared),
       TEST(state_is_that_after_the_step),
   };
