@@ -208,11 +208,102 @@ static void a_failed_sync_asked_again(void** state) {
   model_close(&m);
 }
 
+/* ── While a sync is pending ── */
+
+static mdp_bucket_state bucket_state(mdp_buffer* buffer) {
+  SIZED(mdp_bucket_report, report);
+  OK(mdp_buffer_bucket(buffer, 0, &report));
+  return report.state;
+}
+
+static void sync_with_a_late_rank(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  model m = model_open(id, rank, n);
+  static float zeros[LENGTH];
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, zeros, &length);
+  mdp_request *synced = NULL, *again = NULL, *stepped = NULL;
+  CHECK(bucket_state(m.buffer) == MDP_BUCKET_FILLING);
+  if (rank == 1) {
+    while (!atomic_load(&begun)) a_moment();
+  }
+  put_ones(m.buffer); /* its bucket is full, and launched */
+  if (rank == 0) CHECK(bucket_state(m.buffer) == MDP_BUCKET_IN_FLIGHT);
+  OK(mdp_grad_sync(m.buffer, NULL, &synced));
+  if (rank == 0) {
+    CHECK(mdp_request_test(synced) == MDP_PENDING && mdp_request_wait(synced, 1000000) == MDP_PENDING);
+    FAILS(MDP_E_STATE, "mdp_grad_sync is pending", mdp_microbatch_begin(m.buffer, 1));
+    FAILS(MDP_E_STATE, "mdp_grad_sync is pending", mdp_buffer_zero_grad(m.buffer, NULL));
+    FAILS(MDP_E_STATE, "'weight' comes after mdp_grad_sync; its bucket 0 is in flight", mdp_grad_put(m.buffer, 0, &grad, 0, NULL));
+    FAILS(MDP_E_STATE, "'weight' comes after mdp_grad_sync", mdp_grad_ready(m.buffer, 0, NULL));
+    FAILS(MDP_E_STATE, "'weight' comes after mdp_grad_sync", mdp_grad_skip(m.buffer, 0));
+    OK(mdp_grad_sync(m.buffer, NULL, &again)); /* the same outcome, a request of its own */
+    atomic_store(&begun, 1);
+    OK(mdp_request_wait(again, UINT64_MAX));
+    mdp_request_free(again);
+  }
+  OK(mdp_request_wait(synced, UINT64_MAX));
+  mdp_request_free(synced);
+  CHECK(bucket_state(m.buffer) == MDP_BUCKET_REDUCED);
+  FAILS(MDP_E_STATE, "'weight' comes after mdp_grad_sync; its bucket 0 is reduced", mdp_grad_put(m.buffer, 0, &grad, 0, NULL));
+  if (rank == 1) {
+    while (atomic_load(&begun) < 2) a_moment();
+  }
+  OK(mdp_optimizer_step(m.optimizer, NULL, NULL, &stepped));
+  if (rank == 0) {
+    CHECK(bucket_state(m.buffer) == MDP_BUCKET_GATHERING);
+    atomic_store(&begun, 2);
+  }
+  OK(mdp_request_wait(stepped, UINT64_MAX));
+  mdp_request_free(stepped);
+  CHECK(bucket_state(m.buffer) == MDP_BUCKET_WHOLE);
+  SIZED(mdp_stats_report, stats);
+  OK(mdp_buffer_stats(m.buffer, &stats));
+  CHECK(stats.syncs == 1 && stats.buckets == 1 && stats.launched_in_backward == 1);
+  model_close(&m);
+}
+
+static void calls_during_a_sync(void** state) {
+  (void)state;
+  atomic_store(&begun, 0);
+  run_ranks(2, sync_with_a_late_rank, NULL);
+}
+
+/* What a step that was begun anew had been told of its microbatches is forgotten with it. */
+static void begun_anew_after_a_failed_sync(void** state) {
+  (void)state;
+  model m = model_open(NULL, 0, 1);
+  for (int by_zero_grad = 0; by_zero_grad < 2; ++by_zero_grad) {
+    OK(mdp_microbatch_begin(m.buffer, 0));
+    put_ones(m.buffer);
+    FAILS(MDP_E_STATE, "not the last", mdp_grad_sync(m.buffer, NULL, NULL));
+    FAILS(MDP_E_STATE, "the gradients are not whole", mdp_optimizer_step(m.optimizer, NULL, NULL, NULL));
+    if (by_zero_grad) {
+      OK(mdp_buffer_zero_grad(m.buffer, NULL));
+    } else {
+      OK(mdp_microbatch_begin(m.buffer, 1));
+    }
+    put_ones(m.buffer);
+    FAILS(MDP_E_STATE, "is ready already: it came 1 of 1 times in this microbatch", mdp_grad_ready(m.buffer, 0, NULL));
+    sync_and_wait(m.buffer);
+    step_and_wait(m.optimizer);
+  }
+  /* Gradients that were reduced and not used: the next step begins without them. */
+  put_ones(m.buffer);
+  sync_and_wait(m.buffer);
+  OK(mdp_microbatch_begin(m.buffer, 1));
+  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(m.optimizer, NULL, NULL, NULL));
+  put_ones(m.buffer);
+  sync_and_wait(m.buffer);
+  SIZED(mdp_tensor, view);
+  OK(mdp_buffer_grad_view(m.buffer, 0, &view));
+  CHECK(((const float*)view.data)[0] == 1 && ((const float*)view.data)[LENGTH - 1] == 1);
+  model_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(calls_wait_for_the_step),
-      TEST(calls_fail_with_the_step),
-      TEST(a_failed_sync_asked_again),
+      TEST(calls_wait_for_the_step), TEST(calls_fail_with_the_step),       TEST(a_failed_sync_asked_again),
+      TEST(calls_during_a_sync),     TEST(begun_anew_after_a_failed_sync),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }
