@@ -12,7 +12,7 @@ namespace megadp {
 namespace {
 
 std::string& root() {
-  static std::string folder;
+  static std::string& folder = *new std::string;  // never freed: other threads may register while the process ends
   return folder;
 }
 

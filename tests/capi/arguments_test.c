@@ -350,7 +350,7 @@ static void buffer_config(void** state) {
       {{.sharding = 3}, "sharding is 3"},
       {{.missing = 3}, "missing is 3"},
       {{.flags = 2}, "flags is 2"},
-      {{.flags = 16}, "flags is 16"},
+      {{.flags = 32}, "flags is 32"},
       {{.bucket_elements = 1, .bucket_count = 1}, "bucket_count is 1"},
       {{.bucket_elements = 1, .flags = MDP_BUFFER_REFERENCE_BUCKETS}, "bucket_elements is 1"},
       {{.bucket_count = 1, .flags = MDP_BUFFER_REFERENCE_BUCKETS}, "bucket_count is 1"},
