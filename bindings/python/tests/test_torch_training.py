@@ -71,7 +71,7 @@ if comm.rank == 1:  # other values, which rank 0's replace
 decayed = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
 rest = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
 model = megadp.torch.DataParallel(module, comm, param_groups=[dict(params=decayed), dict(params=rest, weight_decay=0.0)],
-                                  gather_in_forward=bool(GATHER))
+                                  gather_in_forward=bool(GATHER), broadcast_buffers=False)
 for name, value in model.module.state_dict().items():
     assert torch.equal(value, reference.state_dict()[name]), name
 optimizer = megadp.torch.ShardedAdamW(model, lr=0.01, weight_decay=0.1)
