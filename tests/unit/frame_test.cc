@@ -6,9 +6,11 @@
 #include <rapidcheck.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <random>
 #include <set>
@@ -289,6 +291,38 @@ void relay_remembers_failures_for_those_who_come_later() {
   check(h.told.back().code == Code::peer && h.told.back().words.find("rank 1 has left") != std::string::npos, h.told.back().words);
 }
 
+// A frame announces as many descriptors as come with it; one of too few is no frame.
+void announced_descriptors_must_be_there() {
+  for (const uint16_t announced : {uint16_t{1}, uint16_t{2}, uint16_t{3}, uint16_t{300}}) {
+    for (const bool one_comes : {false, true}) {
+      if (one_comes && announced == 1) continue;
+      Pair pair;
+      Link link(std::move(pair.b), 1000);
+      const FrameHeader header{kFrameMagic, static_cast<uint16_t>(FrameType::give), announced, 0};
+      iovec bytes{const_cast<FrameHeader*>(&header), sizeof header};
+      alignas(cmsghdr) char room[CMSG_SPACE(sizeof(int))] = {};
+      msghdr message{};
+      message.msg_iov = &bytes;
+      message.msg_iovlen = 1;
+      if (one_comes) {
+        message.msg_control = room;
+        message.msg_controllen = sizeof room;
+        cmsghdr* const c = CMSG_FIRSTHDR(&message);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int));
+        const int fd = 1;
+        std::memcpy(CMSG_DATA(c), &fd, sizeof fd);
+      }
+      check(::sendmsg(pair.a.get(), &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof header), "the header is sent");
+      std::vector<Frame> got;
+      link.receive(&got);
+      check(got.empty() && link.state() == Link::State::corrupt, text("a frame without its ", announced, " descriptors"));
+      check(link.error().find(text("announces ", announced, " descriptors without them")) != std::string::npos, link.error());
+    }
+  }
+}
+
 // A call that failed is kept for those who have not heard of it, and forgotten when the last of them has heard or left: then the same key
 // is a new call.
 void relay_forgets_what_all_know() {
@@ -365,6 +399,7 @@ int main() {
   relay_hands_everything_to_everyone();
   relay_answers_everyone_once();
   relay_remembers_failures_for_those_who_come_later();
+  announced_descriptors_must_be_there();
   relay_forgets_what_all_know();
   the_first_missing_rank_is_blamed();
   relay_tells_everyone_of_different_calls();

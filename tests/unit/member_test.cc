@@ -17,6 +17,8 @@ namespace {
 
 constexpr uint64_t kSecondNs = 1'000'000'000;
 
+std::mutex checking;
+
 Operation operation(uint64_t number) {
   Operation one = make_operation(Collective::barrier, DType::u8, 0, {});
   one.number = number;
@@ -102,8 +104,6 @@ void on_ranks(int size, const std::vector<int>& hosts, const std::function<void(
   for (std::thread& thread : threads) thread.join();
 }
 
-std::mutex checking;
-
 // Whoever lost an operation cannot be waited for: the others are told.
 void a_lost_operation_ends_the_world() {
   on_ranks(2, {0, 0}, [](const std::shared_ptr<World>& world) {
@@ -113,6 +113,52 @@ void a_lost_operation_ends_the_world() {
     fails(refused(**member, 2), Code::state, {"operation 1 of this group did not run before it"});
     fails(world->failure(), Code::state, {"operation 1 of this group did not run before it"});
   });
+}
+
+// A wait that is over leaves the World a moment to say who is stopped: the one that was waited for may only be waiting for another.
+void the_worlds_verdict_comes_before_ones_own() {
+  const auto worlds = create_thread_worlds(2, 300'000'000, {0, 0});
+  std::vector<std::thread> ranks;
+  for (const auto& world : worlds) {
+    ranks.emplace_back([world] {
+      auto member = Member::create(world, nullptr, {0, 1});
+      if (!member.ok() || world->rank() == 1) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));  // past the timeout; the moment is a second long
+        world->fail(Status(Code::timeout, "rank 7 is stopped", Blame{.rank = 7}));
+        return;
+      }
+      const Stop stop;
+      const Operation one = operation(1);
+      const Status status = (*member)->perform(one, stop, [&] { return (*member)->meet(one, stop); });
+      const std::lock_guard lock(checking);
+      fails(status, Code::timeout, {"rank 7 is stopped"});
+      check_equal(status.blame().rank, 7, "the rank to blame");
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
+// Without one, who did not come is named: all of them.
+void whoever_does_not_come_is_named() {
+  const auto worlds = create_thread_worlds(4, 200'000'000, {0, 0, 0, 0});
+  std::atomic<bool> over{false};
+  std::vector<std::thread> ranks;
+  for (const auto& world : worlds) {
+    ranks.emplace_back([world, &over] {
+      auto member = Member::create(world, nullptr, {0, 1, 2, 3});
+      const bool comes = world->rank() % 2 == 0;
+      while (!comes && !over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!comes || !member.ok()) return;
+      const Stop stop;
+      const Operation one = operation(1);
+      const Status status = (*member)->perform(one, stop, [&] { return (*member)->meet(one, stop); });
+      over = true;
+      const std::lock_guard lock(checking);
+      fails(status, Code::timeout, {"ranks that did not come", "rank 1 (a thread)", "rank 3 (a thread)"});
+      check_equal(status.blame().rank, 1, "the rank to blame");
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
 }
 
 // Two ranks that came for operations that differ in anything but the bucket's number are told apart.
@@ -228,6 +274,8 @@ int main() {
   one_group_runs_one_operation_at_a_time();
   operations_come_in_their_order();
   a_lost_operation_ends_the_world();
+  the_worlds_verdict_comes_before_ones_own();
+  whoever_does_not_come_is_named();
   every_field_of_an_operation_is_compared();
   entries_are_cut();
   one_operation_at_a_time_crosses_hosts();
