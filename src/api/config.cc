@@ -47,10 +47,9 @@ Status check_param_enums(const mdp_param& param, const std::string& argument) {
                      "MDP_PARAM_FROZEN (1) and MDP_PARAM_OWN_BUCKET (2)");
 }
 
-Result<ParamSpec> take_param(const Array<mdp_param>& params, size_t index) {
+Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_param>& params, size_t index) {
   auto ours = params.take_at(index);
   if (!ours) return ours.status();
-  const std::string argument = params.name(index);
   if (ours->name == nullptr) return invalid(argument, ".name is NULL; every parameter needs a name of its own");
   ParamSpec spec;
   // One byte more than is allowed, so that the core sees that it is too long without our reading on and on.
@@ -72,6 +71,12 @@ Result<ParamSpec> take_param(const Array<mdp_param>& params, size_t index) {
   spec.frozen = (ours->flags & MDP_PARAM_FROZEN) != 0;
   spec.own_bucket = (ours->flags & MDP_PARAM_OWN_BUCKET) != 0;
   return spec;
+}
+
+// Its name is put together only where a sentence needs it: there may be hundreds of thousands.
+Result<ParamSpec> take_param(const Array<mdp_param>& params, size_t index) {
+  auto spec = take_param_as("params", params, index);
+  return spec ? spec : take_param_as(params.name(index), params, index);
 }
 
 }  // namespace

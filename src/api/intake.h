@@ -115,7 +115,9 @@ class Array {
       return invalid(name(i), ".struct_size is ", element->struct_size, ", but ", name(0), ".struct_size is ", stride_,
                      ": all elements of an array carry the same");
     }
-    return take(element, name(i));
+    T ours{};
+    if (take_struct(element, argument_, kKind<T>, &ours)) return ours;
+    return take(element, name(i));  // again, for the sentence
   }
 
  private:

@@ -1,17 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// text(a, b, ...): the arguments written one after another. For error sentences; not for hot paths.
+// text(a, b, ...): the arguments written one after another. Whole numbers and strings, of which registrations describe themselves, are
+// appended as they are; what else a stream can print goes through one.
 #pragma once
 
+#include <array>
+#include <charconv>
+#include <concepts>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 namespace megadp {
 
+template <class T>
+concept WholeNumber = std::integral<T> && sizeof(T) >= 2 && !std::same_as<T, wchar_t> && !std::same_as<T, char16_t> &&
+                      !std::same_as<T, char32_t>;
+
+template <class T>
+void append_text(std::string* out, const T& value) {
+  if constexpr (WholeNumber<T>) {
+    std::array<char, 24> digits;
+    out->append(digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr);
+  } else if constexpr (std::convertible_to<const T&, std::string_view>) {
+    out->append(std::string_view(value));
+  } else {
+    std::ostringstream stream;
+    stream << value;
+    out->append(std::move(stream).str());
+  }
+}
+
 template <class... Args>
 std::string text(const Args&... args) {
-  std::ostringstream out;
-  (out << ... << args);
-  return std::move(out).str();
+  std::string out;
+  (append_text(&out, args), ...);
+  return out;
 }
 
 }  // namespace megadp

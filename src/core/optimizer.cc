@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Making an optimizer, and what can be asked of it between steps.
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <cstddef>
@@ -186,16 +187,15 @@ Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
   Buffer::Impl& s = *buffer_->impl_;
   const uint32_t a = s.params[param].arena;
   const Impl::Shard& shard = impl_->shards[a];
-  for (const Impl::Owned& owned : shard.buckets[s.buckets[s.params[param].bucket].index]) {
-    if (owned.param != param) continue;
-    if (wanted == "master") {
-      if (Status fresh = impl_->refresh_master(*buffer_, a, owned); !fresh) return fresh;
-    }
-    float* data =
-        wanted == "master" ? impl_->master_at(s.arenas[a], shard, owned) : impl_->moment_at(shard, owned, wanted == "exp_avg" ? 0 : 1);
-    return Slice{data, owned.end - owned.begin, owned.param_begin};
+  const auto& bucket = shard.buckets[s.buckets[s.params[param].bucket].index];
+  // In placement order, the last registered first.
+  const auto at = std::partition_point(bucket.begin(), bucket.end(), [param](const Impl::Owned& each) { return each.param > param; });
+  if (at == bucket.end() || at->param != param) return Slice{nullptr, 0, 0};
+  if (wanted == "master") {
+    if (Status fresh = impl_->refresh_master(*buffer_, a, *at); !fresh) return fresh;
   }
-  return Slice{nullptr, 0, 0};
+  float* data = wanted == "master" ? impl_->master_at(s.arenas[a], shard, *at) : impl_->moment_at(shard, *at, wanted == "exp_avg" ? 0 : 1);
+  return Slice{data, at->end - at->begin, at->param_begin};
 }
 
 }  // namespace megadp

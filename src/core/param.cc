@@ -25,34 +25,37 @@ Status check_name(size_t index, const std::string& name) {
   return {};
 }
 
-Status check_shape(const std::string& label, const std::vector<int64_t>& shape, uint64_t* numel) {
-  if (shape.size() > kMaxDims) return invalid(label, " has ", shape.size(), " dimensions; at most ", kMaxDims, " are allowed");
+// Labels are made where a sentence needs one: there may be hundreds of thousands of parameters.
+template <class Label>
+Status check_shape(const Label& label, const std::vector<int64_t>& shape, uint64_t* numel) {
+  if (shape.size() > kMaxDims) return invalid(label(), " has ", shape.size(), " dimensions; at most ", kMaxDims, " are allowed");
   for (size_t d = 0; d < shape.size(); ++d) {
-    if (shape[d] < 0) return invalid(label, " has size ", shape[d], " in dimension ", d, "; sizes must not be negative");
+    if (shape[d] < 0) return invalid(label(), " has size ", shape[d], " in dimension ", d, "; sizes must not be negative");
   }
   size_t d = 0;
   if (count_elements(shape, static_cast<uint64_t>(INT64_MAX), numel, &d)) return {};
-  return invalid(label, " has more than 2^63 elements: the product of its sizes overflows at dimension ", d, ", of size ", shape[d]);
+  return invalid(label(), " has more than 2^63 elements: the product of its sizes overflows at dimension ", d, ", of size ", shape[d]);
 }
 
-Status check_placement(const std::string& label, bool needs_placement, const ParamSpec& param) {
+template <class Label>
+Status check_placement(const Label& label, bool needs_placement, const ParamSpec& param) {
   if (param.placement == Placement::unset && needs_placement) {
-    return invalid(label,
+    return invalid(label(),
                    " has no placement; with tensor or expert parallelism every parameter must say whether it is replicated or "
                    "sharded over the tensor-parallel ranks");
   }
   if (param.placement != Placement::sharded) {
     if (param.shard_dim == 0 && (param.shard_stride == 0 || param.shard_stride == 1)) return {};
-    return invalid(label, " has shard_dim ", param.shard_dim, " and shard_stride ", param.shard_stride,
+    return invalid(label(), " has shard_dim ", param.shard_dim, " and shard_stride ", param.shard_stride,
                    " but is not placed as sharded; leave both 0, or set its placement");
   }
   if (param.shard_dim < 0 || static_cast<size_t>(param.shard_dim) >= param.shape.size()) {
-    return invalid(label, " is sharded on dimension ", param.shard_dim, "; it has ", param.shape.size(), " dimensions, counted from 0");
+    return invalid(label(), " is sharded on dimension ", param.shard_dim, "; it has ", param.shape.size(), " dimensions, counted from 0");
   }
-  if (param.shard_stride < 1) return invalid(label, " has shard_stride ", param.shard_stride, "; it must be at least 1");
+  if (param.shard_stride < 1) return invalid(label(), " has shard_stride ", param.shard_stride, "; it must be at least 1");
   const int64_t size = param.shape[static_cast<size_t>(param.shard_dim)];
   if (size % param.shard_stride != 0) {
-    return invalid(label, " has shard_stride ", param.shard_stride, ", which must divide its ", size, " elements in dimension ",
+    return invalid(label(), " has shard_stride ", param.shard_stride, ", which must divide its ", size, " elements in dimension ",
                    param.shard_dim);
   }
   return {};
@@ -77,13 +80,13 @@ std::string param_label(size_t index, const std::string& name) {
 Status check_param(size_t index, bool needs_placement, ParamSpec* param) {
   const auto check = [&]() -> Status {
     if (Status bad = check_name(index, param->name); !bad) return bad;
-    const std::string label = param_label(index, param->name);
+    const auto label = [&] { return param_label(index, param->name); };
     if (!is_trainable(param->dtype)) {
-      return invalid(label, " has element type ", name_of(param->dtype), "; parameters may be f32, bf16 or f16");
+      return invalid(label(), " has element type ", name_of(param->dtype), "; parameters may be f32, bf16 or f16");
     }
     if (Status bad = check_shape(label, param->shape, &param->numel); !bad) return bad;
-    if (param->uses_per_step < 1) return invalid(label, " has uses_per_step ", param->uses_per_step, "; it must be at least 1");
-    if (param->group < 0) return invalid(label, " has group ", param->group, "; parameter groups are counted from 0");
+    if (param->uses_per_step < 1) return invalid(label(), " has uses_per_step ", param->uses_per_step, "; it must be at least 1");
+    if (param->group < 0) return invalid(label(), " has group ", param->group, "; parameter groups are counted from 0");
     return check_placement(label, needs_placement, *param);
   };
   return check().with_blame({.param = static_cast<int64_t>(index)});

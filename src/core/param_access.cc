@@ -17,10 +17,13 @@ Status Buffer::param_wait(size_t param, void* consumer) {
   {
     std::lock_guard lock(s.mutex);
     if (Status usable = tree().usable(); !usable) return usable;
-    for (size_t number = 0; number < s.buckets.size(); ++number) {
-      if (param != SIZE_MAX && (plan_.params[param].frozen || s.params[param].bucket != number)) continue;
-      const auto& gather = s.buckets[number].gather;
-      if (gather && !gather->end->done()) pending.push_back(gather->end);
+    const auto add = [&pending](const Bucket& bucket) {
+      if (bucket.gather && !bucket.gather->end->done()) pending.push_back(bucket.gather->end);
+    };
+    if (param == SIZE_MAX) {
+      for (const Bucket& bucket : s.buckets) add(bucket);
+    } else if (!plan_.params[param].frozen) {
+      add(s.buckets[s.params[param].bucket]);
     }
   }
   if (pending.empty()) return {};

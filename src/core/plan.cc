@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string_view>
-#include <unordered_map>
+#include <tuple>
+#include <utility>
 
 #include "base/checked.h"
+#include "base/hash.h"
 #include "base/math.h"
 
 namespace megadp {
@@ -28,23 +29,43 @@ Status check_config(const Grid& grid, const BufferConfig& config) {
   return {};
 }
 
+// By digests in order: a table of hundreds of thousands of names is slow to walk through in any other.
+Status check_names(const std::vector<ParamSpec>& params) {
+  struct Named {
+    uint64_t digest;
+    size_t index;
+  };
+  std::vector<Named> all;
+  all.reserve(params.size());
+  for (size_t i = 0; i < params.size(); ++i) all.push_back({hash_bytes(params[i].name.data(), params[i].name.size()), i});
+  std::sort(all.begin(), all.end(), [&](const Named& a, const Named& b) {
+    if (a.digest != b.digest) return a.digest < b.digest;
+    const int order = params[a.index].name.compare(params[b.index].name);
+    return order != 0 ? order < 0 : a.index < b.index;
+  });
+  const auto same = [&](const Named& a, const Named& b) { return a.digest == b.digest && params[a.index].name == params[b.index].name; };
+  size_t first = 0, again = params.size();
+  for (auto at = all.begin(); (at = std::adjacent_find(at, all.end(), same)) != all.end(); ++at) {
+    const size_t later = (at + 1)->index;
+    if (later < again) std::tie(first, again) = std::pair(at->index, later);
+  }
+  if (again == params.size()) return {};
+  return invalid(param_label(again, params[again].name), " has the same name as parameter ", first, "; names must be unique")
+      .with_blame({.param = static_cast<int64_t>(again)});
+}
+
 Status check_params(const Grid& grid, std::vector<ParamSpec>* params) {
   if (params->size() > UINT32_MAX) return invalid("there are ", params->size(), " parameters; at most ", UINT32_MAX, " are allowed");
   const GridConfig& sizes = grid.config();
-  std::unordered_map<std::string_view, size_t> seen;
   bool trainable = false;
   for (size_t i = 0; i < params->size(); ++i) {
     ParamSpec& param = (*params)[i];
     const bool needs_placement = sizes.tp > 1 || sizes.ep > 1 || (param.expert && sizes.expert_tp > 1);
     if (Status bad = check_param(i, needs_placement, &param); !bad) return bad;
-    const auto [earlier, is_new] = seen.emplace(param.name, i);
-    if (!is_new) {
-      return invalid(param_label(i, param.name), " has the same name as parameter ", earlier->second, "; names must be unique")
-          .with_blame({.param = static_cast<int64_t>(i)});
-    }
     trainable |= !param.frozen;
   }
   if (params->empty()) return invalid("there are no parameters; give at least one");
+  if (Status same = check_names(*params); !same) return same;
   if (!trainable) return invalid("all ", params->size(), " parameters are frozen; at least one must be trainable");
   return {};
 }

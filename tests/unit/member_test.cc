@@ -28,6 +28,7 @@ Operation operation(uint64_t number) {
 // Nothing is between these hosts; what is posted goes nowhere.
 class NoNetwork final : public Transport {
  public:
+  explicit NoNetwork(std::shared_ptr<World> world) : Transport(std::move(world)) {}
   Status send(int, const void*, size_t) override { return {}; }
   Status receive(int, void*, size_t) override { return {}; }
   Status wait(const Stop&, const std::string&) override { return {}; }
@@ -201,7 +202,7 @@ void entries_are_cut() {
 // Between hosts messages have one order, whatever the group.
 void one_operation_at_a_time_crosses_hosts() {
   on_ranks(2, {0, 1}, [](const std::shared_ptr<World>& world) {
-    const auto transport = std::make_shared<NoNetwork>();
+    const auto transport = std::make_shared<NoNetwork>(world);
     auto first = Member::create(world, transport, {0, 1});
     auto second = Member::create(world, transport, {0, 1});
     const std::lock_guard lock(checking);
@@ -226,6 +227,8 @@ class WithoutDescriptors final : public World {
   int host(int rank) const noexcept override { return world_->host(rank); }
   int process(int rank) const noexcept override { return world_->process(rank); }
   const std::string& host_name(int rank) const noexcept override { return world_->host_name(rank); }
+  const std::string& address() const noexcept override { return world_->address(); }
+  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return world_->key_for(purpose); }
   bool in_forked_child() const noexcept override { return world_->in_forked_child(); }
   bool failed() const noexcept override { return world_->failed(); }
   Status failure() const override { return world_->failure(); }
@@ -248,7 +251,7 @@ void what_one_host_cannot_set_up_no_host_has() {
     on_ranks(4, {0, 0, 1, 1}, [poor](const std::shared_ptr<World>& world) {
       const bool here = world->host(world->rank()) == poor;
       const std::shared_ptr<World> seen = here ? std::make_shared<WithoutDescriptors>(world) : world;
-      const auto member = Member::create(seen, std::make_shared<NoNetwork>(), {0, 1, 2, 3});
+      const auto member = Member::create(seen, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
       const std::lock_guard lock(checking);
       fails(member.status(), Code::system, {"no descriptor is to be had"});
       if (!here) check_equal(member.status().blame().rank, 2 * poor, "the rank to blame");
@@ -259,7 +262,7 @@ void what_one_host_cannot_set_up_no_host_has() {
 // The same of memory that a group shares later on.
 void what_one_host_cannot_share_no_host_has() {
   on_ranks(4, {0, 0, 1, 1}, [](const std::shared_ptr<World>& world) {
-    auto member = Member::create(world, std::make_shared<NoNetwork>(), {0, 1, 2, 3});
+    auto member = Member::create(world, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
     Status made = member.status();
     if (member.ok())
       made = (*member)->create_parts({"a part", 1, world->host(world->rank()) == 1 ? size_t{1} << 60 : 4096}, false).status();
