@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans and groups as JSON. What is written once a rank is turned into text at once, so that thousands of ranks need little memory.
+// Plans and groups as JSON. A plan is written piece by piece: a million ranks need no more memory than one.
 #include "core/plan_json.h"
 
 #include <nlohmann/json.hpp>
@@ -9,47 +9,41 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// "[first,second,...]" of what text_of answers for 0 to count - 1.
-template <class TextOf>
-std::string list(int count, const TextOf& text_of) {
-  std::string out = "[";
-  for (int i = 0; i < count; ++i) {
-    if (i != 0) out += ',';
-    out += text_of(i);
+// "[first,second,...]" of what write_one(i) writes for 0 to count - 1.
+template <class WriteOne>
+void write_list(size_t count, const TextSink& write, const WriteOne& write_one) {
+  write("[");
+  for (size_t i = 0; i < count; ++i) {
+    if (i != 0) write(",");
+    write_one(i);
   }
-  return out + "]";
+  write("]");
 }
 
-// `tail` is the text of further members, each with a comma in front.
-std::string object_with(const Json& head, const std::string& tail) {
-  std::string out = head.dump();
-  out.pop_back();
-  return out + tail + "}";
+void write_owned(const ArenaPlan& arena, int shard, const TextSink& write) {
+  const std::vector<OwnedRange> owned = owned_ranges(arena.layout, arena.shards, shard);
+  write_list(owned.size(), write, [&](size_t i) {
+    const OwnedRange& range = owned[i];
+    write(Json({{"param", range.param}, {"begin", range.begin}, {"end", range.end}, {"param_begin", range.param_begin}}).dump());
+  });
 }
 
-std::string arena_json(const ArenaPlan& arena) {
-  Json params = Json::array(), buckets = Json::array();
-  for (const Slot& slot : arena.layout.slots) {
-    params.push_back({{"index", slot.param}, {"begin", slot.begin}, {"end", slot.end}, {"bucket", slot.bucket}});
-  }
-  for (const BucketRange& bucket : arena.layout.buckets) {
-    buckets.push_back({{"begin", bucket.begin}, {"end", bucket.end}, {"unpadded", bucket.unpadded}});
-  }
-  const Json head = {{"param_dtype", name_of(arena.param_type)},
-                     {"grad_dtype", name_of(arena.grad_type)},
-                     {"numel", arena.layout.numel},
-                     {"params", std::move(params)},
-                     {"buckets", std::move(buckets)}};
-  std::string tail =
-      ",\"owned\":" + list(arena.shards, [&](int shard) {
-        Json owned = Json::array();
-        for (const OwnedRange& range : owned_ranges(arena.layout, arena.shards, shard)) {
-          owned.push_back({{"param", range.param}, {"begin", range.begin}, {"end", range.end}, {"param_begin", range.param_begin}});
-        }
-        return owned.dump();
-      });
-  if (arena.expert) tail += ",\"expert\":true";
-  return object_with(head, tail);
+void write_arena(const ArenaPlan& arena, const TextSink& write) {
+  const Layout& layout = arena.layout;
+  write(text("{\"param_dtype\":\"", name_of(arena.param_type), "\",\"grad_dtype\":\"", name_of(arena.grad_type),
+             "\",\"numel\":", layout.numel, ",\"params\":"));
+  write_list(layout.slots.size(), write, [&](size_t i) {
+    const Slot& slot = layout.slots[i];
+    write(Json({{"index", slot.param}, {"begin", slot.begin}, {"end", slot.end}, {"bucket", slot.bucket}}).dump());
+  });
+  write(",\"buckets\":");
+  write_list(layout.buckets.size(), write, [&](size_t i) {
+    const BucketRange& bucket = layout.buckets[i];
+    write(Json({{"begin", bucket.begin}, {"end", bucket.end}, {"unpadded", bucket.unpadded}}).dump());
+  });
+  write(",\"owned\":");
+  write_list(static_cast<size_t>(arena.shards), write, [&](size_t shard) { write_owned(arena, static_cast<int>(shard), write); });
+  write(arena.expert ? ",\"expert\":true}" : "}");
 }
 
 std::string bytes_json(const MemoryPlan& bytes) {
@@ -64,12 +58,19 @@ std::string bytes_json(const MemoryPlan& bytes) {
 
 }  // namespace
 
-std::string plan_json(const Plan& plan) {
-  const std::string buffers =
-      list(static_cast<int>(plan.arenas.size()), [&](int i) { return arena_json(plan.arenas[static_cast<size_t>(i)]); });
+void write_plan_json(const Plan& plan, const TextSink& write) {
+  write(text("{\"dp\":", plan.grid.size(kDp), ",\"buffers\":"));
+  write_list(plan.arenas.size(), write, [&](size_t i) { write_arena(plan.arenas[i], write); });
   const std::string each = bytes_json(plan.memory());
-  const std::string bytes = list(plan.grid.size(Grid::shard_axes(false)), [&](int) { return each; });
-  return object_with(Json({{"dp", plan.grid.size(kDp)}}), ",\"buffers\":" + buffers + ",\"bytes\":" + bytes);
+  write(",\"bytes\":");
+  write_list(static_cast<size_t>(plan.grid.size(Grid::shard_axes(false))), write, [&](size_t) { write(each); });
+  write("}");
+}
+
+std::string plan_json(const Plan& plan) {
+  std::string out;
+  write_plan_json(plan, [&out](std::string_view piece) { out += piece; });
+  return out;
 }
 
 std::string grid_groups_json(const Grid& grid, Axes axes) {

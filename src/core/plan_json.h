@@ -2,7 +2,9 @@
 // Plans and groups of ranks as one line of JSON, for programs and for the eye.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 
 #include "core/grid.h"
 #include "core/plan.h"
@@ -17,6 +19,10 @@ namespace megadp {
 // begin and end count elements in the buffer. A buffer of experts has "expert":true besides. Where nothing is sharded, "owned" is a single
 // list that holds for every rank.
 std::string plan_json(const Plan& plan);
+
+// The same in pieces, as they come: the whole text may be larger than memory.
+using TextSink = std::function<void(std::string_view piece)>;
+void write_plan_json(const Plan& plan, const TextSink& write);
 
 // [[0,2,4],[1,3,5]]: all groups that the axes span. The axes must have been checked by Grid::check_axes.
 std::string grid_groups_json(const Grid& grid, Axes axes);

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+# `megadp plan` for parameters from files: lists of sizes, safetensors headers and their index; what malformed ones are told; and memory that
+# does not grow with what is not printed.
+# Usage: plan_test.py PATH_TO_MEGADP [unittest arguments]
+import json
+import os
+import resource
+import struct
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from launcher_variables import without_launcher
+
+MEGADP = ""
+LIMIT = 120
+BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "I64": 8, "BOOL": 1}
+
+
+def plan(*arguments, given=None, address_space=None, stdout=subprocess.PIPE):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+    stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
+    return subprocess.run([MEGADP, "plan", *arguments], env=without_launcher(), stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=LIMIT,
+                          preexec_fn=limit if address_space else None, **stdin)
+
+
+def safetensors(tensors, metadata=None):
+    """The file's bytes, without the data; tensors: name to (dtype, shape)."""
+    header, at = {} if metadata is None else {"__metadata__": metadata}, 0
+    for name, (dtype, shape) in tensors.items():
+        size = BYTES[dtype]
+        for dimension in shape:
+            size *= dimension
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    return raw(json.dumps(header))
+
+
+def raw(header, length=None):
+    encoded = header if isinstance(header, bytes) else header.encode()
+    return struct.pack("<Q", len(encoded) if length is None else length) + encoded
+
+
+class PlanTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = folder.name
+
+    def path(self, name, content=None):
+        at = os.path.join(self.folder, name)
+        if content is not None:
+            with open(at, "wb") as file:
+                file.write(content if isinstance(content, bytes) else content.encode())
+        return at
+
+    def answer(self, *arguments, **more):
+        done = plan(*arguments, "--json", **more)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return json.loads(done.stdout)
+
+    def refused(self, *arguments, words=(), code=2, **more):
+        done = plan(*arguments, **more)
+        self.assertEqual((done.returncode, done.stdout), (code, ""), done.stderr)
+        self.assertRegex(done.stderr, r"^megadp plan: [^\n]+\n")
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+
+class Sizes(PlanTest):
+    LIST = "# a model\n1000\n\nwte 10x50 # 500\n\t300\r\n"
+
+    def test_lists(self):
+        expected = self.answer("--sizes", "1000,500,300", "--dp", "4")
+        self.assertEqual(self.answer("--sizes", "@" + self.path("list", self.LIST), "--dp", "4"), expected)
+        self.assertEqual(self.answer("--sizes", "@" + self.path("list", self.LIST.rstrip("\r\n")), "--dp", "4"), expected)
+        self.assertEqual(self.answer("--sizes", "-", "--dp", "4", given=self.LIST), expected)
+
+    def test_many(self):
+        count = 300_000
+        whole = self.answer("--sizes", "-", "--dp", "2", given="3\n" * count)
+        self.assertEqual([len(buffer["params"]) for buffer in whole["buffers"]], [count])
+
+    def test_malformed_lists(self):
+        for line, words in (("x", ["line 2", "'x'"]), ("-1", ["'-1'"]), ("a b c", ["'a b c'"]), ("1x", ["'1x'"]), ("x1", ["'x1'"]), ("1.5", ["'1.5'"]),
+                            ("9223372036854775808", ["line 2"]), ("1" * 5000, ["line 2", "4096"]), ("9223372036854775807x9", ["parameter 1"]),
+                            ("0 1", ["same name"]), ("1\0", ["line 2"])):
+            with self.subTest(line[:20]):
+                self.refused("--sizes", "@" + self.path("list", f"1\n{line}\n"), words=words)
+        self.refused("--sizes", "@" + self.path("list", "# nothing\n"), words=["holds no sizes"])
+        self.refused("--sizes", "-", words=["standard input holds no sizes"])
+        self.refused("--sizes", "@" + self.path("absent"), words=["absent", "No such file"], code=1)
+        self.refused("--sizes", "@" + self.folder, words=["Is a directory"], code=1)
+        self.refused("--sizes", "@", words=["cannot be opened"], code=1)
+        self.refused("--sizes", "@/dev/zero", words=["4096"], address_space=256 << 20)
+
+    def test_one_of_them(self):
+        self.refused(words=["--sizes", "--model"])
+        self.refused("--sizes", "1", "--model", "m", words=["--sizes", "--model"])
+
+
+class Model(PlanTest):
+    TENSORS = {"wte": ("F32", [10, 50]), "h.0.weight": ("BF16", [30, 20]), "scale": ("F32", []), "none": ("F32", [0, 7]), "h.1.weight": ("BF16", [7])}
+
+    def test_a_file(self):
+        path = self.path("model.safetensors", safetensors(self.TENSORS, {"format": "pt"}))
+        whole = self.answer("--model", path, "--dp", "8")
+        self.assertEqual([(buffer["param_dtype"], sorted((p["index"], p["end"] - p["begin"]) for p in buffer["params"])) for buffer in whole["buffers"]],
+                         [("f32", [(0, 500), (2, 1), (3, 0)]), ("bf16", [(1, 600), (4, 7)])])
+        self.assertEqual([buffer["grad_dtype"] for buffer in self.answer("--model", path, "--grad-dtype", "same")["buffers"]], ["f32", "bf16"])
+        as_bf16 = self.answer("--model", path, "--param-dtype", "bf16", "--dp", "8")
+        self.assertEqual(as_bf16, self.answer("--sizes", "500,600,1,0,7", "--param-dtype", "bf16", "--dp", "8"))
+        self.assertIn("5 parameters of 1108 elements over 8", plan("--model", path, "--dp", "8").stdout)
+        self.refused("--model", path, "--grad-dtype", "bf16", words=["some parameters are f32"])
+
+    def test_what_is_not_trained_is_left_out_and_told(self):
+        path = self.path("model.safetensors", safetensors({**self.TENSORS, "ids": ("I64", [4]), "mask": ("BOOL", [4])}))
+        done = plan("--model", path)
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("5 parameters", done.stdout)
+        self.assertIn("2 tensors", done.stderr)
+        double = self.path("double.safetensors", safetensors({"w": ("F64", [4])}))
+        self.refused("--model", double, words=["'w'", "F64", "--param-dtype"])
+        self.assertEqual(self.answer("--model", double, "--param-dtype", "f32"), self.answer("--sizes", "4"))
+
+    def test_a_model_in_several_files(self):
+        first, second = {"a": ("F32", [3]), "other": ("F32", [9])}, {"b": ("F32", [5]), "c": ("F32", [7])}
+        self.path("1.safetensors", safetensors(first))
+        self.path("2.safetensors", safetensors(second))
+        index = {"metadata": {"total_size": 60, "more": [1, None, True, 0.5, -1]}, "weight_map": {"c": "2.safetensors", "a": "1.safetensors", "b": "2.safetensors"}}
+        path = self.path("model.safetensors.index.json", json.dumps(index))
+        self.assertEqual(self.answer("--model", path), self.answer("--sizes", "5,7,3"))
+        done = subprocess.run([MEGADP, "plan", "--model", "model.safetensors.index.json"], cwd=self.folder, env=without_launcher(), capture_output=True,
+                              text=True, timeout=LIMIT)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for change, words in (({"d": "2.safetensors"}, ["'d'", "does not hold"]), ({"d": "3.safetensors"}, ["3.safetensors", "No such file"]),
+                              ({"d": "../x"}, ["'../x'", "beside"]), ({"d": ""}, ["beside"]), ({"d": {"e": "f"}}, ["none belongs"]), ({"d": 5}, ["none belongs"])):
+            with self.subTest(words[0]):
+                self.path("bad.json", json.dumps({"weight_map": {**index["weight_map"], **change}}))
+                self.refused("--model", self.path("bad.json"), words=words, code=1 if "No such file" in words else 2)
+        for text in ("", "{", "[]", "{}", '{"weight_map":{}}', '{"weight_map":[]}', '"weight_map"', '{"weight_map":{"a":"1","a":"2"}}', "\xff"):
+            with self.subTest(text):
+                self.refused("--model", self.path("bad.json", text.encode("latin1")), words=["bad.json", "is no index"])
+
+    def test_malformed_files(self):
+        good = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+        cases = {
+            b"": ["0 bytes"], b"1234567": ["7 bytes"], raw("", 0): ["does not begin with {"], raw("{}", 3): ["should have 3", "after 2"],
+            raw("", 1 << 40): ["1099511627776", "100000000"], raw("", (1 << 64) - 1): ["18446744073709551615"], raw("[]"): ["begin with {"], raw("{"): ["not JSON"],
+            raw("{}"): ["no parameters"], raw('{"a":5}'): ["'a'"], raw('{"a":null}'): ["'a'"], raw('{"a":[]}'): ["'a'"], raw('{"a":{}}'): ["'a'", "no dtype"],
+            raw('{"a":%s}x' % good): ["not JSON"], raw('{"a":%s,"a":%s}' % (good, good)): ["same name"], raw(b'{"\xff":5}'): ["not JSON"],
+            raw('{"":%s}' % good): ["empty name"], raw('{"a\\u0000b":%s,"c":{}}' % good): ["'c'"], raw('{"__metadata__":{"a":{}}}'): ["none belongs"],
+            raw('{"__metadata__":5}'): ["none belongs"], raw('{"__metadata__":{"a":5}}'): ["none belongs"],
+        }
+        for old, new, words in (('"F32"', '"F33"', "F33"), ('"F32"', "5", "a number"), ('"F32"', '""', "no dtype"), ('"F32"', '["F32"]', "an array"), ("[2]", "[-2]", "negative"),
+                                ("[2]", "[2.5]", "not whole"), ("[2]", "[18446744073709551616]", "too large"), ("[2]", "[9223372036854775808]", "9223372036854775808"),
+                                ("[2]", "[4294967296,4294967296]", "counted"), ("[2]", '["2"]', "a string"), ("[2]", "[[2]]", "an array"), ("[2]", "2", "a number"),
+                                ("[2]", "[%s]" % ",".join(["1"] * 17), "dimensions"), ('"shape":[2],', "", "no shape"), ("[0,8]", "[0]", "data_offsets"),
+                                ("[0,8]", "[0,8,9]", "two data_offsets"), ("[0,8]", "[8,0]", "8 and 0"), ("[0,8]", "[0,7]", "8 bytes"), ('"shape":[2]', '"shape":[2],"shape":[2]', "twice"),
+                                ('"shape"', '"form"', "'form'"), ("[2]", "{}", "an object"), ("[2]", "[{}]", "an object"), ("[2]", "[true]", "truth")):
+            cases[raw('{"a":%s}' % good.replace(old, new))] = ["'a'", words]
+        for content, words in cases.items():
+            with self.subTest(content[:90]):
+                self.refused("--model", self.path("bad.safetensors", content), words=words)
+        self.refused("--model", self.path("absent"), words=["No such file"], code=1)
+        self.refused("--model", self.folder, words=["Is a directory"], code=1)
+
+    def test_headers_that_would_fill_the_memory(self):
+        for header in ("[" * 30_000_000, '{"a":' * 6_000_000, '{"a":{"shape":[%s' % ("1," * 10_000_000), '{"__metadata__":{%s' % ('"k":"v",' * 3_000_000)):
+            self.refused("--model", self.path("bad.safetensors", raw("{" + header[1:] if header[0] == "[" else header)), address_space=512 << 20)
+        self.refused("--model", "/dev/zero", words=["does not begin"], address_space=256 << 20)
+
+
+class Ranks(PlanTest):
+    """Of a million ranks a few are shown. The limit is one of addresses, which the program itself takes some of."""
+    MOST = 1 << 20
+
+    def test_text(self):
+        done = plan("--sizes", "1000,500,300", "--dp", str(self.MOST), address_space=128 << 20)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn(f"{self.MOST - 16} more ranks", done.stdout)
+        self.assertIn(f"0-{self.MOST - 1} ", done.stdout)
+
+    def test_json(self):
+        with open(self.path("plan"), "w") as file:
+            done = plan("--sizes", "100000000,500", "--dp", str(self.MOST), "--json", address_space=128 << 20, stdout=file)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        with open(self.path("plan"), "rb") as file:
+            front = file.read(100)
+            file.seek(-200, os.SEEK_END)
+            back = file.read()
+        self.assertTrue(front.startswith(b'{"dp":1048576,"buffers":[{"param_dtype":"f32"'), front)
+        self.assertTrue(back.endswith(b"}]}\n"), back)
+
+
+if __name__ == "__main__":
+    MEGADP = os.path.abspath(sys.argv.pop(1))
+    unittest.main(verbosity=2)

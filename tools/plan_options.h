@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parameters that `megadp plan` is asked about, from a command line, a list in a file, or the header of a model's file.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/status.h"
+#include "core/param.h"
+
+namespace megadp::tool {
+
+// As many as mdp_plan takes.
+constexpr size_t kMostParams = size_t{1} << 24;
+
+// For sentences: what a file or a command line holds, cut short.
+std::string in_quotes(std::string_view given);
+
+// A whole number from 0 on, and nothing else.
+bool read_number(std::string_view word, uint64_t most, uint64_t* out);
+
+// "1000,500,300": names are the numbers from 0 on. "@FILE" and "-" (standard input): a parameter a line, "1000", "1000x500" or
+// "NAME 1000x500"; what follows # and empty lines do not count.
+Result<std::vector<ParamSpec>> read_sizes(const std::string& given, DType dtype);
+
+// What a model's file says of itself.
+struct ModelFile {
+  std::vector<ParamSpec> params;  // in the order of the header, files in the order of the index
+  size_t left_out = 0;            // tensors of whole numbers or truth values: nothing to train
+};
+// A .safetensors file; or, where the name ends in .json, the index of a model in several files, which are looked for beside it.
+// `dtype`: empty, or what takes the place of every type that the file states.
+Result<ModelFile> read_model(const std::string& path, const std::string& dtype);
+
+}  // namespace megadp::tool

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// What `megadp plan` prints for a person: long lists are cut, and what is not shown is not computed.
+#include "plan_print.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+namespace megadp::tool {
+namespace {
+
+constexpr size_t kShownPieces = 8, kShownParams = 12;
+constexpr int kShownRanks = 16;
+
+// "4 3 2", cut short; `word` answers what stands at a place.
+template <class Word>
+std::string shortened(size_t count, size_t shown, const Word& word) {
+  std::string out;
+  for (size_t i = 0; i < std::min(count, shown); ++i) out += (i == 0 ? "" : " ") + word(i);
+  return count <= shown ? out : fmt::format("{} and {} more", out, count - shown);
+}
+
+void print_arena(const ArenaPlan& arena) {
+  const Layout& layout = arena.layout;
+  fmt::print("\n{} parameters, {} gradients: {} elements with padding\n", name_of(arena.param_type), name_of(arena.grad_type),
+             layout.numel);
+  fmt::print("  {:>6} {:>16} {:>16} {:>16}   {}\n", "bucket", "begin", "end", "unpadded", "parameters");
+  for (size_t i = 0; i < layout.buckets.size(); ++i) {
+    const BucketRange& bucket = layout.buckets[i];
+    const auto param = [&](size_t k) { return std::to_string(layout.slots[bucket.first_slot + k].param); };
+    fmt::print("  {:>6} {:>16} {:>16} {:>16}   {}\n", i, bucket.begin, bucket.end, bucket.unpadded,
+               shortened(bucket.end_slot - bucket.first_slot, kShownParams, param));
+  }
+  fmt::print("  {:>6}   {}\n", "rank", "owns parameter[from:to]");
+  for (int shard = 0; shard < std::min(arena.shards, kShownRanks); ++shard) {
+    const std::vector<OwnedRange> owned = owned_ranges(layout, arena.shards, shard);
+    const auto piece = [&](size_t k) {
+      return fmt::format("{}[{}:{}]", owned[k].param, owned[k].param_begin, owned[k].param_begin + (owned[k].end - owned[k].begin));
+    };
+    fmt::print("  {:>6}   {}\n", arena.shards == 1 ? "each" : std::to_string(shard),
+               owned.empty() ? "nothing" : shortened(owned.size(), kShownPieces, piece));
+  }
+  if (arena.shards > kShownRanks) fmt::print("  {:>6}   {} more ranks\n", "...", arena.shards - kShownRanks);
+}
+
+// One row: all ranks need the same.
+void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
+  fmt::print("\nBytes of each rank, before rounding each allocation up to a page; the last column leaves out scratch\n");
+  fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14}\n", "rank", "param", "grad", "grad_shard", "master", "state",
+             "scratch", "total", "per parameter");
+  const uint64_t kept = bytes.param + bytes.grad + bytes.grad_shard + bytes.master + bytes.state;
+  fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14.3f}\n", ranks == 1 ? "0" : fmt::format("0-{}", ranks - 1),
+             bytes.param, bytes.grad, bytes.grad_shard, bytes.master, bytes.state, bytes.scratch, kept + bytes.scratch,
+             elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
+}
+
+}  // namespace
+
+void print_plan(const Plan& plan) {
+  uint64_t elements = 0;
+  for (const ParamSpec& param : plan.params) elements += param.numel;
+  const auto plural = [](size_t n) { return n == 1 ? "" : "s"; };
+  const int ranks = plan.grid.size(kDp);
+  fmt::print("{} parameter{} of {} elements over {} data-parallel rank{}, {}: {} bucket{}, {} elements of padding\n", plan.params.size(),
+             plural(plan.params.size()), elements, ranks, plural(static_cast<size_t>(ranks)),
+             plan.config.sharding == Sharding::zero_0 ? "nothing sharded" : "optimizer sharded", plan.launch_order.size(),
+             plural(plan.launch_order.size()), plan.padding_elements());
+  for (const ArenaPlan& arena : plan.arenas) print_arena(arena);
+  print_bytes(plan.memory(), ranks, elements);
+}
+
+}  // namespace megadp::tool
