@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+# Whether the tests are built: as MEGADP_TESTS says; where nobody has said, if this is the top-level project and what they need is there.
+find_package(rapidcheck QUIET)
+find_library(CMOCKA cmocka)
+find_path(CMOCKA_INCLUDE cmocka.h)
+mark_as_advanced(CMOCKA CMOCKA_INCLUDE)
+set(missing "")
+if(NOT rapidcheck_FOUND)
+  list(APPEND missing "RapidCheck (librapidcheck-dev)")
+endif()
+if(NOT CMOCKA OR NOT CMOCKA_INCLUDE)
+  list(APPEND missing "cmocka (libcmocka-dev)")
+endif()
+list(JOIN missing " and " missing)
+if(missing AND NOT DEFINED CACHE{MEGADP_TESTS} AND PROJECT_IS_TOP_LEVEL)
+  message(STATUS "megadp: the tests are left out, as ${missing} cannot be found; scripts/setup --test installs what they need")
+  set(MEGADP_TESTS OFF) # not in the cache: looked for again the next time
+else()
+  option(MEGADP_TESTS "Build the tests" ${PROJECT_IS_TOP_LEVEL})
+  if(MEGADP_TESTS AND missing)
+    message(FATAL_ERROR "MEGADP_TESTS is on, but ${missing} cannot be found: install it (scripts/setup --test), or turn MEGADP_TESTS off")
+  endif()
+endif()
