@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Installs the build into a prefix of its own, moves that elsewhere, and builds and runs a C program against it: through CMake's
 find_package and through pkg-config. Builds and runs the program printed in README.md, alone and under the installed `megadp run`. Also
-installs with DESTDIR, as packagers do.
+installs with DESTDIR, as packagers do, and runs the commands printed below that program, in a path with spaces.
 
 usage: install.py CMAKE BUILD_DIR GENERATOR CC VERSION
 """
@@ -14,6 +14,7 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.abspath(os.path.join(HERE, "..", ".."))
 sys.path.insert(0, os.path.join(HERE, "..", "multi"))
 from launcher_variables import without_launcher  # pylint: disable=wrong-import-position
 
@@ -78,16 +79,34 @@ def pkg_config(pc_dir, *what):
     return run("pkg-config", *what, "megadp", PKG_CONFIG_PATH=pc_dir).split()
 
 
+def readme_block(pattern):
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        block = re.search(rf"^```{pattern}^```$", file.read(), re.S | re.M)
+    if not block:
+        raise Failure(f"README.md has no {pattern}")
+    return block[1]
+
+
+def readme_commands(cc, build, work):
+    """The commands below README.md's program, as they stand there, in a tree whose path has spaces."""
+    os.makedirs(work)
+    os.symlink(os.path.join(ROOT, "include"), os.path.join(work, "include"))
+    os.symlink(build, os.path.join(work, "build"))
+    with open(os.path.join(work, "line.c"), "w", encoding="utf-8") as file:
+        file.write(readme_block(r"c\n(.*?)"))
+    commands = readme_block(r"sh\n(cc .*?)")
+    said = run("sh", "-e", "-c", f'cd "$0"; cc() {{ "$CC" "$@"; }}; {commands}', work, CC=cc)
+    if sorted(re.findall(r"rank . of .: y = 3.00 x \+ 1.00$", said, re.M)) != [f"rank {rank} of 2: y = 3.00 x + 1.00" for rank in range(2)]:
+        raise Failure(f"README.md's commands said {said}")
+
+
 def readme_program(cc, prefix, pc_dir, work):
     """The first C program of README.md: one rank and two must find the line that it says."""
-    with open(os.path.join(HERE, "..", "..", "README.md"), encoding="utf-8") as file:
-        source = re.search(r"^```c\n(.*?)^```$", file.read(), re.S | re.M)
-    if not source:
-        raise Failure("README.md has no C program")
+    source = readme_block(r"c\n(.*?)")
     os.makedirs(work)
     program = os.path.join(work, "line")
     with open(program + ".c", "w", encoding="utf-8") as file:
-        file.write(source[1])
+        file.write(source)
     run(cc, "-std=c99", "-Wall", "-Wextra", "-Werror", *pkg_config(pc_dir, "--cflags"), program + ".c", "-o", program,
         *pkg_config(pc_dir, "--libs"))
     for ranks, command in ((1, [program]), (2, [os.path.join(prefix, "bin", "megadp"), "run", "-n", "2", "--no-prefix", "--", program])):
@@ -110,6 +129,7 @@ def main(cmake, build, generator, cc, version):
         if by_cmake != by_pkg_config or not by_cmake.startswith(f"megadp {version.rsplit('.', 1)[0]}: rank 0 of 1"):
             raise Failure(f"the programs said {by_cmake!r} and {by_pkg_config!r}")
         readme_program(cc, first, pc_dir.replace(prefix, first), os.path.join(directory, "readme"))
+        readme_commands(cc, build, os.path.join(directory, "a path with spaces"))
         staged = os.path.join(directory, "staged")
         run(cmake, "--install", build, DESTDIR=staged)
         if len(files_below(staged)) != len(present):
