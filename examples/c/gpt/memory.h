@@ -6,9 +6,10 @@
 #include <stdint.h>
 
 typedef struct {
-  int64_t peak;   /* most resident memory so far                                        */
-  int64_t shared; /* of it now in shared mappings: windows, the other ranks' included    */
-  int64_t own;    /* and in memory of this process alone                                 */
+  int64_t share;  /* now, a page that several processes map counted in parts (Pss): what this rank adds to what its host needs */
+  int64_t own;    /* of it in memory of this process alone                                                                     */
+  int64_t shared; /* resident now in shared mappings: windows, the other ranks' included                                       */
+  int64_t peak;   /* most resident memory so far, those windows included                                                       */
 } memory_use;
 
 /* Zeros where /proc does not tell. */

@@ -153,9 +153,10 @@ static void json_memory(json_writer* json, const trainer* t, const report_summar
   json_open(json, "ranks", '[');
   for (int r = 0; r < t->ranks->ranks; r++) {
     json_open(json, NULL, '{');
-    json_count(json, "peak_bytes", (uint64_t)s->memory[r].peak);
-    json_count(json, "shared_bytes", (uint64_t)s->memory[r].shared);
+    json_count(json, "share_bytes", (uint64_t)s->memory[r].share);
     json_count(json, "own_bytes", (uint64_t)s->memory[r].own);
+    json_count(json, "shared_bytes", (uint64_t)s->memory[r].shared);
+    json_count(json, "peak_bytes", (uint64_t)s->memory[r].peak);
     json_close(json, '}');
   }
   json_close(json, ']');
@@ -220,8 +221,11 @@ void report_end(const trainer* t, const report_summary* s) {
   if (s->skipped) printf("skipped         %" PRIu64 " steps, for gradients that overflowed f16\n", s->skipped);
   printf("memory, MiB     planned for megadp %.2f, activations %.2f\n", mib(plan_bytes(&t->ranks->plan)), mib(t->model->memory_bytes));
   for (int r = 0; r < t->ranks->ranks; r++) {
-    printf("  rank %-3d      own %.2f, shared (the windows of all ranks here) %.2f, most at any time %.2f\n", r,
-           mib((uint64_t)s->memory[r].own), mib((uint64_t)s->memory[r].shared), mib((uint64_t)s->memory[r].peak));
+    printf(
+        "  rank %-3d      %.2f (Pss), of which its own %.2f; resident, with the windows of all ranks of its host: %.2f shared, at most "
+        "%.2f\n",
+        r, mib((uint64_t)s->memory[r].share), mib((uint64_t)s->memory[r].own), mib((uint64_t)s->memory[r].shared),
+        mib((uint64_t)s->memory[r].peak));
   }
   fflush(stdout);
 }

@@ -78,6 +78,7 @@ def check_report(ranks, start, steps, summary):
     check(summary["launched_in_backward"] > 0, "no bucket was launched in backward")
     check(summary["loss_first"] == steps[0]["loss"] and summary["loss_last"] == steps[-1]["loss"], "first or last loss")
     check(0 < summary["heldout_loss"] < 5 and 2 < summary["bigram_loss"] < 3 and len(summary["sample"]) > 100, f"summary {summary}")
+    check(all(0 < rank["own_bytes"] < rank["share_bytes"] <= rank["peak_bytes"] for rank in summary["memory"]["ranks"]), f"memory {summary['memory']}")
     check(len(summary["memory"]["ranks"]) == ranks and summary["memory"]["plan_bytes"] > 0, f"memory {summary['memory']}")
 
 
