@@ -660,7 +660,8 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
 /* ── Optimizer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2) over the owned ranges: fp32 masters (none for
- * f32 parameters, which are their own) and two fp32 moments, starting at zero. With gradient g, step t, group values lr and wd:
+ * f32 parameters, which are their own) and two fp32 moments, starting at zero. With gradient g, group values lr and wd, and t the number of
+ * steps that the parameter has taken part in (mdp_optimizer_steps):
  *   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
  *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
  * Clipping: g is multiplied by max_grad_norm / (norm + 1e-6) where that is below 1. config NULL: all defaults.

@@ -215,6 +215,44 @@ and the rank, on all ranks), and those of a lost communicator. After a failure n
 sync!(buffer::Buffer; async = false) = finish(submit(out -> Raw.mdp_grad_sync(buffer, stream_for(buffer), out), buffer), async, nothing)
 
 """
+    grad_norm(buffer; params = nothing) -> Float64
+
+The L2 norm of the reduced gradients (of the listed parameters, or of all) over the whole model, each element counted once, as `step!` counts
+it. Infinite or NaN where a gradient is not finite, on all ranks. After `sync!` and before the step. Collective over the world, with the same
+list on ranks that share parameters; blocking. Throws `MegaDPError`: `:INVALID` (frozen, unknown or listed twice), `:STATE`.
+"""
+function grad_norm(buffer::Buffer; params = nothing)
+    norm = Ref{Cdouble}(0)
+    check(Raw.mdp_grad_norm(buffer, listed(buffer, params)..., norm))
+    return norm[]
+end
+
+"""
+    scale_grads!(buffer, factor; params = nothing)
+
+Multiplies the reduced gradients (of the listed parameters, or all) by a factor, in place: what `grad_view` shows and `step!` uses. With
+`:zero_1` what this rank owns of them. After `sync!` and before the step. Local; to be called alike on all ranks. Throws as `grad_norm`, and
+`:INVALID` for a factor that is not finite.
+"""
+scale_grads!(buffer::Buffer, factor::Real; params = nothing) =
+    check(Raw.mdp_grad_scale(buffer, listed(buffer, params)..., factor, stream_for(buffer)))
+
+"""
+    grads_changed!(buffer)
+
+To be called after reduced gradients were written through their views, between `sync!` and the step. Local. Throws `MegaDPError`: `:STATE`.
+"""
+grads_changed!(buffer::Buffer) = check(Raw.mdp_grad_changed(buffer, stream_for(buffer)))
+
+"A list as the library takes it: an empty one has a pointer too, while none at all means all."
+function listed(buffer, params)
+    params === nothing && return C_NULL, 0
+    numbers = Csize_t[number_of(buffer, i) for i in params]
+    count = length(numbers)
+    return isempty(numbers) ? Csize_t[0] : numbers, count
+end
+
+"""
     wait(buffer, i)
     wait(buffer)
 

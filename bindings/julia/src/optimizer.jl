@@ -80,10 +80,22 @@ named_step(found) = (grad_norm = found.grad_norm, clip_factor = found.clip_facto
                      skipped = found.flags & Raw.MDP_STEPPED_SKIPPED != 0, clipped = found.flags & Raw.MDP_STEPPED_CLIPPED != 0)
 
 """
+    steps(optimizer, i) -> Int
+
+How many steps parameter `i` has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter. Waits
+for the last step. Local. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen).
+"""
+function steps(optimizer::Optimizer, i::Integer)
+    count = Ref{UInt64}(0)
+    check(Raw.mdp_optimizer_steps(optimizer, number_of(optimizer.buffer, i), count))
+    return Int(count[])
+end
+
+"""
     state(optimizer, i, name) -> Vector{Float32}
 
-The owned part of parameter `i`'s `:master`, `:exp_avg` or `:exp_avg_sq`, as a view: it may be written between steps, and is valid while it
-lives. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+The owned part of parameter `i`'s `:master`, `:exp_avg` or `:exp_avg_sq`, as a view: it may be written between steps and before the
+first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
 function state(optimizer::Optimizer, i::Integer, name::Symbol)

@@ -115,3 +115,31 @@ testcase("an optimizer's state, its pieces, and what a step says") do
     close(optimizer)
     close(buffer)
 end
+
+testcase("reduced gradients are measured, scaled and written") do
+    buffer = Buffer(world, [Param("w", (2, 3)), Param("b", (3,)), Param("off", (2,))])
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, betas = (0.0, 0.5))
+    @test caught(() -> grad_norm(buffer)).kind == :STATE
+    for number in 1:2
+        put!(buffer, 1, fill(2.0f0, 2, 3))
+        put!(buffer, 2, Float32[0, 3, 4])
+        number == 1 ? put!(buffer, 3, zeros(Float32, 2)) : skip!(buffer, 3)
+        sync!(buffer)
+        @test grad_norm(buffer) == 7 && grad_norm(buffer; params = [2]) == 5 && grad_norm(buffer; params = Int[]) == 0
+        scale_grads!(buffer, 0.5; params = [2])
+        @test grad_view(buffer, 2) == [0, 1.5, 2] && grad_norm(buffer; params = (2,)) == 2.5
+        grad_view(buffer, 2)[1] = 6
+        grads_changed!(buffer)
+        @test grad_norm(buffer; params = 2:2) == 6.5
+        scale_grads!(buffer, 2)
+        @test step!(optimizer).grad_norm == 2 * sqrt(24 + 42.25)
+        @test [MegaDP.steps(optimizer, i) for i in 1:3] == [number, number, 1]
+        @test caught(() -> scale_grads!(buffer, 1)).kind == caught(() -> grads_changed!(buffer)).kind == :STATE
+    end
+    foreach(i -> put!(buffer, i, zeros(Float32, size(param_view(buffer, i)))), 1:3)
+    sync!(buffer)
+    @test occursin("listed already", caught(() -> grad_norm(buffer; params = [1, 1])).text)
+    @test occursin("factor is nan", caught(() -> scale_grads!(buffer, NaN)).text)
+    close(optimizer)
+    close(buffer)
+end

@@ -2,7 +2,7 @@
 """Parameters and gradients, and the calls of one training step up to the optimizer."""
 import ctypes
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union, overload
 
 from . import _dlpack, _raw
 from ._comm import Comm, whole
@@ -225,31 +225,33 @@ class Buffer(Closable):
         request.wait()
         return None
 
-    def grad_norm(self, params: Optional[Sequence[Which]] = None) -> float:
-        """The L2 norm of the reduced gradients of the listed parameters (None: of all; an empty list: 0), over the whole model, as a step
-        counts it. Between sync and the step. inf or nan where a gradient is not finite. Collective over the world, with the same list on
-        ranks that share parameters; blocking.
-        Raises MegaDPError: INVALID (listed twice, frozen), STATE (no finished sync), those of a lost communicator."""
+    # Reduced gradients: between sync and the step
+
+    def grad_norm(self, params: Optional[Iterable[Which]] = None) -> float:
+        """The L2 norm of the reduced gradients (of the listed parameters; None: of all) over the whole model, each element counted once,
+        as Optimizer.step counts it. Infinite or NaN where a gradient is not finite, on all ranks. After sync and before the step.
+        Collective over the world, with the same list on ranks that share parameters.
+        Raises MegaDPError: INVALID (frozen, unknown or listed twice), STATE, those of a lost communicator."""
         norm = ctypes.c_double()
-        numbers, count = self._listed(params)
-        self._tree.run(self._handle, lib.mdp_grad_norm, numbers, count, ctypes.byref(norm))
+        self._tree.run(self._handle, lib.mdp_grad_norm, *self._listed(params), ctypes.byref(norm))
         return norm.value
 
-    def scale_grads(self, params: Optional[Sequence[Which]] = None, factor: float = 1.0, *, stream: int = 0) -> None:
-        """Multiplies the reduced gradients of the listed parameters (None: of all) by factor, rounded once: what grad() shows and what the
-        step uses. Between sync and the step; alike on all ranks. Local.
-        Raises MegaDPError: INVALID (factor is not finite; listed twice, frozen), STATE, those of a lost communicator."""
-        numbers, count = self._listed(params)
-        self._call(lib.mdp_grad_scale, numbers, count, factor, stream or None)
+    def scale_grads(self, factor: float, params: Optional[Iterable[Which]] = None, *, stream: int = 0) -> None:
+        """Multiplies reduced gradients (of the listed parameters; None: all) by a factor, in place: what grad() shows and the step uses.
+        With "zero_1" what this rank owns of them. After sync and before the step. Local; to be called alike on all ranks.
+        Raises MegaDPError: INVALID (as grad_norm; a factor that is not finite), STATE, those of a lost communicator."""
+        self._call(lib.mdp_grad_scale, *self._listed(params), float(factor), stream or None)
 
     def grads_changed(self, *, stream: int = 0) -> None:
-        """To be called after reduced gradients were written through grad() between sync and the step. Local. Raises as scale_grads."""
+        """To be called after reduced gradients were written through grad(), between sync and the step. Local.
+        Raises MegaDPError: STATE, those of a lost communicator."""
         self._call(lib.mdp_grad_changed, stream or None)
 
-    def _listed(self, params: Optional[Sequence[Which]]) -> Tuple[Any, int]:
+    def _listed(self, params: Optional[Iterable[Which]]) -> Tuple[Any, int]:
         if params is None:
             return None, 0
-        return (ctypes.c_size_t * max(1, len(params)))(*map(self._number, params)), len(params)
+        numbers = [self._number(param) for param in ([params] if isinstance(params, str) else params)]
+        return (ctypes.c_size_t * max(len(numbers), 1))(*numbers), len(numbers)  # where none is listed, still an array: NULL means all
 
     def _stepping(self) -> bool:
         """Whether the main thread would wait inside the library for a step that is under way."""

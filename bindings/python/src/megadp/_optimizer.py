@@ -91,9 +91,19 @@ class Optimizer(Closable):
         return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
                           bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))
 
+    def steps(self, param: Which) -> int:
+        """How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped it. Waits
+        for the last step. Local. Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
+        number = self._buffer._number(param)
+        self._buffer._settle(number)
+        count = ctypes.c_uint64()
+        self._call(lib.mdp_optimizer_steps, number, ctypes.byref(count))
+        return count.value
+
     def state(self, param: Which, name: Literal["master", "exp_avg", "exp_avg_sq"]) -> Tensor:
         """The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": float32, one dimension, empty where this rank owns
-        nothing of it; Range.param_begin says where it begins. May be written between steps. Waits for the last step. Local.
+        nothing of it; Range.param_begin says where it begins. May be written between steps and before the first; a master holds what is
+        written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)
         self._buffer._settle(number)
@@ -101,12 +111,3 @@ class Optimizer(Closable):
         lease = self._handle.lend()
         self._call(lib.mdp_optimizer_state, number, str(name).encode("utf-8"), ctypes.byref(out))
         return Tensor(out, lease)
-
-    def steps(self, param: Which) -> int:
-        """How many steps the parameter has taken part in. Waits for the last step. Local.
-        Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
-        number = self._buffer._number(param)
-        self._buffer._settle(number)
-        steps = ctypes.c_uint64()
-        self._call(lib.mdp_optimizer_steps, number, ctypes.byref(steps))
-        return steps.value

@@ -333,7 +333,7 @@ class Gradients:
             raise invalid(f"the gradient of {self.names[numbers[0]]!r} is to be multiplied by {factor}; the factor must be finite")
         if factor == 1:
             return
-        self.storage.scale_grads(numbers, factor, stream=stream_of(self.params[numbers[0]]))
+        self.storage.scale_grads(factor, numbers, stream=stream_of(self.params[numbers[0]]))
         for norms in self._norms.values():
             norms[numbers] *= abs(factor)
 

@@ -102,8 +102,65 @@ impl Synced<'_> {
         Ok(unsafe { std::slice::from_raw_parts(data, len) })
     }
 
+    /// The L2 norm of the reduced gradients of these parameters (`None`: of all) over the whole model, each element counted once, as the step
+    /// counts it. Infinite or NaN where a gradient is not finite, on all ranks. Collective, with the same list on ranks that share parameters;
+    /// blocking.
+    ///
+    /// # Errors
+    /// INVALID (a parameter that is frozen, unknown, or listed twice), those of a lost communicator.
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Grid, Optimizer, Param, StepOptions};
+    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
+    /// let mut buffer = Buffer::builder().register(&grid, &[Param::new("w", &[2])])?;
+    /// let mut optimizer = Optimizer::builder().create(&buffer)?;
+    /// buffer.gradients().put(0, &[3f32, 4.0])?;
+    /// let mut synced = buffer.sync()?;
+    /// assert_eq!(synced.grad_norm(None)?, 5.0);
+    /// synced.scale_grads(0.5, Some(&[0]))?;
+    /// assert_eq!(synced.grad::<f32>(0)?, [1.5, 2.0]);
+    /// optimizer.step(synced, &StepOptions::default())?;
+    /// assert_eq!(optimizer.steps(0)?, 1);
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn grad_norm(&self, params: Option<&[usize]>) -> Result<f64> {
+        let (first, count) = listed(params);
+        let _inside = self.buffer.tree.enter();
+        let mut norm = 0.0;
+        // SAFETY: a live handle, the tree's only call; the list is borrowed for it.
+        check(unsafe { sys::mdp_grad_norm(self.buffer.as_raw(), first, count, &mut norm) })?;
+        Ok(norm)
+    }
+
+    /// Multiplies reduced gradients of these parameters (`None`: of all) by a factor, in place: what [`Synced::grad`] shows and the step uses.
+    /// With [`Sharding::Zero1`](crate::Sharding::Zero1) what this rank owns of them. Local; to be called alike on all ranks.
+    ///
+    /// # Errors
+    /// INVALID (as [`Synced::grad_norm`]; a factor that is not finite), those of a lost communicator.
+    pub fn scale_grads(&mut self, factor: f64, params: Option<&[usize]>) -> Result<()> {
+        let (first, count) = listed(params);
+        let _inside = self.buffer.tree.enter();
+        // SAFETY: a live handle, the tree's only call; the borrow is mutable, so no slice of a gradient is in use.
+        check(unsafe { sys::mdp_grad_scale(self.buffer.as_raw(), first, count, factor, ptr::null_mut()) })
+    }
+
+    /// Says that reduced gradients were written, through [`Buffer::as_raw`] and views of the library's memory. Local.
+    ///
+    /// # Errors
+    /// Those of a lost communicator.
+    pub fn grads_changed(&mut self) -> Result<()> {
+        let _inside = self.buffer.tree.enter();
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_grad_changed(self.buffer.as_raw(), ptr::null_mut()) })
+    }
+
     /// The buffer, to be looked at.
     pub fn buffer(&self) -> &Buffer {
         self.buffer
     }
+}
+
+/// A list as the library takes it. An empty slice has a pointer too: none is listed, while NULL means all.
+fn listed(params: Option<&[usize]>) -> (*const usize, usize) {
+    params.map_or((ptr::null(), 0), |params| (params.as_ptr(), params.len()))
 }

@@ -128,6 +128,32 @@ fn views_and_copies_show_the_same_memory() {
 }
 
 #[test]
+fn reduced_gradients_are_measured_and_scaled() {
+    threads(2, |comm| {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("a"), small("b"), small("never")]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        let gradients = buffer.gradients();
+        for step in 1..=2 {
+            gradients.put(0, &[2f32; 4]).unwrap();
+            gradients.put(1, &[0f32, 0.0, 3.0, 0.0]).unwrap();
+            gradients.skip(2).unwrap();
+            let mut synced = buffer.sync().unwrap();
+            assert_eq!((synced.grad_norm(None).unwrap(), synced.grad_norm(Some(&[1])).unwrap()), (5.0, 3.0));
+            assert_eq!(synced.grad_norm(Some(&[])).unwrap(), 0.0);
+            synced.scale_grads(0.5, Some(&[0])).unwrap();
+            synced.grads_changed().unwrap();
+            assert_eq!(synced.grad_norm(Some(&[1, 0])).unwrap(), 13f64.sqrt());
+            assert!(synced.grad_norm(Some(&[1, 1])).unwrap_err().text.contains("listed already"));
+            assert_eq!(synced.scale_grads(f64::NAN, None).unwrap_err().code, Code::Invalid);
+            let report = optimizer.step(synced, &StepOptions::default()).unwrap();
+            assert_eq!(report.grad_norm, 13f64.sqrt());
+            assert_eq!([0, 1, 2].map(|param| optimizer.steps(param).unwrap()), [step, step, 0]);
+        }
+        assert_eq!(optimizer.steps(3).unwrap_err().code, Code::Invalid);
+    });
+}
+
+#[test]
 fn groups_and_state_are_the_optimizers() {
     let comm = alone();
     let mut buffer = register(&comm, &Buffer::builder(), &[small("still"), small("moves").group(1)]);
