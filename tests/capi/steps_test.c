@@ -140,6 +140,17 @@ static void bring_nothing(const mdp_unique_id* id, int32_t rank, int32_t n, void
   }
   sync_and_wait(m.buffer);
   for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, 10) == 0);
+  step_and_wait(m.optimizer);
+  /* Also where no rank brings anything in the last one: the step is taken with it. */
+  for (size_t p = 0; p < COUNT; ++p) write_param(m.buffer, p, 1);
+  OK(mdp_microbatch_begin(m.buffer, 0));
+  for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 6);
+  OK(mdp_microbatch_begin(m.buffer, 1));
+  for (size_t p = 0; p < COUNT && missing == MDP_MISSING_ERROR; ++p) OK(mdp_grad_skip(m.buffer, p));
+  sync_and_wait(m.buffer);
+  for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, 6) == 0);
+  step_and_wait(m.optimizer);
+  CHECK(params_off(m.buffer, A, 0.999F, 5e-4F) == 0 && params_off(m.buffer, C, 0.999F, 5e-4F) == 0);
   model_close(&m);
 }
 
@@ -421,6 +432,37 @@ static void masters_follow_a_broadcast(void** state) {
   run_ranks(2, broadcast_between_steps, NULL);
 }
 
+/* What is written between steps counts, in whichever way: the next step goes on from there. */
+static void write_between_steps(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  model m = model_open(id, rank, n, NULL, NULL);
+  const uint16_t seven = 0x40e0; /* as bf16 */
+  for (int round = 0; round < 4; ++round) {
+    for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 1);
+    sync_and_wait(m.buffer);
+    step_and_wait(m.optimizer);
+    const float now = round == 0 ? 0 : round == 3 ? 7 : 5;
+    CHECK(params_off(m.buffer, A, round == 0 ? 0 : 3, 0.1F) == 0);
+    CHECK(params_off(m.buffer, B, now, 0.1F) == 0);
+    if (round == 0) write_param(m.buffer, A, 3);
+    if (round == 0) write_param(m.buffer, B, 5);
+    if (round == 2) {
+      SIZED(mdp_tensor, view);
+      OK(mdp_buffer_param_view(m.buffer, B, &view));
+      for (int i = 0; i < LENGTH; ++i) ((uint16_t*)view.data)[i] = seven;
+      OK(mdp_param_changed(m.buffer));
+    }
+  }
+  OK(mdp_buffer_verify(m.buffer));
+  model_close(&m);
+}
+
+static void masters_follow_what_is_written(void** state) {
+  (void)state;
+  run_ranks(1, write_between_steps, NULL);
+  run_ranks(2, write_between_steps, NULL);
+}
+
 /* By its index, whichever arena it lies in. */
 static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
@@ -608,6 +650,7 @@ int main(void) {
       cmocka_unit_test_setup_teardown(what_ends_a_step_waits_for_puts, open_held, close_held),
       TEST(the_lowest_ranks_problem_is_told),
       TEST(masters_follow_a_broadcast),
+      TEST(masters_follow_what_is_written),
       TEST(the_parameter_that_differs),
       TEST(every_word_of_a_registration_is_compared),
       TEST(every_value_of_a_grid_is_compared),

@@ -139,6 +139,34 @@ void the_worlds_verdict_comes_before_ones_own() {
   for (std::thread& rank : ranks) rank.join();
 }
 
+// A rank whose stream was destroyed in the middle of a meeting had come to it: those that wait for a third do so for that one alone.
+void who_left_after_coming_is_not_missed() {
+  const auto worlds = create_thread_worlds(3, 20 * kSecondNs, {0, 0, 0});
+  std::atomic<int> come{0};
+  std::vector<std::thread> ranks;
+  for (const auto& world : worlds) {
+    ranks.emplace_back([world, &come] {
+      auto member = Member::create(world, nullptr, {0, 1, 2});
+      const int rank = world->rank();
+      Stop stop;
+      if (rank == 1) stop.request(0);
+      while (rank != 1 && come < (rank == 0 ? 1 : 2)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // some slices, in which rank 0 looks around
+      const Operation one = operation(1);
+      if (rank == 0) come = 2;
+      const Status status = member.ok() ? (*member)->perform(one, stop, [&] { return (*member)->meet(one, stop); }) : member.status();
+      if (rank == 1) come = 1;
+      const std::lock_guard lock(checking);
+      if (rank == 1) {
+        fails(status, Code::aborted, {"its stream was destroyed"});
+      } else {
+        check(status.ok(), text("rank ", rank, ": ", status.text()));
+      }
+    });
+  }
+  for (std::thread& rank : ranks) rank.join();
+}
+
 // Without one, who did not come is named: all of them.
 void whoever_does_not_come_is_named() {
   const auto worlds = create_thread_worlds(4, 200'000'000, {0, 0, 0, 0});
@@ -279,6 +307,7 @@ int main() {
   a_lost_operation_ends_the_world();
   the_worlds_verdict_comes_before_ones_own();
   whoever_does_not_come_is_named();
+  who_left_after_coming_is_not_missed();
   every_field_of_an_operation_is_compared();
   entries_are_cut();
   one_operation_at_a_time_crosses_hosts();
