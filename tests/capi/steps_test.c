@@ -574,6 +574,39 @@ static void every_value_of_a_grid_is_compared(void** state) {
   run_ranks(2, cut_differently, NULL);
 }
 
+/* Each communicator of a grid has the ranks that differ in its axes alone, whatever was asked for before. */
+static void ask_for_communicators(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  SIZED(mdp_grid_config, config);
+  config.tp = config.pp = 2; /* so dp is 2: rank = tp + 2 dp + 4 pp */
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &config, &grid));
+  static const uint32_t axes[3] = {MDP_AXIS_TP, MDP_AXIS_DP, MDP_AXIS_PP};
+  for (int which = 1; which < 8; ++which) {
+    uint32_t asked = 0;
+    for (int axis = 0; axis < 3; ++axis) asked |= (which >> axis & 1) != 0 ? axes[axis] : 0;
+    mdp_comm* part = NULL;
+    OK(mdp_grid_comm(grid, asked, &part));
+    int64_t members = INT64_C(1) << rank, expected = 0;
+    const int64_t one = 1;
+    const mdp_tensor t = tensor_of(MDP_DTYPE_I64, &members, &one);
+    OK(mdp_all_reduce(part, &t, &t, MDP_OP_SUM, NULL, NULL));
+    for (int32_t other = 0; other < n; ++other) {
+      if (((other ^ rank) & ~which) == 0) expected |= INT64_C(1) << other;
+    }
+    CHECK(members == expected);
+    mdp_comm_destroy(part);
+  }
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void communicators_of_a_grid(void** state) {
+  (void)state;
+  run_ranks(8, ask_for_communicators, NULL);
+}
+
 /* ── Optimizers ── */
 
 enum {
@@ -654,6 +687,7 @@ int main(void) {
       TEST(the_parameter_that_differs),
       TEST(every_word_of_a_registration_is_compared),
       TEST(every_value_of_a_grid_is_compared),
+      TEST(communicators_of_a_grid),
       TEST(every_value_of_an_optimizer_is_compared),
       TEST(state_is_that_after_the_step),
   };
