@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scripts written for torch.nn.parallel.DistributedDataParallel say, and what becomes of it here."""
 import os
-from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 import torch
 
 from ._comm import Comm, unique_id
 from ._errors import MegaDPError, Status, invalid
+from ._params import BufferOptions
 
 _NO_EFFECT = ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "check_reduction", "skip_all_reduce_unused_params",
               "batched_grad_copy", "lazy_bucket_allocation")  # always so here, or about what is not here
@@ -19,10 +20,23 @@ _REFUSED = {
     "device_mesh": (None, "give a megadp.Grid"),
     "bucket_cap_mb_list": (None, "bucket_elements and bucket_count say where buckets end"),
 }
-_BUFFER = ("grad_dtype", "sharding", "missing", "bucket_elements", "bucket_count", "overlap", "high_bandwidth_padding", "reference_buckets")
+_BUFFER = tuple(BufferOptions.__annotations__)
 
 
-def buffer_options(options: Dict[str, Any], bucket_cap_mb: Optional[float]) -> Dict[str, Any]:
+class Options(BufferOptions, total=False):
+    """DataParallel's further options: Buffer's, and words of DDP."""
+
+    find_unused_parameters: bool
+    static_graph: bool
+    gradient_as_bucket_view: bool
+    check_reduction: bool
+    skip_all_reduce_unused_params: bool
+    batched_grad_copy: bool
+    lazy_bucket_allocation: bool
+    init_sync: bool
+
+
+def buffer_options(options: Mapping[str, Any], bucket_cap_mb: Optional[float]) -> Dict[str, Any]:
     """What of DataParallel's options is for the Buffer, once DDP's words are understood."""
     found = {name: value for name, value in options.items() if name not in _NO_EFFECT}
     for name, (default, why) in _REFUSED.items():

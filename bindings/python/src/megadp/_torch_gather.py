@@ -92,6 +92,9 @@ class Gathering:
         self._compiled = any(isinstance(part, torch.jit.ScriptModule) or type(part).__name__ == "OptimizedModule" or
                              getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
         self._plain = {i: type(p) is torch.nn.Parameter and not self._compiled for i, p in params.items()}
+        for i, p in params.items():
+            if self._plain[i]:
+                _awaiting[id(p)] = self
         for part in module.modules() if not self._compiled else ():
             own = [p for p in part.parameters(recurse=False) if id(p) in self._numbers]
             if own:
@@ -101,7 +104,6 @@ class Gathering:
         """New values are on their way."""
         for i, p in self._params.items():
             if self._plain[i]:
-                _awaiting[id(p)] = self
                 p.__class__ = AwaitedParameter
 
     def forward(self) -> None:

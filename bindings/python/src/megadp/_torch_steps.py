@@ -249,10 +249,10 @@ class Gradients:
         if not set_to_none:
             self.storage.zero_grad()
             self._clean = bytearray(b"\1" * len(self.names))
-        for i, p in self.params.items():
-            direct = self._slots[i].dtype == p.dtype
-            p.grad = None if set_to_none or not direct else self._views[i]
-            self._versions[i] = self._slots[i]._version
+        with torch._C.DisableTorchFunctionSubclass():  # which parameters have while they are awaited; nobody looks at values here
+            for i, p in self.params.items():
+                p.grad = None if set_to_none or self._slots[i].dtype != p.dtype else self._views[i]
+                self._versions[i] = self._slots[i]._version
 
     def clear(self, numbers: List[int]) -> None:
         """p.grad.zero_(), one by one: what module.zero_grad(set_to_none=False) does."""

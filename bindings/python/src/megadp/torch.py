@@ -4,7 +4,7 @@
 docs/from-ddp.md says what becomes of scripts written for DistributedDataParallel.
 """
 import contextlib
-from typing import Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -19,6 +19,9 @@ from ._torch_gather import Gathering
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedAdamW
 from ._torch_steps import Gradients, as_tensor
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["DataParallel", "ShardedAdamW", "SyncBatchNorm", "Unwrapped", "as_tensor"]
 
@@ -50,9 +53,9 @@ class DataParallel(torch.nn.Module):
                  param_groups: Optional[Sequence[Dict[str, Any]]] = None, gather_in_forward: bool = False, register_frozen: bool = False,
                  broadcast_buffers: Optional[bool] = None, forward_sync_buffers: Optional[bool] = None, process_group: Any = None,
                  device_ids: Optional[Sequence[Any]] = None, output_device: Any = None, bucket_cap_mb: Optional[float] = None,
-                 **options: Any) -> None:
+                 **options: "Unpack[ddp.Options]") -> None:
         super().__init__()
-        options = ddp.buffer_options(options, bucket_cap_mb)
+        buffer_options = ddp.buffer_options(options, bucket_cap_mb)
         if where is not None and not isinstance(where, (Comm, Grid)):
             raise invalid(f"where is {where!r}; it must be a megadp.Comm or a megadp.Grid (device_ids is a keyword)")
         if where is not None and process_group is not None:
@@ -67,8 +70,8 @@ class DataParallel(torch.nn.Module):
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
         self.group_options, groups = ddp.read_groups(param_groups, list(self.trained.values()))
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", group=groups.get(id(p), 0),
-                                            frozen=i not in self.trained) for i, (name, p) in enumerate(named)], **options)
-        self._comm, norms_over, whole = self._groups_of(where, options.get("sharding") == "zero_0")
+                                            frozen=i not in self.trained) for i, (name, p) in enumerate(named)], **buffer_options)
+        self._comm, norms_over, whole = self._groups_of(where, buffer_options.get("sharding") == "zero_0")
         self._places: Dict[int, int] = {}
         self._take_memory()
         self.gradients = Gradients(self.storage, self.names, self.trained, norms_over, whole)
