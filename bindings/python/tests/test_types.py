@@ -41,7 +41,7 @@ class Types(unittest.TestCase):
         """Strictly, the package itself too; megadp.torch only where torch is there."""
         files = [os.path.join(SOURCES, "megadp", name) for name in sorted(os.listdir(os.path.join(SOURCES, "megadp"))) if name.endswith(".py")]
         if importlib.util.find_spec("torch") is None:
-            files = [path for path in files if os.path.basename(path) != "torch.py"]
+            files = [path for path in files if "torch" not in os.path.basename(path)]
         with tempfile.TemporaryDirectory() as folder:
             ended = run(["mypy", "--strict", "--cache-dir", folder, "--no-error-summary", "--hide-error-context", *files, *FILES],
                         MYPYPATH=SOURCES)
