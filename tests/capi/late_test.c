@@ -53,7 +53,7 @@ static void model_close(model* m) {
 }
 
 static void put_ones(mdp_buffer* buffer) {
-  static float ones[LENGTH];
+  float ones[LENGTH];
   for (int i = 0; i < LENGTH; ++i) ones[i] = 1;
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, ones, &length);
   OK(mdp_grad_put(buffer, 0, &grad, 0, NULL));
@@ -84,7 +84,7 @@ typedef enum {
 static atomic_int begun;
 
 static void call_meanwhile(model* m, what call) {
-  static float values[LENGTH];
+  float values[LENGTH];
   const mdp_tensor array = tensor_of(MDP_DTYPE_F32, values, &length);
   if (call == READ) {
     OK(mdp_param_read(m->buffer, 0, &array, NULL));
@@ -166,7 +166,7 @@ static void step_without_a_rank(const mdp_unique_id* id, int32_t rank, int32_t n
     model_close(&m);
     return;
   }
-  static float values[LENGTH];
+  float values[LENGTH];
   const mdp_tensor array = tensor_of(MDP_DTYPE_F32, values, &length);
   const char* const part = "rank 1 called mdp_comm_abort";
   mdp_request* request = NULL;
@@ -219,7 +219,7 @@ static mdp_bucket_state bucket_state(mdp_buffer* buffer) {
 static void sync_with_a_late_rank(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   model m = model_open(id, rank, n);
-  static float zeros[LENGTH];
+  float zeros[LENGTH] = {0};
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, zeros, &length);
   mdp_request *synced = NULL, *again = NULL, *stepped = NULL;
   CHECK(bucket_state(m.buffer) == MDP_BUCKET_FILLING);
