@@ -176,11 +176,12 @@ void retained_things_outlive_the_work() {
 
 // The last reference may be dropped by the stream's own work: a thread cannot wait for itself.
 void a_stream_may_end_in_its_own_work() {
-  std::atomic<bool> ended{false};
+  std::atomic<bool> go{false}, ended{false};
   auto holder = std::make_shared<std::unique_ptr<HostStream>>(make("own"));
   HostStream* const stream = holder->get();
   check(stream
-            ->submit([holder, &ended](const Stop&) {
+            ->submit([holder, &go, &ended](const Stop&) {
+              while (!go) sleep_ms(1);  // no stream may go while a call of it, this submit(), is still on its way
               holder->reset();
               ended = true;
               return Status();
@@ -188,6 +189,7 @@ void a_stream_may_end_in_its_own_work() {
             .ok(),
         "work is taken");
   holder.reset();
+  go = true;
   for (int i = 0; i < 20'000 && !ended; ++i) sleep_ms(1);
   check(ended, "a stream can be destroyed by its own work");
 }

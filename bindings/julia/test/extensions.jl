@@ -130,7 +130,7 @@ testcase("stand-in ChainRulesCore: tangents of mutable structs, thunks in Refs, 
 end
 
 testcase("stand-in ChainRulesCore 0.9, which cannot call the AD back: the extension loads, and says from which version on layers can be wrapped") do
-    output = read(`$(julia_command()) $(joinpath(@__DIR__, "programs", "old_rules.jl"))`, String)
+    output = read(`$(julia_command()) $(joinpath(PROGRAMS, "old_rules.jl"))`, String)
     @test output == "loaded\nUNSUPPORTED true\n"
 end
 
