@@ -71,10 +71,10 @@ Way way_of(mdp_comm& comm, const mdp_tensor* first, const char* argument) {
   if (tree.on_device()) {
     auto given = take(first, argument);  // what is wrong with it is said when it is taken in earnest
     if (given && given->device_type != static_cast<int32_t>(place.type)) {
-      return {comm.object->group().control(), tree.control(), Place{}};
+      return {comm.object->group().control(), comm.object->channel().control(), Place{}};
     }
   }
-  return {comm.object->group(), *tree.queue, place};
+  return {comm.object->group(), comm.object->channel().stream(), place};
 }
 
 // What is the same in all collectives. `submit` checks the operands and puts the operation on the way's stream.
@@ -89,7 +89,7 @@ mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argum
     if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
     auto request = prepare_request(out, comm->tree, comm->object);
     const Way way = way_of(*comm, first, argument);
-    if (Status ordered = comm->tree->queue->wait_for_caller(stream); !ordered) return ordered;
+    if (Status ordered = comm->object->channel().stream().wait_for_caller(stream); !ordered) return ordered;
     if (Status status = submit(way); !status) return status;
     auto pending = comm->object->finish(way.stream, stream, out != nullptr);
     if (!pending) return pending.status();

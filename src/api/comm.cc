@@ -62,7 +62,7 @@ Result<Launch> launch_by_environment(const mdp_comm_config& config) {
 
 // The failure that stays with the communicator, whoever noticed it first.
 Status sticky_failure(const Tree& tree) {
-  return tree.world->failed() ? tree.world->failure() : tree.queue->failure();
+  return tree.world->failed() ? tree.world->failure() : Status();
 }
 
 }  // namespace

@@ -22,6 +22,9 @@
 
 namespace megadp {
 
+// Of the host's memory, for each rank of a group of several ranks of one host: its page for meeting the others, and staging memory.
+constexpr size_t kGroupBytes = 4096 + (size_t{1} << 20);
+
 class Window {
  public:
   virtual ~Window() = default;

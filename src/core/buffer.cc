@@ -39,9 +39,10 @@ Buffer::~Buffer() {
     (void)impl_.release();  // its windows and locks belong to the parent
     return;
   }
-  // Collectives keep their windows; element-wise work on the queue does not.
-  if (tree().host_queue) tree().host_queue->retain(impl_->kept);
-  tree().queue->retain(std::move(impl_->kept));
+  // Collectives keep their windows; element-wise work on a stream does not.
+  for (const auto& channel : {impl_->grads, impl_->gathers}) {
+    if (channel) channel->retain(impl_->kept);
+  }
 }
 
 Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params) {
@@ -93,24 +94,52 @@ Status Buffer::allocate() {
     auto comm = grid_->comm(Grid::shard_axes(expert));
     if (went_well(comm.status())) comms[expert ? 1 : 0] = *std::move(comm);
   }
+  for (const auto& [channel, name] : {std::pair(&impl_->grads, "mdp-grads"), std::pair(&impl_->gathers, "mdp-gathers")}) {
+    auto made = Channel::create(grid_->world()->shared_tree(), name);
+    if (went_well(made.status())) *channel = *std::move(made);
+  }
+  std::shared_ptr<Comm> grads[2], params[2];
+  went_well(duplicate(comms, grads, params));
   for (const ArenaPlan& arena_plan : plan_.arenas) {
-    const std::shared_ptr<Comm>& comm = comms[arena_plan.expert ? 1 : 0];
-    if (comm != nullptr) went_well(allocate_arena(arena_plan, comm));
+    const size_t part = arena_plan.expert ? 1 : 0;
+    if (grads[part] != nullptr && params[part] != nullptr) went_well(allocate_arena(arena_plan, grads[part], params[part]));
   }
   if (first.ok()) went_well(allocate_agreements());
   if (first.ok()) went_well(allocate_sums());
   return agree(*tree().world, grid_->world()->group().members(), {"mdp_buffer_register"}, first);
 }
 
-Status Buffer::allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm) {
+// The communicators of dense and expert parameters on both channels, and the world's on the one of gradients; a communicator that is
+// another one, too, is duplicated once.
+Status Buffer::duplicate(std::span<const std::shared_ptr<Comm>, 2> comms, std::span<std::shared_ptr<Comm>, 2> grads,
+                         std::span<std::shared_ptr<Comm>, 2> params) {
+  Status first;
+  const auto make = [&](const std::shared_ptr<Comm>& comm, const std::shared_ptr<Channel>& channel) -> std::shared_ptr<Comm> {
+    if (comm == nullptr) return nullptr;
+    auto made = comm->duplicate(channel);
+    if (first.ok()) first = made.status();
+    return made ? *std::move(made) : nullptr;
+  };
+  for (const size_t part : {0, 1}) {
+    const bool same = part == 1 && comms[1] == comms[0];
+    grads[part] = same ? grads[0] : make(comms[part], impl_->grads);
+    params[part] = same ? params[0] : make(comms[part], impl_->gathers);
+    if (comms[part] == grid_->world()) impl_->world = grads[part];
+  }
+  if (comms[0] != grid_->world() && comms[1] != grid_->world()) impl_->world = make(grid_->world(), impl_->grads);
+  return first;
+}
+
+Status Buffer::allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> grads_comm, std::shared_ptr<Comm> params_comm) {
   Arena arena;
   arena.plan = &plan;
-  arena.comm = std::move(comm);
+  arena.grads_comm = std::move(grads_comm);
+  arena.params_comm = std::move(params_comm);
   arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
   arena.owned = owned_ranges(plan.layout, plan.shards, plan_.shard(plan, grid_->rank()));
   const uint64_t elements = std::max<uint64_t>(plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
-  auto params = arena.comm->group().allocate_window(elements * size_of(plan.param_type));
-  auto grads = arena.comm->group().allocate_window(elements * size_of(plan.grad_type));
+  auto params = arena.params_comm->group().allocate_window(elements * size_of(plan.param_type));
+  auto grads = arena.grads_comm->group().allocate_window(elements * size_of(plan.grad_type));
   if (!params) return params.status();
   if (!grads) return grads.status();
   arena.params = impl_->kept->keep(*std::move(params));
@@ -141,16 +170,16 @@ Status Buffer::allocate_agreements() {
     std::shared_ptr<Comm> comm;
     for (const Arena& arena : impl_->arenas) {
       if (arena.plan->expert != expert) continue;
-      comm = arena.comm;
+      comm = arena.grads_comm;
       params.insert(params.end(), arena.plan->params.begin(), arena.plan->params.end());
     }
     if (!comm) continue;
     std::sort(params.begin(), params.end());
     if (Status status = add_agreement(comm, std::move(params)); !status) return status;
-    world_covered = world_covered || comm == grid_->world();
+    world_covered = world_covered || comm == impl_->world;
   }
   // Other pipeline stages and expert ranks must learn of a problem too.
-  return world_covered ? Status() : add_agreement(grid_->world(), {});
+  return world_covered ? Status() : add_agreement(impl_->world, {});
 }
 
 Status Buffer::allocate_sums() {
@@ -181,7 +210,7 @@ void Buffer::index_params() {
       param.strides = dense_strides(spec.shape);
       const Arena& arena = s.arenas[ref.arena];
       const Axes tp = arena.plan->expert ? (kTp | kExpertGrid) : kTp;
-      const bool first_replica = arena.plan->shards > 1 || arena.comm->rank() == 0;
+      const bool first_replica = arena.plan->shards > 1 || arena.grads_comm->rank() == 0;
       param.counts = first_replica && (spec.placement == Placement::sharded || plan_.grid.index(tp, grid_->rank()) == 0);
       param.checked = first_replica && !param.counts;
     }

@@ -123,7 +123,9 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
   size_t digested_param(bool expert, size_t position) const;
   Status check_room();
   Status allocate();
-  Status allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> comm);
+  Status duplicate(std::span<const std::shared_ptr<Comm>, 2> comms, std::span<std::shared_ptr<Comm>, 2> grads,
+                   std::span<std::shared_ptr<Comm>, 2> params);
+  Status allocate_arena(const ArenaPlan& plan, std::shared_ptr<Comm> grads_comm, std::shared_ptr<Comm> params_comm);
   Status allocate_agreements();
   Status allocate_sums();
   void index_params();

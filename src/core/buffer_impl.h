@@ -17,10 +17,10 @@ namespace megadp {
 
 struct Buffer::Arena {
   const ArenaPlan* plan = nullptr;
-  std::shared_ptr<Comm> comm;                  // the ranks that hold replicas of these parameters
-  Window *params = nullptr, *grads = nullptr;  // in Impl::kept
-  float divisor = 1;                           // of the reduced sum: dp x cp, for experts too
-  std::vector<OwnedRange> owned;               // this rank's, in placement order
+  std::shared_ptr<Comm> grads_comm, params_comm;  // the ranks that hold replicas of these parameters, on either channel
+  Window *params = nullptr, *grads = nullptr;     // in Impl::kept
+  float divisor = 1;                              // of the reduced sum: dp x cp, for experts too
+  std::vector<OwnedRange> owned;                  // this rank's, in placement order
 
   std::byte* param_at(uint64_t element) const { return params->data() + element * size_of(plan->param_type); }
   std::byte* grad_at(uint64_t element) const { return grads->data() + element * size_of(plan->grad_type); }
@@ -46,7 +46,7 @@ struct Buffer::ParamState {
   bool skipped_everywhere = false;  // agreed by the last sync
 };
 
-// A reduction or a gather of one bucket, or of several at once, on the queue.
+// A reduction or a gather of one bucket, or of several at once.
 struct Buffer::Transfer {
   std::shared_ptr<Event> begin, end;
   bool counted = false;  // in Stats::comm_ns
@@ -58,6 +58,7 @@ struct Buffer::Bucket {
   uint64_t ready_ns = 0;
   bool launched = false;
   std::shared_ptr<Transfer> reduction, gather;  // the last of each
+  std::shared_ptr<Event> updated;               // the last step has read its gradients and written what this rank owns of it
 };
 
 // One small all-gather at the end of backward: a SyncHeader from every member and, for a shard group, one bit per parameter: "skipped
@@ -106,10 +107,16 @@ enum class Phase {
 };
 
 struct Buffer::Impl {
-  std::mutex mutex;                          // everything below, and the order of submissions to the queue
+  std::mutex mutex;                          // everything below, and the order of submissions to the channels
   std::array<std::mutex, 64> param_mutexes;  // by index modulo 64: held while a gradient is written into its slot
 
   std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  // Gradients are reduced and parameters updated on the one, parameters gathered on the other, so that the next step's gradients need not
+  // wait for the last step's gathers.
+  std::shared_ptr<Channel> grads, gathers;
+  std::shared_ptr<Comm> world;  // on the channel of gradients
+  // The last gather, or broadcast, of parameters: who writes them again comes after it.
+  std::shared_ptr<Event> gathered;
   std::vector<Arena> arenas;
   std::vector<ParamState> params;  // by registration index; unused for frozen ones
   std::vector<Bucket> buckets;     // by number, in launch order
@@ -142,10 +149,13 @@ struct Buffer::Impl {
   void plan_launches(bool overlap);
   size_t launched() const;  // buckets of this step
   int32_t number_of(const Bucket& bucket) const { return static_cast<int32_t>(&bucket - buckets.data()); }
-  Status launch(Buffer& buffer, std::span<Bucket> those);
-  Status launch_in_order(Buffer& buffer);
+  Status launch(std::span<Bucket> those);
+  Status launch_in_order();
   // All of the calls, of buckets that are launched at once.
-  Result<std::shared_ptr<Transfer>> transfer(Buffer& buffer, std::span<const Bucket> those, std::span<const WindowCall> calls);
+  Result<std::shared_ptr<Transfer>> transfer(Comm& comm, std::span<const Bucket> those, std::span<const WindowCall> calls);
+  bool is_sharded() const;  // somewhere: then steps gather
+  // What comes next on the channel of gradients may write parameters: it follows the caller's work, and what still reads them.
+  Status order_writes(void* caller);
   void count_times(const Bucket& bucket);
   BucketState state_of(const Bucket& bucket) const;
 };

@@ -13,13 +13,7 @@ Status Tree::usable() const {
   if (world->in_forked_child()) {
     return bad_state("this communicator belongs to the parent process; a forked child must create its own");
   }
-  if (world->failed()) return world->failure();
-  if (Status failure = queue->failure(); !failure) return failure;
-  return host_queue ? host_queue->failure() : Status();
-}
-
-Status Tree::order_control_after(const std::shared_ptr<Event>& event) const {
-  return host_queue ? host_queue->wait_for(event) : Status();
+  return world->failed() ? world->failure() : Status();
 }
 
 Result<std::shared_ptr<Comm>> Comm::create(const BackendConfig& config, const Launch& launch, uint64_t timeout_ns) {
@@ -27,23 +21,17 @@ Result<std::shared_ptr<Comm>> Comm::create(const BackendConfig& config, const La
   if (!world) return world.status();
   auto backend = open_backend(config, *world);
   if (!backend) return backend.status();
-  auto queue = (*backend)->create_stream("mdp-comm");
-  if (!queue) return queue.status();
   auto tree = std::make_shared<Tree>();
   tree->world = *world;
   tree->backend = *backend;
-  tree->queue = *std::move(queue);
-  if (Backend& control = tree->backend->control(); &control != tree->backend.get()) {
-    auto host_queue = control.create_stream("mdp-control");
-    if (!host_queue) return host_queue.status();
-    tree->host_queue = *std::move(host_queue);
-  }
+  auto channel = Channel::create(tree, "mdp-comm");
+  if (!channel) return channel.status();
 
   std::vector<int> everyone(static_cast<size_t>((*world)->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   auto group = tree->backend->create_group(everyone);
   if (!group) return group.status();
-  return std::shared_ptr<Comm>(new Comm(std::move(tree), *std::move(group)));
+  return std::shared_ptr<Comm>(new Comm(std::move(tree), *std::move(channel), *std::move(group)));
 }
 
 Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
@@ -70,37 +58,34 @@ Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
 
 Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
   if (Status usable = tree_->usable(); !usable) return usable;
-  auto group = group_->split(members);
+  auto channel = Channel::create(tree_, "mdp-comm");
+  auto group = group_->split(members);  // also without a channel: the others would wait for it
+  if (!channel) return channel.status();
   if (!group) return group.status();
   if (*group == nullptr) return std::shared_ptr<Comm>();
-  return std::shared_ptr<Comm>(new Comm(tree_, *std::move(group)));
+  return std::shared_ptr<Comm>(new Comm(tree_, *std::move(channel), *std::move(group)));
 }
 
-Result<std::shared_ptr<Request>> Comm::request(std::function<Status()> complete) {
-  if (tree_->host_queue) {
-    auto end = tree_->queue->record();
-    if (!end) return end.status();
-    if (Status ordered = tree_->order_control_after(*end); !ordered) return ordered;
-  }
-  auto event = tree_->control().record(tree_->event_fd.get());
-  if (!event) return event.status();
-  return std::make_shared<Request>(tree_, *event, tree_->event_fd.valid(), std::move(complete));
+Result<std::shared_ptr<Comm>> Comm::duplicate(std::shared_ptr<Channel> channel) {
+  auto group = group_->split(group_->members());
+  if (!group) return group.status();
+  return std::shared_ptr<Comm>(new Comm(tree_, std::move(channel), *std::move(group)));
 }
 
 Result<std::shared_ptr<Request>> Comm::finish(Stream& used, void* consumer, bool want_request) {
-  if (want_request) return request();
+  if (want_request) return channel_->request(tree_);
   auto event = used.record();
   if (!event) return event.status();
-  if (Status status = used.make_caller_wait(&used == tree_->queue.get() ? consumer : nullptr, **event); !status) return status;
+  if (Status status = used.make_caller_wait(&used == &channel_->stream() ? consumer : nullptr, **event); !status) return status;
   return std::shared_ptr<Request>();
 }
 
 Status Comm::barrier() {
-  auto before = tree_->queue->record();
+  auto before = channel_->stream().record();
   if (!before) return before.status();
-  if (Status ordered = tree_->order_control_after(*before); !ordered) return ordered;
-  if (Status submitted = group_->control().barrier(tree_->control(), Tag{-1, "barrier"}); !submitted) return submitted;
-  auto done = tree_->control().record();
+  if (Status ordered = channel_->order_control_after(*before); !ordered) return ordered;
+  if (Status submitted = group_->control().barrier(channel_->control(), Tag{-1, "barrier"}); !submitted) return submitted;
+  auto done = channel_->control().record();
   return done ? (*done)->wait(Deadline::never()) : done.status();
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comm: this rank in one ordered group of ranks. Tree: what a communicator shares with its splits and with everything made from them: the
-// control plane, the backend, and the one queue on which all collectives run, so that every rank runs them in one order.
+// Comm: this rank in one ordered group of ranks, on a channel. Tree: what a communicator shares with its splits and with everything made
+// from them: the control plane, the backend, and the first failure.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "backend/backend.h"
@@ -14,25 +15,29 @@
 #include "backend/registry.h"
 #include "backend/world.h"
 #include "base/status.h"
+#include "core/channel.h"
 
 namespace megadp {
-
-class Request;
 
 struct Tree {
   std::shared_ptr<World> world;
   std::shared_ptr<Backend> backend;
   // An eventfd with EFD_SEMAPHORE, invalid until asked for: one is added when a request finishes and taken off when the caller has seen it.
-  // `event_owed` are those seen before their one was added. Before queue, whose last events still write to it.
+  // `event_owed` are those seen before their one was added. Before `passing`, whose last events still write to it.
   Fd event_fd;
   std::atomic<int> event_owed{0};
-  std::unique_ptr<Stream> queue;
-  // Where the backend is a device: the host's queue, for what ranks tell each other. It runs beside `queue`.
-  std::unique_ptr<Stream> host_queue;
-  bool on_device() const noexcept { return host_queue != nullptr; }
-  Stream& control() const noexcept { return host_queue ? *host_queue : *queue; }
-  // What comes next in control() comes after the event, which is in `queue`.
-  Status order_control_after(const std::shared_ptr<Event>& event) const;
+
+  bool on_device() const noexcept { return &backend->control() != backend.get(); }
+
+  // Channels that nobody holds any more, until what is in flight on them has passed.
+  struct Passing {
+    std::unique_ptr<Channel> channel;
+    std::vector<std::shared_ptr<Event>> ends;
+  };
+  std::mutex passing_mutex;
+  std::vector<Passing> passing;  // under passing_mutex
+  void retire(std::unique_ptr<Channel> channel) noexcept;
+  void drop_passed() noexcept;
 
   // ok while the tree is usable: not in a forked child, no rank lost, nothing aborted.
   Status usable() const;
@@ -47,29 +52,32 @@ class Comm {
   // Collective over this communicator: a communicator of `members` (world ranks, this one among them). A null pointer where `members` is
   // empty.
   Result<std::shared_ptr<Comm>> subset(const std::vector<int>& members);
+  // Collective over this communicator: the same ranks on another channel.
+  Result<std::shared_ptr<Comm>> duplicate(std::shared_ptr<Channel> channel);
 
   int rank() const noexcept { return group_->rank(); }
   int size() const noexcept { return group_->size(); }
   Group& group() noexcept { return *group_; }
+  const Channel& channel() const noexcept { return *channel_; }
   Tree& tree() noexcept { return *tree_; }
   const std::shared_ptr<Tree>& shared_tree() const noexcept { return tree_; }
   // This process's rank in the world.
   int world_rank() const noexcept { return tree_->world->rank(); }
 
-  // A request for the point that the queue and control() have come to (event fd included); see Request for `complete`.
-  Result<std::shared_ptr<Request>> request(std::function<Status()> complete = {});
-  // Ends a series of submissions to the queue: with `want_request` a request that reports their end; otherwise orders `consumer` after
+  // Ends a series of submissions to the channel: with `want_request` a request that reports their end; otherwise orders `consumer` after
   // them, which on the host means waiting here, and returns a null pointer.
-  // `used` is the stream they were submitted to: the queue, or control(), whose consumer is the calling thread.
+  // `used` is the stream they were submitted to: the channel's, or its control(), whose consumer is the calling thread.
   Result<std::shared_ptr<Request>> finish(Stream& used, void* consumer, bool want_request);
 
   // Blocking barrier.
   Status barrier();
 
  private:
-  Comm(std::shared_ptr<Tree> tree, std::unique_ptr<Group> group) : tree_(std::move(tree)), group_(std::move(group)) {}
+  Comm(std::shared_ptr<Tree> tree, std::shared_ptr<Channel> channel, std::unique_ptr<Group> group)
+      : tree_(std::move(tree)), channel_(std::move(channel)), group_(std::move(group)) {}
 
-  std::shared_ptr<Tree> tree_;  // before group_: groups go first
+  std::shared_ptr<Tree> tree_;  // in this order: groups go first
+  std::shared_ptr<Channel> channel_;
   std::unique_ptr<Group> group_;
 };
 

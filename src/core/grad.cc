@@ -39,32 +39,43 @@ BucketState Buffer::Impl::state_of(const Bucket& bucket) const {
   return bucket.gather->end->done() ? BucketState::whole : BucketState::gathering;
 }
 
+bool Buffer::Impl::is_sharded() const {
+  return std::any_of(arenas.begin(), arenas.end(), [](const Arena& arena) { return arena.plan->shards > 1; });
+}
+
+Status Buffer::Impl::order_writes(void* caller) {
+  if (Status ordered = grads->stream().wait_for_caller(caller); !ordered) return ordered;
+  return gathered ? grads->stream().wait_for(gathered) : Status();
+}
+
 size_t Buffer::Impl::launched() const {
   return static_cast<size_t>(std::count_if(buckets.begin(), buckets.end(), [](const Bucket& bucket) { return bucket.launched; }));
 }
 
 void Buffer::Impl::plan_launches(bool overlap) {
-  const auto goes_with = [&](const Bucket& a, const Bucket& b) { return !overlap && arenas[a.arena].comm == arenas[b.arena].comm; };
+  const auto goes_with = [&](const Bucket& a, const Bucket& b) {
+    return !overlap && arenas[a.arena].grads_comm == arenas[b.arena].grads_comm;
+  };
   for (size_t begin = 0, end = 0; begin < buckets.size(); begin = end) {
     while (end < buckets.size() && (end == begin || goes_with(buckets[begin], buckets[end]))) ++end;
     launches.emplace_back(&buckets[begin], end - begin);
   }
 }
 
-Result<std::shared_ptr<Buffer::Transfer>> Buffer::Impl::transfer(Buffer& buffer, std::span<const Bucket> those,
+Result<std::shared_ptr<Buffer::Transfer>> Buffer::Impl::transfer(Comm& comm, std::span<const Bucket> those,
                                                                  std::span<const WindowCall> calls) {
   for (const Bucket& bucket : those) count_times(bucket);
-  Stream& queue = *buffer.tree().queue;
-  auto begin = queue.record();
+  Stream& stream = comm.channel().stream();
+  auto begin = stream.record();
   if (!begin) return begin.status();
-  if (Status submitted = arenas[those.front().arena].comm->group().together(queue, calls); !submitted) return submitted;
-  auto end = queue.record();
+  if (Status submitted = comm.group().together(stream, calls); !submitted) return submitted;
+  auto end = stream.record();
   if (!end) return end.status();
   for (const WindowCall& call : calls) stats.bytes += call.count * size_of(call.type);
   return std::make_shared<Transfer>(Transfer{*std::move(begin), *std::move(end)});
 }
 
-Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
+Status Buffer::Impl::launch(std::span<Bucket> those) {
   std::vector<WindowCall> calls;
   for (const Bucket& bucket : those) {
     const Arena& arena = arenas[bucket.arena];
@@ -77,7 +88,7 @@ Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
                      .tag = {number_of(bucket), "gradients"},
                      .divisor = arena.divisor});
   }
-  auto reduction = transfer(buffer, those, calls);
+  auto reduction = transfer(*arenas[those.front().arena].grads_comm, those, calls);
   if (!reduction) return reduction.status();
   for (Bucket& bucket : those) {
     bucket.reduction = *reduction;
@@ -87,12 +98,12 @@ Status Buffer::Impl::launch(Buffer& buffer, std::span<Bucket> those) {
   return {};
 }
 
-Status Buffer::Impl::launch_in_order(Buffer& buffer) {
+Status Buffer::Impl::launch_in_order() {
   const auto full = [](const Bucket& bucket) { return bucket.waiting == 0; };
   for (; next_launch < launches.size(); ++next_launch) {
     const std::span<Bucket> those = launches[next_launch];
     if (!std::all_of(those.begin(), those.end(), full)) break;
-    if (Status status = launch(buffer, those); !status) return status;
+    if (Status status = launch(those); !status) return status;
   }
   return {};
 }
@@ -114,7 +125,7 @@ Status Buffer::Impl::arrive(Buffer& buffer, size_t param) {
 Status Buffer::Impl::became_ready(Buffer& buffer, Bucket& bucket) {
   if (--bucket.waiting > 0) return {};
   bucket.ready_ns = now_ns();
-  return buffer.plan().config.no_overlap ? Status() : launch_in_order(buffer);
+  return buffer.plan().config.no_overlap ? Status() : launch_in_order();
 }
 
 // Whether a gradient of `param` may come now; `call` is the function's name.
@@ -203,7 +214,7 @@ Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool m
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
   lock.lock();
-  if (Status ordered = tree().queue->wait_for_caller(producer); !ordered) return ordered;
+  if (Status ordered = s.grads->stream().wait_for_caller(producer); !ordered) return ordered;
   state.has_gradient = s.microbatch_touched = true;
   return more ? Status() : s.arrive(*this, param);
 }
@@ -214,7 +225,7 @@ Status Buffer::grad_ready(size_t param, void* producer) {
   std::lock_guard lock(s.mutex);
   if (Status usable = tree().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_ready", param); !may) return may;
-  if (Status ordered = tree().queue->wait_for_caller(producer); !ordered) return ordered;
+  if (Status ordered = s.grads->stream().wait_for_caller(producer); !ordered) return ordered;
   return s.arrive(*this, param);
 }
 
@@ -239,24 +250,26 @@ Status Buffer::clear_if_empty(size_t param) {
   const ParamState& state = impl_->params[param];
   if (state.has_gradient) return {};
   const Arena& arena = impl_->arenas[state.arena];
-  return tree().backend->zero(*tree().queue, arena.grad_at(state.begin), plan_.params[param].numel * size_of(arena.plan->grad_type));
+  return tree().backend->zero(impl_->grads->stream(), arena.grad_at(state.begin),
+                              plan_.params[param].numel * size_of(arena.plan->grad_type));
 }
 
 Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
-  std::shared_ptr<Event> gathered, reduced;
+  std::shared_ptr<Event> updated, reduced;
+  Stream& stream = impl_->grads->stream();
   {
     std::lock_guard lock(impl_->mutex);
     const Bucket& last = impl_->buckets[bucket];
-    if (last.gather) gathered = last.gather->end;
+    updated = last.updated;
     if (last.reduction && !last.launched) reduced = last.reduction->end;
   }
   // Of a step that was begun anew without the optimizer; on the host it is over with the sync.
   if (reduced && !reduced->done()) {
-    if (Status ordered = tree().queue->make_caller_wait(caller, *reduced); !ordered) return ordered;
+    if (Status ordered = stream.make_caller_wait(caller, *reduced); !ordered) return ordered;
   }
-  if (!gathered || gathered->done()) return gathered ? gathered->status() : Status();
+  if (!updated || updated->done()) return updated ? updated->status() : Status();
   const uint64_t begin = now_ns();
-  Status status = tree().queue->make_caller_wait(caller, *gathered);  // where it blocks, at most for the communicator's timeout
+  Status status = stream.make_caller_wait(caller, *updated);  // where it blocks, at most for the communicator's timeout
   std::lock_guard lock(impl_->mutex);
   impl_->stats.exposed_ns += now_ns() - begin;
   return status;
@@ -273,18 +286,18 @@ Status Buffer::zero_grad(void* caller) {
     return bad_state("mdp_buffer_zero_grad: ", s.launched(), " of ", s.buckets.size(),
                      " buckets of this step are launched already; end the step with mdp_grad_sync");
   }
-  Stream& queue = *tree().queue;
-  if (Status ordered = queue.wait_for_caller(caller); !ordered) return ordered;
+  Stream& stream = s.grads->stream();
+  if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
   for (Arena& arena : s.arenas) {
-    if (Status zeroed = tree().backend->zero(queue, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
+    if (Status zeroed = tree().backend->zero(stream, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
   }
-  auto done = queue.record();
+  auto done = stream.record();
   if (!done) return done.status();
   const bool is_last = s.phase != Phase::open || s.is_last;  // often called right after mdp_microbatch_begin: what that said holds
   s.start_step();
   s.is_last = is_last;
   lock.unlock();
-  return queue.make_caller_wait(caller, **done);
+  return stream.make_caller_wait(caller, **done);
 }
 
 }  // namespace megadp

@@ -64,8 +64,8 @@ Status Buffer::submit_agreements(const SyncHeader& header) {
     }
     if (Status written = tree().backend->control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
     Group& group = agreement.comm->group().control();
-    if (Status submitted = group.all_gather(tree().control(), agreement.send->data(), agreement.receive->data(), agreement.bytes, DType::u8,
-                                            Tag{-1, "agreement at mdp_grad_sync"});
+    if (Status submitted = group.all_gather(impl_->grads->control(), agreement.send->data(), agreement.receive->data(), agreement.bytes,
+                                            DType::u8, Tag{-1, "agreement at mdp_grad_sync"});
         !submitted) {
       return submitted;
     }
@@ -121,17 +121,17 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
     std::unique_lock lock(s.mutex);
     s.wait_for_puts(lock);  // what is being put now counts
     if (Status usable = tree().usable(); !usable) return usable;
-    if (Status ordered = tree().queue->wait_for_caller(consumer); !ordered) return ordered;
+    if (Status ordered = s.grads->stream().wait_for_caller(consumer); !ordered) return ordered;
     if (s.phase == Phase::open) {
       s.sync_ns = now_ns();
       s.stats.launched_in_backward += s.launched();
       auto header = settle_missing();
       if (!header) return header.status();
-      if (Status launched = s.launch_in_order(*this); !launched) return launched;
+      if (Status launched = s.launch_in_order(); !launched) return launched;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
-      auto end = tree().control().record();
+      auto end = s.grads->control().record();
       if (!end) return end.status();
-      auto reduced = tree().queue->record();
+      auto reduced = s.grads->stream().record();
       if (!reduced) return reduced.status();
       s.reduced = *reduced;
       s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, false, [this] { return complete_sync(); });
@@ -141,7 +141,7 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
   }
   // Each caller's own, with a notification of its own: one of them may be freed unseen.
   if (want_request) {
-    return grid_->world()->request([self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
+    return s.grads->request(grid_->world()->shared_tree(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
   }
   const uint64_t begin = now_ns();
   const Status outcome = sync->wait(Deadline::never());
@@ -151,7 +151,7 @@ Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_req
   }
   if (!outcome && outcome.code() != Code::state) return outcome;
   // On the host the reductions have finished before the agreement. Also where the agreement failed: gradients may be written anew.
-  if (Status ordered = tree().queue->make_caller_wait(consumer, *s.reduced); !ordered) return ordered;
+  if (Status ordered = s.grads->stream().make_caller_wait(consumer, *s.reduced); !ordered) return ordered;
   if (!outcome) return outcome;
   return std::shared_ptr<Request>();
 }

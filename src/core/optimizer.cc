@@ -37,9 +37,9 @@ Optimizer::~Optimizer() {
     (void)impl_.release();
     return;
   }
-  // The queue may still be updating them.
-  tree.queue->retain(std::move(impl_->kept));
-  tree.queue->retain(std::move(outcomes_));
+  // They may still be being updated.
+  buffer_->impl_->grads->retain(impl_->kept);
+  buffer_->impl_->grads->retain(outcomes_);
 }
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config) {
@@ -167,7 +167,7 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
     const uint64_t version = buffer.impl_->params[owned.param].version;
     if (versions[owned.param] == version) return {};
     if (Status submitted = submit_master(buffer, arena, owned); !submitted) return submitted;
-    auto recorded = buffer.tree().queue->record();
+    auto recorded = buffer.impl_->grads->stream().record();
     if (!recorded) return recorded.status();
     taken = *std::move(recorded);
     versions[owned.param] = version;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The step: what is submitted to the queue, and how its outcome is read.
+// The step: what is submitted to the channels, and how its outcome is read.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -38,8 +38,8 @@ AdamW Optimizer::Impl::hyper(int group, double lr) const {
 Status Optimizer::Impl::submit_master(Buffer& buffer, size_t a, const Owned& owned) const {
   const Buffer::Arena& arena = buffer.impl_->arenas[a];
   if (!Plan::has_master(*arena.plan) || versions[owned.param] == buffer.impl_->params[owned.param].version) return {};
-  return buffer.tree().backend->cast(*buffer.tree().queue, master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
-                                     arena.plan->param_type, owned.end - owned.begin);
+  return buffer.tree().backend->cast(buffer.impl_->grads->stream(), master_at(arena, shards[a], owned), DType::f32,
+                                     arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
 }
 
 Status Optimizer::submit_refresh() {
@@ -65,17 +65,18 @@ void Optimizer::count_changes() {
 
 // One more step for every parameter that takes part in it; unless it is skipped, which the device knows.
 Status Optimizer::submit_counts() {
-  Tree& tree = buffer_->tree();
+  Backend& backend = *buffer_->tree().backend;
+  Stream& stream = buffer_->impl_->grads->stream();
   return impl_->classes.step(
       [&](size_t param) {
         const bool trained = !buffer_->plan().params[param].frozen;
         return trained ? std::optional(!buffer_->impl_->params[param].skipped_everywhere) : std::nullopt;
       },
       [&](uint32_t from, uint32_t to) {
-        return tree.backend->cast(*tree.queue, impl_->device_steps(to), DType::i64, impl_->device_steps(from), DType::i64, 1);
+        return backend.cast(stream, impl_->device_steps(to), DType::i64, impl_->device_steps(from), DType::i64, 1);
       },
       [&](uint32_t first, uint32_t count) {
-        return tree.backend->count_steps(*tree.queue, impl_->device_scalars(), impl_->device_steps(first), count);
+        return backend.count_steps(stream, impl_->device_scalars(), impl_->device_steps(first), count);
       });
 }
 
@@ -92,13 +93,13 @@ Status Optimizer::submit_update(const Buffer::Bucket& bucket, double lr) {
       },
       [&](const Impl::Owned& owned) {
         return tree.backend->adamw(
-            *tree.queue, impl_->hyper(owned.group, lr), impl_->device_scalars(), impl_->device_steps(impl_->classes.of(owned.param)),
+            s.grads->stream(), impl_->hyper(owned.group, lr), impl_->device_scalars(), impl_->device_steps(impl_->classes.of(owned.param)),
             arena.grad_at(owned.begin), arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
             impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
       });
 }
 
-// What was launched at once is gathered at once.
+// What was launched at once is gathered at once, after its update.
 Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
   Buffer::Impl& s = *buffer_->impl_;
   std::vector<WindowCall> calls;
@@ -113,9 +114,18 @@ Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
                      .count = range.end - range.begin,
                      .tag = {s.number_of(bucket), "parameters"}});
   }
-  auto gather = s.transfer(*buffer_, those, calls);
+  auto updated = s.grads->stream().record();
+  if (!updated) return updated.status();
+  if (s.is_sharded()) {
+    if (Status ordered = s.gathers->stream().wait_for(*updated); !ordered) return ordered;
+  }
+  const Buffer::Arena& arena = s.arenas[those.front().arena];
+  auto gather = s.transfer(s.is_sharded() ? *arena.params_comm : *arena.grads_comm, those, calls);
   if (!gather) return gather.status();
-  for (Buffer::Bucket& bucket : those) bucket.gather = *gather;
+  for (Buffer::Bucket& bucket : those) {
+    bucket.updated = *updated;
+    bucket.gather = *gather;
+  }
   return {};
 }
 
@@ -150,6 +160,8 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   if (Status synced = buffer_->await_sync(); !synced) return synced;
   Buffer::Impl& s = *buffer_->impl_;
   Tree& tree = buffer_->tree();
+  Stream& grads = s.grads->stream();
+  const std::shared_ptr<Channel>& last = s.is_sharded() ? s.gathers : s.grads;  // where the step ends
   std::shared_ptr<Event> normed, end;
   std::shared_ptr<Memory> outcome;
   {
@@ -157,7 +169,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     if (Status usable = tree.usable(); !usable) return usable;
     if (Status reduced = s.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
     if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
-    if (Status ordered = tree.queue->wait_for_caller(options.caller); !ordered) return ordered;
+    if (Status ordered = s.order_writes(options.caller); !ordered) return ordered;
     auto place = outcome_place();
     if (!place) return place.status();
     outcome = *std::move(place);
@@ -165,11 +177,11 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     StepScalars* const scalars = impl_->device_scalars();
     if (Status submitted = buffer_->submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
     const StepRule rule{impl_->config.max_grad_norm, options.loss_scale.value_or(1), true};
-    if (Status begun = tree.backend->begin_step(*tree.queue, scalars, rule); !begun) return begun;
+    if (Status begun = tree.backend->begin_step(grads, scalars, rule); !begun) return begun;
     if (Status counted = submit_counts(); !counted) return counted;
-    Status fetched = tree.backend->fetch(*tree.queue, outcome->data(), scalars, sizeof(StepScalars));
+    Status fetched = tree.backend->fetch(grads, outcome->data(), scalars, sizeof(StepScalars));
     if (!fetched) return fetched;
-    auto recorded = tree.queue->record();
+    auto recorded = grads.record();
     if (!recorded) return recorded.status();
     normed = *recorded;
     const double lr = options.lr.value_or(impl_->config.lr);
@@ -180,9 +192,9 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
       }
       if (Status submitted = submit_gathers(s.launches[number]); !submitted) return submitted;
     }
-    recorded = tree.queue->record();
+    recorded = last->stream().record();
     if (!recorded) return recorded.status();
-    end = last_step_ = *recorded;
+    end = last_step_ = s.gathered = *recorded;
     impl_->config.lr = lr;  // only now: a step that could not be submitted has changed nothing
     count_changes();
     s.start_step();
@@ -196,12 +208,13 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   }
   // On the host it has been waited for; a device goes on while the caller does.
   if (!want_request) {
-    if (Status ordered = tree.queue->make_caller_wait(options.caller, *end); !ordered) return ordered;
+    if (Status ordered = last->stream().make_caller_wait(options.caller, *end); !ordered) return ordered;
     return std::shared_ptr<Request>();
   }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  return buffer_->grid()->world()->request(
-      [self = shared_from_this(), outcome, loss_scale = options.loss_scale] { return self->judge(outcome, loss_scale, false, nullptr); });
+  return last->request(buffer_->grid()->world()->shared_tree(), [self = shared_from_this(), outcome, loss_scale = options.loss_scale] {
+    return self->judge(outcome, loss_scale, false, nullptr);
+  });
 }
 
 Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report) {

@@ -30,7 +30,7 @@ Status Buffer::param_wait(size_t param, void* consumer) {
   const uint64_t begin = now_ns();
   Status first;
   for (const auto& event : pending) {
-    Status status = tree().queue->make_caller_wait(consumer, *event);
+    Status status = s.gathers->stream().make_caller_wait(consumer, *event);
     if (first.ok()) first = status;
   }
   std::lock_guard lock(s.mutex);
@@ -63,7 +63,7 @@ Status Buffer::param_write(size_t param, const StridedArray& from, void* caller)
   auto slot = whole_slot("mdp_param_write", param, from.shape, caller);
   if (!slot) return slot.status();
   if (Status copied = tree().backend->copy(*slot, from, false, caller); !copied) return copied;
-  if (Status ordered = tree().queue->wait_for_caller(caller); !ordered) return ordered;
+  if (Status ordered = impl_->grads->stream().wait_for_caller(caller); !ordered) return ordered;
   std::lock_guard lock(impl_->mutex);
   ++impl_->params[param].version;  // of this one only: the masters of the others hold more than their parameters show
   return {};
@@ -82,7 +82,7 @@ Status Buffer::param_changed() {
 
 Status Buffer::broadcast(int root) {
   Impl& s = *impl_;
-  Stream& queue = *tree().queue;
+  Stream& stream = s.gathers->stream();
   std::shared_ptr<Event> done;
   {
     std::lock_guard lock(s.mutex);
@@ -92,14 +92,17 @@ Status Buffer::broadcast(int root) {
       if (root >= 0 && root < size) continue;
       return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
     }
+    auto written = s.grads->stream().record();  // by a step, or by the caller
+    if (!written) return written.status();
+    if (Status ordered = stream.wait_for(*written); !ordered) return ordered;
     for (Arena& arena : s.arenas) {
-      const Status submitted = arena.comm->group().broadcast(queue, *arena.params, arena.plan->param_type, 0, arena.plan->layout.numel,
-                                                             root, Tag{-1, "mdp_buffer_broadcast"});
+      const Status submitted = arena.params_comm->group().broadcast(stream, *arena.params, arena.plan->param_type, 0,
+                                                                    arena.plan->layout.numel, root, Tag{-1, "mdp_buffer_broadcast"});
       if (!submitted) return submitted;
     }
-    auto recorded = queue.record();
+    auto recorded = stream.record();
     if (!recorded) return recorded.status();
-    done = *recorded;
+    done = s.gathered = *recorded;
     s.all_params_changed();
   }
   return done->wait(Deadline::never());
@@ -133,9 +136,11 @@ size_t Buffer::digested_param(bool expert, size_t position) const {
 Status Buffer::verify() {
   if (Status usable = tree().usable(); !usable) return usable;
   // On the host's thread, whatever the backend: what is read here is not read on its streams.
-  auto settled = tree().queue->record();
-  if (!settled) return settled.status();
-  if (Status reached = (*settled)->wait(Deadline::never()); !reached) return reached;
+  for (const auto& channel : {impl_->grads, impl_->gathers}) {
+    auto settled = channel->stream().record();
+    if (!settled) return settled.status();
+    if (Status reached = (*settled)->wait(Deadline::never()); !reached) return reached;
+  }
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
   Held held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
   for (const bool expert : {false, true}) {

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "backend/group.h"
 #include "base/checked.h"
 #include "base/hash.h"
 #include "base/math.h"
@@ -172,6 +173,17 @@ std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas, bool
   return order;
 }
 
+// The groups that registering makes: for dense and for expert parameters one on the channel of gradients and one on that of gathers, and
+// the world's on the first.
+uint64_t group_bytes(const Plan& plan) {
+  const Axes dense = Grid::shard_axes(false), expert = Grid::shard_axes(true);
+  const int world = plan.grid.world(), dense_size = plan.grid.size(dense), expert_size = plan.grid.size(expert);
+  uint64_t groups = dense_size > 1 ? 2 : 0;
+  if (expert_size > 1 && plan.grid.groups(expert) != plan.grid.groups(dense)) groups += 2;
+  if (dense_size < world && expert_size < world) ++groups;
+  return groups * kGroupBytes;
+}
+
 }  // namespace
 
 Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params) {
@@ -225,7 +237,7 @@ uint64_t step_count_bytes(const Plan& plan) {
 }
 
 uint64_t scratch_bytes(const Plan& plan) {
-  uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan);
+  uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan) + group_bytes(plan);
   bool world_covered = false;
   for (const bool expert : {false, true}) {
     uint64_t params = 0;

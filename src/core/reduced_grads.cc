@@ -55,7 +55,7 @@ Result<Buffer::Chosen> Buffer::choose(const ParamList& list) const {
 // programs, which should be equal and need not be: one that is not finite would spoil its own parameters, so all are looked at.
 Status Buffer::submit_square_sum(StepScalars* scalars, const Chosen& chosen, const char* what) {
   Impl& s = *impl_;
-  Stream& queue = *tree().queue;
+  Stream& stream = impl_->grads->stream();
   Backend& backend = *tree().backend;
   static_assert(offsetof(StepScalars, nonfinite) == offsetof(StepScalars, square_sum) + sizeof(double));  // reduced together
   const auto add = [&](bool ParamState::*which) -> Status {
@@ -64,18 +64,18 @@ Status Buffer::submit_square_sum(StepScalars* scalars, const Chosen& chosen, con
           arena.owned, [&](const OwnedRange& range) { return s.params[range.param].*which && chosen.has(range.param); },
           [](const OwnedRange&, const OwnedRange&) { return true; },
           [&](const OwnedRange& range) {
-            return backend.square_sum(queue, arena.grad_at(range.begin), arena.plan->grad_type, range.end - range.begin, scalars);
+            return backend.square_sum(stream, arena.grad_at(range.begin), arena.plan->grad_type, range.end - range.begin, scalars);
           });
       if (!submitted) return submitted;
     }
     return {};
   };
-  if (Status zeroed = backend.zero(queue, &scalars->square_sum, 2 * sizeof(double)); !zeroed) return zeroed;
+  if (Status zeroed = backend.zero(stream, &scalars->square_sum, 2 * sizeof(double)); !zeroed) return zeroed;
   if (Status checked = add(&ParamState::checked); !checked) return checked;
   // Of the replicas only the number of elements that are not finite stays.
-  if (Status zeroed = backend.zero(queue, &scalars->square_sum, sizeof(double)); !zeroed) return zeroed;
+  if (Status zeroed = backend.zero(stream, &scalars->square_sum, sizeof(double)); !zeroed) return zeroed;
   if (Status added = add(&ParamState::counts); !added) return added;
-  return grid_->world()->group().all_reduce(queue, &scalars->square_sum, &scalars->square_sum, 2, DType::f64, Op::sum, Tag{-1, what});
+  return s.world->group().all_reduce(stream, &scalars->square_sum, &scalars->square_sum, 2, DType::f64, Op::sum, Tag{-1, what});
 }
 
 Result<double> Buffer::grad_norm(const ParamList& list) {
@@ -90,7 +90,7 @@ Result<double> Buffer::grad_norm(const ParamList& list) {
     auto chosen = choose(list);
     if (!chosen) return chosen.status();
     if (Status submitted = submit_square_sum(sums, *chosen, "mdp_grad_norm"); !submitted) return submitted;
-    auto recorded = tree().queue->record();
+    auto recorded = s.grads->stream().record();
     if (!recorded) return recorded.status();
     summed = *std::move(recorded);
   }
@@ -110,7 +110,7 @@ Result<double> Buffer::grad_norm(const ParamList& list) {
 
 Status Buffer::grad_scale(const ParamList& list, float factor, void* caller) {
   Impl& s = *impl_;
-  Stream& queue = *tree().queue;
+  Stream& stream = impl_->grads->stream();
   std::shared_ptr<Event> done;
   {
     std::lock_guard lock(s.mutex);
@@ -118,29 +118,29 @@ Status Buffer::grad_scale(const ParamList& list, float factor, void* caller) {
     if (Status reduced = s.check_reduced("mdp_grad_scale"); !reduced) return reduced;
     auto chosen = choose(list);
     if (!chosen) return chosen.status();
-    if (Status ordered = queue.wait_for_caller(caller); !ordered) return ordered;
+    if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
     if (factor == 1) return {};  // most steps are not clipped
     for (const Arena& arena : s.arenas) {
       const Status submitted = submit_merged(
           arena.owned, [&](const OwnedRange& range) { return chosen->has(range.param); },
           [](const OwnedRange&, const OwnedRange&) { return true; },
           [&](const OwnedRange& range) {
-            return tree().backend->scale(queue, arena.grad_at(range.begin), arena.plan->grad_type, range.end - range.begin, factor);
+            return tree().backend->scale(stream, arena.grad_at(range.begin), arena.plan->grad_type, range.end - range.begin, factor);
           });
       if (!submitted) return submitted;
     }
-    auto recorded = queue.record();
+    auto recorded = stream.record();
     if (!recorded) return recorded.status();
     done = *std::move(recorded);
   }
-  return queue.make_caller_wait(caller, *done);
+  return stream.make_caller_wait(caller, *done);
 }
 
 Status Buffer::grad_changed(void* producer) {
   std::lock_guard lock(impl_->mutex);
   if (Status usable = tree().usable(); !usable) return usable;
   if (Status reduced = impl_->check_reduced("mdp_grad_changed"); !reduced) return reduced;
-  return tree().queue->wait_for_caller(producer);
+  return impl_->grads->stream().wait_for_caller(producer);
 }
 
 }  // namespace megadp

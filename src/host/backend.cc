@@ -42,9 +42,8 @@ Result<std::unique_ptr<Memory>> HostBackend::allocate_host(size_t bytes) {
 
 Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
   // What a stream drops is missing in collectives: the other ranks would wait for it.
-  HostStream::OnFailure tell_the_others;
-  if (world_->size() > 1) tell_the_others = [world = world_](const Status& why) { world->fail(why); };
-  Result<std::unique_ptr<HostStream>> stream = HostStream::create(name, std::move(tell_the_others));
+  // The streams of this rank learn it in the same way.
+  Result<std::unique_ptr<HostStream>> stream = HostStream::create(name, [world = world_](const Status& why) { world->fail(why); });
   if (!stream.ok()) return stream.status();
   return std::unique_ptr<Stream>(std::move(*stream));
 }

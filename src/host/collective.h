@@ -33,6 +33,7 @@ namespace megadp::host {
 
 constexpr size_t kControlBytes = 4096;
 constexpr size_t kStagingHalfBytes = 512 << 10;
+static_assert(kControlBytes + 2 * kStagingHalfBytes == kGroupBytes);
 
 // Which bytes of its half a rank shows to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
 // the first `bytes` of the root's half, to one rank of each host.

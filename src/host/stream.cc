@@ -20,12 +20,6 @@
 namespace megadp::host {
 namespace {
 
-struct Item {  // one of the three
-  HostStream::Work work;
-  std::shared_ptr<HostEvent> event;
-  std::shared_ptr<void> kept;
-};
-
 // A reference that is never given up, at the price of no memory.
 void leak(std::shared_ptr<void> object) noexcept {
   alignas(std::shared_ptr<void>) std::byte room[sizeof(std::shared_ptr<void>)];
@@ -34,10 +28,17 @@ void leak(std::shared_ptr<void> object) noexcept {
 
 }  // namespace
 
+struct HostStream::Item {  // one of the three
+  Work work;
+  std::shared_ptr<HostEvent> event;
+  std::shared_ptr<void> kept;
+};
+
 struct HostStream::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;
+  bool started = false;  // under mutex: whether there is a worker
   bool closing = false;
   Status failure;                       // under mutex
   std::atomic<bool> has_failed{false};  // whether `failure` is set, to be looked at without the mutex
@@ -78,13 +79,6 @@ struct HostStream::State {
     const std::lock_guard lock(mutex);
     return failure;
   }
-  void push(Item item) {
-    {
-      const std::lock_guard lock(mutex);
-      items.push_back(std::move(item));
-    }
-    changed.notify_one();
-  }
   // False when the stream is being destroyed and nothing is left.
   bool pop(Item* out) {
     std::unique_lock lock(mutex);
@@ -121,19 +115,37 @@ Result<std::unique_ptr<HostStream>> HostStream::create(const char* name, OnFailu
   state->on_failure = std::move(on_failure);
   state->out_of_memory = Status(Code::memory, text("out of memory in work of stream \"", state->name, "\""));
   state->destroyed = Status(Code::aborted, text("stream \"", state->name, "\" was destroyed before its work was done"));
-  auto holder = std::make_unique<std::shared_ptr<State>>(state);
+  stream->pid_ = getpid();
+  stream->state_ = std::move(state);
+  return stream;
+}
+
+// Under the state's mutex.
+Status HostStream::start() {
+  auto holder = std::make_unique<std::shared_ptr<State>>(state_);
   // The signals of the program are for its own threads.
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(&stream->thread_, nullptr, &HostStream::run, holder.get());
+  const int error = pthread_create(&thread_, nullptr, &HostStream::run, holder.get());
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) return system_error(text("cannot start the worker thread of stream \"", state->name, "\""), error);
+  if (error != 0) return system_error(text("cannot start the worker thread of stream \"", state_->name, "\""), error);
   [[maybe_unused]] const auto* const taken_by_the_worker = holder.release();
-  pthread_setname_np(stream->thread_, state->name.substr(0, 15).c_str());
-  stream->pid_ = getpid();
-  stream->state_ = std::move(state);
-  return stream;
+  pthread_setname_np(thread_, state_->name.substr(0, 15).c_str());
+  state_->started = true;
+  return {};
+}
+
+Status HostStream::push(Item item) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (!state_->started) {
+      if (Status started = start(); !started) return started;
+    }
+    state_->items.push_back(std::move(item));
+  }
+  state_->changed.notify_one();
+  return {};
 }
 
 HostStream::~HostStream() {
@@ -141,6 +153,7 @@ HostStream::~HostStream() {
   state_->stop.request(kStopGraceNs);
   {
     const std::lock_guard lock(state_->mutex);
+    if (!state_->started) return;
     state_->closing = true;
   }
   state_->changed.notify_one();
@@ -155,18 +168,27 @@ HostStream::~HostStream() {
 Status HostStream::submit(Work work) {
   Status failed = state_->current_failure();
   if (!failed.ok()) return failed;
-  state_->push({std::move(work), nullptr, nullptr});
-  return {};
+  return push({std::move(work), nullptr, nullptr});
+}
+
+bool HostStream::started() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->started;
 }
 
 Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
   auto event = std::make_shared<HostEvent>(notify_fd);
-  state_->push({nullptr, event, nullptr});
+  if (!started()) {  // there is no work that it could wait for
+    event->complete({});
+  } else if (Status pushed = push({nullptr, event, nullptr}); !pushed) {
+    return pushed;
+  }
   return std::shared_ptr<Event>(std::move(event));
 }
 
 // In slices, so that destroying the stream is not held up.
 Status HostStream::wait_for(std::shared_ptr<Event> event) {
+  if (event->done() && event->status().ok()) return {};
   return submit([event = std::move(event)](const Stop& stop) {
     for (;;) {
       Status reached = event->wait(Deadline::after_ns(kWaitSliceNs));
@@ -187,8 +209,9 @@ Status HostStream::wait_for_caller(void* producer) {
 }
 
 void HostStream::retain(std::shared_ptr<void> object) noexcept {
+  if (!started()) return;
   try {
-    state_->push({nullptr, nullptr, object});
+    (void)push({nullptr, nullptr, object});
   } catch (const std::bad_alloc&) {
     leak(std::move(object));  // work that uses it may be in flight
   }

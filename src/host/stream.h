@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostStream: one worker thread that does what is submitted, in that order.
+// HostStream: one worker thread that does what is submitted, in that order. The thread starts with the first work.
 //
 //   any thread ── submit(work) ──► [ work | work | event | work | … ] ──► worker thread
 //
@@ -70,11 +70,15 @@ class HostStream final : public Stream {
 
  private:
   struct State;
+  struct Item;
   HostStream() = default;
   static void* run(void* state);
+  bool started() const;
+  Status push(Item item);
+  Status start();
 
   std::shared_ptr<State> state_;  // the worker holds another reference
-  pthread_t thread_{};
+  pthread_t thread_{};            // once the state says that it has started
   pid_t pid_ = 0;
 };
 

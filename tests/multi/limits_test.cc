@@ -135,7 +135,7 @@ void one_small_group_is_told_to_all(const Rank& rank) {
   megadp::set_memory_root(g_folder + (rank.rank == rank.size - 1 ? "/1" : "/0"));
   const OnGrid on(rank);
   mdp_buffer* buffer = nullptr;
-  refused(Model(kElements).on(on.grid, &buffer), MDP_E_MEMORY, {"rank 2 needs 8388", "10485760 that /sys/fs/cgroup/memory.max allows"});
+  refused(Model(kElements).on(on.grid, &buffer), MDP_E_MEMORY, {"rank 2 needs 8599", "10485760 that /sys/fs/cgroup/memory.max allows"});
   same_on_all(rank);
 }
 

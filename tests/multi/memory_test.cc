@@ -137,8 +137,9 @@ void check(const Rank& rank, const Types& types) {
   require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 3 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);
   require(bookkeeping <= static_cast<int64_t>(32768 + 1024 * kParams), types.name, ": bookkeeping took ", bookkeeping, " bytes");
-  require(rank.size == 1 || shared - shared_before == pages(plan.param_bytes) + pages(plan.grad_bytes), types.name, ": windows of ",
-          shared - shared_before, " bytes");
+  const int64_t groups = 2 * int64_t{4096 + (1 << 20)};  // for gradients and for gathers
+  require(rank.size == 1 || shared - shared_before == pages(plan.param_bytes) + pages(plan.grad_bytes) + groups, types.name,
+          ": windows and groups of ", shared - shared_before, " bytes");
 
   const double elements = static_cast<double>(kParams) * 300 * 217 + static_cast<double>(plan.padding_elements);
   const double planned =
