@@ -30,11 +30,14 @@
  *             Failures of such work are reported by a later call. Nothing waits for the device unless it is said.
  *   tensors   Shape and strides are counted in elements, strides may be negative. Data is aligned to its element size; it may be NULL in
  *             a tensor without elements. A tensor passed in is borrowed for the call only.
- *   threads   One thread at a time per communicator tree (a communicator, its splits, and all made from them). From any thread at any
- *             time: mdp_grad_put, mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort,
- *             mdp_comm_error_info, every destroy and free, and what says so. The log callback runs inside a call of the user's, never
- *             inside a destroy, a free, mdp_grad_*, or a call that only asks for an error or a rank.
- *   since     Every function and type is here since 0.1, unless it says otherwise. */
+ *   order     What a communicator's ranks call on it they call in one order. Communicators, and the buffers registered on them, do not
+ *             wait for one another: ranks may come to those in any order, and gradients may arrive in any order beside them.
+ *   threads   One thread at a time per communicator, grid, buffer (with its optimizers); calls that make or split one of them, one at a
+ *             time in a communicator's tree (it, its splits, and all made from them). From any thread at any time: mdp_grad_put,
+ * mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, every destroy and free, and what says
+ *             so. A communicator has a thread of its own once a collective was called on it, a buffer two. The log callback runs inside a
+ * call of the user's, never inside a destroy, a free, mdp_grad_*, or a call that only asks for an error or a rank. since     Every function
+ * and type is here since 0.1, unless it says otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
 
@@ -345,7 +348,7 @@ typedef struct {
 typedef struct { /* sums since registration; times in nanoseconds */
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t comm_ns;              /* time the communication queue spent in gradient and parameter collectives     */
+  uint64_t comm_ns;              /* time that gradient and parameter collectives took, one after another          */
   uint64_t exposed_ns;           /* time callers spent waiting for them (sync, step, param_wait)                 */
   uint64_t bytes;                /* bytes of the buckets reduced and gathered                                    */
   uint64_t buckets;              /* buckets launched                                                             */
@@ -359,7 +362,7 @@ typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanose
   uint32_t struct_size;
   mdp_bucket_state state;
   uint64_t ready_ns;        /* its last gradient arrived                                                     */
-  uint64_t reduce_begin_ns; /* taken on the communication queue                                              */
+  uint64_t reduce_begin_ns; /* taken as the work begins and ends                                             */
   uint64_t reduce_end_ns;
   uint64_t gather_begin_ns;
   uint64_t gather_end_ns;
@@ -420,7 +423,7 @@ MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
 
 /* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where
- * color < 0. The parts share the tree of comm: its threads, its queue, its failure. As MPI_Comm_split.
+ * color < 0. The parts share the tree of comm, and so its failure. As MPI_Comm_split.
  * Collective over comm; blocking. Each part to be destroyed by mdp_comm_destroy.
  * Errors: INVALID, STATE (forked child), those of a lost communicator. */
 MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out);

@@ -6,14 +6,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
 
 namespace megadp {
 
 Result<int> event_descriptor(Tree& tree) {
+  const std::lock_guard lock(tree.mutex);
   if (!tree.event_fd.valid()) {
     const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     if (fd < 0) return system_error("eventfd", errno);
     tree.event_fd = Fd(fd);
+    tree.notified_fd = fd;
   }
   return tree.event_fd.get();
 }
@@ -52,12 +55,12 @@ void settle_event(Tree& tree, bool finished) noexcept {
   int patience_ms = finished ? 20 : 0;
   while (claim(tree.event_owed)) {
     uint64_t one;
-    if (read(tree.event_fd.get(), &one, sizeof one) == static_cast<ssize_t>(sizeof one)) continue;
+    if (read(tree.notified_fd, &one, sizeof one) == static_cast<ssize_t>(sizeof one)) continue;
     const int error = errno;
     tree.event_owed.fetch_add(1);
     if (error == EINTR) continue;
     if (error != EAGAIN || patience_ms == 0) return;
-    pollfd ready{tree.event_fd.get(), POLLIN, 0};
+    pollfd ready{tree.notified_fd, POLLIN, 0};
     poll(&ready, 1, patience_ms);
     patience_ms = 0;
   }

@@ -34,9 +34,10 @@ Result<std::shared_ptr<Request>> Channel::request(const std::shared_ptr<Tree>& t
     if (!end) return end.status();
     if (Status ordered = order_control_after(*end); !ordered) return ordered;
   }
-  auto event = control().record(tree->event_fd.get());
+  const int notified = tree->notified_fd;
+  auto event = control().record(notified);
   if (!event) return event.status();
-  return std::make_shared<Request>(tree, *event, tree->event_fd.valid(), std::move(complete));
+  return std::make_shared<Request>(tree, *event, notified >= 0, std::move(complete));
 }
 
 void Channel::retain(const std::shared_ptr<void>& object) const {
@@ -55,7 +56,7 @@ void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
     auto end = channel->stream_->record();
     if (end) one.ends.push_back(*std::move(end));
     one.channel = std::move(channel);
-    const std::lock_guard lock(passing_mutex);
+    const std::lock_guard lock(mutex);
     passing.push_back(std::move(one));
   } catch (const std::bad_alloc&) {  // it ends here, and its work after the streams' grace
   }
@@ -64,7 +65,7 @@ void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
 
 void Tree::drop_passed() noexcept {
   std::vector<Passing> passed;  // destroyed without the lock: their threads are joined
-  const std::lock_guard lock(passing_mutex);
+  const std::lock_guard lock(mutex);
   const auto done = [](const std::shared_ptr<Event>& end) { return end->done(); };
   const auto first = std::partition(passing.begin(), passing.end(),
                                     [&](const Passing& one) { return !std::all_of(one.ends.begin(), one.ends.end(), done); });

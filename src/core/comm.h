@@ -24,7 +24,8 @@ struct Tree {
   std::shared_ptr<Backend> backend;
   // An eventfd with EFD_SEMAPHORE, invalid until asked for: one is added when a request finishes and taken off when the caller has seen it.
   // `event_owed` are those seen before their one was added. Before `passing`, whose last events still write to it.
-  Fd event_fd;
+  Fd event_fd;                       // set once, under `mutex`
+  std::atomic<int> notified_fd{-1};  // its number, once there is one
   std::atomic<int> event_owed{0};
 
   bool on_device() const noexcept { return &backend->control() != backend.get(); }
@@ -34,8 +35,8 @@ struct Tree {
     std::unique_ptr<Channel> channel;
     std::vector<std::shared_ptr<Event>> ends;
   };
-  std::mutex passing_mutex;
-  std::vector<Passing> passing;  // under passing_mutex
+  std::mutex mutex;
+  std::vector<Passing> passing;  // under mutex
   void retire(std::unique_ptr<Channel> channel) noexcept;
   void drop_passed() noexcept;
 

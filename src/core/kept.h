@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kept: the memory that an object's work on the queue uses. When the object is destroyed the queue takes it over, whether or not there is
+// Kept: the memory that an object's work on a stream uses. When the object is destroyed the stream takes it over, whether or not there is
 // work left: a call that failed half-way may have submitted some. Made with the object, because a destructor must not have to allocate.
-// It holds memory only, so that the queue cannot become the last owner of the communicator that owns it.
+// It holds memory only, so that a stream cannot become the last owner of the communicator that owns it.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer: this rank's shard of fp32 masters and AdamW moments, and the step. The step is one series of submissions to the queue:
+// Optimizer: this rank's shard of fp32 masters and AdamW moments, and the step. The step is one series of submissions:
 //
 //   square sums of the owned gradient → all-reduce over the world → norm, clip factor, step counts → bucket by bucket, in forward order:
 //   update of the owned ranges, cast into the parameter arena, all-gather
@@ -89,7 +89,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::shared_ptr<Event> last_step_;
-  // For the scalars of steps whose outcome may still be asked for. At the end the queue takes them over, as what is Kept.
+  // For the scalars of steps whose outcome may still be asked for. At the end the channel takes them over, as what is Kept.
   std::shared_ptr<std::vector<std::shared_ptr<Memory>>> outcomes_ = std::make_shared<std::vector<std::shared_ptr<Memory>>>();
   struct Unseen {
     std::shared_ptr<Memory> place;

@@ -77,7 +77,7 @@ known_rank(number) = number < 0 ? throw(last_error(Raw.MDP_E_STATE)) : Int(numbe
     split(comm, color; key = local_rank(comm)) -> Comm or nothing
 
 Cuts a communicator: ranks with the same `color` (from 0) form a new one, ordered by `key`. A rank with a negative color gets `nothing`.
-The parts share the failure and the queue of `comm`. Collective over `comm`; blocking. Throws `MegaDPError`.
+The parts share the failure of `comm`. Collective over `comm`; blocking. Throws `MegaDPError`.
 """
 function Base.split(comm::Comm, color::Integer; key::Integer = local_rank(comm))
     out = Ref{Ptr{Raw.mdp_comm}}(C_NULL)

@@ -444,7 +444,7 @@ impl OwnedRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Time that the communication queue spent in collectives of gradients and parameters.
+    /// Time that collectives of gradients and parameters took, one after another.
     pub comm: Duration,
     /// Time that callers spent waiting for them.
     pub exposed: Duration,
@@ -488,11 +488,11 @@ pub struct BucketReport {
     pub state: BucketState,
     /// Its last gradient arrived.
     pub ready_ns: Option<u64>,
-    /// The communication queue began to reduce it.
+    /// Its reduction began.
     pub reduce_begin_ns: Option<u64>,
     /// It was reduced.
     pub reduce_end_ns: Option<u64>,
-    /// The communication queue began to gather its parameters.
+    /// The gather of its parameters began.
     pub gather_begin_ns: Option<u64>,
     /// They were whole.
     pub gather_end_ns: Option<u64>,

@@ -135,7 +135,7 @@ impl CommBuilder {
 }
 
 /// This rank in one ordered group of ranks. The world is made by [`Comm::builder`], parts of it by [`Comm::split`] and
-/// [`Grid::comm`](crate::Grid::comm); all of them, and what is made from them, are one tree with one queue and one failure.
+/// [`Grid::comm`](crate::Grid::comm); all of them, and what is made from them, are one tree with one failure.
 ///
 /// After a drop nothing can be called any more, which the compiler sees:
 ///
