@@ -75,7 +75,9 @@ const std::vector<Driver>& drivers() {
   static const std::vector<Driver> all = {
       {"host",
        &open_kind<BackendKind::host>,
-       {{"stream.destroyed_while_waiting", "an operation given up ends the transport between hosts", Ranks::on_test_hosts},
+       {{"group.mixed_orders", "groups over several hosts use one stream at a time", Ranks::on_test_hosts},
+        {"group.one_after_the_other", "groups over several hosts use one stream at a time", Ranks::on_test_hosts},
+        {"stream.destroyed_while_waiting", "an operation given up ends the transport between hosts", Ranks::on_test_hosts},
         {"lifetime.dropped_in_flight", "an operation given up ends the transport between hosts", Ranks::on_test_hosts}}},
       {"cuda", &open_kind<BackendKind::cuda>, device_skips()},
       {"cuda-standin", &open_standin, device_skips()}};
@@ -91,8 +93,8 @@ const char* skip_reason(const Driver& driver, Ranks ranks, const char* name) {
 
 std::vector<Case> all_cases() {
   std::vector<Case> all;
-  for (const auto& list :
-       {window_cases(), memory_cases(), random_cases(), group_cases(), failure_cases(), stream_cases(), kernel_cases(), lifetime_cases()}) {
+  for (const auto& list : {window_cases(), memory_cases(), random_cases(), group_cases(), order_cases(), failure_cases(), stream_cases(),
+                           kernel_cases(), lifetime_cases()}) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;

@@ -39,6 +39,7 @@ std::vector<Case> window_cases();
 std::vector<Case> memory_cases();
 std::vector<Case> random_cases();
 std::vector<Case> group_cases();
+std::vector<Case> order_cases();
 std::vector<Case> failure_cases();
 std::vector<Case> stream_cases();
 std::vector<Case> kernel_cases();
