@@ -45,6 +45,9 @@ void Channel::retain(const std::shared_ptr<void>& object) const {
   stream_->retain(object);
 }
 
+// Mostly nothing is in flight, and the streams only have to say so.
+constexpr uint64_t kPassNs = 2'000'000;
+
 void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
   if (world->in_forked_child()) return;  // its threads are the parent's, and a lock of theirs may be held for ever
   try {
@@ -56,6 +59,8 @@ void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
     auto end = channel->stream_->record();
     if (end) one.ends.push_back(*std::move(end));
     one.channel = std::move(channel);
+    const Deadline soon = Deadline::after_ns(kPassNs);
+    for (const auto& last : one.ends) (void)last->wait(soon);
     const std::lock_guard lock(mutex);
     passing.push_back(std::move(one));
   } catch (const std::bad_alloc&) {  // it ends here, and its work after the streams' grace

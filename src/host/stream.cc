@@ -39,6 +39,7 @@ struct HostStream::State {
   std::condition_variable changed;
   std::deque<Item> items;
   bool started = false;  // under mutex: whether there is a worker
+  bool working = false;  // likewise: it has taken an item and not come back for the next
   bool closing = false;
   Status failure;                       // under mutex
   std::atomic<bool> has_failed{false};  // whether `failure` is set, to be looked at without the mutex
@@ -82,8 +83,10 @@ struct HostStream::State {
   // False when the stream is being destroyed and nothing is left.
   bool pop(Item* out) {
     std::unique_lock lock(mutex);
+    working = false;
     changed.wait(lock, [this] { return !items.empty() || closing; });
     if (items.empty()) return false;
+    working = true;
     *out = std::move(items.front());
     items.pop_front();
     return true;
@@ -171,15 +174,15 @@ Status HostStream::submit(Work work) {
   return push({std::move(work), nullptr, nullptr});
 }
 
-bool HostStream::started() const {
+bool HostStream::idle() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->started;
+  return state_->items.empty() && !state_->working;
 }
 
 Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
   auto event = std::make_shared<HostEvent>(notify_fd);
-  if (!started()) {  // there is no work that it could wait for
-    event->complete({});
+  if (idle()) {  // everything has passed
+    event->complete(state_->current_failure());
   } else if (Status pushed = push({nullptr, event, nullptr}); !pushed) {
     return pushed;
   }
@@ -209,7 +212,7 @@ Status HostStream::wait_for_caller(void* producer) {
 }
 
 void HostStream::retain(std::shared_ptr<void> object) noexcept {
-  if (!started()) return;
+  if (idle()) return;
   try {
     (void)push({nullptr, nullptr, object});
   } catch (const std::bad_alloc&) {

@@ -73,7 +73,7 @@ class HostStream final : public Stream {
   struct Item;
   HostStream() = default;
   static void* run(void* state);
-  bool started() const;
+  bool idle() const;  // nothing is queued or under way
   Status push(Item item);
   Status start();
 
