@@ -283,12 +283,16 @@ void Watch::notify(std::shared_ptr<CudaEvent> event, int fd) {
   state_->start(state_);
 }
 
+// The caller has no reference left once the watch has one: the last one frees memory, which waits for the device.
 void Watch::drop(std::shared_ptr<void> object, std::shared_ptr<CudaEvent> after) noexcept {
   if (state_->usable_here()) {
     try {
       const std::lock_guard lock(state_->mutex);
-      state_->doomed.push_back({object, std::move(after)});
+      state_->doomed.push_back({nullptr, std::move(after)});
+      state_->doomed.back().object = std::move(object);
       if (state_->start(state_)) return;
+      object = std::move(state_->doomed.back().object);
+      state_->doomed.pop_back();
     } catch (...) {
       // Out of memory in a destructor: better kept for ever than freed under the device's hands.
     }
