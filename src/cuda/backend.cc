@@ -75,7 +75,11 @@ Status agree_on_devices(const Gpu& gpu) {
 }  // namespace
 
 CudaBackend::CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host, bool exact)
-    : gpu_(std::move(gpu)), watch_(std::make_shared<Watch>(gpu_->world())), host_(std::move(host)), exact_(exact) {}
+    : gpu_(std::move(gpu)),
+      watch_(std::make_shared<Watch>(gpu_->world())),
+      host_(std::move(host)),
+      exact_(exact),
+      staging_(gpu_, watch_) {}
 
 CudaBackend::~CudaBackend() {
   if (!gpu_->usable_here()) return;
@@ -165,7 +169,7 @@ Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_
 Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
   if (gpu_->failed()) return gpu_->failure();
-  return copy_arrays(*gpu_, to, from, add, caller);
+  return copy_arrays(*gpu_, staging_, to, from, add, caller);
 }
 
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {

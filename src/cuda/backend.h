@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "cuda/staging.h"
 #include "cuda/stream.h"
 #include "cuda/watch.h"
 
@@ -61,6 +62,7 @@ class CudaBackend final : public Backend {
   const std::shared_ptr<Watch> watch_;
   const std::shared_ptr<Backend> host_;
   const bool exact_;
+  Staging staging_;  // of copy()
   std::mutex moving_;
   void* moving_stream_ = nullptr;  // of read() and write()
 };

@@ -3,7 +3,8 @@
 //
 //   host array, any strides  ──gather──►  pinned, dense  ──copy──►  device, dense  ──kernel: cast, add, strides──►  device array
 //
-// and the other way round. Only megadp's own arrays are ever added to, and these are on the device.
+// and the other way round, in parts of at most Staging::kMostBytes. Only megadp's own arrays are ever added to, and these are on the
+// device.
 #include "cuda/copy.h"
 
 #include <cstring>
@@ -72,54 +73,56 @@ void scatter(const StridedArray& to, const std::byte* dense) {
   });
 }
 
-// Memory of the plugin for the duration of one copy.
-class Staging {
- public:
-  using Release = int32_t (*)(Device*, void*);
-  Staging(const Gpu& gpu, Release release) : gpu_(gpu), release_(release) {}
-  ~Staging() {
-    if (memory_ != nullptr) release_(gpu_.device(), memory_);
-  }
-  Staging(const Staging&) = delete;
-  Staging& operator=(const Staging&) = delete;
-  Status allocate(int32_t (*from)(Device*, size_t, void**), uint64_t bytes) {
-    return gpu_.check(from(gpu_.device(), bytes, &memory_), text("allocating ", bytes, " bytes to stage an array"));
-  }
-  void* get() const { return memory_; }
-
- private:
-  const Gpu& gpu_;
-  const Release release_;
-  void* memory_ = nullptr;
-};
-
 Status copy_on_device(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream) {
   const Strided flat_to = flat(to), flat_from = flat(from);
   return gpu.check(gpu.plugin().copy_strided(gpu.device(), stream, &flat_to, &flat_from, add), "copying an array");
 }
 
-Status stage(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream, bool to_device) {
+Status stage(const Gpu& gpu, Staging& staging, const StridedArray& to, const StridedArray& from, bool add, void* stream, bool to_device) {
   const PluginTable& plugin = gpu.plugin();
   const StridedArray& host = to_device ? from : to;
   const uint64_t bytes = count_of(host) * size_of(host.type);
-  Staging pinned(gpu, plugin.release_pinned), device(gpu, plugin.release);
-  if (Status got = pinned.allocate(plugin.allocate_pinned, bytes); !got) return got;
-  if (Status got = device.allocate(plugin.allocate, bytes); !got) return got;
-  const StridedArray dense = dense_like(host, device.get());
+  auto loan = staging.borrow(bytes);
+  if (!loan) return loan.status();
+  const StridedArray dense = dense_like(host, loan->device());
   Status done;
   if (to_device) {
-    gather(static_cast<std::byte*>(pinned.get()), from);
-    done = gpu.check(plugin.copy(gpu.device(), stream, device.get(), pinned.get(), bytes), "copying an array");
+    gather(static_cast<std::byte*>(loan->pinned()), from);
+    done = gpu.check(plugin.copy(gpu.device(), stream, loan->device(), loan->pinned(), bytes), "copying an array");
     if (done.ok()) done = copy_on_device(gpu, to, dense, add, stream);
   } else {
     done = copy_on_device(gpu, dense, from, false, stream);
-    if (done.ok()) done = gpu.check(plugin.copy(gpu.device(), stream, pinned.get(), device.get(), bytes), "copying an array");
+    if (done.ok()) done = gpu.check(plugin.copy(gpu.device(), stream, loan->pinned(), loan->device(), bytes), "copying an array");
   }
-  // The staging arrays are freed on return.
+  // The next copy may have the staging arrays on return.
   const Status reached = gpu.check(plugin.stream_synchronize(gpu.device(), stream), "copying an array");
   if (done.ok()) done = reached;
-  if (done.ok() && !to_device) scatter(to, static_cast<const std::byte*>(pinned.get()));
+  if (done.ok() && !to_device) scatter(to, static_cast<const std::byte*>(loan->pinned()));
   return done;
+}
+
+StridedArray part_of(const StridedArray& array, size_t dimension, int64_t begin, int64_t end) {
+  StridedArray part = array;
+  part.data = static_cast<std::byte*>(array.data) + begin * array.strides[dimension] * static_cast<int64_t>(size_of(array.type));
+  part.shape[dimension] = end - begin;
+  return part;
+}
+
+// By halves along the outermost dimension that can be cut.
+Status stage_in_parts(const Gpu& gpu, Staging& staging, const StridedArray& to, const StridedArray& from, bool add, void* stream,
+                      bool to_device) {
+  if (count_of(to) * size_of((to_device ? from : to).type) <= Staging::kMostBytes) {
+    return stage(gpu, staging, to, from, add, stream, to_device);
+  }
+  size_t dimension = 0;
+  while (to.shape[dimension] == 1) ++dimension;
+  const int64_t size = to.shape[dimension], half = size / 2;
+  for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, half}, {half, size}}) {
+    Status done =
+        stage_in_parts(gpu, staging, part_of(to, dimension, begin, end), part_of(from, dimension, begin, end), add, stream, to_device);
+    if (!done) return done;
+  }
+  return {};
 }
 
 Result<bool> on_device(const Gpu& gpu, const void* memory) {
@@ -131,14 +134,14 @@ Result<bool> on_device(const Gpu& gpu, const void* memory) {
 
 }  // namespace
 
-Status copy_arrays(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream) {
+Status copy_arrays(const Gpu& gpu, Staging& staging, const StridedArray& to, const StridedArray& from, bool add, void* stream) {
   if (count_of(to) == 0) return {};
   auto to_device = on_device(gpu, to.data);
   if (!to_device) return to_device.status();
   auto from_device = on_device(gpu, from.data);
   if (!from_device) return from_device.status();
   if (*to_device && *from_device) return copy_on_device(gpu, to, from, add, stream);
-  return stage(gpu, to, from, add, stream, *to_device);
+  return stage_in_parts(gpu, staging, to, from, add, stream, *to_device);
 }
 
 }  // namespace megadp::cuda

@@ -4,10 +4,12 @@
 
 #include "backend/backend.h"
 #include "cuda/gpu.h"
+#include "cuda/staging.h"
 
 namespace megadp::cuda {
 
-// to = from, or to += from. Ordered on `stream`, the caller's; where one side is ordinary host memory, it is done on return.
-Status copy_arrays(const Gpu& gpu, const StridedArray& to, const StridedArray& from, bool add, void* stream);
+// to = from, or to += from. Ordered on `stream`, the caller's; where one side is ordinary host memory, it is done on return; nothing of
+// this waits for more of the device than that stream.
+Status copy_arrays(const Gpu& gpu, Staging& staging, const StridedArray& to, const StridedArray& from, bool add, void* stream);
 
 }  // namespace megadp::cuda

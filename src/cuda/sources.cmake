@@ -10,5 +10,6 @@ set(MEGADP_cuda_SOURCES
     group_sums.cc
     memory.cc
     plugin_library.cc
+    staging.cc
     stream.cc
     watch.cc)

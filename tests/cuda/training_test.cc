@@ -212,6 +212,33 @@ void arrays(KindRank& rank) {
   require(device.device_type == 2 && device.device_id == rank.rank, "DLPack says device ", device.device_type, " ", device.device_id);
 }
 
+// An array of the host that does not go through the staging memory at once.
+void large_arrays(KindRank& rank) {
+  const std::vector<int64_t> shape = {1, 3, 2'500'001};
+  const size_t count = 3 * 2'500'001;
+  mdp_grid* grid = nullptr;
+  ok(mdp_grid_create(rank.comm.get(), nullptr, &grid));
+  const Grid kept_grid(grid);
+  mdp_param param{};
+  param.struct_size = sizeof param;
+  param.name = "large";
+  param.shape = shape.data();
+  param.ndim = 3;
+  mdp_buffer* buffer = nullptr;
+  ok(mdp_buffer_register(grid, nullptr, &param, 1, &buffer));
+  const Buffer kept_buffer(buffer);
+  std::vector<float> values(count), seen(count);
+  for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 9973);
+  const int64_t columns[] = {0, 1, 3};  // from column-major to row-major
+  const mdp_tensor from = floats(values.data(), shape, kOnHost, columns), to = floats(seen.data(), shape, kOnHost);
+  ok(mdp_param_write(buffer, 0, &from, nullptr));
+  ok(mdp_param_read(buffer, 0, &to, nullptr));
+  for (size_t i = 0; i < count; ++i) {
+    const size_t row = i / 2'500'001, column = i % 2'500'001;
+    require(seen[i] == values[column * 3 + row], "element ", i, " is ", seen[i]);
+  }
+}
+
 void host_views(KindRank& rank) {
   const Model model(rank, {});
   mdp_tensor view{};
@@ -303,6 +330,7 @@ int main() {
     good = run_kind("not finite without a report", {}, ranks, not_finite_without_a_report) && good;
     good = run_kind("not finite far ahead", {}, ranks, not_finite_far_ahead) && good;
     good = run_kind("arrays", {}, ranks, arrays) && good;
+    good = run_kind("large arrays", {}, ranks, large_arrays) && good;
     good = run_kind("views of the host", {MDP_BACKEND_HOST, 0}, ranks, host_views) && good;
     good = run_kind("collectives", {}, ranks, collectives) && good;
   }
