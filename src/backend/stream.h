@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams and events: the order in which a backend does its work. A stream runs what is submitted to it one after another; an event marks
-// a point in it. On the host a stream is one worker thread; on CUDA it is a cudaStream_t.
+// a point in it. On the host a stream is one worker thread; on CUDA it is a cudaStream_t, and a thread that launches into it.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,9 @@ class Event {
   virtual uint64_t time_ns() const noexcept = 0;
 };
 
-// Work is submitted through Backend and Group, from any thread; the order of the calls is the order of the work. The first failure
-// sticks: later work is dropped, its events are done with that failure, and submitting returns it.
+// Work is submitted through Backend and Group, from any thread; the order of the calls is the order of the work. Submitting never waits,
+// neither for the work nor for another rank. The first failure sticks: later work is dropped, its events are done with that failure, and
+// submitting returns it.
 class Stream {
  public:
   virtual ~Stream() = default;
@@ -34,7 +35,8 @@ class Stream {
   // Orders later work of this stream after an event of a stream of another backend. Does not block the caller.
   virtual Status wait_for(std::shared_ptr<Event> event) = 0;
   // Orders `consumer`, a stream of the caller's, after the event. On the host it is NULL, the calling thread, which blocks until the event
-  // is done and learns its failure. On a device NULL is the default stream, and nothing blocks.
+  // is done and learns its failure. On a device NULL is the default stream, and the calling thread blocks until the event has been
+  // launched: not for what the device does, but for collectives before it that wait to be launched, at most for the World's timeout.
   virtual Status make_caller_wait(void* consumer, Event& event) = 0;
   // Orders later work of this stream after what the caller has put on `producer` so far. On the host, where it is NULL, nothing is to do.
   virtual Status wait_for_caller(void* producer) = 0;

@@ -10,8 +10,13 @@
 namespace megadp::cuda {
 namespace {
 
-void* raw(Stream& stream) {
-  return static_cast<CudaStream&>(stream).raw();
+// A kernel or a copy, called as call(plugin, device, stream) when the stream's launcher comes to it.
+template <class Call>
+Status launch(Stream& stream, const char* what, const Call& call) {
+  return static_cast<CudaStream&>(stream).submit([what, call](Launcher& on) {
+    const Gpu& gpu = on.gpu();
+    return gpu.check(call(gpu.plugin(), gpu.device(), on.stream()), what);
+  });
 }
 
 // This rank's number among the ranks of its host.
@@ -75,11 +80,7 @@ Status agree_on_devices(const Gpu& gpu) {
 }  // namespace
 
 CudaBackend::CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host, bool exact)
-    : gpu_(std::move(gpu)),
-      watch_(std::make_shared<Watch>(gpu_->world())),
-      host_(std::move(host)),
-      exact_(exact),
-      staging_(gpu_, watch_) {}
+    : gpu_(std::move(gpu)), watch_(std::make_shared<Watch>(gpu_->world())), host_(std::move(host)), exact_(exact), staging_(gpu_, watch_) {}
 
 CudaBackend::~CudaBackend() {
   if (!gpu_->usable_here()) return;
@@ -116,8 +117,8 @@ Result<std::unique_ptr<Memory>> CudaBackend::allocate_host(size_t bytes) {
   return std::unique_ptr<Memory>(*std::move(memory));
 }
 
-Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char*) {
-  auto stream = CudaStream::create(gpu_, watch_);
+Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char* name) {
+  auto stream = CudaStream::create(gpu_, watch_, name);
   if (!stream) return stream.status();
   return std::unique_ptr<Stream>(*std::move(stream));
 }
@@ -127,43 +128,46 @@ Result<std::unique_ptr<Group>> CudaBackend::create_group(const std::vector<int>&
   if (!control) return control.status();
   auto communicator = Communicator::create(gpu_, members);
   if (!communicator) return communicator.status();
-  return std::unique_ptr<Group>(new CudaGroup(*std::move(communicator), watch_, *std::move(control), exact_));
+  return std::unique_ptr<Group>(new CudaGroup(std::make_shared<Member>(*std::move(communicator), watch_, *std::move(control), exact_)));
 }
 
 Status CudaBackend::zero(Stream& stream, void* data, size_t bytes) {
   if (bytes == 0) return {};
-  return check(gpu_->plugin().zero(gpu_->device(), raw(stream), data, bytes), "zeroing memory");
+  return launch(stream, "zeroing memory", [=](const PluginTable& p, Device* d, void* s) { return p.zero(d, s, data, bytes); });
 }
 
 Status CudaBackend::cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
-  return check(gpu_->plugin().cast(gpu_->device(), raw(stream), to, to_type, from, from_type, count), "a cast");
+  return launch(stream, "a cast",
+                [=](const PluginTable& p, Device* d, void* s) { return p.cast(d, s, to, to_type, from, from_type, count); });
 }
 
 Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
-  return check(gpu_->plugin().square_sum(gpu_->device(), raw(stream), data, type, count, scalars), "a sum of squares");
+  return launch(stream, "a sum of squares",
+                [=](const PluginTable& p, Device* d, void* s) { return p.square_sum(d, s, data, type, count, scalars); });
 }
 
 Status CudaBackend::scale(Stream& stream, void* data, DType type, size_t count, float factor) {
-  return check(gpu_->plugin().scale(gpu_->device(), raw(stream), data, type, count, factor), "scaling");
+  return launch(stream, "scaling", [=](const PluginTable& p, Device* d, void* s) { return p.scale(d, s, data, type, count, factor); });
 }
 
 Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) {
-  return check(gpu_->plugin().begin_step(gpu_->device(), raw(stream), scalars, &rule), "beginning a step");
+  return launch(stream, "beginning a step", [=](const PluginTable& p, Device* d, void* s) { return p.begin_step(d, s, scalars, &rule); });
 }
 
 Status CudaBackend::count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
-  return check(gpu_->plugin().count_steps(gpu_->device(), raw(stream), scalars, steps, count), "counting a step");
+  return launch(stream, "counting a step",
+                [=](const PluginTable& p, Device* d, void* s) { return p.count_steps(d, s, scalars, steps, count); });
 }
 
 Status CudaBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
                           DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
-  return check(
-      gpu_->plugin().adamw(gpu_->device(), raw(stream), &hyper, scalars, steps, grad, grad_type, master, m, v, param, param_type, count),
-      "AdamW");
+  return launch(stream, "AdamW", [=](const PluginTable& p, Device* d, void* s) {
+    return p.adamw(d, s, &hyper, scalars, steps, grad, grad_type, master, m, v, param, param_type, count);
+  });
 }
 
 Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {
-  return check(gpu_->plugin().copy(gpu_->device(), raw(stream), host_to, from, bytes), "a copy to the host");
+  return launch(stream, "a copy to the host", [=](const PluginTable& p, Device* d, void* s) { return p.copy(d, s, host_to, from, bytes); });
 }
 
 Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {

@@ -18,6 +18,14 @@ Status lost_while(const std::string& what, const Status& why) {
   return why.with_context(what);
 }
 
+// What is going on is mostly known better elsewhere: by the rank that it happened to, or by the watch, which knows who has not come. Their
+// words are on their way.
+void wait_for_words(const Gpu& gpu) {
+  for (const Deadline moment = Deadline::after_ns(kMomentNs); !gpu.failed() && !moment.passed();) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 }  // namespace
 
 // Until NCCL is no longer at work in the background.
@@ -26,16 +34,16 @@ Status Communicator::settle(const Gpu& gpu, NcclComm* comm, int32_t result, cons
   for (uint64_t nap_ns = 1'000; result == kPending; nap_ns = std::min<uint64_t>(nap_ns * 2, 1'000'000)) {
     if (gpu.failed()) return lost_while(what, gpu.failure());
     if (deadline.passed()) {
+      wait_for_words(gpu);
+      if (gpu.failed()) return lost_while(what, gpu.failure());
       return {Code::timeout, text(what, ": NCCL did not finish within ", gpu.world().timeout_ns() / 1'000'000,
                                   " ms: another rank has not come, or the ranks cannot reach each other")};
     }
     std::this_thread::sleep_for(std::chrono::nanoseconds(nap_ns));
     result = gpu.plugin().comm_state(comm);
   }
-  if (result == kNcclRemoteFailure) {  // the echo of what happened to another rank, whose own words say more
-    for (const Deadline moment = Deadline::after_ns(kMomentNs); !gpu.failed() && !moment.passed();) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
+  if (result == kNcclRemoteFailure) {  // the echo of what happened to another rank
+    wait_for_words(gpu);
     if (gpu.failed()) return lost_while(what, gpu.failure());
   }
   return gpu.check(result, what);

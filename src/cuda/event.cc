@@ -7,13 +7,21 @@
 
 namespace megadp::cuda {
 
-Result<std::shared_ptr<RawEvent>> RawEvent::record(std::shared_ptr<Gpu> gpu, void* stream) {
+Result<std::shared_ptr<RawEvent>> RawEvent::create(std::shared_ptr<Gpu> gpu) {
   void* event = nullptr;
   if (Status made = gpu->check(gpu->plugin().event_create(gpu->device(), &event), "creating an event"); !made) return made;
-  std::shared_ptr<RawEvent> raw(new RawEvent(gpu, event));
-  if (Status recorded = gpu->check(gpu->plugin().event_record(gpu->device(), event, stream), "recording an event"); !recorded) {
-    return recorded;
-  }
+  return std::shared_ptr<RawEvent>(new RawEvent(std::move(gpu), event));
+}
+
+Status RawEvent::record(void* stream) {
+  recorded_ns_ = now_ns();
+  return gpu_->check(gpu_->plugin().event_record(gpu_->device(), event_, stream), "recording an event");
+}
+
+Result<std::shared_ptr<RawEvent>> RawEvent::record(std::shared_ptr<Gpu> gpu, void* stream) {
+  auto raw = create(std::move(gpu));
+  if (!raw) return raw;
+  if (Status recorded = (*raw)->record(stream); !recorded) return recorded;
   return raw;
 }
 
@@ -44,11 +52,52 @@ uint64_t Timeline::time_of(const std::shared_ptr<RawEvent>& event) {
   return time_ns;
 }
 
+namespace {
+
+// By asking again and again: CUDA's own wait has no deadline, and would not notice the death of another rank. False at the deadline.
+template <class Condition>
+bool wait_until(const Condition& condition, Deadline deadline) {
+  constexpr uint64_t kSpinNs = 100'000, kNapNs = 50'000;
+  const uint64_t begin_ns = now_ns();
+  while (!condition()) {
+    const uint64_t left_ns = deadline.left_ns();
+    if (left_ns == 0) return false;
+    if (now_ns() - begin_ns < kSpinNs) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(left_ns, kNapNs)));
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<CudaEvent>> CudaEvent::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Timeline> timeline) {
+  auto raw = RawEvent::create(std::move(gpu));
+  if (!raw) return raw.status();
+  return std::shared_ptr<CudaEvent>(new CudaEvent(*std::move(raw), std::move(timeline)));
+}
+
+Status CudaEvent::record(void* stream) {
+  Status recorded = raw_->record(stream);
+  if (!recorded) raw_->gpu()->fail(recorded);  // before it can be asked about: to CUDA it would look as if it had happened
+  recorded_.store(true, std::memory_order_release);
+  return recorded;
+}
+
+Status CudaEvent::wait_until_recorded() const {
+  const Gpu& gpu = *raw_->gpu();
+  (void)wait_until([&] { return recorded_.load(std::memory_order_acquire) || gpu.failed(); }, Deadline::never());
+  return gpu.failed() ? gpu.failure() : Status();
+}
+
 bool CudaEvent::done() const noexcept {
   if (settled_.load(std::memory_order_acquire)) return true;
   const Gpu& gpu = *raw_->gpu();
   if (!gpu.usable_here()) return false;
-  const int32_t result = gpu.plugin().event_query(gpu.device(), raw_->get());
+  const bool recorded = recorded_.load(std::memory_order_acquire);
+  const int32_t result = recorded ? gpu.plugin().event_query(gpu.device(), raw_->get()) : kPending;
   // Asked after the query: a failure is made known before the communicators are aborted, so an event reached by an abort is seen as failed.
   if (gpu.failed()) {
     settle(gpu.failure());
@@ -62,7 +111,7 @@ bool CudaEvent::done() const noexcept {
 
 bool CudaEvent::reached() const noexcept {
   const Gpu& gpu = *raw_->gpu();
-  return gpu.usable_here() && gpu.plugin().event_query(gpu.device(), raw_->get()) != kPending;
+  return gpu.usable_here() && recorded_.load(std::memory_order_acquire) && gpu.plugin().event_query(gpu.device(), raw_->get()) != kPending;
 }
 
 void CudaEvent::settle(Status status) const {
@@ -78,21 +127,10 @@ Status CudaEvent::status() const {
   return status_;
 }
 
-// By asking again and again: CUDA's own wait has no deadline, and would not notice the death of another rank.
 Status CudaEvent::wait(Deadline deadline) {
   if (deadline.left_ns() > 0) raw_->gpu()->count_wait();
-  constexpr uint64_t kSpinNs = 100'000, kNapNs = 50'000;
-  const uint64_t begin_ns = now_ns();
-  while (!done()) {
-    const uint64_t left_ns = deadline.left_ns();
-    if (left_ns == 0) return {Code::pending, "the event was not reached before the deadline"};
-    if (now_ns() - begin_ns < kSpinNs) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::nanoseconds(std::min(left_ns, kNapNs)));
-    }
-  }
-  return status_;
+  if (wait_until([this] { return done(); }, deadline)) return status_;
+  return {Code::pending, "the event was not reached before the deadline"};
 }
 
 }  // namespace megadp::cuda

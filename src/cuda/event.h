@@ -15,10 +15,12 @@ namespace megadp::cuda {
 // An owned event of the plugin.
 class RawEvent {
  public:
+  static Result<std::shared_ptr<RawEvent>> create(std::shared_ptr<Gpu> gpu);
   static Result<std::shared_ptr<RawEvent>> record(std::shared_ptr<Gpu> gpu, void* stream);
   ~RawEvent();
   RawEvent(const RawEvent&) = delete;
   RawEvent& operator=(const RawEvent&) = delete;
+  Status record(void* stream);  // once
   void* get() const noexcept { return event_; }
   uint64_t recorded_ns() const noexcept { return recorded_ns_; }
   const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
@@ -27,7 +29,7 @@ class RawEvent {
   RawEvent(std::shared_ptr<Gpu> gpu, void* event) noexcept : gpu_(std::move(gpu)), event_(event) {}
   const std::shared_ptr<Gpu> gpu_;
   void* const event_;
-  const uint64_t recorded_ns_ = now_ns();  // it happens after this
+  uint64_t recorded_ns_ = 0;  // it happens after this
 };
 
 // CUDA only measures the time between two events, as a float of milliseconds. Here one event is known by the host's clock, and is replaced
@@ -47,9 +49,15 @@ class Timeline {
   uint64_t base_ns_;
 };
 
+// A point in a CUDA stream, which the stream's launcher may not have come to yet: then it is not in the stream, and nothing may be asked
+// about it.
 class CudaEvent final : public Event {
  public:
-  CudaEvent(std::shared_ptr<RawEvent> raw, std::shared_ptr<Timeline> timeline) : raw_(std::move(raw)), timeline_(std::move(timeline)) {}
+  static Result<std::shared_ptr<CudaEvent>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Timeline> timeline);
+  // Puts it in the stream; once, by the launcher.
+  Status record(void* stream);
+  // Returns when it is in its stream, or with the failure of the device or world that keeps it from meaning anything.
+  Status wait_until_recorded() const;
 
   // An event also ends with the failure of its device or world: what is behind an aborted collective is reached, but means nothing.
   bool done() const noexcept override;
@@ -57,16 +65,18 @@ class CudaEvent final : public Event {
   Status wait(Deadline deadline) override;
   uint64_t time_ns() const noexcept override { return done() ? time_ns_.load(std::memory_order_acquire) : 0; }
 
-  // The device has passed it, whatever became of the work before it: nothing of that uses memory any more.
+  // It is in its stream and the device has passed it, whatever became of the work before it: nothing of that uses memory any more.
   bool reached() const noexcept;
 
   void* raw() const noexcept { return raw_->get(); }
 
  private:
+  CudaEvent(std::shared_ptr<RawEvent> raw, std::shared_ptr<Timeline> timeline) : raw_(std::move(raw)), timeline_(std::move(timeline)) {}
   void settle(Status status) const;
 
   const std::shared_ptr<RawEvent> raw_;
   const std::shared_ptr<Timeline> timeline_;
+  std::atomic<bool> recorded_{false};
   mutable std::mutex mutex_;
   mutable Status status_;                     // written before settled_, read after it
   mutable std::atomic<uint64_t> time_ns_{0};  // likewise

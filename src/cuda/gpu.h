@@ -38,6 +38,9 @@ class Gpu {
   bool failed() const noexcept { return has_failed_.load(std::memory_order_acquire) || world_->failed(); }
   Status failure() const;
 
+  // Collectives that were submitted and that no launcher has launched yet.
+  std::atomic<size_t>& to_launch() noexcept { return to_launch_; }
+
   // How often the host has waited for the device: in the plugin, or for an event.
   uint64_t host_syncs() const noexcept { return plugin_->host_syncs(device_) + waits_.load(std::memory_order_relaxed); }
   void count_wait() noexcept { waits_.fetch_add(1, std::memory_order_relaxed); }
@@ -51,6 +54,7 @@ class Gpu {
   Device* device_ = nullptr;
   Nccl* nccl_ = nullptr;
   std::atomic<uint64_t> waits_{0};
+  std::atomic<size_t> to_launch_{0};
   std::atomic<bool> has_failed_{false};
   mutable std::mutex mutex_;
   Status failure_;  // under mutex_

@@ -1,21 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaGroup: the collectives of a group of ranks with one GPU each, by NCCL.
-//
-// NCCL promises neither an order of summation nor its precision. A group made with `exact` sums as the host does, in its order, in fp32,
-// divided and rounded once: every rank sends each other rank its piece (all-to-all) and adds up what it received, at the cost of scratch
-// memory as large as one chunk (kChunkBytes). Operations that NCCL has not in our meaning (a u8 sum that stops at 255, a maximum that a NaN
-// survives) always go that way.
+// CudaGroup: the collectives of a group of ranks with one GPU each, by NCCL. Checks arguments and submits; what the launcher of the stream
+// then does is in cuda/member.h.
 #pragma once
 
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "backend/backend.h"
 #include "backend/group.h"
-#include "cuda/communicator.h"
+#include "cuda/member.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "cuda/watch.h"
@@ -48,16 +42,12 @@ class CudaWindow final : public Window {
 
 class CudaGroup final : public Group {
  public:
-  // `control` is the host's group of the same members.
-  CudaGroup(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::unique_ptr<Group> control, bool exact);
-  ~CudaGroup() override;
-  CudaGroup(const CudaGroup&) = delete;
-  CudaGroup& operator=(const CudaGroup&) = delete;
+  explicit CudaGroup(std::shared_ptr<Member> member) : member_(std::move(member)) {}
 
-  int rank() const noexcept override { return control_->rank(); }
-  int size() const noexcept override { return control_->size(); }
-  const std::vector<int>& members() const noexcept override { return control_->members(); }
-  Group& control() noexcept override { return *control_; }
+  int rank() const noexcept override { return control().rank(); }
+  int size() const noexcept override { return control().size(); }
+  const std::vector<int>& members() const noexcept override { return control().members(); }
+  Group& control() noexcept override { return member_->control(); }
 
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
@@ -72,55 +62,14 @@ class CudaGroup final : public Group {
   Status barrier(Stream& stream, Tag tag) override;
 
  private:
-  struct Sum {
-    DType type;
-    Op op;
-    double divisor;
-  };
-  using Work = std::function<Status(void* stream)>;
-  struct Call {
-    Collective kind;
-    size_t count;
-    DType type;
-    std::string how = {};  // " (max)", " from rank 1": what must be the same on all ranks besides
-  };
-  struct Submission {
-    Call call;
-    Tag tag;
-    std::shared_ptr<void> keep;
-    Work work;
-    std::string name = {};  // both given by submit_together()
-    uint64_t number = 0;
-  };
-  Result<Submission> prepare(const WindowCall& call);
-  Status submit(Stream& stream, const Call& call, const Tag& tag, std::shared_ptr<void> keep, Work work);
-  // Between one pair of marks; several are one group of NCCL's.
-  Status submit_together(Stream& stream, std::span<Submission> all);
-  Status put(void* stream, std::span<Submission> all);
-  Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
-  bool summed_here(const Sum& sum) const;  // rather than by NCCL
-  // In group_sums.cc. Each puts its work on the stream, for a group of any size.
-  Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
-  Status gather(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
-  Status spread(void* stream, std::byte* data, size_t count, DType type, int root);
-  Status exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
-  Status send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type);
-  Status native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
-  Status sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
-  Status sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum);
-  Status sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum);
-  Result<std::byte*> scratch(size_t bytes);
+  const Group& control() const noexcept { return member_->control(); }
+  Result<Member::Submission> prepare(const WindowCall& call);
+  // All at once, or one after another.
+  Status submit(Stream& stream, std::vector<Member::Submission> all, bool at_once);
+  Status submit(Stream& stream, const Member::Call& call, const Tag& tag, Member::Work work);
 
-  std::shared_ptr<Communicator> communicator_;  // until the end
-  const std::shared_ptr<Gpu> gpu_;
-  const std::shared_ptr<Watch> watch_;
-  const std::shared_ptr<Group> control_;
-  const bool exact_;
-  uint64_t windows_ = 0;  // allocated so far
-  std::mutex submitting_;
-  uint64_t submitted_ = 0;                   // under submitting_
-  std::shared_ptr<CudaMemory> scratch_;      // likewise
-  std::vector<std::shared_ptr<void>> used_;  // likewise: what the collective being submitted works with
+  const std::shared_ptr<Member> member_;  // what is submitted has another reference
+  uint64_t windows_ = 0;                  // allocated so far
 };
 
 }  // namespace megadp::cuda

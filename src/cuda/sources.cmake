@@ -7,7 +7,9 @@ set(MEGADP_cuda_SOURCES
     event.cc
     gpu.cc
     group.cc
-    group_sums.cc
+    launcher.cc
+    member.cc
+    member_sums.cc
     memory.cc
     plugin_library.cc
     staging.cc

@@ -5,29 +5,21 @@
 
 namespace megadp::cuda {
 
-Result<std::unique_ptr<CudaStream>> CudaStream::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch) {
+Result<std::unique_ptr<CudaStream>> CudaStream::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, const char* name) {
   void* stream = nullptr;
   // High priority: a bucket's reduction should not queue behind the backward pass it overlaps with.
   if (Status made = gpu->check(gpu->plugin().stream_create(gpu->device(), true, &stream), "creating a stream"); !made) return made;
-  std::unique_ptr<CudaStream> ours(new CudaStream(gpu, std::move(watch), stream));
-  auto timeline = Timeline::start(gpu, stream);
-  if (!timeline) return timeline.status();
-  ours->timeline_ = *std::move(timeline);
-  return ours;
+  auto launcher = Launcher::start(gpu, watch, stream, name);
+  if (!launcher) return launcher.status();
+  return std::unique_ptr<CudaStream>(new CudaStream(std::move(gpu), std::move(watch), *std::move(launcher)));
 }
 
 CudaStream::~CudaStream() {
-  if (gpu_->usable_here()) gpu_->plugin().stream_destroy(gpu_->device(), stream_);
-}
-
-Result<std::shared_ptr<CudaEvent>> CudaStream::mark() {
-  auto raw = RawEvent::record(gpu_, stream_);
-  if (!raw) return raw.status();
-  return std::make_shared<CudaEvent>(*std::move(raw), timeline_);
+  if (gpu_->usable_here()) launcher_->close();
 }
 
 Result<std::shared_ptr<Event>> CudaStream::record(int notify_fd) {
-  auto event = mark();
+  auto event = launcher_->record();
   if (!event) return event.status();
   if (notify_fd >= 0) watch_->notify(*event, notify_fd);
   return std::shared_ptr<Event>(*std::move(event));
@@ -38,22 +30,20 @@ Status CudaStream::wait_for(std::shared_ptr<Event>) {
 }
 
 Status CudaStream::make_caller_wait(void* consumer, Event& event) {
-  if (gpu_->failed()) return gpu_->failure();
-  return gpu_->check(gpu_->plugin().stream_wait(gpu_->device(), consumer, static_cast<CudaEvent&>(event).raw()),
-                     "ordering the caller's stream after ours");
+  auto& ours = static_cast<CudaEvent&>(event);
+  // CUDA takes an event that was never recorded for one that has happened.
+  if (Status recorded = ours.wait_until_recorded(); !recorded) return recorded;
+  return gpu_->check(gpu_->plugin().stream_wait(gpu_->device(), consumer, ours.raw()), "ordering the caller's stream after ours");
 }
 
 Status CudaStream::wait_for_caller(void* producer) {
   if (gpu_->failed()) return gpu_->failure();
   auto reached = RawEvent::record(gpu_, producer);
   if (!reached) return reached.status();
-  return gpu_->check(gpu_->plugin().stream_wait(gpu_->device(), stream_, (*reached)->get()), "ordering our stream after the caller's");
-}
-
-void CudaStream::retain(std::shared_ptr<void> object) {
-  auto passed = mark();
-  // Where not even an event can be recorded the device is lost, and nothing is under way any more.
-  watch_->drop(std::move(object), passed ? *std::move(passed) : nullptr);
+  return submit([reached = *std::move(reached)](Launcher& on) {
+    const Gpu& gpu = on.gpu();
+    return gpu.check(gpu.plugin().stream_wait(gpu.device(), on.stream(), reached->get()), "ordering our stream after the caller's");
+  });
 }
 
 }  // namespace megadp::cuda

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaStream: a stream of our own, not synchronized with CUDA's default stream. Nothing here waits for the device. NULL, where a caller's
-// stream is asked for, is CUDA's default stream.
+// CudaStream: a stream of our own, not synchronized with CUDA's default stream, which a Launcher fills. Submitting never waits; only
+// make_caller_wait() waits, until the event has been put in the stream, and for the device nothing here does. NULL, where a caller's stream
+// is asked for, is CUDA's default stream.
 #pragma once
 
 #include <memory>
 
 #include "backend/stream.h"
-#include "cuda/event.h"
-#include "cuda/watch.h"
+#include "cuda/launcher.h"
 
 namespace megadp::cuda {
 
 class CudaStream final : public Stream {
  public:
-  static Result<std::unique_ptr<CudaStream>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch);
+  static Result<std::unique_ptr<CudaStream>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, const char* name);
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -23,19 +23,17 @@ class CudaStream final : public Stream {
   Status make_caller_wait(void* consumer, Event& event) override;
   Status wait_for_caller(void* producer) override;
   Status failure() const override { return gpu_->failure(); }
-  void retain(std::shared_ptr<void> object) override;
+  void retain(std::shared_ptr<void> object) noexcept override { launcher_->retain(std::move(object)); }
 
-  void* raw() const noexcept { return stream_; }
-  Result<std::shared_ptr<CudaEvent>> mark();
+  Status submit(Launcher::Work work) { return launcher_->submit(std::move(work)); }
 
  private:
-  CudaStream(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream) noexcept
-      : gpu_(std::move(gpu)), watch_(std::move(watch)), stream_(stream) {}
+  CudaStream(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::shared_ptr<Launcher> launcher) noexcept
+      : gpu_(std::move(gpu)), watch_(std::move(watch)), launcher_(std::move(launcher)) {}
 
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Watch> watch_;
-  void* const stream_;
-  std::shared_ptr<Timeline> timeline_;
+  const std::shared_ptr<Launcher> launcher_;  // its thread has another reference
 };
 
 }  // namespace megadp::cuda

@@ -29,8 +29,9 @@ class Watch {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // A collective: its time runs from `begin`, so that work it had to wait for does not count. `name` says what it is in the sentence of a
-  // timeout; `keep` lives until `end`.
+  // A collective that is about to be launched: its time runs from `begin`, so that work it had to wait for does not count. Its `end` is
+  // recorded when it is in its stream, whatever became of it; `keep` lives until then and until the device has passed it. `name` says what
+  // it is in the sentence of a timeout.
   struct Collective {
     std::shared_ptr<CudaEvent> begin, end;
     std::shared_ptr<Communicator> communicator;
@@ -38,10 +39,10 @@ class Watch {
     std::string name;
     int32_t bucket;
     uint64_t operation;
-    std::vector<std::shared_ptr<void>> keep;
+    std::shared_ptr<void> keep;
   };
-  // To be held while a collective is submitted, from before its begin until it was added. Freeing memory waits for the whole device: were a
-  // collective put there meanwhile, the watch would wait for it instead of ending it. So the two take turns.
+  // To be held while a collective is launched, from before its begin until its end was recorded. Freeing memory waits for the whole device:
+  // were a collective put there meanwhile, the watch would wait for it instead of ending it. So the two take turns.
   class Turn {
    public:
     Turn(Turn&&) noexcept = default;

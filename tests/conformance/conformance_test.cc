@@ -63,11 +63,10 @@ Result<std::shared_ptr<Backend>> open_standin(std::shared_ptr<World> world) {
 
 // What holds on the host only.
 std::vector<Skip> device_skips() {
-  return {{"failure.different_calls",
-           "different calls are said by the submission of whoever comes second, not by the stream: see cuda.lost_ranks"},
-          {"failure.dropped_operation", "a kernel that cannot be is refused when it is submitted; nothing of a device's stream is dropped"},
-          {"failure.failed_work", "a kernel that cannot be is refused when it is submitted"},
-          {"stream.failure_sticks", "a kernel that cannot be is refused when it is submitted"},
+  return {{"failure.different_calls", "a failure ends the whole tree, which then has no more streams: see cuda.lost_ranks"},
+          {"failure.dropped_operation", "a kernel that cannot be is a failure of the tree, not of its stream"},
+          {"failure.failed_work", "a kernel that cannot be is a failure of the tree, not of its stream"},
+          {"stream.failure_sticks", "a kernel that cannot be is a failure of the tree, not of its stream"},
           {"stream.destroyed_while_waiting", "what is on a device's stream goes on without it"}};
 }
 

@@ -21,17 +21,6 @@ const Ending kNeverComes = {
 const Ending kLeaves = {"a rank that leaves", 60'000'000'000, MDP_E_PEER, {"rank 2", "left"}};
 const Ending kAborts = {"a rank that aborts", 60'000'000'000, MDP_E_ABORTED, {"rank 2"}};
 
-mdp_error_info failure_of(const KindRank& rank) {
-  mdp_error_info info{};
-  info.struct_size = sizeof info;
-  for (int i = 0; i < 6000; ++i) {  // a minute
-    ok(mdp_comm_error_info(rank.comm.get(), &info));
-    if (info.status != MDP_OK) return info;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  fail("the failure was never noticed");
-}
-
 void check(const Ending& ending, mdp_status status, const std::string& sentence) {
   require(status == ending.status, "got ", mdp_status_name(status), ": ", sentence);
   for (const std::string& word : ending.words) require(sentence.find(word) != std::string::npos, "'", sentence, "' does not say ", word);

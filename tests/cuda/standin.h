@@ -24,6 +24,9 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void submit(std::function<void()> work);
   void drain();  // waits until everything submitted before is done
 
+  // Collectives that are to be in this stream, and are not yet: see connects_late().
+  std::atomic<int> awaited{0};
+
  private:
   void run();
   std::mutex mutex_;
@@ -71,12 +74,19 @@ void wait_for_threads();
 
 // So many of the next calls of zero() fail, whatever the device.
 std::atomic<int>& failing_zeros();
+// The one of the next calls of event_create() that fails, counted from 1; 0: none.
+std::atomic<int>& failing_event();
 // The device that has no memory left; -1: none.
 std::atomic<int>& full_device();
 // The rank whose second collective in a group fails; -1: none.
 std::atomic<int>& failing_rank();
 // The others' NCCL says at once that another rank has failed, rather than wait for it.
 std::atomic<bool>& others_know();
+// As NCCL, which connects ranks when they first need it: the first collectives of a communicator are pending, and not in their stream,
+// until all its ranks have called theirs.
+std::atomic<bool>& connects_late();
+// How often something was put in a stream that awaited a collective, which it has overtaken.
+std::atomic<int>& overtaken();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 

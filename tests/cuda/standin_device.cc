@@ -25,6 +25,7 @@ std::shared_ptr<Queue> Queue::create() {
 }
 
 void Queue::submit(std::function<void()> work) {
+  if (awaited > 0) overtaken()++;
   const std::lock_guard lock(mutex_);
   work_.push_back(std::move(work));
   if (busy_) return;
@@ -174,6 +175,7 @@ int32_t stream_wait(Device* device, void* stream, void* event) {
 }
 
 int32_t event_create(Device*, void** out) {
+  if (failing_event() > 0 && --failing_event() == 0) return kCudaFailure + 1;
   *out = new std::shared_ptr<standin::Event>(std::make_shared<standin::Event>());
   return 0;
 }
@@ -367,6 +369,16 @@ ReleaseGate& release_gate() {
 }
 
 std::atomic<int>& failing_zeros() {
+  static std::atomic<int> count{0};
+  return count;
+}
+
+std::atomic<int>& failing_event() {
+  static std::atomic<int> number{0};
+  return number;
+}
+
+std::atomic<int>& overtaken() {
   static std::atomic<int> count{0};
   return count;
 }

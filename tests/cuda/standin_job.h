@@ -56,6 +56,18 @@ inline bool run_kind(const std::string& name, const Kind& kind, int size, const 
   return report(name + " (" + std::to_string(size) + " ranks)", failures);
 }
 
+// The failure of the communicator, once it is known.
+inline mdp_error_info failure_of(const KindRank& rank) {
+  mdp_error_info info{};
+  info.struct_size = sizeof info;
+  for (int i = 0; i < 6000; ++i) {  // a minute
+    ok(mdp_comm_error_info(rank.comm.get(), &info));
+    if (info.status != MDP_OK) return info;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  fail("the failure was never noticed");
+}
+
 // Dense floats on the device.
 class DeviceFloats {
  public:

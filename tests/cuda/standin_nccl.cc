@@ -34,6 +34,7 @@ struct Offer {  // what one rank brings to one collective
 
 struct Choice {
   int32_t color, key;
+  uint64_t collectives;  // called before the split
 };
 
 class Room {
@@ -49,6 +50,7 @@ class Room {
   int32_t here = 0;
   int32_t reading = 0;  // ranks that look at the memory of others
   uint64_t meetings = 0;
+  std::set<int32_t> calling;                                            // ranks that have called their first collective
   std::map<uint64_t, std::map<int32_t, Choice>> splits;                 // by number of the split, by rank
   std::map<std::pair<uint64_t, int32_t>, std::shared_ptr<Room>> parts;  // by number of the split and color
 
@@ -88,11 +90,18 @@ std::map<std::array<uint8_t, 128>, std::shared_ptr<Room>>& rooms() {
 namespace megadp::cuda {
 
 struct NcclComm {
+  struct Awaited {
+    std::shared_ptr<standin::Queue> queue;
+    standin::Offer offer;
+  };
   Device* device = nullptr;
+  bool connected = false;                       // all ranks have called their first collective
+  std::vector<Awaited> awaited;                 // what this rank has called before that
   std::shared_ptr<standin::Room> room, parent;  // room is empty until all have come to the split
   uint64_t split = 0;                           // number of the split it comes from
   int32_t color = 0, rank = 0;
-  uint64_t splits = 0;  // that this communicator was asked for
+  uint64_t splits = 0;       // that this communicator was asked for
+  uint64_t collectives = 0;  // likewise
   bool grouping = false;
   int32_t group_failure = 0;
   std::vector<std::pair<void*, standin::Offer>> group;  // what was called since the group began, by stream
@@ -142,6 +151,9 @@ int32_t finish_split(NcclComm* comm) {
   if (parent.has_aborted(comm->rank)) return kAborted;
   const auto& choices = parent.splits[comm->split];
   if (choices.size() < static_cast<size_t>(parent.size)) return kPending;
+  const uint64_t before = choices.begin()->second.collectives;
+  if (std::any_of(choices.begin(), choices.end(), [&](const auto& choice) { return choice.second.collectives != before; }))
+    return kMismatch;
   std::set<std::pair<int32_t, int32_t>> members;  // (key, rank in the parent)
   for (const auto& [rank, choice] : choices) {
     if (choice.color == comm->color) members.emplace(choice.key, rank);
@@ -160,7 +172,7 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
   const uint64_t number = ++parent->splits;
   {
     const std::lock_guard lock(parent->room->mutex);
-    parent->room->splits[number][parent->rank] = {color, key};
+    parent->room->splits[number][parent->rank] = {color, key, parent->collectives};
   }
   if (color < 0) return 0;
   auto part = std::make_unique<NcclComm>();
@@ -173,16 +185,33 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
   return kPending;
 }
 
+void put_in_stream(const std::shared_ptr<Room>& room, int32_t rank, Queue* queue, const Offer& offer);
+
+// The awaited collectives come into their streams once all ranks have called theirs.
+void let_in(NcclComm* comm) {
+  comm->connected = true;
+  for (const NcclComm::Awaited& one : std::exchange(comm->awaited, {})) {
+    --one.queue->awaited;
+    put_in_stream(comm->room, comm->rank, one.queue.get(), one.offer);
+  }
+}
+
 int32_t comm_state(NcclComm* comm) {
   if (comm->room == nullptr) return finish_split(comm);
-  const std::lock_guard lock(comm->room->mutex);
-  if (comm->room->has_aborted(comm->rank)) return kAborted;
-  if (comm->room->failure != 0) return comm->room->failure;
-  if (comm->room->anybody_aborted()) return kNcclRemoteFailure;
-  return comm->room->joined < comm->room->size ? kPending : 0;
+  {
+    const std::lock_guard lock(comm->room->mutex);
+    if (comm->room->has_aborted(comm->rank)) return kAborted;
+    if (comm->room->failure != 0) return comm->room->failure;
+    if (comm->room->anybody_aborted()) return kNcclRemoteFailure;
+    if (comm->room->joined < comm->room->size) return kPending;
+    if (!comm->awaited.empty() && comm->room->calling.size() < static_cast<size_t>(comm->room->size)) return kPending;
+  }
+  if (!comm->awaited.empty()) let_in(comm);
+  return 0;
 }
 
 int32_t comm_abort(NcclComm* comm) {
+  for (const NcclComm::Awaited& one : std::exchange(comm->awaited, {})) --one.queue->awaited;
   const std::shared_ptr<Room> room = comm->room != nullptr ? comm->room : comm->parent;
   std::unique_lock lock(room->mutex);
   room->aborted[static_cast<size_t>(comm->rank)] = true;
@@ -242,6 +271,7 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
 
 int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
   int32_t refused = 0;
+  ++comm->collectives;
   if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) refused = kInvalidArgument;
   if (comm->grouping && comm->rank == failing_rank() && !comm->group.empty()) refused = kSystemFailure;
   if (comm->grouping && comm->rank != failing_rank() && others_know()) refused = cuda::kNcclRemoteFailure;
@@ -253,7 +283,19 @@ int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
     comm->group.emplace_back(stream, offer);
     return kPending;
   }
-  queue_of(comm->device, stream)->submit([room = comm->room, rank = comm->rank, offer] {
+  if (connects_late() && !comm->connected) {
+    const std::lock_guard lock(comm->room->mutex);
+    comm->room->calling.insert(comm->rank);
+    comm->awaited.push_back({queue_of(comm->device, stream), offer});
+    ++comm->awaited.back().queue->awaited;
+    return kPending;
+  }
+  put_in_stream(comm->room, comm->rank, queue_of(comm->device, stream).get(), offer);
+  return 0;
+}
+
+void put_in_stream(const std::shared_ptr<Room>& room, int32_t rank, Queue* queue, const Offer& offer) {
+  queue->submit([room, rank, offer] {
     {
       const std::lock_guard lock(room->mutex);
       room->offers[static_cast<size_t>(rank)] = offer;
@@ -275,7 +317,6 @@ int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
     std::copy(result.begin(), result.end(), offer.to);
     (void)room->meet(rank);
   });
-  return 0;
 }
 
 int32_t comm_group_begin(NcclComm* comm) {
@@ -293,7 +334,7 @@ int32_t comm_group_end(NcclComm* comm) {
   groups_of_collectives() += group.size() > 1;
   for (auto& [stream, offer] : group) {
     offer.grouped = group.size();
-    if (const int32_t result = submit(comm, stream, offer); result != 0) return result;
+    if (const int32_t result = submit(comm, stream, offer); result != 0 && result != kPending) return result;
   }
   return kPending;
 }
@@ -328,6 +369,11 @@ int32_t all_to_all(NcclComm* comm, void* stream, const void* from, size_t stride
 std::atomic<int>& groups_of_collectives() {
   static std::atomic<int> count{0};
   return count;
+}
+
+std::atomic<bool>& connects_late() {
+  static std::atomic<bool> late{false};
+  return late;
 }
 
 std::atomic<bool>& others_know() {

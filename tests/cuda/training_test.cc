@@ -149,20 +149,39 @@ void not_finite_without_a_report(KindRank& rank) {
   require(report.step == 1 && model.read() != before, "the step after it was not taken");
 }
 
-// A step whose work the device does not take changes nothing, the learning rate that it was given included.
-void refused_by_the_device(KindRank& rank) {
+// A step that could not be submitted leaves the learning rate that it was given to no later one. Both models' fail, with one and without.
+void not_submitted(KindRank& rank) {
   const Model model(rank, {}), other(rank, {});
-  model.backward(1);
-  other.backward(1);
   mdp_step_config faster{};
   faster.struct_size = sizeof faster;
   faster.lr = 0.5;
-  (void)model.read();  // what is under way zeroes nothing any more
-  megadp::standin::failing_zeros() = 1;
-  refused(mdp_optimizer_step(model.optimizer(), &faster, nullptr, nullptr), MDP_E_BACKEND, {"zeroing memory"});
-  ok(mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr));
-  ok(mdp_optimizer_step(other.optimizer(), nullptr, nullptr, nullptr));
+  for (const Model* one : {&model, &other}) {
+    one->backward(1);
+    (void)one->read();                     // what is under way asks for no event any more
+    megadp::standin::failing_event() = 2;  // after the caller's: the one that tells when the norm is known
+    refused(mdp_optimizer_step(one->optimizer(), one == &model ? &faster : nullptr, nullptr, nullptr), MDP_E_BACKEND,
+            {"creating an event"});
+    ok(mdp_optimizer_step(one->optimizer(), nullptr, nullptr, nullptr));
+  }
   require(model.read() == other.read(), "a step that failed has changed the learning rate");
+}
+
+// What a device does not take when it is launched is a failure of the communicator, which every rank is told; parameters stay.
+void refused_by_the_device(KindRank& rank) {
+  const Model model(rank, {});
+  model.backward(1);
+  const auto before = model.read();  // what is under way zeroes nothing any more
+  ok(mdp_barrier(rank.comm.get()));
+  if (rank.rank == 0) megadp::standin::failing_zeros() = 1;
+  ok(mdp_barrier(rank.comm.get()));
+  const mdp_status status = mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr);
+  if (rank.size == 1 || status != MDP_OK) refused(status, MDP_E_BACKEND, {"zeroing memory"});
+  const mdp_error_info info = failure_of(rank);
+  require(info.status == MDP_E_BACKEND && std::string(info.text).find("zeroing memory") != std::string::npos,
+          "the failure is: ", info.text);
+  refused(mdp_grad_skip(model.buffer(), 0), MDP_E_BACKEND, {"zeroing memory"});
+  refused(mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr), MDP_E_BACKEND, {"zeroing memory"});
+  require(model.look() == before, "a step that could not be launched has changed parameters");
 }
 
 void arrays(KindRank& rank) {
@@ -334,7 +353,8 @@ int main() {
     good = run_kind("views of the host", {MDP_BACKEND_HOST, 0}, ranks, host_views) && good;
     good = run_kind("collectives", {}, ranks, collectives) && good;
   }
-  good = run_kind("refused by the device", {}, 1, refused_by_the_device) && good;
+  good = run_kind("not submitted", {}, 1, not_submitted) && good;
+  for (const int ranks : {1, 2}) good = run_kind("refused by the device", {}, ranks, refused_by_the_device) && good;
   good = run_kind("a full device", {}, 4, full_device) && good;
   megadp::standin::wait_for_threads();
   std::cerr << (good ? "all passed" : "some FAILED") << "\n";

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CudaGroup puts on the stream: NCCL's own collectives, and sums in the host's order for where those are wanted.
+// What a Member puts on the stream: NCCL's own collectives, and sums in the host's order for where those are wanted.
 //
 //   rank 0's memory | 0→0 | 0→1 | 0→2 |           all-to-all            rank 1's scratch | 0→1 | 1→1 | 2→1 |
 //   rank 1's memory | 1→0 | 1→1 | 1→2 |   ─────────────────────────►    added up (base/sum_order.h), divided, rounded once
 //   rank 2's memory | 2→0 | 2→1 | 2→2 |
 #include <algorithm>
 
-#include "cuda/group.h"
+#include "cuda/member.h"
 
 namespace megadp::cuda {
 namespace {
@@ -15,26 +15,26 @@ constexpr size_t kChunkBytes = size_t{32} << 20;
 
 }  // namespace
 
-bool CudaGroup::summed_here(const Sum& sum) const {
+bool Member::summed_here(const Sum& sum) const {
   if (sum.op == Op::max || sum.op == Op::min) return sum.type != DType::i64 && sum.type != DType::u8;
   if (sum.type == DType::u8) return true;
   return exact_ && sum.type != DType::i64;
 }
 
-Result<std::byte*> CudaGroup::scratch(size_t bytes) {
+Result<std::byte*> Member::scratch(size_t bytes) {
   if (scratch_ == nullptr || scratch_->bytes() < bytes) {
     // Not from the communicator: that may be collective, and whether scratch is needed may be this rank's own affair.
     auto memory = CudaMemory::allocate(gpu_, watch_, CudaMemory::Kind::device, bytes);
     if (!memory) return memory.status().with_context("scratch");
     scratch_ = *std::move(memory);  // what is replaced lives on in the collectives that use it
   }
-  used_.push_back(scratch_);
+  used_->push_back(scratch_);
   return static_cast<std::byte*>(scratch_->data());
 }
 
 // ── a group of one: what is left of a collective is the copy, or the division ──
 
-Status CudaGroup::alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
+Status Member::alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
   if (count == 0) return {};
   const PluginTable& plugin = gpu_->plugin();
   if (sum.divisor == 1) {
@@ -44,19 +44,19 @@ Status CudaGroup::alone(void* stream, const std::byte* from, std::byte* to, size
   return gpu_->check(plugin.reduce(gpu_->device(), stream, to, from, count, 1, count, sum.type, Op::sum, sum.divisor), "a division");
 }
 
-Status CudaGroup::gather(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
+Status Member::gather(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
   if (size() == 1) return alone(stream, from, to, count_per_rank, {type, Op::sum, 1});
   return communicator_->call("an all-gather",
                              [&](NcclComm* comm) { return gpu_->plugin().comm_all_gather(comm, stream, from, to, count_per_rank, type); });
 }
 
-Status CudaGroup::spread(void* stream, std::byte* data, size_t count, DType type, int root) {
+Status Member::spread(void* stream, std::byte* data, size_t count, DType type, int root) {
   if (size() == 1) return {};
   return communicator_->call("a broadcast",
                              [&](NcclComm* comm) { return gpu_->plugin().comm_broadcast(comm, stream, data, data, count, type, root); });
 }
 
-Status CudaGroup::exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
+Status Member::exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
   if (size() == 1) return alone(stream, from, to, count_per_rank, {type, Op::sum, 1});
   if (from != to) return send_pieces(stream, from, to, count_per_rank, count_per_rank, type);
   // NCCL's may not be in place: what arrives would overwrite what is still to be sent.
@@ -67,21 +67,27 @@ Status CudaGroup::exchange(void* stream, const std::byte* from, std::byte* to, s
   return copied.ok() ? send_pieces(stream, *copy, to, count_per_rank, count_per_rank, type) : copied;
 }
 
-Status CudaGroup::send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type) {
+Status Member::send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type) {
   return communicator_->call("an all-to-all", [&](NcclComm* comm) {
     return gpu_->plugin().comm_all_to_all(comm, stream, from, stride, to, count_per_rank, type);
   });
 }
 
-Status CudaGroup::native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
+Status Member::native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
   return communicator_->call("an all-reduce", [&](NcclComm* comm) {
     return gpu_->plugin().comm_all_reduce(comm, stream, from, to, count, sum.type, sum.op, sum.divisor);
   });
 }
 
+Status Member::meet(void* stream) {
+  if (size() == 1) return {};
+  auto byte = scratch(1);
+  return byte.ok() ? native_all_reduce(stream, *byte, *byte, 1, {DType::u8, Op::max, 1}) : byte.status();
+}
+
 // ── sums ──
 
-Status CudaGroup::sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum) {
+Status Member::sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum) {
   if (size() == 1) return alone(stream, from, to, count_per_rank, sum);
   if (!summed_here(sum)) {
     return communicator_->call("a reduce-scatter", [&](NcclComm* comm) {
@@ -102,12 +108,12 @@ Status CudaGroup::sum_pieces(void* stream, const std::byte* from, std::byte* to,
   return {};
 }
 
-Status CudaGroup::sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum) {
+Status Member::sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum) {
   return gpu_->check(gpu_->plugin().reduce(gpu_->device(), stream, to, parts, count, size(), count, sum.type, sum.op, sum.divisor),
                      "adding up what the ranks sent");
 }
 
-Status CudaGroup::sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
+Status Member::sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
   if (size() == 1) return alone(stream, from, to, count, sum);
   if (!summed_here(sum)) return native_all_reduce(stream, from, to, count, sum);
   // Every rank sums one piece and all gather them; what does not divide by the ranks goes to everyone whole.

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/launcher.h"
+
+#include <signal.h>
+
+#include <cfenv>
+#include <cstddef>
+#include <ctime>
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+
+namespace megadp::cuda {
+namespace {
+
+// How long the end of a stream may take for what could be launched at once. Longer than that it waits for nobody.
+constexpr long kCloseNs = 25'000'000;
+
+// For want of memory: better than freed under the device's hands.
+void keep_for_ever(std::shared_ptr<void> object) noexcept {
+  alignas(std::shared_ptr<void>) std::byte room[sizeof(std::shared_ptr<void>)];
+  new (room) std::shared_ptr<void>(std::move(object));
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Launcher>> Launcher::start(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name) {
+  const std::string named = name == nullptr ? "" : name;
+  std::shared_ptr<Launcher> launcher(new Launcher(gpu, std::move(watch), stream));
+  auto timeline = Timeline::start(gpu, stream);
+  if (!timeline) return timeline.status();
+  launcher->timeline_ = *std::move(timeline);
+  auto holder = std::make_unique<std::shared_ptr<Launcher>>(launcher);
+  sigset_t all, before;  // the signals of the program are for its own threads
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const int error = pthread_create(&launcher->thread_, nullptr, &Launcher::run, holder.get());
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (error != 0) return system_error(text("cannot start the thread of stream \"", named, "\""), error);
+  [[maybe_unused]] const auto* const taken_by_the_thread = holder.release();
+  pthread_setname_np(launcher->thread_, named.substr(0, 15).c_str());
+  return launcher;
+}
+
+Launcher::~Launcher() {
+  if (gpu_->usable_here()) gpu_->plugin().stream_destroy(gpu_->device(), stream_);
+}
+
+void* Launcher::run(void* argument) {
+  const std::unique_ptr<std::shared_ptr<Launcher>> self(static_cast<std::shared_ptr<Launcher>*>(argument));
+  // Threads inherit how their creator rounds, and what divides NCCL's sums is computed here.
+  std::fesetenv(FE_DFL_ENV);
+  for (;;) {
+    Item item;  // inside the loop: what the work holds is released before the next wait
+    if (!(*self)->pop(&item)) return nullptr;
+    (*self)->perform(item);
+  }
+}
+
+void Launcher::push(Item item) {
+  {
+    const std::lock_guard lock(mutex_);
+    items_.push_back(std::move(item));
+  }
+  changed_.notify_one();
+}
+
+// False at the end.
+bool Launcher::pop(Item* out) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return !items_.empty() || closing_; });
+  if (items_.empty()) return false;
+  *out = std::move(items_.front());
+  items_.pop_front();
+  return true;
+}
+
+// What the standard library throws must not end the thread.
+void Launcher::perform(Item& item) noexcept {
+  static const Status& no_memory = *new Status(Code::memory, "no memory was left to submit work to a device");
+  if (item.kept != nullptr) return give_up(std::move(item.kept));
+  if (!item.always && gpu_->failed()) return;
+  try {
+    Status done;
+    try {
+      done = item.work(*this);
+    } catch (const std::bad_alloc&) {
+      done = no_memory;
+    } catch (const std::exception& error) {
+      done = internal_error("work of a device's stream threw: ", error.what());
+    }
+    if (!done) gpu_->fail(done);
+  } catch (const std::bad_alloc&) {  // who waits for this rank has a timeout
+  }
+}
+
+Status Launcher::submit(Work work) {
+  if (gpu_->failed()) return gpu_->failure();
+  push({std::move(work), false});
+  return {};
+}
+
+Result<std::shared_ptr<CudaEvent>> Launcher::record() {
+  auto event = this->event();
+  if (!event) return event.status();
+  push({[event = *event](Launcher& on) { return event->record(on.stream_); }, true});
+  return event;
+}
+
+Result<std::shared_ptr<CudaEvent>> Launcher::mark() {
+  auto event = this->event();
+  if (!event) return event.status();
+  if (Status recorded = (*event)->record(stream_); !recorded) return recorded;
+  return event;
+}
+
+// The caller has no reference left when the launcher has one: the last one frees memory, which waits for the device.
+void Launcher::retain(std::shared_ptr<void> object) noexcept {
+  if (object == nullptr) return;
+  try {
+    {
+      const std::lock_guard lock(mutex_);
+      items_.emplace_back().kept = std::move(object);
+    }
+    changed_.notify_one();
+  } catch (const std::bad_alloc&) {
+    keep_for_ever(std::move(object));
+  }
+}
+
+void Launcher::give_up(std::shared_ptr<void> object) noexcept {
+  std::shared_ptr<CudaEvent> passed;
+  try {
+    auto marked = mark();
+    // Where not even an event can be recorded the device is lost, and nothing is under way any more.
+    if (marked) passed = *std::move(marked);
+  } catch (const std::bad_alloc&) {
+    return keep_for_ever(std::move(object));
+  }
+  watch_->drop(std::move(object), std::move(passed));
+}
+
+void Launcher::close() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    closing_ = true;
+  }
+  changed_.notify_one();
+  // The last reference may be dropped by the launcher's own work; a thread cannot join itself.
+  timespec until{};
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_nsec += kCloseNs;
+  if (until.tv_nsec >= 1'000'000'000) {
+    until.tv_nsec -= 1'000'000'000;
+    until.tv_sec += 1;
+  }
+  const bool here = pthread_equal(pthread_self(), thread_) != 0;
+  if (here || pthread_timedjoin_np(thread_, nullptr, &until) != 0) pthread_detach(thread_);
+}
+
+}  // namespace megadp::cuda

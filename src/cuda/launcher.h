@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launcher: the thread that puts what is submitted to a CudaStream on the device, in that order.
+//
+//   any thread ── submit(work) ──► [ work | event | collective | work | … ] ──► launcher's thread ──► cudaStream_t ──► device
+//
+// Putting a collective on a device may take as long as another rank: NCCL connects ranks when they first need it, and may say that a
+// collective is not in its stream yet; then nothing that is to come after it may be put there. Nor may a collective come while memory is
+// being freed. So it is not the caller who waits, but this thread; submitting never waits for anything.
+//
+// A failure of work is one of the whole communicator tree (Gpu::fail): later work is dropped, events and what is retained are not. The
+// thread lives on without its CudaStream until the queue is empty; what another rank keeps from being launched then is given up by the
+// watch (Watch::abandon).
+#pragma once
+
+#include <pthread.h>
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+
+#include "cuda/event.h"
+#include "cuda/watch.h"
+
+namespace megadp::cuda {
+
+class Launcher {
+ public:
+  using Work = std::function<Status(Launcher& on)>;
+
+  // Owns `stream`, also where it fails. `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
+  static Result<std::shared_ptr<Launcher>> start(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name);
+  ~Launcher();
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  // The failure of the tree, if there is one already; then the work is not taken.
+  Status submit(Work work);
+  Result<std::shared_ptr<CudaEvent>> record();
+  void retain(std::shared_ptr<void> object) noexcept;
+  // Nothing is submitted any more. Gives the thread a moment to finish.
+  void close() noexcept;
+
+  // ── for work, on the launcher's thread ──
+  const Gpu& gpu() const noexcept { return *gpu_; }
+  void* stream() const noexcept { return stream_; }
+  // An event that is still to be recorded, on stream(); and one at the point that the thread has come to.
+  Result<std::shared_ptr<CudaEvent>> event() const { return CudaEvent::create(gpu_, timeline_); }
+  Result<std::shared_ptr<CudaEvent>> mark();
+
+ private:
+  struct Item {  // work or an object to keep
+    Work work = {};
+    bool always = false;  // also after a failure
+    std::shared_ptr<void> kept = {};
+  };
+  Launcher(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream) noexcept
+      : gpu_(std::move(gpu)), watch_(std::move(watch)), stream_(stream) {}
+  static void* run(void* self);
+  void push(Item item);
+  bool pop(Item* out);
+  void perform(Item& item) noexcept;
+  void give_up(std::shared_ptr<void> object) noexcept;
+
+  const std::shared_ptr<Gpu> gpu_;
+  const std::shared_ptr<Watch> watch_;
+  void* const stream_;
+  std::shared_ptr<Timeline> timeline_;
+  pthread_t thread_{};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;  // under mutex_
+  bool closing_ = false;    // likewise
+};
+
+}  // namespace megadp::cuda

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Member: this rank in a group of ranks with one GPU each, and how a collective of the group is put on the device. It lives until the last
+// one that was submitted has been launched.
+//
+// NCCL promises neither an order of summation nor its precision. A group made with `exact` sums as the host does, in its order, in fp32,
+// divided and rounded once: every rank sends each other rank its piece (all-to-all) and adds up what it received, at the cost of scratch
+// memory as large as one chunk (kChunkBytes). Operations that NCCL has not in our meaning (a u8 sum that stops at 255, a maximum that a NaN
+// survives) always go that way.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backend/group.h"
+#include "cuda/communicator.h"
+#include "cuda/launcher.h"
+#include "cuda/memory.h"
+#include "cuda/watch.h"
+
+namespace megadp::cuda {
+
+class Member {
+ public:
+  struct Sum {
+    DType type;
+    Op op;
+    double divisor;
+  };
+  // Puts what the collective consists of on the stream; a method of this member.
+  using Work = std::function<Status(Member& member, void* stream)>;
+  struct Call {
+    Collective kind;
+    size_t count;
+    DType type;
+    std::string how = {};  // " (max)", " from rank 1": what must be the same on all ranks besides
+  };
+  struct Submission {
+    Call call;
+    Tag tag;
+    std::shared_ptr<void> keep;
+    Work work;
+    std::string name = {};  // both given by launch()
+    uint64_t number = 0;
+  };
+
+  // `control` is the host's group of the same members.
+  Member(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact);
+  ~Member();
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  const std::shared_ptr<Communicator>& communicator() const noexcept { return communicator_; }
+  const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
+  const std::shared_ptr<Watch>& watch() const noexcept { return watch_; }
+  Group& control() const noexcept { return *control_; }
+  bool exact() const noexcept { return exact_; }
+  int rank() const noexcept { return control_->rank(); }
+  int size() const noexcept { return control_->size(); }
+
+  // On the launcher's thread. Several are one group of NCCL's, between one pair of marks. A failure is the tree's.
+  Status launch(Launcher& on, std::span<Submission> all);
+
+  // ── in member_sums.cc. Each puts its work on the stream, for a group of any size; for Submission::work ──
+  bool summed_here(const Sum& sum) const;  // rather than by NCCL
+  Status gather(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
+  Status spread(void* stream, std::byte* data, size_t count, DType type, int root);
+  Status exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
+  Status sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
+  Status sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum);
+  Status meet(void* stream);
+
+ private:
+  Status put(void* stream, std::span<Submission> all);
+  Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
+  Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
+  Status send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type);
+  Status native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
+  Status sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum);
+  Result<std::byte*> scratch(size_t bytes);
+
+  using Used = std::vector<std::shared_ptr<void>>;
+  std::shared_ptr<Communicator> communicator_;  // until the end
+  const std::shared_ptr<Gpu> gpu_;
+  const std::shared_ptr<Watch> watch_;
+  const std::shared_ptr<Group> control_;
+  const bool exact_;
+  std::mutex launching_;
+  uint64_t launched_ = 0;                // under launching_: collectives so far
+  std::shared_ptr<CudaMemory> scratch_;  // likewise
+  std::shared_ptr<Used> used_;           // likewise: what the collective being launched works with
+};
+
+}  // namespace megadp::cuda
