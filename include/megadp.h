@@ -566,7 +566,8 @@ MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 
 /* Sets all gradients to zero and begins the step anew; what was put, ready or skipped is forgotten. Not needed between steps: the first
  * gradient of a step replaces what an earlier step left, unless a framework adds into the views itself. Whether
- * the microbatch is the last one stays as mdp_microbatch_begin said. Local.
+ * the microbatch is the last one stays as mdp_microbatch_begin said. Local; waits for the mdp_grad_put that other threads are inside of,
+ * and for what is left of the last step, so at most for the timeout.
  * Errors: STATE (a bucket of this step has been launched, or a sync is pending), those of a lost communicator. */
 MDP_API mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream);
 
@@ -591,7 +592,7 @@ MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
  * as soon as it and all buckets before it are full. */
 
 /* Says whether the microbatch that begins is the last one of the step: only then do gradients become final. is_last: 0 or 1. Without
- * this call every step has one microbatch. Local.
+ * this call every step has one microbatch. Local; waits for the mdp_grad_put that other threads are inside of.
  * Errors: INVALID, STATE (gradients of the last microbatch have come already; a sync is pending), those of a lost communicator. */
 MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
 
@@ -652,7 +653,7 @@ MDP_API mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_
  * The factor is rounded to f32, the product computed in f32 and rounded to the gradient's dtype. It is what mdp_buffer_grad_view shows and
  * mdp_optimizer_step uses from then on. With f32 gradients, mdp_grad_norm, then mdp_grad_scale by min(1, max / (norm + 1e-6)), then a
  * step without clipping gives the bits that a step with max_grad_norm = max gives.
- * Local; to be called alike on all ranks.
+ * Local; to be called alike on all ranks. With CUDA it waits until what was submitted before it is on the device, at most for the timeout.
  * Errors: INVALID (as mdp_grad_norm; a factor that is not finite, or not as an f32), STATE, those of a lost communicator. */
 MDP_API mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count, double factor, mdp_stream stream);
 
