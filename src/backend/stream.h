@@ -32,7 +32,8 @@ class Stream {
   virtual ~Stream() = default;
   // An event at this point. With notify_fd >= 0 the 8-byte value 1 is also written to that eventfd when it is done.
   virtual Result<std::shared_ptr<Event>> record(int notify_fd = -1) = 0;
-  // Orders later work of this stream after an event of a stream of another backend. Does not block the caller.
+  // Orders later work of this stream after an event of another stream: of the same backend, or, where this is a stream of the host, of any.
+  // Does not block the caller.
   virtual Status wait_for(std::shared_ptr<Event> event) = 0;
   // Orders `consumer`, a stream of the caller's, after the event. On the host it is NULL, the calling thread, which blocks until the event
   // is done and learns its failure. On a device NULL is the default stream, and the calling thread blocks until the event has been

@@ -25,22 +25,32 @@ void keep_for_ever(std::shared_ptr<void> object) noexcept {
 
 }  // namespace
 
-Result<std::shared_ptr<Launcher>> Launcher::start(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name) {
-  const std::string named = name == nullptr ? "" : name;
-  std::shared_ptr<Launcher> launcher(new Launcher(gpu, std::move(watch), stream));
+Result<std::shared_ptr<Launcher>> Launcher::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name) {
+  std::shared_ptr<Launcher> launcher(new Launcher(gpu, std::move(watch), stream, name));
   auto timeline = Timeline::start(gpu, stream);
   if (!timeline) return timeline.status();
   launcher->timeline_ = *std::move(timeline);
-  auto holder = std::make_unique<std::shared_ptr<Launcher>>(launcher);
+  return launcher;
+}
+
+// Under mutex_.
+Status Launcher::start() {
+  auto holder = std::make_unique<std::shared_ptr<Launcher>>(shared_from_this());
   sigset_t all, before;  // the signals of the program are for its own threads
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(&launcher->thread_, nullptr, &Launcher::run, holder.get());
+  const int error = pthread_create(&thread_, nullptr, &Launcher::run, holder.get());
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) return system_error(text("cannot start the thread of stream \"", named, "\""), error);
+  if (error != 0) return system_error(text("cannot start the thread of stream \"", name_, "\""), error);
   [[maybe_unused]] const auto* const taken_by_the_thread = holder.release();
-  pthread_setname_np(launcher->thread_, named.substr(0, 15).c_str());
-  return launcher;
+  pthread_setname_np(thread_, name_.substr(0, 15).c_str());
+  started_ = true;
+  return {};
+}
+
+bool Launcher::started() {
+  const std::lock_guard lock(mutex_);
+  return started_;
 }
 
 Launcher::~Launcher() {
@@ -58,12 +68,16 @@ void* Launcher::run(void* argument) {
   }
 }
 
-void Launcher::push(Item item) {
+Status Launcher::push(Item item) {
   {
     const std::lock_guard lock(mutex_);
+    if (!started_) {
+      if (Status started = start(); !started) return started;
+    }
     items_.push_back(std::move(item));
   }
   changed_.notify_one();
+  return {};
 }
 
 // False at the end.
@@ -97,15 +111,15 @@ void Launcher::perform(Item& item) noexcept {
 
 Status Launcher::submit(Work work) {
   if (gpu_->failed()) return gpu_->failure();
-  push({std::move(work), false});
-  return {};
+  return push({std::move(work), false});
 }
 
 Result<std::shared_ptr<CudaEvent>> Launcher::record() {
+  if (!started()) return mark();
   auto event = this->event();
   if (!event) return event.status();
-  push({[event = *event](Launcher& on) { return event->record(on.stream_); }, true});
-  return event;
+  Status pushed = push({[event = *event](Launcher& on) { return event->record(on.stream_); }, true});
+  return pushed ? event : pushed;
 }
 
 Result<std::shared_ptr<CudaEvent>> Launcher::mark() {
@@ -118,6 +132,7 @@ Result<std::shared_ptr<CudaEvent>> Launcher::mark() {
 // The caller has no reference left when the launcher has one: the last one frees memory, which waits for the device.
 void Launcher::retain(std::shared_ptr<void> object) noexcept {
   if (object == nullptr) return;
+  if (!started()) return give_up(std::move(object));
   try {
     {
       const std::lock_guard lock(mutex_);
@@ -144,6 +159,7 @@ void Launcher::give_up(std::shared_ptr<void> object) noexcept {
 void Launcher::close() noexcept {
   {
     const std::lock_guard lock(mutex_);
+    if (!started_) return;
     closing_ = true;
   }
   changed_.notify_one();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launcher: the thread that puts what is submitted to a CudaStream on the device, in that order.
+// Launcher: the thread that puts what is submitted to a CudaStream on the device, in that order. It starts with the first work.
 //
 //   any thread ── submit(work) ──► [ work | event | collective | work | … ] ──► launcher's thread ──► cudaStream_t ──► device
 //
@@ -19,18 +19,19 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 
 #include "cuda/event.h"
 #include "cuda/watch.h"
 
 namespace megadp::cuda {
 
-class Launcher {
+class Launcher : public std::enable_shared_from_this<Launcher> {
  public:
   using Work = std::function<Status(Launcher& on)>;
 
   // Owns `stream`, also where it fails. `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
-  static Result<std::shared_ptr<Launcher>> start(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name);
+  static Result<std::shared_ptr<Launcher>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name);
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -55,10 +56,12 @@ class Launcher {
     bool always = false;  // also after a failure
     std::shared_ptr<void> kept = {};
   };
-  Launcher(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream) noexcept
-      : gpu_(std::move(gpu)), watch_(std::move(watch)), stream_(stream) {}
+  Launcher(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name)
+      : gpu_(std::move(gpu)), watch_(std::move(watch)), stream_(stream), name_(name == nullptr ? "" : name) {}
   static void* run(void* self);
-  void push(Item item);
+  Status start();
+  bool started();
+  Status push(Item item);
   bool pop(Item* out);
   void perform(Item& item) noexcept;
   void give_up(std::shared_ptr<void> object) noexcept;
@@ -66,11 +69,13 @@ class Launcher {
   const std::shared_ptr<Gpu> gpu_;
   const std::shared_ptr<Watch> watch_;
   void* const stream_;
+  const std::string name_;
   std::shared_ptr<Timeline> timeline_;
-  pthread_t thread_{};
+  pthread_t thread_{};  // once started_
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;  // under mutex_
+  bool started_ = false;    // likewise
   bool closing_ = false;    // likewise
 };
 

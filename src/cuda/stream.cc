@@ -9,7 +9,7 @@ Result<std::unique_ptr<CudaStream>> CudaStream::create(std::shared_ptr<Gpu> gpu,
   void* stream = nullptr;
   // High priority: a bucket's reduction should not queue behind the backward pass it overlaps with.
   if (Status made = gpu->check(gpu->plugin().stream_create(gpu->device(), true, &stream), "creating a stream"); !made) return made;
-  auto launcher = Launcher::start(gpu, watch, stream, name);
+  auto launcher = Launcher::create(gpu, watch, stream, name);
   if (!launcher) return launcher.status();
   return std::unique_ptr<CudaStream>(new CudaStream(std::move(gpu), std::move(watch), *std::move(launcher)));
 }
@@ -25,8 +25,12 @@ Result<std::shared_ptr<Event>> CudaStream::record(int notify_fd) {
   return std::shared_ptr<Event>(*std::move(event));
 }
 
-Status CudaStream::wait_for(std::shared_ptr<Event>) {
-  return unsupported("a CUDA stream cannot be ordered after an event of another backend");
+// Of a stream of this backend. The launcher waits until it is in that one.
+Status CudaStream::wait_for(std::shared_ptr<Event> event) {
+  return submit([ours = std::static_pointer_cast<CudaEvent>(std::move(event))](Launcher& on) {
+    if (Status recorded = ours->wait_until_recorded(); !recorded) return recorded;
+    return on.gpu().check(on.gpu().plugin().stream_wait(on.gpu().device(), on.stream(), ours->raw()), "ordering a stream after another");
+  });
 }
 
 Status CudaStream::make_caller_wait(void* consumer, Event& event) {
