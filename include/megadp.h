@@ -477,7 +477,7 @@ MDP_API mdp_status mdp_all_gather(mdp_comm* comm, const mdp_tensor* from, const 
 MDP_API mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out);
 /* tensor = rank root's, on all ranks. */
 MDP_API mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root, mdp_stream stream, mdp_request** out);
-/* Returns when all ranks have called it, and all collectives this rank put on the tree before have finished. */
+/* Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished. */
 MDP_API mdp_status mdp_barrier(mdp_comm* comm);
 
 /* ── Grid ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */

@@ -46,7 +46,7 @@ void Channel::retain(const std::shared_ptr<void>& object) const {
 }
 
 // Mostly nothing is in flight, and the streams only have to say so.
-constexpr uint64_t kPassNs = 2'000'000;
+constexpr uint64_t kPassNs = 20'000'000;
 
 void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
   if (world->in_forked_child()) return;  // its threads are the parent's, and a lock of theirs may be held for ever

@@ -230,7 +230,7 @@ impl Comm {
         Ok(Some(Comm::new(unsafe { Owned::new(out) }?, self.tree.clone())))
     }
 
-    /// Returns when all ranks have called it, and all collectives this rank put on the tree before have finished. Collective, blocking.
+    /// Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished. Collective, blocking.
     ///
     /// # Errors
     /// Those of a lost communicator.
