@@ -10,11 +10,11 @@ using namespace megadp;
 
 namespace {
 
-mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Buffer::View> (Buffer::*get)(size_t)) {
+mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Arenas::View> (Arenas::*get)(size_t) const) {
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
-    auto view = (buffer->object.get()->*get)(param);
+    auto view = (buffer->object->arenas().*get)(param);
     if (!view) return view.status();
     mdp_tensor tensor{};
     tensor.dtype = static_cast<mdp_dtype>(view->type);
@@ -31,10 +31,10 @@ mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Buf
 std::vector<mdp_range> ranges_of(const Buffer& buffer) {
   std::vector<mdp_range> ranges;
   for (size_t arena = 0; arena < buffer.plan().arenas.size(); ++arena) {
-    for (const OwnedRange& owned : buffer.owned(arena)) {
+    for (const OwnedRange& owned : buffer.arenas().all()[arena].owned) {
       mdp_range range{};
       range.buffer = static_cast<int64_t>(arena);
-      range.bucket = buffer.bucket_of(owned.param);
+      range.bucket = buffer.arenas().place(owned.param).bucket;
       range.param = static_cast<int64_t>(owned.param);
       range.begin = static_cast<int64_t>(owned.begin);
       range.end = static_cast<int64_t>(owned.end);
@@ -89,24 +89,24 @@ mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_t capaci
 }
 
 mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
-  return view_of(buffer, param, out, &Buffer::param_view);
+  return view_of(buffer, param, out, &Arenas::param_view);
 }
 
 mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
-  return view_of(buffer, param, out, &Buffer::grad_view);
+  return view_of(buffer, param, out, &Arenas::grad_view);
 }
 
 mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-    return buffer->object->broadcast(root);
+    return buffer->object->params().broadcast(root);
   });
 }
 
 mdp_status mdp_buffer_verify(mdp_buffer* buffer) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-    return buffer->object->verify();
+    return buffer->object->params().verify();
   });
 }
 
@@ -114,7 +114,7 @@ mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
     if (Status status = check_stream(stream, "stream", place_of(*buffer)); !status) return status;
-    return buffer->object->zero_grad(stream);
+    return buffer->object->gradients().zero(stream);
   });
 }
 
@@ -122,7 +122,7 @@ mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out) {
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
-    const Stats stats = buffer->object->stats();
+    const Stats stats = buffer->object->gradients().stats();
     mdp_stats_report report{};
     report.comm_ns = stats.comm_ns;
     report.exposed_ns = stats.exposed_ns;
@@ -140,7 +140,7 @@ mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_repor
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
-    auto known = buffer->object->bucket(bucket);
+    auto known = buffer->object->gradients().bucket(bucket);
     if (!known) return known.status();
     mdp_bucket_report report{};
     report.state = static_cast<mdp_bucket_state>(known->state);

@@ -58,7 +58,7 @@ Extent extent_of(const Tensor& tensor) {
   return {at + static_cast<uintptr_t>(lowest), at + static_cast<uintptr_t>(highest + element)};
 }
 
-bool holds(const Result<Buffer::View>& view, uint64_t numel, const Extent& extent, DType type) {
+bool holds(const Result<Arenas::View>& view, uint64_t numel, const Extent& extent, DType type) {
   if (!view || view->type != type) return false;
   const auto begin = reinterpret_cast<uintptr_t>(view->data);
   // Strides that reach below address 0 wrap around: the beginning is then behind the end.
@@ -72,8 +72,8 @@ Status check_owned(Buffer& buffer, const Tensor& tensor) {
   const std::vector<ParamSpec>& params = buffer.plan().params;
   for (size_t i = 0; i < params.size(); ++i) {
     if (params[i].frozen) continue;
-    if (holds(buffer.param_view(i), params[i].numel, extent, tensor.type)) return {};
-    if (holds(buffer.grad_view(i), params[i].numel, extent, tensor.type)) return {};
+    if (holds(buffer.arenas().param_view(i), params[i].numel, extent, tensor.type)) return {};
+    if (holds(buffer.arenas().grad_view(i), params[i].numel, extent, tensor.type)) return {};
   }
   return invalid("view is not a view of a parameter or gradient of this buffer, nor a part of one, as ", name_of(tensor.type),
                  "; it comes from mdp_buffer_param_view or mdp_buffer_grad_view");

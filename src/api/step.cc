@@ -26,12 +26,12 @@ Status check_castable(const Tensor& tensor, const char* argument) {
 }
 
 // params NULL with count 0: none is given, which means all.
-Result<Buffer::ParamList> take_list(const size_t* params, size_t count) {
+Result<Gradients::ParamList> take_list(const size_t* params, size_t count) {
   if (count > kMaxArray) return invalid("count is ", count, "; at most ", kMaxArray, " parameters are taken");
   if (params == nullptr && count > 0) return invalid("params is NULL, but count is ", count, "; for all parameters give NULL and 0");
-  if (params == nullptr) return Buffer::ParamList();
+  if (params == nullptr) return Gradients::ParamList();
   if (Status status = check_pointer(params, "params", alignof(size_t)); !status) return status;
-  return Buffer::ParamList(std::in_place, params, count);
+  return Gradients::ParamList(std::in_place, params, count);
 }
 
 }  // namespace
@@ -40,14 +40,14 @@ mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
     if (is_last != 0 && is_last != 1) return invalid("is_last is ", is_last, "; it must be 0 or 1");
-    return buffer->object->microbatch_begin(is_last == 1);
+    return buffer->object->gradients().microbatch_begin(is_last == 1);
   });
 }
 
 mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer) {
   return guard([&]() -> Status {
     if (Status status = check_call(buffer, consumer, "consumer"); !status) return status;
-    return buffer->object->param_wait(param, consumer);
+    return buffer->object->params().wait(param, consumer);
   });
 }
 
@@ -57,7 +57,7 @@ mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to
     auto tensor = take_tensor(to, "to", Access::write, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "to"); !status) return status;
-    return buffer->object->param_read(param, *tensor, stream);
+    return buffer->object->params().read(param, *tensor, stream);
   });
 }
 
@@ -67,14 +67,14 @@ mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* f
     auto tensor = take_tensor(from, "from", Access::read, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "from"); !status) return status;
-    return buffer->object->param_write(param, *tensor, stream);
+    return buffer->object->params().write(param, *tensor, stream);
   });
 }
 
 mdp_status mdp_param_changed(mdp_buffer* buffer) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-    return buffer->object->param_changed();
+    return buffer->object->params().changed();
   });
 }
 
@@ -87,21 +87,21 @@ mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad
     auto tensor = take_tensor(grad, "grad", Access::read, place_of(*buffer));
     if (!tensor) return tensor.status();
     if (Status status = check_castable(*tensor, "grad"); !status) return status;
-    return buffer->object->grad_put(param, *tensor, (flags & MDP_GRAD_ADD) != 0, (flags & MDP_GRAD_MORE) != 0, producer);
+    return buffer->object->gradients().put(param, *tensor, (flags & MDP_GRAD_ADD) != 0, (flags & MDP_GRAD_MORE) != 0, producer);
   });
 }
 
 mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_call(buffer, producer, "producer"); !status) return status;
-    return buffer->object->grad_ready(param, producer);
+    return buffer->object->gradients().ready(param, producer);
   });
 }
 
 mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-    return buffer->object->grad_skip(param);
+    return buffer->object->gradients().skip(param);
   });
 }
 
@@ -112,7 +112,7 @@ mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** 
     }
     if (Status status = check_call(buffer, consumer, "consumer"); !status) return status;
     auto request = prepare_request(out, buffer->tree, buffer->object);
-    auto pending = buffer->object->grad_sync(consumer, out != nullptr);
+    auto pending = buffer->object->gradients().sync(consumer, out != nullptr);
     if (!pending) return pending.status();
     return give_request(std::move(request), *std::move(pending), out);
   });
@@ -124,7 +124,7 @@ mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count,
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
     auto list = take_list(params, count);
     if (!list) return list.status();
-    auto found = buffer->object->grad_norm(*list);
+    auto found = buffer->object->gradients().norm(*list);
     if (!found) return found.status();
     *norm = *found;
     return {};
@@ -138,13 +138,13 @@ mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count
     if (!list) return list.status();
     constexpr double most = std::numeric_limits<float>::max();
     if (!(std::fabs(factor) <= most)) return invalid("factor is ", factor, "; it must be finite, as a float too: at most ", most);
-    return buffer->object->grad_scale(*list, static_cast<float>(factor), stream);
+    return buffer->object->gradients().scale(*list, static_cast<float>(factor), stream);
   });
 }
 
 mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_call(buffer, producer, "producer"); !status) return status;
-    return buffer->object->grad_changed(producer);
+    return buffer->object->gradients().changed(producer);
   });
 }

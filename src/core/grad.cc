@@ -2,143 +2,88 @@
 // The arrival of gradients, and the launch of full buckets in the one order that all ranks share.
 #include <algorithm>
 
-#include "core/buffer_impl.h"
+#include "core/gradients.h"
 
 namespace megadp {
 
-void Buffer::Impl::start_step() {
-  for (ParamState& param : params) {
-    param.arrivals = 0;
-    param.has_gradient = param.ready = param.skipped = param.skipped_everywhere = false;
+void Gradients::start_step() {
+  for (ParamState& state : states_) {
+    state.arrivals = 0;
+    state.has_gradient = state.ready = state.skipped = state.skipped_everywhere = false;
   }
-  for (Bucket& bucket : buckets) {
+  for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.params;
     bucket.launched = false;
   }
-  phase = Phase::open;
-  is_last = true;
-  microbatch_touched = false;
-  next_launch = 0;
-  sync_request.reset();
+  phase_ = Phase::open;
+  is_last_ = true;
+  microbatch_touched_ = false;
+  next_launch_ = 0;
+  sync_request_.reset();
 }
 
-// Times are added up once both ends are known, and before the events are replaced by the next step's.
-void Buffer::Impl::count_times(const Bucket& bucket) {
-  for (Transfer* const transfer : {bucket.reduction.get(), bucket.gather.get()}) {
-    if (transfer == nullptr || transfer->counted || !transfer->end->done()) continue;
-    const uint64_t end_ns = transfer->end->time_ns();
-    stats.comm_ns += end_ns - std::min(end_ns, transfer->begin->time_ns());  // after a failure both are the moments in which it was learned
-    transfer->counted = true;
-  }
+size_t Gradients::launched() const {
+  return static_cast<size_t>(std::count_if(buckets_.begin(), buckets_.end(), [](const Bucket& bucket) { return bucket.launched; }));
 }
 
-BucketState Buffer::Impl::state_of(const Bucket& bucket) const {
-  if (bucket.launched) return bucket.reduction->end->done() ? BucketState::reduced : BucketState::in_flight;
-  if (bucket.waiting == 0) return BucketState::ready;
-  if (bucket.waiting < bucket.params || !bucket.gather) return BucketState::filling;
-  return bucket.gather->end->done() ? BucketState::whole : BucketState::gathering;
-}
-
-bool Buffer::Impl::is_sharded() const {
-  return std::any_of(arenas.begin(), arenas.end(), [](const Arena& arena) { return arena.plan->shards > 1; });
-}
-
-Status Buffer::Impl::order_writes(void* caller) {
-  if (Status ordered = grads->stream().wait_for_caller(caller); !ordered) return ordered;
-  return gathered ? grads->stream().wait_for(gathered) : Status();
-}
-
-size_t Buffer::Impl::launched() const {
-  return static_cast<size_t>(std::count_if(buckets.begin(), buckets.end(), [](const Bucket& bucket) { return bucket.launched; }));
-}
-
-void Buffer::Impl::plan_launches(bool overlap) {
-  const auto goes_with = [&](const Bucket& a, const Bucket& b) {
-    return !overlap && arenas[a.arena].grads_comm == arenas[b.arena].grads_comm;
-  };
-  for (size_t begin = 0, end = 0; begin < buckets.size(); begin = end) {
-    while (end < buckets.size() && (end == begin || goes_with(buckets[begin], buckets[end]))) ++end;
-    launches.emplace_back(&buckets[begin], end - begin);
-  }
-}
-
-Result<std::shared_ptr<Buffer::Transfer>> Buffer::Impl::transfer(Comm& comm, std::span<const Bucket> those,
-                                                                 std::span<const WindowCall> calls) {
-  for (const Bucket& bucket : those) count_times(bucket);
-  Stream& stream = comm.channel().stream();
-  auto begin = stream.record();
-  if (!begin) return begin.status();
-  if (Status submitted = comm.group().together(stream, calls); !submitted) return submitted;
-  auto end = stream.record();
-  if (!end) return end.status();
-  for (const WindowCall& call : calls) stats.bytes += call.count * size_of(call.type);
-  return std::make_shared<Transfer>(Transfer{*std::move(begin), *std::move(end)});
-}
-
-Status Buffer::Impl::launch(std::span<Bucket> those) {
+Status Gradients::launch(std::span<const uint32_t> buckets) {
+  const std::vector<BucketRef>& order = arenas_->plan().launch_order;
   std::vector<WindowCall> calls;
-  for (const Bucket& bucket : those) {
-    const Arena& arena = arenas[bucket.arena];
-    const BucketRange& range = arena.range(bucket.index);
-    calls.push_back({.kind = arena.plan->shards > 1 ? Collective::reduce_scatter : Collective::all_reduce,
-                     .window = arena.grads,
-                     .type = arena.plan->grad_type,
-                     .begin = range.begin,
-                     .count = range.end - range.begin,
-                     .tag = {number_of(bucket), "gradients"},
-                     .divisor = arena.divisor});
+  for (const uint32_t number : buckets) {
+    stats_.count(buckets_[number].reduction.get());  // before it is replaced
+    calls.push_back(arenas_->arena_of(order[number]).reduction(order[number].bucket, static_cast<int32_t>(number)));
   }
-  auto reduction = transfer(*arenas[those.front().arena].grads_comm, those, calls);
+  auto reduction = stats_.submit(*arenas_->arena_of(order[buckets.front()]).grads_comm, calls);
   if (!reduction) return reduction.status();
-  for (Bucket& bucket : those) {
-    bucket.reduction = *reduction;
-    bucket.launched = true;
+  for (const uint32_t number : buckets) {
+    buckets_[number].reduction = *reduction;
+    buckets_[number].launched = true;
   }
-  stats.buckets += those.size();
+  stats_.buckets += buckets.size();
   return {};
 }
 
-Status Buffer::Impl::launch_in_order() {
-  const auto full = [](const Bucket& bucket) { return bucket.waiting == 0; };
-  for (; next_launch < launches.size(); ++next_launch) {
-    const std::span<Bucket> those = launches[next_launch];
-    if (!std::all_of(those.begin(), those.end(), full)) break;
-    if (Status status = launch(those); !status) return status;
+Status Gradients::launch_in_order() {
+  const auto full = [this](uint32_t number) { return buckets_[number].waiting == 0; };
+  for (; next_launch_ < launches_.size(); ++next_launch_) {
+    const std::vector<uint32_t>& next = launches_[next_launch_];
+    if (!std::all_of(next.begin(), next.end(), full)) break;
+    if (Status status = launch(next); !status) return status;
   }
   return {};
 }
 
-void Buffer::Impl::wait_for_puts(std::unique_lock<std::mutex>& lock) {
-  puts_over.wait(lock, [this] { return puts == 0; });
+void Gradients::wait_for_puts(std::unique_lock<std::mutex>& lock) {
+  puts_over_.wait(lock, [this] { return puts_ == 0; });
 }
 
-Status Buffer::Impl::arrive(Buffer& buffer, size_t param) {
-  ParamState& state = params[param];
+Status Gradients::arrive(size_t param) {
+  ParamState& state = states_[param];
   state.has_gradient = true;
-  microbatch_touched = true;
-  if (++state.arrivals < buffer.plan().params[param].uses_per_step) return {};
-  if (!is_last) return {};
+  microbatch_touched_ = true;
+  if (++state.arrivals < arenas_->plan().params[param].uses_per_step) return {};
+  if (!is_last_) return {};
   state.ready = true;
-  return became_ready(buffer, buckets[state.bucket]);
+  return became_ready(buckets_[arenas_->place(param).bucket]);
 }
 
-Status Buffer::Impl::became_ready(Buffer& buffer, Bucket& bucket) {
+Status Gradients::became_ready(Bucket& bucket) {
   if (--bucket.waiting > 0) return {};
   bucket.ready_ns = now_ns();
-  return buffer.plan().config.no_overlap ? Status() : launch_in_order();
+  return arenas_->plan().config.no_overlap ? Status() : launch_in_order();
 }
 
 // Whether a gradient of `param` may come now; `call` is the function's name.
-Status Buffer::may_arrive(const char* call, size_t param) const {
-  const Impl& s = *impl_;
-  const ParamState& state = s.params[param];
-  const ParamSpec& spec = plan_.params[param];
+Status Gradients::may_arrive(const char* call, size_t param) const {
+  const ParamState& state = states_[param];
+  const ParamSpec& spec = arenas_->plan().params[param];
+  const uint32_t number = arenas_->place(param).bucket;
   const auto refuse = [&](const std::string& why) {
     return Status(Code::state, text(call, ": ", param_label(param, spec.name), " ", why),
-                  Blame{.bucket = static_cast<int32_t>(state.bucket), .param = static_cast<int64_t>(param)});
+                  Blame{.bucket = static_cast<int32_t>(number), .param = static_cast<int64_t>(param)});
   };
-  const auto bucket = [&] { return text("its bucket ", state.bucket, " is ", name_of(s.state_of(s.buckets[state.bucket]))); };
-  switch (s.phase) {
+  const auto bucket = [&] { return text("its bucket ", number, " is ", name_of(state_of(number))); };
+  switch (phase_) {
     case Phase::open:
       break;
     case Phase::syncing:
@@ -157,109 +102,102 @@ Status Buffer::may_arrive(const char* call, size_t param) const {
   return {};
 }
 
-Status Buffer::microbatch_begin(bool is_last) {
-  Impl& s = *impl_;
-  std::unique_lock lock(s.mutex);
-  s.wait_for_puts(lock);
-  if (Status usable = tree().usable(); !usable) return usable;
-  if (s.phase == Phase::syncing)
+Status Gradients::microbatch_begin(bool is_last) {
+  std::unique_lock lock(mutex_);
+  wait_for_puts(lock);
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (phase_ == Phase::syncing)
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
-  if (s.phase != Phase::open) s.start_step();
-  if (s.is_last && s.microbatch_touched) {
+  if (phase_ != Phase::open) start_step();
+  if (is_last_ && microbatch_touched_) {
     return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
   }
-  s.is_last = is_last;
-  s.microbatch_touched = false;
-  for (ParamState& param : s.params) param.arrivals = 0;
+  is_last_ = is_last;
+  microbatch_touched_ = false;
+  for (ParamState& param : states_) param.arrivals = 0;
   return {};
 }
 
-Status Buffer::grad_put(size_t param, const StridedArray& grad, bool add, bool more, void* producer) {
-  if (Status status = check_param(param); !status) return status;
-  const ParamSpec& spec = plan_.params[param];
+Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool more, void* producer) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  const ParamSpec& spec = arenas_->plan().params[param];
   if (grad.shape != spec.shape) {
     return Status(Code::invalid,
                   text("grad has shape ", shape_text(grad.shape), "; ", param_label(param, spec.name), " has ", shape_text(spec.shape)),
                   Blame{.param = static_cast<int64_t>(param)});
   }
-  Impl& s = *impl_;
-  ParamState& state = s.params[param];
-  std::lock_guard slot(s.param_mutexes[param % s.param_mutexes.size()]);
-  std::unique_lock lock(s.mutex);
-  if (Status usable = tree().usable(); !usable) return usable;
+  ParamState& state = states_[param];
+  const std::lock_guard slot(slot_mutex(param));
+  std::unique_lock lock(mutex_);
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
   const bool add_to_slot = add || state.has_gradient;
   // From here to the end nothing of the parameter arrives, and whoever clears slots or ends the step waits.
   struct Put {
-    Put(Impl& all, ParamState& one, std::unique_lock<std::mutex>& held) : s(all), state(one), lock(held) {
+    Put(Gradients& of, ParamState& one, std::unique_lock<std::mutex>& held) : all(of), state(one), lock(held) {
       state.being_put = true;
-      ++s.puts;
+      ++all.puts_;
     }
     ~Put() {
       if (!lock.owns_lock()) lock.lock();
       state.being_put = false;
-      if (--s.puts == 0) s.puts_over.notify_all();
+      if (--all.puts_ == 0) all.puts_over_.notify_all();
     }
-    Impl& s;
+    Gradients& all;
     ParamState& state;
     std::unique_lock<std::mutex>& lock;
-  } put(s, state, lock);
+  } putting(*this, state, lock);
   lock.unlock();
 
   // The last step may still be reading the slot.
-  if (Status stepped = wait_until_stepped(state.bucket, producer); !stepped) return stepped;
-  const Arena& arena = s.arenas[state.arena];
-  const StridedArray to{arena.grad_at(state.begin), arena.plan->grad_type, spec.shape, state.strides};
-  if (Status copied = tree().backend->copy(to, grad, add_to_slot, producer); !copied) {
+  if (Status stepped = wait_until_updated(arenas_->place(param).bucket, producer); !stepped) return stepped;
+  if (Status copied = arenas_->backend().copy(arenas_->grad_array(param), grad, add_to_slot, producer); !copied) {
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
   lock.lock();
-  if (Status ordered = s.grads->stream().wait_for_caller(producer); !ordered) return ordered;
-  state.has_gradient = s.microbatch_touched = true;
-  return more ? Status() : s.arrive(*this, param);
+  if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
+  state.has_gradient = microbatch_touched_ = true;
+  return more ? Status() : arrive(param);
 }
 
-Status Buffer::grad_ready(size_t param, void* producer) {
-  if (Status status = check_param(param); !status) return status;
-  Impl& s = *impl_;
-  std::lock_guard lock(s.mutex);
-  if (Status usable = tree().usable(); !usable) return usable;
+Status Gradients::ready(size_t param, void* producer) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  std::lock_guard lock(mutex_);
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_ready", param); !may) return may;
-  if (Status ordered = s.grads->stream().wait_for_caller(producer); !ordered) return ordered;
-  return s.arrive(*this, param);
+  if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
+  return arrive(param);
 }
 
-Status Buffer::grad_skip(size_t param) {
-  if (Status status = check_param(param); !status) return status;
-  Impl& s = *impl_;
-  std::lock_guard lock(s.mutex);
-  if (Status usable = tree().usable(); !usable) return usable;
+Status Gradients::skip(size_t param) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  std::lock_guard lock(mutex_);
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
-  ParamState& state = s.params[param];
-  s.microbatch_touched = true;
-  if (!s.is_last) return {};  // this microbatch adds nothing; what earlier ones added stays
+  ParamState& state = states_[param];
+  microbatch_touched_ = true;
+  if (!is_last_) return {};  // this microbatch adds nothing; what earlier ones added stays
   if (Status cleared = clear_if_empty(param); !cleared) return cleared;
   state.skipped = !state.has_gradient;
-  state.arrivals = plan_.params[param].uses_per_step;
+  state.arrivals = arenas_->plan().params[param].uses_per_step;
   state.ready = true;
-  return s.became_ready(*this, s.buckets[state.bucket]);
+  return became_ready(buckets_[arenas_->place(param).bucket]);
 }
 
 // A slot that nothing of this step was written to must add zero to the sum, whatever an earlier step left in it.
-Status Buffer::clear_if_empty(size_t param) {
-  const ParamState& state = impl_->params[param];
-  if (state.has_gradient) return {};
-  const Arena& arena = impl_->arenas[state.arena];
-  return tree().backend->zero(impl_->grads->stream(), arena.grad_at(state.begin),
-                              plan_.params[param].numel * size_of(arena.plan->grad_type));
+Status Gradients::clear_if_empty(size_t param) {
+  if (states_[param].has_gradient) return {};
+  const Arena& arena = arenas_->arena_of(param);
+  return arenas_->backend().zero(arenas_->grads().stream(), arena.grad_at(arenas_->place(param).begin),
+                                 arenas_->plan().params[param].numel * size_of(arena.plan->grad_type));
 }
 
-Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
+Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
   std::shared_ptr<Event> updated, reduced;
-  Stream& stream = impl_->grads->stream();
+  Stream& stream = arenas_->grads().stream();
   {
-    std::lock_guard lock(impl_->mutex);
-    const Bucket& last = impl_->buckets[bucket];
+    std::lock_guard lock(mutex_);
+    const Bucket& last = buckets_[bucket];
     updated = last.updated;
     if (last.reduction && !last.launched) reduced = last.reduction->end;
   }
@@ -270,32 +208,31 @@ Status Buffer::wait_until_stepped(uint32_t bucket, void* caller) {
   if (!updated || updated->done()) return updated ? updated->status() : Status();
   const uint64_t begin = now_ns();
   Status status = stream.make_caller_wait(caller, *updated);  // where it blocks, at most for the communicator's timeout
-  std::lock_guard lock(impl_->mutex);
-  impl_->stats.exposed_ns += now_ns() - begin;
+  std::lock_guard lock(mutex_);
+  stats_.exposed_ns += now_ns() - begin;
   return status;
 }
 
-Status Buffer::zero_grad(void* caller) {
-  Impl& s = *impl_;
-  std::unique_lock lock(s.mutex);
-  s.wait_for_puts(lock);
-  if (Status usable = tree().usable(); !usable) return usable;
-  if (s.phase == Phase::syncing)
+Status Gradients::zero(void* caller) {
+  std::unique_lock lock(mutex_);
+  wait_for_puts(lock);
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (phase_ == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
-  if (s.phase == Phase::open && s.next_launch > 0) {
-    return bad_state("mdp_buffer_zero_grad: ", s.launched(), " of ", s.buckets.size(),
+  if (phase_ == Phase::open && next_launch_ > 0) {
+    return bad_state("mdp_buffer_zero_grad: ", launched(), " of ", buckets_.size(),
                      " buckets of this step are launched already; end the step with mdp_grad_sync");
   }
-  Stream& stream = s.grads->stream();
+  Stream& stream = arenas_->grads().stream();
   if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
-  for (Arena& arena : s.arenas) {
-    if (Status zeroed = tree().backend->zero(stream, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
+  for (const Arena& arena : arenas_->all()) {
+    if (Status zeroed = arenas_->backend().zero(stream, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
   }
   auto done = stream.record();
   if (!done) return done.status();
-  const bool is_last = s.phase != Phase::open || s.is_last;  // often called right after mdp_microbatch_begin: what that said holds
-  s.start_step();
-  s.is_last = is_last;
+  const bool is_last = phase_ != Phase::open || is_last_;  // often called right after mdp_microbatch_begin: what that said holds
+  start_step();
+  is_last_ = is_last;
   lock.unlock();
   return stream.make_caller_wait(caller, **done);
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/buffer_impl.h"
+#include "core/gradients.h"
 
 namespace megadp {
 
@@ -20,33 +20,34 @@ void set_problem(SyncHeader* header, const std::string& sentence, int64_t param,
 }  // namespace
 
 // Deals with the parameters that did not come, and says what is wrong. Every slot then holds what it should add.
-Result<SyncHeader> Buffer::settle_missing() {
-  Impl& s = *impl_;
+Result<SyncHeader> Gradients::settle_missing() {
   SyncHeader header{};
   header.bucket = -1;
   header.param = -1;
   size_t missing = 0;
-  for (Bucket& bucket : s.buckets) {
+  for (uint32_t number = 0; number < buckets_.size(); ++number) {
+    Bucket& bucket = buckets_[number];
     if (bucket.launched || bucket.waiting == 0) continue;
     bucket.ready_ns = 0;  // an earlier step's
-    const Layout& layout = plan_.arenas[bucket.arena].layout;
-    const BucketRange& range = layout.buckets[bucket.index];
+    const BucketRef ref = arenas_->plan().launch_order[number];
+    const Layout& layout = arenas_->plan().arenas[ref.arena].layout;
+    const BucketRange& range = layout.buckets[ref.bucket];
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
       const size_t param = layout.slots[slot].param;
-      ParamState& state = s.params[param];
+      ParamState& state = states_[param];
       if (state.ready) continue;
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
-      if (plan_.config.missing == Missing::skip) state.skipped = !state.has_gradient;
-      if (missing++ == 0 && plan_.config.missing == Missing::error && s.is_last) {
+      if (arenas_->plan().config.missing == Missing::skip) state.skipped = !state.has_gradient;
+      if (missing++ == 0 && arenas_->plan().config.missing == Missing::error && is_last_) {
         set_problem(&header,
-                    text(param_label(param, plan_.params[param].name), " never became ready (it came ", state.arrivals, " of ",
-                         plan_.params[param].uses_per_step, " times)"),
-                    static_cast<int64_t>(param), static_cast<int32_t>(state.bucket));
+                    text(param_label(param, arenas_->plan().params[param].name), " never became ready (it came ", state.arrivals, " of ",
+                         arenas_->plan().params[param].uses_per_step, " times)"),
+                    static_cast<int64_t>(param), static_cast<int32_t>(number));
       }
     }
     bucket.waiting = 0;
   }
-  if (!s.is_last) {
+  if (!is_last_) {
     set_problem(&header, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1, -1);
   } else if (header.problem != 0 && missing > 1) {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
@@ -55,16 +56,16 @@ Result<SyncHeader> Buffer::settle_missing() {
   return header;
 }
 
-Status Buffer::submit_agreements(const SyncHeader& header) {
-  for (Agreement& agreement : impl_->agreements) {
+Status Gradients::submit_agreements(const SyncHeader& header) {
+  for (Agreement& agreement : agreements_) {
     std::vector<std::byte> mine(agreement.bytes);
     std::memcpy(mine.data(), &header, sizeof header);
     for (size_t i = 0; i < agreement.params.size(); ++i) {
-      if (impl_->params[agreement.params[i]].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
+      if (states_[agreement.params[i]].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
     }
-    if (Status written = tree().backend->control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
+    if (Status written = arenas_->backend().control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
     Group& group = agreement.comm->group().control();
-    if (Status submitted = group.all_gather(impl_->grads->control(), agreement.send->data(), agreement.receive->data(), agreement.bytes,
+    if (Status submitted = group.all_gather(arenas_->grads().control(), agreement.send->data(), agreement.receive->data(), agreement.bytes,
                                             DType::u8, Tag{-1, "agreement at mdp_grad_sync"});
         !submitted) {
       return submitted;
@@ -74,14 +75,13 @@ Status Buffer::submit_agreements(const SyncHeader& header) {
 }
 
 // What the others said: the problem of the lowest rank that has one, or which parameters nobody has a gradient of.
-Status Buffer::evaluate_agreements() {
-  Impl& s = *impl_;
+Status Gradients::evaluate_agreements() {
   int problem_rank = -1;
   SyncHeader problem{};
-  for (Agreement& agreement : s.agreements) {
+  for (Agreement& agreement : agreements_) {
     const std::vector<int>& members = agreement.comm->group().members();
     std::vector<std::byte> all(agreement.bytes * members.size());
-    if (Status read = tree().backend->control().read(all.data(), agreement.receive->data(), all.size()); !read) return read;
+    if (Status read = arenas_->backend().control().read(all.data(), agreement.receive->data(), all.size()); !read) return read;
     for (size_t r = 0; r < members.size(); ++r) {
       SyncHeader header;
       std::memcpy(&header, all.data() + r * agreement.bytes, sizeof header);
@@ -94,7 +94,7 @@ Status Buffer::evaluate_agreements() {
       for (size_t r = 0; r < members.size() && everywhere; ++r) {
         everywhere = (all[r * agreement.bytes + sizeof(SyncHeader) + i / 8] & static_cast<std::byte>(1U << (i % 8))) != std::byte{0};
       }
-      s.params[agreement.params[i]].skipped_everywhere = everywhere;
+      states_[agreement.params[i]].skipped_everywhere = everywhere;
     }
   }
   if (problem_rank < 0) return {};
@@ -105,53 +105,51 @@ Status Buffer::evaluate_agreements() {
                 Blame{.rank = problem_rank, .bucket = problem.bucket, .param = problem.param});
 }
 
-Status Buffer::complete_sync() {
-  std::lock_guard lock(impl_->mutex);
-  Impl& s = *impl_;
-  s.sync_status = evaluate_agreements();
-  s.phase = s.sync_status.ok() ? Phase::reduced : Phase::failed;
-  ++s.stats.syncs;
-  return s.sync_status;
+Status Gradients::complete_sync() {
+  std::lock_guard lock(mutex_);
+  sync_status_ = evaluate_agreements();
+  phase_ = sync_status_.ok() ? Phase::reduced : Phase::failed;
+  ++stats_.syncs;
+  return sync_status_;
 }
 
-Result<std::shared_ptr<Request>> Buffer::grad_sync(void* consumer, bool want_request) {
-  Impl& s = *impl_;
+Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_request) {
   std::shared_ptr<Request> sync;
   {
-    std::unique_lock lock(s.mutex);
-    s.wait_for_puts(lock);  // what is being put now counts
-    if (Status usable = tree().usable(); !usable) return usable;
-    if (Status ordered = s.grads->stream().wait_for_caller(consumer); !ordered) return ordered;
-    if (s.phase == Phase::open) {
-      s.sync_ns = now_ns();
-      s.stats.launched_in_backward += s.launched();
+    std::unique_lock lock(mutex_);
+    wait_for_puts(lock);  // what is being put now counts
+    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
+    if (phase_ == Phase::open) {
+      sync_ns_ = now_ns();
+      stats_.launched_in_backward += launched();
       auto header = settle_missing();
       if (!header) return header.status();
-      if (Status launched = s.launch_in_order(); !launched) return launched;
+      if (Status launched = launch_in_order(); !launched) return launched;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
-      auto end = s.grads->control().record();
+      auto end = arenas_->grads().control().record();
       if (!end) return end.status();
-      auto reduced = s.grads->stream().record();
+      auto reduced = arenas_->grads().stream().record();
       if (!reduced) return reduced.status();
-      s.reduced = *reduced;
-      s.sync_request = std::make_shared<Request>(grid_->world()->shared_tree(), *end, false, [this] { return complete_sync(); });
-      s.phase = Phase::syncing;
+      reduced_ = *reduced;
+      sync_request_ = std::make_shared<Request>(arenas_->shared_tree(), *end, false, [this] { return complete_sync(); });
+      phase_ = Phase::syncing;
     }
-    sync = s.sync_request;  // of a sync that was there before, too: the same outcome again
+    sync = sync_request_;  // of a sync that was there before, too: the same outcome again
   }
   // Each caller's own, with a notification of its own: one of them may be freed unseen.
   if (want_request) {
-    return s.grads->request(grid_->world()->shared_tree(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
+    return arenas_->grads().request(arenas_->shared_tree(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
   }
   const uint64_t begin = now_ns();
   const Status outcome = sync->wait(Deadline::never());
   {
-    std::lock_guard lock(s.mutex);
-    s.stats.exposed_ns += now_ns() - begin;
+    std::lock_guard lock(mutex_);
+    stats_.exposed_ns += now_ns() - begin;
   }
   if (!outcome && outcome.code() != Code::state) return outcome;
   // On the host the reductions have finished before the agreement. Also where the agreement failed: gradients may be written anew.
-  if (Status ordered = s.grads->stream().make_caller_wait(consumer, *s.reduced); !ordered) return ordered;
+  if (Status ordered = arenas_->grads().stream().make_caller_wait(consumer, *reduced_); !ordered) return ordered;
   if (!outcome) return outcome;
   return std::shared_ptr<Request>();
 }

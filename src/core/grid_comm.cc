@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
+#include "core/grid_comm.h"
 
-#include "core/buffer.h"
+#include <algorithm>
 
 namespace megadp {
 

@@ -21,7 +21,7 @@ std::string exactly(double value) {
 
 }  // namespace
 
-float* Optimizer::Impl::master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const {
+float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const Owned& owned) const {
   if (!Plan::has_master(*arena.plan)) return reinterpret_cast<float*>(arena.param_at(owned.begin));
   return static_cast<float*>(shard.master->data()) + owned.at;
 }
@@ -38,8 +38,8 @@ Optimizer::~Optimizer() {
     return;
   }
   // They may still be being updated.
-  buffer_->impl_->grads->retain(impl_->kept);
-  buffer_->impl_->grads->retain(outcomes_);
+  buffer_->arenas().grads().retain(impl_->kept);
+  buffer_->arenas().grads().retain(outcomes_);
 }
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config) {
@@ -51,7 +51,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   Status mine = optimizer->check_groups();
   if (mine.ok()) mine = optimizer->allocate();
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
-  const std::vector<int>& members = buffer->grid()->world()->group().members();
+  const std::vector<int>& members = buffer->arenas().grid()->world()->group().members();
   if (Status all_have = agree(*tree.world, members, {"mdp_optimizer_create"}, mine); !all_have) return all_have;
   return optimizer;
 }
@@ -63,7 +63,7 @@ Status Optimizer::compare_configurations() {
                           exactly(config.eps), " max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
   for (const ParamGroup& group : config.groups)
     mine += text("; ", group.has_lr ? text("lr ", exactly(group.lr)) : "", " weight_decay ", exactly(group.weight_decay));
-  const std::vector<int>& members = buffer_->grid()->world()->group().members();
+  const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
   auto all = tree.world->exchange(members, "mdp_optimizer_create", mine);
   if (!all) return all.status();
   for (size_t r = 1; r < all->size(); ++r) {
@@ -95,7 +95,7 @@ Status Optimizer::check_room() const {
   Tree& tree = buffer_->tree();
   const MemoryPlan memory = buffer_->plan().memory();
   const uint64_t arrays = tree.backend->place().type == DeviceType::cpu ? memory.master + memory.state : 0;
-  return check_memory(*tree.world, buffer_->grid()->world()->group().members(), "mdp_optimizer_create", arrays,
+  return check_memory(*tree.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
                       buffer_->plan().config.ignore_memory)
       .with_context("mdp_optimizer_create");
 }
@@ -103,9 +103,9 @@ Status Optimizer::check_room() const {
 Status Optimizer::allocate() {
   Backend& backend = *buffer_->tree().backend;
   const Plan& plan = buffer_->plan();
-  const int rank = buffer_->grid()->rank();
+  const int rank = buffer_->arenas().grid()->rank();
   impl_->versions.resize(plan.params.size());  // 0: of none yet
-  for (const Buffer::Arena& arena : buffer_->impl_->arenas) {
+  for (const Arena& arena : buffer_->arenas().all()) {
     Impl::Shard shard;
     shard.elements = Plan::shard_elements(*arena.plan);
     if (Plan::has_master(*arena.plan)) {
@@ -141,7 +141,7 @@ Status Optimizer::allocate() {
 }
 
 Result<uint64_t> Optimizer::steps(size_t param) {
-  if (Status status = buffer_->check_param(param); !status) return status;
+  if (Status status = buffer_->arenas().check_param(param); !status) return status;
   if (last_step_) {
     if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
   }
@@ -160,14 +160,15 @@ Status Optimizer::set_group(size_t group, const ParamGroup& value) {
 }
 
 Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned& owned) {
-  if (!Plan::has_master(*buffer.impl_->arenas[arena].plan)) return {};
+  Arenas& arenas = buffer.arenas();
+  if (!Plan::has_master(*arenas.all()[arena].plan)) return {};
   std::shared_ptr<Event> taken;
   {
-    const std::lock_guard lock(buffer.impl_->mutex);
-    const uint64_t version = buffer.impl_->params[owned.param].version;
+    const auto lock = buffer.gradients().lock();
+    const uint64_t version = buffer.params().version(owned.param);
     if (versions[owned.param] == version) return {};
-    if (Status submitted = submit_master(buffer, arena, owned); !submitted) return submitted;
-    auto recorded = buffer.impl_->grads->stream().record();
+    if (Status submitted = submit_master(arenas, arena, owned, version); !submitted) return submitted;
+    auto recorded = arenas.grads().stream().record();
     if (!recorded) return recorded.status();
     taken = *std::move(recorded);
     versions[owned.param] = version;
@@ -176,7 +177,7 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
 }
 
 Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
-  if (Status status = buffer_->check_param(param); !status) return status;
+  if (Status status = buffer_->arenas().check_param(param); !status) return status;
   const std::string wanted = name;
   if (wanted != "master" && wanted != "exp_avg" && wanted != "exp_avg_sq") {
     return invalid("name is '", wanted, "'; AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'");
@@ -184,17 +185,18 @@ Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
   if (last_step_) {
     if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
   }
-  Buffer::Impl& s = *buffer_->impl_;
-  const uint32_t a = s.params[param].arena;
-  const Impl::Shard& shard = impl_->shards[a];
-  const auto& bucket = shard.buckets[s.buckets[s.params[param].bucket].index];
+  const Arenas& arenas = buffer_->arenas();
+  const BucketRef ref = arenas.plan().launch_order[arenas.place(param).bucket];
+  const Impl::Shard& shard = impl_->shards[ref.arena];
+  const auto& bucket = shard.buckets[ref.bucket];
   // In placement order, the last registered first.
   const auto at = std::partition_point(bucket.begin(), bucket.end(), [param](const Impl::Owned& each) { return each.param > param; });
   if (at == bucket.end() || at->param != param) return Slice{nullptr, 0, 0};
   if (wanted == "master") {
-    if (Status fresh = impl_->refresh_master(*buffer_, a, *at); !fresh) return fresh;
+    if (Status fresh = impl_->refresh_master(*buffer_, ref.arena, *at); !fresh) return fresh;
   }
-  float* data = wanted == "master" ? impl_->master_at(s.arenas[a], shard, *at) : impl_->moment_at(shard, *at, wanted == "exp_avg" ? 0 : 1);
+  float* data =
+      wanted == "master" ? impl_->master_at(arenas.arena_of(ref), shard, *at) : impl_->moment_at(shard, *at, wanted == "exp_avg" ? 0 : 1);
   return Slice{data, at->end - at->begin, at->param_begin};
 }
 

@@ -75,8 +75,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status submit_refresh();
   Status submit_counts();
   void count_changes();
-  Status submit_update(const Buffer::Bucket& bucket, double lr);
-  Status submit_gathers(std::span<Buffer::Bucket> those);
+  Result<std::shared_ptr<Event>> submit_norm(const StepOptions& options, void* outcome);
+  Status submit_updates(double lr);
+  Status submit_update(uint32_t bucket, double lr);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);

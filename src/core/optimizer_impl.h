@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/math.h"
-#include "core/buffer_impl.h"
+#include "core/buffer.h"
 #include "core/kept.h"
 #include "core/optimizer.h"
 #include "core/step_classes.h"
@@ -37,11 +37,11 @@ struct Optimizer::Impl {
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   AdamW hyper(int group, double lr) const;
-  // To be called with the buffer's mutex held; the caller then takes the parameter's version over.
-  Status submit_master(Buffer& buffer, size_t arena, const Owned& owned) const;
+  // Where the parameter's version is not `version`. The caller then takes that over.
+  Status submit_master(const Arenas& arenas, size_t arena, const Owned& owned, uint64_t version) const;
   // Before a master is shown: what is read is the parameter, and what is written stays.
   Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
-  float* master_at(const Buffer::Arena& arena, const Shard& shard, const Owned& owned) const;
+  float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;
   float* moment_at(const Shard& shard, const Owned& owned, int which) const {
     return static_cast<float*>(shard.moments[which]->data()) + owned.at;
   }

@@ -35,42 +35,42 @@ AdamW Optimizer::Impl::hyper(int group, double lr) const {
 }
 
 // A master follows its parameter where that was written from outside, or by another optimizer, since the last step.
-Status Optimizer::Impl::submit_master(Buffer& buffer, size_t a, const Owned& owned) const {
-  const Buffer::Arena& arena = buffer.impl_->arenas[a];
-  if (!Plan::has_master(*arena.plan) || versions[owned.param] == buffer.impl_->params[owned.param].version) return {};
-  return buffer.tree().backend->cast(buffer.impl_->grads->stream(), master_at(arena, shards[a], owned), DType::f32,
-                                     arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
+Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const Owned& owned, uint64_t version) const {
+  const Arena& arena = arenas.all()[a];
+  if (!Plan::has_master(*arena.plan) || versions[owned.param] == version) return {};
+  return arenas.backend().cast(arenas.grads().stream(), master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
+                               arena.plan->param_type, owned.end - owned.begin);
 }
 
 Status Optimizer::submit_refresh() {
-  Buffer::Impl& s = *buffer_->impl_;
-  for (size_t a = 0; a < s.arenas.size(); ++a) {
+  std::vector<uint64_t> now(impl_->versions.size());
+  for (size_t param = 0; param < now.size(); ++param) now[param] = buffer_->params().version(param);
+  for (size_t a = 0; a < impl_->shards.size(); ++a) {
     for (const auto& bucket : impl_->shards[a].buckets) {
       for (const Impl::Owned& owned : bucket) {
-        if (Status submitted = impl_->submit_master(*buffer_, a, owned); !submitted) return submitted;
+        if (Status submitted = impl_->submit_master(buffer_->arenas(), a, owned, now[owned.param]); !submitted) return submitted;
       }
     }
   }
-  for (size_t param = 0; param < s.params.size(); ++param) impl_->versions[param] = s.params[param].version;
+  impl_->versions = std::move(now);
   return {};
 }
 
 // What this step writes is news to other optimizers of the same buffer only.
 void Optimizer::count_changes() {
-  Buffer::Impl& s = *buffer_->impl_;
-  for (size_t param = 0; param < s.params.size(); ++param) {
-    if (!s.params[param].skipped_everywhere) impl_->versions[param] = ++s.params[param].version;
+  for (size_t param = 0; param < impl_->versions.size(); ++param) {
+    if (!buffer_->gradients().skipped_everywhere(param)) impl_->versions[param] = buffer_->params().count_change(param);
   }
 }
 
 // One more step for every parameter that takes part in it; unless it is skipped, which the device knows.
 Status Optimizer::submit_counts() {
   Backend& backend = *buffer_->tree().backend;
-  Stream& stream = buffer_->impl_->grads->stream();
+  Stream& stream = buffer_->arenas().grads().stream();
   return impl_->classes.step(
       [&](size_t param) {
         const bool trained = !buffer_->plan().params[param].frozen;
-        return trained ? std::optional(!buffer_->impl_->params[param].skipped_everywhere) : std::nullopt;
+        return trained ? std::optional(!buffer_->gradients().skipped_everywhere(param)) : std::nullopt;
       },
       [&](uint32_t from, uint32_t to) {
         return backend.cast(stream, impl_->device_steps(to), DType::i64, impl_->device_steps(from), DType::i64, 1);
@@ -81,52 +81,23 @@ Status Optimizer::submit_counts() {
 }
 
 // Every owned range of the bucket updated and rounded into the parameter arena.
-Status Optimizer::submit_update(const Buffer::Bucket& bucket, double lr) {
-  Buffer::Impl& s = *buffer_->impl_;
-  Tree& tree = buffer_->tree();
-  const Buffer::Arena& arena = s.arenas[bucket.arena];
+Status Optimizer::submit_update(uint32_t number, double lr) {
+  const Arenas& arenas = buffer_->arenas();
+  const BucketRef bucket = arenas.plan().launch_order[number];
+  const Arena& arena = arenas.arena_of(bucket);
   const Impl::Shard& shard = impl_->shards[bucket.arena];
   return submit_merged(
-      shard.buckets[bucket.index], [&](const Impl::Owned& owned) { return !s.params[owned.param].skipped_everywhere; },
+      shard.buckets[bucket.bucket], [&](const Impl::Owned& owned) { return !buffer_->gradients().skipped_everywhere(owned.param); },
       [&](const Impl::Owned& a, const Impl::Owned& b) {
         return a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
       },
       [&](const Impl::Owned& owned) {
-        return tree.backend->adamw(
-            s.grads->stream(), impl_->hyper(owned.group, lr), impl_->device_scalars(), impl_->device_steps(impl_->classes.of(owned.param)),
-            arena.grad_at(owned.begin), arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
-            impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type, owned.end - owned.begin);
+        return arenas.backend().adamw(arenas.grads().stream(), impl_->hyper(owned.group, lr), impl_->device_scalars(),
+                                      impl_->device_steps(impl_->classes.of(owned.param)), arena.grad_at(owned.begin),
+                                      arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
+                                      impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type,
+                                      owned.end - owned.begin);
       });
-}
-
-// What was launched at once is gathered at once, after its update.
-Status Optimizer::submit_gathers(std::span<Buffer::Bucket> those) {
-  Buffer::Impl& s = *buffer_->impl_;
-  std::vector<WindowCall> calls;
-  for (const Buffer::Bucket& bucket : those) {
-    const Buffer::Arena& arena = s.arenas[bucket.arena];
-    const BucketRange& range = arena.range(bucket.index);
-    if (arena.plan->shards == 1) continue;
-    calls.push_back({.kind = Collective::all_gather,
-                     .window = arena.params,
-                     .type = arena.plan->param_type,
-                     .begin = range.begin,
-                     .count = range.end - range.begin,
-                     .tag = {s.number_of(bucket), "parameters"}});
-  }
-  auto updated = s.grads->stream().record();
-  if (!updated) return updated.status();
-  if (s.is_sharded()) {
-    if (Status ordered = s.gathers->stream().wait_for(*updated); !ordered) return ordered;
-  }
-  const Buffer::Arena& arena = s.arenas[those.front().arena];
-  auto gather = s.transfer(s.is_sharded() ? *arena.params_comm : *arena.grads_comm, those, calls);
-  if (!gather) return gather.status();
-  for (Buffer::Bucket& bucket : those) {
-    bucket.updated = *updated;
-    bucket.gather = *gather;
-  }
-  return {};
 }
 
 // A place for the outcome of one step, which the next step must not overwrite before somebody has looked: one that nobody holds any more,
@@ -135,7 +106,7 @@ Result<std::shared_ptr<Memory>> Optimizer::outcome_place() {
   for (const std::shared_ptr<Memory>& known : *outcomes_) {
     if (known.use_count() == 1) return known;
   }
-  auto place = buffer_->tree().backend->allocate_host(sizeof(StepScalars));
+  auto place = buffer_->arenas().backend().allocate_host(sizeof(StepScalars));
   if (!place) return place.status();
   outcomes_->push_back(*std::move(place));
   return outcomes_->back();
@@ -156,48 +127,62 @@ Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
   return judge(unseen.place, unseen.loss_scale, false, nullptr).with_context("the last step");
 }
 
+// The norm, what follows from it, and a copy of both in `outcome`: an event at that point.
+Result<std::shared_ptr<Event>> Optimizer::submit_norm(const StepOptions& options, void* outcome) {
+  Backend& backend = buffer_->arenas().backend();
+  Stream& stream = buffer_->arenas().grads().stream();
+  if (Status submitted = submit_refresh(); !submitted) return submitted;
+  StepScalars* const scalars = impl_->device_scalars();
+  if (Status submitted = buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
+  const StepRule rule{impl_->config.max_grad_norm, options.loss_scale.value_or(1), true};
+  if (Status begun = backend.begin_step(stream, scalars, rule); !begun) return begun;
+  if (Status counted = submit_counts(); !counted) return counted;
+  if (Status fetched = backend.fetch(stream, outcome, scalars, sizeof(StepScalars)); !fetched) return fetched;
+  return stream.record();
+}
+
+// Gradients become final from the last layer to the first; the next forward reads parameters from the first to the last. What was launched
+// at once is gathered at once, after its update.
+Status Optimizer::submit_updates(double lr) {
+  const std::vector<std::vector<uint32_t>>& launches = buffer_->gradients().launches();
+  for (size_t number = launches.size(); number-- > 0;) {
+    for (const uint32_t bucket : launches[number]) {
+      if (Status submitted = submit_update(bucket, lr); !submitted) return submitted;
+    }
+    auto updated = buffer_->gradients().mark_updated(launches[number]);
+    if (!updated) return updated.status();
+    if (Status submitted = buffer_->params().gather(launches[number], *updated); !submitted) return submitted;
+  }
+  return {};
+}
+
 Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
-  if (Status synced = buffer_->await_sync(); !synced) return synced;
-  Buffer::Impl& s = *buffer_->impl_;
+  Gradients& gradients = buffer_->gradients();
+  if (Status synced = gradients.await_sync(); !synced) return synced;
   Tree& tree = buffer_->tree();
-  Stream& grads = s.grads->stream();
-  const std::shared_ptr<Channel>& last = s.is_sharded() ? s.gathers : s.grads;  // where the step ends
+  const Channel& last = buffer_->arenas().last();
   std::shared_ptr<Event> normed, end;
   std::shared_ptr<Memory> outcome;
   {
-    std::unique_lock lock(s.mutex);
+    std::unique_lock lock = gradients.lock();
     if (Status usable = tree.usable(); !usable) return usable;
-    if (Status reduced = s.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
+    if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
     if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
-    if (Status ordered = s.order_writes(options.caller); !ordered) return ordered;
+    if (Status ordered = buffer_->params().order_writes(options.caller); !ordered) return ordered;
     auto place = outcome_place();
     if (!place) return place.status();
     outcome = *std::move(place);
-    if (Status submitted = submit_refresh(); !submitted) return submitted;
-    StepScalars* const scalars = impl_->device_scalars();
-    if (Status submitted = buffer_->submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
-    const StepRule rule{impl_->config.max_grad_norm, options.loss_scale.value_or(1), true};
-    if (Status begun = tree.backend->begin_step(grads, scalars, rule); !begun) return begun;
-    if (Status counted = submit_counts(); !counted) return counted;
-    Status fetched = tree.backend->fetch(grads, outcome->data(), scalars, sizeof(StepScalars));
-    if (!fetched) return fetched;
-    auto recorded = grads.record();
-    if (!recorded) return recorded.status();
-    normed = *recorded;
+    auto judged = submit_norm(options, outcome->data());
+    if (!judged) return judged.status();
+    normed = *std::move(judged);
     const double lr = options.lr.value_or(impl_->config.lr);
-    // Gradients become final from the last layer to the first; the next forward reads parameters from the first to the last.
-    for (size_t number = s.launches.size(); number-- > 0;) {
-      for (const Buffer::Bucket& bucket : s.launches[number]) {
-        if (Status submitted = submit_update(bucket, lr); !submitted) return submitted;
-      }
-      if (Status submitted = submit_gathers(s.launches[number]); !submitted) return submitted;
-    }
-    recorded = last->stream().record();
+    if (Status submitted = submit_updates(lr); !submitted) return submitted;
+    auto recorded = buffer_->params().record();
     if (!recorded) return recorded.status();
-    end = last_step_ = s.gathered = *recorded;
+    end = last_step_ = *std::move(recorded);
     impl_->config.lr = lr;  // only now: a step that could not be submitted has changed nothing
     count_changes();
-    s.start_step();
+    gradients.start_step();
   }
 
   if (report != nullptr || (!want_request && !tree.on_device())) {
@@ -208,11 +193,11 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   }
   // On the host it has been waited for; a device goes on while the caller does.
   if (!want_request) {
-    if (Status ordered = last->stream().make_caller_wait(options.caller, *end); !ordered) return ordered;
+    if (Status ordered = last.stream().make_caller_wait(options.caller, *end); !ordered) return ordered;
     return std::shared_ptr<Request>();
   }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  return last->request(buffer_->grid()->world()->shared_tree(), [self = shared_from_this(), outcome, loss_scale = options.loss_scale] {
+  return last.request(buffer_->arenas().shared_tree(), [self = shared_from_this(), outcome, loss_scale = options.loss_scale] {
     return self->judge(outcome, loss_scale, false, nullptr);
   });
 }
@@ -220,10 +205,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
 Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report) {
   const uint64_t begin = now_ns();
   const Status reached = event.wait(Deadline::never());
-  {
-    std::lock_guard lock(buffer_->impl_->mutex);
-    buffer_->impl_->stats.exposed_ns += now_ns() - begin;
-  }
+  buffer_->gradients().count_exposed(now_ns() - begin);
   return reached.ok() ? judge(outcome, loss_scale, true, report) : reached;
 }
 
@@ -248,21 +230,21 @@ Status Optimizer::judge(const std::shared_ptr<Memory>& outcome, std::optional<do
 
 // Where, as the end of a sentence. Each rank looks through what it owns only: not all of them need be in this call, so they cannot confer.
 std::pair<std::string, Blame> Optimizer::find_nonfinite() {
-  Buffer::Impl& s = *buffer_->impl_;
+  const Arenas& arenas = buffer_->arenas();
   constexpr uint64_t chunk = 1 << 16;
   std::vector<std::byte> bytes(chunk * sizeof(float));
-  for (const Buffer::Arena& arena : s.arenas) {
+  for (const Arena& arena : arenas.all()) {
     const DType type = arena.plan->grad_type;
     for (const OwnedRange& range : arena.owned) {
-      const std::lock_guard slot(s.param_mutexes[range.param % s.param_mutexes.size()]);  // the next step's gradient may come already
+      const std::lock_guard slot(buffer_->gradients().slot_mutex(range.param));  // the next step's gradient may come already
       for (uint64_t begin = range.begin; begin < range.end; begin += chunk) {
         const uint64_t count = std::min(chunk, range.end - begin);
-        if (!buffer_->tree().backend->read(bytes.data(), arena.grad_at(begin), count * size_of(type))) return {};
+        if (!arenas.backend().read(bytes.data(), arena.grad_at(begin), count * size_of(type))) return {};
         const uint64_t at = first_nonfinite(type, bytes.data(), count);
         if (at == count) continue;
         return {text(", among them element ", range.param_begin + (begin - range.begin) + at, " of ",
                      param_label(range.param, buffer_->plan().params[range.param].name)),
-                Blame{.bucket = static_cast<int32_t>(s.params[range.param].bucket), .param = static_cast<int64_t>(range.param)}};
+                Blame{.bucket = static_cast<int32_t>(arenas.place(range.param).bucket), .param = static_cast<int64_t>(range.param)}};
       }
     }
   }

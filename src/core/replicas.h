@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "core/buffer.h"
+#include "core/grid_comm.h"
 
 namespace megadp {
 

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients: how they arrive, when their buckets are launched, where they lie until an optimizer has used them. The life of a bucket:
+//
+//   filling → ready → in flight → reduced → (optimizer) gathering → whole, and filling again with the next step's first gradient
+//
+// A step begins after the last one, or, after a sync without a step, with microbatch_begin or zero. Its gradients are summed over its
+// microbatches and uses. Buckets are launched in Plan::launch_order and in no other.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/arenas.h"
+#include "core/params.h"
+#include "core/request.h"
+#include "core/transfer.h"
+
+namespace megadp {
+
+enum class BucketState : uint32_t {
+  filling = 0,
+  ready = 1,
+  in_flight = 2,
+  reduced = 3,
+  gathering = 4,
+  whole = 5
+};
+const char* name_of(BucketState state) noexcept;
+
+struct BucketReport {
+  BucketState state = BucketState::filling;
+  uint64_t ready_ns = 0, reduce_begin_ns = 0, reduce_end_ns = 0, gather_begin_ns = 0, gather_end_ns = 0, sync_ns = 0;
+};
+
+struct Stats : Traffic {
+  uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0;
+};
+
+struct SyncHeader {
+  uint32_t problem;  // 1: this rank has one, told in text
+  int32_t bucket;
+  int64_t param;
+  char text[240];
+};
+static_assert(sizeof(SyncHeader) == kSyncHeaderBytes);
+
+class Gradients : public std::enable_shared_from_this<Gradients> {
+ public:
+  Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> params);
+  // The arenas have been allocated. Local.
+  Status allocate();
+
+  // ── arrival: any thread ──
+  Status microbatch_begin(bool is_last);
+  Status put(size_t param, const StridedArray& grad, bool add, bool more, void* producer);
+  Status ready(size_t param, void* producer);
+  Status skip(size_t param);
+  Status zero(void* caller);
+  // Collective over the world. A null request where none is wanted (then the work is done on return).
+  Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request);
+
+  // ── reduced: after a finished sync, before the step ──
+  using ParamList = std::optional<std::span<const size_t>>;  // none: all
+  Result<double> norm(const ParamList& list);                // collective over the world
+  Status scale(const ParamList& list, float factor, void* caller);
+  Status changed(void* producer);
+
+  Stats stats();  // of parameters too
+  Result<BucketReport> bucket(size_t number);
+
+  // ── for an optimizer, whose step holds the lock: meanwhile nothing arrives ──
+  std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
+  // Waits for a sync that is pending, and says how it ended; before the lock is taken.
+  Status await_sync();
+  Status check_reduced(const char* call) const;
+  bool skipped_everywhere(size_t param) const { return states_[param].skipped_everywhere; }
+  // The parameters that a call is about.
+  struct Chosen {
+    bool all = true;
+    std::vector<bool> params;  // where not all
+    bool has(size_t param) const { return all || params[param]; }
+  };
+  // Leaves the sum of squares and the number of elements that are not finite, over the world, in `scalars`. what: the operation's name.
+  Status submit_square_sum(StepScalars* scalars, const Chosen& chosen, const char* what);
+  // Numbers of buckets that are launched at once, in launch order.
+  const std::vector<std::vector<uint32_t>>& launches() const { return launches_; }
+  // The update of these buckets has been submitted: an event at its end. Their slots may be written after it.
+  Result<std::shared_ptr<Event>> mark_updated(std::span<const uint32_t> buckets);
+  void start_step();
+  void count_exposed(uint64_t ns);  // without the lock
+  // Held while a gradient is written into its slot.
+  std::mutex& slot_mutex(size_t param) { return slot_mutexes_[param % slot_mutexes_.size()]; }
+
+ private:
+  struct ParamState {
+    // In the norm: elements that this rank owns count, unless another rank counts the same; a replica over tensor-parallel ranks that does
+    // not count must be finite all the same.
+    bool counts = false, checked = false;
+
+    // of the step under way
+    int arrivals = 0;                 // in this microbatch
+    bool being_put = false;           // a put writes into the slot
+    bool has_gradient = false;        // the slot holds something of this step
+    bool ready = false;               // in the last microbatch
+    bool skipped = false;             // here: nothing was added to it in this step
+    bool skipped_everywhere = false;  // agreed by the last sync
+  };
+  struct Bucket {
+    uint32_t params = 0, waiting = 0;
+    uint64_t ready_ns = 0;
+    bool launched = false;
+    std::shared_ptr<Transfer> reduction;  // the last
+    std::shared_ptr<Event> updated;       // the last step has read its gradients and written what this rank owns of it
+  };
+  // One small all-gather at the end of backward: a SyncHeader from every member and, for a shard group, one bit per parameter: "skipped
+  // here".
+  struct Agreement {
+    std::shared_ptr<Comm> comm;
+    std::vector<size_t> params;                  // whose bits follow the header
+    size_t bytes = 0;                            // per rank
+    Memory *send = nullptr, *receive = nullptr;  // kept by the arenas
+  };
+  enum class Phase {
+    open,     // gradients may come
+    syncing,  // sync was called; its request has not been waited for
+    reduced,  // gradients are final: step, or begin anew
+    failed,   // the sync found a problem: begin anew
+  };
+
+  void index();
+  void plan_launches();
+  Status add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params);
+  Status may_arrive(const char* call, size_t param) const;
+  Status clear_if_empty(size_t param);
+  Status wait_until_updated(uint32_t bucket, void* caller);
+  // Returns when no put writes: then slots may be cleared, and the step begun anew. Meanwhile the lock is given up.
+  void wait_for_puts(std::unique_lock<std::mutex>& lock);
+  // The gradient of one use has come. Launches what can be.
+  Status arrive(size_t param);
+  Status became_ready(Bucket& bucket);
+  Status launch(std::span<const uint32_t> buckets);
+  Status launch_in_order();
+  size_t launched() const;  // buckets of this step
+  BucketState state_of(uint32_t bucket) const;
+  Result<SyncHeader> settle_missing();
+  Status submit_agreements(const SyncHeader& header);
+  Status evaluate_agreements();
+  Status complete_sync();
+  Result<Chosen> choose(const ParamList& list) const;
+
+  const std::shared_ptr<Arenas> arenas_;
+  const std::shared_ptr<Params> params_;
+
+  std::mutex mutex_;                         // everything below, and the order of submissions to the channel
+  std::array<std::mutex, 64> slot_mutexes_;  // by index modulo 64
+  std::vector<ParamState> states_;           // by registration index; unused for frozen ones
+  std::vector<Bucket> buckets_;              // by number, in launch order
+  // What is launched at once, in order: with overlap each bucket as soon as it may, without it neighbours that one group reduces.
+  std::vector<std::vector<uint32_t>> launches_;
+  std::vector<Agreement> agreements_;
+
+  Phase phase_ = Phase::open;
+  bool is_last_ = true;
+  bool microbatch_touched_ = false;  // something came in this microbatch
+  size_t puts_ = 0;                  // how many write into their slots now
+  std::condition_variable puts_over_;
+  size_t next_launch_ = 0;  // of launches_
+  uint64_t sync_ns_ = 0;
+  std::shared_ptr<Request> sync_request_;
+  std::shared_ptr<Event> reduced_;  // the end of the last sync's reductions
+  Status sync_status_;
+  Stats stats_;
+
+  Memory* sums_ = nullptr;  // kept by the arenas: StepScalars, of which norm() uses the sums
+};
+
+// Neighbouring ranges of a bucket that `take` accepts and that `go_together` are handed to `submit` as one: a call for each would be many
+// small ones. Only alignment gaps lie between them, which hold zeros in gradient, master and moments and so stay zero.
+template <class Range, class Take, class Together, class Submit>
+Status submit_merged(const std::vector<Range>& ranges, const Take& take, const Together& go_together, const Submit& submit) {
+  for (size_t i = 0; i < ranges.size();) {
+    Range merged = ranges[i++];
+    if (!take(merged)) continue;
+    for (; i < ranges.size() && ranges[i].bucket == merged.bucket && go_together(merged, ranges[i]) && take(ranges[i]); ++i)
+      merged.end = ranges[i].end;
+    if (Status submitted = submit(merged); !submitted) return submitted;
+  }
+  return {};
+}
+
+}  // namespace megadp

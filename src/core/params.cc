@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/params.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/hash.h"
+#include "core/replicas.h"
+
+namespace megadp {
+
+Params::Params(std::shared_ptr<Arenas> arenas)
+    : arenas_(std::move(arenas)), versions_(arenas_->plan().params.size(), 1), gathers_(arenas_->plan().launch_order.size()) {}
+
+Status Params::wait(size_t param, void* consumer) {
+  const Plan& plan = arenas_->plan();
+  if (param != SIZE_MAX && param >= plan.params.size()) {
+    return invalid("param is ", param, "; this buffer has ", plan.params.size(), " parameters, or (size_t)-1 for all");
+  }
+  std::vector<std::shared_ptr<Event>> pending;
+  {
+    const std::lock_guard lock(mutex_);
+    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    const auto add = [&pending](const std::shared_ptr<Transfer>& gather) {
+      if (gather && !gather->end->done()) pending.push_back(gather->end);
+    };
+    if (param == SIZE_MAX) {
+      for (const auto& gather : gathers_) add(gather);
+    } else if (!plan.params[param].frozen) {
+      add(gathers_[arenas_->place(param).bucket]);
+    }
+  }
+  if (pending.empty()) return {};
+  const uint64_t begin = now_ns();
+  Status first;
+  for (const auto& event : pending) {
+    Status status = arenas_->gathers().stream().make_caller_wait(consumer, *event);
+    if (first.ok()) first = status;
+  }
+  const std::lock_guard lock(mutex_);
+  traffic_.exposed_ns += now_ns() - begin;
+  return first;
+}
+
+// The parameter as an array, once its gather has ended and `shape` is known to be its own.
+Result<StridedArray> Params::whole(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  const ParamSpec& spec = arenas_->plan().params[param];
+  if (shape != spec.shape) {
+    return Status(
+        Code::invalid,
+        text(call, ": the array has shape ", shape_text(shape), "; ", param_label(param, spec.name), " has ", shape_text(spec.shape)),
+        Blame{.param = static_cast<int64_t>(param)});
+  }
+  if (Status whole = wait(param, caller); !whole) return whole;
+  return arenas_->param_array(param);
+}
+
+Status Params::read(size_t param, const StridedArray& to, void* caller) {
+  auto slot = whole("mdp_param_read", param, to.shape, caller);
+  return slot ? arenas_->backend().copy(to, *slot, false, caller) : slot.status();
+}
+
+Status Params::write(size_t param, const StridedArray& from, void* caller) {
+  auto slot = whole("mdp_param_write", param, from.shape, caller);
+  if (!slot) return slot.status();
+  if (Status copied = arenas_->backend().copy(*slot, from, false, caller); !copied) return copied;
+  if (Status ordered = arenas_->grads().stream().wait_for_caller(caller); !ordered) return ordered;
+  (void)count_change(param);  // of this one only: the masters of the others hold more than their parameters show
+  return {};
+}
+
+Status Params::changed() {
+  const std::lock_guard lock(mutex_);
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  for (uint64_t& version : versions_) ++version;
+  return {};
+}
+
+Status Params::broadcast(int root) {
+  const Plan& plan = arenas_->plan();
+  Stream& stream = arenas_->gathers().stream();
+  std::shared_ptr<Event> done;
+  {
+    const std::lock_guard lock(mutex_);
+    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    for (const bool expert : {false, true}) {  // also where this rank has no experts: all refuse it, or none
+      const int size = plan.grid.size(Grid::shard_axes(expert));
+      if (root >= 0 && root < size) continue;
+      return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
+    }
+    auto written = arenas_->grads().stream().record();  // by a step, or by the caller
+    if (!written) return written.status();
+    if (Status ordered = stream.wait_for(*written); !ordered) return ordered;
+    for (const Arena& arena : arenas_->all()) {
+      const Status submitted = arena.params_comm->group().broadcast(stream, *arena.params, arena.plan->param_type, 0,
+                                                                    arena.plan->layout.numel, root, Tag{-1, "mdp_buffer_broadcast"});
+      if (!submitted) return submitted;
+    }
+    auto recorded = stream.record();
+    if (!recorded) return recorded.status();
+    done = passed_ = *recorded;
+    for (uint64_t& version : versions_) ++version;
+  }
+  return done->wait(Deadline::never());
+}
+
+// The digests of one part's parameters, in the order of arenas and in these of registration: the same on all that share the part.
+Result<std::vector<uint64_t>> Params::digest_values(bool expert) {
+  std::vector<uint64_t> digests;
+  std::vector<std::byte> values;
+  for (const Arena& arena : arenas_->all()) {
+    if (arena.plan->expert != expert) continue;
+    for (const size_t param : arena.plan->params) {
+      values.resize(arenas_->plan().params[param].numel * size_of(arena.plan->param_type));
+      if (Status read = arenas_->backend().read(values.data(), arena.param_at(arenas_->place(param).begin), values.size()); !read)
+        return read;
+      digests.push_back(hash_bytes(values.data(), values.size()));
+    }
+  }
+  return digests;
+}
+
+// The parameter that has number `position` among those of digest_values().
+size_t Params::digested_param(bool expert, size_t position) const {
+  for (const Arena& arena : arenas_->all()) {
+    if (arena.plan->expert != expert) continue;
+    if (position < arena.plan->params.size()) return arena.plan->params[position];
+    position -= arena.plan->params.size();
+  }
+  return SIZE_MAX;
+}
+
+Status Params::verify() {
+  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  // On the host's thread, whatever the backend: what is read here is not read on its streams.
+  for (const Channel* const channel : {&arenas_->grads(), &arenas_->gathers()}) {
+    auto settled = channel->stream().record();
+    if (!settled) return settled.status();
+    if (Status reached = (*settled)->wait(Deadline::never()); !reached) return reached;
+  }
+  std::array<std::string, 2> bytes;  // of the digests, dense and expert
+  Held held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
+  for (const bool expert : {false, true}) {
+    auto digests = digest_values(expert);
+    if (!digests) return digests.status();
+    std::string& part = bytes[expert ? 1 : 0];
+    part.assign(reinterpret_cast<const char*>(digests->data()), digests->size() * sizeof(uint64_t));
+    held.digests[expert ? 1 : 0] = hash_bytes(part.data(), part.size());
+  }
+  held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
+  return compare_replicas(*arenas_->grid(), held, [this](const Pair& pair) {
+    const std::string &a = pair.first_detail, &b = pair.other_detail;
+    const size_t same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+    const size_t param = same < std::min(a.size(), b.size()) ? digested_param(pair.expert, same / sizeof(uint64_t)) : SIZE_MAX;
+    if (param == SIZE_MAX) return Finding{text("mdp_buffer_verify: ranks ", pair.first, " and ", pair.other, " differ")};
+    return Finding{text("mdp_buffer_verify: ", param_label(param, arenas_->plan().params[param].name), " differs between ranks ",
+                        pair.first, " and ", pair.other),
+                   static_cast<int32_t>(arenas_->place(param).bucket), static_cast<int64_t>(param)};
+  });
+}
+
+Status Params::order_writes(void* caller) {
+  Stream& stream = arenas_->grads().stream();
+  if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
+  const std::lock_guard lock(mutex_);
+  return passed_ ? stream.wait_for(passed_) : Status();
+}
+
+Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<Event>& updated) {
+  const std::vector<BucketRef>& order = arenas_->plan().launch_order;
+  const Arena& first = arenas_->arena_of(order[buckets.front()]);
+  const std::lock_guard lock(mutex_);
+  std::vector<WindowCall> calls;
+  for (const uint32_t bucket : buckets) {
+    traffic_.count(gathers_[bucket].get());
+    const Arena& arena = arenas_->arena_of(order[bucket]);
+    if (arena.is_sharded()) calls.push_back(arena.gather(order[bucket].bucket, static_cast<int32_t>(bucket)));
+  }
+  const Channel& last = arenas_->last();
+  if (&last != &arenas_->grads()) {
+    if (Status ordered = last.stream().wait_for(updated); !ordered) return ordered;
+  }
+  auto gather = traffic_.submit(&last == &arenas_->grads() ? *first.grads_comm : *first.params_comm, calls);
+  if (!gather) return gather.status();
+  for (const uint32_t bucket : buckets) gathers_[bucket] = *gather;
+  return {};
+}
+
+Result<std::shared_ptr<Event>> Params::record() {
+  const std::lock_guard lock(mutex_);
+  auto end = arenas_->last().stream().record();
+  if (end) passed_ = *end;
+  return end;
+}
+
+uint64_t Params::version(size_t param) {
+  const std::lock_guard lock(mutex_);
+  return versions_[param];
+}
+
+uint64_t Params::count_change(size_t param) {
+  const std::lock_guard lock(mutex_);
+  return ++versions_[param];
+}
+
+std::shared_ptr<Transfer> Params::last_gather(uint32_t bucket) {
+  const std::lock_guard lock(mutex_);
+  return gathers_[bucket];
+}
+
+Traffic Params::traffic() {
+  const std::lock_guard lock(mutex_);
+  for (const auto& gather : gathers_) traffic_.count(gather.get());
+  return traffic_;
+}
+
+}  // namespace megadp

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// Params: the parameters of a buffer. Views of them, copies in and out, rank 0's for all, the comparison of replicas; and the last part of
+// a step, in which buckets that an optimizer has updated are gathered.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/arenas.h"
+#include "core/transfer.h"
+
+namespace megadp {
+
+class Params {
+ public:
+  explicit Params(std::shared_ptr<Arenas> arenas);
+
+  // ── any thread ──
+  Status wait(size_t param, void* consumer);  // SIZE_MAX: all
+  Status read(size_t param, const StridedArray& to, void* caller);
+  Status write(size_t param, const StridedArray& from, void* caller);
+  Status changed();
+
+  Status broadcast(int root);  // collective over each shard group; root is an index into it
+  Status verify();             // collective over the grid's world
+
+  // ── for optimizers ──
+  // What comes next on the channel of gradients may write parameters: it follows the caller's work, and what still reads them.
+  Status order_writes(void* caller);
+  // Gathers the buckets of these numbers, which one group shares, once `updated` has come.
+  Status gather(std::span<const uint32_t> buckets, const std::shared_ptr<Event>& updated);
+  // An event at the end of what has been submitted here.
+  Result<std::shared_ptr<Event>> record();
+  // Grows with every change of the parameter's values: an optimizer that has not made it has a stale master.
+  uint64_t version(size_t param);
+  uint64_t count_change(size_t param);  // the new version
+
+  std::shared_ptr<Transfer> last_gather(uint32_t bucket);
+  Traffic traffic();
+
+ private:
+  Result<StridedArray> whole(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
+  Result<std::vector<uint64_t>> digest_values(bool expert);
+  size_t digested_param(bool expert, size_t position) const;
+
+  const std::shared_ptr<Arenas> arenas_;
+  std::mutex mutex_;                                // everything below, and the order of submissions to the channel of gathers
+  std::vector<uint64_t> versions_;                  // by parameter, from 1
+  std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
+  std::shared_ptr<Event> passed_;                   // the end of the last gather, or broadcast
+  Traffic traffic_;
+};
+
+}  // namespace megadp
