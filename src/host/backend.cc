@@ -22,14 +22,13 @@ Status submit(Stream& stream, Work work) {
 }  // namespace
 
 Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world, TransportKind kind) {
-  std::shared_ptr<Transport> transport;
-  for (int rank = 0; rank < world->size() && transport == nullptr; ++rank) {
-    if (world->host(rank) == world->host(world->rank())) continue;
-    auto opened = Transport::open(world, kind);
+  std::shared_ptr<Network> network;
+  if (!on_other_hosts(*world, all_ranks(*world)).empty()) {
+    auto opened = Network::open(world, kind);
     if (!opened.ok()) return opened.status();
-    transport = *opened;
+    network = *std::move(opened);
   }
-  return std::shared_ptr<Backend>(new HostBackend(std::move(world), std::move(transport)));
+  return std::shared_ptr<Backend>(new HostBackend(std::move(world), std::move(network)));
 }
 
 Result<std::unique_ptr<Memory>> HostBackend::allocate(size_t bytes) {
@@ -49,7 +48,7 @@ Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
 }
 
 Result<std::unique_ptr<Group>> HostBackend::create_group(const std::vector<int>& members) {
-  return HostGroup::create(world_, transport_, members);
+  return HostGroup::create(world_, network_, members);
 }
 
 Status HostBackend::zero(Stream& stream, void* data, size_t bytes) {

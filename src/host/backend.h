@@ -15,7 +15,7 @@ namespace megadp::host {
 
 class HostBackend final : public Backend {
  public:
-  // Collective over the world when it spans hosts: connects them.
+  // Collective over the world when it spans hosts: prepares their network.
   static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world, TransportKind transport);
 
   std::string_view name() const noexcept override { return "host"; }
@@ -42,11 +42,11 @@ class HostBackend final : public Backend {
   Status write(void* to, const void* host_from, size_t bytes) override;
 
  private:
-  HostBackend(std::shared_ptr<World> world, std::shared_ptr<Transport> transport) noexcept
-      : world_(std::move(world)), transport_(std::move(transport)) {}
+  HostBackend(std::shared_ptr<World> world, std::shared_ptr<Network> network) noexcept
+      : world_(std::move(world)), network_(std::move(network)) {}
 
   const std::shared_ptr<World> world_;
-  const std::shared_ptr<Transport> transport_;  // none when all ranks share one host
+  const std::shared_ptr<Network> network_;  // none when all ranks share one host
 };
 
 }  // namespace megadp::host

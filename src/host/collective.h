@@ -46,16 +46,15 @@ enum class Show {
 // This rank's end of a group, kept alive by the group and by submitted work.
 class Member {
  public:
-  // Collective, blocking. `transport` is needed when the members are on several hosts.
-  static Result<std::shared_ptr<Member>> create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
-                                                std::vector<int> members);
+  // Collective, blocking. `network` is needed when the members are on several hosts.
+  static Result<std::shared_ptr<Member>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
   World& world() const noexcept { return *world_; }
   // A group of some of the members, to which the caller belongs. Collective over those, blocking.
-  Result<std::shared_ptr<Member>> split(const std::vector<int>& members) const { return create(world_, transport_, members); }
+  Result<std::shared_ptr<Member>> split(const std::vector<int>& members) const { return create(world_, network_, members); }
   const std::vector<int>& members() const noexcept { return members_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }
@@ -83,7 +82,7 @@ class Member {
   const std::vector<std::byte*>& next_staging();
 
  private:
-  Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transport, std::vector<int> members);
+  Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   Status set_up();
   Status post_shown(const std::vector<std::byte*>& staging, Show show, size_t bytes);
   Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
@@ -91,13 +90,14 @@ class Member {
   Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
 
   const std::shared_ptr<World> world_;
-  const std::shared_ptr<Transport> transport_;
+  const std::shared_ptr<Network> network_;
   const std::vector<int> members_;
   int rank_ = 0;
   std::vector<int> local_;  // world ranks of the members on this host, in their order
   int local_rank_ = 0;
   std::vector<int> remote_;                               // ranks in the group of the others
   std::vector<int> firsts_;                               // of each host the lowest rank in the group, by the host's number
+  std::unique_ptr<Transport> transport_;                  // where there is a member on another host
   std::shared_ptr<Parts> control_;                        // where there is another member on this host
   std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other hosts' ranks, and the own one without control_
   uint64_t compared_ = 0;                                 // number of the last operation that was compared with other hosts

@@ -33,11 +33,11 @@ Status (*algorithm_of(Collective kind))(const Call&, const Parts&) {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> HostGroup::create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
+Result<std::unique_ptr<Group>> HostGroup::create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
                                                  const std::vector<int>& members) {
   Status checked = check_members(*world, members);
   if (!checked.ok()) return checked;
-  Result<std::shared_ptr<Member>> member = Member::create(std::move(world), std::move(transport), members);
+  Result<std::shared_ptr<Member>> member = Member::create(std::move(world), std::move(network), members);
   if (!member.ok()) return member.status();
   return std::unique_ptr<Group>(new HostGroup(std::move(*member)));
 }

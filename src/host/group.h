@@ -17,8 +17,8 @@ namespace megadp::host {
 
 class HostGroup final : public Group {
  public:
-  // Collective over `members`. `transport` is needed when they are on several hosts.
-  static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
+  // Collective over `members`. `network` is needed when they are on several hosts.
+  static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
                                                const std::vector<int>& members);
 
   int rank() const noexcept override { return member_->rank(); }

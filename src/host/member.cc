@@ -9,8 +9,8 @@
 
 namespace megadp::host {
 
-Member::Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transport, std::vector<int> members)
-    : world_(std::move(world)), transport_(std::move(transport)), members_(std::move(members)) {
+Member::Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members)
+    : world_(std::move(world)), network_(std::move(network)), members_(std::move(members)) {
   for (int rank = 0; rank < size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
     const auto host = static_cast<size_t>(world_->host(member));
@@ -28,11 +28,10 @@ Member::Member(std::shared_ptr<World> world, std::shared_ptr<Transport> transpor
   }
 }
 
-Result<std::shared_ptr<Member>> Member::create(std::shared_ptr<World> world, std::shared_ptr<Transport> transport,
-                                               std::vector<int> members) {
-  std::shared_ptr<Member> member(new Member(std::move(world), std::move(transport), std::move(members)));
+Result<std::shared_ptr<Member>> Member::create(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members) {
+  std::shared_ptr<Member> member(new Member(std::move(world), std::move(network), std::move(members)));
   if (member->size() == 1) return member;
-  if (member->spans_hosts() && member->transport_ == nullptr) return internal_error("a group over several hosts was given no transport");
+  if (member->spans_hosts() && member->network_ == nullptr) return internal_error("a group over several hosts was given no network");
   Status ready = member->set_up();
   if (!ready.ok()) return ready;
   return member;
@@ -75,9 +74,14 @@ Status Member::set_up() {
     if (mine.ok()) mine = set_private_staging(rank);
   }
   // The others read what was just written only after all have written it.
-  Status agreed = agree(*world_, members_, what, mine);
-  if (agreed.ok() && control_ != nullptr) sync_.emplace(world_, local_, control_);
-  return agreed;
+  if (Status agreed = agree(*world_, members_, what, mine); !agreed.ok()) return agreed;
+  if (spans_hosts()) {
+    auto transport = network_->connect(members_);
+    if (!transport.ok()) return transport.status();
+    transport_ = *std::move(transport);
+  }
+  if (control_ != nullptr) sync_.emplace(world_, local_, control_);
+  return {};
 }
 
 Result<std::shared_ptr<Parts>> Member::create_parts(const Subject& what, bool touch) {
@@ -181,14 +185,6 @@ Status Member::perform(const Operation& operation, const Stop& stop, const std::
   if (!running.owns_lock()) {
     return bad_state(describe(operation),
                      ": another operation of this group is running on another stream; a group's operations need one order");
-  }
-  std::unique_lock<std::mutex> between_hosts;
-  if (spans_hosts()) {
-    between_hosts = std::unique_lock(transport_->in_use(), std::try_to_lock);
-    if (!between_hosts.owns_lock()) {
-      return bad_state(describe(operation),
-                       ": an operation of another group is running on another stream; between hosts all operations need one order");
-    }
   }
   if (!broken_.ok()) return broken_;
   if (operation.number != last_number_ + 1) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport over sockets of our own: one TCP connection for every two ranks of different hosts. Each rank listens, at its host's address
-// alone, until all those of higher rank have come, and no longer; both sides prove that they know the job's secret before a byte is
-// believed (bootstrap/handshake.h). Once the connections stand, no port is open. As on the control plane, what follows is neither encrypted
-// nor signed.
+// Transport over sockets of our own: in every group one TCP connection for every two ranks of different hosts. Each rank listens, at its
+// host's address alone, until all those of higher rank have come, and no longer; both sides prove that they know the job's secret before a
+// byte is believed (bootstrap/handshake.h). Once the connections stand, no port is open. As on the control plane, what follows is neither
+// encrypted nor signed.
 //
 // On a connection messages follow each other, each behind a FrameHeader. The receiver knows which comes next and how long it is, and reads
 // it to where it belongs.
@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -38,7 +39,7 @@ constexpr size_t kStrangers = 64;  // that may stand at the door besides the ran
 constexpr uint64_t kConnectNs = 30'000'000'000;
 constexpr uint64_t kDoorSliceMs = 50;
 
-// What a rank tells the others: where it listens, and a nonce, so that no two worlds of a job have the same key.
+// What a rank tells the others: where it listens, and a nonce, so that no two groups of a job have the same key.
 std::string write_place(const SocketAddress& end, const Nonce& nonce) {
   FrameWriter writer;
   writer.bytes(end.host);
@@ -57,10 +58,12 @@ Endpoint read_place(const std::string& place) {
 
 class SocketTransport final : public Transport {
  public:
-  explicit SocketTransport(std::shared_ptr<World> world) : Transport(std::move(world)), peers_(static_cast<size_t>(world_->size())) {}
+  SocketTransport(std::shared_ptr<World> world, const std::vector<int>& members) : Transport(std::move(world)) {
+    for (const int rank : on_other_hosts(*world_, members)) peers_[rank];
+  }
 
   Result<std::string> listen(const HostAddresses& hosts);
-  Status connect(const std::vector<std::string>& places);
+  Status connect(const std::vector<int>& members, const std::vector<std::string>& places);
 
   Status send(int to, const void* data, size_t bytes) override { return post(to, const_cast<void*>(data), bytes, true); }
   Status receive(int from, void* data, size_t bytes) override { return post(from, data, bytes, false); }
@@ -80,7 +83,6 @@ class SocketTransport final : public Transport {
     std::string broken;  // why nothing more will come or go
   };
 
-  bool elsewhere(int rank) const { return world_->host(rank) != world_->host(world_->rank()); }
   Status connect_to_rank(int rank, const Endpoint& endpoint, const Guard& key, Deadline deadline);
   void let_in(Reception& door, Deadline deadline);
   bool all_in() const;
@@ -90,9 +92,9 @@ class SocketTransport final : public Transport {
   Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
   void sleep() const;
 
-  Fd listener_;  // while the connections are made
-  std::vector<Peer> peers_;
-  std::vector<int> busy_;  // ranks with something in flight
+  Fd listener_;                // while the connections are made
+  std::map<int, Peer> peers_;  // by rank in the world: the members on other hosts
+  std::vector<int> busy_;      // ranks with something in flight
   std::atomic<bool> closing_{false};
   bool broken_ = false;
 };
@@ -116,7 +118,7 @@ Result<std::string> SocketTransport::listen(const HostAddresses& hosts) {
 }
 
 // The lower rank of two listens. Its door is served by a thread meanwhile, so that nobody waits for ranks that are themselves waiting.
-Status SocketTransport::connect(const std::vector<std::string>& places) {
+Status SocketTransport::connect(const std::vector<int>& members, const std::vector<std::string>& places) {
   std::string table;
   for (const std::string& place : places) table += place;
   const Guard key = world_->key_for("data " + table);
@@ -131,13 +133,14 @@ Status SocketTransport::connect(const std::vector<std::string>& places) {
   std::thread porter([&] { let_in(door, deadline); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   Status status;
-  for (int rank = 0; rank < world_->rank() && status.ok(); ++rank) {
-    if (elsewhere(rank)) status = connect_to_rank(rank, read_place(places[static_cast<size_t>(rank)]), key, deadline);
+  for (size_t i = 0; i < members.size() && status.ok(); ++i) {
+    if (members[i] < world_->rank() && peers_.contains(members[i]))
+      status = connect_to_rank(members[i], read_place(places[i]), key, deadline);
   }
   closing_ = !status.ok();
   porter.join();
-  for (int rank = world_->rank() + 1; rank < world_->size() && status.ok(); ++rank) {
-    if (!elsewhere(rank) || peers_[static_cast<size_t>(rank)].socket.valid()) continue;
+  for (const auto& [rank, peer] : peers_) {
+    if (!status.ok() || peer.socket.valid()) continue;
     status = Status(Code::backend,
                     text(world_->describe(rank), ", but did not connect to the port for data of ", world_->describe(world_->rank())),
                     Blame{.rank = rank});
@@ -155,7 +158,7 @@ Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, cons
       Link link(*std::move(socket), kMaxHello);
       link.send(FrameType::hello, write_hello({kProtocolVersion, world_->rank(), world_->size(), this_process()}));
       link.flush();  // a fresh socket takes it whole
-      peers_[static_cast<size_t>(rank)].socket = link.take_socket();
+      peers_.at(rank).socket = link.take_socket();
       return {};
     }
     if (world_->failed()) return world_->failure();
@@ -170,10 +173,8 @@ Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, cons
 }
 
 bool SocketTransport::all_in() const {
-  for (int rank = world_->rank() + 1; rank < world_->size(); ++rank) {
-    if (elsewhere(rank) && !peers_[static_cast<size_t>(rank)].socket.valid()) return false;
-  }
-  return true;
+  // Those of lower rank are connected to meanwhile, by another thread.
+  return std::all_of(peers_.upper_bound(world_->rank()), peers_.end(), [](const auto& peer) { return peer.second.socket.valid(); });
 }
 
 void SocketTransport::let_in(Reception& door, Deadline deadline) {
@@ -185,9 +186,9 @@ void SocketTransport::let_in(Reception& door, Deadline deadline) {
     door.serve(&arrivals);
     for (Arrival& arrival : arrivals) {
       const Hello& hello = arrival.hello;
-      const bool expected = hello.version == kProtocolVersion && hello.nranks == world_->size() && hello.rank > world_->rank() &&
-                            hello.rank < world_->size() && elsewhere(hello.rank);
-      if (expected) peers_[static_cast<size_t>(hello.rank)].socket = arrival.link->take_socket();
+      const bool expected =
+          hello.version == kProtocolVersion && hello.nranks == world_->size() && hello.rank > world_->rank() && peers_.contains(hello.rank);
+      if (expected) peers_.at(hello.rank).socket = arrival.link->take_socket();
     }
   }
 }
@@ -196,7 +197,7 @@ void SocketTransport::let_in(Reception& door, Deadline deadline) {
 
 Status SocketTransport::post(int rank, void* data, size_t bytes, bool out) {
   if (broken_) return {Code::backend, "the transport between hosts has failed before"};
-  Peer& peer = peers_[static_cast<size_t>(rank)];
+  Peer& peer = peers_.at(rank);
   if (peer.out.empty() && peer.in.empty()) busy_.push_back(rank);
   (out ? peer.out : peer.in).push_back({{kFrameMagic, kData, 0, bytes}, static_cast<std::byte*>(data), bytes});
   return {};
@@ -232,7 +233,7 @@ bool SocketTransport::move(Peer& peer, Message& message, bool out) {
 bool SocketTransport::move_all() {
   bool moved = false;
   for (const int rank : busy_) {
-    Peer& peer = peers_[static_cast<size_t>(rank)];
+    Peer& peer = peers_.at(rank);
     for (const bool out : {true, false}) {
       std::deque<Message>& messages = out ? peer.out : peer.in;
       while (!messages.empty() && peer.broken.empty() && move(peer, messages.front(), out)) {
@@ -242,7 +243,7 @@ bool SocketTransport::move_all() {
     }
   }
   std::erase_if(busy_, [this](int rank) {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    const Peer& peer = peers_.at(rank);
     return peer.out.empty() && peer.in.empty();
   });
   return moved;
@@ -251,8 +252,8 @@ bool SocketTransport::move_all() {
 Status SocketTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during) {
   if (Status status = interrupted(stop, during); !status.ok()) return status;
   for (const int rank : busy_) {
-    const std::string& broken = peers_[static_cast<size_t>(rank)].broken;
-    if (!broken.empty() || left_for_good(rank, moved_ns)) return lost(rank, broken, during);
+    const std::string& broken = peers_.at(rank).broken;
+    if (!broken.empty() || left_for_good(rank, moved_ns)) return lost(rank, broken, during, stop);
   }
   return deadline.passed() && !busy_.empty() ? timed_out(busy_, during) : Status();
 }
@@ -260,7 +261,7 @@ Status SocketTransport::look_around(const Stop& stop, Deadline deadline, uint64_
 void SocketTransport::sleep() const {
   std::vector<pollfd> polled;
   for (const int rank : busy_) {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    const Peer& peer = peers_.at(rank);
     const int events = (peer.in.empty() ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
     polled.push_back({peer.socket.get(), static_cast<short>(events), 0});
   }
@@ -289,15 +290,28 @@ Status SocketTransport::wait(const Stop& stop, const std::string& during) {
   return {};
 }
 
+class SocketNetwork final : public Network {
+ public:
+  SocketNetwork(std::shared_ptr<World> world, HostAddresses hosts) : world_(std::move(world)), hosts_(std::move(hosts)) {}
+
+  Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) override {
+    auto transport = std::make_unique<SocketTransport>(world_, members);
+    auto places = exchange_findings(*world_, members, transport->listen(hosts_));
+    if (!places.ok()) return places.status();
+    Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *places));
+    if (!agreed.ok()) return agreed;
+    return std::unique_ptr<Transport>(std::move(transport));
+  }
+
+ private:
+  const std::shared_ptr<World> world_;
+  const HostAddresses hosts_;
+};
+
 }  // namespace
 
-Result<std::shared_ptr<Transport>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts) {
-  auto transport = std::make_shared<SocketTransport>(world);
-  auto places = exchange_findings(*world, transport->listen(hosts));
-  if (!places.ok()) return places.status();
-  Status agreed = agree(*world, all_ranks(*world), {"connecting the hosts"}, transport->connect(*places));
-  if (!agreed.ok()) return agreed;
-  return std::shared_ptr<Transport>(std::move(transport));
+Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts) {
+  return std::shared_ptr<Network>(new SocketNetwork(world, hosts));
 }
 
 }  // namespace megadp::host

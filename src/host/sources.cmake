@@ -38,6 +38,7 @@ set(MEGADP_host_SOURCES
     sync.cc
     transport.cc
     ucx_library.cc
+    ucx_network.cc
     ucx_transport.cc
     window_collectives.cc)
 

@@ -70,7 +70,15 @@ std::vector<int> all_ranks(const World& world) {
   return all;
 }
 
-Result<std::vector<std::string>> exchange_findings(World& world, const Result<std::string>& mine) {
+std::vector<int> on_other_hosts(const World& world, const std::vector<int>& members) {
+  std::vector<int> others;
+  for (const int rank : members) {
+    if (world.host(rank) != world.host(world.rank())) others.push_back(rank);
+  }
+  return others;
+}
+
+Result<std::vector<std::string>> exchange_findings(World& world, const std::vector<int>& members, const Result<std::string>& mine) {
   FrameWriter writer;
   writer.u32(mine.ok() ? 1 : 0);
   if (mine.ok()) {
@@ -78,10 +86,11 @@ Result<std::vector<std::string>> exchange_findings(World& world, const Result<st
   } else {
     writer.status(mine.status());
   }
-  auto all = world.exchange(all_ranks(world), "connecting the hosts", writer.take());
+  auto all = world.exchange(members, kConnecting, writer.take());
   if (!all.ok()) return mine.ok() ? all.status() : mine.status();
-  for (int rank = 0; rank < world.size(); ++rank) {
-    std::string& theirs = (*all)[static_cast<size_t>(rank)];
+  for (size_t i = 0; i < members.size(); ++i) {
+    const int rank = members[i];
+    std::string& theirs = (*all)[i];
     FrameReader reader(theirs);
     if (reader.u32() == 0) {
       const Status why = reader.status();
@@ -92,11 +101,11 @@ Result<std::vector<std::string>> exchange_findings(World& world, const Result<st
   return all;
 }
 
-Result<std::shared_ptr<Transport>> Transport::open(const std::shared_ptr<World>& world, TransportKind given) {
+Result<std::shared_ptr<Network>> Network::open(const std::shared_ptr<World>& world, TransportKind given) {
   const auto kind = choose(given);
   Result<std::string> mine = kind.status();
   if (kind.ok()) mine = text(name_of(*kind), " ", for_others(world->address()));
-  auto found = exchange_findings(*world, mine);
+  auto found = exchange_findings(*world, all_ranks(*world), mine);
   if (!found.ok()) return found.status();
   auto hosts = compare_choices(*world, *found);
   if (!hosts.ok()) return hosts.status();
@@ -120,18 +129,19 @@ Status Transport::interrupted(const Stop& stop, const std::string& during) const
   return {};
 }
 
-void Transport::wait_for_news_of(int peer) const {
+void Transport::wait_for_news_of(int peer, const Stop& stop) const {
   const Deadline patience = Deadline::after_ns(1'000'000'000);
-  while (!world_->failed() && !world_->has_left(peer) && !patience.passed()) poll(nullptr, 0, 10);
+  while (!world_->failed() && !world_->has_left(peer) && !stop.passed() && !patience.passed()) poll(nullptr, 0, 10);
 }
 
-Status Transport::lost(int peer, const std::string& why, const std::string& during) {
-  wait_for_news_of(peer);
-  if (world_->failed()) return world_->failure();
+Status Transport::lost(int peer, const std::string& why, const std::string& during, const Stop& stop) {
+  wait_for_news_of(peer, stop);
+  if (Status status = interrupted(stop, during); !status) return status;
   const Status status(Code::peer,
                       text(during, ": ",
                            world_->has_left(peer) ? text("rank ", peer, " has left: it destroyed its communicator")
-                                                  : text("the connection is lost (", why, "); ", world_->describe(peer))),
+                                                  : text("the connection is lost (", why, "), or rank ", peer, " has left the group; ",
+                                                         world_->describe(peer))),
                       Blame{.rank = peer});
   world_->fail(status);
   return status;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport: bytes between ranks on different hosts. One per World; ranks of one host never use it, their windows are faster. Two carry
-// them: UCX (ucx_transport.cc), and sockets on which both sides have proved that they know the job's secret (socket_transport.cc).
+// Transport: bytes between the ranks of a group that are on different hosts; ranks of one host never use it, their windows are faster.
+// Every group has its own, so that groups run side by side, in orders that differ from rank to rank. Network: what the transports of a
+// World have in common. Two kinds carry bytes: UCX (ucx_transport.cc), and sockets on which both sides have proved that they know the
+// job's secret (socket_transport.cc).
 //
-// Messages between two ranks are matched by their order: the k-th send to a rank meets the k-th receive from this one. All ranks run the
-// same operations in the same order on one queue, so this needs no tags of the caller's.
+// Messages between two ranks are matched by their order in the group: the k-th send to a rank meets the k-th receive from this one. All
+// ranks run the operations of a group in one order, so this needs no tags of the caller's.
 #pragma once
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -21,15 +22,10 @@ namespace megadp::host {
 
 class Transport {
  public:
-  // Collective over the world. Connects this rank with every rank of another host, so that a network that lets the rendezvous pass but not
-  // the data is found out here and not in the middle of training. All ranks must have chosen the same kind.
-  static Result<std::shared_ptr<Transport>> open(const std::shared_ptr<World>& world, TransportKind kind);
   virtual ~Transport() = default;  // local; forgets what is in flight
 
-  // Held while an operation runs. Messages have one order: of two streams of this rank only one may be in it at a time.
-  std::mutex& in_use() noexcept { return in_use_; }
-
-  // Post a message. The memory is the transport's until the next wait() has returned. One thread at a time, which holds in_use().
+  // Post a message to a member on another host, by its rank in the world. The memory is the transport's until the next wait() has
+  // returned. One thread at a time.
   virtual Status send(int to, const void* data, size_t bytes) = 0;
   virtual Status receive(int from, void* data, size_t bytes) = 0;
   // Until everything posted has finished. A peer that died or left, a failed World, `stop` or the World's timeout end it early; then
@@ -43,29 +39,41 @@ class Transport {
   Deadline deadline_of_wait() const;
   // The World has failed, or `stop` has passed.
   Status interrupted(const Stop& stop, const std::string& during) const;
-  // The connection to `peer` is gone, or it has left. The World learns of it.
-  Status lost(int peer, const std::string& why, const std::string& during);
+  // The connection to `peer` is gone, or it has left. The World learns of it, unless this rank is going too.
+  Status lost(int peer, const std::string& why, const std::string& during, const Stop& stop);
   // The deadline has passed, and these ranks have not done their part.
   Status timed_out(const std::vector<int>& missing, const std::string& during);
   // The World knows more of a death than a broken connection tells (which process, that it left on purpose): it is asked first.
-  void wait_for_news_of(int peer) const;
+  void wait_for_news_of(int peer, const Stop& stop) const;
   // A receive from a rank that has left may still be fulfilled: its goodbye, which goes another way, can overtake its data.
   bool left_for_good(int peer, uint64_t moved_ns) const;
 
   const std::shared_ptr<World> world_;
-
- private:
-  std::mutex in_use_;
 };
 
-// For Transport::open. `hosts`: by number the network address of each, empty where it is not known.
-using HostAddresses = std::vector<std::string>;
-Result<std::shared_ptr<Transport>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts);
-Result<std::shared_ptr<Transport>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts);
+class Network {
+ public:
+  // Collective over the world. All ranks must have chosen the same kind.
+  static Result<std::shared_ptr<Network>> open(const std::shared_ptr<World>& world, TransportKind kind);
+  virtual ~Network() = default;
 
+  // Collective over `members`, blocking. Connects this rank with every member on another host at once, so that a network that lets the
+  // rendezvous pass but not the data is found out here and not in the middle of training.
+  virtual Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) = 0;
+};
+
+// For Network::open. `hosts`: by number the network address of each, empty where it is not known.
+using HostAddresses = std::vector<std::string>;
+Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts);
+Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts);
+
+// For those who connect.
+constexpr const char* kConnecting = "connecting the hosts";
 std::vector<int> all_ranks(const World& world);
-// Gives every rank what each has found out, or the failure of the lowest rank that has not, which it names. Collective, blocking.
-Result<std::vector<std::string>> exchange_findings(World& world, const Result<std::string>& mine);
+std::vector<int> on_other_hosts(const World& world, const std::vector<int>& members);
+// Gives every member what each has found out, in their order, or the failure of the first that has not, which it names. Collective,
+// blocking.
+Result<std::vector<std::string>> exchange_findings(World& world, const std::vector<int>& members, const Result<std::string>& mine);
 
 // Whether ranks on different hosts can be joined here: "UCX 1.13.1", or why not. Loads that library to find out, unless the environment has
 // chosen sockets.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // UcxLibrary: the functions of libucp that the transport between hosts uses, loaded by name when they are first needed. Never linked: as it
 // loads, UCX takes over fatal signals and SIGHUP and patches libc's memory calls, unless variables that it reads at that moment say
-// otherwise. They are put into the environment just before and taken out right after, so that child processes inherit nothing. The one
-// header, with ucx_library.cc and ucx_transport.cc, that sees ucp.h.
+// otherwise. They are put into the environment just before and taken out right after, so that child processes inherit nothing. The
+// one header that includes ucp.h.
 #pragma once
 
 #include <string>

@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport over UCP: endpoints made from worker addresses (never a listener: bytes from a stranger abort the process there), tag matching
-// with the sender and a running number as the tag, PEER error handling. See docs/ucx.md for what was measured and why each setting is as it
-// is.
-#include "host/ucx_library.h"
+// Transport over UCP: a worker for every group, endpoints made from worker addresses (never a listener: bytes from a stranger abort the
+// process there), tag matching with the sender and a running number as the tag, PEER error handling. See docs/ucx.md for what was measured
+// and why each setting is as it is.
+#include "host/ucx_network.h"
 
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "backend/agreement.h"
 #include "base/deadline.h"
 #include "host/network_devices.h"
-#include "host/transport.h"
 
 namespace megadp::host {
 
@@ -30,31 +25,17 @@ constexpr int kSpins = 200;  // progress calls before sleeping: 5 us instead of 
 constexpr uint64_t kFlushNs = 250'000'000;
 constexpr uint64_t kBreakNs = 2'000'000'000;
 
-// UCX starts a thread; it must not take the host program's signals.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
 class UcxTransport final : public Transport {
  public:
-  UcxTransport(const UcxLibrary& ucx, std::shared_ptr<World> world) : Transport(std::move(world)), ucx_(ucx) {}
+  UcxTransport(std::shared_ptr<const UcxNetwork> network, const std::vector<int>& members)
+      : Transport(network->world()), network_(std::move(network)), ucx_(network_->ucx()) {
+    for (const int rank : on_other_hosts(*world_, members)) peers_[rank];
+  }
   ~UcxTransport() override;
 
-  Status start(const HostAddresses& hosts);
+  Status start();
   Result<std::string> address();
-  bool is_on_loopback() const noexcept { return devices_ == "lo"; }  // "hosts" of a test
-  Status connect(int rank, const std::string& address);
+  Status connect(const std::vector<int>& members, const std::vector<std::string>& addresses);
   Status greet();
 
   Status send(int to, const void* data, size_t bytes) override;
@@ -67,17 +48,20 @@ class UcxTransport final : public Transport {
     uint64_t sent = 0, received = 0;
     ucs_status_t error = UCS_OK;  // set by UCX once the connection is lost
   };
+  enum class Kind {
+    send,
+    receive
+  };
   struct Transfer {
     void* request;
     int peer;
-    bool receive;
+    Kind kind;
   };
 
   static void on_error(void* peer, ucp_ep_h, ucs_status_t status) { static_cast<Peer*>(peer)->error = status; }
-  Status failed(const std::string& what, ucs_status_t status) const {
-    return {Code::backend, text("UCX: ", what, ": ", ucx_.status_string(status))};
-  }
-  Status post(ucs_status_ptr_t request, int peer, bool receive);
+  Status failed(const std::string& what, ucs_status_t status) const { return ucx_failed(ucx_, what, status); }
+  Status create_endpoint(int rank, Peer& peer, const std::string& address);
+  Status post(ucs_status_ptr_t request, int peer, Kind kind);
   bool progress();
   Status finish_done();
   Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
@@ -85,76 +69,21 @@ class UcxTransport final : public Transport {
   void break_off();
   void close(Peer& peer, uint32_t flags, Deadline deadline);
 
+  const std::shared_ptr<const UcxNetwork> network_;
   const UcxLibrary& ucx_;
-  std::string devices_;  // that UCX was told to use, with commas; empty: the user has chosen
-  ucp_context_h context_ = nullptr;
   ucp_worker_h worker_ = nullptr;
-  int efd_ = -1;             // the worker's
-  std::vector<Peer> peers_;  // by world rank; never resized once endpoints exist: UCX holds pointers
+  int efd_ = -1;               // the worker's
+  std::map<int, Peer> peers_;  // by rank in the world: the members on other hosts. UCX holds pointers
   std::vector<Transfer> pending_;
   bool broken_ = false;
 };
 
-Status modify(const UcxLibrary& ucx, ucp_config_t* config, const char* name, const char* value) {
-  const ucs_status_t status = ucx.config_modify(config, name, value);
-  return status == UCS_OK ? Status()
-                          : Status(Code::backend, text("UCX refused the setting ", name, "=", value, ": ", ucx.status_string(status)));
-}
-
-// UCX does its work on a thread, which a forked child does not have: a connection made there would never come about. What the parent has
-// closed since makes no difference.
-Status refuse_in_child() {
-  static std::atomic<pid_t> user{0};
-  pid_t first = 0;
-  if (user.compare_exchange_strong(first, ::getpid()) || first == ::getpid()) return {};
-  return bad_state("this process was forked from process ", first,
-                   ", which had a communicator over several hosts by then: UCX, which carries data between hosts, does not work in such a "
-                   "child. Fork earlier, or let the child execute a program of its own");
-}
-
-// The devices, as UCX's setting names them. A user who names transports or devices knows better.
-std::string choose_devices(const World& world, const HostAddresses& hosts) {
-  const char* const transports = std::getenv("UCX_TLS");
-  if (std::getenv("UCX_NET_DEVICES") != nullptr || (transports != nullptr && std::strcmp(transports, "tcp") != 0)) return "";
-  std::vector<std::string> others;
-  for (size_t host = 0; host < hosts.size(); ++host) {
-    if (host != static_cast<size_t>(world.host(world.rank()))) others.push_back(hosts[host]);
-  }
-  std::string list;
-  for (const std::string& device : devices_towards(others)) list += (list.empty() ? "" : ",") + device;
-  return list;
-}
-
-Status UcxTransport::start(const HostAddresses& hosts) {
-  if (Status alone = refuse_in_child(); !alone) return alone;
+Status UcxTransport::start() {
   const SignalsBlocked blocked;
-  devices_ = choose_devices(*world_, hosts);
-  peers_.resize(static_cast<size_t>(world_->size()));
-  ucp_config_t* config = nullptr;
-  if (const ucs_status_t status = ucx_.config_read(nullptr, nullptr, &config); status != UCS_OK) return failed("ucp_config_read", status);
-  Status settings = modify(ucx_, config, "WARN_UNUSED_ENV_VARS", "n");
-  if (settings.ok()) settings = modify(ucx_, config, "WARN_INVALID_CONFIG", "n");
-  // Only tcp tells of a killed peer and is everywhere; a user with other hardware names it. 512 KiB segments: twice the default's speed.
-  if (settings.ok() && std::getenv("UCX_TLS") == nullptr) settings = modify(ucx_, config, "TLS", "tcp");
-  if (settings.ok() && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr) settings = modify(ucx_, config, "RX_SEG_SIZE", "512K");
-  if (settings.ok() && !devices_.empty()) settings = modify(ucx_, config, "NET_DEVICES", devices_.c_str());
-  if (!settings) {
-    ucx_.config_release(config);
-    return settings;
-  }
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_ESTIMATED_NUM_EPS;
-  params.features = UCP_FEATURE_TAG | UCP_FEATURE_WAKEUP;
-  params.estimated_num_eps = static_cast<size_t>(world_->size());
-  ucs_status_t status = ucx_.init_version(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
-  ucx_.config_release(config);
-  if (status != UCS_OK) {
-    return failed("no usable network device for tcp (see UCX_NET_DEVICES)", status);
-  }
-  ucp_worker_params_t worker{};
-  worker.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  worker.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // opened on the caller's thread, used on the queue's, destroyed on either
-  status = ucx_.worker_create(context_, &worker, &worker_);
+  ucp_worker_params_t params{};
+  params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // opened on the caller's thread, used on the stream's, destroyed on either
+  ucs_status_t status = ucx_.worker_create(network_->context(), &params, &worker_);
   if (status != UCS_OK) return failed("ucp_worker_create", status);
   status = ucx_.worker_get_efd(worker_, &efd_);
   return status == UCS_OK ? Status() : failed("ucp_worker_get_efd", status);
@@ -171,8 +100,16 @@ Result<std::string> UcxTransport::address() {
   return copy;
 }
 
-Status UcxTransport::connect(int rank, const std::string& address) {
-  Peer& peer = peers_[static_cast<size_t>(rank)];
+Status UcxTransport::connect(const std::vector<int>& members, const std::vector<std::string>& addresses) {
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto peer = peers_.find(members[i]);
+    if (peer == peers_.end()) continue;
+    if (Status created = create_endpoint(peer->first, peer->second, addresses[i]); !created) return created;
+  }
+  return {};
+}
+
+Status UcxTransport::create_endpoint(int rank, Peer& peer, const std::string& address) {
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_REMOTE_ADDRESS | UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   params.address = reinterpret_cast<const ucp_address_t*>(address.data());
@@ -181,25 +118,26 @@ Status UcxTransport::connect(int rank, const std::string& address) {
   params.err_handler.arg = &peer;
   const ucs_status_t status = ucx_.ep_create(worker_, &params, &peer.endpoint);
   if (status == UCS_OK) return {};
-  wait_for_news_of(rank);
+  const Stop never;
+  wait_for_news_of(rank, never);
   if (world_->failed()) return world_->failure();
   return failed(text("no connection to rank ", rank, " on ", world_->host_name(rank)), status).with_blame({.rank = rank});
 }
 
 Status UcxTransport::greet() {
   const int64_t mine = world_->rank();
-  std::vector<int64_t> theirs(peers_.size(), -1);
-  for (size_t rank = 0; rank < peers_.size(); ++rank) {
-    if (peers_[rank].endpoint == nullptr) continue;
-    if (Status posted = send(static_cast<int>(rank), &mine, sizeof mine); !posted) return posted;
-    if (Status posted = receive(static_cast<int>(rank), &theirs[rank], sizeof theirs[rank]); !posted) return posted;
+  std::map<int, int64_t> theirs;
+  for (const auto& [rank, peer] : peers_) {
+    if (Status posted = send(rank, &mine, sizeof mine); !posted) return posted;
+    if (Status posted = receive(rank, &theirs[rank], sizeof mine); !posted) return posted;
   }
   const Stop never;
   if (Status met = wait(never, "the greeting of ranks on other hosts"); !met) return met;
-  for (size_t rank = 0; rank < peers_.size(); ++rank) {
-    if (peers_[rank].endpoint != nullptr && theirs[rank] != static_cast<int64_t>(rank)) {
-      return {Code::backend, text("UCX: rank ", theirs[rank], " answered where rank ", rank, " was expected")};
-    }
+  for (const auto& [rank, said] : theirs) {
+    if (said == rank) continue;
+    const Status wrong(Code::backend, text("UCX: rank ", said, " answered where rank ", rank, " was expected"));
+    world_->fail(wrong);  // the others have a group
+    return wrong;
   }
   return {};
 }
@@ -209,10 +147,10 @@ UcxTransport::~UcxTransport() {
   if (!broken_) {
     // What was sent may still be on its way out; peers that are there take it within moments.
     const Deadline deadline = Deadline::after_ns(kFlushNs);
-    for (Peer& peer : peers_) close(peer, 0, deadline);
+    const uint32_t flags = world_->failed() ? static_cast<uint32_t>(UCP_EP_CLOSE_FLAG_FORCE) : 0;  // then nobody waits for it
+    for (auto& [rank, peer] : peers_) close(peer, flags, deadline);
   }
   if (worker_ != nullptr) ucx_.worker_destroy(worker_);
-  if (context_ != nullptr) ucx_.cleanup(context_);
 }
 
 void UcxTransport::close(Peer& peer, uint32_t flags, Deadline deadline) {
@@ -227,13 +165,15 @@ void UcxTransport::close(Peer& peer, uint32_t flags, Deadline deadline) {
   ucx_.request_free(request);  // also where it is unfinished: destroying the worker would abort the process otherwise
 }
 
-Status UcxTransport::post(ucs_status_ptr_t request, int peer, bool receive) {
+Status UcxTransport::post(ucs_status_ptr_t request, int peer, Kind kind) {
   if (request == nullptr) return {};
   if (UCS_PTR_IS_ERR(request)) {
     break_off();  // the caller will not wait for what it has posted
-    return lost(peer, ucx_.status_string(UCS_PTR_STATUS(request)), text(receive ? "receiving from rank " : "sending to rank ", peer));
+    const Stop never;
+    return lost(peer, ucx_.status_string(UCS_PTR_STATUS(request)),
+                text(kind == Kind::receive ? "receiving from rank " : "sending to rank ", peer), never);
   }
-  pending_.push_back({request, peer, receive});
+  pending_.push_back({request, peer, kind});
   return {};
 }
 
@@ -244,16 +184,16 @@ constexpr ucp_tag_t tag_of(int sender, uint64_t number) {
 
 Status UcxTransport::send(int to, const void* data, size_t bytes) {
   if (broken_) return {Code::backend, "UCX: the transport between hosts has failed before"};
-  Peer& peer = peers_[static_cast<size_t>(to)];
+  Peer& peer = peers_.at(to);
   const ucp_request_param_t param{};
-  return post(ucx_.tag_send_nbx(peer.endpoint, data, bytes, tag_of(world_->rank(), peer.sent++), &param), to, false);
+  return post(ucx_.tag_send_nbx(peer.endpoint, data, bytes, tag_of(world_->rank(), peer.sent++), &param), to, Kind::send);
 }
 
 Status UcxTransport::receive(int from, void* data, size_t bytes) {
   if (broken_) return {Code::backend, "UCX: the transport between hosts has failed before"};
-  Peer& peer = peers_[static_cast<size_t>(from)];
+  Peer& peer = peers_.at(from);
   const ucp_request_param_t param{};
-  return post(ucx_.tag_recv_nbx(worker_, data, bytes, tag_of(from, peer.received++), ~ucp_tag_t{0}, &param), from, true);
+  return post(ucx_.tag_recv_nbx(worker_, data, bytes, tag_of(from, peer.received++), ~ucp_tag_t{0}, &param), from, Kind::receive);
 }
 
 bool UcxTransport::progress() {
@@ -271,7 +211,7 @@ Status UcxTransport::finish_done() {
     if (status == UCS_INPROGRESS) return false;
     ucx_.request_free(transfer.request);
     if (status != UCS_OK && first.ok()) {
-      first = failed(text(transfer.receive ? "receiving from rank " : "sending to rank ", transfer.peer), status)
+      first = failed(text(transfer.kind == Kind::receive ? "receiving from rank " : "sending to rank ", transfer.peer), status)
                   .with_blame({.rank = transfer.peer});
     }
     return true;
@@ -284,9 +224,9 @@ Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t m
   if (Status status = interrupted(stop, during); !status) return status;
   std::vector<int> missing;
   for (const Transfer& transfer : pending_) {
-    const Peer& peer = peers_[static_cast<size_t>(transfer.peer)];
+    const Peer& peer = peers_.at(transfer.peer);
     if (peer.error != UCS_OK || left_for_good(transfer.peer, moved_ns)) {
-      return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during);
+      return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during, stop);
     }
     if (std::find(missing.begin(), missing.end(), transfer.peer) == missing.end()) missing.push_back(transfer.peer);
   }
@@ -308,7 +248,7 @@ Status UcxTransport::wait(const Stop& stop, const std::string& during) {
     if (moved) moved_ns = now_ns();
     Status status = finish_done();
     if (!status) {
-      status = lost(status.blame().rank, status.text(), during);
+      status = lost(status.blame().rank, status.text(), during, stop);
     } else if (!pending_.empty()) {
       status = look_around(stop, deadline, moved_ns, during);
     }
@@ -327,9 +267,9 @@ void UcxTransport::break_off() {
   broken_ = true;
   const Deadline deadline = Deadline::after_ns(kBreakNs);
   for (const Transfer& transfer : pending_) {
-    if (transfer.receive) ucx_.request_cancel(worker_, transfer.request);
+    if (transfer.kind == Kind::receive) ucx_.request_cancel(worker_, transfer.request);
   }
-  for (Peer& peer : peers_) close(peer, UCP_EP_CLOSE_FLAG_FORCE, deadline);
+  for (auto& [rank, peer] : peers_) close(peer, UCP_EP_CLOSE_FLAG_FORCE, deadline);
   while (!pending_.empty() && !deadline.passed()) {
     ucx_.worker_progress(worker_);
     static_cast<void>(finish_done());
@@ -340,30 +280,18 @@ void UcxTransport::break_off() {
 
 }  // namespace
 
-Result<std::shared_ptr<Transport>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts) {
-  std::shared_ptr<UcxTransport> transport;
-  auto ucx = UcxLibrary::get();
-  Result<std::string> mine = ucx.status();
-  if (ucx.ok()) {
-    transport = std::make_shared<UcxTransport>(**ucx, world);
-    Status started = transport->start(hosts);
-    mine = started.ok() ? transport->address() : Result<std::string>(started);
-    if (mine.ok() && !transport->is_on_loopback()) refuse_own_machine(*mine);
-  }
-  auto all = exchange_findings(*world, mine);
+Result<std::unique_ptr<Transport>> UcxNetwork::connect(const std::vector<int>& members) {
+  auto transport = std::make_unique<UcxTransport>(shared_from_this(), members);
+  Status started = transport->start();
+  Result<std::string> mine = started.ok() ? transport->address() : Result<std::string>(started);
+  const bool on_loopback = devices_ == "lo";  // "hosts" of a test
+  if (mine.ok() && !on_loopback) refuse_own_machine(*mine);
+  auto all = exchange_findings(*world_, members, mine);
   if (!all.ok()) return all.status();
-  for (const int rank : all_ranks(*world)) {
-    if (world->host(rank) == world->host(world->rank())) continue;
-    if (Status connected = transport->connect(rank, (*all)[static_cast<size_t>(rank)]); !connected) return connected;
-  }
+  // Where one has no endpoints, nobody must wait for its greeting.
+  if (Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *all)); !agreed) return agreed;
   if (Status greeted = transport->greet(); !greeted) return greeted;
-  return std::shared_ptr<Transport>(std::move(transport));
-}
-
-#else
-
-Result<std::shared_ptr<Transport>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses&) {
-  return exchange_findings(*world, UcxLibrary::get().status()).status();
+  return std::unique_ptr<Transport>(std::move(transport));
 }
 
 #endif

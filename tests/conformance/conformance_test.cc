@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iostream>
-#include <optional>
 #include <sstream>
 
 #include "backend/registry.h"
@@ -39,7 +38,6 @@ namespace {
 struct Skip {
   const char* name;
   const char* reason;
-  std::optional<Ranks> ranks = {};  // only with ranks of this kind
 };
 
 using Open = Result<std::shared_ptr<Backend>> (*)(std::shared_ptr<World> world);
@@ -71,21 +69,15 @@ std::vector<Skip> device_skips() {
 }
 
 const std::vector<Driver>& drivers() {
-  static const std::vector<Driver> all = {
-      {"host",
-       &open_kind<BackendKind::host>,
-       {{"group.mixed_orders", "groups over several hosts use one stream at a time", Ranks::on_test_hosts},
-        {"group.one_after_the_other", "groups over several hosts use one stream at a time", Ranks::on_test_hosts},
-        {"stream.destroyed_while_waiting", "an operation given up ends the transport between hosts", Ranks::on_test_hosts},
-        {"lifetime.dropped_in_flight", "an operation given up ends the transport between hosts", Ranks::on_test_hosts}}},
-      {"cuda", &open_kind<BackendKind::cuda>, device_skips()},
-      {"cuda-standin", &open_standin, device_skips()}};
+  static const std::vector<Driver> all = {{"host", &open_kind<BackendKind::host>, {}},
+                                          {"cuda", &open_kind<BackendKind::cuda>, device_skips()},
+                                          {"cuda-standin", &open_standin, device_skips()}};
   return all;
 }
 
-const char* skip_reason(const Driver& driver, Ranks ranks, const char* name) {
+const char* skip_reason(const Driver& driver, const char* name) {
   for (const Skip& skip : driver.skips) {
-    if (std::strcmp(skip.name, name) == 0 && skip.ranks.value_or(ranks) == ranks) return skip.reason;
+    if (std::strcmp(skip.name, name) == 0) return skip.reason;
   }
   return nullptr;
 }
@@ -110,7 +102,7 @@ int run_all(const Driver& driver, Ranks ranks, const std::vector<int>& sizes, co
   int failures = 0, ran = 0, checks = 0;
   for (const Case& one : all_cases()) {
     if (!chosen(one.name, wanted)) continue;
-    const char* reason = skip_reason(driver, ranks, one.name);
+    const char* reason = skip_reason(driver, one.name);
     if (one.needs_processes && ranks != Ranks::processes) reason = "it needs ranks as processes";
     if (reason != nullptr && (wanted.empty() || one.needs_processes)) {
       std::cout << "skipped " << one.name << ": " << reason << std::endl;

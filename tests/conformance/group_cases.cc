@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups: any list of members, many at once, over one World and one stream; what create_group refuses.
+// Groups: any list of members, many at once, over one World, on one stream and on several; what create_group refuses.
 #include <sched.h>
 
 #include <chrono>
@@ -103,30 +103,47 @@ void two_streams(Suite& suite) {
   });
 }
 
-// Between hosts messages have one order: two groups on two streams at a time are refused there, not mixed up.
-void two_streams_between_hosts(Suite& suite) {
-  suite.run(2, [](Rank& rank) {
-    auto one = rank.must(rank.backend().create_stream("one"));
-    auto two = rank.must(rank.backend().create_stream("two"));
-    auto a = rank.must(rank.backend().create_group(rank.everyone()));
-    auto b = rank.must(rank.backend().create_group(rank.everyone()));
-    if (rank.world().host(0) == rank.world().host(1)) {  // where both are on one host there are no messages
-      rank.must(a->barrier(*one, {}));
-      rank.must(b->barrier(*two, {}));
-      rank.must(finish(*one));
-      rank.must(finish(*two));
-      return;
-    }
-    if (rank.rank() == 0) {  // rank 1 comes to neither: whichever starts first waits, and the other finds it waiting
-      rank.must(a->barrier(*one, {}));
-      rank.must(b->barrier(*two, {}));
-      static_cast<void>(finish(*one));
-      static_cast<void>(finish(*two));
-    } else {
-      for (int i = 0; i < 3000 && !rank.world().failed(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    rank.fails(rank.world().failure(), Code::state, {"another stream", "one order"});
-  });
+// Two groups of the same ranks, each with a stream of its own. Both run at once, and half of the ranks come to them in the other order.
+void side_by_side(Suite& suite) {
+  static constexpr int64_t kCount = 70'001;  // two turns
+  for (const int size : {2, 3, 4}) {
+    suite.run(size, [](Rank& rank) {
+      std::vector<int> backwards = rank.everyone();
+      std::reverse(backwards.begin(), backwards.end());
+      std::unique_ptr<Stream> streams[] = {rank.must(rank.backend().create_stream("one")), rank.must(rank.backend().create_stream("two"))};
+      std::unique_ptr<Group> groups[] = {rank.must(rank.backend().create_group(rank.everyone())),
+                                         rank.must(rank.backend().create_group(backwards))};
+      DeviceArray sums[] = {DeviceArray(rank, 8 * kCount), DeviceArray(rank, 8 * kCount)};
+      DeviceArray told[] = {DeviceArray(rank, 8), DeviceArray(rank, 8)};
+      for (int round = 0; round < 12; ++round) {
+        for (int i = 0; i < 2; ++i) {
+          std::vector<int64_t> mine(kCount);
+          for (int64_t e = 0; e < kCount; ++e) mine[static_cast<size_t>(e)] = e * (i + 1) + rank.rank() + round;
+          put_values<int64_t>(rank, sums[i].data(), mine);
+          put_values<int64_t>(rank, told[i].data(), {100 * rank.rank() + 10 * round + i});
+        }
+        // What a device's streams do at once must not wait for each other: there the order is one.
+        const int first = on_device(rank) ? 0 : rank.rank() % 2;
+        for (const int i : {first, 1 - first}) {
+          rank.must(groups[i]->all_reduce(*streams[i], sums[i].data(), sums[i].data(), kCount, DType::i64, Op::sum, {}));
+          rank.must(groups[i]->broadcast(*streams[i], told[i].data(), 1, DType::i64, round % rank.size(), {}));
+          rank.must(groups[i]->barrier(*streams[i], {}));
+          std::this_thread::sleep_for(std::chrono::milliseconds((7 * rank.rank() + 3 * round) % 11));
+        }
+        const int64_t ranks = rank.size(), others = ranks * (ranks - 1) / 2;
+        for (int i = 0; i < 2; ++i) {
+          rank.must(finish(*streams[i]));
+          const auto found = get_values<int64_t>(rank, sums[i].data(), kCount);
+          int64_t wrong = 0;
+          for (int64_t e = 0; e < kCount; ++e) wrong += found[static_cast<size_t>(e)] != ranks * (e * (i + 1) + round) + others ? 1 : 0;
+          rank.check(wrong == 0, text("group ", i, ", round ", round, ": ", wrong, " sums are wrong"));
+          const int64_t root = groups[i]->members()[static_cast<size_t>(round % rank.size())];
+          const int64_t heard = get_values<int64_t>(rank, told[i].data(), 1)[0];
+          rank.check(heard == 100 * root + 10 * round + i, text("group ", i, ", round ", round, ": the broadcast gave ", heard));
+        }
+      }
+    });
+  }
 }
 
 // The handles may go as soon as the work is submitted, as far as the work goes: memory stays until it is done.
@@ -201,7 +218,7 @@ std::vector<Case> group_cases() {
           {"group.bad_members", bad_members},
           {"group.interleaved", interleaved},
           {"group.two_streams", two_streams},
-          {"group.two_streams_between_hosts", two_streams_between_hosts},
+          {"group.side_by_side", side_by_side},
           {"group.destroyed_with_work", destroyed_with_work},
           {"group.one_processor", one_processor},
           {"group.sleepers_are_woken", sleepers_are_woken}};

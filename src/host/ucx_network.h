@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// UcxNetwork: what the UCX transports of a World share: one context, with the devices and settings that were chosen once. Each transport
+// has a worker of its own in it, and so may be driven by a thread of its own.
+#pragma once
+
+#include <signal.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "host/transport.h"
+#include "host/ucx_library.h"
+
+#ifdef MEGADP_HAVE_UCX
+
+namespace megadp::host {
+
+// UCX starts a thread with the first context or worker; it must not take the host program's signals.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+class UcxNetwork final : public Network, public std::enable_shared_from_this<UcxNetwork> {
+ public:
+  UcxNetwork(const UcxLibrary& ucx, std::shared_ptr<World> world) : ucx_(ucx), world_(std::move(world)) {}
+  ~UcxNetwork() override;
+
+  // Local.
+  Status start(const HostAddresses& hosts);
+  Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) override;  // in ucx_transport.cc
+
+  const UcxLibrary& ucx() const noexcept { return ucx_; }
+  const std::shared_ptr<World>& world() const noexcept { return world_; }
+  ucp_context_h context() const noexcept { return context_; }
+
+ private:
+  const UcxLibrary& ucx_;
+  const std::shared_ptr<World> world_;
+  std::string devices_;  // that UCX was told to use, with commas; empty: the user has chosen
+  ucp_context_h context_ = nullptr;
+};
+
+Status ucx_failed(const UcxLibrary& ucx, const std::string& what, ucs_status_t status);
+
+}  // namespace megadp::host
+
+#endif
