@@ -59,6 +59,7 @@ std::string find_all(void* library, UcxLibrary* ucx) {
   find_symbol(library, "ucp_worker_progress", &ucx->worker_progress, &missing);
   find_symbol(library, "ucp_ep_create", &ucx->ep_create, &missing);
   find_symbol(library, "ucp_ep_close_nbx", &ucx->ep_close_nbx, &missing);
+  find_symbol(library, "ucp_worker_flush_nbx", &ucx->worker_flush_nbx, &missing);
   find_symbol(library, "ucp_tag_send_nbx", &ucx->tag_send_nbx, &missing);
   find_symbol(library, "ucp_tag_recv_nbx", &ucx->tag_recv_nbx, &missing);
   find_symbol(library, "ucp_request_cancel", &ucx->request_cancel, &missing);

@@ -72,6 +72,8 @@ Status UcxNetwork::start(const HostAddresses& hosts) {
     return ucx_failed(ucx_, "ucp_config_read", status);
   Status settings = modify(ucx_, config, "WARN_UNUSED_ENV_VARS", "n");
   if (settings.ok()) settings = modify(ucx_, config, "WARN_INVALID_CONFIG", "n");
+  // A flush waits for what the worker holds alone. To flush endpoints takes the other side's part too, which may be busy in another group.
+  if (settings.ok()) settings = modify(ucx_, config, "FLUSH_WORKER_EPS", "n");
   // Only tcp tells of a killed peer and is everywhere; a user with other hardware names it. 512 KiB segments: twice the default's speed.
   if (settings.ok() && std::getenv("UCX_TLS") == nullptr) settings = modify(ucx_, config, "TLS", "tcp");
   if (settings.ok() && std::getenv("UCX_TCP_RX_SEG_SIZE") == nullptr) settings = modify(ucx_, config, "RX_SEG_SIZE", "512K");

@@ -50,7 +50,8 @@ class UcxTransport final : public Transport {
   };
   enum class Kind {
     send,
-    receive
+    receive,
+    flush
   };
   struct Transfer {
     void* request;
@@ -62,6 +63,7 @@ class UcxTransport final : public Transport {
   Status failed(const std::string& what, ucs_status_t status) const { return ucx_failed(ucx_, what, status); }
   Status create_endpoint(int rank, Peer& peer, const std::string& address);
   Status post(ucs_status_ptr_t request, int peer, Kind kind);
+  bool flush();
   bool progress();
   Status finish_done();
   Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
@@ -75,6 +77,7 @@ class UcxTransport final : public Transport {
   int efd_ = -1;               // the worker's
   std::map<int, Peer> peers_;  // by rank in the world: the members on other hosts. UCX holds pointers
   std::vector<Transfer> pending_;
+  int sent_to_ = -1;  // something since the last flush, lastly to this rank
   bool broken_ = false;
 };
 
@@ -185,6 +188,7 @@ constexpr ucp_tag_t tag_of(int sender, uint64_t number) {
 Status UcxTransport::send(int to, const void* data, size_t bytes) {
   if (broken_) return {Code::backend, "UCX: the transport between hosts has failed before"};
   Peer& peer = peers_.at(to);
+  sent_to_ = to;
   const ucp_request_param_t param{};
   return post(ucx_.tag_send_nbx(peer.endpoint, data, bytes, tag_of(world_->rank(), peer.sent++), &param), to, Kind::send);
 }
@@ -194,6 +198,17 @@ Status UcxTransport::receive(int from, void* data, size_t bytes) {
   Peer& peer = peers_.at(from);
   const ucp_request_param_t param{};
   return post(ucx_.tag_recv_nbx(worker_, data, bytes, tag_of(from, peer.received++), ~ucp_tag_t{0}, &param), from, Kind::receive);
+}
+
+// The memory of what was sent is the caller's again, but the last of it may still lie in the worker, which nobody drives before the group's
+// next operation. True where that is to be waited for.
+bool UcxTransport::flush() {
+  if (sent_to_ < 0) return false;
+  const ucp_request_param_t param{};
+  const ucs_status_ptr_t request = ucx_.worker_flush_nbx(worker_, &param);
+  if (UCS_PTR_IS_PTR(request)) pending_.push_back({request, sent_to_, Kind::flush});
+  sent_to_ = -1;
+  return !pending_.empty();
 }
 
 bool UcxTransport::progress() {
@@ -210,7 +225,7 @@ Status UcxTransport::finish_done() {
     const ucs_status_t status = ucx_.request_check_status(transfer.request);
     if (status == UCS_INPROGRESS) return false;
     ucx_.request_free(transfer.request);
-    if (status != UCS_OK && first.ok()) {
+    if (status != UCS_OK && first.ok() && transfer.kind != Kind::flush) {  // who lacks what was sent will say so
       first = failed(text(transfer.kind == Kind::receive ? "receiving from rank " : "sending to rank ", transfer.peer), status)
                   .with_blame({.rank = transfer.peer});
     }
@@ -225,7 +240,7 @@ Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t m
   std::vector<int> missing;
   for (const Transfer& transfer : pending_) {
     const Peer& peer = peers_.at(transfer.peer);
-    if (peer.error != UCS_OK || left_for_good(transfer.peer, moved_ns)) {
+    if (transfer.kind != Kind::flush && (peer.error != UCS_OK || left_for_good(transfer.peer, moved_ns))) {
       return lost(transfer.peer, peer.error != UCS_OK ? ucx_.status_string(peer.error) : "", during, stop);
     }
     if (std::find(missing.begin(), missing.end(), transfer.peer) == missing.end()) missing.push_back(transfer.peer);
@@ -243,7 +258,7 @@ void UcxTransport::sleep() {
 Status UcxTransport::wait(const Stop& stop, const std::string& during) {
   const Deadline deadline = deadline_of_wait();
   uint64_t moved_ns = now_ns();
-  while (!pending_.empty()) {
+  while (!pending_.empty() || (!broken_ && flush())) {
     const bool moved = progress();
     if (moved) moved_ns = now_ns();
     Status status = finish_done();

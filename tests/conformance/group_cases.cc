@@ -146,6 +146,27 @@ void side_by_side(Suite& suite) {
   }
 }
 
+// What a rank has sent arrives, though it does nothing more in that group and waits in another one for those that it is sent to.
+void sent_arrives(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    auto one = rank.must(rank.backend().create_stream("one"));
+    auto two = rank.must(rank.backend().create_stream("two"));
+    auto a = rank.must(rank.backend().create_group(rank.everyone()));
+    auto b = rank.must(rank.backend().create_group(rank.everyone()));
+    DeviceArray array(rank, 8'000'000);
+    for (const size_t count : {1U, 1'000U, 8'000U, 16'000U, 65'000U, 300'000U, 8'000'000U}) {
+      const Bytes sent = make_input(DType::u8, count, 1, 0);
+      if (rank.rank() == 0) put(rank, array.data(), sent);
+      if (rank.rank() != 0) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      rank.must(a->broadcast(*one, array.data(), count, DType::u8, 0, {}));
+      if (rank.rank() != 0) rank.must(finish(*one));
+      rank.must(b->barrier(*two, {}));
+      rank.must(finish(*two));
+      rank.check(get(rank, array.data(), count) == sent, text("a broadcast of ", count, " bytes brought others"));
+    }
+  });
+}
+
 // The handles may go as soon as the work is submitted, as far as the work goes: memory stays until it is done.
 void destroyed_with_work(Suite& suite) {
   suite.run(3, [](Rank& rank) {
@@ -219,6 +240,7 @@ std::vector<Case> group_cases() {
           {"group.interleaved", interleaved},
           {"group.two_streams", two_streams},
           {"group.side_by_side", side_by_side},
+          {"group.sent_arrives", sent_arrives},
           {"group.destroyed_with_work", destroyed_with_work},
           {"group.one_processor", one_processor},
           {"group.sleepers_are_woken", sleepers_are_woken}};
