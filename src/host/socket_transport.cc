@@ -141,9 +141,11 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
   porter.join();
   for (const auto& [rank, peer] : peers_) {
     if (!status.ok() || peer.socket.valid()) continue;
-    status = Status(Code::backend,
-                    text(world_->describe(rank), ", but did not connect to the port for data of ", world_->describe(world_->rank())),
-                    Blame{.rank = rank});
+    status =
+        world_->failed()  // then nobody was waited for any longer
+            ? world_->failure()
+            : Status(Code::backend, text(world_->describe(rank), ", but did not connect to the port for data of rank ", world_->rank()),
+                     Blame{.rank = rank});
   }
   return status;
 }
