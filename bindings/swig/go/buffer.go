@@ -152,6 +152,40 @@ func (b *Buffer) Sync(ctx context.Context) error { return inSlices(ctx, b, b.raw
 // StartSync begins what Sync does.
 func (b *Buffer) StartSync() (*Request, error) { return newRequest(ask(b, b.raw.Start_sync)) }
 
+// GradNorm is the L2 norm of all reduced gradients over the whole model, each element counted once, as Optimizer.Step counts it: infinite or
+// NaN where one is not finite, on all ranks. For between Sync and Step. Collective.
+func (b *Buffer) GradNorm() (float64, error) { return ask(b, b.raw.Grad_norm) }
+
+// GradNormOf is GradNorm of these parameters alone, 0 where params is empty; the same list on ranks that share parameters.
+func (b *Buffer) GradNormOf(params []int) (float64, error) {
+	first, count := listOf(params)
+	return ask(b, func(failure shim.Failure) float64 { return b.raw.Grad_norm_of(first, count, failure) })
+}
+
+// ScaleGrads multiplies all reduced gradients, in place: with Zero0 whole, otherwise what this rank owns. For between Sync and Step; alike on
+// all ranks. Does not wait for them.
+func (b *Buffer) ScaleGrads(factor float64) error {
+	return call(b, func(failure shim.Failure) { b.raw.Scale_grads(factor, failure) })
+}
+
+// ScaleGradsOf is ScaleGrads of these parameters alone.
+func (b *Buffer) ScaleGradsOf(factor float64, params []int) error {
+	first, count := listOf(params)
+	return call(b, func(failure shim.Failure) { b.raw.Scale_grads_of(factor, first, count, failure) })
+}
+
+// listOf is a list of parameters as the shim takes it, for the length of a call.
+func listOf(params []int) (*int64, int64) {
+	list := make([]int64, len(params)+1)
+	for i, param := range params {
+		list[i] = int64(param)
+	}
+	return &list[0], int64(len(params))
+}
+
+// GradsChanged is to be called after reduced gradients were written through views, between Sync and Step.
+func (b *Buffer) GradsChanged() error { return call(b, b.raw.Grads_changed) }
+
 // Broadcast gives all ranks of each data-parallel group root's parameters. Collective.
 func (b *Buffer) Broadcast(root int) error {
 	return call(b, func(failure shim.Failure) { b.raw.Broadcast(root, failure) })

@@ -227,7 +227,8 @@ func TestUseAfterClose(t *testing.T) {
 		megadp.AllReduce(comm, b, megadp.Sum), second(grid.Index(megadp.DP)), second(grid.Comm(megadp.DP)),
 		second(megadp.NewBuffer(comm, two, megadp.BufferOptions{})), buffer.Sync(context.Background()), second(buffer.StartSync()), buffer.WaitAll(),
 		buffer.Wait(0), buffer.Skip(0), buffer.ZeroGrad(), buffer.Changed(), second(buffer.Stats()), second(buffer.Owned()),
-		second(buffer.Grad(0)), megadp.Put(buffer, 1, b), megadp.Read(buffer, 1, b), second(optimizer.Step(megadp.StepOptions{})),
+		second(buffer.GradNorm()), second(buffer.GradNormOf(nil)), buffer.ScaleGrads(1), buffer.ScaleGradsOf(1, nil), buffer.GradsChanged(),
+		second(optimizer.Steps(0)), second(buffer.Grad(0)), megadp.Put(buffer, 1, b), megadp.Read(buffer, 1, b), second(optimizer.Step(megadp.StepOptions{})),
 		second(optimizer.StartStep(megadp.StepOptions{})), second(optimizer.State(1, "exp_avg"))} {
 		if wrong := mismatch(err, megadp.ErrState, "is closed"); wrong != "" {
 			t.Errorf("call %d: %s", i, wrong)

@@ -25,7 +25,8 @@ const patience = 240 * time.Second // until a program counts as hanging
 var build = filepath.Join("..", "..", "..", "build")
 
 // ranksCases are what this program does when it is started as a rank.
-var ranksCases = map[string]func() error{"missing": missingGradient, "killed": killedPeer, "cancelled": cancelled}
+var ranksCases = map[string]func() error{"missing": missingGradient, "killed": killedPeer, "cancelled": cancelled,
+	"reduced": reducedGradients}
 
 func TestMain(m *testing.M) {
 	if run, ok := ranksCases[os.Getenv("MEGADP_TEST_CASE")]; ok {

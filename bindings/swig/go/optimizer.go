@@ -114,6 +114,11 @@ func (o *Optimizer) State(param int, name string) (*View, error) {
 	return newView(ask(o, func(failure shim.Failure) shim.View { return o.raw.State(int64(param), name, failure) }))
 }
 
+// Steps is how many steps the parameter has taken part in: not counted are skipped ones, and those for which all ranks had skipped it.
+func (o *Optimizer) Steps(param int) (int64, error) {
+	return ask(o, func(failure shim.Failure) int64 { return o.raw.Steps(int64(param), failure) })
+}
+
 // Close drops the handle.
 func (o *Optimizer) Close() error {
 	o.raw.Close()

@@ -70,6 +70,22 @@ class string;
   $2 = static_cast<long long>(jenv->GetDirectBufferCapacity($input));
 %}
 
+/* A list of parameters. */
+%typemap(jni) (const long long* params, long long count) "jlongArray"
+%typemap(jtype) (const long long* params, long long count) "long[]"
+%typemap(jstype) (const long long* params, long long count) "long[]"
+%typemap(javain) (const long long* params, long long count) "Direct.checked($javainput, \"params\")"
+%typemap(in) (const long long* params, long long count) %{
+  static_assert(sizeof(jlong) == sizeof(long long), "a Java long is a long long");
+  $2 = jenv->GetArrayLength($input);
+  jlong* $1_elements = jenv->GetLongArrayElements($input, NULL);
+  if (!$1_elements) return $null;
+  $1 = reinterpret_cast<long long*>($1_elements);
+%}
+%typemap(freearg) (const long long* params, long long count) %{
+  jenv->ReleaseLongArrayElements($input, reinterpret_cast<jlong*>(const_cast<long long*>($1)), JNI_ABORT);
+%}
+
 /* Memory of the library's. A ByteBuffer's sizes are ints. */
 %typemap(jni) megadp::Memory "jobject"
 %typemap(jtype) megadp::Memory "java.nio.ByteBuffer"

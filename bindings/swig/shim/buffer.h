@@ -85,6 +85,20 @@ class Buffer {
   bool sync_slice(Failure& failure);
   Request* start_sync(Failure& failure);
 
+  /// Between sync and the step. The L2 norm of the reduced gradients of all parameters, or of those listed by index, over the whole model,
+  /// as Optimizer.step counts it: infinite or NaN where a gradient is not finite. Collective, with the same list on ranks that share
+  /// parameters.
+  double grad_norm(Failure& failure) const;
+  /// Between sync and the step. Multiplies the reduced gradients of all parameters, or of those listed by index, in place: with ZERO_0 all
+  /// of a gradient, with ZERO_1 the owned ranges. Local; alike on all ranks.
+  void scale_grads(double factor, Failure& failure) {
+    call(failure, [&](auto* buffer) { return mdp_grad_scale(buffer, nullptr, 0, factor, nullptr); });
+  }
+  /// Reduced gradients were written through views, between sync and the step. Local.
+  void grads_changed(Failure& failure) {
+    call(failure, [](auto* buffer) { return mdp_grad_changed(buffer, nullptr); });
+  }
+
   /// Rank root's parameters for all ranks of each data-parallel group. Collective.
   void broadcast(int root, Failure& failure) {
     call(failure, [&](auto* buffer) { return mdp_buffer_broadcast(buffer, root); });
@@ -114,6 +128,9 @@ class Buffer {
   void put(long long param, DType dtype, const unsigned char* from, long long from_bytes, bool add, bool more, Failure& failure);
   void read(long long param, DType dtype, unsigned char* to, long long to_bytes, Failure& failure);
   void write(long long param, DType dtype, const unsigned char* from, long long from_bytes, Failure& failure);
+  /// As grad_norm and scale_grads, of these parameters alone; an empty list is none of them.
+  double grad_norm_of(const long long* params, long long count, Failure& failure) const;
+  void scale_grads_of(double factor, const long long* params, long long count, Failure& failure);
 #endif
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
   /// The same on lists of numbers, row by row.
@@ -121,6 +138,8 @@ class Buffer {
   void put_more(long long param, const std::vector<double>& values, Failure& failure);
   std::vector<double> read(long long param, Failure& failure);
   void write(long long param, const std::vector<double>& values, Failure& failure);
+  double grad_norm_of(const std::vector<double>& params, Failure& failure) const;
+  void scale_grads_of(double factor, const std::vector<double>& params, Failure& failure);
 #endif
 
 #ifndef SWIG
@@ -150,6 +169,8 @@ class Buffer {
     operand->shape_as(shapes_[static_cast<size_t>(param)]);
     failure.take(function(buffer.get(), static_cast<size_t>(param), operand->get()));
   }
+  template <class Number, class Function>
+  void call_on(const Number* params, size_t count, Failure& failure, Function function) const;
   View* view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
   std::vector<mdp_range> ranges(Failure& failure) const;
 

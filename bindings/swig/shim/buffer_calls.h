@@ -2,6 +2,8 @@
 // What buffer.h declares and does not define in place.
 #pragma once
 
+#include <cmath>
+
 #include "buffer.h"
 
 namespace megadp {
@@ -63,6 +65,43 @@ inline Request* Buffer::start_sync(Failure& failure) {
     const auto buffer = buffer_.use(failure);
     return buffer ? Request::own(mdp_grad_sync(buffer.get(), nullptr, &request), request, failure) : nullptr;
   });
+}
+
+// function(buffer, params, count), with the list as the library takes it: it has memory also where it is empty, since NULL means all.
+template <class Number, class Function>
+void Buffer::call_on(const Number* params, size_t count, Failure& failure, Function function) const {
+  guarded(failure, [&] {
+    std::vector<size_t> listed(count + 1);
+    for (size_t i = 0; i < count; ++i) {
+      const auto index = static_cast<double>(params[i]);
+      if (!(index >= 0 && index < static_cast<double>(size()) && index == std::floor(index))) {
+        failure.refuse(MDP_E_INVALID, "params has %g; each must be the index of one of the %lld parameters", index, size());
+        return;
+      }
+      listed[i] = static_cast<size_t>(index);
+    }
+    call(failure, [&](auto* buffer) { return function(buffer, listed.data(), count); });
+  });
+}
+
+inline double Buffer::grad_norm(Failure& failure) const {
+  double norm = 0;
+  call(failure, [&](auto* buffer) { return mdp_grad_norm(buffer, nullptr, 0, &norm); });
+  return norm;
+}
+
+inline double Buffer::grad_norm_of(const long long* params, long long count, Failure& failure) const {
+  double norm = 0;
+  if (!not_negative("count", count, failure)) return norm;
+  call_on(params, static_cast<size_t>(count), failure,
+          [&](auto* buffer, auto* listed, size_t some) { return mdp_grad_norm(buffer, listed, some, &norm); });
+  return norm;
+}
+
+inline void Buffer::scale_grads_of(double factor, const long long* params, long long count, Failure& failure) {
+  if (!not_negative("count", count, failure)) return;
+  call_on(params, static_cast<size_t>(count), failure,
+          [&](auto* buffer, auto* listed, size_t some) { return mdp_grad_scale(buffer, listed, some, factor, nullptr); });
 }
 
 inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const {
@@ -184,6 +223,18 @@ inline std::vector<double> Buffer::read(long long param, Failure& failure) {
 
 inline void Buffer::write(long long param, const std::vector<double>& values, Failure& failure) {
   write(param, DType::F64, bytes_of(values), byte_count(values), failure);
+}
+
+inline double Buffer::grad_norm_of(const std::vector<double>& params, Failure& failure) const {
+  double norm = 0;
+  call_on(params.data(), params.size(), failure,
+          [&](auto* buffer, auto* listed, size_t count) { return mdp_grad_norm(buffer, listed, count, &norm); });
+  return norm;
+}
+
+inline void Buffer::scale_grads_of(double factor, const std::vector<double>& params, Failure& failure) {
+  call_on(params.data(), params.size(), failure,
+          [&](auto* buffer, auto* listed, size_t count) { return mdp_grad_scale(buffer, listed, count, factor, nullptr); });
 }
 
 #endif

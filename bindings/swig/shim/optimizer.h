@@ -150,6 +150,17 @@ class Optimizer {
     });
   }
 
+  /// How many steps the parameter has taken part in: not counted are skipped ones, and those for which all ranks had skipped it. Waits for
+  /// the last step. Local.
+  long long steps(long long param, Failure& failure) const {
+    uint64_t steps = 0;
+    const auto optimizer = optimizer_.use(failure);
+    if (optimizer && not_negative("param", param, failure)) {
+      failure.take(mdp_optimizer_steps(optimizer.get(), static_cast<size_t>(param), &steps));
+    }
+    return static_cast<long long>(steps);
+  }
+
   /// Drops this handle. Any thread.
   void close() { optimizer_.close(); }
   bool closed() const { return optimizer_.closed(); }

@@ -51,6 +51,9 @@ class Java(unittest.TestCase):
     def test_missing_gradient(self):
         self.assertEqual(self.case("missingGradient", 2), ["done"] * 2 + ["refused 0 1"] * 2 + ["stepped 1"] * 2)
 
+    def test_reduced_gradients(self):
+        self.assertEqual(self.case("reducedGradients", 2), ["done"] * 2 + ["reduced 5.0 3.0 0.0 3.0 1.5 2.5 steps 110"] * 2)
+
     def test_killed_peer(self):
         self.assertEqual(self.case("killedPeer", 3, 137), ["done"] * 2 + ["kept true 1"] * 2 + ["told 1"] * 10)
 

@@ -12,9 +12,9 @@ PROGRAMS = os.path.join(ranks.SWIG, "languages", "tests")
 
 def expected(count):
     """What every rank prints: AdamW's 40 steps towards y = 2 x - 1, and failures, for which the last rank leaves out the gradient of
-    parameter 0."""
-    return ["fit 2.23 -0.89", "sum 0", f"missing MDP_E_STATE 0 {count - 1}", "bad MDP_E_INVALID -1 -1", "shape MDP_E_INVALID 1 -1", "steps 41",
-            "closed MDP_E_STATE -1 -1", "view 5.5"]
+    parameter 0; norms of reduced gradients between sync and the 41st step, and how many each parameter has had."""
+    return ["fit 2.23 -0.89", "sum 0", f"missing MDP_E_STATE 0 {count - 1}", "bad MDP_E_INVALID -1 -1", "shape MDP_E_INVALID 1 -1",
+            "norm 1.41 1.00 0.50 0.00 2.24 1.00", "listed MDP_E_INVALID -1 -1", "steps 41 41", "closed MDP_E_STATE -1 -1", "view 5.5"]
 
 
 class Language:

@@ -126,6 +126,45 @@ public final class Failures {
     }
   }
 
+  /** With two ranks: norms, factors and what is written through views between sync and the step; and each parameter's steps. */
+  static void reducedGradients() throws Exception {
+    BufferOptions options = new BufferOptions();
+    options.setSharding(Sharding.ZERO_0);
+    Params three = Params.of(Param.of("w", 4), Param.of("b", 2), Param.of("late", 3));
+    long[] w = {0};
+    long[] both = {0, 1};
+    try (Comm comm = Comm.create();
+        Buffer buffer = Buffer.create(comm, three, options);
+        Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
+      Call[] tooEarly = {buffer::gradNorm, () -> buffer.gradNormOf(w), () -> buffer.scaleGrads(1), () -> buffer.scaleGradsOf(1, w),
+          buffer::gradsChanged};
+      for (Call call : tooEarly) {
+        fails(Status.E_STATE, call, "mdp_grad_");
+      }
+      buffer.put(0, new float[] {2, 2, 2, 2});
+      buffer.put(1, new float[] {6 * comm.rank(), 0});
+      buffer.skip(2);
+      buffer.sync();
+      String found = buffer.gradNorm() + " " + buffer.gradNormOf(new long[] {1}) + " " + buffer.gradNormOf(new long[0]);
+      buffer.scaleGrads(0.5);
+      buffer.scaleGradsOf(3, w);
+      buffer.scaleGradsOf(7, new long[0]);
+      found += " " + buffer.grad(0).asFloatBuffer().get(3) + " " + buffer.grad(1).asFloatBuffer().get(0);
+      buffer.grad(0).asFloatBuffer().put(new float[] {0, 0, 0, 2});
+      buffer.gradsChanged();
+      found += " " + buffer.gradNormOf(both);
+      fails(Status.E_INVALID, () -> buffer.gradNormOf(new long[] {0, 3}), "params", "3");
+      fails(Status.E_INVALID, () -> buffer.gradNormOf(new long[] {-1}), "params", "-1");
+      fails(Status.E_INVALID, () -> buffer.gradNormOf(new long[] {0, 0}), "'w'");
+      fails(Status.E_INVALID, () -> buffer.gradNormOf(null), "params", "null");
+      fails(Status.E_INVALID, () -> buffer.scaleGrads(Double.NaN), "factor");
+      optimizer.step();
+      System.out.println("reduced " + found + " steps " + optimizer.steps(0) + optimizer.steps(1) + optimizer.steps(2));
+      fails(Status.E_INVALID, () -> optimizer.steps(3), "3");
+      fails(Status.E_INVALID, () -> optimizer.steps(-1), "-1");
+    }
+  }
+
   /** With three ranks, one of which dies: the others are told, long before the timeout, in calls of every kind. */
   static void killedPeer() throws Exception {
     CommOptions options = new CommOptions();
@@ -167,7 +206,8 @@ public final class Failures {
     Call[] calls = {comm::barrier, comm::rank, comm::abort, comm::lost, comm::eventFd, () -> comm.split(0, 0),
         () -> comm.allReduce(new double[] {1}, Op.SUM), () -> Grid.create(comm, new GridOptions()), () -> grid.comm(Axis.DP.swigValue()),
         () -> grid.index(Axis.DP.swigValue()), () -> Buffer.create(comm, TWO), buffer::sync, buffer::startSync, buffer::awaitAll,
-        buffer::zeroGrad, buffer::stats, buffer::ownedCount, buffer::changed, () -> buffer.param(0), () -> buffer.grad(0),
+        buffer::zeroGrad, buffer::gradNorm, () -> buffer.gradNormOf(new long[0]), () -> buffer.scaleGrads(1),
+        () -> buffer.scaleGradsOf(1, new long[0]), buffer::gradsChanged, () -> optimizer.steps(0), buffer::stats, buffer::ownedCount, buffer::changed, () -> buffer.param(0), () -> buffer.grad(0),
         () -> buffer.put(1, B), () -> buffer.read(1, new float[4]), () -> buffer.bucket(0),
         () -> Optimizer.create(buffer, new OptimizerOptions()), () -> optimizer.step(), () -> optimizer.state(0, "exp_avg"),
         () -> optimizer.startStep(new StepOptions())};

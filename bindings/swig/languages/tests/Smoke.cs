@@ -35,6 +35,19 @@ static class Smoke {
     }
   }
 
+  static void Reduced(MegaDP.Buffer buffer) {
+    var both = new Doubles(new double[] {0, 1});
+    double all = buffer.GradNorm(), first = buffer.GradNormOf(One(0));
+    buffer.ScaleGradsOf(0.5, One(1));
+    double half = buffer.GradNormOf(One(1)), none = buffer.GradNormOf(new Doubles());
+    buffer.ScaleGrads(2);
+    double twice = buffer.GradNorm();
+    buffer.Grad(0).Set(0, 0);
+    buffer.GradsChanged();
+    Console.WriteLine("norm {0:F2} {1:F2} {2:F2} {3:F2} {4:F2} {5:F2}", all, first, half, none, twice, buffer.GradNormOf(both));
+    Fails("listed", () => buffer.GradNormOf(One(7)));
+  }
+
   static void Main() {
     CultureInfo.DefaultThreadCurrentCulture = CultureInfo.CurrentCulture = CultureInfo.InvariantCulture;
     var comm = Comm.Create(new CommOptions());
@@ -62,7 +75,8 @@ static class Smoke {
     buffer.Put(1, One(1));
     buffer.Put(0, One(1));
     using (var request = buffer.StartSync()) request.Wait();
-    Console.WriteLine("steps {0}", optimizer.Step(new StepOptions()).Step);
+    Reduced(buffer);
+    Console.WriteLine("steps {0} {1}", optimizer.Step(new StepOptions()).Step, optimizer.Steps(1));
     buffer.WaitAll();
     comm.Barrier(); // a rank whose program ends must have been needed for the last time
     var view = buffer.Param(1);

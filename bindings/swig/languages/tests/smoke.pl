@@ -51,7 +51,17 @@ $buffer->begin_microbatch(1);
 $buffer->put(1, [1]);
 $buffer->put(0, [1]);
 $buffer->start_sync->wait;
-printf "steps %d\n", $optimizer->step(megadp::StepOptions->new)->{step};
+my @norms = ($buffer->grad_norm, $buffer->grad_norm_of([0]));
+$buffer->scale_grads_of(0.5, [1]);
+push @norms, $buffer->grad_norm_of([1]), $buffer->grad_norm_of([]);
+$buffer->scale_grads(2);
+push @norms, $buffer->grad_norm;
+$buffer->grad(0)->set(0, 0);
+$buffer->grads_changed;
+push @norms, $buffer->grad_norm_of([0, 1]);
+printf "norm %.2f %.2f %.2f %.2f %.2f %.2f\n", @norms;
+fails("listed", sub { $buffer->grad_norm_of([7]) });
+printf "steps %d %d\n", $optimizer->step(megadp::StepOptions->new)->{step}, $optimizer->steps(1);
 $buffer->wait_all;
 $comm->barrier;    # a rank whose program ends must have been needed for the last time
 my $view = $buffer->param(1);

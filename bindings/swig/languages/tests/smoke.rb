@@ -61,7 +61,17 @@ buffer.begin_microbatch(true)
 buffer.put(1, [1])
 buffer.put(0, [1])
 buffer.start_sync.wait
-puts "steps #{optimizer.step(Megadp::StepOptions.new).step}"
+norms = [buffer.grad_norm, buffer.grad_norm_of([0])]
+buffer.scale_grads_of(0.5, [1])
+norms.push(buffer.grad_norm_of([1]), buffer.grad_norm_of([]))
+buffer.scale_grads(2)
+norms.push(buffer.grad_norm)
+buffer.grad(0).set(0, 0)
+buffer.grads_changed
+norms.push(buffer.grad_norm_of([0, 1]))
+puts "norm #{norms.map { |norm| format("%.2f", norm) }.join(" ")}"
+fails("listed") { buffer.grad_norm_of([7]) }
+puts "steps #{optimizer.step(Megadp::StepOptions.new).step} #{optimizer.steps(1)}"
 buffer.wait_all
 comm.barrier # a rank whose program ends must have been needed for the last time
 view = buffer.param(1)

@@ -54,7 +54,17 @@ megadp::Buffer_put $buffer 1 {1}
 megadp::Buffer_put $buffer 0 {1}
 set request [megadp::Buffer_start_sync $buffer]
 megadp::Request_wait $request
-puts "steps [megadp::StepReport_step_get [megadp::Optimizer_step $optimizer stepOptions]]"
+set norms [list [megadp::Buffer_grad_norm $buffer] [megadp::Buffer_grad_norm_of $buffer {0}]]
+megadp::Buffer_scale_grads_of $buffer 0.5 {1}
+lappend norms [megadp::Buffer_grad_norm_of $buffer {1}] [megadp::Buffer_grad_norm_of $buffer {}]
+megadp::Buffer_scale_grads $buffer 2
+lappend norms [megadp::Buffer_grad_norm $buffer]
+megadp::View_set [megadp::Buffer_grad $buffer 0] 0 0
+megadp::Buffer_grads_changed $buffer
+lappend norms [megadp::Buffer_grad_norm_of $buffer {0 1}]
+puts [format "norm %.2f %.2f %.2f %.2f %.2f %.2f" {*}$norms]
+fails listed {megadp::Buffer_grad_norm_of $buffer {7}}
+puts "steps [megadp::StepReport_step_get [megadp::Optimizer_step $optimizer stepOptions]] [megadp::Optimizer_steps $optimizer 1]"
 megadp::Buffer_wait_all $buffer
 megadp::Comm_barrier $comm  ;# a rank whose program ends must have been needed for the last time
 set view [megadp::Buffer_param $buffer 1]

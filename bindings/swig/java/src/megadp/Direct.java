@@ -22,6 +22,13 @@ final class Direct {
     return memory.slice();
   }
 
+  static long[] checked(long[] list, String argument) {
+    if (list == null) {
+      throw MegaDPException.invalid(argument + " must be an array of numbers, not null");
+    }
+    return list;
+  }
+
   static byte[] utf8(String text, String argument) {
     if (text == null) {
       throw MegaDPException.invalid(argument + " must be a String, not null");

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package megadp_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+
+	"megadp"
+)
+
+// reducedGradients, with two ranks: norms, factors and what is written through views between Sync and Step; and each parameter's steps.
+func reducedGradients() error {
+	comm, err := megadp.NewComm(megadp.CommOptions{})
+	if err != nil {
+		return err
+	}
+	params := []megadp.Param{{Name: "w", Shape: []int64{4}}, {Name: "b", Shape: []int64{2}}, {Name: "late", Shape: []int64{3}}}
+	buffer, err := megadp.NewBuffer(comm, params, megadp.BufferOptions{Zero0: true})
+	if err != nil {
+		return err
+	}
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
+	if err != nil {
+		return err
+	}
+	for _, err := range []error{second(buffer.GradNorm()), second(buffer.GradNormOf([]int{0})), buffer.ScaleGrads(1),
+		buffer.ScaleGradsOf(1, []int{0}), buffer.GradsChanged()} {
+		if wrong := mismatch(err, megadp.ErrState, "mdp_grad_"); wrong != "" {
+			return errors.New(wrong)
+		}
+	}
+	rank, err := comm.Rank()
+	if err != nil {
+		return err
+	}
+	for _, err := range []error{megadp.Put(buffer, 0, []float32{2, 2, 2, 2}), megadp.Put(buffer, 1, []float32{6 * float32(rank), 0}),
+		buffer.Skip(2), buffer.Sync(context.Background())} {
+		if err != nil {
+			return err
+		}
+	}
+	var problems []error
+	found := []float64{}
+	note := func(norm float64, err error) { found, problems = append(found, norm), append(problems, err) }
+	note(buffer.GradNorm())
+	note(buffer.GradNormOf([]int{1}))
+	note(buffer.GradNormOf(nil))
+	problems = append(problems, buffer.ScaleGrads(0.5), buffer.ScaleGradsOf(3, []int{0}), buffer.ScaleGradsOf(7, []int{}))
+	view, err := buffer.Grad(0)
+	if err != nil {
+		return err
+	}
+	defer view.Close()
+	found = append(found, float64(view.Float32s()[3]))
+	copy(view.Float32s(), []float32{0, 0, 0, 2})
+	problems = append(problems, buffer.GradsChanged())
+	note(buffer.GradNormOf([]int{0, 1}))
+	for _, err := range problems {
+		if err != nil {
+			return err
+		}
+	}
+	for word, err := range map[string]error{"3": second(buffer.GradNormOf([]int{0, 3})), "-1": second(buffer.GradNormOf([]int{-1})),
+		"'w'": second(buffer.GradNormOf([]int{0, 0})), "factor": buffer.ScaleGrads(math.NaN())} {
+		if wrong := mismatch(err, megadp.ErrInvalid, word); wrong != "" {
+			return errors.New(wrong)
+		}
+	}
+	if _, err := optimizer.Step(megadp.StepOptions{}); err != nil {
+		return err
+	}
+	var steps [3]int64
+	for i := range steps {
+		if steps[i], err = optimizer.Steps(i); err != nil {
+			return err
+		}
+	}
+	fmt.Println("reduced", found, "steps", steps)
+	if wrong := mismatch(second(optimizer.Steps(3)), megadp.ErrInvalid, "3"); wrong != "" {
+		return errors.New(wrong)
+	}
+	return nil
+}
+
+func TestReducedGradients(t *testing.T) {
+	lines, status := runRanks(t, 2, "reduced", self(t))
+	expectLines(t, lines, "reduced [5 3 0 3 2.5] steps [1 1 0]", "reduced [5 3 0 3 2.5] steps [1 1 0]")
+	if status != 0 {
+		t.Error(status)
+	}
+}
