@@ -39,14 +39,15 @@ Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype 
 
 """
     Buffer(comm_or_grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
-           overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false)
+           overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false)
 
 Lays out the parameters and their gradients, cuts them into buckets and allocates both, zeroed, in memory that ranks share. `params` are
 [`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1.
 
 `sharding`: `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. `grad_dtype`: `:f32` or `:same`. `missing` says what
 `sync!` does about a parameter without a gradient: `:error`, `:zero` (this rank adds zero) or `:skip`. A bucket closes at
-`bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`.
+`bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`. With `ignore_memory`, on any rank,
+memory is taken also where the system says that there is too little.
 
 Julia's matrices are registered as what their memory is in C, with the dimensions reversed. `row_major = true` registers the sizes as they
 are, for training together with ranks that are written in a row-major language: views are then permuted, and nothing is copied either.
@@ -63,14 +64,17 @@ end
 @handle Buffer mdp_buffer
 destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(pointer))
 
-function Buffer(grid::Grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing,
-                bucket_count = nothing, overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false)
+function buffer_config(; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
+                       overlap = true, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false)
     flags = (overlap ? 0 : Raw.MDP_BUFFER_NO_OVERLAP) | (high_bandwidth_padding ? Raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
-            (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0)
-    config = Ref(Raw.mdp_buffer_config(; grad_dtype = choose(GRAD_DTYPES, "grad_dtype", grad_dtype),
-                                       sharding = choose(SHARDINGS, "sharding", sharding), missing = choose(MISSINGS, "missing", missing),
-                                       bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0),
-                                       flags = flags))
+            (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? Raw.MDP_BUFFER_IGNORE_MEMORY : 0)
+    return Raw.mdp_buffer_config(; grad_dtype = choose(GRAD_DTYPES, "grad_dtype", grad_dtype),
+                                 sharding = choose(SHARDINGS, "sharding", sharding), missing = choose(MISSINGS, "missing", missing),
+                                 bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0), flags = flags)
+end
+
+function Buffer(grid::Grid, params; row_major = false, keywords...)
+    config = Ref(buffer_config(; keywords...))
     listed = collect(Param, params)
     sizes = [Int64[(row_major ? param.size : reverse(param.size))...] for param in listed]
     out = Ref{Ptr{Raw.mdp_buffer}}(C_NULL)

@@ -4,7 +4,7 @@
 const BACKENDS = Dict(:auto => Raw.MDP_BACKEND_AUTO, :host => Raw.MDP_BACKEND_HOST, :cuda => Raw.MDP_BACKEND_CUDA)
 
 """
-    Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, id = nothing, rank = 0, nranks = 0)
+    Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, id = nothing, rank = 0, nranks = 0)
     Comm(body; ...)
 
 Joins the ranks of this job into one communicator, the world. Without `id`, rank, number of ranks and where to meet come from the launcher
@@ -12,8 +12,9 @@ Joins the ranks of this job into one communicator, the world. Without `id`, rank
 (from 0) and `nranks` say who this is.
 
 `backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its host); `timeout`, in seconds, how
-long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does. Given a `body`, calls it
-with the communicator, closes that in the end and returns what `body` does.
+long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does; with `sockets`, alike on
+all ranks, data of the host goes between hosts over sockets on which both sides prove that they know the job's secret, and not over UCX.
+Given a `body`, calls it with the communicator, closes that in the end and returns what `body` does.
 
 Collective over the job; blocking, for at most the timeout, without a look at Ctrl-C. One communicator, and all that is made from it, is for
 one thread at a time, except where it is said. Throws `MegaDPError`: `:INVALID`, `:UNSUPPORTED`, `:TIMEOUT`, `:PEER`, `:DESYNC`, `:SYSTEM`.
@@ -25,14 +26,18 @@ end
 @handle Comm mdp_comm
 destroy(::Comm, pointer::UInt) = Raw.mdp_comm_destroy(Ptr{Raw.mdp_comm}(pointer))
 
-function Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, id = nothing, rank = 0, nranks = 0)
+function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, rank = 0, nranks = 0)
     timeout === nothing || timeout > 0 || throw(invalid("timeout is $timeout; it is in seconds and more than 0"))
+    flags = (device === nothing ? 0 : Raw.MDP_COMM_SET_DEVICE) | (exact_sums ? Raw.MDP_COMM_EXACT_SUMS : 0) |
+            (sockets ? Raw.MDP_COMM_SOCKETS : 0)
+    return Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, nranks = nranks, device = something(device, 0),
+                               flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9))
+end
+
+function Comm(; id = nothing, keywords...)
+    config = Ref(comm_config(; keywords...))
     id === nothing || length(id) == sizeof(Raw.mdp_unique_id) ||
         throw(invalid("id has $(length(id)) bytes; unique_id() makes them, $(sizeof(Raw.mdp_unique_id)) of them"))
-    flags = (device === nothing ? 0 : Raw.MDP_COMM_SET_DEVICE) | (exact_sums ? Raw.MDP_COMM_EXACT_SUMS : 0)
-    config = Ref(Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, nranks = nranks,
-                                     device = something(device, 0), flags = flags,
-                                     timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9)))
     out = Ref{Ptr{Raw.mdp_comm}}(C_NULL)
     bytes = id === nothing ? UInt8[] : Vector{UInt8}(id)
     GC.@preserve bytes check(Raw.mdp_comm_create(config, id === nothing ? C_NULL : Ptr{Raw.mdp_unique_id}(pointer(bytes)), out))

@@ -15,6 +15,11 @@ testcase("a bad argument is named, with its value") do
     @test occursin("order", caught(() -> Grid(world; order = "tp-tp")).text)
     @test occursin("axis is :xp", caught(() -> coordinates(Grid(world), :xp)).text)
     @test coordinates(Grid(world), (:dp, :tp)) == (0, 1)
+    big = [Param("w", (2^50,))]  # which no machine has
+    for (keywords, told) in ((NamedTuple(), "MDP_BUFFER_IGNORE_MEMORY"), ((ignore_memory = true,), "cannot map"))
+        problem = caught(() -> Buffer(world, big; keywords...))
+        @test problem.kind == :MEMORY && occursin(told, problem.text)
+    end
     buffer = Buffer(world, [Param("w", (2, 3))])
     @test caught(() -> put!(buffer, 1, ones(3, 2))).param == 1
     @test occursin("param is 2", caught(() -> put!(buffer, 2, ones(3, 2))).text)

@@ -21,6 +21,17 @@ testcase("constants have the values of abi.json") do
     @test found == table["enums"]
 end
 
+testcase("every flag of a communicator and a buffer can be given") do
+    for (prefix, config, options) in (("MDP_COMM_", MegaDP.comm_config, (device = 0, exact_sums = true, sockets = true)),
+                                      ("MDP_BUFFER_", MegaDP.buffer_config, (overlap = false, high_bandwidth_padding = true,
+                                                                             reference_buckets = true, ignore_memory = true)))
+        flags = [value for (name, value) in table["enums"] if startswith(name, prefix)]
+        @test config().flags == 0
+        @test config(; options...).flags == reduce(|, flags)
+        @test all(name -> config(; (name => options[name],)...).flags in flags, keys(options))
+    end
+end
+
 testcase("types have the sizes of abi.json") do
     for (name, size) in table["types"]
         isdefined(Raw, Symbol(name)) && @test sizeof(getfield(Raw, Symbol(name))) == size

@@ -29,6 +29,7 @@ type BufferOptions struct {
 	NoOverlap            bool  // launch everything at Sync
 	HighBandwidthPadding bool
 	ReferenceBuckets     bool
+	IgnoreMemory         bool // take memory also where the system says that there is too little; of any rank
 }
 
 func (o BufferOptions) raw() shim.BufferOptions {
@@ -43,6 +44,7 @@ func (o BufferOptions) raw() shim.BufferOptions {
 	raw.SetNo_overlap(o.NoOverlap)
 	raw.SetHigh_bandwidth_padding(o.HighBandwidthPadding)
 	raw.SetReference_buckets(o.ReferenceBuckets)
+	raw.SetIgnore_memory(o.IgnoreMemory)
 	return raw
 }
 

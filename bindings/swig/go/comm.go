@@ -32,6 +32,7 @@ type CommOptions struct {
 	Device    int           // with CUDA, and SetDevice
 	SetDevice bool          // Device is meant literally, also 0
 	ExactSums bool          // with CUDA: the host's order of summation, and so its bits
+	Sockets   bool          // data of the host goes between hosts over sockets that know the job's secret, not over UCX; on all ranks
 	Timeout   time.Duration // how long any collective waits for another rank; 0: five minutes
 }
 
@@ -54,23 +55,29 @@ func UniqueID() (string, error) {
 	return ask(nil, shim.CommUnique_id)
 }
 
-// NewComm joins the ranks of a job into a communicator, the world. Collective over the ranks of the job.
-func NewComm(options CommOptions) (*Comm, error) {
+func (o CommOptions) raw() shim.CommOptions {
 	raw := shim.NewCommOptions()
-	defer shim.DeleteCommOptions(raw)
 	switch {
-	case options.Host:
+	case o.Host:
 		raw.SetBackend(shim.Backend_HOST)
-	case options.CUDA:
+	case o.CUDA:
 		raw.SetBackend(shim.Backend_CUDA)
 	}
-	raw.SetId(options.ID)
-	raw.SetRank(options.Rank)
-	raw.SetNranks(options.NRanks)
-	raw.SetDevice(options.Device)
-	raw.SetSet_device(options.SetDevice)
-	raw.SetExact_sums(options.ExactSums)
-	raw.SetTimeout_seconds(options.Timeout.Seconds())
+	raw.SetId(o.ID)
+	raw.SetRank(o.Rank)
+	raw.SetNranks(o.NRanks)
+	raw.SetDevice(o.Device)
+	raw.SetSet_device(o.SetDevice)
+	raw.SetExact_sums(o.ExactSums)
+	raw.SetSockets(o.Sockets)
+	raw.SetTimeout_seconds(o.Timeout.Seconds())
+	return raw
+}
+
+// NewComm joins the ranks of a job into a communicator, the world. Collective over the ranks of the job.
+func NewComm(options CommOptions) (*Comm, error) {
+	raw := options.raw()
+	defer shim.DeleteCommOptions(raw)
 	comm, err := ask(nil, func(failure shim.Failure) shim.Comm { return shim.CommCreate(raw, failure) })
 	if err != nil {
 		return nil, err

@@ -73,10 +73,15 @@ func TestBadArgument(t *testing.T) {
 		t.Errorf("%+v", failure)
 	}
 	expect(t, second(megadp.NewOptimizer(buffer, megadp.OptimizerOptions{LR: -1})), megadp.ErrInvalid, "lr")
+	for ignore, told := range map[bool]string{false: "MDP_BUFFER_IGNORE_MEMORY", true: "cannot map"} { // what no machine has
+		big := []megadp.Param{{Name: "w", Shape: []int64{1 << 50}}}
+		expect(t, second(megadp.NewBuffer(comm, big, megadp.BufferOptions{IgnoreMemory: ignore})), megadp.ErrMemory, told)
+	}
 	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	expect(t, second(optimizer.Step(megadp.StepOptions{Stream: 8})), megadp.ErrInvalid, "stream")
 	expect(t, second(optimizer.State(0, "momentum")), megadp.ErrInvalid, "name")
 	expect(t, second(optimizer.Step(megadp.StepOptions{})), megadp.ErrState, "mdp_grad_sync")
 	for _, scale := range []float64{0, 2} {

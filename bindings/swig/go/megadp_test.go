@@ -151,7 +151,7 @@ func TestTraining(t *testing.T) {
 
 func open(t *testing.T) *megadp.Comm {
 	t.Helper()
-	comm, err := megadp.NewComm(megadp.CommOptions{Timeout: 200 * time.Second})
+	comm, err := megadp.NewComm(megadp.CommOptions{Timeout: 200 * time.Second, Sockets: true})
 	if err != nil {
 		t.Fatal(err)
 	}

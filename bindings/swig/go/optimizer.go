@@ -31,10 +31,12 @@ type OptimizerOptions struct {
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
-// with one given, a gradient that is not finite makes all ranks skip the step.
+// with one given, a gradient that is not finite makes all ranks skip the step. Stream, with CUDA: the address of the cudaStream_t that the
+// step's work goes with; 0, as all other calls here have it: the device's default stream.
 type StepOptions struct {
 	LR, LossScale float64
 	SetLR         bool
+	Stream        uintptr
 }
 
 func (o StepOptions) raw() shim.StepOptions {
@@ -42,6 +44,7 @@ func (o StepOptions) raw() shim.StepOptions {
 	raw.SetLr(o.LR)
 	raw.SetLoss_scale(o.LossScale)
 	raw.SetSet_lr(o.SetLR)
+	raw.SetStream(int64(o.Stream))
 	return raw
 }
 
@@ -57,22 +60,27 @@ type Optimizer struct {
 	raw shim.Optimizer
 }
 
-// NewOptimizer is collective over the buffer's world, with equal options.
-func NewOptimizer(buffer *Buffer, options OptimizerOptions) (*Optimizer, error) {
+func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	raw := shim.NewOptimizerOptions()
-	defer shim.DeleteOptimizerOptions(raw)
-	raw.SetLr(options.LR)
-	raw.SetBeta1(options.Beta1)
-	raw.SetBeta2(options.Beta2)
-	raw.SetEps(options.Eps)
-	raw.SetWeight_decay(options.WeightDecay)
-	raw.SetMax_grad_norm(options.MaxGradNorm)
-	raw.SetSet_betas(options.SetBetas)
-	for _, group := range options.Groups {
+	raw.SetLr(o.LR)
+	raw.SetBeta1(o.Beta1)
+	raw.SetBeta2(o.Beta2)
+	raw.SetEps(o.Eps)
+	raw.SetWeight_decay(o.WeightDecay)
+	raw.SetMax_grad_norm(o.MaxGradNorm)
+	raw.SetSet_betas(o.SetBetas)
+	for _, group := range o.Groups {
 		rawGroup := group.raw()
 		raw.Add_group(rawGroup)
 		shim.DeleteGroup(rawGroup)
 	}
+	return raw
+}
+
+// NewOptimizer is collective over the buffer's world, with equal options.
+func NewOptimizer(buffer *Buffer, options OptimizerOptions) (*Optimizer, error) {
+	raw := options.raw()
+	defer shim.DeleteOptimizerOptions(raw)
 	made, err := ask(buffer, func(failure shim.Failure) shim.Optimizer { return shim.OptimizerCreate(buffer.raw, raw, failure) })
 	if err != nil {
 		return nil, err

@@ -2,6 +2,8 @@
 // Communicators, and the library itself.
 #pragma once
 
+#include <cmath>
+
 #include "arrays.h"
 
 namespace megadp {
@@ -15,7 +17,26 @@ struct CommOptions {
   int device = 0;                ///< with CUDA; 0: this rank's number on its host, unless set_device
   bool set_device = false;       ///< device is meant literally, also 0
   bool exact_sums = false;       ///< with CUDA: the host's order of summation, and so its bits
+  bool sockets = false;          ///< between hosts over sockets that know the job's secret, not over UCX; the same on all ranks
   double timeout_seconds = 0.0;  ///< how long any collective waits for another rank; 0: five minutes
+
+#ifndef SWIG
+  bool describe(mdp_comm_config* config, Failure& failure) const {
+    if (!(timeout_seconds >= 0 && timeout_seconds <= 1e9)) {
+      failure.refuse(MDP_E_INVALID, "timeout_seconds must be 0 (five minutes) to 1e9, not %g", timeout_seconds);
+      return false;
+    }
+    *config = mdp_comm_config{};
+    config->struct_size = sizeof *config;
+    config->backend = static_cast<mdp_backend>(backend);
+    config->rank = rank;
+    config->nranks = nranks;
+    config->device = device;
+    config->timeout_ns = static_cast<uint64_t>(std::ceil(timeout_seconds * 1e9));
+    config->flags = (set_device ? MDP_COMM_SET_DEVICE : 0) | (exact_sums ? MDP_COMM_EXACT_SUMS : 0) | (sockets ? MDP_COMM_SOCKETS : 0);
+    return true;
+  }
+#endif
 };
 
 /// This rank in one ordered group of ranks. One thread at a time may use a communicator and what is made from it; abort, lost and close may

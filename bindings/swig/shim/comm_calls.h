@@ -2,8 +2,6 @@
 // What comm.h declares and does not define in place.
 #pragma once
 
-#include <cmath>
-
 #include "comm.h"
 
 namespace megadp {
@@ -37,11 +35,8 @@ inline std::string Comm::unique_id(Failure& failure) {
 }
 
 inline Comm* Comm::create(const CommOptions& options, Failure& failure) {
-  const double seconds = options.timeout_seconds;
-  if (!(seconds >= 0 && seconds <= 1e9)) {
-    failure.refuse(MDP_E_INVALID, "timeout_seconds must be 0 (five minutes) to 1e9, not %g", seconds);
-    return nullptr;
-  }
+  mdp_comm_config config;
+  if (!options.describe(&config, failure)) return nullptr;
   mdp_unique_id id{};
   if (!options.id.empty() && !from_hexadecimal(options.id, &id)) {
     failure.refuse(MDP_E_INVALID, "id must be text that Comm.unique_id made (%zu hexadecimal digits), not these %zu characters",
@@ -49,14 +44,6 @@ inline Comm* Comm::create(const CommOptions& options, Failure& failure) {
     return nullptr;
   }
   return guarded(failure, [&]() -> Comm* {
-    mdp_comm_config config{};
-    config.struct_size = sizeof config;
-    config.backend = static_cast<mdp_backend>(options.backend);
-    config.rank = options.rank;
-    config.nranks = options.nranks;
-    config.device = options.device;
-    config.timeout_ns = static_cast<uint64_t>(std::ceil(seconds * 1e9));
-    config.flags = (options.set_device ? MDP_COMM_SET_DEVICE : 0) | (options.exact_sums ? MDP_COMM_EXACT_SUMS : 0);
     mdp_comm* comm = nullptr;
     return failure.take(mdp_comm_create(&config, options.id.empty() ? nullptr : &id, &comm)) ? new Comm(comm) : nullptr;
   });

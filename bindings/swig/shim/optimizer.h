@@ -37,8 +37,22 @@ struct OptimizerOptions {
   void add_group(const Group& group) { groups_.push_back(group); }
 
 #ifndef SWIG
-  const std::vector<Group>& groups() const {
-    return groups_;
+  // `groups` is what the configuration points to.
+  mdp_optimizer_config config(std::vector<mdp_group>* groups) const {
+    for (const Group& group : groups_) groups->push_back(group.describe());
+    mdp_optimizer_config config{};
+    config.struct_size = sizeof config;
+    config.rule = MDP_RULE_ADAMW;
+    config.lr = lr;
+    config.beta1 = beta1;
+    config.beta2 = beta2;
+    config.eps = eps;
+    config.weight_decay = weight_decay;
+    config.max_grad_norm = max_grad_norm;
+    config.groups = groups->empty() ? nullptr : groups->data();
+    config.ngroups = groups->size();
+    config.flags = set_betas ? MDP_OPTIMIZER_SET_BETAS : 0;
+    return config;
   }
 #endif
 
@@ -47,10 +61,12 @@ struct OptimizerOptions {
 };
 
 /// lr replaces the optimizer's from this step on (0: unchanged, unless set_lr). Gradients are divided by loss_scale; with one given, a
-/// gradient that is not finite makes all ranks skip the step.
+/// gradient that is not finite makes all ranks skip the step. stream, with CUDA: the address of the cudaStream_t that the step's work goes
+/// with; 0, as all other calls here have it: the device's default stream.
 struct StepOptions {
   double lr = 0.0;
   double loss_scale = 0.0;
+  long long stream = 0;
   bool set_lr = false;
 
 #ifndef SWIG
@@ -59,6 +75,7 @@ struct StepOptions {
     config.struct_size = sizeof config;
     config.lr = lr;
     config.loss_scale = loss_scale;
+    config.stream = reinterpret_cast<mdp_stream>(static_cast<intptr_t>(stream));
     config.flags = set_lr ? MDP_STEP_SET_LR : 0;
     return config;
   }
@@ -81,18 +98,7 @@ class Optimizer {
   static Optimizer* create(const Buffer& buffer, const OptimizerOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Optimizer* {
       std::vector<mdp_group> groups;
-      for (const Group& group : options.groups()) groups.push_back(group.describe());
-      mdp_optimizer_config config{};
-      config.struct_size = sizeof config;
-      config.lr = options.lr;
-      config.beta1 = options.beta1;
-      config.beta2 = options.beta2;
-      config.eps = options.eps;
-      config.weight_decay = options.weight_decay;
-      config.max_grad_norm = options.max_grad_norm;
-      config.groups = groups.empty() ? nullptr : groups.data();
-      config.ngroups = groups.size();
-      config.flags = options.set_betas ? MDP_OPTIMIZER_SET_BETAS : 0;
+      const mdp_optimizer_config config = options.config(&groups);
       const auto registered = buffer.handle().use(failure);
       mdp_optimizer* optimizer = nullptr;
       if (!registered || !failure.take(mdp_optimizer_create(registered.get(), &config, &optimizer))) return nullptr;

@@ -83,6 +83,7 @@ struct BufferOptions {
   bool no_overlap = false;        ///< launch everything at sync
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
+  bool ignore_memory = false;  ///< take memory also where the system says that there is too little; of any rank
 
 #ifndef SWIG
   bool describe(mdp_buffer_config* config, Failure& failure) const {
@@ -95,7 +96,7 @@ struct BufferOptions {
     config->bucket_elements = static_cast<uint64_t>(bucket_elements);
     config->bucket_count = static_cast<uint64_t>(bucket_count);
     config->flags = (no_overlap ? MDP_BUFFER_NO_OVERLAP : 0) | (high_bandwidth_padding ? MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
-                    (reference_buckets ? MDP_BUFFER_REFERENCE_BUCKETS : 0);
+                    (reference_buckets ? MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? MDP_BUFFER_IGNORE_MEMORY : 0);
     return true;
   }
 #endif

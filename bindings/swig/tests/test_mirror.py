@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shim against the build's abi.json. Structs and enumerators come from megadp.h by way of the compiler, so nothing is repeated that
-could differ; what can be wrong is a header of another build, and an enumerator that the shim's enumerations do not offer."""
+could differ; what can be wrong is a header of another build, and an enumerator, a field or a flag that the shim does not offer."""
 import json
 import os
+import re
 import subprocess
 import tempfile
 import unittest
@@ -50,15 +51,54 @@ def assertions(abi):
             yield f'static_assert(static_cast<long long>(megadp::{mirrored(name)}) == {value}, "{mirrored(name)}");'
 
 
+# Options of which no field is zero, and the configuration that the shim makes of them; the names of the configuration's flags.
+CONFIGURATIONS = {
+    "mdp_comm_config": ("CommOptions", "describe(&config, failure)", "MDP_COMM_"),
+    "mdp_buffer_config": ("BufferOptions", "describe(&config, failure)", "MDP_BUFFER_"),
+    "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
+    "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
+}
+LEFT_OUT = ("host_threads", "reserved", "rule")  # for the future, and a choice of one, which is 0
+
+
+def options_of(name):
+    """The members of a struct of the shim: (type, name)."""
+    with_members = []
+    for header in ("comm.h", "params.h", "optimizer.h"):
+        with open(os.path.join(ranks.SWIG, "shim", header), encoding="utf-8") as file:
+            with_members += re.findall(rf"^struct {name} {{$(.*?)^}};$", file.read(), re.M | re.S)
+    return re.findall(r"^  (long long|[\w:]+) (\w+)(?: = [^;]*)?;", with_members[0], re.M)
+
+
+def configuring(abi):
+    """A program that says which fields and flags are zero though all options are given."""
+    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  std::vector<mdp_group> groups;"
+    for struct, (options, made, flags) in CONFIGURATIONS.items():
+        yield f"  {{\n    megadp::{options} options;\n    {struct} config{{}};"
+        for kind, name in options_of(options):
+            yield f'    options.{name} = {"std::string(1, 0)" if kind == "std::string" else f"static_cast<{kind}>(1)"};'
+        if options == "OptimizerOptions":
+            yield "    options.add_group(megadp::Group());"
+        yield f"    options.{made};" if made.startswith("describe") else f"    config = options.{made};"
+        for field in abi["structs"][struct]["fields"]:
+            if field not in LEFT_OUT:
+                yield f'    if (!config.{field}) std::puts("{struct}.{field}");'
+        for name, _ in enumerators(abi):
+            if name.startswith(flags):
+                yield f'    if (!(config.flags & {name})) std::puts("{name}");'
+        yield "  }"
+    yield "}"
+
+
 class Mirror(unittest.TestCase):
-    def compile(self, lines):
+    def compile(self, lines, program=None):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "mirror.cc")
             with open(path, "w", encoding="ascii") as file:
                 file.write('#include "shim/optimizer.h"\n' + "\n".join(lines) + "\n")
-            return subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror",
-                                   "-I", ranks.SWIG, "-I", os.path.join(ranks.ROOT, "include"), path], capture_output=True, text=True,
-                                  check=False)
+            made = ["-o", program, ranks.LIBRARY] if program else ["-fsyntax-only"]
+            return subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", ranks.SWIG,
+                                   "-I", os.path.join(ranks.ROOT, "include"), path, *made], capture_output=True, text=True, check=False)
 
     def test_abi(self):
         with open(ranks.ABI_JSON, encoding="utf-8") as file:
@@ -66,6 +106,17 @@ class Mirror(unittest.TestCase):
         self.assertGreater(len(lines), 150)
         ended = self.compile(lines)
         self.assertEqual(ended.returncode, 0, ended.stderr)
+
+    def test_every_field_and_flag_can_be_given(self):
+        with open(ranks.ABI_JSON, encoding="utf-8") as file:
+            lines = list(configuring(json.load(file)))
+        self.assertGreater(sum(line.startswith("    if (") for line in lines), 30)
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "options")
+            ended = self.compile(lines, program)
+            self.assertEqual(ended.returncode, 0, ended.stderr)
+            ended = ranks.run([program], env=ranks.environment(LD_LIBRARY_PATH=os.path.dirname(ranks.LIBRARY)))
+            self.assertEqual((ended.returncode, ended.stdout), (0, ""))
 
     def test_a_difference_is_seen(self):
         for wrong in ('static_assert(sizeof(mdp_param) == 63, "");', 'static_assert(static_cast<int>(megadp::DType::F32) == 3, "");'):

@@ -66,7 +66,8 @@ class Buffer(Closable):
     where: a Grid, or a Comm for data parallelism alone. params: Params, (name, shape) pairs, or a mapping of names to shapes or arrays, in
     the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default) or "zero_0". missing: what sync does about a
     parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the library decides).
-    overlap=False launches everything at sync. A parameter is named by its index or its name in all methods.
+    overlap=False launches everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there is too
+    little. A parameter is named by its index or its name in all methods.
     Collective over the world, with registrations alike within a data-parallel group; blocking.
     Raises MegaDPError: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY,
     SYSTEM, those of a lost communicator.

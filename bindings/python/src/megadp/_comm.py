@@ -26,6 +26,7 @@ class CommOptions(TypedDict, total=False):
     device: Optional[int]
     timeout: Optional[float]
     exact_sums: bool
+    sockets: bool
 
 
 def choice(value: Any, argument: str, among: Mapping[Any, int]) -> int:
@@ -93,7 +94,8 @@ class Comm(Closable):
     a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception aborts on all ranks.
 
     backend: "auto", "host" or "cuda". device: with CUDA, which of the devices that this process sees (None: by local rank). exact_sums:
-    on CUDA, sums in the order and precision of the host. rank, size: this rank's number and how many there are.
+    on CUDA, sums in the order and precision of the host. sockets: data of the host goes between hosts over sockets on which both sides
+    prove that they know the job's secret, and not over UCX; alike on all ranks. rank, size: this rank's number and how many there are.
     Raises MegaDPError: INVALID, UNSUPPORTED (backend), TIMEOUT (names the ranks that did not come), PEER, DESYNC, STATE, SYSTEM, MEMORY.
     """
 
@@ -101,7 +103,7 @@ class Comm(Closable):
     size: int
 
     def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, nranks: Optional[int] = None, *, backend: Backend = "auto",
-                 device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False) -> None:
+                 device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False, sockets: bool = False) -> None:
         given = None
         if id is not None:
             if len(id) != ctypes.sizeof(_raw.mdp_unique_id):
@@ -109,7 +111,8 @@ class Comm(Closable):
             if rank is None or nranks is None:
                 raise invalid("with an id, rank and nranks must be given too")
             given = ctypes.byref(_raw.mdp_unique_id.from_buffer_copy(id))
-        flags = (_raw.MDP_COMM_SET_DEVICE if device is not None else 0) | (_raw.MDP_COMM_EXACT_SUMS if exact_sums else 0)
+        flags = ((_raw.MDP_COMM_SET_DEVICE if device is not None else 0) | (_raw.MDP_COMM_EXACT_SUMS if exact_sums else 0) |
+                 (_raw.MDP_COMM_SOCKETS if sockets else 0))
         most = 2**31 - 1
         config = sized(_raw.mdp_comm_config, backend=choice(backend, "backend", BACKENDS), rank=whole(rank or 0, "rank", -1, most),
                        nranks=whole(nranks or 0, "nranks", 0, most), device=whole(device or 0, "device", -1, most),

@@ -44,6 +44,7 @@ class BufferOptions(TypedDict, total=False):
     overlap: bool
     high_bandwidth_padding: bool
     reference_buckets: bool
+    ignore_memory: bool
 
 
 @dataclass(frozen=True)
@@ -114,10 +115,11 @@ def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: i
 
 def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", bucket_elements: int = 0,
                   bucket_count: int = 0, overlap: bool = True, high_bandwidth_padding: bool = False,
-                  reference_buckets: bool = False) -> Any:
+                  reference_buckets: bool = False, ignore_memory: bool = False) -> Any:
     flags = ((0 if overlap else _raw.MDP_BUFFER_NO_OVERLAP) |
              (_raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING if high_bandwidth_padding else 0) |
-             (_raw.MDP_BUFFER_REFERENCE_BUCKETS if reference_buckets else 0))
+             (_raw.MDP_BUFFER_REFERENCE_BUCKETS if reference_buckets else 0) |
+             (_raw.MDP_BUFFER_IGNORE_MEMORY if ignore_memory else 0))
     return sized(_raw.mdp_buffer_config, grad_dtype=choice(grad_dtype, "grad_dtype", GRAD_DTYPES),
                  sharding=choice(sharding, "sharding", SHARDINGS), missing=choice(missing, "missing", MISSING),
                  bucket_elements=whole(bucket_elements, "bucket_elements", 0, 2**64 - 1),

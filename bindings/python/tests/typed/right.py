@@ -25,7 +25,7 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     buffer = megadp.Buffer(megadp.Grid(comm, tp=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded")],
                            grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False)
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
-    assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, reference_buckets=False).buckets
+    assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
     optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), groups=[megadp.Group(weight_decay=0.1)])
     optimizer.state("w", "exp_avg").numpy()[:] = 0
@@ -35,4 +35,4 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
 
 def connect(id: bytes) -> None:
     megadp.Comm.from_id(id, 0, 2, backend="host", timeout=3)
-    megadp.Comm.from_environment(exact_sums=True, device=0)
+    megadp.Comm.from_environment(exact_sums=True, sockets=True, device=0)

@@ -94,6 +94,12 @@ impl BufferBuilder {
         self
     }
 
+    /// Takes memory also where the system says that there is too little. Said on one rank, it holds for all.
+    pub fn ignore_memory(mut self) -> Self {
+        self.raw.flags |= sys::MDP_BUFFER_IGNORE_MEMORY;
+        self
+    }
+
     pub(crate) fn raw(&self) -> &sys::mdp_buffer_config {
         &self.raw
     }

@@ -113,6 +113,13 @@ impl CommBuilder {
         self
     }
 
+    /// Data of the host goes between hosts over sockets on which both sides prove that they know the job's secret, and not over UCX, whose port
+    /// anybody who reaches it can use to abort the rank. The same on all ranks; the environment variable MEGADP_TRANSPORT must not say ucx.
+    pub fn sockets(mut self) -> Self {
+        self.raw.flags |= sys::MDP_COMM_SOCKETS;
+        self
+    }
+
     /// Joins. Collective over the ranks of the job; blocks, at most for the timeout.
     ///
     /// # Errors
@@ -306,5 +313,20 @@ impl Aborter {
     /// STATE (forked child).
     pub fn failure(&self) -> Result<Option<Error>> {
         failure(&self.handle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_are_the_headers() {
+        let builder = Comm::builder();
+        assert_eq!(builder.raw.flags, 0);
+        assert_eq!(builder.clone().device(0).raw.flags, sys::MDP_COMM_SET_DEVICE);
+        assert_eq!(builder.clone().exact_sums().raw.flags, sys::MDP_COMM_EXACT_SUMS);
+        assert_eq!(builder.clone().sockets().raw.flags, sys::MDP_COMM_SOCKETS);
+        assert_eq!(builder.exact_sums().sockets().connect().unwrap().size().unwrap(), 1);
     }
 }

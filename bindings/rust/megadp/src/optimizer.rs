@@ -122,6 +122,15 @@ impl StepOptions {
         self.raw.loss_scale = scale;
         self
     }
+
+    /// With CUDA: the stream that the step's work goes with; the device's default stream unless said.
+    ///
+    /// # Safety
+    /// It must be NULL or a live cudaStream_t of the rank's device, as long as these options are used.
+    pub unsafe fn stream(mut self, stream: sys::mdp_stream) -> Self {
+        self.raw.stream = stream;
+        self
+    }
 }
 
 /// How a step went.

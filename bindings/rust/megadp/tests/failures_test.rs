@@ -2,7 +2,7 @@
 //! The four failures that every binding tests: a bad argument, a parameter without a gradient, a killed peer, use after close.
 mod ranks;
 
-use megadp::{Buffer, Code, Comm, Grid, Optimizer, StepOptions};
+use megadp::{Buffer, Code, Comm, Grid, Optimizer, Param, StepOptions};
 use ranks::{TIMEOUT, alone, register, small, threads};
 use std::process::Command;
 use std::time::Instant;
@@ -26,9 +26,22 @@ fn a_bad_argument_is_named_with_its_value() {
     assert_eq!(buffer.gradients().put(7, &[1f32; 4]).unwrap_err().code, Code::Invalid);
     assert_eq!(buffer.param::<f64>(0).unwrap_err().code, Code::Invalid);
     assert_eq!(buffer.write_param(0, &[1i64; 4]).unwrap_err().code, Code::Invalid);
+    let grid = Grid::data_parallel(&comm).unwrap();
+    let big = [Param::new("w", &[1 << 50])]; // which no machine has
+    for (builder, told) in [(Buffer::builder(), "MDP_BUFFER_IGNORE_MEMORY"), (Buffer::builder().ignore_memory(), "cannot map")] {
+        let error = builder.register(&grid, &big).unwrap_err();
+        assert!(error.code == Code::Memory && error.text.contains(told), "{error}");
+    }
     let error = Optimizer::builder().lr(f64::NAN).create(&buffer).unwrap_err();
     assert_eq!(error.code, Code::Invalid);
     assert!(error.text.to_lowercase().contains("nan"), "{error}");
+
+    let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+    buffer.gradients().put(0, &[1f32; 4]).unwrap();
+    // SAFETY: without a device no stream is looked at.
+    let elsewhere = unsafe { StepOptions::default().stream(std::ptr::without_provenance_mut(8)) };
+    let error = optimizer.step(buffer.sync().unwrap(), &elsewhere).unwrap_err();
+    assert!(error.code == Code::Invalid && error.text.contains("stream"), "{error}");
 }
 
 #[test]

@@ -72,6 +72,11 @@ public final class Failures {
       BufferOptions buckets = new BufferOptions();
       buckets.setBucketElements(-5);
       fails(Status.E_INVALID, () -> Buffer.create(comm, TWO, buckets), "bucket_elements", "-5");
+      Params big = Params.of(Param.of("w", 1L << 50)); // which no machine has
+      BufferOptions anyway = new BufferOptions();
+      fails(Status.E_MEMORY, () -> Buffer.create(comm, big, anyway), "MDP_BUFFER_IGNORE_MEMORY");
+      anyway.setIgnoreMemory(true);
+      fails(Status.E_MEMORY, () -> Buffer.create(comm, big, anyway), "cannot map");
       fails(Status.E_INVALID, () -> comm.allReduce(DType.F32, ByteBuffer.allocate(8), ByteBuffer.allocateDirect(8), Op.SUM), "from", "direct");
       fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(8).asReadOnlyBuffer(), 0), "to", "read-only");
       fails(Status.E_INVALID, () -> comm.broadcast(DType.F32, ByteBuffer.allocateDirect(7), 0), "7 bytes");
@@ -91,6 +96,9 @@ public final class Failures {
       fails(Status.E_INVALID, () -> Optimizer.create(buffer, options), "lr");
       try (Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
         fails(Status.E_INVALID, () -> optimizer.state(0, "momentum"), "name");
+        StepOptions elsewhere = new StepOptions();
+        elsewhere.setStream(8);
+        fails(Status.E_INVALID, () -> optimizer.step(elsewhere), "stream");
         fails(Status.E_STATE, () -> optimizer.step(), "mdp_grad_sync");
         buffer.put(1, new float[] {1, Float.NaN, 3, 4});
         buffer.put(0, W);
@@ -169,6 +177,7 @@ public final class Failures {
   static void killedPeer() throws Exception {
     CommOptions options = new CommOptions();
     options.setTimeoutSeconds(200);
+    options.setSockets(true);
     Comm comm = Comm.create(options);
     Buffer buffer = Buffer.create(comm, TWO);
     ByteBuffer view = buffer.param(1);

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every field and flag of the C configurations can be given."""
+import json
+import unittest
+from unittest import mock
+
+import megadp
+import support
+from megadp import _comm, _optimizer, _params
+
+with open(support.ABI_JSON, encoding="utf-8") as abi_file:
+    ABI = json.load(abi_file)
+WITHOUT = ("host_threads", "reserved", "rule")  # for the future, and a choice of one, which is 0
+BIG = [("w", (2**50,))]
+
+
+def given(module, struct, call):
+    """What the C library would be given by a call with all options, which may be refused for them."""
+    made, real = [], module.sized
+
+    def sized(kind, **fields):
+        made.append(real(kind, **fields))
+        return made[-1]
+
+    with mock.patch.object(module, "sized", sized):
+        try:
+            call()
+        except megadp.MegaDPError:
+            pass
+    return next(config for config in made if type(config).__name__ == struct)
+
+
+class Options(unittest.TestCase):
+    def check(self, config, flags):
+        left_out = [name for name in ABI["structs"][type(config).__name__]["fields"] if name not in WITHOUT and not getattr(config, name)]
+        self.assertEqual(left_out, [])
+        known = {name: value for name, value in ABI["enums"].items() if name.startswith(flags)}
+        self.assertTrue(known)
+        self.assertEqual([name for name, value in known.items() if not config.flags & value], [])
+
+    def test_comm(self):
+        self.check(given(_comm, "mdp_comm_config", lambda: megadp.Comm(megadp.unique_id(), 1, 1, backend="host", device=1, timeout=1.0,
+                                                                       exact_sums=True, sockets=True)), "MDP_COMM_")
+        with megadp.Comm(sockets=True, exact_sums=True, backend="host") as comm:
+            self.assertEqual(comm.size, 1)
+
+    def test_buffer(self):
+        self.check(given(_params, "mdp_buffer_config", lambda: megadp.plan(
+            BIG, grad_dtype="same", sharding="zero_0", missing="skip", bucket_elements=1, bucket_count=1, overlap=False,
+            high_bandwidth_padding=True, reference_buckets=True, ignore_memory=True)), "MDP_BUFFER_")
+
+    def test_optimizer_and_step(self):
+        with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
+            self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
+                buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1, groups=[megadp.Group()])), "MDP_OPTIMIZER_")
+            with megadp.Optimizer(buffer) as optimizer:
+                self.check(given(_optimizer, "mdp_step_config", lambda: optimizer.step(lr=1, loss_scale=1, stream=8)), "MDP_STEP_")
+
+    def test_memory_is_ignored(self):
+        """Nothing is taken of what no machine has: without the flag because of the check, with it because the system refuses it."""
+        with megadp.Comm() as comm:
+            for options, told in (({}, "MDP_BUFFER_IGNORE_MEMORY"), ({"ignore_memory": True}, "cannot map")):
+                with self.assertRaisesRegex(megadp.MegaDPError, told) as caught:
+                    megadp.Buffer(comm, BIG, **options)
+                self.assertEqual(caught.exception.code, megadp.Status.MEMORY)
+
+
+if __name__ == "__main__":
+    unittest.main()
