@@ -162,6 +162,7 @@ void sent_arrives(Suite& suite) {
       if (rank.rank() != 0) rank.must(finish(*one));
       rank.must(b->barrier(*two, {}));
       rank.must(finish(*two));
+      rank.must(finish(*one));  // the array is written again
       rank.check(get(rank, array.data(), count) == sent, text("a broadcast of ", count, " bytes brought others"));
     }
   });
