@@ -20,7 +20,8 @@ template <class T>
 void append_text(std::string* out, const T& value) {
   if constexpr (WholeNumber<T>) {
     std::array<char, 24> digits;
-    out->append(digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr);
+    const char* const end = std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr;
+    out->append(digits.data(), static_cast<size_t>(end - digits.data()));
   } else if constexpr (std::convertible_to<const T&, std::string_view>) {
     out->append(std::string_view(value));
   } else {
