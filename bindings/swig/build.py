@@ -60,11 +60,13 @@ def headers_in(folder, header, package):
 
 
 def compile_module(wrapper, target, flags, rpath=True):
-    """One shared object. It finds the library where it was built, unless LD_LIBRARY_PATH has another one."""
-    found = library()
-    command = [*os.environ.get("CXX", "c++").split(), "-std=c++17", "-O1", "-fPIC", "-shared", "-I", SWIG, "-I", os.path.join(ROOT, "include"),
-               *flags, wrapper, found, "-o", target]
-    run(*command, *([f"-Wl,-rpath,{os.path.dirname(found)}"] if rpath else ["-static-libstdc++", "-static-libgcc"]))
+    """One shared object. It finds the library where it was built, unless LD_LIBRARY_PATH has another one. Compiled apart from linking, so that
+    ccache, where it is, has the first: a wrapper seldom changes with the library."""
+    found, compiler, compiled = library(), os.environ.get("CXX", "c++").split(), f"{wrapper}.o"
+    cached = [shutil.which("ccache")] if shutil.which("ccache") and "ccache" not in compiler[0] else []
+    run(*cached, *compiler, "-std=c++17", "-O1", "-fPIC", "-I", SWIG, "-I", os.path.join(ROOT, "include"), *flags, "-c", wrapper, "-o", compiled)
+    run(*compiler, "-shared", compiled, found, "-o", target,
+        *([f"-Wl,-rpath,{os.path.dirname(found)}"] if rpath else ["-static-libstdc++", "-static-libgcc"]))
 
 
 def wrap(folder, *options):
