@@ -181,11 +181,29 @@ def new_crate(stage):
     stage.passed = 2
 
 
+def like_the_library(build_dir):
+    """What makes the build script compile as this build's library was compiled, so that a compiler cache has all of it: the same options, from
+    a folder that lies to the sources as this build's does, since a cache may know paths by how they lie to that."""
+    generator = {"CMAKE_GENERATOR": "Ninja"} if shutil.which("ninja") else {}
+    return dict(generator, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON", MEGADP_BUILD_DIR=build_dir)
+
+
+def expect_own_folder(stage, crate):
+    """Without MEGADP_BUILD_DIR the build is in cargo's folder; where it fails, that is said."""
+    options = {"MEGADP_LIBRARY": "", "MEGADP_CMAKE_OPTIONS": "-DCMAKE_CXX_COMPILER=/nowhere/c++"}
+    ended = subprocess.run([stage.cargo, "build"], cwd=crate, env=dict(stage.env, **options), capture_output=True, text=True, check=False)
+    own = re.escape(os.path.join(os.path.realpath(stage.env["CARGO_TARGET_DIR"]), "debug", "build", "megadp-sys-"))
+    if ended.returncode == 0 or not re.search(rf'"-B" "{own}\w+/out/build".* ended with', ended.stderr) or "/nowhere/c++" not in ended.stderr:
+        sys.exit(f"cargo build left with {ended.returncode} where the compiler is missing, and said\n{ended.stderr}")
+
+
 def bundled(stage):
     """The same with the library inside of the program."""
     crate = start_crate(stage, "whole", "--features", "bundled")
-    # As the library itself was built, so that a compiler cache has all of it.
-    stage.run_cargo_alone("build", folder=crate, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON")
+    expect_own_folder(stage, crate)
+    build = os.path.dirname(os.environ["MEGADP_BINDINGS_BUILD"])
+    beside = f"{build}-crate" if os.path.dirname(build) == ROOT else os.path.join(os.environ["MEGADP_BINDINGS_BUILD"], "build-crate")
+    stage.run_cargo_alone("build", folder=crate, **like_the_library(beside))
     program = os.path.join(stage.env["CARGO_TARGET_DIR"], "debug", "whole")
     if "libmegadp" in stage.run(["ldd", program]):
         sys.exit("the program still needs a shared library")
@@ -198,7 +216,7 @@ def package(stage):
     if tuple(map(int, re.match(r"cargo (\d+)\.(\d+)", version).groups())) < (1, 90):
         skip("cargo 1.90 or newer is needed to package crates of a workspace that depend on each other")
     with tempfile.TemporaryDirectory(prefix="megadp-packages-") as outside:
-        # A folder of its own: it holds nothing that was built before. The compiler cache sees paths relative to it, which stay the same.
+        # A folder of its own: it holds nothing that was built before. The compiler cache sees paths as they lie to the folder of the build.
         stage.env.update(CARGO_TARGET_DIR=os.path.join(outside, "target"), CCACHE_BASEDIR=outside, CCACHE_NOHASHDIR="1")
         stage.run_cargo("package", "--workspace", "--no-verify", "--allow-dirty")
         for path in sorted(glob.glob(os.path.join(outside, "target", "package", "*.crate"))):
@@ -213,7 +231,7 @@ def package(stage):
         with open(os.path.join(crate, "Cargo.toml"), "a", encoding="utf-8") as file:  # a registry would say where both are
             file.write(f'megadp = {{ path = "{crates["megadp"]}", features = ["bundled"] }}\n\n'
                        f'[patch.crates-io]\nmegadp-sys = {{ path = "{crates["megadp-sys"]}" }}\n')
-        stage.run_cargo_alone("build", folder=crate, MEGADP_LIBRARY="", MEGADP_CMAKE_OPTIONS="-DMEGADP_WERROR=ON")
+        stage.run_cargo_alone("build", folder=crate, **like_the_library(os.path.join(crates["megadp-sys"], "library", "build")))
         program = os.path.join(outside, "target", "debug", "outside")
         if "libmegadp" in stage.run(["ldd", program], outside):
             sys.exit("the program still needs a shared library")

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, exit};
 
-const VARIABLES: [&str; 4] = ["MEGADP_LIB_DIR", "MEGADP_LIBRARY", "MEGADP_SOURCE_DIR", "MEGADP_CMAKE_OPTIONS"];
+const VARIABLES: [&str; 5] = ["MEGADP_LIB_DIR", "MEGADP_LIBRARY", "MEGADP_SOURCE_DIR", "MEGADP_BUILD_DIR", "MEGADP_CMAKE_OPTIONS"];
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -89,7 +89,7 @@ fn bundle() -> Result<(), String> {
     for part in ["CMakeLists.txt", "cmake", "include", "src"] {
         println!("cargo:rerun-if-changed={}", source.join(part).display());
     }
-    let build = out_dir().join("build");
+    let build = build_dir()?;
     let mut configure = Command::new("cmake");
     configure.arg("-S").arg(&source).arg("-B").arg(&build).arg("-DCMAKE_BUILD_TYPE=Release");
     // Warnings of a compiler that we have not seen are no failure of a user's build.
@@ -104,6 +104,14 @@ fn bundle() -> Result<(), String> {
     println!("cargo:rustc-link-lib=static=megadp");
     println!("cargo:rustc-link-lib=dylib=stdc++");
     Ok(())
+}
+
+/// Cargo's own folder, which goes with `cargo clean`, or one that outlives that.
+fn build_dir() -> Result<PathBuf, String> {
+    let dir = path_of("MEGADP_BUILD_DIR").unwrap_or_else(|| out_dir().join("build"));
+    fs::create_dir_all(&dir)
+        .and_then(|()| fs::canonicalize(&dir))
+        .map_err(|error| format!("the folder to build in, {}: {error}", dir.display()))
 }
 
 fn run(command: &mut Command) -> Result<(), String> {
