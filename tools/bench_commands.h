@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "backend/registry.h"
+#include "api/backends.h"
 #include "base/dtype.h"
 #include "commands.h"
 

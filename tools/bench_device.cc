@@ -10,10 +10,10 @@
 #include <numeric>
 #include <vector>
 
-#include "backend/bootstrap/launch.h"
-#include "backend/registry.h"
+#include "api/backends.h"
 #include "base/deadline.h"
 #include "bench_values.h"
+#include "control/launch/launch.h"
 
 namespace megadp::tool {
 namespace {

@@ -14,11 +14,11 @@
 #include <numeric>
 #include <vector>
 
-#include "backend/bootstrap/launch.h"
-#include "backend/registry.h"
+#include "api/backends.h"
 #include "base/deadline.h"
 #include "bench_loops.h"
 #include "bench_values.h"
+#include "control/launch/launch.h"
 #include "host/window.h"
 
 namespace megadp::tool {

@@ -8,9 +8,9 @@
 #include <memory>
 #include <vector>
 
-#include "backend/bootstrap/launch.h"
 #include "base/deadline.h"
 #include "base/math.h"
+#include "control/launch/launch.h"
 #include "host/kernels.h"
 
 namespace megadp::tool {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "backend/registry.h"
+#include "api/backends.h"
 #include "base/dtype.h"
 #include "base/status.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/bootstrap/launcher.h"
 #include "commands.h"
+#include "control/launch/variables.h"
 #include "run_environment.h"
 #include "run_supervise.h"
 

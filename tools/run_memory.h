@@ -9,7 +9,7 @@
 #include <map>
 #include <string>
 
-#include "backend/memory_limits.h"
+#include "control/memory_limits.h"
 #include "owned_fd.h"
 
 namespace megadp::tool {

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
+#include "api/backends.h"
 #include "api/error.h"
 #include "api/event.h"
 #include "api/handle.h"
 #include "api/intake.h"
-#include "backend/bootstrap/launch.h"
-#include "backend/bootstrap/launcher.h"
+#include "control/launch/launch.h"
+#include "control/world.h"
 
 using namespace megadp;
 
@@ -34,7 +35,7 @@ BackendConfig backend_of(const mdp_comm_config& config) {
   backend.kind = static_cast<BackendKind>(config.backend);
   if (config.device != 0 || (config.flags & MDP_COMM_SET_DEVICE) != 0) backend.device = config.device;
   backend.exact_sums = (config.flags & MDP_COMM_EXACT_SUMS) != 0;
-  if ((config.flags & MDP_COMM_SOCKETS) != 0) backend.transport = TransportKind::sockets;
+  if ((config.flags & MDP_COMM_SOCKETS) != 0) backend.sockets = true;
   return backend;
 }
 
@@ -85,7 +86,11 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
     if (Status status = check_config(*ours); !status) return status;
     auto launch = id != nullptr ? launch_by_id(*ours, *id) : launch_by_environment(*ours);
     if (!launch) return launch.status();
-    auto comm = Comm::create(backend_of(*ours), *launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
+    auto world = World::join(*launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
+    if (!world) return world.status();
+    auto backend = open_backend(backend_of(*ours), *world);
+    if (!backend) return backend.status();
+    auto comm = Comm::create(*std::move(world), *std::move(backend));
     if (!comm) return comm.status();
     *out = new mdp_comm((*comm)->shared_tree(), *comm);
     return {};

@@ -5,10 +5,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "api/backends.h"
 #include "api/error.h"
 #include "api/intake.h"
-#include "backend/bootstrap/launch.h"
-#include "backend/registry.h"
+#include "control/launch/launch.h"
 
 using namespace megadp;
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 set(MEGADP_api_SOURCES
+    backends.cc
     buffer.cc
     collectives.cc
     comm.cc

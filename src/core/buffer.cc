@@ -2,9 +2,9 @@
 // Registration: agreement on what is registered, and its memory.
 #include "core/buffer.h"
 
-#include "backend/agreement.h"
-#include "backend/memory_check.h"
 #include "base/hash.h"
+#include "control/agreement.h"
+#include "control/memory_check.h"
 #include "core/replicas.h"
 
 namespace megadp {

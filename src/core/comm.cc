@@ -16,18 +16,14 @@ Status Tree::usable() const {
   return world->failed() ? world->failure() : Status();
 }
 
-Result<std::shared_ptr<Comm>> Comm::create(const BackendConfig& config, const Launch& launch, uint64_t timeout_ns) {
-  auto world = World::join(launch, timeout_ns);
-  if (!world) return world.status();
-  auto backend = open_backend(config, *world);
-  if (!backend) return backend.status();
+Result<std::shared_ptr<Comm>> Comm::create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend) {
   auto tree = std::make_shared<Tree>();
-  tree->world = *world;
-  tree->backend = *backend;
+  tree->world = std::move(world);
+  tree->backend = std::move(backend);
   auto channel = Channel::create(tree, "mdp-comm");
   if (!channel) return channel.status();
 
-  std::vector<int> everyone(static_cast<size_t>((*world)->size()));
+  std::vector<int> everyone(static_cast<size_t>(tree->world->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   auto group = tree->backend->create_group(everyone);
   if (!group) return group.status();

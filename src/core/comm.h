@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/bootstrap/launch.h"
-#include "backend/registry.h"
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/world.h"
 #include "core/channel.h"
 
 namespace megadp {
@@ -46,8 +44,8 @@ struct Tree {
 
 class Comm {
  public:
-  // Collective over all ranks of the launch.
-  static Result<std::shared_ptr<Comm>> create(const BackendConfig& backend, const Launch& launch, uint64_t timeout_ns);
+  // Collective over the world: a communicator of all its ranks, in a tree of its own.
+  static Result<std::shared_ptr<Comm>> create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend);
   // Collective over this communicator. A null pointer where color < 0.
   Result<std::shared_ptr<Comm>> split(int color, int key);
   // Collective over this communicator: a communicator of `members` (world ranks, this one among them). A null pointer where `members` is

@@ -5,8 +5,8 @@
 #include <charconv>
 #include <cstddef>
 
-#include "backend/agreement.h"
-#include "backend/memory_check.h"
+#include "control/agreement.h"
+#include "control/memory_check.h"
 #include "core/optimizer_impl.h"
 
 namespace megadp {

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <thread>
 
-#include "backend/agreement.h"
 #include "base/deadline.h"
+#include "control/agreement.h"
 
 namespace megadp::cuda {
 namespace {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <mutex>
 
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/world.h"
 #include "cuda/plugin.h"
 
 namespace megadp::cuda {

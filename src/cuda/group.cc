@@ -5,7 +5,7 @@
 #include <thread>
 #include <utility>
 
-#include "backend/agreement.h"
+#include "control/agreement.h"
 
 namespace megadp::cuda {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/world.h"
+#include "control/world.h"
 #include "host/transport.h"
 
 namespace megadp::host {

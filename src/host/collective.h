@@ -21,8 +21,8 @@
 #include <optional>
 #include <vector>
 
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/world.h"
 #include "host/operation.h"
 #include "host/parts.h"
 #include "host/stream.h"

@@ -16,7 +16,7 @@
 #include <cstring>
 #include <memory>
 
-#include "backend/world.h"
+#include "control/world.h"
 
 namespace megadp::host {
 namespace {

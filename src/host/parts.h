@@ -17,9 +17,9 @@
 #include <memory>
 #include <vector>
 
-#include "backend/agreement.h"
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/agreement.h"
+#include "control/world.h"
 #include "host/memory.h"
 
 namespace megadp::host {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transport over sockets of our own: in every group one TCP connection for every two ranks of different hosts. Each rank listens, at its
 // host's address alone, until all those of higher rank have come, and no longer; both sides prove that they know the job's secret before a
-// byte is believed (bootstrap/handshake.h). Once the connections stand, no port is open. As on the control plane, what follows is neither
-// encrypted nor signed.
+// byte is believed (control/join/handshake.h). Once the connections stand, no port is open. As on the control plane, what follows is
+// neither encrypted nor signed.
 //
 // On a connection messages follow each other, each behind a FrameHeader. The receiver knows which comes next and how long it is, and reads
 // it to where it belongs.
@@ -23,11 +23,11 @@
 #include <thread>
 #include <utility>
 
-#include "backend/agreement.h"
-#include "backend/bootstrap/handshake.h"
-#include "backend/bootstrap/reception.h"
-#include "backend/bootstrap/socket.h"
 #include "base/deadline.h"
+#include "control/agreement.h"
+#include "control/join/handshake.h"
+#include "control/join/listener.h"
+#include "control/net/socket.h"
 #include "host/transport.h"
 
 namespace megadp::host {

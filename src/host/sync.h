@@ -22,8 +22,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/world.h"
 #include "host/operation.h"
 #include "host/parts.h"
 #include "host/roll.h"

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <utility>
 
-#include "backend/bootstrap/frame.h"
 #include "base/deadline.h"
+#include "control/net/frame.h"
 
 namespace megadp::host {
 namespace {

@@ -13,12 +13,17 @@
 #include <string>
 #include <vector>
 
-#include "backend/registry.h"
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/world.h"
 #include "host/stream.h"
 
 namespace megadp::host {
+
+enum class TransportKind {
+  automatic,  // what the environment variable MEGADP_TRANSPORT says; otherwise ucx
+  ucx,
+  sockets
+};
 
 class Transport {
  public:

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/symbol.h"
+#include "base/symbol.h"
 #include "host/transport.h"
 
 namespace megadp::host {

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "backend/agreement.h"
 #include "base/deadline.h"
+#include "control/agreement.h"
 #include "host/network_devices.h"
 
 namespace megadp::host {

@@ -7,7 +7,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "backend/registry.h"
+#include "api/backends.h"
 #include "cuda/backend.h"
 #include "standin.h"
 #include "suite.h"

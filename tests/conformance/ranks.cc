@@ -11,7 +11,7 @@
 #include <exception>
 #include <thread>
 
-#include "backend/bootstrap/launch.h"
+#include "control/launch/launch.h"
 #include "thread_world.h"
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/lsan_interface.h>

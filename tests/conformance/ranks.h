@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/world.h"
 #include "base/status.h"
+#include "control/world.h"
 
 namespace megadp::test {
 

@@ -13,7 +13,7 @@
 #include <optional>
 #include <utility>
 
-#include "backend/bootstrap/job_key.h"
+#include "control/join/job_key.h"
 
 namespace megadp::test {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/world.h"
+#include "control/world.h"
 
 namespace megadp::test {
 

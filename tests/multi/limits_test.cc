@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "backend/memory_limits.h"
+#include "control/memory_limits.h"
 #include "job.h"
 
 namespace {

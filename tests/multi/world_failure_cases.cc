@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <random>
 
-#include "backend/bootstrap/relay.h"
-#include "backend/bootstrap/rendezvous.h"
 #include "base/log.h"
+#include "control/join/rendezvous.h"
+#include "control/monitor/relay.h"
 #include "world_ranks.h"
 
 namespace megadp::test {

@@ -24,9 +24,9 @@
 #include <thread>
 #include <vector>
 
-#include "backend/bootstrap/launch.h"
-#include "backend/world.h"
 #include "base/deadline.h"
+#include "control/launch/launch.h"
+#include "control/world.h"
 
 extern char** environ;
 

@@ -8,12 +8,12 @@
 #include <cerrno>
 #include <cstring>
 
-#include "backend/bootstrap/handshake.h"
-#include "backend/bootstrap/job_key.h"
-#include "backend/bootstrap/reception.h"
-#include "backend/bootstrap/rendezvous.h"
-#include "backend/bootstrap/socket.h"
 #include "base/log.h"
+#include "control/join/handshake.h"
+#include "control/join/job_key.h"
+#include "control/join/listener.h"
+#include "control/join/rendezvous.h"
+#include "control/net/socket.h"
 #include "world_ranks.h"
 
 namespace megadp::test {

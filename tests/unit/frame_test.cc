@@ -15,9 +15,9 @@
 #include <random>
 #include <set>
 
-#include "backend/bootstrap/link.h"
-#include "backend/bootstrap/relay.h"
 #include "check.h"
+#include "control/monitor/relay.h"
+#include "control/net/link.h"
 
 using namespace megadp;
 using namespace megadp::test;

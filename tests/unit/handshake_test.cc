@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proofs of the secret, what a guest makes of a host's answer, and calls that may never return.
-#include "backend/bootstrap/handshake.h"
+#include "control/join/handshake.h"
 
 #include <signal.h>
 #include <sys/socket.h>
@@ -13,9 +13,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "backend/bootstrap/bounded_call.h"
-#include "backend/world.h"
 #include "check.h"
+#include "control/net/bounded_call.h"
+#include "control/world.h"
 
 using namespace megadp;
 using namespace megadp::test;

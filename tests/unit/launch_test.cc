@@ -6,10 +6,11 @@
 #include <map>
 #include <set>
 
-#include "backend/bootstrap/job_key.h"
-#include "backend/bootstrap/launch.h"
-#include "backend/bootstrap/launcher.h"
 #include "check.h"
+#include "control/join/job_key.h"
+#include "control/launch/launch.h"
+#include "control/launch/launchers.h"
+#include "control/launch/variables.h"
 
 using namespace megadp;
 using namespace megadp::test;

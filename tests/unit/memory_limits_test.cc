@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a process may still take: control groups of both versions below a made-up root, and what follows for ranks that share some of them.
-#include "backend/memory_limits.h"
+#include "control/memory_limits.h"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "backend/memory_check.h"
 #include "check.h"
+#include "control/memory_check.h"
 
 using namespace megadp;
 using namespace megadp::test;

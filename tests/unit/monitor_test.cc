@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // One Monitor, or two, among ranks that the test plays itself, over socket pairs: so the order in which news arrives is the test's.
-#include "backend/bootstrap/monitor.h"
+#include "control/monitor/monitor.h"
 
 #include <signal.h>
 #include <sys/socket.h>

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "backend/bootstrap/launch.h"
-#include "backend/world.h"
 #include "check.h"
+#include "control/launch/launch.h"
+#include "control/world.h"
 
 using namespace megadp;
 using namespace megadp::test;

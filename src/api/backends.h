@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which backends there are. The one file (with backends.cc) that knows the drivers.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/status.h"
+#include "control/world.h"
+
+namespace megadp {
+
+enum class BackendKind : uint32_t {
+  automatic = 0,
+  host = 1,
+  cuda = 2
+};  // the values of mdp_backend
+
+struct BackendConfig {
+  BackendKind kind = BackendKind::automatic;  // automatic: host
+  int32_t device = -1;                        // which of several; -1: this rank's number on its host
+  bool exact_sums = false;                    // on a device: in the order of base/sum_order.h, as the host always
+  bool sockets = false;                       // between hosts, whatever MEGADP_TRANSPORT says
+};
+
+// Collective over the world where it spans hosts or uses devices.
+Result<std::shared_ptr<Backend>> open_backend(const BackendConfig& config, std::shared_ptr<World> world);
+
+struct BackendInfo {
+  std::string name;
+  bool available;
+  std::string detail;  // SIMD target and the like, or why it is not available
+};
+std::vector<BackendInfo> list_backends();
+// What joins ranks on different hosts, in the same form. Loads that library to find out.
+BackendInfo transport_between_hosts();
+
+}  // namespace megadp

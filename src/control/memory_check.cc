@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/memory_check.h"
+
+#include <algorithm>
+#include <map>
+#include <sstream>
+#include <tuple>
+
+namespace megadp {
+namespace {
+
+// Of the ranks under one limit.
+struct Sum {
+  uint64_t bytes = 0, left = 0;
+  std::vector<int> ranks;
+};
+
+std::string shown(const std::vector<int>& ranks) {
+  constexpr size_t most = 8;
+  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size() && i < most; ++i) out += text(i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > most ? text(out, " and ", ranks.size() - most, " more of this machine") : out;
+}
+
+Status refusal(const MemoryLimit& limit, const Sum& sum) {
+  const bool machine = limit.device == 0 && limit.inode == 0;
+  return {Code::memory,
+          text(shown(sum.ranks), sum.ranks.size() == 1 ? " needs " : " need together ", sum.bytes, " bytes of memory more, and ", sum.left,
+               " are left ",
+               machine ? text("on the machine (MemAvailable of ", limit.file, "; it has ", limit.bytes, ")")
+                       : text("of the ", limit.bytes, " that ", limit.file, " allows"),
+               "; ", machine ? "" : "raise that limit, ", "use more machines, 16-bit parameters or gradients, or MDP_SHARDING_ZERO_1; ",
+               "MDP_BUFFER_IGNORE_MEMORY goes ahead all the same"),
+          Blame{.rank = sum.ranks.front()}};
+}
+
+std::string pack(uint64_t bytes, bool anyway) {
+  std::ostringstream out;
+  out << bytes << ' ' << anyway;
+  for (const MemoryLimit& limit : memory_limits())
+    out << ' ' << limit.bytes << ' ' << limit.left << ' ' << limit.device << ' ' << limit.inode << ' ' << limit.file.size() << ' '
+        << limit.file;
+  return std::move(out).str();
+}
+
+bool unpack(const std::string& packed, MemoryNeed* need) {
+  std::istringstream in(packed);
+  if (!(in >> need->bytes >> need->anyway)) return false;
+  MemoryLimit limit;
+  for (size_t length = 0; in >> limit.bytes >> limit.left >> limit.device >> limit.inode >> length;) {
+    if (length > packed.size() || in.get() != ' ') return false;
+    limit.file.resize(length);
+    if (!in.read(limit.file.data(), static_cast<std::streamsize>(length))) return false;
+    need->limits.push_back(limit);
+  }
+  return in.eof();
+}
+
+}  // namespace
+
+Status judge_memory(const std::vector<MemoryNeed>& needs) {
+  std::map<std::tuple<int, uint64_t, uint64_t>, Sum> sums;
+  for (const MemoryNeed& need : needs) {
+    if (need.anyway) return {};
+    for (const MemoryLimit& limit : need.limits) {
+      Sum& sum = sums[{need.host, limit.device, limit.inode}];
+      sum.bytes = need.bytes > UINT64_MAX - sum.bytes ? UINT64_MAX : sum.bytes + need.bytes;
+      sum.left = std::max(sum.left, limit.left);
+      sum.ranks.push_back(need.rank);
+    }
+  }
+  for (const MemoryNeed& need : needs) {
+    for (const MemoryLimit& limit : need.limits) {
+      const Sum& sum = sums[{need.host, limit.device, limit.inode}];
+      if (sum.bytes > sum.left) return refusal(limit, sum);
+    }
+  }
+  return {};
+}
+
+Status check_memory(World& world, const std::vector<int>& members, const char* call, uint64_t bytes, bool anyway) {
+  const auto all = world.exchange(members, call, pack(bytes, anyway));
+  if (!all.ok()) return all.status();
+  std::vector<MemoryNeed> needs(all->size());
+  for (size_t i = 0; i < needs.size(); ++i) {
+    needs[i].rank = members[i];
+    needs[i].host = world.host(members[i]);
+    if (!unpack((*all)[i], &needs[i])) return internal_error(call, ": rank ", members[i], " sent '", (*all)[i], "'");
+  }
+  return judge_memory(needs);
+}
+
+}  // namespace megadp

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// What user threads do with a Monitor.
+#include "control/monitor/monitor.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+#include "base/text.h"
+#include "control/wording.h"
+
+namespace megadp {
+namespace {
+
+constexpr uint64_t kGoodbyeNs = 200'000'000;     // leaving waits this long at most
+constexpr uint64_t kLastWordNs = 1'000'000'000;  // for the relay to say who is missing, or to be told of a failure
+
+std::chrono::steady_clock::time_point time_point(Deadline deadline) {
+  // The far future is cut short: adding to a time_point must not overflow. Whoever waits looks at the deadline again.
+  const uint64_t left = std::min<uint64_t>(deadline.left_ns(), 3'600'000'000'000);
+  return std::chrono::steady_clock::now() + std::chrono::nanoseconds(left);
+}
+
+}  // namespace
+
+Monitor::Monitor(int rank, uint64_t timeout_ns, std::vector<Process> table)
+    : rank_(rank), timeout_ns_(timeout_ns), table_(std::move(table)), left_(new std::atomic<bool>[table_.size()]()) {
+  relay_ = std::make_unique<Relay>(
+      [this](int to, const OperationKey& key, const std::shared_ptr<const Relay::Answer>& answer) { emit(to, key, answer); },
+      [this](int of) { return describe_locked(of); });
+}
+
+void Monitor::add_connection(Connection connection, std::vector<Frame> early) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  // The serving side takes one contribution at a time; the other side gets those of all members.
+  const uint64_t part = kMaxExchangeBytes + sizeof(uint64_t);
+  const uint64_t rest = 65536 + sizeof(int32_t) * table_.size();
+  connection.link->set_max_payload(connection.serving ? part + rest : part * table_.size() + rest);
+  connections_.push_back(std::move(connection));
+  for (Frame& frame : early) {
+    if (!handle(connections_.back(), frame)) {
+      found(Status(Code::corrupt, text(name(connections_.back().rank), " sent a message that makes no sense"),
+                   Blame{connections_.back().rank}));
+    }
+  }
+  wake();
+}
+
+Status Monitor::start() {
+  wake_fd_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_fd_.valid()) return system_error("making an eventfd", errno);
+  auto keep = std::make_unique<std::shared_ptr<Monitor>>(shared_from_this());
+  pthread_attr_t attributes;
+  ::pthread_attr_init(&attributes);
+  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+  // Signals are the program's: none may be taken by this thread.
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  running_ = true;
+  pthread_t thread;
+  const int error = ::pthread_create(&thread, &attributes, &Monitor::thread_main, keep.get());
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::pthread_attr_destroy(&attributes);
+  if (error != 0) {
+    running_ = false;
+    return system_error("starting the monitor thread", error);
+  }
+  (void)keep.release();  // now the thread's
+  return {};
+}
+
+void Monitor::wake() noexcept {
+  const uint64_t one = 1;
+  // Fails only when the counter is full, and then the thread is awake.
+  if (wake_fd_.valid()) (void)!::write(wake_fd_.get(), &one, sizeof one);
+}
+
+Monitor::Connection* Monitor::connection_to(int rank, bool control) {
+  for (Connection& c : connections_) {
+    if (c.rank == rank && c.link && (control ? c.control : c.descriptors)) return &c;
+  }
+  return nullptr;
+}
+
+void Monitor::send(Connection& to, FrameType type, std::shared_ptr<const std::string> payload, std::vector<std::shared_ptr<const Fd>> fds) {
+  if (!to.link) return;
+  to.link->send(type, std::move(payload), std::move(fds));
+  to.link->flush();
+  if (!to.link->idle()) wake();
+}
+
+void Monitor::broadcast(FrameType type, std::string payload, int except) {
+  const auto shared = std::make_shared<const std::string>(std::move(payload));
+  for (Connection& c : connections_) {
+    if (c.control && c.rank != except) send(c, type, shared);
+  }
+}
+
+Status Monitor::failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
+void Monitor::set_failure(const Status& why) {
+  if (!failure_.ok()) return;
+  failure_ = why;
+  failed_.store(true, std::memory_order_release);
+  changed_.notify_all();
+}
+
+// What this rank has found goes out on every connection: to the hub, and on its host by way of the leader, for the hub may be what is lost.
+// What another has reported goes on to those served here.
+void Monitor::spread_failure(int reporter, const Status& why) {
+  FrameWriter writer;
+  writer.i32(reporter);
+  writer.status(why);
+  const auto payload = std::make_shared<const std::string>(writer.take());
+  const bool own = reporter == rank_ || (reporter < 0 && is_hub());
+  for (Connection& c : connections_) {
+    if (own || (c.serving && c.rank != reporter)) send(c, FrameType::failure, payload);
+  }
+}
+
+void Monitor::fail(const Status& why) {
+  if (why.ok()) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.ok()) return;
+  set_failure(why);
+  spread_failure(rank_, why);
+}
+
+void Monitor::found(const Status& why) {
+  if (!failure_.ok()) return;
+  set_failure(why);
+  spread_failure(is_hub() ? -1 : rank_, why);
+}
+
+std::string Monitor::name(int rank) const {
+  const Process& process = table_[static_cast<size_t>(rank)];
+  return text("rank ", rank, " (pid ", process.pid, " on ", process.host_name, ")");
+}
+
+std::string Monitor::describe(int rank) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return describe_locked(rank);
+}
+
+std::string Monitor::describe_locked(int rank) const {
+  if (has_left(rank)) return name(rank) + " has left";
+  if (rank == rank_) return name(rank) + " is this one";
+  uint64_t silence = 0;
+  bool connected = false;
+  for (const Connection& c : connections_) {
+    if (c.rank != rank || !c.control) continue;
+    silence = c.silence_ns;
+    connected = c.link != nullptr;
+  }
+  if (is_hub() && !connected) return name(rank) + " is gone";
+  const auto reported = reported_silence_.find(rank);
+  if (reported != reported_silence_.end()) silence = reported->second;
+  if (silence < 1'000'000'000) return name(rank) + " is alive";
+  return text(name(rank), " has not been heard of for ", seconds(silence), ": stopped, or its host is gone");
+}
+
+// An answer of the relay to one member.
+void Monitor::emit(int rank, const OperationKey& key, const std::shared_ptr<const Relay::Answer>& answer) {
+  if (rank == rank_) return answer_pending(key, answer);
+  Connection* const to = connection_to(rank, key.kind == OperationKind::exchange);
+  if (to == nullptr) return;
+  if (encoded_answer_ != answer) {  // the same bytes go to all members
+    FrameWriter writer;
+    write_key(&writer, key);
+    if (!answer->status.ok()) {
+      writer.status(answer->status);
+    } else {
+      for (const auto& part : answer->parts) writer.bytes(part->bytes);
+    }
+    encoded_payload_ = std::make_shared<const std::string>(writer.take());
+    encoded_answer_ = answer;
+  }
+  std::vector<std::shared_ptr<const Fd>> fds;
+  for (const auto& part : answer->parts) {
+    if (part->fd) fds.push_back(part->fd);
+  }
+  send(*to, answer->status.ok() ? FrameType::result : FrameType::undone, encoded_payload_, std::move(fds));
+}
+
+void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Relay::Answer> answer) {
+  const auto at = pending_.find(key);
+  if (at == pending_.end()) return;  // its caller has given up
+  at->second->answer = std::move(answer);
+  at->second->done = true;
+  changed_.notify_all();
+}
+
+Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (!failure_.ok()) return failure_;
+  uint64_t& sequence = sequences_[{kind, members}];
+  const OperationKey key{kind, {members.begin(), members.end()}, sequence + 1};
+  const int relay_rank = this->relay_rank(kind);
+  Connection* const relay = connection_to(relay_rank, kind == OperationKind::exchange);
+  if (relay_rank != rank_ && relay == nullptr) {
+    return Status(Code::peer, text(name(relay_rank), " has left, and it was the one to carry messages between the ranks"),
+                  Blame{relay_rank});
+  }
+  Pending pending;
+  pending_[key] = &pending;
+  struct Forget {  // also where something below runs out of memory
+    std::map<OperationKey, Pending*>& pending;
+    const OperationKey& key;
+    ~Forget() { pending.erase(key); }
+  } const forget{pending_, key};
+  if (relay_rank == rank_) {
+    relay_->give(rank_, key, std::move(part));
+  } else {
+    FrameWriter writer;
+    writer.reserve(part.bytes.size() + part.what.size() + 64 + 4 * members.size());
+    write_key(&writer, key);
+    writer.bytes(part.what);
+    writer.bytes(part.bytes);
+    std::vector<std::shared_ptr<const Fd>> fds;
+    if (part.fd) fds.push_back(part.fd);
+    send(*relay, FrameType::give, std::make_shared<const std::string>(writer.take()), std::move(fds));
+  }
+  sequence = key.sequence;  // it has been given: the next is another one
+  const auto ended = [&] { return pending.done || !failure_.ok(); };
+  const uint64_t begun = now_ns();
+  Deadline deadline = Deadline::after_ns(timeout_ns_);
+  while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
+  if (!ended()) {
+    const uint64_t waited = now_ns() - begun;
+    if (relay_rank == rank_) {
+      relay_->withdraw(rank_, key, waited);
+    } else if (Connection* const still = connection_to(relay_rank, kind == OperationKind::exchange)) {
+      FrameWriter writer;
+      write_key(&writer, key);
+      writer.u64(waited);
+      send(*still, FrameType::withdraw, writer.take());
+    }
+    deadline = Deadline::after_ns(kLastWordNs);
+    while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
+  }
+  if (pending.done && pending.answer->status.ok()) return pending.answer->parts;
+  // All members are answered the same, and the first of them to read it may have spread it already.
+  if (pending.done && pending.answer->status.code() != Code::peer) return pending.answer->status;
+  // A rank that fails often leaves right after; what it said first is the better reason.
+  if (!failure_.ok()) return failure_;
+  if (pending.done) return pending.answer->status;
+  return Status(Code::timeout,
+                text(list_ranks(members), " could not exchange messages within ", seconds(timeout_ns_), "; ", describe_locked(relay_rank),
+                     ", and it was the one to carry them"),
+                Blame{relay_rank});
+}
+
+bool Monitor::everything_sent() const {
+  return std::all_of(connections_.begin(), connections_.end(), [](const Connection& c) { return !c.link || c.link->idle(); });
+}
+
+void Monitor::leave() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  if (leaving_) return;
+  leaving_ = true;
+  leaving_since_ns_ = now_ns();
+  left_[static_cast<size_t>(rank_)].store(true, std::memory_order_release);
+  FrameWriter writer;
+  writer.i32(rank_);
+  const auto payload = std::make_shared<const std::string>(writer.take());
+  bool tcp = false;
+  for (Connection& c : connections_) {
+    if (!c.link) continue;
+    if (!failure_.ok() && !c.control) {  // it must not look like leaving in peace, and the hub's word may come later
+      FrameWriter reason;
+      reason.i32(rank_);
+      reason.status(failure_);
+      send(c, FrameType::failure, reason.take());
+    }
+    send(c, FrameType::goodbye, payload);
+    if (!c.serving && !c.over_tcp && c.link->idle()) {
+      // At once, because this process may end before the thread comes to it; closing alone is no end of file while a forked child
+      // holds the socket too.
+      c.link->shut_down_sending();
+      c.done_sending = true;
+    }
+    tcp = tcp || (c.over_tcp && !c.serving);
+  }
+  relay_->leave(rank_);
+  wake();
+  // Over TCP the goodbye could still be lost if this process ended while something it has not read is in its socket; so the other
+  // side's end of file is waited for. UNIX sockets lose nothing.
+  const Deadline moment = Deadline::after_ns(kGoodbyeNs);
+  const auto gone = [&] { return !running_ || (everything_sent() && !tcp); };
+  while (!gone() && !moment.passed()) changed_.wait_until(lock, time_point(moment), gone);
+}
+
+}  // namespace megadp

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+set(MEGADP_control_SOURCES
+    agreement.cc
+    memory_check.cc
+    memory_limits.cc
+    wording.cc
+    world.cc
+    join/client.cc
+    join/handshake.cc
+    join/job_key.cc
+    join/listener.cc
+    join/process.cc
+    join/server.cc
+    launch/environment.cc
+    launch/launchers.cc
+    launch/pmix.cc
+    launch/unique_id.cc
+    launch/variables.cc
+    monitor/monitor.cc
+    monitor/monitor_frames.cc
+    monitor/monitor_thread.cc
+    monitor/relay.cc
+    net/bounded_call.cc
+    net/fd.cc
+    net/frame.cc
+    net/link.cc
+    net/socket.cc)

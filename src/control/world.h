@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// World: the control plane of one communicator tree. It knows every rank and which of them share a host, carries small messages while
+// things are being set up, passes file descriptors between the ranks of one host, and notices when a rank dies, stops or leaves.
+// It carries no training data and is not used on the step path.
+//
+//   rank 0 (hub)  <── stream socket ── every rank        UNIX within one host, TCP when the world spans hosts
+//   host leader   <── UNIX socket ──── every rank of the host   (file descriptors; the hub's own socket where it is the leader)
+//
+// One monitor thread per World serves these sockets, sends heartbeats, and watches the processes of its host by pidfd. The hub's
+// monitor outlives its World until every other rank has left, so destroying rank 0's communicator first does no harm.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/deadline.h"
+#include "base/status.h"
+#include "control/net/fd.h"
+
+namespace megadp {
+
+struct Launch;  // control/launch/launch.h
+
+class World {
+ public:
+  // Collective over all ranks of the launch. Fails with Code::timeout, naming the ranks that did not come, after timeout_ns.
+  // timeout_ns is also how long any later wait for another rank may last.
+  static Result<std::shared_ptr<World>> join(const Launch& launch, uint64_t timeout_ns);
+
+  virtual ~World() = default;  // says goodbye; local, never waits for another rank
+
+  virtual int rank() const noexcept = 0;
+  virtual int size() const noexcept = 0;
+  virtual uint64_t timeout_ns() const noexcept = 0;
+  // Ranks with equal host() can share memory. Hosts are numbered from 0 in order of their lowest rank.
+  virtual int host(int rank) const noexcept = 0;
+  virtual int process(int rank) const noexcept = 0;  // its pid as seen there
+  virtual const std::string& host_name(int rank) const noexcept = 0;
+  // The network address, as a number, of this end of a connection of the control plane to another host (of rank 0's, on its own host, which
+  // only rank 0 has). Empty where there is none, or a loopback address as at the end of a tunnel, which says nothing about the network.
+  virtual const std::string& address() const noexcept = 0;
+  // A key that the ranks of this job can compute, and nobody else: a keyed hash of `purpose` under the job's secret (see Guard).
+  virtual std::array<uint8_t, 32> key_for(std::string_view purpose) const = 0;
+  // True in a child of the process that joined: nothing but the destructor (which then does nothing) may be called.
+  virtual bool in_forked_child() const noexcept = 0;
+
+  // ── failures: any thread ──
+  // One relaxed load: to be looked at in every wait.
+  virtual bool failed() const noexcept = 0;
+  // The first failure: a dead rank (Code::peer), an abort (Code::aborted), or what another rank gave to fail().
+  virtual Status failure() const = 0;
+  // Makes `why` the failure here (unless there is one already) and on all other ranks, where its text says which rank reported it.
+  virtual void fail(const Status& why) = 0;
+  // True once `rank` has said goodbye: it will take part in nothing any more.
+  virtual bool has_left(int rank) const noexcept = 0;
+  // For the sentence of a timeout: "rank 2 (pid 71 on host a) is alive" / "... has not been heard of for 3.1 s: stopped, or its host is
+  // gone".
+  virtual std::string describe(int rank) const = 0;
+
+  // ── small collectives among `members` (world ranks, ascending or not, the same list on each), one thread at a time; blocking ──
+  // `what` (a literal of at most 100 bytes) names the call that this is part of: where ranks come for different ones, all of them get
+  // Code::desync, which says who called what. That, a rank that has left (Code::peer) and one that does not come (Code::timeout) become
+  // the failure() of the World: the ranks do not agree any more on where they are.
+  // Each gives bytes (at most 64 MiB) and gets everyone's, in the order of members.
+  virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
+  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one host. Code::system
+  // on all of them where one has none to give; on one alone where it cannot take what it gets.
+  virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
+};
+
+// Every one a rank of the world, none twice, the calling one among them.
+Status check_members(const World& world, const std::vector<int>& members);
+
+}  // namespace megadp
