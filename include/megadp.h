@@ -4,7 +4,7 @@
  *
  * Conventions, said once
  *   status    Every call that can fail returns mdp_status: < 0 failed, 0 done, > 0 not yet. The sentence that explains a failure is read
- *             by mdp_last_error() on the same thread, before that thread's next megadp call; in hosts whose tasks change threads
+ *             by mdp_last_error() on the same thread, before that thread's next megadp call; in programs whose tasks change threads
  *             (goroutines, virtual threads), fetch status and text within one native call. A failure that ranks cannot recover from
  *             (PEER, TIMEOUT, ABORTED, DESYNC in a collective, BACKEND) is kept in the communicator, mdp_comm_error_info(): from then on
  *             it is "lost" and every call that communicates or moves the step on fails with it. Calls that only look at local memory
@@ -20,7 +20,7 @@
  *             order. `out` is the last argument. Outputs are written on success only (`needed` also when a capacity is too small). A
  *             destroy or free accepts NULL, is local, never waits for another rank, may be called from any thread, and does nothing in
  *             a forked child. Any other call there with a handle of the parent's is MDP_E_STATE. Calls that take no handle work:
- *             plans, information, errors, and mdp_comm_create, except between hosts when the parent was so connected (MDP_E_STATE).
+ *             plans, information, errors, and mdp_comm_create, except between nodes when the parent was so connected (MDP_E_STATE).
  *   local / collective   "Collective" calls must be made by every rank of the communicator, in the same order; they wait for the
  *             other ranks, at most for the communicator's timeout. All others are local and never wait for another rank.
  *   streams   On the host a stream is NULL: operands are ready when the call is made. `mdp_request **out` may be NULL: then the call
@@ -33,7 +33,7 @@
  *   order     What a communicator's ranks call on it they call in one order. Communicators, and the buffers registered on them, do not
  *             wait for one another: ranks may come to those in any order, and gradients may arrive in any order beside them.
  *   threads   One thread at a time per communicator, grid, buffer (with its optimizers); calls that make or split one of them, one at a
- *             time in a communicator's tree (it, its splits, and all made from them). From any thread at any time: mdp_grad_put,
+ *             time in a communicator's context (it, its splits, and all made from them). From any thread at any time: mdp_grad_put,
  * mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, every destroy and free, and what says
  *             so. A communicator has a thread of its own once a collective was called on it, a buffer two. The log callback runs inside a
  * call of the user's, never inside a destroy, a free, mdp_grad_*, or a call that only asks for an error or a rank. since     Every function
@@ -116,7 +116,7 @@ enum {                     /* mdp_comm_config.flags */
   MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
   MDP_COMM_EXACT_SUMS = 2, /* on CUDA: sums in the order and precision of the host, so the same bits on every run and machine; slower,
                               with 32 MiB of scratch a group. Without it NCCL chooses the order                          */
-  MDP_COMM_SOCKETS = 4     /* data of the host between hosts over sockets on which both sides prove that they know the job's secret, and not
+  MDP_COMM_SOCKETS = 4     /* data of the host between nodes over sockets on which both sides prove that they know the job's secret, and not
                               over UCX, whose port anybody who reaches it can use to abort the rank. The same on all ranks. Whoever
                               starts the ranks chooses it by MEGADP_TRANSPORT=sockets; MEGADP_TRANSPORT=ucx beside the flag is INVALID */
 };
@@ -287,7 +287,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t master_bytes;     /* the owned pieces in fp32; 0 for f32 parameters                       */
   uint64_t state_bytes;      /* both moments of the owned pieces in fp32                             */
   uint64_t scratch_bytes;    /* scalars, step counts, what ranks tell each other at mdp_grad_sync, and 1 MiB + 4 KiB of memory shared
-                                by the ranks of a host for every group of ranks that registering makes (2 to 5)      */
+                                by the ranks of a node for every group of ranks that registering makes (2 to 5)      */
   uint64_t padding_elements; /* alignment gaps and bucket padding, over all arenas                   */
   uint64_t buckets;          /* over all arenas                                                      */
   uint64_t owned_elements;   /* of parameters, without padding                                       */
@@ -354,7 +354,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t buckets;              /* buckets launched                                                             */
   uint64_t launched_in_backward; /* of these, before mdp_grad_sync was called                                    */
   uint64_t syncs;                /* calls of mdp_grad_sync that finished                                         */
-  uint64_t host_syncs;           /* how often a call on this tree made its thread wait for the device; 0 on the host */
+  uint64_t host_syncs;           /* how often a call on this context made its thread wait for the device; 0 on the host */
 } mdp_stats_report;
 
 typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened. Buckets that go at once
@@ -407,7 +407,7 @@ MDP_API mdp_status mdp_log_set(mdp_log_fn fn, void* user);
 /* ── Communicator ────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* A fresh name and secret under which ranks find each other, for one mdp_comm_create on each rank. Made by one rank (any) and carried
- * to the others by the caller (MPI, a file, a socket), kept from strangers: who has it may join. Between hosts, rank 0's address is
+ * to the others by the caller (MPI, a file, a socket), kept from strangers: who has it may join. Between nodes, rank 0's address is
  * taken from the environment variable MEGADP_ROOT (host:port) where the id is made. Local, any thread.
  * Errors: INVALID (MEGADP_ROOT makes no sense), SYSTEM. */
 MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
@@ -418,12 +418,12 @@ MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
  * exist side by side. Starts threads, which block all signals.
  * Collective over the ranks of the job; blocking, at most for the timeout. To be destroyed by mdp_comm_destroy.
  * Errors: INVALID (config; an environment that is partial, contradictory or unknown), UNSUPPORTED (backend), TIMEOUT (names the ranks
- * that did not come), PEER, DESYNC, STATE (ranks on several hosts that use UCX, in a process forked from one that had such a
+ * that did not come), PEER, DESYNC, STATE (ranks on several nodes that use UCX, in a process forked from one that had such a
  * communicator: UCX does not work there), SYSTEM, MEMORY. */
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
 
 /* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where
- * color < 0. The parts share the tree of comm, and so its failure. As MPI_Comm_split.
+ * color < 0. The parts share the context of comm, and so its failure. As MPI_Comm_split.
  * Collective over comm; blocking. Each part to be destroyed by mdp_comm_destroy.
  * Errors: INVALID, STATE (forked child), those of a lost communicator. */
 MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out);
@@ -433,24 +433,24 @@ MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, md
 MDP_API int32_t mdp_comm_rank(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_size(const mdp_comm* comm);
 
-/* The failure that made this communicator's tree unusable: the first one, on whatever call or rank it was noticed. status is MDP_OK
- * while there is none. It never goes away; such a tree can only be destroyed. Local, any thread.
+/* The failure that made this communicator's context unusable: the first one, on whatever call or rank it was noticed. status is MDP_OK
+ * while there is none. It never goes away; such a context can only be destroyed. Local, any thread.
  * Errors: INVALID, STATE (forked child). */
 MDP_API mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out);
 
-/* A file descriptor for poll, epoll or an event loop: readable while a request of this tree has finished that no mdp_request_test or
+/* A file descriptor for poll, epoll or an event loop: readable while a request of this context has finished that no mdp_request_test or
  * mdp_request_wait has seen finished. When it is readable, test the pending requests. Only requests made after the first call of this
- * count. The library owns it, drains it and closes it with the last handle of the tree: never read or close it. Local.
+ * count. The library owns it, drains it and closes it with the last handle of the context: never read or close it. Local.
  * Errors: INVALID, STATE (forked child), SYSTEM. */
 MDP_API mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out);
 
-/* Makes the tree unusable on all ranks: pending and later calls end with MDP_E_ABORTED, naming this rank. For a rank that cannot go on
+/* Makes the context unusable on all ranks: pending and later calls end with MDP_E_ABORTED, naming this rank. For a rank that cannot go on
  * (an exception in the training loop) and would leave the others waiting. Does nothing after an earlier failure. Any thread, also while
  * another one is inside a call; does not block.
  * Errors: INVALID, STATE (forked child). */
 MDP_API mdp_status mdp_comm_abort(mdp_comm* comm);
 
-/* Drops this handle; the tree ends with its last handle, and the other ranks are told that this rank has left. */
+/* Drops this handle; the context ends with its last handle, and the other ranks are told that this rank has left. */
 MDP_API void mdp_comm_destroy(mdp_comm* comm);
 
 /* Collectives on the caller's arrays, n = number of ranks. All of them: dense and row-major, in the memory of the host or, with CUDA,
@@ -463,7 +463,7 @@ MDP_API void mdp_comm_destroy(mdp_comm* comm);
  * is not for i64 and u8; MAX and MIN of a NaN are a NaN.
  * Collective over comm; blocking when out is NULL.
  * Errors: INVALID, UNSUPPORTED (memory of another kind), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT,
- * ABORTED; after the last four the tree is unusable. */
+ * ABORTED; after the last four the context is unusable. */
 
 /* to = op over ranks of from. In place: the same data. */
 MDP_API mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,

@@ -54,7 +54,7 @@ class DeviceBench {
 Status DeviceBench::open() {
   Result<Launch> launch = launch_from_environment();
   if (!launch) return launch.status();
-  // Ranks that share a device on purpose: NCCL before 2.30 takes that only from what it thinks are different hosts.
+  // Ranks that share a device on purpose: NCCL before 2.30 takes that only from what it thinks are different nodes.
   if (getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr) setenv("NCCL_HOSTID", text("rank", launch->rank).c_str(), 0);
   auto world = World::join(*launch, kJoinTimeout);
   if (!world) return world.status();
@@ -82,7 +82,7 @@ Status DeviceBench::open() {
 }
 
 Status DeviceBench::library() {
-  const WindowCall call = call_of(task_, *window_, count_, group_->size());
+  const WindowOp call = call_of(task_, *window_, count_, group_->size());
   return group_->together(*stream_, {&call, 1});
 }
 

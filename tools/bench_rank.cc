@@ -80,7 +80,7 @@ Result<std::unique_ptr<Bench>> Bench::open(const BenchTask& task) {
   std::vector<int> everyone(static_cast<size_t>(bench->world_->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
   for (const int rank : everyone)
-    if (bench->world_->host(rank) != bench->world_->host(0)) return invalid("the ranks are on several hosts; bare loops need one");
+    if (bench->world_->node(rank) != bench->world_->node(0)) return invalid("the ranks are on several nodes; bare loops need one");
   Result<std::unique_ptr<Group>> group = bench->backend_->create_group(everyone);
   if (!group) return group.status();
   bench->group_ = *std::move(group);
@@ -116,7 +116,7 @@ Status Bench::meet() {
 }
 
 Status Bench::library() {
-  const WindowCall call = call_of(task_, *window_, range_.count, group_->size());
+  const WindowOp call = call_of(task_, *window_, range_.count, group_->size());
   if (Status submitted = group_->together(*stream_, {&call, 1}); !submitted) return submitted;
   Result<std::shared_ptr<Event>> done = stream_->record();
   return done ? (*done)->wait(Deadline::never()) : done.status();

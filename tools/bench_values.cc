@@ -32,8 +32,8 @@ float mean_of_ranks(size_t n) {
 
 }  // namespace
 
-WindowCall call_of(const BenchTask& task, Window& window, size_t count, int ranks) {
-  WindowCall call{task.collective, &window, task.type, 0, count, {-1, "bench"}};
+WindowOp call_of(const BenchTask& task, Window& window, size_t count, int ranks) {
+  WindowOp call{task.collective, &window, task.type, 0, count, {-1, "bench"}};
   if (is_sum(task.collective)) call.divisor = static_cast<float>(ranks);
   return call;
 }

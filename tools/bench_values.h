@@ -12,7 +12,7 @@
 namespace megadp::tool {
 
 // What is timed: on the whole window, a sum as the mean.
-WindowCall call_of(const BenchTask& task, Window& window, size_t count, int ranks);
+WindowOp call_of(const BenchTask& task, Window& window, size_t count, int ranks);
 // Rank r's elements become r + 1.
 void fill_values(void* data, DType type, size_t count, int rank);
 // After one collective on that. Each value may be off by `tolerance` of it. `who` gave it.

@@ -17,7 +17,7 @@
 namespace megadp::tool {
 namespace {
 
-constexpr int kMostRanks = 4096;  // per host: three descriptors and one process each
+constexpr int kMostRanks = 4096;  // per node: three descriptors and one process each
 
 constexpr const char* kAbout =
     "Each rank finds MEGADP_RANK, MEGADP_NRANKS, MEGADP_LOCAL_RANK, MEGADP_LOCAL_SIZE, MEGADP_JOB, MEGADP_SECRET and MEGADP_LAUNCHER in\n"
@@ -31,7 +31,7 @@ constexpr const char* kAbout =
     "Exit status: 0; or what the first failing rank returned, 128 + N if signal N killed it; 127 if the command cannot be executed; 2 if\n"
     "this line is wrong; 1 if the machine refused something. A rank killed by a signal within 0.2 seconds of the first failure counts as\n"
     "the first: the others notice its death before it has quite ended.\n\n"
-    "Several hosts: run the same line on each with --nranks, --root and --secret-file, and --first-rank counting on:\n"
+    "Several nodes: run the same line on each with --nranks, --root and --secret-file, and --first-rank counting on:\n"
     "  host a: megadp run -n 2 --nranks 4 --first-rank 0 --root a:2222 --secret-file s.hex ./train\n"
     "  host b: megadp run -n 2 --nranks 4 --first-rank 2 --root a:2222 --secret-file s.hex ./train\n"
     "One secret file for each job: 64 hexadecimal digits, mode 0600. Without --root, MEGADP_ROOT is taken when --nranks needs it.";
@@ -73,10 +73,10 @@ Status understand(const Options& options, Job* job) {
   if (job->root.empty() && hosts && given != nullptr) job->root = given;
   if (hosts && job->root.empty())
     return invalid("--nranks ", job->nranks, " with -n ", options.count,
-                   " means several hosts: --root HOST:PORT (or MEGADP_ROOT) is missing");
+                   " means several nodes: --root HOST:PORT (or MEGADP_ROOT) is missing");
   if (!job->root.empty() && options.secret_file.empty())
-    return invalid("several hosts need a shared secret: --secret-file FILE is missing");
-  if (job->root.empty() && !options.secret_file.empty()) return invalid("--secret-file is for several hosts: --root HOST:PORT is missing");
+    return invalid("several nodes need a shared secret: --secret-file FILE is missing");
+  if (job->root.empty() && !options.secret_file.empty()) return invalid("--secret-file is for several nodes: --root HOST:PORT is missing");
   if (!job->root.empty()) {
     Status root = check_root(job->root);
     if (!root) return root;
@@ -131,10 +131,10 @@ Command add_run(CLI::App& app) {
          "--bind", options->bind,
          "cores (default): each rank gets an equal, contiguous share of the processors, unless there are more ranks than these; none")
       ->check(CLI::IsMember({"none", "cores"}));
-  sub->add_option("--nranks", options->nranks, "Ranks over all hosts (default: those started here)")->check(CLI::Range(1, kMaxRanks));
+  sub->add_option("--nranks", options->nranks, "Ranks over all nodes (default: those started here)")->check(CLI::Range(1, kMaxRanks));
   sub->add_option("--first-rank", options->first_rank, "The first rank started here (default 0)")->check(CLI::Range(0, kMaxRanks - 1));
   sub->add_option("--root", options->root, "HOST:PORT where rank 0 shall listen for the other hosts");
-  sub->add_option("--secret-file", options->secret_file, "File with the 64 hexadecimal digits that all hosts share");
+  sub->add_option("--secret-file", options->secret_file, "File with the 64 hexadecimal digits that all nodes share");
   return [sub, options](const std::vector<std::string>& rest) {
     std::vector<std::string> command = sub->remaining();
     if (!command.empty() && command.front().size() > 1 && command.front()[0] == '-')

@@ -58,7 +58,7 @@ Result<std::string> read_secret(const std::string& path) {
   if (!file.open()) {
     const int error = errno;
     Status why = system_error(fmt::format("the secret file '{}' cannot be opened", path), error);
-    return error == ENOENT ? Status(why.code(), why.text() + "; make one, and copy it to every host: " + make) : why;
+    return error == ENOENT ? Status(why.code(), why.text() + "; make one, and copy it to every node: " + make) : why;
   }
   struct stat info {};
   if (fstat(file.get(), &info) != 0) return system_error(fmt::format("the secret file '{}' cannot be examined", path), errno);

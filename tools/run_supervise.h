@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launcher: starts the ranks of this host, passes their output and the user's signals on, and sees to it that all of them end when one
+// The launcher: starts the ranks of this node, passes their output and the user's signals on, and sees to it that all of them end when one
 // fails and that nothing of theirs is left when it returns.
 //
 //   all well ──a rank fails──> grace ──grace seconds──> SIGTERM ──5 s──> SIGKILL        until the last rank has ended, or 20 s; then

@@ -22,10 +22,10 @@ struct BackendConfig {
   BackendKind kind = BackendKind::automatic;  // automatic: host
   int32_t device = -1;                        // which of several; -1: this rank's number on its host
   bool exact_sums = false;                    // on a device: in the order of base/sum_order.h, as the host always
-  bool sockets = false;                       // between hosts, whatever MEGADP_TRANSPORT says
+  bool sockets = false;                       // between nodes, whatever MEGADP_TRANSPORT says
 };
 
-// Collective over the world where it spans hosts or uses devices.
+// Collective over the world where it spans nodes or uses devices.
 Result<std::shared_ptr<Backend>> open_backend(const BackendConfig& config, std::shared_ptr<World> world);
 
 struct BackendInfo {
@@ -34,7 +34,7 @@ struct BackendInfo {
   std::string detail;  // SIMD target and the like, or why it is not available
 };
 std::vector<BackendInfo> list_backends();
-// What joins ranks on different hosts, in the same form. Loads that library to find out.
+// What joins ranks on different nodes, in the same form. Loads that library to find out.
 BackendInfo transport_between_hosts();
 
 }  // namespace megadp

@@ -67,7 +67,7 @@ mdp_status mdp_buffer_register(mdp_grid* grid, const mdp_buffer_config* config, 
     if (!specs) return specs.status();
     auto buffer = Buffer::create(grid->object, *ours, *std::move(specs));
     if (!buffer) return buffer.status();
-    *out = new mdp_buffer(grid->tree, *buffer);
+    *out = new mdp_buffer(grid->context, *buffer);
     return {};
   });
 }

@@ -66,9 +66,9 @@ struct Way {
 };
 
 Way way_of(mdp_comm& comm, const mdp_tensor* first, const char* argument) {
-  Tree& tree = *comm.tree;
-  const Place place = tree.backend->place();
-  if (tree.on_device()) {
+  Context& context = *comm.context;
+  const Place place = context.backend->place();
+  if (context.on_device()) {
     auto given = take(first, argument);  // what is wrong with it is said when it is taken in earnest
     if (given && given->device_type != static_cast<int32_t>(place.type)) {
       return {comm.object->group().control(), comm.object->channel().control(), Place{}};
@@ -87,7 +87,7 @@ mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argum
     }
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
     if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
-    auto request = prepare_request(out, comm->tree, comm->object);
+    auto request = prepare_request(out, comm->context, comm->object);
     const Way way = way_of(*comm, first, argument);
     if (Status ordered = comm->object->channel().stream().wait_for_caller(stream); !ordered) return ordered;
     if (Status status = submit(way); !status) return status;

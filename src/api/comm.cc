@@ -62,8 +62,8 @@ Result<Launch> launch_by_environment(const mdp_comm_config& config) {
 }
 
 // The failure that stays with the communicator, whoever noticed it first.
-Status sticky_failure(const Tree& tree) {
-  return tree.world->failed() ? tree.world->failure() : Status();
+Status sticky_failure(const Context& context) {
+  return context.world->failed() ? context.world->failure() : Status();
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
     if (!backend) return backend.status();
     auto comm = Comm::create(*std::move(world), *std::move(backend));
     if (!comm) return comm.status();
-    *out = new mdp_comm((*comm)->shared_tree(), *comm);
+    *out = new mdp_comm((*comm)->shared_context(), *comm);
     return {};
   });
 }
@@ -103,7 +103,7 @@ mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm**
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
     auto part = comm->object->split(color, key);
     if (!part) return part.status();
-    *out = *part != nullptr ? new mdp_comm(comm->tree, *part) : nullptr;
+    *out = *part != nullptr ? new mdp_comm(comm->context, *part) : nullptr;
     return {};
   });
 }
@@ -133,7 +133,7 @@ mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out) {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
     mdp_error_info info;
-    fill_error_info(sticky_failure(*comm->tree), &info);
+    fill_error_info(sticky_failure(*comm->context), &info);
     give(info, out);
     return {};
   });
@@ -143,7 +143,7 @@ mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
     if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
-    auto fd = event_descriptor(*comm->tree);
+    auto fd = event_descriptor(*comm->context);
     if (!fd) return fd.status();
     *out = *fd;
     return {};
@@ -154,7 +154,7 @@ mdp_status mdp_comm_abort(mdp_comm* comm) {
   return guard([&]() -> Status {
     if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
     const int rank = comm->object->world_rank();
-    comm->tree->world->fail(Status(Code::aborted, text("rank ", rank, " called mdp_comm_abort"), Blame{.rank = rank}));
+    comm->context->world->fail(Status(Code::aborted, text("rank ", rank, " called mdp_comm_abort"), Blame{.rank = rank}));
     return {};
   });
 }

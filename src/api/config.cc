@@ -127,7 +127,7 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   BufferConfig config;
   config.grad_same_as_param = ours->grad_dtype == MDP_DTYPE_SAME;
   config.sharding = ours->sharding == MDP_SHARDING_ZERO_0 ? Sharding::zero_0 : Sharding::zero_1;
-  config.missing = static_cast<Missing>(ours->missing);
+  config.missing = static_cast<MissingPolicy>(ours->missing);
   config.bucket_elements = ours->bucket_elements;
   config.bucket_count = ours->bucket_count;
   config.no_overlap = (ours->flags & MDP_BUFFER_NO_OVERLAP) != 0;

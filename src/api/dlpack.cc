@@ -13,17 +13,17 @@ using namespace megadp;
 
 namespace {
 
-struct Lent {
+struct DlpackOwner {
   DLManagedTensorVersioned managed{};
-  std::shared_ptr<Tree> tree;  // before buffer, which may need it to the last
+  std::shared_ptr<Context> context;  // before buffer, which may need it to the last
   std::shared_ptr<Buffer> buffer;
   std::vector<int64_t> shape, strides;
 };
 
 // Called by the consumer, from any thread.
 void give_back(DLManagedTensorVersioned* managed) noexcept {
-  auto* lent = static_cast<Lent*>(managed->manager_ctx);
-  if (!lent->tree->world->in_forked_child()) delete lent;
+  auto* lent = static_cast<DlpackOwner*>(managed->manager_ctx);
+  if (!lent->context->world->in_forked_child()) delete lent;
 }
 
 DLDataType dlpack_type(DType type) {
@@ -89,8 +89,8 @@ mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struc
     if (!tensor) return tensor.status();
     if (Status status = check_owned(*owner->object, *tensor); !status) return status;
 
-    auto lent = std::make_unique<Lent>();
-    lent->tree = owner->tree;
+    auto lent = std::make_unique<DlpackOwner>();
+    lent->context = owner->context;
     lent->buffer = owner->object;
     lent->shape = std::move(tensor->shape);
     lent->strides = std::move(tensor->strides);

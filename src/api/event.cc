@@ -10,20 +10,20 @@
 
 namespace megadp {
 
-Result<int> event_descriptor(Tree& tree) {
-  const std::lock_guard lock(tree.mutex);
-  if (!tree.event_fd.valid()) {
+Result<int> event_descriptor(Context& context) {
+  const std::lock_guard lock(context.mutex);
+  if (!context.event_fd.valid()) {
     const int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK | EFD_SEMAPHORE);
     if (fd < 0) return system_error("eventfd", errno);
-    tree.event_fd = Fd(fd);
-    tree.notified_fd = fd;
+    context.event_fd = Fd(fd);
+    context.notified_fd = fd;
   }
-  return tree.event_fd.get();
+  return context.event_fd.get();
 }
 
-std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Tree>& tree, std::shared_ptr<void> owner) {
+std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Context>& context, std::shared_ptr<void> owner) {
   if (out == nullptr) return nullptr;
-  auto request = std::make_unique<mdp_request>(tree, nullptr);
+  auto request = std::make_unique<mdp_request>(context, nullptr);
   request->owner = std::move(owner);
   return request;
 }
@@ -48,19 +48,19 @@ bool claim(std::atomic<int>& owed) noexcept {
 
 }  // namespace
 
-void settle_event(Tree& tree, bool finished) noexcept {
-  tree.event_owed.fetch_add(1);
+void settle_event(Context& context, bool finished) noexcept {
+  context.event_owed.fetch_add(1);
   // A finished event is marked done a moment before its one is written. Wait for that moment, so that the descriptor is not left readable
   // with nothing to find; should the writer be slower than this, the next call settles it.
   int patience_ms = finished ? 20 : 0;
-  while (claim(tree.event_owed)) {
+  while (claim(context.event_owed)) {
     uint64_t one;
-    if (read(tree.notified_fd, &one, sizeof one) == static_cast<ssize_t>(sizeof one)) continue;
+    if (read(context.notified_fd, &one, sizeof one) == static_cast<ssize_t>(sizeof one)) continue;
     const int error = errno;
-    tree.event_owed.fetch_add(1);
+    context.event_owed.fetch_add(1);
     if (error == EINTR) continue;
     if (error != EAGAIN || patience_ms == 0) return;
-    pollfd ready{tree.notified_fd, POLLIN, 0};
+    pollfd ready{context.notified_fd, POLLIN, 0};
     poll(&ready, 1, patience_ms);
     patience_ms = 0;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The event descriptor of a tree: a semaphore-like eventfd whose count is the number of requests that have finished and that no test or
+// The event descriptor of a context: a semaphore-like eventfd whose count is the number of requests that have finished and that no test or
 // wait has seen finished yet. So it is readable exactly while testing the pending requests would find something.
 #pragma once
 
@@ -10,15 +10,15 @@
 namespace megadp {
 
 // Makes the descriptor on first use.
-Result<int> event_descriptor(Tree& tree);
+Result<int> event_descriptor(Context& context);
 
 // A request that was asked for, to be filled before the operation is submitted, so that nothing can fail after it. Null when out is NULL.
-std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Tree>& tree, std::shared_ptr<void> owner);
+std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Context>& context, std::shared_ptr<void> owner);
 // Fills it in and hands it out; does nothing when out is NULL.
 Status give_request(std::unique_ptr<mdp_request> request, std::shared_ptr<Request> pending, mdp_request** out);
 
 // Once for every request that notifies: takes its one off the count, now or as soon as it is there. `finished`: the request is known to
 // have finished; otherwise it was freed before.
-void settle_event(Tree& tree, bool finished) noexcept;
+void settle_event(Context& context, bool finished) noexcept;
 
 }  // namespace megadp

@@ -13,9 +13,9 @@ mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* config, mdp_g
     if (Status status = check_handle(world, "world", Need::usable); !status) return status;
     auto ours = take_grid_config(config, "config");
     if (!ours) return ours.status();
-    auto grid = GridComm::create(world->object, *ours);
+    auto grid = ProcessGrid::create(world->object, *ours);
     if (!grid) return grid.status();
-    *out = new mdp_grid(world->tree, *grid);
+    *out = new mdp_grid(world->context, *grid);
     return {};
   });
 }
@@ -39,7 +39,7 @@ mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out) {
     if (Status status = check_handle(grid, "grid", Need::usable); !status) return status;
     auto comm = grid->object->comm(axes);
     if (!comm) return comm.status();
-    *out = new mdp_comm(grid->tree, *comm);
+    *out = new mdp_comm(grid->context, *comm);
     return {};
   });
 }

@@ -29,9 +29,9 @@ bool has_mark(const void* handle, const HandleKind& kind) noexcept {
          static_cast<const std::atomic<uint64_t>*>(handle)->load(std::memory_order_relaxed) == kind.mark;
 }
 
-Status check_tree(const Tree& tree, Need need) {
-  if (need == Need::usable) return tree.usable();
-  if (!tree.world->in_forked_child()) return {};
+Status check_context(const Context& context, Need need) {
+  if (need == Need::usable) return context.usable();
+  if (!context.world->in_forked_child()) return {};
   return bad_state("this handle belongs to the parent process; a forked child must create its own communicator");
 }
 

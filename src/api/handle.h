@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an opaque handle of the C API is: a mark that says which kind it is, and shared ownership of a core object and of the tree it lives
-// in. Two handles never share anything but core objects, so they may be destroyed in any order.
+// What an opaque handle of the C API is: a mark that says which kind it is, and shared ownership of a core object and of the context it
+// lives in. Two handles never share anything but core objects, so they may be destroyed in any order.
 #pragma once
 
 #include <array>
@@ -42,10 +42,11 @@ struct Handle {
   // First, so that any of our handles can be recognised. Atomic, so that the zero written as a handle dies is not optimised away: most
   // uses after a destroy are caught by it.
   std::atomic<uint64_t> mark{handle_kind.mark};
-  std::shared_ptr<Tree> tree;  // before object, which may need it to the last
+  std::shared_ptr<Context> context;  // before object, which may need it to the last
   std::shared_ptr<Object> object;
 
-  Handle(std::shared_ptr<Tree> its_tree, std::shared_ptr<Object> its_object) : tree(std::move(its_tree)), object(std::move(its_object)) {}
+  Handle(std::shared_ptr<Context> its_context, std::shared_ptr<Object> its_object)
+      : context(std::move(its_context)), object(std::move(its_object)) {}
 };
 
 }  // namespace megadp
@@ -54,7 +55,7 @@ struct mdp_comm : megadp::Handle<megadp::Comm, megadp::kCommHandle> {
   using Handle::Handle;
 };
 
-struct mdp_grid : megadp::Handle<megadp::GridComm, megadp::kGridHandle> {
+struct mdp_grid : megadp::Handle<megadp::ProcessGrid, megadp::kGridHandle> {
   using Handle::Handle;
 };
 
@@ -79,10 +80,10 @@ namespace megadp {
 // Where the memory of a handle's backend is.
 template <class H>
 Place place_of(const H& handle) {
-  return handle.tree->backend->place();
+  return handle.context->backend->place();
 }
 
-// What a call needs of the handle's tree.
+// What a call needs of the handle's context.
 enum class Need {
   process,  // this process made it. Enough for what reads local memory: what is left after a failure can be saved
   usable    // and no rank is lost, nothing aborted
@@ -90,19 +91,19 @@ enum class Need {
 
 Status check_mark(const void* handle, const char* argument, const HandleKind& kind);
 bool has_mark(const void* handle, const HandleKind& kind) noexcept;
-Status check_tree(const Tree& tree, Need need);
+Status check_context(const Context& context, Need need);
 
 template <class H>
 Status check_handle(const H* handle, const char* argument, Need need) {
   if (Status status = check_mark(handle, argument, H::kind); !status) return status;
-  return check_tree(*handle->tree, need);
+  return check_context(*handle->context, need);
 }
 
 // NULL, a handle of another kind and a forked child's copy are left alone.
 template <class H>
 void destroy_handle(H* handle) noexcept {
   if (!has_mark(handle, H::kind)) return;
-  if (handle->tree->world->in_forked_child()) return;
+  if (handle->context->world->in_forked_child()) return;
   if (handle->mark.exchange(0) != H::kind.mark) return;
   delete handle;
 }

@@ -133,7 +133,7 @@ mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* 
     if (!ours) return ours.status();
     auto optimizer = Optimizer::create(buffer->object, *ours);
     if (!optimizer) return optimizer.status();
-    auto handle = std::make_unique<mdp_optimizer>(buffer->tree, *optimizer);
+    auto handle = std::make_unique<mdp_optimizer>(buffer->context, *optimizer);
     handle->buffer = buffer->object;
     handle->slices.resize(buffer->object->plan().params.size());
     *out = handle.release();
@@ -163,7 +163,7 @@ mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* c
     if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
     auto ours = take_step_config(config, place_of(*optimizer));
     if (!ours) return ours.status();
-    auto request = prepare_request(out, optimizer->tree, optimizer->object);
+    auto request = prepare_request(out, optimizer->context, optimizer->object);
     StepOptions options;
     if (ours->lr != 0 || (ours->flags & MDP_STEP_SET_LR) != 0) options.lr = ours->lr;
     if (ours->loss_scale != 0) options.loss_scale = ours->loss_scale;

@@ -14,7 +14,7 @@ mdp_status wait_until(mdp_request* request, Deadline deadline) {
   return guard([&]() -> Status {
     if (Status status = check_handle(request, "request", Need::process); !status) return status;
     Status outcome = request->object->wait(deadline);
-    if (outcome.code() != Code::pending && request->object->claim_notification()) settle_event(*request->tree, true);
+    if (outcome.code() != Code::pending && request->object->claim_notification()) settle_event(*request->context, true);
     return outcome;
   });
 }
@@ -30,8 +30,8 @@ mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns) {
 }
 
 void mdp_request_free(mdp_request* request) {
-  if (has_mark(request, kRequestHandle) && !request->tree->world->in_forked_child() && request->object->claim_notification()) {
-    settle_event(*request->tree, false);
+  if (has_mark(request, kRequestHandle) && !request->context->world->in_forked_child() && request->object->claim_notification()) {
+    settle_event(*request->context, false);
   }
   destroy_handle(request);
 }

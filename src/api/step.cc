@@ -111,7 +111,7 @@ mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** 
       if (Status status = check_out(out, "out"); !status) return status;
     }
     if (Status status = check_call(buffer, consumer, "consumer"); !status) return status;
-    auto request = prepare_request(out, buffer->tree, buffer->object);
+    auto request = prepare_request(out, buffer->context, buffer->object);
     auto pending = buffer->object->gradients().sync(consumer, out != nullptr);
     if (!pending) return pending.status();
     return give_request(std::move(request), *std::move(pending), out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend: memory, streams and element-wise kernels of one kind of device, and the groups on it. One object per communicator tree and rank.
+// Backend: memory, streams and element-wise kernels of one kind of device, and the groups on it. One object per context and rank.
 // The core is written against this and never names a device. Kernels are stream-ordered: they return when submitted, and their operands
 // stay alive until the stream has passed.
 #pragma once

@@ -34,7 +34,7 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
   return about.empty() ? out : out + " (" + about + ")";
 }
 
-Status Group::check(const WindowCall& call) const {
+Status Group::check(const WindowOp& call) const {
   const auto refused = [&call](Code code, const std::string& why) {
     return Status(code, text(describe(call.kind, call.count, call.type, text(" from element ", call.begin), call.tag, 0), ": ", why),
                   Blame{.bucket = call.tag.bucket});

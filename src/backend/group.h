@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Group: this rank in an ordered set of ranks, with the collectives of one backend. Window: memory that the other ranks of the host (or
+// Group: this rank in an ordered set of ranks, with the collectives of one backend. Window: memory that the other ranks of the node (or
 // the device fabric) can address, so that a collective on it needs no staging.
 //
 // A group or window may be destroyed, by any thread and in any order, while submitted work still uses it: the work keeps what it needs
 // alive. Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the
-// same order; groups over several hosts use one stream at a time, all together. Ranks are summed in the order of base/sum_order.h, in fp32
+// same order; groups over several nodes use one stream at a time, all together. Ranks are summed in the order of base/sum_order.h, in fp32
 // (f64 for f64, i64 for i64), then divided, then rounded once to the element type: the result does not depend on timing, on where the ranks
 // run, or on how a buffer is cut into calls.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace megadp {
 
-// Of the host's memory, for each rank of a group of several ranks of one host: its page for meeting the others, and staging memory.
+// Of the host's memory, for each rank of a group of several ranks of one node: its page for meeting the others, and staging memory.
 constexpr size_t kGroupBytes = 4096 + (size_t{1} << 20);
 
 class Window {
@@ -60,7 +60,7 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
 // - all_reduce: everything becomes sum / divisor.
 // - all_gather: rank r's piece is copied to all others.
 // - broadcast: rank root's elements are copied to all others.
-struct WindowCall {
+struct WindowOp {
   Collective kind;  // one of these four
   Window* window;
   DType type;
@@ -77,20 +77,20 @@ class Group {
   virtual int size() const noexcept = 0;
   virtual const std::vector<int>& members() const noexcept = 0;  // world rank of each rank
 
-  // The group of the same ranks that carries small messages between hosts' memories, on the streams of Backend::control(): for a device the
+  // The group of the same ranks that carries small messages between nodes' memories, on the streams of Backend::control(): for a device the
   // host's, for the host itself.
   virtual Group& control() noexcept { return *this; }
 
-  // A roll of what each rank has submitted to a group whose collectives run where nobody compares them (a device), kept by the host's group
-  // of the same ranks. enter(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits. entered(): what the
-  // ranks of this host, this one too, have said of operation `number`.
-  struct Entered {
+  // What each rank has submitted to a group whose collectives run where nobody compares them (a device), kept by the host's group
+  // of the same ranks. log_submission(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits. entered():
+  // what the ranks of this node, this one too, have said of operation `number`.
+  struct Submission {
     int member;        // world rank
     uint64_t last;     // number of the last operation it submitted, 0: none
     std::string what;  // of `number`, cut after 119 bytes; "": it has not come to it, or was there too long ago
   };
-  virtual void enter(uint64_t /*number*/, const std::string& /*what*/) noexcept {}
-  virtual std::vector<Entered> entered(uint64_t /*number*/) const { return {}; }
+  virtual void log_submission(uint64_t /*number*/, const std::string& /*what*/) noexcept {}
+  virtual std::vector<Submission> submissions(uint64_t /*number*/) const { return {}; }
 
   // Collective over this group, blocking: a group of `members` (world ranks of this group, this one among them, the same list on each of
   // them). Empty: this rank takes no part, and gets a null pointer.
@@ -102,7 +102,7 @@ class Group {
   // ── in windows, in place ──
   // All of them; a device may start them as one. So all ranks give the same list, and none of its ranges overlap. Arguments are refused
   // before anything is submitted. Where a call fails after another was submitted, a device's group has failed for good.
-  virtual Status together(Stream& stream, std::span<const WindowCall> calls) = 0;
+  virtual Status together(Stream& stream, std::span<const WindowOp> calls) = 0;
 
   Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {
     return one(stream, {Collective::reduce_scatter, &window, type, begin, count, tag, divisor});
@@ -128,11 +128,11 @@ class Group {
 
  protected:
   // What is the same for all backends: the kind, the range, its pieces, the divisor, the root.
-  Status check(const WindowCall& call) const;
+  Status check(const WindowOp& call) const;
   Status check_root(int root) const;
 
  private:
-  Status one(Stream& stream, const WindowCall& call) { return together(stream, {&call, 1}); }
+  Status one(Stream& stream, const WindowOp& call) { return together(stream, {&call, 1}); }
 };
 
 }  // namespace megadp

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log sink: where the library says what it did besides returning a status, such as refusing a stranger's connection.
 //
-// Any thread may log at any time, a finalizer's or the library's own among them, and some hosts die when their code is run there. So log()
-// only queues; deliver_logs(), called at the end of ordinary calls of the C API, hands the queue to the user's callback. Without a callback
-// errors and warnings go to standard error at the same moment, and the rest is dropped. This is the one piece of state the library shares
-// between communicators.
+// Any thread may log at any time, a finalizer's or the library's own among them, and some programs die when their code is run there. So
+// log() only queues; deliver_logs(), called at the end of ordinary calls of the C API, hands the queue to the user's callback. Without a
+// callback errors and warnings go to standard error at the same moment, and the rest is dropped. This is the one piece of state the library
+// shares between communicators.
 #pragma once
 
 #include <cstddef>

@@ -52,7 +52,7 @@ inline WalkStart simplify_walk(StridedDim* dims, int count) {
 
 // The dimension, other than the last, along which `from` runs on where `to` runs on along the last: a transposed matrix. -1: none, or
 // rows do as well.
-inline int turned_dim(const StridedDim* dims, int count) {
+inline int transposed_dim(const StridedDim* dims, int count) {
   if (count < 2) return -1;
   const StridedDim& row = dims[count - 1];
   if (row.to != 1 || row.from == 1 || row.from == 0) return -1;

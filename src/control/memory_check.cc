@@ -84,7 +84,7 @@ Status check_memory(World& world, const std::vector<int>& members, const char* c
   std::vector<MemoryNeed> needs(all->size());
   for (size_t i = 0; i < needs.size(); ++i) {
     needs[i].rank = members[i];
-    needs[i].host = world.host(members[i]);
+    needs[i].host = world.node(members[i]);
     if (!unpack((*all)[i], &needs[i])) return internal_error(call, ": rank ", members[i], " sent '", (*all)[i], "'");
   }
   return judge_memory(needs);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// World::join: the ranks meet, the monitor takes over, and on each host a second meeting connects the ranks that can pass descriptors.
+// World::join: the ranks meet, the monitor takes over, and on each node a second meeting connects the ranks that can pass descriptors.
 #include "control/world.h"
 
 #include <unistd.h>
@@ -18,21 +18,21 @@
 namespace megadp {
 namespace {
 
-// Hosts by rank, numbered in order of their lowest rank. Ranks that met at a UNIX socket share a host whatever else they say.
-std::vector<int> number_hosts(const std::vector<Process>& table, bool one_host) {
-  std::vector<int> hosts(table.size(), 0);
-  if (one_host) return hosts;
+// Nodes by rank, numbered in order of their lowest rank. Ranks that met at a UNIX socket share a node whatever else they say.
+std::vector<int> number_nodes(const std::vector<Process>& table, bool one_node) {
+  std::vector<int> nodes(table.size(), 0);
+  if (one_node) return nodes;
   std::map<std::string, int> known;
   for (size_t r = 0; r < table.size(); ++r) {
-    hosts[r] = known.try_emplace(table[r].host_key, static_cast<int>(known.size())).first->second;
+    nodes[r] = known.try_emplace(table[r].host_key, static_cast<int>(known.size())).first->second;
   }
-  return hosts;
+  return nodes;
 }
 
 class JoinedWorld final : public World {
  public:
-  JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> hosts, const Guard& guard, std::string address)
-      : monitor_(std::move(monitor)), hosts_(std::move(hosts)), guard_(guard), address_(std::move(address)), joined_in_(::getpid()) {}
+  JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> nodes, const AuthKey& key, std::string address)
+      : monitor_(std::move(monitor)), nodes_(std::move(nodes)), key_(key), address_(std::move(address)), joined_in_(::getpid()) {}
 
   ~JoinedWorld() override {
     if (in_forked_child()) {
@@ -49,11 +49,11 @@ class JoinedWorld final : public World {
   int rank() const noexcept override { return monitor_->rank(); }
   int size() const noexcept override { return monitor_->size(); }
   uint64_t timeout_ns() const noexcept override { return monitor_->timeout_ns(); }
-  int host(int rank) const noexcept override { return hosts_[static_cast<size_t>(rank)]; }
+  int node(int rank) const noexcept override { return nodes_[static_cast<size_t>(rank)]; }
   int process(int rank) const noexcept override { return monitor_->table()[static_cast<size_t>(rank)].pid; }
   const std::string& host_name(int rank) const noexcept override { return monitor_->table()[static_cast<size_t>(rank)].host_name; }
   const std::string& address() const noexcept override { return address_; }
-  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_guard(guard_, purpose); }
+  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_key(key_, purpose); }
   bool in_forked_child() const noexcept override { return ::getpid() != joined_in_; }
   bool failed() const noexcept override { return monitor_->failed(); }
   Status failure() const override { return monitor_->failure(); }
@@ -82,7 +82,7 @@ class JoinedWorld final : public World {
     Status status = check_members(*this, members);
     if (!status.ok()) return status;
     for (const int member : members) {
-      if (host(member) == host(rank())) continue;
+      if (node(member) == node(rank())) continue;
       return invalid("descriptors cannot be passed between rank ", rank(), " on ", host_name(rank()), " and rank ", member, " on ",
                      host_name(member), ": they are on different hosts");
     }
@@ -119,8 +119,8 @@ class JoinedWorld final : public World {
   }
 
   std::shared_ptr<Monitor> monitor_;
-  std::vector<int> hosts_;
-  Guard guard_;
+  std::vector<int> nodes_;
+  AuthKey key_;
   std::string address_;
   int joined_in_;
 };
@@ -142,55 +142,55 @@ std::vector<int> first_ranks(int count) {
   return ranks;
 }
 
-Result<Party> meet(const Meeting& meeting) {
-  return meeting.rank == meeting.host_rank ? host_meeting(meeting) : attend_meeting(meeting);
+Result<JoinResult> meet(const JoinRequest& request) {
+  return request.rank == request.server_rank ? join_as_server(request) : join_as_client(request);
 }
 
 // Hands the links of a meeting to the monitor.
-void connect(Monitor& monitor, const Meeting& meeting, Party party, bool control, bool descriptors) {
-  const bool serving = meeting.rank == meeting.host_rank;
-  for (size_t i = 0; i < party.links.size(); ++i) {
-    if (!party.links[i]) continue;
+void connect(Monitor& monitor, const JoinRequest& request, JoinResult joined, bool control, bool descriptors) {
+  const bool serving = request.rank == request.server_rank;
+  for (size_t i = 0; i < joined.links.size(); ++i) {
+    if (!joined.links[i]) continue;
     Monitor::Connection connection;
-    connection.rank = serving ? meeting.expected[i] : meeting.host_rank;
+    connection.rank = serving ? request.expected[i] : request.server_rank;
     connection.control = control;
     connection.descriptors = descriptors;
-    connection.over_tcp = !meeting.endpoint.is_unix();
+    connection.over_tcp = !request.endpoint.is_unix();
     connection.serving = serving;
-    connection.link = std::move(party.links[i]);
-    monitor.add_connection(std::move(connection), std::move(party.early));
+    connection.link = std::move(joined.links[i]);
+    monitor.add_connection(std::move(connection), std::move(joined.early));
   }
 }
 
-// See World::address. Of the hub's connections the first to another host counts.
-std::string address_between_hosts(const Meeting& meeting, const std::vector<int>& hosts, const Party& party) {
-  for (size_t i = 0; i < party.links.size() && !meeting.endpoint.is_unix(); ++i) {
-    const bool own_host = meeting.rank == meeting.host_rank && hosts[i] == hosts[static_cast<size_t>(meeting.rank)];
-    if (!party.links[i] || own_host) continue;
-    const SocketAddress end = own_end(party.links[i]->fd());
+// See World::address. Of the hub's connections the first to another node counts.
+std::string address_between_nodes(const JoinRequest& request, const std::vector<int>& nodes, const JoinResult& joined) {
+  for (size_t i = 0; i < joined.links.size() && !request.endpoint.is_unix(); ++i) {
+    const bool own_node = request.rank == request.server_rank && nodes[i] == nodes[static_cast<size_t>(request.rank)];
+    if (!joined.links[i] || own_node) continue;
+    const SocketAddress end = own_end(joined.links[i]->fd());
     if (!end.loopback) return end.host;
   }
   return "";
 }
 
-// Between hosts, the ranks of each host meet once more, at a UNIX socket of their lowest rank.
-Status meet_on_host(const Launch& launch, const Meeting& world, const std::vector<int>& hosts, Monitor& monitor) {
-  Meeting meeting = world;
-  meeting.expected.clear();
+// Between nodes, the ranks of each node meet once more, at a UNIX socket of their lowest rank.
+Status join_within_node(const Launch& launch, const JoinRequest& world, const std::vector<int>& nodes, Monitor& monitor) {
+  JoinRequest request = world;
+  request.expected.clear();
   for (int r = 0; r < launch.nranks; ++r) {
-    if (hosts[static_cast<size_t>(r)] == hosts[static_cast<size_t>(launch.rank)]) meeting.expected.push_back(r);
+    if (nodes[static_cast<size_t>(r)] == nodes[static_cast<size_t>(launch.rank)]) request.expected.push_back(r);
   }
-  meeting.host_rank = meeting.expected.front();
-  monitor.set_leader(meeting.host_rank);
-  if (meeting.expected.size() > 1) {
-    meeting.endpoint = {socket_name(launch, text("host of rank ", meeting.host_rank)), "", 0};
-    meeting.deadline = Deadline::after_ns(meeting.timeout_ns);
-    meeting.interrupted = [&monitor] { return monitor.failed() ? monitor.failure() : Status(); };
-    auto party = meet(meeting);
-    if (!party.ok()) return party.status();
-    connect(monitor, meeting, *std::move(party), false, true);
+  request.server_rank = request.expected.front();
+  monitor.set_leader(request.server_rank);
+  if (request.expected.size() > 1) {
+    request.endpoint = {socket_name(launch, text("node of rank ", request.server_rank)), "", 0};
+    request.deadline = Deadline::after_ns(request.timeout_ns);
+    request.interrupted = [&monitor] { return monitor.failed() ? monitor.failure() : Status(); };
+    auto joined = meet(request);
+    if (!joined.ok()) return joined.status();
+    connect(monitor, request, *std::move(joined), false, true);
   }
-  // Nobody goes on before all hosts are ready.
+  // Nobody goes on before all nodes are ready.
   return monitor.operate(OperationKind::exchange, first_ranks(launch.nranks), {"joining the world", {}, nullptr}).status();
 }
 
@@ -218,38 +218,38 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   const Deadline deadline = Deadline::after_ns(timeout_ns);
   status = complete_launch(&launch, deadline);
   if (!status.ok()) return status;
-  Meeting meeting;
-  meeting.nranks = launch.nranks;
-  meeting.rank = launch.rank;
-  meeting.self = this_process();
+  JoinRequest request;
+  request.nranks = launch.nranks;
+  request.rank = launch.rank;
+  request.self = this_process();
   if (launch.nranks == 1) {
-    auto alone = std::make_shared<Monitor>(0, timeout_ns, std::vector<Process>{meeting.self});
-    return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(alone), std::vector<int>{0}, guard_of(launch), ""));
+    auto alone = std::make_shared<Monitor>(0, timeout_ns, std::vector<Process>{request.self});
+    return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(alone), std::vector<int>{0}, auth_key_of(launch), ""));
   }
-  const bool one_host = launch.root_port == 0;
-  meeting.endpoint = one_host ? Endpoint{socket_name(launch, "hub"), "", 0} : Endpoint{"", launch.root_host, launch.root_port};
-  meeting.guard = guard_of(launch);
-  meeting.expected = first_ranks(launch.nranks);
-  meeting.timeout_ns = timeout_ns;
-  meeting.deadline = deadline;
-  auto party = meet(meeting);
-  if (!party.ok()) return party.status();
+  const bool one_node = launch.root_port == 0;
+  request.endpoint = one_node ? Endpoint{socket_name(launch, "hub"), "", 0} : Endpoint{"", launch.root_host, launch.root_port};
+  request.key = auth_key_of(launch);
+  request.expected = first_ranks(launch.nranks);
+  request.timeout_ns = timeout_ns;
+  request.deadline = deadline;
+  auto joined = meet(request);
+  if (!joined.ok()) return joined.status();
 
-  std::vector<int> hosts = number_hosts(party->table, one_host);
-  auto monitor = std::make_shared<Monitor>(launch.rank, timeout_ns, party->table);
-  const std::string address = address_between_hosts(meeting, hosts, *party);
-  connect(*monitor, meeting, *std::move(party), true, one_host);
+  std::vector<int> nodes = number_nodes(joined->table, one_node);
+  auto monitor = std::make_shared<Monitor>(launch.rank, timeout_ns, joined->table);
+  const std::string address = address_between_nodes(request, nodes, *joined);
+  connect(*monitor, request, *std::move(joined), true, one_node);
   status = monitor->start();
   if (!status.ok()) return status;  // the sockets close, which the others take for this rank's death
-  if (!one_host) {
-    status = meet_on_host(launch, meeting, hosts, *monitor);
+  if (!one_node) {
+    status = join_within_node(launch, request, nodes, *monitor);
     if (!status.ok()) {
       monitor->fail(status);
       monitor->leave();
       return status;
     }
   }
-  return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(monitor), std::move(hosts), meeting.guard, address));
+  return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(monitor), std::move(nodes), request.key, address));
 }
 
 }  // namespace megadp

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// World: the control plane of one communicator tree. It knows every rank and which of them share a host, carries small messages while
-// things are being set up, passes file descriptors between the ranks of one host, and notices when a rank dies, stops or leaves.
+// World: the control plane of one context. It knows every rank and which of them share a node, carries small messages while
+// things are being set up, passes file descriptors between the ranks of one node, and notices when a rank dies, stops or leaves.
 // It carries no training data and is not used on the step path.
 //
-//   rank 0 (hub)  <── stream socket ── every rank        UNIX within one host, TCP when the world spans hosts
-//   host leader   <── UNIX socket ──── every rank of the host   (file descriptors; the hub's own socket where it is the leader)
+//   rank 0 (hub)  <── stream socket ── every rank        UNIX within one node, TCP when the world spans nodes
+//   node leader   <── UNIX socket ──── every rank of the node   (file descriptors; the hub's own socket where it is the leader)
 //
-// One monitor thread per World serves these sockets, sends heartbeats, and watches the processes of its host by pidfd. The hub's
+// One monitor thread per World serves these sockets, sends heartbeats, and watches the processes of its node by pidfd. The hub's
 // monitor outlives its World until every other rank has left, so destroying rank 0's communicator first does no harm.
 #pragma once
 
@@ -36,14 +36,14 @@ class World {
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
   virtual uint64_t timeout_ns() const noexcept = 0;
-  // Ranks with equal host() can share memory. Hosts are numbered from 0 in order of their lowest rank.
-  virtual int host(int rank) const noexcept = 0;
+  // Ranks with equal node() can share memory. Nodes are numbered from 0 in order of their lowest rank.
+  virtual int node(int rank) const noexcept = 0;
   virtual int process(int rank) const noexcept = 0;  // its pid as seen there
   virtual const std::string& host_name(int rank) const noexcept = 0;
-  // The network address, as a number, of this end of a connection of the control plane to another host (of rank 0's, on its own host, which
+  // The network address, as a number, of this end of a connection of the control plane to another node (of rank 0's, on its own node, which
   // only rank 0 has). Empty where there is none, or a loopback address as at the end of a tunnel, which says nothing about the network.
   virtual const std::string& address() const noexcept = 0;
-  // A key that the ranks of this job can compute, and nobody else: a keyed hash of `purpose` under the job's secret (see Guard).
+  // A key that the ranks of this job can compute, and nobody else: a keyed hash of `purpose` under the job's secret (see AuthKey).
   virtual std::array<uint8_t, 32> key_for(std::string_view purpose) const = 0;
   // True in a child of the process that joined: nothing but the destructor (which then does nothing) may be called.
   virtual bool in_forked_child() const noexcept = 0;
@@ -57,7 +57,7 @@ class World {
   virtual void fail(const Status& why) = 0;
   // True once `rank` has said goodbye: it will take part in nothing any more.
   virtual bool has_left(int rank) const noexcept = 0;
-  // For the sentence of a timeout: "rank 2 (pid 71 on host a) is alive" / "... has not been heard of for 3.1 s: stopped, or its host is
+  // For the sentence of a timeout: "rank 2 (pid 71 on node a) is alive" / "... has not been heard of for 3.1 s: stopped, or its node is
   // gone".
   virtual std::string describe(int rank) const = 0;
 
@@ -67,7 +67,7 @@ class World {
   // the failure() of the World: the ranks do not agree any more on where they are.
   // Each gives bytes (at most 64 MiB) and gets everyone's, in the order of members.
   virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
-  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one host. Code::system
+  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one node. Code::system
   // on all of them where one has none to give; on one alone where it cannot take what it gets.
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
 };

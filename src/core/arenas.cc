@@ -6,7 +6,7 @@
 
 namespace megadp {
 
-WindowCall Arena::reduction(uint32_t bucket, int32_t number) const {
+WindowOp Arena::reduction(uint32_t bucket, int32_t number) const {
   return {.kind = is_sharded() ? Collective::reduce_scatter : Collective::all_reduce,
           .window = grads,
           .type = plan->grad_type,
@@ -16,7 +16,7 @@ WindowCall Arena::reduction(uint32_t bucket, int32_t number) const {
           .divisor = divisor};
 }
 
-WindowCall Arena::gather(uint32_t bucket, int32_t number) const {
+WindowOp Arena::gather(uint32_t bucket, int32_t number) const {
   return {.kind = Collective::all_gather,
           .window = params,
           .type = plan->param_type,
@@ -45,7 +45,7 @@ Status Arenas::allocate() {
     if (went_well(comm.status())) comms[expert ? 1 : 0] = *std::move(comm);
   }
   for (const auto& [channel, name] : {std::pair(&grads_, "mdp-grads"), std::pair(&gathers_, "mdp-gathers")}) {
-    auto made = Channel::create(shared_tree(), name);
+    auto made = Channel::create(shared_context(), name);
     if (went_well(made.status())) *channel = *std::move(made);
   }
   std::shared_ptr<Comm> grads[2], params[2];

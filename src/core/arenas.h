@@ -12,9 +12,9 @@
 
 #include "base/shape.h"
 #include "core/comm.h"
-#include "core/grid_comm.h"
-#include "core/kept.h"
+#include "core/keep_alive.h"
 #include "core/plan.h"
+#include "core/process_grid.h"
 
 namespace megadp {
 
@@ -30,8 +30,8 @@ struct Arena {
   std::byte* grad_at(uint64_t element) const { return grads->data() + element * size_of(plan->grad_type); }
   const BucketRange& range(uint32_t bucket) const { return plan->layout.buckets[bucket]; }
   // All of a bucket, in its window of gradients or of parameters.
-  WindowCall reduction(uint32_t bucket, int32_t number) const;
-  WindowCall gather(uint32_t bucket, int32_t number) const;
+  WindowOp reduction(uint32_t bucket, int32_t number) const;
+  WindowOp gather(uint32_t bucket, int32_t number) const;
 };
 
 // Where a parameter lies; nowhere if it is frozen.
@@ -43,7 +43,7 @@ struct ParamPlace {
 
 class Arenas {
  public:
-  Arenas(std::shared_ptr<GridComm> grid, Plan plan) : grid_(std::move(grid)), plan_(std::move(plan)) {}
+  Arenas(std::shared_ptr<ProcessGrid> grid, Plan plan) : grid_(std::move(grid)), plan_(std::move(plan)) {}
   ~Arenas();
   Arenas(const Arenas&) = delete;
   Arenas& operator=(const Arenas&) = delete;
@@ -52,10 +52,10 @@ class Arenas {
   Status allocate();
 
   const Plan& plan() const noexcept { return plan_; }
-  const std::shared_ptr<GridComm>& grid() const noexcept { return grid_; }
-  Tree& tree() const noexcept { return grid_->world()->tree(); }
-  Backend& backend() const noexcept { return *tree().backend; }
-  const std::shared_ptr<Tree>& shared_tree() const noexcept { return grid_->world()->shared_tree(); }
+  const std::shared_ptr<ProcessGrid>& grid() const noexcept { return grid_; }
+  Context& context() const noexcept { return grid_->world()->context(); }
+  Backend& backend() const noexcept { return *context().backend; }
+  const std::shared_ptr<Context>& shared_context() const noexcept { return grid_->world()->shared_context(); }
 
   // Gradients are reduced and parameters updated on the one, parameters gathered on the other, so that the next step's gradients need not
   // wait for the last step's gathers.
@@ -83,7 +83,7 @@ class Arenas {
   Result<View> grad_view(size_t param) const;
 
   // Memory that work on the channels uses, until that has passed.
-  Kept& kept() noexcept { return *kept_; }
+  KeepAlive& kept() noexcept { return *kept_; }
 
  private:
   Status duplicate(std::span<const std::shared_ptr<Comm>, 2> comms, std::span<std::shared_ptr<Comm>, 2> grads,
@@ -91,11 +91,11 @@ class Arenas {
   Status add(const ArenaPlan& plan, std::shared_ptr<Comm> grads_comm, std::shared_ptr<Comm> params_comm);
   void index();
 
-  const std::shared_ptr<GridComm> grid_;
+  const std::shared_ptr<ProcessGrid> grid_;
   const Plan plan_;
   std::shared_ptr<Channel> grads_, gathers_;
   std::shared_ptr<Comm> world_;
-  std::shared_ptr<Kept> kept_ = std::make_shared<Kept>();
+  std::shared_ptr<KeepAlive> kept_ = std::make_shared<KeepAlive>();
   std::vector<Arena> arenas_;
   std::vector<ParamPlace> places_;  // by registration index
   bool is_sharded_ = false;

@@ -9,18 +9,19 @@
 
 namespace megadp {
 
-Buffer::Buffer(std::shared_ptr<GridComm> grid, Plan plan) : parts_(std::make_unique<Parts>()) {
+Buffer::Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan) : parts_(std::make_unique<SharedMemory>()) {
   parts_->arenas = std::make_shared<Arenas>(std::move(grid), std::move(plan));
   parts_->params = std::make_shared<Params>(parts_->arenas);
   parts_->gradients = std::make_shared<Gradients>(parts_->arenas, parts_->params);
 }
 
 Buffer::~Buffer() {
-  if (tree().world->in_forked_child()) (void)parts_.release();  // their windows and locks belong to the parent
+  if (context().world->in_forked_child()) (void)parts_.release();  // their windows and locks belong to the parent
 }
 
-Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params) {
-  if (Status usable = grid->world()->tree().usable(); !usable) return usable;
+Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid, const BufferConfig& config,
+                                               std::vector<ParamSpec> params) {
+  if (Status usable = grid->world()->context().usable(); !usable) return usable;
   auto plan = make_plan(grid->grid(), config, std::move(params));
   if (!plan) return plan.status();
   std::shared_ptr<Buffer> buffer(new Buffer(grid, *std::move(plan)));
@@ -29,30 +30,30 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<GridComm> grid, c
   // Failures are agreed on in each group, which may be a part of the world; and at the end in all of it.
   Status mine = buffer->arenas().allocate();
   if (mine.ok()) mine = buffer->gradients().allocate();
-  Status all_have = agree(*buffer->tree().world, grid->world()->group().members(), {"mdp_buffer_register"}, mine);
+  Status all_have = agree(*buffer->context().world, grid->world()->group().members(), {"mdp_buffer_register"}, mine);
   if (!all_have) return all_have;
   return buffer;
 }
 
 // The dense and the expert part are compared even where they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
-  Held held{.call = "mdp_buffer_register", .digests = {}, .detail = {}};
+  Replica held{.call = "mdp_buffer_register", .digests = {}, .detail = {}};
   held.detail = [this](bool expert) { return describe_registration(plan(), expert); };
   for (const bool expert : {false, true}) {
     const std::string text = held.detail(expert);
     held.digests[expert ? 1 : 0] = hash_bytes(text.data(), text.size());
   }
-  return compare_replicas(*arenas().grid(), held, [](const Pair& pair) {
+  return compare_replicas(*arenas().grid(), held, [](const ReplicaPair& pair) {
     const std::string difference = first_difference(pair.first_detail, pair.other_detail, pair.other);
-    return Finding{text("ranks ", pair.first, " and ", pair.other, " registered different parameters",
-                        difference.empty() ? "" : text(": on rank ", pair.first, " ", difference))};
+    return Explanation{text("ranks ", pair.first, " and ", pair.other, " registered different parameters",
+                            difference.empty() ? "" : text(": on rank ", pair.first, " ", difference))};
   });
 }
 
 Status Buffer::check_room() {
   const MemoryPlan memory = plan().memory();
   const uint64_t arrays = arenas().backend().place().type == DeviceType::cpu ? memory.param + memory.grad : 0;
-  return check_memory(*tree().world, arenas().grid()->world()->group().members(), "mdp_buffer_register", arrays + memory.scratch,
+  return check_memory(*context().world, arenas().grid()->world()->group().members(), "mdp_buffer_register", arrays + memory.scratch,
                       plan().config.ignore_memory)
       .with_context("mdp_buffer_register");
 }

@@ -15,28 +15,29 @@ class Buffer {
  public:
   // Collective over the grid's world. Compares the registrations of each shard group; on a difference every rank gets Code::desync with
   // the first one.
-  static Result<std::shared_ptr<Buffer>> create(std::shared_ptr<GridComm> grid, const BufferConfig& config, std::vector<ParamSpec> params);
+  static Result<std::shared_ptr<Buffer>> create(std::shared_ptr<ProcessGrid> grid, const BufferConfig& config,
+                                                std::vector<ParamSpec> params);
   ~Buffer();
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
   const Plan& plan() const noexcept { return arenas().plan(); }
-  Tree& tree() const noexcept { return arenas().tree(); }
+  Context& context() const noexcept { return arenas().context(); }
   Arenas& arenas() const noexcept { return *parts_->arenas; }
   Params& params() const noexcept { return *parts_->params; }
   Gradients& gradients() const noexcept { return *parts_->gradients; }
 
  private:
-  Buffer(std::shared_ptr<GridComm> grid, Plan plan);
+  Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan);
   Status agree_on_registration();
   Status check_room();
 
-  struct Parts {
+  struct SharedMemory {
     std::shared_ptr<Arenas> arenas;
     std::shared_ptr<Params> params;
     std::shared_ptr<Gradients> gradients;
   };
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<SharedMemory> parts_;
 };
 
 }  // namespace megadp

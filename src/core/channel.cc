@@ -9,35 +9,35 @@
 
 namespace megadp {
 
-Result<std::shared_ptr<Channel>> Channel::create(std::shared_ptr<Tree> tree, const char* name) {
-  tree->drop_passed();
+Result<std::shared_ptr<Channel>> Channel::create(std::shared_ptr<Context> context, const char* name) {
+  context->drop_passed();
   std::unique_ptr<Channel> channel(new Channel);
-  auto stream = tree->backend->create_stream(name);
+  auto stream = context->backend->create_stream(name);
   if (!stream) return stream.status();
   channel->stream_ = *std::move(stream);
-  if (Backend& control = tree->backend->control(); &control != tree->backend.get()) {
+  if (Backend& control = context->backend->control(); &control != context->backend.get()) {
     auto beside = control.create_stream("mdp-control");
     if (!beside) return beside.status();
     channel->control_ = *std::move(beside);
   }
   return std::shared_ptr<Channel>(channel.release(),
-                                  [tree = std::move(tree)](Channel* last) { tree->retire(std::unique_ptr<Channel>(last)); });
+                                  [context = std::move(context)](Channel* last) { context->retire(std::unique_ptr<Channel>(last)); });
 }
 
 Status Channel::order_control_after(const std::shared_ptr<Event>& event) const {
   return control_ ? control_->wait_for(event) : Status();
 }
 
-Result<std::shared_ptr<Request>> Channel::request(const std::shared_ptr<Tree>& tree, std::function<Status()> complete) const {
+Result<std::shared_ptr<Request>> Channel::request(const std::shared_ptr<Context>& context, std::function<Status()> complete) const {
   if (control_) {
     auto end = stream_->record();
     if (!end) return end.status();
     if (Status ordered = order_control_after(*end); !ordered) return ordered;
   }
-  const int notified = tree->notified_fd;
+  const int notified = context->notified_fd;
   auto event = control().record(notified);
   if (!event) return event.status();
-  return std::make_shared<Request>(tree, *event, notified >= 0, std::move(complete));
+  return std::make_shared<Request>(context, *event, notified >= 0, std::move(complete));
 }
 
 void Channel::retain(const std::shared_ptr<void>& object) const {
@@ -48,7 +48,7 @@ void Channel::retain(const std::shared_ptr<void>& object) const {
 // Mostly nothing is in flight, and the streams only have to say so.
 constexpr uint64_t kPassNs = 20'000'000;
 
-void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
+void Context::retire(std::unique_ptr<Channel> channel) noexcept {
   if (world->in_forked_child()) return;  // its threads are the parent's, and a lock of theirs may be held for ever
   try {
     Passing one;
@@ -68,7 +68,7 @@ void Tree::retire(std::unique_ptr<Channel> channel) noexcept {
   drop_passed();
 }
 
-void Tree::drop_passed() noexcept {
+void Context::drop_passed() noexcept {
   std::vector<Passing> passed;  // destroyed without the lock: their threads are joined
   const std::lock_guard lock(mutex);
   const auto done = [](const std::shared_ptr<Event>& end) { return end->done(); };

@@ -13,13 +13,13 @@
 namespace megadp {
 
 class Request;
-struct Tree;
+struct Context;
 
 class Channel {
  public:
   // Its threads start with their first work. `name`: of the thread, at most 15 bytes. When the last reference goes, what is still in flight
-  // goes on, and the tree keeps the streams until it has passed.
-  static Result<std::shared_ptr<Channel>> create(std::shared_ptr<Tree> tree, const char* name);
+  // goes on, and the context keeps the streams until it has passed.
+  static Result<std::shared_ptr<Channel>> create(std::shared_ptr<Context> context, const char* name);
 
   Stream& stream() const noexcept { return *stream_; }
   // Of the host, beside stream() where the backend is a device: for what ranks tell each other.
@@ -27,13 +27,13 @@ class Channel {
   // What comes next in control() comes after the event, which is in stream().
   Status order_control_after(const std::shared_ptr<Event>& event) const;
 
-  // A request for the point that both streams have come to (the tree's event fd included); see Request for `complete`.
-  Result<std::shared_ptr<Request>> request(const std::shared_ptr<Tree>& tree, std::function<Status()> complete = {}) const;
+  // A request for the point that both streams have come to (the context's event fd included); see Request for `complete`.
+  Result<std::shared_ptr<Request>> request(const std::shared_ptr<Context>& context, std::function<Status()> complete = {}) const;
   // Keeps `object` until both streams have passed this point; see Stream::retain.
   void retain(const std::shared_ptr<void>& object) const;
 
  private:
-  friend struct Tree;
+  friend struct Context;
   Channel() = default;
   std::unique_ptr<Stream> stream_, control_;
 };

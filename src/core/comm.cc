@@ -9,7 +9,7 @@
 
 namespace megadp {
 
-Status Tree::usable() const {
+Status Context::usable() const {
   if (world->in_forked_child()) {
     return bad_state("this communicator belongs to the parent process; a forked child must create its own");
   }
@@ -17,27 +17,27 @@ Status Tree::usable() const {
 }
 
 Result<std::shared_ptr<Comm>> Comm::create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend) {
-  auto tree = std::make_shared<Tree>();
-  tree->world = std::move(world);
-  tree->backend = std::move(backend);
-  auto channel = Channel::create(tree, "mdp-comm");
+  auto context = std::make_shared<Context>();
+  context->world = std::move(world);
+  context->backend = std::move(backend);
+  auto channel = Channel::create(context, "mdp-comm");
   if (!channel) return channel.status();
 
-  std::vector<int> everyone(static_cast<size_t>(tree->world->size()));
+  std::vector<int> everyone(static_cast<size_t>(context->world->size()));
   std::iota(everyone.begin(), everyone.end(), 0);
-  auto group = tree->backend->create_group(everyone);
+  auto group = context->backend->create_group(everyone);
   if (!group) return group.status();
-  return std::shared_ptr<Comm>(new Comm(std::move(tree), *std::move(channel), *std::move(group)));
+  return std::shared_ptr<Comm>(new Comm(std::move(context), *std::move(channel), *std::move(group)));
 }
 
 Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
-  if (Status usable = tree_->usable(); !usable) return usable;
+  if (Status usable = context_->usable(); !usable) return usable;
   struct Choice {
     int32_t color, key;
   };
   const Choice mine{color, key};
   std::string bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-  auto all = tree_->world->exchange(group_->members(), "mdp_comm_split", bytes);
+  auto all = context_->world->exchange(group_->members(), "mdp_comm_split", bytes);
   if (!all) return all.status();
   std::vector<std::pair<int, int>> chosen;  // (key, rank here): equal keys keep the order they had
   for (size_t r = 0; r < all->size(); ++r) {
@@ -53,23 +53,23 @@ Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
 }
 
 Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
-  if (Status usable = tree_->usable(); !usable) return usable;
-  auto channel = Channel::create(tree_, "mdp-comm");
+  if (Status usable = context_->usable(); !usable) return usable;
+  auto channel = Channel::create(context_, "mdp-comm");
   auto group = group_->split(members);  // also without a channel: the others would wait for it
   if (!channel) return channel.status();
   if (!group) return group.status();
   if (*group == nullptr) return std::shared_ptr<Comm>();
-  return std::shared_ptr<Comm>(new Comm(tree_, *std::move(channel), *std::move(group)));
+  return std::shared_ptr<Comm>(new Comm(context_, *std::move(channel), *std::move(group)));
 }
 
 Result<std::shared_ptr<Comm>> Comm::duplicate(std::shared_ptr<Channel> channel) {
   auto group = group_->split(group_->members());
   if (!group) return group.status();
-  return std::shared_ptr<Comm>(new Comm(tree_, std::move(channel), *std::move(group)));
+  return std::shared_ptr<Comm>(new Comm(context_, std::move(channel), *std::move(group)));
 }
 
 Result<std::shared_ptr<Request>> Comm::finish(Stream& used, void* consumer, bool want_request) {
-  if (want_request) return channel_->request(tree_);
+  if (want_request) return channel_->request(context_);
   auto event = used.record();
   if (!event) return event.status();
   if (Status status = used.make_caller_wait(&used == &channel_->stream() ? consumer : nullptr, **event); !status) return status;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Comm: this rank in one ordered group of ranks, on a channel. Tree: what a communicator shares with its splits and with everything made
+// Comm: this rank in one ordered group of ranks, on a channel. Context: what a communicator shares with its splits and with everything made
 // from them: the control plane, the backend, and the first failure.
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace megadp {
 
-struct Tree {
+struct Context {
   std::shared_ptr<World> world;
   std::shared_ptr<Backend> backend;
   // An eventfd with EFD_SEMAPHORE, invalid until asked for: one is added when a request finishes and taken off when the caller has seen it.
@@ -38,13 +38,13 @@ struct Tree {
   void retire(std::unique_ptr<Channel> channel) noexcept;
   void drop_passed() noexcept;
 
-  // ok while the tree is usable: not in a forked child, no rank lost, nothing aborted.
+  // ok while the context is usable: not in a forked child, no rank lost, nothing aborted.
   Status usable() const;
 };
 
 class Comm {
  public:
-  // Collective over the world: a communicator of all its ranks, in a tree of its own.
+  // Collective over the world: a communicator of all its ranks, in a context of its own.
   static Result<std::shared_ptr<Comm>> create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend);
   // Collective over this communicator. A null pointer where color < 0.
   Result<std::shared_ptr<Comm>> split(int color, int key);
@@ -58,10 +58,10 @@ class Comm {
   int size() const noexcept { return group_->size(); }
   Group& group() noexcept { return *group_; }
   const Channel& channel() const noexcept { return *channel_; }
-  Tree& tree() noexcept { return *tree_; }
-  const std::shared_ptr<Tree>& shared_tree() const noexcept { return tree_; }
+  Context& context() noexcept { return *context_; }
+  const std::shared_ptr<Context>& shared_context() const noexcept { return context_; }
   // This process's rank in the world.
-  int world_rank() const noexcept { return tree_->world->rank(); }
+  int world_rank() const noexcept { return context_->world->rank(); }
 
   // Ends a series of submissions to the channel: with `want_request` a request that reports their end; otherwise orders `consumer` after
   // them, which on the host means waiting here, and returns a null pointer.
@@ -72,10 +72,10 @@ class Comm {
   Status barrier();
 
  private:
-  Comm(std::shared_ptr<Tree> tree, std::shared_ptr<Channel> channel, std::unique_ptr<Group> group)
-      : tree_(std::move(tree)), channel_(std::move(channel)), group_(std::move(group)) {}
+  Comm(std::shared_ptr<Context> context, std::shared_ptr<Channel> channel, std::unique_ptr<Group> group)
+      : context_(std::move(context)), channel_(std::move(channel)), group_(std::move(group)) {}
 
-  std::shared_ptr<Tree> tree_;  // in this order: groups go first
+  std::shared_ptr<Context> context_;  // in this order: groups go first
   std::shared_ptr<Channel> channel_;
   std::unique_ptr<Group> group_;
 };

@@ -28,7 +28,7 @@ size_t Gradients::launched() const {
 
 Status Gradients::launch(std::span<const uint32_t> buckets) {
   const std::vector<BucketRef>& order = arenas_->plan().launch_order;
-  std::vector<WindowCall> calls;
+  std::vector<WindowOp> calls;
   for (const uint32_t number : buckets) {
     stats_.count(buckets_[number].reduction.get());  // before it is replaced
     calls.push_back(arenas_->arena_of(order[number]).reduction(order[number].bucket, static_cast<int32_t>(number)));
@@ -105,7 +105,7 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
 Status Gradients::microbatch_begin(bool is_last) {
   std::unique_lock lock(mutex_);
   wait_for_puts(lock);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ != Phase::open) start_step();
@@ -129,7 +129,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   ParamState& state = states_[param];
   const std::lock_guard slot(slot_mutex(param));
   std::unique_lock lock(mutex_);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
   const bool add_to_slot = add || state.has_gradient;
   // From here to the end nothing of the parameter arrives, and whoever clears slots or ends the step waits.
@@ -163,7 +163,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
 Status Gradients::ready(size_t param, void* producer) {
   if (Status status = arenas_->check_param(param); !status) return status;
   std::lock_guard lock(mutex_);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_ready", param); !may) return may;
   if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
   return arrive(param);
@@ -172,7 +172,7 @@ Status Gradients::ready(size_t param, void* producer) {
 Status Gradients::skip(size_t param) {
   if (Status status = arenas_->check_param(param); !status) return status;
   std::lock_guard lock(mutex_);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
   ParamState& state = states_[param];
   microbatch_touched_ = true;
@@ -216,7 +216,7 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
 Status Gradients::zero(void* caller) {
   std::unique_lock lock(mutex_);
   wait_for_puts(lock);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ == Phase::open && next_launch_ > 0) {

@@ -37,8 +37,8 @@ Result<SyncHeader> Gradients::settle_missing() {
       ParamState& state = states_[param];
       if (state.ready) continue;
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
-      if (arenas_->plan().config.missing == Missing::skip) state.skipped = !state.has_gradient;
-      if (missing++ == 0 && arenas_->plan().config.missing == Missing::error && is_last_) {
+      if (arenas_->plan().config.missing == MissingPolicy::skip) state.skipped = !state.has_gradient;
+      if (missing++ == 0 && arenas_->plan().config.missing == MissingPolicy::error && is_last_) {
         set_problem(&header,
                     text(param_label(param, arenas_->plan().params[param].name), " never became ready (it came ", state.arrivals, " of ",
                          arenas_->plan().params[param].uses_per_step, " times)"),
@@ -118,7 +118,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
   {
     std::unique_lock lock(mutex_);
     wait_for_puts(lock);  // what is being put now counts
-    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
     if (phase_ == Phase::open) {
       sync_ns_ = now_ns();
@@ -132,14 +132,14 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
       auto reduced = arenas_->grads().stream().record();
       if (!reduced) return reduced.status();
       reduced_ = *reduced;
-      sync_request_ = std::make_shared<Request>(arenas_->shared_tree(), *end, false, [this] { return complete_sync(); });
+      sync_request_ = std::make_shared<Request>(arenas_->shared_context(), *end, false, [this] { return complete_sync(); });
       phase_ = Phase::syncing;
     }
     sync = sync_request_;  // of a sync that was there before, too: the same outcome again
   }
   // Each caller's own, with a notification of its own: one of them may be freed unseen.
   if (want_request) {
-    return arenas_->grads().request(arenas_->shared_tree(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
+    return arenas_->grads().request(arenas_->shared_context(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
   }
   const uint64_t begin = now_ns();
   const Status outcome = sync->wait(Deadline::never());

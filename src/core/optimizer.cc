@@ -32,8 +32,8 @@ Optimizer::Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& conf
 }
 
 Optimizer::~Optimizer() {
-  Tree& tree = buffer_->tree();
-  if (tree.world->in_forked_child()) {
+  Context& context = buffer_->context();
+  if (context.world->in_forked_child()) {
     (void)impl_.release();
     return;
   }
@@ -43,8 +43,8 @@ Optimizer::~Optimizer() {
 }
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config) {
-  Tree& tree = buffer->tree();
-  if (Status usable = tree.usable(); !usable) return usable;
+  Context& context = buffer->context();
+  if (Status usable = context.usable(); !usable) return usable;
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
   if (Status room = optimizer->check_room(); !room) return room;
@@ -52,19 +52,19 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (mine.ok()) mine = optimizer->allocate();
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
   const std::vector<int>& members = buffer->arenas().grid()->world()->group().members();
-  if (Status all_have = agree(*tree.world, members, {"mdp_optimizer_create"}, mine); !all_have) return all_have;
+  if (Status all_have = agree(*context.world, members, {"mdp_optimizer_create"}, mine); !all_have) return all_have;
   return optimizer;
 }
 
 Status Optimizer::compare_configurations() {
-  Tree& tree = buffer_->tree();
+  Context& context = buffer_->context();
   const OptimizerConfig& config = impl_->config;
   std::string mine = text("lr ", exactly(config.lr), " betas ", exactly(config.beta1), " ", exactly(config.beta2), " eps ",
                           exactly(config.eps), " max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
   for (const ParamGroup& group : config.groups)
     mine += text("; ", group.has_lr ? text("lr ", exactly(group.lr)) : "", " weight_decay ", exactly(group.weight_decay));
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
-  auto all = tree.world->exchange(members, "mdp_optimizer_create", mine);
+  auto all = context.world->exchange(members, "mdp_optimizer_create", mine);
   if (!all) return all.status();
   for (size_t r = 1; r < all->size(); ++r) {
     if ((*all)[r] != (*all)[0]) {
@@ -92,16 +92,16 @@ Status Optimizer::check_groups() const {
 }
 
 Status Optimizer::check_room() const {
-  Tree& tree = buffer_->tree();
+  Context& context = buffer_->context();
   const MemoryPlan memory = buffer_->plan().memory();
-  const uint64_t arrays = tree.backend->place().type == DeviceType::cpu ? memory.master + memory.state : 0;
-  return check_memory(*tree.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
+  const uint64_t arrays = context.backend->place().type == DeviceType::cpu ? memory.master + memory.state : 0;
+  return check_memory(*context.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
                       buffer_->plan().config.ignore_memory)
       .with_context("mdp_optimizer_create");
 }
 
 Status Optimizer::allocate() {
-  Backend& backend = *buffer_->tree().backend;
+  Backend& backend = *buffer_->context().backend;
   const Plan& plan = buffer_->plan();
   const int rank = buffer_->arenas().grid()->rank();
   impl_->versions.resize(plan.params.size());  // 0: of none yet
@@ -147,7 +147,7 @@ Result<uint64_t> Optimizer::steps(size_t param) {
   }
   uint64_t count = 0;
   const uint64_t* const kept = impl_->device_steps(impl_->classes.of(param));
-  if (Status read = buffer_->tree().backend->read(&count, kept, sizeof count); !read) return read;
+  if (Status read = buffer_->context().backend->read(&count, kept, sizeof count); !read) return read;
   return count;
 }
 

@@ -90,14 +90,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::shared_ptr<Event> last_step_;
-  // For the scalars of steps whose outcome may still be asked for. At the end the channel takes them over, as what is Kept.
+  // For the scalars of steps whose outcome may still be asked for. At the end the channel takes them over, as what is KeepAlive.
   std::shared_ptr<std::vector<std::shared_ptr<Memory>>> outcomes_ = std::make_shared<std::vector<std::shared_ptr<Memory>>>();
-  struct Unseen {
+  struct PendingOutcome {
     std::shared_ptr<Memory> place;
     std::shared_ptr<Event> known;
     std::optional<double> loss_scale;
   };
-  Unseen unseen_;  // of a step on a device that nobody waited for
+  PendingOutcome unseen_;  // of a step on a device that nobody waited for
 };
 
 }  // namespace megadp

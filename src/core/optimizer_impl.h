@@ -11,7 +11,7 @@
 
 #include "base/math.h"
 #include "core/buffer.h"
-#include "core/kept.h"
+#include "core/keep_alive.h"
 #include "core/optimizer.h"
 #include "core/step_classes.h"
 
@@ -28,7 +28,7 @@ struct Optimizer::Impl {
     uint64_t elements = 0;
   };
   OptimizerConfig config;
-  std::shared_ptr<Kept> kept = std::make_shared<Kept>();
+  std::shared_ptr<KeepAlive> kept = std::make_shared<KeepAlive>();
   std::vector<Shard> shards;
   Memory* scalars = nullptr;  // StepScalars, and behind them one step count a class
   StepClasses classes;

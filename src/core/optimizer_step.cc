@@ -65,7 +65,7 @@ void Optimizer::count_changes() {
 
 // One more step for every parameter that takes part in it; unless it is skipped, which the device knows.
 Status Optimizer::submit_counts() {
-  Backend& backend = *buffer_->tree().backend;
+  Backend& backend = *buffer_->context().backend;
   Stream& stream = buffer_->arenas().grads().stream();
   return impl_->classes.step(
       [&](size_t param) {
@@ -117,7 +117,7 @@ Result<std::shared_ptr<Memory>> Optimizer::outcome_place() {
 // ahead of a device; which still has the next backward pass to do by then.
 Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
   if (!unseen_.place) return {};
-  const Unseen unseen = std::exchange(unseen_, {});
+  const PendingOutcome unseen = std::exchange(unseen_, {});
   if (!unseen.known->done()) {
     lock->unlock();
     (void)unseen.known->wait(Deadline::never());
@@ -159,13 +159,13 @@ Status Optimizer::submit_updates(double lr) {
 Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
   Gradients& gradients = buffer_->gradients();
   if (Status synced = gradients.await_sync(); !synced) return synced;
-  Tree& tree = buffer_->tree();
+  Context& context = buffer_->context();
   const Channel& last = buffer_->arenas().last();
   std::shared_ptr<Event> normed, end;
   std::shared_ptr<Memory> outcome;
   {
     std::unique_lock lock = gradients.lock();
-    if (Status usable = tree.usable(); !usable) return usable;
+    if (Status usable = context.usable(); !usable) return usable;
     if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
     if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
     if (Status ordered = buffer_->params().order_writes(options.caller); !ordered) return ordered;
@@ -185,8 +185,8 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     gradients.start_step();
   }
 
-  if (report != nullptr || (!want_request && !tree.on_device())) {
-    Status found = await(want_request || tree.on_device() ? *normed : *end, outcome, options.loss_scale, report);
+  if (report != nullptr || (!want_request && !context.on_device())) {
+    Status found = await(want_request || context.on_device() ? *normed : *end, outcome, options.loss_scale, report);
     if (!found) return found;
   } else if (!want_request) {
     unseen_ = {outcome, normed, options.loss_scale};
@@ -197,7 +197,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     return std::shared_ptr<Request>();
   }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  return last.request(buffer_->arenas().shared_tree(), [self = shared_from_this(), outcome, loss_scale = options.loss_scale] {
+  return last.request(buffer_->arenas().shared_context(), [self = shared_from_this(), outcome, loss_scale = options.loss_scale] {
     return self->judge(outcome, loss_scale, false, nullptr);
   });
 }

@@ -20,7 +20,7 @@ Status Params::wait(size_t param, void* consumer) {
   std::vector<std::shared_ptr<Event>> pending;
   {
     const std::lock_guard lock(mutex_);
-    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
     const auto add = [&pending](const std::shared_ptr<Transfer>& gather) {
       if (gather && !gather->end->done()) pending.push_back(gather->end);
     };
@@ -72,7 +72,7 @@ Status Params::write(size_t param, const StridedArray& from, void* caller) {
 
 Status Params::changed() {
   const std::lock_guard lock(mutex_);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   for (uint64_t& version : versions_) ++version;
   return {};
 }
@@ -83,7 +83,7 @@ Status Params::broadcast(int root) {
   std::shared_ptr<Event> done;
   {
     const std::lock_guard lock(mutex_);
-    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
     for (const bool expert : {false, true}) {  // also where this rank has no experts: all refuse it, or none
       const int size = plan.grid.size(Grid::shard_axes(expert));
       if (root >= 0 && root < size) continue;
@@ -132,7 +132,7 @@ size_t Params::digested_param(bool expert, size_t position) const {
 }
 
 Status Params::verify() {
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   // On the host's thread, whatever the backend: what is read here is not read on its streams.
   for (const Channel* const channel : {&arenas_->grads(), &arenas_->gathers()}) {
     auto settled = channel->stream().record();
@@ -140,7 +140,7 @@ Status Params::verify() {
     if (Status reached = (*settled)->wait(Deadline::never()); !reached) return reached;
   }
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
-  Held held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
+  Replica held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
   for (const bool expert : {false, true}) {
     auto digests = digest_values(expert);
     if (!digests) return digests.status();
@@ -149,14 +149,14 @@ Status Params::verify() {
     held.digests[expert ? 1 : 0] = hash_bytes(part.data(), part.size());
   }
   held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
-  return compare_replicas(*arenas_->grid(), held, [this](const Pair& pair) {
+  return compare_replicas(*arenas_->grid(), held, [this](const ReplicaPair& pair) {
     const std::string &a = pair.first_detail, &b = pair.other_detail;
     const size_t same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
     const size_t param = same < std::min(a.size(), b.size()) ? digested_param(pair.expert, same / sizeof(uint64_t)) : SIZE_MAX;
-    if (param == SIZE_MAX) return Finding{text("mdp_buffer_verify: ranks ", pair.first, " and ", pair.other, " differ")};
-    return Finding{text("mdp_buffer_verify: ", param_label(param, arenas_->plan().params[param].name), " differs between ranks ",
-                        pair.first, " and ", pair.other),
-                   static_cast<int32_t>(arenas_->place(param).bucket), static_cast<int64_t>(param)};
+    if (param == SIZE_MAX) return Explanation{text("mdp_buffer_verify: ranks ", pair.first, " and ", pair.other, " differ")};
+    return Explanation{text("mdp_buffer_verify: ", param_label(param, arenas_->plan().params[param].name), " differs between ranks ",
+                            pair.first, " and ", pair.other),
+                       static_cast<int32_t>(arenas_->place(param).bucket), static_cast<int64_t>(param)};
   });
 }
 
@@ -171,7 +171,7 @@ Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<E
   const std::vector<BucketRef>& order = arenas_->plan().launch_order;
   const Arena& first = arenas_->arena_of(order[buckets.front()]);
   const std::lock_guard lock(mutex_);
-  std::vector<WindowCall> calls;
+  std::vector<WindowOp> calls;
   for (const uint32_t bucket : buckets) {
     traffic_.count(gathers_[bucket].get());
     const Arena& arena = arenas_->arena_of(order[bucket]);

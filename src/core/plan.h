@@ -19,7 +19,7 @@ enum class Sharding : uint32_t {
   zero_0 = 1,
   zero_1 = 2
 };
-enum class Missing : uint32_t {
+enum class MissingPolicy : uint32_t {
   error = 0,
   zero = 1,
   skip = 2
@@ -28,7 +28,7 @@ enum class Missing : uint32_t {
 struct BufferConfig {
   bool grad_same_as_param = false;  // else f32
   Sharding sharding = Sharding::zero_1;
-  Missing missing = Missing::error;
+  MissingPolicy missing = MissingPolicy::error;
   uint64_t bucket_elements = 0;  // 0: the library decides, see default_bucket_elements
   uint64_t bucket_count = 0;
   bool no_overlap = false;

@@ -12,7 +12,7 @@ Status Gradients::await_sync() {
   std::shared_ptr<Request> pending;
   {
     std::lock_guard lock(mutex_);
-    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (phase_ == Phase::syncing) pending = sync_request_;
   }
   return pending ? pending->wait(Deadline::never()) : Status();
@@ -83,7 +83,7 @@ Result<double> Gradients::norm(const ParamList& list) {
   std::shared_ptr<Event> summed;
   {
     std::lock_guard lock(mutex_);
-    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (Status reduced = check_reduced("mdp_grad_norm"); !reduced) return reduced;
     auto chosen = choose(list);
     if (!chosen) return chosen.status();
@@ -111,7 +111,7 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
   std::shared_ptr<Event> done;
   {
     std::lock_guard lock(mutex_);
-    if (Status usable = arenas_->tree().usable(); !usable) return usable;
+    if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (Status reduced = check_reduced("mdp_grad_scale"); !reduced) return reduced;
     auto chosen = choose(list);
     if (!chosen) return chosen.status();
@@ -135,7 +135,7 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
 
 Status Gradients::changed(void* producer) {
   std::lock_guard lock(mutex_);
-  if (Status usable = arenas_->tree().usable(); !usable) return usable;
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status reduced = check_reduced("mdp_grad_changed"); !reduced) return reduced;
   return arenas_->grads().stream().wait_for_caller(producer);
 }

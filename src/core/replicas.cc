@@ -38,8 +38,8 @@ struct Verdict {
 
 }  // namespace
 
-Status compare_replicas(GridComm& grid, const Held& held, const std::function<Finding(const Pair&)>& explain) {
-  World& world = *grid.world()->tree().world;
+Status compare_replicas(ProcessGrid& grid, const Replica& held, const std::function<Explanation(const ReplicaPair&)>& explain) {
+  World& world = *grid.world()->context().world;
   const std::vector<int>& members = grid.world()->group().members();
   const auto size_is_wrong = [&](size_t rank, size_t bytes) {
     return internal_error("rank ", members[rank], " sent ", bytes, " bytes where replicas are compared");
@@ -63,7 +63,7 @@ Status compare_replicas(GridComm& grid, const Held& held, const std::function<Fi
     auto both = world.exchange({members[first], members[other]}, held.call, held.detail(difference->expert).substr(0, kLongestDetail));
     if (!both) return both.status();
     if (grid.rank() == difference->first) {
-      const Finding found = explain({members[first], members[other], (*both)[0], (*both)[1], difference->expert});
+      const Explanation found = explain({members[first], members[other], (*both)[0], (*both)[1], difference->expert});
       const Verdict verdict{found.param, found.bucket, 0};
       mine.assign(reinterpret_cast<const char*>(&verdict), sizeof verdict);
       mine += found.sentence;

@@ -8,25 +8,25 @@
 #include <functional>
 #include <string>
 
-#include "core/grid_comm.h"
+#include "core/process_grid.h"
 
 namespace megadp {
 
 // What one rank holds. Of the dense part and of the expert part a digest, equal on all ranks of a shard group if what they hold is equal;
 // and, asked for only where digests differ, the text behind it.
-struct Held {
+struct Replica {
   const char* call;                   // the call of the user's that this is part of
   std::array<uint64_t, 2> digests{};  // dense, expert
   std::function<std::string(bool expert)> detail;
 };
 
 // The sentence about two ranks that differ, and what is to blame besides the second of them.
-struct Finding {
+struct Explanation {
   std::string sentence;
   int32_t bucket = -1;
   int64_t param = -1;
 };
-struct Pair {  // world ranks, and what each of them holds
+struct ReplicaPair {  // world ranks, and what each of them holds
   int first, other;
   const std::string &first_detail, &other_detail;
   bool expert;
@@ -34,6 +34,6 @@ struct Pair {  // world ranks, and what each of them holds
 
 // Collective over the grid's world. ok, or on every rank the same Code::desync about the first shard group that differs, dense ones first:
 // its first member and the first member that differs from it. `explain` is called on one of the two.
-Status compare_replicas(GridComm& grid, const Held& held, const std::function<Finding(const Pair&)>& explain);
+Status compare_replicas(ProcessGrid& grid, const Replica& held, const std::function<Explanation(const ReplicaPair&)>& explain);
 
 }  // namespace megadp

@@ -14,23 +14,23 @@
 
 namespace megadp {
 
-struct Tree;
+struct Context;
 
 class Request {
  public:
-  // notifies: the event was recorded with the tree's event descriptor.
-  Request(std::shared_ptr<Tree> tree, std::shared_ptr<Event> event, bool notifies, std::function<Status()> complete = {})
-      : tree_(std::move(tree)), event_(std::move(event)), complete_(std::move(complete)), notifies_(notifies) {}
+  // notifies: the event was recorded with the context's event descriptor.
+  Request(std::shared_ptr<Context> context, std::shared_ptr<Event> event, bool notifies, std::function<Status()> complete = {})
+      : context_(std::move(context)), event_(std::move(event)), complete_(std::move(complete)), notifies_(notifies) {}
 
   // Code::pending, or how it ended. Any thread; as often as wanted.
   Status test() { return wait(Deadline::after_ns(0)); }
   Status wait(Deadline deadline);
 
-  // True once, where it notifies: the notification is now the caller's to take off the descriptor (see Tree::event_fd).
+  // True once, where it notifies: the notification is now the caller's to take off the descriptor (see Context::event_fd).
   bool claim_notification() noexcept { return notifies_.exchange(false); }
 
  private:
-  std::shared_ptr<Tree> tree_;
+  std::shared_ptr<Context> context_;
   std::shared_ptr<Event> event_;
   std::function<Status()> complete_;
   std::mutex mutex_;

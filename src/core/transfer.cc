@@ -5,14 +5,14 @@
 
 namespace megadp {
 
-Result<std::shared_ptr<Transfer>> Traffic::submit(Comm& comm, std::span<const WindowCall> calls) {
+Result<std::shared_ptr<Transfer>> Traffic::submit(Comm& comm, std::span<const WindowOp> calls) {
   Stream& stream = comm.channel().stream();
   auto begin = stream.record();
   if (!begin) return begin.status();
   if (Status submitted = comm.group().together(stream, calls); !submitted) return submitted;
   auto end = stream.record();
   if (!end) return end.status();
-  for (const WindowCall& call : calls) bytes += call.count * size_of(call.type);
+  for (const WindowOp& call : calls) bytes += call.count * size_of(call.type);
   return std::make_shared<Transfer>(Transfer{*std::move(begin), *std::move(end)});
 }
 

@@ -19,7 +19,7 @@ struct Traffic {
   uint64_t comm_ns = 0, exposed_ns = 0, bytes = 0;
 
   // All of the calls, on the communicator's channel.
-  Result<std::shared_ptr<Transfer>> submit(Comm& comm, std::span<const WindowCall> calls);
+  Result<std::shared_ptr<Transfer>> submit(Comm& comm, std::span<const WindowOp> calls);
   // Adds the time of one that has ended; once.
   void count(Transfer* transfer);
 };

@@ -19,10 +19,10 @@ Status launch(Stream& stream, const char* what, const Call& call) {
   });
 }
 
-// This rank's number among the ranks of its host.
+// This rank's number among the ranks of its node.
 int32_t rank_on_host(const World& world) {
   int32_t number = 0;
-  for (int rank = 0; rank < world.rank(); ++rank) number += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  for (int rank = 0; rank < world.rank(); ++rank) number += world.node(rank) == world.node(world.rank()) ? 1 : 0;
   return number;
 }
 
@@ -39,7 +39,7 @@ Result<int32_t> choose_device(const PluginTable& plugin, const World& world, int
 }
 
 // What every rank must know of the others before NCCL is asked to join them.
-struct Card {
+struct DeviceCard {
   int32_t host, nccl;
   char uuid[64];
 };
@@ -49,18 +49,18 @@ Status agree_on_devices(const Gpu& gpu) {
   World& world = gpu.world();
   DeviceInfo info{};
   if (Status known = gpu.check(gpu.plugin().device_info(gpu.index(), &info), "looking at the device"); !known) return known;
-  Card mine{world.host(world.rank()), gpu.plugin().nccl_version(gpu.nccl()), {}};
+  DeviceCard mine{world.node(world.rank()), gpu.plugin().nccl_version(gpu.nccl()), {}};
   std::memcpy(mine.uuid, info.uuid, sizeof mine.uuid);
   std::vector<int> everyone(static_cast<size_t>(world.size()));
   for (size_t r = 0; r < everyone.size(); ++r) everyone[r] = static_cast<int>(r);
   auto all = world.exchange(everyone, "mdp_comm_create: devices", std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
   if (!all) return all.status();
-  std::vector<Card> cards(all->size());
+  std::vector<DeviceCard> cards(all->size());
   for (size_t r = 0; r < all->size(); ++r) {
-    if ((*all)[r].size() != sizeof(Card)) {
+    if ((*all)[r].size() != sizeof(DeviceCard)) {
       return Status(Code::desync, text("rank ", r, " did not open the CUDA backend"), Blame{.rank = static_cast<int32_t>(r)});
     }
-    std::memcpy(&cards[r], (*all)[r].data(), sizeof(Card));
+    std::memcpy(&cards[r], (*all)[r].data(), sizeof(DeviceCard));
     if (cards[r].nccl != cards[0].nccl) {
       return Status(Code::desync, text("rank ", r, " has NCCL ", cards[r].nccl, ", rank 0 has ", cards[0].nccl),
                     Blame{.rank = static_cast<int32_t>(r)});
@@ -71,7 +71,7 @@ Status agree_on_devices(const Gpu& gpu) {
     for (size_t s = 0; s < r; ++s) {
       if (cards[s].host != cards[r].host || std::strncmp(cards[s].uuid, cards[r].uuid, sizeof cards[s].uuid) != 0) continue;
       return invalid("ranks ", s, " and ", r, " use the same device, ", info.name, " ", cards[r].uuid,
-                     "; give each rank one of its own (mdp_comm_config.device), or start fewer ranks on this host");
+                     "; give each rank one of its own (mdp_comm_config.device), or start fewer ranks on this node");
     }
   }
   return {};

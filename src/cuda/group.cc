@@ -26,7 +26,7 @@ std::string from_rank(int root) {
   return text(" from rank ", root);
 }
 
-std::string in_window(const WindowCall& call, uint64_t window) {
+std::string in_window(const WindowOp& call, uint64_t window) {
   return text(call.divisor == 1 ? "" : text(" divided by ", call.divisor), call.kind == Collective::broadcast ? from_rank(call.root) : "",
               " from element ", call.begin, " of window ", window);
 }
@@ -110,7 +110,7 @@ Status CudaGroup::submit(Stream& stream, const Member::Call& call, const Tag& ta
 
 // ── in windows ──
 
-Result<Member::Submission> CudaGroup::prepare(const WindowCall& call) {
+Result<Member::Submission> CudaGroup::prepare(const WindowOp& call) {
   const auto& window = static_cast<const CudaWindow&>(*call.window);
   if ((*window.block())->communicator != member_->communicator())
     return invalid(name_of(call.kind), ": the window belongs to another group");
@@ -137,10 +137,10 @@ Result<Member::Submission> CudaGroup::prepare(const WindowCall& call) {
       {call.kind, call.count, call.type, in_window(call, window.number())}, call.tag, window.block(), std::move(work)};
 }
 
-Status CudaGroup::together(Stream& stream, std::span<const WindowCall> calls) {
+Status CudaGroup::together(Stream& stream, std::span<const WindowOp> calls) {
   std::vector<Member::Submission> all;
   bool in_steps = false;  // a sum in the host's order is several launches, of which the later need what the earlier have brought
-  for (const WindowCall& call : calls) {
+  for (const WindowOp& call : calls) {
     auto one = prepare(call);
     if (!one) return one.status();
     if (call.count == 0) continue;

@@ -52,7 +52,7 @@ class CudaGroup final : public Group {
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
-  Status together(Stream& stream, std::span<const WindowCall> calls) override;
+  Status together(Stream& stream, std::span<const WindowOp> calls) override;
 
   Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
   Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
@@ -63,7 +63,7 @@ class CudaGroup final : public Group {
 
  private:
   const Group& control() const noexcept { return member_->control(); }
-  Result<Member::Submission> prepare(const WindowCall& call);
+  Result<Member::Submission> prepare(const WindowOp& call);
   // All at once, or one after another.
   Status submit(Stream& stream, std::vector<Member::Submission> all, bool at_once);
   Status submit(Stream& stream, const Member::Call& call, const Tag& tag, Member::Work work);

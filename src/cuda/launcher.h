@@ -7,7 +7,7 @@
 // collective is not in its stream yet; then nothing that is to come after it may be put there. Nor may a collective come while memory is
 // being freed. So it is not the caller who waits, but this thread; submitting never waits for anything.
 //
-// A failure of work is one of the whole communicator tree (Gpu::fail): later work is dropped, events and what is retained are not. The
+// A failure of work is one of the whole context (Gpu::fail): later work is dropped, events and what is retained are not. The
 // thread lives on without its CudaStream until the queue is empty; what another rank keeps from being launched then is given up by the
 // watch (Watch::abandon).
 #pragma once
@@ -36,7 +36,7 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
 
-  // The failure of the tree, if there is one already; then the work is not taken.
+  // The failure of the context, if there is one already; then the work is not taken.
   Status submit(Work work);
   Result<std::shared_ptr<CudaEvent>> record();
   void retain(std::shared_ptr<void> object) noexcept;

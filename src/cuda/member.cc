@@ -48,9 +48,9 @@ Member::~Member() {
   watch_->drop(std::move(communicator_));
 }
 
-// Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one host, whoever comes second sees it.
+// Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one node, whoever comes second sees it.
 Status Member::compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const {
-  for (const Group::Entered& other : control_->entered(number)) {
+  for (const Group::Submission& other : control_->submissions(number)) {
     const std::string_view ours = compared(mine), theirs = compared(other.what);
     const size_t common = std::min(ours.size(), theirs.size());  // an entry is cut
     if (ours.substr(0, common) == theirs.substr(0, common)) continue;
@@ -89,7 +89,7 @@ Status Member::launch(Launcher& on, std::span<Submission> all) {
     one.number = launched_ + 1 + i;
     one.name = describe(one.call.kind, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
     if (alone) continue;
-    control_->enter(one.number, one.name);
+    control_->log_submission(one.number, one.name);
     if (Status same = compare_with_others(one.number, one.name, one.tag); !same) return same;
   }
   launched_ += all.size();

@@ -61,7 +61,7 @@ class Member {
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
 
-  // On the launcher's thread. Several are one group of NCCL's, between one pair of marks. A failure is the tree's.
+  // On the launcher's thread. Several are one group of NCCL's, between one pair of marks. A failure is the context's.
   Status launch(Launcher& on, std::span<Submission> all);
 
   // ── in member_sums.cc. Each puts its work on the stream, for a group of any size; for Submission::work ──

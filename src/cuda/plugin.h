@@ -42,7 +42,7 @@ constexpr int32_t kind_of(int32_t result) {
   return result & ~0xffff;  // 0: done or pending; kCudaFailure, kNcclFailure, kOwnFailure
 }
 
-struct Device;    // one GPU as used by one communicator tree: its scratch memory and its counters
+struct Device;    // one GPU as used by one context: its scratch memory and its counters
 struct Nccl;      // a loaded NCCL library
 struct NcclComm;  // one communicator of NCCL, with the Nccl and the Device it belongs to
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finding and loading libmegadp_cuda.so: beside the file that holds this code, then by name.
+// Difference and loading libmegadp_cuda.so: beside the file that holds this code, then by name.
 #pragma once
 
 #include <string>

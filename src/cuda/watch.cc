@@ -29,7 +29,7 @@ struct Notice {
   int fd;
 };
 
-struct Doomed {
+struct DeferredFree {
   std::shared_ptr<void> object;
   std::shared_ptr<CudaEvent> after;
 };
@@ -59,7 +59,7 @@ struct Watch::State {
   std::deque<Running> running;   // in the order of submission
   std::vector<Running> aborted;  // have failed, but may not be off the device yet
   std::vector<Notice> notices;
-  std::vector<Doomed> doomed;
+  std::vector<DeferredFree> doomed;
   uint64_t abandon_at_ns = UINT64_MAX;
   uint64_t troubled_ns = 0;  // when NCCL first reported a failure
   bool started = false, closing = false;
@@ -184,7 +184,7 @@ void Watch::State::take_off_memory(Ended* ended) {
       continue;
     }
     freeing = true;
-    ended->dropped.push_back(std::make_shared<Doomed>(std::move(doomed[i])));
+    ended->dropped.push_back(std::make_shared<DeferredFree>(std::move(doomed[i])));
     doomed.erase(doomed.begin() + static_cast<std::ptrdiff_t>(i));
   }
 }
@@ -201,22 +201,22 @@ Status Watch::State::missed_by(Running& one, const World& world) {
   return {};
 }
 
-// Who has not come is known of the ranks of this host.
+// Who has not come is known of the ranks of this node.
 Status Watch::State::timed_out(const Running& one) const {
   const Watch::Collective& collective = one.collective;
   std::string sentence = text(collective.name, " did not end within ", timeout_ns / 1'000'000, " ms: ");
   Blame blame{.bucket = collective.bucket, .operation = collective.operation};
-  const std::vector<Group::Entered> roll = collective.control->entered(collective.operation);
-  for (const Group::Entered& entered : roll) {
-    if (entered.last >= collective.operation) continue;
+  const std::vector<Group::Submission> told = collective.control->submissions(collective.operation);
+  for (const Group::Submission& submission : told) {
+    if (submission.last >= collective.operation) continue;
     sentence +=
-        text(blame.rank < 0 ? "" : ", ", "rank ", entered.member, " has not come to it (its last operation was ", entered.last, ")");
-    if (blame.rank < 0) blame.rank = entered.member;
+        text(blame.rank < 0 ? "" : ", ", "rank ", submission.member, " has not come to it (its last operation was ", submission.last, ")");
+    if (blame.rank < 0) blame.rank = submission.member;
   }
   if (blame.rank < 0) {
-    const bool all = roll.size() == collective.control->members().size();
+    const bool all = told.size() == collective.control->members().size();
     sentence += all ? "all ranks have come to it, but their data cannot pass"
-                    : "a rank of another host has not come to it, or its data cannot pass";
+                    : "a rank of another node has not come to it, or its data cannot pass";
   }
   return {Code::timeout, std::move(sentence), blame};
 }

@@ -15,7 +15,7 @@ namespace megadp::host {
 
 class HostBackend final : public Backend {
  public:
-  // Collective over the world when it spans hosts: prepares their network.
+  // Collective over the world when it spans nodes: prepares their network.
   static Result<std::shared_ptr<Backend>> open(std::shared_ptr<World> world, TransportKind transport);
 
   std::string_view name() const noexcept override { return "host"; }
@@ -46,7 +46,7 @@ class HostBackend final : public Backend {
       : world_(std::move(world)), network_(std::move(network)) {}
 
   const std::shared_ptr<World> world_;
-  const std::shared_ptr<Network> network_;  // none when all ranks share one host
+  const std::shared_ptr<Network> network_;  // none when all ranks share one node
 };
 
 }  // namespace megadp::host

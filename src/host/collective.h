@@ -6,10 +6,10 @@
 //
 // A staged collective is cut into turns; turn t uses half t & 1 of everyone's staging memory:
 //   copy my input into my half ── meet ── read what I need from everyone's half
-// One meeting per turn is enough: a rank writes to a half again two turns later, after a meeting to which everyone came having read it.
+// One barrier per turn is enough: a rank writes to a half again two turns later, after a barrier to which everyone came having read it.
 //
-// A group over several hosts does everything by turns. The halves of ranks on other hosts are private memory here, filled by the transport
-// with what this rank needs of them before the meeting; the algorithms, and so the order of every sum, are the same.
+// A group over several nodes does everything by turns. The halves of ranks on other nodes are private memory here, filled by the transport
+// with what this rank needs of them before the barrier; the algorithms, and so the order of every sum, are the same.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@
 #include "base/status.h"
 #include "control/world.h"
 #include "host/operation.h"
-#include "host/parts.h"
+#include "host/shared_memory.h"
 #include "host/stream.h"
 #include "host/sync.h"
 #include "host/transport.h"
@@ -36,8 +36,8 @@ constexpr size_t kStagingHalfBytes = 512 << 10;
 static_assert(kControlBytes + 2 * kStagingHalfBytes == kGroupBytes);
 
 // Which bytes of its half a rank shows to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
-// the first `bytes` of the root's half, to one rank of each host.
-enum class Show {
+// the first `bytes` of the root's half, to one rank of each node.
+enum class SendPart {
   whole,
   piece,
   from_root
@@ -46,7 +46,7 @@ enum class Show {
 // This rank's end of a group, kept alive by the group and by submitted work.
 class Member {
  public:
-  // Collective, blocking. `network` is needed when the members are on several hosts.
+  // Collective, blocking. `network` is needed when the members are on several nodes.
   static Result<std::shared_ptr<Member>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   ~Member();
   Member(const Member&) = delete;
@@ -58,25 +58,28 @@ class Member {
   const std::vector<int>& members() const noexcept { return members_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(members_.size()); }
-  bool spans_hosts() const noexcept { return local_.size() < members_.size(); }
+  bool spans_nodes() const noexcept { return local_.size() < members_.size(); }
 
-  // Memory that the members of this host see; all members agree on it. Collective, blocking.
-  Result<std::shared_ptr<Parts>> create_parts(const Subject& what, bool touch);
+  // Memory that the members of this node see; all members agree on it. Collective, blocking.
+  Result<std::shared_ptr<SharedMemory>> create_shared_memory(const Subject& what, bool touch);
 
-  // See Group::enter. Nothing is kept where no other member is on this host.
-  void enter(uint64_t number, const std::string& what) noexcept {
-    if (sync_) sync_->enter(number, what);
+  // See Group::log_submission. Nothing is kept where no other member is on this node.
+  void log_submission(uint64_t number, const std::string& what) noexcept {
+    if (sync_) sync_->log_submission(number, what);
   }
-  std::vector<Group::Entered> entered(uint64_t number) const { return sync_ ? sync_->entered(number) : std::vector<Group::Entered>(); }
+  std::vector<Group::Submission> submissions(uint64_t number) const {
+    return sync_ ? sync_->submissions(number) : std::vector<Group::Submission>();
+  }
 
   // Runs `body` as `operation` on a stream's worker. A failure ends the group, and the World learns of it, since this rank's peers would
   // wait for it in vain.
   Status perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body);
   // Within perform().
-  Status meet(const Operation& operation, const Stop& stop);
-  // Meets, having sent what the ranks of other hosts need of this rank's half, and received theirs.
-  Status meet_showing(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, Show show, size_t bytes);
-  // The rank whose half holds a broadcast after the meeting: the root, or on another host the first rank there.
+  Status barrier(const Operation& operation, const Stop& stop);
+  // Meets, having sent what the ranks of other nodes need of this rank's half, and received theirs.
+  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart show,
+                              size_t bytes);
+  // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
   int source_of_broadcast(int root) const noexcept;
   // This turn's half of everyone's staging memory, by rank.
   const std::vector<std::byte*>& next_staging();
@@ -84,23 +87,23 @@ class Member {
  private:
   Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   Status set_up();
-  Status post_shown(const std::vector<std::byte*>& staging, Show show, size_t bytes);
+  Status post_parts(const std::vector<std::byte*>& staging, SendPart show, size_t bytes);
   Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
-  Status compare_with_other_hosts(const Operation& operation, const Stop& stop);
+  Status compare_with_other_nodes(const Operation& operation, const Stop& stop);
   Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
 
   const std::shared_ptr<World> world_;
   const std::shared_ptr<Network> network_;
   const std::vector<int> members_;
   int rank_ = 0;
-  std::vector<int> local_;  // world ranks of the members on this host, in their order
+  std::vector<int> local_;  // world ranks of the members on this node, in their order
   int local_rank_ = 0;
   std::vector<int> remote_;                               // ranks in the group of the others
-  std::vector<int> firsts_;                               // of each host the lowest rank in the group, by the host's number
-  std::unique_ptr<Transport> transport_;                  // where there is a member on another host
-  std::shared_ptr<Parts> control_;                        // where there is another member on this host
-  std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other hosts' ranks, and the own one without control_
-  uint64_t compared_ = 0;                                 // number of the last operation that was compared with other hosts
+  std::vector<int> firsts_;                               // of each node the lowest rank in the group, by the number of the node
+  std::unique_ptr<Transport> transport_;                  // where there is a member on another node
+  std::shared_ptr<SharedMemory> control_;                 // where there is another member on this node
+  std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other nodes' ranks, and the own one without control_
+  uint64_t compared_ = 0;                                 // number of the last operation that was compared with other nodes
   std::optional<Sync> sync_;
   std::vector<std::byte*> staging_[2];
   uint64_t turn_ = 0;
@@ -119,17 +122,17 @@ struct Call {
   int rank() const noexcept { return member.rank(); }
   int size() const noexcept { return member.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
-  Status meet() const { return member.meet(operation, stop); }
-  Status meet_showing(const std::vector<std::byte*>& staging, Show show, size_t bytes) const {
-    return member.meet_showing(operation, stop, staging, show, bytes);
+  Status barrier() const { return member.barrier(operation, stop); }
+  Status exchange_and_barrier(const std::vector<std::byte*>& staging, SendPart show, size_t bytes) const {
+    return member.exchange_and_barrier(operation, stop, staging, show, bytes);
   }
 };
 
 // In windows; see backend/group.h.
-Status window_reduce_scatter(const Call& call, const Parts& window);
-Status window_all_reduce(const Call& call, const Parts& window);
-Status window_all_gather(const Call& call, const Parts& window);
-Status window_broadcast(const Call& call, const Parts& window);
+Status window_reduce_scatter(const Call& call, const SharedMemory& window);
+Status window_all_reduce(const Call& call, const SharedMemory& window);
+Status window_all_gather(const Call& call, const SharedMemory& window);
+Status window_broadcast(const Call& call, const SharedMemory& window);
 
 // On any memory. `count` is the operation's, except where a window's range is meant: elements per rank for reduce_scatter, all_gather and
 // all_to_all, of the whole for the others.

@@ -105,7 +105,7 @@ Status copy_turned(const Walk& walk, std::byte* to, const std::byte* from, const
 
 Status copy_all(Walk& walk) {
   if (walk.count == 0) return copy_dense(walk, walk.to, walk.from, 1);
-  const int turned = turned_dim(walk.dims.data(), walk.count);
+  const int turned = transposed_dim(walk.dims.data(), walk.count);
   if (turned >= 0) {
     std::rotate(walk.dims.begin() + turned, walk.dims.begin() + turned + 1, walk.dims.begin() + walk.count - 1);
   }

@@ -18,7 +18,7 @@ Status alone(const Operation& operation, const void* from, void* to, size_t coun
   return {};
 }
 
-Status (*algorithm_of(Collective kind))(const Call&, const Parts&) {
+Status (*algorithm_of(Collective kind))(const Call&, const SharedMemory&) {
   switch (kind) {
     case Collective::reduce_scatter:
       return &window_reduce_scatter;
@@ -51,7 +51,7 @@ Result<std::unique_ptr<Group>> HostGroup::split(const std::vector<int>& members)
 
 Result<std::unique_ptr<Window>> HostGroup::allocate_window(size_t bytes) {
   const uint64_t number = windows_ + 1;
-  Result<std::shared_ptr<Parts>> parts = member_->create_parts({"allocate_window", number, bytes}, true);
+  Result<std::shared_ptr<SharedMemory>> parts = member_->create_shared_memory({"allocate_window", number, bytes}, true);
   if (!parts.ok()) return parts.status();
   windows_ = number;
   return std::unique_ptr<Window>(new HostWindow(std::move(*parts), member_.get(), number));
@@ -70,20 +70,20 @@ Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorith
 
 // ── in windows ──
 
-Status HostGroup::together(Stream& stream, std::span<const WindowCall> calls) {
-  for (const WindowCall& call : calls) {
+Status HostGroup::together(Stream& stream, std::span<const WindowOp> calls) {
+  for (const WindowOp& call : calls) {
     if (static_cast<const HostWindow*>(call.window)->owner() != member_.get()) {
       return invalid(name_of(call.kind), ": the window belongs to another group");
     }
     if (Status checked = check(call); !checked) return checked;
   }
-  for (const WindowCall& call : calls) {
+  for (const WindowOp& call : calls) {
     if (Status submitted = submit_in_window(stream, call); !submitted) return submitted;
   }
   return {};
 }
 
-Status HostGroup::submit_in_window(Stream& stream, const WindowCall& call) {
+Status HostGroup::submit_in_window(Stream& stream, const WindowOp& call) {
   const auto& window = static_cast<const HostWindow&>(*call.window);
   Operation operation = make_operation(call.kind, call.type, call.count, call.tag);
   operation.window = window.number();
@@ -143,7 +143,7 @@ Status HostGroup::broadcast(Stream& stream, void* data, size_t count, DType type
 
 Status HostGroup::barrier(Stream& stream, Tag tag) {
   return submit(stream, make_operation(Collective::barrier, DType::u8, 0, tag),
-                [](const Call& call) { return call.size() == 1 ? Status() : call.meet(); });
+                [](const Call& call) { return call.size() == 1 ? Status() : call.barrier(); });
 }
 
 }  // namespace megadp::host

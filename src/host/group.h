@@ -17,7 +17,7 @@ namespace megadp::host {
 
 class HostGroup final : public Group {
  public:
-  // Collective over `members`. `network` is needed when they are on several hosts.
+  // Collective over `members`. `network` is needed when they are on several nodes.
   static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
                                                const std::vector<int>& members);
 
@@ -25,13 +25,13 @@ class HostGroup final : public Group {
   int size() const noexcept override { return member_->size(); }
   const std::vector<int>& members() const noexcept override { return member_->members(); }
 
-  void enter(uint64_t number, const std::string& what) noexcept override { member_->enter(number, what); }
-  std::vector<Entered> entered(uint64_t number) const override { return member_->entered(number); }
+  void log_submission(uint64_t number, const std::string& what) noexcept override { member_->log_submission(number, what); }
+  std::vector<Submission> submissions(uint64_t number) const override { return member_->submissions(number); }
 
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
-  Status together(Stream& stream, std::span<const WindowCall> calls) override;
+  Status together(Stream& stream, std::span<const WindowOp> calls) override;
 
   Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
   Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
@@ -46,7 +46,7 @@ class HostGroup final : public Group {
   explicit HostGroup(std::shared_ptr<Member> member) : member_(std::move(member)) {}
 
   Status submit(Stream& stream, Operation operation, Algorithm algorithm);
-  Status submit_in_window(Stream& stream, const WindowCall& call);
+  Status submit_in_window(Stream& stream, const WindowOp& call);
 
   const std::shared_ptr<Member> member_;
   uint64_t windows_ = 0;  // allocated so far

@@ -13,14 +13,14 @@ Member::Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, s
     : world_(std::move(world)), network_(std::move(network)), members_(std::move(members)) {
   for (int rank = 0; rank < size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
-    const auto host = static_cast<size_t>(world_->host(member));
-    firsts_.resize(std::max(firsts_.size(), host + 1), -1);
-    if (firsts_[host] < 0) firsts_[host] = rank;
+    const auto node = static_cast<size_t>(world_->node(member));
+    firsts_.resize(std::max(firsts_.size(), node + 1), -1);
+    if (firsts_[node] < 0) firsts_[node] = rank;
     if (member == world_->rank()) {
       rank_ = rank;
       local_rank_ = static_cast<int>(local_.size());
     }
-    if (world_->host(member) == world_->host(world_->rank())) {
+    if (world_->node(member) == world_->node(world_->rank())) {
       local_.push_back(member);
     } else {
       remote_.push_back(rank);
@@ -31,7 +31,7 @@ Member::Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, s
 Result<std::shared_ptr<Member>> Member::create(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members) {
   std::shared_ptr<Member> member(new Member(std::move(world), std::move(network), std::move(members)));
   if (member->size() == 1) return member;
-  if (member->spans_hosts() && member->network_ == nullptr) return internal_error("a group over several hosts was given no network");
+  if (member->spans_nodes() && member->network_ == nullptr) return internal_error("a group over several nodes was given no network");
   Status ready = member->set_up();
   if (!ready.ok()) return ready;
   return member;
@@ -55,7 +55,7 @@ Status Member::set_up() {
 
   Status mine;
   if (local_.size() > 1) {
-    Result<std::shared_ptr<Parts>> control = Parts::create(*world_, local_, local_rank_, what, false);
+    Result<std::shared_ptr<SharedMemory>> control = SharedMemory::create(*world_, local_, local_rank_, what, false);
     if (control.ok()) {
       control_ = *control;
       Sync::prepare(*control_);
@@ -64,8 +64,8 @@ Status Member::set_up() {
         if (std::find(remote_.begin(), remote_.end(), rank) == remote_.end()) set_staging(rank, control_->of(part++) + kControlBytes);
       }
     }
-    // The ranks of this host know already; those of other hosts have to be told.
-    if (!control.ok() && !spans_hosts()) return control.status();
+    // The ranks of this node know already; those of other nodes have to be told.
+    if (!control.ok() && !spans_nodes()) return control.status();
     mine = control.status();
   } else {
     mine = set_private_staging(rank_);
@@ -75,7 +75,7 @@ Status Member::set_up() {
   }
   // The others read what was just written only after all have written it.
   if (Status agreed = agree(*world_, members_, what, mine); !agreed.ok()) return agreed;
-  if (spans_hosts()) {
+  if (spans_nodes()) {
     auto transport = network_->connect(members_);
     if (!transport.ok()) return transport.status();
     transport_ = *std::move(transport);
@@ -84,9 +84,9 @@ Status Member::set_up() {
   return {};
 }
 
-Result<std::shared_ptr<Parts>> Member::create_parts(const Subject& what, bool touch) {
-  Result<std::shared_ptr<Parts>> parts = Parts::create(*world_, local_, local_rank_, what, touch);
-  if (!spans_hosts()) return parts;
+Result<std::shared_ptr<SharedMemory>> Member::create_shared_memory(const Subject& what, bool touch) {
+  Result<std::shared_ptr<SharedMemory>> parts = SharedMemory::create(*world_, local_, local_rank_, what, touch);
+  if (!spans_nodes()) return parts;
   Status agreed = agree(*world_, members_, what, parts.status());
   if (!agreed.ok()) return agreed;
   return parts;
@@ -99,12 +99,12 @@ Status Member::different(int rank, const Operation& operation, int other_rank, c
           Blame{.rank = other_member}};
 }
 
-// Before the first data of an operation crosses: sizes that differ would be cut or lost. The ranks of this host meet first, so that one
-// that does not come is named by those beside it, and not taken for the rank of another host that waits for it as well.
-Status Member::compare_with_other_hosts(const Operation& operation, const Stop& stop) {
+// Before the first data of an operation crosses: sizes that differ would be cut or lost. The ranks of this node meet first, so that one
+// that does not come is named by those beside it, and not taken for the rank of another node that waits for it as well.
+Status Member::compare_with_other_nodes(const Operation& operation, const Stop& stop) {
   if (operation.number == compared_) return {};
   if (sync_) {
-    Status met = sync_->meet(operation, stop);
+    Status met = sync_->barrier(operation, stop);
     if (!met.ok()) return met;
   }
   std::vector<Operation> theirs(remote_.size());
@@ -119,27 +119,27 @@ Status Member::compare_with_other_hosts(const Operation& operation, const Stop& 
   compared_ = operation.number;
   for (size_t i = 0; i < remote_.size(); ++i) {
     if (same(operation, theirs[i])) continue;
-    // All ranks of this host came for the same: the first of them stands for them all, so that every rank names the same two.
+    // All ranks of this node came for the same: the first of them stands for them all, so that every rank names the same two.
     const auto here = static_cast<int>(std::find(members_.begin(), members_.end(), local_[0]) - members_.begin());
     return remote_[i] < here ? different(remote_[i], theirs[i], here, operation) : different(here, operation, remote_[i], theirs[i]);
   }
   return {};
 }
 
-Status Member::meet(const Operation& operation, const Stop& stop) {
-  if (spans_hosts()) {
-    Status compared = compare_with_other_hosts(operation, stop);
+Status Member::barrier(const Operation& operation, const Stop& stop) {
+  if (spans_nodes()) {
+    Status compared = compare_with_other_nodes(operation, stop);
     if (!compared.ok()) return compared;
   }
-  return sync_ ? sync_->meet(operation, stop) : Status();
+  return sync_ ? sync_->barrier(operation, stop) : Status();
 }
 
 int Member::source_of_broadcast(int root) const noexcept {
   const bool here = std::find(remote_.begin(), remote_.end(), root) == remote_.end();
-  return here ? root : firsts_[static_cast<size_t>(world_->host(world_->rank()))];
+  return here ? root : firsts_[static_cast<size_t>(world_->node(world_->rank()))];
 }
 
-// The root's half goes once to each other host, into the half of the first rank there, which its neighbours see.
+// The root's half goes once to each other node, into the half of the first rank there, which its neighbours see.
 Status Member::post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes) {
   std::byte* const own = staging[static_cast<size_t>(rank_)];
   if (rank_ != root) {
@@ -147,18 +147,18 @@ Status Member::post_from_root(int root, const std::vector<std::byte*>& staging, 
     return for_me ? transport_->receive(members_[static_cast<size_t>(root)], own, bytes) : Status();
   }
   Status posted;
-  for (size_t host = 0; host < firsts_.size() && posted.ok(); ++host) {
-    if (firsts_[host] < 0 || host == static_cast<size_t>(world_->host(world_->rank()))) continue;
-    posted = transport_->send(members_[static_cast<size_t>(firsts_[host])], own, bytes);
+  for (size_t node = 0; node < firsts_.size() && posted.ok(); ++node) {
+    if (firsts_[node] < 0 || node == static_cast<size_t>(world_->node(world_->rank()))) continue;
+    posted = transport_->send(members_[static_cast<size_t>(firsts_[node])], own, bytes);
   }
   return posted;
 }
 
-Status Member::post_shown(const std::vector<std::byte*>& staging, Show show, size_t bytes) {
+Status Member::post_parts(const std::vector<std::byte*>& staging, SendPart show, size_t bytes) {
   for (const int rank : remote_) {
     const int member = members_[static_cast<size_t>(rank)];
-    const size_t sent_at = show == Show::piece ? static_cast<size_t>(rank) * bytes : 0;
-    const size_t received_at = show == Show::piece ? static_cast<size_t>(rank_) * bytes : 0;
+    const size_t sent_at = show == SendPart::piece ? static_cast<size_t>(rank) * bytes : 0;
+    const size_t received_at = show == SendPart::piece ? static_cast<size_t>(rank_) * bytes : 0;
     Status posted = transport_->send(member, staging[static_cast<size_t>(rank_)] + sent_at, bytes);
     if (posted.ok()) posted = transport_->receive(member, staging[static_cast<size_t>(rank)] + received_at, bytes);
     if (!posted.ok()) return posted;
@@ -166,14 +166,16 @@ Status Member::post_shown(const std::vector<std::byte*>& staging, Show show, siz
   return {};
 }
 
-Status Member::meet_showing(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, Show show, size_t bytes) {
-  if (spans_hosts()) {
-    Status status = compare_with_other_hosts(operation, stop);
-    if (status.ok()) status = show == Show::from_root ? post_from_root(operation.root, staging, bytes) : post_shown(staging, show, bytes);
+Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart show,
+                                    size_t bytes) {
+  if (spans_nodes()) {
+    Status status = compare_with_other_nodes(operation, stop);
+    if (status.ok())
+      status = show == SendPart::from_root ? post_from_root(operation.root, staging, bytes) : post_parts(staging, show, bytes);
     if (status.ok()) status = transport_->wait(stop, describe(operation));
     if (!status.ok()) return status;
   }
-  return sync_ ? sync_->meet(operation, stop) : Status();
+  return sync_ ? sync_->barrier(operation, stop) : Status();
 }
 
 Member::~Member() {

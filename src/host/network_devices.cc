@@ -36,7 +36,7 @@ std::string device_of(const ifaddrs& entry) {
   return name.substr(0, name.find(':'));
 }
 
-bool same_host(const sockaddr* a, const sockaddr_storage& b) {
+bool same_address(const sockaddr* a, const sockaddr_storage& b) {
   if (a == nullptr || a->sa_family != b.ss_family) return false;
   if (a->sa_family == AF_INET) {
     return reinterpret_cast<const sockaddr_in*>(a)->sin_addr.s_addr == reinterpret_cast<const sockaddr_in*>(&b)->sin_addr.s_addr;
@@ -59,7 +59,7 @@ std::string device_towards(const std::string& address, const ifaddrs* own) {
                       ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&here), &length) == 0;
   ::freeaddrinfo(there);
   for (const ifaddrs* entry = own; routed && entry != nullptr; entry = entry->ifa_next) {
-    if (same_host(entry->ifa_addr, here)) return device_of(*entry);
+    if (same_address(entry->ifa_addr, here)) return device_of(*entry);
   }
   return "";
 }

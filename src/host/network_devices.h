@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of this machine's network devices lead to the other hosts of a job: a transport listens at no other.
+// Which of this machine's network devices lead to the other nodes of a job: a transport listens at no other.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport over sockets of our own: in every group one TCP connection for every two ranks of different hosts. Each rank listens, at its
+// Transport over sockets of our own: in every group one TCP connection for every two ranks of different nodes. Each rank listens, at its
 // host's address alone, until all those of higher rank have come, and no longer; both sides prove that they know the job's secret before a
 // byte is believed (control/join/handshake.h). Once the connections stand, no port is open. As on the control plane, what follows is
 // neither encrypted nor signed.
@@ -62,7 +62,7 @@ class SocketTransport final : public Transport {
     for (const int rank : on_other_hosts(*world_, members)) peers_[rank];
   }
 
-  Result<std::string> listen(const HostAddresses& hosts);
+  Result<std::string> listen(const NodeAddresses& nodes);
   Status connect(const std::vector<int>& members, const std::vector<std::string>& places);
 
   Status send(int to, const void* data, size_t bytes) override { return post(to, const_cast<void*>(data), bytes, true); }
@@ -83,8 +83,8 @@ class SocketTransport final : public Transport {
     std::string broken;  // why nothing more will come or go
   };
 
-  Status connect_to_rank(int rank, const Endpoint& endpoint, const Guard& key, Deadline deadline);
-  void let_in(Reception& door, Deadline deadline);
+  Status connect_to_rank(int rank, const Endpoint& endpoint, const AuthKey& key, Deadline deadline);
+  void let_in(Listener& door, Deadline deadline);
   bool all_in() const;
   Status post(int peer, void* data, size_t bytes, bool out);
   bool move(Peer& peer, Message& message, bool out);
@@ -93,7 +93,7 @@ class SocketTransport final : public Transport {
   void sleep() const;
 
   Fd listener_;                // while the connections are made
-  std::map<int, Peer> peers_;  // by rank in the world: the members on other hosts
+  std::map<int, Peer> peers_;  // by rank in the world: the members on other nodes
   std::vector<int> busy_;      // ranks with something in flight
   std::atomic<bool> closing_{false};
   bool broken_ = false;
@@ -101,11 +101,11 @@ class SocketTransport final : public Transport {
 
 // ── how the connections come to be ──
 
-Result<std::string> SocketTransport::listen(const HostAddresses& hosts) {
-  const std::string& own = hosts[static_cast<size_t>(world_->host(world_->rank()))];
+Result<std::string> SocketTransport::listen(const NodeAddresses& nodes) {
+  const std::string& own = nodes[static_cast<size_t>(world_->node(world_->rank()))];
   if (own.empty()) {
     return Status(Code::system,
-                  "the network address of this host is not known, as the ranks met over a loopback address (a tunnel?); give a root "
+                  "the network address of this node is not known, as the ranks met over a loopback address (a tunnel?); give a root "
                   "address (MEGADP_ROOT) in the network that shall carry the data");
   }
   const std::string& scoped = world_->address().rfind(own, 0) == 0 ? world_->address() : own;
@@ -121,11 +121,11 @@ Result<std::string> SocketTransport::listen(const HostAddresses& hosts) {
 Status SocketTransport::connect(const std::vector<int>& members, const std::vector<std::string>& places) {
   std::string table;
   for (const std::string& place : places) table += place;
-  const Guard key = world_->key_for("data " + table);
+  const AuthKey key = world_->key_for("data " + table);
   const Deadline deadline = Deadline::after_ns(std::min(world_->timeout_ns(), kConnectNs));
   std::vector<Fd> listeners;
   listeners.push_back(std::move(listener_));
-  Reception door(std::move(listeners), key, kStrangers + peers_.size(), "the port for data");
+  Listener door(std::move(listeners), key, kStrangers + peers_.size(), "the port for data");
 
   sigset_t all, before;
   sigfillset(&all);
@@ -150,12 +150,12 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
   return status;
 }
 
-Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, const Guard& key, Deadline deadline) {
+Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, const AuthKey& key, Deadline deadline) {
   const auto interrupted = [this] { return world_->failed() ? world_->failure() : Status(); };
   for (;;) {
     auto socket = connect_to(endpoint, deadline);
     Status status = socket.status();
-    if (socket.ok()) status = greet_host(socket->get(), key, deadline, interrupted);
+    if (socket.ok()) status = greet_server(socket->get(), key, deadline, interrupted);
     if (status.ok()) {
       Link link(*std::move(socket), kMaxHello);
       link.send(FrameType::hello, write_hello({kProtocolVersion, world_->rank(), world_->size(), this_process()}));
@@ -179,14 +179,14 @@ bool SocketTransport::all_in() const {
   return std::all_of(peers_.upper_bound(world_->rank()), peers_.end(), [](const auto& peer) { return peer.second.socket.valid(); });
 }
 
-void SocketTransport::let_in(Reception& door, Deadline deadline) {
+void SocketTransport::let_in(Listener& door, Deadline deadline) {
   while (!all_in() && !closing_ && !world_->failed() && !deadline.passed()) {
     std::vector<pollfd> polled;
     door.add_to(&polled);
     ::poll(polled.data(), polled.size(), static_cast<int>(kDoorSliceMs));
-    std::vector<Arrival> arrivals;
+    std::vector<Accepted> arrivals;
     door.serve(&arrivals);
-    for (Arrival& arrival : arrivals) {
+    for (Accepted& arrival : arrivals) {
       const Hello& hello = arrival.hello;
       const bool expected =
           hello.version == kProtocolVersion && hello.nranks == world_->size() && hello.rank > world_->rank() && peers_.contains(hello.rank);
@@ -198,7 +198,7 @@ void SocketTransport::let_in(Reception& door, Deadline deadline) {
 // ── data ──
 
 Status SocketTransport::post(int rank, void* data, size_t bytes, bool out) {
-  if (broken_) return {Code::backend, "the transport between hosts has failed before"};
+  if (broken_) return {Code::backend, "the transport between nodes has failed before"};
   Peer& peer = peers_.at(rank);
   if (peer.out.empty() && peer.in.empty()) busy_.push_back(rank);
   (out ? peer.out : peer.in).push_back({{kFrameMagic, kData, 0, bytes}, static_cast<std::byte*>(data), bytes});
@@ -294,11 +294,11 @@ Status SocketTransport::wait(const Stop& stop, const std::string& during) {
 
 class SocketNetwork final : public Network {
  public:
-  SocketNetwork(std::shared_ptr<World> world, HostAddresses hosts) : world_(std::move(world)), hosts_(std::move(hosts)) {}
+  SocketNetwork(std::shared_ptr<World> world, NodeAddresses nodes) : world_(std::move(world)), nodes_(std::move(nodes)) {}
 
   Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) override {
     auto transport = std::make_unique<SocketTransport>(world_, members);
-    auto places = exchange_findings(*world_, members, transport->listen(hosts_));
+    auto places = exchange_findings(*world_, members, transport->listen(nodes_));
     if (!places.ok()) return places.status();
     Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *places));
     if (!agreed.ok()) return agreed;
@@ -307,13 +307,13 @@ class SocketNetwork final : public Network {
 
  private:
   const std::shared_ptr<World> world_;
-  const HostAddresses hosts_;
+  const NodeAddresses nodes_;
 };
 
 }  // namespace
 
-Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts) {
-  return std::shared_ptr<Network>(new SocketNetwork(world, hosts));
+Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const NodeAddresses& nodes) {
+  return std::shared_ptr<Network>(new SocketNetwork(world, nodes));
 }
 
 }  // namespace megadp::host

@@ -29,8 +29,8 @@ set(MEGADP_host_SOURCES
     memory.cc
     network_devices.cc
     operation.cc
-    parts.cc
-    roll.cc
+    shared_memory.cc
+    submissions.cc
     simd.cc
     socket_transport.cc
     staged_collectives.cc

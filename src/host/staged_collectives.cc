@@ -15,10 +15,10 @@
 namespace megadp::host {
 namespace {
 
-// From here on, and with more than two ranks, the ranks share out the sums of a turn, at the price of a second meeting.
+// From here on, and with more than two ranks, the ranks share out the sums of a turn, at the price of a second barrier.
 constexpr size_t kSharedSumBytes = 32 << 10;
 constexpr size_t kPartElements = 64;
-// Between hosts, from here on, a sum crosses the network in two steps, in pieces, and not every rank's array to every other rank.
+// Between nodes, from here on, a sum crosses the network in two steps, in pieces, and not every rank's array to every other rank.
 constexpr size_t kSentWholeBytes = 4 << 10;
 
 // How many elements a turn takes when a half must hold `pieces` of them side by side.
@@ -37,7 +37,7 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
   if (to != from && bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// After the meeting of a turn: the sums of n elements of everyone's half, in parts, each by one rank, in its own half; then all of them.
+// After the barrier of a turn: the sums of n elements of everyone's half, in parts, each by one rank, in its own half; then all of them.
 Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, std::byte* to, size_t n) {
   const Operation& op = call.operation;
   const auto size = static_cast<size_t>(call.size());
@@ -50,7 +50,7 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
     Status reduced = reduce(sum, sources(staging, begin * call.width()).data(), call.size(), end - begin, op.type, op.op, op.divisor);
     if (!reduced.ok()) return reduced;
   }
-  Status met = call.meet();
+  Status met = call.barrier();
   if (!met.ok()) return met;
   for (size_t rank = 0; rank < size; ++rank) {
     const size_t offset = begin_of(rank) * call.width();
@@ -62,14 +62,14 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
 // What is too large for a half of the staging goes in turns: in each this rank puts elements [done, done + n) into its half, all meet, and
 // it takes from everyone's. A half holds `pieces` of n elements.
 template <class Put, class Take>
-Status in_turns(const Call& call, size_t count, size_t pieces, Show show, const Put& put, const Take& take) {
+Status in_turns(const Call& call, size_t count, size_t pieces, SendPart show, const Put& put, const Take& take) {
   const size_t turn = elements_per_turn(call, pieces);
   size_t done = 0;
   do {  // at least one turn: also an empty collective compares what the ranks came for
     const size_t n = std::min(turn, count - done);
     const std::vector<std::byte*>& staging = call.member.next_staging();
     put(staging[static_cast<size_t>(call.rank())], done, n);
-    if (Status met = call.meet_showing(staging, show, n * call.width()); !met) return met;
+    if (Status met = call.exchange_and_barrier(staging, show, n * call.width()); !met) return met;
     if (Status taken = take(staging, done, n); !taken) return taken;
     done += n;
   } while (done < count);
@@ -89,15 +89,15 @@ auto put_all(const Call& call, const std::byte* from) {
   return [&call, from](std::byte* half, size_t done, size_t n) { copy_past_caches(half, from + done * call.width(), n * call.width()); };
 }
 
-// Every rank gets every array, which is one step: for what is small, and for what all ranks of one host read in place.
+// Every rank gets every array, which is one step: for what is small, and for what all ranks of one node read in place.
 Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, size_t count) {
   const Operation& op = call.operation;
   const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
     std::byte* const at = to + done * call.width();
-    if (call.size() > 2 && !call.member.spans_hosts() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
+    if (call.size() > 2 && !call.member.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
     return n == 0 ? Status() : reduce(at, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
   };
-  return in_turns(call, count, 1, Show::whole, put_all(call, from), take);
+  return in_turns(call, count, 1, SendPart::whole, put_all(call, from), take);
 }
 
 }  // namespace
@@ -105,7 +105,7 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
 // The sums are those of reduce_scatter, whose order is the same. What the ranks cannot share out evenly, fewer elements than ranks, goes
 // the short way.
 Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  if (!call.member.spans_hosts() || count * call.width() <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
+  if (!call.member.spans_nodes() || count * call.width() <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
   const auto size = static_cast<size_t>(call.size());
   const size_t piece = count / size, even = piece * size * call.width();
   std::byte* const mine = to + piece * static_cast<size_t>(call.rank()) * call.width();
@@ -122,7 +122,7 @@ Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte*
     const std::vector<const void*> pieces = sources(staging, static_cast<size_t>(call.rank()) * n * call.width());
     return reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.divisor);
   };
-  return in_turns(call, count, static_cast<size_t>(call.size()), Show::piece, put_pieces(call, from, count), take);
+  return in_turns(call, count, static_cast<size_t>(call.size()), SendPart::piece, put_pieces(call, from, count), take);
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
@@ -132,7 +132,7 @@ Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to,
     }
     return {};
   };
-  return in_turns(call, count, 1, Show::whole, put_all(call, from), take);
+  return in_turns(call, count, 1, SendPart::whole, put_all(call, from), take);
 }
 
 Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count) {
@@ -143,10 +143,10 @@ Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to,
     }
     return {};
   };
-  return in_turns(call, count, static_cast<size_t>(call.size()), Show::piece, put_pieces(call, from, count), take);
+  return in_turns(call, count, static_cast<size_t>(call.size()), SendPart::piece, put_pieces(call, from, count), take);
 }
 
-// Once to each other host, into the half of the rank there that its neighbours read.
+// Once to each other node, into the half of the rank there that its neighbours read.
 Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
   const auto source = static_cast<size_t>(call.member.source_of_broadcast(call.operation.root));
   const bool is_root = call.rank() == call.operation.root;
@@ -157,7 +157,7 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
     if (!is_root) copy_bytes(data + done * call.width(), staging[source], n * call.width());
     return {};
   };
-  return in_turns(call, count, 1, Show::from_root, put, take);
+  return in_turns(call, count, 1, SendPart::from_root, put, take);
 }
 
 }  // namespace megadp::host

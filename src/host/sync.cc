@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Meeting, waiting, and saying who is missing.
+// Arriving, waiting, and saying who is missing.
 #include "host/sync.h"
 
 #include <sched.h>
@@ -20,8 +20,8 @@ namespace {
 constexpr uint64_t kSpinNs = 20'000;
 constexpr int kPausesPerLook = 32;
 
-// Whether every rank of the host that shares these processors can have one of its own. Ranks that are bound to different processors (as
-// launchers do) are seen by the union of their masks; unbound ones compete with all other ranks of the host as well.
+// Whether every rank of the node that shares these processors can have one of its own. Ranks that are bound to different processors (as
+// launchers do) are seen by the union of their masks; unbound ones compete with all other ranks of the node as well.
 bool enough_cpus(const World& world, const std::vector<int>& members, const std::vector<const ControlPage*>& pages) {
   constexpr size_t kWords = sizeof(ControlPage::cpus) / sizeof(uint64_t);
   uint64_t all[kWords] = {};
@@ -35,17 +35,17 @@ bool enough_cpus(const World& world, const std::vector<int>& members, const std:
   size_t ranks = members.size();
   if (equal) {
     ranks = 0;
-    for (int rank = 0; rank < world.size(); ++rank) ranks += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+    for (int rank = 0; rank < world.size(); ++rank) ranks += world.node(rank) == world.node(world.rank()) ? 1 : 0;
   }
   return ranks <= cpus;
 }
 
 }  // namespace
 
-void Sync::prepare(Parts& control) noexcept {
+void Sync::prepare(SharedMemory& control) noexcept {
   auto* const page = reinterpret_cast<ControlPage*>(control.own());
   page->slot.phase.store(kFirstPhase, std::memory_order_relaxed);
-  page->meeting.arrived.store(kFirstPhase * static_cast<uint32_t>(control.size()), std::memory_order_relaxed);
+  page->barrier.arrived.store(kFirstPhase * static_cast<uint32_t>(control.size()), std::memory_order_relaxed);
   uint64_t* const cpus = page->cpus;
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -58,14 +58,14 @@ void Sync::prepare(Parts& control) noexcept {
   std::memset(cpus, 0xff, sizeof set);
 }
 
-Sync::Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<Parts> control)
+Sync::Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<SharedMemory> control)
     : world_(std::move(world)), members_(std::move(members)), control_(std::move(control)) {
   std::vector<const ControlPage*> pages;
   for (int rank = 0; rank < control_->size(); ++rank) pages.push_back(&page(rank));
   spin_ns_ = enough_cpus(*world_, members_, pages) ? kSpinNs : 0;
 }
 
-Status Sync::meet(const Operation& operation, const Stop& stop) {
+Status Sync::barrier(const Operation& operation, const Stop& stop) {
   if (operation.number == compared_) return arrive_and_wait(operation, stop);
   ControlPage& own = page(control_->rank());
   own.operation[operation.number & 1] = operation;
@@ -77,13 +77,13 @@ Status Sync::meet(const Operation& operation, const Stop& stop) {
 }
 
 Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
-  ControlPage::Meeting& meeting = page(0).meeting;
+  ControlPage::BarrierWord& word = page(0).barrier;
   phase_ += 1;
   page(control_->rank()).slot.phase.store(phase_, std::memory_order_release);
   const uint32_t goal = phase_ * static_cast<uint32_t>(members_.size());  // both sides wrap
   // Sequentially consistent, as is the count of sleepers: either this rank sees the sleeper, or the sleeper sees this arrival.
-  if (meeting.arrived.fetch_add(1) + 1 == goal) {
-    if (meeting.sleepers.load() != 0) futex_wake_all(meeting.arrived, FutexScope::shared);
+  if (word.arrived.fetch_add(1) + 1 == goal) {
+    if (word.sleepers.load() != 0) futex_wake_all(word.arrived, FutexScope::shared);
     return {};
   }
   if (spin_ns_ > 0) {
@@ -99,14 +99,14 @@ Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
 }
 
 Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) {
-  ControlPage::Meeting& meeting = page(0).meeting;
+  ControlPage::BarrierWord& word = page(0).barrier;
   const Deadline deadline = Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
   for (;;) {
-    meeting.sleepers.fetch_add(1);
-    const uint32_t seen = meeting.arrived.load();
+    word.sleepers.fetch_add(1);
+    const uint32_t seen = word.arrived.load();
     const bool done = static_cast<int32_t>(seen - goal) >= 0;
-    if (!done) futex_wait(meeting.arrived, seen, std::min(kWaitSliceNs, deadline.left_ns()), FutexScope::shared);
-    meeting.sleepers.fetch_sub(1);
+    if (!done) futex_wait(word.arrived, seen, std::min(kWaitSliceNs, deadline.left_ns()), FutexScope::shared);
+    word.sleepers.fetch_sub(1);
     if (done || complete(goal)) return {};
     Status around = look_around(operation, stop);
     if (!around.ok()) return complete(goal) ? Status() : around;  // the last may have come in between, and then left
@@ -163,10 +163,10 @@ Status Sync::compare(const Operation& operation) const {
   return {};
 }
 
-std::vector<Group::Entered> Sync::entered(uint64_t number) const {
-  std::vector<Group::Entered> all;
+std::vector<Group::Submission> Sync::submissions(uint64_t number) const {
+  std::vector<Group::Submission> all;
   for (int rank = 0; rank < control_->size(); ++rank) {
-    all.push_back(read_entry(page(rank).roll, members_[static_cast<size_t>(rank)], number));
+    all.push_back(read_submission(page(rank).submissions, members_[static_cast<size_t>(rank)], number));
   }
   return all;
 }
@@ -174,7 +174,7 @@ std::vector<Group::Entered> Sync::entered(uint64_t number) const {
 void Sync::leave() noexcept {
   // After a failure (an abort, say) the World tells the others why; this mark would overtake it.
   if (!world_->failed()) page(control_->rank()).slot.gone.store(1, std::memory_order_release);
-  futex_wake_all(page(0).meeting.arrived, FutexScope::shared);
+  futex_wake_all(page(0).barrier.arrived, FutexScope::shared);
 }
 
 }  // namespace megadp::host

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sync: where the ranks of one host meet during a collective, in memory that all of them see.
+// Sync: where the ranks of one node meet during a collective, in memory that all of them see.
 //
 //   first page of each rank's part of the control memory
-//     0   Meeting   { arrived, sleepers }     only rank 0's is used; a cache line of its own
+//     0   Barrier   { arrived, sleepers }     only rank 0's is used; a cache line of its own
 //     64  Slot      { phase, gone, number }   written by its owner only; a cache line of its own
 //     128 Operation [2]                       what the owner came for; by the parity of the operation's number
 //     …   cpus                                on which processors the owner may run
-//     …   roll                                what the owner submitted elsewhere, see roll.h
+//     …   submissions                              what the owner submitted elsewhere, see submissions.h
 //
-// Each rank counts its meetings ("phase"). Arriving adds one to `arrived`; the meeting is complete when that is phase * ranks. One word to
+// Each rank counts its barriers ("phase"). Arriving adds one to `arrived`; the barrier is complete when that is phase * ranks. One word to
 // wait on, so however many ranks there are, each sleeps at most once and only the last to come wakes anyone. The slots say who is missing.
 //
 // Two copies of the operation are enough: an owner overwrites the copy of operation k when it comes to k + 2, which it does only after
@@ -25,17 +25,17 @@
 #include "base/status.h"
 #include "control/world.h"
 #include "host/operation.h"
-#include "host/parts.h"
-#include "host/roll.h"
+#include "host/shared_memory.h"
 #include "host/stream.h"
+#include "host/submissions.h"
 
 namespace megadp::host {
 
 struct ControlPage {
-  struct alignas(64) Meeting {
+  struct alignas(64) BarrierWord {
     std::atomic<uint32_t> arrived;
     std::atomic<uint32_t> sleepers;
-  } meeting;
+  } barrier;
   struct alignas(64) Slot {
     std::atomic<uint32_t> phase;
     std::atomic<uint32_t> gone;    // 1: the owner has destroyed its group or given up; it will not come again
@@ -43,7 +43,7 @@ struct ControlPage {
   } slot;
   Operation operation[2];
   uint64_t cpus[16];
-  RollPage roll;
+  SubmissionPage submissions;
 };
 static_assert(sizeof(ControlPage) <= 4096);
 
@@ -54,16 +54,18 @@ class Sync {
  public:
   // `control` holds a ControlPage at the start of every part. `members` are ranks in the world. prepare() of every rank comes before any
   // other call of any rank.
-  Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<Parts> control);
+  Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_ptr<SharedMemory> control);
 
-  static void prepare(Parts& control) noexcept;
+  static void prepare(SharedMemory& control) noexcept;
 
-  // The first meeting of `operation` compares what all ranks came for. Failures blame a rank; the caller adds the operation.
-  Status meet(const Operation& operation, const Stop& stop);
+  // The first barrier of `operation` compares what all ranks came for. Failures blame a rank; the caller adds the operation.
+  Status barrier(const Operation& operation, const Stop& stop);
 
-  // See Group::enter.
-  void enter(uint64_t number, const std::string& what) noexcept { host::enter(page(control_->rank()).roll, number, what); }
-  std::vector<Group::Entered> entered(uint64_t number) const;
+  // See Group::log_submission.
+  void log_submission(uint64_t number, const std::string& what) noexcept {
+    host::log_submission(page(control_->rank()).submissions, number, what);
+  }
+  std::vector<Group::Submission> submissions(uint64_t number) const;
 
   // Tells the others that this rank will not come again.
   void leave() noexcept;
@@ -71,7 +73,7 @@ class Sync {
  private:
   ControlPage& page(int rank) const noexcept { return *reinterpret_cast<ControlPage*>(control_->of(rank)); }
   bool complete(uint32_t goal) const noexcept {
-    return static_cast<int32_t>(page(0).meeting.arrived.load(std::memory_order_acquire) - goal) >= 0;
+    return static_cast<int32_t>(page(0).barrier.arrived.load(std::memory_order_acquire) - goal) >= 0;
   }
   Status arrive_and_wait(const Operation& operation, const Stop& stop);
   Status sleep(uint32_t goal, const Operation& operation, const Stop& stop);
@@ -82,9 +84,9 @@ class Sync {
 
   const std::shared_ptr<World> world_;
   const std::vector<int> members_;
-  const std::shared_ptr<Parts> control_;
+  const std::shared_ptr<SharedMemory> control_;
   uint64_t spin_ns_ = 0;
-  uint32_t phase_ = kFirstPhase;  // one more for each meeting this rank has come to
+  uint32_t phase_ = kFirstPhase;  // one more for each barrier this rank has come to
   uint64_t compared_ = 0;         // number of the last operation that was compared
 };
 

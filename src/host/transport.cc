@@ -43,23 +43,23 @@ std::string from_here(const std::string& address, const std::string& own) {
   return address.rfind("fe80:", 0) == 0 && device != std::string::npos ? address + own.substr(device) : address;
 }
 
-// The addresses of the hosts, if all ranks want the same transport. What a rank finds out is its choice, a blank, and its address.
-Result<HostAddresses> compare_choices(const World& world, const std::vector<std::string>& found) {
-  HostAddresses hosts;
+// The addresses of the nodes, if all ranks want the same transport. What a rank finds out is its choice, a blank, and its address.
+Result<NodeAddresses> compare_choices(const World& world, const std::vector<std::string>& found) {
+  NodeAddresses nodes;
   const std::string_view first = std::string_view(found[0]).substr(0, found[0].find(' '));
   for (int rank = 0; rank < world.size(); ++rank) {
     const std::string& theirs = found[static_cast<size_t>(rank)];
     const size_t blank = theirs.find(' ');
     if (std::string_view(theirs).substr(0, blank) != first) {
       return Status(Code::desync,
-                    text("rank 0 sends between hosts by ", first, " and rank ", rank, " by ", theirs.substr(0, blank), ": ", kVariable,
+                    text("rank 0 sends between nodes by ", first, " and rank ", rank, " by ", theirs.substr(0, blank), ": ", kVariable,
                          " and MDP_COMM_SOCKETS must be the same on all ranks"),
                     Blame{.rank = rank});
     }
-    const auto host = static_cast<size_t>(world.host(rank));
-    if (host == hosts.size()) hosts.push_back(from_here(theirs.substr(blank + 1), world.address()));  // its lowest rank
+    const auto node = static_cast<size_t>(world.node(rank));
+    if (node == nodes.size()) nodes.push_back(from_here(theirs.substr(blank + 1), world.address()));  // its lowest rank
   }
-  return hosts;
+  return nodes;
 }
 
 }  // namespace
@@ -73,7 +73,7 @@ std::vector<int> all_ranks(const World& world) {
 std::vector<int> on_other_hosts(const World& world, const std::vector<int>& members) {
   std::vector<int> others;
   for (const int rank : members) {
-    if (world.host(rank) != world.host(world.rank())) others.push_back(rank);
+    if (world.node(rank) != world.node(world.rank())) others.push_back(rank);
   }
   return others;
 }
@@ -107,9 +107,9 @@ Result<std::shared_ptr<Network>> Network::open(const std::shared_ptr<World>& wor
   if (kind.ok()) mine = text(name_of(*kind), " ", for_others(world->address()));
   auto found = exchange_findings(*world, all_ranks(*world), mine);
   if (!found.ok()) return found.status();
-  auto hosts = compare_choices(*world, *found);
-  if (!hosts.ok()) return hosts.status();
-  return *kind == TransportKind::sockets ? open_sockets(world, *hosts) : open_ucx(world, *hosts);
+  auto nodes = compare_choices(*world, *found);
+  if (!nodes.ok()) return nodes.status();
+  return *kind == TransportKind::sockets ? open_sockets(world, *nodes) : open_ucx(world, *nodes);
 }
 
 TransportInfo transport_info() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transport: bytes between the ranks of a group that are on different hosts; ranks of one host never use it, their windows are faster.
+// Transport: bytes between the ranks of a group that are on different nodes; ranks of one node never use it, their windows are faster.
 // Every group has its own, so that groups run side by side, in orders that differ from rank to rank. Network: what the transports of a
 // World have in common. Two kinds carry bytes: UCX (ucx_transport.cc), and sockets on which both sides have proved that they know the
 // job's secret (socket_transport.cc).
@@ -29,7 +29,7 @@ class Transport {
  public:
   virtual ~Transport() = default;  // local; forgets what is in flight
 
-  // Post a message to a member on another host, by its rank in the world. The memory is the transport's until the next wait() has
+  // Post a message to a member on another node, by its rank in the world. The memory is the transport's until the next wait() has
   // returned. One thread at a time.
   virtual Status send(int to, const void* data, size_t bytes) = 0;
   virtual Status receive(int from, void* data, size_t bytes) = 0;
@@ -62,15 +62,15 @@ class Network {
   static Result<std::shared_ptr<Network>> open(const std::shared_ptr<World>& world, TransportKind kind);
   virtual ~Network() = default;
 
-  // Collective over `members`, blocking. Connects this rank with every member on another host at once, so that a network that lets the
+  // Collective over `members`, blocking. Connects this rank with every member on another node at once, so that a network that lets the
   // rendezvous pass but not the data is found out here and not in the middle of training.
   virtual Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) = 0;
 };
 
-// For Network::open. `hosts`: by number the network address of each, empty where it is not known.
-using HostAddresses = std::vector<std::string>;
-Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts);
-Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const HostAddresses& hosts);
+// For Network::open. `nodes`: by number the network address of each, empty where it is not known.
+using NodeAddresses = std::vector<std::string>;
+Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses& nodes);
+Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const NodeAddresses& nodes);
 
 // For those who connect.
 constexpr const char* kConnecting = "connecting the hosts";
@@ -80,7 +80,7 @@ std::vector<int> on_other_hosts(const World& world, const std::vector<int>& memb
 // blocking.
 Result<std::vector<std::string>> exchange_findings(World& world, const std::vector<int>& members, const Result<std::string>& mine);
 
-// Whether ranks on different hosts can be joined here: "UCX 1.13.1", or why not. Loads that library to find out, unless the environment has
+// Whether ranks on different nodes can be joined here: "UCX 1.13.1", or why not. Loads that library to find out, unless the environment has
 // chosen sockets.
 struct TransportInfo {
   std::string name;

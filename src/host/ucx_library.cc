@@ -78,7 +78,7 @@ Result<UcxLibrary> load() {
   }
   if (library == nullptr) {
     const char* why = dlerror();
-    return unsupported("UCX carries data between hosts and could not be loaded: ", why != nullptr ? why : kName,
+    return unsupported("UCX carries data between nodes and could not be loaded: ", why != nullptr ? why : kName,
                        "; on Debian and Ubuntu it is the package libucx0. Without it, set MEGADP_TRANSPORT=sockets on all ranks");
   }
   UcxLibrary ucx{};
@@ -113,7 +113,7 @@ TransportInfo ucx_info() {
 
 Result<const UcxLibrary*> UcxLibrary::get() {
   return unsupported(
-      "this build of megadp has no UCX to carry data between hosts: ucp/api/ucp.h was not found when it was configured. Without it, set "
+      "this build of megadp has no UCX to carry data between nodes: ucp/api/ucp.h was not found when it was configured. Without it, set "
       "MEGADP_TRANSPORT=sockets on all ranks");
 }
 

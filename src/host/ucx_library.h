@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// UcxLibrary: the functions of libucp that the transport between hosts uses, loaded by name when they are first needed. Never linked: as it
+// UcxLibrary: the functions of libucp that the transport between nodes uses, loaded by name when they are first needed. Never linked: as it
 // loads, UCX takes over fatal signals and SIGHUP and patches libc's memory calls, unless variables that it reads at that moment say
 // otherwise. They are put into the environment just before and taken out right after, so that child processes inherit nothing. The
 // one header that includes ucp.h.

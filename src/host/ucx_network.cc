@@ -44,17 +44,17 @@ Status refuse_in_child() {
   pid_t first = 0;
   if (user.compare_exchange_strong(first, ::getpid()) || first == ::getpid()) return {};
   return bad_state("this process was forked from process ", first,
-                   ", which had a communicator over several hosts by then: UCX, which carries data between hosts, does not work in such a "
+                   ", which had a communicator over several nodes by then: UCX, which carries data between nodes, does not work in such a "
                    "child. Fork earlier, or let the child execute a program of its own");
 }
 
 // The devices, as UCX's setting names them. A user who names transports or devices knows better.
-std::string choose_devices(const World& world, const HostAddresses& hosts) {
+std::string choose_devices(const World& world, const NodeAddresses& nodes) {
   const char* const transports = std::getenv("UCX_TLS");
   if (std::getenv("UCX_NET_DEVICES") != nullptr || (transports != nullptr && std::strcmp(transports, "tcp") != 0)) return "";
   std::vector<std::string> others;
-  for (size_t host = 0; host < hosts.size(); ++host) {
-    if (host != static_cast<size_t>(world.host(world.rank()))) others.push_back(hosts[host]);
+  for (size_t node = 0; node < nodes.size(); ++node) {
+    if (node != static_cast<size_t>(world.node(world.rank()))) others.push_back(nodes[node]);
   }
   std::string list;
   for (const std::string& device : devices_towards(others)) list += (list.empty() ? "" : ",") + device;
@@ -63,10 +63,10 @@ std::string choose_devices(const World& world, const HostAddresses& hosts) {
 
 }  // namespace
 
-Status UcxNetwork::start(const HostAddresses& hosts) {
+Status UcxNetwork::start(const NodeAddresses& nodes) {
   if (Status alone = refuse_in_child(); !alone) return alone;
   const SignalsBlocked blocked;
-  devices_ = choose_devices(*world_, hosts);
+  devices_ = choose_devices(*world_, nodes);
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucx_.config_read(nullptr, nullptr, &config); status != UCS_OK)
     return ucx_failed(ucx_, "ucp_config_read", status);
@@ -96,13 +96,13 @@ UcxNetwork::~UcxNetwork() {
   if (context_ != nullptr && !world_->in_forked_child()) ucx_.cleanup(context_);  // UCX does not work in a child
 }
 
-Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses& hosts) {
+Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses& nodes) {
   std::shared_ptr<UcxNetwork> network;
   auto ucx = UcxLibrary::get();
   Status started = ucx.status();
   if (ucx.ok()) {
     network = std::make_shared<UcxNetwork>(**ucx, world);
-    started = network->start(hosts);
+    started = network->start(nodes);
   }
   auto all = exchange_findings(*world, all_ranks(*world), started.ok() ? Result<std::string>(std::string()) : Result<std::string>(started));
   if (!all.ok()) return all.status();
@@ -111,7 +111,7 @@ Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, c
 
 #else
 
-Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const HostAddresses&) {
+Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses&) {
   return exchange_findings(*world, all_ranks(*world), UcxLibrary::get().status()).status();
 }
 

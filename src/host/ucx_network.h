@@ -34,7 +34,7 @@ class UcxNetwork final : public Network, public std::enable_shared_from_this<Ucx
   ~UcxNetwork() override;
 
   // Local.
-  Status start(const HostAddresses& hosts);
+  Status start(const NodeAddresses& nodes);
   Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) override;  // in ucx_transport.cc
 
   const UcxLibrary& ucx() const noexcept { return ucx_; }

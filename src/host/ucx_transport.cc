@@ -75,7 +75,7 @@ class UcxTransport final : public Transport {
   const UcxLibrary& ucx_;
   ucp_worker_h worker_ = nullptr;
   int efd_ = -1;               // the worker's
-  std::map<int, Peer> peers_;  // by rank in the world: the members on other hosts. UCX holds pointers
+  std::map<int, Peer> peers_;  // by rank in the world: the members on other nodes. UCX holds pointers
   std::vector<Transfer> pending_;
   int sent_to_ = -1;  // something since the last flush, lastly to this rank
   bool broken_ = false;
@@ -186,7 +186,7 @@ constexpr ucp_tag_t tag_of(int sender, uint64_t number) {
 }
 
 Status UcxTransport::send(int to, const void* data, size_t bytes) {
-  if (broken_) return {Code::backend, "UCX: the transport between hosts has failed before"};
+  if (broken_) return {Code::backend, "UCX: the transport between nodes has failed before"};
   Peer& peer = peers_.at(to);
   sent_to_ = to;
   const ucp_request_param_t param{};
@@ -194,7 +194,7 @@ Status UcxTransport::send(int to, const void* data, size_t bytes) {
 }
 
 Status UcxTransport::receive(int from, void* data, size_t bytes) {
-  if (broken_) return {Code::backend, "UCX: the transport between hosts has failed before"};
+  if (broken_) return {Code::backend, "UCX: the transport between nodes has failed before"};
   Peer& peer = peers_.at(from);
   const ucp_request_param_t param{};
   return post(ucx_.tag_recv_nbx(worker_, data, bytes, tag_of(from, peer.received++), ~ucp_tag_t{0}, &param), from, Kind::receive);

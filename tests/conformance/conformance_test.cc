@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host; cuda; cuda-standin, see tests/cuda/standin.h) with ranks as
-// threads on the test World ("test-world", or "test-hosts" for two hosts), or as threads ("threads") or processes ("processes") on the real
+// threads on the test World ("test-world", or "test-hosts" for two nodes), or as threads ("threads") or processes ("processes") on the real
 // World. Cases are named by the start of their names; --ranks=1,2 leaves out all other numbers of ranks.
 #include <algorithm>
 #include <cstring>

@@ -175,9 +175,9 @@ void peer_does_not_come(Suite& suite) {
     } else {
       rank.fails(status, Code::timeout, {"rank 2", "alive", "2 s"});
     }
-    // A rank of another host cannot tell who beside its partners is late.
-    const bool one_host = rank.world().host(1) == rank.world().host(2);
-    rank.check((status.blame().rank == 2 || !one_host) && status.blame().bucket == 7 && status.blame().operation == 2,
+    // A rank of another node cannot tell who beside its partners is late.
+    const bool one_node = rank.world().node(1) == rank.world().node(2);
+    rank.check((status.blame().rank == 2 || !one_node) && status.blame().bucket == 7 && status.blame().operation == 2,
                "the blame is not complete");
     rank.check(now_ns() - begin_ns < 20 * kSecondNs, "the timeout came late");
   });

@@ -84,7 +84,7 @@ void cycles(Suite& suite) {
     rank.check(after.descriptors <= before.descriptors, text(before.descriptors, " descriptors became ", after.descriptors));
     rank.check(after.threads <= before.threads, text(before.threads, " threads became ", after.threads));
     rank.check(after.shared_mappings <= before.shared_mappings, text(before.shared_mappings, " mappings became ", after.shared_mappings));
-    const bool shares = rank.backend().name() == "host" && rank.world().host(0) == rank.world().host(1);
+    const bool shares = rank.backend().name() == "host" && rank.world().node(0) == rank.world().node(1);
     rank.check(before.shared_mappings > 0 || !shares, "the mappings of windows are not recognised");
   });
 }

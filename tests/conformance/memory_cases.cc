@@ -198,7 +198,7 @@ void barrier(Suite& suite) {
     rank.must(bench.group->barrier(*bench.stream, {}));
     auto passed = rank.must(bench.stream->record());
     rank.must(passed->wait(Deadline::never()));
-    // One clock for all ranks of a host.
+    // One clock for all ranks of a node.
     DeviceArray shared(rank, sizeof came_ns);
     put_values<uint64_t>(rank, shared.data(), {came_ns});
     rank.must(bench.group->broadcast(*bench.stream, shared.data(), 1, DType::i64, 0, {}));

@@ -122,7 +122,7 @@ Outcome run_threads(const Setting& setting, int size, const Body& body) {
 
 // In the child: runs the rank and writes "checks\nfinding\nfinding\n…", one line each.
 [[noreturn]] void run_child(const Setting& setting, const UniqueId& id, int rank, int size, const Body& body, int out) {
-  // Ranks that share a device are what NCCL before 2.30 refuses, unless it takes them to be on different hosts.
+  // Ranks that share a device are what NCCL before 2.30 refuses, unless it takes them to be on different nodes.
   if (getenv("NCCL_MULTI_RANK_GPU_ENABLE") != nullptr) setenv("NCCL_HOSTID", text("rank", rank).c_str(), 1);
   Outcome outcome = run_rank(setting, rank, join(id, rank, size, setting.timeout_ns), body);
 #if defined(__SANITIZE_ADDRESS__)

@@ -95,11 +95,11 @@ class ThreadWorld final : public World {
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
   uint64_t timeout_ns() const noexcept override { return hub_->timeout_ns; }
-  int host(int rank) const noexcept override { return hub_->hosts.empty() ? 0 : hub_->hosts[static_cast<size_t>(rank)]; }
+  int node(int rank) const noexcept override { return hub_->hosts.empty() ? 0 : hub_->hosts[static_cast<size_t>(rank)]; }
   int process(int) const noexcept override { return pid_; }
   const std::string& host_name(int) const noexcept override { return host_name_; }
   const std::string& address() const noexcept override { return address_; }
-  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_guard({}, purpose); }
+  std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_key({}, purpose); }
   bool in_forked_child() const noexcept override { return pid_ != getpid(); }
 
   bool failed() const noexcept override { return hub_->has_failed.load(std::memory_order_relaxed); }

@@ -12,7 +12,7 @@ namespace megadp::test {
 
 class ThreadHub;
 
-// One World per rank. hosts: the host number of each rank; empty: all on one.
+// One World per rank. nodes: the host number of each rank; empty: all on one.
 std::vector<std::shared_ptr<World>> create_thread_worlds(int size, uint64_t timeout_ns, std::vector<int> hosts = {});
 
 }  // namespace megadp::test

@@ -190,10 +190,10 @@ void together(Suite& suite) {
     Trial reduced(rank, *second, DType::bf16, 0, count, 22);
     Trial gathered(rank, *third, DType::u8, 64, count, 23);
     using enum Collective;
-    const WindowCall calls[] = {{reduce_scatter, bench.window.get(), DType::f32, 7, count, {0, "gradients"}, 3},
-                                {all_reduce, second.get(), DType::bf16, 0, count, {1, "gradients"}, 0.7F},
-                                {all_gather, third.get(), DType::u8, 64, count, {2, "parameters"}},
-                                {all_gather, third.get(), DType::u8, 0, 0, {3, "parameters"}}};
+    const WindowOp calls[] = {{reduce_scatter, bench.window.get(), DType::f32, 7, count, {0, "gradients"}, 3},
+                              {all_reduce, second.get(), DType::bf16, 0, count, {1, "gradients"}, 0.7F},
+                              {all_gather, third.get(), DType::u8, 64, count, {2, "parameters"}},
+                              {all_gather, third.get(), DType::u8, 0, 0, {3, "parameters"}}};
     rank.must(bench.group->together(*bench.stream, calls));
     rank.must(bench.group->together(*bench.stream, {}));
     rank.must(finish(*bench.stream));
@@ -210,21 +210,21 @@ void together(Suite& suite) {
     Trial counted(rank, *third, DType::i64, 9, count, 26);
     Trial first(rank, *bench.window, DType::f32, 0, count, 24);
     Trial other(rank, *second, DType::bf16, 3, count, 25);
-    const WindowCall gathers[] = {{all_gather, bench.window.get(), DType::f32, 0, count},
-                                  {all_reduce, third.get(), DType::i64, 9, count},
-                                  {all_gather, second.get(), DType::bf16, 3, count}};
+    const WindowOp gathers[] = {{all_gather, bench.window.get(), DType::f32, 0, count},
+                                {all_reduce, third.get(), DType::i64, 9, count},
+                                {all_gather, second.get(), DType::bf16, 3, count}};
     rank.must(bench.group->together(*bench.stream, gathers));
     rank.must(finish(*bench.stream));
     first.check("all_gather of two", piece, piece_of(first.input(), rank.rank(), rank.size()));
     other.check("all_gather of two", piece, piece_of(other.input(), rank.rank(), rank.size()));
     counted.check("all_reduce among two", 0, reduce_arrays(DType::i64, Op::sum, 1, counted.inputs()));
-    const WindowCall wrong[] = {{all_gather, bench.window.get(), DType::f32, 0, count},
-                                {all_reduce, second.get(), DType::u8, 0, 8, {}, 0.5F}};
+    const WindowOp wrong[] = {{all_gather, bench.window.get(), DType::f32, 0, count},
+                              {all_reduce, second.get(), DType::u8, 0, 8, {}, 0.5F}};
     // Nothing of it is submitted: no other rank takes part in the gather.
     if (rank.rank() == 0) rank.fails(bench.group->together(*bench.stream, wrong), Code::unsupported, {"8 u8", "divisor is 0.5"});
-    const WindowCall no_call[] = {{barrier, bench.window.get(), DType::f32, 0, 8}};
+    const WindowOp no_call[] = {{barrier, bench.window.get(), DType::f32, 0, 8}};
     rank.fails(bench.group->together(*bench.stream, no_call), Code::internal, {"barrier", "none in windows"});
-    const WindowCall no_sum[] = {{all_gather, bench.window.get(), DType::f32, 0, count, {}, 2}};
+    const WindowOp no_sum[] = {{all_gather, bench.window.get(), DType::f32, 0, count, {}, 2}};
     rank.fails(bench.group->together(*bench.stream, no_sum), Code::unsupported, {"divisor is 2", "no sum"});
     rank.must(bench.group->barrier(*bench.stream, {}));
     rank.must(finish(*bench.stream));

@@ -398,7 +398,7 @@ void copy_once(DType to_type, DType from_type, bool adds) {
   cuda::Walk walk{};
   uint64_t count = 0;
   check_equal(cuda::plan_walk(plain(to), plain(from), adds, &walk, &count), 0, "plan_walk");
-  const int turned = turned_dim(walk.dims, walk.count);
+  const int turned = transposed_dim(walk.dims, walk.count);
   if (turned >= 0) {
     run_turned(cuda::turned_copy(walk, turned, count));
   } else {

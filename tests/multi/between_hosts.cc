@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank of a job over several hosts, started by wire_test.py and strangers_test.py under `megadp run`. The first rank of every host prints
+// A rank of a job over several nodes, started by wire_test.py and strangers_test.py under `megadp run`. The first rank of every node prints
 // lines of JSON.
 // usage: between_hosts count ELEMENTS     collectives with known answers; how many bytes crossed the host's network devices in each
 //        between_hosts time MIB ROUNDS    milliseconds of all_reduce and reduce_scatter of so much f32, the slowest rank's, by round

@@ -68,7 +68,7 @@ int be_a_rank_of_the_environment() {
   }
   const auto got = (*world)->exchange(ranks_below(launch->nranks), "test", text((*world)->rank()));
   std::string line = text(launch->launcher, ": rank ", launch->rank, " of ", launch->nranks, ", heard");
-  for (int r = 0; got.ok() && r < launch->nranks; ++r) line += text(" ", (*got)[static_cast<size_t>(r)], "@", (*world)->host(r));
+  for (int r = 0; got.ok() && r < launch->nranks; ++r) line += text(" ", (*got)[static_cast<size_t>(r)], "@", (*world)->node(r));
   say(line);
   return got.ok() ? 0 : 1;
 }
@@ -95,11 +95,11 @@ int be_a_rank(int argc, char** argv) {
   if (behaviour == "fork") wait_for_failure(**world);
   if (behaviour == "hosts") {
     std::string hosts;
-    for (int r = 0; r < (*world)->size(); ++r) hosts += text(r == 0 ? "" : " ", (*world)->host(r));
+    for (int r = 0; r < (*world)->size(); ++r) hosts += text(r == 0 ? "" : " ", (*world)->node(r));
     say("hosts " + hosts);
     std::vector<int> mates;
     for (int r = 0; r < (*world)->size(); ++r) {
-      if ((*world)->host(r) == (*world)->host((*world)->rank())) mates.push_back(r);
+      if ((*world)->node(r) == (*world)->node((*world)->rank())) mates.push_back(r);
     }
     const auto shared = (*world)->share(mates, "test", Fd(::dup(1)));
     say(shared.ok() ? text("shared ", shared->size()) : "not shared " + in_one_line(shared.status()));
@@ -338,9 +338,9 @@ void nonsense_fails_its_sender_alone() {
         return;
       }
       const Launch launch = launch_of(job, 2, 3);
-      Meeting meeting{{socket_name(launch, "hub"), "", 0}, guard_of(launch), 3, {0, 1, 2}, 0, 2, this_process(),
-                      Deadline::after_ns(20 * kSecond),    20 * kSecond,     {}};
-      auto party = attend_meeting(meeting);
+      JoinRequest meeting{{socket_name(launch, "hub"), "", 0}, auth_key_of(launch), 3, {0, 1, 2}, 0, 2, this_process(),
+                          Deadline::after_ns(20 * kSecond),    20 * kSecond,        {}};
+      auto party = join_as_client(meeting);
       if (!check(party.ok(), party.status().text())) return;
       const int fd = party->links.front()->fd();
       size_t sent = 0;

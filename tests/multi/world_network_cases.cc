@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// World over TCP: loopback of both families, and two network namespaces, which are two hosts to the ranks in them.
+// World over TCP: loopback of both families, and two network namespaces, which are two nodes to the ranks in them.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <sys/wait.h>
@@ -16,7 +16,7 @@ void meets_over_tcp(const std::string& host) {
   in_world(
       4,
       [](int rank, const WorldPtr& world) {
-        check(world->host(0) == 0 && world->host(3) == 0, "one host, as they find out");
+        check(world->node(0) == 0 && world->node(3) == 0, "one node, as they find out");
         for (int round = 0; round < 20; ++round) {
           const auto got = world->exchange(ranks_below(4), "test", text(rank));
           if (!check(got.ok(), got.status().text())) return;
@@ -114,7 +114,7 @@ class TwoHosts {
 
 using Ranks = std::vector<std::unique_ptr<RankProcess>>;
 
-// Ranks 0 and 2 on one host, 1 and 3 on the other.
+// Ranks 0 and 2 on one node, 1 and 3 on the other.
 Ranks start_on(const TwoHosts& hosts, const std::string& root, int timeout_ms) {
   const std::string job = fresh_job();
   Ranks ranks;
@@ -123,7 +123,7 @@ Ranks start_on(const TwoHosts& hosts, const std::string& root, int timeout_ms) {
     const std::string line = rank->read_line(20 * kSecond);
     check(line == "joined", line);
     check(rank->read_line(20 * kSecond) == "hosts 0 1 0 1", "hosts are told apart");
-    check(rank->read_line(20 * kSecond) == "shared 2", "descriptors within a host");
+    check(rank->read_line(20 * kSecond) == "shared 2", "descriptors within a node");
     says(rank->read_line(20 * kSecond), {"across MDP_E_INVALID", "different hosts"});
     says(rank->read_line(20 * kSecond), {"exchanged MDP_OK"});
   }

@@ -229,7 +229,7 @@ void strangers_do_no_harm(const std::string& root_host, uint16_t root_port) {
       Fd fd = knock(launch);
       if (!check(fd.valid(), "the door is open")) continue;
       if (stranger.knows_secret) {
-        check(greet_host(fd.get(), guard_of(launch), Deadline::after_ns(10 * kSecond), {}).ok(), "the handshake works");
+        check(greet_server(fd.get(), auth_key_of(launch), Deadline::after_ns(10 * kSecond), {}).ok(), "the handshake works");
       }
       (void)!::send(fd.get(), stranger.words.data(), stranger.words.size(), MSG_NOSIGNAL);
       const bool decided = stranger.words.size() > 10;  // fewer bytes may still become something
@@ -295,25 +295,25 @@ void an_impostor_learns_nothing() {
   std::thread rank([&] {
     fails(World::join(launch, 3 * kSecond).status(), Code::timeout, {"could not meet rank 0", "does not know this job's secret"});
   });
-  Fd guest;
+  Fd client;
   const bool came = wait_until(
       [&] {
         auto socket = accept_from(listeners->front());
-        if (socket.ok()) guest = *std::move(socket);
-        return guest.valid();
+        if (socket.ok()) client = *std::move(socket);
+        return client.valid();
       },
       3 * kSecond);
   if (check(came, "the rank connects")) {
     const std::string lie(kAnswerSize, '\7');
-    check(::send(guest.get(), lie.data(), lie.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(lie.size()), "the impostor answers");
-    check(answers_to(guest) <= kOpeningSize, "the rank says no more than the opening");
+    check(::send(client.get(), lie.data(), lie.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(lie.size()), "the impostor answers");
+    check(answers_to(client) <= kOpeningSize, "the rank says no more than the opening");
   }
   rank.join();
 }
 
 // Passes on what comes on one connection to the other, until both are closed. After the guest's part of the handshake nothing of the
 // guest's until the host is held up.
-void relay(const Fd& guest, const Fd& host, std::atomic<bool>* proved, const std::atomic<bool>& held_up) {
+void relay(const Fd& client, const Fd& host, std::atomic<bool>* proved, const std::atomic<bool>& held_up) {
   size_t from_guest = 0;
   bool open[2] = {true, true};
   while (open[0] || open[1]) {
@@ -321,13 +321,13 @@ void relay(const Fd& guest, const Fd& host, std::atomic<bool>* proved, const std
       char bytes[4096];
       const size_t most = to_host && !held_up ? kOpeningSize + kProofSize - from_guest : sizeof bytes;
       if (!open[to_host] || most == 0) continue;
-      const ssize_t n = ::recv((to_host ? guest : host).get(), bytes, most, MSG_DONTWAIT);
+      const ssize_t n = ::recv((to_host ? client : host).get(), bytes, most, MSG_DONTWAIT);
       if (n > 0) {
-        (void)!::send((to_host ? host : guest).get(), bytes, static_cast<size_t>(n), MSG_NOSIGNAL);
+        (void)!::send((to_host ? host : client).get(), bytes, static_cast<size_t>(n), MSG_NOSIGNAL);
         if (to_host) from_guest += static_cast<size_t>(n);
         *proved = *proved || from_guest >= kOpeningSize + kProofSize;
       } else if (n == 0 || errno != EAGAIN) {
-        ::shutdown((to_host ? host : guest).get(), SHUT_WR);
+        ::shutdown((to_host ? host : client).get(), SHUT_WR);
         open[to_host] = false;
       }
     }
@@ -347,9 +347,9 @@ void a_slow_host_is_waited_for() {
   std::thread road([&] {
     std::vector<std::thread> relays;
     while (!over) {
-      auto guest = accept_from(listeners->front());
-      if (guest.ok() && guest->valid()) {
-        relays.emplace_back([&, guest = *std::move(guest), host = knock(at_host)] { relay(guest, host, &proved, held_up); });
+      auto client = accept_from(listeners->front());
+      if (client.ok() && client->valid()) {
+        relays.emplace_back([&, client = *std::move(client), host = knock(at_host)] { relay(client, host, &proved, held_up); });
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
@@ -357,9 +357,9 @@ void a_slow_host_is_waited_for() {
   });
   on_threads(2, [&](int rank) {
     const Launch& launch = rank == 0 ? at_host : round_about;
-    Meeting meeting;
+    JoinRequest meeting;
     meeting.endpoint = door_of(launch);
-    meeting.guard = guard_of(at_host);
+    meeting.guard = auth_key_of(at_host);
     meeting.nranks = 2;
     meeting.expected = {0, 1};
     meeting.rank = rank;
@@ -372,7 +372,7 @@ void a_slow_host_is_waited_for() {
         return Status();
       };
     }
-    auto party = rank == 0 ? host_meeting(meeting) : attend_meeting(meeting);
+    auto party = rank == 0 ? join_as_server(meeting) : join_as_client(meeting);
     check(party.ok(), text("rank ", rank, ": ", party.status().text()));
   });
   check(held_up, "the host was held up");
@@ -382,22 +382,22 @@ void a_slow_host_is_waited_for() {
 
 // Proofs are of one side of one connection.
 void proofs_serve_once() {
-  Guard guard, other;
+  AuthKey guard, other;
   guard.fill(7);
   other = guard;
   other.back() ^= 1;
   const auto a = fresh_nonce();
   const auto b = fresh_nonce();
   if (!check(a.ok() && b.ok() && *a != *b, "nonces are fresh")) return;
-  const std::string proof = proof_of_guest(guard, *a, *b);
-  check(proof.size() == kProofSize && same_proof(proof, proof_of_guest(guard, *a, *b)), "the same again");
-  check(!same_proof(proof, proof_of_host(guard, *a, *b)), "not of the other side");
-  check(!same_proof(proof, proof_of_guest(guard, *b, *a)), "not with the nonces exchanged");
-  check(!same_proof(proof, proof_of_guest(other, *a, *b)), "not under another secret");
+  const std::string proof = proof_of_client(guard, *a, *b);
+  check(proof.size() == kProofSize && same_proof(proof, proof_of_client(guard, *a, *b)), "the same again");
+  check(!same_proof(proof, proof_of_server(guard, *a, *b)), "not of the other side");
+  check(!same_proof(proof, proof_of_client(guard, *b, *a)), "not with the nonces exchanged");
+  check(!same_proof(proof, proof_of_client(other, *a, *b)), "not under another secret");
   check(!same_proof(proof, proof.substr(1)), "not a part of it");
-  Guard first = guard;
+  AuthKey first = guard;
   first.front() ^= 1;
-  const std::string half = proof_of_guest(first, *a, *b);
+  const std::string half = proof_of_client(first, *a, *b);
   check(half.substr(0, 16) != proof.substr(0, 16) && half.substr(16) == proof.substr(16), "each half of the secret counts by itself");
 }
 
@@ -429,9 +429,10 @@ void another_process_is_nobody() {
             {"rank 1 did not come", "rank 1 came but was refused", "it says it is process 1,"});
       return;
     }
-    Meeting meeting{door_of(launch), guard_of(launch), 2, {0, 1}, 0, 1, this_process(), Deadline::after_ns(20 * kSecond), 20 * kSecond, {}};
+    JoinRequest meeting{
+        door_of(launch), auth_key_of(launch), 2, {0, 1}, 0, 1, this_process(), Deadline::after_ns(20 * kSecond), 20 * kSecond, {}};
     meeting.self.pid = 1;
-    auto party = attend_meeting(meeting);
+    auto party = join_as_client(meeting);
     fails(party.status(), Code::invalid, {"rank 0 refused this rank", "it says it is process 1, but it is process", text(::getpid())});
   });
   says(log.all(), {"refused rank 1", "it says it is process 1"});
@@ -448,13 +449,13 @@ void a_meeting_is_interrupted() {
     });
     on_threads(2, [&](int rank) {
       const Launch launch = launch_of(job, rank, 3);
-      Meeting meeting{
-          door_of(launch), guard_of(launch), 3, {0, 1, 2}, 0, rank, this_process(), Deadline::after_ns(60 * kSecond), 60 * kSecond, {}};
+      JoinRequest meeting{
+          door_of(launch), auth_key_of(launch), 3, {0, 1, 2}, 0, rank, this_process(), Deadline::after_ns(60 * kSecond), 60 * kSecond, {}};
       if (rank == interrupted) {
         meeting.interrupted = [&] { return enough ? Status(Code::numeric, "the lid is on fire") : Status(); };
       }
       const uint64_t begun = now_ns();
-      const Status status = (rank == 0 ? host_meeting(meeting) : attend_meeting(meeting)).status();
+      const Status status = (rank == 0 ? join_as_server(meeting) : join_as_client(meeting)).status();
       check(now_ns() - begun < 20 * kSecond, "long before the deadline");
       if (rank == interrupted || interrupted == 0) {
         fails(status, Code::numeric, {"the lid is on fire"});

@@ -58,7 +58,7 @@ void bad_arguments_are_refused() {
 void messages_reach_every_member() {
   in_world(5, [](int rank, const WorldPtr& world) {
     check(world->rank() == rank && world->size() == 5, "rank and size");
-    check(world->host(4) == 0 && world->process(4) == ::getpid() && !world->host_name(4).empty(), "table");
+    check(world->node(4) == 0 && world->process(4) == ::getpid() && !world->host_name(4).empty(), "table");
     for (int round = 0; round < 50; ++round) {
       const auto got = world->exchange(ranks_below(5), "test", text(rank, ":", round));
       if (!check(got.ok(), got.status().text())) return;

@@ -30,58 +30,58 @@ Nonce nonce_of(uint8_t byte) {
   return nonce;
 }
 
-Guard guard_of_bytes(uint8_t byte) {
-  Guard guard;
+AuthKey guard_of_bytes(uint8_t byte) {
+  AuthKey guard;
   guard.fill(byte);
   return guard;
 }
 
 // A proof is whole, and of this guard, this side and these nonces.
 void a_proof_is_for_one_thing() {
-  const Guard guard = guard_of_bytes(1);
-  const Nonce guest = nonce_of(2), host = nonce_of(3);
-  const std::string proof = proof_of_guest(guard, guest, host);
-  check(proof.size() == kProofSize && same_proof(proof, proof_of_guest(guard, guest, host)), "it can be made again");
+  const AuthKey guard = guard_of_bytes(1);
+  const Nonce client = nonce_of(2), host = nonce_of(3);
+  const std::string proof = proof_of_client(guard, client, host);
+  check(proof.size() == kProofSize && same_proof(proof, proof_of_client(guard, client, host)), "it can be made again");
   for (size_t i = 0; i < proof.size(); ++i) {
     std::string other = proof;
     other[i] = static_cast<char>(other[i] ^ 1);
     check(!same_proof(proof, other), text("a proof that differs in byte ", i));
   }
   check(!same_proof(proof, proof.substr(1)) && !same_proof(proof, ""), "a part of a proof");
-  check(!same_proof(proof, proof_of_host(guard, guest, host)), "the other side's");
-  check(!same_proof(proof, proof_of_guest(guard, host, guest)), "with the nonces exchanged");
+  check(!same_proof(proof, proof_of_server(guard, client, host)), "the other side's");
+  check(!same_proof(proof, proof_of_client(guard, host, client)), "with the nonces exchanged");
   for (size_t i = 0; i < guard.size(); ++i) {
-    Guard other = guard;
+    AuthKey other = guard;
     other[i] ^= 1;
-    check(!same_proof(proof, proof_of_guest(other, guest, host)), text("of a guard that differs in byte ", i));
+    check(!same_proof(proof, proof_of_client(other, client, host)), text("of a guard that differs in byte ", i));
   }
 }
 
 struct Pair {
-  Fd guest, host;
+  Fd client, host;
   Pair() {
     int ends[2] = {-1, -1};
     check(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "a pair of sockets");
-    guest = Fd(ends[0]);
+    client = Fd(ends[0]);
     host = Fd(ends[1]);
   }
 };
 
 // Plays the host: reads the opening and answers it with the proof of `guard`, changed by `spoil`.
-Status greeted_by(const Guard& guard, const std::function<void(std::string&)>& spoil) {
+Status greeted_by(const AuthKey& guard, const std::function<void(std::string&)>& spoil) {
   Pair pair;
   std::thread host([&] {
     std::string opening(kOpeningSize, '\0');
     if (::recv(pair.host.get(), opening.data(), opening.size(), MSG_WAITALL) != static_cast<ssize_t>(opening.size())) return;
-    Nonce guest;
-    std::copy_n(opening.end() - static_cast<ptrdiff_t>(guest.size()), guest.size(), guest.begin());
+    Nonce client;
+    std::copy_n(opening.end() - static_cast<ptrdiff_t>(client.size()), client.size(), client.begin());
     const Nonce own = nonce_of(9);
-    std::string answer = std::string(own.begin(), own.end()) + proof_of_host(guard, guest, own);
+    std::string answer = std::string(own.begin(), own.end()) + proof_of_server(guard, client, own);
     spoil(answer);
     (void)!::send(pair.host.get(), answer.data(), answer.size(), MSG_NOSIGNAL);
     ::shutdown(pair.host.get(), SHUT_WR);
   });
-  const Status status = greet_host(pair.guest.get(), guard_of_bytes(1), Deadline::after_ns(20 * kSecondNs), {});
+  const Status status = greet_server(pair.client.get(), guard_of_bytes(1), Deadline::after_ns(20 * kSecondNs), {});
   host.join();
   return status;
 }
@@ -97,11 +97,11 @@ void a_guest_believes_nobody_without_proof() {
 
 void a_guest_waits_no_longer_than_it_may() {
   Pair silent;
-  fails(greet_host(silent.guest.get(), guard_of_bytes(1), Deadline::after_ns(50'000'000), {}), Code::timeout, {"does not answer"});
+  fails(greet_server(silent.client.get(), guard_of_bytes(1), Deadline::after_ns(50'000'000), {}), Code::timeout, {"does not answer"});
   Pair other;
   int asked = 0;
   const auto interrupted = [&] { return ++asked > 2 ? Status(Code::numeric, "the lid is on fire") : Status(); };
-  fails(greet_host(other.guest.get(), guard_of_bytes(1), Deadline::after_ns(60 * kSecondNs), interrupted), Code::numeric,
+  fails(greet_server(other.client.get(), guard_of_bytes(1), Deadline::after_ns(60 * kSecondNs), interrupted), Code::numeric,
         {"the lid is on fire"});
 }
 

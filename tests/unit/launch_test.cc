@@ -126,7 +126,7 @@ void reads_torchrun() {
   }
   refuses(with(kTorch, {{"MASTER_PORT", "0"}}), {"MASTER_PORT=0"});
   refuses(with(kTorch, {{"LOCAL_RANK", "4"}}), {"LOCAL_RANK=4"});
-  // Several hosts: the address of the first, and never the agent's port.
+  // Several nodes: the address of the first, and never the agent's port.
   const Launch wide = accepts(with(kTorch, {{"LOCAL_WORLD_SIZE", "2"}, {"LOCAL_RANK", "1"}}), "torchrun", 3, 4, "node1");
   check(wide.root_port != 29500 && wide.root_port >= 20000 && wide.root_port < 32768, text("port ", wide.root_port));
   for (int port = 20000; port <= 30001; port += 97) {
@@ -136,7 +136,7 @@ void reads_torchrun() {
   }
   accepts(with(kTorch, {{"MEGADP_ROOT", "node2:7000"}}), "torchrun", 3, 4, "node2");
   refuses(with(kTorch, {{"MEGADP_ROOT", "node1:29500"}}), {"MEGADP_ROOT=node1:29500", "torchrun itself listens"});
-  // Set by hand: it is not known how many hosts there are.
+  // Set by hand: it is not known how many nodes there are.
   const Env by_hand = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "10.0.0.1"}, {"MASTER_PORT", "29500"}};
   accepts(by_hand, "torchrun", 0, 2, "10.0.0.1");
   accepts(with(by_hand, {{"MASTER_ADDR", "127.0.0.1"}}), "torchrun", 0, 2);
@@ -166,7 +166,7 @@ void reads_slurm() {
   const std::map<std::string, std::string> lists = {
       {"a", "a"}, {"a,b", "a"}, {"a[1-3]", "a1"}, {"a[01,05]b,c", "a01b"}, {"r[2-3]n[07]", "r2n07"}, {"", ""},
       {"a[", ""}, {"a]b", ""},  {"a[]", ""},      {"x-1.dom", "x-1.dom"},  {"a[1-2],b[3-4]", "a1"}};
-  for (const auto& [list, host] : lists) check_equal(first_slurm_host(list), host, "first host of " + list);
+  for (const auto& [list, host] : lists) check_equal(first_slurm_host(list), host, "first node of " + list);
 }
 
 void reads_mpi() {
@@ -200,7 +200,7 @@ void weighs_several() {
   // Exported in a job script for those who look for it, and in agreement.
   accepts(with(kSlurm, {{"WORLD_SIZE", "4"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}}), "SLURM", 2, 4);
   refuses(with(kSlurm, {{"WORLD_SIZE", "8"}}), {"SLURM", "torchrun", "WORLD_SIZE=8"});
-  // Derived from one another, and in agreement: the one that knows the hosts.
+  // Derived from one another, and in agreement: the one that knows the nodes.
   const Env derived = {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "n01"}, {"MASTER_PORT", "29500"}};
   accepts(with(kOpenMpi, derived), "Open MPI", 1, 2);
   refuses(with(kOpenMpi, kTorch), {"Open MPI", "torchrun", "OMPI_COMM_WORLD_RANK=1", "RANK=3"});
@@ -269,11 +269,11 @@ void names_follow_from_job_and_secret() {
   b.secret[31] = 1;
   check(socket_name(a, "hub") != socket_name(b, "hub"), "the name depends on the secret");
   check(socket_name(a, "hub") != socket_name(a, "host"), "the name depends on the purpose");
-  check(guard_of(b) == b.secret, "the secret is the guard");
-  check(guard_of(a) != Guard{}, "without a secret the job guards");
+  check(auth_key_of(b) == b.secret, "the secret is the guard");
+  check(auth_key_of(a) != AuthKey{}, "without a secret the job guards");
   Launch c = a;
   c.job = "c";
-  check(guard_of(a) != guard_of(c) && socket_name(a, "hub") != socket_name(c, "hub"), "the job tells jobs apart");
+  check(auth_key_of(a) != auth_key_of(c) && socket_name(a, "hub") != socket_name(c, "hub"), "the job tells jobs apart");
 }
 
 }  // namespace

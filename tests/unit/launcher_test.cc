@@ -152,7 +152,7 @@ void names_jobs() {
   check(first->size() == 64 && first->find_first_not_of("0123456789abcdef") == std::string::npos, "64 hexadecimal digits");
   check(*first != *second, "secrets differ");
   const std::string name = shared_job_name(*first, "a:1", 4);
-  check_equal(shared_job_name(*first, "a:1", 4), name, "the name is the same on every host");
+  check_equal(shared_job_name(*first, "a:1", 4), name, "the name is the same on every node");
   check(
       shared_job_name(*second, "a:1", 4) != name && shared_job_name(*first, "a:2", 4) != name && shared_job_name(*first, "a:1", 5) != name,
       "the name depends on the secret, the root and the number of ranks");

@@ -25,7 +25,7 @@ Operation operation(uint64_t number) {
   return one;
 }
 
-// Nothing is between these hosts; what is posted goes nowhere.
+// Nothing is between these nodes; what is posted goes nowhere.
 class NoTransport final : public Transport {
  public:
   explicit NoTransport(std::shared_ptr<World> world) : Transport(std::move(world)) {}
@@ -110,7 +110,7 @@ void operations_come_in_their_order() {
   fails(refused(*member, 1), Code::state, {"operation 1 of this group did not run before it"});  // it is over for this group
 }
 
-// Runs on every rank; hosts as thread_world.h has them.
+// Runs on every rank; nodes as thread_world.h has them.
 void on_ranks(int size, const std::vector<int>& hosts, const std::function<void(const std::shared_ptr<World>&)>& body) {
   const auto worlds = create_thread_worlds(size, 20 * kSecondNs, hosts);
   std::vector<std::thread> threads;
@@ -143,7 +143,7 @@ void the_worlds_verdict_comes_before_ones_own() {
       }
       const Stop stop;
       const Operation one = operation(1);
-      const Status status = (*member)->perform(one, stop, [&] { return (*member)->meet(one, stop); });
+      const Status status = (*member)->perform(one, stop, [&] { return (*member)->barrier(one, stop); });
       const std::lock_guard lock(checking);
       fails(status, Code::timeout, {"rank 7 is stopped"});
       check_equal(status.blame().rank, 7, "the rank to blame");
@@ -167,7 +167,7 @@ void who_left_after_coming_is_not_missed() {
       if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // some slices, in which rank 0 looks around
       const Operation one = operation(1);
       if (rank == 0) come = 2;
-      const Status status = member.ok() ? (*member)->perform(one, stop, [&] { return (*member)->meet(one, stop); }) : member.status();
+      const Status status = member.ok() ? (*member)->perform(one, stop, [&] { return (*member)->barrier(one, stop); }) : member.status();
       if (rank == 1) come = 1;
       const std::lock_guard lock(checking);
       if (rank == 1) {
@@ -193,7 +193,7 @@ void whoever_does_not_come_is_named() {
       if (!comes || !member.ok()) return;
       const Stop stop;
       const Operation one = operation(1);
-      const Status status = (*member)->perform(one, stop, [&] { return (*member)->meet(one, stop); });
+      const Status status = (*member)->perform(one, stop, [&] { return (*member)->barrier(one, stop); });
       over = true;
       const std::lock_guard lock(checking);
       fails(status, Code::timeout, {"ranks that did not come", "rank 1 (a thread)", "rank 3 (a thread)"});
@@ -228,16 +228,16 @@ void every_field_of_an_operation_is_compared() {
 
 // A long entry is cut, and one that a later one has overwritten is not read.
 void entries_are_cut() {
-  auto page = std::make_unique<RollPage>();
+  auto page = std::make_unique<SubmissionPage>();
   const std::string words(1000, 'x');
-  enter(*page, 7, words);
-  enter(*page, 8, "short");
-  const Group::Entered seven = read_entry(*page, 5, 7), eight = read_entry(*page, 5, 8);
+  log_submission(*page, 7, words);
+  log_submission(*page, 8, "short");
+  const Group::Submission seven = read_submission(*page, 5, 7), eight = read_submission(*page, 5, 8);
   check(seven.member == 5 && seven.last == 8, "who it is, and where");
-  check_equal(seven.what.size(), RollPage::kWords * sizeof(uint64_t) - 1, "length of a long entry");
+  check_equal(seven.what.size(), SubmissionPage::kWords * sizeof(uint64_t) - 1, "length of a long entry");
   check(words.find(seven.what) == 0 && eight.what == "short", "what was entered is read");
-  enter(*page, 7 + RollPage::kEntries, "later");
-  check(read_entry(*page, 5, 7).what.empty(), "an entry that is overwritten");
+  log_submission(*page, 7 + SubmissionPage::kEntries, "later");
+  check(read_submission(*page, 5, 7).what.empty(), "an entry that is overwritten");
 }
 
 // Every group has a transport of its own, where it needs one: what runs in one of them does not keep another from running.
@@ -248,7 +248,7 @@ void groups_cross_hosts_side_by_side() {
     if (first.ok() && world->rank() < 2) {
       auto near = (*first)->split({0, 1});
       const std::lock_guard lock(checking);
-      check(near.ok() && network->connected == 1, "a group of one host needs no transport");
+      check(near.ok() && network->connected == 1, "a group of one node needs no transport");
     }
     auto second = first.ok() ? (*first)->split({0, 1, 2, 3}) : first.status();
     const std::lock_guard lock(checking);
@@ -261,14 +261,14 @@ void groups_cross_hosts_side_by_side() {
   });
 }
 
-// The ranks of one host cannot have the memory that they share. Those of the other host must not have a group either.
+// The ranks of one node cannot have the memory that they share. Those of the other node must not have a group either.
 class WithoutDescriptors final : public World {
  public:
   explicit WithoutDescriptors(std::shared_ptr<World> world) : world_(std::move(world)) {}
   int rank() const noexcept override { return world_->rank(); }
   int size() const noexcept override { return world_->size(); }
   uint64_t timeout_ns() const noexcept override { return world_->timeout_ns(); }
-  int host(int rank) const noexcept override { return world_->host(rank); }
+  int node(int rank) const noexcept override { return world_->node(rank); }
   int process(int rank) const noexcept override { return world_->process(rank); }
   const std::string& host_name(int rank) const noexcept override { return world_->host_name(rank); }
   const std::string& address() const noexcept override { return world_->address(); }
@@ -293,7 +293,7 @@ class WithoutDescriptors final : public World {
 void what_one_host_cannot_set_up_no_host_has() {
   for (const int poor : {0, 1}) {
     on_ranks(4, {0, 0, 1, 1}, [poor](const std::shared_ptr<World>& world) {
-      const bool here = world->host(world->rank()) == poor;
+      const bool here = world->node(world->rank()) == poor;
       const std::shared_ptr<World> seen = here ? std::make_shared<WithoutDescriptors>(world) : world;
       const auto member = Member::create(seen, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
       const std::lock_guard lock(checking);
@@ -309,9 +309,9 @@ void what_one_host_cannot_share_no_host_has() {
     auto member = Member::create(world, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
     Status made = member.status();
     if (member.ok())
-      made = (*member)->create_parts({"a part", 1, world->host(world->rank()) == 1 ? size_t{1} << 60 : 4096}, false).status();
+      made = (*member)->create_shared_memory({"a part", 1, world->node(world->rank()) == 1 ? size_t{1} << 60 : 4096}, false).status();
     const std::lock_guard lock(checking);
-    check(!made.ok(), "ranks of one host have what those of the other have not");
+    check(!made.ok(), "ranks of one node have what those of the other have not");
   });
 }
 

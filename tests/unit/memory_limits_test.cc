@@ -185,7 +185,7 @@ MemoryLimit limit_of_group(uint64_t inode, uint64_t bytes, uint64_t left) {
 
 void needs_are_summed_by_group() {
   const MemoryLimit machine{"/proc/meminfo", 16 * kGiB, 8 * kGiB, 0, 0};
-  // Ranks 0 and 1 in a group of their own each, under a common one; rank 2 on another host, whose group has the same number.
+  // Ranks 0 and 1 in a group of their own each, under a common one; rank 2 on another node, whose group has the same number.
   const std::vector<MemoryNeed> fits = {
       {0, 0, kGiB, false, {limit_of_group(1, kGiB, kGiB), limit_of_group(9, 3 * kGiB, 2 * kGiB), machine}},
       {1, 0, kGiB, false, {limit_of_group(2, kGiB, kGiB), limit_of_group(9, 3 * kGiB, 2 * kGiB), machine}},

@@ -232,7 +232,7 @@ void a_goodbye_on_its_way_is_waited_for() {
   }
 }
 
-// Rank 2 learned of a failure from the hub, which is then lost: rank 1, on the same host, hears of it from rank 2 as that leaves. It must
+// Rank 2 learned of a failure from the hub, which is then lost: rank 1, on the same node, hears of it from rank 2 as that leaves. It must
 // not take rank 2 for one that has done its work.
 void leaving_after_a_failure_is_not_peaceful() {
   int ends[2] = {-1, -1};

@@ -340,7 +340,7 @@ void compares_registrations() {
     check(difference.find(word) == 0 && difference.find(" on rank 1") != std::string::npos, "difference is '" + difference + "'");
   };
   config_differs([](BufferConfig& c) { c.sharding = Sharding::zero_0; }, "sharding: zero_1 here, zero_0");
-  config_differs([](BufferConfig& c) { c.missing = Missing::skip; }, "missing gradients: error here, skip");
+  config_differs([](BufferConfig& c) { c.missing = MissingPolicy::skip; }, "missing gradients: error here, skip");
   config_differs([](BufferConfig& c) { c.grad_same_as_param = true; }, "gradient type: f32 here");
   config_differs([](BufferConfig& c) { c.high_bandwidth_padding = true; }, "high-bandwidth padding: off here");
   config_differs([](BufferConfig& c) { c.no_overlap = true; }, "overlap: on here");

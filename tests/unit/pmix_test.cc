@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of Open MPI on several hosts agree on where to meet through PMIx, which waits for all of them: it must not be asked by a call that
+// Ranks of Open MPI on several nodes agree on where to meet through PMIx, which waits for all of them: it must not be asked by a call that
 // only wants to know how the process was started, and must not hold up a rank for longer than its timeout.
 #include <dlfcn.h>
 

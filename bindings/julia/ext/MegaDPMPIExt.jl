@@ -9,7 +9,7 @@ using MPI: MPI
     Comm(mpi_comm::MPI.Comm; ...)
 
 The ranks of an MPI communicator as one of the library's, whatever launcher there is. Keywords are those of `Comm`, but for `id`, `rank` and
-`nranks`. With ranks on several hosts, rank 0 has its address in the environment variable MEGADP_ROOT (host:port). Collective over
+`nranks`. With ranks on several nodes, rank 0 has its address in the environment variable MEGADP_ROOT (host:port). Collective over
 `mpi_comm`; blocking.
 """
 function MegaDP.Comm(mpi::MPI.Comm; keywords...)

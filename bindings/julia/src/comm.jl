@@ -13,7 +13,7 @@ Joins the ranks of this job into one communicator, the world. Without `id`, rank
 
 `backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its host); `timeout`, in seconds, how
 long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does; with `sockets`, alike on
-all ranks, data of the host goes between hosts over sockets on which both sides prove that they know the job's secret, and not over UCX.
+all ranks, data of the host goes between nodes over sockets on which both sides prove that they know the job's secret, and not over UCX.
 Given a `body`, calls it with the communicator, closes that in the end and returns what `body` does.
 
 Collective over the job; blocking, for at most the timeout, without a look at Ctrl-C. One communicator, and all that is made from it, is for

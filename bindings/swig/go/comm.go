@@ -32,7 +32,7 @@ type CommOptions struct {
 	Device    int           // with CUDA, and SetDevice
 	SetDevice bool          // Device is meant literally, also 0
 	ExactSums bool          // with CUDA: the host's order of summation, and so its bits
-	Sockets   bool          // data of the host goes between hosts over sockets that know the job's secret, not over UCX; on all ranks
+	Sockets   bool          // data of the host goes between nodes over sockets that know the job's secret, not over UCX; on all ranks
 	Timeout   time.Duration // how long any collective waits for another rank; 0: five minutes
 }
 

@@ -17,7 +17,7 @@ struct CommOptions {
   int device = 0;                ///< with CUDA; 0: this rank's number on its host, unless set_device
   bool set_device = false;       ///< device is meant literally, also 0
   bool exact_sums = false;       ///< with CUDA: the host's order of summation, and so its bits
-  bool sockets = false;          ///< between hosts over sockets that know the job's secret, not over UCX; the same on all ranks
+  bool sockets = false;          ///< between nodes over sockets that know the job's secret, not over UCX; the same on all ranks
   double timeout_seconds = 0.0;  ///< how long any collective waits for another rank; 0: five minutes
 
 #ifndef SWIG

@@ -222,7 +222,7 @@ void report_end(const trainer* t, const report_summary* s) {
   printf("memory, MiB     planned for megadp %.2f, activations %.2f\n", mib(plan_bytes(&t->ranks->plan)), mib(t->model->memory_bytes));
   for (int r = 0; r < t->ranks->ranks; r++) {
     printf(
-        "  rank %-3d      %.2f (Pss), of which its own %.2f; resident, with the windows of all ranks of its host: %.2f shared, at most "
+        "  rank %-3d      %.2f (Pss), of which its own %.2f; resident, with the windows of all ranks of its node: %.2f shared, at most "
         "%.2f\n",
         r, mib((uint64_t)s->memory[r].share), mib((uint64_t)s->memory[r].own), mib((uint64_t)s->memory[r].shared),
         mib((uint64_t)s->memory[r].peak));

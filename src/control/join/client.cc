@@ -21,27 +21,27 @@ namespace {
 
 constexpr int kSliceMs = 100;
 constexpr uint64_t kAnswerNs = 5'000'000'000;    // whoever listens may be a stranger, until the handshake
-constexpr uint64_t kLastWordNs = 1'000'000'000;  // for the host's answer to giving up, which knows who is missing
+constexpr uint64_t kLastWordNs = 1'000'000'000;  // for the server's answer to giving up, which knows who is missing
 constexpr uint64_t kMaxTableEntry = 2 * kMaxHello;
 
-class Guest {
+class Client {
  public:
-  explicit Guest(const Meeting& meeting) : meeting_(meeting) {}
+  explicit Client(const JoinRequest& request) : request_(request) {}
 
-  Result<Party> run() {
+  Result<JoinResult> run() {
     int pause_ms = 5;
     for (;;) {
       Outcome outcome = connect_and_greet();
       if (outcome == Outcome::met) outcome = wait_for_table();
-      if (outcome == Outcome::met) return std::move(party_);
+      if (outcome == Outcome::met) return std::move(result_);
       if (outcome == Outcome::failed) return failure_;
       link_.reset();
-      if (meeting_.interrupted) {
-        Status status = meeting_.interrupted();
+      if (request_.interrupted) {
+        Status status = request_.interrupted();
         if (!status.ok()) return status;
       }
-      if (meeting_.deadline.passed()) return could_not_reach();
-      const uint64_t left_ms = meeting_.deadline.left_ns() / 1'000'000 + 1;
+      if (request_.deadline.passed()) return could_not_reach();
+      const uint64_t left_ms = request_.deadline.left_ns() / 1'000'000 + 1;
       std::this_thread::sleep_for(std::chrono::milliseconds(std::min<uint64_t>(left_ms, static_cast<uint64_t>(pause_ms))));
       pause_ms = std::min(pause_ms * 2, 200);
     }
@@ -56,7 +56,7 @@ class Guest {
 
   // Met when both sides have proved themselves.
   Outcome connect_and_greet() {
-    auto socket = connect_to(meeting_.endpoint, meeting_.deadline);
+    auto socket = connect_to(request_.endpoint, request_.deadline);
     if (!socket.ok()) {
       reason_ = socket.status().text();
       return Outcome::again;
@@ -64,44 +64,44 @@ class Guest {
     // Names of abstract sockets belong to whoever is first: another user is not even spoken to.
     const auto credentials = peer_credentials(socket->get());
     if (credentials && credentials->uid != ::getuid()) {
-      reason_ = text("process ", credentials->pid, " of user ", credentials->uid, " listens at ", meeting_.endpoint.describe());
+      reason_ = text("process ", credentials->pid, " of user ", credentials->uid, " listens at ", request_.endpoint.describe());
       return Outcome::again;
     }
-    const Deadline answer = Deadline::after_ns(std::min(kAnswerNs, meeting_.deadline.left_ns()));
+    const Deadline answer = Deadline::after_ns(std::min(kAnswerNs, request_.deadline.left_ns()));
     Status interruption;
     const auto interrupted = [&] {
-      if (meeting_.interrupted) interruption = meeting_.interrupted();
+      if (request_.interrupted) interruption = request_.interrupted();
       return interruption;
     };
-    const Status greeted = greet_host(socket->get(), meeting_.guard, answer, interrupted);
+    const Status greeted = greet_server(socket->get(), request_.key, answer, interrupted);
     if (!interruption.ok()) {
       failure_ = interruption;
       return Outcome::failed;
     }
     if (!greeted.ok()) {
       // An attempt that was cut short by the end of the meeting says less than the one before it.
-      if (meeting_.deadline.passed() && !reason_.empty()) return Outcome::again;
-      reason_ = text(meeting_.endpoint.describe(), " ", greeted.text());
+      if (request_.deadline.passed() && !reason_.empty()) return Outcome::again;
+      reason_ = text(request_.endpoint.describe(), " ", greeted.text());
       return Outcome::again;
     }
-    link_ = std::make_unique<Link>(*std::move(socket), kMaxTableEntry * meeting_.expected.size() + kMaxHello);
-    link_->send(FrameType::hello, write_hello({kProtocolVersion, meeting_.rank, meeting_.nranks, meeting_.self}));
+    link_ = std::make_unique<Link>(*std::move(socket), kMaxTableEntry * request_.expected.size() + kMaxHello);
+    link_->send(FrameType::hello, write_hello({kProtocolVersion, request_.rank, request_.nranks, request_.self}));
     link_->flush();
     return Outcome::met;
   }
 
-  // The host has proved itself: it is waited for as long as the connection is there. A rank that left might be let in a moment later, and
+  // The server has proved itself: it is waited for as long as the connection is there. A rank that left might be let in a moment later, and
   // would then seem to have died.
   Outcome wait_for_table() {
     welcome_ = false;
     watch_ = {};
-    party_ = {};  // of an attempt that failed
+    result_ = {};  // of an attempt that failed
     for (;;) {
-      if (meeting_.interrupted) {
-        failure_ = meeting_.interrupted();
+      if (request_.interrupted) {
+        failure_ = request_.interrupted();
         if (!failure_.ok()) return Outcome::failed;
       }
-      if (meeting_.deadline.passed()) return give_up();
+      if (request_.deadline.passed()) return give_up();
       const auto outcome = read_answers(kSliceMs);
       if (outcome) return *outcome;
     }
@@ -109,7 +109,7 @@ class Guest {
 
   std::optional<Outcome> read_answers(uint64_t wait_ms) {
     pollfd polled[2] = {{link_->fd(), POLLIN, 0}, {watch_.pidfd.get(), POLLIN, 0}};
-    wait_ms = std::min(wait_ms, meeting_.deadline.left_ns() / 1'000'000 + 1);
+    wait_ms = std::min(wait_ms, request_.deadline.left_ns() / 1'000'000 + 1);
     ::poll(polled, watch_.pidfd.valid() ? 2 : 1, static_cast<int>(wait_ms));
     const bool ended = watch_.ended || (watch_.pidfd.valid() && (polled[1].revents & POLLIN) != 0);
     std::vector<Frame> frames;
@@ -118,19 +118,19 @@ class Guest {
       const auto outcome = read_answer(frames[i]);
       if (!outcome) continue;
       // The table is the last frame of a rendezvous; what follows it is for whoever gets the link next.
-      std::move(frames.begin() + static_cast<ptrdiff_t>(i) + 1, frames.end(), std::back_inserter(party_.early));
+      std::move(frames.begin() + static_cast<ptrdiff_t>(i) + 1, frames.end(), std::back_inserter(result_.early));
       return outcome;
     }
     if (link_->state() == Link::State::corrupt) return spoiled(link_->error());
     if (!ended && link_->state() == Link::State::open) return std::nullopt;
     if (!welcome_) {
-      reason_ = text(meeting_.endpoint.describe(),
+      reason_ = text(request_.endpoint.describe(),
                      " closed the connection without an answer: another job's rank or another service may listen there");
       return Outcome::again;
     }
-    failure_ =
-        Status(Code::peer, text("rank ", meeting_.host_rank, " (pid ", host_.pid, " on ", host_.host_name, ") died during the rendezvous"),
-               Blame{meeting_.host_rank});
+    failure_ = Status(Code::peer,
+                      text("rank ", request_.server_rank, " (pid ", host_.pid, " on ", host_.host_name, ") died during the rendezvous"),
+                      Blame{request_.server_rank});
     return Outcome::failed;
   }
 
@@ -147,7 +147,7 @@ class Guest {
         const bool may_try_again = reader.u32() != 0;
         const Status why = reader.status();
         if (!reader.finished()) return spoiled("a refusal that cannot be read");
-        reason_ = text("rank ", meeting_.host_rank, " refused this rank: ", why.text());
+        reason_ = text("rank ", request_.server_rank, " refused this rank: ", why.text());
         failure_ = Status(why.code(), reason_, why.blame());
         return may_try_again ? Outcome::again : Outcome::failed;
       }
@@ -155,27 +155,27 @@ class Guest {
         failure_ = reader.status();
         return Outcome::failed;
       case FrameType::table:
-        for (size_t i = 0; i < meeting_.expected.size(); ++i) party_.table.push_back(read_process(&reader));
+        for (size_t i = 0; i < request_.expected.size(); ++i) result_.table.push_back(read_process(&reader));
         if (!reader.finished()) return spoiled("a table that cannot be read");
-        party_.links.push_back(std::move(link_));
+        result_.links.push_back(std::move(link_));
         return Outcome::met;
       default:
         return spoiled("a message that has no place in a rendezvous");
     }
   }
 
-  // Before the welcome it may be anybody who happens to listen there, and the host itself may come later.
+  // Before the welcome it may be anybody who happens to listen there, and the server itself may come later.
   Outcome spoiled(const std::string& what) {
-    reason_ = text(meeting_.endpoint.describe(), " sent ", what);
+    reason_ = text(request_.endpoint.describe(), " sent ", what);
     if (!welcome_) return Outcome::again;
-    failure_ = Status(Code::corrupt, text("rank ", meeting_.host_rank, " at ", reason_), Blame{meeting_.host_rank});
+    failure_ = Status(Code::corrupt, text("rank ", request_.server_rank, " at ", reason_), Blame{request_.server_rank});
     return Outcome::failed;
   }
 
-  // The host knows who is missing; it tells everybody.
+  // The server knows who is missing; it tells everybody.
   Outcome give_up() {
     FrameWriter writer;
-    writer.u64(meeting_.timeout_ns);
+    writer.u64(request_.timeout_ns);
     link_->send(FrameType::give_up, writer.take());
     link_->flush();
     const Deadline last = Deadline::after_ns(kLastWordNs);
@@ -187,33 +187,33 @@ class Guest {
       if (outcome) return *outcome;
     }
     failure_ = welcome_ ? Status(Code::timeout,
-                                 text("rank ", meeting_.host_rank, " (pid ", host_.pid, " on ", host_.host_name,
-                                      ") had not called all ranks together after ", seconds(meeting_.timeout_ns), " and does not answer"),
-                                 Blame{meeting_.host_rank})
+                                 text("rank ", request_.server_rank, " (pid ", host_.pid, " on ", host_.host_name,
+                                      ") had not called all ranks together after ", seconds(request_.timeout_ns), " and does not answer"),
+                                 Blame{request_.server_rank})
                         : could_not_reach();
     return Outcome::failed;
   }
 
   Status could_not_reach() const {
     return {Code::timeout,
-            text("rank ", meeting_.rank, " could not meet rank ", meeting_.host_rank, " at ", meeting_.endpoint.describe(), " within ",
-                 seconds(meeting_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_, hint()),
-            Blame{meeting_.host_rank}};
+            text("rank ", request_.rank, " could not meet rank ", request_.server_rank, " at ", request_.endpoint.describe(), " within ",
+                 seconds(request_.timeout_ns), ": ", reason_.empty() ? "no answer" : reason_, hint()),
+            Blame{request_.server_rank}};
   }
 
   // The name of the socket holds the user: to one of another user there is no socket, and the system says no more.
   std::string hint() const {
-    if (!meeting_.endpoint.is_unix()) return "";
-    const std::string users = text("; all ranks of a host must be started by one user, and this one belongs to user ", ::getuid());
-    const bool whole_world = meeting_.expected.size() == static_cast<size_t>(meeting_.nranks);
-    return whole_world ? users + ". If it is on another host, give both MEGADP_ROOT=host:port" : users;
+    if (!request_.endpoint.is_unix()) return "";
+    const std::string users = text("; all ranks of a node must be started by one user, and this one belongs to user ", ::getuid());
+    const bool whole_world = request_.expected.size() == static_cast<size_t>(request_.nranks);
+    return whole_world ? users + ". If it is on another node, give both MEGADP_ROOT=host:port" : users;
   }
 
-  const Meeting& meeting_;
+  const JoinRequest& request_;
   std::unique_ptr<Link> link_;
-  Party party_;
+  JoinResult result_;
   Process host_;
-  ProcessWatch watch_;  // of the host's process
+  ProcessWatch watch_;  // of the server's process
   bool welcome_ = false;
   std::string reason_;  // why the last attempt came to nothing
   Status failure_;
@@ -221,8 +221,8 @@ class Guest {
 
 }  // namespace
 
-Result<Party> attend_meeting(const Meeting& meeting) {
-  return Guest(meeting).run();
+Result<JoinResult> join_as_client(const JoinRequest& request) {
+  return Client(request).run();
 }
 
 }  // namespace megadp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nonces, proofs, and the guest's side.
+// Nonces, proofs, and the client's side.
 #include "control/join/handshake.h"
 
 #include <poll.h>
@@ -17,16 +17,16 @@ namespace {
 
 constexpr uint64_t kSliceMs = 100;  // how soon an interruption is noticed
 
-// Under each half of the guard: whoever forges a proof has found both.
-std::string proof(const Guard& guard, const char* side, const Nonce& guest, const Nonce& host) {
+// Under each half of the key: whoever forges a proof has found both.
+std::string proof(const AuthKey& key, const char* side, const Nonce& client, const Nonce& server) {
   std::string bytes = side;
-  bytes.append(guest.begin(), guest.end());
-  bytes.append(host.begin(), host.end());
+  bytes.append(client.begin(), client.end());
+  bytes.append(server.begin(), server.end());
   std::string tags;
   for (const size_t half : {0, 16}) {
-    std::array<uint8_t, 16> key;
-    std::copy_n(guard.begin() + static_cast<ptrdiff_t>(half), key.size(), key.begin());
-    const auto tag = keyed_hash(key, bytes);
+    std::array<uint8_t, 16> half_key;
+    std::copy_n(key.begin() + static_cast<ptrdiff_t>(half), half_key.size(), half_key.begin());
+    const auto tag = keyed_hash(half_key, bytes);
     tags.append(tag.begin(), tag.end());
   }
   return tags;
@@ -67,12 +67,12 @@ Result<Nonce> fresh_nonce() {
   return nonce;
 }
 
-std::string proof_of_host(const Guard& guard, const Nonce& guest, const Nonce& host) {
-  return proof(guard, "megadp host", guest, host);
+std::string proof_of_server(const AuthKey& key, const Nonce& client, const Nonce& server) {
+  return proof(key, "megadp server", client, server);
 }
 
-std::string proof_of_guest(const Guard& guard, const Nonce& guest, const Nonce& host) {
-  return proof(guard, "megadp guest", guest, host);
+std::string proof_of_client(const AuthKey& key, const Nonce& client, const Nonce& server) {
+  return proof(key, "megadp client", client, server);
 }
 
 bool same_proof(std::string_view a, std::string_view b) {
@@ -82,7 +82,7 @@ bool same_proof(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
-Status greet_host(int fd, const Guard& guard, Deadline deadline, const std::function<Status()>& interrupted) {
+Status greet_server(int fd, const AuthKey& key, Deadline deadline, const std::function<Status()>& interrupted) {
   const auto own = fresh_nonce();
   if (!own.ok()) return own.status();
   Status status = send_whole(fd, std::string(kHandshakeMagic) + std::string(own->begin(), own->end()));
@@ -90,12 +90,12 @@ Status greet_host(int fd, const Guard& guard, Deadline deadline, const std::func
   std::string answer;
   status = receive_whole(fd, kAnswerSize, deadline, interrupted, &answer);
   if (!status.ok()) return status;
-  Nonce host;
-  std::memcpy(host.data(), answer.data(), host.size());
-  if (!same_proof(std::string_view(answer).substr(host.size()), proof_of_host(guard, *own, host))) {
+  Nonce server;
+  std::memcpy(server.data(), answer.data(), server.size());
+  if (!same_proof(std::string_view(answer).substr(server.size()), proof_of_server(key, *own, server))) {
     return {Code::system, "does not know this job's secret: another job's rank or another service listens there"};
   }
-  return send_whole(fd, proof_of_guest(guard, *own, host));
+  return send_whole(fd, proof_of_client(key, *own, server));
 }
 
 }  // namespace megadp

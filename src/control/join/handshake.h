@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handshake at the door of a rendezvous: both sides prove that they know the guard, which itself never travels.
+// The handshake at the door of a rendezvous: both sides prove that they know the key, which itself never travels.
 //
-//   guest ── magic, the guest's nonce (24 bytes) ─────────────> host
-//   guest <── the host's nonce, the host's proof (48 bytes) ─── host
-//   guest ── the guest's proof (32 bytes), then frames ───────> host
+//   client ── magic, the client's nonce (24 bytes) ─────────────> server
+//   client <── the server's nonce, the server's proof (48 bytes) ─── server
+//   client ── the client's proof (32 bytes), then frames ───────> server
 //
 // A proof is a keyed hash of the side it is of and both nonces, so that it is good for this side of this connection alone. All parts have
 // fixed sizes: nothing of a stranger is parsed. What follows the handshake is neither encrypted nor signed: it keeps out whoever connects
@@ -31,15 +31,15 @@ constexpr size_t kProofSize = 32;
 
 Result<Nonce> fresh_nonce();
 
-// Both take the nonces in the order guest, host. The bytes as they are sent.
-std::string proof_of_host(const Guard& guard, const Nonce& guest, const Nonce& host);
-std::string proof_of_guest(const Guard& guard, const Nonce& guest, const Nonce& host);
+// Both take the nonces in the order client, server. The bytes as they are sent.
+std::string proof_of_server(const AuthKey& key, const Nonce& client, const Nonce& server);
+std::string proof_of_client(const AuthKey& key, const Nonce& client, const Nonce& server);
 
 // Takes the same time wherever the first difference is.
 bool same_proof(std::string_view a, std::string_view b);
 
-// The guest's side, on a fresh connection. Fails with Code::system and the reason, after which another connection may be tried; with what
+// The client's side, on a fresh connection. Fails with Code::system and the reason, after which another connection may be tried; with what
 // `interrupted` says (it may be empty); and with Code::timeout at the deadline.
-Status greet_host(int fd, const Guard& guard, Deadline deadline, const std::function<Status()>& interrupted);
+Status greet_server(int fd, const AuthKey& key, Deadline deadline, const std::function<Status()>& interrupted);
 
 }  // namespace megadp

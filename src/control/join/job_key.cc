@@ -98,23 +98,23 @@ bool from_hex(std::string_view hex, uint8_t* out, size_t count) {
   return true;
 }
 
-Guard guard_of(const Launch& launch) {
+AuthKey auth_key_of(const Launch& launch) {
   const bool secret = std::any_of(launch.secret.begin(), launch.secret.end(), [](uint8_t b) { return b != 0; });
   if (secret) return launch.secret;
-  Guard guard;
-  const auto left = keyed_hash({}, "guard 1:" + launch.job);
-  const auto right = keyed_hash({}, "guard 2:" + launch.job);
-  std::copy(left.begin(), left.end(), guard.begin());
-  std::copy(right.begin(), right.end(), guard.begin() + 16);
-  return guard;
+  AuthKey key;
+  const auto left = keyed_hash({}, "key 1:" + launch.job);
+  const auto right = keyed_hash({}, "key 2:" + launch.job);
+  std::copy(left.begin(), left.end(), key.begin());
+  std::copy(right.begin(), right.end(), key.begin() + 16);
+  return key;
 }
 
-Guard derived_guard(const Guard& guard, std::string_view purpose) {
-  Guard derived;
+AuthKey derived_key(const AuthKey& key, std::string_view purpose) {
+  AuthKey derived;
   for (const size_t half : {0, 16}) {
-    std::array<uint8_t, 16> key;
-    std::copy_n(guard.begin() + static_cast<ptrdiff_t>(half), key.size(), key.begin());
-    const auto hash = keyed_hash(key, purpose);
+    std::array<uint8_t, 16> half_key;
+    std::copy_n(key.begin() + static_cast<ptrdiff_t>(half), half_key.size(), half_key.begin());
+    const auto hash = keyed_hash(half_key, purpose);
     std::copy(hash.begin(), hash.end(), derived.begin() + static_cast<ptrdiff_t>(half));
   }
   return derived;

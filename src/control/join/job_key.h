@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is derived from a job's name and secret: the guard that ranks prove each other to know, and the names and ports they meet at.
+// What is derived from a job's name and secret: the key that ranks prove each other to know, and the names and ports they meet at.
 #pragma once
 
 #include <array>
@@ -20,13 +20,13 @@ std::string to_hex(const uint8_t* bytes, size_t count);
 // false unless `hex` is exactly 2 * count hexadecimal digits.
 bool from_hex(std::string_view hex, uint8_t* out, size_t count);
 
-using Guard = std::array<uint8_t, 32>;
+using AuthKey = std::array<uint8_t, 32>;
 
 // The launch's secret; where there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
-Guard guard_of(const Launch& launch);
+AuthKey auth_key_of(const Launch& launch);
 
-// Another guard, for what `purpose` says; whoever learns it does not learn the first.
-Guard derived_guard(const Guard& guard, std::string_view purpose);
+// Another key, for what `purpose` says; whoever learns it does not learn the first.
+AuthKey derived_key(const AuthKey& key, std::string_view purpose);
 
 // Name (without the leading NUL) of an abstract UNIX socket for this user and job. `purpose` tells several sockets of one job apart.
 std::string socket_name(const Launch& launch, std::string_view purpose);

@@ -44,17 +44,17 @@ std::string write_hello(const Hello& hello) {
   return writer.take();
 }
 
-Reception::Reception(std::vector<Fd> listeners, const Guard& guard, size_t max_pending, std::string where)
-    : listeners_(std::move(listeners)), guard_(guard), max_pending_(max_pending), where_(std::move(where)) {}
+Listener::Listener(std::vector<Fd> listeners, const AuthKey& key, size_t max_pending, std::string where)
+    : listeners_(std::move(listeners)), key_(key), max_pending_(max_pending), where_(std::move(where)) {}
 
-void Reception::add_to(std::vector<pollfd>* polled) const {
+void Listener::add_to(std::vector<pollfd>* polled) const {
   if (now_ns() >= pause_until_ns_) {
     for (const Fd& listener : listeners_) polled->push_back({listener.get(), POLLIN, 0});
   }
   for (const Pending& p : pending_) polled->push_back({p.link ? p.link->fd() : p.socket.get(), POLLIN, 0});
 }
 
-void Reception::turn_away(const Pending& pending, const std::string& why) const {
+void Listener::turn_away(const Pending& pending, const std::string& why) const {
   const int fd = pending.link ? pending.link->fd() : pending.socket.get();
   const SocketAddress end = other_end(fd);
   std::string who = end.host.empty() ? "a stranger" : text(end.host, " (port ", end.port, ")");
@@ -62,7 +62,7 @@ void Reception::turn_away(const Pending& pending, const std::string& why) const 
   log(LogLevel::warning, text("refused a connection from ", who, " at ", where_, ": ", why));
 }
 
-void Reception::accept_all() {
+void Listener::accept_all() {
   if (now_ns() < pause_until_ns_) return;
   for (const Fd& listener : listeners_) {
     for (size_t accepted = 0; accepted < 64; ++accepted) {  // the others at the door are served in between
@@ -86,7 +86,7 @@ void Reception::accept_all() {
   }
 }
 
-Reception::Outcome Reception::advance_handshake(Pending* pending, std::string* why) {
+Listener::Outcome Listener::advance_handshake(Pending* pending, std::string* why) {
   const auto credentials = peer_credentials(pending->socket.get());
   if (credentials && credentials->uid != ::getuid()) {
     *why = "it belongs to another user";
@@ -113,7 +113,7 @@ Reception::Outcome Reception::advance_handshake(Pending* pending, std::string* w
   return Outcome::wait;
 }
 
-Reception::Outcome Reception::read_opening(Pending* pending, std::string* why) {
+Listener::Outcome Listener::read_opening(Pending* pending, std::string* why) {
   const size_t magic_size = std::min(pending->said.size(), kHandshakeMagic.size());
   if (pending->said.compare(0, magic_size, kHandshakeMagic, 0, magic_size) != 0) {
     *why = "it does not speak this library's protocol";
@@ -125,19 +125,19 @@ Reception::Outcome Reception::read_opening(Pending* pending, std::string* why) {
     *why = own.status().text();
     return Outcome::refuse;
   }
-  Nonce guest;
-  std::memcpy(guest.data(), pending->said.data() + kHandshakeMagic.size(), guest.size());
-  const std::string answer = std::string(own->begin(), own->end()) + proof_of_host(guard_, guest, *own);
+  Nonce client;
+  std::memcpy(client.data(), pending->said.data() + kHandshakeMagic.size(), client.size());
+  const std::string answer = std::string(own->begin(), own->end()) + proof_of_server(key_, client, *own);
   // The buffer of a fresh socket is empty, so this is sent whole.
   if (::send(pending->socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL | MSG_DONTWAIT) != static_cast<ssize_t>(answer.size())) {
     *why = "it closed before it was answered";
     return Outcome::refuse;
   }
-  pending->expected = proof_of_guest(guard_, guest, *own);
+  pending->expected = proof_of_client(key_, client, *own);
   return Outcome::wait;
 }
 
-Reception::Outcome Reception::advance(Pending* pending, Arrival* arrival, std::string* why) {
+Listener::Outcome Listener::advance(Pending* pending, Accepted* arrival, std::string* why) {
   if (!pending->link && advance_handshake(pending, why) == Outcome::refuse) return Outcome::refuse;
   if (pending->link) {
     std::vector<Frame> frames;
@@ -162,10 +162,10 @@ Reception::Outcome Reception::advance(Pending* pending, Arrival* arrival, std::s
   return Outcome::refuse;
 }
 
-void Reception::serve(std::vector<Arrival>* out) {
+void Listener::serve(std::vector<Accepted>* out) {
   accept_all();
   for (size_t i = 0; i < pending_.size();) {
-    Arrival arrival;
+    Accepted arrival;
     std::string why;
     const Outcome outcome = advance(&pending_[i], &arrival, &why);
     if (outcome == Outcome::wait) {

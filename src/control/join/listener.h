@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reception: the door of a rendezvous. It accepts connections, turns strangers away, and yields those that have proved that they know the
-// guard (handshake.h) and said hello. Strangers may send anything, or nothing, in any number: of each at most 56 bytes are read and
+// Listener: the door of a rendezvous. It accepts connections, turns strangers away, and yields those that have proved that they know the
+// key (handshake.h) and said hello. Strangers may send anything, or nothing, in any number: of each at most 56 bytes are read and
 // compared, it has a few seconds, and only so many may stand at the door at once.
 #pragma once
 
@@ -30,27 +30,27 @@ constexpr uint32_t kProtocolVersion = 1;
 constexpr uint64_t kMaxHello = 4096;
 std::string write_hello(const Hello& hello);
 
-struct Arrival {
+struct Accepted {
   Hello hello;
   std::unique_ptr<Link> link;
   std::vector<Frame> early;  // what came together with the hello: a rank whose deadline passes just then gives up at once
 };
 
-class Reception {
+class Listener {
  public:
-  Reception(std::vector<Fd> listeners, const Guard& guard, size_t max_pending, std::string where);
+  Listener(std::vector<Fd> listeners, const AuthKey& key, size_t max_pending, std::string where);
 
   // Adds what is to be polled.
   void add_to(std::vector<pollfd>* polled) const;
   // Serves whatever is ready (asked of the sockets themselves). New arrivals are appended.
-  void serve(std::vector<Arrival>* out);
+  void serve(std::vector<Accepted>* out);
 
  private:
   struct Pending {
     std::unique_ptr<Link> link;  // once the proof was right
     Fd socket;                   // until then
     std::string said;            // of the handshake so far
-    std::string expected;        // the proof, once the guest's nonce is known
+    std::string expected;        // the proof, once the client's nonce is known
     uint64_t since_ns = 0;
   };
   enum class Outcome {
@@ -59,13 +59,13 @@ class Reception {
     refuse
   };
   void accept_all();
-  Outcome advance(Pending* pending, Arrival* arrival, std::string* why);
+  Outcome advance(Pending* pending, Accepted* arrival, std::string* why);
   Outcome advance_handshake(Pending* pending, std::string* why);
   Outcome read_opening(Pending* pending, std::string* why);
   void turn_away(const Pending& pending, const std::string& why) const;
 
   std::vector<Fd> listeners_;
-  Guard guard_;
+  AuthKey key_;
   size_t max_pending_;
   std::string where_;
   std::vector<Pending> pending_;  // oldest first

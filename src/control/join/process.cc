@@ -31,7 +31,7 @@ uint64_t inode_of(const char* path) {
 
 std::string own_host_name() {
   char name[256] = {};
-  if (::gethostname(name, sizeof name - 1) != 0 || name[0] == 0) return "an unnamed host";
+  if (::gethostname(name, sizeof name - 1) != 0 || name[0] == 0) return "an unnamed node";
   return name;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who a rank is to the others: its process and its host, and how to be told that the process has ended.
+// Who a rank is to the others: its process and its node, and how to be told that the process has ended.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct ProcessWatch {
   Fd pidfd;            // becomes readable when the process ends, whatever children of it still hold its sockets open
   bool ended = false;  // it is gone already
 };
-// Neither where nothing can be said: another host or pid namespace, a kernel without pidfd, a hidden /proc.
+// Neither where nothing can be said: another node or pid namespace, a kernel without pidfd, a hidden /proc.
 ProcessWatch watch_process(const Process& process);
 
 }  // namespace megadp

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rendezvous: how the ranks of a job find each other. One rank, the host of the meeting, listens; the others connect, prove that
-// they know the guard (handshake.h), say who they are, and wait until all have come.
+// The rendezvous: how the ranks of a job find each other. One rank, the server, listens; the others connect, prove that
+// they know the key (handshake.h), say who they are, and wait until all have come.
 //
-//   rank <── handshake ─────────────────────────────────> host
-//   rank ── hello ──────────────────────────────────────> host
-//   rank <── welcome, or refused ──────────────────────── host
-//   rank <── table of all processes ──────────────────── host      when the last has come; the host stops listening first,
+//   rank <── handshake ─────────────────────────────────> server
+//   rank ── hello ──────────────────────────────────────> server
+//   rank <── welcome, or refused ──────────────────────── server
+//   rank <── table of all processes ──────────────────── server      when the last has come; the server stops listening first,
 //                                                                  so that the next rendezvous of the job can have the name
-//   rank <── broken ──────────────────────────────────── host      when a deadline passes anywhere, or a rank dies; also in place of
+//   rank <── broken ──────────────────────────────────── server      when a deadline passes anywhere, or a rank dies; also in place of
 //                                                                  a welcome, to those that come up to 2 s later, but not
-//                                                                  after the host's own deadline
+//                                                                  after the server's own deadline
 //
-// Whoever does not know the guard is a stranger: neither side reads more of it than its proof.
+// Whoever does not know the key is a stranger: neither side reads more of it than its proof.
 #pragma once
 
 #include <functional>
@@ -27,12 +27,12 @@
 
 namespace megadp {
 
-struct Meeting {
+struct JoinRequest {
   Endpoint endpoint;
-  Guard guard;
+  AuthKey key;
   int nranks = 1;             // of the world
-  std::vector<int> expected;  // world ranks that take part, the host among them
-  int host_rank = 0;
+  std::vector<int> expected;  // world ranks that take part, the server among them
+  int server_rank = 0;
   int rank = 0;  // this one
   Process self;
   Deadline deadline = Deadline::never();
@@ -40,14 +40,15 @@ struct Meeting {
   std::function<Status()> interrupted;  // a failure that ends the waiting; may be empty
 };
 
-struct Party {
-  std::vector<Process> table;                // by place in Meeting::expected
-  std::vector<std::unique_ptr<Link>> links;  // at the host: by place in Meeting::expected, null for itself. Elsewhere: one, to the host
-  std::vector<Frame> early;                  // what that link has received already after the table
+struct JoinResult {
+  std::vector<Process> table;  // by place in JoinRequest::expected
+  std::vector<std::unique_ptr<Link>>
+      links;                 // at the server: by place in JoinRequest::expected, null for itself. Elsewhere: one, to the server
+  std::vector<Frame> early;  // what that link has received already after the table
 };
 
 // Both return when all expected ranks have come, or with a sentence that names those that have not.
-Result<Party> host_meeting(const Meeting& meeting);
-Result<Party> attend_meeting(const Meeting& meeting);
+Result<JoinResult> join_as_server(const JoinRequest& request);
+Result<JoinResult> join_as_client(const JoinRequest& request);
 
 }  // namespace megadp

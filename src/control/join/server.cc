@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's side of a rendezvous. The others' side is attendance.cc.
+// The server's side of a rendezvous. The others' side is client.cc.
 #include "control/join/rendezvous.h"
 
 #include <poll.h>
@@ -21,58 +21,58 @@ namespace {
 
 constexpr int kSliceMs = 100;  // how soon an interruption is noticed
 constexpr size_t kStrangers = 64;
-constexpr uint64_t kLatecomersNs = 2'000'000'000;  // a failed meeting's host stays this long at most for those still to come
+constexpr uint64_t kLatecomersNs = 2'000'000'000;  // the server of a failed meeting stays this long at most for those still to come
 
-class Host {
+class Server {
  public:
-  explicit Host(const Meeting& meeting) : meeting_(meeting) {
-    party_.table.resize(meeting.expected.size());
-    party_.links.resize(meeting.expected.size());
-    watches_.resize(meeting.expected.size());
-    told_.resize(meeting.expected.size());
-    early_.resize(meeting.expected.size());
-    const size_t own = *place_of(meeting.rank);
-    party_.table[own] = meeting.self;
+  explicit Server(const JoinRequest& request) : request_(request) {
+    result_.table.resize(request.expected.size());
+    result_.links.resize(request.expected.size());
+    watches_.resize(request.expected.size());
+    told_.resize(request.expected.size());
+    early_.resize(request.expected.size());
+    const size_t own = *place_of(request.rank);
+    result_.table[own] = request.self;
     present_ = 1;
   }
 
-  Result<Party> run() {
+  Result<JoinResult> run() {
     Status status = listen();
     if (!status.ok()) return status;
-    while (present_ < meeting_.expected.size()) {
+    while (present_ < request_.expected.size()) {
       status = wait_and_serve();
       if (!status.ok()) return break_up(status);
     }
-    reception_.reset();
+    listener_.reset();
     FrameWriter writer;
-    for (const Process& process : party_.table) write_process(&writer, process);
+    for (const Process& process : result_.table) write_process(&writer, process);
     send_to_all(FrameType::table, writer.take());
-    return std::move(party_);
+    return std::move(result_);
   }
 
  private:
   std::optional<size_t> place_of(int rank) const {
-    const auto at = std::find(meeting_.expected.begin(), meeting_.expected.end(), rank);
-    if (at == meeting_.expected.end()) return std::nullopt;
-    return static_cast<size_t>(at - meeting_.expected.begin());
+    const auto at = std::find(request_.expected.begin(), request_.expected.end(), rank);
+    if (at == request_.expected.end()) return std::nullopt;
+    return static_cast<size_t>(at - request_.expected.begin());
   }
 
   // The name or port may still be held by an earlier rendezvous of the same job, or by another job's hub that is just leaving.
   Status listen() {
     for (;;) {
-      auto listeners = listen_at(meeting_.endpoint);
+      auto listeners = listen_at(request_.endpoint);
       if (listeners.ok()) {
-        const size_t max_pending = kStrangers + meeting_.expected.size();
-        reception_ = std::make_unique<Reception>(*std::move(listeners), meeting_.guard, max_pending, meeting_.endpoint.describe());
+        const size_t max_pending = kStrangers + request_.expected.size();
+        listener_ = std::make_unique<Listener>(*std::move(listeners), request_.key, max_pending, request_.endpoint.describe());
         return {};
       }
       if (listeners.status().code() == Code::invalid) return listeners.status();  // time does not help
-      if (meeting_.interrupted) {
-        Status status = meeting_.interrupted();
+      if (request_.interrupted) {
+        Status status = request_.interrupted();
         if (!status.ok()) return status;
       }
-      if (meeting_.deadline.passed()) {
-        return {Code::timeout, text("rank ", meeting_.rank, " could not listen for the other ranks within ", seconds(meeting_.timeout_ns),
+      if (request_.deadline.passed()) {
+        return {Code::timeout, text("rank ", request_.rank, " could not listen for the other ranks within ", seconds(request_.timeout_ns),
                                     ": ", listeners.status().text())};
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -80,74 +80,74 @@ class Host {
   }
 
   Status wait_and_serve() {
-    if (meeting_.interrupted) {
-      Status status = meeting_.interrupted();
+    if (request_.interrupted) {
+      Status status = request_.interrupted();
       if (!status.ok()) return status;
     }
-    if (meeting_.deadline.passed()) return gave_up(meeting_.rank, meeting_.timeout_ns);
+    if (request_.deadline.passed()) return gave_up(request_.rank, request_.timeout_ns);
     std::vector<pollfd> polled;
-    reception_->add_to(&polled);
-    for (size_t i = 0; i < party_.links.size(); ++i) {
-      if (!party_.links[i]) continue;
-      const short write = party_.links[i]->idle() ? 0 : POLLOUT;
-      polled.push_back({party_.links[i]->fd(), static_cast<short>(POLLIN | write), 0});
+    listener_->add_to(&polled);
+    for (size_t i = 0; i < result_.links.size(); ++i) {
+      if (!result_.links[i]) continue;
+      const short write = result_.links[i]->idle() ? 0 : POLLOUT;
+      polled.push_back({result_.links[i]->fd(), static_cast<short>(POLLIN | write), 0});
       if (watches_[i].pidfd.valid()) polled.push_back({watches_[i].pidfd.get(), POLLIN, 0});
     }
-    const auto left_ms = static_cast<int>(std::min<uint64_t>(meeting_.deadline.left_ns() / 1'000'000 + 1, kSliceMs));
+    const auto left_ms = static_cast<int>(std::min<uint64_t>(request_.deadline.left_ns() / 1'000'000 + 1, kSliceMs));
     ::poll(polled.data(), polled.size(), left_ms);
-    std::vector<Arrival> arrivals;
-    reception_->serve(&arrivals);
-    for (Arrival& arrival : arrivals) admit(std::move(arrival));
-    for (size_t i = 0; i < party_.links.size(); ++i) {
-      if (!party_.links[i]) continue;
+    std::vector<Accepted> arrivals;
+    listener_->serve(&arrivals);
+    for (Accepted& arrival : arrivals) admit(std::move(arrival));
+    for (size_t i = 0; i < result_.links.size(); ++i) {
+      if (!result_.links[i]) continue;
       Status status = listen_to(i);
       if (!status.ok()) return status;
     }
     return {};
   }
 
-  void admit(Arrival arrival) {
+  void admit(Accepted arrival) {
     const Hello& hello = arrival.hello;
     const int rank = hello.rank;
     const auto place = place_of(rank);
     if (!may_come(arrival, place)) return;
     FrameWriter writer;
-    write_process(&writer, meeting_.self);
+    write_process(&writer, request_.self);
     arrival.link->send(FrameType::welcome, writer.take());
     arrival.link->flush();
     watches_[*place] = watch_process(hello.process);
-    party_.table[*place] = hello.process;
-    party_.links[*place] = std::move(arrival.link);
+    result_.table[*place] = hello.process;
+    result_.links[*place] = std::move(arrival.link);
     early_[*place] = std::move(arrival.early);
     refusals_.erase(rank);
     ++present_;
   }
 
   // False when it has been refused.
-  bool may_come(Arrival& arrival, std::optional<size_t> place) {
+  bool may_come(Accepted& arrival, std::optional<size_t> place) {
     const Hello& hello = arrival.hello;
     const int rank = hello.rank;
     if (hello.version != kProtocolVersion) {
       return refuse(arrival, false,
-                    unsupported("it speaks version ", hello.version, " of the protocol and rank ", meeting_.rank, " speaks version ",
+                    unsupported("it speaks version ", hello.version, " of the protocol and rank ", request_.rank, " speaks version ",
                                 kProtocolVersion, ": all ranks must use the same version of megadp"));
     }
-    if (hello.nranks != meeting_.nranks) {
+    if (hello.nranks != request_.nranks) {
       return refuse(arrival, false,
-                    invalid("rank ", rank, " was started as one of ", hello.nranks, " ranks, but rank ", meeting_.rank, " as one of ",
-                            meeting_.nranks, ": nranks must be the same everywhere"));
+                    invalid("rank ", rank, " was started as one of ", hello.nranks, " ranks, but rank ", request_.rank, " as one of ",
+                            request_.nranks, ": nranks must be the same everywhere"));
     }
-    if (!place || rank == meeting_.rank) {
-      return refuse(arrival, rank == meeting_.rank,
-                    invalid("rank ", rank, " is not among the ranks expected here: ", list_ranks(meeting_.expected), " without ",
-                            meeting_.rank, ", which is this process ", meeting_.self.pid));
+    if (!place || rank == request_.rank) {
+      return refuse(arrival, rank == request_.rank,
+                    invalid("rank ", rank, " is not among the ranks expected here: ", list_ranks(request_.expected), " without ",
+                            request_.rank, ", which is this process ", request_.self.pid));
     }
     const auto credentials = peer_credentials(arrival.link->fd());
-    if (credentials && hello.process.pid_namespace == meeting_.self.pid_namespace && credentials->pid != hello.process.pid) {
+    if (credentials && hello.process.pid_namespace == request_.self.pid_namespace && credentials->pid != hello.process.pid) {
       return refuse(arrival, false, invalid("it says it is process ", hello.process.pid, ", but it is process ", credentials->pid));
     }
-    if (party_.links[*place]) {
-      const Process& first = party_.table[*place];
+    if (result_.links[*place]) {
+      const Process& first = result_.table[*place];
       return refuse(
           arrival, true,
           invalid("rank ", rank, " is there already, as process ", first.pid, " on ", first.host_name, "; every rank may come once"));
@@ -155,7 +155,7 @@ class Host {
     return true;
   }
 
-  bool refuse(Arrival& arrival, bool may_try_again, const Status& why) {
+  bool refuse(Accepted& arrival, bool may_try_again, const Status& why) {
     FrameWriter writer;
     writer.u32(may_try_again ? 1 : 0);
     writer.status(why);
@@ -168,9 +168,9 @@ class Host {
   }
 
   Status listen_to(size_t place) {
-    Link& link = *party_.links[place];
-    const int rank = meeting_.expected[place];
-    const Process& process = party_.table[place];
+    Link& link = *result_.links[place];
+    const int rank = request_.expected[place];
+    const Process& process = result_.table[place];
     pollfd watch{watches_[place].pidfd.get(), POLLIN, 0};
     const bool ended = watches_[place].ended || (watches_[place].pidfd.valid() && ::poll(&watch, 1, 0) > 0);
     std::vector<Frame> frames = std::exchange(early_[place], {});
@@ -194,41 +194,41 @@ class Host {
   Status gave_up(int rank, uint64_t waited_ns) const {
     std::vector<int> missing;
     std::string refused;
-    for (size_t i = 0; i < meeting_.expected.size(); ++i) {
-      if (!party_.links[i] && meeting_.expected[i] != meeting_.rank) missing.push_back(meeting_.expected[i]);
+    for (size_t i = 0; i < request_.expected.size(); ++i) {
+      if (!result_.links[i] && request_.expected[i] != request_.rank) missing.push_back(request_.expected[i]);
     }
     for (const auto& [who, why] : refusals_) refused += text("; rank ", who, " came but was refused: ", why);
     const Blame blame{missing.empty() ? -1 : missing.front()};
     return {Code::timeout,
-            text(list_ranks(missing), " did not come to the rendezvous of ", list_ranks(meeting_.expected), " at ",
-                 meeting_.endpoint.describe(), " (rank ", rank, " gave up after waiting ", seconds(waited_ns), ")", refused),
+            text(list_ranks(missing), " did not come to the rendezvous of ", list_ranks(request_.expected), " at ",
+                 request_.endpoint.describe(), " (rank ", rank, " gave up after waiting ", seconds(waited_ns), ")", refused),
             blame};
   }
 
-  // Those that are on their way shall learn the reason too, and not wait out their timeout for nobody: the host stays for them a little.
-  Result<Party> break_up(const Status& why) {
+  // Those that are on their way shall learn the reason too, and not wait out their timeout for nobody: the server stays for them a little.
+  Result<JoinResult> break_up(const Status& why) {
     FrameWriter writer;
     writer.status(why);
     const std::string reason = writer.take();
     send_to_all(FrameType::broken, reason);
     for (size_t i = 0; i < told_.size(); ++i) {
-      const int rank = meeting_.expected[i];
+      const int rank = request_.expected[i];
       // A rank that was too late may still come; one that is to blame for anything else has been here.
       const bool culprit = rank == why.blame().rank && why.code() != Code::timeout;
-      told_[i] = party_.links[i] != nullptr || rank == meeting_.rank || culprit;
+      told_[i] = result_.links[i] != nullptr || rank == request_.rank || culprit;
     }
-    const Deadline end = Deadline::after_ns(std::min(kLatecomersNs, meeting_.deadline.left_ns()));
+    const Deadline end = Deadline::after_ns(std::min(kLatecomersNs, request_.deadline.left_ns()));
     while (!end.passed() && std::find(told_.begin(), told_.end(), false) != told_.end()) tell_latecomers(reason, end);
     return why;
   }
 
   void tell_latecomers(const std::string& reason, Deadline end) {
     std::vector<pollfd> polled;
-    reception_->add_to(&polled);
+    listener_->add_to(&polled);
     ::poll(polled.data(), polled.size(), static_cast<int>(std::min<uint64_t>(end.left_ns() / 1'000'000 + 1, kSliceMs)));
-    std::vector<Arrival> arrivals;
-    reception_->serve(&arrivals);
-    for (Arrival& arrival : arrivals) {
+    std::vector<Accepted> arrivals;
+    listener_->serve(&arrivals);
+    for (Accepted& arrival : arrivals) {
       const auto place = place_of(arrival.hello.rank);
       if (place && told_[*place]) {  // it knows, and has come for the next rendezvous
         refuse(arrival, true, bad_state("the rendezvous before this one has failed and is being broken up"));
@@ -245,13 +245,13 @@ class Host {
   // Small enough for the sockets' buffers as a rule; what does not fit at once gets a moment.
   void send_to_all(FrameType type, std::string payload) {
     const auto shared = std::make_shared<const std::string>(std::move(payload));
-    for (auto& link : party_.links) {
+    for (auto& link : result_.links) {
       if (link) link->send(type, shared);
     }
     const Deadline moment = Deadline::after_ns(500'000'000);
     for (;;) {
       std::vector<pollfd> blocked;
-      for (auto& link : party_.links) {
+      for (auto& link : result_.links) {
         if (!link) continue;
         link->flush();
         if (!link->idle()) blocked.push_back({link->fd(), POLLOUT, 0});
@@ -261,21 +261,21 @@ class Host {
     }
   }
 
-  const Meeting& meeting_;
-  std::unique_ptr<Reception> reception_;
-  Party party_;
+  const JoinRequest& request_;
+  std::unique_ptr<Listener> listener_;
+  JoinResult result_;
   std::vector<ProcessWatch> watches_;      // by place
   std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
   std::vector<bool> told_;                         // by place: knows that the meeting has failed
-  std::vector<std::unique_ptr<Link>> late_links_;  // of those told late; open until the host leaves
+  std::vector<std::unique_ptr<Link>> late_links_;  // of those told late; open until the server leaves
   size_t present_ = 0;
 };
 
 }  // namespace
 
-Result<Party> host_meeting(const Meeting& meeting) {
-  return Host(meeting).run();
+Result<JoinResult> join_as_server(const JoinRequest& request) {
+  return Server(request).run();
 }
 
 }  // namespace megadp

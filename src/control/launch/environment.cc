@@ -7,7 +7,7 @@
 //   - SLURM is the outermost: torchrun, mpirun and mpiexec are started by it, one per node, and their ranks still see SLURM's task number,
 //     which is the launcher's, not theirs. So a complete other launcher wins over it.
 //   - People derive one launcher's variables from another's (RANK=$OMPI_COMM_WORLD_RANK). Then both say the same, and the one that
-//     knows most about hosts is taken.
+//     knows most about nodes is taken.
 //   - Anything else contradicts itself, and both are listed.
 #include <algorithm>
 
@@ -60,7 +60,7 @@ Result<Claim> choose(std::vector<Claim> claims) {
   return *taken;
 }
 
-// Where ranks of several hosts meet. Torchrun and SLURM have said it themselves.
+// Where ranks of several nodes meet. Torchrun and SLURM have said it themselves.
 Status find_root(Claim* claim) {
   auto root = root_from_environment();
   if (!root.ok()) return root.status();
@@ -70,14 +70,14 @@ Status find_root(Claim* claim) {
     launch.root_port = root->port;
     return {};
   }
-  if (!claim->several_hosts || launch.root_port != 0) return {};
+  if (!claim->several_nodes || launch.root_port != 0) return {};
   if (launch.launcher == "Open MPI") {
     launch.root_by_pmix = true;
     return {};
   }
   return invalid(
       launch.launcher,
-      " started ranks on several hosts; set MEGADP_ROOT=host:port on all of them to an address of rank 0's host and a free port");
+      " started ranks on several nodes; set MEGADP_ROOT=host:port on all of them to an address of rank 0's node and a free port");
 }
 
 // Set on purpose, but by nobody that starts ranks: a launcher was forgotten, or its variables got lost.
@@ -100,7 +100,7 @@ Status check_alone() {
 
 Result<Launch> launch_from_environment() {
   std::vector<Claim> claims;
-  // In the order of how much they know about hosts; SLURM last because it is the outermost.
+  // In the order of how much they know about nodes; SLURM last because it is the outermost.
   for (auto* claim_of : {claim_of_megadp_run, claim_of_open_mpi, claim_of_mpich, claim_of_torch, claim_of_slurm}) {
     Claim claim = claim_of();
     if (claim.seen) claims.push_back(std::move(claim));
@@ -124,7 +124,7 @@ Status complete_launch(Launch* launch, Deadline deadline) {
   Status status = agree_on_root_by_pmix(launch, deadline);
   if (status.ok()) return {};
   return status.with_context(
-      "Open MPI started ranks on several hosts; set MEGADP_ROOT=host:port to an address of rank 0's host, because PMIx did not help");
+      "Open MPI started ranks on several nodes; set MEGADP_ROOT=host:port to an address of rank 0's node, because PMIx did not help");
 }
 
 std::vector<std::string> launcher_variables() {

@@ -18,15 +18,15 @@ struct Launch {
   std::string launcher;  // "megadp run", "torchrun", "SLURM", "Open MPI", "MPICH", "id", "alone"
   int rank = 0;
   int nranks = 1;
-  // Both the guard that keeps jobs apart and the name ranks of one host meet under. Not secret.
+  // Both the key that keeps jobs apart and the name ranks of one node meet under. Not secret.
   std::string job;
   // Every rank proves that it knows it before a byte of it is believed; it never travels. All zero where the launcher hands round no
   // secret: then `job` alone guards.
   std::array<uint8_t, 32> secret{};
-  // Where rank 0 listens when the world spans hosts; port 0: all ranks are on one host.
+  // Where rank 0 listens when the world spans nodes; port 0: all ranks are on one node.
   std::string root_host;
   uint16_t root_port = 0;
-  // On several hosts, and rank 0 has yet to choose where it listens: the ranks agree on that as they join (complete_launch).
+  // On several nodes, and rank 0 has yet to choose where it listens: the ranks agree on that as they join (complete_launch).
   bool root_by_pmix = false;
 };
 

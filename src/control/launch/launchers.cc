@@ -34,7 +34,7 @@ std::string contents_of(const std::string& path) {
   return all.str();
 }
 
-// The value after "--control-port": where mpiexec itself listens, the same on all hosts of a job.
+// The value after "--control-port": where mpiexec itself listens, the same on all nodes of a job.
 std::string control_port_of(int pid) {
   std::istringstream arguments(contents_of(text("/proc/", pid, "/cmdline")));
   std::string argument;
@@ -44,16 +44,16 @@ std::string control_port_of(int pid) {
   return {};
 }
 
-// Hydra gives its ranks no name of the job, except over a protocol that belongs to the MPI library. But the ranks of a host descend from
+// Hydra gives its ranks no name of the job, except over a protocol that belongs to the MPI library. But the ranks of a node descend from
 // one proxy process. Scripts and debuggers may stand in between.
-std::string job_of_proxy(bool several_hosts) {
+std::string job_of_proxy(bool several_nodes) {
   int pid = ::getppid();
   for (int i = 0; i < kMaxAncestors && pid > 1; ++i) {
     const auto ancestor = read_process_stat(text("/proc/", pid, "/stat"));
     if (!ancestor) break;
     if (ancestor->name.find("pmi_proxy") != std::string::npos) {
       const std::string port = control_port_of(pid);
-      if (!several_hosts) return text("MPICH/", port, "/", pid, "/", ancestor->start_time);
+      if (!several_nodes) return text("MPICH/", port, "/", pid, "/", ancestor->start_time);
       return port.empty() ? std::string() : "MPICH/" + port;
     }
     pid = ancestor->parent;
@@ -117,10 +117,10 @@ Claim claim_of_torch() {
   if (!address || !port) return claim;
   claim.launch.job = text("torchrun/", run_id.value_or(""), "/", restarts.value_or(0), "/", *address, ":", *port);
 
-  // Without LOCAL_WORLD_SIZE it is not known whether there are several hosts; meeting at an address works for one as well.
-  claim.several_hosts = size.value_or(1) > 1 && !is_loopback(*address);
+  // Without LOCAL_WORLD_SIZE it is not known whether there are several nodes; meeting at an address works for one as well.
+  claim.several_nodes = size.value_or(1) > 1 && !is_loopback(*address);
   variables.local_ranks("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size);
-  if (claim.several_hosts) {
+  if (claim.several_nodes) {
     claim.launch.root_host = *address;
     claim.launch.root_port = derived_port(claim.launch.job, static_cast<uint16_t>(*port));
   }
@@ -172,8 +172,8 @@ Claim claim_of_slurm() {
   if (job && step) {
     claim.launch.job = text("SLURM/", cluster.value_or(""), "/", *job, ".", *step, "/", restarts.value_or(0));
   }
-  claim.several_hosts = nodes.value_or(1) > 1 && size.value_or(1) > 1;
-  if (!claim.several_hosts || variable("MEGADP_ROOT")) return claim;
+  claim.several_nodes = nodes.value_or(1) > 1 && size.value_or(1) > 1;
+  if (!claim.several_nodes || variable("MEGADP_ROOT")) return claim;
   const auto list = variables.any_text({"SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST"}, true);
   if (!list) return claim;
   claim.launch.root_host = first_slurm_host(*list);
@@ -213,7 +213,7 @@ Claim claim_of_mpich() {
   variables.local_ranks("MPI_LOCALRANKID", local_rank, "MPI_LOCALNRANKS", local_size);
   claim.seen = !claim.found.empty();
   if (!claim.seen || !claim.missing.empty()) return claim;
-  claim.launch.job = job_of_proxy(claim.several_hosts);
+  claim.launch.job = job_of_proxy(claim.several_nodes);
   if (claim.launch.job.empty()) {
     claim.wrong.push_back("no process above this one is a proxy of mpiexec (hydra_pmi_proxy), so the job has no name");
   }

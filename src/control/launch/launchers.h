@@ -20,7 +20,7 @@ struct Claim {
   Launch launch;      // meaningful when complete
   // As far as they could be read: two launchers contradict each other only where both say something.
   std::optional<int> rank, nranks;
-  bool several_hosts = false;  // with launch.root_port 0 the root address is still to be found
+  bool several_nodes = false;  // with launch.root_port 0 the root address is still to be found
   std::vector<std::string> found, missing, wrong;
 
   bool complete() const { return seen && missing.empty() && wrong.empty(); }
@@ -33,7 +33,7 @@ Claim claim_of_slurm();
 Claim claim_of_open_mpi();
 Claim claim_of_mpich();
 
-// The first host of SLURM's compressed list: "node[007-009,12],login" → "node007". Empty when it cannot be read.
+// The first node of SLURM's compressed list: "node[007-009,12],login" → "node007". Empty when it cannot be read.
 std::string first_slurm_host(std::string_view list);
 
 }  // namespace megadp

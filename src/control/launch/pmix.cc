@@ -89,7 +89,7 @@ Result<Pmix> load_pmix() {
   return pmix;
 }
 
-// Bridges of containers and virtual machines lead nowhere another host could follow.
+// Bridges of containers and virtual machines lead nowhere another node could follow.
 bool is_bridge(const char* name) {
   for (const char* prefix : {"docker", "br-", "virbr", "cni", "flannel", "podman", "lxc"}) {
     if (std::strncmp(name, prefix, std::strlen(prefix)) == 0) return true;
@@ -97,7 +97,7 @@ bool is_bridge(const char* name) {
   return false;
 }
 
-// An address of this host that other hosts are likely to reach: IPv4 before IPv6, in the order of the interfaces.
+// An address of this node that other nodes are likely to reach: IPv4 before IPv6, in the order of the interfaces.
 std::string own_address() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return {};
@@ -123,7 +123,7 @@ std::string own_address() {
 // "1.2.3.4:25000 <64 hexadecimal digits>"
 Result<std::string> announcement(const Launch& launch) {
   const std::string host = own_address();
-  if (host.empty()) return Status(Code::system, "this host has no network address but its loopback");
+  if (host.empty()) return Status(Code::system, "this node has no network address but its loopback");
   std::array<uint8_t, 32> secret;
   if (::getrandom(secret.data(), secret.size(), 0) != static_cast<ssize_t>(secret.size())) {
     return system_error("reading random numbers", errno);

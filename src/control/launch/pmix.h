@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PMIx, the service through which mpirun lets its ranks tell each other small things; loaded by name when it is needed: for ranks of Open
-// MPI on several hosts that were not given MEGADP_ROOT. Nothing else of the library knows it.
+// MPI on several nodes that were not given MEGADP_ROOT. Nothing else of the library knows it.
 #pragma once
 
 #include "base/deadline.h"

@@ -4,7 +4,7 @@
 //   0        7         8        40      56     58       59 … 119     120
 //   │ magic  │ version │ secret │ name  │ port │ length │ root host  │ checksum
 //
-// Secret and name are random. Port and length are 0 when all ranks are on one host. The checksum notices what a text channel or a wrong
+// Secret and name are random. Port and length are 0 when all ranks are on one node. The checksum notices what a text channel or a wrong
 // buffer does to an id; it is no protection against anybody.
 #include <sys/random.h>
 

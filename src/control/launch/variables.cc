@@ -82,7 +82,7 @@ void Variables::local_ranks(const char* rank_name, std::optional<int> rank, cons
   }
   if (!size || !claim_->nranks) return;
   if (*size > *claim_->nranks) claim_->wrong.push_back(text(size_name, "=", *size, " is more than all ranks, ", *claim_->nranks));
-  claim_->several_hosts = *size < *claim_->nranks;
+  claim_->several_nodes = *size < *claim_->nranks;
 }
 
 Result<RootAddress> parse_root(std::string_view value) {

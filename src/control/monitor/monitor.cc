@@ -165,7 +165,7 @@ std::string Monitor::describe_locked(int rank) const {
   const auto reported = reported_silence_.find(rank);
   if (reported != reported_silence_.end()) silence = reported->second;
   if (silence < 1'000'000'000) return name(rank) + " is alive";
-  return text(name(rank), " has not been heard of for ", seconds(silence), ": stopped, or its host is gone");
+  return text(name(rank), " has not been heard of for ", seconds(silence), ": stopped, or its node is gone");
 }
 
 // An answer of the relay to one member.
@@ -199,7 +199,7 @@ void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Rela
   changed_.notify_all();
 }
 
-Result<Monitor::Parts> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
+Result<Monitor::Contributions> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!failure_.ok()) return failure_;
   uint64_t& sequence = sequences_[{kind, members}];

@@ -2,7 +2,7 @@
 // Monitor: the living part of a World. It owns the sockets to the other ranks once they have met, and one thread that serves them:
 // heartbeats, deaths, goodbyes, and small collectives. User threads and the thread share one mutex; the thread alone closes sockets.
 //
-// The thread keeps the Monitor alive, so that it can go on after the World is gone: as hub or host leader until everyone it serves has
+// The thread keeps the Monitor alive, so that it can go on after the World is gone: as hub or node leader until everyone it serves has
 // left, otherwise just until the goodbye is on its way. It then ends by itself and nothing of it is left.
 //
 // What counts as a death: an end of file without a goodbye before it; the end of the process (by pidfd, which a living child of it does
@@ -41,7 +41,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   struct Connection {
     int rank = -1;
     bool control = false;      // to or from the hub
-    bool descriptors = false;  // to or from the host leader
+    bool descriptors = false;  // to or from the node leader
     bool over_tcp = false;
     bool serving = false;  // the other rank depends on this one
     std::unique_ptr<Link> link;
@@ -58,7 +58,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // `early`: frames that were received before the connection was handed over.
   void add_connection(Connection connection, std::vector<Frame> early = {});
-  // Which rank relays descriptors on this host.
+  // Which rank relays descriptors on this node.
   void set_leader(int leader) {
     std::lock_guard<std::mutex> lock(mutex_);
     leader_ = leader;
@@ -71,8 +71,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool has_left(int rank) const noexcept { return left_[static_cast<size_t>(rank)].load(std::memory_order_acquire); }
   std::string describe(int rank) const;
   // Gives `part` and returns everyone's, in the order of members.
-  using Parts = std::vector<std::shared_ptr<const Contribution>>;
-  Result<Parts> operate(OperationKind kind, const std::vector<int>& members, Contribution part);
+  using Contributions = std::vector<std::shared_ptr<const Contribution>>;
+  Result<Contributions> operate(OperationKind kind, const std::vector<int>& members, Contribution part);
 
   // Says goodbye and lets the thread end. Waits a moment at most, for the goodbye to be on its way.
   void leave();

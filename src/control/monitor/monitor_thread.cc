@@ -216,7 +216,7 @@ void Monitor::tick(uint64_t now) {
     if (c.silence_ns <= limit) continue;
     if (!has_left(c.rank)) {
       found(Status(Code::timeout,
-                   text(name(c.rank), " has not been heard of for ", seconds(c.silence_ns), ": it is stopped, or its host is gone"),
+                   text(name(c.rank), " has not been heard of for ", seconds(c.silence_ns), ": it is stopped, or its node is gone"),
                    Blame{c.rank}));
     }
     // Its end of file may never come; a hub that lingers must not wait for it for ever.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Relay: collects what the members of a small collective give and hands everything to each of them. It runs on the hub for bytes and on
-// each host's leader for descriptors. Pure bookkeeping: no sockets, no clock, no locks of its own.
+// each node's leader for descriptors. Pure bookkeeping: no sockets, no clock, no locks of its own.
 //
 // An operation ends in one way for all its members: a result once all have given, otherwise the same failure for those that have given
 // and, remembered until they ask, for those that come later.
@@ -55,7 +55,7 @@ class Relay {
     std::vector<std::shared_ptr<const Contribution>> parts;
   };
   using Emit = std::function<void(int rank, const OperationKey& key, const std::shared_ptr<const Answer>& answer)>;
-  // "rank 2 (pid 71 on host a) is alive"
+  // "rank 2 (pid 71 on node a) is alive"
   using Describe = std::function<std::string(int rank)>;
 
   Relay(Emit emit, Describe describe) : emit_(std::move(emit)), describe_(std::move(describe)) {}

@@ -135,7 +135,7 @@ Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
     // Nobody would ever come, and all would wait for that. Names are not compared: they may mean different things elsewhere.
     return invalid("the root address ", endpoint.describe(),
                    " is no address of this machine, where rank 0 was started. It must be one that ",
-                   "the other hosts reach this machine at; where a router translates it, give its name instead of the number");
+                   "the other nodes reach this machine at; where a router translates it, give its name instead of the number");
   }
   auto any = look_up_here(endpoint, AI_PASSIVE);
   if (!any.ok()) return any.status();

@@ -26,7 +26,7 @@ struct Endpoint {
 };
 
 // A host given as a number is bound as it is; a name is bound on all interfaces, because /etc/hosts often maps a machine's own name to
-// its loopback, where no other host could reach it. A number that is no address of this machine is Code::invalid. Two sockets where IPv6
+// its loopback, where no other node could reach it. A number that is no address of this machine is Code::invalid. Two sockets where IPv6
 // and IPv4 cannot share one.
 Result<std::vector<Fd>> listen_at(const Endpoint& endpoint);
 

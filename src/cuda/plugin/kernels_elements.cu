@@ -77,7 +77,7 @@ int32_t launch_walk(void* stream, const Walk& walk, uint64_t count) {
     const size_t bytes = count * static_cast<size_t>(walk.to.size);
     return result_of(cudaMemcpyAsync(walk.to.data, walk.from.data, bytes, cudaMemcpyDeviceToDevice, stream_of(stream)));
   }
-  const int turned = turned_dim(walk.dims, walk.count);
+  const int turned = transposed_dim(walk.dims, walk.count);
   if (turned >= 0) {
     const TurnedCopy work = turned_copy(walk, turned, count);
     return launch(turn_tiles, work.tiles, dim3(kTile, kTileRows), stream, work);

@@ -214,7 +214,7 @@ struct TurnedCopy {
   }
 };
 
-// `turned` is what turned_dim() found.
+// `turned` is what transposed_dim() found.
 inline TurnedCopy turned_copy(const Walk& walk, int turned, uint64_t count) {
   TurnedCopy work{walk, 0, 0, 0};
   StridedDim* const dims = work.walk.dims;

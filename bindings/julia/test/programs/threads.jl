@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# One thread trains over ranks of other hosts, the other makes garbage: the collector stops both, by the signals that UCX would take.
+# One thread trains over ranks of other nodes, the other makes garbage: the collector stops both, by the signals that UCX would take.
 include("rank.jl")
 
 const stop = Threads.Atomic{Bool}(false)

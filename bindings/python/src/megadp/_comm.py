@@ -48,7 +48,7 @@ def whole(value: Any, argument: str, low: int, high: int) -> int:
 
 def unique_id() -> bytes:
     """A fresh name and secret under which ranks find each other, for one Comm on each rank: made by one rank, carried to the others by the
-    caller, kept from strangers. Between hosts, rank 0's address is taken from MEGADP_ROOT where the id is made. Local, any thread.
+    caller, kept from strangers. Between nodes, rank 0's address is taken from MEGADP_ROOT where the id is made. Local, any thread.
     Raises MegaDPError: INVALID (MEGADP_ROOT makes no sense), SYSTEM."""
     out = _raw.mdp_unique_id()
     lib.mdp_unique_id_create(ctypes.byref(out))
@@ -94,7 +94,7 @@ class Comm(Closable):
     a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception aborts on all ranks.
 
     backend: "auto", "host" or "cuda". device: with CUDA, which of the devices that this process sees (None: by local rank). exact_sums:
-    on CUDA, sums in the order and precision of the host. sockets: data of the host goes between hosts over sockets on which both sides
+    on CUDA, sums in the order and precision of the host. sockets: data of the host goes between nodes over sockets on which both sides
     prove that they know the job's secret, and not over UCX; alike on all ranks. rank, size: this rank's number and how many there are.
     Raises MegaDPError: INVALID, UNSUPPORTED (backend), TIMEOUT (names the ranks that did not come), PEER, DESYNC, STATE, SYSTEM, MEMORY.
     """

@@ -102,7 +102,7 @@ def comm_of(process_group: Any, module: torch.nn.Module) -> Comm:
     if rank < 0:
         raise invalid("process_group does not hold this rank")
     if process_group is None and os.environ.get("RANK") == str(rank) and os.environ.get("WORLD_SIZE") == str(size):
-        return Comm(**options)  # the launcher knows more: the hosts
+        return Comm(**options)  # the launcher knows more: the nodes
     shared: List[Any] = [unique_id() if rank == 0 else None]
     distributed.broadcast_object_list(shared, src=distributed.get_global_rank(group, 0), group=group)
     return Comm(shared[0], rank, size, **options)

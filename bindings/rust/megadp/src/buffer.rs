@@ -125,7 +125,7 @@ impl BufferBuilder {
     }
 }
 
-/// All parameters of a model and their gradients. Its memory is the library's, shared with the ranks of this host; it lives until the
+/// All parameters of a model and their gradients. Its memory is the library's, shared with the ranks of this node; it lives until the
 /// last of the buffer, its [`Gradients`] and its optimizers is dropped.
 #[derive(Debug)]
 pub struct Buffer {

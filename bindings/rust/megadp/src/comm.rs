@@ -32,7 +32,7 @@ impl UniqueId {
     /// Its size in bytes.
     pub const SIZE: usize = 128;
 
-    /// A new one. Between hosts, rank 0's address is taken from the environment variable MEGADP_ROOT (host:port). Local, any thread.
+    /// A new one. Between nodes, rank 0's address is taken from the environment variable MEGADP_ROOT (host:port). Local, any thread.
     ///
     /// # Errors
     /// INVALID (MEGADP_ROOT makes no sense), SYSTEM.
@@ -113,7 +113,7 @@ impl CommBuilder {
         self
     }
 
-    /// Data of the host goes between hosts over sockets on which both sides prove that they know the job's secret, and not over UCX, whose port
+    /// Data of the host goes between nodes over sockets on which both sides prove that they know the job's secret, and not over UCX, whose port
     /// anybody who reaches it can use to abort the rank. The same on all ranks; the environment variable MEGADP_TRANSPORT must not say ucx.
     pub fn sockets(mut self) -> Self {
         self.raw.flags |= sys::MDP_COMM_SOCKETS;

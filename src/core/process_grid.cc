@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "core/grid_comm.h"
+#include "core/process_grid.h"
 
 #include <algorithm>
 
 namespace megadp {
 
-Result<std::shared_ptr<GridComm>> GridComm::create(std::shared_ptr<Comm> world, const GridConfig& config) {
-  if (Status usable = world->tree().usable(); !usable) return usable;
+Result<std::shared_ptr<ProcessGrid>> ProcessGrid::create(std::shared_ptr<Comm> world, const GridConfig& config) {
+  if (Status usable = world->context().usable(); !usable) return usable;
   // Compared before it is judged: where ranks disagree, all of them learn it, also those whose own configuration would have done.
   const std::string mine = text("tp ", config.tp, " cp ", config.cp, " ep ", config.ep, " pp ", config.pp, " expert_tp ", config.expert_tp,
                                 " instances ", config.instances, " order ", config.order);
-  auto all = world->tree().world->exchange(world->group().members(), "mdp_grid_create", mine);
+  auto all = world->context().world->exchange(world->group().members(), "mdp_grid_create", mine);
   if (!all) return all.status();
   for (size_t r = 0; r < all->size(); ++r) {
     if ((*all)[r] != mine) {
@@ -21,10 +21,10 @@ Result<std::shared_ptr<GridComm>> GridComm::create(std::shared_ptr<Comm> world, 
   }
   auto grid = Grid::create(config, world->size());
   if (!grid) return grid.status();
-  return std::shared_ptr<GridComm>(new GridComm(std::move(world), *std::move(grid)));
+  return std::shared_ptr<ProcessGrid>(new ProcessGrid(std::move(world), *std::move(grid)));
 }
 
-Result<std::shared_ptr<Comm>> GridComm::comm(Axes axes) {
+Result<std::shared_ptr<Comm>> ProcessGrid::comm(Axes axes) {
   if (Status status = grid_.check_axes(axes); !status) return status;
   for (const auto& [known, comm] : made_) {
     if (known == axes) return comm;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts: memory that all ranks of one host see. Every rank contributes one part, a memfd of its own, and maps everyone's:
+// SharedMemory: memory that all ranks of one node see. Every rank contributes one part, a memfd of its own, and maps everyone's:
 //
 //   rank 0's memory        rank 1's memory        rank 2's memory       (each allocated and first touched by its owner)
 //   ▲     ▲     ▲          ▲     ▲     ▲          ▲     ▲     ▲
@@ -24,11 +24,12 @@
 
 namespace megadp::host {
 
-class Parts {
+class SharedMemory {
  public:
   // Collective, blocking; on failure all ranks fail and nothing is left. touch: take the memory from the system now, on this thread,
   // rather than at the first use.
-  static Result<std::shared_ptr<Parts>> create(World& world, const std::vector<int>& members, int rank, const Subject& what, bool touch);
+  static Result<std::shared_ptr<SharedMemory>> create(World& world, const std::vector<int>& members, int rank, const Subject& what,
+                                                      bool touch);
 
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return static_cast<int>(parts_.size()); }
@@ -37,7 +38,7 @@ class Parts {
   std::byte* own() const noexcept { return of(rank_); }
 
  private:
-  Parts() = default;
+  SharedMemory() = default;
 
   std::vector<Mapping> parts_;  // by rank
   int rank_ = 0;

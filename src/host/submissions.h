@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Roll: what the ranks of one host have said they submitted to a group whose collectives run elsewhere (see Group::enter).
+// What the ranks of one node have said they submitted to a group whose collectives run elsewhere (see Group::log_submission).
 //
 //   each rank's ControlPage:   entry[number % kEntries] { number, 0 while it is being written | text }      written by its owner only
 #pragma once
@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "backend/group.h"
-#include "host/parts.h"
+#include "host/shared_memory.h"
 
 namespace megadp::host {
 
-struct RollPage {
+struct SubmissionPage {
   static constexpr size_t kEntries = 16, kWords = 15;
   struct alignas(64) Entry {
     std::atomic<uint64_t> number;
@@ -25,8 +25,8 @@ struct RollPage {
   Entry entry[kEntries];
 };
 
-void enter(RollPage& own, uint64_t number, const std::string& what) noexcept;
+void log_submission(SubmissionPage& own, uint64_t number, const std::string& what) noexcept;
 // Of the rank that owns the page.
-Group::Entered read_entry(const RollPage& page, int member, uint64_t number);
+Group::Submission read_submission(const SubmissionPage& page, int member, uint64_t number);
 
 }  // namespace megadp::host

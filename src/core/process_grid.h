@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// GridComm: a grid on a communicator.
+// ProcessGrid: a grid on a communicator.
 #pragma once
 
 #include <memory>
@@ -12,10 +12,10 @@
 namespace megadp {
 
 // Its groups are made when first needed.
-class GridComm {
+class ProcessGrid {
  public:
   // Collective over the world: all ranks must give the same configuration.
-  static Result<std::shared_ptr<GridComm>> create(std::shared_ptr<Comm> world, const GridConfig& config);
+  static Result<std::shared_ptr<ProcessGrid>> create(std::shared_ptr<Comm> world, const GridConfig& config);
   const Grid& grid() const noexcept { return grid_; }
   const std::shared_ptr<Comm>& world() const noexcept { return world_; }
   int rank() const noexcept { return world_->rank(); }
@@ -23,7 +23,7 @@ class GridComm {
   Result<std::shared_ptr<Comm>> comm(Axes axes);
 
  private:
-  GridComm(std::shared_ptr<Comm> world, Grid grid) : world_(std::move(world)), grid_(std::move(grid)) {}
+  ProcessGrid(std::shared_ptr<Comm> world, Grid grid) : world_(std::move(world)), grid_(std::move(grid)) {}
   std::shared_ptr<Comm> world_;
   Grid grid_;
   std::vector<std::pair<Axes, std::shared_ptr<Comm>>> made_;

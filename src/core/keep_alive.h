@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kept: the memory that an object's work on a stream uses. When the object is destroyed the stream takes it over, whether or not there is
-// work left: a call that failed half-way may have submitted some. Made with the object, because a destructor must not have to allocate.
+// KeepAlive: the memory that an object's work on a stream uses. When the object is destroyed the stream takes it over, whether or not there
+// is work left: a call that failed half-way may have submitted some. Made with the object, because a destructor must not have to allocate.
 // It holds memory only, so that a stream cannot become the last owner of the communicator that owns it.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace megadp {
 
-class Kept {
+class KeepAlive {
  public:
   Window* keep(std::unique_ptr<Window> window) { return windows_.emplace_back(std::move(window)).get(); }
   Memory* keep(std::unique_ptr<Memory> memory) { return memories_.emplace_back(std::move(memory)).get(); }

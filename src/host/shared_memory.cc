@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Making memory that all ranks of a host see, in steps after each of which all ranks know whether all succeeded.
-#include "host/parts.h"
+// Making memory that all ranks of a node see, in steps after each of which all ranks know whether all succeeded.
+#include "host/shared_memory.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -46,8 +46,9 @@ Result<Mapping> create_part(size_t bytes, bool alone, const char* what, bool tou
 
 }  // namespace
 
-Result<std::shared_ptr<Parts>> Parts::create(World& world, const std::vector<int>& members, int rank, const Subject& what, bool touch) {
-  std::shared_ptr<Parts> parts(new Parts);
+Result<std::shared_ptr<SharedMemory>> SharedMemory::create(World& world, const std::vector<int>& members, int rank, const Subject& what,
+                                                           bool touch) {
+  std::shared_ptr<SharedMemory> parts(new SharedMemory);
   parts->rank_ = rank;
   parts->bytes_ = what.bytes;
   parts->parts_.resize(members.size());

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/submissions.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace megadp::host {
+
+// All sequentially consistent: of two ranks that enter the same number at the same time, at least one sees the other's entry.
+void log_submission(SubmissionPage& own, uint64_t number, const std::string& what) noexcept {
+  SubmissionPage::Entry& entry = own.entry[number % SubmissionPage::kEntries];
+  uint64_t words[SubmissionPage::kWords] = {};
+  std::memcpy(words, what.data(), std::min(what.size(), sizeof words - 1));
+  entry.number.store(0);
+  for (size_t i = 0; i < SubmissionPage::kWords; ++i) entry.words[i].store(words[i]);
+  entry.number.store(number);
+  own.last.store(number);
+}
+
+Group::Submission read_submission(const SubmissionPage& page, int member, uint64_t number) {
+  Group::Submission found{member, page.last.load(), {}};
+  const SubmissionPage::Entry& entry = page.entry[number % SubmissionPage::kEntries];
+  if (entry.number.load() != number) return found;
+  uint64_t words[SubmissionPage::kWords];
+  for (size_t i = 0; i < SubmissionPage::kWords; ++i) words[i] = entry.words[i].load();
+  if (entry.number.load() != number) return found;  // a later one came in between
+  char text[sizeof words];
+  std::memcpy(text, words, sizeof words);
+  found.what = text;
+  return found;
+}
+
+}  // namespace megadp::host
