@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/launcher.h"
 
-#include <signal.h>
-
-#include <cfenv>
 #include <cstddef>
 #include <ctime>
 #include <exception>
 #include <new>
 #include <string>
 #include <utility>
+
+#include "base/thread.h"
 
 namespace megadp::cuda {
 namespace {
@@ -35,15 +34,9 @@ Result<std::shared_ptr<Launcher>> Launcher::create(std::shared_ptr<Gpu> gpu, std
 
 // Under mutex_.
 Status Launcher::start() {
-  auto holder = std::make_unique<std::shared_ptr<Launcher>>(shared_from_this());
-  sigset_t all, before;  // the signals of the program are for its own threads
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(&thread_, nullptr, &Launcher::run, holder.get());
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) return system_error(text("cannot start the thread of stream \"", name_, "\""), error);
-  [[maybe_unused]] const auto* const taken_by_the_thread = holder.release();
-  pthread_setname_np(thread_, name_.substr(0, 15).c_str());
+  auto thread = start_thread(name_, [self = shared_from_this()] { self->run(); });
+  if (!thread) return thread.status();
+  thread_ = *thread;
   started_ = true;
   return {};
 }
@@ -57,14 +50,11 @@ Launcher::~Launcher() {
   if (gpu_->usable_here()) gpu_->plugin().stream_destroy(gpu_->device(), stream_);
 }
 
-void* Launcher::run(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Launcher>> self(static_cast<std::shared_ptr<Launcher>*>(argument));
-  // Threads inherit how their creator rounds, and what divides NCCL's sums is computed here.
-  std::fesetenv(FE_DFL_ENV);
+void Launcher::run() {
   for (;;) {
     Item item;  // inside the loop: what the work holds is released before the next wait
-    if (!(*self)->pop(&item)) return nullptr;
-    (*self)->perform(item);
+    if (!pop(&item)) return;
+    perform(item);
   }
 }
 

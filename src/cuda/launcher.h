@@ -58,7 +58,7 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
   };
   Launcher(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name)
       : gpu_(std::move(gpu)), watch_(std::move(watch)), stream_(stream), name_(name == nullptr ? "" : name) {}
-  static void* run(void* self);
+  void run();
   Status start();
   bool started();
   Status push(Item item);

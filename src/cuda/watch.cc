@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/watch.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,12 +9,12 @@
 #include <deque>
 #include <mutex>
 #include <set>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "cuda/communicator.h"
 
 namespace megadp::cuda {
@@ -88,18 +86,14 @@ bool Watch::State::start(const std::shared_ptr<State>& self) {
     changed.notify_one();
     return true;
   }
-  sigset_t all, before;  // the signals of the program are for its own threads
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    std::thread thread([self] { self->run(); });
-    pthread_setname_np(thread.native_handle(), "mdp-cuda-watch");
-    thread.detach();
-    started = true;
-  } catch (...) {
-    log(LogLevel::error, "the thread that watches CUDA's work could not be started: a lost rank will not be noticed");
+    if (auto thread = start_thread("mdp-cuda-watch", [self] { self->run(); })) {
+      pthread_detach(*thread);
+      started = true;
+    }
+  } catch (const std::bad_alloc&) {  // then not
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!started) log(LogLevel::error, "the thread that watches CUDA's work could not be started: a lost rank will not be noticed");
   return started;
 }
 

@@ -114,7 +114,7 @@ Status Member::compare_with_other_nodes(const Operation& operation, const Stop& 
     if (posted.ok()) posted = transport_->receive(member, &theirs[i], sizeof theirs[i]);
     if (!posted.ok()) return posted;
   }
-  Status waited = transport_->wait(stop, describe(operation));
+  Status waited = transport_->wait(stop, [&] { return describe(operation); });
   if (!waited.ok()) return waited;
   compared_ = operation.number;
   for (size_t i = 0; i < remote_.size(); ++i) {
@@ -172,7 +172,7 @@ Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop
     Status status = compare_with_other_nodes(operation, stop);
     if (status.ok())
       status = show == SendPart::from_root ? post_from_root(operation.root, staging, bytes) : post_parts(staging, show, bytes);
-    if (status.ok()) status = transport_->wait(stop, describe(operation));
+    if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
     if (!status.ok()) return status;
   }
   return sync_ ? sync_->barrier(operation, stop) : Status();
@@ -199,8 +199,7 @@ Status Member::perform(const Operation& operation, const Stop& stop, const std::
   Status status = size() > 1 && world_->failed() ? world_->failure() : body();
   if (status.ok()) return status;
   // Whoever failed, the sentence says during what, and the blame where.
-  const std::string during = describe(operation);
-  if (status.text().find(during) == std::string::npos) status = status.with_context(during);
+  if (status.text().find(describe(operation)) == std::string::npos) status = status.with_context(describe(operation));
   status = status.with_blame({.bucket = operation.bucket, .operation = operation.number});
   if (size() == 1) return status;
   broken_ = status;

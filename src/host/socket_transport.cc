@@ -7,8 +7,6 @@
 // On a connection messages follow each other, each behind a FrameHeader. The receiver knows which comes next and how long it is, and reads
 // it to where it belongs.
 #include <poll.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -24,6 +22,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/thread.h"
 #include "control/agreement.h"
 #include "control/join/handshake.h"
 #include "control/join/listener.h"
@@ -59,7 +58,7 @@ Endpoint read_place(const std::string& place) {
 class SocketTransport final : public Transport {
  public:
   SocketTransport(std::shared_ptr<World> world, const std::vector<int>& members) : Transport(std::move(world)) {
-    for (const int rank : on_other_hosts(*world_, members)) peers_[rank];
+    for (const int rank : on_other_nodes(*world_, members)) peers_[rank];
   }
 
   Result<std::string> listen(const NodeAddresses& nodes);
@@ -67,7 +66,7 @@ class SocketTransport final : public Transport {
 
   Status send(int to, const void* data, size_t bytes) override { return post(to, const_cast<void*>(data), bytes, true); }
   Status receive(int from, void* data, size_t bytes) override { return post(from, data, bytes, false); }
-  Status wait(const Stop& stop, const std::string& during) override;
+  Status wait(const Stop& stop, const Describe& during) override;
 
  private:
   struct Message {
@@ -89,7 +88,7 @@ class SocketTransport final : public Transport {
   Status post(int peer, void* data, size_t bytes, bool out);
   bool move(Peer& peer, Message& message, bool out);
   bool move_all();
-  Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
+  Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during);
   void sleep() const;
 
   Fd listener_;                // while the connections are made
@@ -127,18 +126,15 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
   listeners.push_back(std::move(listener_));
   Listener door(std::move(listeners), key, kStrangers + peers_.size(), "the port for data");
 
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread porter([&] { let_in(door, deadline); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  auto porter = start_thread("mdp-connect", [&] { let_in(door, deadline); });
+  if (!porter) return porter.status();
   Status status;
   for (size_t i = 0; i < members.size() && status.ok(); ++i) {
     if (members[i] < world_->rank() && peers_.contains(members[i]))
       status = connect_to_rank(members[i], read_place(places[i]), key, deadline);
   }
   closing_ = !status.ok();
-  porter.join();
+  pthread_join(*porter, nullptr);
   for (const auto& [rank, peer] : peers_) {
     if (!status.ok() || peer.socket.valid()) continue;
     status =
@@ -251,7 +247,7 @@ bool SocketTransport::move_all() {
   return moved;
 }
 
-Status SocketTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during) {
+Status SocketTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during) {
   if (Status status = interrupted(stop, during); !status.ok()) return status;
   for (const int rank : busy_) {
     const std::string& broken = peers_.at(rank).broken;
@@ -270,7 +266,7 @@ void SocketTransport::sleep() const {
   ::poll(polled.data(), polled.size(), static_cast<int>(kWaitSliceNs / 1'000'000));
 }
 
-Status SocketTransport::wait(const Stop& stop, const std::string& during) {
+Status SocketTransport::wait(const Stop& stop, const Describe& during) {
   const Deadline deadline = deadline_of_wait();
   uint64_t moved_ns = now_ns();
   for (int idle = 0; !busy_.empty();) {

@@ -2,10 +2,8 @@
 // The queue and the worker thread of a host stream.
 #include "host/stream.h"
 
-#include <signal.h>
 #include <unistd.h>
 
-#include <cfenv>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -15,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "base/thread.h"
 #include "host/event.h"
 
 namespace megadp::host {
@@ -93,14 +92,10 @@ struct HostStream::State {
   }
 };
 
-void* HostStream::run(void* argument) {
-  const std::unique_ptr<std::shared_ptr<State>> holder(static_cast<std::shared_ptr<State>*>(argument));
-  State& state = **holder;
-  // Threads inherit how their creator rounds and whether it flushes what is subnormal, and results would depend on it.
-  std::fesetenv(FE_DFL_ENV);
+void HostStream::run(State& state) {
   for (;;) {
     Item item;  // inside the loop: what the work holds is released before the next wait
-    if (!state.pop(&item)) return nullptr;
+    if (!state.pop(&item)) return;
     if (state.stop.passed()) state.fail(state.destroyed);
     if (item.event != nullptr) {
       item.event->complete(state.current_failure());
@@ -125,16 +120,9 @@ Result<std::unique_ptr<HostStream>> HostStream::create(const char* name, OnFailu
 
 // Under the state's mutex.
 Status HostStream::start() {
-  auto holder = std::make_unique<std::shared_ptr<State>>(state_);
-  // The signals of the program are for its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  const int error = pthread_create(&thread_, nullptr, &HostStream::run, holder.get());
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (error != 0) return system_error(text("cannot start the worker thread of stream \"", state_->name, "\""), error);
-  [[maybe_unused]] const auto* const taken_by_the_worker = holder.release();
-  pthread_setname_np(thread_, state_->name.substr(0, 15).c_str());
+  auto thread = start_thread(state_->name, [state = state_] { run(*state); });
+  if (!thread) return thread.status();
+  thread_ = *thread;
   state_->started = true;
   return {};
 }

@@ -72,7 +72,7 @@ class HostStream final : public Stream {
   struct State;
   struct Item;
   HostStream() = default;
-  static void* run(void* state);
+  static void run(State& state);
   bool idle() const;  // nothing is queued or under way
   Status push(Item item);
   Status start();

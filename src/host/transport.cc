@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "control/agreement.h"
 #include "control/net/frame.h"
 
 namespace megadp::host {
@@ -43,23 +44,38 @@ std::string from_here(const std::string& address, const std::string& own) {
   return address.rfind("fe80:", 0) == 0 && device != std::string::npos ? address + own.substr(device) : address;
 }
 
-// The addresses of the nodes, if all ranks want the same transport. What a rank finds out is its choice, a blank, and its address.
-Result<NodeAddresses> compare_choices(const World& world, const std::vector<std::string>& found) {
-  NodeAddresses nodes;
-  const std::string_view first = std::string_view(found[0]).substr(0, found[0].find(' '));
+Status compare_choices(World& world, const Result<TransportKind>& mine) {
+  const std::vector<int> everyone = all_ranks(world);
+  if (Status chosen = agree(world, everyone, {kConnecting}, mine.status()); !chosen) return chosen;
+  auto compared = world.compare(everyone, kConnecting, name_of(*mine));
+  if (!compared.ok()) return compared.status();
+  if (!*compared) return {};
+  const Mismatch& found = **compared;
+  return {Code::desync,
+          text("rank ", found.first, " sends between nodes by ", found.first_bytes, " and rank ", found.other, " by ", found.other_bytes,
+               ": ", kVariable, " and MDP_COMM_SOCKETS must be the same on all ranks"),
+          Blame{.rank = found.other}};
+}
+
+// The first ranks of the nodes tell each other, and then the ranks of their nodes: what is sent grows with the nodes, not with the ranks.
+Result<NodeAddresses> addresses_of_nodes(World& world) {
+  std::vector<int> firsts, here;
   for (int rank = 0; rank < world.size(); ++rank) {
-    const std::string& theirs = found[static_cast<size_t>(rank)];
-    const size_t blank = theirs.find(' ');
-    if (std::string_view(theirs).substr(0, blank) != first) {
-      return Status(Code::desync,
-                    text("rank 0 sends between nodes by ", first, " and rank ", rank, " by ", theirs.substr(0, blank), ": ", kVariable,
-                         " and MDP_COMM_SOCKETS must be the same on all ranks"),
-                    Blame{.rank = rank});
-    }
-    const auto node = static_cast<size_t>(world.node(rank));
-    if (node == nodes.size()) nodes.push_back(from_here(theirs.substr(blank + 1), world.address()));  // its lowest rank
+    if (static_cast<size_t>(world.node(rank)) == firsts.size()) firsts.push_back(rank);
+    if (world.node(rank) == world.node(world.rank())) here.push_back(rank);
   }
-  return nodes;
+  FrameWriter writer;
+  if (here.front() == world.rank()) {
+    auto all = world.exchange(firsts, kConnecting, for_others(world.address()));
+    if (!all.ok()) return all.status();
+    for (const std::string& address : *all) writer.bytes(address);
+  }
+  auto told = world.broadcast(here, kConnecting, writer.take());
+  if (!told.ok()) return told.status();
+  FrameReader reader(*told);
+  NodeAddresses nodes(firsts.size());
+  for (std::string& address : nodes) address = from_here(std::string(reader.bytes()), world.address());
+  return reader.finished() ? Result<NodeAddresses>(std::move(nodes)) : internal_error(kConnecting, ": ", told->size(), " bytes came");
 }
 
 }  // namespace
@@ -70,7 +86,7 @@ std::vector<int> all_ranks(const World& world) {
   return all;
 }
 
-std::vector<int> on_other_hosts(const World& world, const std::vector<int>& members) {
+std::vector<int> on_other_nodes(const World& world, const std::vector<int>& members) {
   std::vector<int> others;
   for (const int rank : members) {
     if (world.node(rank) != world.node(world.rank())) others.push_back(rank);
@@ -103,11 +119,8 @@ Result<std::vector<std::string>> exchange_findings(World& world, const std::vect
 
 Result<std::shared_ptr<Network>> Network::open(const std::shared_ptr<World>& world, TransportKind given) {
   const auto kind = choose(given);
-  Result<std::string> mine = kind.status();
-  if (kind.ok()) mine = text(name_of(*kind), " ", for_others(world->address()));
-  auto found = exchange_findings(*world, all_ranks(*world), mine);
-  if (!found.ok()) return found.status();
-  auto nodes = compare_choices(*world, *found);
+  if (Status same = compare_choices(*world, kind); !same) return same;
+  auto nodes = addresses_of_nodes(*world);
   if (!nodes.ok()) return nodes.status();
   return *kind == TransportKind::sockets ? open_sockets(world, *nodes) : open_ucx(world, *nodes);
 }
@@ -123,9 +136,9 @@ Deadline Transport::deadline_of_wait() const {
   return Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
 }
 
-Status Transport::interrupted(const Stop& stop, const std::string& during) const {
+Status Transport::interrupted(const Stop& stop, const Describe& during) const {
   if (world_->failed()) return world_->failure();
-  if (stop.passed()) return {Code::aborted, text(during, ": the communicator is being destroyed")};
+  if (stop.passed()) return {Code::aborted, text(during(), ": the communicator is being destroyed")};
   return {};
 }
 
@@ -134,11 +147,11 @@ void Transport::wait_for_news_of(int peer, const Stop& stop) const {
   while (!world_->failed() && !world_->has_left(peer) && !stop.passed() && !patience.passed()) poll(nullptr, 0, 10);
 }
 
-Status Transport::lost(int peer, const std::string& why, const std::string& during, const Stop& stop) {
+Status Transport::lost(int peer, const std::string& why, const Describe& during, const Stop& stop) {
   wait_for_news_of(peer, stop);
   if (Status status = interrupted(stop, during); !status) return status;
   const Status status(Code::peer,
-                      text(during, ": ",
+                      text(during(), ": ",
                            world_->has_left(peer) ? text("rank ", peer, " has left: it destroyed its communicator")
                                                   : text("the connection is lost (", why, "), or rank ", peer, " has left the group; ",
                                                          world_->describe(peer))),
@@ -147,10 +160,10 @@ Status Transport::lost(int peer, const std::string& why, const std::string& duri
   return status;
 }
 
-Status Transport::timed_out(const std::vector<int>& missing, const std::string& during) {
+Status Transport::timed_out(const std::vector<int>& missing, const Describe& during) {
   std::string who;
   for (const int rank : missing) who += text(who.empty() ? "" : "; ", world_->describe(rank));
-  const Status status(Code::timeout, text(during, ": waited ", static_cast<double>(world_->timeout_ns()) * 1e-9, " s in vain for ", who),
+  const Status status(Code::timeout, text(during(), ": waited ", static_cast<double>(world_->timeout_ns()) * 1e-9, " s in vain for ", who),
                       Blame{.rank = missing.front()});
   world_->fail(status);
   return status;

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,9 @@ enum class TransportKind {
   sockets
 };
 
+// What is under way, for the sentence of a failure.
+using Describe = std::function<std::string()>;
+
 class Transport {
  public:
   virtual ~Transport() = default;  // local; forgets what is in flight
@@ -35,7 +39,7 @@ class Transport {
   virtual Status receive(int from, void* data, size_t bytes) = 0;
   // Until everything posted has finished. A peer that died or left, a failed World, `stop` or the World's timeout end it early; then
   // nothing is in flight any more and the transport is unusable. `during` describes the operation for the sentence of a failure.
-  virtual Status wait(const Stop& stop, const std::string& during) = 0;
+  virtual Status wait(const Stop& stop, const Describe& during) = 0;
 
  protected:
   explicit Transport(std::shared_ptr<World> world) noexcept : world_(std::move(world)) {}
@@ -43,11 +47,11 @@ class Transport {
   // ── failures in wait(), told in the same words by all transports ──
   Deadline deadline_of_wait() const;
   // The World has failed, or `stop` has passed.
-  Status interrupted(const Stop& stop, const std::string& during) const;
+  Status interrupted(const Stop& stop, const Describe& during) const;
   // The connection to `peer` is gone, or it has left. The World learns of it, unless this rank is going too.
-  Status lost(int peer, const std::string& why, const std::string& during, const Stop& stop);
+  Status lost(int peer, const std::string& why, const Describe& during, const Stop& stop);
   // The deadline has passed, and these ranks have not done their part.
-  Status timed_out(const std::vector<int>& missing, const std::string& during);
+  Status timed_out(const std::vector<int>& missing, const Describe& during);
   // The World knows more of a death than a broken connection tells (which process, that it left on purpose): it is asked first.
   void wait_for_news_of(int peer, const Stop& stop) const;
   // A receive from a rank that has left may still be fulfilled: its goodbye, which goes another way, can overtake its data.
@@ -73,9 +77,9 @@ Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, c
 Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const NodeAddresses& nodes);
 
 // For those who connect.
-constexpr const char* kConnecting = "connecting the hosts";
+constexpr const char* kConnecting = "connecting the nodes";
 std::vector<int> all_ranks(const World& world);
-std::vector<int> on_other_hosts(const World& world, const std::vector<int>& members);
+std::vector<int> on_other_nodes(const World& world, const std::vector<int>& members);
 // Gives every member what each has found out, in their order, or the failure of the first that has not, which it names. Collective,
 // blocking.
 Result<std::vector<std::string>> exchange_findings(World& world, const std::vector<int>& members, const Result<std::string>& mine);

@@ -9,21 +9,13 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/thread.h"
+#include "control/agreement.h"
 #include "host/network_devices.h"
 
 namespace megadp::host {
 
 #ifdef MEGADP_HAVE_UCX
-
-SignalsBlocked::SignalsBlocked() {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before_);
-}
-
-SignalsBlocked::~SignalsBlocked() {
-  pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
 
 Status ucx_failed(const UcxLibrary& ucx, const std::string& what, ucs_status_t status) {
   return {Code::backend, text("UCX: ", what, ": ", ucx.status_string(status))};
@@ -65,7 +57,7 @@ std::string choose_devices(const World& world, const NodeAddresses& nodes) {
 
 Status UcxNetwork::start(const NodeAddresses& nodes) {
   if (Status alone = refuse_in_child(); !alone) return alone;
-  const SignalsBlocked blocked;
+  const SignalsBlocked blocked;  // UCX starts a thread with the first context or worker
   devices_ = choose_devices(*world_, nodes);
   ucp_config_t* config = nullptr;
   if (const ucs_status_t status = ucx_.config_read(nullptr, nullptr, &config); status != UCS_OK)
@@ -104,15 +96,14 @@ Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, c
     network = std::make_shared<UcxNetwork>(**ucx, world);
     started = network->start(nodes);
   }
-  auto all = exchange_findings(*world, all_ranks(*world), started.ok() ? Result<std::string>(std::string()) : Result<std::string>(started));
-  if (!all.ok()) return all.status();
+  if (Status all_started = agree(*world, all_ranks(*world), {kConnecting}, started); !all_started) return all_started;
   return std::shared_ptr<Network>(std::move(network));
 }
 
 #else
 
 Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses&) {
-  return exchange_findings(*world, all_ranks(*world), UcxLibrary::get().status()).status();
+  return agree(*world, all_ranks(*world), {kConnecting}, UcxLibrary::get().status());
 }
 
 #endif

@@ -3,8 +3,6 @@
 // has a worker of its own in it, and so may be driven by a thread of its own.
 #pragma once
 
-#include <signal.h>
-
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,18 +13,6 @@
 #ifdef MEGADP_HAVE_UCX
 
 namespace megadp::host {
-
-// UCX starts a thread with the first context or worker; it must not take the host program's signals.
-class SignalsBlocked {
- public:
-  SignalsBlocked();
-  ~SignalsBlocked();
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
 
 class UcxNetwork final : public Network, public std::enable_shared_from_this<UcxNetwork> {
  public:

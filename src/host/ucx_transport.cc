@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/thread.h"
 #include "control/agreement.h"
 #include "host/network_devices.h"
 
@@ -29,7 +30,7 @@ class UcxTransport final : public Transport {
  public:
   UcxTransport(std::shared_ptr<const UcxNetwork> network, const std::vector<int>& members)
       : Transport(network->world()), network_(std::move(network)), ucx_(network_->ucx()) {
-    for (const int rank : on_other_hosts(*world_, members)) peers_[rank];
+    for (const int rank : on_other_nodes(*world_, members)) peers_[rank];
   }
   ~UcxTransport() override;
 
@@ -40,7 +41,7 @@ class UcxTransport final : public Transport {
 
   Status send(int to, const void* data, size_t bytes) override;
   Status receive(int from, void* data, size_t bytes) override;
-  Status wait(const Stop& stop, const std::string& during) override;
+  Status wait(const Stop& stop, const Describe& during) override;
 
  private:
   struct Peer {
@@ -66,7 +67,7 @@ class UcxTransport final : public Transport {
   bool flush();
   bool progress();
   Status finish_done();
-  Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during);
+  Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during);
   void sleep();
   void break_off();
   void close(Peer& peer, uint32_t flags, Deadline deadline);
@@ -135,7 +136,7 @@ Status UcxTransport::greet() {
     if (Status posted = receive(rank, &theirs[rank], sizeof mine); !posted) return posted;
   }
   const Stop never;
-  if (Status met = wait(never, "the greeting of ranks on other hosts"); !met) return met;
+  if (Status met = wait(never, [] { return std::string("the greeting of ranks on other nodes"); }); !met) return met;
   for (const auto& [rank, said] : theirs) {
     if (said == rank) continue;
     const Status wrong(Code::backend, text("UCX: rank ", said, " answered where rank ", rank, " was expected"));
@@ -173,8 +174,9 @@ Status UcxTransport::post(ucs_status_ptr_t request, int peer, Kind kind) {
   if (UCS_PTR_IS_ERR(request)) {
     break_off();  // the caller will not wait for what it has posted
     const Stop never;
-    return lost(peer, ucx_.status_string(UCS_PTR_STATUS(request)),
-                text(kind == Kind::receive ? "receiving from rank " : "sending to rank ", peer), never);
+    return lost(
+        peer, ucx_.status_string(UCS_PTR_STATUS(request)),
+        [&] { return text(kind == Kind::receive ? "receiving from rank " : "sending to rank ", peer); }, never);
   }
   pending_.push_back({request, peer, kind});
   return {};
@@ -235,7 +237,7 @@ Status UcxTransport::finish_done() {
 }
 
 // `moved_ns`: when something last moved.
-Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const std::string& during) {
+Status UcxTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during) {
   if (Status status = interrupted(stop, during); !status) return status;
   std::vector<int> missing;
   for (const Transfer& transfer : pending_) {
@@ -255,7 +257,7 @@ void UcxTransport::sleep() {
   poll(&wake, 1, static_cast<int>(kWaitSliceNs / 1'000'000));
 }
 
-Status UcxTransport::wait(const Stop& stop, const std::string& during) {
+Status UcxTransport::wait(const Stop& stop, const Describe& during) {
   const Deadline deadline = deadline_of_wait();
   uint64_t moved_ns = now_ns();
   while (!pending_.empty() || (!broken_ && flush())) {
@@ -299,7 +301,7 @@ Result<std::unique_ptr<Transport>> UcxNetwork::connect(const std::vector<int>& m
   auto transport = std::make_unique<UcxTransport>(shared_from_this(), members);
   Status started = transport->start();
   Result<std::string> mine = started.ok() ? transport->address() : Result<std::string>(started);
-  const bool on_loopback = devices_ == "lo";  // "hosts" of a test
+  const bool on_loopback = devices_ == "lo";  // nodes that a test plays
   if (mine.ok() && !on_loopback) refuse_own_machine(*mine);
   auto all = exchange_findings(*world_, members, mine);
   if (!all.ok()) return all.status();

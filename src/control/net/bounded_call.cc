@@ -2,15 +2,14 @@
 // The thread of a BoundedCall.
 #include "control/net/bounded_call.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
 #include <utility>
+
+#include "base/thread.h"
 
 namespace megadp {
 
@@ -22,9 +21,7 @@ struct BoundedCall::State {
   Status result;
 };
 
-void* BoundedCall::run(void* argument) {
-  const std::unique_ptr<std::shared_ptr<State>> holder(static_cast<std::shared_ptr<State>*>(argument));
-  State& state = **holder;
+void BoundedCall::run(State& state) {
   Status result;
   try {
     result = state.call();
@@ -38,27 +35,15 @@ void* BoundedCall::run(void* argument) {
     state.returned = true;
   }
   state.changed.notify_all();
-  return nullptr;
 }
 
 Result<std::shared_ptr<BoundedCall>> BoundedCall::start(std::function<Status()> call) {
   auto state = std::make_shared<State>();
   state->call = std::move(call);
   std::shared_ptr<BoundedCall> started(new BoundedCall(state));
-  auto holder = std::make_unique<std::shared_ptr<State>>(std::move(state));
-  pthread_attr_t attributes;
-  ::pthread_attr_init(&attributes);
-  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  // The signals of the program are for its own threads.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  const int error = ::pthread_create(&thread, &attributes, &BoundedCall::run, holder.get());
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_attr_destroy(&attributes);
-  if (error != 0) return system_error("starting a thread", error);
-  [[maybe_unused]] const auto* const taken_by_the_thread = holder.release();
+  auto thread = start_thread("megadp-call", [state = std::move(state)] { run(*state); });
+  if (!thread.ok()) return thread.status();
+  pthread_detach(*thread);
   return started;
 }
 

@@ -22,7 +22,7 @@ class BoundedCall {
  private:
   struct State;
   explicit BoundedCall(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  static void* run(void* argument);
+  static void run(State& state);
 
   std::shared_ptr<State> state_;  // the thread holds another reference
 };
