@@ -32,8 +32,8 @@ constexpr const char* kAbout =
     "this line is wrong; 1 if the machine refused something. A rank killed by a signal within 0.2 seconds of the first failure counts as\n"
     "the first: the others notice its death before it has quite ended.\n\n"
     "Several nodes: run the same line on each with --nranks, --root and --secret-file, and --first-rank counting on:\n"
-    "  host a: megadp run -n 2 --nranks 4 --first-rank 0 --root a:2222 --secret-file s.hex ./train\n"
-    "  host b: megadp run -n 2 --nranks 4 --first-rank 2 --root a:2222 --secret-file s.hex ./train\n"
+    "  node a: megadp run -n 2 --nranks 4 --first-rank 0 --root a:2222 --secret-file s.hex ./train\n"
+    "  node b: megadp run -n 2 --nranks 4 --first-rank 2 --root a:2222 --secret-file s.hex ./train\n"
     "One secret file for each job: 64 hexadecimal digits, mode 0600. Without --root, MEGADP_ROOT is taken when --nranks needs it.";
 
 constexpr const char* kAboutJson =
@@ -133,7 +133,7 @@ Command add_run(CLI::App& app) {
       ->check(CLI::IsMember({"none", "cores"}));
   sub->add_option("--nranks", options->nranks, "Ranks over all nodes (default: those started here)")->check(CLI::Range(1, kMaxRanks));
   sub->add_option("--first-rank", options->first_rank, "The first rank started here (default 0)")->check(CLI::Range(0, kMaxRanks - 1));
-  sub->add_option("--root", options->root, "HOST:PORT where rank 0 shall listen for the other hosts");
+  sub->add_option("--root", options->root, "HOST:PORT where rank 0 shall listen for the other nodes");
   sub->add_option("--secret-file", options->secret_file, "File with the 64 hexadecimal digits that all nodes share");
   return [sub, options](const std::vector<std::string>& rest) {
     std::vector<std::string> command = sub->remaining();

@@ -2,6 +2,7 @@
 #include "control/agreement.h"
 
 #include <cstring>
+#include <utility>
 
 namespace megadp {
 namespace {
@@ -24,18 +25,21 @@ std::string pack(const Subject& on, const Status& mine) {
   return packed;
 }
 
-Status compare(const char* kind, const Report& first, int first_rank, const Report& other, int other_rank) {
+Status compare(const char* kind, const Mismatch& found) {
+  Report first, other;
+  std::memcpy(&first, found.first_bytes.data(), sizeof first);
+  std::memcpy(&other, found.other_bytes.data(), sizeof other);
   if (first.number != other.number) {
     return {Code::desync,
-            text("ranks ", first_rank, " and ", other_rank, " of the world set up different things: ", kind, " number ", first.number,
+            text("ranks ", found.first, " and ", found.other, " of the world set up different things: ", kind, " number ", first.number,
                  " and number ", other.number),
-            Blame{.rank = other_rank}};
+            Blame{.rank = found.other}};
   }
   if (first.bytes != other.bytes) {
     return {Code::desync,
-            text(kind, ": rank ", first_rank, " of the world asks for ", first.bytes, " bytes and rank ", other_rank, " for ", other.bytes,
-                 "; all must ask for the same"),
-            Blame{.rank = other_rank}};
+            text(kind, ": rank ", found.first, " of the world asks for ", first.bytes, " bytes and rank ", found.other, " for ",
+                 other.bytes, "; all must ask for the same"),
+            Blame{.rank = found.other}};
   }
   return {};
 }
@@ -43,24 +47,25 @@ Status compare(const char* kind, const Report& first, int first_rank, const Repo
 }  // namespace
 
 Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine) {
-  Result<std::vector<std::string>> all = world.exchange(members, on.kind, pack(on, mine));
-  if (!all.ok()) return mine.ok() ? all.status().with_context(on.kind) : mine;
-  std::vector<Report> reports(all->size());
-  for (size_t i = 0; i < reports.size(); ++i) {
-    if ((*all)[i].size() < sizeof(Report)) return internal_error(on.kind, ": rank ", members[i], " sent ", (*all)[i].size(), " bytes");
-    std::memcpy(&reports[i], (*all)[i].data(), sizeof(Report));
+  auto compared = world.compare(members, on.kind, pack(on, mine));
+  if (!compared.ok()) return mine.ok() ? compared.status().with_context(on.kind) : mine;
+  if (mine.ok() && !*compared) return {};
+  const auto failure_of = [&](int rank, const std::string& bytes) -> Status {
+    if (rank == world.rank()) return mine;
+    Report report;
+    std::memcpy(&report, bytes.data(), sizeof report);
+    if (report.code == 0) return {};
+    return {static_cast<Code>(report.code), text("rank ", rank, ": ", bytes.substr(sizeof report)), Blame{.rank = rank}};
+  };
+  if (!*compared) return failure_of(members.front(), pack(on, mine));  // all failed, and all for the same reason
+  const Mismatch& found = **compared;
+  for (const auto& [rank, bytes] : {std::pair(found.first, &found.first_bytes), std::pair(found.other, &found.other_bytes)}) {
+    if (bytes->size() < sizeof(Report)) return internal_error(on.kind, ": rank ", rank, " sent ", bytes->size(), " bytes");
   }
-  for (size_t i = 1; i < reports.size(); ++i) {
-    Status same = compare(on.kind, reports[0], members[0], reports[i], members[i]);
-    if (!same.ok()) return same;
-  }
-  for (size_t i = 0; i < reports.size(); ++i) {
-    if (reports[i].code == 0) continue;
-    if (members[i] == world.rank()) return mine;
-    return {static_cast<Code>(reports[i].code), text("rank ", members[i], ": ", (*all)[i].substr(sizeof(Report))),
-            Blame{.rank = members[i]}};
-  }
-  return {};
+  Status same = compare(on.kind, found);
+  if (!same.ok()) return same;
+  Status first = failure_of(found.first, found.first_bytes);
+  return first.ok() ? failure_of(found.other, found.other_bytes) : first;
 }
 
 }  // namespace megadp

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <map>
 #include <sstream>
-#include <tuple>
+#include <utility>
+
+#include "control/agreement.h"
 
 namespace megadp {
 namespace {
@@ -59,11 +61,11 @@ bool unpack(const std::string& packed, MemoryNeed* need) {
 }  // namespace
 
 Status judge_memory(const std::vector<MemoryNeed>& needs) {
-  std::map<std::tuple<int, uint64_t, uint64_t>, Sum> sums;
+  std::map<std::pair<uint64_t, uint64_t>, Sum> sums;
   for (const MemoryNeed& need : needs) {
     if (need.anyway) return {};
     for (const MemoryLimit& limit : need.limits) {
-      Sum& sum = sums[{need.host, limit.device, limit.inode}];
+      Sum& sum = sums[{limit.device, limit.inode}];
       sum.bytes = need.bytes > UINT64_MAX - sum.bytes ? UINT64_MAX : sum.bytes + need.bytes;
       sum.left = std::max(sum.left, limit.left);
       sum.ranks.push_back(need.rank);
@@ -71,7 +73,7 @@ Status judge_memory(const std::vector<MemoryNeed>& needs) {
   }
   for (const MemoryNeed& need : needs) {
     for (const MemoryLimit& limit : need.limits) {
-      const Sum& sum = sums[{need.host, limit.device, limit.inode}];
+      const Sum& sum = sums[{limit.device, limit.inode}];
       if (sum.bytes > sum.left) return refusal(limit, sum);
     }
   }
@@ -79,15 +81,20 @@ Status judge_memory(const std::vector<MemoryNeed>& needs) {
 }
 
 Status check_memory(World& world, const std::vector<int>& members, const char* call, uint64_t bytes, bool anyway) {
-  const auto all = world.exchange(members, call, pack(bytes, anyway));
+  std::vector<int> here;  // limits are a node's
+  for (const int member : members) {
+    if (world.node(member) == world.node(world.rank())) here.push_back(member);
+  }
+  const auto all = world.exchange(here, call, pack(bytes, anyway));
   if (!all.ok()) return all.status();
   std::vector<MemoryNeed> needs(all->size());
-  for (size_t i = 0; i < needs.size(); ++i) {
-    needs[i].rank = members[i];
-    needs[i].host = world.node(members[i]);
-    if (!unpack((*all)[i], &needs[i])) return internal_error(call, ": rank ", members[i], " sent '", (*all)[i], "'");
+  Status mine;
+  for (size_t i = 0; i < needs.size() && mine.ok(); ++i) {
+    needs[i].rank = here[i];
+    if (!unpack((*all)[i], &needs[i])) mine = internal_error(call, ": rank ", here[i], " sent '", (*all)[i], "'");
   }
-  return judge_memory(needs);
+  if (mine.ok()) mine = judge_memory(needs);
+  return here.size() == members.size() ? mine : agree(world, members, {call, 0, 0}, mine);
 }
 
 }  // namespace megadp

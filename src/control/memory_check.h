@@ -12,9 +12,9 @@
 
 namespace megadp {
 
-// What one rank is about to take of the host's memory, and the limits it is under.
+// What one rank is about to take of its node's memory, and the limits it is under.
 struct MemoryNeed {
-  int rank = 0, host = 0;  // in the world; as World::node
+  int rank = 0;  // in the world
   uint64_t bytes = 0;
   bool anyway = false;  // go ahead, whatever the limits are
   std::vector<MemoryLimit> limits;

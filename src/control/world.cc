@@ -62,20 +62,25 @@ class JoinedWorld final : public World {
   std::string describe(int rank) const override { return monitor_->describe(rank); }
 
   Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    Status status = check_members(*this, members);
-    if (!status.ok()) return status;
-    if (mine.size() > kMaxExchangeBytes) {
-      return invalid("a message of ", mine.size(), " bytes is too long to be exchanged: at most ", kMaxExchangeBytes);
-    }
-    if (members.size() == 1) {
-      if (failed()) return failure();
-      return std::vector<std::string>{mine};
-    }
-    auto parts = monitor_->operate(OperationKind::exchange, members, {what, mine, nullptr});
-    if (!parts.ok()) return ended(parts.status());
+    auto answer = carry(OperationKind::exchange, members, what, mine);
+    if (!answer.ok()) return answer.status();
     std::vector<std::string> all;
-    for (const auto& part : *parts) all.push_back(part->bytes);
+    for (const auto& part : (*answer)->parts) all.push_back(part->bytes);
     return all;
+  }
+
+  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    auto answer = carry(OperationKind::compare, members, what, mine);
+    if (!answer.ok()) return answer.status();
+    const auto& [status, parts, other] = **answer;
+    if (other == 0) return std::optional<Mismatch>();
+    return std::optional(Mismatch{members.front(), members[other], parts[0]->bytes, parts[1]->bytes});
+  }
+
+  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    auto answer = carry(OperationKind::broadcast, members, what, members.front() == rank() ? mine : std::string());
+    if (!answer.ok()) return answer.status();
+    return (*answer)->parts.front()->bytes;
   }
 
   Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) override {
@@ -84,7 +89,7 @@ class JoinedWorld final : public World {
     for (const int member : members) {
       if (node(member) == node(rank())) continue;
       return invalid("descriptors cannot be passed between rank ", rank(), " on ", host_name(rank()), " and rank ", member, " on ",
-                     host_name(member), ": they are on different hosts");
+                     host_name(member), ": they are on different nodes");
     }
     if (failed()) return failure();
     auto copy = duplicate(mine);  // the monitor may send it after a caller that timed out has closed its own
@@ -97,9 +102,9 @@ class JoinedWorld final : public World {
     // Without a descriptor the rank comes nevertheless: the others would wait for it.
     Contribution own_part{what, copy.ok() ? "" : copy.status().text().substr(0, kMaxReasonBytes), nullptr};
     if (copy.ok()) own_part.fd = std::make_shared<Fd>(*std::move(copy));
-    auto parts = monitor_->operate(OperationKind::share, members, std::move(own_part));
-    if (!parts.ok()) return ended(parts.status());
-    for (const auto& part : *parts) {
+    auto answer = monitor_->operate(OperationKind::share, members, std::move(own_part));
+    if (!answer.ok()) return ended(answer.status());
+    for (const auto& part : (*answer)->parts) {
       if (part.use_count() == 1 && part->fd.use_count() == 1) {  // received for this call alone
         all.push_back(std::move(*part->fd));
         continue;
@@ -112,6 +117,23 @@ class JoinedWorld final : public World {
   }
 
  private:
+  using Answer = std::shared_ptr<const Relay::Answer>;
+  Result<Answer> carry(OperationKind kind, const std::vector<int>& members, const char* what, const std::string& mine) {
+    Status status = check_members(*this, members);
+    if (!status.ok()) return status;
+    if (mine.size() > kMaxExchangeBytes) {
+      return invalid("a message of ", mine.size(), " bytes is too long to be exchanged: at most ", kMaxExchangeBytes);
+    }
+    if (members.size() == 1) {
+      if (failed()) return failure();
+      auto own = std::make_shared<const Contribution>(Contribution{what, mine, nullptr});
+      return std::make_shared<const Relay::Answer>(Relay::Answer{{}, {std::move(own)}});
+    }
+    auto answer = monitor_->operate(kind, members, {what, mine, nullptr});
+    if (!answer.ok()) return ended(answer.status());
+    return answer;
+  }
+
   // A rank that goes on after this would meet the others in the middle of another call.
   Status ended(const Status& why) {
     if (why.code() == Code::timeout || why.code() == Code::peer || why.code() == Code::desync) monitor_->fail(why);
@@ -191,7 +213,7 @@ Status join_within_node(const Launch& launch, const JoinRequest& world, const st
     connect(monitor, request, *std::move(joined), false, true);
   }
   // Nobody goes on before all nodes are ready.
-  return monitor.operate(OperationKind::exchange, first_ranks(launch.nranks), {"joining the world", {}, nullptr}).status();
+  return monitor.operate(OperationKind::compare, first_ranks(launch.nranks), {"joining the world", {}, nullptr}).status();
 }
 
 }  // namespace

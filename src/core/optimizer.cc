@@ -64,17 +64,14 @@ Status Optimizer::compare_configurations() {
   for (const ParamGroup& group : config.groups)
     mine += text("; ", group.has_lr ? text("lr ", exactly(group.lr)) : "", " weight_decay ", exactly(group.weight_decay));
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
-  auto all = context.world->exchange(members, "mdp_optimizer_create", mine);
-  if (!all) return all.status();
-  for (size_t r = 1; r < all->size(); ++r) {
-    if ((*all)[r] != (*all)[0]) {
-      return Status(
-          Code::desync,
-          text("ranks ", members[0], " and ", members[r], " configure the optimizer differently: '", (*all)[0], "' and '", (*all)[r], "'"),
-          Blame{.rank = members[r]});
-    }
-  }
-  return {};
+  auto compared = context.world->compare(members, "mdp_optimizer_create", mine);
+  if (!compared) return compared.status();
+  if (!*compared) return {};
+  const Mismatch& found = **compared;
+  return Status(Code::desync,
+                text("ranks ", found.first, " and ", found.other, " configure the optimizer differently: '", found.first_bytes, "' and '",
+                     found.other_bytes, "'"),
+                Blame{.rank = found.other});
 }
 
 // Of this rank's parameters, which need not be those of another stage.

@@ -10,14 +10,14 @@ Result<std::shared_ptr<ProcessGrid>> ProcessGrid::create(std::shared_ptr<Comm> w
   // Compared before it is judged: where ranks disagree, all of them learn it, also those whose own configuration would have done.
   const std::string mine = text("tp ", config.tp, " cp ", config.cp, " ep ", config.ep, " pp ", config.pp, " expert_tp ", config.expert_tp,
                                 " instances ", config.instances, " order ", config.order);
-  auto all = world->context().world->exchange(world->group().members(), "mdp_grid_create", mine);
-  if (!all) return all.status();
-  for (size_t r = 0; r < all->size(); ++r) {
-    if ((*all)[r] != mine) {
-      return Status(Code::desync,
-                    text("rank ", world->group().members()[r], " cuts the world differently: '", (*all)[r], "', here '", mine, "'"),
-                    Blame{.rank = world->group().members()[r]});
-    }
+  auto compared = world->context().world->compare(world->group().members(), "mdp_grid_create", mine);
+  if (!compared) return compared.status();
+  if (*compared) {
+    const Mismatch& found = **compared;
+    return Status(Code::desync,
+                  text("ranks ", found.first, " and ", found.other, " cut the world differently: '", found.first_bytes, "' and '",
+                       found.other_bytes, "'"),
+                  Blame{.rank = found.other});
   }
   auto grid = Grid::create(config, world->size());
   if (!grid) return grid.status();

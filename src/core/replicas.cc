@@ -1,81 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/replicas.h"
 
-#include <algorithm>
 #include <cstring>
-#include <optional>
+#include <string>
+#include <vector>
 
 namespace megadp {
-
 namespace {
 
-struct Difference {
-  bool expert;
-  int first, other;  // ranks of the grid
-};
-
-using Digests = std::array<uint64_t, 2>;
 constexpr size_t kLongestDetail = size_t{1} << 26;  // World::exchange takes no more
 
-// The same answer on every rank: all of them have the digests of all.
-std::optional<Difference> find_difference(const Grid& grid, const std::vector<Digests>& digests) {
-  for (const bool expert : {false, true}) {
-    for (const std::vector<int>& group : grid.groups(Grid::shard_axes(expert))) {
-      for (const int rank : group) {
-        const auto of = [&](int r) { return digests[static_cast<size_t>(r)][expert ? 1 : 0]; };
-        if (of(rank) != of(group.front())) return Difference{expert, group.front(), rank};
-      }
-    }
-  }
-  return {};
-}
-
+// What the world is told of a difference: this, then the sentence.
 struct Verdict {
   int64_t param;
   int32_t bucket;
-  int32_t unused;
+  int32_t other;  // world rank
 };
+
+std::vector<int> in_world(const ProcessGrid& grid, std::vector<int> ranks) {
+  for (int& rank : ranks) rank = grid.world()->group().members()[static_cast<size_t>(rank)];
+  return ranks;
+}
+
+// The verdict, on the first of the two ranks that differ; elsewhere nothing. Only the two send what they hold, and only to each other. What
+// is too long to be exchanged is cut: the difference will most likely be seen all the same.
+Result<std::string> compare_group(ProcessGrid& grid, const Replica& held, bool expert,
+                                  const std::function<Explanation(const ReplicaPair&)>& explain) {
+  World& world = *grid.world()->context().world;
+  const uint64_t digest = held.digests[expert ? 1 : 0];
+  auto compared = world.compare(in_world(grid, grid.grid().group(Grid::shard_axes(expert), grid.rank())), held.call,
+                                std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
+  if (!compared) return compared.status();
+  if (!*compared || (world.rank() != (*compared)->first && world.rank() != (*compared)->other)) return std::string();
+  const int first = (*compared)->first, other = (*compared)->other;
+  auto both = world.exchange({first, other}, held.call, held.detail(expert).substr(0, kLongestDetail));
+  if (!both) return both.status();
+  if (world.rank() == other) return std::string();
+  const Explanation found = explain({first, other, (*both)[0], (*both)[1], expert});
+  const Verdict verdict{found.param, found.bucket, other};
+  return std::string(reinterpret_cast<const char*>(&verdict), sizeof verdict) + found.sentence;
+}
 
 }  // namespace
 
 Status compare_replicas(ProcessGrid& grid, const Replica& held, const std::function<Explanation(const ReplicaPair&)>& explain) {
-  World& world = *grid.world()->context().world;
-  const std::vector<int>& members = grid.world()->group().members();
-  const auto size_is_wrong = [&](size_t rank, size_t bytes) {
-    return internal_error("rank ", members[rank], " sent ", bytes, " bytes where replicas are compared");
-  };
-
-  auto all = world.exchange(members, held.call, std::string(reinterpret_cast<const char*>(held.digests.data()), sizeof held.digests));
-  if (!all) return all.status();
-  std::vector<Digests> digests(members.size());
-  for (size_t r = 0; r < members.size(); ++r) {
-    if ((*all)[r].size() != sizeof(Digests)) return size_is_wrong(r, (*all)[r].size());
-    std::memcpy(digests[r].data(), (*all)[r].data(), sizeof(Digests));
+  for (const bool expert : {false, true}) {
+    auto mine = compare_group(grid, held, expert, explain);
+    if (!mine) return mine.status();
+    // All is well where every rank says nothing.
+    auto told = grid.world()->context().world->compare(grid.world()->group().members(), held.call, *mine);
+    if (!told) return told.status();
+    if (!*told) continue;
+    const std::string& bytes = (*told)->first_bytes.empty() ? (*told)->other_bytes : (*told)->first_bytes;
+    Verdict verdict{};
+    if (bytes.size() < sizeof verdict) return internal_error(bytes.size(), " bytes came where replicas are compared");
+    std::memcpy(&verdict, bytes.data(), sizeof verdict);
+    return Status(Code::desync, bytes.substr(sizeof verdict),
+                  Blame{.rank = verdict.other, .bucket = verdict.bucket, .param = verdict.param});
   }
-  const auto difference = find_difference(grid.grid(), digests);
-  if (!difference) return {};
-
-  // Only the two send what they hold, and only to each other; the world learns the sentence. What is too long to be exchanged is cut: the
-  // difference will most likely be seen all the same.
-  const auto first = static_cast<size_t>(difference->first), other = static_cast<size_t>(difference->other);
-  std::string mine;
-  if (grid.rank() == difference->first || grid.rank() == difference->other) {
-    auto both = world.exchange({members[first], members[other]}, held.call, held.detail(difference->expert).substr(0, kLongestDetail));
-    if (!both) return both.status();
-    if (grid.rank() == difference->first) {
-      const Explanation found = explain({members[first], members[other], (*both)[0], (*both)[1], difference->expert});
-      const Verdict verdict{found.param, found.bucket, 0};
-      mine.assign(reinterpret_cast<const char*>(&verdict), sizeof verdict);
-      mine += found.sentence;
-    }
-  }
-  auto verdicts = world.exchange(members, held.call, mine);
-  if (!verdicts) return verdicts.status();
-  const std::string& told = (*verdicts)[first];
-  Verdict verdict{};
-  if (told.size() < sizeof verdict) return size_is_wrong(first, told.size());
-  std::memcpy(&verdict, told.data(), sizeof verdict);
-  return Status(Code::desync, told.substr(sizeof verdict), Blame{.rank = members[other], .bucket = verdict.bucket, .param = verdict.param});
+  return {};
 }
 
 }  // namespace megadp

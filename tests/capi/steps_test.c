@@ -561,7 +561,7 @@ static void cut_differently(const mdp_unique_id* id, int32_t rank, int32_t n, vo
     if (which == CUTS) {
       OK(mdp_grid_create(comm, &config, &grid));
     } else {
-      FAILS(MDP_E_DESYNC, "cuts the world differently", mdp_grid_create(comm, &config, &grid));
+      FAILS(MDP_E_DESYNC, "cut the world differently", mdp_grid_create(comm, &config, &grid));
       CHECK(grid == NULL);
     }
     mdp_grid_destroy(grid);

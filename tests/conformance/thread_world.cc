@@ -126,6 +126,21 @@ class ThreadWorld final : public World {
     return all;
   }
 
+  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    auto all = exchange(members, what, mine);
+    if (!all.ok()) return all.status();
+    for (size_t i = 1; i < all->size(); ++i) {
+      if ((*all)[i] != all->front()) return std::optional(Mismatch{members[0], members[i], all->front(), (*all)[i]});
+    }
+    return std::optional<Mismatch>();
+  }
+
+  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    auto all = exchange(members, what, mine);
+    if (!all.ok()) return all.status();
+    return all->front();
+  }
+
   Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) override {
     ThreadHub::Contribution contribution{what, {}, {}};
     for (size_t i = 0; i < members.size(); ++i) contribution.fds.emplace_back(fcntl(mine.get(), F_DUPFD_CLOEXEC, 0));

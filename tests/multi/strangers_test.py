@@ -93,7 +93,7 @@ class Strangers(unittest.TestCase):
         jobs = [self.start(hosts, host, transport, 1) for host, transport in ((0, SOCKETS), (1, {"MEGADP_TRANSPORT": "ucx"}))]
         for job in jobs:
             self.assertRegex(job.communicate(timeout=LIMIT)[1],
-                             "MDP_E_DESYNC: rank 0 sends between hosts by sockets and rank 2 by ucx: MEGADP_TRANSPORT")
+                             "MDP_E_DESYNC: rank 0 sends between nodes by sockets and rank 2 by ucx: MEGADP_TRANSPORT")
 
     def test_an_unknown_transport(self):
         hosts = TwoHosts(self)
@@ -114,7 +114,7 @@ class Misplaced(unittest.TestCase):
         return done.stderr, time.monotonic() - began
 
     def test_a_rank_of_another_user(self):
-        self.assertRegex(self.rank(1, AS_NOBODY)[0], "Connection refused; all ranks of a host must be started by one user.* user 65534")
+        self.assertRegex(self.rank(1, AS_NOBODY)[0], "Connection refused; all ranks of a node must be started by one user.* user 65534")
 
     def test_a_root_that_is_elsewhere(self):
         """An address of no machine (RFC 5737): it used to be waited at for the whole timeout, here 5 minutes."""

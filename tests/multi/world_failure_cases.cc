@@ -279,7 +279,7 @@ std::string frame_of(FrameType type, const std::string& payload) {
 
 std::string key_of(std::vector<int32_t> members, OperationKind kind = OperationKind::exchange) {
   FrameWriter writer;
-  write_key(&writer, {kind, std::move(members), 1});
+  write_key(&writer, {kind, std::move(members), 1}, true);
   return writer.take();
 }
 

@@ -124,7 +124,7 @@ Ranks start_on(const TwoHosts& hosts, const std::string& root, int timeout_ms) {
     check(line == "joined", line);
     check(rank->read_line(20 * kSecond) == "hosts 0 1 0 1", "hosts are told apart");
     check(rank->read_line(20 * kSecond) == "shared 2", "descriptors within a node");
-    says(rank->read_line(20 * kSecond), {"across MDP_E_INVALID", "different hosts"});
+    says(rank->read_line(20 * kSecond), {"across MDP_E_INVALID", "different nodes"});
     says(rank->read_line(20 * kSecond), {"exchanged MDP_OK"});
   }
   return ranks;

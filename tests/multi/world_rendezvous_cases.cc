@@ -359,7 +359,7 @@ void a_slow_host_is_waited_for() {
     const Launch& launch = rank == 0 ? at_host : round_about;
     JoinRequest meeting;
     meeting.endpoint = door_of(launch);
-    meeting.guard = auth_key_of(at_host);
+    meeting.key = auth_key_of(at_host);
     meeting.nranks = 2;
     meeting.expected = {0, 1};
     meeting.rank = rank;

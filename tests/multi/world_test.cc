@@ -74,6 +74,33 @@ void messages_reach_every_member() {
   });
 }
 
+void ranks_learn_whether_all_gave_the_same() {
+  in_world(5, [](int rank, const WorldPtr& world) {
+    for (int round = 0; round < 20; ++round) {
+      const auto same = world->compare(ranks_below(5), "test", text("round ", round));
+      if (!check(same.ok() && !*same, same.status().text())) return;
+      const std::vector<int> others = {3, 0, 4, 1};
+      if (rank == 2) continue;
+      const auto differ = world->compare(others, "test", text("rank ", rank == 4 || rank == 1 ? rank : 0));
+      if (!check(differ.ok() && *differ, differ.status().text())) return;
+      check((*differ)->first == 3 && (*differ)->other == 4, "the first that differs from the first");
+      check((*differ)->first_bytes == "rank 0" && (*differ)->other_bytes == "rank 4", "what the two gave");
+      const auto told = world->broadcast(others, "test", text("rank ", rank));
+      check(told.ok() && *told == "rank 3", told.ok() ? *told : told.status().text());
+    }
+  });
+  in_world(1, [](int, const WorldPtr& world) {
+    const auto same = world->compare({0}, "test", "mine");
+    check(same.ok() && !*same, "alone");
+    const auto told = world->broadcast({0}, "test", "mine");
+    check(told.ok() && *told == "mine", "alone");
+  });
+  in_world(2, [](int rank, const WorldPtr& world) {
+    fails(world->compare({0, 1}, rank == 0 ? "one call" : "another call", "").status(), Code::desync,
+          {"rank 0 called one call, rank 1 called another call"});
+  });
+}
+
 void messages_may_be_large() {
   in_world(3, [](int rank, const WorldPtr& world) {
     std::string mine(kLarge + static_cast<size_t>(rank), static_cast<char>('a' + rank));
@@ -267,6 +294,7 @@ void collective_cases() {
   one_rank_needs_nothing();
   bad_arguments_are_refused();
   messages_reach_every_member();
+  ranks_learn_whether_all_gave_the_same();
   messages_may_be_large();
   descriptors_reach_every_member();
   a_missing_member_is_named();

@@ -83,7 +83,8 @@ void garbage_is_corrupt_and_nothing_worse() {
               const std::string garbage = *rc::gen::arbitrary<std::string>();
               FrameReader reader(garbage);
               OperationKey key;
-              if (read_key(&reader, 8, &key)) {
+              MemberLists lists;
+              if (read_key(&reader, 8, &lists, &key)) {
                 RC_ASSERT(key.members.size() >= 2u && key.members.size() <= 8u);
                 reader.bytes();
               }
@@ -235,6 +236,54 @@ void relay_hands_everything_to_everyone() {
   for (const Told& t : h.told) check(t.code == Code::ok && t.words == "abc", t.words);
   check(h.relay.withdraw(4, key, 1), "giving up what has ended is nothing");
   check_equal(h.told.size(), size_t{3}, "answers");
+}
+
+void relay_compares_and_broadcasts() {
+  std::vector<std::shared_ptr<const Relay::Answer>> answers;
+  Relay relay{[&](int, const OperationKey&, const std::shared_ptr<const Relay::Answer>& answer) { answers.push_back(answer); },
+              [](int) { return std::string(); }};
+  const auto all_give = [&](OperationKind kind, uint64_t sequence, const std::vector<std::string>& bytes) {
+    answers.clear();
+    for (size_t i = bytes.size(); i-- > 0;) {  // the last member comes first
+      relay.give(static_cast<int>(i), {kind, {0, 1, 2, 3}, sequence}, {"test", bytes[i], nullptr});
+    }
+    check(answers.size() == 4 && answers[0] == answers[3], "one answer for all");
+    return answers.empty() ? Relay::Answer{} : *answers.front();
+  };
+  const auto same = all_give(OperationKind::compare, 1, {"a", "a", "a", "a"});
+  check(same.other == 0 && same.parts.empty(), "all gave the same");
+  const auto differ = all_give(OperationKind::compare, 2, {"a", "a", "c", "d"});
+  check_equal(differ.other, uint32_t{2}, "the first that differs");
+  check(differ.parts.size() == 2 && differ.parts[0]->bytes == "a" && differ.parts[1]->bytes == "c", "what the two gave");
+  const auto first = all_give(OperationKind::broadcast, 1, {"mine", "", "x", ""});
+  check(first.parts.size() == 1 && first.parts[0]->bytes == "mine", "the first member's");
+}
+
+void lists_of_members_travel_once() {
+  MemberLists sender, receiver;
+  const OperationKey key = key_of({4, 1, 3});
+  const auto travels = [&](bool with_members) {
+    FrameWriter writer;
+    write_key(&writer, key, with_members);
+    const std::string bytes = writer.take();
+    FrameReader reader(bytes);
+    OperationKey got;
+    return read_key(&reader, 8, &receiver, &got) && got.members == key.members && got.sequence == key.sequence;
+  };
+  check(!travels(false), "an unknown list is refused");
+  check(travels(true), "a list that comes along");
+  check(travels(false), "a list that came before");
+  FrameWriter forged;  // another list under the digest of the first
+  forged.u32(1);
+  forged.u64(1);
+  forged.u64(MemberLists::digest(key.members));
+  forged.u32(2);
+  forged.i32(0);
+  forged.i32(1);
+  const std::string bytes = forged.take();
+  FrameReader reader(bytes);
+  OperationKey got;
+  check(!read_key(&reader, 8, &receiver, &got), "a digest of another list");
 }
 
 void relay_answers_everyone_once() {
@@ -397,6 +446,8 @@ int main() {
   lost_descriptors_are_noticed();
   descriptors_nobody_announced_are_refused();
   relay_hands_everything_to_everyone();
+  relay_compares_and_broadcasts();
+  lists_of_members_travel_once();
   relay_answers_everyone_once();
   relay_remembers_failures_for_those_who_come_later();
   announced_descriptors_must_be_there();

@@ -102,7 +102,7 @@ void reads_megadp_run() {
   refuses(with(kMegadp, {{"MEGADP_SECRET", "12"}}), {"MEGADP_SECRET", "64 hexadecimal"});
   refuses(with(kMegadp, {{"MEGADP_SECRET", std::string(64, '0')}}), {"MEGADP_SECRET", "no secret"});
   refuses(with(kMegadp, {{"MEGADP_LOCAL_SIZE", "5"}}), {"MEGADP_LOCAL_SIZE=5", "more than all ranks, 4"});
-  refuses(with(kMegadp, {{"MEGADP_LOCAL_SIZE", "2"}}), {"several hosts", "MEGADP_ROOT"});
+  refuses(with(kMegadp, {{"MEGADP_LOCAL_SIZE", "2"}}), {"several nodes", "MEGADP_ROOT"});
   accepts(with(kMegadp, {{"MEGADP_LOCAL_SIZE", "2"}, {"MEGADP_ROOT", "node1:7000"}}), "megadp run", 1, 4, "node1");
   accepts(with(kMegadp, {{"MEGADP_ROOT", "[fe80::1]:7000"}}), "megadp run", 1, 4, "fe80::1");
   refuses(with(kMegadp, {{"MEGADP_ROOT", "fe80::1:7000"}}), {"MEGADP_ROOT", "brackets"});

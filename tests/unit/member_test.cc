@@ -31,7 +31,7 @@ class NoTransport final : public Transport {
   explicit NoTransport(std::shared_ptr<World> world) : Transport(std::move(world)) {}
   Status send(int, const void*, size_t) override { return {}; }
   Status receive(int, void*, size_t) override { return {}; }
-  Status wait(const Stop&, const std::string&) override { return {}; }
+  Status wait(const Stop&, const Describe&) override { return {}; }
 };
 
 class NoNetwork final : public Network {
@@ -281,6 +281,12 @@ class WithoutDescriptors final : public World {
   std::string describe(int rank) const override { return world_->describe(rank); }
   Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
     return world_->exchange(members, what, mine);
+  }
+  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    return world_->compare(members, what, mine);
+  }
+  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
+    return world_->broadcast(members, what, mine);
   }
   Result<std::vector<Fd>> share(const std::vector<int>&, const char*, const Fd&) override {
     return Status(Code::system, "no descriptor is to be had");

@@ -2,8 +2,6 @@
 // What user threads do with a Monitor.
 #include "control/monitor/monitor.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -12,6 +10,7 @@
 #include <chrono>
 
 #include "base/text.h"
+#include "base/thread.h"
 #include "control/wording.h"
 
 namespace megadp {
@@ -54,24 +53,11 @@ void Monitor::add_connection(Connection connection, std::vector<Frame> early) {
 Status Monitor::start() {
   wake_fd_ = Fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_fd_.valid()) return system_error("making an eventfd", errno);
-  auto keep = std::make_unique<std::shared_ptr<Monitor>>(shared_from_this());
-  pthread_attr_t attributes;
-  ::pthread_attr_init(&attributes);
-  ::pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  // Signals are the program's: none may be taken by this thread.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   running_ = true;
-  pthread_t thread;
-  const int error = ::pthread_create(&thread, &attributes, &Monitor::thread_main, keep.get());
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::pthread_attr_destroy(&attributes);
-  if (error != 0) {
-    running_ = false;
-    return system_error("starting the monitor thread", error);
-  }
-  (void)keep.release();  // now the thread's
+  auto thread = start_thread("megadp-monitor", [self = shared_from_this()] { self->run(); });
+  running_ = thread.ok();
+  if (!thread.ok()) return thread.status();
+  pthread_detach(*thread);
   return {};
 }
 
@@ -171,14 +157,15 @@ std::string Monitor::describe_locked(int rank) const {
 // An answer of the relay to one member.
 void Monitor::emit(int rank, const OperationKey& key, const std::shared_ptr<const Relay::Answer>& answer) {
   if (rank == rank_) return answer_pending(key, answer);
-  Connection* const to = connection_to(rank, key.kind == OperationKind::exchange);
+  Connection* const to = connection_to(rank, key.kind != OperationKind::share);
   if (to == nullptr) return;
   if (encoded_answer_ != answer) {  // the same bytes go to all members
     FrameWriter writer;
-    write_key(&writer, key);
+    write_key(&writer, key, false);
     if (!answer->status.ok()) {
       writer.status(answer->status);
     } else {
+      if (key.kind == OperationKind::compare) writer.u32(answer->other);
       for (const auto& part : answer->parts) writer.bytes(part->bytes);
     }
     encoded_payload_ = std::make_shared<const std::string>(writer.take());
@@ -199,17 +186,29 @@ void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Rela
   changed_.notify_all();
 }
 
-Result<Monitor::Contributions> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
+// The list of members travels once.
+void Monitor::give(Connection& relay, const OperationKey& key, const Contribution& part) {
+  FrameWriter writer;
+  writer.reserve(part.bytes.size() + part.what.size() + 64 + 4 * key.members.size());
+  write_key(&writer, key, relay.told.insert(MemberLists::digest(key.members)).second);
+  writer.bytes(part.what);
+  writer.bytes(part.bytes);
+  std::vector<std::shared_ptr<const Fd>> fds;
+  if (part.fd) fds.push_back(part.fd);
+  send(relay, FrameType::give, std::make_shared<const std::string>(writer.take()), std::move(fds));
+}
+
+Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!failure_.ok()) return failure_;
   uint64_t& sequence = sequences_[{kind, members}];
   const OperationKey key{kind, {members.begin(), members.end()}, sequence + 1};
   const int relay_rank = this->relay_rank(kind);
-  Connection* const relay = connection_to(relay_rank, kind == OperationKind::exchange);
+  Connection* const relay = connection_to(relay_rank, kind != OperationKind::share);
   if (relay_rank != rank_ && relay == nullptr) {
-    return Status(Code::peer, text(name(relay_rank), " has left, and it was the one to carry messages between the ranks"),
-                  Blame{relay_rank});
+    return Status(Code::peer, text(name(relay_rank), ", which relays control messages, has left"), Blame{relay_rank});
   }
+  if (!lists_.add(key.members)) return internal_error("two lists of ranks have one digest");
   Pending pending;
   pending_[key] = &pending;
   struct Forget {  // also where something below runs out of memory
@@ -220,14 +219,7 @@ Result<Monitor::Contributions> Monitor::operate(OperationKind kind, const std::v
   if (relay_rank == rank_) {
     relay_->give(rank_, key, std::move(part));
   } else {
-    FrameWriter writer;
-    writer.reserve(part.bytes.size() + part.what.size() + 64 + 4 * members.size());
-    write_key(&writer, key);
-    writer.bytes(part.what);
-    writer.bytes(part.bytes);
-    std::vector<std::shared_ptr<const Fd>> fds;
-    if (part.fd) fds.push_back(part.fd);
-    send(*relay, FrameType::give, std::make_shared<const std::string>(writer.take()), std::move(fds));
+    give(*relay, key, part);
   }
   sequence = key.sequence;  // it has been given: the next is another one
   const auto ended = [&] { return pending.done || !failure_.ok(); };
@@ -238,16 +230,16 @@ Result<Monitor::Contributions> Monitor::operate(OperationKind kind, const std::v
     const uint64_t waited = now_ns() - begun;
     if (relay_rank == rank_) {
       relay_->withdraw(rank_, key, waited);
-    } else if (Connection* const still = connection_to(relay_rank, kind == OperationKind::exchange)) {
+    } else if (Connection* const still = connection_to(relay_rank, kind != OperationKind::share)) {
       FrameWriter writer;
-      write_key(&writer, key);
+      write_key(&writer, key, false);
       writer.u64(waited);
       send(*still, FrameType::withdraw, writer.take());
     }
     deadline = Deadline::after_ns(kLastWordNs);
     while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
   }
-  if (pending.done && pending.answer->status.ok()) return pending.answer->parts;
+  if (pending.done && pending.answer->status.ok()) return pending.answer;
   // All members are answered the same, and the first of them to read it may have spread it already.
   if (pending.done && pending.answer->status.code() != Code::peer) return pending.answer->status;
   // A rank that fails often leaves right after; what it said first is the better reason.

@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     std::unique_ptr<Link> link;
     uint64_t silence_ns = 0;
     bool done_sending = false;
+    std::set<uint64_t> told;  // digests of the lists of members that the relay behind it has had from this rank
   };
 
   Monitor(int rank, uint64_t timeout_ns, std::vector<Process> table);
@@ -70,9 +72,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void fail(const Status& why);
   bool has_left(int rank) const noexcept { return left_[static_cast<size_t>(rank)].load(std::memory_order_acquire); }
   std::string describe(int rank) const;
-  // Gives `part` and returns everyone's, in the order of members.
-  using Contributions = std::vector<std::shared_ptr<const Contribution>>;
-  Result<Contributions> operate(OperationKind kind, const std::vector<int>& members, Contribution part);
+  // Gives `part` and returns what all members are answered.
+  Result<std::shared_ptr<const Relay::Answer>> operate(OperationKind kind, const std::vector<int>& members, Contribution part);
 
   // Says goodbye and lets the thread end. Waits a moment at most, for the goodbye to be on its way.
   void leave();
@@ -89,7 +90,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
 
   // ── monitor.cc: what user threads do; all of these under mutex_ ──
   bool is_hub() const noexcept { return rank_ == 0; }
-  int relay_rank(OperationKind kind) const noexcept { return kind == OperationKind::exchange ? 0 : leader_; }
+  int relay_rank(OperationKind kind) const noexcept { return kind == OperationKind::share ? leader_ : 0; }
+  void give(Connection& relay, const OperationKey& key, const Contribution& part);
   Connection* connection_to(int rank, bool control);
   void send(Connection& to, FrameType type, std::shared_ptr<const std::string> payload, std::vector<std::shared_ptr<const Fd>> fds = {});
   void send(Connection& to, FrameType type, std::string payload) {
@@ -107,7 +109,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   bool everything_sent() const;
 
   // ── monitor_thread.cc: what the thread does; under mutex_ except while it polls ──
-  static void* thread_main(void* argument);
+  void run();
   void serve();
   void watch_processes();
   std::vector<pollfd> list_polled() const;
@@ -144,6 +146,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::vector<Watch> watches_;
   std::map<int, uint64_t> suspects_;          // rank → when its process, known to have ended, is taken for dead
   std::map<int, uint64_t> reported_silence_;  // what the hub says of the others
+  MemberLists lists_;
   std::map<OperationKey, Pending*> pending_;  // operations that a user thread waits for
   std::map<std::pair<OperationKind, std::vector<int>>, uint64_t> sequences_;
   std::unique_ptr<Relay> relay_;

@@ -67,8 +67,8 @@ bool Monitor::handle_goodbye(const Connection& from, FrameReader reader) {
 bool Monitor::handle_give(const Connection& from, Frame& frame) {
   FrameReader reader(frame.payload);
   OperationKey key;
-  if (!read_key(&reader, size(), &key)) return false;
-  if (!(key.kind == OperationKind::exchange ? from.control : from.descriptors)) return false;
+  if (!read_key(&reader, size(), &lists_, &key)) return false;
+  if (!(key.kind == OperationKind::share ? from.descriptors : from.control)) return false;
   if (frame.type == FrameType::withdraw) {
     const uint64_t waited_ns = reader.u64();
     return reader.finished() && relay_->withdraw(from.rank, key, waited_ns);
@@ -86,14 +86,21 @@ bool Monitor::handle_give(const Connection& from, Frame& frame) {
 bool Monitor::handle_answer(Frame& frame) {
   FrameReader reader(frame.payload);
   OperationKey key;
-  if (!read_key(&reader, size(), &key) || !key.has(rank_)) return false;
+  if (!read_key(&reader, size(), &lists_, &key) || !key.has(rank_)) return false;
   Relay::Answer answer;
   if (frame.type == FrameType::undone) {
     answer.status = reader.status();
   } else {
     const bool share = key.kind == OperationKind::share;
-    if (frame.fds.size() != (share ? key.members.size() : 0)) return false;
-    for (size_t i = 0; i < key.members.size(); ++i) {
+    size_t parts = key.members.size();
+    if (key.kind == OperationKind::broadcast) parts = 1;
+    if (key.kind == OperationKind::compare) {
+      answer.other = reader.u32();
+      parts = answer.other == 0 ? 0 : 2;
+      if (answer.other >= key.members.size()) return false;
+    }
+    if (frame.fds.size() != (share ? parts : 0)) return false;
+    for (size_t i = 0; i < parts; ++i) {
       Contribution part;
       part.bytes = reader.bytes();
       if (share) part.fd = std::make_shared<Fd>(std::move(frame.fds[i]));

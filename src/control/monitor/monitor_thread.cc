@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the thread of a Monitor does.
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,22 +23,18 @@ constexpr int kDescriptorRetryMs = 5;
 
 }  // namespace
 
-void* Monitor::thread_main(void* argument) {
-  const std::unique_ptr<std::shared_ptr<Monitor>> keep(static_cast<std::shared_ptr<Monitor>*>(argument));
-  Monitor& self = **keep;
-  ::pthread_setname_np(::pthread_self(), "megadp-monitor");
+void Monitor::run() {
   try {
-    self.serve();
+    serve();
   } catch (const std::exception& error) {
-    std::lock_guard<std::mutex> lock(self.mutex_);
-    self.set_failure(Status(Code::memory, text("the monitor thread of rank ", self.rank_, " could not go on: ", error.what())));
+    std::lock_guard<std::mutex> lock(mutex_);
+    set_failure(Status(Code::memory, text("the monitor thread of rank ", rank_, " could not go on: ", error.what())));
   }
-  std::lock_guard<std::mutex> lock(self.mutex_);
-  self.connections_.clear();
-  self.watches_.clear();
-  self.running_ = false;
-  self.changed_.notify_all();
-  return nullptr;
+  std::lock_guard<std::mutex> lock(mutex_);
+  connections_.clear();
+  watches_.clear();
+  running_ = false;
+  changed_.notify_all();
 }
 
 void Monitor::watch_processes() {
@@ -151,8 +146,8 @@ void Monitor::close_connection(size_t index) {
   connections_[index].link.reset();
   if (was_serving) return;
   // The relay has left and is gone: nobody will answer what is still asked of it.
-  const auto answer = std::make_shared<const Relay::Answer>(Relay::Answer{
-      Status(Code::peer, text(name(rank), " has left, and it was the one to carry messages between the ranks"), Blame{rank}), {}});
+  const auto answer = std::make_shared<const Relay::Answer>(
+      Relay::Answer{Status(Code::peer, text(name(rank), ", which relays control messages, has left"), Blame{rank}), {}});
   for (auto& [key, pending] : pending_) {
     if (relay_rank(key.kind) != rank || pending->done) continue;
     pending->answer = answer;

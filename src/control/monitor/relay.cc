@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "base/hash.h"
 #include "base/text.h"
 #include "control/wording.h"
 
@@ -20,19 +21,40 @@ bool OperationKey::has(int rank) const {
   return std::find(members.begin(), members.end(), rank) != members.end();
 }
 
-void write_key(FrameWriter* writer, const OperationKey& key) {
-  writer->u32(static_cast<uint32_t>(key.kind));
-  writer->u64(key.sequence);
-  writer->u32(static_cast<uint32_t>(key.members.size()));
-  for (const int32_t member : key.members) writer->i32(member);
+uint64_t MemberLists::digest(const std::vector<int32_t>& members) noexcept {
+  return hash_bytes(members.data(), members.size() * sizeof(int32_t));
 }
 
-bool read_key(FrameReader* reader, int nranks, OperationKey* key) {
-  key->kind = static_cast<OperationKind>(reader->u32());
+bool MemberLists::add(const std::vector<int32_t>& members) {
+  return lists_.try_emplace(digest(members), members).first->second == members;
+}
+
+const std::vector<int32_t>* MemberLists::find(uint64_t digest) const {
+  const auto at = lists_.find(digest);
+  return at == lists_.end() ? nullptr : &at->second;
+}
+
+void write_key(FrameWriter* writer, const OperationKey& key, bool with_members) {
+  writer->u32(static_cast<uint32_t>(key.kind));
+  writer->u64(key.sequence);
+  writer->u64(MemberLists::digest(key.members));
+  writer->u32(with_members ? static_cast<uint32_t>(key.members.size()) : 0);
+  for (size_t i = 0; with_members && i < key.members.size(); ++i) writer->i32(key.members[i]);
+}
+
+bool read_key(FrameReader* reader, int nranks, MemberLists* lists, OperationKey* key) {
+  const uint32_t kind = reader->u32();
+  key->kind = static_cast<OperationKind>(kind);
   key->sequence = reader->u64();
+  const uint64_t digest = reader->u64();
   const uint32_t count = reader->u32();
-  if (!reader->ok() || count < 2 || count > static_cast<uint32_t>(nranks)) return false;
-  if (key->kind != OperationKind::exchange && key->kind != OperationKind::share) return false;
+  if (!reader->ok() || count == 1 || count > static_cast<uint32_t>(nranks)) return false;
+  if (kind < static_cast<uint32_t>(OperationKind::exchange) || kind > static_cast<uint32_t>(OperationKind::broadcast)) return false;
+  if (count == 0) {
+    const std::vector<int32_t>* const known = lists->find(digest);
+    if (known != nullptr) key->members = *known;
+    return known != nullptr;
+  }
   std::vector<bool> seen(static_cast<size_t>(nranks));
   for (uint32_t i = 0; i < count; ++i) {
     const int32_t member = reader->i32();
@@ -40,7 +62,7 @@ bool read_key(FrameReader* reader, int nranks, OperationKey* key) {
     seen[static_cast<size_t>(member)] = true;
     key->members.push_back(member);
   }
-  return true;
+  return MemberLists::digest(key->members) == digest && lists->add(key->members);
 }
 
 Relay::Operations::iterator Relay::find_or_begin(const OperationKey& key) {
@@ -60,17 +82,18 @@ bool Relay::give(int rank, const OperationKey& key, Contribution part) {
   if (operation.parts[place] || operation.answered[place]) return false;
   if (operation.what.empty()) operation.what = part.what;
   operation.parts[place] = std::make_shared<const Contribution>(std::move(part));
+  operation.given += 1;
   if (operation.failure) {
     answer_failure(at, place);
     return true;
   }
-  for (size_t i = 0; i < key.members.size(); ++i) {
+  for (size_t i = 0; i < key.members.size() && !gone_.empty(); ++i) {
     if (operation.parts[i] || std::find(gone_.begin(), gone_.end(), key.members[i]) == gone_.end()) continue;
     const int missing = key.members[i];
     fail(at, Status(Code::peer, text("rank ", missing, " has left and will not come to ", operation.what), Blame{missing}));
     return true;
   }
-  if (std::all_of(operation.parts.begin(), operation.parts.end(), [](const auto& p) { return p != nullptr; })) complete(at);
+  if (operation.given == key.members.size()) complete(at);
   return true;
 }
 
@@ -88,10 +111,26 @@ void Relay::complete(Operations::iterator at) {
     if (parts[i]->fd) continue;
     return fail(at, Status(Code::system, text("rank ", members[i], " has no descriptor to share: ", parts[i]->bytes), Blame{members[i]}));
   }
-  const auto answer = std::make_shared<const Answer>(Answer{{}, std::move(at->second.parts)});
   const OperationKey key = at->first;
+  const auto answer = std::make_shared<const Answer>(result_of(key.kind, std::move(at->second.parts)));
   operations_.erase(at);
   for (const int32_t member : key.members) emit_(member, key, answer);
+}
+
+Relay::Answer Relay::result_of(OperationKind kind, std::vector<std::shared_ptr<const Contribution>> parts) {
+  switch (kind) {
+    case OperationKind::exchange:
+    case OperationKind::share:
+      return {{}, std::move(parts)};
+    case OperationKind::broadcast:
+      return {{}, {parts.front()}};
+    case OperationKind::compare:
+      break;
+  }
+  for (size_t i = 1; i < parts.size(); ++i) {
+    if (parts[i]->bytes != parts[0]->bytes) return {{}, {parts[0], parts[i]}, static_cast<uint32_t>(i)};
+  }
+  return {};
 }
 
 bool Relay::withdraw(int rank, const OperationKey& key, uint64_t waited_ns) {

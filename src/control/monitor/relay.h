@@ -22,8 +22,10 @@
 namespace megadp {
 
 enum class OperationKind : uint32_t {
-  exchange = 1,
-  share = 2
+  exchange = 1,   // everyone gets what all gave
+  share = 2,      // the same with descriptors
+  compare = 3,    // everyone learns whether all gave the same bytes
+  broadcast = 4,  // everyone gets what the first member gave
 };
 
 // Which operation: the sequence number counts the operations of one kind among one list of members, on each member by itself.
@@ -38,9 +40,21 @@ struct OperationKey {
   bool has(int rank) const;
 };
 
-void write_key(FrameWriter* writer, const OperationKey& key);
-// False unless it is a key that a rank of a world of `nranks` may use.
-bool read_key(FrameReader* reader, int nranks, OperationKey* key);
+// Lists of members, by a digest of each: a frame carries the digest, and the list itself only where its receiver may not know it yet.
+class MemberLists {
+ public:
+  static uint64_t digest(const std::vector<int32_t>& members) noexcept;
+  // False where another list has the same digest.
+  bool add(const std::vector<int32_t>& members);
+  const std::vector<int32_t>* find(uint64_t digest) const;
+
+ private:
+  std::map<uint64_t, std::vector<int32_t>> lists_;
+};
+
+void write_key(FrameWriter* writer, const OperationKey& key, bool with_members);
+// False unless it is a key that a rank of a world of `nranks` may use. A list that comes with it is added to `lists`.
+bool read_key(FrameReader* reader, int nranks, MemberLists* lists, OperationKey* key);
 
 struct Contribution {
   std::string what;   // the call it is part of
@@ -52,7 +66,10 @@ class Relay {
  public:
   struct Answer {
     Status status;  // ok: a result
+    // By kind: of all members; of the first; none if all gave the same, otherwise of the first and of the first that differs from it, whose
+    // place `other` is.
     std::vector<std::shared_ptr<const Contribution>> parts;
+    uint32_t other = 0;
   };
   using Emit = std::function<void(int rank, const OperationKey& key, const std::shared_ptr<const Answer>& answer)>;
   // "rank 2 (pid 71 on node a) is alive"
@@ -72,11 +89,13 @@ class Relay {
     std::string what;                                        // as the first to come called it
     std::vector<std::shared_ptr<const Contribution>> parts;  // by place; null: has not come
     std::vector<bool> answered;                              // by place: knows the failure, or never will
+    size_t given = 0;                                        // how many parts there are
     std::shared_ptr<const Answer> failure;
   };
   using Operations = std::map<OperationKey, Operation>;
   Operations::iterator find_or_begin(const OperationKey& key);
   void complete(Operations::iterator at);
+  static Answer result_of(OperationKind kind, std::vector<std::shared_ptr<const Contribution>> parts);
   void fail(Operations::iterator at, Status why);
   void answer_failure(Operations::iterator at, size_t place);
 

@@ -33,7 +33,7 @@ enum class FrameType : uint16_t {
   failure = 17,    // rank → hub and hub → ranks: i32 rank that found it (-1: the hub), Status
   goodbye = 18,    // rank → hub and hub → ranks: i32 rank
   give = 19,       // rank → relay: OperationKey, what it is part of, contribution
-  result = 20,     // relay → rank: OperationKey, contributions of all members in order
+  result = 20,     // relay → rank: OperationKey, place of the first that differs (compare), contributions
   undone = 21,     // relay → rank: OperationKey, Status
   withdraw = 22,   // rank → relay: OperationKey, u64 how long I waited (ns)
 };
