@@ -12,7 +12,7 @@ struct Report {
   uint64_t number;
   uint64_t bytes;
   int32_t code;
-  int32_t unused;
+  int32_t blamed;  // the rank that the failure names
 };
 
 std::string pack(const Subject& on, const Status& mine) {
@@ -20,6 +20,7 @@ std::string pack(const Subject& on, const Status& mine) {
   report.number = on.number;
   report.bytes = on.bytes;
   report.code = static_cast<int32_t>(mine.code());
+  report.blamed = mine.blame().rank;
   std::string packed(reinterpret_cast<const char*>(&report), sizeof report);
   if (!mine.ok()) packed += mine.text();
   return packed;
@@ -55,7 +56,8 @@ Status agree(World& world, const std::vector<int>& members, const Subject& on, c
     Report report;
     std::memcpy(&report, bytes.data(), sizeof report);
     if (report.code == 0) return {};
-    return {static_cast<Code>(report.code), text("rank ", rank, ": ", bytes.substr(sizeof report)), Blame{.rank = rank}};
+    return {static_cast<Code>(report.code), text("rank ", rank, ": ", bytes.substr(sizeof report)),
+            Blame{.rank = report.blamed >= 0 ? report.blamed : rank}};
   };
   if (!*compared) return failure_of(members.front(), pack(on, mine));  // all failed, and all for the same reason
   const Mismatch& found = **compared;
