@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/math.h"
+#include "base/update.h"
 #include "control/launch/launch.h"
 #include "host/kernels.h"
 
@@ -19,8 +19,9 @@ namespace {
 constexpr uint64_t kJoinTimeout = 60'000'000'000, kRunTimeout = 300'000'000'000;
 constexpr int kWarmUps = 3;
 constexpr size_t kChunk = size_t{1} << 20;  // elements that are made up or compared at a time
-constexpr AdamW kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01};
-constexpr StepRule kRule{1.0, 1.0, true};
+constexpr Hyper kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01};
+constexpr StepSettings kSettings{1.0, 1.0};
+constexpr uint32_t kAdamW = 0;  // the rule's number
 
 // Never the same for neighbours, exact in every type: a gradient in [-1, 1), a parameter in [-2, 2).
 float value_of(uint64_t i) {
@@ -141,11 +142,20 @@ Status StepBench::submit(Part part) {
       if (Status zeroed = backend_->zero(*stream_, scalars(), 2 * sizeof(double)); !zeroed) return zeroed;  // square_sum, nonfinite
       return backend_->square_sum(*stream_, grad_->data(), task_.grad_type, task_.numel, scalars());
     case begin_step:
-      if (Status begun = backend_->begin_step(*stream_, scalars(), kRule); !begun) return begun;
+      if (Status begun = backend_->begin_step(*stream_, scalars(), kSettings); !begun) return begun;
       return backend_->count_steps(*stream_, scalars(), steps(), 1);
     default:
-      return backend_->adamw(*stream_, kHyper, scalars(), steps(), grad_->data(), task_.grad_type, static_cast<float*>(master_->data()),
-                             static_cast<float*>(m_->data()), static_cast<float*>(v_->data()), param(), task_.param_type, task_.numel);
+      return backend_->update(*stream_, {kHyper,
+                                         scalars(),
+                                         steps(),
+                                         grad_->data(),
+                                         static_cast<float*>(master_->data()),
+                                         {m_->data(), v_->data()},
+                                         param(),
+                                         task_.numel,
+                                         task_.grad_type,
+                                         task_.param_type,
+                                         kAdamW});
   }
 }
 
@@ -175,8 +185,17 @@ Status StepBench::compare_chunk(uint64_t first, const StepScalars& scalars) {
   if (Status cast = host::cast(grad.data(), task_.grad_type, expected.data(), DType::f32, n); !cast) return cast;
   for (float& value : expected) value *= 2;
   void* const to = own_master() ? static_cast<void*>(param.data()) : expected.data();
-  Status done = host::adamw(adamw_constants(kHyper, scalars.grad_factor, scalars.step), grad.data(), task_.grad_type, expected.data(),
-                            m.data(), v.data(), to, task_.param_type, n);
+  Status done = host::update({kHyper,
+                              &scalars,
+                              &scalars.step,
+                              grad.data(),
+                              expected.data(),
+                              {m.data(), v.data()},
+                              to,
+                              n,
+                              task_.grad_type,
+                              task_.param_type,
+                              kAdamW});
   if (!done) return done;
   const struct {
     const char* name;

@@ -2,19 +2,24 @@
 // Optimizers.
 #include "core/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "api/error.h"
 #include "api/event.h"
 #include "api/handle.h"
 #include "api/intake.h"
 #include "api/tensor.h"
+#include "base/rules.h"
 
 using namespace megadp;
 
 namespace {
+
+static_assert(std::string_view(rule(MDP_RULE_ADAMW).name) == "AdamW");
 
 Status check_number(double value, const std::string& argument) {
   if (std::isfinite(value) && value >= 0) return {};
@@ -36,9 +41,42 @@ Status check_divisor(double value, const std::string& argument) {
   return invalid(argument, " is ", value, "; it must be between ", least, " and ", most, ", or 0 for the default");
 }
 
-Status check_beta(double value, const char* argument) {
+Status check_decay(double value, const std::string& argument) {
   if (value >= 0 && value < 1) return {};
   return invalid(argument, " is ", value, "; it must be at least 0 and below 1");
+}
+
+Status check_range(double value, Range range, const std::string& argument) {
+  if (range == Range::decay) return check_decay(value, argument);
+  return range == Range::divisor ? check_divisor(value, argument) : check_float(value, argument);
+}
+
+// Of the rule's hyperparameters what the caller gave, otherwise what the rule says.
+Result<Hyper> take_hyper(const mdp_optimizer_config& config, const UpdateRule& rule) {
+  constexpr struct {
+    const char* name;
+    double mdp_optimizer_config::*given;
+    HyperValue value;
+  } fields[] = {{"lr", &mdp_optimizer_config::lr, &Hyper::lr},
+                {"beta1", &mdp_optimizer_config::beta1, &Hyper::beta1},
+                {"beta2", &mdp_optimizer_config::beta2, &Hyper::beta2},
+                {"eps", &mdp_optimizer_config::eps, &Hyper::eps},
+                {"weight_decay", &mdp_optimizer_config::weight_decay, &Hyper::weight_decay}};
+  const bool literal_betas = (config.flags & MDP_OPTIMIZER_SET_BETAS) != 0;
+  Hyper hyper{};
+  for (const auto& field : fields) {
+    const double given = config.*field.given;
+    const auto* const known =
+        std::find_if(rule.hyper.begin(), rule.hyper.end(), [&](const HyperParameter& each) { return each.value == field.value; });
+    if (known == rule.hyper.end()) {
+      if (given != 0) return invalid("config.", field.name, " is ", given, "; ", rule.name, " has none, leave it 0");
+      continue;
+    }
+    if (Status status = check_range(given, known->range, text("config.", field.name)); !status) return status;
+    const bool literal = literal_betas && known->range == Range::decay;
+    hyper.*field.value = given != 0 || literal ? given : known->preset;
+  }
+  return hyper;
 }
 
 Result<ParamGroup> take_group(const mdp_group& given, const std::string& argument) {
@@ -76,30 +114,27 @@ Result<std::vector<ParamGroup>> take_groups(const mdp_optimizer_config& config) 
   return groups;
 }
 
+Status check_rule(mdp_rule given) {
+  if (given < kRules) return {};
+  std::string rules;
+  for (mdp_rule number = 0; number < kRules; ++number) {
+    rules += text(number == 0 ? "" : number + 1 < kRules ? ", " : " or ", number, " (", rule(number).name, ")");
+  }
+  return invalid("config.rule is ", given, "; it must be ", rules);
+}
+
 Result<OptimizerConfig> take_config(const mdp_optimizer_config* given) {
   auto ours = take_or_default(given, "config");
   if (!ours) return ours.status();
-  if (ours->rule != MDP_RULE_ADAMW) return invalid("config.rule is ", ours->rule, "; it must be MDP_RULE_ADAMW (0)");
+  if (Status status = check_rule(ours->rule); !status) return status;
   if (Status status = check_flags(ours->flags, MDP_OPTIMIZER_SET_BETAS, "config.flags", "MDP_OPTIMIZER_SET_BETAS (1)"); !status)
     return status;
-  if (Status status = check_float(ours->lr, "config.lr"); !status) return status;
-  if (Status status = check_beta(ours->beta1, "config.beta1"); !status) return status;
-  if (Status status = check_beta(ours->beta2, "config.beta2"); !status) return status;
-  if (Status status = check_divisor(ours->eps, "config.eps"); !status) return status;
-  if (Status status = check_float(ours->weight_decay, "config.weight_decay"); !status) return status;
+  auto hyper = take_hyper(*ours, rule(ours->rule));
+  if (!hyper) return hyper.status();
   if (Status status = check_number(ours->max_grad_norm, "config.max_grad_norm"); !status) return status;
   auto groups = take_groups(*ours);
   if (!groups) return groups.status();
-
-  const bool literal_betas = (ours->flags & MDP_OPTIMIZER_SET_BETAS) != 0;
-  OptimizerConfig config;
-  if (ours->lr != 0) config.lr = ours->lr;
-  if (ours->beta1 != 0 || literal_betas) config.beta1 = ours->beta1;
-  if (ours->beta2 != 0 || literal_betas) config.beta2 = ours->beta2;
-  if (ours->eps != 0) config.eps = ours->eps;
-  config.max_grad_norm = ours->max_grad_norm;
-  config.groups = *std::move(groups);
-  return config;
+  return OptimizerConfig{ours->rule, *hyper, ours->max_grad_norm, *std::move(groups)};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {
@@ -180,14 +215,14 @@ mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const cha
   return guard([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
-    if (name == nullptr) return invalid("name is NULL; AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'");
+    if (name == nullptr) return invalid("name is NULL; ", optimizer->object->names_of_state());
     constexpr size_t longest = 63;
-    auto slice = optimizer->object->state(param, std::string(name, strnlen(name, longest)).c_str());
+    auto slice = optimizer->object->state(param, std::string_view(name, strnlen(name, longest)));
     if (!slice) return slice.status();
     std::array<int64_t, 2>& shape = optimizer->slices[param];  // the same numbers every time: a view given out before stays true
     shape = {static_cast<int64_t>(slice->count), 1};
     mdp_tensor tensor{};
-    tensor.dtype = MDP_DTYPE_F32;
+    tensor.dtype = static_cast<mdp_dtype>(slice->type);
     give_place(place_of(*optimizer), &tensor);
     tensor.ndim = 1;
     tensor.data = slice->data;

@@ -13,8 +13,8 @@
 #include "backend/group.h"
 #include "backend/stream.h"
 #include "base/dtype.h"
-#include "base/math.h"
 #include "base/status.h"
+#include "base/update.h"
 
 namespace megadp {
 
@@ -71,16 +71,12 @@ class Backend {
   virtual Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) = 0;
   // data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
   virtual Status scale(Stream& stream, void* data, DType type, size_t count, float factor) = 0;
-  // grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0; skip =
-  // skip_nonfinite and nonfinite > 0; unless skipped: step + 1. Must run once per step, also when no norm is wanted (square_sum 0).
-  virtual Status begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) = 0;
+  // By base/step.h. Must run once per step, also when no norm is wanted (square_sum 0).
+  virtual Status begin_step(Stream& stream, StepScalars* scalars, const StepSettings& settings) = 0;
   // Adds 1 to each of `count` step counts, unless scalars->skip.
   virtual Status count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) = 0;
-  // AdamW (base/elements.h) on `count` elements: reads grad, updates master (f32), m and v (f32) and writes the rounded master to param.
-  // master == param when the parameter is f32. steps: one count in the backend's memory, raised for this step already. Does nothing when
-  // scalars->skip.
-  virtual Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-                       DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) = 0;
+  // One launch of an update rule (base/rules.h), whose arrays and counts are the backend's memory.
+  virtual Status update(Stream& stream, const Update& update) = 0;
 
   // host_to, memory of allocate_host(), = from.
   virtual Status fetch(Stream& stream, void* host_to, const void* from, size_t bytes) = 0;

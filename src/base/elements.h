@@ -4,7 +4,7 @@
 // Not a header of its own: it has no guard and is included inside a namespace, by base/math.h for float and by host/vectors.h once for
 // every SIMD target (where functions must be compiled for that target to be inlined). The namespace provides, for an arithmetic type F
 // (float or lanes of float) and a bit type U (uint32_t or lanes of it):
-//   F: + - * /, square_root(F), as_bits(F) -> U, select_at_least(a, b, x, y) -> a >= b ? x : y
+//   F: F(float), + - * /, square_root(F), as_bits(F) -> U, select_at_least(a, b, x, y) -> a >= b ? x : y
 //   U: U(uint32_t), + - & | << >>, as_float(U) -> F, select_less(a, b, x, y) -> a < b ? x : y with a, b < 2^31
 //   MEGADP_ELEMENT: what a function is marked with
 // Only operations that IEEE 754 rounds correctly are used, and no fused multiply-add: every target gives the same bits.
@@ -67,15 +67,4 @@ MEGADP_ELEMENT F smaller(F a, F b) {
 template <class F>
 MEGADP_ELEMENT F scaled(F x, F factor) {
   return x * factor;
-}
-
-// ── AdamW ──
-// Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2, in the order of operations that PyTorch documents for
-// torch.optim.AdamW: decay, moments, then step_size * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
-template <class F, class C>
-MEGADP_ELEMENT void adamw_element(const C& c, F grad, F& master, F& m, F& v) {
-  const F g = scaled(grad, c.grad_factor);
-  m = c.beta1 * m + c.one_minus_beta1 * g;
-  v = c.beta2 * v + c.one_minus_beta2 * g * g;
-  master = master * c.decay - c.step_size * m / (square_root(v) / c.bias2_root + c.eps);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The one source of the element-wise mathematics, for the host and for device code: conversions between float and the half-width types,
-// the numbers that begin a step, and AdamW. The standard library only. What is done to single elements stands in base/elements.h, which
-// the SIMD kernels include too; what is computed once per step stands here, in double.
+// sums, and what one element of a reduction or a copy goes through. The standard library only. What vectors do as well stands in
+// base/elements.h, which the SIMD kernels include too; what a step computes stands in base/step.h and in the update rules (base/rules.h).
 #pragma once
 
 #include <cmath>
@@ -15,89 +15,6 @@
 #endif
 
 namespace megadp {
-
-// ── what a step is computed from ──
-
-// Numbers that a step computes on the device, so that no step has to wait for the host. Lives in a Memory of the backend; the core reads it
-// only after waiting for the stream, by Backend::read().
-struct StepScalars {
-  double square_sum;  // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
-  double nonfinite;   // how many non-finite elements were seen
-  double grad_norm;   // after loss_scale
-  uint64_t step;      // steps taken
-  float clip_factor;  // 1: not clipped
-  float grad_factor;  // what every gradient element is multiplied by: clip_factor / loss_scale
-  uint32_t skip;      // 1: this step changes nothing
-  uint32_t reserved;
-};
-
-struct AdamW {  // hyperparameters of one call; adamw_constants() turns them into the kernel's floats
-  double lr, beta1, beta2, eps, weight_decay;
-};
-
-struct StepRule {       // what begin_step() is told
-  double max_norm;      // 0: no clipping
-  double loss_scale;    // gradients were multiplied by this
-  bool skip_nonfinite;  // a non-finite element anywhere makes the step change nothing
-};
-
-// grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1 when max_norm is 0 or the norm is NaN;
-// skip = skip_nonfinite and nonfinite > 0; unless skipped: step + 1.
-MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepRule& rule) {
-  s.grad_norm = std::sqrt(s.square_sum) / rule.loss_scale;
-  double clip = 1;
-  if (rule.max_norm > 0) {
-    const double factor = rule.max_norm / (s.grad_norm + 1e-6);
-    if (factor < 1) clip = factor;
-  }
-  s.clip_factor = static_cast<float>(clip);
-  s.grad_factor = static_cast<float>(clip / rule.loss_scale);
-  s.skip = rule.skip_nonfinite && s.nonfinite > 0 ? 1 : 0;
-  if (s.skip == 0) s.step += 1;
-}
-
-// Of one class of parameters, after begin_step(): how many steps it has taken part in.
-MEGADP_HOST_DEVICE inline void count_step(const StepScalars& s, uint64_t& steps) {
-  if (s.skip == 0) steps += 1;
-}
-
-// base^exponent by squaring: products alone, which every machine rounds alike; and from the count alone, so that nothing else has to be
-// kept or saved, and the base may change from step to step.
-MEGADP_HOST_DEVICE inline double power(double base, uint64_t exponent) {
-  double result = 1;
-  for (; exponent != 0; exponent >>= 1) {
-    if ((exponent & 1) != 0) result *= base;
-    base *= base;
-  }
-  return result;
-}
-
-// What AdamW multiplies elements by: F is float, or lanes that all hold the same float.
-template <class F>
-struct AdamWConstants {
-  F grad_factor;
-  F beta1, one_minus_beta1;
-  F beta2, one_minus_beta2;
-  F decay;       // 1 - lr * weight_decay
-  F step_size;   // lr / (1 - beta1^t)
-  F bias2_root;  // sqrt(1 - beta2^t)
-  F eps;
-};
-
-// Every constant is computed in double and rounded once. steps: how many the elements have taken part in, this one included.
-MEGADP_HOST_DEVICE inline AdamWConstants<float> adamw_constants(const AdamW& hyper, float grad_factor, uint64_t steps) {
-  AdamWConstants<float> c;
-  c.grad_factor = grad_factor;
-  c.beta1 = static_cast<float>(hyper.beta1);
-  c.one_minus_beta1 = static_cast<float>(1 - hyper.beta1);
-  c.beta2 = static_cast<float>(hyper.beta2);
-  c.one_minus_beta2 = static_cast<float>(1 - hyper.beta2);
-  c.decay = static_cast<float>(1 - hyper.lr * hyper.weight_decay);
-  c.step_size = static_cast<float>(hyper.lr / (1 - power(hyper.beta1, steps)));
-  c.bias2_root = static_cast<float>(std::sqrt(1 - power(hyper.beta2, steps)));
-  c.eps = static_cast<float>(hyper.eps);
-  return c;
-}
 
 // ── one element: float as the arithmetic type of base/elements.h ──
 

@@ -59,8 +59,9 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
 Status Optimizer::compare_configurations() {
   Context& context = buffer_->context();
   const OptimizerConfig& config = impl_->config;
-  std::string mine = text("lr ", exactly(config.lr), " betas ", exactly(config.beta1), " ", exactly(config.beta2), " eps ",
-                          exactly(config.eps), " max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
+  std::string mine = impl_->rule().name;
+  for (const HyperParameter& each : impl_->rule().hyper) mine += text(" ", each.name, " ", exactly(config.hyper.*each.value));
+  mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
   for (const ParamGroup& group : config.groups)
     mine += text("; ", group.has_lr ? text("lr ", exactly(group.lr)) : "", " weight_decay ", exactly(group.weight_decay));
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
@@ -90,7 +91,7 @@ Status Optimizer::check_groups() const {
 
 Status Optimizer::check_room() const {
   Context& context = buffer_->context();
-  const MemoryPlan memory = buffer_->plan().memory();
+  const MemoryPlan memory = buffer_->plan().memory(impl_->config.rule);
   const uint64_t arrays = context.backend->place().type == DeviceType::cpu ? memory.master + memory.state : 0;
   return check_memory(*context.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
                       buffer_->plan().config.ignore_memory)
@@ -110,10 +111,10 @@ Status Optimizer::allocate() {
       if (!master) return master.status();
       shard.master = impl_->kept->keep(*std::move(master));
     }
-    for (Memory*& moments : shard.moments) {
-      auto allocated = backend.allocate(shard.elements * sizeof(float));
+    for (size_t k = 0; k < impl_->rule().state.size(); ++k) {
+      auto allocated = backend.allocate(shard.elements * size_of(impl_->rule().state[k].type));
       if (!allocated) return allocated.status();
-      moments = impl_->kept->keep(*std::move(allocated));
+      shard.states[k] = impl_->kept->keep(*std::move(allocated));
     }
 
     const auto shards = static_cast<uint64_t>(arena.plan->shards);
@@ -173,12 +174,19 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
   return taken->wait(Deadline::never());
 }
 
-Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
+std::string Optimizer::names_of_state() const {
+  std::string names = text(impl_->rule().name, " keeps 'master'");
+  const Entries<StateArray>& state = impl_->rule().state;
+  for (size_t k = 0; k < state.size(); ++k) names += text(k + 1 < state.size() ? ", '" : " and '", state[k].name, "'");
+  return names;
+}
+
+Result<Optimizer::Slice> Optimizer::state(size_t param, std::string_view name) {
   if (Status status = buffer_->arenas().check_param(param); !status) return status;
-  const std::string wanted = name;
-  if (wanted != "master" && wanted != "exp_avg" && wanted != "exp_avg_sq") {
-    return invalid("name is '", wanted, "'; AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'");
-  }
+  const Entries<StateArray>& states = impl_->rule().state;
+  const StateArray* const array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
+  const bool master = name == "master";
+  if (!master && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
   if (last_step_) {
     if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
   }
@@ -188,13 +196,16 @@ Result<Optimizer::Slice> Optimizer::state(size_t param, const char* name) {
   const auto& bucket = shard.buckets[ref.bucket];
   // In placement order, the last registered first.
   const auto at = std::partition_point(bucket.begin(), bucket.end(), [param](const Impl::Owned& each) { return each.param > param; });
-  if (at == bucket.end() || at->param != param) return Slice{nullptr, 0, 0};
-  if (wanted == "master") {
+  const DType type = master ? DType::f32 : array->type;
+  if (at == bucket.end() || at->param != param) return Slice{nullptr, type, 0, 0};
+  void* data = nullptr;
+  if (master) {
     if (Status fresh = impl_->refresh_master(*buffer_, ref.arena, *at); !fresh) return fresh;
+    data = impl_->master_at(arenas.arena_of(ref), shard, *at);
+  } else {
+    data = impl_->state_at(shard, *at, static_cast<size_t>(array - states.begin()));
   }
-  float* data =
-      wanted == "master" ? impl_->master_at(arenas.arena_of(ref), shard, *at) : impl_->moment_at(shard, *at, wanted == "exp_avg" ? 0 : 1);
-  return Slice{data, at->end - at->begin, at->param_begin};
+  return Slice{data, type, at->end - at->begin, at->param_begin};
 }
 
 }  // namespace megadp

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer: this rank's shard of fp32 masters and AdamW moments, and the step. The step is one series of submissions:
+// Optimizer: this rank's shard of fp32 masters and of an update rule's state, and the step. The step is one series of submissions:
 //
 //   square sums of the owned gradient → all-reduce over the world → norm, clip factor, step counts → bucket by bucket, in forward order:
 //   update of the owned ranges, cast into the parameter arena, all-gather
@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -27,7 +28,9 @@ struct ParamGroup {
 };
 
 struct OptimizerConfig {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, max_grad_norm = 0;
+  uint32_t rule = 0;
+  Hyper hyper{};  // lr and weight_decay: where the group has none of its own
+  double max_grad_norm = 0;
   std::vector<ParamGroup> groups;  // at least one
 };
 
@@ -56,13 +59,16 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Collective over the world. report: nullptr where none is wanted.
   Result<std::shared_ptr<Request>> step(const StepOptions& options, StepReport* report, bool want_request);
 
-  // The owned slice of "master", "exp_avg" or "exp_avg_sq" of one parameter; count 0 where this rank owns nothing of it.
+  // The owned slice of the "master", or of one of the rule's state arrays, of one parameter; count 0 where this rank owns nothing of it.
   struct Slice {
-    float* data;
+    void* data;
+    DType type;
     uint64_t count;
     uint64_t param_begin;
   };
-  Result<Slice> state(size_t param, const char* name);
+  Result<Slice> state(size_t param, std::string_view name);
+  // "AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'"
+  std::string names_of_state() const;
   // How many steps the parameter has taken part in.
   Result<uint64_t> steps(size_t param);
 

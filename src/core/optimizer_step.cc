@@ -29,9 +29,28 @@ uint64_t first_nonfinite(DType type, const std::byte* bytes, uint64_t count) {
 
 }  // namespace
 
-AdamW Optimizer::Impl::hyper(int group, double lr) const {
+Hyper Optimizer::Impl::hyper(int group, double lr) const {
   const ParamGroup& g = config.groups[static_cast<size_t>(group)];
-  return AdamW{g.has_lr ? g.lr : lr, config.beta1, config.beta2, config.eps, g.weight_decay};
+  Hyper hyper = config.hyper;
+  hyper.lr = g.has_lr ? g.lr : lr;
+  hyper.weight_decay = g.weight_decay;
+  return hyper;
+}
+
+Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Owned& owned, double lr) {
+  Update update{};
+  update.hyper = hyper(owned.group, lr);
+  update.scalars = device_scalars();
+  update.steps = device_steps(classes.of(owned.param));
+  update.grad = arena.grad_at(owned.begin);
+  update.master = master_at(arena, shard, owned);
+  for (size_t k = 0; k < rule().state.size(); ++k) update.state[k] = state_at(shard, owned, k);
+  update.param = arena.param_at(owned.begin);
+  update.count = owned.end - owned.begin;
+  update.grad_type = arena.plan->grad_type;
+  update.param_type = arena.plan->param_type;
+  update.rule = config.rule;
+  return update;
 }
 
 // A master follows its parameter where that was written from outside, or by another optimizer, since the last step.
@@ -91,13 +110,7 @@ Status Optimizer::submit_update(uint32_t number, double lr) {
       [&](const Impl::Owned& a, const Impl::Owned& b) {
         return a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
       },
-      [&](const Impl::Owned& owned) {
-        return arenas.backend().adamw(arenas.grads().stream(), impl_->hyper(owned.group, lr), impl_->device_scalars(),
-                                      impl_->device_steps(impl_->classes.of(owned.param)), arena.grad_at(owned.begin),
-                                      arena.plan->grad_type, impl_->master_at(arena, shard, owned), impl_->moment_at(shard, owned, 0),
-                                      impl_->moment_at(shard, owned, 1), arena.param_at(owned.begin), arena.plan->param_type,
-                                      owned.end - owned.begin);
-      });
+      [&](const Impl::Owned& owned) { return arenas.backend().update(arenas.grads().stream(), impl_->update(arena, shard, owned, lr)); });
 }
 
 // A place for the outcome of one step, which the next step must not overwrite before somebody has looked: one that nobody holds any more,
@@ -134,8 +147,8 @@ Result<std::shared_ptr<Event>> Optimizer::submit_norm(const StepOptions& options
   if (Status submitted = submit_refresh(); !submitted) return submitted;
   StepScalars* const scalars = impl_->device_scalars();
   if (Status submitted = buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
-  const StepRule rule{impl_->config.max_grad_norm, options.loss_scale.value_or(1), true};
-  if (Status begun = backend.begin_step(stream, scalars, rule); !begun) return begun;
+  const StepSettings settings{impl_->config.max_grad_norm, options.loss_scale.value_or(1)};
+  if (Status begun = backend.begin_step(stream, scalars, settings); !begun) return begun;
   if (Status counted = submit_counts(); !counted) return counted;
   if (Status fetched = backend.fetch(stream, outcome, scalars, sizeof(StepScalars)); !fetched) return fetched;
   return stream.record();
@@ -175,12 +188,12 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     auto judged = submit_norm(options, outcome->data());
     if (!judged) return judged.status();
     normed = *std::move(judged);
-    const double lr = options.lr.value_or(impl_->config.lr);
+    const double lr = options.lr.value_or(impl_->config.hyper.lr);
     if (Status submitted = submit_updates(lr); !submitted) return submitted;
     auto recorded = buffer_->params().record();
     if (!recorded) return recorded.status();
     end = last_step_ = *std::move(recorded);
-    impl_->config.lr = lr;  // only now: a step that could not be submitted has changed nothing
+    impl_->config.hyper.lr = lr;  // only now: a step that could not be submitted has changed nothing
     count_changes();
     gradients.start_step();
   }

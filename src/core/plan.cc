@@ -10,7 +10,7 @@
 #include "backend/group.h"
 #include "base/checked.h"
 #include "base/hash.h"
-#include "base/math.h"
+#include "base/rules.h"
 
 namespace megadp {
 namespace {
@@ -218,13 +218,13 @@ int Plan::shard(const ArenaPlan& arena, int rank) const {
   return arena.shards == 1 ? 0 : grid.index(Grid::shard_axes(arena.expert), rank);
 }
 
-MemoryPlan Plan::memory() const {
+MemoryPlan Plan::memory(uint32_t rule) const {
   MemoryPlan bytes;
   for (const ArenaPlan& arena : arenas) {
     bytes.param += arena.layout.numel * size_of(arena.param_type);
     bytes.grad += arena.layout.numel * size_of(arena.grad_type);
     if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
-    bytes.state += shard_elements(arena) * 2 * sizeof(float);
+    for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
   }
   bytes.scratch = scratch_bytes(*this);
   return bytes;

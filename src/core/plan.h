@@ -69,12 +69,12 @@ struct Plan {
 
   // This rank's shard of an arena (0 with zero_0).
   int shard(const ArenaPlan& arena, int rank) const;
-  MemoryPlan memory() const;  // of every rank the same: all pieces of a bucket are equally long
+  MemoryPlan memory(uint32_t rule = 0) const;  // with this update rule; of every rank the same: all pieces of a bucket are equally long
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
   // f32 parameters are their own master copy.
   static bool has_master(const ArenaPlan& arena) { return arena.param_type != DType::f32; }
-  // Length of this rank's masters and of each of its two state arrays: all pieces, end to end, bucket after bucket.
+  // Length of this rank's masters and of each state array: all pieces, end to end, bucket after bucket.
   static uint64_t shard_elements(const ArenaPlan& arena) { return arena.layout.numel / static_cast<uint64_t>(arena.shards); }
 };
 

@@ -150,8 +150,9 @@ Status CudaBackend::scale(Stream& stream, void* data, DType type, size_t count, 
   return launch(stream, "scaling", [=](const PluginTable& p, Device* d, void* s) { return p.scale(d, s, data, type, count, factor); });
 }
 
-Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) {
-  return launch(stream, "beginning a step", [=](const PluginTable& p, Device* d, void* s) { return p.begin_step(d, s, scalars, &rule); });
+Status CudaBackend::begin_step(Stream& stream, StepScalars* scalars, const StepSettings& settings) {
+  return launch(stream, "beginning a step",
+                [=](const PluginTable& p, Device* d, void* s) { return p.begin_step(d, s, scalars, &settings); });
 }
 
 Status CudaBackend::count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
@@ -159,11 +160,8 @@ Status CudaBackend::count_steps(Stream& stream, const StepScalars* scalars, uint
                 [=](const PluginTable& p, Device* d, void* s) { return p.count_steps(d, s, scalars, steps, count); });
 }
 
-Status CudaBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-                          DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
-  return launch(stream, "AdamW", [=](const PluginTable& p, Device* d, void* s) {
-    return p.adamw(d, s, &hyper, scalars, steps, grad, grad_type, master, m, v, param, param_type, count);
-  });
+Status CudaBackend::update(Stream& stream, const Update& update) {
+  return launch(stream, "an update", [update](const PluginTable& p, Device* d, void* s) { return p.update(d, s, &update); });
 }
 
 Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {

@@ -42,10 +42,9 @@ class CudaBackend final : public Backend {
   Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
   Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) override;
   Status scale(Stream& stream, void* data, DType type, size_t count, float factor) override;
-  Status begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) override;
+  Status begin_step(Stream& stream, StepScalars* scalars, const StepSettings& settings) override;
   Status count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) override;
-  Status adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad, DType grad_type,
-               float* master, float* m, float* v, void* param, DType param_type, size_t count) override;
+  Status update(Stream& stream, const Update& update) override;
 
   Status fetch(Stream& stream, void* host_to, const void* from, size_t bytes) override;
 

@@ -19,11 +19,11 @@
 #include <cstdint>
 
 #include "base/dtype.h"
-#include "base/math.h"
+#include "base/update.h"
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 1;
+constexpr uint32_t kPluginVersion = 2;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, plus an ncclResult_t, and the plugin's own.
@@ -119,10 +119,9 @@ struct PluginTable {
   // As Backend's of the same names. scalars and steps lie in device memory.
   int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars);
   int32_t (*scale)(Device* device, void* stream, void* data, DType type, size_t count, float factor);
-  int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepRule* rule);
+  int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings);
   int32_t (*count_steps)(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count);
-  int32_t (*adamw)(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-                   DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count);
+  int32_t (*update)(Device* device, void* stream, const Update* update);
   // to[i] = op over k < parts of from[k * stride + i], in this order, as the host's reduce(): accumulated in fp32 (f64; i64 wraps around,
   // u8 is 255 at most), divided by divisor (Op::avg: by parts * divisor), rounded once. divisor is 1 for Op::max and min and for i64 and
   // u8. `to` may lie within `from`, exactly on one of its parts.

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "base/math.h"
 #include "host/group.h"
 #include "host/kernels.h"
 #include "host/memory.h"
@@ -70,9 +69,9 @@ Status HostBackend::scale(Stream& stream, void* data, DType type, size_t count, 
   return submit(stream, [=] { return host::scale(data, type, count, factor); });
 }
 
-Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, const StepRule& rule) {
+Status HostBackend::begin_step(Stream& stream, StepScalars* scalars, const StepSettings& settings) {
   return submit(stream, [=] {
-    megadp::begin_step(*scalars, rule);
+    megadp::begin_step(*scalars, settings);
     return Status();
   });
 }
@@ -84,12 +83,8 @@ Status HostBackend::count_steps(Stream& stream, const StepScalars* scalars, uint
   });
 }
 
-Status HostBackend::adamw(Stream& stream, const AdamW& hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-                          DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
-  return submit(stream, [=] {
-    if (scalars->skip != 0) return Status();
-    return host::adamw(adamw_constants(hyper, scalars->grad_factor, *steps), grad, grad_type, master, m, v, param, param_type, count);
-  });
+Status HostBackend::update(Stream& stream, const Update& update) {
+  return submit(stream, [update] { return host::update(update); });
 }
 
 Status HostBackend::fetch(Stream& stream, void* host_to, const void* from, size_t bytes) {

@@ -199,12 +199,14 @@ Status scale(void* data, DType type, size_t n, float factor, const Kernels& kern
   return {};
 }
 
-Status adamw(const AdamWConstants<float>& constants, const void* grad, DType grad_type, float* master, float* m, float* v, void* param,
-             DType param_type, size_t n, const Kernels& kernels) {
-  if (!is_trainable(grad_type)) return not_trainable("a gradient", grad_type);
-  if (!is_trainable(param_type)) return not_trainable("a parameter", param_type);
-  kernels.steps->adamw[storage_index(grad_type)][storage_index(param_type)](constants, grad, master, m, v, param, n);
-  if (param_type == DType::f32 && param != master && n > 0) std::memcpy(param, master, n * sizeof(float));
+Status update(const Update& u, const Kernels& kernels) {
+  if (u.rule >= kernels.steps->rules)
+    return unsupported("update rule is ", u.rule, "; there are ", kernels.steps->rules, ", counted from 0");
+  if (!is_trainable(u.grad_type)) return not_trainable("a gradient", u.grad_type);
+  if (!is_trainable(u.param_type)) return not_trainable("a parameter", u.param_type);
+  if (u.scalars->skip != 0) return {};
+  kernels.steps->updates[u.rule].of[storage_index(u.grad_type)][storage_index(u.param_type)](u);
+  if (u.param_type == DType::f32 && u.param != u.master && u.count > 0) std::memcpy(u.param, u.master, u.count * sizeof(float));
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "base/math.h"
 #include "base/status.h"
+#include "base/update.h"
 #include "host/simd.h"
 
 namespace megadp {
@@ -51,10 +52,8 @@ Status square_sum(const void* data, DType type, size_t n, double* sum, double* n
 // data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
 Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels = best_kernels());
 
-// One step of AdamW by base/elements.h. Reads grad; updates master, m and v; writes the rounded master to param, which may be `master`
-// itself when it is f32.
-Status adamw(const AdamWConstants<float>& constants, const void* grad, DType grad_type, float* master, float* m, float* v, void* param,
-             DType param_type, size_t n, const Kernels& kernels = best_kernels());
+// One launch of an update rule.
+Status update(const Update& update, const Kernels& kernels = best_kernels());
 
 // to = from, or to += from with `add`, by cast() and add_cast(). Shapes are equal, at most 16 dimensions; strides of any sign, zero in
 // `from` repeats an element; no element of `to` may be reached twice.

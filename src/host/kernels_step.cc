@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an optimizer step does to elements: the sum of squares, a factor, AdamW; compiled once per SIMD target.
+// What an optimizer step does to elements: the sum of squares, a factor, the update rules; compiled once per SIMD target.
 #include <type_traits>
+#include <utility>
 
+#include "base/rules.h"
 #include "host/simd.h"
 #include "host/simd_targets.h"
 
@@ -67,40 +69,74 @@ void scale(void* bytes, size_t n, float factor) {
   for (; i < n; i++) from_f32(data + i, HWY_NAMESPACE::scaled(to_f32(data[i]), factor));
 }
 
-AdamWConstants<F32> on_all_lanes(const AdamWConstants<float>& c) {
-  return {F32(c.grad_factor), F32(c.beta1),     F32(c.one_minus_beta1), F32(c.beta2), F32(c.one_minus_beta2),
-          F32(c.decay),       F32(c.step_size), F32(c.bias2_root),      F32(c.eps)};
+#define MEGADP_ELEMENT HWY_INLINE
+#include "base/rule_list.h"
+#undef MEGADP_ELEMENT
+
+// One element or lanes() of them, by F.
+template <class F, class T>
+HWY_INLINE F get(const T* from) {
+  if constexpr (std::is_same_v<F, float>) {
+    return to_f32(*from);
+  } else {
+    return load(from);
+  }
+}
+template <class F, class T>
+HWY_INLINE void put(F value, T* to) {
+  if constexpr (std::is_same_v<F, float>) {
+    from_f32(to, value);
+  } else {
+    store(value, to);
+  }
 }
 
 // An f32 parameter is its own master: `param` is then not written.
-template <class Grad, class Param>
-void adamw(const AdamWConstants<float>& constants, const void* grad_bytes, float* master, float* m, float* v, void* param_bytes, size_t n) {
-  const Grad* const grad = static_cast<const Grad*>(grad_bytes);
-  [[maybe_unused]] Param* const param = static_cast<Param*>(param_bytes);
-  const AdamWConstants<float> one = constants;
-  const AdamWConstants<F32> all = on_all_lanes(constants);
-  size_t i = 0;
-  for (; i + lanes() <= n; i += lanes()) {
-    F32 p = load(master + i), first = load(m + i), second = load(v + i);
-    HWY_NAMESPACE::adamw_element(all, load(grad + i), p, first, second);
-    store(p, master + i);
-    store(first, m + i);
-    store(second, v + i);
-    if constexpr (!std::is_same_v<Param, float>) store(p, param + i);
+template <class Rule, class Grad, class Param, class States>
+struct UpdateLoop;
+template <class Rule, class Grad, class Param, size_t... k>
+struct UpdateLoop<Rule, Grad, Param, std::index_sequence<k...>> {
+  template <class F>
+  static HWY_INLINE void at(size_t i, const typename Rule::Constants& constants, const Grad* grad, float* master, Param* param,
+                            StateType<Rule, k>*... state) {
+    F values[] = {get<F>(master + i), get<F>(state + i)...};
+    Rule::element(constants, get<F>(grad + i), values[0], values[k + 1]...);
+    put(values[0], master + i);
+    (put(values[k + 1], state + i), ...);
+    if constexpr (!std::is_same_v<Param, float>) put(values[0], param + i);
   }
-  for (; i < n; i++) {
-    HWY_NAMESPACE::adamw_element(one, to_f32(grad[i]), master[i], m[i], v[i]);
-    if constexpr (!std::is_same_v<Param, float>) from_f32(param + i, master[i]);
+  static HWY_INLINE void run(const typename Rule::Constants& constants, const Grad* grad, float* master, Param* param, size_t n,
+                             StateType<Rule, k>*... state) {
+    size_t i = 0;
+    for (; i + lanes() <= n; i += lanes()) at<F32>(i, constants, grad, master, param, state...);
+    for (; i < n; i++) at<float>(i, constants, grad, master, param, state...);
   }
-}
+  static void update(const Update& u) {
+    const typename Rule::Constants constants = Rule::constants(u.hyper, u.scalars->grad_factor, *u.steps);
+    run(constants, static_cast<const Grad*>(u.grad), u.master, static_cast<Param*>(u.param), u.count,
+        static_cast<StateType<Rule, k>*>(u.state[k])...);
+  }
+};
+
+template <class Rule, class Grad, class Param>
+constexpr UpdateFn kUpdate = UpdateLoop<Rule, Grad, Param, std::make_index_sequence<Rule::state.size()>>::update;
+template <class Rule>
+constexpr UpdateTable kUpdates = {{{kUpdate<Rule, float, float>, kUpdate<Rule, float, Bf16>, kUpdate<Rule, float, F16>},
+                                   {kUpdate<Rule, Bf16, float>, kUpdate<Rule, Bf16, Bf16>, kUpdate<Rule, Bf16, F16>},
+                                   {kUpdate<Rule, F16, float>, kUpdate<Rule, F16, Bf16>, kUpdate<Rule, F16, F16>}}};
+template <class List>
+struct Updates;
+template <class... Rule>
+struct Updates<RuleList<Rule...>> {
+  static constexpr UpdateTable all[] = {kUpdates<Rule>...};
+};
 
 extern const StepTable kStepTable;
 const StepTable kStepTable = {
     {square_sum<float>, square_sum<Bf16>, square_sum<F16>},
     {scale<float>, scale<Bf16>, scale<F16>},
-    {{adamw<float, float>, adamw<float, Bf16>, adamw<float, F16>},
-     {adamw<Bf16, float>, adamw<Bf16, Bf16>, adamw<Bf16, F16>},
-     {adamw<F16, float>, adamw<F16, Bf16>, adamw<F16, F16>}},
+    Updates<Rules>::all,
+    kRules,
 };
 
 }  // namespace HWY_NAMESPACE

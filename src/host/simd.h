@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "base/math.h"
+#include "base/update.h"
 
 namespace megadp::host {
 
@@ -32,8 +32,7 @@ using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n
 // Adds the square of element i to lanes[i % kSquareLanes].
 using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);
 using ScaleFn = void (*)(void* data, size_t n, float factor);
-using AdamWFn = void (*)(const AdamWConstants<float>& constants, const void* grad, float* master, float* m, float* v, void* param,
-                         size_t n);
+using UpdateFn = void (*)(const Update& update);
 
 struct CastTable {
   CastFn cast[kStorageTypes][kStorageTypes];      // [to][from]
@@ -42,10 +41,14 @@ struct CastTable {
 struct ReduceTable {
   ReduceFn sum[kStorageTypes], max[kStorageTypes], min[kStorageTypes];
 };
+struct UpdateTable {
+  UpdateFn of[kStorageTypes][kStorageTypes];  // [grad][param]
+};
 struct StepTable {
   SquareSumFn square_sum[kStorageTypes];
   ScaleFn scale[kStorageTypes];
-  AdamWFn adamw[kStorageTypes][kStorageTypes];  // [grad][param]
+  const UpdateTable* updates;  // by the rule's number
+  size_t rules;
 };
 
 // NULL where this build has no code for the target.

@@ -157,10 +157,14 @@ void scalings() {
   }
 }
 
+Update update_of(const StepScalars* scalars, const uint64_t* steps, const void* grad, void* master, void* m, void* v, void* param, size_t n,
+                 DType grad_type, DType param_type) {
+  return {{1e-2, 0.9, 0.99, 1e-8, 0.1}, scalars, steps, grad, static_cast<float*>(master), {m, v}, param, n, grad_type, param_type, 0};
+}
+
 // Two steps: one that is taken, one that is skipped for a NaN; and one after the device was poisoned.
 void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
-  const StepRule rule{1.5, 2, true};
-  const AdamW hyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
+  const StepSettings settings{1.5, 2};
   const size_t offset = some_offset();
   Twin grad(grad_type, n, offset), master(DType::f32, n, offset), m(DType::f32, n, offset), v(DType::f32, n, some_offset());
   Twin param(param_type, n, some_offset()), scalars(DType::u8, sizeof(StepScalars), 0), kept(DType::i64, 3, 0);
@@ -178,30 +182,26 @@ void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
     std::memcpy(scalars.host.data(), &s, sizeof s);
     scalars.upload();
     auto* const on_device = reinterpret_cast<StepScalars*>(scalars.on_device);
-    const auto floats = [](std::byte* bytes) { return reinterpret_cast<float*>(bytes); };
     const uint64_t syncs = plugin->host_syncs(device);
     ok(plugin->square_sum(device, stream, grad.on_device, grad_type, n, on_device), "square_sum");
-    ok(plugin->begin_step(device, stream, on_device, &rule), "begin_step");
+    ok(plugin->begin_step(device, stream, on_device, &settings), "begin_step");
     auto* const counts_on_device = reinterpret_cast<uint64_t*>(kept.on_device);
     ok(plugin->count_steps(device, stream, on_device, counts_on_device, 2), "count_steps");
-    ok(plugin->adamw(device, stream, &hyper, on_device, counts_on_device + 1, grad.on_device, grad_type, floats(master.on_device),
-                     floats(m.on_device), floats(v.on_device), param.on_device, param_type, n),
-       "adamw");
+    const Update update = update_of(on_device, counts_on_device + 1, grad.on_device, master.on_device, m.on_device, v.on_device,
+                                    param.on_device, n, grad_type, param_type);
+    ok(plugin->update(device, stream, &update), "update");
     check_equal(plugin->host_syncs(device), syncs, "waits of the host in a step");
     check(host::square_sum(grad.host.data(), grad_type, n, &s.square_sum, &s.nonfinite).ok(), "the host's square_sum");
     if (poisoned) {
       s.skip = 1;
     } else {
-      begin_step(s, rule);
+      begin_step(s, settings);
     }
     for (uint64_t* count = counts; count < counts + 2; ++count) count_step(s, *count);
     std::memcpy(kept.host.data(), counts, sizeof counts);
-    if (s.skip == 0) {
-      const Status done =
-          host::adamw(adamw_constants(hyper, s.grad_factor, counts[1]), grad.host.data(), grad_type, floats(master.host.data()),
-                      floats(m.host.data()), floats(v.host.data()), param.host.data(), param_type, n);
-      check(done.ok(), "the host's adamw");
-    }
+    const Update on_host = update_of(&s, counts + 1, grad.host.data(), master.host.data(), m.host.data(), v.host.data(), param.host.data(),
+                                     n, grad_type, param_type);
+    check(host::update(on_host).ok(), "the host's update");
     const std::string what = text("step ", step, " on ", n, " elements, ", name_of(grad_type), " to ", name_of(param_type));
     StepScalars seen{};
     ok(plugin->copy(device, stream, &seen, on_device, sizeof seen), "copy");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/rules.h"
 #include "plugin_test.h"
 
 using namespace megadp;
@@ -25,6 +26,11 @@ Strided array(DType type, std::vector<int64_t> shape, std::vector<int64_t> strid
     out.strides[d] = strides[d];
   }
   return out;
+}
+
+Update update_of(uint32_t rule, DType grad, DType param, uint64_t count, const StepScalars* scalars, const uint64_t* steps) {
+  return {
+      {1e-3, 0.9, 0.99, 1e-8, 0}, scalars, steps, memory, memory, {memory, memory, memory, memory}, memory + 8, count, grad, param, rule};
 }
 
 void devices(const PluginTable& plugin, const char* error) {
@@ -88,17 +94,18 @@ void kernels(const PluginTable& plugin, const char* error) {
     }
   }
   StepScalars scalars{};
-  const StepRule rule{1, 1, true};
+  const StepSettings settings{1, 1};
   uint64_t count = 0;
-  const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
-  names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &rule), kCudaFailure, error, "begin_step");
+  names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &settings), kCudaFailure, error, "begin_step");
   names(plugin, plugin.count_steps(nullptr, nullptr, &scalars, &count, 1), kCudaFailure, error, "count_steps");
   for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
     names(plugin, plugin.scale(nullptr, nullptr, memory, grad, 8, 0.5F), kCudaFailure, error, "scale");
     names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars), kCudaFailure, "cudaErrorInvalidDevice", "square_sum");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
-      names(plugin, plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, grad, memory, memory, memory, memory + 8, param, 8),
-            kCudaFailure, error, "adamw");
+      for (uint32_t rule = 0; rule < kRules; rule++) {
+        const Update update = update_of(rule, grad, param, 8, &scalars, &count);
+        names(plugin, plugin.update(nullptr, nullptr, &update), kCudaFailure, error, "update");
+      }
     }
   }
 }
@@ -106,14 +113,16 @@ void kernels(const PluginTable& plugin, const char* error) {
 void refused_without_asking(const PluginTable& plugin) {
   StepScalars scalars{};
   uint64_t count = 0;
-  const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   const auto refused = [&](int32_t result, const char* what) { names(plugin, result, kOwnFailure, "does not know", what); };
   refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars), "square_sum of f64");
   refused(plugin.scale(nullptr, nullptr, memory, DType::f64, 8, 0.5F), "scaling f64");
-  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, DType::f64, memory, memory, memory, memory, DType::f32, 8),
-          "f64 gradient");
-  refused(plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, DType::f32, memory, memory, memory, memory, DType::i64, 8),
-          "i64 parameter");
+  const auto refused_update = [&](uint32_t rule, DType grad, DType param, const char* what) {
+    const Update update = update_of(rule, grad, param, 8, &scalars, &count);
+    refused(plugin.update(nullptr, nullptr, &update), what);
+  };
+  refused_update(0, DType::f64, DType::f32, "f64 gradient");
+  refused_update(0, DType::f32, DType::i64, "i64 parameter");
+  refused_update(kRules, DType::f32, DType::f32, "a rule that is none");
   refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 0, 8, DType::f32, Op::sum, 1), "no parts");
   refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 8, DType::f32, Op::max, 2), "a divided maximum");
   refused(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 8, DType::i64, Op::sum, 2), "divided integers");
@@ -126,7 +135,6 @@ void refused_without_asking(const PluginTable& plugin) {
 void nothing_to_do(const PluginTable& plugin) {
   StepScalars scalars{};
   uint64_t count = 0;
-  const AdamW hyper{1e-3, 0.9, 0.99, 1e-8, 0};
   const Strided none = array(DType::f32, {2, 0}, {1, 1});
   check_equal(plugin.copy(nullptr, nullptr, memory, memory, 0), 0, "copy of nothing");
   check_equal(plugin.zero(nullptr, nullptr, memory, 0), 0, "zero of nothing");
@@ -136,8 +144,8 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars), 0, "square_sum of nothing");
   check_equal(plugin.count_steps(nullptr, nullptr, &scalars, &count, 0), 0, "counting nothing");
   check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");
-  check_equal(plugin.adamw(nullptr, nullptr, &hyper, &scalars, &count, memory, DType::f32, memory, memory, memory, memory, DType::f32, 0),
-              0, "adamw");
+  const Update update = update_of(0, DType::f32, DType::f32, 0, &scalars, &count);
+  check_equal(plugin.update(nullptr, nullptr, &update), 0, "update of nothing");
   check_equal(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 0, DType::f32, Op::sum, 1), 0, "reduce of nothing");
 }
 

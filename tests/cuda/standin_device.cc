@@ -255,13 +255,13 @@ int32_t scale(Device* device, void* stream, void* data, DType type, size_t count
   return 0;
 }
 
-int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {
+int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings) {
   if (!all_on_device(scalars)) return kBadMemory;
-  queue_of(device, stream)->submit([poisoned = device->poisoned, scalars, rule = *rule] {
+  queue_of(device, stream)->submit([poisoned = device->poisoned, scalars, settings = *settings] {
     if (*poisoned) {
       scalars->skip = 1;
     } else {
-      megadp::begin_step(*scalars, rule);
+      megadp::begin_step(*scalars, settings);
     }
   });
   return 0;
@@ -275,13 +275,13 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
   return 0;
 }
 
-int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-              DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
-  if (count > 0 && !all_on_device(scalars, steps, grad, master, m, v, param)) return kBadMemory;
-  queue_of(device, stream)->submit([=, hyper = *hyper] {
-    if (scalars->skip != 0) return;
-    (void)host::adamw(adamw_constants(hyper, scalars->grad_factor, *steps), grad, grad_type, master, m, v, param, param_type, count);
-  });
+int32_t update(Device* device, void* stream, const Update* update) {
+  const Update& u = *update;
+  if (u.count > 0 && !all_on_device(u.scalars, u.steps, u.grad, u.master, u.param)) return kBadMemory;
+  for (const void* state : u.state) {
+    if (u.count > 0 && state != nullptr && !all_on_device(state)) return kBadMemory;
+  }
+  queue_of(device, stream)->submit([u] { (void)host::update(u); });
   return 0;
 }
 
@@ -332,7 +332,7 @@ PluginTable make_table() {
   table.scale = &scale;
   table.begin_step = &begin_step;
   table.count_steps = &count_steps;
-  table.adamw = &adamw;
+  table.update = &update;
   table.reduce = &reduce;
   put_nccl(&table);
   return table;

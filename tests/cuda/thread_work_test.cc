@@ -204,53 +204,82 @@ void step_counts() {
   }
 }
 
-void adamw_steps() {
-  const AdamWConstants<float> constants = adamw_constants({1e-2, 0.9, 0.99, 1e-8, 0.1}, 1.0F / 24, 3);
-  for (const DType grad_type : kTrainable) {
-    for (const DType param_type : kTrainable) {
-      for (int round = 0; round < 24; round++) {
-        const size_t n = some_count(), offset = below(20);
-        // Sometimes at one distance from alignment, as the library lays them out, sometimes not.
-        Block grad(n, size_of(grad_type), round % 2 ? offset : below(20), Behind::nothing);
-        Block param(n, size_of(param_type), round % 2 ? offset : below(20));
-        std::vector<Block> state;
-        state.reserve(3);
-        for (int k = 0; k < 3; k++) {
-          state.emplace_back(n, size_t{4}, round % 2 ? offset : below(20));
-          fill(state.back(), DType::f32, n);
-        }
-        fill(grad, grad_type, n);
-        const bool own_master = param_type == DType::f32 && round % 3 == 0;
-        const std::vector<Block> expected(state);
-        Block expected_param(param);
-        const auto floats = [](const Block& block) { return const_cast<float*>(reinterpret_cast<const float*>(block.data())); };
-        void* const host_param = own_master ? static_cast<void*>(floats(expected[0])) : expected_param.data();
-        const Status done = host::adamw(constants, grad.data(), grad_type, floats(expected[0]), floats(expected[1]), floats(expected[2]),
-                                        host_param, param_type, n);
-        check(done.ok(), done.text());
-        with_type(grad_type, [&](auto grad_element) {
-          with_type(param_type, [&](auto param_element) {
-            using Grad = decltype(grad_element);
-            using Param = decltype(param_element);
-            if constexpr (sizeof(Grad) <= 4 && sizeof(Param) <= 4 && !std::is_integral_v<Grad> && !std::is_integral_v<Param>) {
-              const cuda::AdamWStep<Grad, Param> step{constants,        reinterpret_cast<const Grad*>(grad.data()),
-                                                      floats(state[0]), floats(state[1]),
-                                                      floats(state[2]), own_master ? nullptr : reinterpret_cast<Param*>(param.data())};
-              run_for_each(step, n,
-                           {{grad.data(), sizeof(Grad)},
-                            {state[0].data(), 4},
-                            {state[1].data(), 4},
-                            {state[2].data(), 4},
-                            {own_master ? state[0].data() : param.data(), sizeof(Param)}},
-                           kThreadCounts[below(4)]);
-            }
-          });
+// The arrays of an update: gradient, parameter, master and state.
+struct Launch {
+  Block grad, param;
+  std::vector<Block> floats;  // the master, then the state
+
+  // Together: at one distance from alignment, as the library lays them out.
+  Launch(const UpdateRule& rule, DType grad_type, DType param_type, size_t n, bool together)
+      : Launch(rule, grad_type, param_type, n, together, below(20)) {
+    fill(grad, grad_type, n);
+    fill(floats[0], DType::f32, n);
+    for (size_t k = 0; k < rule.state.size(); k++) fill(floats[k + 1], rule.state[k].type, n);
+  }
+  Update update(uint32_t rule, DType grad_type, DType param_type, size_t n, bool own_master) {
+    Update u{};
+    u.hyper = {1e-2, 0.9, 0.99, 1e-8, 0.1};
+    u.grad = grad.data();
+    u.master = reinterpret_cast<float*>(floats[0].data());
+    for (size_t k = 1; k < floats.size(); k++) u.state[k - 1] = floats[k].data();
+    u.param = own_master ? floats[0].data() : param.data();
+    u.count = n;
+    u.grad_type = grad_type;
+    u.param_type = param_type;
+    u.rule = rule;
+    return u;
+  }
+
+ private:
+  Launch(const UpdateRule& rule, DType grad_type, DType param_type, size_t n, bool together, size_t offset)
+      : grad(n, size_of(grad_type), offset, Behind::nothing), param(n, size_of(param_type), together ? offset : below(20)) {
+    floats.reserve(rule.state.size() + 1);
+    floats.emplace_back(n, size_t{4}, together ? offset : below(20));
+    for (const StateArray& array : rule.state) floats.emplace_back(n, size_of(array.type), together ? offset : below(20));
+  }
+};
+
+template <class Rule, class Grad, class Param>
+void run_update(const Update& u, const StepScalars& scalars, uint64_t steps) {
+  auto work = cuda::update_work<Rule, Grad, Param>(u);
+  work.operation.constants = Rule::constants(u.hyper, scalars.grad_factor, steps);
+  run_all_threads(work, kThreadCounts[below(4)]);
+}
+
+void updates(uint32_t number, DType grad_type, DType param_type) {
+  const UpdateRule& described = rule(number);
+  StepScalars scalars{};
+  scalars.grad_factor = 1.0F / 24;
+  const uint64_t steps = 3;
+  for (int round = 0; round < 24; round++) {
+    const size_t n = some_count();
+    Launch launch(described, grad_type, param_type, n, round % 2 != 0);
+    Launch expected(launch);
+    const bool own_master = param_type == DType::f32 && round % 3 == 0;
+    Update on_host = expected.update(number, grad_type, param_type, n, own_master);
+    on_host.scalars = &scalars;
+    on_host.steps = &steps;
+    const Status done = host::update(on_host);
+    check(done.ok(), done.text());
+    const Update u = launch.update(number, grad_type, param_type, n, own_master);
+    with_rule(number, [&](auto rule) {
+      with_type(grad_type, [&](auto grad) {
+        with_type(param_type, [&](auto param) {
+          using Grad = decltype(grad);
+          using Param = decltype(param);
+          if constexpr (sizeof(Grad) <= 4 && sizeof(Param) <= 4 && !std::is_integral_v<Grad> && !std::is_integral_v<Param>) {
+            run_update<decltype(rule), Grad, Param>(u, scalars, steps);
+          }
         });
-        bool good = same(param, expected_param, param_type, own_master ? 0 : n) && surroundings_kept(param, n * size_of(param_type));
-        for (size_t k = 0; k < 3; k++) good &= same(state[k], expected[k], DType::f32, n) && surroundings_kept(state[k], n * 4);
-        check(good, text("adamw on ", n, " elements, gradient ", name_of(grad_type), ", parameter ", name_of(param_type)));
-      }
+      });
+    });
+    bool good =
+        same(launch.param, expected.param, param_type, own_master ? 0 : n) && surroundings_kept(launch.param, n * size_of(param_type));
+    for (size_t k = 0; k < launch.floats.size(); k++) {
+      const DType type = k == 0 ? DType::f32 : described.state[k - 1].type;
+      good &= same(launch.floats[k], expected.floats[k], type, n) && surroundings_kept(launch.floats[k], n * size_of(type));
     }
+    check(good, text(described.name, " on ", n, " elements, gradient ", name_of(grad_type), ", parameter ", name_of(param_type)));
   }
 }
 
@@ -481,7 +510,11 @@ int main() {
   conversions();
   scalings();
   step_counts();
-  adamw_steps();
+  for (uint32_t rule = 0; rule < kRules; rule++) {
+    for (const DType grad_type : kTrainable) {
+      for (const DType param_type : kTrainable) updates(rule, grad_type, param_type);
+    }
+  }
   reductions();
   square_sums();
   strided_copies();

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the host backend on every SIMD target that this machine runs: bit for bit what single elements of base/math.h give, for
-// every length around the vectors and every offset of the arrays, nothing written beside them; and the sums and AdamW against float64.
+// every length around the vectors and every offset of the arrays, nothing written beside them; for every update rule; and the sums and
+// AdamW against float64.
 #include "host/kernels.h"
 
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
+#include "base/rules.h"
 #include "check.h"
 
 using namespace megadp;
@@ -301,8 +304,15 @@ void refusals() {
   double sum = 0, nonfinite = 0;
   fails(host::square_sum(&i, DType::f64, 1, &sum, &nonfinite), Code::unsupported, {"f64"});
   fails(host::scale(&i, DType::i64, 1, 2), Code::unsupported, {"scaling", "i64"});
-  fails(host::adamw({}, &i, DType::i64, &f, &f, &f, &f, DType::f32, 1), Code::unsupported, {"gradient", "i64"});
-  fails(host::adamw({}, &f, DType::f32, &f, &f, &f, &f, DType::u8, 1), Code::unsupported, {"parameter", "u8"});
+  Update update{};
+  update.param_type = DType::f32;
+  update.grad_type = DType::i64;
+  fails(host::update(update), Code::unsupported, {"gradient", "i64"});
+  update.grad_type = DType::f32;
+  update.param_type = DType::u8;
+  fails(host::update(update), Code::unsupported, {"parameter", "u8"});
+  update.rule = kRules;
+  fails(host::update(update), Code::unsupported, {text("update rule is ", kRules)});
 }
 
 double square_sum_of(const Array& data, const Kernels& kernels, double* nonfinite) {
@@ -356,43 +366,56 @@ void scale_bits(const Kernels& kernels) {
   }
 }
 
-struct Step {  // the arrays of AdamW
-  Array grad, master, m, v, param;
-  Step(DType grad_type, DType param_type, size_t n)
-      : grad(Array(grad_type, n, n % 5).fill(ordinary_float)),
+struct Launch {  // of an update rule
+  Hyper hyper{3e-3, 0.9, 0.95, 1e-8, 0.1};
+  StepScalars scalars{};
+  uint64_t steps = 3;
+  uint32_t rule;
+  Array grad, master, param;
+  std::vector<Array> state;
+
+  Launch(uint32_t number, DType grad_type, DType param_type, size_t n)
+      : rule(number),
+        grad(Array(grad_type, n, n % 5).fill(ordinary_float)),
         master(Array(DType::f32, n, n % 3).fill(ordinary_float)),
-        m(Array(DType::f32, n, 1).fill(ordinary_float)),
-        v(Array(DType::f32, n, 2).fill(ordinary_float)),
         param(param_type, n, n % 4) {
-    for (size_t i = 0; i < n; i++) v.set(i, {as_bits(std::fabs(v.value(i)))});
+    scalars.grad_factor = 0.25F;
+    for (const StateArray& array : megadp::rule(rule).state) state.push_back(Array(array.type, n, 1 + state.size()).fill(ordinary_float));
+    for (size_t i = 0; i < n; i++) state.back().set(i, rounded(std::fabs(state.back().value(i)), state.back().type()));  // a second moment
+  }
+  Update update() {
+    Update u{hyper, &scalars, &steps, grad.data(), master.floats(), {}, param.data(), grad.size(), grad.type(), param.type(), rule};
+    for (size_t k = 0; k < state.size(); k++) u.state[k] = state[k].data();
+    return u;
   }
 };
 
-AdamWConstants<float> some_constants(const AdamW& hyper, int steps) {
-  return adamw_constants(hyper, 0.25F, static_cast<uint64_t>(steps));
+template <class Rule, size_t... k>
+void by_elements(Launch& launch, std::index_sequence<k...>) {
+  const auto constants = Rule::constants(launch.hyper, launch.scalars.grad_factor, launch.steps);
+  for (size_t i = 0; i < launch.grad.size(); i++) {
+    float values[] = {launch.master.value(i), launch.state[k].value(i)...};
+    Rule::element(constants, launch.grad.value(i), values[0], values[k + 1]...);
+    launch.master.set(i, rounded(values[0], DType::f32));
+    launch.param.set(i, rounded(values[0], launch.param.type()));
+    (launch.state[k].set(i, rounded(values[k + 1], launch.state[k].type())), ...);
+  }
 }
 
-void adamw_bits(const Kernels& kernels) {
-  const AdamWConstants<float> c = some_constants({3e-3, 0.9, 0.95, 1e-8, 0.1}, 3);
-  for (const DType grad_type : kStorage) {
-    for (const DType param_type : kStorage) {
-      for (size_t n = 0; n <= kLongest; n++) {
-        Step step(grad_type, param_type, n), expected = step;
-        for (size_t i = 0; i < n; i++) {
-          adamw_element(c, step.grad.value(i), expected.master.floats()[i], expected.m.floats()[i], expected.v.floats()[i]);
-          expected.param.set(i, rounded(expected.master.value(i), param_type));
-        }
-        check(host::adamw(c, step.grad.data(), grad_type, step.master.floats(), step.m.floats(), step.v.floats(), step.param.data(),
-                          param_type, n, kernels)
-                  .ok(),
-              "adamw");
-        const std::string what = name(kernels, "adamw", grad_type, param_type, n);
-        arrays_equal(step.grad, expected.grad, true, what + " grad");
-        arrays_equal(step.master, expected.master, true, what + " master");
-        arrays_equal(step.m, expected.m, true, what + " m");
-        arrays_equal(step.v, expected.v, true, what + " v");
-        arrays_equal(step.param, expected.param, true, what + " param");
-      }
+void updates(const Kernels& kernels, uint32_t number, DType grad_type, DType param_type) {
+  for (size_t n = 0; n <= kLongest; n++) {
+    Launch launch(number, grad_type, param_type, n), expected = launch;
+    with_rule(number, [&](auto rule) {
+      using Rule = decltype(rule);
+      by_elements<Rule>(expected, std::make_index_sequence<Rule::state.size()>());
+    });
+    check(host::update(launch.update(), kernels).ok(), "update");
+    const std::string what = name(kernels, rule(number).name, grad_type, param_type, n);
+    arrays_equal(launch.grad, expected.grad, true, what + " grad");
+    arrays_equal(launch.master, expected.master, true, what + " master");
+    arrays_equal(launch.param, expected.param, true, what + " param");
+    for (size_t k = 0; k < launch.state.size(); k++) {
+      arrays_equal(launch.state[k], expected.state[k], true, text(what, " ", rule(number).state[k].name));
     }
   }
 }
@@ -401,23 +424,24 @@ void adamw_bits(const Kernels& kernels) {
 // product, the difference), each by half a unit of 2^-23 at most; what the rounding of an update of size lr adds is far below that. The
 // hyperparameters are large, so that a wrong order of operations shows.
 void adamw_formula(const Kernels& kernels) {
-  const AdamW hyper{1e-2, 0.9, 0.999, 1e-2, 0.5};
+  const Hyper hyper{1e-2, 0.9, 0.999, 1e-2, 0.5};
   const double scale = 128;
   constexpr size_t n = 37;
-  Step step(DType::f32, DType::f32, n);
+  Launch step(0, DType::f32, DType::f32, n);
+  step.hyper = hyper;
+  step.scalars.grad_factor = static_cast<float>(1 / scale);
   std::vector<double> p(n), m(n, 0.0), v(n, 0.0);
   for (size_t i = 0; i < n; i++) {
     p[i] = step.master.value(i);
-    step.m.floats()[i] = step.v.floats()[i] = 0;
+    step.state[0].floats()[i] = step.state[1].floats()[i] = 0;
   }
   double worst = 0;
   for (int t = 1; t <= 40; t++) {
     step.grad.fill(ordinary_float);
-    const auto grad_factor = static_cast<float>(1 / scale);
-    check(host::adamw(adamw_constants(hyper, grad_factor, static_cast<uint64_t>(t)), step.grad.data(), DType::f32, step.master.floats(),
-                      step.m.floats(), step.v.floats(), step.master.data(), DType::f32, n, kernels)
-              .ok(),
-          "adamw");
+    step.steps = static_cast<uint64_t>(t);
+    Update update = step.update();
+    update.param = update.master;
+    check(host::update(update, kernels).ok(), "update");
     for (size_t i = 0; i < n; i++) {
       const double g = step.grad.value(i) / scale;
       p[i] -= hyper.lr * hyper.weight_decay * p[i];
@@ -445,7 +469,11 @@ int main() {
     average_of_ones(kernels);
     square_sums(kernels);
     scale_bits(kernels);
-    adamw_bits(kernels);
+    for (uint32_t rule = 0; rule < kRules; rule++) {
+      for (const DType grad_type : kStorage) {
+        for (const DType param_type : kStorage) updates(kernels, rule, grad_type, param_type);
+      }
+    }
     adamw_formula(kernels);
   }
   average_of_f64_ones();

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/math.h"
+#include "base/rules.h"
 #include "check.h"
 
 using namespace megadp;
@@ -161,17 +162,17 @@ void pick_one() {
 void begin_a_step() {
   StepScalars s{};
   s.square_sum = 25;
-  begin_step(s, {0, 1, false});
+  begin_step(s, {0, 1});
   check_equal(s.grad_norm, 5.0);
   check_equal(s.clip_factor, 1.0F, "clip factor without clipping");
   check_equal(s.step, 1U);
-  begin_step(s, {2.0, 1, false});
+  begin_step(s, {2.0, 1});
   check_equal(s.clip_factor, static_cast<float>(2.0 / (5.0 + 1e-6)), "clip factor");
   s.square_sum = 25.0 * 1024 * 1024;
-  begin_step(s, {5.0, 1024, false});
+  begin_step(s, {5.0, 1024});
   check_equal(s.grad_norm, 5.0, "norm after the loss scale");
   check_equal(s.grad_factor, static_cast<float>(5.0 / (5.0 + 1e-6) / 1024), "gradient factor");
-  begin_step(s, {6.0, 1024, false});
+  begin_step(s, {6.0, 1024});
   check_equal(s.grad_factor, 1.0F / 1024, "gradient factor, not clipped");
 }
 
@@ -179,19 +180,17 @@ void skip_a_step() {
   StepScalars s{};
   s.square_sum = std::nan("");
   s.nonfinite = 3;
-  begin_step(s, {1.0, 1, true});
+  begin_step(s, {1.0, 1});
   check_equal(s.skip, 1U, "skip");
   check_equal(s.step, 0U, "step after a skipped one");
   uint64_t steps = 7;
   count_step(s, steps);
   check_equal(steps, 7U, "a class after a skipped step");
-  begin_step(s, {1.0, 1, false});
-  check_equal(s.skip, 0U, "skip, where it is not asked for");
   check_equal(s.clip_factor, 1.0F, "clip factor of a NaN norm");
   check_equal(std::isnan(s.grad_norm), true, "the norm shows the NaN");
   s.square_sum = 1;
   s.nonfinite = 0;
-  begin_step(s, {1.0, 1, true});
+  begin_step(s, {1.0, 1});
   check_equal(s.skip, 0U, "skip is taken back");
   count_step(s, steps);
   check_equal(steps, 8U, "a class after a step");
@@ -218,7 +217,7 @@ void powers() {
 }
 
 void constants() {
-  const AdamWConstants<float> c = adamw_constants({1e-3, 0.9, 0.999, 1e-8, 0.1}, 1, 1);
+  const AdamW::Constants c = AdamW::constants({1e-3, 0.9, 0.999, 1e-8, 0.1}, 1, 1);
   check_equal(c.one_minus_beta1, 0.1F);
   check_equal(c.one_minus_beta2, 0.001F);
   check_equal(c.decay, static_cast<float>(1 - 1e-4));
@@ -226,7 +225,7 @@ void constants() {
   check_equal(c.bias2_root, static_cast<float>(std::sqrt(1 - 0.999)));
   // The first step of AdamW moves by lr against the sign of the gradient, after the decay.
   float p = 1, m = 0, v = 0;
-  adamw_element(c, 0.5F, p, m, v);
+  AdamW::element(c, 0.5F, p, m, v);
   check(std::fabs(p - (1 - 1e-4 - 1e-3)) < 1e-6, text("p after the first step is ", p));
 }
 
@@ -331,15 +330,15 @@ void stores() {
 
 // One element over many steps beside the same in double: float's rounding errors, and no more.
 void adamw_beside_double() {
-  const AdamW hyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
+  const Hyper hyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
   StepScalars s{};
   float p = 0.75F, m = 0, v = 0;
   double wide_p = p, wide_m = 0, wide_v = 0;
   for (int step = 1; step <= 200; step++) {
     const float grad = std::ldexp(static_cast<float>(static_cast<int64_t>(next_bits() % 2001) - 1000), -8);
     s.square_sum = double{grad} * grad;
-    begin_step(s, {2.0, 4, false});
-    adamw_element(adamw_constants(hyper, s.grad_factor, static_cast<uint64_t>(step)), grad, p, m, v);
+    begin_step(s, {2.0, 4});
+    AdamW::element(AdamW::constants(hyper, s.grad_factor, static_cast<uint64_t>(step)), grad, p, m, v);
     const double norm = std::fabs(double{grad}) / 4, g = double{grad} / 4 * std::fmin(1.0, 2.0 / (norm + 1e-6));
     wide_m = hyper.beta1 * wide_m + (1 - hyper.beta1) * g;
     wide_v = hyper.beta2 * wide_v + (1 - hyper.beta2) * g * g;

@@ -100,10 +100,9 @@ int32_t cast(Device* device, void* stream, void* to, DType to_type, const void* 
 int32_t copy_strided(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
 int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars);
 int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor);
-int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule);
+int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings);
 int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count);
-int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-              DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count);
+int32_t update(Device* device, void* stream, const Update* update);
 int32_t reduce(Device* device, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
                double divisor);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of an optimizer step: the sum of squares, a factor, the numbers that begin a step, AdamW. None of them waits for the host, or
-// lets it wait.
+// Kernels of an optimizer step: the sum of squares, a factor, the numbers that begin a step, the update rules. None of them waits for the
+// host, or lets it wait.
+#include "base/rules.h"
 #include "cuda/plugin/launch.cuh"
 
 namespace megadp::cuda {
@@ -86,57 +87,46 @@ int32_t launch_scale(void* stream, void* data, uint64_t count, float factor) {
 
 // ── the numbers of a step ──
 
-__global__ void begin_step_on_device(StepScalars* scalars, StepRule rule, const volatile uint32_t* poisoned) {
+__global__ void begin_step_on_device(StepScalars* scalars, StepSettings settings, const volatile uint32_t* poisoned) {
   if (poisoned != nullptr && *poisoned != 0) {
     scalars->skip = 1;
   } else {
-    megadp::begin_step(*scalars, rule);
+    megadp::begin_step(*scalars, settings);
   }
 }
 
-// ── AdamW ──
+// ── update rules ──
 // Few enough blocks that all of them run at once: the constants, which take divisions, a root and two powers in double (a product or two
 // for every bit of the step count), are computed once by each, and the elements are shared out evenly. That is some hundred operations of
 // one thread a block; a kernel of its own before would cost a launch.
 constexpr unsigned kStepBlocksPerProcessor = 4;
 
-template <class Grad, class Param>
+template <class Rule, class Grad, class Param>
 __global__ void __launch_bounds__(kThreads, kStepBlocksPerProcessor)
-    adamw_on_device(ForEach<AdamWStep<Grad, Param>> work, AdamW hyper, const StepScalars* scalars, const uint64_t* steps) {
+    update_on_device(ForEach<UpdateStep<Rule, Grad, Param>> work, Hyper hyper, const StepScalars* scalars, const uint64_t* steps) {
   if (scalars->skip != 0) return;
-  __shared__ AdamWConstants<float> constants;
-  if (threadIdx.x == 0) constants = adamw_constants(hyper, scalars->grad_factor, *steps);
+  __shared__ typename Rule::Constants constants;
+  if (threadIdx.x == 0) constants = Rule::constants(hyper, scalars->grad_factor, *steps);
   __syncthreads();
   work.operation.constants = constants;
   work(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, uint64_t{gridDim.x} * blockDim.x);
 }
 
-struct Elements {  // what an AdamW step reads and writes
-  const uint64_t* steps;
-  const void* grad;
-  float *master, *m, *v;
-  void* param;
-  uint64_t count;
-};
-
-template <class Grad, class Param>
-int32_t launch_adamw(Device* device, void* stream, const AdamW& hyper, const StepScalars* scalars, const Elements& x) {
-  using Operation = AdamWStep<Grad, Param>;
-  Param* const param = x.param == x.master ? nullptr : static_cast<Param*>(x.param);
-  const ForEach<Operation> work{
-      {{}, static_cast<const Grad*>(x.grad), x.master, x.m, x.v, param},
-      split_evenly(x.count, Operation::kWidth, {{x.grad, sizeof(Grad)}, {x.master, 4}, {x.m, 4}, {x.v, 4}, {x.param, sizeof(Param)}})};
-  const uint64_t pieces = work.split.units > 0 ? work.split.units : x.count;
+template <class Rule, class Grad, class Param>
+int32_t launch_update(Device* device, void* stream, const Update& u) {
+  const auto work = update_work<Rule, Grad, Param>(u);
+  const uint64_t pieces = work.split.units > 0 ? work.split.units : u.count;
   const uint64_t needed = (pieces + kThreads - 1) / kThreads;
   const uint64_t most = uint64_t{kStepBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
-  return launch(adamw_on_device<Grad, Param>, needed < most ? needed : most, dim3(kThreads), stream, work, hyper, scalars, x.steps);
+  return launch(update_on_device<Rule, Grad, Param>, needed < most ? needed : most, dim3(kThreads), stream, work, u.hyper, u.scalars,
+                u.steps);
 }
 
-template <class Grad>
-int32_t launch_adamw(Device* device, void* stream, const AdamW& hyper, const StepScalars* scalars, const Elements& x, DType param_type) {
-  if (param_type == DType::f32) return launch_adamw<Grad, float>(device, stream, hyper, scalars, x);
-  if (param_type == DType::bf16) return launch_adamw<Grad, Bf16>(device, stream, hyper, scalars, x);
-  return launch_adamw<Grad, F16>(device, stream, hyper, scalars, x);
+template <class Rule, class Grad>
+int32_t launch_update(Device* device, void* stream, const Update& u) {
+  if (u.param_type == DType::f32) return launch_update<Rule, Grad, float>(device, stream, u);
+  if (u.param_type == DType::bf16) return launch_update<Rule, Grad, Bf16>(device, stream, u);
+  return launch_update<Rule, Grad, F16>(device, stream, u);
 }
 
 }  // namespace
@@ -165,10 +155,10 @@ int32_t scale(Device* device, void* stream, void* data, DType type, size_t count
   return launch_scale<F16>(stream, data, count, factor);
 }
 
-int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepRule* rule) {
+int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings) {
   const Current current(device);
   if (current.result() != 0) return current.result();
-  return launch(begin_step_on_device, 1, dim3(1), stream, scalars, *rule, device != nullptr ? device->poisoned : nullptr);
+  return launch(begin_step_on_device, 1, dim3(1), stream, scalars, *settings, device != nullptr ? device->poisoned : nullptr);
 }
 
 int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count) {
@@ -178,16 +168,24 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
   return launch_on_each_thread(CountSteps{scalars, steps, count}, count, 1, stream);
 }
 
-int32_t adamw(Device* device, void* stream, const AdamW* hyper, const StepScalars* scalars, const uint64_t* steps, const void* grad,
-              DType grad_type, float* master, float* m, float* v, void* param, DType param_type, size_t count) {
-  if (!is_trainable(grad_type) || !is_trainable(param_type)) return kBadArgument;
-  if (count == 0) return 0;
+int32_t update(Device* device, void* stream, const Update* update) {
+  const Update& u = *update;
+  if (!is_trainable(u.grad_type) || !is_trainable(u.param_type) || u.rule >= kRules) return kBadArgument;
+  if (u.count == 0) return 0;
   const Current current(device);
   if (current.result() != 0) return current.result();
-  const Elements x{steps, grad, master, m, v, param, count};
-  if (grad_type == DType::f32) return launch_adamw<float>(device, stream, *hyper, scalars, x, param_type);
-  if (grad_type == DType::bf16) return launch_adamw<Bf16>(device, stream, *hyper, scalars, x, param_type);
-  return launch_adamw<F16>(device, stream, *hyper, scalars, x, param_type);
+  int32_t result = 0;
+  with_rule(u.rule, [&](auto rule) {
+    using Rule = decltype(rule);
+    if (u.grad_type == DType::f32) {
+      result = launch_update<Rule, float>(device, stream, u);
+    } else if (u.grad_type == DType::bf16) {
+      result = launch_update<Rule, Bf16>(device, stream, u);
+    } else {
+      result = launch_update<Rule, F16>(device, stream, u);
+    }
+  });
+  return result;
 }
 
 }  // namespace megadp::cuda

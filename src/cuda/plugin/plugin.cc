@@ -84,7 +84,7 @@ PluginTable make_table() {
   table.scale = scale;
   table.begin_step = begin_step;
   table.count_steps = count_steps;
-  table.adamw = adamw;
+  table.update = update;
   table.reduce = reduce;
   table.nccl_open = nccl_open;
   table.nccl_close = nccl_close;

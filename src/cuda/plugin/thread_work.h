@@ -7,7 +7,7 @@
 //   | head: single elements | unit | unit | unit | ... | tail: single elements |
 //
 // Neighbouring threads take neighbouring units; each has several of its own under way at a time, since only bytes in flight bring the
-// memory up to its speed. Elements are computed by base/math.h alone.
+// memory up to its speed. Elements are computed by base/math.h and the update rules alone.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,11 @@
 #include <cstring>
 #include <initializer_list>
 #include <type_traits>
+#include <utility>
 
 #include "base/dtype.h"
 #include "base/math.h"
+#include "base/rules.h"
 #include "base/sum_order.h"
 
 #if defined(__CUDA_ARCH__)
@@ -177,39 +179,82 @@ struct CountSteps {
   }
 };
 
-// ── AdamW: one pass over all that belongs to an element ──
+// ── an update rule: one pass over all that belongs to an element ──
 
-template <class Grad, class Param>
-struct AdamWStep {
+template <class Rule, class Grad, class Param, class States = std::make_index_sequence<Rule::state.size()>>
+struct UpdateStep;
+template <class Rule, class Grad, class Param, size_t... k>
+struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
   static constexpr int kWidth = 4, kDepth = 2;
-  AdamWConstants<float> constants;
+  typename Rule::Constants constants;
   const Grad* grad;
-  float *master, *m, *v;
-  Param* param;  // NULL: is its own master
+  float* master;
+  Param* param;                   // NULL: is its own master
+  void* state[sizeof...(k) + 1];  // one more, so that a rule may have none
 
   template <int n>
   struct Loaded {
     Pack<Grad, n> grad;
-    Pack<float, n> master, m, v;
+    Pack<float, n> value[1 + sizeof...(k)];  // the master, then the state
   };
   template <int n>
   MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
-    return {load_pack<n>(grad + i), load_pack<n>(master + i), load_pack<n>(m + i), load_pack<n>(v + i)};
+    return {load_pack<n>(grad + i), {load_pack<n>(master + i), load_widened<n>(static_cast<const StateType<Rule, k>*>(state[k]) + i)...}};
   }
   template <int n>
   MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> x) const {
     Pack<Param, n> rounded;
     MEGADP_UNROLL
-    for (int k = 0; k < n; k++) {
-      adamw_element(constants, to_f32(x.grad.at[k]), x.master.at[k], x.m.at[k], x.v.at[k]);
-      from_f32(&rounded.at[k], x.master.at[k]);
+    for (int e = 0; e < n; e++) {
+      Rule::element(constants, to_f32(x.grad.at[e]), x.value[0].at[e], x.value[k + 1].at[e]...);
+      from_f32(&rounded.at[e], x.value[0].at[e]);
     }
-    store_pack(master + i, x.master);
-    store_pack(m + i, x.m);
-    store_pack(v + i, x.v);
+    store_pack(master + i, x.value[0]);
+    (store_narrowed(static_cast<StateType<Rule, k>*>(state[k]) + i, x.value[k + 1]), ...);
     if (param != nullptr) store_pack(param + i, rounded);
   }
+
+ private:
+  template <int n, class T>
+  static MEGADP_HOST_DEVICE Pack<float, n> load_widened(const T* from) {
+    if constexpr (std::is_same_v<T, float>) {
+      return load_pack<n>(from);
+    } else {
+      const Pack<T, n> loaded = load_pack<n>(from);
+      Pack<float, n> wide;
+      MEGADP_UNROLL
+      for (int e = 0; e < n; e++) wide.at[e] = to_f32(loaded.at[e]);
+      return wide;
+    }
+  }
+  template <class T, int n>
+  static MEGADP_HOST_DEVICE void store_narrowed(T* to, const Pack<float, n>& wide) {
+    if constexpr (std::is_same_v<T, float>) {
+      store_pack(to, wide);
+    } else {
+      Pack<T, n> narrow;
+      MEGADP_UNROLL
+      for (int e = 0; e < n; e++) from_f32(&narrow.at[e], wide.at[e]);
+      store_pack(to, narrow);
+    }
+  }
 };
+
+// The work of a launch; its constants are for the kernel to fill in, since what they follow from is in the device's memory.
+template <class Rule, class Grad, class Param, size_t... k>
+ForEach<UpdateStep<Rule, Grad, Param>> update_work(const Update& u, std::index_sequence<k...>) {
+  using Operation = UpdateStep<Rule, Grad, Param>;
+  const Operation operation{
+      {}, static_cast<const Grad*>(u.grad), u.master, u.param == u.master ? nullptr : static_cast<Param*>(u.param), {u.state[k]...}};
+  return {operation,
+          split_evenly(
+              u.count, Operation::kWidth,
+              {{u.grad, sizeof(Grad)}, {u.master, sizeof(float)}, {u.state[k], sizeof(StateType<Rule, k>)}..., {u.param, sizeof(Param)}})};
+}
+template <class Rule, class Grad, class Param>
+ForEach<UpdateStep<Rule, Grad, Param>> update_work(const Update& u) {
+  return update_work<Rule, Grad, Param>(u, std::make_index_sequence<Rule::state.size()>());
+}
 
 // ── the sum, maximum or minimum of several arrays ──
 

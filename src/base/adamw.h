@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// AdamW. Like base/elements.h no header of its own: it is included by base/rule_list.h inside a namespace, once for every SIMD target, and
+// uses what elements.h is given.
+//
+// Loshchilov and Hutter, Decoupled Weight Decay Regularization (2019), algorithm 2, in the order of operations that PyTorch documents for
+// torch.optim.AdamW: decay, moments, then step_size * m / (sqrt(v) / sqrt(1 - beta2^t) + eps).
+
+struct AdamW {
+  static constexpr const char* name = "AdamW";
+  static constexpr std::array<StateArray, 2> state{{{"exp_avg", DType::f32}, {"exp_avg_sq", DType::f32}}};
+  static constexpr std::array<HyperParameter, 5> hyper{{{"lr", &Hyper::lr, 1e-3, Range::factor},
+                                                        {"beta1", &Hyper::beta1, 0.9, Range::decay},
+                                                        {"beta2", &Hyper::beta2, 0.999, Range::decay},
+                                                        {"eps", &Hyper::eps, 1e-8, Range::divisor},
+                                                        {"weight_decay", &Hyper::weight_decay, 0, Range::factor}}};
+
+  struct Constants {
+    float grad_factor;
+    float beta1, one_minus_beta1;
+    float beta2, one_minus_beta2;
+    float decay;       // 1 - lr * weight_decay
+    float step_size;   // lr / (1 - beta1^t)
+    float bias2_root;  // sqrt(1 - beta2^t)
+    float eps;
+  };
+  // Computed in double, each rounded once.
+  static MEGADP_ELEMENT Constants constants(const Hyper& hyper, float grad_factor, uint64_t steps) {
+    Constants c;
+    c.grad_factor = grad_factor;
+    c.beta1 = static_cast<float>(hyper.beta1);
+    c.one_minus_beta1 = static_cast<float>(1 - hyper.beta1);
+    c.beta2 = static_cast<float>(hyper.beta2);
+    c.one_minus_beta2 = static_cast<float>(1 - hyper.beta2);
+    c.decay = static_cast<float>(1 - hyper.lr * hyper.weight_decay);
+    c.step_size = static_cast<float>(hyper.lr / (1 - power(hyper.beta1, steps)));
+    c.bias2_root = static_cast<float>(std::sqrt(1 - power(hyper.beta2, steps)));
+    c.eps = static_cast<float>(hyper.eps);
+    return c;
+  }
+
+  template <class F>
+  static MEGADP_ELEMENT void element(const Constants& c, F grad, F& master, F& m, F& v) {
+    const F g = scaled(grad, F(c.grad_factor));
+    m = F(c.beta1) * m + F(c.one_minus_beta1) * g;
+    v = F(c.beta2) * v + F(c.one_minus_beta2) * g * g;
+    master = master * F(c.decay) - F(c.step_size) * m / (square_root(v) / F(c.bias2_root) + F(c.eps));
+  }
+};

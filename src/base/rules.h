@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of update rules, and the way from a rule's number to the rule. For the host and for device code.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "base/update.h"
+
+namespace megadp {
+
+#define MEGADP_ELEMENT MEGADP_HOST_DEVICE inline
+#include "base/rule_list.h"
+#undef MEGADP_ELEMENT
+
+constexpr size_t kRules = sizeof(Rules::table) / sizeof(UpdateRule);
+constexpr const UpdateRule& rule(uint32_t number) {
+  return Rules::table[number];
+}
+
+// The storage type of a rule's state array.
+template <DType type>
+struct StorageOf;
+template <>
+struct StorageOf<DType::f32> {
+  using Type = float;
+};
+template <>
+struct StorageOf<DType::bf16> {
+  using Type = Bf16;
+};
+template <>
+struct StorageOf<DType::f16> {
+  using Type = F16;
+};
+template <class Rule, size_t number>
+using StateType = typename StorageOf<Rule::state[number].type>::Type;
+
+// Calls fn(Rule()) with the rule of this number; false: there is none.
+template <class Fn, class... R>
+bool with_rule(uint32_t number, const Fn& fn, RuleList<R...>) {
+  uint32_t at = 0;
+  return ((at++ == number && (fn(R()), true)) || ...);
+}
+template <class Fn>
+bool with_rule(uint32_t number, const Fn& fn) {
+  return with_rule(number, fn, Rules());
+}
+
+}  // namespace megadp

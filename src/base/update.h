@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an update rule is described by, and what one launch of it is told. The rules themselves are listed in base/rules.h.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+#include "base/step.h"
+
+namespace megadp {
+
+// The hyperparameters of all rules. Those of one launch: the optimizer's, with the group's in their place.
+struct Hyper {
+  double lr, beta1, beta2, eps, weight_decay;
+};
+using HyperValue = double Hyper::*;
+
+// ── the description of a rule ──
+
+struct StateArray {  // one element for each element of a parameter; zero before the first step
+  const char* name;
+  DType type;  // f32, bf16 or f16; the rule computes in float
+};
+
+enum class Range {
+  factor,   // 0 or more, finite as a float
+  divisor,  // neither it nor its inverse may vanish among floats
+  decay     // at least 0, below 1: of a running mean
+};
+struct HyperParameter {
+  const char* name;
+  HyperValue value;
+  double preset;  // where the caller gives none
+  Range range;
+};
+
+template <class T>
+struct Entries {
+  const T* first;
+  size_t count;
+  constexpr const T* begin() const { return first; }
+  constexpr const T* end() const { return first + count; }
+  constexpr size_t size() const { return count; }
+  constexpr const T& operator[](size_t i) const { return first[i]; }
+};
+struct UpdateRule {
+  const char* name;
+  Entries<StateArray> state;
+  Entries<HyperParameter> hyper;
+};
+
+constexpr size_t kMostStates = 4;
+
+// A rule is a type: `name`, `state` and `hyper` (std::array) describe it, constants() and element() compute. Its number is its place here.
+template <class... R>
+struct RuleList {
+  static_assert(((R::state.size() <= kMostStates) && ...));
+  static constexpr UpdateRule table[] = {{R::name, {R::state.data(), R::state.size()}, {R::hyper.data(), R::hyper.size()}}...};
+};
+
+// ── one launch ──
+
+// Neighbouring elements that one rule updates with one set of hyperparameters. Plain data: it goes to the plugin and into kernels as it is.
+struct Update {
+  Hyper hyper;
+  const StepScalars* scalars;  // nothing is done where skip is set
+  const uint64_t* steps;       // one count: how many steps the elements have taken part in, this one included
+  const void* grad;
+  float* master;             // updated
+  void* state[kMostStates];  // updated; in the rule's order
+  void* param;               // the rounded master is written here; `master` itself where the parameter is f32 and its own master
+  uint64_t count;
+  DType grad_type, param_type;
+  uint32_t rule;  // its number
+};
+
+}  // namespace megadp
