@@ -110,6 +110,7 @@ struct Setup {
   uint64_t flags = 0;        // of the buffer
   bool second_bf16 = false;  // the second parameter, whatever the others are
   bool skips = false;        // steps 2 and 3: the second parameter on all ranks; step 2: the third on rank 0
+  mdp_rule rule = MDP_RULE_ADAMW;
 };
 
 inline const std::vector<std::vector<int64_t>> kShapes = {{40, 30}, {1000}, {17, 5}};
@@ -151,6 +152,7 @@ class Model {
       ok(mdp_param_write(buffer, p, &tensor, nullptr));
     }
     rule_.struct_size = sizeof rule_;
+    rule_.rule = setup.rule;
     rule_.lr = 0.01;
     rule_.weight_decay = 0.1;
     rule_.max_grad_norm = setup.max_grad_norm;
