@@ -5,6 +5,7 @@ set(MEGADP_control_SOURCES
     memory_limits.cc
     wording.cc
     world.cc
+    join/blake2s.cc
     join/client.cc
     join/handshake.cc
     join/job_key.cc

@@ -57,6 +57,13 @@ void a_proof_is_for_one_thing() {
   }
 }
 
+// Computed with Python's hashlib.blake2s(b"megadp client" + nonces, key=guard).
+void a_proof_is_keyed_blake2s() {
+  const std::string proof = proof_of_client(guard_of_bytes(1), nonce_of(2), nonce_of(3));
+  check_equal(to_hex(reinterpret_cast<const uint8_t*>(proof.data()), proof.size()),
+              std::string("e50ad39cfc22b5497572099e15cf4736c57b253f4ee5c7f777feccad839e59cd"), "the proof");
+}
+
 struct Pair {
   Fd client, host;
   Pair() {
@@ -150,6 +157,7 @@ void a_call_may_outlive_who_waits() {
 
 int main() {
   a_proof_is_for_one_thing();
+  a_proof_is_keyed_blake2s();
   a_guest_believes_nobody_without_proof();
   a_guest_waits_no_longer_than_it_may();
   a_call_ends_as_it_ends();

@@ -248,18 +248,36 @@ void ids_carry_what_they_were_made_with() {
       check(false, "property failed");
 }
 
-// The test vector of the SipHash authors: key and message are the bytes 0, 1, 2, ...
-void hash_is_siphash() {
-  std::array<uint8_t, 16> key;
-  for (uint8_t i = 0; i < 16; ++i) key[i] = i;
-  const std::map<size_t, std::string> vectors = {
-      {0, "a3817f04ba25a8e66df67214c7550293"}, {1, "da87c1d86b99af44347659119b22fc45"}, {63, "5150d1772f50834a503e069a973fbd7c"}};
-  for (const auto& [length, expected] : vectors) {
-    std::string message;
-    for (size_t i = 0; i < length; ++i) message.push_back(static_cast<char>(i));
-    const auto digest = keyed_hash(key, message);
-    check_equal(to_hex(digest.data(), digest.size()), expected, text("hash of ", length, " bytes"));
+std::string counted(size_t length) {  // the bytes 0, 1, 2, ...
+  std::string bytes;
+  for (size_t i = 0; i < length; ++i) bytes.push_back(static_cast<char>(i));
+  return bytes;
+}
+
+std::string hex_of(const Digest& digest) {
+  return to_hex(digest.data(), digest.size());
+}
+
+// "abc" of RFC 7693, appendix B; some of its authors' keyed vectors (the key is the bytes 0 to 31), and a digest of all 256 of them, with a
+// key and without. Python's hashlib.blake2s says the same.
+void hash_is_blake2s() {
+  check_equal(hex_of(blake2s({}, "abc")), std::string("508c5e8c327c14e2e1a72ba34eeb452f37458b209ed63a294d999b4c86675982"), "abc");
+  const std::string key_bytes = counted(32);
+  const std::vector<uint8_t> key(key_bytes.begin(), key_bytes.end());
+  const std::map<size_t, std::string> vectors = {{0, "48a8997da407876b3d79c0d92325ad3b89cbb754d86ab71aee047ad345fd2c49"},
+                                                 {64, "8975b0577fd35566d750b362b0897a26c399136df07bababbde6203ff2954ed4"},
+                                                 {65, "21fe0ceb0052be7fb0f004187cacd7de67fa6eb0938d927677f2398c132317a8"},
+                                                 {255, "3fb735061abc519dfe979e54c1ee5bfad0a9d858b3315bad34bde999efd724dd"}};
+  for (const auto& [length, expected] : vectors)
+    check_equal(hex_of(blake2s(key, counted(length))), expected, text("of ", length, " bytes"));
+  std::string keyed, plain;
+  for (size_t length = 0; length < 256; ++length) {
+    const Digest with_key = blake2s(key, counted(length)), without = blake2s({}, counted(length));
+    keyed.append(with_key.begin(), with_key.end());
+    plain.append(without.begin(), without.end());
   }
+  check_equal(hex_of(blake2s({}, keyed)), std::string("2582f7b18a91f66ef22aa9455384ada69b2590306a6470ee8588df75ee982f02"), "keyed");
+  check_equal(hex_of(blake2s({}, plain)), std::string("6d86d20a9d486cc270bc10f4523a3e811f7f88636204b0a9a76277823b30b672"), "without a key");
 }
 
 void names_follow_from_job_and_secret() {
@@ -287,7 +305,7 @@ int main() {
   reads_mpi();
   weighs_several();
   ids_carry_what_they_were_made_with();
-  hash_is_siphash();
+  hash_is_blake2s();
   names_follow_from_job_and_secret();
   return finish();
 }

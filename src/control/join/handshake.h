@@ -5,9 +5,9 @@
 //   client <── the server's nonce, the server's proof (48 bytes) ─── server
 //   client ── the client's proof (32 bytes), then frames ───────> server
 //
-// A proof is a keyed hash of the side it is of and both nonces, so that it is good for this side of this connection alone. All parts have
-// fixed sizes: nothing of a stranger is parsed. What follows the handshake is neither encrypted nor signed: it keeps out whoever connects
-// or listens, not one who can change packets on their way.
+// A proof is the keyed BLAKE2s of the side it is of and both nonces, so that it is good for this side of this connection alone. All parts
+// have fixed sizes: nothing of a stranger is parsed. What follows the handshake is neither encrypted nor signed: it keeps out whoever
+// connects or listens, not one who can change packets on their way.
 #pragma once
 
 #include <array>
@@ -23,11 +23,11 @@
 
 namespace megadp {
 
-constexpr std::string_view kHandshakeMagic = "MDPJOIN2";
+constexpr std::string_view kHandshakeMagic = "MDPJOIN3";
 using Nonce = std::array<uint8_t, 16>;
 constexpr size_t kOpeningSize = 8 + 16;
-constexpr size_t kAnswerSize = 16 + 32;
-constexpr size_t kProofSize = 32;
+constexpr size_t kProofSize = sizeof(Digest);
+constexpr size_t kAnswerSize = 16 + kProofSize;
 
 Result<Nonce> fresh_nonce();
 

@@ -1,26 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is derived from a job's name and secret: the key that ranks prove each other to know, and the names and ports they meet at.
+// What is derived from a job's name and secret: the key that ranks prove each other to know, and the names and ports they meet at. The
+// names are visible to every user of the machine (/proc/net/unix).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "control/join/blake2s.h"
+
 namespace megadp {
 
 struct Launch;
-
-// SipHash-2-4 with 128 bits of output (Aumasson and Bernstein 2012). A keyed hash that reveals nothing of its key: names made with it are
-// visible to every user of the machine (/proc/net/unix). It is not meant for documents that an attacker may choose.
-std::array<uint8_t, 16> keyed_hash(const std::array<uint8_t, 16>& key, std::string_view bytes);
 
 std::string to_hex(const uint8_t* bytes, size_t count);
 // false unless `hex` is exactly 2 * count hexadecimal digits.
 bool from_hex(std::string_view hex, uint8_t* out, size_t count);
 
-using AuthKey = std::array<uint8_t, 32>;
+using AuthKey = Digest;
 
 // The launch's secret; where there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
 AuthKey auth_key_of(const Launch& launch);

@@ -21,13 +21,13 @@ namespace megadp {
 namespace {
 
 constexpr char kMagic[] = "MDPUID";  // with its NUL
-constexpr uint8_t kVersion = 1;
+constexpr uint8_t kVersion = 2;
 constexpr size_t kVersionAt = 7, kSecretAt = 8, kNameAt = 40, kPortAt = 56, kLengthAt = 58, kHostAt = 59, kChecksumAt = 120;
 constexpr size_t kNameSize = kPortAt - kNameAt;
 constexpr size_t kMaxHost = kChecksumAt - kHostAt;
 
 std::array<uint8_t, 8> checksum_of(const std::array<uint8_t, 128>& bytes) {
-  const auto digest = keyed_hash({}, std::string_view(reinterpret_cast<const char*>(bytes.data()), kChecksumAt));
+  const auto digest = blake2s({}, std::string_view(reinterpret_cast<const char*>(bytes.data()), kChecksumAt));
   std::array<uint8_t, 8> sum;
   std::copy(digest.begin(), digest.begin() + 8, sum.begin());
   return sum;
