@@ -216,16 +216,39 @@ typedef struct { /* details of a failure; -1: not known or not about one */
   char text[1024];    /* UTF-8, NUL-terminated; cut between characters where it is too long   */
 } mdp_error_info;
 
+/* The functions of an mdp_bootstrap. start begins to gather: `mine` has `bytes` bytes, the same number on all ranks (a few KiB at most);
+ * those of rank r are to be at byte r * bytes of `all`, on every rank. Both are the library's, and there until free returns; after that
+ * nothing may be read or written there. *request, NULL before, is the caller's own to set. 0: begun; anything else: failed, nothing to
+ * free. test: 0: in progress, 1: done, anything else: failed. It is called again and again, and must not block, or the timeout does not
+ * hold. free is called exactly once for each start that returned 0, done or not: where it was not done, the gathering is to be given up. */
+typedef int32_t (*mdp_allgather_start_fn)(void* context, const void* mine, size_t bytes, void* all, void** request);
+typedef int32_t (*mdp_allgather_test_fn)(void* context, void* request);
+typedef void (*mdp_allgather_free_fn)(void* context, void* request);
+
+/* A way to gather bytes over all ranks that the caller has already (MPI_Iallgather, MPI_Test; a key-value store; a pipe to a parent), in
+ * the place of a launcher, an id, an address and a port. Called inside mdp_comm_create alone, on its thread, at most twice, and not at all
+ * for one rank; must not call megadp on this thread, throw or jump out. What it carries holds a secret: whoever reads it may join. Borrowed
+ * for that call. */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t reserved; /* 0 */
+  void* context;     /* handed to the functions; may be NULL */
+  mdp_allgather_start_fn allgather_start;
+  mdp_allgather_test_fn allgather_test;
+  mdp_allgather_free_fn allgather_free;
+} mdp_bootstrap;
+
 typedef struct {
   uint32_t struct_size;
   mdp_backend backend;
-  int32_t rank;         /* with an id: this rank; from the environment: leave 0                                          */
-  int32_t nranks;       /* with an id: how many ranks, at least 1; from the environment: 0, or what the launcher must say */
+  int32_t rank;         /* with an id or a bootstrap: this rank; from the environment: leave 0                           */
+  int32_t nranks;       /* with an id or a bootstrap: how many ranks, at least 1; from the environment: 0, or what the launcher must say */
   int32_t device;       /* with CUDA: which of the devices this process sees; 0: this rank's number on its host, modulo their
                            number, unless MDP_COMM_SET_DEVICE; with the host backend 0                                    */
   int32_t host_threads; /* reserved: 0                                                                                   */
   uint64_t timeout_ns;  /* how long any collective waits for another rank; 0: five minutes                               */
   uint64_t flags;       /* MDP_COMM_*                                                                                    */
+  const mdp_bootstrap* bootstrap; /* how the ranks meet; NULL: by the id, or what the launcher says. Without an id                 */
 } mdp_comm_config;
 
 typedef struct {
@@ -413,13 +436,16 @@ MDP_API mdp_status mdp_log_set(mdp_log_fn fn, void* user);
 MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
 
 /* Joins the ranks of one job into a communicator, the world. id NULL: rank, number of ranks and where to meet come from the launcher's
- * environment (megadp run, torchrun, SLURM, Open MPI, MPICH); a single rank where no launcher is recognised. With an id: from config.
+ * environment (megadp run, torchrun, SLURM, Open MPI, MPICH); a single rank where no launcher is recognised. With an id, or with
+ * config.bootstrap: from config. A bootstrap needs no address: between nodes, rank 0 listens at its first network interface, or where
+ * MEGADP_ROOT says on rank 0, and tells the others.
  * config NULL: all defaults. Ranks may be processes or threads of one process, each with a communicator of its own. Several worlds may
  * exist side by side. Starts threads, which block all signals.
  * Collective over the ranks of the job; blocking, at most for the timeout. To be destroyed by mdp_comm_destroy.
  * Errors: INVALID (config; an environment that is partial, contradictory or unknown), UNSUPPORTED (backend), TIMEOUT (names the ranks
- * that did not come), PEER, DESYNC, STATE (ranks on several nodes that use UCX, in a process forked from one that had such a
- * communicator: UCX does not work there), SYSTEM, MEMORY. */
+ * that did not come), PEER, DESYNC (also: the bootstrap gave ranks different bytes), BACKEND (it failed), CORRUPT (it changed bytes): what
+ * a rank hears of another's bootstrap it returns too; STATE (ranks on several nodes that use UCX, in a process forked from one that had
+ * such a communicator: UCX does not work there), SYSTEM, MEMORY. */
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
 
 /* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where

@@ -79,9 +79,9 @@ def emit(header):
                  + "".join(f'    "{name}": {writer.expression(kind)},\n' for name, kind in header.aliases.items()) + "}\n")
     for name in header.handles:
         parts.append(f'\nclass {name}(ctypes.Structure):\n    """Opaque."""\n')
+    parts.append("\n" + "".join(writer.callback(*item) for item in header.callbacks.items()))  # before the structs that hold them
     for name, fields in header.structs.items():
         parts.append("\n" + writer.struct(name, fields))
-    parts.append("\n" + "".join(writer.callback(*item) for item in header.callbacks.items()))
     parts.append("STRUCTS = (\n" + "".join(f"    {name},\n" for name in header.structs) + ")\n")
     parts.append("PROTOTYPES = {\n" + "".join(writer.prototype(function) for function in header.functions) + "}\n")
     parts.append("\n" + DECLARE)

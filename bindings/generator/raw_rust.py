@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/bindings.rs: handles, constants and #[repr(C)] structs, for a crate without std."""
+"""Writes megadp-sys's src/bindings.rs: handles, constants, callbacks and #[repr(C)] structs, for a crate without std."""
 
 OUTPUT = "rust/megadp-sys/src/bindings.rs"
 
@@ -37,6 +37,18 @@ def rust_type(header, kind):
         # `const` belongs to what the last star points to: all inner pointers of the header are written through.
         text = f"*{'const' if kind.const and depth == 0 else 'mut'} {text}"
     return f"[{text}; {kind.length}]" if kind.length else text
+
+
+def signature(header, function):
+    params = ", ".join(f"{named(param.name)}: {rust_type(header, param.type)}" for param in function.params)
+    nothing = function.result.base == "void" and not function.result.pointers
+    return f"({params})" + ("" if nothing else f" -> {rust_type(header, function.result)}")
+
+
+def emit_callbacks(header):
+    for name, function in header.callbacks.items():
+        yield f'pub type {name} = Option<unsafe extern "C" fn{signature(header, function)}>;'
+    yield ""
 
 
 def emit_handles(header):
@@ -87,6 +99,6 @@ def emit_structs(header):
 
 def emit(header):
     parts = [HEAD]
-    for part in (emit_handles, emit_enums, emit_structs):
+    for part in (emit_handles, emit_enums, emit_callbacks, emit_structs):
         parts += part(header)
     return "\n".join(parts) + "\n"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/functions.rs: the extern "C" functions, and the type of the log callback."""
-from raw_rust import named, rust_type
+"""Writes megadp-sys's src/functions.rs: the extern "C" functions."""
+from raw_rust import signature
 
 OUTPUT = "rust/megadp-sys/src/functions.rs"
 
@@ -10,12 +10,6 @@ HEAD = """\
 use crate::bindings::*;
 use core::ffi::{c_char, c_void};
 """
-
-
-def signature(header, function):
-    params = ", ".join(f"{named(param.name)}: {rust_type(header, param.type)}" for param in function.params)
-    nothing = function.result.base == "void" and not function.result.pointers
-    return f"({params})" + ("" if nothing else f" -> {rust_type(header, function.result)}")
 
 
 def wrapped(line, limit=120):
@@ -29,8 +23,6 @@ def wrapped(line, limit=120):
 
 
 def emit_functions(header):
-    for name, function in header.callbacks.items():
-        yield f'pub type {name} = Option<unsafe extern "C" fn{signature(header, function)}>;\n'
     yield 'unsafe extern "C" {'
     for function in header.functions:
         yield wrapped(f"    pub fn {function.name}{signature(header, function)};")

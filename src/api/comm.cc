@@ -2,6 +2,7 @@
 // Communicators: making, splitting, asking, aborting and dropping them.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "api/backends.h"
 #include "api/error.h"
@@ -39,12 +40,38 @@ BackendConfig backend_of(const mdp_comm_config& config) {
   return backend;
 }
 
-Result<Launch> launch_by_id(const mdp_comm_config& config, const mdp_unique_id& given) {
-  if (config.nranks < 1) return invalid("config.nranks is ", config.nranks, "; with an id it must say how many ranks there are, 1 or more");
+// How many there are, and which this is, where config says it.
+Status check_ranks(const mdp_comm_config& config, const char* with) {
+  if (config.nranks < 1) {
+    return invalid("config.nranks is ", config.nranks, "; with ", with, " it must say how many ranks there are, 1 or more");
+  }
   if (config.nranks > kMaxRanks) return invalid("config.nranks is ", config.nranks, "; at most ", kMaxRanks, " ranks are possible");
   if (config.rank < 0 || config.rank >= config.nranks) {
     return invalid("config.rank is ", config.rank, "; with config.nranks ", config.nranks, " it must be 0 to ", config.nranks - 1);
   }
+  return {};
+}
+
+Result<Launch> launch_by_bootstrap(const mdp_comm_config& config) {
+  auto ours = take(config.bootstrap, "config.bootstrap");
+  if (!ours) return ours.status();
+  if (Status status = check_reserved(ours->reserved, "config.bootstrap->reserved"); !status) return status;
+  for (const auto& [name, given] : {std::pair{"start", ours->allgather_start != nullptr},
+                                    {"test", ours->allgather_test != nullptr},
+                                    {"free", ours->allgather_free != nullptr}}) {
+    if (!given) return invalid("config.bootstrap->allgather_", name, " is NULL; a bootstrap has all three functions");
+  }
+  if (Status status = check_ranks(config, "a bootstrap"); !status) return status;
+  Launch launch;
+  launch.launcher = launch.job = "bootstrap";
+  launch.rank = config.rank;
+  launch.nranks = config.nranks;
+  launch.bootstrap = AllGather{ours->context, ours->allgather_start, ours->allgather_test, ours->allgather_free};
+  return launch;
+}
+
+Result<Launch> launch_by_id(const mdp_comm_config& config, const mdp_unique_id& given) {
+  if (Status status = check_ranks(config, "an id"); !status) return status;
   UniqueId id;
   static_assert(sizeof id.bytes == sizeof given.bytes);
   std::memcpy(id.bytes.data(), given.bytes, sizeof given.bytes);
@@ -84,7 +111,11 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
     auto ours = take_or_default(config, "config");
     if (!ours) return ours.status();
     if (Status status = check_config(*ours); !status) return status;
-    auto launch = id != nullptr ? launch_by_id(*ours, *id) : launch_by_environment(*ours);
+    if (id != nullptr && ours->bootstrap != nullptr)
+      return invalid("there is an id, and a config.bootstrap too; the ranks meet by one of them");
+    auto launch = id != nullptr                ? launch_by_id(*ours, *id)
+                  : ours->bootstrap != nullptr ? launch_by_bootstrap(*ours)
+                                               : launch_by_environment(*ours);
     if (!launch) return launch.status();
     auto world = World::join(*launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
     if (!world) return world.status();

@@ -113,8 +113,7 @@ Json launch_info() {
   launch["launcher"] = found->launcher;
   launch["rank"] = found->rank;
   launch["nranks"] = found->nranks;
-  const std::string none = found->root_by_pmix ? "by PMIx" : "";  // agreed on as the ranks join
-  launch["root"] = found->root_port == 0 ? none : text(found->root_host, ":", found->root_port);
+  launch["root"] = found->root_port == 0 ? "" : text(found->root_host, ":", found->root_port);
   return launch;
 }
 

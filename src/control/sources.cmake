@@ -12,9 +12,9 @@ set(MEGADP_control_SOURCES
     join/listener.cc
     join/process.cc
     join/server.cc
+    launch/bootstrap.cc
     launch/environment.cc
     launch/launchers.cc
-    launch/pmix.cc
     launch/unique_id.cc
     launch/variables.cc
     monitor/monitor.cc

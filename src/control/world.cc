@@ -238,8 +238,8 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   Status status = check_launch(launch, timeout_ns);
   if (!status.ok()) return status;
   const Deadline deadline = Deadline::after_ns(timeout_ns);
-  status = complete_launch(&launch, deadline);
-  if (!status.ok()) return status;
+  auto listeners = complete_launch(&launch, deadline);
+  if (!listeners.ok()) return listeners.status();
   JoinRequest request;
   request.nranks = launch.nranks;
   request.rank = launch.rank;
@@ -254,6 +254,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   request.expected = first_ranks(launch.nranks);
   request.timeout_ns = timeout_ns;
   request.deadline = deadline;
+  request.listeners = &*listeners;
   auto joined = meet(request);
   if (!joined.ok()) return joined.status();
 

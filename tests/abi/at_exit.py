@@ -10,10 +10,6 @@ import subprocess
 import sys
 import tempfile
 
-# Ends PMIx, for which mpirun waits; looks for itself whether it may.
-MAY_REGISTER = {"pmix.cc.o"}
-
-
 # What nvcc puts into each of its objects takes the kernels back at exit.
 NVCC = ".cu.o"
 
@@ -22,7 +18,7 @@ def registers(path):
     """Whether the object asks for something to be called at exit: the destructor of a static, or a function given to atexit."""
     out = subprocess.run(["nm", "--undefined-only", path], capture_output=True, text=True, check=True).stdout
     wanted = {line.split()[-1] for line in out.splitlines()}
-    return bool(wanted & {"__cxa_atexit", "atexit"} - ({"atexit"} if os.path.basename(path) in MAY_REGISTER else set()))
+    return bool(wanted & {"__cxa_atexit", "atexit"})
 
 
 def main(objects):
@@ -40,7 +36,6 @@ def self_test(cxx):
         "global.cc": ("#include <string>\nstd::string a(100, 'a');\n", True),
         "local.cc": ("#include <string>\nconst std::string& f() { static const std::string a(100, 'a'); return a; }\n", True),
         "function.cc": ("#include <cstdlib>\nvoid f() { std::atexit([] {}); }\n", True),
-        "pmix.cc": ("#include <cstdlib>\nvoid f() { std::atexit([] {}); }\n", False),
         "kept.cc": ("#include <string>\nconst std::string& f() { static const auto& a = *new std::string(100, 'a'); return a; }\n", False),
         "thread.cc": ("#include <string>\nstd::string& f() { thread_local std::string a(100, 'a'); return a; }\n", False),
     }

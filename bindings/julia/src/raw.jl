@@ -65,6 +65,17 @@ struct mdp_error_info
     text::NTuple{1024, UInt8}
 end
 
+struct mdp_bootstrap
+    struct_size::UInt32
+    reserved::UInt32
+    context::Ptr{Cvoid}
+    allgather_start::Ptr{Cvoid}
+    allgather_test::Ptr{Cvoid}
+    allgather_free::Ptr{Cvoid}
+end
+mdp_bootstrap(; reserved = 0, context = C_NULL, allgather_start = C_NULL, allgather_test = C_NULL, allgather_free = C_NULL) =
+    mdp_bootstrap(sizeof(mdp_bootstrap), reserved, context, allgather_start, allgather_test, allgather_free)
+
 struct mdp_comm_config
     struct_size::UInt32
     backend::mdp_backend
@@ -74,9 +85,10 @@ struct mdp_comm_config
     host_threads::Int32
     timeout_ns::UInt64
     flags::UInt64
+    bootstrap::Ptr{mdp_bootstrap}
 end
-mdp_comm_config(; backend = 0, rank = 0, nranks = 0, device = 0, host_threads = 0, timeout_ns = 0, flags = 0) =
-    mdp_comm_config(sizeof(mdp_comm_config), backend, rank, nranks, device, host_threads, timeout_ns, flags)
+mdp_comm_config(; backend = 0, rank = 0, nranks = 0, device = 0, host_threads = 0, timeout_ns = 0, flags = 0, bootstrap = C_NULL) =
+    mdp_comm_config(sizeof(mdp_comm_config), backend, rank, nranks, device, host_threads, timeout_ns, flags, bootstrap)
 
 struct mdp_grid_config
     struct_size::UInt32

@@ -36,8 +36,9 @@ struct JoinRequest {
   int rank = 0;  // this one
   Process self;
   Deadline deadline = Deadline::never();
-  uint64_t timeout_ns = 0;              // for the sentence when the deadline has passed
-  std::function<Status()> interrupted;  // a failure that ends the waiting; may be empty
+  uint64_t timeout_ns = 0;               // for the sentence when the deadline has passed
+  std::function<Status()> interrupted;   // a failure that ends the waiting; may be empty
+  std::vector<Fd>* listeners = nullptr;  // sockets that listen at the endpoint already, for the server to take; null or empty: none
 };
 
 struct JoinResult {

@@ -60,7 +60,8 @@ class Server {
   // The name or port may still be held by an earlier rendezvous of the same job, or by another job's hub that is just leaving.
   Status listen() {
     for (;;) {
-      auto listeners = listen_at(request_.endpoint);
+      const bool given = request_.listeners != nullptr && !request_.listeners->empty();
+      auto listeners = given ? std::exchange(*request_.listeners, {}) : listen_at(request_.endpoint);
       if (listeners.ok()) {
         const size_t max_pending = kStrangers + request_.expected.size();
         listener_ = std::make_unique<Listener>(*std::move(listeners), request_.key, max_pending, request_.endpoint.describe());

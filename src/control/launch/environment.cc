@@ -13,7 +13,6 @@
 
 #include "base/log.h"
 #include "base/text.h"
-#include "control/launch/pmix.h"
 #include "control/launch/variables.h"
 
 namespace megadp {
@@ -71,10 +70,6 @@ Status find_root(Claim* claim) {
     return {};
   }
   if (!claim->several_nodes || launch.root_port != 0) return {};
-  if (launch.launcher == "Open MPI") {
-    launch.root_by_pmix = true;
-    return {};
-  }
   return invalid(
       launch.launcher,
       " started ranks on several nodes; set MEGADP_ROOT=host:port on all of them to an address of rank 0's node and a free port");
@@ -117,14 +112,6 @@ Result<Launch> launch_from_environment() {
   Status status = find_root(&*claim);
   if (!status.ok()) return status;
   return claim->launch;
-}
-
-Status complete_launch(Launch* launch, Deadline deadline) {
-  if (!launch->root_by_pmix) return {};
-  Status status = agree_on_root_by_pmix(launch, deadline);
-  if (status.ok()) return {};
-  return status.with_context(
-      "Open MPI started ranks on several nodes; set MEGADP_ROOT=host:port to an address of rank 0's node, because PMIx did not help");
 }
 
 std::vector<std::string> launcher_variables() {

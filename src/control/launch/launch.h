@@ -1,21 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
-// How this process learned that it is one of several ranks: from a launcher's environment, or from an id that the caller passed around.
+// How this process learned that it is one of several ranks: from a launcher's environment, from an id that the caller passed around, or
+// from the caller, who has a way to gather bytes over all ranks.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "control/net/fd.h"
 
 namespace megadp {
 
 constexpr int kMaxRanks = 1 << 20;
 
+// The caller's own way to gather bytes over all ranks: see mdp_bootstrap.
+struct AllGather {
+  void* context = nullptr;
+  int32_t (*start)(void* context, const void* mine, size_t bytes, void* all, void** request) = nullptr;
+  int32_t (*test)(void* context, void* request) = nullptr;
+  void (*free)(void* context, void* request) = nullptr;
+};
+
 struct Launch {
-  std::string launcher;  // "megadp run", "torchrun", "SLURM", "Open MPI", "MPICH", "id", "alone"
+  std::string launcher;  // "megadp run", "torchrun", "SLURM", "Open MPI", "MPICH", "id", "bootstrap", "alone"
   int rank = 0;
   int nranks = 1;
   // Both the key that keeps jobs apart and the name ranks of one node meet under. Not secret.
@@ -26,17 +38,18 @@ struct Launch {
   // Where rank 0 listens when the world spans nodes; port 0: all ranks are on one node.
   std::string root_host;
   uint16_t root_port = 0;
-  // On several nodes, and rank 0 has yet to choose where it listens: the ranks agree on that as they join (complete_launch).
-  bool root_by_pmix = false;
+  // Where it is set, the ranks agree on job, secret and root as they join (complete_launch).
+  std::optional<AllGather> bootstrap;
 };
 
 // What the environment says; it asks nobody, and waits for nobody. A single rank only when no launcher is recognised; a partial,
 // contradictory or unknown environment is Code::invalid with a sentence that lists what was found and what is missing.
 Result<Launch> launch_from_environment();
 
-// Collective over the ranks of the launch where root_by_pmix is set, otherwise nothing: finds root_host, root_port and secret.
-// Code::timeout at the deadline.
-Status complete_launch(Launch* launch, Deadline deadline);
+// Nothing where the launch has no bootstrap. Otherwise collective over its ranks, by two of its all-gathers: fills in job, secret, and,
+// where the ranks are on several nodes, the root. Returns the sockets on which rank 0 then listens already; none elsewhere. Ranks that hear
+// of another's failure return the same code. Code::timeout at the deadline.
+Result<std::vector<Fd>> complete_launch(Launch* launch, Deadline deadline);
 
 // The 128 bytes of mdp_unique_id.
 struct UniqueId {

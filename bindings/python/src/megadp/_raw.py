@@ -117,6 +117,12 @@ class DLManagedTensorVersioned(ctypes.Structure):
     """Opaque."""
 
 
+mdp_allgather_start_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
+mdp_allgather_test_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+mdp_allgather_free_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+mdp_log_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
+
+
 class mdp_unique_id(ctypes.Structure):
     _fields_ = [
         ("bytes", ctypes.c_uint8 * 128),
@@ -135,6 +141,17 @@ class mdp_error_info(ctypes.Structure):
     ]
 
 
+class mdp_bootstrap(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("context", ctypes.c_void_p),
+        ("allgather_start", mdp_allgather_start_fn),
+        ("allgather_test", mdp_allgather_test_fn),
+        ("allgather_free", mdp_allgather_free_fn),
+    ]
+
+
 class mdp_comm_config(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -145,6 +162,7 @@ class mdp_comm_config(ctypes.Structure):
         ("host_threads", ctypes.c_int32),
         ("timeout_ns", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
+        ("bootstrap", ctypes.POINTER(mdp_bootstrap)),
     ]
 
 
@@ -311,12 +329,10 @@ class mdp_bucket_report(ctypes.Structure):
         ("sync_ns", ctypes.c_uint64),
     ]
 
-
-mdp_log_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
-
 STRUCTS = (
     mdp_unique_id,
     mdp_error_info,
+    mdp_bootstrap,
     mdp_comm_config,
     mdp_grid_config,
     mdp_tensor,

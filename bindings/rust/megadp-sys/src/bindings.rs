@@ -140,6 +140,11 @@ pub const MDP_BUCKET_REDUCED: mdp_bucket_state = 3;
 pub const MDP_BUCKET_GATHERING: mdp_bucket_state = 4;
 pub const MDP_BUCKET_WHOLE: mdp_bucket_state = 5;
 
+pub type mdp_allgather_start_fn = Option<unsafe extern "C" fn(context: *mut c_void, mine: *const c_void, bytes: usize, all: *mut c_void, request: *mut *mut c_void) -> i32>;
+pub type mdp_allgather_test_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void) -> i32>;
+pub type mdp_allgather_free_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void)>;
+pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, text: *const c_char, length: usize)>;
+
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_unique_id {
@@ -190,6 +195,33 @@ impl Default for mdp_error_info {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct mdp_bootstrap {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub context: *mut c_void,
+    pub allgather_start: mdp_allgather_start_fn,
+    pub allgather_test: mdp_allgather_test_fn,
+    pub allgather_free: mdp_allgather_free_fn,
+}
+
+impl mdp_bootstrap {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_bootstrap {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct mdp_comm_config {
     pub struct_size: u32,
     pub backend: mdp_backend,
@@ -199,6 +231,7 @@ pub struct mdp_comm_config {
     pub host_threads: i32,
     pub timeout_ns: u64,
     pub flags: u64,
+    pub bootstrap: *const mdp_bootstrap,
 }
 
 impl mdp_comm_config {

@@ -3,8 +3,6 @@
 use crate::bindings::*;
 use core::ffi::{c_char, c_void};
 
-pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, text: *const c_char, length: usize)>;
-
 unsafe extern "C" {
     pub fn mdp_version() -> u32;
     pub fn mdp_status_name(status: mdp_status) -> *const c_char;

@@ -18,6 +18,14 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("operation", offset_of!(super::mdp_error_info, operation)),
         ("text", offset_of!(super::mdp_error_info, text)),
     ]),
+    ("mdp_bootstrap", size_of::<super::mdp_bootstrap>(), align_of::<super::mdp_bootstrap>(), &[
+        ("struct_size", offset_of!(super::mdp_bootstrap, struct_size)),
+        ("reserved", offset_of!(super::mdp_bootstrap, reserved)),
+        ("context", offset_of!(super::mdp_bootstrap, context)),
+        ("allgather_start", offset_of!(super::mdp_bootstrap, allgather_start)),
+        ("allgather_test", offset_of!(super::mdp_bootstrap, allgather_test)),
+        ("allgather_free", offset_of!(super::mdp_bootstrap, allgather_free)),
+    ]),
     ("mdp_comm_config", size_of::<super::mdp_comm_config>(), align_of::<super::mdp_comm_config>(), &[
         ("struct_size", offset_of!(super::mdp_comm_config, struct_size)),
         ("backend", offset_of!(super::mdp_comm_config, backend)),
@@ -27,6 +35,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("host_threads", offset_of!(super::mdp_comm_config, host_threads)),
         ("timeout_ns", offset_of!(super::mdp_comm_config, timeout_ns)),
         ("flags", offset_of!(super::mdp_comm_config, flags)),
+        ("bootstrap", offset_of!(super::mdp_comm_config, bootstrap)),
     ]),
     ("mdp_grid_config", size_of::<super::mdp_grid_config>(), align_of::<super::mdp_grid_config>(), &[
         ("struct_size", offset_of!(super::mdp_grid_config, struct_size)),
