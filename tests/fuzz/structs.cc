@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// The structs that callers hand in, each in memory that ends where its struct_size says: alone, as a tensor, or all those that describe a
+// plan. Pointers in them are made to point to something, or are NULL; what they point to ends where it should, too.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/intake.h"
+#include "api/tensor.h"
+#include "base/text.h"
+#include "fuzz.h"
+#include "megadp.h"
+
+using namespace megadp;
+using namespace megadp::test;
+
+namespace {
+
+constexpr uint32_t kLongest = 64 * 1024;
+constexpr size_t kMostElements = 4;
+
+// `count` structs as the first one's struct_size has it. Sizes that nobody could mean get what is read of them: the size itself.
+class Given {
+ public:
+  Given(Bytes* bytes, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const std::string_view blob = bytes->some(bytes->number<uint8_t>());
+      if (i == 0) {
+        const auto size = Bytes(blob).number<uint32_t>();
+        stride_ = size >= sizeof size && size <= kLongest ? size : sizeof size;
+        memory_ = std::make_unique<char[]>(stride_ * count);
+      }
+      std::memcpy(at(i), blob.data(), std::min(blob.size(), stride_));
+    }
+  }
+  char* at(size_t i) { return memory_.get() + i * stride_; }
+  size_t size() const { return stride_; }
+  template <class T>
+  T* as() {
+    return reinterpret_cast<T*>(memory_.get());
+  }
+
+  // A field of an element, if the element is long enough to have it.
+  template <class T>
+  T get(size_t i, size_t offset) {
+    T value{};
+    if (offset + sizeof value <= stride_) std::memcpy(&value, at(i) + offset, sizeof value);
+    return value;
+  }
+  // Puts a pointer where the input has anything but zero.
+  void point(size_t i, size_t offset, const void* to) {
+    if (get<uint64_t>(i, offset) != 0) std::memcpy(at(i) + offset, &to, sizeof to);
+  }
+
+ private:
+  size_t stride_ = 0;
+  std::unique_ptr<char[]> memory_;
+};
+
+// What pointers point to, for as long as a call lasts.
+class Pointees {
+ public:
+  const char* words(Bytes* bytes) {
+    const std::string_view some = bytes->some(bytes->number<uint8_t>());
+    auto& copy = texts_.emplace_back(std::make_unique<char[]>(some.size() + 1));
+    std::memcpy(copy.get(), some.data(), some.size());
+    return copy.get();
+  }
+  const int64_t* numbers(Bytes* bytes, int32_t count) {
+    const size_t allowed = count >= 0 && count <= 16 ? static_cast<size_t>(count) : 0;
+    auto& copy = numbers_.emplace_back(std::make_unique<int64_t[]>(allowed));
+    for (size_t i = 0; i < allowed; ++i) copy[i] = bytes->number<int64_t>();
+    return copy.get();
+  }
+
+ private:
+  std::vector<std::unique_ptr<char[]>> texts_;
+  std::vector<std::unique_ptr<int64_t[]>> numbers_;
+};
+
+template <class T>
+std::string take_one(Bytes* bytes) {
+  Given given(bytes, 1);
+  const T* const theirs = given.as<T>();
+  const auto ours = take(theirs, "it");
+  if (!ours.ok()) {
+    const Code code = ours.status().code();
+    must((code == Code::invalid || code == Code::unsupported) && !ours.status().text().empty(), "a bad struct is refused without a reason");
+    return ours.status().text();
+  }
+  must(ours->struct_size == sizeof(T), "a struct that was taken has not the library's size");
+  const size_t common = std::min(given.size(), sizeof(T)), head = sizeof ours->struct_size;
+  const auto* const taken = reinterpret_cast<const char*>(&*ours);
+  must(std::memcmp(taken + head, given.at(0) + head, common - head) == 0, "a field was not taken as it was given");
+  for (size_t i = common; i < sizeof(T); ++i) must(taken[i] == 0, "a field that was not given is not zero");
+  if (check_output(theirs, "it").ok()) give(*ours, given.as<T>());
+  return given.size() > sizeof(T) ? "taken, longer" : given.size() < sizeof(T) ? "taken, shorter" : "taken";
+}
+
+template <class... Ts>
+std::string take_any(Bytes* bytes) {
+  constexpr std::string (*const all[])(Bytes*) = {&take_one<Ts>...};
+  const auto which = bytes->number<uint8_t>() % sizeof...(Ts);
+  return text(which == 0 ? "first " : "", all[which](bytes));
+}
+
+std::string take_a_tensor(Bytes* bytes) {
+  Given given(bytes, 1);
+  Pointees pointees;
+  const auto ndim = given.get<int32_t>(0, offsetof(mdp_tensor, ndim));
+  given.point(0, offsetof(mdp_tensor, shape), pointees.numbers(bytes, ndim));
+  given.point(0, offsetof(mdp_tensor, strides), pointees.numbers(bytes, ndim));
+  const Place cuda{DeviceType::cuda, 1};
+  std::string outcome;
+  for (const Place& place : {Place{}, cuda}) {
+    for (const Access access : {Access::read, Access::write}) {
+      const auto tensor = take_tensor(given.as<mdp_tensor>(), "it", access, place);
+      outcome += tensor.ok() ? text("taken ", tensor->dense ? "dense; " : "strided; ") : tensor.status().text() + "; ";
+      must(!tensor.ok() || tensor->shape.size() == tensor->strides.size(), "a tensor with strides for other axes");
+    }
+  }
+  return outcome;
+}
+
+std::string plan(Bytes* bytes) {
+  Pointees pointees;
+  const auto world = bytes->number<int32_t>(), rank = bytes->number<int32_t>();
+  const size_t count = bytes->number<uint8_t>() % kMostElements;
+  Given grid(bytes, 1), config(bytes, 1), report(bytes, 1), params(bytes, std::max<size_t>(count, 1));
+  grid.point(0, offsetof(mdp_grid_config, order), pointees.words(bytes));
+  for (size_t i = 0; i < count; ++i) {
+    params.point(i, offsetof(mdp_param, name), pointees.words(bytes));
+    params.point(i, offsetof(mdp_param, shape), pointees.numbers(bytes, params.get<int32_t>(i, offsetof(mdp_param, ndim))));
+  }
+  const mdp_status status = mdp_plan(grid.as<mdp_grid_config>(), world, rank, config.as<mdp_buffer_config>(), params.as<mdp_param>(), count,
+                                     report.as<mdp_plan_report>());
+  if (status == MDP_OK) return "a plan";
+  const std::string words = mdp_last_error();
+  must(!words.empty(), "a plan is refused without a reason");
+  return words;
+}
+
+std::string run(const std::string& input) {
+  Bytes bytes(input);
+  switch (bytes.number<uint8_t>() % 3) {
+    case 0:
+      return take_any<mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config, mdp_plan_report, mdp_range, mdp_group,
+                      mdp_optimizer_config, mdp_step_config, mdp_step_report, mdp_stats_report, mdp_bucket_report, mdp_error_info>(&bytes);
+    case 1:
+      return "tensor " + take_a_tensor(&bytes);
+    default:
+      return "plan " + plan(&bytes);
+  }
+}
+
+std::string blob(const std::string& bytes) {
+  return std::string(1, static_cast<char>(bytes.size())) + bytes;
+}
+
+template <class T>
+T sized() {
+  T value{};
+  value.struct_size = sizeof value;
+  return value;
+}
+
+std::vector<std::string> valid() {
+  const auto* const something = reinterpret_cast<void*>(uintptr_t{64});
+  auto grid = sized<mdp_grid_config>();
+  grid.tp = 2, grid.pp = 2, grid.order = static_cast<const char*>(something);
+  auto tensor = sized<mdp_tensor>();
+  tensor.dtype = MDP_DTYPE_F32, tensor.ndim = 2, tensor.data = const_cast<void*>(something);
+  tensor.shape = tensor.strides = static_cast<const int64_t*>(something);
+  auto param = sized<mdp_param>();
+  param.name = static_cast<const char*>(something), param.shape = static_cast<const int64_t*>(something), param.ndim = 1;
+  auto config = sized<mdp_buffer_config>();
+  config.bucket_elements = 1000;
+  const std::string sizes = bytes_of(int64_t{3}) + bytes_of(int64_t{5}), strides = bytes_of(int64_t{5}) + bytes_of(int64_t{1});
+  const std::string structs = blob(bytes_of(grid)) + blob(bytes_of(config)) + blob(bytes_of(sized<mdp_plan_report>()));
+  const std::string two = blob(bytes_of(param)) + blob(bytes_of(param));
+  const std::string pointed = blob("tp-cp-ep-dp-pp") + blob("w") + bytes_of(int64_t{300}) + blob("b") + bytes_of(int64_t{7});
+  std::vector<std::string> all = {std::string("\1", 1) + blob(bytes_of(tensor)) + sizes + strides,
+                                  std::string("\2", 1) + bytes_of(int32_t{8}) + bytes_of(int32_t{3}) + "\2" + structs + two + pointed};
+  all.push_back(std::string("\0\0", 2) + blob(bytes_of(sized<mdp_comm_config>())));
+  all.push_back(std::string("\0\1", 2) + blob(bytes_of(grid)));
+  all.push_back(std::string("\0\3", 2) + blob(bytes_of(param) + std::string(8, '\0')));
+  return all;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return fuzz(argc, argv, {valid(), {"tp", "-", "dp-", "cp-ep"}, run});
+}
