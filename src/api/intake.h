@@ -38,7 +38,7 @@ inline constexpr StructKind kKind<mdp_error_info> = kind_of<mdp_error_info>("mdp
 template <>
 inline constexpr StructKind kKind<mdp_bootstrap> = kind_of<mdp_bootstrap>("mdp_bootstrap", 40);
 template <>
-inline constexpr StructKind kKind<mdp_comm_config> = kind_of<mdp_comm_config>("mdp_comm_config", 40);
+inline constexpr StructKind kKind<mdp_comm_config> = kind_of<mdp_comm_config>("mdp_comm_config", 48);
 template <>
 inline constexpr StructKind kKind<mdp_grid_config> = kind_of<mdp_grid_config>("mdp_grid_config", 48);
 template <>

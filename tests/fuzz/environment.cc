@@ -2,9 +2,10 @@
 // What launchers leave in the environment: an input is lines of NAME=value.
 #include <cstdlib>
 
-#include "backend/bootstrap/launch.h"
-#include "backend/bootstrap/launcher.h"
 #include "base/text.h"
+#include "control/launch/launch.h"
+#include "control/launch/launchers.h"
+#include "control/launch/variables.h"
 #include "fuzz.h"
 
 using namespace megadp;
@@ -45,7 +46,7 @@ std::string run(const std::string& input) {
   must(launch->launcher == "alone" || !launch->job.empty(), "a job without a name");
   must(launch->launcher != "alone" || launch->nranks == 1, "alone, but one of several");
   must(launch->root_port == 0 || !launch->root_host.empty(), "a port without a host");
-  return text("taken: ", launch->launcher, launch->root_port == 0 ? "" : " with a root", launch->root_by_pmix ? " to be found" : "");
+  return text("taken: ", launch->launcher, launch->root_port == 0 ? "" : " with a root");
 }
 
 const std::string kSecret(64, 'a');

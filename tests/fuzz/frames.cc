@@ -7,11 +7,11 @@
 
 #include <array>
 
-#include "backend/bootstrap/link.h"
-#include "backend/bootstrap/monitor.h"
-#include "backend/bootstrap/process.h"
-#include "backend/bootstrap/relay.h"
 #include "base/text.h"
+#include "control/join/process.h"
+#include "control/monitor/monitor.h"
+#include "control/monitor/relay.h"
+#include "control/net/link.h"
 #include "fuzz.h"
 
 using namespace megadp;
@@ -88,7 +88,9 @@ std::string run(const std::string& input) {
     must(frame.payload.size() <= 1 << 16, "a frame longer than the longest");
     FrameReader contents(frame.payload);
     OperationKey key;
-    if (read_key(&contents, kRanks, &key)) must(key.members.size() >= 2 && key.members.size() <= kRanks, "an operation of too many");
+    MemberLists lists;
+    if (read_key(&contents, kRanks, &lists, &key))
+      must(key.members.size() >= 2 && key.members.size() <= kRanks, "an operation of too many");
   }
   return outcome + read_frames(reader & 1, (reader & 2) == 0, std::move(frames));
 }
@@ -99,7 +101,7 @@ std::string frame(FrameType type, std::string payload, uint16_t descriptors = 0)
 
 std::string operation(FrameType type, OperationKind kind, const std::function<void(FrameWriter*)>& rest, uint16_t descriptors = 0) {
   FrameWriter writer;
-  write_key(&writer, {kind, {0, 1}, 1});
+  write_key(&writer, {kind, {0, 1}, 1}, true);
   rest(&writer);
   return frame(type, writer.take(), descriptors);
 }
@@ -116,17 +118,21 @@ std::vector<std::string> valid() {
   const std::string goodbye = frame(FrameType::goodbye, left.take()), failure = frame(FrameType::failure, failed.take());
   const std::string give = operation(FrameType::give, OperationKind::exchange, contribution);
   const std::string withdraw = operation(FrameType::withdraw, OperationKind::exchange, [](FrameWriter* w) { w->u64(kSecondNs); });
-  return {hub + frame(FrameType::heartbeat, ""),
-          hub + give + withdraw,
-          hub + give + goodbye,
-          hub + failure,
-          hub + frame(FrameType::give_up, bytes_of(kSecondNs)),
-          hub_fd + operation(FrameType::give, OperationKind::share, contribution, 1),
-          served + frame(FrameType::heartbeat, silences.take()),
-          served + operation(FrameType::result, OperationKind::exchange, contributions),
-          served + operation(FrameType::undone, OperationKind::exchange, why),
-          served + failure,
-          served_fds + operation(FrameType::result, OperationKind::share, contributions, 2)};
+  return {
+      hub + frame(FrameType::heartbeat, ""),
+      hub + give + withdraw,
+      hub + give + goodbye,
+      hub + failure,
+      hub + frame(FrameType::give_up, bytes_of(kSecondNs)),
+      hub_fd + operation(FrameType::give, OperationKind::share, contribution, 1),
+      served + frame(FrameType::heartbeat, silences.take()),
+      served + operation(FrameType::result, OperationKind::exchange, contributions),
+      served + operation(FrameType::result, OperationKind::broadcast, [](FrameWriter* w) { w->bytes("one"); }),
+      served + operation(FrameType::result, OperationKind::compare, [](FrameWriter* w) { w->u32(0); }),
+      served + operation(FrameType::result, OperationKind::compare, [](FrameWriter* w) { w->u32(1), w->bytes("one"), w->bytes("two"); }),
+      served + operation(FrameType::undone, OperationKind::exchange, why),
+      served + failure,
+      served_fds + operation(FrameType::result, OperationKind::share, contributions, 2)};
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "backend/bootstrap/handshake.h"
-#include "backend/bootstrap/reception.h"
 #include "base/text.h"
+#include "control/join/handshake.h"
+#include "control/join/listener.h"
 #include "fuzz.h"
 
 using namespace megadp;
@@ -15,7 +15,7 @@ using namespace megadp::test;
 namespace {
 
 constexpr uint64_t kSecondNs = 1'000'000'000;
-const Guard kGuard = {1, 2, 3};
+const AuthKey kGuard = {1, 2, 3};
 
 Endpoint door() {
   Endpoint endpoint;
@@ -23,8 +23,8 @@ Endpoint door() {
   return endpoint;
 }
 
-Reception& reception() {
-  static Reception one(*listen_at(door()), kGuard, 8, "the door");
+Listener& reception() {
+  static Listener one(*listen_at(door()), kGuard, 8, "the door");
   return one;
 }
 
@@ -36,17 +36,17 @@ void say(const Fd& socket, std::string_view bytes) {
 std::string proof_for(const Fd& socket, std::string_view opening) {
   char answer[kAnswerSize];
   if (::recv(socket.get(), answer, sizeof answer, MSG_DONTWAIT) != static_cast<ssize_t>(sizeof answer)) return {};
-  Nonce guest, host;
-  std::memcpy(guest.data(), opening.data() + kHandshakeMagic.size(), guest.size());
+  Nonce client, host;
+  std::memcpy(client.data(), opening.data() + kHandshakeMagic.size(), client.size());
   std::memcpy(host.data(), answer, host.size());
-  must(std::string_view(answer, sizeof answer).substr(host.size()) == proof_of_host(kGuard, guest, host), "the host's proof is wrong");
-  return proof_of_guest(kGuard, guest, host);
+  must(std::string_view(answer, sizeof answer).substr(host.size()) == proof_of_server(kGuard, client, host), "the host's proof is wrong");
+  return proof_of_client(kGuard, client, host);
 }
 
 std::string knock(const std::string& input) {
   Bytes bytes(input);
   const std::string_view opening = bytes.some(kOpeningSize), difference = bytes.some(kProofSize), frames = bytes.rest();
-  std::vector<Arrival> arrivals;
+  std::vector<Accepted> arrivals;
   auto socket = connect_to(door(), Deadline::after_ns(kSecondNs));
   must(socket.ok(), "the door cannot be reached");
   say(*socket, opening);
@@ -76,7 +76,7 @@ std::string open_to(std::string_view answer) {
   const Fd ours(ends[0]), theirs(ends[1]);
   say(theirs, answer);
   ::shutdown(theirs.get(), SHUT_WR);
-  const Status status = greet_host(ours.get(), kGuard, Deadline::after_ns(kSecondNs), {});
+  const Status status = greet_server(ours.get(), kGuard, Deadline::after_ns(kSecondNs), {});
   must(status.code() == Code::system && !status.text().empty(), "a guest took a stranger for its host");
   return status.text();
 }

@@ -2,9 +2,9 @@
 // The 128 bytes of an id, which come over whatever way the caller has, with a rank and a number of ranks.
 #include <algorithm>
 
-#include "backend/bootstrap/job_key.h"
-#include "backend/bootstrap/launch.h"
 #include "base/text.h"
+#include "control/join/job_key.h"
+#include "control/launch/launch.h"
 #include "fuzz.h"
 
 using namespace megadp;
@@ -23,7 +23,7 @@ std::string take(const UniqueId& id, int rank, int nranks) {
   must(launch->rank == rank && launch->nranks == nranks && rank >= 0 && rank < nranks, "a rank that is none was taken");
   must(launch->root_host.size() <= 61 && launch->job.size() == 3 + 32, "parts of an id are not where they belong");
   socket_name(*launch, "fuzz");
-  guard_of(*launch);
+  auth_key_of(*launch);
   return text("taken", launch->root_port == 0 ? "" : " with a port", launch->root_host.empty() ? "" : " with a host");
 }
 
@@ -33,7 +33,7 @@ std::string run(const std::string& input) {
   const auto rank = bytes.number<int32_t>(), nranks = bytes.number<int32_t>();
   const std::string as_it_came = take(id, rank, nranks);
   // Once more as if it had been made so, or nothing would get past the checksum.
-  const auto sum = keyed_hash({}, std::string_view(reinterpret_cast<const char*>(id.bytes.data()), kSummed));
+  const auto sum = blake2s({}, std::string_view(reinterpret_cast<const char*>(id.bytes.data()), kSummed));
   std::copy_n(sum.begin(), id.bytes.size() - kSummed, id.bytes.begin() + kSummed);
   return text(as_it_came, "; ", take(id, rank, nranks));
 }
