@@ -53,6 +53,29 @@ static mdp_status comm_create(void* given) {
   if (status == MDP_OK) mdp_comm_destroy(comm);
   return status;
 }
+static int32_t never_start(void* context, const void* mine, size_t bytes, void* all, void** request) {
+  (void)context, (void)mine, (void)bytes, (void)all, (void)request;
+  return -1;
+}
+static int32_t never_test(void* context, void* request) {
+  (void)context, (void)request;
+  return -1;
+}
+static void never_free(void* context, void* request) {
+  (void)context, (void)request;
+}
+static void fill_bootstrap(void* given) {
+  mdp_bootstrap* bootstrap = given;
+  bootstrap->allgather_start = never_start;
+  bootstrap->allgather_test = never_test;
+  bootstrap->allgather_free = never_free;
+}
+static mdp_status comm_create_bootstrap(void* given) {
+  SIZED(mdp_comm_config, config);
+  config.nranks = 1;
+  config.bootstrap = given;
+  return comm_create(&config);
+}
 static mdp_status comm_error_info(void* given) {
   return mdp_comm_error_info(alone.comm, given);
 }
@@ -239,6 +262,7 @@ static mdp_status state_out(void* given) {
 static const entry entries[] = {
     {"mdp_last_error_info", "out", sizeof(mdp_error_info), OUT, NULL, last_error_info},
     {"mdp_comm_create", "config", sizeof(mdp_comm_config), IN_OR_DEFAULTS, fill_comm_config, comm_create},
+    {"mdp_comm_create", "config.bootstrap", sizeof(mdp_bootstrap), IN_OR_DEFAULTS, fill_bootstrap, comm_create_bootstrap},
     {"mdp_comm_error_info", "out", sizeof(mdp_error_info), OUT, NULL, comm_error_info},
     {"mdp_all_reduce", "from", sizeof(mdp_tensor), IN, fill_vector, all_reduce_from},
     {"mdp_all_reduce", "to", sizeof(mdp_tensor), IN, fill_vector, all_reduce_to},

@@ -5,7 +5,6 @@
 import os
 import shutil
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
@@ -97,6 +96,13 @@ class OneHost(unittest.TestCase):
                   "SLURM_LOCALID": str(rank)} for rank in range(2)]
         self.assertEqual(together(ranks), ([0] * 2, expected("SLURM", [0, 0])))
 
+    def test_bootstrap(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ranks = [subprocess.Popen([PROGRAM, "--bootstrap", folder, str(rank), "3"], env=environment(), stdout=subprocess.PIPE, text=True)
+                     for rank in range(3)]
+            lines = [rank.communicate(timeout=LIMIT)[0].strip() for rank in ranks]
+        self.assertEqual(([rank.returncode for rank in ranks], lines), ([0] * 3, expected("bootstrap", [0, 0, 0])))
+
     def test_alone(self):
         self.assertEqual(together([{}]), ([0], expected("alone", [0])))
 
@@ -137,20 +143,13 @@ class TwoHosts(unittest.TestCase):
         lines = [rank.communicate(timeout=LIMIT)[0].strip() for rank in ranks]
         return [rank.returncode for rank in ranks], lines
 
-    @needs("mpirun.openmpi")
-    def test_open_mpi_tells_the_root_by_pmix(self):
+    def test_bootstrap(self):
+        """Neither launcher nor address: all that the hosts share is a folder."""
         with tempfile.TemporaryDirectory() as folder:
-            agent = os.path.join(folder, "agent")  # in the place of ssh
-            with open(agent, "w") as file:
-                # A folder for each host: Open MPI's daemons make one of their host's name there, and fail where another makes it just then.
-                file.write(f'#!/bin/sh\nhost=$1\nshift\nexport TMPDIR="{folder}/$host"\nmkdir -p "$TMPDIR"\n'
-                           'exec ip netns exec "$host" sh -c "$*"\n')
-            os.chmod(agent, os.stat(agent).st_mode | stat.S_IXUSR)
-            a, b = self.names
-            command = ["ip", "netns", "exec", a, *mpirun(), "--mca", "plm_rsh_agent", agent, "--host", f"{a}:2,{b}:2", "-n", "4", PROGRAM,
-                       "--environment"]
-            code, lines = run(command)
-            self.assertEqual((code, lines), (0, expected("Open MPI", [0, 0, 1, 1])))
+            ranks = [subprocess.Popen(["ip", "netns", "exec", self.names[rank % 2], PROGRAM, "--bootstrap", folder, str(rank), "4"],
+                                      env=environment(), stdout=subprocess.PIPE, text=True) for rank in range(4)]
+            lines = [rank.communicate(timeout=LIMIT)[0].strip() for rank in ranks]
+        self.assertEqual(([rank.returncode for rank in ranks], lines), ([0] * 4, expected("bootstrap", [0, 1, 0, 1])))
 
     def test_torchrun(self):
         ranks = [{"RANK": str(rank), "WORLD_SIZE": "4", "LOCAL_RANK": str(rank // 2), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.79.0.1",

@@ -61,14 +61,18 @@ int be_a_rank_of_the_environment() {
     say(in_one_line(launch.status()));
     return 1;
   }
-  const auto world = World::join(*launch, 30 * kSecond);
+  return join_and_tell(*launch);
+}
+
+int join_and_tell(const Launch& launch) {
+  const auto world = World::join(launch, 30 * kSecond);
   if (!world.ok()) {
     say(in_one_line(world.status()));
     return 1;
   }
-  const auto got = (*world)->exchange(ranks_below(launch->nranks), "test", text((*world)->rank()));
-  std::string line = text(launch->launcher, ": rank ", launch->rank, " of ", launch->nranks, ", heard");
-  for (int r = 0; got.ok() && r < launch->nranks; ++r) line += text(" ", (*got)[static_cast<size_t>(r)], "@", (*world)->node(r));
+  const auto got = (*world)->exchange(ranks_below(launch.nranks), "test", text((*world)->rank()));
+  std::string line = text(launch.launcher, ": rank ", launch.rank, " of ", launch.nranks, ", heard");
+  for (int r = 0; got.ok() && r < launch.nranks; ++r) line += text(" ", (*got)[static_cast<size_t>(r)], "@", (*world)->node(r));
   say(line);
   return got.ok() ? 0 : 1;
 }

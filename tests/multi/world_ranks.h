@@ -227,6 +227,8 @@ class RankProcess {
 int be_a_rank(int argc, char** argv);
 // The same as a rank of whatever launcher started this process ("--environment").
 int be_a_rank_of_the_environment();
+int be_a_rank_of_a_bootstrap(const std::string& path, int rank, int nranks);
+int join_and_tell(const Launch& launch);  // prints one line: whom it heard, on which nodes
 
 // The groups of cases.
 void rendezvous_cases();

@@ -313,6 +313,7 @@ int main(int argc, char** argv) {
   using namespace megadp::test;
   if (argc > 1 && std::string(argv[1]) == "--rank") return be_a_rank(argc, argv);
   if (argc > 1 && std::string(argv[1]) == "--environment") return be_a_rank_of_the_environment();
+  if (argc > 4 && std::string(argv[1]) == "--bootstrap") return be_a_rank_of_a_bootstrap(argv[2], std::atoi(argv[3]), std::atoi(argv[4]));
   const std::string only = argc > 1 ? argv[1] : "";
   const auto run = [&](const char* name, void (*cases)()) {
     if (!only.empty() && only != name) return;
