@@ -58,7 +58,8 @@ CONFIGURATIONS = {
     "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
 }
-LEFT_OUT = ("host_threads", "reserved", "rule")  # for the future, and a choice of one, which is 0
+# For the future; a choice of one, which is 0; and functions of C, which SWIG hands no language's own for: these pass the id around.
+LEFT_OUT = ("host_threads", "reserved", "rule", "bootstrap")
 
 
 def options_of(name):

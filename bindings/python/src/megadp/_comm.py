@@ -4,6 +4,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, Optional, Tuple, TypedDict
 
 from . import _dlpack, _raw
+from ._bootstrap import Bootstrap, Gather
 from ._errors import MegaDPError, from_info, invalid
 from ._handles import Closable, Handle
 from ._library import lib, sized
@@ -89,7 +90,9 @@ class Comm(Closable):
     """This rank in one ordered group of ranks.
 
     Comm() joins the ranks that a launcher has started (megadp run, torchrun, SLURM, Open MPI, MPICH), a single rank where there is none;
-    Comm(id=..., rank=..., nranks=...) those that have the same unique_id(). Collective over the ranks of the job; blocking, at most
+    Comm(id=..., rank=..., nranks=...) those that have the same unique_id(); Comm(bootstrap=gather, rank=..., nranks=...) those that can
+    gather bytes: gather(mine) returns the bytes of all ranks, in their order. It is called twice, inside this call alone, on a thread of
+    its own, and may block: at the timeout it is left to itself. What it carries holds a secret: who reads it may join. Collective over the ranks of the job; blocking, at most
     `timeout` seconds (None: five minutes), which is also how long later collectives wait for another rank. One thread at a time may use
     a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception aborts on all ranks.
 
@@ -103,7 +106,8 @@ class Comm(Closable):
     size: int
 
     def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, nranks: Optional[int] = None, *, backend: Backend = "auto",
-                 device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False, sockets: bool = False) -> None:
+                 device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False, sockets: bool = False,
+                 bootstrap: Optional[Gather] = None) -> None:
         given = None
         if id is not None:
             if len(id) != ctypes.sizeof(_raw.mdp_unique_id):
@@ -111,6 +115,8 @@ class Comm(Closable):
             if rank is None or nranks is None:
                 raise invalid("with an id, rank and nranks must be given too")
             given = ctypes.byref(_raw.mdp_unique_id.from_buffer_copy(id))
+        if bootstrap is not None and (rank is None or nranks is None):
+            raise invalid("with a bootstrap, rank and nranks must be given too")
         flags = ((_raw.MDP_COMM_SET_DEVICE if device is not None else 0) | (_raw.MDP_COMM_EXACT_SUMS if exact_sums else 0) |
                  (_raw.MDP_COMM_SOCKETS if sockets else 0))
         most = 2**31 - 1
@@ -118,12 +124,19 @@ class Comm(Closable):
                        nranks=whole(nranks or 0, "nranks", 0, most), device=whole(device or 0, "device", -1, most),
                        timeout_ns=nanoseconds(timeout, "timeout"), flags=flags)
 
+        meeting = Bootstrap(bootstrap, nranks or 0) if bootstrap is not None else None
+        if meeting is not None:
+            config.bootstrap = ctypes.pointer(meeting.struct)
+
         def create() -> Any:
             out = ctypes.POINTER(_raw.mdp_comm)()
             lib.mdp_comm_create(ctypes.byref(config), given, ctypes.byref(out))
             return out
 
-        self._take(run(create, lambda: None, lib.mdp_comm_destroy))
+        try:
+            self._take(run(create, lambda: None, lib.mdp_comm_destroy))
+        except MegaDPError as failure:
+            raise failure from (meeting.error if meeting is not None else None)
 
     @classmethod
     def from_environment(cls, **options: "Unpack[CommOptions]") -> "Comm":
