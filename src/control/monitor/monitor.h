@@ -112,7 +112,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void run();
   void serve();
   void watch_processes();
-  std::vector<pollfd> list_polled() const;
+  void list_polled();
   void serve_connection(size_t index);
   void close_connection(size_t index);
   void process_ended(const Watch& watch);
@@ -153,6 +153,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::shared_ptr<const Relay::Answer> encoded_answer_;  // the answer that encoded_payload_ was made of
   std::shared_ptr<const std::string> encoded_payload_;   // both are let go at the next tick
   Fd wake_fd_;
+  // What the thread polls. Kept here, where it is found when the program ends while the thread runs: known to the thread alone, its memory
+  // would look lost.
+  std::vector<pollfd> polled_;
   bool leaving_ = false;
   bool running_ = false;  // the thread
   uint64_t leaving_since_ns_ = 0;

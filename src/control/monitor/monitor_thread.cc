@@ -55,14 +55,13 @@ void Monitor::watch_processes() {
   }
 }
 
-std::vector<pollfd> Monitor::list_polled() const {
-  std::vector<pollfd> polled{{wake_fd_.get(), POLLIN, 0}};
-  for (const Watch& w : watches_) polled.push_back({w.pidfd.get(), POLLIN, 0});
+void Monitor::list_polled() {
+  polled_.assign(1, {wake_fd_.get(), POLLIN, 0});
+  for (const Watch& w : watches_) polled_.push_back({w.pidfd.get(), POLLIN, 0});
   for (const Connection& c : connections_) {
     const bool blocked = c.link && !c.link->idle() && !c.link->waits_for_descriptors();
-    polled.push_back({c.link ? c.link->fd() : -1, static_cast<short>(POLLIN | (blocked ? POLLOUT : 0)), 0});
+    polled_.push_back({c.link ? c.link->fd() : -1, static_cast<short>(POLLIN | (blocked ? POLLOUT : 0)), 0});
   }
-  return polled;
 }
 
 void Monitor::serve() {
@@ -70,7 +69,7 @@ void Monitor::serve() {
   watch_processes();
   last_tick_ns_ = now_ns();
   while (!(leaving_ && finish_sending())) {
-    std::vector<pollfd> polled = list_polled();
+    list_polled();
     const uint64_t since_tick = now_ns() - last_tick_ns_;
     int wait_ms = since_tick >= kTickNs ? 0 : static_cast<int>((kTickNs - since_tick) / 1'000'000 + 1);
     for (const Connection& c : connections_) {
@@ -78,18 +77,18 @@ void Monitor::serve() {
     }
     const size_t watched = watches_.size();
     lock.unlock();
-    ::poll(polled.data(), polled.size(), wait_ms);
+    ::poll(polled_.data(), polled_.size(), wait_ms);
     lock.lock();
-    if (polled[0].revents != 0) {
+    if (polled_[0].revents != 0) {
       uint64_t count = 0;
       (void)!::read(wake_fd_.get(), &count, sizeof count);
     }
     // Sockets before processes: what a process sent before it ended is heard first. Connections added meanwhile have their turn next time.
-    for (size_t i = 0; i < polled.size() - 1 - watched; ++i) {
-      if (polled[1 + watched + i].revents != 0) serve_connection(i);
+    for (size_t i = 0; i < polled_.size() - 1 - watched; ++i) {
+      if (polled_[1 + watched + i].revents != 0) serve_connection(i);
     }
     for (size_t i = watched; i-- > 0;) {
-      if (polled[1 + i].revents == 0) continue;
+      if (polled_[1 + i].revents == 0) continue;
       const Watch ended = std::move(watches_[i]);
       watches_.erase(watches_.begin() + static_cast<ptrdiff_t>(i));
       process_ended(ended);
