@@ -203,7 +203,7 @@ Status Member::perform(const Operation& operation, const Stop& stop, const std::
   status = status.with_blame({.bucket = operation.bucket, .operation = operation.number});
   if (size() == 1) return status;
   broken_ = status;
-  if (status.code() == Code::aborted && stop.passed()) {
+  if (status.code() == Code::aborted && stop.requested()) {
     if (sync_) sync_->leave();  // this rank goes away of its own accord: only the peers that still wait for it need to know
   } else {
     world_->fail(status);

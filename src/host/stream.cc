@@ -68,7 +68,7 @@ struct HostStream::State {
       failure = why;
       has_failed.store(true, std::memory_order_release);
     }
-    if (!on_failure || (why.code() == Code::aborted && stop.passed())) return;
+    if (!on_failure || (why.code() == Code::aborted && stop.requested())) return;
     try {
       on_failure(why);
     } catch (const std::bad_alloc&) {  // who waits for this rank has a timeout

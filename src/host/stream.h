@@ -27,6 +27,7 @@ namespace megadp::host {
 // Says to a piece of work that its stream is being destroyed and when it must have given up.
 class Stop {
  public:
+  bool requested() const noexcept { return at_ns_.load(std::memory_order_relaxed) != UINT64_MAX; }
   bool passed() const noexcept {
     const uint64_t at_ns = at_ns_.load(std::memory_order_relaxed);
     return at_ns != UINT64_MAX && now_ns() >= at_ns;

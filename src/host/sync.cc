@@ -2,6 +2,7 @@
 // Arriving, waiting, and saying who is missing.
 #include "host/sync.h"
 
+#include <poll.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -114,19 +115,27 @@ Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) 
   }
 }
 
+// Mostly both ranks give up the operation, one a little later than the other: that is nobody's fault.
+void Sync::wait_for_own_end(int member, const Stop& stop) const {
+  const Deadline patience = Deadline::after_ns(kVerdictNs);
+  while (!stop.requested() && !world_->failed() && !world_->has_left(member) && !patience.passed()) poll(nullptr, 0, 10);
+}
+
 Status Sync::look_around(const Operation& operation, const Stop& stop) const {
   if (world_->failed()) return world_->failure();
+  const auto dropped = [&] { return Status(Code::aborted, text(describe(operation), ": its stream was destroyed")); };
   for (int rank = 0; rank < control_->size(); ++rank) {
     const int member = members_[static_cast<size_t>(rank)];
     const ControlPage::Slot& slot = page(rank).slot;
     const bool gone = slot.gone.load(std::memory_order_acquire) != 0;  // before its phase, which it may have moved just before it left
     if (!gone && !world_->has_left(member)) continue;
     if (static_cast<int32_t>(slot.phase.load(std::memory_order_acquire) - phase_) >= 0) continue;
+    wait_for_own_end(member, stop);
     if (world_->failed()) continue;  // it failed and then left: its failure is looked at above, the next time round
+    if (stop.requested()) return dropped();
     return {Code::peer, text(describe(operation), ": rank ", member, " has left and will not take part"), Blame{.rank = member}};
   }
-  if (stop.passed()) return {Code::aborted, text(describe(operation), ": its stream was destroyed")};
-  return {};
+  return stop.passed() ? dropped() : Status();
 }
 
 std::vector<int> Sync::missing() const {

@@ -78,6 +78,7 @@ class Sync {
   Status arrive_and_wait(const Operation& operation, const Stop& stop);
   Status sleep(uint32_t goal, const Operation& operation, const Stop& stop);
   Status look_around(const Operation& operation, const Stop& stop) const;
+  void wait_for_own_end(int member, const Stop& stop) const;
   Status compare(const Operation& operation) const;
   Status timed_out(const Operation& operation) const;
   std::vector<int> missing() const;

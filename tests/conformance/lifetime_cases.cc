@@ -96,6 +96,25 @@ void dropped_in_flight(Suite& suite) {
   });
 }
 
+// One rank gives up a group before the other, which waits there: it gives up too, a moment later, and nothing has failed.
+void dropped_one_after_the_other(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    if (on_device(rank)) return;  // a collective on a device ends with its communicator's tree only
+    {
+      auto stream = rank.must(rank.backend().create_stream("dropped"));
+      auto group = rank.must(rank.backend().create_group(rank.everyone()));
+      auto memory = rank.must(rank.backend().allocate(64));
+      if (rank.rank() == 1) rank.ok(group->all_reduce(*stream, memory->data(), memory->data(), 16, DType::f32, Op::sum, {}));
+      if (rank.rank() == 0) group.reset();
+      rank.must(rank.world().exchange(rank.everyone(), "dropping", ""));
+      std::this_thread::sleep_for(std::chrono::milliseconds(60));  // time enough to notice that the other has gone
+    }
+    rank.must(rank.world().exchange(rank.everyone(), "dropped", ""));
+    rank.ok(rank.world().failure());
+    cycle(rank, 1, false);
+  });
+}
+
 // A set-up that fails leaves nothing.
 void failed_set_up(Suite& suite) {
   suite.run(2, [](Rank& rank) {
@@ -116,7 +135,10 @@ void failed_set_up(Suite& suite) {
 }  // namespace
 
 std::vector<Case> lifetime_cases() {
-  return {{"lifetime.cycles", cycles}, {"lifetime.dropped_in_flight", dropped_in_flight}, {"lifetime.failed_set_up", failed_set_up}};
+  return {{"lifetime.cycles", cycles},
+          {"lifetime.dropped_in_flight", dropped_in_flight},
+          {"lifetime.dropped_one_after_the_other", dropped_one_after_the_other},
+          {"lifetime.failed_set_up", failed_set_up}};
 }
 
 }  // namespace megadp::test
