@@ -4,12 +4,15 @@
 const BACKENDS = Dict(:auto => Raw.MDP_BACKEND_AUTO, :host => Raw.MDP_BACKEND_HOST, :cuda => Raw.MDP_BACKEND_CUDA)
 
 """
-    Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, id = nothing, rank = 0, nranks = 0)
+    Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, id = nothing, bootstrap = nothing,
+         rank = 0, nranks = 0)
     Comm(body; ...)
 
 Joins the ranks of this job into one communicator, the world. Without `id`, rank, number of ranks and where to meet come from the launcher
 (`megadp run`, torchrun, SLURM, Open MPI, MPICH); a program started alone is a world of one. With an `id` of [`unique_id`](@ref), `rank`
-(from 0) and `nranks` say who this is.
+(from 0) and `nranks` say who this is. So they do with a `bootstrap`, for ranks that can reach each other already (Distributed, MPI): a function
+that is given bytes and returns a vector of the bytes of all ranks, in their order. It is called twice, inside this call alone, in a task of its
+own, and may block; at the timeout it is left to itself. What it carries holds a secret: who reads it may join.
 
 `backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its host); `timeout`, in seconds, how
 long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does; with `sockets`, alike on
@@ -26,21 +29,28 @@ end
 @handle Comm mdp_comm
 destroy(::Comm, pointer::UInt) = Raw.mdp_comm_destroy(Ptr{Raw.mdp_comm}(pointer))
 
-function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, rank = 0, nranks = 0)
+function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, rank = 0, nranks = 0,
+                     bootstrap = C_NULL)
     timeout === nothing || timeout > 0 || throw(invalid("timeout is $timeout; it is in seconds and more than 0"))
     flags = (device === nothing ? 0 : Raw.MDP_COMM_SET_DEVICE) | (exact_sums ? Raw.MDP_COMM_EXACT_SUMS : 0) |
             (sockets ? Raw.MDP_COMM_SOCKETS : 0)
     return Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, nranks = nranks, device = something(device, 0),
-                               flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9))
+                               flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9), bootstrap = bootstrap)
 end
 
-function Comm(; id = nothing, keywords...)
-    config = Ref(comm_config(; keywords...))
+function Comm(; id = nothing, bootstrap = nothing, nranks = 0, keywords...)
+    meeting = Meeting(bootstrap, nranks)
+    raw = Ref(raw_bootstrap(meeting))
+    config = Ref(comm_config(; nranks = nranks, bootstrap = bootstrap === nothing ? C_NULL : Base.unsafe_convert(Ptr{Raw.mdp_bootstrap}, raw), keywords...))
     id === nothing || length(id) == sizeof(Raw.mdp_unique_id) ||
         throw(invalid("id has $(length(id)) bytes; unique_id() makes them, $(sizeof(Raw.mdp_unique_id)) of them"))
     out = Ref{Ptr{Raw.mdp_comm}}(C_NULL)
     bytes = id === nothing ? UInt8[] : Vector{UInt8}(id)
-    GC.@preserve bytes check(Raw.mdp_comm_create(config, id === nothing ? C_NULL : Ptr{Raw.mdp_unique_id}(pointer(bytes)), out))
+    status = GC.@preserve bytes meeting raw Raw.mdp_comm_create(config, id === nothing ? C_NULL : Ptr{Raw.mdp_unique_id}(pointer(bytes)), out)
+    if meeting.problem !== nothing
+        @error "the bootstrap failed" exception = meeting.problem
+    end
+    check(status)
     return Comm(out[])
 end
 

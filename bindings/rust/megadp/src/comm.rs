@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Communicators: this rank in one ordered group of ranks.
+use crate::bootstrap::{Gather, Meeting};
 use crate::error::{Error, Result, check, narrow};
 use crate::handle::{Inside, NotSync, Owned, Tree};
 use crate::sys;
@@ -68,11 +69,23 @@ impl fmt::Debug for UniqueId {
 }
 
 /// How to join; see [`Comm::builder`].
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct CommBuilder {
     raw: sys::mdp_comm_config,
     id: Option<(UniqueId, usize, usize)>,
+    bootstrap: Option<(Arc<Gather>, usize, usize)>,
     expected: usize,
+}
+
+// SAFETY: the only pointer of `raw` is null until connect() makes a copy of it.
+unsafe impl Send for CommBuilder {}
+// SAFETY: as above; a shared builder is only read.
+unsafe impl Sync for CommBuilder {}
+
+impl fmt::Debug for CommBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommBuilder").field("raw", &self.raw).field("id", &self.id).field("bootstrap", &self.bootstrap.is_some()).finish()
+    }
 }
 
 impl CommBuilder {
@@ -91,6 +104,17 @@ impl CommBuilder {
     /// Meets the other ranks by an id, as number `rank` of `nranks`, and not by the launcher's environment.
     pub fn id(mut self, id: &UniqueId, rank: usize, nranks: usize) -> Self {
         self.id = Some((*id, rank, nranks));
+        self
+    }
+
+    /// Meets the other ranks by a closure that gathers bytes, as number `rank` of `nranks`: given this rank's bytes, it returns those of all
+    /// ranks, in their order, or `None` where it cannot. It is called twice, inside [`connect`](Self::connect) alone, on a thread of its own,
+    /// and may block: at the timeout it is left to itself. What it carries holds a secret: whoever reads it may join.
+    pub fn bootstrap<F>(mut self, rank: usize, nranks: usize, gather: F) -> Self
+    where
+        F: Fn(&[u8]) -> Option<Vec<Vec<u8>>> + Send + Sync + 'static,
+    {
+        self.bootstrap = Some((Arc::new(gather), rank, nranks));
         self
     }
 
@@ -132,9 +156,16 @@ impl CommBuilder {
             raw.rank = narrow(rank, "rank")?;
             raw.nranks = narrow(nranks, "nranks")?;
         }
+        let meeting = self.bootstrap.as_ref().map(|(gather, _, nranks)| Meeting::new(Arc::clone(gather), *nranks));
+        let bootstrap = meeting.as_ref().map(Meeting::raw);
+        if let (Some(bootstrap), Some((_, rank, nranks))) = (&bootstrap, &self.bootstrap) {
+            raw.rank = narrow(*rank, "rank")?;
+            raw.nranks = narrow(*nranks, "nranks")?;
+            raw.bootstrap = bootstrap;
+        }
         let id = self.id.as_ref().map_or(ptr::null(), |(id, _, _)| &raw const id.0);
         let mut out = ptr::null_mut();
-        // SAFETY: all three pointers are to values that live to the end of the call.
+        // SAFETY: all pointers, that of the bootstrap too, are to values that live to the end of the call.
         check(unsafe { sys::mdp_comm_create(&raw, id, &mut out) })?;
         // SAFETY: just created, and ours.
         Ok(Comm::new(unsafe { Owned::new(out) }?, Arc::default()))

@@ -60,6 +60,7 @@
 
 pub use megadp_sys as sys;
 
+mod bootstrap;
 mod buffer;
 #[cfg(feature = "candle")]
 pub mod candle;
