@@ -84,11 +84,15 @@ std::string run(const std::string& input) {
   std::vector<Frame> frames;
   while (link.state() == Link::State::open) link.receive(&frames);
   std::string outcome = text(static_cast<int>(link.state()), " '", link.error(), "' ");
+  MemberLists lists;
   for (const Frame& frame : frames) {
     must(frame.payload.size() <= 1 << 16, "a frame longer than the longest");
     FrameReader contents(frame.payload);
     OperationKey key;
-    MemberLists lists;
+    FrameReader words(frame.payload);
+    words.bytes();
+    (void)words.status();
+    must(words.left() <= frame.payload.size(), "a reader is beyond its frame");
     if (read_key(&contents, kRanks, &lists, &key))
       must(key.members.size() >= 2 && key.members.size() <= kRanks, "an operation of too many");
   }
@@ -110,6 +114,7 @@ std::vector<std::string> valid() {
   const std::string hub("\0\0", 2), served("\1\0", 2), hub_fd("\2\1", 2), served_fds("\3\2", 2);
   const auto contribution = [](FrameWriter* w) { w->bytes("mdp_split"), w->bytes("contribution"); };
   const auto contributions = [](FrameWriter* w) { w->bytes("one"), w->bytes("two"); };
+  const auto differing = [](FrameWriter* w) { w->u32(1), w->bytes("one"), w->bytes("two"); };
   const auto why = [](FrameWriter* w) { w->status({Code::timeout, "rank 1 did not come", Blame{1}}); };
   FrameWriter silences, failed, left;
   silences.u32(2), silences.i32(2), silences.u64(5), silences.i32(3), silences.u64(kSecondNs);
@@ -118,21 +123,21 @@ std::vector<std::string> valid() {
   const std::string goodbye = frame(FrameType::goodbye, left.take()), failure = frame(FrameType::failure, failed.take());
   const std::string give = operation(FrameType::give, OperationKind::exchange, contribution);
   const std::string withdraw = operation(FrameType::withdraw, OperationKind::exchange, [](FrameWriter* w) { w->u64(kSecondNs); });
-  return {
-      hub + frame(FrameType::heartbeat, ""),
-      hub + give + withdraw,
-      hub + give + goodbye,
-      hub + failure,
-      hub + frame(FrameType::give_up, bytes_of(kSecondNs)),
-      hub_fd + operation(FrameType::give, OperationKind::share, contribution, 1),
-      served + frame(FrameType::heartbeat, silences.take()),
-      served + operation(FrameType::result, OperationKind::exchange, contributions),
-      served + operation(FrameType::result, OperationKind::broadcast, [](FrameWriter* w) { w->bytes("one"); }),
-      served + operation(FrameType::result, OperationKind::compare, [](FrameWriter* w) { w->u32(0); }),
-      served + operation(FrameType::result, OperationKind::compare, [](FrameWriter* w) { w->u32(1), w->bytes("one"), w->bytes("two"); }),
-      served + operation(FrameType::undone, OperationKind::exchange, why),
-      served + failure,
-      served_fds + operation(FrameType::result, OperationKind::share, contributions, 2)};
+  return {hub + frame(FrameType::heartbeat, ""),
+          hub + give + withdraw,
+          hub + operation(FrameType::give, OperationKind::compare, contribution),
+          hub + operation(FrameType::give, OperationKind::broadcast, contribution),
+          hub + give + goodbye,
+          hub + failure,
+          hub + frame(FrameType::give_up, bytes_of(kSecondNs)),
+          hub_fd + operation(FrameType::give, OperationKind::share, contribution, 1),
+          served + frame(FrameType::heartbeat, silences.take()),
+          served + operation(FrameType::result, OperationKind::exchange, contributions),
+          served + operation(FrameType::result, OperationKind::compare, differing),
+          served + operation(FrameType::result, OperationKind::broadcast, [](FrameWriter* w) { w->bytes("one"); }),
+          served + operation(FrameType::undone, OperationKind::exchange, why),
+          served + failure,
+          served_fds + operation(FrameType::result, OperationKind::share, contributions, 2)};
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who knocks at a rendezvous, and who opens. An input is what a guest says: the opening of the handshake, what its proof differs by from
-// the right one, and the frames after it. The same bytes are then a host's answer to a guest.
+// Who knocks at a rendezvous, and who opens. An input is what a client says: the opening of the handshake, what its proof differs by from
+// the right one, and the frames after it. The same bytes are then a server's answer to a client.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ using namespace megadp::test;
 namespace {
 
 constexpr uint64_t kSecondNs = 1'000'000'000;
-const AuthKey kGuard = {1, 2, 3};
+const AuthKey kKey = {1, 2, 3};
 
 Endpoint door() {
   Endpoint endpoint;
@@ -23,8 +23,8 @@ Endpoint door() {
   return endpoint;
 }
 
-Listener& reception() {
-  static Listener one(*listen_at(door()), kGuard, 8, "the door");
+Listener& listener() {
+  static Listener one(*listen_at(door()), kKey, 8, "the door");
   return one;
 }
 
@@ -32,15 +32,16 @@ void say(const Fd& socket, std::string_view bytes) {
   (void)!::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// The guest's proof, to the host's nonce in its answer; nothing if there was no answer.
+// The client's proof, to the server's nonce in its answer; nothing if there was no answer.
 std::string proof_for(const Fd& socket, std::string_view opening) {
   char answer[kAnswerSize];
   if (::recv(socket.get(), answer, sizeof answer, MSG_DONTWAIT) != static_cast<ssize_t>(sizeof answer)) return {};
-  Nonce client, host;
+  Nonce client, server;
   std::memcpy(client.data(), opening.data() + kHandshakeMagic.size(), client.size());
-  std::memcpy(host.data(), answer, host.size());
-  must(std::string_view(answer, sizeof answer).substr(host.size()) == proof_of_server(kGuard, client, host), "the host's proof is wrong");
-  return proof_of_client(kGuard, client, host);
+  std::memcpy(server.data(), answer, server.size());
+  must(std::string_view(answer, sizeof answer).substr(server.size()) == proof_of_server(kKey, client, server),
+       "the server's proof is wrong");
+  return proof_of_client(kKey, client, server);
 }
 
 std::string knock(const std::string& input) {
@@ -50,17 +51,17 @@ std::string knock(const std::string& input) {
   auto socket = connect_to(door(), Deadline::after_ns(kSecondNs));
   must(socket.ok(), "the door cannot be reached");
   say(*socket, opening);
-  reception().serve(&arrivals);
+  listener().serve(&arrivals);
   must(arrivals.empty(), "somebody was let in before any proof");
   std::string proof = proof_for(*socket, opening);
   for (size_t i = 0; i < std::min(proof.size(), difference.size()); ++i) proof[i] = static_cast<char>(proof[i] ^ difference[i]);
   const bool right = !proof.empty() && difference.find_first_not_of('\0') == std::string_view::npos;
   say(*socket, proof);
-  if (input.size() % 2 == 0) reception().serve(&arrivals);  // or all of it comes at once
+  if (input.size() % 2 == 0) listener().serve(&arrivals);  // or all of it comes at once
   say(*socket, frames);
-  reception().serve(&arrivals);
+  listener().serve(&arrivals);
   *socket = Fd();
-  reception().serve(&arrivals);
+  listener().serve(&arrivals);
   must(arrivals.empty() || (right && arrivals.size() == 1), "somebody was let in without the right proof");
   if (arrivals.empty()) return right ? "a hello that cannot be read" : proof.empty() ? "no answer" : "a wrong proof";
   const Hello& hello = arrivals[0].hello;
@@ -69,15 +70,15 @@ std::string knock(const std::string& input) {
               named ? "" : "without a key ", arrivals[0].early.empty() ? "" : "with more", static_cast<int>(arrivals[0].link->state()));
 }
 
-// Nobody can foresee a guest's nonce, so no answer is right.
+// Nobody can foresee a client's nonce, so no answer is right.
 std::string open_to(std::string_view answer) {
   int ends[2] = {-1, -1};
   must(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0, "no pair of sockets");
   const Fd ours(ends[0]), theirs(ends[1]);
   say(theirs, answer);
   ::shutdown(theirs.get(), SHUT_WR);
-  const Status status = greet_server(ours.get(), kGuard, Deadline::after_ns(kSecondNs), {});
-  must(status.code() == Code::system && !status.text().empty(), "a guest took a stranger for its host");
+  const Status status = greet_server(ours.get(), kKey, Deadline::after_ns(kSecondNs), {});
+  must(status.code() == Code::system && !status.text().empty(), "a client took a stranger for its server");
   return status.text();
 }
 
@@ -99,6 +100,6 @@ std::vector<std::string> valid() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  reception();
+  listener();
   return fuzz(argc, argv, {valid(), {}, run});
 }

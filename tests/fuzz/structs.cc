@@ -18,6 +18,11 @@ namespace {
 
 constexpr uint32_t kLongest = 64 * 1024;
 constexpr size_t kMostElements = 4;
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kBehind = 0;
+#else
+constexpr size_t kBehind = 128;  // of what is not zero, so that reading too far shows
+#endif
 
 // `count` structs as the first one's struct_size has it. Sizes that nobody could mean get what is read of them: the size itself.
 class Given {
@@ -28,7 +33,8 @@ class Given {
       if (i == 0) {
         const auto size = Bytes(blob).number<uint32_t>();
         stride_ = size >= sizeof size && size <= kLongest ? size : sizeof size;
-        memory_ = std::make_unique<char[]>(stride_ * count);
+        memory_ = std::make_unique<char[]>(stride_ * count + kBehind);
+        std::memset(memory_.get() + stride_ * count, 0xA5, kBehind);
       }
       std::memcpy(at(i), blob.data(), std::min(blob.size(), stride_));
     }
@@ -88,6 +94,7 @@ std::string take_one(Bytes* bytes) {
     must((code == Code::invalid || code == Code::unsupported) && !ours.status().text().empty(), "a bad struct is refused without a reason");
     return ours.status().text();
   }
+  must(given.size() >= kKind<T>.first_size, "a struct was taken that is shorter than any release has had it");
   must(ours->struct_size == sizeof(T), "a struct that was taken has not the library's size");
   const size_t common = std::min(given.size(), sizeof(T)), head = sizeof ours->struct_size;
   const auto* const taken = reinterpret_cast<const char*>(&*ours);
