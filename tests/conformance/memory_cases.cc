@@ -107,7 +107,9 @@ void reduce_scatter(Suite& suite) {
       const auto me = static_cast<size_t>(rank.rank());
       const std::vector<Bytes> inputs = inputs_of(rank, type, count * static_cast<size_t>(rank.size()), seed);
       const size_t piece = count * size_of(type);
-      const Bytes expected = slice(reduce_arrays(type, op, 1, inputs), me * piece, piece);
+      std::vector<Bytes> pieces;
+      for (const Bytes& input : inputs) pieces.push_back(slice(input, me * piece, piece));
+      const Bytes expected = reduce_arrays(type, op, 1, pieces);
       DeviceArray own(rank, inputs[me]), to(rank, piece);
       rank.must(bench.group->reduce_scatter(*bench.stream, own.data(), to.data(), count, type, op, {}));
       rank.must(finish(*bench.stream));
