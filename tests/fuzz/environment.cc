@@ -56,7 +56,7 @@ std::string run(const std::string& input) {
   must(launch->launcher == "alone" || !launch->job.empty(), "a job without a name");
   must(launch->launcher != "alone" || launch->nranks == 1, "alone, but one of several");
   must(launch->root_port == 0 || !launch->root_host.empty(), "a port without a host");
-  return text("taken: ", launch->launcher, launch->root_port == 0 ? "" : " with a root", launch->root_by_pmix ? " to be found" : "");
+  return text("taken: ", launch->launcher, launch->root_port == 0 ? "" : " with a root");
 }
 
 // The last of the ranks each: a step further there is none.
