@@ -29,9 +29,9 @@ fn meet(gathers: Vec<Gather>, timeout: Duration) -> Vec<Result<(usize, f32), Cod
         .enumerate()
         .map(|(rank, gather)| {
             std::thread::spawn(move || {
-                let comm = Comm::builder().timeout(timeout).bootstrap(rank, nranks, gather).connect().map_err(|error| error.code())?;
+                let comm = Comm::builder().timeout(timeout).bootstrap(rank, nranks, gather).connect().map_err(|error| error.code)?;
                 let mut sum = [rank as f32];
-                comm.all_reduce(&mut sum, Op::Sum).map_err(|error| error.code())?;
+                comm.all_reduce(&mut sum, Op::Sum).map_err(|error| error.code)?;
                 Ok((comm.rank().unwrap(), sum[0]))
             })
         })
