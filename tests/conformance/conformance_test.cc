@@ -65,6 +65,7 @@ std::vector<Skip> device_skips() {
           {"failure.dropped_operation", "a kernel that cannot be is a failure of the tree, not of its stream"},
           {"failure.failed_work", "a kernel that cannot be is a failure of the tree, not of its stream"},
           {"stream.failure_sticks", "a kernel that cannot be is a failure of the tree, not of its stream"},
+          {"lifetime.dropped_one_after_the_other", "a collective on a device ends with its tree"},
           {"stream.destroyed_while_waiting", "what is on a device's stream goes on without it"}};
 }
 

@@ -99,7 +99,6 @@ void dropped_in_flight(Suite& suite) {
 // One rank gives up a group before the other, which waits there: it gives up too, a moment later, and nothing has failed.
 void dropped_one_after_the_other(Suite& suite) {
   suite.run(2, [](Rank& rank) {
-    if (on_device(rank)) return;  // a collective on a device ends with its communicator's tree only
     {
       auto stream = rank.must(rank.backend().create_stream("dropped"));
       auto group = rank.must(rank.backend().create_group(rank.everyone()));
