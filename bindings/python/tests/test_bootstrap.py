@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranks that meet by a callable which gathers bytes: processes as in the example, and threads of which one does it wrong."""
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -51,7 +52,9 @@ def meet(gathers, timeout=60):
 class Bootstrap(unittest.TestCase):
     def test_processes(self):
         done = subprocess.run([sys.executable, "-B", EXAMPLE, "3"], capture_output=True, text=True, timeout=240)
-        self.assertEqual((done.returncode, sorted(done.stdout.split("\n"))), (0, ["", *(f"rank {rank} of 3" for rank in range(3))]), done.stderr)
+        # Processes that share a pipe may write their line ends together.
+        self.assertEqual((done.returncode, sorted(re.findall(r"rank \d of \d", done.stdout))), (0, [f"rank {rank} of 3" for rank in range(3)]),
+                         done.stderr)
 
     def test_threads(self):
         board = Board(3)
