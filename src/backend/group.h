@@ -82,8 +82,8 @@ class Group {
   virtual Group& control() noexcept { return *this; }
 
   // What each rank has submitted to a group whose collectives run where nobody compares them (a device), kept by the host's group
-  // of the same ranks. log_submission(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits. entered():
-  // what the ranks of this node, this one too, have said of operation `number`.
+  // of the same ranks. log_submission(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits.
+  // submissions(): what the ranks of this node, this one too, have said of operation `number`.
   struct Submission {
     int member;        // world rank
     uint64_t last;     // number of the last operation it submitted, 0: none
