@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/bindings.rs: handles, constants, callbacks and #[repr(C)] structs, for a crate without std."""
+"""Writes megadp-sys's src/types.rs: handles, enumerations with their constants, and callbacks, for a crate without std."""
 
-OUTPUT = "rust/megadp-sys/src/bindings.rs"
+OUTPUT = "rust/megadp-sys/src/types.rs"
 
 SCALARS = {
     "char": "c_char", "double": "f64", "float": "f32", "size_t": "usize", "void": "c_void",
@@ -72,33 +72,8 @@ def emit_enums(header):
         yield ""
 
 
-def emit_structs(header):
-    for name, fields in header.structs.items():
-        yield "#[repr(C)]\n#[derive(Clone, Copy, Debug)]"
-        yield f"pub struct {name} {{"
-        for item in fields:
-            yield f"    pub {named(item.name)}: {rust_type(header, item.type)},"
-        yield "}\n"
-        yield f"impl {name} {{"
-        if fields[0].name == "struct_size":
-            yield "    /// All zero, but for the struct_size."
-            yield "    pub const fn new() -> Self {"
-            yield "        // SAFETY: integers, numbers and raw pointers may all be zero."
-            yield "        let mut new: Self = unsafe { core::mem::zeroed() };"
-            yield "        new.struct_size = core::mem::size_of::<Self>() as u32;"
-            yield "        new"
-        else:
-            yield "    /// All zero."
-            yield "    pub const fn new() -> Self {"
-            yield "        // SAFETY: integers may all be zero."
-            yield "        unsafe { core::mem::zeroed() }"
-        yield "    }\n}\n"
-        yield f"impl Default for {name} {{"
-        yield "    fn default() -> Self {\n        Self::new()\n    }\n}\n"
-
-
 def emit(header):
     parts = [HEAD]
-    for part in (emit_handles, emit_enums, emit_callbacks, emit_structs):
+    for part in (emit_handles, emit_enums, emit_callbacks):
         parts += part(header)
     return "\n".join(parts) + "\n"

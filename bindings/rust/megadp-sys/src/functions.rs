@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust_functions.py.
-use crate::bindings::*;
+use crate::structs::*;
+use crate::types::*;
 use core::ffi::{c_char, c_void};
 
 unsafe extern "C" {

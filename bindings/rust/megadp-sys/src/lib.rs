@@ -20,12 +20,16 @@
 
 #[rustfmt::skip]
 #[allow(missing_docs)]
-mod bindings;
+mod functions;
 #[rustfmt::skip]
 #[allow(missing_docs)]
-mod functions;
-pub use bindings::*;
+mod structs;
+#[rustfmt::skip]
+#[allow(missing_docs)]
+mod types;
 pub use functions::*;
+pub use structs::*;
+pub use types::*;
 
 #[cfg(test)]
 #[rustfmt::skip]
