@@ -9,8 +9,6 @@
 usage: decisions.py ROOT | --self-test
 """
 import re
-import sys
-import tempfile
 
 import tree
 
@@ -77,22 +75,9 @@ def self_test():
         "src/host/sync.cc": "const std::string during = describe(operation);\n",
         "src/core/grad.cc": "wait(text(\"bucket \", bucket));\n",
     }
-    failures = []
-    with tempfile.TemporaryDirectory() as root:
-        tree.plant(root, good)
-        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
-    for path, text in bad.items():
-        with tempfile.TemporaryDirectory() as root:
-            tree.plant(root, {path: text})
-            if len(check(root)[1]) != 1:
-                failures.append(f"{path} with {text!r} should be reported once, was: {check(root)[1]}")
-    tree.report("decisions, self-test", list(good) + list(bad), failures)
+    failures = tree.check_rules(check, good, bad)
+    return list(good) + list(bad), failures
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    if sys.argv[1] == "--self-test":
-        self_test()
-    else:
-        tree.report("decisions", *check(sys.argv[1]))
+    tree.main(__doc__, "decisions", check, self_test)

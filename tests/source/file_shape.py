@@ -8,8 +8,6 @@ usage: file_shape.py ROOT | --self-test
 import ast
 import os
 import re
-import sys
-import tempfile
 
 import tree
 
@@ -127,22 +125,9 @@ def self_test():
         "src/base/m.h": purpose + member % ("    a();\n" * 59),
         "tools/f.py": "# " + LICENCE + "\ndef f():\n" + "    f()\n" * 60,
     }
-    failures = []
-    with tempfile.TemporaryDirectory() as root:
-        tree.plant(root, good)
-        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
-    for path, text in bad.items():
-        with tempfile.TemporaryDirectory() as root:
-            tree.plant(root, {path: text})
-            if len(check(root)[1]) != 1:
-                failures.append(f"{path} should be reported once, was: {check(root)[1]}")
-    tree.report("file shape, self-test", list(good) + list(bad), failures)
+    failures = tree.check_rules(check, good, bad)
+    return list(good) + list(bad), failures
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    if sys.argv[1] == "--self-test":
-        self_test()
-    else:
-        tree.report("file shape", *check(sys.argv[1]))
+    tree.main(__doc__, "file shape", check, self_test)

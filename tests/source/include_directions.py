@@ -8,8 +8,6 @@ more, tests of the public API and the examples see nothing but the public API.
 usage: include_directions.py ROOT | --self-test
 """
 import re
-import sys
-import tempfile
 
 import tree
 
@@ -190,22 +188,9 @@ BAD = {
 
 def self_test():
     """Every rule, broken once in a tree of its own, must be reported; a tree that keeps them must not."""
-    failures = []
-    with tempfile.TemporaryDirectory() as root:
-        tree.plant(root, GOOD)
-        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
-    for path, text in BAD.items():
-        with tempfile.TemporaryDirectory() as root:
-            tree.plant(root, {path: text})
-            if len(check(root)[1]) != 1:
-                failures.append(f"{path} with {text!r} should be reported once, was: {check(root)[1]}")
-    tree.report("include directions, self-test", list(GOOD) + list(BAD), failures)
+    failures = tree.check_rules(check, GOOD, BAD)
+    return list(GOOD) + list(BAD), failures
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    if sys.argv[1] == "--self-test":
-        self_test()
-    else:
-        tree.report("include directions", *check(sys.argv[1]))
+    tree.main(__doc__, "include directions", check, self_test)

@@ -8,7 +8,6 @@ usage: kernel_mathematics.py ROOT | --self-test
 """
 import os
 import re
-import sys
 import tempfile
 
 import tree
@@ -86,26 +85,13 @@ def self_test():
         f"{FOLDER}/e.cu": kernel % "float t[4]; p[0] = 2 * t[1];",
         f"{FOLDER}/CMakeLists.txt": "target_compile_options(x --fmad=false --use_fast_math)\n",
     }
-    failures = []
-    with tempfile.TemporaryDirectory() as root:
-        tree.plant(root, good)
-        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
-    for path, text in bad.items():
-        with tempfile.TemporaryDirectory() as root:
-            tree.plant(root, {path: text})
-            if len(check(root)[1]) != 1:
-                failures.append(f"{path} with {text!r} should be reported once, was: {check(root)[1]}")
+    failures = tree.check_rules(check, good, bad)
     with tempfile.TemporaryDirectory() as root:
         tree.plant(root, {f"{FOLDER}/CMakeLists.txt": "# --fmad=false\n"})
         if len(check(root)[1]) != 1:
             failures.append("a build without --fmad=false should be reported")
-    tree.report("kernels' mathematics, self-test", list(good) + list(bad), failures)
+    return list(good) + list(bad), failures
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    if sys.argv[1] == "--self-test":
-        self_test()
-    else:
-        tree.report("kernels' mathematics", *check(sys.argv[1]))
+    tree.main(__doc__, "kernels' mathematics", check, self_test)

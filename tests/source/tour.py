@@ -6,7 +6,6 @@ usage: tour.py ROOT | --self-test
 """
 import os
 import re
-import sys
 import tempfile
 
 import tree
@@ -52,13 +51,8 @@ def self_test():
             tree.plant(root, {TOUR: text, **code})
             if (not check(root)[1]) != right:
                 failures.append(f"should be {'right' if right else 'wrong'}: {text[:60]!r}: {check(root)[1]}")
-    tree.report("tour, self-test", [TOUR], failures)
+    return [TOUR], failures
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    if sys.argv[1] == "--self-test":
-        self_test()
-    else:
-        tree.report("tour", *check(sys.argv[1]))
+    tree.main(__doc__, "tour", check, self_test)

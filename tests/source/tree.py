@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import tempfile
 
 FOLDERS = ("include", "src", "tools", "examples", "tests", "benchmarks", "bindings")
 SUFFIXES = (".h", ".c", ".cc", ".cpp", ".hpp", ".cu", ".cuh")
@@ -44,6 +45,32 @@ def plant(root, files):
         os.makedirs(os.path.dirname(full), exist_ok=True)
         with open(full, "w", encoding="utf-8") as file:
             file.write(text)
+
+
+def check_rules(check, good, bad):
+    """What is wrong with `check`, which takes a root: a tree that keeps its rules (`good`: path -> text) must not be reported, and each file
+    of `bad`, alone in a tree of its own, must be reported once."""
+    failures = []
+    with tempfile.TemporaryDirectory() as root:
+        plant(root, good)
+        failures += [f"a rule that was kept is reported: {problem}" for problem in check(root)[1]]
+    for path, text in bad.items():
+        with tempfile.TemporaryDirectory() as root:
+            plant(root, {path: text})
+            if len(problems := check(root)[1]) != 1:
+                shown = text if len(text) < 200 else text[:200] + "..."
+                failures.append(f"{path} with {shown!r} should be reported once, was: {problems}")
+    return failures
+
+
+def main(usage, what, check, self_test):
+    """The command line of a check: ROOT, or --self-test."""
+    if len(sys.argv) != 2:
+        sys.exit(usage)
+    if sys.argv[1] == "--self-test":
+        report(f"{what}, self-test", *self_test())
+    else:
+        report(what, *check(sys.argv[1]))
 
 
 def report(what, files, problems):

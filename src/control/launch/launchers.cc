@@ -75,9 +75,7 @@ Claim claim_of_megadp_run() {
   Claim claim;
   claim.launcher = claim.launch.launcher = "megadp run";
   Variables variables(&claim);
-  const auto rank = variables.required_number("MEGADP_RANK", 0, kMaxRanks);
-  const auto size = variables.required_number("MEGADP_NRANKS", 1, kMaxRanks);
-  variables.ranks("MEGADP_RANK", rank, "MEGADP_NRANKS", size);
+  variables.ranks("MEGADP_RANK", "MEGADP_NRANKS");
   const auto job = variables.required_text("MEGADP_JOB");
   if (job) claim.launch.job = "megadp run/" + *job;
   const auto secret = variables.required_text("MEGADP_SECRET");
@@ -187,12 +185,8 @@ Claim claim_of_open_mpi() {
   Claim claim;
   claim.launcher = claim.launch.launcher = "Open MPI";
   Variables variables(&claim);
-  const auto rank = variables.required_number("OMPI_COMM_WORLD_RANK", 0, kMaxRanks);
-  const auto size = variables.required_number("OMPI_COMM_WORLD_SIZE", 1, kMaxRanks);
-  variables.ranks("OMPI_COMM_WORLD_RANK", rank, "OMPI_COMM_WORLD_SIZE", size);
-  const auto local_rank = variables.required_number("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxRanks);
-  const auto local_size = variables.required_number("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks);
-  variables.local_ranks("OMPI_COMM_WORLD_LOCAL_RANK", local_rank, "OMPI_COMM_WORLD_LOCAL_SIZE", local_size);
+  variables.ranks("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  variables.local_ranks("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
   claim.seen = !claim.found.empty();
   // Other launchers that speak PMIx set this too, so it is no sign of Open MPI by itself.
   const auto job = variables.any_text({"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}, true);
@@ -205,12 +199,8 @@ Claim claim_of_mpich() {
   Claim claim;
   claim.launcher = claim.launch.launcher = "MPICH";
   Variables variables(&claim);
-  const auto rank = variables.required_number("PMI_RANK", 0, kMaxRanks);
-  const auto size = variables.required_number("PMI_SIZE", 1, kMaxRanks);
-  variables.ranks("PMI_RANK", rank, "PMI_SIZE", size);
-  const auto local_rank = variables.required_number("MPI_LOCALRANKID", 0, kMaxRanks);
-  const auto local_size = variables.required_number("MPI_LOCALNRANKS", 1, kMaxRanks);
-  variables.local_ranks("MPI_LOCALRANKID", local_rank, "MPI_LOCALNRANKS", local_size);
+  variables.ranks("PMI_RANK", "PMI_SIZE");
+  variables.local_ranks("MPI_LOCALRANKID", "MPI_LOCALNRANKS");
   claim.seen = !claim.found.empty();
   if (!claim.seen || !claim.missing.empty()) return claim;
   claim.launch.job = job_of_proxy(claim.several_nodes);

@@ -85,6 +85,16 @@ void Variables::local_ranks(const char* rank_name, std::optional<int> rank, cons
   claim_->several_nodes = *size < *claim_->nranks;
 }
 
+void Variables::ranks(const char* rank_name, const char* size_name) {
+  const auto rank = required_number(rank_name, 0, kMaxRanks);
+  ranks(rank_name, rank, size_name, required_number(size_name, 1, kMaxRanks));
+}
+
+void Variables::local_ranks(const char* rank_name, const char* size_name) {
+  const auto rank = required_number(rank_name, 0, kMaxRanks);
+  local_ranks(rank_name, rank, size_name, required_number(size_name, 1, kMaxRanks));
+}
+
 Result<RootAddress> parse_root(std::string_view value) {
   const size_t colon = value.rfind(':');
   std::string_view host = value.substr(0, colon == std::string_view::npos ? 0 : colon);

@@ -26,7 +26,10 @@ class Variables {
   std::optional<std::string> any_text(const std::vector<const char*>& names, bool required);
   std::optional<int> any_number(const std::vector<const char*>& names, int low, int high);
 
-  // Fills in rank and nranks and checks them against each other; the same for a pair of local rank and size.
+  // Fills in rank and nranks and checks them against each other; the same for a pair of local rank and size. By their names alone:
+  // required.
+  void ranks(const char* rank_name, const char* size_name);
+  void local_ranks(const char* rank_name, const char* size_name);
   void ranks(const char* rank_name, std::optional<int> rank, const char* size_name, std::optional<int> size);
   void local_ranks(const char* rank_name, std::optional<int> rank, const char* size_name, std::optional<int> size);
 
