@@ -79,7 +79,7 @@ class Client {
       return Outcome::failed;
     }
     if (!greeted.ok()) {
-      // An attempt that was cut short by the end of the meeting says less than the one before it.
+      // An attempt that was cut short by its deadline says less than the one before it.
       if (request_.deadline.passed() && !reason_.empty()) return Outcome::again;
       reason_ = text(request_.endpoint.describe(), " ", greeted.text());
       return Outcome::again;
@@ -99,7 +99,7 @@ class Client {
     for (;;) {
       if (request_.interrupted) {
         failure_ = request_.interrupted();
-        if (!failure_.ok()) return Outcome::failed;
+        if (!failure_.ok()) return break_up();
       }
       if (request_.deadline.passed()) return give_up();
       const auto outcome = read_answers(kSliceMs);
@@ -129,7 +129,7 @@ class Client {
       return Outcome::again;
     }
     failure_ = Status(Code::peer,
-                      text("rank ", request_.server_rank, " (pid ", host_.pid, " on ", host_.host_name, ") died during the rendezvous"),
+                      text("rank ", request_.server_rank, " (pid ", server_.pid, " on ", server_.host_name, ") died during the rendezvous"),
                       Blame{request_.server_rank});
     return Outcome::failed;
   }
@@ -138,10 +138,10 @@ class Client {
     FrameReader reader(frame.payload);
     switch (frame.type) {
       case FrameType::welcome:
-        host_ = read_process(&reader);
+        server_ = read_process(&reader);
         if (!reader.finished()) return spoiled("a welcome that cannot be read");
         welcome_ = true;
-        watch_ = watch_process(host_);
+        watch_ = watch_process(server_);
         return std::nullopt;
       case FrameType::refused: {
         const bool may_try_again = reader.u32() != 0;
@@ -172,6 +172,15 @@ class Client {
     return Outcome::failed;
   }
 
+  // A connection that closes without a word looks like this rank's death.
+  Outcome break_up() {
+    FrameWriter writer;
+    writer.status(failure_);
+    link_->send(FrameType::broken, writer.take());
+    link_->flush();
+    return Outcome::failed;
+  }
+
   // The server knows who is missing; it tells everybody.
   Outcome give_up() {
     FrameWriter writer;
@@ -187,7 +196,7 @@ class Client {
       if (outcome) return *outcome;
     }
     failure_ = welcome_ ? Status(Code::timeout,
-                                 text("rank ", request_.server_rank, " (pid ", host_.pid, " on ", host_.host_name,
+                                 text("rank ", request_.server_rank, " (pid ", server_.pid, " on ", server_.host_name,
                                       ") had not called all ranks together after ", seconds(request_.timeout_ns), " and does not answer"),
                                  Blame{request_.server_rank})
                         : could_not_reach();
@@ -212,7 +221,7 @@ class Client {
   const JoinRequest& request_;
   std::unique_ptr<Link> link_;
   JoinResult result_;
-  Process host_;
+  Process server_;
   ProcessWatch watch_;  // of the server's process
   bool welcome_ = false;
   std::string reason_;  // why the last attempt came to nothing

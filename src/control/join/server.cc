@@ -21,7 +21,7 @@ namespace {
 
 constexpr int kSliceMs = 100;  // how soon an interruption is noticed
 constexpr size_t kStrangers = 64;
-constexpr uint64_t kLatecomersNs = 2'000'000'000;  // the server of a failed meeting stays this long at most for those still to come
+constexpr uint64_t kLatecomersNs = 2'000'000'000;  // the server of a failed rendezvous stays this long at most for those still to come
 
 class Server {
  public:
@@ -179,8 +179,13 @@ class Server {
     link.flush();
     for (const Frame& frame : frames) {
       FrameReader reader(frame.payload);
-      const uint64_t waited_ns = reader.u64();
-      if (frame.type == FrameType::give_up && reader.finished()) return gave_up(rank, waited_ns);
+      if (frame.type == FrameType::give_up) {
+        const uint64_t waited_ns = reader.u64();
+        if (reader.finished()) return gave_up(rank, waited_ns);
+      } else if (frame.type == FrameType::broken) {
+        const Status why = reader.status();
+        if (reader.finished()) return why;
+      }
       return {Code::corrupt, text("rank ", rank, " sent a message that has no place in a rendezvous"), Blame{rank}};
     }
     if (link.state() == Link::State::corrupt) return {Code::corrupt, text("rank ", rank, " sent ", link.error()), Blame{rank}};
@@ -268,7 +273,7 @@ class Server {
   std::vector<ProcessWatch> watches_;      // by place
   std::vector<std::vector<Frame>> early_;  // by place
   std::map<int, std::string> refusals_;
-  std::vector<bool> told_;                         // by place: knows that the meeting has failed
+  std::vector<bool> told_;                         // by place: knows that the rendezvous has failed
   std::vector<std::unique_ptr<Link>> late_links_;  // of those told late; open until the server leaves
   size_t present_ = 0;
 };

@@ -22,12 +22,12 @@ namespace megadp {
 
 enum class FrameType : uint16_t {
   // rendezvous
-  hello = 1,    // rank → hub: Hello
-  welcome = 2,  // hub → rank: admitted, wait for the others
-  refused = 3,  // hub → rank: u32 whether trying again may help; Status
-  table = 4,    // hub → rank: all have come; Process of each
-  broken = 5,   // hub → rank: the rendezvous failed; Status
-  give_up = 6,  // rank → hub: my deadline has passed; u64 how long I waited (ns)
+  hello = 1,    // client → server: Hello
+  welcome = 2,  // server → client: admitted, wait for the others
+  refused = 3,  // server → client: u32 whether trying again may help; Status
+  table = 4,    // server → client: all have come; Process of each
+  broken = 5,   // both ways: the rendezvous has failed; Status
+  give_up = 6,  // client → server: my deadline has passed; u64 how long I waited (ns)
   // afterwards
   heartbeat = 16,  // both ways. From the hub: u32 n, then n times i32 rank, u64 ns since it was heard of
   failure = 17,    // rank → hub and hub → ranks: i32 rank that found it (-1: the hub), Status
