@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <map>
-#include <sstream>
 #include <utility>
 
 #include "control/agreement.h"
+#include "control/net/frame.h"
+#include "control/wording.h"
 
 namespace megadp {
 namespace {
@@ -17,18 +18,11 @@ struct Sum {
   std::vector<int> ranks;
 };
 
-std::string shown(const std::vector<int>& ranks) {
-  constexpr size_t most = 8;
-  std::string out = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size() && i < most; ++i) out += text(i == 0 ? "" : ", ", ranks[i]);
-  return ranks.size() > most ? text(out, " and ", ranks.size() - most, " more of this machine") : out;
-}
-
 Status refusal(const MemoryLimit& limit, const Sum& sum) {
   const bool machine = limit.device == 0 && limit.inode == 0;
   return {Code::memory,
-          text(shown(sum.ranks), sum.ranks.size() == 1 ? " needs " : " need together ", sum.bytes, " bytes of memory more, and ", sum.left,
-               " are left ",
+          text(list_ranks(sum.ranks), sum.ranks.size() == 1 ? " needs " : " need together ", sum.bytes, " bytes of memory more, and ",
+               sum.left, " are left ",
                machine ? text("on the machine (MemAvailable of ", limit.file, "; it has ", limit.bytes, ")")
                        : text("of the ", limit.bytes, " that ", limit.file, " allows"),
                "; ", machine ? "" : "raise that limit, ", "use more machines, 16-bit parameters or gradients, or MDP_SHARDING_ZERO_1; ",
@@ -37,25 +31,33 @@ Status refusal(const MemoryLimit& limit, const Sum& sum) {
 }
 
 std::string pack(uint64_t bytes, bool anyway) {
-  std::ostringstream out;
-  out << bytes << ' ' << anyway;
-  for (const MemoryLimit& limit : memory_limits())
-    out << ' ' << limit.bytes << ' ' << limit.left << ' ' << limit.device << ' ' << limit.inode << ' ' << limit.file.size() << ' '
-        << limit.file;
-  return std::move(out).str();
+  FrameWriter writer;
+  writer.u64(bytes);
+  writer.u32(anyway);
+  for (const MemoryLimit& limit : memory_limits()) {
+    writer.u64(limit.bytes);
+    writer.u64(limit.left);
+    writer.u64(limit.device);
+    writer.u64(limit.inode);
+    writer.bytes(limit.file);
+  }
+  return writer.take();
 }
 
 bool unpack(const std::string& packed, MemoryNeed* need) {
-  std::istringstream in(packed);
-  if (!(in >> need->bytes >> need->anyway)) return false;
-  MemoryLimit limit;
-  for (size_t length = 0; in >> limit.bytes >> limit.left >> limit.device >> limit.inode >> length;) {
-    if (length > packed.size() || in.get() != ' ') return false;
-    limit.file.resize(length);
-    if (!in.read(limit.file.data(), static_cast<std::streamsize>(length))) return false;
-    need->limits.push_back(limit);
+  FrameReader reader(packed);
+  need->bytes = reader.u64();
+  need->anyway = reader.u32() != 0;
+  while (reader.left() > 0) {
+    MemoryLimit limit;
+    limit.bytes = reader.u64();
+    limit.left = reader.u64();
+    limit.device = reader.u64();
+    limit.inode = reader.u64();
+    limit.file = reader.bytes();
+    need->limits.push_back(std::move(limit));
   }
-  return in.eof();
+  return reader.finished();
 }
 
 }  // namespace
@@ -91,7 +93,8 @@ Status check_memory(World& world, const std::vector<int>& members, const char* c
   Status mine;
   for (size_t i = 0; i < needs.size() && mine.ok(); ++i) {
     needs[i].rank = here[i];
-    if (!unpack((*all)[i], &needs[i])) mine = internal_error(call, ": rank ", here[i], " sent '", (*all)[i], "'");
+    if (!unpack((*all)[i], &needs[i]))
+      mine = internal_error(call, ": rank ", here[i], " sent ", (*all)[i].size(), " bytes that cannot be read");
   }
   if (mine.ok()) mine = judge_memory(needs);
   return here.size() == members.size() ? mine : agree(world, members, {call, 0, 0}, mine);

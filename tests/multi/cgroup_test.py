@@ -70,7 +70,7 @@ class Cgroup(unittest.TestCase):
         lines = done.stdout.splitlines()
         self.assertEqual(len(lines), 2, done.stdout)
         for line in lines:
-            self.assertIn("MDP_E_MEMORY: mdp_buffer_register: ranks 0, 1 need together 8430", line)
+            self.assertIn("MDP_E_MEMORY: mdp_buffer_register: ranks 0 and 1 need together 8430", line)
             self.assertIn(f"of the {200 * MIB} that {group.file} allows", line)
 
     def test_what_fits_is_registered(self):

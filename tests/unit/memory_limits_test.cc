@@ -185,7 +185,7 @@ MemoryLimit limit_of_group(uint64_t inode, uint64_t bytes, uint64_t left) {
 
 void needs_are_summed_by_group() {
   const MemoryLimit machine{"/proc/meminfo", 16 * kGiB, 8 * kGiB, 0, 0};
-  // Ranks 0 and 1 in a group of their own each, under a common one; rank 2 on another node, whose group has the same number.
+  // Ranks 0 and 1 in a group of their own each, under a common one; rank 2 in a third, under none.
   const std::vector<MemoryNeed> fits = {{0, kGiB, false, {limit_of_group(1, kGiB, kGiB), limit_of_group(9, 3 * kGiB, 2 * kGiB), machine}},
                                         {1, kGiB, false, {limit_of_group(2, kGiB, kGiB), limit_of_group(9, 3 * kGiB, 2 * kGiB), machine}},
                                         {2, kGiB, false, {limit_of_group(3, kGiB, kGiB), machine}}};
@@ -202,7 +202,7 @@ void needs_are_summed_by_group() {
     if (need.limits.size() == 3) need.limits[1].left = 2 * kGiB - 1;
   const Status refused = judge_memory(common);
   fails(refused, Code::memory,
-        {"ranks 0, 1 need together 2147483648 bytes", "2147483647 are left of the 3221225472 that /group9/memory.max allows",
+        {"ranks 0 and 1 need together 2147483648 bytes", "2147483647 are left of the 3221225472 that /group9/memory.max allows",
          "raise that limit", "more machines", "MDP_BUFFER_IGNORE_MEMORY"});
   check_equal(refused.blame().rank, 0, "rank to blame");
   common[2].anyway = true;
@@ -210,9 +210,7 @@ void needs_are_summed_by_group() {
 
   std::vector<MemoryNeed> much(20, {0, kGiB, false, {machine}});
   for (int rank = 0; rank < 20; ++rank) much[static_cast<size_t>(rank)].rank = rank;
-  fails(judge_memory(much), Code::memory,
-        {"ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more of this machine need together 21474836480", "MemAvailable of /proc/meminfo",
-         "17179869184"});
+  fails(judge_memory(much), Code::memory, {"ranks 0 to 19 need together 21474836480", "MemAvailable of /proc/meminfo", "17179869184"});
   much[0].bytes = UINT64_MAX - 5;
   fails(judge_memory(much), Code::memory, {text(UINT64_MAX)});
 }
