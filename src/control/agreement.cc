@@ -1,35 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
+// Agreeing by one comparison: what all ranks say is the same where all succeeded.
 #include "control/agreement.h"
 
-#include <cstring>
-#include <utility>
+#include <string>
+
+#include "base/text.h"
+#include "control/net/frame.h"
 
 namespace megadp {
 namespace {
 
-// What a rank says in agree(): this, then the sentence of its failure.
+// What a rank says in agree().
 struct Report {
-  uint64_t number;
-  uint64_t bytes;
-  int32_t code;
-  int32_t blamed;  // the rank that the failure names
+  uint64_t number = 0, bytes = 0;
+  Status status;
 };
 
-std::string pack(const Subject& on, const Status& mine) {
-  Report report{};
-  report.number = on.number;
-  report.bytes = on.bytes;
-  report.code = static_cast<int32_t>(mine.code());
-  report.blamed = mine.blame().rank;
-  std::string packed(reinterpret_cast<const char*>(&report), sizeof report);
-  if (!mine.ok()) packed += mine.text();
-  return packed;
+std::string write(const Report& report) {
+  FrameWriter writer;
+  writer.u64(report.number);
+  writer.u64(report.bytes);
+  writer.u32(report.status.ok() ? 0 : 1);
+  if (!report.status.ok()) writer.status(report.status);
+  return writer.take();
 }
 
-Status compare(const char* kind, const Mismatch& found) {
-  Report first, other;
-  std::memcpy(&first, found.first_bytes.data(), sizeof first);
-  std::memcpy(&other, found.other_bytes.data(), sizeof other);
+bool read(const std::string& bytes, Report* report) {
+  FrameReader reader(bytes);
+  report->number = reader.u64();
+  report->bytes = reader.u64();
+  if (reader.u32() != 0) report->status = reader.status();
+  return reader.finished();
+}
+
+Status same_subject(const char* kind, const Mismatch& found, const Report& first, const Report& other) {
   if (first.number != other.number) {
     return {Code::desync,
             text("ranks ", found.first, " and ", found.other, " of the world set up different things: ", kind, " number ", first.number,
@@ -48,26 +52,23 @@ Status compare(const char* kind, const Mismatch& found) {
 }  // namespace
 
 Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine) {
-  auto compared = world.compare(members, on.kind, pack(on, mine));
+  auto compared = world.compare(members, on.kind, write({on.number, on.bytes, mine}));
   if (!compared.ok()) return mine.ok() ? compared.status().with_context(on.kind) : mine;
-  if (mine.ok() && !*compared) return {};
-  const auto failure_of = [&](int rank, const std::string& bytes) -> Status {
-    if (rank == world.rank()) return mine;
-    Report report;
-    std::memcpy(&report, bytes.data(), sizeof report);
-    if (report.code == 0) return {};
-    return {static_cast<Code>(report.code), text("rank ", rank, ": ", bytes.substr(sizeof report)),
-            Blame{.rank = report.blamed >= 0 ? report.blamed : rank}};
+  const auto told = [&](int rank, const Status& status) -> Status {
+    if (status.ok() || rank == world.rank()) return rank == world.rank() ? mine : Status();
+    Blame blame = status.blame();
+    if (blame.rank < 0) blame.rank = rank;
+    return {status.code(), text("rank ", rank, ": ", status.text()), blame};
   };
-  if (!*compared) return failure_of(members.front(), pack(on, mine));  // all failed, and all for the same reason
+  if (!*compared) return told(members.front(), mine);  // all succeeded, or all failed for the same reason
   const Mismatch& found = **compared;
-  for (const auto& [rank, bytes] : {std::pair(found.first, &found.first_bytes), std::pair(found.other, &found.other_bytes)}) {
-    if (bytes->size() < sizeof(Report)) return internal_error(on.kind, ": rank ", rank, " sent ", bytes->size(), " bytes");
+  Report first, other;
+  if (!read(found.first_bytes, &first) || !read(found.other_bytes, &other)) {
+    return internal_error(on.kind, ": ranks ", found.first, " and ", found.other, " sent what cannot be read");
   }
-  Status same = compare(on.kind, found);
-  if (!same.ok()) return same;
-  Status first = failure_of(found.first, found.first_bytes);
-  return first.ok() ? failure_of(found.other, found.other_bytes) : first;
+  if (Status same = same_subject(on.kind, found, first, other); !same.ok()) return same;
+  Status failed = told(found.first, first.status);
+  return failed.ok() ? told(found.other, other.status) : failed;
 }
 
 }  // namespace megadp
