@@ -3,7 +3,6 @@
 #include "control/join/handshake.h"
 
 #include <poll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -56,7 +55,8 @@ Status receive_whole(int fd, size_t size, Deadline deadline, const std::function
 
 Result<Nonce> fresh_nonce() {
   Nonce nonce;
-  if (::getrandom(nonce.data(), nonce.size(), 0) != static_cast<ssize_t>(nonce.size())) return system_error("drawing random bytes", errno);
+  Status drawn = fill_random(nonce.data(), nonce.size());
+  if (!drawn.ok()) return drawn;
   return nonce;
 }
 

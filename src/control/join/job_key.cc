@@ -2,9 +2,11 @@
 // Keys, names and ports made with BLAKE2s.
 #include "control/join/job_key.h"
 
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 
 #include "base/text.h"
 #include "control/launch/launch.h"
@@ -65,6 +67,17 @@ uint16_t derived_port(std::string_view job, uint16_t avoid) {
   const auto digest = blake2s({}, "port:" + std::string(job));
   const auto port = static_cast<uint16_t>(20000 + (digest[0] | digest[1] << 8) % 10000);
   return port == avoid ? static_cast<uint16_t>(port + 1) : port;
+}
+
+Status fill_random(uint8_t* out, size_t count) {
+  while (count > 0) {
+    const ssize_t n = ::getrandom(out, count, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return system_error("reading random numbers", errno);
+    out += n;
+    count -= static_cast<size_t>(n);
+  }
+  return {};
 }
 
 }  // namespace megadp

@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/status.h"
 #include "control/join/blake2s.h"
 
 namespace megadp {
@@ -19,6 +20,9 @@ std::string to_hex(const uint8_t* bytes, size_t count);
 bool from_hex(std::string_view hex, uint8_t* out, size_t count);
 
 using AuthKey = Digest;
+
+// From the system, for secrets and nonces.
+Status fill_random(uint8_t* out, size_t count);
 
 // The launch's secret; where there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
 AuthKey auth_key_of(const Launch& launch);

@@ -11,7 +11,6 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -143,8 +142,8 @@ Status read_rank(const std::string& all, const std::string& mine, const Part& ow
   }
   if (!read_part(bytes, part)) {
     return {Code::corrupt,
-            text("the all-gather of config.bootstrap gave rank ", own.rank, " bytes for rank ", rank, " that no rank gives: each part has ",
-                 kPart, " bytes, and all parts stand in the order of ranks"),
+            text("the all-gather of config.bootstrap gave rank ", own.rank, ", in the place of rank ", rank,
+                 ", bytes that no rank has given: it must return ", kPart, " bytes of each rank, unchanged and in the order of ranks"),
             blame};
   }
   if (part->rank != rank) {
@@ -215,7 +214,8 @@ Status open_root(Part* verdict, std::vector<Fd>* listeners) {
   auto root = root_from_environment();
   if (!root.ok()) return root.status();
   if (root->port != 0) {  // the server listens there, and tries until it can
-    if (root->host.size() > kMaxHost) return invalid("MEGADP_ROOT: the host has ", root->host.size(), " letters, more than ", kMaxHost);
+    if (root->host.size() > kMaxHost)
+      return invalid("MEGADP_ROOT: the host \"", root->host, "\" has ", root->host.size(), " letters; at most ", kMaxHost, " are possible");
     verdict->root_host = root->host;
     verdict->root_port = root->port;
     return {};
@@ -239,8 +239,9 @@ Result<Part> offer_of(const Launch& launch) {
   offer.rank = launch.rank;
   offer.nranks = launch.nranks;
   offer.digest = blake2s({}, this_process().host_key);
-  if (launch.rank == 0 && ::getrandom(offer.secret.data(), offer.secret.size(), 0) != static_cast<ssize_t>(offer.secret.size())) {
-    return system_error("reading random numbers", errno);
+  if (launch.rank == 0) {
+    Status drawn = fill_random(offer.secret.data(), offer.secret.size());
+    if (!drawn.ok()) return drawn;
   }
   return offer;
 }

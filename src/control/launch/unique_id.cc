@@ -6,7 +6,6 @@
 //
 // Secret and name are random. Port and length are 0 when all ranks are on one node. The checksum notices what a text channel or a wrong
 // buffer does to an id; it is no protection against anybody.
-#include <sys/random.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -31,17 +30,6 @@ std::array<uint8_t, 8> checksum_of(const std::array<uint8_t, 128>& bytes) {
   std::array<uint8_t, 8> sum;
   std::copy(digest.begin(), digest.begin() + 8, sum.begin());
   return sum;
-}
-
-Status fill_random(uint8_t* out, size_t count) {
-  while (count > 0) {
-    const ssize_t n = ::getrandom(out, count, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return system_error("reading random numbers", errno);
-    out += n;
-    count -= static_cast<size_t>(n);
-  }
-  return {};
 }
 
 }  // namespace
