@@ -27,6 +27,11 @@ class Deadline {
     return now >= at_ns_ ? 0 : at_ns_ - now;
   }
   uint64_t at_ns() const noexcept { return at_ns_; }
+  // For condition variables: an hour away at most, as adding the far future would overflow. Whoever waits looks at passed() again.
+  std::chrono::steady_clock::time_point time_point() const noexcept {
+    constexpr uint64_t hour_ns = 3'600'000'000'000;
+    return std::chrono::steady_clock::now() + std::chrono::nanoseconds(left_ns() < hour_ns ? left_ns() : hour_ns);
+  }
 
  private:
   explicit Deadline(uint64_t at_ns) noexcept : at_ns_(at_ns) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// World::join: the ranks meet, the monitor takes over, and on each node a second meeting connects the ranks that can pass descriptors.
+// World::join: the ranks meet, the monitor takes over, and on each node a second rendezvous connects the ranks that can pass descriptors.
 #include "control/world.h"
 
 #include <unistd.h>
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <new>
+#include <numeric>
 
 #include "base/text.h"
 #include "control/join/job_key.h"
@@ -72,13 +73,13 @@ class JoinedWorld final : public World {
   Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
     auto answer = carry(OperationKind::compare, members, what, mine);
     if (!answer.ok()) return answer.status();
-    const auto& [status, parts, other] = **answer;
-    if (other == 0) return std::optional<Mismatch>();
-    return std::optional(Mismatch{members.front(), members[other], parts[0]->bytes, parts[1]->bytes});
+    const Relay::Answer& found = **answer;
+    if (found.other == 0) return std::optional<Mismatch>();
+    return std::optional(Mismatch{members.front(), members[found.other], found.parts[0]->bytes, found.parts[1]->bytes});
   }
 
   Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    auto answer = carry(OperationKind::broadcast, members, what, members.front() == rank() ? mine : std::string());
+    auto answer = carry(OperationKind::broadcast, members, what, !members.empty() && members.front() == rank() ? mine : std::string());
     if (!answer.ok()) return answer.status();
     return (*answer)->parts.front()->bytes;
   }
@@ -158,17 +159,11 @@ Status check_launch(const Launch& launch, uint64_t timeout_ns) {
   return {};
 }
 
-std::vector<int> first_ranks(int count) {
-  std::vector<int> ranks(static_cast<size_t>(count));
-  for (int r = 0; r < count; ++r) ranks[static_cast<size_t>(r)] = r;
-  return ranks;
-}
-
 Result<JoinResult> meet(const JoinRequest& request) {
   return request.rank == request.server_rank ? join_as_server(request) : join_as_client(request);
 }
 
-// Hands the links of a meeting to the monitor.
+// Hands the links of a rendezvous to the monitor.
 void connect(Monitor& monitor, const JoinRequest& request, JoinResult joined, bool control, bool descriptors) {
   const bool serving = request.rank == request.server_rank;
   for (size_t i = 0; i < joined.links.size(); ++i) {
@@ -213,10 +208,16 @@ Status join_within_node(const Launch& launch, const JoinRequest& world, const st
     connect(monitor, request, *std::move(joined), false, true);
   }
   // Nobody goes on before all nodes are ready.
-  return monitor.operate(OperationKind::compare, first_ranks(launch.nranks), {"joining the world", {}, nullptr}).status();
+  return monitor.operate(OperationKind::compare, all_ranks(launch.nranks), {"joining the world", {}, nullptr}).status();
 }
 
 }  // namespace
+
+std::vector<int> all_ranks(int count) {
+  std::vector<int> ranks(static_cast<size_t>(count));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
 
 Status check_members(const World& world, const std::vector<int>& members) {
   std::vector<bool> seen(static_cast<size_t>(world.size()));
@@ -251,7 +252,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   const bool one_node = launch.root_port == 0;
   request.endpoint = one_node ? Endpoint{socket_name(launch, "hub"), "", 0} : Endpoint{"", launch.root_host, launch.root_port};
   request.key = auth_key_of(launch);
-  request.expected = first_ranks(launch.nranks);
+  request.expected = all_ranks(launch.nranks);
   request.timeout_ns = timeout_ns;
   request.deadline = deadline;
   request.listeners = &*listeners;
@@ -262,17 +263,13 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   auto monitor = std::make_shared<Monitor>(launch.rank, timeout_ns, joined->table);
   const std::string address = address_between_nodes(request, nodes, *joined);
   connect(*monitor, request, *std::move(joined), true, one_node);
+  // From here on whatever fails says goodbye.
+  auto world = std::make_shared<JoinedWorld>(monitor, nodes, request.key, address);
   status = monitor->start();
-  if (!status.ok()) return status;  // the sockets close, which the others take for this rank's death
-  if (!one_node) {
-    status = join_within_node(launch, request, nodes, *monitor);
-    if (!status.ok()) {
-      monitor->fail(status);
-      monitor->leave();
-      return status;
-    }
-  }
-  return std::shared_ptr<World>(std::make_shared<JoinedWorld>(std::move(monitor), std::move(nodes), request.key, address));
+  if (status.ok() && !one_node) status = join_within_node(launch, request, nodes, *monitor);
+  if (status.ok()) return std::shared_ptr<World>(std::move(world));
+  monitor->fail(status);
+  return status;
 }
 
 }  // namespace megadp

@@ -47,8 +47,8 @@ class World {
   virtual int node(int rank) const noexcept = 0;
   virtual int process(int rank) const noexcept = 0;  // its pid as seen there
   virtual const std::string& host_name(int rank) const noexcept = 0;
-  // The network address, as a number, of this end of a connection of the control plane to another node (of rank 0's, on its own node, which
-  // only rank 0 has). Empty where there is none, or a loopback address as at the end of a tunnel, which says nothing about the network.
+  // This rank's own address, as a number, on its connection of the control plane: that to rank 0, or on rank 0 the first one from another
+  // node. Empty where there is none, or where it is a loopback address as at the end of a tunnel, which says nothing about the network.
   virtual const std::string& address() const noexcept = 0;
   // A key that the ranks of this job can compute, and nobody else: a keyed hash of `purpose` under the job's secret (see AuthKey).
   virtual std::array<uint8_t, 32> key_for(std::string_view purpose) const = 0;
@@ -85,6 +85,8 @@ class World {
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
 };
 
+// 0 to count - 1: the ranks of a world of that size.
+std::vector<int> all_ranks(int count);
 // Every one a rank of the world, none twice, the calling one among them.
 Status check_members(const World& world, const std::vector<int>& members);
 

@@ -17,6 +17,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <map>
 #include <thread>
 #include <utility>
@@ -126,15 +127,30 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
   listeners.push_back(std::move(listener_));
   Listener door(std::move(listeners), key, kStrangers + peers_.size(), "the port for data");
 
-  auto porter = start_thread("mdp-connect", [&] { let_in(door, deadline); });
-  if (!porter) return porter.status();
+  auto started = start_thread("mdp-connect", [&] {
+    try {
+      let_in(door, deadline);
+    } catch (const std::exception&) {  // whoever was not let in is missed below
+    }
+  });
+  if (!started) return started.status();
   Status status;
-  for (size_t i = 0; i < members.size() && status.ok(); ++i) {
-    if (members[i] < world_->rank() && peers_.contains(members[i]))
-      status = connect_to_rank(members[i], read_place(places[i]), key, deadline);
+  {
+    struct Serving {  // ends before what it uses, also where memory runs out below
+      pthread_t thread;
+      std::atomic<bool>& closing;
+      bool connected = false;
+      ~Serving() {
+        if (!connected) closing = true;
+        pthread_join(thread, nullptr);
+      }
+    } serving{*started, closing_};
+    for (size_t i = 0; i < members.size() && status.ok(); ++i) {
+      if (members[i] < world_->rank() && peers_.contains(members[i]))
+        status = connect_to_rank(members[i], read_place(places[i]), key, deadline);
+    }
+    serving.connected = status.ok();
   }
-  closing_ = !status.ok();
-  pthread_join(*porter, nullptr);
   for (const auto& [rank, peer] : peers_) {
     if (!status.ok() || peer.socket.valid()) continue;
     status =

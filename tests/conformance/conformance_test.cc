@@ -61,11 +61,11 @@ Result<std::shared_ptr<Backend>> open_standin(std::shared_ptr<World> world) {
 
 // What holds on the host only.
 std::vector<Skip> device_skips() {
-  return {{"failure.different_calls", "a failure ends the whole tree, which then has no more streams: see cuda.lost_ranks"},
-          {"failure.dropped_operation", "a kernel that cannot be is a failure of the tree, not of its stream"},
-          {"failure.failed_work", "a kernel that cannot be is a failure of the tree, not of its stream"},
-          {"stream.failure_sticks", "a kernel that cannot be is a failure of the tree, not of its stream"},
-          {"lifetime.dropped_one_after_the_other", "a collective on a device ends with its tree"},
+  return {{"failure.different_calls", "a failure ends the whole context, which then has no more streams: see cuda.lost_ranks"},
+          {"failure.dropped_operation", "a kernel that cannot be is a failure of the context, not of its stream"},
+          {"failure.failed_work", "a kernel that cannot be is a failure of the context, not of its stream"},
+          {"stream.failure_sticks", "a kernel that cannot be is a failure of the context, not of its stream"},
+          {"lifetime.dropped_one_after_the_other", "a collective on a device ends with its context"},
           {"stream.destroyed_while_waiting", "what is on a device's stream goes on without it"}};
 }
 

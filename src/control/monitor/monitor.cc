@@ -19,12 +19,6 @@ namespace {
 constexpr uint64_t kGoodbyeNs = 200'000'000;     // leaving waits this long at most
 constexpr uint64_t kLastWordNs = 1'000'000'000;  // for the relay to say who is missing, or to be told of a failure
 
-std::chrono::steady_clock::time_point time_point(Deadline deadline) {
-  // The far future is cut short: adding to a time_point must not overflow. Whoever waits looks at the deadline again.
-  const uint64_t left = std::min<uint64_t>(deadline.left_ns(), 3'600'000'000'000);
-  return std::chrono::steady_clock::now() + std::chrono::nanoseconds(left);
-}
-
 }  // namespace
 
 Monitor::Monitor(int rank, uint64_t timeout_ns, std::vector<Process> table)
@@ -55,8 +49,10 @@ Status Monitor::start() {
   if (!wake_fd_.valid()) return system_error("making an eventfd", errno);
   running_ = true;
   auto thread = start_thread("megadp-monitor", [self = shared_from_this()] { self->run(); });
-  running_ = thread.ok();
-  if (!thread.ok()) return thread.status();
+  if (!thread.ok()) {
+    running_ = false;
+    return thread.status();
+  }
   pthread_detach(*thread);
   return {};
 }
@@ -100,7 +96,7 @@ void Monitor::set_failure(const Status& why) {
   changed_.notify_all();
 }
 
-// What this rank has found goes out on every connection: to the hub, and on its host by way of the leader, for the hub may be what is lost.
+// What this rank has found goes out on every connection: to the hub, and on its node by way of the leader, for the hub may be what is lost.
 // What another has reported goes on to those served here.
 void Monitor::spread_failure(int reporter, const Status& why) {
   FrameWriter writer;
@@ -190,12 +186,14 @@ void Monitor::answer_pending(const OperationKey& key, std::shared_ptr<const Rela
 void Monitor::give(Connection& relay, const OperationKey& key, const Contribution& part) {
   FrameWriter writer;
   writer.reserve(part.bytes.size() + part.what.size() + 64 + 4 * key.members.size());
-  write_key(&writer, key, relay.told.insert(MemberLists::digest(key.members)).second);
+  bool& told = relay.told[MemberLists::digest(key.members)];
+  write_key(&writer, key, !told);
   writer.bytes(part.what);
   writer.bytes(part.bytes);
   std::vector<std::shared_ptr<const Fd>> fds;
   if (part.fd) fds.push_back(part.fd);
   send(relay, FrameType::give, std::make_shared<const std::string>(writer.take()), std::move(fds));
+  told = true;  // not before: what runs out of memory above is given once more
 }
 
 Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
@@ -225,7 +223,7 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
   const auto ended = [&] { return pending.done || !failure_.ok(); };
   const uint64_t begun = now_ns();
   Deadline deadline = Deadline::after_ns(timeout_ns_);
-  while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
+  while (!ended() && !deadline.passed()) changed_.wait_until(lock, deadline.time_point(), ended);
   if (!ended()) {
     const uint64_t waited = now_ns() - begun;
     if (relay_rank == rank_) {
@@ -237,7 +235,7 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
       send(*still, FrameType::withdraw, writer.take());
     }
     deadline = Deadline::after_ns(kLastWordNs);
-    while (!ended() && !deadline.passed()) changed_.wait_until(lock, time_point(deadline), ended);
+    while (!ended() && !deadline.passed()) changed_.wait_until(lock, deadline.time_point(), ended);
   }
   if (pending.done && pending.answer->status.ok()) return pending.answer;
   // All members are answered the same, and the first of them to read it may have spread it already.
@@ -288,7 +286,7 @@ void Monitor::leave() {
   // side's end of file is waited for. UNIX sockets lose nothing.
   const Deadline moment = Deadline::after_ns(kGoodbyeNs);
   const auto gone = [&] { return !running_ || (everything_sent() && !tcp); };
-  while (!gone() && !moment.passed()) changed_.wait_until(lock, time_point(moment), gone);
+  while (!gone() && !moment.passed()) changed_.wait_until(lock, moment.time_point(), gone);
 }
 
 }  // namespace megadp

@@ -18,7 +18,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -48,7 +47,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
     std::unique_ptr<Link> link;
     uint64_t silence_ns = 0;
     bool done_sending = false;
-    std::set<uint64_t> told;  // digests of the lists of members that the relay behind it has had from this rank
+    std::map<uint64_t, bool> told;  // by digest of a list of members: whether the relay behind it has had it from this rank
   };
 
   Monitor(int rank, uint64_t timeout_ns, std::vector<Process> table);

@@ -51,9 +51,7 @@ Status BoundedCall::wait(Deadline deadline) {
   std::unique_lock<std::mutex> lock(state_->mutex);
   while (!state_->returned) {
     if (deadline.passed()) return {Code::pending, "the call has not returned yet"};
-    // Cut short: adding the far future to a time_point would overflow.
-    const uint64_t left = std::min<uint64_t>(deadline.left_ns(), 3'600'000'000'000);
-    state_->changed.wait_for(lock, std::chrono::nanoseconds(left));
+    state_->changed.wait_until(lock, deadline.time_point());
   }
   return state_->result;
 }
