@@ -34,10 +34,11 @@
  *             wait for one another: ranks may come to those in any order, and gradients may arrive in any order beside them.
  *   threads   One thread at a time per communicator, grid, buffer (with its optimizers); calls that make or split one of them, one at a
  *             time in a communicator's context (it, its splits, and all made from them). From any thread at any time: mdp_grad_put,
- * mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, every destroy and free, and what says
- *             so. A communicator has a thread of its own once a collective was called on it, a buffer two. The log callback runs inside a
- * call of the user's, never inside a destroy, a free, mdp_grad_*, or a call that only asks for an error or a rank. since     Every function
- * and type is here since 0.1, unless it says otherwise. */
+ *             mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, every destroy and
+ *             free, and what says so. A communicator has a thread of its own once a collective was called on it, a buffer two. The log
+ *             callback runs inside a call of the user's, never inside a destroy, a free, mdp_grad_*, or a call that only asks for an
+ *             error or a rank.
+ *   since     Every function and type is here since 0.1, unless it says otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
 
@@ -243,7 +244,7 @@ typedef struct {
   mdp_backend backend;
   int32_t rank;         /* with an id or a bootstrap: this rank; from the environment: leave 0                           */
   int32_t nranks;       /* with an id or a bootstrap: how many ranks, at least 1; from the environment: 0, or what the launcher must say */
-  int32_t device;       /* with CUDA: which of the devices this process sees; 0: this rank's number on its host, modulo their
+  int32_t device;       /* with CUDA: which of the devices this process sees; 0: this rank's number on its node, modulo their
                            number, unless MDP_COMM_SET_DEVICE; with the host backend 0                                    */
   int32_t host_threads; /* reserved: 0                                                                                   */
   uint64_t timeout_ns;  /* how long any collective waits for another rank; 0: five minutes                               */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of drivers and how each is opened.
+// The list of backends and how each is opened.
 #include "api/backends.h"
 
 #include <utility>
@@ -34,7 +34,7 @@ std::vector<BackendInfo> list_backends() {
   return {{"host", true, text("SIMD ", host::simd_target(), " of ", host::simd_targets())}, {"cuda", cuda.available, cuda.detail}};
 }
 
-BackendInfo transport_between_hosts() {
+BackendInfo transport_between_nodes() {
   const host::TransportInfo info = host::transport_info();
   return {info.name, info.available, info.detail};
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which backends there are. The one file (with backends.cc) that knows the drivers.
+// Which backends there are. The one file (with backends.cc) that knows the backends.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ enum class BackendKind : uint32_t {
 
 struct BackendConfig {
   BackendKind kind = BackendKind::automatic;  // automatic: host
-  int32_t device = -1;                        // which of several; -1: this rank's number on its host
+  int32_t device = -1;                        // which of several; -1: this rank's number on its node
   bool exact_sums = false;                    // on a device: in the order of base/sum_order.h, as the host always
   bool sockets = false;                       // between nodes, whatever MEGADP_TRANSPORT says
 };
@@ -35,6 +35,6 @@ struct BackendInfo {
 };
 std::vector<BackendInfo> list_backends();
 // What joins ranks on different nodes, in the same form. Loads that library to find out.
-BackendInfo transport_between_hosts();
+BackendInfo transport_between_nodes();
 
 }  // namespace megadp

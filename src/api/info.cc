@@ -58,7 +58,7 @@ Json backend_info() {
 }
 
 Json transport_info() {
-  const BackendInfo transport = transport_between_hosts();
+  const BackendInfo transport = transport_between_nodes();
   return {{"name", transport.name}, {"available", transport.available}, {"detail", transport.detail}};
 }
 

@@ -77,8 +77,8 @@ class Group {
   virtual int size() const noexcept = 0;
   virtual const std::vector<int>& members() const noexcept = 0;  // world rank of each rank
 
-  // The group of the same ranks that carries small messages between nodes' memories, on the streams of Backend::control(): for a device the
-  // host's, for the host itself.
+  // The group of the same ranks that carries small messages between the ranks' host memories, on the streams of Backend::control(): for a
+  // device the host's, for the host itself.
   virtual Group& control() noexcept { return *this; }
 
   // What each rank has submitted to a group whose collectives run where nobody compares them (a device), kept by the host's group

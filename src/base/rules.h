@@ -38,15 +38,15 @@ struct StorageOf<DType::f16> {
 template <class Rule, size_t number>
 using StateType = typename StorageOf<Rule::state[number].type>::Type;
 
-// Calls fn(Rule()) with the rule of this number; false: there is none.
+// Calls fn(Rule()) with the rule of this number, which there must be.
 template <class Fn, class... R>
-bool with_rule(uint32_t number, const Fn& fn, RuleList<R...>) {
+void with_rule(uint32_t number, const Fn& fn, RuleList<R...>) {
   uint32_t at = 0;
-  return ((at++ == number && (fn(R()), true)) || ...);
+  (void)((at++ == number && (fn(R()), true)) || ...);
 }
 template <class Fn>
-bool with_rule(uint32_t number, const Fn& fn) {
-  return with_rule(number, fn, Rules());
+void with_rule(uint32_t number, const Fn& fn) {
+  with_rule(number, fn, Rules());
 }
 
 }  // namespace megadp

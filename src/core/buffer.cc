@@ -9,14 +9,14 @@
 
 namespace megadp {
 
-Buffer::Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan) : parts_(std::make_unique<SharedMemory>()) {
-  parts_->arenas = std::make_shared<Arenas>(std::move(grid), std::move(plan));
-  parts_->params = std::make_shared<Params>(parts_->arenas);
-  parts_->gradients = std::make_shared<Gradients>(parts_->arenas, parts_->params);
+Buffer::Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan) : components_(std::make_unique<Components>()) {
+  components_->arenas = std::make_shared<Arenas>(std::move(grid), std::move(plan));
+  components_->params = std::make_shared<Params>(components_->arenas);
+  components_->gradients = std::make_shared<Gradients>(components_->arenas, components_->params);
 }
 
 Buffer::~Buffer() {
-  if (context().world->in_forked_child()) (void)parts_.release();  // their windows and locks belong to the parent
+  if (context().world->in_forked_child()) (void)components_.release();  // their windows and locks belong to the parent
 }
 
 Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid, const BufferConfig& config,

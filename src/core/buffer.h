@@ -23,21 +23,21 @@ class Buffer {
 
   const Plan& plan() const noexcept { return arenas().plan(); }
   Context& context() const noexcept { return arenas().context(); }
-  Arenas& arenas() const noexcept { return *parts_->arenas; }
-  Params& params() const noexcept { return *parts_->params; }
-  Gradients& gradients() const noexcept { return *parts_->gradients; }
+  Arenas& arenas() const noexcept { return *components_->arenas; }
+  Params& params() const noexcept { return *components_->params; }
+  Gradients& gradients() const noexcept { return *components_->gradients; }
 
  private:
   Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan);
   Status agree_on_registration();
   Status check_room();
 
-  struct SharedMemory {
+  struct Components {
     std::shared_ptr<Arenas> arenas;
     std::shared_ptr<Params> params;
     std::shared_ptr<Gradients> gradients;
   };
-  std::unique_ptr<SharedMemory> parts_;
+  std::unique_ptr<Components> components_;
 };
 
 }  // namespace megadp

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "core/request.h"
 
@@ -23,9 +22,7 @@ Result<std::shared_ptr<Comm>> Comm::create(std::shared_ptr<World> world, std::sh
   auto channel = Channel::create(context, "mdp-comm");
   if (!channel) return channel.status();
 
-  std::vector<int> everyone(static_cast<size_t>(context->world->size()));
-  std::iota(everyone.begin(), everyone.end(), 0);
-  auto group = context->backend->create_group(everyone);
+  auto group = context->backend->create_group(all_ranks(context->world->size()));
   if (!group) return group.status();
   return std::shared_ptr<Comm>(new Comm(std::move(context), *std::move(channel), *std::move(group)));
 }

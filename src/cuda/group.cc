@@ -181,7 +181,7 @@ Status CudaGroup::broadcast(Stream& stream, void* data, size_t count, DType type
 }
 
 Status CudaGroup::barrier(Stream& stream, Tag tag) {
-  return submit(stream, {Collective::barrier, 1, DType::u8}, tag, [](Member& m, void* s) { return m.meet(s); });
+  return submit(stream, {Collective::barrier, 1, DType::u8}, tag, [](Member& m, void* s) { return m.barrier(s); });
 }
 
 }  // namespace megadp::cuda

@@ -71,7 +71,7 @@ class Member {
   Status exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
   Status sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum);
-  Status meet(void* stream);
+  Status barrier(void* stream);
 
  private:
   Status put(void* stream, std::span<Submission> all);

@@ -79,7 +79,7 @@ Status Member::native_all_reduce(void* stream, const std::byte* from, std::byte*
   });
 }
 
-Status Member::meet(void* stream) {
+Status Member::barrier(void* stream) {
   if (size() == 1) return {};
   auto byte = scratch(1);
   return byte.ok() ? native_all_reduce(stream, *byte, *byte, 1, {DType::u8, Op::max, 1}) : byte.status();

@@ -22,7 +22,7 @@ Status submit(Stream& stream, Work work) {
 
 Result<std::shared_ptr<Backend>> HostBackend::open(std::shared_ptr<World> world, TransportKind kind) {
   std::shared_ptr<Network> network;
-  if (!on_other_nodes(*world, all_ranks(*world)).empty()) {
+  if (!on_other_nodes(*world, all_ranks(world->size())).empty()) {
     auto opened = Network::open(world, kind);
     if (!opened.ok()) return opened.status();
     network = *std::move(opened);

@@ -5,7 +5,7 @@
 //   control memory, one part per rank:   [ ControlPage, 1 page | staging half 0 | staging half 1 ]
 //
 // A staged collective is cut into turns; turn t uses half t & 1 of everyone's staging memory:
-//   copy my input into my half ── meet ── read what I need from everyone's half
+//   copy my input into my half ── barrier ── read what I need from everyone's half
 // One barrier per turn is enough: a rank writes to a half again two turns later, after a barrier to which everyone came having read it.
 //
 // A group over several nodes does everything by turns. The halves of ranks on other nodes are private memory here, filled by the transport
@@ -35,7 +35,7 @@ constexpr size_t kControlBytes = 4096;
 constexpr size_t kStagingHalfBytes = 512 << 10;
 static_assert(kControlBytes + 2 * kStagingHalfBytes == kGroupBytes);
 
-// Which bytes of its half a rank shows to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
+// Which bytes of its half a rank sends to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
 // the first `bytes` of the root's half, to one rank of each node.
 enum class SendPart {
   whole,
@@ -76,8 +76,8 @@ class Member {
   Status perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body);
   // Within perform().
   Status barrier(const Operation& operation, const Stop& stop);
-  // Meets, having sent what the ranks of other nodes need of this rank's half, and received theirs.
-  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart show,
+  // Sends what the ranks of other nodes need of this rank's half, receives theirs, and then is a barrier.
+  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart part,
                               size_t bytes);
   // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
   int source_of_broadcast(int root) const noexcept;
@@ -87,7 +87,7 @@ class Member {
  private:
   Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   Status set_up();
-  Status post_parts(const std::vector<std::byte*>& staging, SendPart show, size_t bytes);
+  Status post_parts(const std::vector<std::byte*>& staging, SendPart part, size_t bytes);
   Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
   Status compare_with_other_nodes(const Operation& operation, const Stop& stop);
   Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
@@ -123,8 +123,8 @@ struct Call {
   int size() const noexcept { return member.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
   Status barrier() const { return member.barrier(operation, stop); }
-  Status exchange_and_barrier(const std::vector<std::byte*>& staging, SendPart show, size_t bytes) const {
-    return member.exchange_and_barrier(operation, stop, staging, show, bytes);
+  Status exchange_and_barrier(const std::vector<std::byte*>& staging, SendPart part, size_t bytes) const {
+    return member.exchange_and_barrier(operation, stop, staging, part, bytes);
   }
 };
 

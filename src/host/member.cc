@@ -154,11 +154,11 @@ Status Member::post_from_root(int root, const std::vector<std::byte*>& staging, 
   return posted;
 }
 
-Status Member::post_parts(const std::vector<std::byte*>& staging, SendPart show, size_t bytes) {
+Status Member::post_parts(const std::vector<std::byte*>& staging, SendPart part, size_t bytes) {
   for (const int rank : remote_) {
     const int member = members_[static_cast<size_t>(rank)];
-    const size_t sent_at = show == SendPart::piece ? static_cast<size_t>(rank) * bytes : 0;
-    const size_t received_at = show == SendPart::piece ? static_cast<size_t>(rank_) * bytes : 0;
+    const size_t sent_at = part == SendPart::piece ? static_cast<size_t>(rank) * bytes : 0;
+    const size_t received_at = part == SendPart::piece ? static_cast<size_t>(rank_) * bytes : 0;
     Status posted = transport_->send(member, staging[static_cast<size_t>(rank_)] + sent_at, bytes);
     if (posted.ok()) posted = transport_->receive(member, staging[static_cast<size_t>(rank)] + received_at, bytes);
     if (!posted.ok()) return posted;
@@ -166,12 +166,12 @@ Status Member::post_parts(const std::vector<std::byte*>& staging, SendPart show,
   return {};
 }
 
-Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart show,
+Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart part,
                                     size_t bytes) {
   if (spans_nodes()) {
     Status status = compare_with_other_nodes(operation, stop);
     if (status.ok())
-      status = show == SendPart::from_root ? post_from_root(operation.root, staging, bytes) : post_parts(staging, show, bytes);
+      status = part == SendPart::from_root ? post_from_root(operation.root, staging, bytes) : post_parts(staging, part, bytes);
     if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
     if (!status.ok()) return status;
   }

@@ -59,17 +59,17 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   return {};
 }
 
-// What is too large for a half of the staging goes in turns: in each this rank puts elements [done, done + n) into its half, all meet, and
+// What is too large for a half of the staging goes in turns: in each this rank puts elements [done, done + n) into its half, a barrier, and
 // it takes from everyone's. A half holds `pieces` of n elements.
 template <class Put, class Take>
-Status in_turns(const Call& call, size_t count, size_t pieces, SendPart show, const Put& put, const Take& take) {
+Status in_turns(const Call& call, size_t count, size_t pieces, SendPart part, const Put& put, const Take& take) {
   const size_t turn = elements_per_turn(call, pieces);
   size_t done = 0;
   do {  // at least one turn: also an empty collective compares what the ranks came for
     const size_t n = std::min(turn, count - done);
     const std::vector<std::byte*>& staging = call.member.next_staging();
     put(staging[static_cast<size_t>(call.rank())], done, n);
-    if (Status met = call.exchange_and_barrier(staging, show, n * call.width()); !met) return met;
+    if (Status met = call.exchange_and_barrier(staging, part, n * call.width()); !met) return met;
     if (Status taken = take(staging, done, n); !taken) return taken;
     done += n;
   } while (done < count);

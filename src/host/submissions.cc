@@ -6,7 +6,7 @@
 
 namespace megadp::host {
 
-// All sequentially consistent: of two ranks that enter the same number at the same time, at least one sees the other's entry.
+// All sequentially consistent: of two ranks that log the same number at the same time, at least one sees the other's entry.
 void log_submission(SubmissionPage& own, uint64_t number, const std::string& what) noexcept {
   SubmissionPage::Entry& entry = own.entry[number % SubmissionPage::kEntries];
   uint64_t words[SubmissionPage::kWords] = {};

@@ -6,7 +6,7 @@
 //     64  Slot      { phase, gone, number }   written by its owner only; a cache line of its own
 //     128 Operation [2]                       what the owner came for; by the parity of the operation's number
 //     …   cpus                                on which processors the owner may run
-//     …   submissions                              what the owner submitted elsewhere, see submissions.h
+//     …   submissions                         what the owner submitted elsewhere, see submissions.h
 //
 // Each rank counts its barriers ("phase"). Arriving adds one to `arrived`; the barrier is complete when that is phase * ranks. One word to
 // wait on, so however many ranks there are, each sleeps at most once and only the last to come wakes anyone. The slots say who is missing.

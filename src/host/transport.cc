@@ -13,6 +13,7 @@
 #include "base/deadline.h"
 #include "control/agreement.h"
 #include "control/net/frame.h"
+#include "control/wording.h"
 
 namespace megadp::host {
 namespace {
@@ -45,7 +46,7 @@ std::string from_here(const std::string& address, const std::string& own) {
 }
 
 Status compare_choices(World& world, const Result<TransportKind>& mine) {
-  const std::vector<int> everyone = all_ranks(world);
+  const std::vector<int> everyone = all_ranks(world.size());
   if (Status chosen = agree(world, everyone, {kConnecting}, mine.status()); !chosen) return chosen;
   auto compared = world.compare(everyone, kConnecting, name_of(*mine));
   if (!compared.ok()) return compared.status();
@@ -80,12 +81,6 @@ Result<NodeAddresses> addresses_of_nodes(World& world) {
 
 }  // namespace
 
-std::vector<int> all_ranks(const World& world) {
-  std::vector<int> all(static_cast<size_t>(world.size()));
-  for (size_t rank = 0; rank < all.size(); ++rank) all[rank] = static_cast<int>(rank);
-  return all;
-}
-
 std::vector<int> on_other_nodes(const World& world, const std::vector<int>& members) {
   std::vector<int> others;
   for (const int rank : members) {
@@ -112,7 +107,9 @@ Result<std::vector<std::string>> exchange_findings(World& world, const std::vect
       const Status why = reader.status();
       return Status(why.code(), text("rank ", rank, " on ", world.host_name(rank), ": ", why.text()), Blame{.rank = rank});
     }
-    theirs = std::string(reader.bytes());
+    std::string found(reader.bytes());
+    if (!reader.finished()) return internal_error(kConnecting, ": rank ", rank, " sent ", theirs.size(), " bytes that cannot be read");
+    theirs = std::move(found);
   }
   return all;
 }
@@ -163,7 +160,7 @@ Status Transport::lost(int peer, const std::string& why, const Describe& during,
 Status Transport::timed_out(const std::vector<int>& missing, const Describe& during) {
   std::string who;
   for (const int rank : missing) who += text(who.empty() ? "" : "; ", world_->describe(rank));
-  const Status status(Code::timeout, text(during(), ": waited ", static_cast<double>(world_->timeout_ns()) * 1e-9, " s in vain for ", who),
+  const Status status(Code::timeout, text(during(), ": waited ", seconds(world_->timeout_ns()), " in vain for ", who),
                       Blame{.rank = missing.front()});
   world_->fail(status);
   return status;

@@ -78,7 +78,6 @@ Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& worl
 
 // For those who connect.
 constexpr const char* kConnecting = "connecting the nodes";
-std::vector<int> all_ranks(const World& world);
 std::vector<int> on_other_nodes(const World& world, const std::vector<int>& members);
 // Gives every member what each has found out, in their order, or the failure of the first that has not, which it names. Collective,
 // blocking.

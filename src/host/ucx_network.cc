@@ -96,14 +96,14 @@ Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, c
     network = std::make_shared<UcxNetwork>(**ucx, world);
     started = network->start(nodes);
   }
-  if (Status all_started = agree(*world, all_ranks(*world), {kConnecting}, started); !all_started) return all_started;
+  if (Status all_started = agree(*world, all_ranks(world->size()), {kConnecting}, started); !all_started) return all_started;
   return std::shared_ptr<Network>(std::move(network));
 }
 
 #else
 
 Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses&) {
-  return agree(*world, all_ranks(*world), {kConnecting}, UcxLibrary::get().status());
+  return agree(*world, all_ranks(world->size()), {kConnecting}, UcxLibrary::get().status());
 }
 
 #endif

@@ -18,7 +18,7 @@ enum {
 
 /* A communicator that fails quickly where ranks wait for each other; ThreadSanitizer is no reason for it. */
 mdp_comm* comm_in_time(const mdp_unique_id* id, int32_t rank, int32_t nranks);
-/* Whether its tree is unusable. Once one was, go_on() is false: the next ranks would only wait in vain once more. */
+/* Whether its context is unusable. Once one was, go_on() is false: the next ranks would only wait in vain once more. */
 int lost(mdp_comm* comm);
 int go_on(void);
 /* To be called where a test begins: go_on() is true again. */

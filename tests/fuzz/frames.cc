@@ -19,6 +19,7 @@ using namespace megadp::test;
 
 namespace {
 
+constexpr size_t kLongestFrame = 256;  // well below the longest input, so that whole frames exceed it
 constexpr int kRanks = 4;
 constexpr uint64_t kSecondNs = 1'000'000'000;
 
@@ -58,7 +59,7 @@ Monitor::Connection connection_of(int rank, bool control, bool serving, std::vec
   made.control = control;
   made.descriptors = !control;
   made.serving = serving;
-  made.link = std::make_unique<Link>(std::move(ends.ours), 1 << 16);
+  made.link = std::make_unique<Link>(std::move(ends.ours), kLongestFrame);
   return made;
 }
 
@@ -80,13 +81,13 @@ std::string run(const std::string& input) {
   Ends ends = make_ends();
   write_all(ends.theirs, bytes.rest(), descriptors % 4);
   ends.theirs = Fd();
-  Link link(std::move(ends.ours), 1 << 16);
+  Link link(std::move(ends.ours), kLongestFrame);
   std::vector<Frame> frames;
   while (link.state() == Link::State::open) link.receive(&frames);
   std::string outcome = text(static_cast<int>(link.state()), " '", link.error(), "' ");
   MemberLists lists;
   for (const Frame& frame : frames) {
-    must(frame.payload.size() <= 1 << 16, "a frame longer than the longest");
+    must(frame.payload.size() <= kLongestFrame, "a frame longer than the longest");
     FrameReader contents(frame.payload);
     OperationKey key;
     FrameReader words(frame.payload);

@@ -219,7 +219,9 @@ int fuzz(int argc, char** argv, const FuzzTarget& target) {
   }
   ::alarm(0);
   std::printf("%llu inputs; %zu outcomes, %zu of valid inputs\n", static_cast<unsigned long long>(tried), outcomes.size(), at_first);
-  return tried > 0 && outcomes.size() > at_first ? 0 : 1;
+  if (outcomes.size() > at_first) return 0;
+  std::fprintf(stderr, "no changed input had an outcome that the valid ones do not have: run longer, or let the target tell more apart\n");
+  return 1;
 }
 
 }  // namespace megadp::test

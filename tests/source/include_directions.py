@@ -53,7 +53,8 @@ SYSTEM = "dirent dlfcn elf endian execinfo fcntl fnmatch ftw getopt glob grp ifa
          "semaphore spawn strings syslog termios ucontext unistd utime wait immintrin x86intrin cpuid"
 SYSTEM_FOLDERS = ("arpa/", "asm/", "linux/", "net/", "netinet/", "sys/")
 
-# System headers that base may use after all, by file: the log writer must know of a fork, libraries are loaded by name.
+# System headers that base may use after all, by file: the log writer must know of a fork, libraries are loaded by name,
+# threads are started without signals.
 BASE_EXCEPTIONS = {("src/base/log.cc", "pthread.h"), ("src/base/symbol.h", "dlfcn.h"), ("src/base/thread.h", "pthread.h"), ("src/base/thread.h", "signal.h")}
 
 # Names the core must not contain, in code or in text.

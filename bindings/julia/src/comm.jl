@@ -14,7 +14,7 @@ Joins the ranks of this job into one communicator, the world. Without `id`, rank
 that is given bytes and returns a vector of the bytes of all ranks, in their order. It is called twice, inside this call alone, in a task of its
 own, and may block; at the timeout it is left to itself. What it carries holds a secret: who reads it may join.
 
-`backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its host); `timeout`, in seconds, how
+`backend` is `:auto`, `:host` or `:cuda`; `device` the CUDA device (`nothing`: by the rank's number on its node); `timeout`, in seconds, how
 long any collective waits for another rank (`nothing`: five minutes); `exact_sums` makes CUDA add up as the CPU does; with `sockets`, alike on
 all ranks, data of the host goes between nodes over sockets on which both sides prove that they know the job's secret, and not over UCX.
 Given a `body`, calls it with the communicator, closes that in the end and returns what `body` does.

@@ -14,7 +14,7 @@ struct CommOptions {
   std::string id;  ///< of Comm.unique_id; empty: ranks and their meeting place come from the launcher's environment
   int rank = 0;
   int nranks = 0;
-  int device = 0;                ///< with CUDA; 0: this rank's number on its host, unless set_device
+  int device = 0;                ///< with CUDA; 0: this rank's number on its node, unless set_device
   bool set_device = false;       ///< device is meant literally, also 0
   bool exact_sums = false;       ///< with CUDA: the host's order of summation, and so its bits
   bool sockets = false;          ///< between nodes over sockets that know the job's secret, not over UCX; the same on all ranks

@@ -124,7 +124,7 @@ impl CommBuilder {
         self
     }
 
-    /// With CUDA: which of the devices that this process sees. Unless said, this rank's number on its host, modulo their number.
+    /// With CUDA: which of the devices that this process sees. Unless said, this rank's number on its node, modulo their number.
     pub fn device(mut self, device: u16) -> Self {
         self.raw.device = i32::from(device);
         self.raw.flags |= sys::MDP_COMM_SET_DEVICE;
