@@ -170,13 +170,10 @@ class DeathsTest(unittest.TestCase):
         for rank in expected:
             event = failed[rank]
             ours = lost(rank) if callable(lost) else lost
-            named = {event["blame"]}
-            if event["status"] == "MDP_E_TIMEOUT" and "did not come" in event["text"]:
-                # Nor does a survivor that was still in the rendezvous before, and was told of the death there.
-                absent = {other for other in expected if failed[other]["ns"] < event["ns"]}
-                named = {int(number) for number in re.findall(r"\d+", event["text"].split(" did not come")[0])} - absent
-            self.assertEqual(named & ours, named, job.describe())
-            self.assertTrue(named, job.describe())
+            if job.phase == "rendezvous" and event["status"] == "MDP_E_TIMEOUT":
+                # Survivors may be in two rendezvous, one after the other: who was told of the death in one does not come to the next.
+                ours = ours | {other for other in expected if failed[other]["ns"] < event["ns"]}
+            self.assertIn(event["blame"], ours, job.describe())
             self.assertIn(str(event["blame"]), re.findall(r"\branks? (\d+)", event["text"]), job.describe())
             self.assertIn(event["status"], statuses, job.describe())
             latency = (event["ns"] - max(since, event["begun"])) / 1e9
