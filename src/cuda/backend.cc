@@ -171,7 +171,7 @@ Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_
 Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
   if (gpu_->failed()) return gpu_->failure();
-  return copy_arrays(*gpu_, staging_, to, from, add, caller);
+  return copy_arrays({*gpu_, *host_, staging_}, to, from, add, caller);
 }
 
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {

@@ -8,8 +8,14 @@
 
 namespace megadp::cuda {
 
+struct Places {
+  const Gpu& gpu;
+  Backend& host;
+  Staging& staging;
+};
+
 // to = from, or to += from. Ordered on `stream`, the caller's; where one side is ordinary host memory, it is done on return; nothing of
 // this waits for more of the device than that stream.
-Status copy_arrays(const Gpu& gpu, Staging& staging, const StridedArray& to, const StridedArray& from, bool add, void* stream);
+Status copy_arrays(const Places& on, const StridedArray& to, const StridedArray& from, bool add, void* stream);
 
 }  // namespace megadp::cuda
