@@ -137,8 +137,8 @@ struct PluginTable {
   int32_t (*nccl_version)(const Nccl* nccl);  // 22809 for 2.28.9
   int32_t (*nccl_unique_id)(Nccl* nccl, uint8_t out[128]);
   int32_t (*comm_create)(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out);
-  // Collective over the parent. color < 0: no communicator, *out NULL. Resources are shared with the parent where NCCL can: then an abort
-  // of one ends the work of the whole family. After kPending, ask *out (or with color < 0 the parent), which looks after both.
+  // Collective over the parent, with which nothing is shared. color < 0: no communicator, *out NULL. After kPending, ask *out (or with
+  // color < 0 the parent), which looks after both; until then the parent's abort ends the part, too.
   int32_t (*comm_split)(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
   int32_t (*comm_state)(NcclComm* comm);  // 0, kPending, or the failure of the communicator
   // Ends its kernels, also while it is pending; may take a while. All later calls but release and destroy answer kAborted.

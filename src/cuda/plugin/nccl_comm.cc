@@ -11,23 +11,16 @@ namespace {
 ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  config.splitShare = 1;
+  config.splitShare = 0;  // see nccl_comm.h
   return config;
 }
 
-NcclComm* make_comm(Nccl* nccl, Device* device, std::shared_ptr<NcclFamily> family) {
+NcclComm* make_comm(Nccl* nccl, Device* device) {
   auto* const comm = new (std::nothrow) NcclComm;
   if (comm == nullptr) return nullptr;
   comm->nccl = nccl;
   comm->device = device;
-  comm->family = std::move(family);
-  comm->family->alive.fetch_add(1);
   return comm;
-}
-
-void forget(NcclComm* comm) {
-  comm->family->alive.fetch_sub(1);
-  delete comm;
 }
 
 int32_t async_error(const NcclComm* comm) {
@@ -48,7 +41,7 @@ int32_t await_handle(NcclComm* comm) {
 }  // namespace
 
 int32_t usable(const NcclComm* comm) {
-  if (comm->aborted || comm->family->aborted.load()) return kAborted;
+  if (comm->aborted) return kAborted;
   return comm->parent != nullptr ? result_of(ncclInvalidUsage) : 0;
 }
 
@@ -56,8 +49,7 @@ int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t r
   if (size < 1 || rank < 0 || rank >= size) return kBadArgument;
   const Current current(device);
   if (current.result() != 0) return current.result();
-  std::shared_ptr<NcclFamily> family(new (std::nothrow) NcclFamily);
-  NcclComm* const comm = family != nullptr ? make_comm(nccl, device, std::move(family)) : nullptr;
+  NcclComm* const comm = make_comm(nccl, device);
   if (comm == nullptr) return kNoHostMemory;
   comm->size = size;
   ncclUniqueId unique;
@@ -66,7 +58,7 @@ int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t r
   const int32_t result = result_of(nccl->comm_init_rank_config(&comm->handle, size, unique, rank, &config));
   if (result != 0 && result != kPending) {
     if (comm->handle != nullptr) static_cast<void>(nccl->comm_abort(comm->handle));
-    forget(comm);
+    delete comm;
     return result;
   }
   *out = comm;
@@ -84,12 +76,12 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
     if (result == 0 || result == kPending) *out = nullptr;
     return result;
   }
-  NcclComm* const child = make_comm(parent->nccl, parent->device, parent->family);
+  NcclComm* const child = make_comm(parent->nccl, parent->device);
   if (child == nullptr) return kNoHostMemory;
   child->parent = parent;
   const int32_t result = result_of(parent->nccl->comm_split(parent->handle, color, key, &child->handle, &config));
   if (result != 0 && result != kPending) {
-    forget(child);
+    delete child;
     return result;
   }
   *out = child;
@@ -97,7 +89,7 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
 }
 
 int32_t comm_state(NcclComm* comm) {
-  if (comm->aborted || comm->family->aborted.load()) return kAborted;
+  if (comm->aborted) return kAborted;
   const Current current(comm->device);
   if (current.result() != 0) return current.result();
   if (const int32_t result = await_handle(comm); result != 0) return result;
@@ -111,7 +103,6 @@ int32_t comm_state(NcclComm* comm) {
 int32_t comm_abort(NcclComm* comm) {
   if (comm->aborted) return kAborted;
   comm->aborted = true;
-  comm->family->aborted.store(true);
   const ncclComm_t handle = comm->handle;
   if (handle == nullptr) return 0;  // a split that its parent has not finished; the parent's abort ends it
   comm->handle = nullptr;
@@ -126,16 +117,12 @@ int32_t comm_destroy(NcclComm* comm) {
   int32_t result = 0;
   if (!comm->aborted && comm->handle != nullptr) {
     const Current current(comm->device);
-    const bool last = comm->family->alive.load() == 1 || comm->family->aborted.load();
     result = current.result();
-    if (result == 0) result = result_of(last ? comm->nccl->comm_abort(comm->handle) : comm->nccl->comm_destroy(comm->handle));
+    if (result == 0) result = result_of(comm->nccl->comm_abort(comm->handle));
     if (result == kPending) result = 0;
   }
-  if (comm->parent != nullptr && comm->handle == nullptr) {
-    comm->family->alive.fetch_sub(1);  // NCCL may still write the handle: its place is left to it
-    return result;
-  }
-  forget(comm);
+  // NCCL may still write the handle of a split that is not over: its place is left to it.
+  if (comm->parent == nullptr || comm->handle != nullptr) delete comm;
   return result;
 }
 

@@ -1,22 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclComm: one communicator of NCCL, and the family it belongs to: communicators that were split from each other share resources, and with
-// them NCCL's flag that ends their kernels. So a member may be freed by ncclCommAbort, which waits for nobody, only as the last one; before
-// that ncclCommDestroy leaves what is shared to the others and waits for nobody either.
+// NcclComm: one communicator of NCCL. It shares nothing with the one it was split from: communicators that share their resources must not
+// run side by side, which is what each channel has one for, and would end together. So each is freed by ncclCommAbort, which waits for
+// nobody.
 #pragma once
 
-#include <atomic>
-#include <memory>
 #include <vector>
 
 #include "cuda/plugin/device.h"
 #include "cuda/plugin/nccl_library.h"
 
 namespace megadp::cuda {
-
-struct NcclFamily {
-  std::atomic<int> alive{0};
-  std::atomic<bool> aborted{false};
-};
 
 // A pre-multiplied sum that has been made; they live as long as the communicator.
 struct ScaledSum {
@@ -39,7 +32,6 @@ struct NcclComm {
   Device* device = nullptr;
   NcclComm* parent = nullptr;  // only until `handle` is there: NCCL fills it in when the parent has finished the split
   ncclComm_t handle = nullptr;
-  std::shared_ptr<NcclFamily> family;
   int size = 0;  // 0: not known yet
   bool aborted = false;
   std::vector<ScaledSum> sums;
