@@ -305,16 +305,18 @@ typedef struct {
 typedef struct { /* memory of one rank, in bytes, before rounding each allocation up to a page */
   uint32_t struct_size;
   uint32_t reserved;
-  uint64_t param_bytes;      /* whole parameters, with padding                                       */
-  uint64_t grad_bytes;       /* whole gradients, with padding                                        */
-  uint64_t grad_shard_bytes; /* reduced gradients kept apart: 0, they are reduced in place           */
-  uint64_t master_bytes;     /* the owned pieces in fp32; 0 for f32 parameters                       */
-  uint64_t state_bytes;      /* both moments of the owned pieces in fp32                             */
-  uint64_t scratch_bytes;    /* scalars, step counts, what ranks tell each other at mdp_grad_sync, and 1 MiB + 4 KiB of memory shared
-                                by the ranks of a node for every group of ranks that registering makes (2 to 5)      */
-  uint64_t padding_elements; /* alignment gaps and bucket padding, over all arenas                   */
-  uint64_t buckets;          /* over all arenas                                                      */
-  uint64_t owned_elements;   /* of parameters, without padding                                       */
+  uint64_t param_bytes;        /* whole parameters, with padding                                       */
+  uint64_t grad_bytes;         /* whole gradients, with padding                                        */
+  uint64_t grad_shard_bytes;   /* reduced gradients kept apart: 0, they are reduced in place           */
+  uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters                       */
+  uint64_t state_bytes;        /* both moments of the owned pieces in fp32                             */
+  uint64_t scratch_bytes;      /* scalars, step counts, what ranks tell each other at mdp_grad_sync, and 1 MiB + 4 KiB of memory shared
+                                  by the ranks of a node for every group of ranks that registering makes (2 to 5)      */
+  uint64_t padding_elements;   /* alignment gaps and bucket padding, over all arenas                   */
+  uint64_t buckets;            /* over all arenas                                                      */
+  uint64_t owned_elements;     /* of parameters, without padding                                       */
+  uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, on the device, besides: an estimate of what NCCL takes for the communicators of
+                                  training, 147 MiB each                                             */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */

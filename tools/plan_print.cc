@@ -53,6 +53,7 @@ void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
   fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14.3f}\n", ranks == 1 ? "0" : fmt::format("0-{}", ranks - 1),
              bytes.param, bytes.grad, bytes.grad_shard, bytes.master, bytes.state, bytes.scratch, kept + bytes.scratch,
              elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
+  if (bytes.communicators > 0) fmt::print("On a device, besides, an estimate: {} bytes for its communicators\n", bytes.communicators);
 }
 
 }  // namespace

@@ -48,7 +48,7 @@ inline constexpr StructKind kKind<mdp_param> = kind_of<mdp_param>("mdp_param", 6
 template <>
 inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 40);
 template <>
-inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 80);
+inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 88);
 template <>
 inline constexpr StructKind kKind<mdp_range> = kind_of<mdp_range>("mdp_range", 56);
 template <>

@@ -184,6 +184,24 @@ uint64_t group_bytes(const Plan& plan) {
   return groups * kGroupBytes;
 }
 
+// The communicators that a step's collectives run on, which are made with the first of these: of the parts that have parameters the
+// gradients', and the gathers' where the state is sharded; and the world's, for the norm.
+uint64_t communicators(const Plan& plan) {
+  const Axes dense = Grid::shard_axes(false), expert = Grid::shard_axes(true);
+  const bool same = plan.grid.groups(dense) == plan.grid.groups(expert);
+  uint64_t count = 0;
+  bool world_covered = plan.grid.world() == 1, counted = false;
+  for (const bool part : {false, true}) {
+    const auto of_part = [part](const ArenaPlan& arena) { return arena.expert == part; };
+    const auto arena = std::find_if(plan.arenas.begin(), plan.arenas.end(), of_part);
+    if (arena == plan.arenas.end() || arena->group_size == 1 || (same && counted)) continue;
+    count += arena->shards > 1 ? 2 : 1;
+    counted = true;
+    world_covered = world_covered || arena->group_size == plan.grid.world();
+  }
+  return world_covered ? count : count + 1;
+}
+
 }  // namespace
 
 Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params) {
@@ -227,6 +245,7 @@ MemoryPlan Plan::memory(uint32_t rule) const {
     for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
   }
   bytes.scratch = scratch_bytes(*this);
+  bytes.communicators = communicators(*this) * kCommunicatorBytes;
   return bytes;
 }
 

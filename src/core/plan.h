@@ -49,9 +49,15 @@ struct ArenaPlan {
 };
 
 // Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard is 0: gradients are reduced in place.
+// communicators: of a device, where that is the backend; an estimate, which is judged by nobody.
 struct MemoryPlan {
-  uint64_t param = 0, grad = 0, grad_shard = 0, master = 0, state = 0, scratch = 0;
+  uint64_t param = 0, grad = 0, grad_shard = 0, master = 0, state = 0, scratch = 0, communicators = 0;
 };
+
+// What a device's library takes for a communicator whose ranks form a ring: 16 channels, each with the buffers of one connection, for each
+// of three protocols of the size that the library has from the start. Where they come from: docs/design.md. Trees, exchanges of all with
+// all and memory that the ranks of a host share come on top; what is smaller, or reaches memory directly, takes less.
+constexpr uint64_t kCommunicatorBytes = 16 * ((uint64_t{4} << 20) + uint64_t{8} * 8 * 120 * 640 + uint64_t{8} * 16 * 8 * 512);
 
 struct BucketRef {
   uint32_t arena, bucket;

@@ -52,7 +52,8 @@ std::string bytes_json(const MemoryPlan& bytes) {
                {"grad_shard", bytes.grad_shard},
                {"master", bytes.master},
                {"state", bytes.state},
-               {"scratch", bytes.scratch}})
+               {"scratch", bytes.scratch},
+               {"communicators", bytes.communicators}})
       .dump();
 }
 

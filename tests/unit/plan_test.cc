@@ -288,6 +288,26 @@ void counts_bytes() {
   check_equal(plan.owned_elements(3), 392U);
 }
 
+// Of a device: each part's gradients, its gathers where they are sharded, and the norm's where no part is the whole world.
+void counts_communicators() {
+  const auto bytes = [](const GridConfig& grid, int world, Sharding sharding, bool experts) {
+    BufferConfig config;
+    config.sharding = sharding;
+    auto first = param("a", {64}), second = param("b", {64});
+    first.placement = second.placement = Placement::replicated;
+    second.expert = experts;
+    return plan_of(world, config, {first, second}, grid).memory().communicators;
+  };
+  constexpr uint64_t kOne = 154'140'672;
+  check_equal(bytes({}, 1, Sharding::zero_1, false), 0U, "a rank alone");
+  check_equal(bytes({}, 4, Sharding::zero_1, false), 2 * kOne, "gradients and gathers");
+  check_equal(bytes({}, 4, Sharding::zero_0, false), kOne, "gradients alone");
+  check_equal(bytes({.tp = 2}, 4, Sharding::zero_1, false), 3 * kOne, "and the norm's");
+  check_equal(bytes({.tp = 4}, 4, Sharding::zero_1, false), kOne, "the norm's alone");
+  check_equal(bytes({.ep = 2}, 4, Sharding::zero_1, true), 4 * kOne, "dense over the world, and experts");
+  check_equal(bytes({}, 4, Sharding::zero_1, true), 2 * kOne, "experts that are where the dense are");
+}
+
 void orders_launches() {
   BufferConfig config;
   config.bucket_elements = 1;  // every parameter a bucket
@@ -490,7 +510,8 @@ void json_agrees() {
                                         {"grad_shard", m.grad_shard},
                                         {"master", m.master},
                                         {"state", m.state},
-                                        {"scratch", m.scratch}}));
+                                        {"scratch", m.scratch},
+                                        {"communicators", m.communicators}}));
   }
 }
 
@@ -573,6 +594,7 @@ int main() {
   sizes_buckets();
   sorts_arenas();
   counts_bytes();
+  counts_communicators();
   orders_launches();
   compares_registrations();
   writes_the_documented_line();

@@ -146,6 +146,7 @@ class Plan(NamedTuple):
     padding_elements: int
     buckets: int
     owned_elements: int
+    communicator_bytes: int
 
 
 def read_struct(struct: Any, kind: Any) -> Any:

@@ -238,6 +238,7 @@ class mdp_plan_report(ctypes.Structure):
         ("padding_elements", ctypes.c_uint64),
         ("buckets", ctypes.c_uint64),
         ("owned_elements", ctypes.c_uint64),
+        ("communicator_bytes", ctypes.c_uint64),
     ]
 
 

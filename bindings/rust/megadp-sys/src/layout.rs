@@ -96,6 +96,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("padding_elements", offset_of!(super::mdp_plan_report, padding_elements)),
         ("buckets", offset_of!(super::mdp_plan_report, buckets)),
         ("owned_elements", offset_of!(super::mdp_plan_report, owned_elements)),
+        ("communicator_bytes", offset_of!(super::mdp_plan_report, communicator_bytes)),
     ]),
     ("mdp_range", size_of::<super::mdp_range>(), align_of::<super::mdp_range>(), &[
         ("struct_size", offset_of!(super::mdp_range, struct_size)),

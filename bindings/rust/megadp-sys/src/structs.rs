@@ -245,6 +245,7 @@ pub struct mdp_plan_report {
     pub padding_elements: u64,
     pub buckets: u64,
     pub owned_elements: u64,
+    pub communicator_bytes: u64,
 }
 
 impl mdp_plan_report {

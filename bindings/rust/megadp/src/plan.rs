@@ -29,6 +29,8 @@ pub struct PlanReport {
     pub buckets: u64,
     /// Elements of parameters whose state this rank keeps, without padding.
     pub owned_elements: u64,
+    /// With the CUDA backend, on the device, besides: an estimate of what NCCL takes for the communicators of training.
+    pub communicator_bytes: u64,
 }
 
 /// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`](crate::OptimizerBuilder::create) would allocate on `rank` of `world` ranks.
@@ -60,6 +62,7 @@ pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilde
         padding_elements: out.padding_elements,
         buckets: out.buckets,
         owned_elements: out.owned_elements,
+        communicator_bytes: out.communicator_bytes,
     })
 }
 
