@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -125,6 +126,18 @@ class Group {
   virtual Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
   virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) = 0;
   virtual Status barrier(Stream& stream, Tag tag) = 0;
+
+  // Words that the ranks of a group on one host tell each other about operation `number`, from launchers' threads: say() does not wait.
+  // hear() waits until all have said theirs and returns the largest, or 0 where `give_up`, which it asks every 25 ms at least, was true
+  // first. A word is not 0. It holds until its owner says the same kind of word about a later operation: nobody may before all have heard
+  // it.
+  enum class Word : uint32_t {
+    sharing,  // what each has on its device for the group's collectives
+    ready,    // nothing but the group's ranks holds it back
+    stamp     // its place in an order of collectives
+  };
+  virtual void say(Word /*which*/, uint64_t /*number*/, uint64_t /*word*/) noexcept {}
+  virtual uint64_t hear(Word /*which*/, uint64_t /*number*/, const std::function<bool()>& /*give_up*/) { return 0; }
 
  protected:
   // What is the same for all backends: the kind, the range, its pieces, the divisor, the root.

@@ -20,7 +20,8 @@ class RawEvent {
   ~RawEvent();
   RawEvent(const RawEvent&) = delete;
   RawEvent& operator=(const RawEvent&) = delete;
-  Status record(void* stream);  // once
+  Status record(void* stream);                                                          // once
+  int32_t asked() const { return gpu_->plugin().event_query(gpu_->device(), event_); }  // kPending: it has not happened
   void* get() const noexcept { return event_; }
   uint64_t recorded_ns() const noexcept { return recorded_ns_; }
   const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
@@ -68,6 +69,7 @@ class CudaEvent final : public Event {
   // It is in its stream and the device has passed it, whatever became of the work before it: nothing of that uses memory any more.
   bool reached() const noexcept;
 
+  const std::shared_ptr<RawEvent>& raw_event() const noexcept { return raw_; }
   void* raw() const noexcept { return raw_->get(); }
 
  private:

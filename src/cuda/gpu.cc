@@ -1,15 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/gpu.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace megadp::cuda {
+namespace {
+
+// How many collectives' kernels the device surely holds at once, unless the program says so.
+Result<int32_t> collectives_at_once(const Gpu& gpu) {
+  constexpr long kMost = 1024;
+  if (const char* const said = std::getenv("MEGADP_COLLECTIVES_AT_ONCE"); said != nullptr && *said != '\0') {
+    char* end = nullptr;
+    const long number = std::strtol(said, &end, 10);
+    if (*end == '\0' && number >= 1 && number <= kMost) return static_cast<int32_t>(number);
+    return invalid("MEGADP_COLLECTIVES_AT_ONCE is \"", said, "\"; it must be a number from 1 to ", kMost);
+  }
+  DeviceInfo info{};
+  if (Status known = gpu.check(gpu.plugin().device_info(gpu.index(), &info), "looking at the device"); !known) return known;
+  return std::max(1, info.collectives);
+}
+
+}  // namespace
 
 Result<std::shared_ptr<Gpu>> Gpu::open(const PluginTable& plugin, std::shared_ptr<World> world, int32_t index) {
   std::shared_ptr<Gpu> gpu(new Gpu(plugin, std::move(world), index));
   if (Status opened = gpu->check(plugin.device_open(index, &gpu->device_), text("opening CUDA device ", index)); !opened) return opened;
   char why[512] = "";
   if (plugin.nccl_open(nullptr, &gpu->nccl_, why, sizeof why) != 0) return unsupported("NCCL cannot be used: ", why);
+  auto places = collectives_at_once(*gpu);
+  if (!places) return places.status();
+  gpu->order_ = std::make_shared<LaunchOrder>(*places, gpu->world().rank());
   return gpu;
 }
 

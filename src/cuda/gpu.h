@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "control/world.h"
+#include "cuda/launch_order.h"
 #include "cuda/plugin.h"
 
 namespace megadp::cuda {
@@ -38,8 +39,7 @@ class Gpu {
   bool failed() const noexcept { return has_failed_.load(std::memory_order_acquire) || world_->failed(); }
   Status failure() const;
 
-  // Collectives that were submitted and that no launcher has launched yet.
-  std::atomic<size_t>& to_launch() noexcept { return to_launch_; }
+  const std::shared_ptr<LaunchOrder>& order() const noexcept { return order_; }
 
   // How often the host has waited for the device: in the plugin, or for an event.
   uint64_t host_syncs() const noexcept { return plugin_->host_syncs(device_) + waits_.load(std::memory_order_relaxed); }
@@ -53,8 +53,8 @@ class Gpu {
   const int32_t index_;
   Device* device_ = nullptr;
   Nccl* nccl_ = nullptr;
+  std::shared_ptr<LaunchOrder> order_;
   std::atomic<uint64_t> waits_{0};
-  std::atomic<size_t> to_launch_{0};
   std::atomic<bool> has_failed_{false};
   mutable std::mutex mutex_;
   Status failure_;  // under mutex_

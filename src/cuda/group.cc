@@ -31,10 +31,12 @@ std::string in_window(const WindowOp& call, uint64_t window) {
               " from element ", call.begin, " of window ", window);
 }
 
-// What is not stream-ordered comes after what was submitted before: ranks must call NCCL in the same order. That is on its way to the
-// device, and may wait for other ranks there, at most for the timeout.
-Status wait_until_launched(Gpu& gpu) {
-  while (gpu.to_launch() > 0 && !gpu.failed()) std::this_thread::sleep_for(std::chrono::microseconds(50));
+// What is not stream-ordered comes after what was submitted to the group before: ranks must call an NCCL communicator in the same order.
+// That is on its way to the device, and may wait for other ranks there, at most for the timeout. Not after what was submitted to other
+// groups, which ranks may do in another order.
+Status wait_until_launched(Member& member) {
+  const Gpu& gpu = *member.gpu();
+  while (member.to_launch() > 0 && !gpu.failed()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   return gpu.failed() ? gpu.failure() : Status();
 }
 
@@ -49,7 +51,7 @@ CudaWindow::Block::~Block() {
 
 Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
   Gpu& gpu = *member_->gpu();
-  if (Status launched = wait_until_launched(gpu); !launched) return launched;
+  if (Status launched = wait_until_launched(*member_); !launched) return launched;
   auto control = member_->control().split(members);
   if (!control) {
     gpu.fail(control.status());  // other parts would wait for this one in NCCL
@@ -70,7 +72,7 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
   auto block = std::make_shared<Deferred<CudaWindow::Block>>(std::make_shared<CudaWindow::Block>(), member_->watch());
   (*block)->communicator = communicator;
   // All have the memory, and as much of it, before any makes it known to NCCL, where it would wait for the others.
-  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : wait_until_launched(gpu);
+  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : wait_until_launched(*member_);
   if (mine.ok()) mine = communicator->allocate(bytes, &(*block)->data);
   if (Status all_have = agree(world, members(), on, mine.with_context(on.kind)); !all_have) return all_have;
   mine = communicator->make_known((*block)->data, bytes, &(*block)->registration).with_context(on.kind);
@@ -87,14 +89,14 @@ Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
 Status CudaGroup::submit(Stream& stream, std::vector<Member::Submission> all, bool at_once) {
   if (all.empty()) return stream.failure();
   struct Counted {
-    explicit Counted(std::shared_ptr<Gpu> of) : gpu(std::move(of)) { ++gpu->to_launch(); }
-    ~Counted() { --gpu->to_launch(); }
+    explicit Counted(std::shared_ptr<Member> of) : member(std::move(of)) { ++member->to_launch(); }
+    ~Counted() { --member->to_launch(); }
     Counted(const Counted&) = delete;
     Counted& operator=(const Counted&) = delete;
-    const std::shared_ptr<Gpu> gpu;
+    const std::shared_ptr<Member> member;
   };
   return static_cast<CudaStream&>(stream).submit(
-      [member = member_, all = std::move(all), at_once, counted = std::make_shared<Counted>(member_->gpu())](Launcher& on) mutable {
+      [member = member_, all = std::move(all), at_once, counted = std::make_shared<Counted>(member_)](Launcher& on) mutable {
         if (at_once) return member->launch(on, all);
         Status launched;
         for (size_t i = 0; i < all.size() && launched.ok(); ++i) launched = member->launch(on, {&all[i], 1});

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/launcher.h"
 
+#include <chrono>
 #include <cstddef>
 #include <ctime>
 #include <exception>
 #include <new>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/thread.h"
@@ -46,7 +48,9 @@ bool Launcher::started() {
   return started_;
 }
 
+// Its last collective may still be on the device: the place goes back when none is.
 Launcher::~Launcher() {
+  if (place_ != nullptr) watch_->drop(std::move(place_));
   if (gpu_->usable_here()) gpu_->plugin().stream_destroy(gpu_->device(), stream_);
 }
 
@@ -117,6 +121,28 @@ Result<std::shared_ptr<CudaEvent>> Launcher::mark() {
   if (!event) return event.status();
   if (Status recorded = (*event)->record(stream_); !recorded) return recorded;
   return event;
+}
+
+void Launcher::comes_after(std::shared_ptr<RawEvent> event) {
+  while (!others_.empty() && others_.front()->asked() != kPending) others_.pop_front();
+  others_.push_back(std::move(event));
+}
+
+// By asking again and again, as CudaEvent does.
+Status Launcher::wait_for_others() {
+  constexpr auto kNap = std::chrono::microseconds(20);
+  for (; !others_.empty(); others_.pop_front()) {
+    int32_t asked = kPending;
+    while ((asked = others_.front()->asked()) == kPending && !gpu_->failed()) std::this_thread::sleep_for(kNap);
+    if (gpu_->failed()) return gpu_->failure();
+    if (asked != 0) return gpu_->check(asked, "work that a collective comes after");
+  }
+  return {};
+}
+
+bool Launcher::has_place() {
+  if (!std::exchange(asked_for_place_, true)) place_ = gpu_->order()->take_place();
+  return place_ != nullptr;
 }
 
 // The caller has no reference left when the launcher has one: the last one frees memory, which waits for the device.

@@ -46,6 +46,13 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
   // ── for work, on the launcher's thread ──
   const Gpu& gpu() const noexcept { return *gpu_; }
   void* stream() const noexcept { return stream_; }
+  // What was submitted before may wait on the device for `event`, which others record: a caller's stream, or another of ours.
+  void comes_after(std::shared_ptr<RawEvent> event);
+  // Until nothing of others' holds back what comes next on stream(), but the ranks of its own collectives before it: at most until the
+  // tree fails, which is then returned.
+  Status wait_for_others();
+  // Whether the stream's collectives have a place of their own on the device: taken with the first of them, if there is one.
+  bool has_place();
   // An event that is still to be recorded, on stream(); and one at the point that the thread has come to.
   Result<std::shared_ptr<CudaEvent>> event() const { return CudaEvent::create(gpu_, timeline_); }
   Result<std::shared_ptr<CudaEvent>> mark();
@@ -71,7 +78,10 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
   void* const stream_;
   const std::string name_;
   std::shared_ptr<Timeline> timeline_;
-  pthread_t thread_{};  // once started_
+  std::deque<std::shared_ptr<RawEvent>> others_;  // on the launcher's thread: see comes_after()
+  std::shared_ptr<void> place_;                   // likewise, see has_place()
+  bool asked_for_place_ = false;                  // likewise
+  pthread_t thread_{};                            // once started_
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;  // under mutex_

@@ -107,9 +107,12 @@ Status Member::launch(Launcher& on, std::span<Submission> all) {
     // Before it is launched: a rank that has left or does not come may keep it from being.
     watch_->add({*begin, *end, communicator_, control_, one.name, one.tag.bucket, one.number, used_});
   }
-  Status done = put(on.stream(), all);
+  std::optional<LaunchOrder::InLine> line;
+  Status done = take_turn(on, all.front().number, *end, &line);
+  if (done.ok()) done = put(on.stream(), all);
   if (!done) gpu_->fail(done);  // before the end, which may seem to be reached then
   Status ended = ending.record();
+  if (places_ == Places::own) on.comes_after((*end)->raw_event());  // it is in no order that a later one could rely on
   return done.ok() ? ended.with_context(all.front().name) : done;
 }
 

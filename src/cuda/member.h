@@ -8,15 +8,18 @@
 // survives) always go that way.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "backend/group.h"
 #include "cuda/communicator.h"
+#include "cuda/launch_order.h"
 #include "cuda/launcher.h"
 #include "cuda/memory.h"
 #include "cuda/watch.h"
@@ -61,6 +64,9 @@ class Member {
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
 
+  // Collectives that were submitted and that no launcher has launched yet.
+  std::atomic<size_t>& to_launch() noexcept { return to_launch_; }
+
   // On the launcher's thread. Several are one group of NCCL's, between one pair of marks. A failure is the context's.
   Status launch(Launcher& on, std::span<Submission> all);
 
@@ -74,6 +80,10 @@ class Member {
   Status barrier(void* stream);
 
  private:
+  // In member_order.cc: where the devices of the group have no place for its channel alone, waits until this collective is the next on this
+  // one. It is `line` then that holds the others back.
+  Status take_turn(Launcher& on, uint64_t number, const std::shared_ptr<CudaEvent>& end, std::optional<LaunchOrder::InLine>* line);
+  Status share_places(Launcher& on, uint64_t number);
   Status put(void* stream, std::span<Submission> all);
   Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
@@ -88,7 +98,14 @@ class Member {
   const std::shared_ptr<Watch> watch_;
   const std::shared_ptr<Group> control_;
   const bool exact_;
+  std::atomic<size_t> to_launch_{0};
+  enum class Places {
+    unknown,  // nothing was launched yet
+    own,      // every rank's channel has one
+    shared
+  };
   std::mutex launching_;
+  Places places_ = Places::unknown;      // under launching_
   uint64_t launched_ = 0;                // under launching_: collectives so far
   std::shared_ptr<CudaMemory> scratch_;  // likewise
   std::shared_ptr<Used> used_;           // likewise: what the collective being launched works with

@@ -52,6 +52,7 @@ struct DeviceInfo {
   int32_t major, minor;  // compute capability
   uint64_t memory_bytes;
   int32_t driver, runtime;  // 13000 for 13.0
+  int32_t collectives;      // of how many communicators it surely holds one's kernel each at once
 };
 
 // What one rank reads of another: `count` dimensions, outermost first. Strides in elements, any sign.

@@ -7,8 +7,10 @@ set(MEGADP_cuda_SOURCES
     event.cc
     gpu.cc
     group.cc
+    launch_order.cc
     launcher.cc
     member.cc
+    member_order.cc
     member_sums.cc
     memory.cc
     plugin_library.cc

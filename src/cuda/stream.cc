@@ -29,6 +29,7 @@ Result<std::shared_ptr<Event>> CudaStream::record(int notify_fd) {
 Status CudaStream::wait_for(std::shared_ptr<Event> event) {
   return submit([ours = std::static_pointer_cast<CudaEvent>(std::move(event))](Launcher& on) {
     if (Status recorded = ours->wait_until_recorded(); !recorded) return recorded;
+    on.comes_after(ours->raw_event());
     return on.gpu().check(on.gpu().plugin().stream_wait(on.gpu().device(), on.stream(), ours->raw()), "ordering a stream after another");
   });
 }
@@ -46,6 +47,7 @@ Status CudaStream::wait_for_caller(void* producer) {
   if (!reached) return reached.status();
   return submit([reached = *std::move(reached)](Launcher& on) {
     const Gpu& gpu = on.gpu();
+    on.comes_after(reached);
     return gpu.check(gpu.plugin().stream_wait(gpu.device(), on.stream(), reached->get()), "ordering our stream after the caller's");
   });
 }

@@ -70,6 +70,12 @@ class Member {
   std::vector<Group::Submission> submissions(uint64_t number) const {
     return sync_ ? sync_->submissions(number) : std::vector<Group::Submission>();
   }
+  void say(Group::Word which, uint64_t number, uint64_t word) noexcept {
+    if (sync_) sync_->say(which, number, word);
+  }
+  uint64_t hear(Group::Word which, uint64_t number, const std::function<bool()>& give_up) const {
+    return sync_ ? sync_->hear(which, number, give_up) : 0;
+  }
 
   // Runs `body` as `operation` on a stream's worker. A failure ends the group, and the World learns of it, since this rank's peers would
   // wait for it in vain.

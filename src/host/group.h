@@ -27,6 +27,10 @@ class HostGroup final : public Group {
 
   void log_submission(uint64_t number, const std::string& what) noexcept override { member_->log_submission(number, what); }
   std::vector<Submission> submissions(uint64_t number) const override { return member_->submissions(number); }
+  void say(Word which, uint64_t number, uint64_t word) noexcept override { member_->say(which, number, word); }
+  uint64_t hear(Word which, uint64_t number, const std::function<bool()>& give_up) override {
+    return member_->hear(which, number, give_up);
+  }
 
   Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;

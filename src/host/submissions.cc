@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "host/futex.h"
+
 namespace megadp::host {
 
 // All sequentially consistent: of two ranks that log the same number at the same time, at least one sees the other's entry.
@@ -28,6 +30,20 @@ Group::Submission read_submission(const SubmissionPage& page, int member, uint64
   std::memcpy(text, words, sizeof words);
   found.what = text;
   return found;
+}
+
+// A listener counts itself before it looks at `words` for the last time: either it sees that there are more, or it is seen here.
+void say(SubmissionPage& own, SubmissionPage& first, Group::Word which, uint64_t number, uint64_t word) noexcept {
+  SubmissionPage::Said& said = own.said[static_cast<size_t>(which)];
+  said.word.store(word);
+  said.number.store(number);
+  first.words.fetch_add(1);
+  if (first.listeners.load() != 0) futex_wake_all(first.words, FutexScope::shared);
+}
+
+uint64_t heard(const SubmissionPage& page, Group::Word which, uint64_t number) noexcept {
+  const SubmissionPage::Said& said = page.said[static_cast<size_t>(which)];
+  return said.number.load() == number ? said.word.load() : 0;
 }
 
 }  // namespace megadp::host

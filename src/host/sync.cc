@@ -180,6 +180,33 @@ std::vector<Group::Submission> Sync::submissions(uint64_t number) const {
   return all;
 }
 
+// 0 until all have said theirs.
+uint64_t Sync::largest_word(Group::Word which, uint64_t number) const noexcept {
+  uint64_t largest = 0;
+  for (int rank = 0; rank < control_->size(); ++rank) {
+    const uint64_t word = heard(page(rank).submissions, which, number);
+    if (word == 0) return 0;
+    largest = std::max(largest, word);
+  }
+  return largest;
+}
+
+uint64_t Sync::hear(Group::Word which, uint64_t number, const std::function<bool()>& give_up) const {
+  SubmissionPage& first = page(0).submissions;
+  for (const uint64_t until_ns = now_ns() + spin_ns_;;) {
+    if (const uint64_t largest = largest_word(which, number); largest != 0) return largest;
+    if (give_up()) return 0;
+    if (now_ns() < until_ns) {
+      for (int i = 0; i < kPausesPerLook; ++i) spin_pause();
+      continue;
+    }
+    first.listeners.fetch_add(1);
+    const uint32_t seen = first.words.load();
+    if (largest_word(which, number) == 0) futex_wait(first.words, seen, kWaitSliceNs, FutexScope::shared);
+    first.listeners.fetch_sub(1);
+  }
+}
+
 void Sync::leave() noexcept {
   // After a failure (an abort, say) the World tells the others why; this mark would overtake it.
   if (!world_->failed()) page(control_->rank()).slot.gone.store(1, std::memory_order_release);

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -66,6 +67,11 @@ class Sync {
     host::log_submission(page(control_->rank()).submissions, number, what);
   }
   std::vector<Group::Submission> submissions(uint64_t number) const;
+  // See Group::say.
+  void say(Group::Word which, uint64_t number, uint64_t word) noexcept {
+    host::say(page(control_->rank()).submissions, page(0).submissions, which, number, word);
+  }
+  uint64_t hear(Group::Word which, uint64_t number, const std::function<bool()>& give_up) const;
 
   // Tells the others that this rank will not come again.
   void leave() noexcept;
@@ -82,6 +88,7 @@ class Sync {
   Status compare(const Operation& operation) const;
   Status timed_out(const Operation& operation) const;
   std::vector<int> missing() const;
+  uint64_t largest_word(Group::Word which, uint64_t number) const noexcept;
 
   const std::shared_ptr<World> world_;
   const std::vector<int> members_;

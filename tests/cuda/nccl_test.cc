@@ -159,6 +159,7 @@ void creating() {
   const standin_config& config = nccl_says->last("ncclCommInitRankConfig")->config;
   check_equal(config.blocking, 0, "the communicator is blocking");
   check_equal(config.split_share, 0, "resources are shared with parts");
+  check_equal(config.max_ctas, 16, "the most CTAs");
   f.says(plugin->comm_state(comm), "ncclInternalError", "comm_state");
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
   for (const auto& [rank, size] : {std::pair{0, 0}, {-1, 2}, {2, 2}}) {

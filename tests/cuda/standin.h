@@ -35,6 +35,13 @@ class Queue : public std::enable_shared_from_this<Queue> {
   bool busy_ = false;
 };
 
+// What collectives take of a device: see collectives_at_once().
+struct Places {
+  std::mutex mutex;
+  std::condition_variable changed;
+  int taken = 0;
+};
+
 struct Event {
   std::atomic<uint64_t> done_ns{0};
   bool recorded = false;
@@ -87,6 +94,10 @@ std::atomic<bool>& others_know();
 std::atomic<bool>& connects_late();
 // How often something was put in a stream that awaited a collective, which it has overtaken.
 std::atomic<int>& overtaken();
+// How many collectives a device holds: one that its stream has come to keeps its place until all ranks are done with it, and those of
+// other streams wait for a place, in any order; kernels and copies need none. 1 is the worst device there can be. Also by the environment
+// variable STANDIN_COLLECTIVES_AT_ONCE.
+std::atomic<int>& collectives_at_once();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 
@@ -102,6 +113,7 @@ struct Device {
   std::atomic<uint64_t> syncs{0};
   // Work may outlive the device that it was submitted to.
   std::shared_ptr<std::atomic<bool>> poisoned = std::make_shared<std::atomic<bool>>(false);
+  std::shared_ptr<standin::Places> places = std::make_shared<standin::Places>();
   std::shared_ptr<standin::Queue> standard = standin::Queue::create();
   std::mutex mutex;
   std::vector<std::weak_ptr<standin::Queue>> queues;  // under mutex

@@ -82,6 +82,7 @@ int32_t device_info(int32_t index, DeviceInfo* out) {
   std::strncpy(out->name, "stand-in", sizeof out->name - 1);
   std::strncpy(out->uuid, ("stand-in-" + std::to_string(index)).c_str(), sizeof out->uuid - 1);
   out->memory_bytes = uint64_t{1} << 40;
+  out->collectives = collectives_at_once();
   return 0;
 }
 

@@ -3,6 +3,8 @@
 // abort ends the work of the rank that called it; the others go on waiting, and are told of a remote failure if they ask.
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
@@ -185,14 +187,14 @@ int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out)
   return kPending;
 }
 
-void put_in_stream(const std::shared_ptr<Room>& room, int32_t rank, Queue* queue, const Offer& offer);
+void put_in_stream(const NcclComm& comm, Queue* queue, const Offer& offer);
 
 // The awaited collectives come into their streams once all ranks have called theirs.
 void let_in(NcclComm* comm) {
   comm->connected = true;
   for (const NcclComm::Awaited& one : std::exchange(comm->awaited, {})) {
     --one.queue->awaited;
-    put_in_stream(comm->room, comm->rank, one.queue.get(), one.offer);
+    put_in_stream(*comm, one.queue.get(), one.offer);
   }
 }
 
@@ -290,32 +292,67 @@ int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
     ++comm->awaited.back().queue->awaited;
     return kPending;
   }
-  put_in_stream(comm->room, comm->rank, queue_of(comm->device, stream).get(), offer);
+  put_in_stream(*comm, queue_of(comm->device, stream).get(), offer);
   return 0;
 }
 
-void put_in_stream(const std::shared_ptr<Room>& room, int32_t rank, Queue* queue, const Offer& offer) {
-  queue->submit([room, rank, offer] {
+// One of the device's places, for as long as a collective runs.
+class Stay {
+ public:
+  Stay(std::shared_ptr<Places> places, Room* room, int32_t rank) : places_(std::move(places)) {
+    const auto aborted = [&] {
+      const std::lock_guard lock(room->mutex);
+      return room->has_aborted(rank);
+    };
+    std::unique_lock lock(places_->mutex);
+    while (places_->taken >= collectives_at_once()) {
+      if (aborted()) return;  // it ends without having begun
+      places_->changed.wait_for(lock, std::chrono::milliseconds(1));
+    }
+    ++places_->taken;
+    here_ = true;
+  }
+  ~Stay() {
+    if (!here_) return;
+    const std::lock_guard lock(places_->mutex);
+    --places_->taken;
+    places_->changed.notify_one();
+  }
+  Stay(const Stay&) = delete;
+  Stay& operator=(const Stay&) = delete;
+
+ private:
+  const std::shared_ptr<Places> places_;
+  bool here_ = false;
+};
+
+void run_collective(Room* room, int32_t rank, const Offer& offer) {
+  {
+    const std::lock_guard lock(room->mutex);
+    room->offers[static_cast<size_t>(rank)] = offer;
+  }
+  if (!room->meet(rank)) return;
+  if (!begin_reading(room)) return room->wait_for_abort(rank);
+  const bool same = std::all_of(room->offers.begin(), room->offers.end(), [&](const Offer& other) { return other == offer; });
+  std::vector<std::byte> result;
+  if (same) result = result_of(*room, offer, rank);
+  end_reading(room);
+  if (!same) {
     {
       const std::lock_guard lock(room->mutex);
-      room->offers[static_cast<size_t>(rank)] = offer;
+      room->failure = kMismatch;
     }
-    if (!room->meet(rank)) return;
-    if (!begin_reading(room.get())) return room->wait_for_abort(rank);
-    const bool same = std::all_of(room->offers.begin(), room->offers.end(), [&](const Offer& other) { return other == offer; });
-    std::vector<std::byte> result;
-    if (same) result = result_of(*room, offer, rank);
-    end_reading(room.get());
-    if (!same) {
-      {
-        const std::lock_guard lock(room->mutex);
-        room->failure = kMismatch;
-      }
-      return room->wait_for_abort(rank);
-    }
-    if (!room->meet(rank)) return;
-    std::copy(result.begin(), result.end(), offer.to);
-    (void)room->meet(rank);
+    return room->wait_for_abort(rank);
+  }
+  if (!room->meet(rank)) return;
+  std::copy(result.begin(), result.end(), offer.to);
+  (void)room->meet(rank);
+}
+
+void put_in_stream(const NcclComm& comm, Queue* queue, const Offer& offer) {
+  queue->submit([room = comm.room, rank = comm.rank, places = comm.device->places, offer] {
+    const Stay stay(places, room.get(), rank);
+    run_collective(room.get(), rank, offer);
   });
 }
 
@@ -374,6 +411,18 @@ std::atomic<int>& groups_of_collectives() {
 std::atomic<bool>& connects_late() {
   static std::atomic<bool> late{false};
   return late;
+}
+
+namespace {
+
+// Read before main(): tests clear their environment.
+const char* const wanted_at_once = std::getenv("STANDIN_COLLECTIVES_AT_ONCE");
+
+}  // namespace
+
+std::atomic<int>& collectives_at_once() {
+  static std::atomic<int> number{wanted_at_once == nullptr ? 64 : std::atoi(wanted_at_once)};
+  return number;
 }
 
 std::atomic<bool>& others_know() {

@@ -4,7 +4,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <new>
@@ -97,6 +99,24 @@ int32_t device_count(int32_t* count) {
   return 0;
 }
 
+namespace {
+
+int32_t number_in(const char* variable, int32_t otherwise) {
+  const char* const said = std::getenv(variable);
+  const int32_t number = said == nullptr ? 0 : std::atoi(said);
+  return number > 0 ? number : otherwise;
+}
+
+// A CTA of NCCL's takes a multiprocessor at most. And streams beyond the number of the device's queues share them, where one that waits
+// holds up what is behind it: half of them are left to the program.
+int32_t collectives(int32_t multiprocessors) {
+  constexpr int32_t kQueues = 8;  // CUDA's, where the program does not say
+  const int32_t fit = multiprocessors / number_in("NCCL_MAX_CTAS", kMaxCtas);
+  return std::max(1, std::min(fit, number_in("CUDA_DEVICE_MAX_CONNECTIONS", kQueues) / 2));
+}
+
+}  // namespace
+
 int32_t device_info(int32_t index, DeviceInfo* out) {
   int devices = 0;  // also wakes up the driver
   if (const int32_t failed = result_of(cudaGetDeviceCount(&devices)); failed != 0) return failed;
@@ -116,6 +136,7 @@ int32_t device_info(int32_t index, DeviceInfo* out) {
   info.major = properties.major;
   info.minor = properties.minor;
   info.memory_bytes = properties.totalGlobalMem;
+  info.collectives = collectives(properties.multiProcessorCount);
   *out = info;
   return 0;
 }

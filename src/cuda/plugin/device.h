@@ -29,6 +29,8 @@ struct Device {
   uint32_t* poisoned = nullptr;
 };
 
+// The most CTAs that NCCL may use for a communicator, so that several communicators' kernels fit on a device.
+constexpr int32_t kMaxCtas = 16;
 constexpr size_t kScratchBytes = size_t{8} << 20;
 
 inline int32_t result_of(cudaError_t error) {

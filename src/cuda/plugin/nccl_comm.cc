@@ -12,6 +12,7 @@ ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   config.splitShare = 0;  // see nccl_comm.h
+  config.maxCTAs = kMaxCtas;
   return config;
 }
 
