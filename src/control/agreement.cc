@@ -51,8 +51,8 @@ Status same_subject(const char* kind, const Mismatch& found, const Report& first
 
 }  // namespace
 
-Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine) {
-  auto compared = world.compare(members, on.kind, write({on.number, on.bytes, mine}));
+Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine, uint64_t line) {
+  auto compared = world.compare(members, on.kind, write({on.number, on.bytes, mine}), line);
   if (!compared.ok()) return mine.ok() ? compared.status().with_context(on.kind) : mine;
   const auto told = [&](int rank, const Status& status) -> Status {
     if (status.ok() || rank == world.rank()) return rank == world.rank() ? mine : Status();

@@ -18,7 +18,8 @@ struct Subject {
 };
 
 // All ranks of `members` learn whether all of them succeeded: the first failure in their order (with the name of its rank in front) is
-// returned on each. Where the World fails meanwhile, `mine` if that is a failure, otherwise the World's. Collective, blocking.
-Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine);
+// returned on each. Where the World fails meanwhile, `mine` if that is a failure, otherwise the World's. Collective, blocking. `line`: see
+// World::exchange.
+Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine, uint64_t line = 0);
 
 }  // namespace megadp

@@ -62,24 +62,27 @@ class JoinedWorld final : public World {
   bool has_left(int rank) const noexcept override { return monitor_->has_left(rank); }
   std::string describe(int rank) const override { return monitor_->describe(rank); }
 
-  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    auto answer = carry(OperationKind::exchange, members, what, mine);
+  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine,
+                                            uint64_t line) override {
+    auto answer = carry(OperationKind::exchange, members, what, mine, line);
     if (!answer.ok()) return answer.status();
     std::vector<std::string> all;
     for (const auto& part : (*answer)->parts) all.push_back(part->bytes);
     return all;
   }
 
-  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    auto answer = carry(OperationKind::compare, members, what, mine);
+  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine,
+                                          uint64_t line) override {
+    auto answer = carry(OperationKind::compare, members, what, mine, line);
     if (!answer.ok()) return answer.status();
     const Relay::Answer& found = **answer;
     if (found.other == 0) return std::optional<Mismatch>();
     return std::optional(Mismatch{members.front(), members[found.other], found.parts[0]->bytes, found.parts[1]->bytes});
   }
 
-  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    auto answer = carry(OperationKind::broadcast, members, what, !members.empty() && members.front() == rank() ? mine : std::string());
+  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line) override {
+    auto answer =
+        carry(OperationKind::broadcast, members, what, !members.empty() && members.front() == rank() ? mine : std::string(), line);
     if (!answer.ok()) return answer.status();
     return (*answer)->parts.front()->bytes;
   }
@@ -119,7 +122,7 @@ class JoinedWorld final : public World {
 
  private:
   using Answer = std::shared_ptr<const Relay::Answer>;
-  Result<Answer> carry(OperationKind kind, const std::vector<int>& members, const char* what, const std::string& mine) {
+  Result<Answer> carry(OperationKind kind, const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line = 0) {
     Status status = check_members(*this, members);
     if (!status.ok()) return status;
     if (mine.size() > kMaxExchangeBytes) {
@@ -130,7 +133,7 @@ class JoinedWorld final : public World {
       auto own = std::make_shared<const Contribution>(Contribution{what, mine, nullptr});
       return std::make_shared<const Relay::Answer>(Relay::Answer{{}, {std::move(own)}});
     }
-    auto answer = monitor_->operate(kind, members, {what, mine, nullptr});
+    auto answer = monitor_->operate(kind, members, {what, mine, nullptr}, line);
     if (!answer.ok()) return ended(answer.status());
     return answer;
   }

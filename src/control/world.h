@@ -68,18 +68,23 @@ class World {
   // gone".
   virtual std::string describe(int rank) const = 0;
 
-  // ── small collectives among `members` (world ranks, ascending or not, the same list on each), one thread at a time; blocking ──
+  // ── small collectives among `members` (world ranks, ascending or not, the same list on each); blocking. Exchanges of one `line`, a
+  //    number below kLines that the members agree on, have one order and come from one thread at a time; what is on different lines does
+  //    not wait for each other. All that has no line of its own is on line 0; on the others a rank that does not come is no timeout ──
   // `what` (a literal of at most 100 bytes) names the call that this is part of: where ranks come for different ones, all of them get
   // Code::desync, which says who called what. That, a rank that has left (Code::peer) and one that does not come (Code::timeout) become
   // the failure() of the World: the ranks do not agree any more on where they are.
   // All move what they carry through rank 0 (share: through the first rank of the node). Per rank exchange receives the bytes of all
   // members, so that it costs rank 0 the square of their number; compare and broadcast receive what does not grow with it. Each gives bytes
   // (at most 64 MiB) and gets everyone's, in the order of members.
-  virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
+  static constexpr uint64_t kLines = uint64_t{1} << 24;
+  virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine,
+                                                    uint64_t line = 0) = 0;
   // Each gives bytes, and all learn whether they are the same, and otherwise what the first member gave and the first that differs from it.
-  virtual Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
+  virtual Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine,
+                                                  uint64_t line = 0) = 0;
   // Everyone gets what the first member gives; what others give is dropped.
-  virtual Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) = 0;
+  virtual Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line = 0) = 0;
   // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one node. Code::system
   // on all of them where one has none to give; on one alone where it cannot take what it gets.
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;

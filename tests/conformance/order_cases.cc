@@ -130,10 +130,35 @@ void one_after_the_other(Suite& suite) {
   });
 }
 
+// Two threads of a rank exchange on a line each; which of them comes first differs from rank to rank.
+void lines_cross(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    for (int round = 0; round < 20; ++round) {
+      const auto exchange = [&](uint64_t line) -> Status {
+        auto all = rank.world().exchange(rank.everyone(), line == 1 ? "one" : "two", text(line, " ", rank.rank(), " ", round), line);
+        if (!all) return all.status();
+        for (size_t r = 0; r < all->size(); ++r) {
+          const std::string wanted = text(line, " ", r, " ", round);
+          if ((*all)[r] != wanted) return internal_error("line ", line, " gave '", (*all)[r], "', not '", wanted, "'");
+        }
+        return {};
+      };
+      const uint64_t first = 1 + static_cast<uint64_t>(rank.rank() + round) % 2;
+      Status before;
+      std::thread thread([&] { before = exchange(first); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const Status after = exchange(3 - first);
+      thread.join();
+      rank.ok(before);
+      rank.ok(after);
+    }
+  });
+}
+
 }  // namespace
 
 std::vector<Case> order_cases() {
-  return {{"group.mixed_orders", mixed_orders}, {"group.one_after_the_other", one_after_the_other}};
+  return {{"group.mixed_orders", mixed_orders}, {"group.one_after_the_other", one_after_the_other}, {"group.lines_cross", lines_cross}};
 }
 
 }  // namespace megadp::test

@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "control/join/job_key.h"
@@ -32,19 +33,19 @@ class ThreadHub {
     std::vector<std::optional<Contribution>> given;  // by place among the members
     size_t arrived = 0, taken = 0;
   };
-  using Key = std::pair<std::vector<int>, uint64_t>;
+  using Key = std::tuple<std::vector<int>, uint64_t, uint64_t>;  // members, line, number
 
   // Gives `mine`; `take` gets the finished round, under the mutex.
   template <class Take>
-  Status meet(int rank, const std::vector<int>& members, Contribution mine, Take take) {
+  Status meet(int rank, const std::vector<int>& members, uint64_t line, Contribution mine, Take take) {
     std::unique_lock lock(mutex);
-    const Key key{members, calls[static_cast<size_t>(rank)][members]++};
+    const Key key{members, line, calls[static_cast<size_t>(rank)][{members, line}]++};
     Round& round = rounds[key];
     round.given.resize(members.size());
     round.given[place(members, rank)] = std::move(mine);
     round.arrived += 1;
     changed.notify_all();
-    const Deadline deadline = Deadline::after_ns(timeout_ns);
+    const Deadline deadline = line == 0 ? Deadline::after_ns(timeout_ns) : Deadline::never();
     while (round.arrived < members.size()) {
       if (has_failed) return failure;
       for (size_t i = 0; i < members.size(); ++i) {
@@ -79,7 +80,7 @@ class ThreadHub {
   std::vector<std::atomic<bool>> left;  // by rank
   Status failure;
   std::atomic<bool> has_failed{false};
-  std::vector<std::map<std::vector<int>, uint64_t>> calls;  // by rank and members: how many exchanges so far
+  std::vector<std::map<std::pair<std::vector<int>, uint64_t>, uint64_t>> calls;  // by rank, members and line: how many exchanges so far
   std::map<Key, Round> rounds;
 };
 
@@ -117,17 +118,19 @@ class ThreadWorld final : public World {
   bool has_left(int rank) const noexcept override { return hub_->left[static_cast<size_t>(rank)]; }
   std::string describe(int rank) const override { return text("rank ", rank, " (a thread) is alive"); }
 
-  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
+  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine,
+                                            uint64_t line) override {
     std::vector<std::string> all;
-    Status met = hub_->meet(rank_, members, {what, mine, {}}, [&](ThreadHub::Round& round) {
+    Status met = hub_->meet(rank_, members, line, {what, mine, {}}, [&](ThreadHub::Round& round) {
       for (const auto& given : round.given) all.push_back(given->bytes);
     });
     if (!met.ok()) return ended(met);
     return all;
   }
 
-  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    auto all = exchange(members, what, mine);
+  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine,
+                                          uint64_t line) override {
+    auto all = exchange(members, what, mine, line);
     if (!all.ok()) return all.status();
     for (size_t i = 1; i < all->size(); ++i) {
       if ((*all)[i] != all->front()) return std::optional(Mismatch{members[0], members[i], all->front(), (*all)[i]});
@@ -135,8 +138,8 @@ class ThreadWorld final : public World {
     return std::optional<Mismatch>();
   }
 
-  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    auto all = exchange(members, what, mine);
+  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line) override {
+    auto all = exchange(members, what, mine, line);
     if (!all.ok()) return all.status();
     return all->front();
   }
@@ -146,7 +149,7 @@ class ThreadWorld final : public World {
     for (size_t i = 0; i < members.size(); ++i) contribution.fds.emplace_back(fcntl(mine.get(), F_DUPFD_CLOEXEC, 0));
     const size_t own = ThreadHub::place(members, rank_);
     std::vector<Fd> all;
-    Status met = hub_->meet(rank_, members, std::move(contribution), [&](ThreadHub::Round& round) {
+    Status met = hub_->meet(rank_, members, 0, std::move(contribution), [&](ThreadHub::Round& round) {
       for (auto& given : round.given) all.push_back(std::move(given->fds[own]));
     });
     if (!met.ok()) return ended(met);

@@ -101,6 +101,39 @@ void ranks_learn_whether_all_gave_the_same() {
   });
 }
 
+// Two threads of each rank, on a line each, in orders that differ; and one that comes later than the timeout allows.
+void lines_do_not_wait_for_each_other() {
+  in_world(3, [](int rank, const WorldPtr& world) {
+    const auto on_line = [&](uint64_t line) {
+      const char* const what = line == 1 ? "one" : "two";
+      for (int round = 0; round < 20; ++round) {
+        const auto mine = [&](int r) { return text(line, ":", r, ":", round); };
+        const auto all = world->exchange(ranks_below(3), what, mine(rank), line);
+        if (!check(all.ok(), all.status().text())) return;
+        for (int r = 0; r < 3; ++r) check((*all)[static_cast<size_t>(r)] == mine(r), "a message of another line");
+        const auto differ = world->compare(ranks_below(3), what, mine(rank), line);
+        if (!check(differ.ok() && *differ, differ.status().text())) return;
+        check((*differ)->first_bytes == mine(0) && (*differ)->other_bytes == mine(1), "compared with another line");
+        const auto told = world->broadcast(ranks_below(3), what, mine(rank), line);
+        check(told.ok() && *told == mine(0), told.ok() ? *told : told.status().text());
+      }
+    };
+    const uint64_t first = 1 + static_cast<uint64_t>(rank) % 2;
+    std::thread thread([&] { on_line(first); });
+    on_line(3 - first);
+    thread.join();
+  });
+  in_world(
+      2,
+      [](int rank, const WorldPtr& world) {
+        if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+        const auto all = world->exchange({0, 1}, "late", "", 1);
+        check(all.ok(), all.status().text());
+        if (rank == 0) fails(world->exchange({0, 1}, "never", "", 1).status(), Code::peer, {"rank 1 has left", "never"});
+      },
+      kSecond);
+}
+
 void messages_may_be_large() {
   in_world(3, [](int rank, const WorldPtr& world) {
     std::string mine(kLarge + static_cast<size_t>(rank), static_cast<char>('a' + rank));
@@ -295,6 +328,7 @@ void collective_cases() {
   bad_arguments_are_refused();
   messages_reach_every_member();
   ranks_learn_whether_all_gave_the_same();
+  lines_do_not_wait_for_each_other();
   messages_may_be_large();
   descriptors_reach_every_member();
   a_missing_member_is_named();

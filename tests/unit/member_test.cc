@@ -279,14 +279,16 @@ class WithoutDescriptors final : public World {
   void fail(const Status& why) override { world_->fail(why); }
   bool has_left(int rank) const noexcept override { return world_->has_left(rank); }
   std::string describe(int rank) const override { return world_->describe(rank); }
-  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    return world_->exchange(members, what, mine);
+  Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine,
+                                            uint64_t line) override {
+    return world_->exchange(members, what, mine, line);
   }
-  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    return world_->compare(members, what, mine);
+  Result<std::optional<Mismatch>> compare(const std::vector<int>& members, const char* what, const std::string& mine,
+                                          uint64_t line) override {
+    return world_->compare(members, what, mine, line);
   }
-  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine) override {
-    return world_->broadcast(members, what, mine);
+  Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line) override {
+    return world_->broadcast(members, what, mine, line);
   }
   Result<std::vector<Fd>> share(const std::vector<int>&, const char*, const Fd&) override {
     return Status(Code::system, "no descriptor is to be had");

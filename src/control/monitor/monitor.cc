@@ -16,7 +16,9 @@
 namespace megadp {
 namespace {
 
-constexpr uint64_t kGoodbyeNs = 200'000'000;     // leaving waits this long at most
+constexpr uint64_t kGoodbyeNs = 200'000'000;        // leaving waits this long at most
+constexpr uint64_t kSequences = uint64_t{1} << 40;  // of a line: the lines' numbers follow each other
+static_assert(World::kLines <= UINT64_MAX / kSequences + 1);
 constexpr uint64_t kLastWordNs = 1'000'000'000;  // for the relay to say who is missing, or to be told of a failure
 
 }  // namespace
@@ -196,10 +198,11 @@ void Monitor::give(Connection& relay, const OperationKey& key, const Contributio
   told = true;  // not before: what runs out of memory above is given once more
 }
 
-Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part) {
+Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind, const std::vector<int>& members, Contribution part,
+                                                              uint64_t line) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (!failure_.ok()) return failure_;
-  uint64_t& sequence = sequences_[{kind, members}];
+  uint64_t& sequence = sequences_.try_emplace({kind, line, members}, line * kSequences).first->second;
   const OperationKey key{kind, {members.begin(), members.end()}, sequence + 1};
   const int relay_rank = this->relay_rank(kind);
   Connection* const relay = connection_to(relay_rank, kind != OperationKind::share);
@@ -222,7 +225,7 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
   sequence = key.sequence;  // it has been given: the next is another one
   const auto ended = [&] { return pending.done || !failure_.ok(); };
   const uint64_t begun = now_ns();
-  Deadline deadline = Deadline::after_ns(timeout_ns_);
+  Deadline deadline = line == 0 ? Deadline::after_ns(timeout_ns_) : Deadline::never();
   while (!ended() && !deadline.passed()) changed_.wait_until(lock, deadline.time_point(), ended);
   if (!ended()) {
     const uint64_t waited = now_ns() - begun;

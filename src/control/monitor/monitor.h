@@ -19,6 +19,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -71,8 +72,9 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void fail(const Status& why);
   bool has_left(int rank) const noexcept { return left_[static_cast<size_t>(rank)].load(std::memory_order_acquire); }
   std::string describe(int rank) const;
-  // Gives `part` and returns what all members are answered.
-  Result<std::shared_ptr<const Relay::Answer>> operate(OperationKind kind, const std::vector<int>& members, Contribution part);
+  // Gives `part` and returns what all members are answered. `line`: see World::exchange.
+  Result<std::shared_ptr<const Relay::Answer>> operate(OperationKind kind, const std::vector<int>& members, Contribution part,
+                                                       uint64_t line = 0);
 
   // Says goodbye and lets the thread end. Waits a moment at most, for the goodbye to be on its way.
   void leave();
@@ -146,8 +148,8 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   std::map<int, uint64_t> suspects_;          // rank → when its process, known to have ended, is taken for dead
   std::map<int, uint64_t> reported_silence_;  // what the hub says of the others
   MemberLists lists_;
-  std::map<OperationKey, Pending*> pending_;  // operations that a user thread waits for
-  std::map<std::pair<OperationKind, std::vector<int>>, uint64_t> sequences_;
+  std::map<OperationKey, Pending*> pending_;                                             // operations that a user thread waits for
+  std::map<std::tuple<OperationKind, uint64_t, std::vector<int>>, uint64_t> sequences_;  // by kind, line and members: the last one's
   std::unique_ptr<Relay> relay_;
   std::shared_ptr<const Relay::Answer> encoded_answer_;  // the answer that encoded_payload_ was made of
   std::shared_ptr<const std::string> encoded_payload_;   // both are let go at the next tick

@@ -28,7 +28,7 @@ enum class OperationKind : uint32_t {
   broadcast = 4,  // everyone gets what the first member gave
 };
 
-// Which operation: the sequence number counts the operations of one kind among one list of members, on each member by itself.
+// Which operation: the sequence number counts the operations of one kind, members and line, on each member by itself.
 struct OperationKey {
   OperationKind kind = OperationKind::exchange;
   std::vector<int32_t> members;
