@@ -38,7 +38,7 @@ Status Arenas::allocate() {
     if (first.ok()) first = status;
     return status.ok();
   };
-  // Both, in this order, on every rank, whatever its stage and experts are: making a device's communicator takes the whole world.
+  // Both, in this order, on every rank, whatever its stage and experts are: splitting is collective over the whole world.
   std::shared_ptr<Comm> comms[2];
   for (const bool expert : {false, true}) {
     auto comm = grid_->comm(Grid::shard_axes(expert));

@@ -8,9 +8,9 @@
 namespace megadp::cuda {
 
 Result<std::shared_ptr<RawEvent>> RawEvent::create(std::shared_ptr<Gpu> gpu) {
-  void* event = nullptr;
-  if (Status made = gpu->check(gpu->plugin().event_create(gpu->device(), &event), "creating an event"); !made) return made;
-  return std::shared_ptr<RawEvent>(new RawEvent(std::move(gpu), event));
+  auto event = gpu->take_event();
+  if (!event) return event.status();
+  return std::shared_ptr<RawEvent>(new RawEvent(std::move(gpu), *event));
 }
 
 Status RawEvent::record(void* stream) {
@@ -26,7 +26,7 @@ Result<std::shared_ptr<RawEvent>> RawEvent::record(std::shared_ptr<Gpu> gpu, voi
 }
 
 RawEvent::~RawEvent() {
-  if (gpu_->usable_here()) gpu_->plugin().event_destroy(gpu_->device(), event_);
+  if (gpu_->usable_here()) gpu_->give_back_event(event_);
 }
 
 Result<std::shared_ptr<Timeline>> Timeline::start(const std::shared_ptr<Gpu>& gpu, void* stream) {

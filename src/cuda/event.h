@@ -12,7 +12,7 @@
 
 namespace megadp::cuda {
 
-// An owned event of the plugin.
+// An event of the plugin, which goes back to the others (Gpu::take_event).
 class RawEvent {
  public:
   static Result<std::shared_ptr<RawEvent>> create(std::shared_ptr<Gpu> gpu);

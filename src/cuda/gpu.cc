@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <new>
 #include <utility>
 
 namespace megadp::cuda {
@@ -37,11 +38,12 @@ Result<std::shared_ptr<Gpu>> Gpu::open(const PluginTable& plugin, std::shared_pt
 
 Gpu::~Gpu() {
   if (!usable_here()) return;
+  for (void* const event : idle_events_) plugin_->event_destroy(device_, event);
   if (nccl_ != nullptr) plugin_->nccl_close(nccl_);
   if (device_ != nullptr) plugin_->device_close(device_);
 }
 
-Status Gpu::check(int32_t result, const std::string& what) const {
+Status Gpu::check(int32_t result, std::string_view what) const {
   if (result == 0) return {};
   char why[512] = "";
   plugin_->explain(result, nccl_, why, sizeof why);
@@ -49,6 +51,38 @@ Status Gpu::check(int32_t result, const std::string& what) const {
   if (result == kOutOfMemory || result == kNoHostMemory) code = Code::memory;
   if (result == kBadArgument || result == kUnsupported) code = Code::unsupported;
   return Status(code, text(what, " on CUDA device ", index_, ": ", why), Blame{.rank = world_->rank()});
+}
+
+Result<void*> Gpu::take_event() {
+  {
+    const std::lock_guard lock(events_mutex_);
+    if (!idle_events_.empty()) {
+      void* const event = idle_events_.back();
+      idle_events_.pop_back();
+      return event;
+    }
+  }
+  void* event = nullptr;
+  if (Status made = check(plugin_->event_create(device_, &event), "creating an event"); !made) return made;
+  return event;
+}
+
+// Work of a stream that waits for it may still be under way: what it waits for is what was recorded last when it was submitted.
+void Gpu::give_back_event(void* event) noexcept {
+  try {
+    const std::lock_guard lock(events_mutex_);
+    idle_events_.push_back(event);
+  } catch (const std::bad_alloc&) {
+    plugin_->event_destroy(device_, event);
+  }
+}
+
+// After the last of them they begin anew, when what was on the first is long over.
+uint64_t Gpu::line_of(const std::vector<int>& members) {
+  const std::lock_guard lock(mutex_);
+  uint64_t& taken = lines_[members];
+  taken = taken % (World::kLines - 1) + 1;
+  return taken;
 }
 
 void Gpu::fail(const Status& why) {

@@ -5,8 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string_view>
+#include <vector>
 
 #include "base/status.h"
 #include "control/world.h"
@@ -31,7 +34,11 @@ class Gpu {
   bool usable_here() const noexcept { return !world_->in_forked_child(); }
 
   // ok for 0, Code::memory, Code::unsupported or Code::backend otherwise; `what` is what was tried, as in "allocating 64 bytes".
-  Status check(int32_t result, const std::string& what) const;
+  Status check(int32_t result, std::string_view what) const;
+
+  // An event of the plugin, one that was given back if there is one: making and destroying them costs more than recording them.
+  Result<void*> take_event();
+  void give_back_event(void* event) noexcept;
 
   // The first failure of this rank's work on the device; sticks, reaches the other ranks, and stops parameters from being changed by what
   // is queued already.
@@ -40,6 +47,8 @@ class Gpu {
   Status failure() const;
 
   const std::shared_ptr<LaunchOrder>& order() const noexcept { return order_; }
+  // A line of the control plane (World::exchange) that was not taken yet among these members: to all of them the same.
+  uint64_t line_of(const std::vector<int>& members);
 
   // How often the host has waited for the device: in the plugin, or for an event.
   uint64_t host_syncs() const noexcept { return plugin_->host_syncs(device_) + waits_.load(std::memory_order_relaxed); }
@@ -57,7 +66,10 @@ class Gpu {
   std::atomic<uint64_t> waits_{0};
   std::atomic<bool> has_failed_{false};
   mutable std::mutex mutex_;
-  Status failure_;  // under mutex_
+  std::mutex events_mutex_;
+  std::vector<void*> idle_events_;              // under events_mutex_
+  Status failure_;                              // under mutex_
+  std::map<std::vector<int>, uint64_t> lines_;  // likewise: taken so far
 };
 
 }  // namespace megadp::cuda

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/group.h"
 
-#include <chrono>
-#include <thread>
 #include <utility>
 
 #include "control/agreement.h"
@@ -31,77 +29,53 @@ std::string in_window(const WindowOp& call, uint64_t window) {
               " from element ", call.begin, " of window ", window);
 }
 
-// What is not stream-ordered comes after what was submitted to the group before: ranks must call an NCCL communicator in the same order.
-// That is on its way to the device, and may wait for other ranks there, at most for the timeout. Not after what was submitted to other
-// groups, which ranks may do in another order.
-Status wait_until_launched(Member& member) {
-  const Gpu& gpu = *member.gpu();
-  while (member.to_launch() > 0 && !gpu.failed()) std::this_thread::sleep_for(std::chrono::microseconds(50));
-  return gpu.failed() ? gpu.failure() : Status();
-}
-
 }  // namespace
+
+// On the launcher's thread.
+Status CudaWindow::Block::make_known() {
+  return registration == nullptr ? communicator->make_known(data, bytes, &registration) : Status();
+}
 
 CudaWindow::Block::~Block() {
   const Gpu& gpu = *communicator->gpu();
   if (data == nullptr || !gpu.usable_here()) return;
   // Also after an abort: what NCCL does not know any more is freed as plain memory.
-  (void)communicator->release(data, registration);
+  if (registration != nullptr) (void)communicator->forget(registration);
+  (void)gpu.plugin().nccl_release(gpu.nccl(), gpu.device(), data);
 }
 
 Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
-  Gpu& gpu = *member_->gpu();
-  if (Status launched = wait_until_launched(*member_); !launched) return launched;
   auto control = member_->control().split(members);
-  if (!control) {
-    gpu.fail(control.status());  // other parts would wait for this one in NCCL
-    return control.status();
-  }
-  auto part = member_->communicator()->split(members);
-  if (!part) return part.status();
-  if (*part == nullptr) return std::unique_ptr<Group>();
-  auto member = std::make_shared<Member>(*std::move(part), member_->watch(), *std::move(control), member_->exact());
+  if (!control) return control.status();
+  if (*control == nullptr) return std::unique_ptr<Group>();
+  auto communicator = std::make_shared<Communicator>(member_->gpu(), members);
+  auto member = std::make_shared<Member>(std::move(communicator), member_->watch(), *std::move(control), member_->exact());
   return std::unique_ptr<Group>(new CudaGroup(std::move(member)));
 }
 
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
-  const std::shared_ptr<Communicator>& communicator = member_->communicator();
-  Gpu& gpu = *member_->gpu();
-  World& world = gpu.world();
+  const Gpu& gpu = *member_->gpu();
   const Subject on{"allocate_window", windows_ + 1, bytes};
   auto block = std::make_shared<Deferred<CudaWindow::Block>>(std::make_shared<CudaWindow::Block>(), member_->watch());
-  (*block)->communicator = communicator;
-  // All have the memory, and as much of it, before any makes it known to NCCL, where it would wait for the others.
-  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : wait_until_launched(*member_);
-  if (mine.ok()) mine = communicator->allocate(bytes, &(*block)->data);
-  if (Status all_have = agree(world, members(), on, mine.with_context(on.kind)); !all_have) return all_have;
-  mine = communicator->make_known((*block)->data, bytes, &(*block)->registration).with_context(on.kind);
-  if (!mine) gpu.fail(mine);  // the others wait in NCCL
-  if (Status all_know = agree(world, members(), on, mine); !all_know) {
-    gpu.fail(all_know);
-    communicator->abort();  // NCCL may be at work on the memory, which goes now
-    return all_know;
+  (*block)->communicator = member_->communicator();
+  (*block)->bytes = bytes;
+  Status mine = bytes == 0 ? invalid("0 bytes asked for; at least 1 is needed") : gpu.failed() ? gpu.failure() : Status();
+  if (mine.ok()) {
+    mine = gpu.check(gpu.plugin().nccl_allocate(gpu.nccl(), gpu.device(), bytes, &(*block)->data), text("allocating ", bytes, " bytes"));
   }
+  if (Status all_have = agree(member_->gpu()->world(), members(), on, mine.with_context(on.kind)); !all_have) return all_have;
   windows_ += 1;
-  return std::unique_ptr<Window>(new CudaWindow(std::move(block), bytes, windows_));
+  return std::unique_ptr<Window>(new CudaWindow(std::move(block), windows_));
 }
 
 Status CudaGroup::submit(Stream& stream, std::vector<Member::Submission> all, bool at_once) {
   if (all.empty()) return stream.failure();
-  struct Counted {
-    explicit Counted(std::shared_ptr<Member> of) : member(std::move(of)) { ++member->to_launch(); }
-    ~Counted() { --member->to_launch(); }
-    Counted(const Counted&) = delete;
-    Counted& operator=(const Counted&) = delete;
-    const std::shared_ptr<Member> member;
-  };
-  return static_cast<CudaStream&>(stream).submit(
-      [member = member_, all = std::move(all), at_once, counted = std::make_shared<Counted>(member_)](Launcher& on) mutable {
-        if (at_once) return member->launch(on, all);
-        Status launched;
-        for (size_t i = 0; i < all.size() && launched.ok(); ++i) launched = member->launch(on, {&all[i], 1});
-        return launched;
-      });
+  return static_cast<CudaStream&>(stream).submit([member = member_, all = std::move(all), at_once](Launcher& on) mutable {
+    if (at_once) return member->launch(on, all);
+    Status launched;
+    for (size_t i = 0; i < all.size() && launched.ok(); ++i) launched = member->launch(on, {&all[i], 1});
+    return launched;
+  });
 }
 
 Status CudaGroup::submit(Stream& stream, const Member::Call& call, const Tag& tag, Member::Work work) {
@@ -135,8 +109,11 @@ Result<Member::Submission> CudaGroup::prepare(const WindowOp& call) {
     default:  // check() has refused the others
       work = [=, count = call.count, root = call.root](Member& m, void* s) { return m.spread(s, data, count, sum.type, root); };
   }
-  return Member::Submission{
-      {call.kind, call.count, call.type, in_window(call, window.number())}, call.tag, window.block(), std::move(work)};
+  return Member::Submission{{call.kind, call.count, call.type, in_window(call, window.number())},
+                            call.tag,
+                            window.block(),
+                            std::move(work),
+                            [block = window.block()] { return (*block)->make_known(); }};
 }
 
 Status CudaGroup::together(Stream& stream, std::span<const WindowOp> calls) {

@@ -18,25 +18,25 @@ namespace megadp::cuda {
 
 class CudaWindow final : public Window {
  public:
-  struct Block {  // registered with NCCL
+  struct Block {
     std::shared_ptr<Communicator> communicator;
+    size_t bytes = 0;
     void* data = nullptr;
-    void* registration = nullptr;
+    void* registration = nullptr;  // with NCCL, since the first collective in it
+    Status make_known();
     ~Block();
   };
-  CudaWindow(std::shared_ptr<Deferred<Block>> block, size_t bytes, uint64_t number)
-      : block_(std::move(block)), bytes_(bytes), number_(number) {}
+  CudaWindow(std::shared_ptr<Deferred<Block>> block, uint64_t number) : block_(std::move(block)), number_(number) {}
   CudaWindow(const CudaWindow&) = delete;
   CudaWindow& operator=(const CudaWindow&) = delete;
 
   std::byte* data() noexcept override { return static_cast<std::byte*>((*block_)->data); }
-  size_t bytes() const noexcept override { return bytes_; }
+  size_t bytes() const noexcept override { return (*block_)->bytes; }
   uint64_t number() const noexcept { return number_; }  // within its group, from 1
   const std::shared_ptr<Deferred<Block>>& block() const noexcept { return block_; }
 
  private:
   const std::shared_ptr<Deferred<Block>> block_;  // outlives the window while a collective uses it
-  const size_t bytes_;
   const uint64_t number_;
 };
 

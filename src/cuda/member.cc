@@ -64,6 +64,16 @@ Status Member::compare_with_others(uint64_t number, const std::string& mine, con
   return {};
 }
 
+// What NCCL makes when it is first needed.
+Status Member::set_up(std::span<Submission> all) {
+  const Submission& first = all.front();
+  Status done = communicator_->open(first.name, Blame{.bucket = first.tag.bucket, .operation = first.number});
+  for (size_t i = 0; i < all.size() && done.ok(); ++i) {
+    if (all[i].set_up) done = all[i].set_up();
+  }
+  return done;
+}
+
 Status Member::put(void* stream, std::span<Submission> all) {
   const auto each = [&]() -> Status {
     for (const Submission& one : all) {
@@ -108,7 +118,8 @@ Status Member::launch(Launcher& on, std::span<Submission> all) {
     watch_->add({*begin, *end, communicator_, control_, one.name, one.tag.bucket, one.number, used_});
   }
   std::optional<LaunchOrder::InLine> line;
-  Status done = take_turn(on, all.front().number, *end, &line);
+  Status done = set_up(all);
+  if (done.ok()) done = take_turn(on, all.front().number, *end, &line);
   if (done.ok()) done = put(on.stream(), all);
   if (!done) gpu_->fail(done);  // before the end, which may seem to be reached then
   Status ended = ending.record();

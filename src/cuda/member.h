@@ -8,7 +8,6 @@
 // survives) always go that way.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -46,7 +45,8 @@ class Member {
     Tag tag;
     std::shared_ptr<void> keep;
     Work work;
-    std::string name = {};  // both given by launch()
+    std::function<Status()> set_up = {};  // collective: what has to be there before
+    std::string name = {};                // both given by launch()
     uint64_t number = 0;
   };
 
@@ -63,9 +63,6 @@ class Member {
   bool exact() const noexcept { return exact_; }
   int rank() const noexcept { return control_->rank(); }
   int size() const noexcept { return control_->size(); }
-
-  // Collectives that were submitted and that no launcher has launched yet.
-  std::atomic<size_t>& to_launch() noexcept { return to_launch_; }
 
   // On the launcher's thread. Several are one group of NCCL's, between one pair of marks. A failure is the context's.
   Status launch(Launcher& on, std::span<Submission> all);
@@ -84,6 +81,8 @@ class Member {
   // one. It is `line` then that holds the others back.
   Status take_turn(Launcher& on, uint64_t number, const std::shared_ptr<CudaEvent>& end, std::optional<LaunchOrder::InLine>* line);
   Status share_places(Launcher& on, uint64_t number);
+  Status tell(Group::Word which, uint64_t number, uint64_t mine, uint64_t* largest);
+  Status set_up(std::span<Submission> all);
   Status put(void* stream, std::span<Submission> all);
   Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
@@ -98,7 +97,6 @@ class Member {
   const std::shared_ptr<Watch> watch_;
   const std::shared_ptr<Group> control_;
   const bool exact_;
-  std::atomic<size_t> to_launch_{0};
   enum class Places {
     unknown,  // nothing was launched yet
     own,      // every rank's channel has one

@@ -21,22 +21,26 @@ bool on_one_node(const World& world, const std::vector<int>& members) {
 // With the first collective, of which all ranks know then which channel it is in: one rank without a place is enough, since the others
 // would wait for it in theirs.
 Status Member::share_places(Launcher& on, uint64_t number) {
-  const bool has_place = on.has_place();
-  if (!on_one_node(gpu_->world(), control_->members())) {
-    if (!has_place) {
-      log(LogLevel::warning,
-          text("CUDA device ", gpu_->index(), " may not hold the collectives of all communicators at once, and ranks of ",
-               "several hosts cannot agree on their order: use fewer communicators at a time, fewer CTAs for NCCL ",
-               "(NCCL_MAX_CTAS), or call the collectives of all communicators in the same order on all ranks"));
-    }
-    places_ = Places::own;
-    return {};
-  }
-  control_->say(Group::Word::sharing, number, has_place ? kHasPlace : kHasNone);
-  const uint64_t most = control_->hear(Group::Word::sharing, number, [this] { return gpu_->failed(); });
-  if (most == 0) return gpu_->failure();
+  uint64_t most = 0;
+  if (Status told = tell(Group::Word::sharing, number, on.has_place() ? kHasPlace : kHasNone, &most); !told) return told;
   places_ = most == kHasPlace ? Places::own : Places::shared;
+  if (places_ == Places::own || on_one_node(gpu_->world(), control_->members())) return {};
+  log(LogLevel::warning, text("CUDA device ", gpu_->index(), " may not hold the collectives of all communicators at once, and ", size(),
+                              " ranks of several nodes now agree on their order over the network each time, which is slow: use fewer ",
+                              "communicators at a time, or let the device hold more (CUDA_DEVICE_MAX_CONNECTIONS, NCCL_MAX_CTAS)"));
   return {};
+}
+
+// By memory that the ranks of a host share, otherwise by the control plane. `largest` is that of all ranks' words.
+Status Member::tell(Group::Word which, uint64_t number, uint64_t mine, uint64_t* largest) {
+  if (!on_one_node(gpu_->world(), control_->members())) {
+    auto most = communicator_->largest(mine);
+    if (most) *largest = *most;
+    return most.status();
+  }
+  control_->say(which, number, mine);
+  *largest = control_->hear(which, number, [this] { return gpu_->failed(); });
+  return *largest == 0 ? gpu_->failure() : Status();
 }
 
 Status Member::take_turn(Launcher& on, uint64_t number, const std::shared_ptr<CudaEvent>& end, std::optional<LaunchOrder::InLine>* line) {
@@ -44,14 +48,12 @@ Status Member::take_turn(Launcher& on, uint64_t number, const std::shared_ptr<Cu
     if (Status shared = share_places(on, number); !shared) return shared;
   }
   if (places_ == Places::own) return {};
-  const auto give_up = [this] { return gpu_->failed(); };
   if (Status passed = on.wait_for_others(); !passed) return passed;
-  control_->say(Group::Word::ready, number, kReady);
-  if (control_->hear(Group::Word::ready, number, give_up) == 0) return gpu_->failure();
+  uint64_t largest = 0;
+  if (Status all_ready = tell(Group::Word::ready, number, kReady, &largest); !all_ready) return all_ready;
   line->emplace(gpu_->order());
-  control_->say(Group::Word::stamp, number, (*line)->stamp());
-  const uint64_t largest = control_->hear(Group::Word::stamp, number, give_up);
-  if (largest == 0 || !(*line)->wait_for_turn(largest, give_up)) return gpu_->failure();
+  if (Status stamped = tell(Group::Word::stamp, number, (*line)->stamp(), &largest); !stamped) return stamped;
+  if (!(*line)->wait_for_turn(largest, [this] { return gpu_->failed(); })) return gpu_->failure();
   const auto before = (*line)->follow(end);
   if (before == nullptr) return {};
   return gpu_->check(gpu_->plugin().stream_wait(gpu_->device(), on.stream(), before->raw()), "ordering a collective after another");

@@ -137,22 +137,20 @@ struct PluginTable {
   void (*nccl_close)(Nccl* nccl);             // the library stays mapped
   int32_t (*nccl_version)(const Nccl* nccl);  // 22809 for 2.28.9
   int32_t (*nccl_unique_id)(Nccl* nccl, uint8_t out[128]);
+  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Both wait for the device.
+  int32_t (*nccl_allocate)(Nccl* nccl, Device* device, size_t bytes, void** out);
+  int32_t (*nccl_release)(Nccl* nccl, Device* device, void* memory);
   int32_t (*comm_create)(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out);
-  // Collective over the parent, with which nothing is shared. color < 0: no communicator, *out NULL. After kPending, ask *out (or with
-  // color < 0 the parent), which looks after both; until then the parent's abort ends the part, too.
-  int32_t (*comm_split)(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
   int32_t (*comm_state)(NcclComm* comm);  // 0, kPending, or the failure of the communicator
-  // Ends its kernels, also while it is pending; may take a while. All later calls but release and destroy answer kAborted.
+  // Ends its kernels, also while it is pending; may take a while. All later calls but deregister and destroy answer kAborted.
   int32_t (*comm_abort)(NcclComm* comm);
-  // Local: waits for no other rank. Its work has finished or was aborted, its memory was released. The handle is gone, also on failure.
+  // Local: waits for no other rank. Its work has finished or was aborted. The handle is gone, also on failure.
   int32_t (*comm_destroy)(NcclComm* comm);
-  // Memory that NCCL can use without staging, zeroed; ordinary device memory where NCCL offers none. Local; waits for the device.
-  int32_t (*comm_allocate)(NcclComm* comm, size_t bytes, void** out);
-  // Makes memory of comm_allocate() known to NCCL. Collective over the communicator, with the same bytes on every rank: newer versions make
+  // Makes memory of nccl_allocate() known to NCCL. Collective over the communicator, with the same bytes on every rank: newer versions make
   // the memory of all ranks known to all. After kPending the registration is valid once comm_state() is 0.
   int32_t (*comm_register)(NcclComm* comm, void* memory, size_t bytes, void** registration);
-  // Local. registration may be NULL.
-  int32_t (*comm_release)(NcclComm* comm, void* memory, void* registration);
+  // Local; also after an abort. The registration is gone, also on failure.
+  int32_t (*comm_deregister)(NcclComm* comm, void* registration);
   // Sums are divided by `divisor` (Op::avg: by the size times divisor; i64: 1 only). No order of summation is promised. NCCL's rules for
   // maxima with NaN and for sums of u8 are not the host's: all_to_all and reduce() keep to those. kPending as above.
   int32_t (*comm_all_reduce)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);

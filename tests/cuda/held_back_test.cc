@@ -323,7 +323,7 @@ void aborts(KindRank& rank, const Way& way, Hold* hold) {
   hold->end();
 }
 
-// NCCL wants the same calls in the same order: a split comes after a collective that was submitted before it and could not be launched yet.
+// A split needs nothing of the device: it does not wait for a collective that was submitted before it and cannot be launched yet.
 void split(KindRank& rank, const Way& way) {
   const DeviceFloats mine({1, 2, 3});
   const std::vector<int64_t> shape = {3};

@@ -14,9 +14,7 @@ enum {
 
 struct ncclComm {
   int size;
-  int pending;                    /* how many questions are still answered with "in progress"; -1: for ever */
-  struct ncclComm** split_target; /* where the result of a split is to go once this one is done */
-  struct ncclComm* split_result;
+  int pending; /* how many questions are still answered with "in progress"; -1: for ever */
 };
 
 static int claimed_version = 22809;
@@ -117,27 +115,6 @@ int ncclCommInitRankConfig(struct ncclComm** comm, int size, struct standin_id i
   *comm = make(size);
   return begin(*comm, "ncclCommInitRankConfig");
 }
-/* As NCCL does it: the new communicator is handed out when the old one is done. */
-int ncclCommSplit(struct ncclComm* comm, int color, int key, struct ncclComm** out, const void* config) {
-  (void)key;
-  struct standin_call* const call = note("ncclCommSplit");
-  call->config = *(const struct standin_config*)config;
-  call->count = (size_t)(color + 1);
-  const int result = begin(comm, "ncclCommSplit");
-  if (result != 0 && result != in_progress) return result;
-  struct ncclComm* part = color < 0 ? NULL : make(comm->size);
-  if (result == 0) {
-    *out = part;
-  } else {
-    comm->split_target = out;
-    comm->split_result = part;
-  }
-  return result;
-}
-int ncclCommCount(struct ncclComm* comm, int* count) {
-  *count = comm->size;
-  return outcome("ncclCommCount");
-}
 int ncclCommGetAsyncError(struct ncclComm* comm, int* state) {
   *state = 0;
   if (outcome("ncclCommGetAsyncError") != 0) return outcome("ncclCommGetAsyncError");
@@ -146,28 +123,17 @@ int ncclCommGetAsyncError(struct ncclComm* comm, int* state) {
     *state = in_progress;
     return 0;
   }
-  if (async_result == 0 && comm->split_target != NULL) {
-    *comm->split_target = comm->split_result;
-    comm->split_target = NULL;
-  }
   *state = async_result;
   return 0;
 }
 static int end(struct ncclComm* comm, const char* function) {
   note(function);
-  if (comm->split_target != NULL && comm->split_result != NULL) { /* nobody will ask for it any more */
-    free(comm->split_result);
-    living_comms--;
-  }
   free(comm);
   living_comms--;
   return outcome(function);
 }
 int ncclCommAbort(struct ncclComm* comm) {
   return end(comm, "ncclCommAbort");
-}
-int ncclCommDestroy(struct ncclComm* comm) {
-  return end(comm, "ncclCommDestroy");
 }
 
 int ncclMemAlloc(void** memory, size_t bytes) {
@@ -262,6 +228,7 @@ int ncclCommWindowRegister(struct ncclComm* comm, void* memory, size_t bytes, vo
 int ncclCommWindowDeregister(struct ncclComm* comm, void* window) {
   (void)comm;
   (void)window;
+  note("ncclCommWindowDeregister");
   return outcome("ncclCommWindowDeregister");
 }
 int ncclAlltoAll(const void* from, void* to, size_t count, int type, struct ncclComm* comm, void* stream) {

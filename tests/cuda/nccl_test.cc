@@ -158,7 +158,6 @@ void creating() {
   comm = f.make();
   const standin_config& config = nccl_says->last("ncclCommInitRankConfig")->config;
   check_equal(config.blocking, 0, "the communicator is blocking");
-  check_equal(config.split_share, 0, "resources are shared with parts");
   check_equal(config.max_ctas, 16, "the most CTAs");
   f.says(plugin->comm_state(comm), "ncclInternalError", "comm_state");
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
@@ -198,51 +197,13 @@ void waiting() {
   check_equal(nccl_says->count("ncclCommAbort"), 1, "ncclCommAbort, again");
 }
 
-void splitting() {
+// Nobody is waited for.
+void destroying() {
   Fixture f;
   NcclComm* const comm = f.make();
-  NcclComm *part = nullptr, *none = comm;
-  check_equal(plugin->comm_split(comm, 2, 1, &part), 0, "comm_split");
-  check(part != nullptr && plugin->comm_state(part) == 0, "the part is not there");
-  check_equal(nccl_says->last("ncclCommSplit")->config.split_share, 0, "shared resources");
-  check_equal(plugin->comm_split(comm, -1, 0, &none), 0, "comm_split without a color");
-  check(none == nullptr && nccl_says->last("ncclCommSplit")->count == 0, "a part without a color");
-  // NCCL fills the handle in only when the parent is done.
-  nccl_says->stay_pending(2);
-  NcclComm* later = nullptr;
-  check_equal(plugin->comm_split(comm, 0, 0, &later), kPending, "comm_split");
-  float data[8];
-  f.says(plugin->comm_all_gather(later, nullptr, data, data, 1, DType::f32), "ncclInvalidUsage", "a call before the part is there");
-  check_equal(plugin->comm_state(later), kPending, "comm_state");
-  check_equal(plugin->comm_state(later), kPending, "comm_state");
-  check_equal(plugin->comm_state(later), 0, "comm_state");
-  nccl_says->stay_pending(0);
-  check_equal(plugin->comm_all_gather(later, nullptr, data, data, 1, DType::f32), 0, "all_gather");
-  nccl_says->fail("ncclCommSplit", 1);
-  NcclComm* failed = nullptr;
-  f.says(plugin->comm_split(comm, 0, 0, &failed), "ncclUnhandledCudaError", "comm_split");
-  check(failed == nullptr, "a failed comm_split handed something out");
-  // Nobody is waited for.
-  for (NcclComm* each : {later, comm, part}) check_equal(plugin->comm_destroy(each), 0, "comm_destroy");
-  check_equal(nccl_says->count("ncclCommDestroy"), 0, "ncclCommDestroy");
-  check_equal(nccl_says->count("ncclCommAbort"), 3, "ncclCommAbort");
+  check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
+  check_equal(nccl_says->count("ncclCommAbort"), 1, "ncclCommAbort");
   check_equal(plugin->comm_destroy(nullptr), 0, "comm_destroy of nothing");
-}
-
-void aborting_a_part() {
-  Fixture f;
-  NcclComm* const comm = f.make();
-  NcclComm *part = nullptr, *pending = nullptr;
-  check_equal(plugin->comm_split(comm, 2, 1, &part), 0, "comm_split");
-  nccl_says->stay_pending(-1);
-  check_equal(plugin->comm_split(part, 2, 1, &pending), kPending, "comm_split");
-  check_equal(plugin->comm_abort(part), 0, "comm_abort");
-  nccl_says->stay_pending(0);
-  check_equal(plugin->comm_state(comm), 0, "the parent, which goes on");
-  check_equal(plugin->comm_state(pending), kAborted, "the part of the part, which was not there yet");
-  check_equal(plugin->comm_abort(pending), 0, "comm_abort of a part that never came");
-  for (NcclComm* each : {pending, part, comm}) check_equal(plugin->comm_destroy(each), 0, "comm_destroy");
-  check_equal(nccl_says->count("ncclCommAbort"), 2, "ncclCommAbort");
 }
 
 // ── collectives ──
@@ -417,18 +378,27 @@ void memory(bool device) {
   NcclComm* const comm = f.make();
   void *data = nullptr, *registration = nullptr;
   nccl_says->fail("ncclMemAlloc", 1);
-  f.says(plugin->comm_allocate(comm, 100, &data), "ncclUnhandledCudaError", "comm_allocate");
+  f.says(plugin->nccl_allocate(f.nccl, nullptr, 100, &data), "ncclUnhandledCudaError", "nccl_allocate");
   nccl_says->reset();
-  check_equal(plugin->comm_allocate(comm, 0, &data), kOutOfMemory, "comm_allocate of nothing");
-  check_equal(plugin->comm_allocate(comm, SIZE_MAX, &data), kOutOfMemory, "comm_allocate of too much");
+  check_equal(plugin->nccl_allocate(f.nccl, nullptr, 0, &data), kOutOfMemory, "nccl_allocate of nothing");
+  check_equal(plugin->nccl_allocate(f.nccl, nullptr, SIZE_MAX, &data), kOutOfMemory, "nccl_allocate of too much");
   if (!device) {
-    names(*plugin, plugin->comm_allocate(comm, 100, &data), kCudaFailure, "cudaError", "memory that cannot be zeroed");
+    names(*plugin, plugin->nccl_allocate(f.nccl, nullptr, 100, &data), kCudaFailure, "cudaError", "memory that cannot be zeroed");
   }
   alignas(4096) static char known[4096];
   nccl_says->fail("ncclCommWindowRegister", 3);
   f.says(plugin->comm_register(comm, known, sizeof known, &registration), "ncclInternalError", "comm_register");
   check(data == nullptr && registration == nullptr, "a call that failed handed something out");
-  check_equal(nccl_says->living_memory(), 0, "memory of a failed comm_allocate");
+  check_equal(nccl_says->living_memory(), 0, "memory of a failed nccl_allocate");
+  nccl_says->reset();
+  check_equal(plugin->comm_register(comm, known, sizeof known, &registration), 0, "comm_register");
+  check_equal(plugin->comm_deregister(comm, registration), 0, "comm_deregister");
+  check_equal(nccl_says->count("ncclCommWindowDeregister"), 1, "ncclCommWindowDeregister");
+  // With the communicator its registrations are gone.
+  check_equal(plugin->comm_register(comm, known, sizeof known, &registration), 0, "comm_register");
+  check_equal(plugin->comm_abort(comm), 0, "comm_abort");
+  check_equal(plugin->comm_deregister(comm, registration), 0, "comm_deregister after an abort");
+  check_equal(nccl_says->count("ncclCommWindowDeregister"), 1, "ncclCommWindowDeregister after an abort");
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
 }
 
@@ -448,11 +418,10 @@ int main(int, char** arguments) {
   adopted();
   creating();
   waiting();
-  splitting();
+  destroying();
   failing_collectives();
   groups(device);
   divisors(device);
   memory(device);
-  aborting_a_part();
   return finish();
 }

@@ -81,8 +81,10 @@ void wait_for_threads();
 
 // So many of the next calls of zero() fail, whatever the device.
 std::atomic<int>& failing_zeros();
-// The one of the next calls of event_create() that fails, counted from 1; 0: none.
-std::atomic<int>& failing_event();
+// The one of the next calls of allocate_pinned() that fails, counted from 1; 0: none.
+std::atomic<int>& failing_pinned();
+// How many events were created.
+std::atomic<int>& events_made();
 // The device that has no memory left; -1: none.
 std::atomic<int>& full_device();
 // The rank whose second collective in a group fails; -1: none.
@@ -98,6 +100,9 @@ std::atomic<int>& overtaken();
 // other streams wait for a place, in any order; kernels and copies need none. 1 is the worst device there can be. Also by the environment
 // variable STANDIN_COLLECTIVES_AT_ONCE.
 std::atomic<int>& collectives_at_once();
+// How many communicators NCCL has made, of all ranks; and the rank in its communicators that makes none, -1 for nobody.
+std::atomic<int>& communicators_made();
+std::atomic<int>& failing_creation();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 

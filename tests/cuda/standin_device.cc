@@ -111,6 +111,7 @@ int32_t access(Device*, const void* memory, Access* out) {
 }
 
 int32_t allocate_pinned(Device*, size_t bytes, void** out) {
+  if (failing_pinned() > 0 && --failing_pinned() == 0) return kCudaFailure + 1;
   *out = std::calloc(bytes == 0 ? 1 : bytes, 1);
   if (*out == nullptr) return kOutOfMemory;
   const std::lock_guard lock(memory_mutex);
@@ -176,7 +177,7 @@ int32_t stream_wait(Device* device, void* stream, void* event) {
 }
 
 int32_t event_create(Device*, void** out) {
-  if (failing_event() > 0 && --failing_event() == 0) return kCudaFailure + 1;
+  ++events_made();
   *out = new std::shared_ptr<standin::Event>(std::make_shared<standin::Event>());
   return 0;
 }
@@ -187,8 +188,10 @@ int32_t event_destroy(Device*, void* event) {
 }
 
 int32_t event_record(Device* device, void* event, void* stream) {
-  event_of(event)->recorded = true;
-  queue_of(device, stream)->submit([shared = event_of(event)] { shared->done_ns = now_ns(); });
+  auto recorded = std::make_shared<standin::Event>();  // what waits for an earlier record goes on waiting for that
+  recorded->recorded = true;
+  event_of(event) = recorded;
+  queue_of(device, stream)->submit([recorded = std::move(recorded)] { recorded->done_ns = now_ns(); });
   return 0;
 }
 
@@ -374,7 +377,12 @@ std::atomic<int>& failing_zeros() {
   return count;
 }
 
-std::atomic<int>& failing_event() {
+std::atomic<int>& failing_pinned() {
+  static std::atomic<int> number{0};
+  return number;
+}
+
+std::atomic<int>& events_made() {
   static std::atomic<int> number{0};
   return number;
 }

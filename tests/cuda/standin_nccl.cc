@@ -34,11 +34,6 @@ struct Offer {  // what one rank brings to one collective
   }
 };
 
-struct Choice {
-  int32_t color, key;
-  uint64_t collectives;  // called before the split
-};
-
 class Room {
  public:
   explicit Room(int32_t size) : size(size), offers(static_cast<size_t>(size)), aborted(static_cast<size_t>(size)) {}
@@ -52,9 +47,7 @@ class Room {
   int32_t here = 0;
   int32_t reading = 0;  // ranks that look at the memory of others
   uint64_t meetings = 0;
-  std::set<int32_t> calling;                                            // ranks that have called their first collective
-  std::map<uint64_t, std::map<int32_t, Choice>> splits;                 // by number of the split, by rank
-  std::map<std::pair<uint64_t, int32_t>, std::shared_ptr<Room>> parts;  // by number of the split and color
+  std::set<int32_t> calling;  // ranks that have called their first collective
 
   // False once this rank has aborted.
   bool meet(int32_t rank) {
@@ -97,13 +90,10 @@ struct NcclComm {
     standin::Offer offer;
   };
   Device* device = nullptr;
-  bool connected = false;                       // all ranks have called their first collective
-  std::vector<Awaited> awaited;                 // what this rank has called before that
-  std::shared_ptr<standin::Room> room, parent;  // room is empty until all have come to the split
-  uint64_t split = 0;                           // number of the split it comes from
-  int32_t color = 0, rank = 0;
-  uint64_t splits = 0;       // that this communicator was asked for
-  uint64_t collectives = 0;  // likewise
+  bool connected = false;        // all ranks have called their first collective
+  std::vector<Awaited> awaited;  // what this rank has called before that
+  std::shared_ptr<standin::Room> room;
+  int32_t rank = 0;
   bool grouping = false;
   int32_t group_failure = 0;
   std::vector<std::pair<void*, standin::Offer>> group;  // what was called since the group began, by stream
@@ -129,6 +119,8 @@ int32_t nccl_unique_id(Nccl*, uint8_t out[128]) {
 }
 
 int32_t comm_create(Nccl*, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out) {
+  if (rank == failing_creation()) return kSystemFailure;
+  ++communicators_made();
   std::array<uint8_t, 128> key;
   std::memcpy(key.data(), id, key.size());
   auto comm = std::make_unique<NcclComm>();
@@ -146,47 +138,6 @@ int32_t comm_create(Nccl*, Device* device, const uint8_t id[128], int32_t rank, 
   return kPending;
 }
 
-// Once all have come to the split: the room of this color.
-int32_t finish_split(NcclComm* comm) {
-  Room& parent = *comm->parent;
-  const std::lock_guard lock(parent.mutex);
-  if (parent.has_aborted(comm->rank)) return kAborted;
-  const auto& choices = parent.splits[comm->split];
-  if (choices.size() < static_cast<size_t>(parent.size)) return kPending;
-  const uint64_t before = choices.begin()->second.collectives;
-  if (std::any_of(choices.begin(), choices.end(), [&](const auto& choice) { return choice.second.collectives != before; }))
-    return kMismatch;
-  std::set<std::pair<int32_t, int32_t>> members;  // (key, rank in the parent)
-  for (const auto& [rank, choice] : choices) {
-    if (choice.color == comm->color) members.emplace(choice.key, rank);
-  }
-  std::shared_ptr<Room>& room = parent.parts[{comm->split, comm->color}];
-  if (room == nullptr) room = std::make_shared<Room>(static_cast<int32_t>(members.size()));
-  const auto mine = std::find_if(members.begin(), members.end(), [&](const auto& member) { return member.second == comm->rank; });
-  comm->rank = static_cast<int32_t>(std::distance(members.begin(), mine));
-  comm->room = room;
-  room->joined = room->size;
-  return 0;
-}
-
-int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out) {
-  *out = nullptr;
-  const uint64_t number = ++parent->splits;
-  {
-    const std::lock_guard lock(parent->room->mutex);
-    parent->room->splits[number][parent->rank] = {color, key, parent->collectives};
-  }
-  if (color < 0) return 0;
-  auto part = std::make_unique<NcclComm>();
-  part->device = parent->device;
-  part->parent = parent->room;
-  part->split = number;
-  part->color = color;
-  part->rank = parent->rank;
-  *out = part.release();
-  return kPending;
-}
-
 void put_in_stream(const NcclComm& comm, Queue* queue, const Offer& offer);
 
 // The awaited collectives come into their streams once all ranks have called theirs.
@@ -199,7 +150,6 @@ void let_in(NcclComm* comm) {
 }
 
 int32_t comm_state(NcclComm* comm) {
-  if (comm->room == nullptr) return finish_split(comm);
   {
     const std::lock_guard lock(comm->room->mutex);
     if (comm->room->has_aborted(comm->rank)) return kAborted;
@@ -214,7 +164,7 @@ int32_t comm_state(NcclComm* comm) {
 
 int32_t comm_abort(NcclComm* comm) {
   for (const NcclComm::Awaited& one : std::exchange(comm->awaited, {})) --one.queue->awaited;
-  const std::shared_ptr<Room> room = comm->room != nullptr ? comm->room : comm->parent;
+  const std::shared_ptr<Room> room = comm->room;
   std::unique_lock lock(room->mutex);
   room->aborted[static_cast<size_t>(comm->rank)] = true;
   room->changed.notify_all();
@@ -273,7 +223,6 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
 
 int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
   int32_t refused = 0;
-  ++comm->collectives;
   if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) refused = kInvalidArgument;
   if (comm->grouping && comm->rank == failing_rank() && !comm->group.empty()) refused = kSystemFailure;
   if (comm->grouping && comm->rank != failing_rank() && others_know()) refused = cuda::kNcclRemoteFailure;
@@ -415,14 +364,28 @@ std::atomic<bool>& connects_late() {
 
 namespace {
 
-// Read before main(): tests clear their environment.
-const char* const wanted_at_once = std::getenv("STANDIN_COLLECTIVES_AT_ONCE");
+// Read before main(): tests clear their environment. What is no number, or less than 1, would hold nothing: many, as where nothing is said.
+const int wanted_at_once = [] {
+  const char* const said = std::getenv("STANDIN_COLLECTIVES_AT_ONCE");
+  const int number = said == nullptr ? 0 : std::atoi(said);
+  return number > 0 ? number : 64;
+}();
 
 }  // namespace
 
 std::atomic<int>& collectives_at_once() {
-  static std::atomic<int> number{wanted_at_once == nullptr ? 64 : std::atoi(wanted_at_once)};
+  static std::atomic<int> number{wanted_at_once};
   return number;
+}
+
+std::atomic<int>& communicators_made() {
+  static std::atomic<int> number{0};
+  return number;
+}
+
+std::atomic<int>& failing_creation() {
+  static std::atomic<int> rank{-1};
+  return rank;
 }
 
 std::atomic<bool>& others_know() {
@@ -441,16 +404,16 @@ void put_nccl(PluginTable* table) {
   table->nccl_version = [](const Nccl*) { return 22809; };
   table->nccl_unique_id = &nccl_unique_id;
   table->comm_create = &comm_create;
-  table->comm_split = &comm_split;
   table->comm_state = &comm_state;
   table->comm_abort = &comm_abort;
   table->comm_destroy = &comm_destroy;
-  table->comm_allocate = [](NcclComm* comm, size_t bytes, void** out) { return allocate(comm->device, bytes, out); };
+  table->nccl_allocate = [](Nccl*, Device* device, size_t bytes, void** out) { return allocate(device, bytes, out); };
+  table->nccl_release = [](Nccl*, Device* device, void* memory) { return release(device, memory); };
   table->comm_register = [](NcclComm* comm, void*, size_t, void** registration) {
     *registration = comm;
     return 0;
   };
-  table->comm_release = [](NcclComm* comm, void* memory, void*) { return release(comm->device, memory); };
+  table->comm_deregister = [](NcclComm*, void*) { return 0; };
   table->comm_all_reduce = &all_reduce;
   table->comm_reduce_scatter = &reduce_scatter;
   table->comm_all_gather = &all_gather;

@@ -157,10 +157,10 @@ void not_submitted(KindRank& rank) {
   faster.lr = 0.5;
   for (const Model* one : {&model, &other}) {
     one->backward(1);
-    (void)one->read();                     // what is under way asks for no event any more
-    megadp::standin::failing_event() = 2;  // after the caller's: the one that tells when the norm is known
+    (void)one->read();                      // what is under way asks for no memory any more
+    megadp::standin::failing_pinned() = 1;  // where the outcome goes
     refused(mdp_optimizer_step(one->optimizer(), one == &model ? &faster : nullptr, nullptr, nullptr), MDP_E_BACKEND,
-            {"creating an event"});
+            {"pinned host memory"});
     ok(mdp_optimizer_step(one->optimizer(), nullptr, nullptr, nullptr));
   }
   require(model.read() == other.read(), "a step that failed has changed the learning rate");

@@ -3,7 +3,9 @@
 #include "cuda/plugin/nccl_comm.h"
 
 #include <cstring>
+#include <memory>
 #include <new>
+#include <utility>
 
 namespace megadp::cuda {
 namespace {
@@ -11,7 +13,6 @@ namespace {
 ncclConfig_t configuration() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  config.splitShare = 0;  // see nccl_comm.h
   config.maxCTAs = kMaxCtas;
   return config;
 }
@@ -30,20 +31,10 @@ int32_t async_error(const NcclComm* comm) {
   return asked != 0 ? asked : result_of(state);
 }
 
-// The handle of a split comes from the parent, when that is done.
-int32_t await_handle(NcclComm* comm) {
-  if (comm->parent == nullptr) return 0;
-  const int32_t parent = comm->parent->aborted ? kAborted : async_error(comm->parent);
-  if (parent != 0) return parent;
-  comm->parent = nullptr;
-  return comm->handle != nullptr ? 0 : result_of(ncclInternalError);
-}
-
 }  // namespace
 
 int32_t usable(const NcclComm* comm) {
-  if (comm->aborted) return kAborted;
-  return comm->parent != nullptr ? result_of(ncclInvalidUsage) : 0;
+  return comm->aborted ? kAborted : 0;
 }
 
 int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out) {
@@ -66,47 +57,18 @@ int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t r
   return result;
 }
 
-int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out) {
-  if (const int32_t refused = usable(parent); refused != 0) return refused;
-  const Current current(parent->device);
-  if (current.result() != 0) return current.result();
-  ncclConfig_t config = configuration();
-  if (color < 0) {
-    ncclComm_t none = nullptr;
-    const int32_t result = result_of(parent->nccl->comm_split(parent->handle, NCCL_SPLIT_NOCOLOR, key, &none, &config));
-    if (result == 0 || result == kPending) *out = nullptr;
-    return result;
-  }
-  NcclComm* const child = make_comm(parent->nccl, parent->device);
-  if (child == nullptr) return kNoHostMemory;
-  child->parent = parent;
-  const int32_t result = result_of(parent->nccl->comm_split(parent->handle, color, key, &child->handle, &config));
-  if (result != 0 && result != kPending) {
-    delete child;
-    return result;
-  }
-  *out = child;
-  return result == 0 ? comm_state(child) : result;
-}
-
 int32_t comm_state(NcclComm* comm) {
   if (comm->aborted) return kAborted;
   const Current current(comm->device);
   if (current.result() != 0) return current.result();
-  if (const int32_t result = await_handle(comm); result != 0) return result;
   if (const int32_t result = async_error(comm); result != 0) return result;
-  if (comm->size == 0) {
-    if (const int32_t failed = result_of(comm->nccl->comm_count(comm->handle, &comm->size)); failed != 0) return failed;
-  }
   return comm->grouped ? 0 : start_divisions(comm);
 }
 
 int32_t comm_abort(NcclComm* comm) {
   if (comm->aborted) return kAborted;
   comm->aborted = true;
-  const ncclComm_t handle = comm->handle;
-  if (handle == nullptr) return 0;  // a split that its parent has not finished; the parent's abort ends it
-  comm->handle = nullptr;
+  const ncclComm_t handle = std::exchange(comm->handle, nullptr);
   const Current current(comm->device);
   if (current.result() != 0) return current.result();
   const int32_t result = result_of(comm->nccl->comm_abort(handle));
@@ -116,14 +78,13 @@ int32_t comm_abort(NcclComm* comm) {
 int32_t comm_destroy(NcclComm* comm) {
   if (comm == nullptr) return 0;
   int32_t result = 0;
-  if (!comm->aborted && comm->handle != nullptr) {
+  if (!comm->aborted) {
     const Current current(comm->device);
     result = current.result();
     if (result == 0) result = result_of(comm->nccl->comm_abort(comm->handle));
     if (result == kPending) result = 0;
   }
-  // NCCL may still write the handle of a split that is not over: its place is left to it.
-  if (comm->parent == nullptr || comm->handle != nullptr) delete comm;
+  delete comm;
   return result;
 }
 
@@ -161,26 +122,32 @@ size_t whole_bytes(size_t bytes) {
 
 }  // namespace
 
-int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out) {
-  if (const int32_t refused = usable(comm); refused != 0) return refused;
+int32_t nccl_allocate(Nccl* nccl, Device* device, size_t bytes, void** out) {
   if (bytes == 0 || bytes > SIZE_MAX - kWindowAlignment) return kOutOfMemory;
-  const Current current(comm->device);
+  const Current current(device);
   if (current.result() != 0) return current.result();
   void* memory = nullptr;
-  count_sync(comm->device);
-  if (const int32_t failed = result_of(comm->nccl->mem_alloc(&memory, whole_bytes(bytes))); failed != 0) {
+  count_sync(device);
+  if (const int32_t failed = result_of(nccl->mem_alloc(&memory, whole_bytes(bytes))); failed != 0) {
     // NCCL has one word for everything that CUDA refuses.
     size_t free_bytes = 0, all_bytes = 0;
     const bool too_much = cudaMemGetInfo(&free_bytes, &all_bytes) == cudaSuccess && free_bytes < whole_bytes(bytes);
     return too_much ? kOutOfMemory : failed;
   }
-  const int32_t zeroed = zero_now(comm->device, memory, whole_bytes(bytes));
+  const int32_t zeroed = zero_now(device, memory, whole_bytes(bytes));
   if (zeroed != 0) {
-    static_cast<void>(comm->nccl->mem_free(memory));
+    static_cast<void>(nccl->mem_free(memory));
     return zeroed;
   }
   *out = memory;
   return 0;
+}
+
+int32_t nccl_release(Nccl* nccl, Device* device, void* memory) {
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  count_sync(device);
+  return result_of(nccl->mem_free(memory));
 }
 
 int32_t comm_register(NcclComm* comm, void* memory, size_t bytes, void** registration) {
@@ -198,21 +165,15 @@ int32_t comm_register(NcclComm* comm, void* memory, size_t bytes, void** registr
   return result;
 }
 
-int32_t comm_release(NcclComm* comm, void* memory, void* registration) {
+int32_t comm_deregister(NcclComm* comm, void* registration) {
+  const std::unique_ptr<Registration> known(static_cast<Registration*>(registration));
   const Current current(comm->device);
   if (current.result() != 0) return current.result();
-  auto* const known = static_cast<Registration*>(registration);
-  int32_t result = 0;
   // With the communicator its registrations are gone too.
-  if (known != nullptr && known->handle != nullptr && comm->handle != nullptr) {
-    result = result_of(known->kind == Known::to_window ? comm->nccl->window_deregister(comm->handle, known->handle)
-                                                       : comm->nccl->comm_deregister(comm->handle, known->handle));
-    if (result == kPending) result = 0;
-  }
-  delete known;
-  count_sync(comm->device);
-  const int32_t freed = result_of(comm->nccl->mem_free(memory));
-  return result != 0 ? result : freed;
+  if (known->handle == nullptr || comm->handle == nullptr) return 0;
+  const int32_t result = result_of(known->kind == Known::to_window ? comm->nccl->window_deregister(comm->handle, known->handle)
+                                                                   : comm->nccl->comm_deregister(comm->handle, known->handle));
+  return result == kPending ? 0 : result;
 }
 
 }  // namespace megadp::cuda

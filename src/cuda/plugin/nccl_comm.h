@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NcclComm: one communicator of NCCL. It shares nothing with the one it was split from: communicators that share their resources must not
-// run side by side, which is what each channel has one for, and would end together. So each is freed by ncclCommAbort, which waits for
-// nobody.
+// NcclComm: one communicator of NCCL. It shares nothing with any other: those that share their resources, as parts of one that was split
+// may, must not run side by side, and would end together. So it is freed by ncclCommAbort, which waits for nobody.
 #pragma once
 
 #include <vector>
@@ -30,9 +29,8 @@ struct Division {
 struct NcclComm {
   Nccl* nccl = nullptr;
   Device* device = nullptr;
-  NcclComm* parent = nullptr;  // only until `handle` is there: NCCL fills it in when the parent has finished the split
   ncclComm_t handle = nullptr;
-  int size = 0;  // 0: not known yet
+  int size = 0;
   bool aborted = false;
   std::vector<ScaledSum> sums;
   std::vector<Division> divisions;  // of collectives that are not in their stream yet

@@ -38,10 +38,7 @@ const char* find_all(void* library, Nccl* nccl) {
   finder.find("ncclGetErrorString", &nccl->get_error_string);
   finder.find("ncclGetLastError", &nccl->get_last_error);
   finder.find("ncclCommInitRankConfig", &nccl->comm_init_rank_config);
-  finder.find("ncclCommSplit", &nccl->comm_split);
-  finder.find("ncclCommCount", &nccl->comm_count);
   finder.find("ncclCommAbort", &nccl->comm_abort);
-  finder.find("ncclCommDestroy", &nccl->comm_destroy);
   finder.find("ncclCommGetAsyncError", &nccl->comm_get_async_error);
   finder.find("ncclCommRegister", &nccl->comm_register);
   finder.find("ncclCommDeregister", &nccl->comm_deregister);

@@ -13,7 +13,7 @@
 
 namespace megadp::cuda {
 
-constexpr int kOldestNccl = 21900;  // ncclMemAlloc, ncclCommRegister; ncclCommSplit with shared resources is older
+constexpr int kOldestNccl = 21900;  // ncclMemAlloc, ncclCommRegister
 constexpr int kNcclWindows = 22700;
 constexpr int kNcclAllToAll = 22800;
 
@@ -24,10 +24,7 @@ struct Nccl {
   decltype(&::ncclGetErrorString) get_error_string;
   decltype(&::ncclGetLastError) get_last_error;
   decltype(&::ncclCommInitRankConfig) comm_init_rank_config;
-  decltype(&::ncclCommSplit) comm_split;
-  decltype(&::ncclCommCount) comm_count;
   decltype(&::ncclCommAbort) comm_abort;
-  decltype(&::ncclCommDestroy) comm_destroy;
   decltype(&::ncclCommGetAsyncError) comm_get_async_error;
   decltype(&::ncclCommRegister) comm_register;
   decltype(&::ncclCommDeregister) comm_deregister;
@@ -63,15 +60,15 @@ int32_t nccl_open(const char* path, Nccl** out, char* why, size_t size);
 void nccl_close(Nccl* nccl);
 int32_t nccl_version(const Nccl* nccl);
 int32_t nccl_unique_id(Nccl* nccl, uint8_t out[128]);
+int32_t nccl_allocate(Nccl* nccl, Device* device, size_t bytes, void** out);
+int32_t nccl_release(Nccl* nccl, Device* device, void* memory);
 
 int32_t comm_create(Nccl* nccl, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out);
-int32_t comm_split(NcclComm* parent, int32_t color, int32_t key, NcclComm** out);
 int32_t comm_state(NcclComm* comm);
 int32_t comm_abort(NcclComm* comm);
 int32_t comm_destroy(NcclComm* comm);
-int32_t comm_allocate(NcclComm* comm, size_t bytes, void** out);
 int32_t comm_register(NcclComm* comm, void* memory, size_t bytes, void** registration);
-int32_t comm_release(NcclComm* comm, void* memory, void* registration);
+int32_t comm_deregister(NcclComm* comm, void* registration);
 int32_t comm_all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
 int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
                             double divisor);

@@ -90,14 +90,14 @@ PluginTable make_table() {
   table.nccl_close = nccl_close;
   table.nccl_version = nccl_version;
   table.nccl_unique_id = nccl_unique_id;
+  table.nccl_allocate = nccl_allocate;
+  table.nccl_release = nccl_release;
   table.comm_create = comm_create;
-  table.comm_split = comm_split;
   table.comm_state = comm_state;
   table.comm_abort = comm_abort;
   table.comm_destroy = comm_destroy;
-  table.comm_allocate = comm_allocate;
   table.comm_register = comm_register;
-  table.comm_release = comm_release;
+  table.comm_deregister = comm_deregister;
   table.comm_all_reduce = comm_all_reduce;
   table.comm_reduce_scatter = comm_reduce_scatter;
   table.comm_all_gather = comm_all_gather;
