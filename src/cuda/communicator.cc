@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "control/agreement.h"
+#include "control/net/frame.h"
 
 namespace megadp::cuda {
 namespace {
@@ -16,6 +17,26 @@ constexpr size_t kIdBytes = 128;
 
 Status lost_while(std::string_view what, const Status& why) {
   return why.with_context(std::string(what));
+}
+
+// What the first rank tells the others: its id for NCCL, or why it has none.
+std::string write_id(const uint8_t* id, const Status& made) {
+  FrameWriter writer;
+  writer.bytes(made.ok() ? std::string_view(reinterpret_cast<const char*>(id), kIdBytes) : std::string_view());
+  if (!made.ok()) writer.status(made);
+  return writer.take();
+}
+
+Status read_id(const std::string& told, int first, uint8_t* id) {
+  FrameReader reader(told);
+  const std::string_view bytes = reader.bytes();
+  if (bytes.size() == kIdBytes) {
+    std::memcpy(id, bytes.data(), kIdBytes);
+    return {};
+  }
+  const Status why = reader.status();
+  if (!reader.finished()) return internal_error("rank ", first, " sent an id for NCCL that cannot be read");
+  return why.with_context(text("rank ", first));
 }
 
 // What is going on is mostly known better elsewhere: by the rank that it happened to, or by the watch, which knows who has not come. Their
@@ -75,15 +96,10 @@ Status Communicator::create() {
   uint8_t id[kIdBytes] = {};
   Status made;
   if (rank == 0) made = gpu_->check(plugin.nccl_unique_id(gpu_->nccl(), id), "making an id for NCCL");
-  // Rank 0's failure is everyone's: an empty message says so.
-  auto all = world.exchange(members_, "id of NCCL",
-                            rank == 0 && made.ok() ? std::string(reinterpret_cast<const char*>(id), kIdBytes) : std::string(), line_);
-  if (!all) return all.status();
+  auto told = world.broadcast(members_, "id of NCCL", write_id(id, made), line_);
+  if (!told) return told.status();
   if (!made) return made;
-  if (all->front().size() != kIdBytes) {
-    return {Code::backend, text("rank ", members_[0], " could not make an id for NCCL"), Blame{.rank = members_[0]}};
-  }
-  std::memcpy(id, all->front().data(), kIdBytes);
+  if (Status read = read_id(*told, members_[0], id); !read) return read;
   const int32_t result =
       plugin.comm_create(gpu_->nccl(), gpu_->device(), id, static_cast<int32_t>(rank), static_cast<int32_t>(members_.size()), &comm_);
   return settle(result, "creating a communicator of NCCL");

@@ -67,20 +67,40 @@ void at_first_use(KindRank& rank) {
   }
 }
 
-void not_on_rank_1(KindRank& rank) {
+// What failed there is what all ranks say, in whatever order they learn of it.
+void fails_on(int failing, const char* tried, KindRank& rank) {
   const DeviceFloats values({1, 2, 3});
   const mdp_tensor all = floats(values.data(), kShape, rank.rank);
-  if (rank.rank == 0) standin::failing_creation() = 1;
   ok(mdp_barrier(rank.comm.get()));
   (void)mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, nullptr, nullptr);
   const mdp_error_info info = failure_of(rank);
   const std::string said = info.text;
   require(info.status == MDP_E_BACKEND, "got ", mdp_status_name(info.status), ": ", said);
-  for (const char* word : {"all_reduce of 3 f32", "operation 1 of the group", "creating a communicator of NCCL", "stand-in failure"}) {
+  for (const char* word : {"all_reduce of 3 f32", "operation 1 of the group", tried, "stand-in failure"}) {
     require(said.find(word) != std::string::npos, "'", said, "' does not say ", word);
   }
-  require(rank.rank == 1 || said.find("rank 1") != std::string::npos, "'", said, "' does not name rank 1");
-  require(info.rank == 1, "rank ", info.rank, " is blamed");
+  require(rank.rank == failing || said.find("rank " + std::to_string(failing)) != std::string::npos, "'", said, "' does not name rank ",
+          failing);
+  require(info.rank == failing, "rank ", info.rank, " is blamed");
+}
+
+bool not_on_rank_1() {
+  standin::failing_creation() = 1;
+  const bool good = run_kind("not on rank 1", kOnDevice, 3, [](KindRank& rank) { fails_on(1, "creating a communicator of NCCL", rank); });
+  standin::wait_for_threads();
+  standin::failing_creation() = -1;
+  return good;
+}
+
+bool without_an_id() {
+  standin::failing_id() = true;
+  bool good = true;
+  for (int round = 0; round < 20; ++round) {
+    good = run_kind("without an id", kOnDevice, 3, [](KindRank& rank) { fails_on(0, "making an id for NCCL", rank); }) && good;
+  }
+  standin::wait_for_threads();
+  standin::failing_id() = false;
+  return good;
 }
 
 mdp_status open_alone(std::string* sentence) {
@@ -124,9 +144,8 @@ int main() {
   megadp::cuda::use_plugin(plugin());
   bool good = run_kind("at first use", kOnDevice, 2, at_first_use);
   standin::wait_for_threads();
-  good = run_kind("not on rank 1", kOnDevice, 3, not_on_rank_1) && good;
-  standin::failing_creation() = -1;
-  standin::wait_for_threads();
+  good = not_on_rank_1() && good;
+  good = without_an_id() && good;
   good = said_by_the_environment() && good;
   standin::wait_for_threads();
   return good ? 0 : 1;

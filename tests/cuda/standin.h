@@ -103,6 +103,8 @@ std::atomic<int>& collectives_at_once();
 // How many communicators NCCL has made, of all ranks; and the rank in its communicators that makes none, -1 for nobody.
 std::atomic<int>& communicators_made();
 std::atomic<int>& failing_creation();
+// NCCL has no id to give.
+std::atomic<bool>& failing_id();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 

@@ -111,6 +111,7 @@ int32_t nccl_open(const char*, Nccl** out, char*, size_t) {
 }
 
 int32_t nccl_unique_id(Nccl*, uint8_t out[128]) {
+  if (failing_id()) return kSystemFailure;
   static std::atomic<uint64_t> number{0};
   const uint64_t mine = ++number;
   std::memset(out, 0, 128);
@@ -381,6 +382,11 @@ std::atomic<int>& collectives_at_once() {
 std::atomic<int>& communicators_made() {
   static std::atomic<int> number{0};
   return number;
+}
+
+std::atomic<bool>& failing_id() {
+  static std::atomic<bool> fails{false};
+  return fails;
 }
 
 std::atomic<int>& failing_creation() {
