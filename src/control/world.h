@@ -85,6 +85,8 @@ class World {
                                                   uint64_t line = 0) = 0;
   // Everyone gets what the first member gives; what others give is dropped.
   virtual Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line = 0) = 0;
+  // Local: nothing comes on the line from this rank any more, nor is anything kept of it.
+  virtual void end_line(const std::vector<int>& /*members*/, uint64_t /*line*/) noexcept {}
   // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one node. Code::system
   // on all of them where one has none to give; on one alone where it cannot take what it gets.
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;

@@ -53,7 +53,9 @@ Communicator::Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members)
     : gpu_(std::move(gpu)), members_(std::move(members)), line_(gpu_->line_of(members_)) {}
 
 Communicator::~Communicator() {
-  if (comm_ != nullptr && gpu_->usable_here()) gpu_->plugin().comm_destroy(comm_);
+  if (!gpu_->usable_here()) return;
+  if (comm_ != nullptr) gpu_->plugin().comm_destroy(comm_);
+  gpu_->world().end_line(members_, line_);
 }
 
 // Until NCCL is no longer at work in the background.

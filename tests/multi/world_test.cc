@@ -19,6 +19,10 @@ constexpr size_t kLarge = 24 * 1024 * 1024;
 namespace megadp::test {
 namespace {
 
+size_t bytes_in_use() {
+  return mallinfo2().uordblks;
+}
+
 void one_rank_needs_nothing() {
   const int descriptors = count_entries("/proc/self/fd");
   const int threads = count_threads();
@@ -132,6 +136,25 @@ void lines_do_not_wait_for_each_other() {
         if (rank == 0) fails(world->exchange({0, 1}, "never", "", 1).status(), Code::peer, {"rank 1 has left", "never"});
       },
       kSecond);
+}
+
+void lines_leave_nothing_over() {
+  in_world(2, [](int rank, const WorldPtr& world) {
+    const auto lines = [&](uint64_t begin, uint64_t end) {
+      for (uint64_t line = begin; line < end; ++line) {
+        if (!check(world->exchange({0, 1}, "test", "", line).ok(), "exchange")) return;
+        if (!check(world->compare({0, 1}, "test", "", line).ok(), "compare")) return;
+        if (!check(world->broadcast({0, 1}, "test", "", line).ok(), "broadcast")) return;
+        world->end_line({0, 1}, line);
+      }
+      check(world->exchange({0, 1}, "test", "").ok(), "the first line goes on");
+    };
+    lines(1, 100);
+    const size_t bytes = bytes_in_use();
+    lines(100, 2100);
+    if (kCountsMemory && rank == 0) check(bytes_in_use() < bytes + 64'000, text(bytes_in_use() - bytes, " bytes are left of 2,000 lines"));
+    check(world->exchange({0, 1}, "test", "").ok(), "until it has been counted");
+  });
 }
 
 void messages_may_be_large() {
@@ -293,10 +316,6 @@ void a_forked_child_leaves_no_trace() {
   });
 }
 
-size_t bytes_in_use() {
-  return mallinfo2().uordblks;
-}
-
 void nothing_is_left_over() {
   const auto cycles = [](int count) {
     const std::string job = fresh_job();  // one name: every rendezvous must be able to follow the one before
@@ -329,6 +348,7 @@ void collective_cases() {
   messages_reach_every_member();
   ranks_learn_whether_all_gave_the_same();
   lines_do_not_wait_for_each_other();
+  lines_leave_nothing_over();
   messages_may_be_large();
   descriptors_reach_every_member();
   a_missing_member_is_named();

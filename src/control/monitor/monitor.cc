@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <new>
 
 #include "base/text.h"
 #include "base/thread.h"
@@ -250,6 +251,16 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
                 text(list_ranks(members), " could not exchange messages within ", seconds(timeout_ns_), "; ", describe_locked(relay_rank),
                      ", and it was the one to carry them"),
                 Blame{relay_rank});
+}
+
+void Monitor::end_line(const std::vector<int>& members, uint64_t line) noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  try {
+    for (const OperationKind kind : {OperationKind::exchange, OperationKind::compare, OperationKind::broadcast}) {
+      sequences_.erase({kind, line, members});
+    }
+  } catch (const std::bad_alloc&) {  // then it stays
+  }
 }
 
 bool Monitor::everything_sent() const {

@@ -75,6 +75,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   // Gives `part` and returns what all members are answered. `line`: see World::exchange.
   Result<std::shared_ptr<const Relay::Answer>> operate(OperationKind kind, const std::vector<int>& members, Contribution part,
                                                        uint64_t line = 0);
+  void end_line(const std::vector<int>& members, uint64_t line) noexcept;  // see World
 
   // Says goodbye and lets the thread end. Waits a moment at most, for the goodbye to be on its way.
   void leave();
