@@ -2,48 +2,41 @@
  *
  * megadp: data-parallel training for every language. The only public header; C99 to C++20.
  *
- * Conventions, said once
- *   status    Every call that can fail returns mdp_status: < 0 failed, 0 done, > 0 not yet. The sentence that explains a failure is read
- *             by mdp_last_error() on the same thread, before that thread's next megadp call; in programs whose tasks change threads
- *             (goroutines, virtual threads), fetch status and text within one native call. A failure that ranks cannot recover from
- *             (PEER, TIMEOUT, ABORTED, DESYNC in a collective, BACKEND) is kept in the communicator, mdp_comm_error_info(): from then on
- *             it is "lost" and every call that communicates or moves the step on fails with it. Calls that only look at local memory
- *             (views, owned ranges, coordinates, counters) go on working, so that what is left can be saved.
- *             docs/errors.md lists causes and remedies.
- *   structs   `struct_size` comes first and is sizeof the struct as the caller compiled it, in and out: the library reads and writes
- *             the smaller of the caller's size and its own. Structs have no holes and grow at the end only. In an array of structs
- *             the first element's struct_size is the stride, and every element carries the same. A larger struct than the library's
- *             is taken if the fields it does not know are zero, and refused as MDP_E_UNSUPPORTED otherwise. Reserved fields are 0.
- *   zero      is the default of every field. Where a caller may mean zero itself, zero is the default too, or a flag says "literally".
- *   enums     are fixed-width integers with written values; values are only ever appended. An unknown value or flag is refused.
- *   handles   are owned by the caller and reference-counted inside: a child keeps its parents alive, so they may be destroyed in any
- *             order. `out` is the last argument. Outputs are written on success only (`needed` also when a capacity is too small). A
- *             destroy or free accepts NULL, is local, never waits for another rank, may be called from any thread, and does nothing in
- *             a forked child. Any other call there with a handle of the parent's is MDP_E_STATE. Calls that take no handle work:
- *             plans, information, errors, and mdp_comm_create, except between nodes when the parent was so connected (MDP_E_STATE).
- *   local / collective   "Collective" calls must be made by every rank of the communicator, in the same order; they wait for the
- *             other ranks, at most for the communicator's timeout. All others are local and never wait for another rank.
- *   streams   On the host a stream is NULL: operands are ready when the call is made. `mdp_request **out` may be NULL: then the call
- *             returns when the work is done; otherwise it returns at once and the request reports the end. With CUDA a stream is a
- *             cudaStream_t of the rank's device, NULL its default stream: the call's work comes after what the caller has put there, and
- *             "returns when the work is done" becomes "returns when it is submitted; what the caller puts there later comes after it".
- *             Failures of such work are reported by a later call. Nothing waits for the device unless it is said.
- *   tensors   Shape and strides are counted in elements, strides may be negative. Data is aligned to its element size; it may be NULL in
- *             a tensor without elements. A tensor passed in is borrowed for the call only.
- *   order     What a communicator's ranks call on it they call in one order. Communicators, and the buffers registered on them, do not
- *             wait for one another: ranks may come to those in any order, and gradients may arrive in any order beside them.
- *   threads   One thread at a time per communicator, grid, buffer (with its optimizers); calls that make or split one of them, one at a
- *             time in a communicator's context (it, its splits, and all made from them). From any thread at any time: mdp_grad_put,
- *             mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, every destroy and
- *             free, and what says so. A communicator has a thread of its own once a collective was called on it, a buffer two. The log
- *             callback runs inside a call of the user's, never inside a destroy, a free, mdp_grad_*, or a call that only asks for an
- *             error or a rank.
- *   since     Every function and type is here since 0.1, unless it says otherwise. */
+ * Conventions, said once; docs/conventions.md says more of streams, threads and forked processes
+ *   status    < 0 failed, 0 done, > 0 not yet. mdp_last_error(), on the same thread, has the sentence. PEER, TIMEOUT, ABORTED, DESYNC in a
+ *             collective and BACKEND cannot be recovered from: the communicator is then lost, and every call that communicates or moves a
+ *             step on fails with it. What only looks at local memory goes on working, so that it can be saved. docs/errors.md lists
+ *             causes and remedies.
+ *   errors    Every call that takes a handle can fail with INVALID (an argument), STATE (in a forked child) and, if it communicates or
+ *             moves a step on, with the failure of a lost communicator. Below, only what is special is listed.
+ *   structs   `struct_size` is sizeof the struct as the caller compiled it, in and out; in an array the first one is the stride. Structs
+ *             grow at the end only. Reserved fields are 0.
+ *   zero      is the default of every field. If zero is also a value that a caller may mean, a SET flag says that it is meant.
+ *   enums     have fixed widths and written values. An unknown value or flag is refused.
+ *   handles   belong to the caller. A child keeps its parents alive, so they may be destroyed in any order. Outputs are written on success
+ *             only. A destroy or free accepts NULL, is local, never waits for another rank, and does nothing in a forked child.
+ *   local, collective   A collective call is made by every rank of the communicator, in the same order, and waits for them at most for
+ *             the communicator's timeout. All others are local and never wait for another rank.
+ *   requests  If `mdp_request** out` is NULL, a call returns when its work is done. Otherwise it returns at once, and the request reports
+ *             the end.
+ *   streams   NULL on the host. With CUDA a cudaStream_t of the rank's device: a call's work comes after what the caller has put there, and
+ *             "when its work is done" means submitted, with the caller's later work on that stream ordered after it.
+ *   tensors   Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the data
+ *             of an input is only read.
+ *   threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put, mdp_grad_ready,
+ *             mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees.
+ *   since     0.1, for every function and type that does not say otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
 
 #include <stddef.h>
 #include <stdint.h>
+
+/* Of this header; mdp_version() tells the loaded library's. */
+#define MDP_VERSION_MAJOR 0
+#define MDP_VERSION_MINOR 1
+#define MDP_VERSION_PATCH 0
+#define MDP_VERSION (MDP_VERSION_MAJOR << 16 | MDP_VERSION_MINOR << 8 | MDP_VERSION_PATCH)
 
 #if defined(SWIG) || !defined(__GNUC__)
 #define MDP_API
@@ -115,11 +108,9 @@ enum {
 
 enum {                     /* mdp_comm_config.flags */
   MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
-  MDP_COMM_EXACT_SUMS = 2, /* on CUDA: sums in the order and precision of the host, so the same bits on every run and machine; slower,
-                              with 32 MiB of scratch a group. Without it NCCL chooses the order                          */
-  MDP_COMM_SOCKETS = 4     /* data of the host between nodes over sockets on which both sides prove that they know the job's secret, and not
-                              over UCX, whose port anybody who reaches it can use to abort the rank. The same on all ranks. Whoever
-                              starts the ranks chooses it by MEGADP_TRANSPORT=sockets; MEGADP_TRANSPORT=ucx beside the flag is INVALID */
+  MDP_COMM_EXACT_SUMS = 2, /* on CUDA: the host's order and precision of sums; slower, 32 MiB of scratch a group. Without it NCCL chooses */
+  MDP_COMM_SOCKETS = 4     /* between nodes authenticated sockets, not UCX, whose open port a stranger can use to abort the rank. The same
+                              on all ranks. MEGADP_TRANSPORT=sockets does the same                                          */
 };
 
 enum { /* axes of a grid, to be combined by | ; on the dense grid unless MDP_AXIS_EXPERT_GRID is given */
@@ -169,19 +160,22 @@ enum {                     /* mdp_param.flags */
 };
 enum {                                   /* mdp_buffer_config.flags */
   MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
-  MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 4, /* pad bucket ends to a multiple of 65536 elements as well                      */
-  MDP_BUFFER_REFERENCE_BUCKETS = 8,      /* bucket_elements as Megatron-LM has it: max(40,000,000, 1,000,000 x dp x cp)  */
-  MDP_BUFFER_IGNORE_MEMORY = 16          /* take memory also where the system says that there is too little. Of any rank */
+  MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 2, /* pad bucket ends to a multiple of 65536 elements as well                      */
+  MDP_BUFFER_REFERENCE_BUCKETS = 4,      /* bucket_elements as Megatron-LM has it: max(40,000,000, 1,000,000 x dp x cp)  */
+  MDP_BUFFER_IGNORE_MEMORY = 8           /* take memory also where the system says that there is too little. Of any rank */
 };
 enum {              /* mdp_grad_put */
   MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
   MDP_GRAD_MORE = 2 /* more of the same use is coming: do not count it as ready yet                                 */
 };
-enum {                 /* mdp_group.flags */
-  MDP_GROUP_SET_LR = 1 /* lr is meant literally, also 0 */
+enum {                                 /* mdp_param_group.flags */
+  MDP_PARAM_GROUP_SET_LR = 1,          /* lr is meant literally, also 0 */
+  MDP_PARAM_GROUP_SET_WEIGHT_DECAY = 2 /* weight_decay likewise */
 };
-enum {                        /* mdp_optimizer_config.flags */
-  MDP_OPTIMIZER_SET_BETAS = 1 /* beta1 and beta2 are meant literally, also 0 */
+enum {                         /* mdp_optimizer_config.flags */
+  MDP_OPTIMIZER_SET_LR = 1,    /* lr is meant literally, also 0 */
+  MDP_OPTIMIZER_SET_BETA1 = 2, /* beta1 likewise */
+  MDP_OPTIMIZER_SET_BETA2 = 4  /* beta2 likewise */
 };
 enum {                /* mdp_step_config.flags */
   MDP_STEP_SET_LR = 1 /* lr is meant literally, also 0 */
@@ -217,19 +211,16 @@ typedef struct { /* details of a failure; -1: not known or not about one */
   char text[1024];    /* UTF-8, NUL-terminated; cut between characters where it is too long   */
 } mdp_error_info;
 
-/* The functions of an mdp_bootstrap. start begins to gather: `mine` has `bytes` bytes, the same number on all ranks (a few KiB at most);
- * those of rank r are to be at byte r * bytes of `all`, on every rank. Both are the library's, and there until free returns; after that
- * nothing may be read or written there. *request, NULL before, is the caller's own to set. 0: begun; anything else: failed, nothing to
- * free. test: 0: in progress, 1: done, anything else: failed. It is called again and again, and must not block, or the timeout does not
- * hold. free is called exactly once for each start that returned 0, done or not: where it was not done, the gathering is to be given up. */
+/* The functions of an mdp_bootstrap. start begins to gather `bytes` bytes (a few KiB) of each rank: those of rank r go to byte r * bytes of
+ * `all`, on every rank. `mine` and `all` are the library's, until free returns. *request is the caller's own. 0: begun. test: 0: in
+ * progress, 1: done; it must not block. Anything else: failed. free is called once for each start that returned 0, also to give up. */
 typedef int32_t (*mdp_allgather_start_fn)(void* context, const void* mine, size_t bytes, void* all, void** request);
 typedef int32_t (*mdp_allgather_test_fn)(void* context, void* request);
 typedef void (*mdp_allgather_free_fn)(void* context, void* request);
 
-/* A way to gather bytes over all ranks that the caller has already (MPI_Iallgather, MPI_Test; a key-value store; a pipe to a parent), in
- * the place of a launcher, an id, an address and a port. Called inside mdp_comm_create alone, on its thread, at most twice, and not at all
- * for one rank; must not call megadp on this thread, throw or jump out. What it carries holds a secret: whoever reads it may join. Borrowed
- * for that call. */
+/* A way to gather bytes over all ranks that the caller has already (MPI_Iallgather and MPI_Test, a key-value store, a pipe), in the place
+ * of a launcher or id. Called inside mdp_comm_create alone, on its thread, at most twice; must not call megadp, throw or jump out. What it
+ * carries holds a secret: whoever reads it may join. Borrowed for that call. */
 typedef struct {
   uint32_t struct_size;
   uint32_t reserved; /* 0 */
@@ -242,21 +233,20 @@ typedef struct {
 typedef struct {
   uint32_t struct_size;
   mdp_backend backend;
-  int32_t rank;         /* with an id or a bootstrap: this rank; from the environment: leave 0                           */
-  int32_t nranks;       /* with an id or a bootstrap: how many ranks, at least 1; from the environment: 0, or what the launcher must say */
-  int32_t device;       /* with CUDA: which of the devices this process sees; 0: this rank's number on its node, modulo their
-                           number, unless MDP_COMM_SET_DEVICE; with the host backend 0                                    */
-  int32_t host_threads; /* reserved: 0                                                                                   */
-  uint64_t timeout_ns;  /* how long any collective waits for another rank; 0: five minutes                               */
-  uint64_t flags;       /* MDP_COMM_*                                                                                    */
-  const mdp_bootstrap* bootstrap; /* how the ranks meet; NULL: by the id, or what the launcher says. Without an id                 */
+  int32_t rank;   /* with an id or a bootstrap: this rank; from the environment: 0                                 */
+  int32_t size;   /* with an id or a bootstrap: how many ranks; from the environment: 0, or what the launcher must say */
+  int32_t device; /* with CUDA: which of the devices this process sees; 0: by this rank's number on its node       */
+  int32_t reserved;
+  uint64_t timeout_ns;            /* how long any collective waits for another rank; 0: five minutes                               */
+  uint64_t flags;                 /* MDP_COMM_*                                                                                    */
+  const mdp_bootstrap* bootstrap; /* NULL: the ranks meet by the id, or by what the launcher says */
 } mdp_comm_config;
 
 typedef struct {
   uint32_t struct_size;
   int32_t tp, cp, ep, pp; /* tensor, context, expert, pipeline parallel sizes; 0: 1. dp is what is left                    */
   int32_t expert_tp;      /* tensor parallel size of experts; 0: tp                                                      */
-  int32_t instances;      /* optimizer instances; 0 or 1 (more are planned)                                              */
+  int32_t instances;      /* optimizer instances; 0 or 1                                                                 */
   int32_t reserved;
   const char* order; /* axes from fastest to slowest varying rank; NULL: "tp-cp-ep-dp-pp"                            */
   uint64_t flags;    /* 0                                                                                           */
@@ -285,7 +275,7 @@ typedef struct {
   mdp_placement placement;
   int32_t shard_dim;    /* with PLACEMENT_SHARDED: dimension cut over the tensor-parallel ranks                      */
   int32_t shard_stride; /* with PLACEMENT_SHARDED: how many pieces per rank; 0: 1                                    */
-  int32_t group;        /* index of a parameter group of the optimizer                                               */
+  int32_t param_group;  /* index of a parameter group of the optimizer                                               */
   int32_t reserved;
   uint64_t flags; /* MDP_PARAM_*                                                                                     */
 } mdp_param;
@@ -297,8 +287,7 @@ typedef struct {
   mdp_missing missing;
   uint64_t bucket_elements; /* a bucket closes once it is at least this long; UINT64_MAX: one bucket an arena; 0: a tenth of the
                                arena, at least 8192, at most the reference's                                                 */
-  uint64_t bucket_count;    /* instead of bucket_elements: all elements of this rank / this; not where ranks that share dense
-                               parameters have different experts, whose buckets would differ (DESYNC)                        */
+  uint64_t bucket_count;    /* instead of bucket_elements: as many buckets; not if ranks have different experts (DESYNC)       */
   uint64_t flags;           /* MDP_BUFFER_*                                                                                  */
 } mdp_buffer_config;
 
@@ -310,13 +299,11 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t grad_shard_bytes;   /* reduced gradients kept apart: 0, they are reduced in place           */
   uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters                       */
   uint64_t state_bytes;        /* both moments of the owned pieces in fp32                             */
-  uint64_t scratch_bytes;      /* scalars, step counts, what ranks tell each other at mdp_grad_sync, and 1 MiB + 4 KiB of memory shared
-                                  by the ranks of a node for every group of ranks that registering makes (2 to 5)      */
+  uint64_t scratch_bytes;      /* scalars, step counts, agreement at mdp_grad_sync, and 1 MiB + 4 KiB for each of 2 to 5 groups of ranks */
   uint64_t padding_elements;   /* alignment gaps and bucket padding, over all arenas                   */
   uint64_t buckets;            /* over all arenas                                                      */
   uint64_t owned_elements;     /* of parameters, without padding                                       */
-  uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, on the device, besides: an estimate of what NCCL takes for the communicators of
-                                  training, 147 MiB each                                             */
+  uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, besides: an estimate for NCCL's communicators, 147 MiB each */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -329,24 +316,24 @@ typedef struct { /* one owned piece of one parameter */
   int64_t param_begin; /* element of the flattened parameter at `begin`                                        */
 } mdp_range;
 
-typedef struct { /* one parameter group */
+typedef struct { /* of the optimizer, not a group of ranks */
   uint32_t struct_size;
   uint32_t reserved;
-  double lr;           /* 0: the optimizer's, unless MDP_GROUP_SET_LR */
-  double weight_decay; /* taken literally                             */
+  double lr;           /* 0: the optimizer's, unless MDP_PARAM_GROUP_SET_LR           */
+  double weight_decay; /* 0: the optimizer's, unless MDP_PARAM_GROUP_SET_WEIGHT_DECAY */
   uint64_t flags;
-} mdp_group;
+} mdp_param_group;
 
 typedef struct {
   uint32_t struct_size;
   mdp_rule rule;
-  double lr;               /* 0: 1e-3                                                                          */
-  double beta1, beta2;     /* 0: 0.9, 0.999, unless MDP_OPTIMIZER_SET_BETAS                                    */
-  double eps;              /* 0: 1e-8; otherwise 1e-37 to 1e37                                                 */
-  double weight_decay;     /* when there are no groups; with groups 0, each has its own                           */
-  double max_grad_norm;    /* gradients are scaled down to this global norm; 0: off                            */
-  const mdp_group* groups; /* NULL: one group, with the values above; copied                                  */
-  uint64_t ngroups;
+  double lr;           /* 0: 1e-3, unless MDP_OPTIMIZER_SET_LR                                             */
+  double beta1, beta2; /* 0: 0.9, 0.999, unless MDP_OPTIMIZER_SET_BETA1, _BETA2                            */
+  double eps;          /* 0: 1e-8; otherwise 1e-37 to 1e37                                                 */
+  double weight_decay;
+  double max_grad_norm;                /* gradients are scaled down to this global norm; 0: off                            */
+  const mdp_param_group* param_groups; /* NULL: one group, with the values above; copied                       */
+  uint64_t param_group_count;
   uint64_t flags;
 } mdp_optimizer_config;
 
@@ -354,8 +341,7 @@ typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
   double lr;         /* replaces the optimizer's from this step on; 0: unchanged, unless MDP_STEP_SET_LR           */
-  double loss_scale; /* gradients are divided by it, 1e-37 to 1e37; 0: 1. When given, a non-finite gradient on any rank
-                        makes all ranks skip the step                                                              */
+  double loss_scale; /* gradients are divided by it, 1e-37 to 1e37; 0: 1, and a non-finite gradient is an error      */
   mdp_stream stream;
   uint64_t flags;
 } mdp_step_config;
@@ -363,8 +349,7 @@ typedef struct {
 typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
-  double grad_norm;   /* L2 norm of the whole reduced gradient, over all ranks, divided by loss_scale, before clipping;
-                         summed in float64                                                                       */
+  double grad_norm;   /* L2 norm of the whole reduced gradient / loss_scale, before clipping; summed in float64    */
   double clip_factor; /* 1: not clipped                                                                          */
   double loss_scale;
   uint64_t step;  /* steps taken so far, skipped ones not counted                                            */
@@ -383,8 +368,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t host_syncs;           /* how often a call on this context made its thread wait for the device; 0 on the host */
 } mdp_stats_report;
 
-typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened. Buckets that go at once
-                  * (MDP_BUFFER_NO_OVERLAP) have the begin and the end of all of them. */
+typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
   uint32_t struct_size;
   mdp_bucket_state state;
   uint64_t ready_ns;        /* its last gradient arrived                                                     */
@@ -395,104 +379,95 @@ typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanose
   uint64_t sync_ns; /* mdp_grad_sync was called: the end of backward                                 */
 } mdp_bucket_report;
 
-/* level: 0 error, 1 warning, 2 info, 3 debug. `text` is NUL-terminated and borrowed for the call. */
-typedef void (*mdp_log_fn)(void* user, int32_t level, const char* text, size_t length);
+typedef int32_t mdp_log_level;
+enum {
+  MDP_LOG_ERROR = 0,
+  MDP_LOG_WARNING = 1,
+  MDP_LOG_INFO = 2,
+  MDP_LOG_DEBUG = 3
+};
 
-/* ── Library ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
+/* `text` is NUL-terminated and borrowed for the call. */
+typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
 
-/* major << 16 | minor << 8 | patch of the loaded library. Cannot fail; any thread. */
+/* ── Library. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */
+
+/* MDP_VERSION of the loaded library. */
 MDP_API uint32_t mdp_version(void);
 
-/* "MDP_E_PEER" and so on; "unknown status" for other numbers. Static text, never NULL; any thread. */
+/* "MDP_E_PEER" and so on; "unknown status" for other numbers. Static text. */
 MDP_API const char* mdp_status_name(mdp_status status);
 
-/* The sentence of this thread's last failed call, "" when none has failed yet; calls that succeed or are pending leave it as it is.
- * UTF-8, at most 4095 bytes; valid until this thread's next megadp call. Any thread. */
+/* The sentence of this thread's last failed call, "" if none has failed. UTF-8, at most 4095 bytes; valid until this thread's next megadp
+ * call. Programs whose tasks change threads read it within the native call that got the status. */
 MDP_API const char* mdp_last_error(void);
 
-/* The same failure with its code and what it is about; `text` is cut to 1023 bytes, between characters. status is MDP_OK when no call
- * of this thread has failed yet. Any thread.
- * Errors: INVALID. */
+/* The same failure, with its code and what it is about. status is MDP_OK if no call of this thread has failed. */
 MDP_API mdp_status mdp_last_error_info(mdp_error_info* out);
 
-/* What this library is and what it sees, as one line of JSON: version, abi, build, backends and transport (with the reason where one is
- * not available), machine (cores, affinity, memory) and launch (launcher variables, and what mdp_comm_create would make of them).
- * Fields may be added in any release.
- * The protocol of all calls that answer with text: *needed becomes its size with the terminating NUL, even where the call then fails
- * because capacity is too small; nothing is written to json in that case. json NULL with capacity 0 asks for the size. needed may be
- * NULL where json is not. Any thread.
- * Errors: INVALID. */
+/* What this library is and what it sees, as one line of JSON: version, build, backends, transport, machine, and launch (what
+ * mdp_comm_create would make of the environment). Fields may be added in any release.
+ * All calls that answer with text: *needed becomes its size with the terminating NUL, also if capacity is too small (INVALID; nothing is
+ * written). json NULL with capacity 0 asks for the size. needed may be NULL if json is not. */
 MDP_API mdp_status mdp_info(char* json, size_t capacity, size_t* needed);
 
-/* Sets the callback that log messages go to; NULL: errors and warnings go to stderr (the default), the rest is dropped. Messages are
- * queued where they arise and handed over at the end of the next ordinary call of any thread, by that thread, one at a time. When this
- * returns, the callback set before is not running and will not be called again (a callback may replace itself, that excepted). The
- * callback may call megadp; it must not throw or jump out. Any thread. */
+/* Sets the callback for log messages; NULL (the default): errors and warnings go to stderr, the rest is dropped. Messages are handed over
+ * one at a time, at the end of an ordinary call of any thread. When this returns, the callback before is not running and will not be called
+ * again. The callback may call megadp; it must not throw or jump out. */
 MDP_API mdp_status mdp_log_set(mdp_log_fn fn, void* user);
 
 /* ── Communicator ────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* A fresh name and secret under which ranks find each other, for one mdp_comm_create on each rank. Made by one rank (any) and carried
- * to the others by the caller (MPI, a file, a socket), kept from strangers: who has it may join. Between nodes, rank 0's address is
- * taken from the environment variable MEGADP_ROOT (host:port) where the id is made. Local, any thread.
- * Errors: INVALID (MEGADP_ROOT makes no sense), SYSTEM. */
+/* A fresh name and secret under which ranks find each other, for one mdp_comm_create on each rank. One rank makes it; the caller carries it
+ * to the others and keeps it from strangers. Between nodes, MEGADP_ROOT (host:port) in the environment here is rank 0's address. Local, any
+ * thread. Errors: INVALID (MEGADP_ROOT), SYSTEM. */
 MDP_API mdp_status mdp_unique_id_create(mdp_unique_id* out);
 
-/* Joins the ranks of one job into a communicator, the world. id NULL: rank, number of ranks and where to meet come from the launcher's
- * environment (megadp run, torchrun, SLURM, Open MPI, MPICH); a single rank where no launcher is recognised. With an id, or with
- * config.bootstrap: from config. A bootstrap needs no address: between nodes, rank 0 listens at its first network interface, or where
- * MEGADP_ROOT says on rank 0, and tells the others.
- * config NULL: all defaults. Ranks may be processes or threads of one process, each with a communicator of its own. Several worlds may
- * exist side by side. Starts threads, which block all signals.
- * Collective over the ranks of the job; blocking, at most for the timeout. To be destroyed by mdp_comm_destroy.
- * Errors: INVALID (config; an environment that is partial, contradictory or unknown), UNSUPPORTED (backend), TIMEOUT (names the ranks
- * that did not come), PEER, DESYNC (also: the bootstrap gave ranks different bytes), BACKEND (it failed), CORRUPT (it changed bytes): what
- * a rank hears of another's bootstrap it returns too; STATE (ranks on several nodes that use UCX, in a process forked from one that had
- * such a communicator: UCX does not work there), SYSTEM, MEMORY. */
+/* Joins the ranks of one job into a communicator, the world. With an id, or config.bootstrap, config says which rank this is. With neither,
+ * the launcher's environment does (megadp run, torchrun, SLURM, Open MPI, MPICH); without a launcher the rank is alone. With a bootstrap
+ * rank 0 listens at its first network interface, or at MEGADP_ROOT.
+ * config NULL: all defaults. Ranks are processes, or threads with a communicator each. Starts threads, which block all signals.
+ * Collective over the job; blocking, at most for the timeout.
+ * Errors: INVALID (config, environment), UNSUPPORTED (backend), TIMEOUT (names who did not come), PEER, DESYNC, BACKEND or CORRUPT (what
+ * the bootstrap did, on any rank), STATE (UCX in a process forked from one that used it), SYSTEM, MEMORY. */
 MDP_API mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* id, mdp_comm** out);
 
-/* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL where
- * color < 0. The parts share the context of comm, and so its failure. As MPI_Comm_split.
- * Collective over comm; blocking. Each part to be destroyed by mdp_comm_destroy.
- * Errors: INVALID, STATE (forked child), those of a lost communicator. */
+/* Cuts a communicator: ranks that give the same color (>= 0) form a new one, ordered by key, then by rank in comm. *out is NULL if color
+ * < 0. The parts share the context of comm, and so its failure. Collective; blocking. */
 MDP_API mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out);
 
-/* This process's (or thread's) rank, 0 to size - 1, and the number of ranks. -1 where comm is not a live communicator of this process;
- * mdp_last_error then says why. Local, any thread. */
+/* This rank, 0 to size - 1; the number of ranks; and the rank in the world of rank `rank` of comm, which is the number in every error. -1
+ * if an argument is wrong; mdp_last_error then says why. Local, any thread. */
 MDP_API int32_t mdp_comm_rank(const mdp_comm* comm);
 MDP_API int32_t mdp_comm_size(const mdp_comm* comm);
+MDP_API int32_t mdp_comm_world_rank(const mdp_comm* comm, int32_t rank);
 
-/* The failure that made this communicator's context unusable: the first one, on whatever call or rank it was noticed. status is MDP_OK
- * while there is none. It never goes away; such a context can only be destroyed. Local, any thread.
- * Errors: INVALID, STATE (forked child). */
+/* The first failure that made this communicator's context unusable, whatever call or rank noticed it. status is MDP_OK while there is none.
+ * It never goes away; such a context can only be destroyed. Local, any thread. */
 MDP_API mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out);
 
-/* A file descriptor for poll, epoll or an event loop: readable while a request of this context has finished that no mdp_request_test or
- * mdp_request_wait has seen finished. When it is readable, test the pending requests. Only requests made after the first call of this
- * count. The library owns it, drains it and closes it with the last handle of the context: never read or close it. Local.
- * Errors: INVALID, STATE (forked child), SYSTEM. */
+/* A file descriptor for poll or an event loop: readable while a request of this context has finished that nobody has seen finished. Only
+ * requests made after the first call of this count. The library owns and drains it: never read or close it. Local. Errors: SYSTEM. */
 MDP_API mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out);
 
-/* Makes the context unusable on all ranks: pending and later calls end with MDP_E_ABORTED, naming this rank. For a rank that cannot go on
- * (an exception in the training loop) and would leave the others waiting. Does nothing after an earlier failure. Any thread, also while
- * another one is inside a call; does not block.
- * Errors: INVALID, STATE (forked child). */
+/* Makes the context unusable on all ranks: pending and later calls end with ABORTED, naming this rank. For a rank that cannot go on and
+ * would leave the others waiting. Does nothing after an earlier failure. Any thread, also while another is inside a call; does not block.
+ */
 MDP_API mdp_status mdp_comm_abort(mdp_comm* comm);
 
-/* Drops this handle; the context ends with its last handle, and the other ranks are told that this rank has left. */
+/* Drops this handle. The context ends with its last handle; the other ranks are told that this rank has left. */
 MDP_API void mdp_comm_destroy(mdp_comm* comm);
 
-/* Collectives on the caller's arrays, n = number of ranks. All of them: dense and row-major, in the memory of the host or, with CUDA,
- * of the rank's device (alike on all ranks; arrays of the host go over the host's group of the same ranks), dtypes of `from` and `to`
- * equal, counts and dtypes equal on all ranks; shapes do not matter otherwise, and may be empty everywhere. `from` and `to` may be apart or
- * "in place" as said; the arrays (not the structs) stay alive and untouched until the call returns or its request has finished.
- * On the host, and with MDP_COMM_EXACT_SUMS, n ranks are summed as a balanced binary tree: the sum of the first p plus the sum of the
- * other n - p, each taken likewise, where p is the largest power of two below n. Sums are accumulated in fp32 (f64 in f64; i64 wraps
- * around, u8 stops at 255), averages divided once, then rounded once: the result depends neither on timing nor on where the ranks are. AVG
- * is not for i64 and u8; MAX and MIN of a NaN are a NaN.
- * Collective over comm; blocking when out is NULL.
- * Errors: INVALID, UNSUPPORTED (memory of another kind), STATE (forked child), DESYNC (a rank called something else), PEER, TIMEOUT,
- * ABORTED; after the last four the context is unusable. */
+/* ── Collectives on the caller's arrays ──────────────────────────────────────────────────────────────────────────────────────────
+ *
+ * n is the number of ranks. Arrays are dense and row-major, in the memory of the host or, with CUDA, of the rank's device (the same kind on
+ * all ranks). dtypes of `from` and `to` are equal; counts and dtypes are equal on all ranks; shapes do not matter otherwise. `from` and
+ * `to` are apart, or "in place" as said. The arrays, not the structs, stay alive and untouched until the work is done. On the host, and
+ * with MDP_COMM_EXACT_SUMS, n ranks are summed as a balanced binary tree: the sum of the first p plus the sum of the other n - p, each
+ * taken likewise; p is the largest power of two below n. Sums are taken in f32 (f64 in f64; i64 wraps around, u8 stops at 255), divided
+ * once, rounded once: the result depends neither on timing nor on where ranks are. AVG is not for i64 and u8. MAX and MIN of a NaN are a
+ * NaN. Collective over comm. Errors: INVALID, UNSUPPORTED (memory of another kind), DESYNC (a rank called something else), PEER, TIMEOUT,
+ * ABORTED; after the last four the context is lost. */
 
 /* to = op over ranks of from. In place: the same data. */
 MDP_API mdp_status mdp_all_reduce(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_op op, mdp_stream stream,
@@ -506,102 +481,88 @@ MDP_API mdp_status mdp_all_gather(mdp_comm* comm, const mdp_tensor* from, const 
 MDP_API mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, mdp_stream stream, mdp_request** out);
 /* tensor = rank root's, on all ranks. */
 MDP_API mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root, mdp_stream stream, mdp_request** out);
-/* Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished. */
-MDP_API mdp_status mdp_barrier(mdp_comm* comm);
+/* Over when all ranks have called it, and what this rank put on the communicator before has finished. */
+MDP_API mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out);
 
 /* ── Grid ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* Cuts a communicator into tensor, context, expert, data and pipeline parallel groups. Rank = sum of index * stride, the axes from left
- * to right in config.order varying from fastest to slowest. Two grids share the ranks: dense (dp = size / (tp cp pp)) and expert
- * (dp = size / (expert_tp ep pp)). config NULL: data parallelism only. Groups get their communicators when first needed.
- * Collective over world, with equal configurations; blocking. To be destroyed by mdp_grid_destroy.
- * Errors: INVALID (sizes that do not divide, order), DESYNC (configurations differ), STATE, those of a lost communicator. */
+/* Cuts a communicator into tensor, context, expert, data and pipeline parallel groups. Rank = sum of index * stride; the axes from left to
+ * right in config.order vary from fastest to slowest. Two grids share the ranks: dense (dp = size / (tp cp pp)) and expert (dp = size /
+ * (expert_tp ep pp)). config NULL: data parallelism only. Groups get their communicators when first needed.
+ * Collective over world, with equal configurations; blocking. Errors: INVALID (sizes that do not divide, order), DESYNC. */
 MDP_API mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* config, mdp_grid** out);
 
-/* This rank's index in the group that the axes (MDP_AXIS_*) span together, and the group's size. Both are written. Local.
- * Errors: INVALID (no axis, unknown bits, EP on the dense grid, CP on the expert grid), STATE (forked child). */
+/* This rank's index in the group that the axes (MDP_AXIS_*) span together, and the group's size. Local. Errors: INVALID (no axis, EP on the
+ * dense grid, CP on the expert grid). */
 MDP_API mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index, int32_t* size);
 
-/* The communicator of that group; the ranks are in the order of config.order. Asking again gives another handle of the same one.
- * Collective over the whole world the first time; blocking. To be destroyed by mdp_comm_destroy.
- * Errors: as mdp_grid_coords, and those of a lost communicator. */
+/* The communicator of that group, ranks in the order of config.order. Asking again gives another handle of the same one.
+ * Collective over the whole world the first time; blocking. To be destroyed by mdp_comm_destroy. Errors: as mdp_grid_coords. */
 MDP_API mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out);
 
 MDP_API void mdp_grid_destroy(mdp_grid* grid);
 
-/* ── Plan: pure, no communicator, nothing allocated but the answer. Local, any thread ────────────────────────────────────────────── */
+/* ── Plan: pure, for a world of `size` ranks, nothing allocated but the answer. Local, any thread ────────────────────────────────── */
 
-/* All groups that the axes span in a world of this size, as JSON: [[0,2],[1,3]]. Text protocol: see mdp_info.
- * Errors: INVALID, as mdp_grid_create and mdp_grid_coords. */
-MDP_API mdp_status mdp_grid_groups_json(const mdp_grid_config* grid, int32_t world, uint32_t axes, char* json, size_t capacity,
+/* All groups that the axes span, as JSON: [[0,2],[1,3]]. Text: see mdp_info. Errors: as mdp_grid_create and mdp_grid_coords. */
+MDP_API mdp_status mdp_grid_groups_json(const mdp_grid_config* grid, int32_t size, uint32_t axes, char* json, size_t capacity,
                                         size_t* needed);
 
-/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid and config may be NULL: all defaults.
- * Errors: INVALID, UNSUPPORTED, just as mdp_buffer_register. */
-MDP_API mdp_status mdp_plan(const mdp_grid_config* grid, int32_t world, int32_t rank, const mdp_buffer_config* config,
+/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid and config NULL: all defaults. Errors: INVALID,
+ * UNSUPPORTED, as mdp_buffer_register. */
+MDP_API mdp_status mdp_plan(const mdp_grid_config* grid, int32_t size, int32_t rank, const mdp_buffer_config* config,
                             const mdp_param* params, size_t count, mdp_plan_report* out);
 
-/* The whole layout, as one line of JSON: arenas with the place of every parameter, the buckets, the ranges that each rank owns, and
- * the bytes of each rank. begin and end count elements in the arena. Text protocol: see mdp_info.
- * Errors: as mdp_plan. */
-MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t world, const mdp_buffer_config* config, const mdp_param* params,
+/* The whole layout, as one line of JSON: arenas with the place of every parameter, buckets, the ranges that each rank owns, the bytes of
+ * each rank. begin and end count elements in the arena. Text: see mdp_info. Errors: as mdp_plan. */
+MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t size, const mdp_buffer_config* config, const mdp_param* params,
                                  size_t count, char* json, size_t capacity, size_t* needed);
 
 /* ── Buffer ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* Lays out `count` parameters and their gradients, cuts them into buckets, allocates both (zeroed) and shares the memory with the other
- * ranks. The structs, names and shapes are copied. Register in the order of the forward pass: backward then fills the buckets one after
- * another. The registrations of all ranks of a data-parallel group are compared; where those of one group differ, every rank of the world
- * is told.
- * Refused as MEMORY before anything is taken where the ranks of a machine, or of a control group (cgroup) of it, need more of the host's
- * memory together than is left there: the kernel would end them by SIGKILL. Swap does not count. MDP_BUFFER_IGNORE_MEMORY, also of one rank
- * alone, goes ahead all the same, here and in mdp_optimizer_create. A device's memory is not looked at beforehand.
- * Collective over the grid's world; blocking. To be destroyed by mdp_buffer_destroy. What one rank has no memory for
- * no rank gets; nothing is left behind on failure.
- * Errors: INVALID (names the parameter; mdp_error_info.param), UNSUPPORTED, DESYNC (names the first difference and the two ranks), STATE,
- * MEMORY, SYSTEM, those of a lost communicator. */
-MDP_API mdp_status mdp_buffer_register(mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count,
-                                       mdp_buffer** out);
+/* Lays out parameters and their gradients, cuts them into buckets and allocates both (zeroed). Everything given is copied. Register in the
+ * order of the forward pass: backward then fills the buckets one after another. Give comm, whose ranks are then all data-parallel, or a
+ * grid; the other is NULL. All ranks of a data-parallel group register the same; if they differ, every rank is told.
+ * Refused as MEMORY, before any is taken, if the ranks of a node or of a control group need more together than is left, since the kernel
+ * would kill them; MDP_BUFFER_IGNORE_MEMORY of any rank goes ahead, here and in mdp_optimizer_create.
+ * Collective; blocking. What one rank has no memory for no rank gets.
+ * Errors: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and the ranks), MEMORY, SYSTEM. */
+MDP_API mdp_status mdp_buffer_register(mdp_comm* comm, mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params,
+                                       size_t count, mdp_buffer** out);
 
-/* The ranges of elements whose optimizer state this rank keeps, by arena, in order of position. *needed becomes their number. ranges may
- * be NULL when capacity is 0; otherwise ranges[0].struct_size says how long an element is, and is written to all. Local.
- * Errors: INVALID (also when capacity is too small; *needed is written then too), STATE (forked child). */
+/* The ranges of elements whose optimizer state this rank keeps, by arena and position. *needed becomes their number, also if capacity is
+ * too small (INVALID). ranges may be NULL if capacity is 0. Local. */
 MDP_API mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_t capacity, size_t* needed);
 
-/* Library memory of one parameter or its gradient, valid until the last handle and DLPack tensor of the buffer is gone; the shape and
- * strides that out points to live as long. Write parameters only between a step and the next forward, and tell mdp_param_changed; write
- * gradients before mdp_grad_ready. A gradient is meaningful after mdp_grad_sync: with ZERO_0 all of it, with ZERO_1 the owned ranges;
- * until the step it may be written there again, which mdp_grad_changed says.
- * After a step with a request, wait for the parameter or the request before its gradient is written again. Over several microbatches
- * the framework itself adds into the view. Local.
- * Errors: INVALID, STATE (frozen parameters have no memory here; forked child). */
+/* The index of the parameter of that name; the numbers of parameters (frozen ones too) and of buckets. Local. */
+MDP_API mdp_status mdp_buffer_find(mdp_buffer* buffer, const char* name, size_t* param);
+MDP_API mdp_status mdp_buffer_counts(mdp_buffer* buffer, size_t* params, size_t* buckets);
+
+/* Library memory of one parameter or its gradient; it and out's shape live until the last handle and DLPack tensor of the buffer is gone.
+ * Write parameters only between a step and the next forward, and call mdp_param_changed; write gradients before mdp_grad_ready. After
+ * mdp_grad_sync a gradient holds the reduced one: with ZERO_0 all of it, with ZERO_1 the owned ranges; it may be written there until the
+ * step, followed by mdp_grad_changed. After a step with a request, wait for the parameter before its gradient is written. Over microbatches
+ * the caller adds into the view. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
 MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
 
-/* A view, or a part of one, as a DLPack 1.0 managed tensor without copying. It keeps the memory alive; the consumer calls its deleter,
- * once, from any thread. Local.
- * Errors: INVALID (not memory of this buffer), STATE (forked child), MEMORY. */
+/* A view, or a part of one, as a DLPack 1.0 managed tensor without copying. It keeps the memory alive; the consumer calls its deleter once,
+ * from any thread. Local. Errors: INVALID (not memory of this buffer), MEMORY. */
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
-/* Copies all parameters from rank `root` of each data-parallel group (an index into the group, not the world; the dense and the expert
- * groups must have that many ranks) to its other ranks.
- * Collective over the grid's world; blocking. Errors: INVALID, STATE, those of a lost communicator. */
-MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root);
+/* Copies all parameters from rank `root` of each data-parallel group (an index into the group, which the dense and the expert groups must
+ * have) to its other ranks. Collective over the world. */
+MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 
-/* Compares all parameters, bit for bit, over each data-parallel group; all ranks of the world get the same answer.
- * Collective over the grid's world; blocking; slow: for checks.
- * Errors: DESYNC (names the first parameter that differs and two ranks), STATE, those of a lost communicator. */
+/* Compares all parameters, bit for bit, over each data-parallel group. All ranks get the same answer. Collective over the world; blocking;
+ * slow. Errors: DESYNC (names the first parameter that differs and two ranks). */
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 
-/* Sets all gradients to zero and begins the step anew; what was put, ready or skipped is forgotten. Not needed between steps: the first
- * gradient of a step replaces what an earlier step left, unless a framework adds into the views itself. Whether
- * the microbatch is the last one stays as mdp_microbatch_begin said. Local; waits for the mdp_grad_put that other threads are inside of,
- * and for what is left of the last step, so at most for the timeout.
- * Errors: STATE (a bucket of this step has been launched, or a sync is pending), those of a lost communicator. */
+/* Sets all gradients to zero and begins the step anew: what was put, ready or skipped is forgotten. Only needed if a framework adds into
+ * the views. Local; waits for puts of other threads and for the last step. Errors: STATE (a bucket was launched, or a sync is pending). */
 MDP_API mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream);
 
-/* Counters since registration, and the last step's times of one bucket (by number in launch order). Local.
- * Errors: INVALID, STATE (forked child). */
+/* Counters since registration; the last step's times of one bucket, by number in launch order. Local. */
 MDP_API mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out);
 MDP_API mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_report* out);
 
@@ -611,126 +572,99 @@ MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
 /* ── A step: parameters and gradients ────────────────────────────────────────────────────────────────────────────────────────────
  *
  *   for each microbatch: mdp_microbatch_begin (with one microbatch: not needed)
- *     forward    mdp_param_wait before a parameter is read
- *     backward   mdp_grad_put, or mdp_grad_ready where the gradient was written into the view; mdp_grad_skip where there is none
- *   mdp_grad_sync, mdp_optimizer_step
+ *     forward    mdp_param_wait before a parameter is read (after a step without a request: not needed)
+ *     backward   mdp_grad_put, or mdp_grad_ready if the gradient was written into the view; mdp_grad_skip if there is none
+ *   mdp_grad_sync (not needed if the step follows at once), mdp_optimizer_step
  *
- * A step begins with the first of these calls after the last mdp_optimizer_step. After a sync without a step (it failed, or the caller
- * has an optimizer of its own) it begins with mdp_microbatch_begin or mdp_buffer_zero_grad. Gradients of its microbatches and uses are
- * added up; the reduced gradient is the sum over ranks divided by the size of dp x cp. A bucket is launched during the last microbatch,
- * as soon as it and all buckets before it are full. */
+ * Gradients of the microbatches and uses of a step are added up; the reduced gradient is the sum over ranks divided by the size of dp x cp.
+ * A bucket is launched during the last microbatch, as soon as it and all buckets before it are full. A step begins with the first of these
+ * calls after the last mdp_optimizer_step. After a sync without a step it begins with mdp_microbatch_begin or mdp_buffer_zero_grad. */
 
-/* Says whether the microbatch that begins is the last one of the step: only then do gradients become final. is_last: 0 or 1. Without
- * this call every step has one microbatch. Local; waits for the mdp_grad_put that other threads are inside of.
- * Errors: INVALID, STATE (gradients of the last microbatch have come already; a sync is pending), those of a lost communicator. */
+/* Says whether (1) or not (0) the microbatch that begins is the step's last: only then do gradients become final. Without this call every
+ * step has one microbatch. Local; waits for puts of other threads. Errors: STATE (gradients of the last microbatch have come already; a
+ * sync is pending). */
 MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
 
-/* Returns when the parameter (SIZE_MAX: every parameter) holds its values after the last step. Local; waits for the gather of its bucket,
- * so at most for the timeout. Any thread.
- * Errors: INVALID, STATE, those of a lost communicator. */
+/* Returns when the parameter (SIZE_MAX: every one) holds its values after the last step. Local; waits for the gather of its bucket, so at
+ * most for the timeout. Any thread. */
 MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer);
 
-/* Copies a parameter out of, or into, the library's memory, casting between f32, bf16, f16 and f64 (rounded to nearest even); the shape
- * is the parameter's, the strides are free. Waits as mdp_param_wait does. What is written must be the same on all ranks of the
- * data-parallel group (or be followed by mdp_buffer_broadcast); the master of this parameter follows at the next step. Local.
- * Errors: INVALID, STATE (frozen), those of a lost communicator. */
+/* Copies a parameter out of, or into, the library's memory, cast between f32, bf16, f16 and f64 (to nearest even); its shape, any strides.
+ * Waits as mdp_param_wait. Write the same on all ranks of the data-parallel group, or call mdp_buffer_broadcast; this parameter's master
+ * follows at the next step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);
 
-/* To be called after parameters were written through views: the optimizer's fp32 masters take all parameters over at the next step, as
- * they are, rounded; mdp_param_write does so for one parameter only. Local.
- * Errors: STATE, those of a lost communicator. */
+/* To be called after parameters were written through views: the fp32 masters of all of them follow, rounded, at the next step. Local. */
 MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 
-/* Copies a gradient into its slot and counts it as ready. The parameter's shape, any strides; f32, bf16, f16 or f64, cast to the
- * gradient's dtype. The first one of a step replaces what is in the slot (unless MDP_GRAD_ADD), later ones of the step are added to it.
- * MDP_GRAD_MORE: not ready yet, more of the same use is coming. The array may be reused when the call returns. Local; waits for the last
- * step's update of the same bucket to be finished. Any thread, several at a time for different parameters.
- * Errors: INVALID (shape), STATE (frozen; put or ready more often than uses_per_step; after mdp_grad_sync; skipped), those of a lost
- * communicator. */
+/* Copies a gradient into its slot and counts it as ready: the parameter's shape, any strides, f32, bf16, f16 or f64. The first of a step
+ * replaces what is in the slot, later ones are added. flags: MDP_GRAD_*. The array may be reused on return. Local; waits for the last
+ * step's update of the bucket. Any thread. Errors: STATE (frozen, skipped, after mdp_grad_sync, or more often than uses_per_step). */
 MDP_API mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad, uint64_t flags, mdp_stream producer);
 
-/* The gradient was written into (or added to) its view; counts it as ready. Local, does not block. Any thread.
- * Errors: INVALID, STATE, as mdp_grad_put, and while another thread puts the same parameter. */
+/* The gradient was written into (or added to) its view; counts it as ready. Local, does not block, any thread. Errors: as mdp_grad_put, and
+ * STATE while another thread puts the same parameter. */
 MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer);
 
-/* This rank has no gradient of the parameter in this microbatch. Where no microbatch of the step brought one, this rank adds zero; and
- * where that is so on all ranks, the optimizer leaves the parameter and its state alone. Local, does not block. Any thread.
- * Errors: INVALID, STATE, as mdp_grad_ready. */
+/* This rank has no gradient of the parameter in this microbatch. If none of the step's brings one, it adds zero; if that is so on all
+ * ranks, the optimizer leaves the parameter and its state alone. Local, does not block, any thread. Errors: as mdp_grad_ready. */
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
 
 /* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
- * A gradient that another thread is putting meanwhile counts, or its put fails. Calling it again before the step gives the same outcome,
- * and a request of its own. On failure no rank can step; mdp_microbatch_begin or
- * mdp_buffer_zero_grad begins anew.
- * Collective over the grid's world; blocking when out is NULL.
- * Errors: STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), those of a lost
- * communicator. */
+ * Calling it again before the step gives the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew.
+ * Collective over the world. Errors: STATE (on all ranks: a parameter never became ready, named with its rank; not in the last
+ * microbatch). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
-/* The three calls below are for between mdp_grad_sync and mdp_optimizer_step: STATE before the sync has finished, when it failed, and after
- * the step. `params` lists `count` parameters by their index; NULL with count 0: all of them; with count 0 otherwise: none. */
+/* The three calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
+ * count 0: all of them. */
 
-/* The L2 norm of the reduced gradients of these parameters over the whole model, summed in float64 as mdp_optimizer_step sums it: every
- * element counts once in the world. A gradient that is not finite makes it infinite or NaN, on all ranks, and the status stays OK. It is
- * not divided by a loss scale. Collective over the grid's world, with the same list on ranks that share parameters; blocking. Waits for a
- * sync that is pending. Errors: INVALID (a parameter that is frozen, out of range, or listed twice), STATE, those of a lost communicator.
- */
+/* The L2 norm of the reduced gradients of these parameters over the whole model, in float64: every element counts once in the world. Inf or
+ * NaN, on all ranks, if a gradient is not finite. Not divided by a loss scale. Collective over the world, with the same list on ranks that
+ * share parameters; blocking. Errors: INVALID (a parameter that is frozen, out of range, or listed twice). */
 MDP_API mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm);
 
-/* Multiplies the reduced gradients of these parameters by factor, in place: with ZERO_0 all of a gradient, with ZERO_1 what this rank owns.
- * The factor is rounded to f32, the product computed in f32 and rounded to the gradient's dtype. It is what mdp_buffer_grad_view shows and
- * mdp_optimizer_step uses from then on. With f32 gradients, mdp_grad_norm, then mdp_grad_scale by min(1, max / (norm + 1e-6)), then a
- * step without clipping gives the bits that a step with max_grad_norm = max gives.
- * Local; to be called alike on all ranks. With CUDA it waits until what was submitted before it is on the device, at most for the timeout.
- * Errors: INVALID (as mdp_grad_norm; a factor that is not finite, or not as an f32), STATE, those of a lost communicator. */
+/* Multiplies the reduced gradients of these parameters by factor (as f32), in place: with ZERO_0 all of a gradient, with ZERO_1 what this
+ * rank owns. To be called alike on all ranks. mdp_grad_norm, this by min(1, max / (norm + 1e-6)) and a step without clipping give f32
+ * gradients the bits of a step with max_grad_norm = max. Local; with CUDA it waits for what was submitted before. Errors: INVALID (as
+ * mdp_grad_norm; factor not finite). */
 MDP_API mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count, double factor, mdp_stream stream);
 
-/* To be called after reduced gradients were written through views: what later calls on the buffer do with them comes after the producer's
- * work. With ZERO_1 only what this rank owns counts. Local.
- * Errors: INVALID, STATE, those of a lost communicator. */
+/* To be called after reduced gradients were written through views: later calls come after the producer's work. With ZERO_1 only what this
+ * rank owns counts. Local. */
 MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
 
 /* ── Optimizer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2) over the owned ranges: fp32 masters (none for
- * f32 parameters, which are their own) and two fp32 moments, starting at zero. With gradient g, group values lr and wd, and t the number of
- * steps that the parameter has taken part in (mdp_optimizer_steps):
+/* AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2) over the owned ranges: fp32 masters (f32
+ * parameters are their own) and two fp32 moments, zero at first. With gradient g and t steps taken (mdp_optimizer_steps):
  *   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
  *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
- * Clipping: g is multiplied by max_grad_norm / (norm + 1e-6) where that is below 1. config NULL: all defaults.
- * A buffer may have several optimizers: what one of them changed, the masters of the others take over at their next step, rounded.
- * Refused as MEMORY before anything is taken where too little is left, as mdp_buffer_register.
- * Collective over the grid's world, with equal configurations; blocking; what fails on one rank fails on all. To be destroyed by
- * mdp_optimizer_destroy.
- * Errors: INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator. */
+ * Clipping multiplies g by max_grad_norm / (norm + 1e-6) if that is below 1. config NULL: all defaults. A buffer may have several
+ * optimizers: what one changed, the masters of the others take over, rounded. MEMORY as mdp_buffer_register.
+ * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY. */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
 
-/* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local.
- * Errors: INVALID, STATE, those of a lost communicator. */
-MDP_API mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t group, const mdp_group* value);
+/* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local. */
+MDP_API mdp_status mdp_optimizer_set_param_group(mdp_optimizer* optimizer, size_t group, const mdp_param_group* value);
 
-/* Takes one step with the gradients that mdp_grad_sync reduced: norm and finite flag over all ranks, then bucket by bucket clip, update,
- * cast, and gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step when
- * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is MDP_E_NUMERIC otherwise (a call without a request names the parameter and
- * element on the rank that owns it); either way nothing has changed on any rank.
- * Collective over the grid's world. Without out: returns when all parameters are whole. With out: returns once the report is known (at
- * once without report) while parameters are still gathered; mdp_param_wait or the request wait for them. With CUDA a step without report
- * does not wait for its own work; that its gradient was not finite is then the outcome of the request, or without one of the next step,
- * which waits for that and is not taken, on all ranks.
- * Errors: INVALID, STATE (no finished mdp_grad_sync, or a failed one), NUMERIC, those of a lost communicator. */
+/* Takes one step: mdp_grad_sync if it was not called, norm and finite flag over all ranks, then bucket by bucket clip, update, cast, and
+ * gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step if
+ * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is NUMERIC otherwise; either way nothing has changed on any rank.
+ * Collective over the world. Without out: returns when all parameters are whole. With out: once the report is known, while parameters
+ * are still gathered. With CUDA a step without report does not wait for its work: NUMERIC is then the outcome of the request, or of the
+ * next step, which is not taken.
+ * Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC. */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 
-/* The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": f32, one dimension; where it begins in the flattened parameter
- * is mdp_range.param_begin. Empty (data NULL) where this rank owns nothing of it. Library memory, valid until the optimizer is destroyed;
- * it may be written between steps, and before the first. A "master" is first brought up to its parameter where that was written since the
- * last step, and holds what is written into it until the parameter is written again. Waits for the last step. Local.
- * Errors: INVALID, STATE (frozen; forked child), those of a lost communicator. */
+/* The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": f32, one dimension, from mdp_range.param_begin on; empty if this
+ * rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A "master"
+ * holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
-/* How many steps the parameter has taken part in: not counted are skipped ones (MDP_STEPPED_SKIPPED, NUMERIC), and those for which all
- * ranks had skipped the parameter. Waits for the last step. Local.
- * Errors: INVALID, STATE (frozen; forked child), those of a lost communicator. */
+/* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits
+ * for the last step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t* steps);
 
 MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
@@ -738,12 +672,11 @@ MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* MDP_PENDING, or how the operation ended; asking again gives the same. mdp_request_wait returns MDP_PENDING at the timeout (UINT64_MAX:
- * never) and may be entered again and again at little cost.
- * Errors: INVALID, STATE (forked child), and those of the operation. */
+ * never) and may be entered again at little cost. Errors: those of the operation. */
 MDP_API mdp_status mdp_request_test(mdp_request* request);
 MDP_API mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns);
 
-/* Drops the request, finished or not; the operation goes on, and the caller's arrays are still its own until it has finished. */
+/* Drops the request, finished or not; the operation goes on, and uses the caller's arrays until it has finished. */
 MDP_API void mdp_request_free(mdp_request* request);
 
 #ifdef __cplusplus

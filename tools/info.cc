@@ -42,7 +42,7 @@ void print_launch(const Json& launch) {
   fmt::print("launch\n");
   if (launch.at("ok").get<bool>()) {
     row("launcher", plain(launch.at("launcher")));
-    row("rank", fmt::format("{} of {}", plain(launch.at("rank")), plain(launch.at("nranks"))));
+    row("rank", fmt::format("{} of {}", plain(launch.at("rank")), plain(launch.at("size"))));
     row("root", plain(launch.at("root")));
   } else {
     row("error", plain(launch.at("error")));

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers: registration, views, and what is known of them.
+#include <algorithm>
+
 #include "api/config.h"
 #include "api/error.h"
+#include "api/event.h"
 #include "api/handle.h"
 #include "api/intake.h"
 #include "api/tensor.h"
@@ -57,17 +60,26 @@ void give_ranges(const std::vector<mdp_range>& from, mdp_range* to) {
 
 }  // namespace
 
-mdp_status mdp_buffer_register(mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count, mdp_buffer** out) {
+mdp_status mdp_buffer_register(mdp_comm* comm, mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count,
+                               mdp_buffer** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(grid, "grid", Need::usable); !status) return status;
+    if (comm != nullptr && grid != nullptr) return invalid("comm and grid are both given; a grid has its communicator, leave comm NULL");
+    if (comm == nullptr && grid == nullptr) return invalid("comm is NULL and grid is NULL; give one of the two");
+    if (comm != nullptr) {
+      if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
+    } else if (Status status = check_handle(grid, "grid", Need::usable); !status) {
+      return status;
+    }
     auto ours = take_buffer_config(config, "config");
     if (!ours) return ours.status();
     auto specs = take_params(params, count);
     if (!specs) return specs.status();
-    auto buffer = Buffer::create(grid->object, *ours, *std::move(specs));
+    auto cut = grid != nullptr ? Result(grid->object) : ProcessGrid::create(comm->object, {}, "mdp_buffer_register without a grid");
+    if (!cut) return cut.status();
+    auto buffer = Buffer::create(*cut, *ours, *std::move(specs));
     if (!buffer) return buffer.status();
-    *out = new mdp_buffer(grid->context, *buffer);
+    *out = new mdp_buffer(grid != nullptr ? grid->context : comm->context, *buffer);
     return {};
   });
 }
@@ -96,10 +108,40 @@ mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* ou
   return view_of(buffer, param, out, &Arenas::grad_view);
 }
 
-mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root) {
+mdp_status mdp_buffer_find(mdp_buffer* buffer, const char* name, size_t* param) {
   return guard([&]() -> Status {
+    if (Status status = check_out(param, "param"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
+    if (name == nullptr) return invalid("name is NULL; it must be the name of a parameter");
+    const std::vector<ParamSpec>& params = buffer->object->plan().params;
+    const auto found = std::find_if(params.begin(), params.end(), [&](const ParamSpec& each) { return each.name == name; });
+    if (found == params.end()) return invalid("name is '", name, "'; none of the ", params.size(), " parameters is called so");
+    *param = static_cast<size_t>(found - params.begin());
+    return {};
+  });
+}
+
+mdp_status mdp_buffer_counts(mdp_buffer* buffer, size_t* params, size_t* buckets) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(params, "params"); !status) return status;
+    if (Status status = check_out(buckets, "buckets"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
+    *params = buffer->object->plan().params.size();
+    *buckets = buffer->object->plan().launch_order.size();
+    return {};
+  });
+}
+
+mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out) {
+  return guard([&]() -> Status {
+    if (out != nullptr) {
+      if (Status status = check_out(out, "out"); !status) return status;
+    }
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
-    return buffer->object->params().broadcast(root);
+    auto request = prepare_request(out, buffer->context, buffer->object);
+    auto pending = buffer->object->params().broadcast(root, out != nullptr);
+    if (!pending) return pending.status();
+    return give_request(std::move(request), *std::move(pending), out);
   });
 }
 

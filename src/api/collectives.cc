@@ -163,9 +163,15 @@ mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root,
   });
 }
 
-mdp_status mdp_barrier(mdp_comm* comm) {
+mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out) {
   return guard([&]() -> Status {
+    if (out != nullptr) {
+      if (Status status = check_out(out, "out"); !status) return status;
+    }
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
-    return comm->object->barrier();
+    auto request = prepare_request(out, comm->context, comm->object);
+    auto pending = comm->object->barrier(out != nullptr);
+    if (!pending) return pending.status();
+    return give_request(std::move(request), *std::move(pending), out);
   });
 }

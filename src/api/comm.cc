@@ -26,7 +26,7 @@ Status check_config(const mdp_comm_config& config) {
   if (config.device != 0 && config.backend != MDP_BACKEND_CUDA) {
     return invalid("config.device is ", config.device, ", but config.backend is not MDP_BACKEND_CUDA; leave it 0");
   }
-  if (Status status = check_reserved(config.host_threads, "config.host_threads"); !status) return status;
+  if (Status status = check_reserved(config.reserved, "config.reserved"); !status) return status;
   return check_flags(config.flags, MDP_COMM_SET_DEVICE | MDP_COMM_EXACT_SUMS | MDP_COMM_SOCKETS, "config.flags",
                      "MDP_COMM_SET_DEVICE (1), MDP_COMM_EXACT_SUMS (2) and MDP_COMM_SOCKETS (4)");
 }
@@ -42,12 +42,12 @@ BackendConfig backend_of(const mdp_comm_config& config) {
 
 // How many there are, and which this is, where config says it.
 Status check_ranks(const mdp_comm_config& config, const char* with) {
-  if (config.nranks < 1) {
-    return invalid("config.nranks is ", config.nranks, "; with ", with, " it must say how many ranks there are, 1 or more");
+  if (config.size < 1) {
+    return invalid("config.size is ", config.size, "; with ", with, " it must say how many ranks there are, 1 or more");
   }
-  if (config.nranks > kMaxRanks) return invalid("config.nranks is ", config.nranks, "; at most ", kMaxRanks, " ranks are possible");
-  if (config.rank < 0 || config.rank >= config.nranks) {
-    return invalid("config.rank is ", config.rank, "; with config.nranks ", config.nranks, " it must be 0 to ", config.nranks - 1);
+  if (config.size > kMaxRanks) return invalid("config.size is ", config.size, "; at most ", kMaxRanks, " ranks are possible");
+  if (config.rank < 0 || config.rank >= config.size) {
+    return invalid("config.rank is ", config.rank, "; with config.size ", config.size, " it must be 0 to ", config.size - 1);
   }
   return {};
 }
@@ -65,7 +65,7 @@ Result<Launch> launch_by_bootstrap(const mdp_comm_config& config) {
   Launch launch;
   launch.launcher = launch.job = "bootstrap";
   launch.rank = config.rank;
-  launch.nranks = config.nranks;
+  launch.nranks = config.size;
   launch.bootstrap = AllGather{ours->context, ours->allgather_start, ours->allgather_test, ours->allgather_free};
   return launch;
 }
@@ -75,15 +75,15 @@ Result<Launch> launch_by_id(const mdp_comm_config& config, const mdp_unique_id& 
   UniqueId id;
   static_assert(sizeof id.bytes == sizeof given.bytes);
   std::memcpy(id.bytes.data(), given.bytes, sizeof given.bytes);
-  return launch_from_id(id, config.rank, config.nranks);
+  return launch_from_id(id, config.rank, config.size);
 }
 
 Result<Launch> launch_by_environment(const mdp_comm_config& config) {
   if (config.rank != 0) return invalid("config.rank is ", config.rank, "; without an id the launcher says it: leave it 0");
-  if (config.nranks < 0) return invalid("config.nranks is ", config.nranks, "; without an id it must be 0, or what the launcher says");
+  if (config.size < 0) return invalid("config.size is ", config.size, "; without an id it must be 0, or what the launcher says");
   auto launch = launch_from_environment();
-  if (launch && config.nranks != 0 && config.nranks != launch->nranks) {
-    return invalid("config.nranks is ", config.nranks, ", but the launcher (", launch->launcher, ") says ", launch->nranks);
+  if (launch && config.size != 0 && config.size != launch->nranks) {
+    return invalid("config.size is ", config.size, ", but the launcher (", launch->launcher, ") says ", launch->nranks);
   }
   return launch;
 }
@@ -157,6 +157,20 @@ int32_t mdp_comm_size(const mdp_comm* comm) {
     return {};
   });
   return size;
+}
+
+int32_t mdp_comm_world_rank(const mdp_comm* comm, int32_t rank) {
+  int32_t found = -1;
+  guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    const std::vector<int>& members = comm->object->group().members();
+    if (rank < 0 || static_cast<size_t>(rank) >= members.size()) {
+      return invalid("rank is ", rank, "; in this communicator it must be 0 to ", members.size() - 1);
+    }
+    found = members[static_cast<size_t>(rank)];
+    return {};
+  });
+  return found;
 }
 
 mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out) {

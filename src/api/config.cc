@@ -67,7 +67,7 @@ Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_par
   spec.placement = static_cast<Placement>(ours->placement);
   spec.shard_dim = ours->shard_dim;
   spec.shard_stride = ours->shard_stride == 0 ? 1 : ours->shard_stride;
-  spec.group = ours->group;
+  spec.group = ours->param_group;
   spec.frozen = (ours->flags & MDP_PARAM_FROZEN) != 0;
   spec.own_bucket = (ours->flags & MDP_PARAM_OWN_BUCKET) != 0;
   return spec;
@@ -119,8 +119,8 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   const uint64_t known =
       MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS | MDP_BUFFER_IGNORE_MEMORY;
   if (Status status = check_flags(ours->flags, known, text(argument, ".flags"),
-                                  "MDP_BUFFER_NO_OVERLAP (1), MDP_BUFFER_HIGH_BANDWIDTH_PADDING (4), MDP_BUFFER_REFERENCE_BUCKETS (8) and "
-                                  "MDP_BUFFER_IGNORE_MEMORY (16)");
+                                  "MDP_BUFFER_NO_OVERLAP (1), MDP_BUFFER_HIGH_BANDWIDTH_PADDING (2), MDP_BUFFER_REFERENCE_BUCKETS (4) and "
+                                  "MDP_BUFFER_IGNORE_MEMORY (8)");
       !status) {
     return status;
   }

@@ -13,7 +13,7 @@ mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* config, mdp_g
     if (Status status = check_handle(world, "world", Need::usable); !status) return status;
     auto ours = take_grid_config(config, "config");
     if (!ours) return ours.status();
-    auto grid = ProcessGrid::create(world->object, *ours);
+    auto grid = ProcessGrid::create(world->object, *ours, "mdp_grid_create");
     if (!grid) return grid.status();
     *out = new mdp_grid(world->context, *grid);
     return {};

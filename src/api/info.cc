@@ -112,7 +112,7 @@ Json launch_info() {
   }
   launch["launcher"] = found->launcher;
   launch["rank"] = found->rank;
-  launch["nranks"] = found->nranks;
+  launch["size"] = found->nranks;
   launch["root"] = found->root_port == 0 ? "" : text(found->root_host, ":", found->root_port);
   return launch;
 }
@@ -120,7 +120,7 @@ Json launch_info() {
 }  // namespace
 
 uint32_t mdp_version(void) {
-  return MEGADP_VERSION_MAJOR << 16 | MEGADP_VERSION_MINOR << 8 | MEGADP_VERSION_PATCH;
+  return MDP_VERSION;
 }
 
 mdp_status mdp_info(char* json, size_t capacity, size_t* needed) {
@@ -128,7 +128,7 @@ mdp_status mdp_info(char* json, size_t capacity, size_t* needed) {
     if (Status status = check_text_output(json, capacity, needed); !status) return status;
     Json info;
     info["version"] = MEGADP_VERSION_STRING;
-    info["abi"] = MEGADP_VERSION_MAJOR;
+    info["abi"] = MDP_VERSION_MAJOR;
     info["build"] = build_info();
     info["backends"] = backend_info();
     info["transport"] = transport_info();

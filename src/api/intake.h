@@ -52,7 +52,7 @@ inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("m
 template <>
 inline constexpr StructKind kKind<mdp_range> = kind_of<mdp_range>("mdp_range", 56);
 template <>
-inline constexpr StructKind kKind<mdp_group> = kind_of<mdp_group>("mdp_group", 32);
+inline constexpr StructKind kKind<mdp_param_group> = kind_of<mdp_param_group>("mdp_param_group", 32);
 template <>
 inline constexpr StructKind kKind<mdp_optimizer_config> = kind_of<mdp_optimizer_config>("mdp_optimizer_config", 80);
 template <>

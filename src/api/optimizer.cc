@@ -57,12 +57,12 @@ Result<Hyper> take_hyper(const mdp_optimizer_config& config, const UpdateRule& r
     const char* name;
     double mdp_optimizer_config::*given;
     HyperValue value;
-  } fields[] = {{"lr", &mdp_optimizer_config::lr, &Hyper::lr},
-                {"beta1", &mdp_optimizer_config::beta1, &Hyper::beta1},
-                {"beta2", &mdp_optimizer_config::beta2, &Hyper::beta2},
-                {"eps", &mdp_optimizer_config::eps, &Hyper::eps},
-                {"weight_decay", &mdp_optimizer_config::weight_decay, &Hyper::weight_decay}};
-  const bool literal_betas = (config.flags & MDP_OPTIMIZER_SET_BETAS) != 0;
+    uint64_t literally;  // the flag by which 0 means 0
+  } fields[] = {{"lr", &mdp_optimizer_config::lr, &Hyper::lr, MDP_OPTIMIZER_SET_LR},
+                {"beta1", &mdp_optimizer_config::beta1, &Hyper::beta1, MDP_OPTIMIZER_SET_BETA1},
+                {"beta2", &mdp_optimizer_config::beta2, &Hyper::beta2, MDP_OPTIMIZER_SET_BETA2},
+                {"eps", &mdp_optimizer_config::eps, &Hyper::eps, 0},
+                {"weight_decay", &mdp_optimizer_config::weight_decay, &Hyper::weight_decay, 0}};
   Hyper hyper{};
   for (const auto& field : fields) {
     const double given = config.*field.given;
@@ -73,36 +73,37 @@ Result<Hyper> take_hyper(const mdp_optimizer_config& config, const UpdateRule& r
       continue;
     }
     if (Status status = check_range(given, known->range, text("config.", field.name)); !status) return status;
-    const bool literal = literal_betas && known->range == Range::decay;
-    hyper.*field.value = given != 0 || literal ? given : known->preset;
+    hyper.*field.value = given != 0 || (config.flags & field.literally) != 0 ? given : known->preset;
   }
   return hyper;
 }
 
-Result<ParamGroup> take_group(const mdp_group& given, const std::string& argument) {
+Result<ParamGroup> take_group(const mdp_param_group& given, const std::string& argument) {
   if (Status status = check_reserved(given.reserved, argument + ".reserved"); !status) return status;
-  if (Status status = check_flags(given.flags, MDP_GROUP_SET_LR, argument + ".flags", "MDP_GROUP_SET_LR (1)"); !status) return status;
+  constexpr uint64_t known = MDP_PARAM_GROUP_SET_LR | MDP_PARAM_GROUP_SET_WEIGHT_DECAY;
+  if (Status status =
+          check_flags(given.flags, known, argument + ".flags", "MDP_PARAM_GROUP_SET_LR (1) and MDP_PARAM_GROUP_SET_WEIGHT_DECAY (2)");
+      !status) {
+    return status;
+  }
   if (Status status = check_float(given.lr, argument + ".lr"); !status) return status;
   if (Status status = check_float(given.weight_decay, argument + ".weight_decay"); !status) return status;
   ParamGroup group;
-  group.has_lr = given.lr != 0 || (given.flags & MDP_GROUP_SET_LR) != 0;
-  group.lr = given.lr;
-  group.weight_decay = given.weight_decay;
+  if (given.lr != 0 || (given.flags & MDP_PARAM_GROUP_SET_LR) != 0) group.lr = given.lr;
+  if (given.weight_decay != 0 || (given.flags & MDP_PARAM_GROUP_SET_WEIGHT_DECAY) != 0) group.weight_decay = given.weight_decay;
   return group;
 }
 
 Result<std::vector<ParamGroup>> take_groups(const mdp_optimizer_config& config) {
   std::vector<ParamGroup> groups;
-  if (config.groups == nullptr && config.ngroups == 0) {
-    groups.push_back({.weight_decay = config.weight_decay});
+  if (config.param_groups == nullptr && config.param_group_count == 0) {
+    groups.emplace_back();
     return groups;
   }
-  if (config.ngroups == 0) return invalid("config.ngroups is 0, but config.groups is not NULL; leave both 0 for one group");
-  if (config.weight_decay != 0) {
-    return invalid("config.weight_decay is ", config.weight_decay,
-                   ", but there are groups; each group has its own weight_decay, leave this 0");
+  if (config.param_group_count == 0) {
+    return invalid("config.param_group_count is 0, but config.param_groups is not NULL; leave both 0 for one group");
   }
-  auto array = Array<mdp_group>::open(config.groups, config.ngroups, "config.groups");
+  auto array = Array<mdp_param_group>::open(config.param_groups, config.param_group_count, "config.param_groups");
   if (!array) return array.status();
   for (size_t i = 0; i < array->count(); ++i) {
     auto ours = array->take_at(i);
@@ -127,8 +128,12 @@ Result<OptimizerConfig> take_config(const mdp_optimizer_config* given) {
   auto ours = take_or_default(given, "config");
   if (!ours) return ours.status();
   if (Status status = check_rule(ours->rule); !status) return status;
-  if (Status status = check_flags(ours->flags, MDP_OPTIMIZER_SET_BETAS, "config.flags", "MDP_OPTIMIZER_SET_BETAS (1)"); !status)
+  constexpr uint64_t known = MDP_OPTIMIZER_SET_LR | MDP_OPTIMIZER_SET_BETA1 | MDP_OPTIMIZER_SET_BETA2;
+  if (Status status = check_flags(ours->flags, known, "config.flags",
+                                  "MDP_OPTIMIZER_SET_LR (1), MDP_OPTIMIZER_SET_BETA1 (2) and MDP_OPTIMIZER_SET_BETA2 (4)");
+      !status) {
     return status;
+  }
   auto hyper = take_hyper(*ours, rule(ours->rule));
   if (!hyper) return hyper.status();
   if (Status status = check_number(ours->max_grad_norm, "config.max_grad_norm"); !status) return status;
@@ -176,7 +181,7 @@ mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* 
   });
 }
 
-mdp_status mdp_optimizer_set_group(mdp_optimizer* optimizer, size_t group, const mdp_group* value) {
+mdp_status mdp_optimizer_set_param_group(mdp_optimizer* optimizer, size_t group, const mdp_param_group* value) {
   return guard([&]() -> Status {
     if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
     auto ours = take(value, "value");

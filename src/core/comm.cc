@@ -73,13 +73,12 @@ Result<std::shared_ptr<Request>> Comm::finish(Stream& used, void* consumer, bool
   return std::shared_ptr<Request>();
 }
 
-Status Comm::barrier() {
+Result<std::shared_ptr<Request>> Comm::barrier(bool want_request) {
   auto before = channel_->stream().record();
   if (!before) return before.status();
   if (Status ordered = channel_->order_control_after(*before); !ordered) return ordered;
   if (Status submitted = group_->control().barrier(channel_->control(), Tag{-1, "barrier"}); !submitted) return submitted;
-  auto done = channel_->control().record();
-  return done ? (*done)->wait(Deadline::never()) : done.status();
+  return finish(channel_->control(), nullptr, want_request);
 }
 
 }  // namespace megadp

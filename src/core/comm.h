@@ -68,8 +68,8 @@ class Comm {
   // `used` is the stream they were submitted to: the channel's, or its control(), whose consumer is the calling thread.
   Result<std::shared_ptr<Request>> finish(Stream& used, void* consumer, bool want_request);
 
-  // Blocking barrier.
-  Status barrier();
+  // Over, when all ranks have come to it and what this one submitted before has ended. As finish().
+  Result<std::shared_ptr<Request>> barrier(bool want_request);
 
  private:
   Comm(std::shared_ptr<Context> context, std::shared_ptr<Channel> channel, std::unique_ptr<Group> group)

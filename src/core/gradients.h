@@ -77,8 +77,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   // ── for an optimizer, whose step holds the lock: meanwhile nothing arrives ──
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
-  // Waits for a sync that is pending, and says how it ended; before the lock is taken.
-  Status await_sync();
+  // Syncs where the caller has not; before the lock is taken.
+  Status sync_for_step(void* caller);
   Status check_reduced(const char* call) const;
   bool skipped_everywhere(size_t param) const { return states_[param].skipped_everywhere; }
   // The parameters that a call is about.
@@ -134,6 +134,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     failed,   // the sync found a problem: begin anew
   };
 
+  // Waits for a sync that is pending, and says how it ended; without the lock.
+  Status await_sync();
   void index();
   void plan_launches();
   Status add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params);

@@ -62,8 +62,10 @@ Status Optimizer::compare_configurations() {
   std::string mine = impl_->rule().name;
   for (const HyperParameter& each : impl_->rule().hyper) mine += text(" ", each.name, " ", exactly(config.hyper.*each.value));
   mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
-  for (const ParamGroup& group : config.groups)
-    mine += text("; ", group.has_lr ? text("lr ", exactly(group.lr)) : "", " weight_decay ", exactly(group.weight_decay));
+  for (const ParamGroup& group : config.groups) {
+    mine += text("; ", group.lr ? text("lr ", exactly(*group.lr)) : "",
+                 group.weight_decay ? text(" weight_decay ", exactly(*group.weight_decay)) : "");
+  }
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
   auto compared = context.world->compare(members, "mdp_optimizer_create", mine);
   if (!compared) return compared.status();
@@ -82,7 +84,7 @@ Status Optimizer::check_groups() const {
     const ParamSpec& spec = buffer_->plan().params[param];
     if (spec.frozen || (spec.group >= 0 && static_cast<size_t>(spec.group) < config.groups.size())) continue;
     return Status(Code::invalid,
-                  text(param_label(param, spec.name), " is in group ", spec.group, "; the optimizer has ", config.groups.size(),
+                  text(param_label(param, spec.name), " is in parameter group ", spec.group, "; the optimizer has ", config.groups.size(),
                        config.groups.size() == 1 ? " group, number 0" : " groups, counted from 0"),
                   Blame{.param = static_cast<int64_t>(param)});
   }

@@ -22,14 +22,12 @@
 namespace megadp {
 
 struct ParamGroup {
-  double lr = 0;  // used when has_lr
-  bool has_lr = false;
-  double weight_decay = 0;
+  std::optional<double> lr, weight_decay;  // none: the optimizer's
 };
 
 struct OptimizerConfig {
   uint32_t rule = 0;
-  Hyper hyper{};  // lr and weight_decay: where the group has none of its own
+  Hyper hyper{};
   double max_grad_norm = 0;
   std::vector<ParamGroup> groups;  // at least one
 };

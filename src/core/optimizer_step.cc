@@ -32,8 +32,8 @@ uint64_t first_nonfinite(DType type, const std::byte* bytes, uint64_t count) {
 Hyper Optimizer::Impl::hyper(int group, double lr) const {
   const ParamGroup& g = config.groups[static_cast<size_t>(group)];
   Hyper hyper = config.hyper;
-  hyper.lr = g.has_lr ? g.lr : lr;
-  hyper.weight_decay = g.weight_decay;
+  hyper.lr = g.lr.value_or(lr);
+  hyper.weight_decay = g.weight_decay.value_or(config.hyper.weight_decay);
   return hyper;
 }
 
@@ -171,7 +171,7 @@ Status Optimizer::submit_updates(double lr) {
 
 Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
   Gradients& gradients = buffer_->gradients();
-  if (Status synced = gradients.await_sync(); !synced) return synced;
+  if (Status synced = gradients.sync_for_step(options.caller); !synced) return synced;
   Context& context = buffer_->context();
   const Channel& last = buffer_->arenas().last();
   std::shared_ptr<Event> normed, end;

@@ -77,7 +77,7 @@ Status Params::changed() {
   return {};
 }
 
-Status Params::broadcast(int root) {
+Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) {
   const Plan& plan = arenas_->plan();
   Stream& stream = arenas_->gathers().stream();
   std::shared_ptr<Event> done;
@@ -102,7 +102,9 @@ Status Params::broadcast(int root) {
     done = passed_ = *recorded;
     for (uint64_t& version : versions_) ++version;
   }
-  return done->wait(Deadline::never());
+  if (want_request) return arenas_->gathers().request(arenas_->shared_context());
+  if (Status passed = done->wait(Deadline::never()); !passed) return passed;
+  return std::shared_ptr<Request>();
 }
 
 // The digests of one part's parameters, in the order of arenas and in these of registration: the same on all that share the part.

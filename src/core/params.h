@@ -25,8 +25,9 @@ class Params {
   Status write(size_t param, const StridedArray& from, void* caller);
   Status changed();
 
-  Status broadcast(int root);  // collective over each shard group; root is an index into it
-  Status verify();             // collective over the grid's world
+  // Collective over each shard group; root is an index into it. A null request where none is wanted (then the work is done on return).
+  Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
+  Status verify();  // collective over the grid's world
 
   // ── for optimizers ──
   // What comes next on the channel of gradients may write parameters: it follows the caller's work, and what still reads them.

@@ -5,12 +5,12 @@
 
 namespace megadp {
 
-Result<std::shared_ptr<ProcessGrid>> ProcessGrid::create(std::shared_ptr<Comm> world, const GridConfig& config) {
+Result<std::shared_ptr<ProcessGrid>> ProcessGrid::create(std::shared_ptr<Comm> world, const GridConfig& config, const char* call) {
   if (Status usable = world->context().usable(); !usable) return usable;
   // Compared before it is judged: where ranks disagree, all of them learn it, also those whose own configuration would have done.
   const std::string mine = text("tp ", config.tp, " cp ", config.cp, " ep ", config.ep, " pp ", config.pp, " expert_tp ", config.expert_tp,
                                 " instances ", config.instances, " order ", config.order);
-  auto compared = world->context().world->compare(world->group().members(), "mdp_grid_create", mine);
+  auto compared = world->context().world->compare(world->group().members(), call, mine);
   if (!compared) return compared.status();
   if (*compared) {
     const Mismatch& found = **compared;

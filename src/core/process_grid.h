@@ -14,8 +14,8 @@ namespace megadp {
 // Its groups are made when first needed.
 class ProcessGrid {
  public:
-  // Collective over the world: all ranks must give the same configuration.
-  static Result<std::shared_ptr<ProcessGrid>> create(std::shared_ptr<Comm> world, const GridConfig& config);
+  // Collective over the world: all ranks must give the same configuration. `call` is a literal, the call of the user's that this is.
+  static Result<std::shared_ptr<ProcessGrid>> create(std::shared_ptr<Comm> world, const GridConfig& config, const char* call);
   const Grid& grid() const noexcept { return grid_; }
   const std::shared_ptr<Comm>& world() const noexcept { return world_; }
   int rank() const noexcept { return world_->rank(); }

@@ -18,6 +18,15 @@ Status Gradients::await_sync() {
   return pending ? pending->wait(Deadline::never()) : Status();
 }
 
+Status Gradients::sync_for_step(void* caller) {
+  bool open = false;
+  {
+    std::lock_guard lock(mutex_);
+    open = phase_ == Phase::open;
+  }
+  return open ? sync(caller, false).status() : await_sync();
+}
+
 Status Gradients::check_reduced(const char* call) const {
   switch (phase_) {
     case Phase::reduced:

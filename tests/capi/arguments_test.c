@@ -99,20 +99,20 @@ static void comm_config(void** state) {
     const char* part;
     int with_id;
   } bad[] = {
-      {{.backend = 3, .nranks = 1}, MDP_E_INVALID, "config.backend is 3", 1},
-      {{.backend = 3, .nranks = 1}, MDP_E_INVALID, "MDP_BACKEND_CUDA (2)", 1},
-      {{.device = -1, .nranks = 1}, MDP_E_INVALID, "config.device is -1", 1},
-      {{.nranks = 0}, MDP_E_INVALID, "config.nranks is 0", 1},
-      {{.nranks = -2}, MDP_E_INVALID, "config.nranks is -2", 1},
-      {{.nranks = 2000000000, .rank = 1}, MDP_E_INVALID, "config.nranks is 2000000000; at most 1048576", 1},
-      {{.nranks = 2, .rank = 2}, MDP_E_INVALID, "config.rank is 2", 1},
-      {{.nranks = 2, .rank = -1}, MDP_E_INVALID, "config.rank is -1", 1},
-      {{.nranks = 1, .device = 1}, MDP_E_INVALID, "config.device is 1", 1},
-      {{.nranks = 1, .host_threads = 4}, MDP_E_INVALID, "config.host_threads is 4", 1},
-      {{.nranks = 1, .flags = 8}, MDP_E_INVALID, "config.flags is 8", 1},
+      {{.backend = 3, .size = 1}, MDP_E_INVALID, "config.backend is 3", 1},
+      {{.backend = 3, .size = 1}, MDP_E_INVALID, "MDP_BACKEND_CUDA (2)", 1},
+      {{.device = -1, .size = 1}, MDP_E_INVALID, "config.device is -1", 1},
+      {{.size = 0}, MDP_E_INVALID, "config.size is 0", 1},
+      {{.size = -2}, MDP_E_INVALID, "config.size is -2", 1},
+      {{.size = 2000000000, .rank = 1}, MDP_E_INVALID, "config.size is 2000000000; at most 1048576", 1},
+      {{.size = 2, .rank = 2}, MDP_E_INVALID, "config.rank is 2", 1},
+      {{.size = 2, .rank = -1}, MDP_E_INVALID, "config.rank is -1", 1},
+      {{.size = 1, .device = 1}, MDP_E_INVALID, "config.device is 1", 1},
+      {{.size = 1, .reserved = 4}, MDP_E_INVALID, "config.reserved is 4", 1},
+      {{.size = 1, .flags = 8}, MDP_E_INVALID, "config.flags is 8", 1},
       {{.rank = 1}, MDP_E_INVALID, "config.rank is 1", 0},
-      {{.nranks = -1}, MDP_E_INVALID, "config.nranks is -1", 0},
-      {{.nranks = 2}, MDP_E_INVALID, "config.nranks is 2", 0}, /* the environment says 1 */
+      {{.size = -1}, MDP_E_INVALID, "config.size is -1", 0},
+      {{.size = 2}, MDP_E_INVALID, "config.size is 2", 0}, /* the environment says 1 */
       {{.flags = 16}, MDP_E_INVALID, "config.flags is 16", 0},
   };
   mdp_comm* comm = NULL;
@@ -124,7 +124,7 @@ static void comm_config(void** state) {
   }
   mdp_unique_id zeros = {{0}};
   SIZED(mdp_comm_config, config);
-  config.nranks = 1;
+  config.size = 1;
   FAILS(MDP_E_INVALID, "id", mdp_comm_create(&config, &zeros, &comm));
 }
 
@@ -239,8 +239,8 @@ static void collective_arguments(void** state) {
   FAILS(MDP_E_INVALID, "MDP_OP_AVG", mdp_all_reduce(alone.comm, &integers, &integers, MDP_OP_AVG, NULL, NULL));
   FAILS(MDP_E_INVALID, "root is 1", mdp_broadcast(alone.comm, &t, 1, NULL, NULL));
   FAILS(MDP_E_INVALID, "root is -1", mdp_broadcast(alone.comm, &t, -1, NULL, NULL));
-  FAILS(MDP_E_INVALID, "root is 1", mdp_buffer_broadcast(alone.buffer, 1));
-  FAILS(MDP_E_INVALID, "root is -1", mdp_buffer_broadcast(alone.buffer, -1));
+  FAILS(MDP_E_INVALID, "root is 1", mdp_buffer_broadcast(alone.buffer, 1, NULL));
+  FAILS(MDP_E_INVALID, "root is -1", mdp_buffer_broadcast(alone.buffer, -1, NULL));
 }
 
 static void streams(void** state) {
@@ -277,7 +277,7 @@ static mdp_status plan(const mdp_grid_config* grid, int32_t world, int32_t rank,
   if (rank == 0) CHECK(mdp_plan_json(grid, world, config, params, count, NULL, 0, &needed) == status);
   if (rank == 0 && world == 1 && grid == NULL) {
     mdp_buffer* buffer = NULL;
-    CHECK(mdp_buffer_register(alone.grid, config, params, count, &buffer) == status);
+    CHECK(mdp_buffer_register(NULL, alone.grid, config, params, count, &buffer) == status);
     CHECK((buffer != NULL) == (status == MDP_OK));
     mdp_buffer_destroy(buffer);
   }
@@ -396,7 +396,7 @@ static void params(void** state) {
       {{.name = "p", .placement = MDP_PLACEMENT_SHARDED, .shard_stride = -2, .ndim = 1, .shape = four}, "shard_stride -2"},
       {{.name = "p", .placement = MDP_PLACEMENT_SHARDED, .shard_stride = 3, .ndim = 1, .shape = four}, "shard_stride 3"},
       {{.name = "p", .shard_dim = 1, .ndim = 1, .shape = four}, "shard_dim 1"},
-      {{.name = "p", .group = -1}, "group -1"},
+      {{.name = "p", .param_group = -1}, "group -1"},
       {{.name = "p", .reserved = 1}, "reserved is 1"},
       {{.name = "p", .flags = 4}, "flags is 4"},
   };
@@ -504,7 +504,8 @@ static void step_arguments(void** state) {
     FAILS(MDP_E_INVALID, "param is", mdp_grad_skip(alone.buffer, beyond[i]));
     FAILS(MDP_E_INVALID, "param is", mdp_optimizer_state(alone.optimizer, beyond[i], "master", &view));
     FAILS(MDP_E_INVALID, "bucket is", mdp_buffer_bucket(alone.buffer, beyond[i] + 100, &bucket));
-    FAILS(MDP_E_INVALID, "group is", mdp_optimizer_set_group(alone.optimizer, beyond[i], &(mdp_group){.struct_size = sizeof(mdp_group)}));
+    FAILS(MDP_E_INVALID, "group is",
+          mdp_optimizer_set_param_group(alone.optimizer, beyond[i], &(mdp_param_group){.struct_size = sizeof(mdp_param_group)}));
   }
   FAILS(MDP_E_INVALID, "is_last is 2", mdp_microbatch_begin(alone.buffer, 2));
   FAILS(MDP_E_INVALID, "is_last is -1", mdp_microbatch_begin(alone.buffer, -1));
@@ -527,7 +528,7 @@ static void step_arguments(void** state) {
 
 static void optimizer_arguments(void** state) {
   (void)state;
-  static const mdp_group group = {.struct_size = sizeof(mdp_group)};
+  static const mdp_param_group group = {.struct_size = sizeof(mdp_param_group)};
   const struct {
     mdp_optimizer_config config;
     const char* part;
@@ -549,10 +550,9 @@ static void optimizer_arguments(void** state) {
       {{.weight_decay = -0.1}, "config.weight_decay is -0.1"},
       {{.max_grad_norm = -1}, "config.max_grad_norm is -1"},
       {{.max_grad_norm = INFINITY}, "config.max_grad_norm is inf"},
-      {{.groups = &group, .ngroups = 0}, "config.ngroups is 0"},
-      {{.groups = NULL, .ngroups = 1}, "config.groups is NULL"},
-      {{.groups = &group, .ngroups = SIZE_MAX}, "count of config.groups"},
-      {{.groups = &group, .ngroups = 1, .weight_decay = 0.5}, "each group has its own"},
+      {{.param_groups = &group, .param_group_count = 0}, "config.param_group_count is 0"},
+      {{.param_groups = NULL, .param_group_count = 1}, "config.param_groups is NULL"},
+      {{.param_groups = &group, .param_group_count = SIZE_MAX}, "count of config.param_groups"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
     mdp_optimizer_config config = bad[i].config;
@@ -570,21 +570,21 @@ static void optimizer_arguments(void** state) {
 static void groups_and_steps(void** state) {
   (void)state;
   const struct {
-    mdp_group group;
+    mdp_param_group group;
     const char* part;
   } bad_groups[] = {{{.reserved = 1}, ".reserved is 1"},
                     {{.flags = 2}, ".flags is 2"},
                     {{.lr = -1}, ".lr is -1"},
                     {{.weight_decay = NAN}, ".weight_decay is"}};
   for (size_t i = 0; i < sizeof bad_groups / sizeof bad_groups[0]; ++i) {
-    mdp_group g = bad_groups[i].group;
+    mdp_param_group g = bad_groups[i].group;
     g.struct_size = sizeof g;
     SIZED(mdp_optimizer_config, config);
-    config.groups = &g;
-    config.ngroups = 1;
+    config.param_groups = &g;
+    config.param_group_count = 1;
     mdp_optimizer* optimizer = NULL;
     FAILS(MDP_E_INVALID, bad_groups[i].part, mdp_optimizer_create(alone.buffer, &config, &optimizer));
-    FAILS(MDP_E_INVALID, bad_groups[i].part, mdp_optimizer_set_group(alone.optimizer, 0, &g));
+    FAILS(MDP_E_INVALID, bad_groups[i].part, mdp_optimizer_set_param_group(alone.optimizer, 0, &g));
   }
   const struct {
     mdp_step_config config;

@@ -25,7 +25,7 @@ typedef enum {
   OWN_BYTES_CHANGED,
   SHIFTED,    /* a gather of another length */
   SWAPPED,    /* not in the order of ranks */
-  MORE_RANKS, /* config.nranks is larger */
+  MORE_RANKS, /* config.size is larger */
   OLD_BYTES   /* what a rank gave for another job */
 } fault;
 
@@ -137,7 +137,7 @@ static void join(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
   bootstrap.allgather_free = finish;
   SIZED(mdp_comm_config, config);
   config.rank = rank;
-  config.nranks = n + strikes(&me, MORE_RANKS, 0);
+  config.size = n + strikes(&me, MORE_RANKS, 0);
   config.timeout_ns = now.timeout_ns;
   config.bootstrap = &bootstrap;
   mdp_comm* comm = NULL;
@@ -194,8 +194,8 @@ static void heard(void** state) {
        "rank 2: the all-gather"},
       {SHIFTED, -1, 0, long_ns, MDP_E_CORRUPT, "config.bootstrap", NULL},
       {SWAPPED, 2, 0, long_ns, MDP_E_INVALID, "has the bytes of rank 1 in the place of rank 0", "rank 2: the all-gather"},
-      {MORE_RANKS, 2, 0, long_ns, MDP_E_INVALID, "rank 0 has config.nranks 3, and rank 2 has 4",
-       "rank 2 has config.nranks 4, and rank 0 has 3"},
+      {MORE_RANKS, 2, 0, long_ns, MDP_E_INVALID, "rank 0 has config.size 3, and rank 2 has 4",
+       "rank 2 has config.size 4, and rank 0 has 3"},
       {OLD_BYTES, 2, 0, long_ns, MDP_E_DESYNC, "gave rank 2 other bytes than rank 0", "gave rank 2 other bytes than rank 0"},
       {OLD_BYTES, 1, 0, long_ns, MDP_E_DESYNC, "gave rank 1 other bytes than rank 0", "gave rank 1 other bytes than rank 0"},
   };
@@ -222,7 +222,7 @@ static void bad_arguments(void** state) {
   good.allgather_test = test;
   good.allgather_free = finish;
   SIZED(mdp_comm_config, config);
-  config.nranks = 1;
+  config.size = 1;
   mdp_bootstrap b = good;
   config.bootstrap = &b;
   mdp_comm* comm = NULL;
@@ -244,13 +244,13 @@ static void bad_arguments(void** state) {
   b.allgather_free = NULL;
   FAILS(MDP_E_INVALID, "config.bootstrap->allgather_free is NULL", mdp_comm_create(&config, NULL, &comm));
   b = good;
-  config.nranks = 0;
-  FAILS(MDP_E_INVALID, "config.nranks is 0; with a bootstrap it must say", mdp_comm_create(&config, NULL, &comm));
-  config.nranks = 2;
+  config.size = 0;
+  FAILS(MDP_E_INVALID, "config.size is 0; with a bootstrap it must say", mdp_comm_create(&config, NULL, &comm));
+  config.size = 2;
   config.rank = 2;
-  FAILS(MDP_E_INVALID, "config.rank is 2; with config.nranks 2 it must be 0 to 1", mdp_comm_create(&config, NULL, &comm));
+  FAILS(MDP_E_INVALID, "config.rank is 2; with config.size 2 it must be 0 to 1", mdp_comm_create(&config, NULL, &comm));
   CHECK(me.calls == 0);
-  config.nranks = 1;
+  config.size = 1;
   config.rank = 0;
   OK(mdp_comm_create(&config, NULL, &comm)); /* one rank asks nobody */
   CHECK(me.calls == 0 && mdp_comm_size(comm) == 1);

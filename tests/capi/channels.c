@@ -92,12 +92,12 @@ model model_open(mdp_grid* grid, int number) {
   config.bucket_elements = 1;
   SIZED(mdp_optimizer_config, adamw); /* without memory of earlier steps: every step is by the rate, along the sign */
   adamw.lr = rate;
-  adamw.flags = MDP_OPTIMIZER_SET_BETAS;
+  adamw.flags = MDP_OPTIMIZER_SET_BETA1 | MDP_OPTIMIZER_SET_BETA2;
   SIZED(mdp_bucket_report, last);
   OK(mdp_grid_coords(grid, MDP_AXIS_DP, &m.dp_index, &m.dp));
   OK(mdp_grid_coords(grid, MDP_AXIS_TP, &m.column, &columns));
-  OK(mdp_buffer_register(grid, &config, params, PARTS, &m.buffer));
-  if (ON_CUDA) OK(mdp_buffer_register(grid, &config, params, PARTS, &m.source));
+  OK(mdp_buffer_register(NULL, grid, &config, params, PARTS, &m.buffer));
+  if (ON_CUDA) OK(mdp_buffer_register(NULL, grid, &config, params, PARTS, &m.source));
   OK(mdp_optimizer_create(m.buffer, &adamw, &m.optimizer));
   OK(mdp_buffer_bucket(m.buffer, PARTS - 1, &last));
   return m;
@@ -229,7 +229,7 @@ room room_open(mdp_comm* world) {
   param.shape = &length;
   param.ndim = 1;
   OK(mdp_grid_create(world, NULL, &r.grid));
-  OK(mdp_buffer_register(r.grid, NULL, &param, 1, &r.buffer));
+  OK(mdp_buffer_register(NULL, r.grid, NULL, &param, 1, &r.buffer));
   OK(mdp_buffer_param_view(r.buffer, 0, &r.device));
   return r;
 }
@@ -270,7 +270,7 @@ call call_begin(mdp_comm* comm, kind what, int number, room* r, int slot, int wi
   if (what == ALL_GATHER) status = mdp_all_gather(comm, &from, &to, NULL, out);
   if (what == BROADCAST) status = mdp_broadcast(comm, &to, number % n, NULL, out);
   if (what == ALL_TO_ALL) status = mdp_all_to_all(comm, &from, &to, NULL, out);
-  if (what == BARRIER) status = mdp_barrier(comm);
+  if (what == BARRIER) status = mdp_barrier(comm, NULL);
   c.failed = !did(status, name_of(what), __FILE__, __LINE__);
   if (!with_request && c.request != NULL) c.failed = !DID(mdp_request_wait(c.request, UINT64_MAX));
   return c;

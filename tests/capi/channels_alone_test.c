@@ -98,7 +98,7 @@ static void destroy_a_communicator(const mdp_unique_id* id, int32_t rank, int32_
     for (int i = 0; i < IN_FLIGHT; ++i) call_end(&calls[i]);
   }
   call_now(world, ALL_REDUCE, 1, &arrays, SLOTS - 1);
-  OK(mdp_barrier(world));
+  OK(mdp_barrier(world, NULL));
   CHECK(!lost(world));
   if (rank > 0) mdp_comm_destroy(own);
   room_close(&arrays);
@@ -159,7 +159,7 @@ static void destroy_a_buffer(const mdp_unique_id* id, int32_t rank, int32_t n, v
     if (last == STEP) check_parameters(&m);
   }
   call_now(world, ALL_REDUCE, 1, &arrays, 0);
-  OK(mdp_barrier(world));
+  OK(mdp_barrier(world, NULL));
   CHECK(!lost(world));
   if (rank > 0) model_close(&m);
   room_close(&arrays);

@@ -123,7 +123,7 @@ static void contradict(const mdp_unique_id* id, int32_t rank, int32_t n, void* a
   SIZED(mdp_error_info, info);
   OK(mdp_comm_error_info(own, &info));
   CHECK(info.status == MDP_E_DESYNC || info.status == MDP_E_TIMEOUT);
-  FAILS(info.status, NULL, mdp_barrier(own));
+  FAILS(info.status, NULL, mdp_barrier(own, NULL));
   for (int i = 0; i < 2; ++i) mdp_request_free(requests[i]);
   mdp_comm_destroy(own);
   mdp_comm_destroy(world);

@@ -91,7 +91,7 @@ static void count_threads(const mdp_unique_id* id, int32_t rank, int32_t n, void
     mdp_comm_destroy(part);
   }
   check_at_most(threads_come_down_to(BESIDES + 2 * EACH), BESIDES + 2 * EACH, "after communicators that came and went");
-  OK(mdp_barrier(world)); /* no rank leaves while another one's last communicator is under way */
+  OK(mdp_barrier(world, NULL)); /* no rank leaves while another one's last communicator is under way */
   model_close(&m);
   room_close(&arrays);
   mdp_grid_destroy(grid);

@@ -97,7 +97,7 @@ static void need(mdp_status status, const char* call) {
 mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns) {
   SIZED(mdp_comm_config, config);
   config.rank = rank;
-  config.nranks = nranks;
+  config.size = nranks;
   config.timeout_ns = timeout_ns;
   if (ON_CUDA) {
     config.backend = MDP_BACKEND_CUDA;
@@ -116,7 +116,7 @@ mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint6
 job job_on(mdp_comm* comm) {
   job j = {.comm = comm};
   need(mdp_grid_create(j.comm, NULL, &j.grid), "mdp_grid_create");
-  need(mdp_buffer_register(j.grid, NULL, job_params, PARAMS, &j.buffer), "mdp_buffer_register");
+  need(mdp_buffer_register(NULL, j.grid, NULL, job_params, PARAMS, &j.buffer), "mdp_buffer_register");
   need(mdp_optimizer_create(j.buffer, NULL, &j.optimizer), "mdp_optimizer_create");
   return j;
 }

@@ -79,7 +79,7 @@ static mdp_status broadcast(void* h) {
   return mdp_broadcast(h, &t, 0, NULL, NULL);
 }
 static mdp_status barrier(void* h) {
-  return mdp_barrier(h);
+  return mdp_barrier(h, NULL);
 }
 static mdp_status grid_create(void* h) {
   mdp_grid* out;
@@ -93,9 +93,13 @@ static mdp_status grid_comm(void* h) {
   mdp_comm* out;
   return mdp_grid_comm(h, MDP_AXIS_DP, &out);
 }
-static mdp_status buffer_register(void* h) {
+static mdp_status register_on_comm(void* h) {
   mdp_buffer* out;
-  return mdp_buffer_register(h, NULL, job_params, PARAMS, &out);
+  return mdp_buffer_register(h, NULL, NULL, job_params, PARAMS, &out);
+}
+static mdp_status register_on_grid(void* h) {
+  mdp_buffer* out;
+  return mdp_buffer_register(NULL, h, NULL, job_params, PARAMS, &out);
 }
 static mdp_status buffer_owned(void* h) {
   size_t needed;
@@ -115,7 +119,7 @@ static mdp_status to_dlpack(void* h) {
   return mdp_buffer_to_dlpack(h, &t, &out);
 }
 static mdp_status buffer_broadcast(void* h) {
-  return mdp_buffer_broadcast(h, 0);
+  return mdp_buffer_broadcast(h, 0, NULL);
 }
 static mdp_status buffer_verify(void* h) {
   return mdp_buffer_verify(h);
@@ -176,8 +180,8 @@ static mdp_status optimizer_create(void* h) {
   return mdp_optimizer_create(h, NULL, &out);
 }
 static mdp_status set_group(void* h) {
-  SIZED(mdp_group, group);
-  return mdp_optimizer_set_group(h, 0, &group);
+  SIZED(mdp_param_group, group);
+  return mdp_optimizer_set_param_group(h, 0, &group);
 }
 static mdp_status optimizer_step(void* h) {
   return mdp_optimizer_step(h, NULL, NULL, NULL);
@@ -220,7 +224,8 @@ static const entry entries[] = {
     {"mdp_grid_create", "world", "mdp_comm", grid_create},
     {"mdp_grid_coords", "grid", "mdp_grid", grid_coords},
     {"mdp_grid_comm", "grid", "mdp_grid", grid_comm},
-    {"mdp_buffer_register", "grid", "mdp_grid", buffer_register},
+    {"mdp_buffer_register", "comm", "mdp_comm", register_on_comm},
+    {"mdp_buffer_register", "grid", "mdp_grid", register_on_grid},
     {"mdp_buffer_owned", "buffer", "mdp_buffer", buffer_owned},
     {"mdp_buffer_param_view", "buffer", "mdp_buffer", param_view},
     {"mdp_buffer_grad_view", "buffer", "mdp_buffer", grad_view},
@@ -243,7 +248,7 @@ static const entry entries[] = {
     {"mdp_grad_scale", "buffer", "mdp_buffer", grad_scale},
     {"mdp_grad_changed", "buffer", "mdp_buffer", grad_changed},
     {"mdp_optimizer_create", "buffer", "mdp_buffer", optimizer_create},
-    {"mdp_optimizer_set_group", "optimizer", "mdp_optimizer", set_group},
+    {"mdp_optimizer_set_param_group", "optimizer", "mdp_optimizer", set_group},
     {"mdp_optimizer_step", "optimizer", "mdp_optimizer", optimizer_step},
     {"mdp_optimizer_state", "optimizer", "mdp_optimizer", optimizer_state},
     {"mdp_optimizer_steps", "optimizer", "mdp_optimizer", optimizer_steps},
@@ -304,7 +309,7 @@ static void of_another_kind(void** state) {
   mdp_buffer_destroy((mdp_buffer*)alone.optimizer);
   mdp_optimizer_destroy((mdp_optimizer*)alone.comm);
   mdp_request_free((mdp_request*)alone.comm);
-  OK(mdp_barrier(alone.comm));
+  OK(mdp_barrier(alone.comm, NULL));
   OK(mdp_buffer_zero_grad(alone.buffer, NULL));
 }
 
@@ -341,7 +346,7 @@ static void forked_child(void** state) {
     OK(mdp_plan(NULL, 1, 0, NULL, job_params, PARAMS, &report));
     if (!UNDER_THREAD_SANITIZER && !ON_CUDA) {
       job own = job_open(NULL, 0, 1);
-      OK(mdp_barrier(own.comm));
+      OK(mdp_barrier(own.comm, NULL));
       job_close(&own);
     }
     _exit(all_checks_held(NULL) == 0 ? 0 : 1);
@@ -372,7 +377,7 @@ static void outputs(void** state) {
     FAILS(MDP_E_INVALID, part, mdp_comm_event_fd(alone.comm, bad));
     FAILS(MDP_E_INVALID, part, mdp_grid_create(alone.comm, NULL, bad));
     FAILS(MDP_E_INVALID, part, mdp_grid_comm(alone.grid, MDP_AXIS_DP, bad));
-    FAILS(MDP_E_INVALID, part, mdp_buffer_register(alone.grid, NULL, job_params, PARAMS, bad));
+    FAILS(MDP_E_INVALID, part, mdp_buffer_register(NULL, alone.grid, NULL, job_params, PARAMS, bad));
     FAILS(MDP_E_INVALID, part, mdp_buffer_to_dlpack(alone.buffer, &t, bad));
     FAILS(MDP_E_INVALID, part, mdp_optimizer_create(alone.buffer, NULL, bad));
     int32_t number;

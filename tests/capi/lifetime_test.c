@@ -64,7 +64,7 @@ static void use_after_destroy_is_noticed(void** state) {
   OK(mdp_grid_create(comm, NULL, &grid));
   mdp_grid_destroy(grid);
   mdp_buffer* buffer = NULL;
-  FAILS(MDP_E_INVALID, "grid is", mdp_buffer_register(grid, NULL, job_params, PARAMS, &buffer));
+  FAILS(MDP_E_INVALID, "grid is", mdp_buffer_register(NULL, grid, NULL, job_params, PARAMS, &buffer));
   mdp_comm_destroy(comm);
 }
 
@@ -166,14 +166,14 @@ static void drop_a_step(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
     mdp_optimizer_destroy(j.optimizer);
     mdp_buffer_destroy(j.buffer);
     pthread_barrier_wait(&over);
-    OK(mdp_barrier(j.comm)); /* behind the step */
+    OK(mdp_barrier(j.comm, NULL)); /* behind the step */
     mdp_grid_destroy(j.grid);
     mdp_comm_destroy(j.comm);
     return;
   }
   OK(mdp_request_wait(request, long_ns));
   mdp_request_free(request);
-  OK(mdp_barrier(j.comm));
+  OK(mdp_barrier(j.comm, NULL));
   job_close(&j);
 }
 
@@ -243,7 +243,7 @@ static void event_descriptor(const mdp_unique_id* id, int32_t rank, int32_t n, v
   CHECK(!readable(fd, 0));
   mdp_request_free(requests[1]);
 
-  OK(mdp_barrier(j.comm));
+  OK(mdp_barrier(j.comm, NULL));
   job_close(&j);
 }
 
@@ -272,7 +272,7 @@ static void event_descriptor_of_steps(const mdp_unique_id* id, int32_t rank, int
   SIZED(mdp_step_report, report);
   FAILS(MDP_E_NUMERIC, NULL, mdp_optimizer_step(j.optimizer, NULL, &report, &requests[0]));
   OK(mdp_param_wait(j.buffer, SIZE_MAX, NULL));
-  OK(mdp_barrier(j.comm));
+  OK(mdp_barrier(j.comm, NULL));
   CHECK(!readable(fd, 0));
   job_close(&j);
 }
@@ -377,7 +377,7 @@ static void listen_to(void* user, int32_t level, const char* text, size_t length
 
 static void* wait_in_vain(void* id) {
   SIZED(mdp_comm_config, config);
-  config.nranks = 2;
+  config.size = 2;
   config.timeout_ns = UINT64_C(4000000000);
   mdp_comm* comm = NULL;
   FAILS(MDP_E_TIMEOUT, "rank 1", mdp_comm_create(&config, id, &comm));
@@ -436,13 +436,13 @@ static void log_callback(void** state) {
   CHECK(h.calls == 0);
   /* An ordinary call hands the message over; its own failure is not lost by what the callback does. */
   for (int i = 0; i < 200 && h.calls == 0; ++i) {
-    FAILS(MDP_E_INVALID, "root is 77", mdp_buffer_broadcast(j.buffer, 77));
+    FAILS(MDP_E_INVALID, "root is 77", mdp_buffer_broadcast(j.buffer, 77, NULL));
     nap(10);
   }
   CHECK(h.calls == 1 && pthread_equal(h.thread, pthread_self()));
   OK(mdp_log_set(NULL, NULL));
   knock();
-  OK(mdp_barrier(j.comm)); /* to stderr */
+  OK(mdp_barrier(j.comm, NULL)); /* to stderr */
   CHECK(h.calls == 1);
   pthread_join(waiting, NULL);
   job_close(&j);
@@ -499,7 +499,7 @@ static void cycle_of_two(const mdp_unique_id* id, int32_t rank, int32_t n, void*
   mdp_param params[1] = {job_params[FIRST]};
   if (rank == 1) params[0].name = "other";
   mdp_buffer* buffer = NULL;
-  if (fails) FAILS(MDP_E_DESYNC, NULL, mdp_buffer_register(j.grid, NULL, params, 1, &buffer));
+  if (fails) FAILS(MDP_E_DESYNC, NULL, mdp_buffer_register(NULL, j.grid, NULL, params, 1, &buffer));
   step_once(&j);
   job_close(&j);
 }

@@ -32,7 +32,7 @@ static model model_open(int groups_apart) {
   OK(mdp_grid_create(m.comm, NULL, &m.grid));
   mdp_param params[COUNT];
   memset(params, 0, sizeof params);
-  mdp_group groups[COUNT];
+  mdp_param_group groups[COUNT];
   memset(groups, 0, sizeof groups);
   for (int p = 0; p < COUNT; ++p) {
     params[p].struct_size = sizeof params[p];
@@ -40,15 +40,15 @@ static model model_open(int groups_apart) {
     params[p].dtype = MDP_DTYPE_BF16;
     params[p].ndim = 1;
     params[p].shape = &sizes[p];
-    params[p].group = groups_apart ? p : 0;
+    params[p].param_group = groups_apart ? p : 0;
     groups[p].struct_size = sizeof groups[p];
     groups[p].weight_decay = 0.125;
   }
-  OK(mdp_buffer_register(m.grid, NULL, params, COUNT, &m.buffer));
+  OK(mdp_buffer_register(NULL, m.grid, NULL, params, COUNT, &m.buffer));
   SIZED(mdp_optimizer_config, config);
   config.lr = 0.0625;
-  config.groups = groups;
-  config.ngroups = COUNT;
+  config.param_groups = groups;
+  config.param_group_count = COUNT;
   OK(mdp_optimizer_create(m.buffer, &config, &m.optimizer));
   for (size_t p = 0; p < COUNT; ++p) {
     float values[70];
@@ -328,7 +328,7 @@ static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, voi
   SIZED(mdp_buffer_config, buffers);
   buffers.sharding = *(const mdp_sharding*)argument;
   mdp_buffer* buffer = NULL;
-  OK(mdp_buffer_register(grid, &buffers, params, KINDS, &buffer));
+  OK(mdp_buffer_register(NULL, grid, &buffers, params, KINDS, &buffer));
   SIZED(mdp_optimizer_config, config);
   config.beta1 = 0.5;
   config.beta2 = 0.75;
@@ -340,7 +340,7 @@ static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, voi
   check_state(buffer, optimizer, 0);
   for (size_t p = 0; p < KINDS; ++p) write_param(buffer, p, 7);
   write_state(buffer, optimizer, 1, 7); /* after the parameters were written */
-  OK(mdp_barrier(comm));                /* f32 parameters are their own masters, and all ranks must have read theirs */
+  OK(mdp_barrier(comm, NULL));          /* f32 parameters are their own masters, and all ranks must have read theirs */
   idle_step(buffer, optimizer);
   check_state(buffer, optimizer, 1);
   mdp_optimizer_destroy(optimizer);

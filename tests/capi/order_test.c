@@ -89,13 +89,26 @@ static void after_sync(void** state) {
   OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
 }
 
+/* A step syncs where the caller has not, and says what a sync says. */
 static void step_without_sync(void** state) {
   (void)state;
-  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_STATE, "'first' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_STATE, "the gradients are not whole", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  OK(mdp_microbatch_begin(alone.buffer, 0));
   put_all(alone.buffer);
-  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
-  finish_step();
-  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_STATE, "not the last", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  OK(mdp_microbatch_begin(alone.buffer, 1));
+  put_all(alone.buffer);
+  SIZED(mdp_step_report, report);
+  OK(mdp_optimizer_step(alone.optimizer, NULL, &report, NULL));
+  CHECK(report.grad_norm > 0);
+  FAILS(MDP_E_STATE, "'first' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  OK(mdp_buffer_zero_grad(alone.buffer, NULL));
+  put_all(alone.buffer);
+  mdp_request* request = NULL;
+  OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, &request));
+  OK(mdp_request_wait(request, UINT64_MAX));
+  mdp_request_free(request);
 }
 
 static void missing_parameter(void** state) {
@@ -318,7 +331,8 @@ static void a_refused_step_changes_nothing(void** state) {
   SIZED(mdp_step_config, config);
   config.lr = 1;
   write_second(alone.buffer, 1);
-  FAILS(MDP_E_STATE, "call mdp_grad_sync first", mdp_optimizer_step(optimizer, &config, NULL, NULL));
+  FAILS(MDP_E_STATE, "never became ready", mdp_optimizer_step(optimizer, &config, NULL, NULL));
+  OK(mdp_microbatch_begin(alone.buffer, 1));
   step_by(optimizer);
   CHECK(fabsf(read_second(alone.buffer) - 1) < 0.01F);
   mdp_optimizer_destroy(optimizer);
@@ -327,19 +341,19 @@ static void a_refused_step_changes_nothing(void** state) {
 static void unknown_group(void** state) {
   (void)state;
   mdp_param params[1] = {job_params[FIRST]};
-  params[0].group = 1;
+  params[0].param_group = 1;
   mdp_buffer* buffer = NULL;
   mdp_optimizer* optimizer = NULL;
-  OK(mdp_buffer_register(alone.grid, NULL, params, 1, &buffer));
+  OK(mdp_buffer_register(NULL, alone.grid, NULL, params, 1, &buffer));
   FAILS(MDP_E_INVALID, "'first' is in group 1; the optimizer has 1 group", mdp_optimizer_create(buffer, NULL, &optimizer));
   CHECK(optimizer == NULL && last().param == 0);
-  mdp_group groups[2] = {{.struct_size = sizeof(mdp_group)}, {.struct_size = sizeof(mdp_group), .weight_decay = 0.1}};
+  mdp_param_group groups[2] = {{.struct_size = sizeof(mdp_param_group)}, {.struct_size = sizeof(mdp_param_group), .weight_decay = 0.1}};
   SIZED(mdp_optimizer_config, config);
-  config.groups = groups;
-  config.ngroups = 2;
+  config.param_groups = groups;
+  config.param_group_count = 2;
   OK(mdp_optimizer_create(buffer, &config, &optimizer));
-  OK(mdp_optimizer_set_group(optimizer, 1, &groups[0]));
-  FAILS(MDP_E_INVALID, "group is 2", mdp_optimizer_set_group(optimizer, 2, &groups[0]));
+  OK(mdp_optimizer_set_param_group(optimizer, 1, &groups[0]));
+  FAILS(MDP_E_INVALID, "group is 2", mdp_optimizer_set_param_group(optimizer, 2, &groups[0]));
   mdp_optimizer_destroy(optimizer);
   mdp_buffer_destroy(buffer);
 }
@@ -356,7 +370,7 @@ static void after_abort(void** state) {
   const char* part = "rank 0 called mdp_comm_abort";
   const mdp_tensor t = gradient_of(FIRST);
   mdp_comm* part_comm = NULL;
-  FAILS(MDP_E_ABORTED, part, mdp_barrier(j.comm));
+  FAILS(MDP_E_ABORTED, part, mdp_barrier(j.comm, NULL));
   CHECK(last().rank == 0);
   FAILS(MDP_E_ABORTED, part, mdp_comm_split(j.comm, 0, 0, &part_comm));
   FAILS(MDP_E_ABORTED, part, mdp_all_reduce(j.comm, &t, &t, MDP_OP_SUM, NULL, NULL));

@@ -84,7 +84,7 @@ static void compute_everything(const mdp_unique_id* id, int32_t rank, int32_t n,
   const mdp_tensor odd = tensor_of(MDP_DTYPE_F32, &nan, &one);
   OK(mdp_all_reduce(comm, &odd, &odd, MDP_OP_MAX, NULL, NULL));
   CHECK(isnan(nan));
-  OK(mdp_barrier(comm));
+  OK(mdp_barrier(comm, NULL));
   mdp_comm_destroy(comm);
 }
 
@@ -131,7 +131,7 @@ static void grid_groups(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
   CHECK(mdp_comm_rank(tp) == rank % 2 && mdp_comm_size(tp) == 2 && again != tp);
   mdp_comm_destroy(tp);
   mdp_grid_destroy(grid);
-  OK(mdp_barrier(again));
+  OK(mdp_barrier(again, NULL));
   mdp_comm_destroy(again);
   mdp_comm_destroy(comm);
 }
@@ -228,7 +228,7 @@ static void a_sync_while_a_gradient_is_put(void** state) {
   SIZED(mdp_buffer_config, config);
   config.missing = MDP_MISSING_ZERO;
   race r = {0};
-  OK(mdp_buffer_register(grid, &config, &param, 1, &r.buffer));
+  OK(mdp_buffer_register(NULL, grid, &config, &param, 1, &r.buffer));
   SIZED(mdp_tensor, view);
   OK(mdp_buffer_grad_view(r.buffer, 0, &view));
   const float* grad = view.data;
@@ -275,14 +275,14 @@ static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t 
     if (how == 2) count = 3;
   }
   mdp_buffer* buffer = NULL;
-  FAILS(MDP_E_DESYNC, difference, mdp_buffer_register(grid, NULL, params, count, &buffer));
+  FAILS(MDP_E_DESYNC, difference, mdp_buffer_register(NULL, grid, NULL, params, count, &buffer));
   const char* sentence = mdp_last_error();
   CHECK(strstr(sentence, "ranks 0 and 2") != NULL);
   SIZED(mdp_error_info, info);
   OK(mdp_last_error_info(&info));
   CHECK(info.rank == 2 && buffer == NULL);
   /* Nothing is half done: the same ranks agree the next time. */
-  OK(mdp_buffer_register(grid, NULL, job_params, PARAMS, &buffer));
+  OK(mdp_buffer_register(NULL, grid, NULL, job_params, PARAMS, &buffer));
   OK(mdp_buffer_verify(buffer));
   mdp_buffer_destroy(buffer);
   mdp_grid_destroy(grid);
@@ -303,9 +303,10 @@ static void register_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n,
   mdp_param params[2] = {job_params[FIRST], job_params[SECOND]};
   params[1].param_class = MDP_PARAM_CLASS_EXPERT;
   mdp_buffer* buffer = NULL;
-  FAILS(MDP_E_DESYNC, "ranks 0 and 1 registered different parameters", mdp_buffer_register(grid, NULL, params, rank == 0 ? 2 : 1, &buffer));
+  FAILS(MDP_E_DESYNC, "ranks 0 and 1 registered different parameters",
+        mdp_buffer_register(NULL, grid, NULL, params, rank == 0 ? 2 : 1, &buffer));
   CHECK(strstr(mdp_last_error(), "second") != NULL && buffer == NULL);
-  OK(mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  OK(mdp_buffer_register(NULL, grid, NULL, params, 2, &buffer));
   mdp_buffer_destroy(buffer);
   mdp_grid_destroy(grid);
   mdp_comm_destroy(comm);
@@ -325,13 +326,13 @@ static void register_differently_in_a_column(const mdp_unique_id* id, int32_t ra
   params[0].placement = params[1].placement = MDP_PLACEMENT_REPLICATED;
   mdp_buffer* buffer = NULL;
   if (rank == 2) params[1].name = "zweiter";
-  FAILS(MDP_E_DESYNC, "ranks 0 and 2 registered different parameters", mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  FAILS(MDP_E_DESYNC, "ranks 0 and 2 registered different parameters", mdp_buffer_register(NULL, grid, NULL, params, 2, &buffer));
   SIZED(mdp_error_info, info);
   OK(mdp_last_error_info(&info));
   CHECK(info.rank == 2 && buffer == NULL && strstr(info.text, "zweiter") != NULL);
   params[1].name = "second";
-  OK(mdp_buffer_register(grid, NULL, params, 2, &buffer));
-  OK(mdp_barrier(comm));
+  OK(mdp_buffer_register(NULL, grid, NULL, params, 2, &buffer));
+  OK(mdp_barrier(comm, NULL));
   mdp_buffer_destroy(buffer);
   mdp_grid_destroy(grid);
   mdp_comm_destroy(comm);
@@ -387,7 +388,7 @@ static void call_differently(const mdp_unique_id* id, int32_t rank, int32_t n, v
   /* This cannot be mended: which ranks have done what is not known any more. */
   OK(mdp_comm_error_info(comm, &info));
   CHECK(info.status == MDP_E_DESYNC);
-  FAILS(MDP_E_DESYNC, NULL, mdp_barrier(comm));
+  FAILS(MDP_E_DESYNC, NULL, mdp_barrier(comm, NULL));
   mdp_comm_destroy(comm);
 }
 
@@ -434,7 +435,7 @@ static void differ_in_values(const mdp_unique_id* id, int32_t rank, int32_t n, v
   t.shape = job_params[FIRST].shape;
   OK(mdp_param_write(j.buffer, FIRST, &t, NULL));
   FAILS(MDP_E_DESYNC, "'first' differs between ranks 0 and 1", mdp_buffer_verify(j.buffer));
-  OK(mdp_buffer_broadcast(j.buffer, 1));
+  OK(mdp_buffer_broadcast(j.buffer, 1, NULL));
   OK(mdp_buffer_verify(j.buffer));
   OK(mdp_param_read(j.buffer, FIRST, &t, NULL));
   CHECK(values[5] == 1);
@@ -455,7 +456,7 @@ static void differ_in_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n
   params[0].placement = params[1].placement = MDP_PLACEMENT_REPLICATED;
   params[0].param_class = MDP_PARAM_CLASS_EXPERT;
   mdp_buffer* buffer = NULL;
-  OK(mdp_buffer_register(grid, NULL, params, 2, &buffer));
+  OK(mdp_buffer_register(NULL, grid, NULL, params, 2, &buffer));
   OK(mdp_buffer_verify(buffer));
   float values[6] = {0, 0, 0, 0, 0, rank == 2};
   SIZED(mdp_tensor, t);
@@ -468,7 +469,7 @@ static void differ_in_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n
   SIZED(mdp_error_info, info);
   OK(mdp_last_error_info(&info));
   CHECK(info.rank == 2 && info.param == 0 && info.bucket >= 0);
-  OK(mdp_buffer_broadcast(buffer, 0));
+  OK(mdp_buffer_broadcast(buffer, 0, NULL));
   OK(mdp_buffer_verify(buffer));
   mdp_buffer_destroy(buffer);
   mdp_grid_destroy(grid);
@@ -503,7 +504,7 @@ static void step_with_other_experts(mdp_grid* grid, int32_t rank, const mdp_buff
   }
   mdp_buffer* buffer = NULL;
   mdp_optimizer* optimizer = NULL;
-  OK(mdp_buffer_register(grid, config, params, n, &buffer));
+  OK(mdp_buffer_register(NULL, grid, config, params, n, &buffer));
   OK(mdp_optimizer_create(buffer, NULL, &optimizer));
   float values[3] = {1.0F + (float)rank, 0, 0};
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, values, &count);
@@ -552,7 +553,7 @@ static void abort_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
     nanosleep(&moment, NULL);
     OK(mdp_comm_abort(comm));
   } else {
-    FAILS(MDP_E_ABORTED, "rank 2 called mdp_comm_abort", mdp_barrier(comm));
+    FAILS(MDP_E_ABORTED, "rank 2 called mdp_comm_abort", mdp_barrier(comm, NULL));
     SIZED(mdp_error_info, info);
     OK(mdp_comm_error_info(comm, &info));
     CHECK(info.status == MDP_E_ABORTED && info.rank == 2);
@@ -568,7 +569,7 @@ static void abort_by_one_rank(void** state) {
 static void leave_early(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
-  if (rank == 0) FAILS(MDP_E_PEER, "rank 1", mdp_barrier(comm));
+  if (rank == 0) FAILS(MDP_E_PEER, "rank 1", mdp_barrier(comm, NULL));
   mdp_comm_destroy(comm);
 }
 
@@ -583,7 +584,7 @@ static void come_late(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
   /* The same limit holds for finding each other: the ranks begin together, and it is long enough for a busy machine. */
   pthread_barrier_wait(&late);
   mdp_comm* comm = comm_open(id, rank, n, UINT64_C(3000000000));
-  if (rank == 0) FAILS(MDP_E_TIMEOUT, "rank 1", mdp_barrier(comm));
+  if (rank == 0) FAILS(MDP_E_TIMEOUT, "rank 1", mdp_barrier(comm, NULL));
   pthread_barrier_wait(&late);
   mdp_comm_destroy(comm);
 }
@@ -600,7 +601,7 @@ static void rendezvous_without_a_rank(void** state) {
   mdp_unique_id id;
   OK(mdp_unique_id_create(&id));
   SIZED(mdp_comm_config, config);
-  config.nranks = 3;
+  config.size = 3;
   config.rank = 1;
   config.timeout_ns = 200000000;
   mdp_comm* comm = NULL;

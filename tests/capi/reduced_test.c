@@ -60,19 +60,19 @@ static model model_on(mdp_comm* comm, const layout* g) {
     params[p].placement = p == REPLICATED ? MDP_PLACEMENT_REPLICATED : MDP_PLACEMENT_SHARDED;
     params[p].param_class = p == EXPERT ? MDP_PARAM_CLASS_EXPERT : MDP_PARAM_CLASS_DENSE;
     params[p].flags = p == FIXED ? MDP_PARAM_FROZEN : 0;
-    params[p].group = p == LONG;
+    params[p].param_group = p == LONG;
   }
   SIZED(mdp_buffer_config, config);
   config.sharding = g->sharding;
   config.grad_dtype = g->grads;
   config.bucket_elements = g->bucket_elements;
-  OK(mdp_buffer_register(m.mesh, &config, params, MODEL, &m.buffer));
-  mdp_group groups[2] = {{.struct_size = sizeof(mdp_group)}, {.struct_size = sizeof(mdp_group), .weight_decay = 0.125}};
+  OK(mdp_buffer_register(NULL, m.mesh, &config, params, MODEL, &m.buffer));
+  mdp_param_group groups[2] = {{.struct_size = sizeof(mdp_param_group)}, {.struct_size = sizeof(mdp_param_group), .weight_decay = 0.125}};
   SIZED(mdp_optimizer_config, adamw);
   adamw.lr = 0.0625;
   adamw.max_grad_norm = g->max_grad_norm;
-  adamw.groups = groups;
-  adamw.ngroups = 2;
+  adamw.param_groups = groups;
+  adamw.param_group_count = 2;
   OK(mdp_optimizer_create(m.buffer, &adamw, &m.optimizer));
   return m;
 }

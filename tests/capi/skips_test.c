@@ -116,7 +116,7 @@ static mdp_buffer* register_all(mdp_grid* grid, mdp_sharding sharding) {
   config.sharding = sharding;
   config.bucket_elements = 400;
   mdp_buffer* buffer = NULL;
-  OK(mdp_buffer_register(grid, &config, params, COUNT, &buffer));
+  OK(mdp_buffer_register(NULL, grid, &config, params, COUNT, &buffer));
   for (int p = 0; p < COUNT; ++p) {
     float values[LONGEST];
     for (int64_t i = 0; i < length_of(p); ++i) values[i] = (float)(i % 16 - 8) / 8;

@@ -54,7 +54,7 @@ static model model_open(const mdp_unique_id* id, int32_t rank, int32_t n, const 
   mdp_param params[COUNT];
   describe_params(params, cut != NULL && cut->ep > 1 ? MDP_PARAM_CLASS_EXPERT : MDP_PARAM_CLASS_DENSE);
   OK(mdp_grid_create(m.comm, cut, &m.grid));
-  OK(mdp_buffer_register(m.grid, config, params, COUNT, &m.buffer));
+  OK(mdp_buffer_register(NULL, m.grid, config, params, COUNT, &m.buffer));
   SIZED(mdp_optimizer_config, adamw);
   adamw.lr = 1e-3;
   OK(mdp_optimizer_create(m.buffer, &adamw, &m.optimizer));
@@ -416,7 +416,7 @@ static void broadcast_between_steps(const mdp_unique_id* id, int32_t rank, int32
   sync_and_wait(m.buffer);
   step_and_wait(m.optimizer);
   if (rank == 0) write_param(m.buffer, B, 5);
-  OK(mdp_buffer_broadcast(m.buffer, 0));
+  OK(mdp_buffer_broadcast(m.buffer, 0, NULL));
   CHECK(params_off(m.buffer, B, 5, 0.001F) == 0);
   for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 1);
   sync_and_wait(m.buffer);
@@ -474,9 +474,9 @@ static void differ_in_one(const mdp_unique_id* id, int32_t rank, int32_t n, void
     SIZED(mdp_error_info, info);
     OK(mdp_last_error_info(&info));
     CHECK(info.param == (int64_t)p && info.rank == 1);
-    if (n == 2) FAILS(MDP_E_INVALID, "root is 2; the data-parallel group has ranks 0 to 1", mdp_buffer_broadcast(m.buffer, 2));
-    FAILS(MDP_E_INVALID, "root is -1", mdp_buffer_broadcast(m.buffer, -1));
-    OK(mdp_buffer_broadcast(m.buffer, 0));
+    if (n == 2) FAILS(MDP_E_INVALID, "root is 2; the data-parallel group has ranks 0 to 1", mdp_buffer_broadcast(m.buffer, 2, NULL));
+    FAILS(MDP_E_INVALID, "root is -1", mdp_buffer_broadcast(m.buffer, -1, NULL));
+    OK(mdp_buffer_broadcast(m.buffer, 0, NULL));
     OK(mdp_buffer_verify(m.buffer));
   }
   model_close(&m);
@@ -503,7 +503,7 @@ static void differ_in_one_word(mdp_buffer_config* config, mdp_param* params, int
   if (which == 4) config->flags = MDP_BUFFER_NO_OVERLAP;
   if (which == 5) config->flags = MDP_BUFFER_HIGH_BANDWIDTH_PADDING;
   if (which == 6) params[C].uses_per_step = 2;
-  if (which == 7) params[C].group = 1;
+  if (which == 7) params[C].param_group = 1;
   if (which == 8) params[C].flags = MDP_PARAM_OWN_BUCKET;
   if (which == 9) params[C].flags = MDP_PARAM_FROZEN;
   if (which == 10) params[C].dtype = MDP_DTYPE_F16;
@@ -525,9 +525,10 @@ static void register_differently(const mdp_unique_id* id, int32_t rank, int32_t 
     if (rank == 1) differ_in_one_word(&config, params, which);
     mdp_buffer* buffer = NULL;
     if (which == REGISTRATIONS) {
-      OK(mdp_buffer_register(grid, &config, params, COUNT, &buffer)); /* as they are, they agree */
+      OK(mdp_buffer_register(NULL, grid, &config, params, COUNT, &buffer)); /* as they are, they agree */
     } else {
-      FAILS(MDP_E_DESYNC, "ranks 0 and 1 registered different parameters", mdp_buffer_register(grid, &config, params, COUNT, &buffer));
+      FAILS(MDP_E_DESYNC, "ranks 0 and 1 registered different parameters",
+            mdp_buffer_register(NULL, grid, &config, params, COUNT, &buffer));
       CHECK(buffer == NULL);
     }
     mdp_buffer_destroy(buffer);
@@ -613,25 +614,25 @@ enum {
   DIFFERENCES = 9
 };
 
-static void differ_in_one_value(mdp_optimizer_config* config, mdp_group* groups, int which) {
-  config->groups = groups;
-  config->ngroups = 2;
+static void differ_in_one_value(mdp_optimizer_config* config, mdp_param_group* groups, int which) {
+  config->param_groups = groups;
+  config->param_group_count = 2;
   if (which == 0) config->eps = 1e-7;
   if (which == 1) config->beta1 = 0.8;
   if (which == 2) config->beta2 = 0.99;
   if (which == 3) config->max_grad_norm = 1;
-  if (which == 4) config->ngroups = 1;
+  if (which == 4) config->param_group_count = 1;
   if (which == 5) groups[1].weight_decay = 0.125;
   if (which == 6) groups[1].lr = 0.125;
-  if (which == 7) groups[0].flags = MDP_GROUP_SET_LR; /* 0, literally */
-  if (which == 8) config->flags = MDP_OPTIMIZER_SET_BETAS;
+  if (which == 7) groups[0].flags = MDP_PARAM_GROUP_SET_LR; /* 0, literally */
+  if (which == 8) config->flags = MDP_OPTIMIZER_SET_BETA1;
 }
 
 static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   model m = model_open(id, rank, n, NULL, NULL);
   for (int which = 0; which < DIFFERENCES; ++which) {
-    mdp_group groups[2] = {{.struct_size = sizeof(mdp_group)}, {.struct_size = sizeof(mdp_group)}};
+    mdp_param_group groups[2] = {{.struct_size = sizeof(mdp_param_group)}, {.struct_size = sizeof(mdp_param_group)}};
     SIZED(mdp_optimizer_config, config);
     differ_in_one_value(&config, groups, rank == 1 ? which : DIFFERENCES);
     mdp_optimizer* optimizer = NULL;

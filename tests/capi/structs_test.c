@@ -44,7 +44,7 @@ static mdp_status last_error_info(void* given) {
   return mdp_last_error_info(given);
 }
 static void fill_comm_config(void* given) {
-  ((mdp_comm_config*)given)->nranks = 1;
+  ((mdp_comm_config*)given)->size = 1;
 }
 static mdp_status comm_create(void* given) {
   mdp_comm *comm = NULL, *untouched = comm;
@@ -72,7 +72,7 @@ static void fill_bootstrap(void* given) {
 }
 static mdp_status comm_create_bootstrap(void* given) {
   SIZED(mdp_comm_config, config);
-  config.nranks = 1;
+  config.size = 1;
   config.bootstrap = given;
   return comm_create(&config);
 }
@@ -167,7 +167,7 @@ static mdp_status plan_json_params(void* given) {
 
 static mdp_status register_with(const mdp_buffer_config* config, const mdp_param* params, size_t count) {
   mdp_buffer* buffer = NULL;
-  const mdp_status status = mdp_buffer_register(alone.grid, config, params, count, &buffer);
+  const mdp_status status = mdp_buffer_register(NULL, alone.grid, config, params, count, &buffer);
   CHECK((status == MDP_OK) == (buffer != NULL));
   mdp_buffer_destroy(buffer);
   return status;
@@ -235,12 +235,12 @@ static mdp_status optimizer_create(void* given) {
 }
 static mdp_status optimizer_groups(void* given) {
   SIZED(mdp_optimizer_config, config);
-  config.groups = given;
-  config.ngroups = 1;
+  config.param_groups = given;
+  config.param_group_count = 1;
   return optimizer_create(&config);
 }
 static mdp_status set_group(void* given) {
-  return mdp_optimizer_set_group(alone.optimizer, 0, given);
+  return mdp_optimizer_set_param_group(alone.optimizer, 0, given);
 }
 static void get_ready_to_step(void) {
   OK(mdp_buffer_zero_grad(alone.buffer, NULL));
@@ -294,8 +294,8 @@ static const entry entries[] = {
     {"mdp_param_write", "from", sizeof(mdp_tensor), IN, fill_first, param_write},
     {"mdp_grad_put", "grad", sizeof(mdp_tensor), IN, fill_first, grad_put},
     {"mdp_optimizer_create", "config", sizeof(mdp_optimizer_config), IN_OR_DEFAULTS, NULL, optimizer_create},
-    {"mdp_optimizer_create", "config.groups", sizeof(mdp_group), IN, NULL, optimizer_groups},
-    {"mdp_optimizer_set_group", "value", sizeof(mdp_group), IN, NULL, set_group},
+    {"mdp_optimizer_create", "config.param_groups", sizeof(mdp_param_group), IN, NULL, optimizer_groups},
+    {"mdp_optimizer_set_param_group", "value", sizeof(mdp_param_group), IN, NULL, set_group},
     {"mdp_optimizer_step", "config", sizeof(mdp_step_config), IN_OR_DEFAULTS, NULL, step_config},
     {"mdp_optimizer_step", "report", sizeof(mdp_step_report), OUT_OR_NONE, NULL, step_report},
     {"mdp_optimizer_state", "out", sizeof(mdp_tensor), OUT, NULL, state_out},
@@ -395,11 +395,11 @@ static void elements_of_one_array_have_one_size(void** state) {
   FAILS(MDP_E_INVALID, "params[1].struct_size is 0", register_with(NULL, params, 2));
   params[1].struct_size = sizeof(mdp_param) + 8;
   FAILS(MDP_E_INVALID, "all elements of an array carry the same", register_with(NULL, params, 2));
-  mdp_group groups[2] = {{.struct_size = sizeof(mdp_group)}, {.struct_size = 8}};
+  mdp_param_group groups[2] = {{.struct_size = sizeof(mdp_param_group)}, {.struct_size = 8}};
   SIZED(mdp_optimizer_config, config);
-  config.groups = groups;
-  config.ngroups = 2;
-  FAILS(MDP_E_INVALID, "config.groups[1].struct_size is 8", optimizer_create(&config));
+  config.param_groups = groups;
+  config.param_group_count = 2;
+  FAILS(MDP_E_INVALID, "config.param_groups[1].struct_size is 8", optimizer_create(&config));
 }
 
 /* The stride of an array is the caller's size, in and out. */

@@ -75,7 +75,7 @@ class Wide {
     config.struct_size = sizeof config;
     config.bucket_elements = 500;
     mdp_buffer* buffer = nullptr;
-    ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
+    ok(mdp_buffer_register(nullptr, grid, &config, params.data(), params.size(), &buffer));
     buffer_.reset(buffer);
     optimizer_ = another();
     for (size_t p = 0; p < kParams && way.on_device(); ++p) on_device_.push_back(std::make_unique<DeviceFloats>(gradient(p)));
@@ -187,7 +187,7 @@ bool train(const Way& way, std::vector<float>* trained) {
   const bool good = run_kind(way.name, way.kind, 2, [&](KindRank& rank) {
     const Wide model(rank, way);
     Optimizer dropped = model.another();
-    ok(mdp_barrier(rank.comm.get()));
+    ok(mdp_barrier(rank.comm.get(), nullptr));
     if (rank.rank == 1) {
       hold.wait();
       model.backward();
@@ -248,7 +248,7 @@ using WithRequest = std::function<void(mdp_request** out)>;
 
 // Each of the calls while rank 1 has not made it; then all of them are waited for.
 void with_requests(const KindRank& rank, Hold* hold, const std::vector<std::pair<const char*, WithRequest>>& calls) {
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   std::vector<mdp_request*> requests(calls.size());
   if (rank.rank == 1) hold->wait();
   try {
@@ -299,7 +299,7 @@ void destroys(KindRank& rank, const Way& way, Hold* hold, std::vector<Array>* ar
   Array& mine = (*arrays)[static_cast<size_t>(rank.rank)];
   const mdp_tensor all = way.on_device() ? floats(mine.on_device.data(), shape, rank.rank) : floats(mine.on_host.data(), shape, kOnHost);
   auto model = std::make_unique<Wide>(rank, way);
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   if (rank.rank == 1) hold->wait();
   mdp_request* request = nullptr;
   if (mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, nullptr, &request) != MDP_OK) return;  // rank 0 has left
@@ -313,7 +313,7 @@ void destroys(KindRank& rank, const Way& way, Hold* hold, std::vector<Array>* ar
 // From another thread than the one that waits.
 void aborts(KindRank& rank, const Way& way, Hold* hold) {
   const Wide model(rank, way);
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   if (rank.rank == 1) return hold->wait();
   model.backward();
   auto sync = std::async(std::launch::async, [&] { refused(mdp_grad_sync(model.buffer(), nullptr, nullptr), MDP_E_ABORTED, {"rank 0"}); });
@@ -330,7 +330,7 @@ void split(KindRank& rank, const Way& way) {
   const mdp_tensor all = floats(mine.data(), shape, rank.rank);
   const Wide model(rank, way);
   Optimizer dropped = model.another();
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   auto freeing = std::make_unique<std::optional<Freeing>>();
   if (rank.rank == 0) freeing->emplace(std::move(dropped));
   auto end = std::async(std::launch::async, [&] {
@@ -380,7 +380,7 @@ const Fate kNeverComes{"never comes", 3'000'000'000, MDP_E_TIMEOUT}, kLeaves{"le
 // What rank 0 has called, it has called at once; that rank 1 has not come is told by its next call, and by all that come later.
 void without_rank_1(KindRank& rank, const Way& way, const Fate& fate, bool with_sync, Hold* hold) {
   const Wide model(rank, way);
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   if (rank.rank == 1) {
     hold->wait();
     if (&fate == &kAborts) ok(mdp_comm_abort(rank.comm.get()));

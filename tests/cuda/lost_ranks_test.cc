@@ -32,7 +32,7 @@ void check(const Ending& ending, mdp_status status, const std::string& sentence)
 void free_while_submitting(KindRank& rank, mdp_optimizer* dropped) {
   standin::ReleaseGate& gate = standin::release_gate();
   if (rank.rank == 2) gate.close();
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   if (rank.rank != 2) mdp_optimizer_destroy(dropped);
   for (int i = 0; i < 10000 && gate.held() < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   if (rank.rank != 2) return;
@@ -132,7 +132,7 @@ bool different_calls() {
 void sync_half_a_group(KindRank& rank, mdp_sharding sharding) {
   const Model model(rank, {MDP_DTYPE_F32, sharding, 0, MDP_BUFFER_NO_OVERLAP, true});
   for (size_t p = kShapes.size(); p-- > 0;) model.put(p, model.gradient(p, 1));
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   const mdp_status status = mdp_grad_sync(model.buffer(), nullptr, nullptr);
   const std::string said = status == MDP_OK ? failure_of(rank).text : mdp_last_error();
   require(said.find("2 of 2 at once") != std::string::npos && said.find("bucket 1") != std::string::npos, "'", said,

@@ -39,7 +39,7 @@ inline bool run_kind(const std::string& name, const Kind& kind, int size, const 
         config.struct_size = sizeof config;
         config.backend = kind.backend;
         config.rank = number;
-        config.nranks = size;
+        config.size = size;
         config.timeout_ns = kind.timeout_ns;
         config.flags = kind.flags;
         mdp_comm* made = nullptr;
@@ -143,7 +143,7 @@ class Model {
     config.bucket_elements = 500;
     config.flags = setup.flags;
     mdp_buffer* buffer = nullptr;
-    ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
+    ok(mdp_buffer_register(nullptr, grid, &config, params.data(), params.size(), &buffer));
     buffer_.reset(buffer);
     for (size_t p = 0; p < params.size(); ++p) {
       std::vector<float> values(numel(p));

@@ -171,9 +171,9 @@ void refused_by_the_device(KindRank& rank) {
   const Model model(rank, {});
   model.backward(1);
   const auto before = model.read();  // what is under way zeroes nothing any more
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   if (rank.rank == 0) megadp::standin::failing_zeros() = 1;
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   const mdp_status status = mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr);
   if (rank.size == 1 || status != MDP_OK) refused(status, MDP_E_BACKEND, {"zeroing memory"});
   const mdp_error_info info = failure_of(rank);
@@ -244,7 +244,7 @@ void large_arrays(KindRank& rank) {
   param.shape = shape.data();
   param.ndim = 3;
   mdp_buffer* buffer = nullptr;
-  ok(mdp_buffer_register(grid, nullptr, &param, 1, &buffer));
+  ok(mdp_buffer_register(nullptr, grid, nullptr, &param, 1, &buffer));
   const Buffer kept_buffer(buffer);
   std::vector<float> values(count), seen(count);
   for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i % 9973);
@@ -300,9 +300,9 @@ void collectives(KindRank& rank) {
 // go on when there is room.
 void full_device(KindRank& rank) {
   const auto fill = [&rank](int device) {
-    ok(mdp_barrier(rank.comm.get()));
+    ok(mdp_barrier(rank.comm.get(), nullptr));
     if (rank.rank == 0) megadp::standin::full_device() = device;
-    ok(mdp_barrier(rank.comm.get()));
+    ok(mdp_barrier(rank.comm.get(), nullptr));
   };
   const auto lacks = [&rank](mdp_status status) { refused(status, MDP_E_MEMORY, {rank.rank == 0 ? "allocating" : "rank 0: "}); };
   mdp_grid_config cut{};
@@ -320,9 +320,9 @@ void full_device(KindRank& rank) {
   param.placement = MDP_PLACEMENT_REPLICATED;
   mdp_buffer* buffer = nullptr;
   fill(0);
-  lacks(mdp_buffer_register(grid, nullptr, &param, 1, &buffer));
+  lacks(mdp_buffer_register(nullptr, grid, nullptr, &param, 1, &buffer));
   fill(-1);
-  ok(mdp_buffer_register(grid, nullptr, &param, 1, &buffer));
+  ok(mdp_buffer_register(nullptr, grid, nullptr, &param, 1, &buffer));
   const Buffer kept_buffer(buffer);
   mdp_optimizer* optimizer = nullptr;
   fill(0);

@@ -20,7 +20,7 @@ int main(void) {
   memset(&weight, 0, sizeof weight);
   memset(&plan, 0, sizeof plan);
   alone.struct_size = sizeof alone;
-  alone.nranks = 1;
+  alone.size = 1;
   weight.struct_size = sizeof weight;
   weight.dtype = MDP_DTYPE_F32;
   weight.name = "weight";

@@ -138,13 +138,13 @@ class HostRank {
 
   template <class Call>
   void counted(const char* what, const Call& call) {
-    ok(mdp_barrier(comm_.get()));
+    ok(mdp_barrier(comm_.get(), nullptr));
     const Traffic before = traffic();
-    ok(mdp_barrier(comm_.get()));
+    ok(mdp_barrier(comm_.get(), nullptr));
     call();
-    ok(mdp_barrier(comm_.get()));
+    ok(mdp_barrier(comm_.get(), nullptr));
     const Traffic after = traffic();
-    ok(mdp_barrier(comm_.get()));
+    ok(mdp_barrier(comm_.get(), nullptr));
     say("{\"what\":\"" + std::string(what) + "\",\"out\":" + std::to_string(after.out - before.out) +
         ",\"in\":" + std::to_string(after.in - before.in) + "}");
   }
@@ -152,7 +152,7 @@ class HostRank {
   template <class Call>
   double slowest(const Call& call) {
     using Clock = std::chrono::steady_clock;
-    ok(mdp_barrier(comm_.get()));
+    ok(mdp_barrier(comm_.get(), nullptr));
     const auto begin = Clock::now();
     call();
     float ms = std::chrono::duration<float, std::milli>(Clock::now() - begin).count();

@@ -15,13 +15,13 @@ void join_in_child(const mdp_unique_id& id, int rank, int size) {
   mdp_comm_config config{};
   config.struct_size = sizeof config;
   config.rank = rank;
-  config.nranks = size;
+  config.size = size;
   config.timeout_ns = kTimeoutNs;
   mdp_comm* comm = nullptr;
   const mdp_status status = mdp_comm_create(&config, &id, &comm);
   std::printf("child of rank %d: %s %s\n", rank, mdp_status_name(status), status == MDP_OK ? "" : mdp_last_error());
   std::fflush(stdout);
-  if (status == MDP_OK) ok(mdp_barrier(comm));
+  if (status == MDP_OK) ok(mdp_barrier(comm, nullptr));
   mdp_comm_destroy(comm);
 }
 
@@ -48,7 +48,7 @@ void run() {
   }
   int status = -1;
   require(child > 0 && waitpid(child, &status, 0) == child && status == 0, "the child ended with ", status);
-  ok(mdp_barrier(made));
+  ok(mdp_barrier(made, nullptr));
   ok(mdp_broadcast(made, &tensor, 0, nullptr, nullptr));
 }
 

@@ -68,7 +68,7 @@ inline std::string run_rank(const mdp_unique_id& id, int rank, int size, const B
     mdp_comm_config config{};
     config.struct_size = sizeof config;
     config.rank = rank;
-    config.nranks = size;
+    config.size = size;
     config.timeout_ns = kTimeoutNs;
     mdp_comm* made = nullptr;
     ok(mdp_comm_create(&config, &id, &made));

@@ -50,7 +50,7 @@ struct Model {
     param.ndim = 1;
     config.struct_size = sizeof config;
   }
-  mdp_status on(mdp_grid* grid, mdp_buffer** out) const { return mdp_buffer_register(grid, &config, &param, 1, out); }
+  mdp_status on(mdp_grid* grid, mdp_buffer** out) const { return mdp_buffer_register(nullptr, grid, &config, &param, 1, out); }
 };
 
 struct OnGrid {
@@ -93,7 +93,7 @@ void too_much_is_refused(const Rank& rank) {
   mdp_buffer* buffer = nullptr;
   ok(Model(1000).on(on.grid, &buffer));  // what is set up once is there
   mdp_buffer_destroy(buffer);
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
   const int64_t before = pages(0);
   const int files = descriptors();
   for (int i = 0; i < 3; ++i) {
@@ -124,7 +124,7 @@ void state_counts_too(const Rank& rank) {
   const Buffer owner(buffer);
   make_machine({50});  // the other ranks' writes are the same
   mdp_optimizer* optimizer = nullptr;
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
   refused(mdp_optimizer_create(buffer, nullptr, &optimizer), MDP_E_MEMORY,
           {"mdp_optimizer_create: rank", "52428800 that /sys/fs/cgroup/memory.max allows"});
   same_on_all(rank);
@@ -149,20 +149,20 @@ void limit(decltype(RLIMIT_AS) which, uint64_t bytes) {
 void short_files_are_a_status(const Rank& rank) {
   const OnGrid on(rank);
   mdp_buffer* buffer = nullptr;
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
   if (rank.rank == rank.size - 1) limit(RLIMIT_FSIZE, 2 * kMiB);
   refused(Model(kElements).on(on.grid, &buffer), MDP_E_MEMORY,
           {" bytes of shared memory are wanted", "files of 2097152 bytes", "ulimit -f"});
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
 }
 
 void little_address_space_is_a_status(const Rank& rank) {
   const OnGrid on(rank);
   mdp_buffer* buffer = nullptr;
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
   if (rank.rank == rank.size - 1) limit(RLIMIT_AS, static_cast<uint64_t>(pages(0) * sysconf(_SC_PAGESIZE)) + 30 * kMiB);
   refused(Model(kElements).on(on.grid, &buffer), MDP_E_MEMORY, {"cannot map 419", "ulimit -v"});
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
 }
 
 // No communicator of several ranks fits under it, since each makes shared memory of its own.

@@ -39,7 +39,7 @@ Model make(const Rank& rank, uint64_t bucket_elements, Grid* grid) {
   ok(mdp_grid_create(rank.comm, nullptr, &made));
   grid->reset(made);
   mdp_buffer* buffer = nullptr;
-  ok(mdp_buffer_register(made, &config, params.data(), kParams, &buffer));
+  ok(mdp_buffer_register(nullptr, made, &config, params.data(), kParams, &buffer));
   mdp_optimizer* optimizer = nullptr;
   ok(mdp_optimizer_create(buffer, nullptr, &optimizer));
   return {Buffer(buffer), Optimizer(optimizer)};

@@ -121,11 +121,11 @@ void check(const Rank& rank, const Types& types) {
   mdp_grid* grid = nullptr;
   ok(mdp_grid_create(rank.comm, nullptr, &grid));
   const Grid grid_owner(grid);
-  ok(mdp_barrier(rank.comm));
+  ok(mdp_barrier(rank.comm, nullptr));
 
   const int64_t heap_before = heap, mapped_before = mapped, shared_before = shared;
   mdp_buffer* buffer = nullptr;
-  ok(mdp_buffer_register(grid, &config, params.data(), kParams, &buffer));
+  ok(mdp_buffer_register(nullptr, grid, &config, params.data(), kParams, &buffer));
   const Buffer buffer_owner(buffer);
   mdp_optimizer* optimizer = nullptr;
   ok(mdp_optimizer_create(buffer, nullptr, &optimizer));

@@ -36,7 +36,7 @@ class Model {
     ok(mdp_grid_create(rank_.comm, nullptr, &grid));
     grid_.reset(grid);
     mdp_buffer* buffer = nullptr;
-    ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
+    ok(mdp_buffer_register(nullptr, grid, &config, params.data(), params.size(), &buffer));
     buffer_.reset(buffer);
     mdp_optimizer* optimizer = nullptr;
     ok(mdp_optimizer_create(buffer, &rule, &optimizer));
@@ -158,13 +158,13 @@ void used_twice(const Rank& rank) {
 }
 
 void learning_rates(const Rank& rank) {
-  mdp_group groups[2] = {};
-  for (mdp_group& group : groups) group.struct_size = sizeof group;
+  mdp_param_group groups[2] = {};
+  for (mdp_param_group& group : groups) group.struct_size = sizeof group;
   groups[1].lr = 0.5;
   Model model(rank, {100, 300});
-  model.params[1].group = 1;
-  model.rule.groups = groups;
-  model.rule.ngroups = 2;
+  model.params[1].param_group = 1;
+  model.rule.param_groups = groups;
+  model.rule.param_group_count = 2;
   model.create();
   double first = 1, second = 1;
   const auto stepped = [&](double by_first, double by_second, const mdp_step_config* config, const char* when) {
@@ -184,16 +184,16 @@ void learning_rates(const Rank& rank) {
   config.flags = MDP_STEP_SET_LR;
   stepped(0, 0.5, &config, "MDP_STEP_SET_LR: 0");
   groups[1].lr = 0;
-  ok(mdp_optimizer_set_group(model.optimizer(), 1, &groups[1]));
+  ok(mdp_optimizer_set_param_group(model.optimizer(), 1, &groups[1]));
   config.flags = 0;
   config.lr = 0.0625;
   stepped(0.0625, 0.0625, &config, "a group without lr follows the optimizer");
-  groups[1].flags = MDP_GROUP_SET_LR;
-  ok(mdp_optimizer_set_group(model.optimizer(), 1, &groups[1]));
-  stepped(0.0625, 0, nullptr, "MDP_GROUP_SET_LR: 0");
+  groups[1].flags = MDP_PARAM_GROUP_SET_LR;
+  ok(mdp_optimizer_set_param_group(model.optimizer(), 1, &groups[1]));
+  stepped(0.0625, 0, nullptr, "MDP_PARAM_GROUP_SET_LR: 0");
   groups[0].lr = 0.5;
   groups[0].weight_decay = 0.5;
-  ok(mdp_optimizer_set_group(model.optimizer(), 0, &groups[0]));
+  ok(mdp_optimizer_set_param_group(model.optimizer(), 0, &groups[0]));
   stepped(0.5 + 0.25 * first, 0, nullptr, "a group's lr and weight decay");
   ok(mdp_buffer_verify(model.buffer()));
 }
@@ -202,7 +202,7 @@ void learning_rates(const Rank& rank) {
 void betas(const Rank& rank) {
   for (const bool literally : {false, true}) {
     Model model(rank, {500});
-    model.rule.flags = literally ? uint64_t{MDP_OPTIMIZER_SET_BETAS} : 0;
+    model.rule.flags = literally ? uint64_t{MDP_OPTIMIZER_SET_BETA1 | MDP_OPTIMIZER_SET_BETA2} : 0;
     model.create();
     model.put_all(1);
     model.step();
@@ -261,7 +261,7 @@ void without_elements(const Rank& rank) {
         for (size_t p = 0; p < sizes.size(); ++p) {
           if (sizes[p] == 0) require(model.expect_state(p, "exp_avg", 0) == 0, "there is state of nothing");
         }
-        ok(mdp_buffer_broadcast(model.buffer(), rank.size - 1));
+        ok(mdp_buffer_broadcast(model.buffer(), rank.size - 1, nullptr));
         ok(mdp_buffer_verify(model.buffer()));
       }
     }

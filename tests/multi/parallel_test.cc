@@ -111,7 +111,7 @@ class Model {
     config.sharding = setup.sharding;
     config.bucket_elements = 256;
     mdp_buffer* buffer = nullptr;
-    status_ = mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer);
+    status_ = mdp_buffer_register(nullptr, grid, &config, params.data(), params.size(), &buffer);
     buffer_.reset(buffer);
     if (status_ != MDP_OK) return;
     mdp_optimizer_config rule{};
@@ -271,7 +271,7 @@ void broadcast_and_verify(const Rank& rank, const Cut& cut) {
   ok(model.status());
   for (int root = 0; root < std::min(cut.replicas(false), cut.replicas(true)); ++root) {
     for (size_t p = 0; p < kParams.size(); ++p) model.write(p, static_cast<float>(model.at(p).replica));
-    ok(mdp_buffer_broadcast(model.buffer(), root));
+    ok(mdp_buffer_broadcast(model.buffer(), root, nullptr));
     for (size_t p = 0; p < kParams.size(); ++p) {
       const auto got = model.read(p);
       for (size_t i = 0; i < got.size(); ++i) {
@@ -284,7 +284,7 @@ void broadcast_and_verify(const Rank& rank, const Cut& cut) {
   for (const size_t p : {size_t{0}, size_t{1}}) {  // a dense one, an expert's
     const int odd = rank.size - 1;
     model.write(p, rank.rank == odd ? 1 : 0);
-    ok(mdp_buffer_broadcast(model.buffer(), 0));
+    ok(mdp_buffer_broadcast(model.buffer(), 0, nullptr));
     if (rank.rank == odd) model.write(p, 2);
     const mdp_status status = mdp_buffer_verify(model.buffer());
     if (cut.replicas(kParams[p].expert) > 1) {
@@ -292,7 +292,7 @@ void broadcast_and_verify(const Rank& rank, const Cut& cut) {
     } else {
       ok(status);
     }
-    ok(mdp_buffer_broadcast(model.buffer(), 0));
+    ok(mdp_buffer_broadcast(model.buffer(), 0, nullptr));
     ok(mdp_buffer_verify(model.buffer()));
   }
 }

@@ -101,7 +101,7 @@ class Info(ProgramTest):
         self.assertIn("MEGADP_RANK=1", broken["variables"])
         done = megadp("run", "-n", "2", "--no-prefix", MEGADP, "info", "--json")
         launches = sorted((json.loads(line)["launch"] for line in done.stdout.splitlines()), key=lambda launch: launch["rank"])
-        self.assertEqual([(launch["launcher"], launch["rank"], launch["nranks"]) for launch in launches], [("megadp run", 0, 2), ("megadp run", 1, 2)])
+        self.assertEqual([(launch["launcher"], launch["rank"], launch["size"]) for launch in launches], [("megadp run", 0, 2), ("megadp run", 1, 2)])
         self.assertIsNone(re.search("[0-9a-f]{64}", done.stdout), "the secret is not told")
 
     def test_for_a_person(self):

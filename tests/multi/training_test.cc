@@ -51,7 +51,7 @@ class Model {
       params[p].name = names_[p].c_str();
       params[p].shape = kShapes[p].data();
       params[p].ndim = static_cast<int32_t>(kShapes[p].size());
-      params[p].group = p == 1 ? 1 : 0;
+      params[p].param_group = p == 1 ? 1 : 0;
     }
     mdp_grid* grid = nullptr;
     ok(mdp_grid_create(rank.comm, nullptr, &grid));
@@ -64,20 +64,20 @@ class Model {
     config.bucket_elements = setup.bucket_elements;
     config.flags = setup.flags;
     mdp_buffer* buffer = nullptr;
-    ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
+    ok(mdp_buffer_register(nullptr, grid, &config, params.data(), params.size(), &buffer));
     buffer_.reset(buffer);
     for (size_t p = 0; p < kShapes.size(); ++p) write(p);
 
-    mdp_group groups[2] = {};
-    groups[0].struct_size = groups[1].struct_size = sizeof(mdp_group);
+    mdp_param_group groups[2] = {};
+    groups[0].struct_size = groups[1].struct_size = sizeof(mdp_param_group);
     groups[0].weight_decay = 0.1;
     groups[1].lr = 0.02;
     mdp_optimizer_config rule{};
     rule.struct_size = sizeof rule;
     rule.lr = 0.01;
     rule.max_grad_norm = setup.max_grad_norm;
-    rule.groups = groups;
-    rule.ngroups = 2;
+    rule.param_groups = groups;
+    rule.param_group_count = 2;
     mdp_optimizer* optimizer = nullptr;
     ok(mdp_optimizer_create(buffer, &rule, &optimizer));
     optimizer_.reset(optimizer);

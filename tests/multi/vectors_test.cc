@@ -48,7 +48,7 @@ class Registered {
     ok(mdp_grid_create(rank.comm, &cut, &grid));
     grid_.reset(grid);
     mdp_buffer* buffer = nullptr;
-    ok(mdp_buffer_register(grid, &config, params.data(), params.size(), &buffer));
+    ok(mdp_buffer_register(nullptr, grid, &config, params.data(), params.size(), &buffer));
     buffer_.reset(buffer);
   }
 

@@ -141,7 +141,8 @@ class Trainer {
       params[p].ndim = 1;
     }
     mdp_buffer* buffer = nullptr;
-    if (failed("mdp_buffer_register", [&] { return mdp_buffer_register(grid, nullptr, params.data(), kParams, &buffer); })) return false;
+    if (failed("mdp_buffer_register", [&] { return mdp_buffer_register(nullptr, grid, nullptr, params.data(), kParams, &buffer); }))
+      return false;
     buffer_.reset(buffer);
     mdp_optimizer* optimizer = nullptr;
     if (failed("mdp_optimizer_create", [&] { return mdp_optimizer_create(buffer, nullptr, &optimizer); })) return false;
@@ -181,7 +182,7 @@ class Trainer {
     const uint64_t begun = now();
     if (!call_something((rank_ + orders_.delay_us) % 6)) return false;
     say("{\"event\":\"called\",\"rank\":", rank_, ",\"begun\":", begun, "}");
-    return !failed("mdp_barrier", [&] { return mdp_barrier(comm_.get()); });
+    return !failed("mdp_barrier", [&] { return mdp_barrier(comm_.get(), nullptr); });
   }
 
   bool call_something(int which) {
@@ -196,7 +197,7 @@ class Trainer {
       case 3:
         return !failed("mdp_microbatch_begin", [&] { return mdp_microbatch_begin(buffer, 1); });
       case 4:
-        return !failed("mdp_barrier", [&] { return mdp_barrier(comm_.get()); });
+        return !failed("mdp_barrier", [&] { return mdp_barrier(comm_.get(), nullptr); });
       default:
         return !failed("mdp_all_reduce", [&] { return all_reduce(); });
     }

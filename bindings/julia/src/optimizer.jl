@@ -27,15 +27,15 @@ function let_go(holders::Threads.Atomic{Int}, pointer)
     return nothing
 end
 
-group_of(group, lr, weight_decay) = Raw.mdp_group(; lr = get(group, :lr, lr), weight_decay = get(group, :weight_decay, weight_decay),
-                                                  flags = Raw.MDP_GROUP_SET_LR)
+group_of(group, lr, weight_decay) = Raw.mdp_param_group(; lr = get(group, :lr, lr), weight_decay = get(group, :weight_decay, weight_decay),
+                                                  flags = Raw.MDP_PARAM_GROUP_SET_LR)
 
 function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
     listed = [group_of(group, lr, weight_decay) for group in (isempty(groups) ? [NamedTuple()] : groups)]
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
     GC.@preserve listed begin
         config = Ref(Raw.mdp_optimizer_config(; rule = Raw.MDP_RULE_ADAMW, lr = lr, beta1 = betas[1], beta2 = betas[2], eps = eps,
-                                              max_grad_norm = max_grad_norm, groups = pointer(listed), ngroups = length(listed),
+                                              max_grad_norm = max_grad_norm, groups = pointer(listed), param_group_count = length(listed),
                                               flags = Raw.MDP_OPTIMIZER_SET_BETAS))
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
@@ -49,7 +49,7 @@ Gives parameter group `k` (from 1) new values, literally, from the next step on;
 """
 function set_group!(optimizer::Optimizer, k::Integer; lr, weight_decay = 0.0)
     k >= 1 || throw(invalid("group is $k; groups are counted from 1"))
-    check(Raw.mdp_optimizer_set_group(optimizer, k - 1, Ref(group_of(NamedTuple(), lr, weight_decay))))
+    check(Raw.mdp_optimizer_set_param_group(optimizer, k - 1, Ref(group_of(NamedTuple(), lr, weight_decay))))
 end
 
 """

@@ -50,6 +50,7 @@ const mdp_sharding = UInt32
 const mdp_rule = UInt32
 const mdp_missing = UInt32
 const mdp_bucket_state = UInt32
+const mdp_log_level = Int32
 
 struct mdp_unique_id
     bytes::NTuple{128, UInt8}
@@ -80,15 +81,15 @@ struct mdp_comm_config
     struct_size::UInt32
     backend::mdp_backend
     rank::Int32
-    nranks::Int32
+    size::Int32
     device::Int32
-    host_threads::Int32
+    reserved::Int32
     timeout_ns::UInt64
     flags::UInt64
     bootstrap::Ptr{mdp_bootstrap}
 end
-mdp_comm_config(; backend = 0, rank = 0, nranks = 0, device = 0, host_threads = 0, timeout_ns = 0, flags = 0, bootstrap = C_NULL) =
-    mdp_comm_config(sizeof(mdp_comm_config), backend, rank, nranks, device, host_threads, timeout_ns, flags, bootstrap)
+mdp_comm_config(; backend = 0, rank = 0, size = 0, device = 0, reserved = 0, timeout_ns = 0, flags = 0, bootstrap = C_NULL) =
+    mdp_comm_config(sizeof(mdp_comm_config), backend, rank, size, device, reserved, timeout_ns, flags, bootstrap)
 
 struct mdp_grid_config
     struct_size::UInt32
@@ -130,12 +131,12 @@ struct mdp_param
     placement::mdp_placement
     shard_dim::Int32
     shard_stride::Int32
-    group::Int32
+    param_group::Int32
     reserved::Int32
     flags::UInt64
 end
-mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, group = 0, reserved = 0, flags = 0) =
-    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, group, reserved, flags)
+mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, reserved = 0, flags = 0) =
+    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, reserved, flags)
 
 struct mdp_buffer_config
     struct_size::UInt32
@@ -179,15 +180,15 @@ end
 mdp_range(; reserved = 0, buffer = 0, bucket = 0, param = 0, start = 0, stop = 0, param_begin = 0) =
     mdp_range(sizeof(mdp_range), reserved, buffer, bucket, param, start, stop, param_begin)
 
-struct mdp_group
+struct mdp_param_group
     struct_size::UInt32
     reserved::UInt32
     lr::Cdouble
     weight_decay::Cdouble
     flags::UInt64
 end
-mdp_group(; reserved = 0, lr = 0, weight_decay = 0, flags = 0) =
-    mdp_group(sizeof(mdp_group), reserved, lr, weight_decay, flags)
+mdp_param_group(; reserved = 0, lr = 0, weight_decay = 0, flags = 0) =
+    mdp_param_group(sizeof(mdp_param_group), reserved, lr, weight_decay, flags)
 
 struct mdp_optimizer_config
     struct_size::UInt32
@@ -198,12 +199,12 @@ struct mdp_optimizer_config
     eps::Cdouble
     weight_decay::Cdouble
     max_grad_norm::Cdouble
-    groups::Ptr{mdp_group}
-    ngroups::UInt64
+    param_groups::Ptr{mdp_param_group}
+    param_group_count::UInt64
     flags::UInt64
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, groups = C_NULL, ngroups = 0, flags = 0) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, groups, ngroups, flags)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags)
 
 struct mdp_step_config
     struct_size::UInt32
@@ -321,16 +322,19 @@ const MDP_PARAM_FROZEN = Int(1)
 const MDP_PARAM_OWN_BUCKET = Int(2)
 
 const MDP_BUFFER_NO_OVERLAP = Int(1)
-const MDP_BUFFER_HIGH_BANDWIDTH_PADDING = Int(4)
-const MDP_BUFFER_REFERENCE_BUCKETS = Int(8)
-const MDP_BUFFER_IGNORE_MEMORY = Int(16)
+const MDP_BUFFER_HIGH_BANDWIDTH_PADDING = Int(2)
+const MDP_BUFFER_REFERENCE_BUCKETS = Int(4)
+const MDP_BUFFER_IGNORE_MEMORY = Int(8)
 
 const MDP_GRAD_ADD = Int(1)
 const MDP_GRAD_MORE = Int(2)
 
-const MDP_GROUP_SET_LR = Int(1)
+const MDP_PARAM_GROUP_SET_LR = Int(1)
+const MDP_PARAM_GROUP_SET_WEIGHT_DECAY = Int(2)
 
-const MDP_OPTIMIZER_SET_BETAS = Int(1)
+const MDP_OPTIMIZER_SET_LR = Int(1)
+const MDP_OPTIMIZER_SET_BETA1 = Int(2)
+const MDP_OPTIMIZER_SET_BETA2 = Int(4)
 
 const MDP_STEP_SET_LR = Int(1)
 
@@ -344,6 +348,11 @@ const MDP_BUCKET_REDUCED = UInt32(3)
 const MDP_BUCKET_GATHERING = UInt32(4)
 const MDP_BUCKET_WHOLE = UInt32(5)
 
+const MDP_LOG_ERROR = Int32(0)
+const MDP_LOG_WARNING = Int32(1)
+const MDP_LOG_INFO = Int32(2)
+const MDP_LOG_DEBUG = Int32(3)
+
 const FUNCTIONS = (
     :mdp_version,
     :mdp_status_name,
@@ -356,6 +365,7 @@ const FUNCTIONS = (
     :mdp_comm_split,
     :mdp_comm_rank,
     :mdp_comm_size,
+    :mdp_comm_world_rank,
     :mdp_comm_error_info,
     :mdp_comm_event_fd,
     :mdp_comm_abort,
@@ -375,6 +385,8 @@ const FUNCTIONS = (
     :mdp_plan_json,
     :mdp_buffer_register,
     :mdp_buffer_owned,
+    :mdp_buffer_find,
+    :mdp_buffer_counts,
     :mdp_buffer_param_view,
     :mdp_buffer_grad_view,
     :mdp_buffer_to_dlpack,
@@ -397,7 +409,7 @@ const FUNCTIONS = (
     :mdp_grad_scale,
     :mdp_grad_changed,
     :mdp_optimizer_create,
-    :mdp_optimizer_set_group,
+    :mdp_optimizer_set_param_group,
     :mdp_optimizer_step,
     :mdp_optimizer_state,
     :mdp_optimizer_steps,
@@ -429,104 +441,110 @@ mdp_comm_rank(comm) =
     ccall(entries[10], Int32, (Ptr{mdp_comm},), comm)
 mdp_comm_size(comm) =
     ccall(entries[11], Int32, (Ptr{mdp_comm},), comm)
+mdp_comm_world_rank(comm, rank) =
+    ccall(entries[12], Int32, (Ptr{mdp_comm}, Int32), comm, rank)
 mdp_comm_error_info(comm, out) =
-    ccall(entries[12], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_error_info}), comm, out)
+    ccall(entries[13], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_error_info}), comm, out)
 mdp_comm_event_fd(comm, out) =
-    ccall(entries[13], mdp_status, (Ptr{mdp_comm}, Ptr{Int32}), comm, out)
+    ccall(entries[14], mdp_status, (Ptr{mdp_comm}, Ptr{Int32}), comm, out)
 mdp_comm_abort(comm) =
-    ccall(entries[14], mdp_status, (Ptr{mdp_comm},), comm)
+    ccall(entries[15], mdp_status, (Ptr{mdp_comm},), comm)
 mdp_comm_destroy(comm) =
-    ccall(entries[15], Cvoid, (Ptr{mdp_comm},), comm)
+    ccall(entries[16], Cvoid, (Ptr{mdp_comm},), comm)
 mdp_all_reduce(comm, from, to, op, stream, out) =
-    @waiting(entries[16], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, mdp_op, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, op, stream, out)
-mdp_reduce_scatter(comm, from, to, op, stream, out) =
     @waiting(entries[17], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, mdp_op, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, op, stream, out)
+mdp_reduce_scatter(comm, from, to, op, stream, out) =
+    @waiting(entries[18], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, mdp_op, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, op, stream, out)
 mdp_all_gather(comm, from, to, stream, out) =
-    @waiting(entries[18], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, stream, out)
-mdp_all_to_all(comm, from, to, stream, out) =
     @waiting(entries[19], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, stream, out)
+mdp_all_to_all(comm, from, to, stream, out) =
+    @waiting(entries[20], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, stream, out)
 mdp_broadcast(comm, tensor, root, stream, out) =
-    @waiting(entries[20], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Int32, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, tensor, root, stream, out)
-mdp_barrier(comm) =
-    @waiting(entries[21], mdp_status, (Ptr{mdp_comm},), comm)
+    @waiting(entries[21], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Int32, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, tensor, root, stream, out)
+mdp_barrier(comm, out) =
+    @waiting(entries[22], mdp_status, (Ptr{mdp_comm}, Ptr{Ptr{mdp_request}}), comm, out)
 mdp_grid_create(world, config, out) =
-    @waiting(entries[22], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid_config}, Ptr{Ptr{mdp_grid}}), world, config, out)
+    @waiting(entries[23], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid_config}, Ptr{Ptr{mdp_grid}}), world, config, out)
 mdp_grid_coords(grid, axes, index, size) =
-    ccall(entries[23], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Int32}, Ptr{Int32}), grid, axes, index, size)
+    ccall(entries[24], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Int32}, Ptr{Int32}), grid, axes, index, size)
 mdp_grid_comm(grid, axes, out) =
-    @waiting(entries[24], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Ptr{mdp_comm}}), grid, axes, out)
+    @waiting(entries[25], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Ptr{mdp_comm}}), grid, axes, out)
 mdp_grid_destroy(grid) =
-    ccall(entries[25], Cvoid, (Ptr{mdp_grid},), grid)
-mdp_grid_groups_json(grid, world, axes, json, capacity, needed) =
-    ccall(entries[26], mdp_status, (Ptr{mdp_grid_config}, Int32, UInt32, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, world, axes, json, capacity, needed)
-mdp_plan(grid, world, rank, config, params, count, out) =
-    ccall(entries[27], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_plan_report}), grid, world, rank, config, params, count, out)
-mdp_plan_json(grid, world, config, params, count, json, capacity, needed) =
-    ccall(entries[28], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, world, config, params, count, json, capacity, needed)
-mdp_buffer_register(grid, config, params, count, out) =
-    @waiting(entries[29], mdp_status, (Ptr{mdp_grid}, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{Ptr{mdp_buffer}}), grid, config, params, count, out)
+    ccall(entries[26], Cvoid, (Ptr{mdp_grid},), grid)
+mdp_grid_groups_json(grid, size, axes, json, capacity, needed) =
+    ccall(entries[27], mdp_status, (Ptr{mdp_grid_config}, Int32, UInt32, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, axes, json, capacity, needed)
+mdp_plan(grid, size, rank, config, params, count, out) =
+    ccall(entries[28], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_plan_report}), grid, size, rank, config, params, count, out)
+mdp_plan_json(grid, size, config, params, count, json, capacity, needed) =
+    ccall(entries[29], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, config, params, count, json, capacity, needed)
+mdp_buffer_register(comm, grid, config, params, count, out) =
+    @waiting(entries[30], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid}, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{Ptr{mdp_buffer}}), comm, grid, config, params, count, out)
 mdp_buffer_owned(buffer, ranges, capacity, needed) =
-    ccall(entries[30], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_range}, Csize_t, Ptr{Csize_t}), buffer, ranges, capacity, needed)
+    ccall(entries[31], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_range}, Csize_t, Ptr{Csize_t}), buffer, ranges, capacity, needed)
+mdp_buffer_find(buffer, name, param) =
+    ccall(entries[32], mdp_status, (Ptr{mdp_buffer}, Cstring, Ptr{Csize_t}), buffer, name, param)
+mdp_buffer_counts(buffer, params, buckets) =
+    ccall(entries[33], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Ptr{Csize_t}), buffer, params, buckets)
 mdp_buffer_param_view(buffer, param, out) =
-    ccall(entries[31], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+    ccall(entries[34], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
 mdp_buffer_grad_view(buffer, param, out) =
-    ccall(entries[32], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+    ccall(entries[35], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
 mdp_buffer_to_dlpack(owner, view, out) =
-    ccall(entries[33], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_tensor}, Ptr{Ptr{DLManagedTensorVersioned}}), owner, view, out)
-mdp_buffer_broadcast(buffer, root) =
-    @waiting(entries[34], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, root)
+    ccall(entries[36], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_tensor}, Ptr{Ptr{DLManagedTensorVersioned}}), owner, view, out)
+mdp_buffer_broadcast(buffer, root, out) =
+    @waiting(entries[37], mdp_status, (Ptr{mdp_buffer}, Int32, Ptr{Ptr{mdp_request}}), buffer, root, out)
 mdp_buffer_verify(buffer) =
-    @waiting(entries[35], mdp_status, (Ptr{mdp_buffer},), buffer)
+    @waiting(entries[38], mdp_status, (Ptr{mdp_buffer},), buffer)
 mdp_buffer_zero_grad(buffer, stream) =
-    ccall(entries[36], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, stream)
+    ccall(entries[39], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, stream)
 mdp_buffer_stats(buffer, out) =
-    ccall(entries[37], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_stats_report}), buffer, out)
+    ccall(entries[40], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_stats_report}), buffer, out)
 mdp_buffer_bucket(buffer, bucket, out) =
-    ccall(entries[38], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
+    ccall(entries[41], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
 mdp_buffer_destroy(buffer) =
-    ccall(entries[39], Cvoid, (Ptr{mdp_buffer},), buffer)
+    ccall(entries[42], Cvoid, (Ptr{mdp_buffer},), buffer)
 mdp_microbatch_begin(buffer, is_last) =
-    ccall(entries[40], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
+    ccall(entries[43], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
 mdp_param_wait(buffer, param, consumer) =
-    @waiting(entries[41], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
+    @waiting(entries[44], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
 mdp_param_read(buffer, param, to, stream) =
-    @waiting(entries[42], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
+    @waiting(entries[45], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
 mdp_param_write(buffer, param, from, stream) =
-    @waiting(entries[43], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
+    @waiting(entries[46], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
 mdp_param_changed(buffer) =
-    ccall(entries[44], mdp_status, (Ptr{mdp_buffer},), buffer)
+    ccall(entries[47], mdp_status, (Ptr{mdp_buffer},), buffer)
 mdp_grad_put(buffer, param, grad, flags, producer) =
-    @waiting(entries[45], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
+    @waiting(entries[48], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
 mdp_grad_ready(buffer, param, producer) =
-    ccall(entries[46], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
+    ccall(entries[49], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
 mdp_grad_skip(buffer, param) =
-    ccall(entries[47], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+    ccall(entries[50], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
 mdp_grad_sync(buffer, consumer, out) =
-    @waiting(entries[48], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
+    @waiting(entries[51], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
 mdp_grad_norm(buffer, params, count, norm) =
-    ccall(entries[49], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
+    ccall(entries[52], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
 mdp_grad_scale(buffer, params, count, factor, stream) =
-    ccall(entries[50], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
+    ccall(entries[53], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
 mdp_grad_changed(buffer, producer) =
-    ccall(entries[51], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
+    ccall(entries[54], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
 mdp_optimizer_create(buffer, config, out) =
-    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
-mdp_optimizer_set_group(optimizer, group, value) =
-    ccall(entries[53], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_group}), optimizer, group, value)
+    @waiting(entries[55], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
+mdp_optimizer_set_param_group(optimizer, group, value) =
+    ccall(entries[56], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
 mdp_optimizer_step(optimizer, config, report, out) =
-    @waiting(entries[54], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+    @waiting(entries[57], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[55], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[58], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
-    ccall(entries[56], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+    ccall(entries[59], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[57], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[60], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_request_test(request) =
-    ccall(entries[58], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[61], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[59], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[62], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[60], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[63], Cvoid, (Ptr{mdp_request},), request)
 const entries = Vector{Ptr{Cvoid}}(undef, length(FUNCTIONS))
 const loaded_from = Ref("")
 

@@ -101,7 +101,7 @@ class Buffer {
 
   /// Rank root's parameters for all ranks of each data-parallel group. Collective.
   void broadcast(int root, Failure& failure) {
-    call(failure, [&](auto* buffer) { return mdp_buffer_broadcast(buffer, root); });
+    call(failure, [&](auto* buffer) { return mdp_buffer_broadcast(buffer, root, nullptr); });
   }
   /// Fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
   void verify(Failure& failure) {

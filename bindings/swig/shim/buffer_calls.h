@@ -15,7 +15,7 @@ inline Buffer* Buffer::create_on(const Grid& grid, const Params& params, const B
     const auto cut = grid.handle().use(failure);
     const std::vector<mdp_param> list = params.describe();
     mdp_buffer* buffer = nullptr;
-    if (!cut || !failure.take(mdp_buffer_register(cut.get(), &config, list.data(), list.size(), &buffer))) return nullptr;
+    if (!cut || !failure.take(mdp_buffer_register(nullptr, cut.get(), &config, list.data(), list.size(), &buffer))) return nullptr;
     return new Buffer(buffer, params);
   });
 }

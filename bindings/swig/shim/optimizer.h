@@ -13,12 +13,12 @@ struct Group {
   bool set_lr = false;
 
 #ifndef SWIG
-  mdp_group describe() const {
-    mdp_group group{};
+  mdp_param_group describe() const {
+    mdp_param_group group{};
     group.struct_size = sizeof group;
     group.lr = lr;
     group.weight_decay = weight_decay;
-    group.flags = set_lr ? MDP_GROUP_SET_LR : 0;
+    group.flags = set_lr ? MDP_PARAM_GROUP_SET_LR : 0;
     return group;
   }
 #endif
@@ -38,7 +38,7 @@ struct OptimizerOptions {
 
 #ifndef SWIG
   // `groups` is what the configuration points to.
-  mdp_optimizer_config config(std::vector<mdp_group>* groups) const {
+  mdp_optimizer_config config(std::vector<mdp_param_group>* groups) const {
     for (const Group& group : groups_) groups->push_back(group.describe());
     mdp_optimizer_config config{};
     config.struct_size = sizeof config;
@@ -50,7 +50,7 @@ struct OptimizerOptions {
     config.weight_decay = weight_decay;
     config.max_grad_norm = max_grad_norm;
     config.groups = groups->empty() ? nullptr : groups->data();
-    config.ngroups = groups->size();
+    config.param_group_count = groups->size();
     config.flags = set_betas ? MDP_OPTIMIZER_SET_BETAS : 0;
     return config;
   }
@@ -97,7 +97,7 @@ class Optimizer {
   /// Collective over the buffer's world, with equal options.
   static Optimizer* create(const Buffer& buffer, const OptimizerOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Optimizer* {
-      std::vector<mdp_group> groups;
+      std::vector<mdp_param_group> groups;
       const mdp_optimizer_config config = options.config(&groups);
       const auto registered = buffer.handle().use(failure);
       mdp_optimizer* optimizer = nullptr;
@@ -110,8 +110,8 @@ class Optimizer {
   void set_group(long long number, const Group& group, Failure& failure) {
     const auto optimizer = optimizer_.use(failure);
     if (!optimizer || !not_negative("number", number, failure)) return;
-    const mdp_group value = group.describe();
-    failure.take(mdp_optimizer_set_group(optimizer.get(), static_cast<size_t>(number), &value));
+    const mdp_param_group value = group.describe();
+    failure.take(mdp_optimizer_set_param_group(optimizer.get(), static_cast<size_t>(number), &value));
   }
 
   /// Takes a step with the gradients that sync reduced. Returns when its norm is known: new parameters are gathered meanwhile, and

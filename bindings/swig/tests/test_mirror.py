@@ -73,7 +73,7 @@ def options_of(name):
 
 def configuring(abi):
     """A program that says which fields and flags are zero though all options are given."""
-    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  std::vector<mdp_group> groups;"
+    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  std::vector<mdp_param_group> groups;"
     for struct, (options, made, flags) in CONFIGURATIONS.items():
         yield f"  {{\n    megadp::{options} options;\n    {struct} config{{}};"
         for kind, name in options_of(options):

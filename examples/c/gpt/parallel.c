@@ -76,11 +76,11 @@ static int register_buffer(parallel* p, const options* opts) {
     params[i].name = from->name;
     params[i].shape = from->shape;
     params[i].ndim = from->ndim;
-    params[i].group = from->decays ? 0 : 1;
+    params[i].param_group = from->decays ? 0 : 1;
   }
   p->plan.struct_size = sizeof p->plan;
   int failed = check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
-               check(p, mdp_buffer_register(p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
+               check(p, mdp_buffer_register(NULL, p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
   free(params);
   return failed ? -1 : 0;
 }
@@ -138,19 +138,19 @@ static int start_params(parallel* p, uint64_t seed) {
   }
   free(values);
   if (failed) return -1;
-  return check(p, mdp_buffer_broadcast(p->buffer, 0), "mdp_buffer_broadcast");
+  return check(p, mdp_buffer_broadcast(p->buffer, 0, NULL), "mdp_buffer_broadcast");
 }
 
 int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   static const mdp_dtype DTYPES[] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F16};
-  const mdp_group groups[] = {{.struct_size = sizeof groups[0], .weight_decay = 0.1}, {.struct_size = sizeof groups[0]}};
+  const mdp_param_group groups[] = {{.struct_size = sizeof groups[0], .weight_decay = 0.1}, {.struct_size = sizeof groups[0]}};
   const mdp_optimizer_config config = {.struct_size = sizeof config,
                                        .lr = opts->lr,
                                        .beta1 = 0.9,
                                        .beta2 = 0.98,
                                        .max_grad_norm = opts->clip,
-                                       .groups = groups,
-                                       .ngroups = 2};
+                                       .param_groups = groups,
+                                       .param_group_count = 2};
   p->model = model;
   p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;

@@ -35,8 +35,8 @@ class StepReport:
 
 
 def _group(group: Group) -> Any:
-    return sized(_raw.mdp_group, lr=group.lr or 0.0, weight_decay=group.weight_decay,
-                 flags=_raw.MDP_GROUP_SET_LR if group.lr is not None else 0)
+    return sized(_raw.mdp_param_group, lr=group.lr or 0.0, weight_decay=group.weight_decay,
+                 flags=_raw.MDP_PARAM_GROUP_SET_LR if group.lr is not None else 0)
 
 
 class Optimizer(Closable):
@@ -49,9 +49,9 @@ class Optimizer(Closable):
 
     def __init__(self, buffer: Buffer, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0, groups: Sequence[Group] = ()) -> None:
-        structs = (_raw.mdp_group * len(groups))(*map(_group, groups)) if groups else None
+        structs = (_raw.mdp_param_group * len(groups))(*map(_group, groups)) if groups else None
         config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=eps or 0.0, weight_decay=weight_decay,
-                       max_grad_norm=max_grad_norm, groups=structs, ngroups=len(groups))
+                       max_grad_norm=max_grad_norm, groups=structs, param_group_count=len(groups))
         if betas is not None:
             config.beta1, config.beta2 = betas
             config.flags = _raw.MDP_OPTIMIZER_SET_BETAS
@@ -62,7 +62,7 @@ class Optimizer(Closable):
 
     def set_group(self, group: int, value: Group) -> None:
         """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local."""
-        self._call(lib.mdp_optimizer_set_group, whole(group, "group", 0, 2**63), ctypes.byref(_group(value)))
+        self._call(lib.mdp_optimizer_set_param_group, whole(group, "group", 0, 2**63), ctypes.byref(_group(value)))
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, report: bool = True, wait: bool = True,
              stream: int = 0) -> Optional[StepReport]:

@@ -60,13 +60,16 @@ MDP_MISSING_SKIP = 2
 MDP_PARAM_FROZEN = 1
 MDP_PARAM_OWN_BUCKET = 2
 MDP_BUFFER_NO_OVERLAP = 1
-MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 4
-MDP_BUFFER_REFERENCE_BUCKETS = 8
-MDP_BUFFER_IGNORE_MEMORY = 16
+MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 2
+MDP_BUFFER_REFERENCE_BUCKETS = 4
+MDP_BUFFER_IGNORE_MEMORY = 8
 MDP_GRAD_ADD = 1
 MDP_GRAD_MORE = 2
-MDP_GROUP_SET_LR = 1
-MDP_OPTIMIZER_SET_BETAS = 1
+MDP_PARAM_GROUP_SET_LR = 1
+MDP_PARAM_GROUP_SET_WEIGHT_DECAY = 2
+MDP_OPTIMIZER_SET_LR = 1
+MDP_OPTIMIZER_SET_BETA1 = 2
+MDP_OPTIMIZER_SET_BETA2 = 4
 MDP_STEP_SET_LR = 1
 MDP_STEPPED_SKIPPED = 1
 MDP_STEPPED_CLIPPED = 2
@@ -76,6 +79,10 @@ MDP_BUCKET_IN_FLIGHT = 2
 MDP_BUCKET_REDUCED = 3
 MDP_BUCKET_GATHERING = 4
 MDP_BUCKET_WHOLE = 5
+MDP_LOG_ERROR = 0
+MDP_LOG_WARNING = 1
+MDP_LOG_INFO = 2
+MDP_LOG_DEBUG = 3
 
 # The type that values of each enumeration are passed as.
 ALIASES = {
@@ -90,6 +97,7 @@ ALIASES = {
     "mdp_rule": ctypes.c_uint32,
     "mdp_missing": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
+    "mdp_log_level": ctypes.c_int32,
 }
 
 
@@ -157,9 +165,9 @@ class mdp_comm_config(ctypes.Structure):
         ("struct_size", ctypes.c_uint32),
         ("backend", ctypes.c_uint32),
         ("rank", ctypes.c_int32),
-        ("nranks", ctypes.c_int32),
+        ("size", ctypes.c_int32),
         ("device", ctypes.c_int32),
-        ("host_threads", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         ("timeout_ns", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
         ("bootstrap", ctypes.POINTER(mdp_bootstrap)),
@@ -207,7 +215,7 @@ class mdp_param(ctypes.Structure):
         ("placement", ctypes.c_uint32),
         ("shard_dim", ctypes.c_int32),
         ("shard_stride", ctypes.c_int32),
-        ("group", ctypes.c_int32),
+        ("param_group", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("flags", ctypes.c_uint64),
     ]
@@ -255,7 +263,7 @@ class mdp_range(ctypes.Structure):
     ]
 
 
-class mdp_group(ctypes.Structure):
+class mdp_param_group(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
@@ -275,8 +283,8 @@ class mdp_optimizer_config(ctypes.Structure):
         ("eps", ctypes.c_double),
         ("weight_decay", ctypes.c_double),
         ("max_grad_norm", ctypes.c_double),
-        ("groups", ctypes.POINTER(mdp_group)),
-        ("ngroups", ctypes.c_uint64),
+        ("param_groups", ctypes.POINTER(mdp_param_group)),
+        ("param_group_count", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
     ]
 
@@ -341,7 +349,7 @@ STRUCTS = (
     mdp_buffer_config,
     mdp_plan_report,
     mdp_range,
-    mdp_group,
+    mdp_param_group,
     mdp_optimizer_config,
     mdp_step_config,
     mdp_step_report,
@@ -361,6 +369,7 @@ PROTOTYPES = {
     "mdp_comm_split": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
     "mdp_comm_rank": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
     "mdp_comm_size": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
+    "mdp_comm_world_rank": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.c_int32]),
     "mdp_comm_error_info": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_error_info)]),
     "mdp_comm_event_fd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(ctypes.c_int32)]),
     "mdp_comm_abort": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
@@ -370,7 +379,7 @@ PROTOTYPES = {
     "mdp_all_gather": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_all_to_all": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_barrier": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
+    "mdp_barrier": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_grid_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_grid_config), ctypes.POINTER(ctypes.POINTER(mdp_grid))]),
     "mdp_grid_coords": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32)]),
     "mdp_grid_comm": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
@@ -378,12 +387,14 @@ PROTOTYPES = {
     "mdp_grid_groups_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_plan": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(mdp_plan_report)]),
     "mdp_plan_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_buffer_register": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(ctypes.POINTER(mdp_buffer))]),
+    "mdp_buffer_register": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_grid), ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(ctypes.POINTER(mdp_buffer))]),
     "mdp_buffer_owned": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_range), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_buffer_find": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_buffer_counts": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_buffer_param_view": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
     "mdp_buffer_grad_view": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
     "mdp_buffer_to_dlpack": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.POINTER(DLManagedTensorVersioned))]),
-    "mdp_buffer_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32]),
+    "mdp_buffer_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_buffer_verify": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer)]),
     "mdp_buffer_zero_grad": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
     "mdp_buffer_stats": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_stats_report)]),
@@ -402,7 +413,7 @@ PROTOTYPES = {
     "mdp_grad_scale": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p]),
     "mdp_grad_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
     "mdp_optimizer_create": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_optimizer_config), ctypes.POINTER(ctypes.POINTER(mdp_optimizer))]),
-    "mdp_optimizer_set_group": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(mdp_group)]),
+    "mdp_optimizer_set_param_group": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(mdp_param_group)]),
     "mdp_optimizer_step": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.POINTER(mdp_step_config), ctypes.POINTER(mdp_step_report), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_optimizer_state": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.c_char_p, ctypes.POINTER(mdp_tensor)]),
     "mdp_optimizer_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]),

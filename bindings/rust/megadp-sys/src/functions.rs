@@ -17,6 +17,7 @@ unsafe extern "C" {
     pub fn mdp_comm_split(comm: *mut mdp_comm, color: i32, key: i32, out: *mut *mut mdp_comm) -> mdp_status;
     pub fn mdp_comm_rank(comm: *const mdp_comm) -> i32;
     pub fn mdp_comm_size(comm: *const mdp_comm) -> i32;
+    pub fn mdp_comm_world_rank(comm: *const mdp_comm, rank: i32) -> i32;
     pub fn mdp_comm_error_info(comm: *mut mdp_comm, out: *mut mdp_error_info) -> mdp_status;
     pub fn mdp_comm_event_fd(comm: *mut mdp_comm, out: *mut i32) -> mdp_status;
     pub fn mdp_comm_abort(comm: *mut mdp_comm) -> mdp_status;
@@ -31,26 +32,28 @@ unsafe extern "C" {
         out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_broadcast(comm: *mut mdp_comm, tensor: *const mdp_tensor, root: i32, stream: mdp_stream,
         out: *mut *mut mdp_request) -> mdp_status;
-    pub fn mdp_barrier(comm: *mut mdp_comm) -> mdp_status;
+    pub fn mdp_barrier(comm: *mut mdp_comm, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_grid_create(world: *mut mdp_comm, config: *const mdp_grid_config, out: *mut *mut mdp_grid) -> mdp_status;
     pub fn mdp_grid_coords(grid: *mut mdp_grid, axes: u32, index: *mut i32, size: *mut i32) -> mdp_status;
     pub fn mdp_grid_comm(grid: *mut mdp_grid, axes: u32, out: *mut *mut mdp_comm) -> mdp_status;
     pub fn mdp_grid_destroy(grid: *mut mdp_grid);
-    pub fn mdp_grid_groups_json(grid: *const mdp_grid_config, world: i32, axes: u32, json: *mut c_char,
-        capacity: usize, needed: *mut usize) -> mdp_status;
-    pub fn mdp_plan(grid: *const mdp_grid_config, world: i32, rank: i32, config: *const mdp_buffer_config,
+    pub fn mdp_grid_groups_json(grid: *const mdp_grid_config, size: i32, axes: u32, json: *mut c_char, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_plan(grid: *const mdp_grid_config, size: i32, rank: i32, config: *const mdp_buffer_config,
         params: *const mdp_param, count: usize, out: *mut mdp_plan_report) -> mdp_status;
-    pub fn mdp_plan_json(grid: *const mdp_grid_config, world: i32, config: *const mdp_buffer_config,
+    pub fn mdp_plan_json(grid: *const mdp_grid_config, size: i32, config: *const mdp_buffer_config,
         params: *const mdp_param, count: usize, json: *mut c_char, capacity: usize, needed: *mut usize) -> mdp_status;
-    pub fn mdp_buffer_register(grid: *mut mdp_grid, config: *const mdp_buffer_config, params: *const mdp_param,
-        count: usize, out: *mut *mut mdp_buffer) -> mdp_status;
+    pub fn mdp_buffer_register(comm: *mut mdp_comm, grid: *mut mdp_grid, config: *const mdp_buffer_config,
+        params: *const mdp_param, count: usize, out: *mut *mut mdp_buffer) -> mdp_status;
     pub fn mdp_buffer_owned(buffer: *mut mdp_buffer, ranges: *mut mdp_range, capacity: usize,
         needed: *mut usize) -> mdp_status;
+    pub fn mdp_buffer_find(buffer: *mut mdp_buffer, name: *const c_char, param: *mut usize) -> mdp_status;
+    pub fn mdp_buffer_counts(buffer: *mut mdp_buffer, params: *mut usize, buckets: *mut usize) -> mdp_status;
     pub fn mdp_buffer_param_view(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_buffer_grad_view(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_buffer_to_dlpack(owner: *mut mdp_buffer, view: *const mdp_tensor,
         out: *mut *mut DLManagedTensorVersioned) -> mdp_status;
-    pub fn mdp_buffer_broadcast(buffer: *mut mdp_buffer, root: i32) -> mdp_status;
+    pub fn mdp_buffer_broadcast(buffer: *mut mdp_buffer, root: i32, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_buffer_verify(buffer: *mut mdp_buffer) -> mdp_status;
     pub fn mdp_buffer_zero_grad(buffer: *mut mdp_buffer, stream: mdp_stream) -> mdp_status;
     pub fn mdp_buffer_stats(buffer: *mut mdp_buffer, out: *mut mdp_stats_report) -> mdp_status;
@@ -74,7 +77,8 @@ unsafe extern "C" {
     pub fn mdp_grad_changed(buffer: *mut mdp_buffer, producer: mdp_stream) -> mdp_status;
     pub fn mdp_optimizer_create(buffer: *mut mdp_buffer, config: *const mdp_optimizer_config,
         out: *mut *mut mdp_optimizer) -> mdp_status;
-    pub fn mdp_optimizer_set_group(optimizer: *mut mdp_optimizer, group: usize, value: *const mdp_group) -> mdp_status;
+    pub fn mdp_optimizer_set_param_group(optimizer: *mut mdp_optimizer, group: usize,
+        value: *const mdp_param_group) -> mdp_status;
     pub fn mdp_optimizer_step(optimizer: *mut mdp_optimizer, config: *const mdp_step_config,
         report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,

@@ -84,9 +84,9 @@ pub struct mdp_comm_config {
     pub struct_size: u32,
     pub backend: mdp_backend,
     pub rank: i32,
-    pub nranks: i32,
+    pub size: i32,
     pub device: i32,
-    pub host_threads: i32,
+    pub reserved: i32,
     pub timeout_ns: u64,
     pub flags: u64,
     pub bootstrap: *const mdp_bootstrap,
@@ -182,7 +182,7 @@ pub struct mdp_param {
     pub placement: mdp_placement,
     pub shard_dim: i32,
     pub shard_stride: i32,
-    pub group: i32,
+    pub param_group: i32,
     pub reserved: i32,
     pub flags: u64,
 }
@@ -295,7 +295,7 @@ impl Default for mdp_range {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct mdp_group {
+pub struct mdp_param_group {
     pub struct_size: u32,
     pub reserved: u32,
     pub lr: f64,
@@ -303,7 +303,7 @@ pub struct mdp_group {
     pub flags: u64,
 }
 
-impl mdp_group {
+impl mdp_param_group {
     /// All zero, but for the struct_size.
     pub const fn new() -> Self {
         // SAFETY: integers, numbers and raw pointers may all be zero.
@@ -313,7 +313,7 @@ impl mdp_group {
     }
 }
 
-impl Default for mdp_group {
+impl Default for mdp_param_group {
     fn default() -> Self {
         Self::new()
     }
@@ -330,8 +330,8 @@ pub struct mdp_optimizer_config {
     pub eps: f64,
     pub weight_decay: f64,
     pub max_grad_norm: f64,
-    pub groups: *const mdp_group,
-    pub ngroups: u64,
+    pub param_groups: *const mdp_param_group,
+    pub param_group_count: u64,
     pub flags: u64,
 }
 

@@ -50,6 +50,7 @@ pub type mdp_sharding = u32;
 pub type mdp_rule = u32;
 pub type mdp_missing = u32;
 pub type mdp_bucket_state = u32;
+pub type mdp_log_level = i32;
 
 pub const MDP_OK: mdp_status = 0;
 pub const MDP_PENDING: mdp_status = 1;
@@ -117,16 +118,19 @@ pub const MDP_PARAM_FROZEN: u64 = 1;
 pub const MDP_PARAM_OWN_BUCKET: u64 = 2;
 
 pub const MDP_BUFFER_NO_OVERLAP: u64 = 1;
-pub const MDP_BUFFER_HIGH_BANDWIDTH_PADDING: u64 = 4;
-pub const MDP_BUFFER_REFERENCE_BUCKETS: u64 = 8;
-pub const MDP_BUFFER_IGNORE_MEMORY: u64 = 16;
+pub const MDP_BUFFER_HIGH_BANDWIDTH_PADDING: u64 = 2;
+pub const MDP_BUFFER_REFERENCE_BUCKETS: u64 = 4;
+pub const MDP_BUFFER_IGNORE_MEMORY: u64 = 8;
 
 pub const MDP_GRAD_ADD: u64 = 1;
 pub const MDP_GRAD_MORE: u64 = 2;
 
-pub const MDP_GROUP_SET_LR: u64 = 1;
+pub const MDP_PARAM_GROUP_SET_LR: u64 = 1;
+pub const MDP_PARAM_GROUP_SET_WEIGHT_DECAY: u64 = 2;
 
-pub const MDP_OPTIMIZER_SET_BETAS: u64 = 1;
+pub const MDP_OPTIMIZER_SET_LR: u64 = 1;
+pub const MDP_OPTIMIZER_SET_BETA1: u64 = 2;
+pub const MDP_OPTIMIZER_SET_BETA2: u64 = 4;
 
 pub const MDP_STEP_SET_LR: u64 = 1;
 
@@ -140,8 +144,13 @@ pub const MDP_BUCKET_REDUCED: mdp_bucket_state = 3;
 pub const MDP_BUCKET_GATHERING: mdp_bucket_state = 4;
 pub const MDP_BUCKET_WHOLE: mdp_bucket_state = 5;
 
+pub const MDP_LOG_ERROR: mdp_log_level = 0;
+pub const MDP_LOG_WARNING: mdp_log_level = 1;
+pub const MDP_LOG_INFO: mdp_log_level = 2;
+pub const MDP_LOG_DEBUG: mdp_log_level = 3;
+
 pub type mdp_allgather_start_fn = Option<unsafe extern "C" fn(context: *mut c_void, mine: *const c_void, bytes: usize, all: *mut c_void, request: *mut *mut c_void) -> i32>;
 pub type mdp_allgather_test_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void) -> i32>;
 pub type mdp_allgather_free_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void)>;
-pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, text: *const c_char, length: usize)>;
+pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: mdp_log_level, text: *const c_char, length: usize)>;
 

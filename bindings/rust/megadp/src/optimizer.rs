@@ -15,19 +15,19 @@ use std::sync::Arc;
 /// A group of parameters with values of its own: those for which [`Param::group`](crate::Param::group) says its index.
 #[derive(Clone, Copy, Debug)]
 pub struct Group {
-    raw: sys::mdp_group,
+    raw: sys::mdp_param_group,
 }
 
 impl Group {
     /// A group with this weight decay and the optimizer's learning rate.
     pub fn new(weight_decay: f64) -> Self {
-        Group { raw: sys::mdp_group { weight_decay, ..sys::mdp_group::new() } }
+        Group { raw: sys::mdp_param_group { weight_decay, ..sys::mdp_param_group::new() } }
     }
 
     /// Its own learning rate, also 0.
     pub fn lr(mut self, lr: f64) -> Self {
         self.raw.lr = lr;
-        self.raw.flags |= sys::MDP_GROUP_SET_LR;
+        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_LR;
         self
     }
 }
@@ -87,10 +87,10 @@ impl OptimizerBuilder {
     /// # Errors
     /// INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator.
     pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
-        let groups: Vec<sys::mdp_group> = self.groups.iter().map(|group| group.raw).collect();
+        let groups: Vec<sys::mdp_param_group> = self.groups.iter().map(|group| group.raw).collect();
         let config = sys::mdp_optimizer_config {
             groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
-            ngroups: groups.len() as u64,
+            param_group_count: groups.len() as u64,
             ..self.raw
         };
         let _inside = buffer.tree.enter();
@@ -215,7 +215,7 @@ impl Optimizer {
     pub fn set_group(&mut self, group: usize, value: Group) -> Result<()> {
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call.
-        check(unsafe { sys::mdp_optimizer_set_group(self.as_raw(), group, &value.raw) })
+        check(unsafe { sys::mdp_optimizer_set_param_group(self.as_raw(), group, &value.raw) })
     }
 
     /// Takes one step with the gradients of `synced`, which must come from this optimizer's buffer, and returns when all parameters are whole.

@@ -21,7 +21,7 @@ export const structs = {
   }),
   mdp_optimizer_config: koffi.struct('mdp_optimizer_config', {
     struct_size: 'uint32_t', rule: 'uint32_t', lr: 'double', beta1: 'double', beta2: 'double', eps: 'double', weight_decay: 'double',
-    max_grad_norm: 'double', groups: 'void *', ngroups: 'uint64_t', flags: 'uint64_t',
+    max_grad_norm: 'double', groups: 'void *', param_group_count: 'uint64_t', flags: 'uint64_t',
   }),
 };
 
@@ -111,7 +111,7 @@ export class Training {
       c.gridDestroy(grid);
     }
     this.optimizer = made(c.optimizerCreate, this.buffer, {struct_size: koffi.sizeof('mdp_optimizer_config'), rule: 0, lr, beta1: 0, beta2: 0,
-      eps: 0, weight_decay: weightDecay, max_grad_norm: 0, groups: null, ngroups: 0, flags: 0});
+      eps: 0, weight_decay: weightDecay, max_grad_norm: 0, groups: null, param_group_count: 0, flags: 0});
   }
 
   /** Copies parameter i out of the library's memory, after the last step. */
