@@ -4,28 +4,22 @@
  *
  * Conventions, said once; docs/conventions.md says more of streams, threads and forked processes
  *   status    < 0 failed, 0 done, > 0 not yet. mdp_last_error(), on the same thread, has the sentence. PEER, TIMEOUT, ABORTED, DESYNC in a
- *             collective and BACKEND cannot be recovered from: the communicator is then lost, and every call that communicates or moves a
- *             step on fails with it. What only looks at local memory goes on working, so that it can be saved. docs/errors.md lists
- *             causes and remedies.
- *   errors    Every call that takes a handle can fail with INVALID (an argument), STATE (in a forked child) and, if it communicates or
- *             moves a step on, with the failure of a lost communicator. Below, only what is special is listed.
- *   structs   `struct_size` is sizeof the struct as the caller compiled it, in and out; in an array the first one is the stride. Structs
- *             grow at the end only. Reserved fields are 0.
- *   zero      is the default of every field. If zero is also a value that a caller may mean, a SET flag says that it is meant.
- *   enums     have fixed widths and written values. An unknown value or flag is refused.
- *   handles   belong to the caller. A child keeps its parents alive, so they may be destroyed in any order. Outputs are written on success
- *             only. A destroy or free accepts NULL, is local, never waits for another rank, and does nothing in a forked child.
- *   local, collective   A collective call is made by every rank of the communicator, in the same order, and waits for them at most for
- *             the communicator's timeout. All others are local and never wait for another rank.
- *   requests  If `mdp_request** out` is NULL, a call returns when its work is done. Otherwise it returns at once, and the request reports
- *             the end.
- *   streams   NULL on the host. With CUDA a cudaStream_t of the rank's device: a call's work comes after what the caller has put there, and
- *             "when its work is done" means submitted, with the caller's later work on that stream ordered after it.
- *   tensors   Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the data
- *             of an input is only read.
- *   threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put, mdp_grad_ready,
- *             mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees.
- *   since     0.1, for every function and type that does not say otherwise. */
+ *             collective and BACKEND lose the communicator: every call that communicates or moves a step on then fails with it. What only
+ *             looks at local memory goes on working. docs/errors.md lists causes and remedies.
+ *   errors    Every call can fail with INVALID (an argument), STATE (a handle in a forked child) and as a lost communicator. Below, only
+ * what is special is listed. structs   `struct_size` is sizeof the struct as the caller compiled it, in and out; in an array the first one
+ * is the stride. Structs grow at the end only. Reserved fields are 0. zero      is the default of every field. If a caller may mean zero
+ * itself, a SET flag says so. enums     have written values. An unknown value or flag is refused. handles   belong to the caller. A child
+ * keeps its parents alive, so they may be destroyed in any order. Outputs are written on success only. A destroy or free accepts NULL, is
+ * local, never waits for another rank, and does nothing in a forked child. local, collective   A collective call is made by every rank of
+ * the communicator, in the same order, and waits for them at most for the communicator's timeout. All others are local and never wait for
+ * another rank. requests  If `mdp_request** out` is NULL, a call returns when its work is done. Otherwise it returns at once, and the
+ * request reports the end. streams   NULL on the host. With CUDA a cudaStream_t of the rank's device: a call's work comes after what the
+ * caller has put there, and "when its work is done" means submitted, with the caller's later work on that stream ordered after it. tensors
+ * Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the data of an input
+ * is only read. threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put,
+ * mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees. since     0.1, for
+ * every function and type that does not say otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
 
@@ -109,8 +103,7 @@ enum {
 enum {                     /* mdp_comm_config.flags */
   MDP_COMM_SET_DEVICE = 1, /* device is meant literally, also 0                                                          */
   MDP_COMM_EXACT_SUMS = 2, /* on CUDA: the host's order and precision of sums; slower, 32 MiB of scratch a group. Without it NCCL chooses */
-  MDP_COMM_SOCKETS = 4     /* between nodes authenticated sockets, not UCX, whose open port a stranger can use to abort the rank. The same
-                              on all ranks. MEGADP_TRANSPORT=sockets does the same                                          */
+  MDP_COMM_SOCKETS = 4     /* between nodes authenticated sockets, not UCX, whose port lets strangers abort the rank; on all ranks     */
 };
 
 enum { /* axes of a grid, to be combined by | ; on the dense grid unless MDP_AXIS_EXPERT_GRID is given */
@@ -155,14 +148,14 @@ enum {
 };
 
 enum {                     /* mdp_param.flags */
-  MDP_PARAM_FROZEN = 1,    /* not trained: the library keeps neither it nor a gradient; it only has a name and an index */
+  MDP_PARAM_FROZEN = 1,    /* not trained: only a name and an index, no memory                                          */
   MDP_PARAM_OWN_BUCKET = 2 /* gets a bucket to itself (tied embeddings). Ignored with ZERO_0                            */
 };
 enum {                                   /* mdp_buffer_config.flags */
   MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
   MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 2, /* pad bucket ends to a multiple of 65536 elements as well                      */
-  MDP_BUFFER_REFERENCE_BUCKETS = 4,      /* bucket_elements as Megatron-LM has it: max(40,000,000, 1,000,000 x dp x cp)  */
-  MDP_BUFFER_IGNORE_MEMORY = 8           /* take memory also where the system says that there is too little. Of any rank */
+  MDP_BUFFER_REFERENCE_BUCKETS = 4,      /* bucket_elements as Megatron-LM: max(40,000,000, 1,000,000 x dp x cp)         */
+  MDP_BUFFER_IGNORE_MEMORY = 8           /* take memory even if the system has too little. Of any rank                   */
 };
 enum {              /* mdp_grad_put */
   MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
@@ -181,7 +174,7 @@ enum {                /* mdp_step_config.flags */
   MDP_STEP_SET_LR = 1 /* lr is meant literally, also 0 */
 };
 enum {                     /* mdp_step_report.flags */
-  MDP_STEPPED_SKIPPED = 1, /* a gradient was not finite: nothing was changed, and the step not counted */
+  MDP_STEPPED_SKIPPED = 1, /* a gradient was not finite: nothing was changed or counted                */
   MDP_STEPPED_CLIPPED = 2  /* the gradient was scaled down to max_grad_norm                            */
 };
 
@@ -193,6 +186,14 @@ enum {
   MDP_BUCKET_REDUCED = 3,   /* reduced                                                  */
   MDP_BUCKET_GATHERING = 4, /* stepped; new parameters on their way                     */
   MDP_BUCKET_WHOLE = 5      /* parameters up to date on all ranks                       */
+};
+
+typedef int32_t mdp_log_level;
+enum {
+  MDP_LOG_ERROR = 0,
+  MDP_LOG_WARNING = 1,
+  MDP_LOG_INFO = 2,
+  MDP_LOG_DEBUG = 3
 };
 
 /* ── Structs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -379,14 +380,6 @@ typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanose
   uint64_t sync_ns; /* mdp_grad_sync was called: the end of backward                                 */
 } mdp_bucket_report;
 
-typedef int32_t mdp_log_level;
-enum {
-  MDP_LOG_ERROR = 0,
-  MDP_LOG_WARNING = 1,
-  MDP_LOG_INFO = 2,
-  MDP_LOG_DEBUG = 3
-};
-
 /* `text` is NUL-terminated and borrowed for the call. */
 typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
 
@@ -399,7 +392,7 @@ MDP_API uint32_t mdp_version(void);
 MDP_API const char* mdp_status_name(mdp_status status);
 
 /* The sentence of this thread's last failed call, "" if none has failed. UTF-8, at most 4095 bytes; valid until this thread's next megadp
- * call. Programs whose tasks change threads read it within the native call that got the status. */
+ * call. */
 MDP_API const char* mdp_last_error(void);
 
 /* The same failure, with its code and what it is about. status is MDP_OK if no call of this thread has failed. */

@@ -349,7 +349,7 @@ static void buffer_config(void** state) {
       {{.grad_dtype = 77}, "grad_dtype is 77"},
       {{.sharding = 3}, "sharding is 3"},
       {{.missing = 3}, "missing is 3"},
-      {{.flags = 2}, "flags is 2"},
+      {{.flags = 16}, "flags is 16"},
       {{.flags = 32}, "flags is 32"},
       {{.bucket_elements = 1, .bucket_count = 1}, "bucket_count is 1"},
       {{.bucket_elements = 1, .flags = MDP_BUFFER_REFERENCE_BUCKETS}, "bucket_elements is 1"},
@@ -534,7 +534,7 @@ static void optimizer_arguments(void** state) {
     const char* part;
   } bad[] = {
       {{.rule = 1}, "config.rule is 1"},
-      {{.flags = 2}, "config.flags is 2"},
+      {{.flags = 8}, "config.flags is 8"},
       {{.lr = -1}, "config.lr is -1"},
       {{.lr = NAN}, "config.lr is"},
       {{.lr = INFINITY}, "config.lr is inf"},
@@ -573,7 +573,7 @@ static void groups_and_steps(void** state) {
     mdp_param_group group;
     const char* part;
   } bad_groups[] = {{{.reserved = 1}, ".reserved is 1"},
-                    {{.flags = 2}, ".flags is 2"},
+                    {{.flags = 4}, ".flags is 4"},
                     {{.lr = -1}, ".lr is -1"},
                     {{.weight_decay = NAN}, ".weight_decay is"}};
   for (size_t i = 0; i < sizeof bad_groups / sizeof bad_groups[0]; ++i) {

@@ -92,7 +92,7 @@ static void after_sync(void** state) {
 /* A step syncs where the caller has not, and says what a sync says. */
 static void step_without_sync(void** state) {
   (void)state;
-  FAILS(MDP_E_STATE, "'first' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_STATE, "'empty' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
   FAILS(MDP_E_STATE, "the gradients are not whole", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
   OK(mdp_microbatch_begin(alone.buffer, 0));
   put_all(alone.buffer);
@@ -102,7 +102,7 @@ static void step_without_sync(void** state) {
   SIZED(mdp_step_report, report);
   OK(mdp_optimizer_step(alone.optimizer, NULL, &report, NULL));
   CHECK(report.grad_norm > 0);
-  FAILS(MDP_E_STATE, "'first' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
+  FAILS(MDP_E_STATE, "'empty' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
   OK(mdp_buffer_zero_grad(alone.buffer, NULL));
   put_all(alone.buffer);
   mdp_request* request = NULL;
@@ -345,7 +345,7 @@ static void unknown_group(void** state) {
   mdp_buffer* buffer = NULL;
   mdp_optimizer* optimizer = NULL;
   OK(mdp_buffer_register(NULL, alone.grid, NULL, params, 1, &buffer));
-  FAILS(MDP_E_INVALID, "'first' is in group 1; the optimizer has 1 group", mdp_optimizer_create(buffer, NULL, &optimizer));
+  FAILS(MDP_E_INVALID, "'first' is in parameter group 1; the optimizer has 1 group", mdp_optimizer_create(buffer, NULL, &optimizer));
   CHECK(optimizer == NULL && last().param == 0);
   mdp_param_group groups[2] = {{.struct_size = sizeof(mdp_param_group)}, {.struct_size = sizeof(mdp_param_group), .weight_decay = 0.1}};
   SIZED(mdp_optimizer_config, config);

@@ -152,7 +152,7 @@ Status read_rank(const std::string& all, const std::string& mine, const Part& ow
         .with_blame(blame);
   }
   if (part->nranks != own.nranks) {
-    return invalid("rank ", rank, " has config.nranks ", part->nranks, ", and rank ", own.rank, " has ", own.nranks,
+    return invalid("rank ", rank, " has config.size ", part->nranks, ", and rank ", own.rank, " has ", own.nranks,
                    ": it must be the same on all ranks")
         .with_blame(blame);
   }
