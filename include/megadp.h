@@ -205,7 +205,7 @@ typedef struct {
 typedef struct { /* details of a failure; -1: not known or not about one */
   uint32_t struct_size;
   mdp_status status;
-  int32_t rank;       /* the rank to blame, in the world (the communicator that was not split)     */
+  int32_t rank;       /* world rank at fault                                                       */
   int32_t bucket;     /* number of the bucket in launch order                                     */
   int64_t param;      /* index of the parameter at registration                                   */
   uint64_t operation; /* running number of the collective in its group, 0: none               */

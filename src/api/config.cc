@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kLongestName = 255;
 constexpr size_t kLongestOrder = 63;
 
-// 0 is the default, below it nothing is meant.
+// 0 means the default; negative values are errors.
 Status take_size(int32_t given, const char* argument, const char* field, int* out) {
   if (given < 0) return invalid(argument, ".", field, " is ", given, "; it must be 1 or more, or 0 for the default");
   if (given > 0) *out = given;

@@ -98,7 +98,7 @@ void give(const T& ours, T* out) {
   give_struct(&ours, kKind<T>, out);
 }
 
-// An array of input structs. A count above the limit is refused, because it is a mistake (a negative number, say), not a wish.
+// An array of input structs. A count above the limit is refused, since it is almost certainly a negative number that was converted.
 constexpr size_t kMaxArray = size_t{1} << 24;
 Status check_array(const void* first, size_t count, const char* argument, const StructKind& kind, size_t* stride);
 template <class T>

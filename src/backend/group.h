@@ -57,7 +57,8 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
 
 // A collective in windows, as data: elements [begin, begin + count) of `type` in everyone's part. Piece r of them is count / size elements
 // (exact) from begin + r * piece.
-// - reduce_scatter: rank r's piece becomes sum / divisor; of the rest only what was zero on all ranks, and still is, is known afterwards.
+// - reduce_scatter: rank r's piece becomes sum / divisor; the other pieces are unspecified, except that elements that were zero on every
+//   rank stay zero.
 // - all_reduce: everything becomes sum / divisor.
 // - all_gather: rank r's piece is copied to all others.
 // - broadcast: rank root's elements are copied to all others.

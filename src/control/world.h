@@ -87,8 +87,8 @@ class World {
   virtual Result<std::string> broadcast(const std::vector<int>& members, const char* what, const std::string& mine, uint64_t line = 0) = 0;
   // Local: nothing comes on the line from this rank any more, nor is anything kept of it.
   virtual void end_line(const std::vector<int>& /*members*/, uint64_t /*line*/) noexcept {}
-  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one node. Code::system
-  // on all of them where one has none to give; on one alone where it cannot take what it gets.
+  // Each gives a descriptor (kept open by the caller) and gets a duplicate of everyone's, its own included. All on one node. If one of them
+  // gives an invalid descriptor, all get Code::system; a rank that may not open more descriptors gets it alone.
   virtual Result<std::vector<Fd>> share(const std::vector<int>& members, const char* what, const Fd& mine) = 0;
 };
 

@@ -34,7 +34,7 @@ Arenas::~Arenas() {
 
 Status Arenas::allocate() {
   Status first;
-  const auto went_well = [&first](const Status& status) {
+  const auto succeeded = [&first](const Status& status) {
     if (first.ok()) first = status;
     return status.ok();
   };
@@ -42,17 +42,17 @@ Status Arenas::allocate() {
   std::shared_ptr<Comm> comms[2];
   for (const bool expert : {false, true}) {
     auto comm = grid_->comm(Grid::shard_axes(expert));
-    if (went_well(comm.status())) comms[expert ? 1 : 0] = *std::move(comm);
+    if (succeeded(comm.status())) comms[expert ? 1 : 0] = *std::move(comm);
   }
   for (const auto& [channel, name] : {std::pair(&grads_, "mdp-grads"), std::pair(&gathers_, "mdp-gathers")}) {
     auto made = Channel::create(shared_context(), name);
-    if (went_well(made.status())) *channel = *std::move(made);
+    if (succeeded(made.status())) *channel = *std::move(made);
   }
   std::shared_ptr<Comm> grads[2], params[2];
-  went_well(duplicate(comms, grads, params));
+  succeeded(duplicate(comms, grads, params));
   for (const ArenaPlan& arena_plan : plan_.arenas) {
     const size_t part = arena_plan.expert ? 1 : 0;
-    if (grads[part] != nullptr && params[part] != nullptr) went_well(add(arena_plan, grads[part], params[part]));
+    if (grads[part] != nullptr && params[part] != nullptr) succeeded(add(arena_plan, grads[part], params[part]));
   }
   if (first.ok()) index();
   return first;

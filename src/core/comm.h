@@ -20,8 +20,8 @@ namespace megadp {
 struct Context {
   std::shared_ptr<World> world;
   std::shared_ptr<Backend> backend;
-  // An eventfd with EFD_SEMAPHORE, invalid until asked for: one is added when a request finishes and taken off when the caller has seen it.
-  // `event_owed` are those seen before their one was added. Before `passing`, whose last events still write to it.
+  // An eventfd with EFD_SEMAPHORE, invalid until asked for: a request adds one when it finishes, and takes it off when the caller has seen
+  // that. event_owed: requests that were seen finished before they had added theirs. Before `passing`, whose last events still write to it.
   Fd event_fd;                       // set once, under `mutex`
   std::atomic<int> notified_fd{-1};  // its number, once there is one
   std::atomic<int> event_owed{0};

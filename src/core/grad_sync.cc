@@ -137,7 +137,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     }
     sync = sync_request_;  // of a sync that was there before, too: the same outcome again
   }
-  // Each caller's own, with a notification of its own: one of them may be freed unseen.
+  // Every caller gets a request and a notification of its own, since a request may be freed without having been tested.
   if (want_request) {
     return arenas_->grads().request(arenas_->shared_context(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
   }

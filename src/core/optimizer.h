@@ -85,8 +85,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);
-  // What a step did, by the scalars that it left in `outcome`. look: say where a gradient is not finite, which takes a while, and gradients
-  // that are still this step's.
+  // Turns the scalars of a step into a status and a report. look: also search the owned gradients for the first element that is not finite;
+  // that is slow, and right only until new gradients arrive.
   Status judge(const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, bool look, StepReport* report);
   std::pair<std::string, Blame> find_nonfinite();
 

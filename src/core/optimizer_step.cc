@@ -125,9 +125,9 @@ Result<std::shared_ptr<Memory>> Optimizer::outcome_place() {
   return outcomes_->back();
 }
 
-// A step that nobody waited for may have found a gradient that is not finite. Said by the next one, which is then not taken: on all ranks,
-// since another would wait for those that refuse. So it is waited for where it is not known yet, and the host is never more than a step
-// ahead of a device; which still has the next backward pass to do by then.
+// If nobody waited for a step, the next one reports its non-finite gradient and is refused on every rank; otherwise the ranks that went
+// ahead would wait for those that refused. It first waits for the earlier outcome, so the host is at most one step ahead of a device, which
+// still has the next backward pass to do by then.
 Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
   if (!unseen_.place) return {};
   const PendingOutcome unseen = std::exchange(unseen_, {});

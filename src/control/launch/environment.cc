@@ -39,8 +39,8 @@ std::string list_of(const std::vector<Claim>& claims) {
 }
 
 Status contradiction(const std::vector<Claim>& claims) {
-  return invalid("the environment is that of several launchers, which do not agree: ", list_of(claims),
-                 "; unset the variables of those that did not start this process");
+  return invalid("the variables of several launchers contradict each other: ", list_of(claims),
+                 "; unset those of the launchers that did not start this process");
 }
 
 Result<Claim> choose(std::vector<Claim> claims) {

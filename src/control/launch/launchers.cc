@@ -64,9 +64,9 @@ std::string job_of_proxy(bool several_nodes) {
 }  // namespace
 
 Status Claim::problem() const {
-  std::string sentence = text("the environment is that of ", launcher, ", but not whole: found ", join(found));
+  std::string sentence = text("the environment of ", launcher, " is incomplete: found ", join(found));
   if (!missing.empty()) sentence += "; missing " + join(missing);
-  if (!wrong.empty()) sentence += "; wrong: " + join(wrong);
+  if (!wrong.empty()) sentence += "; invalid: " + join(wrong);
   return invalid(sentence);
 }
 

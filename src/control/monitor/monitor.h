@@ -6,8 +6,8 @@
 // left, otherwise just until the goodbye is on its way. It then ends by itself and nothing of it is left.
 //
 // What counts as a death: an end of file without a goodbye before it; the end of the process (by pidfd, which a living child of it does
-// not hide) without a goodbye. What counts as stopped or vanished: silence for longer than the timeout. Silence is added up tick by tick
-// and a tick counts for little, so a process that was itself stopped, or a machine that slept, does not blame the others when it wakes.
+// not hide) without a goodbye. What counts as stopped or vanished: silence for longer than the timeout. Silence is added up in ticks of
+// half a second at most, so a process that was itself stopped, or a machine that slept, does not blame the others when it wakes.
 #pragma once
 
 #include <poll.h>
