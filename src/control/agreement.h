@@ -3,6 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
+#include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/status.h"
@@ -21,5 +24,20 @@ struct Subject {
 // returned on each. Where the World fails meanwhile, `mine` if that is a failure, otherwise the World's. Collective, blocking. `line`: see
 // World::exchange.
 Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine, uint64_t line = 0);
+
+// World::exchange of plain data without pointers.
+template <class T>
+Result<std::vector<T>> exchange_as(World& world, const std::vector<int>& members, const char* what, const T& mine) {
+  static_assert(std::is_trivially_copyable_v<T>);
+  const auto all = world.exchange(members, what, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  if (!all.ok()) return all.status();
+  std::vector<T> values(all->size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    const std::string& bytes = (*all)[i];
+    if (bytes.size() != sizeof(T)) return internal_error(what, ": ", bytes.size(), " bytes came from rank ", members[i]);
+    std::memcpy(&values[i], bytes.data(), sizeof(T));
+  }
+  return values;
+}
 
 }  // namespace megadp

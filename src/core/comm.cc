@@ -2,8 +2,8 @@
 #include "core/comm.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "control/agreement.h"
 #include "core/request.h"
 
 namespace megadp {
@@ -32,15 +32,11 @@ Result<std::shared_ptr<Comm>> Comm::split(int color, int key) {
   struct Choice {
     int32_t color, key;
   };
-  const Choice mine{color, key};
-  std::string bytes(reinterpret_cast<const char*>(&mine), sizeof mine);
-  auto all = context_->world->exchange(group_->members(), "mdp_comm_split", bytes);
+  const auto all = exchange_as(*context_->world, group_->members(), "mdp_comm_split", Choice{color, key});
   if (!all) return all.status();
   std::vector<std::pair<int, int>> chosen;  // (key, rank here): equal keys keep the order they had
   for (size_t r = 0; r < all->size(); ++r) {
-    Choice choice{};
-    if ((*all)[r].size() != sizeof choice) return internal_error("a split received ", (*all)[r].size(), " bytes from rank ", r);
-    std::memcpy(&choice, (*all)[r].data(), sizeof choice);
+    const Choice& choice = (*all)[r];
     if (color >= 0 && choice.color == color) chosen.emplace_back(choice.key, static_cast<int>(r));
   }
   std::sort(chosen.begin(), chosen.end());
