@@ -611,12 +611,13 @@ static void communicators_of_a_grid(void** state) {
 /* ── Optimizers ── */
 
 enum {
-  DIFFERENCES = 9
+  DIFFERENCES = 10
 };
 
 static void differ_in_one_value(mdp_optimizer_config* config, mdp_param_group* groups, int which) {
   config->param_groups = groups;
   config->param_group_count = 2;
+  groups[0].weight_decay = which == 9 ? 0.25 : 0.5;
   if (which == 0) config->eps = 1e-7;
   if (which == 1) config->beta1 = 0.8;
   if (which == 2) config->beta2 = 0.99;
