@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "control/agreement.h"
 #include "cuda/copy.h"
 #include "cuda/group.h"
 
@@ -51,16 +52,10 @@ Status agree_on_devices(const Gpu& gpu) {
   if (Status known = gpu.check(gpu.plugin().device_info(gpu.index(), &info), "looking at the device"); !known) return known;
   DeviceCard mine{world.node(world.rank()), gpu.plugin().nccl_version(gpu.nccl()), {}};
   std::memcpy(mine.uuid, info.uuid, sizeof mine.uuid);
-  std::vector<int> everyone(static_cast<size_t>(world.size()));
-  for (size_t r = 0; r < everyone.size(); ++r) everyone[r] = static_cast<int>(r);
-  auto all = world.exchange(everyone, "mdp_comm_create: devices", std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  const auto all = exchange_as(world, all_ranks(world.size()), "mdp_comm_create: devices", mine);
   if (!all) return all.status();
-  std::vector<DeviceCard> cards(all->size());
-  for (size_t r = 0; r < all->size(); ++r) {
-    if ((*all)[r].size() != sizeof(DeviceCard)) {
-      return Status(Code::desync, text("rank ", r, " did not open the CUDA backend"), Blame{.rank = static_cast<int32_t>(r)});
-    }
-    std::memcpy(&cards[r], (*all)[r].data(), sizeof(DeviceCard));
+  const std::vector<DeviceCard>& cards = *all;
+  for (size_t r = 0; r < cards.size(); ++r) {
     if (cards[r].nccl != cards[0].nccl) {
       return Status(Code::desync, text("rank ", r, " has NCCL ", cards[r].nccl, ", rank 0 has ", cards[0].nccl),
                     Blame{.rank = static_cast<int32_t>(r)});

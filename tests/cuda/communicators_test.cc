@@ -26,9 +26,9 @@ void sum(mdp_comm* comm, const DeviceFloats& values, int device) {
 
 // Counted by rank 0, between two barriers, of which the device has no part.
 void made(const KindRank& rank, int wanted, const char* when) {
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   const int found = standin::communicators_made();
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   require(found == wanted, found, " communicators were made ", when, ", not ", wanted);
 }
 
@@ -56,7 +56,7 @@ void at_first_use(KindRank& rank) {
     (void)model.read();
     made(rank, 6, "by later steps");
     const int events = standin::events_made();
-    ok(mdp_barrier(rank.comm.get()));
+    ok(mdp_barrier(rank.comm.get(), nullptr));
     for (int step = 5; step < 30; ++step) {
       model.backward(step);
       ok(mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr));
@@ -71,7 +71,7 @@ void at_first_use(KindRank& rank) {
 void fails_on(int failing, const char* tried, KindRank& rank) {
   const DeviceFloats values({1, 2, 3});
   const mdp_tensor all = floats(values.data(), kShape, rank.rank);
-  ok(mdp_barrier(rank.comm.get()));
+  ok(mdp_barrier(rank.comm.get(), nullptr));
   (void)mdp_all_reduce(rank.comm.get(), &all, &all, MDP_OP_SUM, nullptr, nullptr);
   const mdp_error_info info = failure_of(rank);
   const std::string said = info.text;
@@ -108,7 +108,7 @@ mdp_status open_alone(std::string* sentence) {
   config.struct_size = sizeof config;
   config.backend = MDP_BACKEND_CUDA;
   config.rank = 0;
-  config.nranks = 1;
+  config.size = 1;
   mdp_unique_id id;
   ok(mdp_unique_id_create(&id));
   mdp_comm* made = nullptr;
