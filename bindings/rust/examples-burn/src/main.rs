@@ -16,7 +16,7 @@ use burn::prelude::Backend;
 use burn::tensor::backend::AutodiffBackend;
 use burn::tensor::{Int, Tensor, TensorData};
 use digits::{CLASSES, Digits, HIDDEN, INPUTS, STEPS, parameters};
-use megadp::{Buffer, Comm, Gradients, Grid, Op, Optimizer, StepOptions};
+use megadp::{Buffer, Comm, Gradients, Op, Optimizer, StepOptions};
 use std::error::Error;
 
 type Trained = Autodiff<NdArray<f32>>;
@@ -125,7 +125,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let module = Mlp::<Trained>::new(&device);
     let mut describe = Describe::default();
     module.visit(&mut describe);
-    let mut buffer = Buffer::builder().bucket_elements(256).register(&Grid::data_parallel(&comm)?, &describe.params)?;
+    let mut buffer = Buffer::builder().bucket_elements(256).register(&comm, &describe.params)?;
     for (param, (_, _, values)) in parameters().iter().enumerate() {
         buffer.write_param(param, values)?; // in place of burn's own first weights
     }
@@ -139,7 +139,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let x = Tensor::from_data(TensorData::new(x, [rows, INPUTS]), &device);
         let loss = module.loss(x, Tensor::from_data(TensorData::new(labels, [rows]), &device));
         put_all(&module, &loss.backward(), &gradients)?;
-        optimizer.start_step(buffer.sync()?, &StepOptions::default())?;
+        optimizer.start_step(&mut buffer, &StepOptions::default())?;
         module = load(module, &buffer)?;
         let mut loss = [f64::from(loss.into_scalar())];
         comm.all_reduce(&mut loss, Op::Avg)?;

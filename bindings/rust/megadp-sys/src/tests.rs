@@ -50,7 +50,7 @@ fn a_difference_would_be_seen() {
     let mut abi = abi();
     abi["structs"]["mdp_tensor"]["fields"]["data"] = 28.into();
     abi["structs"]["mdp_range"]["size"] = 1.into();
-    abi["structs"]["mdp_new"] = abi["structs"]["mdp_group"].clone();
+    abi["structs"]["mdp_new"] = abi["structs"]["mdp_param_group"].clone();
     assert_eq!(struct_differences(&abi).len(), 3);
 }
 

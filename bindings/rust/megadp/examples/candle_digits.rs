@@ -10,7 +10,7 @@ mod digits;
 use candle_core::{Device, Tensor, Var};
 use digits::{Digits, INPUTS, STEPS, parameters};
 use megadp::candle::DataParallel;
-use megadp::{Buffer, Comm, Grid, Op, Optimizer, StepOptions};
+use megadp::{Buffer, Comm, Op, Optimizer, StepOptions};
 use std::error::Error;
 
 struct Mlp {
@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let var = |(name, shape, values): (_, Vec<usize>, Vec<f32>)| Ok((name, Var::from_vec(values, shape, &Device::Cpu)?));
     let vars = parameters().into_iter().map(var).collect::<candle_core::Result<Vec<_>>>()?;
     let buckets = Buffer::builder().bucket_elements(256);
-    let mut parallel = DataParallel::register(&Grid::data_parallel(&comm)?, &buckets, vars)?;
+    let mut parallel = DataParallel::register(&comm, &buckets, vars)?;
     let mut optimizer = Optimizer::builder().lr(1e-2).weight_decay(0.01).create(parallel.buffer())?;
     let model = Mlp::new(&parallel)?;
     for step in 0..STEPS {
@@ -61,7 +61,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let stats = parallel.buffer().stats()?;
-    for bucket in (0..).map_while(|bucket| parallel.buffer().bucket(bucket).ok()) {
+    for bucket in 0..parallel.buffer().buckets()? {
+        let bucket = parallel.buffer().bucket(bucket)?;
         if let (0, Some(begun), Some(synced)) = (rank, bucket.reduce_begin_ns, bucket.sync_ns) {
             println!("a bucket's reduction began {:.3} ms after the end of backward", (begun as f64 - synced as f64) / 1e6);
         }

@@ -7,7 +7,7 @@
 mod digits;
 
 use digits::{CLASSES, Digits, HIDDEN, INPUTS, STEPS, parameters};
-use megadp::{Buffer, Comm, Gradients, Grid, Op, Optimizer, Param, StepOptions};
+use megadp::{Buffer, Comm, Gradients, Op, Optimizer, Param, StepOptions};
 use std::error::Error;
 
 /// c[i, j] += sum over k of a(i, k) b(k, j), for matrices given by functions of their indices.
@@ -73,10 +73,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let data = Digits::read()?;
     let comm = Comm::builder().connect()?;
     let (rank, ranks) = (comm.rank()?, comm.size()?);
-    let grid = Grid::data_parallel(&comm)?;
     let parameters = parameters();
     let params: Vec<Param> = parameters.iter().map(|(name, shape, _)| Param::new(*name, shape)).collect();
-    let mut buffer = Buffer::builder().bucket_elements(256).register(&grid, &params)?;
+    let mut buffer = Buffer::builder().bucket_elements(256).register(&comm, &params)?;
     for (index, (_, _, values)) in parameters.iter().enumerate() {
         buffer.write_param(index, values)?;
     }
@@ -85,8 +84,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for step in 0..STEPS {
         let (x, labels) = data.batch(step, rank, ranks);
         let mut loss = [forward_backward(&buffer, &gradients, &x, &labels)?];
-        // Returns while parameters are still gathered; forward waits for those that it needs.
-        optimizer.start_step(buffer.sync()?, &StepOptions::default())?;
+        // Ends backward, and returns while parameters are still gathered; forward waits for those that it needs.
+        optimizer.start_step(&mut buffer, &StepOptions::default())?;
         comm.all_reduce(&mut loss, Op::Avg)?;
         if rank == 0 {
             println!("loss {step} {:.9}", loss[0]);

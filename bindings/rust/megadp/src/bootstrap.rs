@@ -11,7 +11,7 @@ pub(crate) type Gather = dyn Fn(&[u8]) -> Option<Vec<Vec<u8>>> + Send + Sync;
 
 pub(crate) struct Meeting {
     gather: Arc<Gather>,
-    nranks: usize,
+    ranks: usize,
 }
 
 struct Pending {
@@ -21,8 +21,8 @@ struct Pending {
 }
 
 impl Meeting {
-    pub(crate) fn new(gather: Arc<Gather>, nranks: usize) -> Self {
-        Meeting { gather, nranks }
+    pub(crate) fn new(gather: Arc<Gather>, ranks: usize) -> Self {
+        Meeting { gather, ranks }
     }
 
     /// Borrows this value, which must stay where it is as long as the struct is used.
@@ -61,7 +61,7 @@ unsafe extern "C" fn test(context: *mut c_void, request: *mut c_void) -> i32 {
         Ok(Some(parts)) => parts,
         Ok(None) | Err(TryRecvError::Disconnected) => return -1,
     };
-    if parts.len() != meeting.nranks || parts.iter().any(|part| part.len() != pending.size) {
+    if parts.len() != meeting.ranks || parts.iter().any(|part| part.len() != pending.size) {
         return -2; // of a wrong length
     }
     for (rank, part) in parts.iter().enumerate() {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! All parameters and gradients of a model: laid out, cut into buckets, shared with the other ranks.
 use crate::element::{Element, Strided, dense_view, tensor};
-use crate::error::{Code, Error, Result, check, narrow};
+use crate::error::{Code, Error, Result, check};
 use crate::gradients::{GradMut, Gradients, Shared};
-use crate::grid::Grid;
+use crate::grid::Ranks;
 use crate::handle::{NotSync, Owned, Tree};
 use crate::param::{Param, RawParams};
+use crate::request::Request;
 use crate::sys;
+use std::cell::RefCell;
+use std::ffi::CString;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr;
@@ -105,23 +108,26 @@ impl BufferBuilder {
     }
 
     /// Lays out the parameters and their gradients, allocates both (zeroed) and shares the memory with the other ranks. To be registered in
-    /// the order of forward: backward then fills the buckets one after another. Collective over the grid's world, blocking.
+    /// the order of forward: backward then fills the buckets one after another. `on` is a [`Comm`](crate::Comm), whose ranks are then all
+    /// data parallel, or a [`Grid`](crate::Grid). Collective over its ranks, blocking.
     ///
     /// # Errors
     /// INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY, SYSTEM, those of a lost
     /// communicator.
-    pub fn register(&self, grid: &Grid, params: &[Param]) -> Result<Buffer> {
+    pub fn register<'a>(&self, on: impl Into<Ranks<'a>>, params: &[Param]) -> Result<Buffer> {
+        let on = on.into();
+        let (comm, grid) = on.as_ptrs();
         let params = RawParams::new(params)?;
         let handle = {
-            let _inside = grid.tree.enter();
+            let _inside = on.tree().enter();
             let mut out = ptr::null_mut();
             // SAFETY: a live handle, the tree's only call; structs, names and shapes live through it.
-            check(unsafe { sys::mdp_buffer_register(grid.handle.as_ptr(), &self.raw, params.as_ptr(), params.len(), &mut out) })?;
+            check(unsafe { sys::mdp_buffer_register(comm, grid, &self.raw, params.as_ptr(), params.len(), &mut out) })?;
             // SAFETY: just created, and ours.
             unsafe { Owned::new(out) }?
         };
         let shared = Arc::new(Shared::new(handle, params.into_facts())?);
-        Ok(Buffer { shared, tree: grid.tree.clone(), closed: false, not_sync: NotSync::default() })
+        Ok(Buffer { shared, tree: on.tree().clone(), closed: false, broadcast: RefCell::default(), not_sync: NotSync::default() })
     }
 }
 
@@ -133,6 +139,8 @@ pub struct Buffer {
     pub(crate) tree: Arc<Tree>,
     /// A sync has been called, and no step or new beginning after it: gradients are not to be written.
     pub(crate) closed: bool,
+    /// What may still write to the parameters.
+    pub(crate) broadcast: RefCell<Option<Request>>,
     not_sync: NotSync,
 }
 
@@ -140,10 +148,10 @@ impl Buffer {
     /// How parameters are laid out.
     ///
     /// ```
-    /// use megadp::{Buffer, Comm, Grid, Param, Sharding};
-    /// let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
+    /// use megadp::{Buffer, Comm, Param, Sharding};
+    /// let comm = Comm::builder().connect()?;
     /// let params = [Param::new("w", &[3, 3]), Param::new("b", &[3])];
-    /// let mut buffer = Buffer::builder().sharding(Sharding::Zero0).register(&grid, &params)?;
+    /// let mut buffer = Buffer::builder().sharding(Sharding::Zero0).register(&comm, &params)?;
     /// buffer.write_param(0, &[0.5f32; 9])?;
     /// assert_eq!(buffer.param::<f32>(0)?, [0.5; 9]);
     /// assert_eq!(buffer.param::<f32>(1)?, [0.0; 3]);
@@ -167,6 +175,38 @@ impl Buffer {
     /// Whether no parameter was registered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Into how many buckets their gradients are cut. Local.
+    ///
+    /// # Errors
+    /// STATE (forked child).
+    pub fn buckets(&self) -> Result<usize> {
+        let _inside = self.tree.enter();
+        let (mut params, mut buckets) = (0, 0);
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_buffer_counts(self.as_raw(), &mut params, &mut buckets) })?;
+        Ok(buckets)
+    }
+
+    /// The index of the parameter of that name. Local.
+    ///
+    /// # Errors
+    /// INVALID (no parameter is called so), STATE (forked child).
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Param};
+    /// let buffer = Buffer::builder().register(&Comm::builder().connect()?, &[Param::new("weight", &[4]), Param::new("bias", &[2])])?;
+    /// assert_eq!(buffer.param::<f32>(buffer.find("bias")?)?.len(), 2);
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn find(&self, name: &str) -> Result<usize> {
+        let c_name = CString::new(name).map_err(|_| Error::new(Code::Invalid, format!("name is {name:?}; it must not hold a NUL")))?;
+        let _inside = self.tree.enter();
+        let mut param = 0;
+        // SAFETY: a live handle, the tree's only call; the name lives through it.
+        check(unsafe { sys::mdp_buffer_find(self.as_raw(), c_name.as_ptr(), &mut param) })?;
+        Ok(param)
     }
 
     /// What may be called from any thread at any time: gradients that arrive, parameters that are waited for.
@@ -214,6 +254,7 @@ impl Buffer {
     /// # Errors
     /// INVALID, those of a lost communicator.
     pub fn wait(&self, param: usize) -> Result<()> {
+        self.end_broadcast()?;
         self.shared.wait(param)
     }
 
@@ -222,6 +263,7 @@ impl Buffer {
     /// # Errors
     /// Those of a lost communicator.
     pub fn wait_all(&self) -> Result<()> {
+        self.end_broadcast()?;
         self.shared.wait_all()
     }
 
@@ -233,6 +275,7 @@ impl Buffer {
         let shape = self.shared.shape_on_host(param)?;
         let to =
             Strided::from(&*to).tensor(shape).map(|_| tensor(to.as_mut_ptr(), shape, None)).map_err(|error| error.about_param(param))?;
+        self.end_broadcast()?;
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call; `to` is borrowed mutably, and has the parameter's size.
         check(unsafe { sys::mdp_param_read(self.as_raw(), param, &to, ptr::null_mut()) })
@@ -246,20 +289,10 @@ impl Buffer {
     pub fn write_param<'a, T: Element>(&mut self, param: usize, from: impl Into<Strided<'a, T>>) -> Result<()> {
         let shape = self.shared.shape_on_host(param)?;
         let from = from.into().tensor(shape).map_err(|error| error.about_param(param))?;
+        self.end_broadcast()?;
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call; no slice of the parameter is in use, since the buffer is borrowed mutably.
         check(unsafe { sys::mdp_param_write(self.as_raw(), param, &from, ptr::null_mut()) })
-    }
-
-    /// Copies all parameters from rank `root` of each data-parallel group to its other ranks. Collective, blocking.
-    ///
-    /// # Errors
-    /// INVALID, STATE, those of a lost communicator.
-    pub fn broadcast(&mut self, root: usize) -> Result<()> {
-        let root = narrow(root, "root")?;
-        let _inside = self.tree.enter();
-        // SAFETY: a live handle, the tree's only call; no slice is in use.
-        check(unsafe { sys::mdp_buffer_broadcast(self.as_raw(), root) })
     }
 
     /// Compares all parameters, bit for bit, over each data-parallel group. Collective, blocking; slow: for checks.
@@ -308,9 +341,9 @@ impl Buffer {
     /// a device), those of a lost communicator.
     ///
     /// ```
-    /// # use megadp::{Buffer, Comm, Grid, Param};
-    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
-    /// let mut buffer = Buffer::builder().register(&grid, &[Param::new("w", &[3])])?;
+    /// # use megadp::{Buffer, Comm, Param};
+    /// # let comm = Comm::builder().connect()?;
+    /// let mut buffer = Buffer::builder().register(&comm, &[Param::new("w", &[3])])?;
     /// let mut grad = buffer.grad_mut::<f32>(0)?;
     /// grad.copy_from_slice(&[1.0, 2.0, 3.0]);
     /// grad.ready()?;

@@ -8,12 +8,12 @@
 //! ```
 //! use candle_core::{DType, Device, Tensor, Var};
 //! use megadp::candle::DataParallel;
-//! use megadp::{Buffer, Comm, Grid, Optimizer, StepOptions};
+//! use megadp::{Buffer, Comm, Optimizer, StepOptions};
 //!
 //! # fn main() -> megadp::candle::Result<()> {
-//! let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
+//! let comm = Comm::builder().connect()?;
 //! let vars = [("weight", Var::zeros((2, 1), DType::F32, &Device::Cpu)?), ("bias", Var::zeros(1, DType::F32, &Device::Cpu)?)];
-//! let mut parallel = DataParallel::register(&grid, &Buffer::builder(), vars)?;
+//! let mut parallel = DataParallel::register(&comm, &Buffer::builder(), vars)?;
 //! let mut optimizer = Optimizer::builder().lr(0.1).create(parallel.buffer())?;
 //! let (weight, bias) = (parallel.tensor("weight")?, parallel.tensor("bias")?);
 //!
@@ -42,7 +42,7 @@
 use crate::buffer::{Buffer, BufferBuilder};
 use crate::error::Code;
 use crate::gradients::Gradients;
-use crate::grid::Grid;
+use crate::grid::Ranks;
 use crate::optimizer::{Optimizer, StepOptions, StepReport};
 use crate::param::Param;
 use candle_core::backend::BackendStorage;
@@ -195,11 +195,16 @@ pub struct DataParallel {
 
 impl DataParallel {
     /// Registers named variables, in the order of forward; the values of rank 0 become those of all ranks. A variable that comes under several
-    /// names is one parameter, with one gradient. f32, bf16 or f16, contiguous, on the CPU. Collective over the grid's world, blocking.
+    /// names is one parameter, with one gradient. f32, bf16 or f16, contiguous, on the CPU. `on` is a communicator or a grid. Collective over
+    /// its ranks, blocking.
     ///
     /// # Errors
     /// As [`BufferBuilder::register`]; UNSUPPORTED for other variables; those of candle.
-    pub fn register<N: Into<String>>(grid: &Grid, builder: &BufferBuilder, vars: impl IntoIterator<Item = (N, Var)>) -> Result<Self> {
+    pub fn register<'a, N: Into<String>>(
+        on: impl Into<Ranks<'a>>,
+        builder: &BufferBuilder,
+        vars: impl IntoIterator<Item = (N, Var)>,
+    ) -> Result<Self> {
         let mut unique: Vec<(Vec<String>, Var)> = Vec::new();
         for (name, var) in vars {
             match unique.iter_mut().find(|(_, other)| other.id() == var.id()) {
@@ -208,7 +213,7 @@ impl DataParallel {
             }
         }
         let params = unique.iter().map(|(names, var)| describe(&names[0], var)).collect::<crate::Result<Vec<_>>>()?;
-        let buffer = builder.register(grid, &params)?;
+        let buffer = builder.register(on, &params)?;
         let failure = Failure::default();
         let mut weights = Vec::new();
         for (param, (names, var)) in unique.into_iter().enumerate() {
@@ -271,13 +276,12 @@ impl DataParallel {
         let without = self.without_gradient().iter().map(|name| format!("{name:?}")).collect::<Vec<_>>();
         let without = (!without.is_empty()).then(|| format!("no gradient came of {}; {NO_BACKWARD}", without.join(", ")));
         self.weights.iter().for_each(|weight| weight.arrived.store(false, Ordering::Relaxed));
-        let synced = self.buffer.sync().map_err(|mut error| {
+        let (report, request) = optimizer.start_step(&mut self.buffer, options).map_err(|mut error| {
             if let (Code::State, Some(_), Some(without)) = (error.code, error.param, &without) {
                 error.text = format!("{}. On this rank {without}", error.text);
             }
             error
         })?;
-        let (report, request) = optimizer.start_step(synced, options)?;
         if let (false, Some(without)) = (self.stepped, &without) {
             crate::log::warn(&format!("in the first step {without}"));
         }

@@ -3,6 +3,7 @@
 use crate::bootstrap::{Gather, Meeting};
 use crate::error::{Error, Result, check, narrow};
 use crate::handle::{Inside, NotSync, Owned, Tree};
+use crate::request::Request;
 use crate::sys;
 use std::fmt;
 use std::os::fd::BorrowedFd;
@@ -101,26 +102,26 @@ impl CommBuilder {
         self
     }
 
-    /// Meets the other ranks by an id, as number `rank` of `nranks`, and not by the launcher's environment.
-    pub fn id(mut self, id: &UniqueId, rank: usize, nranks: usize) -> Self {
-        self.id = Some((*id, rank, nranks));
+    /// Meets the other ranks by an id, as number `rank` of `size`, and not by the launcher's environment.
+    pub fn id(mut self, id: &UniqueId, rank: usize, size: usize) -> Self {
+        self.id = Some((*id, rank, size));
         self
     }
 
-    /// Meets the other ranks by a closure that gathers bytes, as number `rank` of `nranks`: given this rank's bytes, it returns those of all
+    /// Meets the other ranks by a closure that gathers bytes, as number `rank` of `size`: given this rank's bytes, it returns those of all
     /// ranks, in their order, or `None` where it cannot. It is called twice, inside [`connect`](Self::connect) alone, on a thread of its own,
     /// and may block: at the timeout it is left to itself. What it carries holds a secret: whoever reads it may join.
-    pub fn bootstrap<F>(mut self, rank: usize, nranks: usize, gather: F) -> Self
+    pub fn bootstrap<F>(mut self, rank: usize, size: usize, gather: F) -> Self
     where
         F: Fn(&[u8]) -> Option<Vec<Vec<u8>>> + Send + Sync + 'static,
     {
-        self.bootstrap = Some((Arc::new(gather), rank, nranks));
+        self.bootstrap = Some((Arc::new(gather), rank, size));
         self
     }
 
     /// The number of ranks that the launcher must say: joining fails where it says another.
-    pub fn expect_ranks(mut self, nranks: usize) -> Self {
-        self.expected = nranks;
+    pub fn expect_size(mut self, size: usize) -> Self {
+        self.expected = size;
         self
     }
 
@@ -151,16 +152,16 @@ impl CommBuilder {
     /// did not come), PEER, DESYNC, STATE, SYSTEM, MEMORY.
     pub fn connect(&self) -> Result<Comm> {
         let mut raw = self.raw;
-        raw.nranks = narrow(self.expected, "expect_ranks")?;
-        if let Some((_, rank, nranks)) = self.id {
+        raw.size = narrow(self.expected, "expect_size")?;
+        if let Some((_, rank, size)) = self.id {
             raw.rank = narrow(rank, "rank")?;
-            raw.nranks = narrow(nranks, "nranks")?;
+            raw.size = narrow(size, "size")?;
         }
-        let meeting = self.bootstrap.as_ref().map(|(gather, _, nranks)| Meeting::new(Arc::clone(gather), *nranks));
+        let meeting = self.bootstrap.as_ref().map(|(gather, _, size)| Meeting::new(Arc::clone(gather), *size));
         let bootstrap = meeting.as_ref().map(Meeting::raw);
-        if let (Some(bootstrap), Some((_, rank, nranks))) = (&bootstrap, &self.bootstrap) {
+        if let (Some(bootstrap), Some((_, rank, size))) = (&bootstrap, &self.bootstrap) {
             raw.rank = narrow(*rank, "rank")?;
-            raw.nranks = narrow(*nranks, "nranks")?;
+            raw.size = narrow(*size, "size")?;
             raw.bootstrap = bootstrap;
         }
         let id = self.id.as_ref().map_or(ptr::null(), |(id, _, _)| &raw const id.0);
@@ -243,6 +244,22 @@ impl Comm {
         Self::number(unsafe { sys::mdp_comm_size(self.handle.as_ptr()) })
     }
 
+    /// The number in the world, the communicator that was not split, of a rank of this one: the number that every [`Error`] has. Local.
+    ///
+    /// # Errors
+    /// INVALID (no such rank), STATE in a forked child.
+    ///
+    /// ```
+    /// let comm = megadp::Comm::builder().connect()?;
+    /// assert_eq!(comm.world_rank(0)?, 0);
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn world_rank(&self, rank: usize) -> Result<usize> {
+        let rank = narrow(rank, "rank")?;
+        // SAFETY: a live handle; allowed from any thread.
+        Self::number(unsafe { sys::mdp_comm_world_rank(self.handle.as_ptr(), rank) })
+    }
+
     /// Cuts the communicator: ranks that give the same color form a new one, ordered by key, then by rank; `None` joins none. As
     /// MPI_Comm_split. Collective, blocking.
     ///
@@ -268,14 +285,34 @@ impl Comm {
         Ok(Some(Comm::new(unsafe { Owned::new(out) }?, self.tree.clone())))
     }
 
-    /// Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished. Collective, blocking.
+    /// Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished. Waits in slices
+    /// of 50 ms. Collective, blocking.
     ///
     /// # Errors
     /// Those of a lost communicator.
     pub fn barrier(&self) -> Result<()> {
+        self.start_barrier()?.wait()
+    }
+
+    /// [`Comm::barrier`] that goes on while the caller does something else. Collective, does not block.
+    ///
+    /// # Errors
+    /// As [`Comm::barrier`], here or when it is waited for.
+    ///
+    /// ```
+    /// let comm = megadp::Comm::builder().connect()?;
+    /// let all_here = comm.start_barrier()?;
+    /// let mut looked = 0;
+    /// while !all_here.wait_while(|| { looked += 1; false })? {} // between slices: a signal, a cancelled task
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn start_barrier(&self) -> Result<Request> {
         let (_inside, comm) = self.enter();
+        let mut out = ptr::null_mut();
         // SAFETY: a live handle, the tree's only call.
-        check(unsafe { sys::mdp_barrier(comm) })
+        check(unsafe { sys::mdp_barrier(comm, &mut out) })?;
+        // SAFETY: just created, and ours.
+        unsafe { Request::new(out) }
     }
 
     /// The failure that made this tree unusable: the first one, on whatever call or rank it was noticed. Local.

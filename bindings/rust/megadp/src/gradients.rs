@@ -128,9 +128,9 @@ impl Shared {
 /// communicator alive.
 ///
 /// ```
-/// # use megadp::{Buffer, Comm, Grid, Param};
-/// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
-/// let mut buffer = Buffer::builder().register(&grid, &[Param::new("a", &[2]), Param::new("b", &[2])])?;
+/// # use megadp::{Buffer, Comm, Param};
+/// # let comm = Comm::builder().connect()?;
+/// let mut buffer = Buffer::builder().register(&comm, &[Param::new("a", &[2]), Param::new("b", &[2])])?;
 /// let gradients = buffer.gradients();
 /// std::thread::scope(|scope| {
 ///     for param in 0..2 {

@@ -134,6 +134,45 @@ pub struct Grid {
     not_sync: NotSync,
 }
 
+/// Whose parameters a buffer has: a communicator's ranks, all of them data parallel, or those of a grid.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Ranks<'a> {
+    /// Data parallelism alone.
+    Comm(&'a Comm),
+    /// As the grid cuts them.
+    Grid(&'a Grid),
+}
+
+impl<'a> From<&'a Comm> for Ranks<'a> {
+    fn from(comm: &'a Comm) -> Self {
+        Ranks::Comm(comm)
+    }
+}
+
+impl<'a> From<&'a Grid> for Ranks<'a> {
+    fn from(grid: &'a Grid) -> Self {
+        Ranks::Grid(grid)
+    }
+}
+
+impl Ranks<'_> {
+    pub(crate) fn tree(&self) -> &Arc<Tree> {
+        match self {
+            Ranks::Comm(comm) => &comm.tree,
+            Ranks::Grid(grid) => &grid.tree,
+        }
+    }
+
+    /// The handles as mdp_buffer_register takes them: one of the two, the other NULL.
+    pub(crate) fn as_ptrs(&self) -> (*mut sys::mdp_comm, *mut sys::mdp_grid) {
+        match self {
+            Ranks::Comm(comm) => (comm.handle.as_ptr(), ptr::null_mut()),
+            Ranks::Grid(grid) => (ptr::null_mut(), grid.handle.as_ptr()),
+        }
+    }
+}
+
 impl Grid {
     /// Sizes other than data parallelism alone.
     ///
@@ -147,7 +186,8 @@ impl Grid {
         GridBuilder::default()
     }
 
-    /// All ranks data parallel. Collective over the world, blocking.
+    /// All ranks data parallel: for its groups and coordinates, since [`BufferBuilder::register`](crate::BufferBuilder::register) takes the
+    /// communicator as well. Collective over the world, blocking.
     ///
     /// # Errors
     /// As [`GridBuilder::create`].

@@ -3,16 +3,15 @@
 //! while the next forward begins.
 //!
 //! A program hands over the list of its parameters and gets memory for them back. In backward it says which gradient is there; at the end
-//! it syncs and steps:
+//! it steps:
 //!
 //! ```
-//! use megadp::{Buffer, Comm, Grid, Optimizer, Param, StepOptions};
+//! use megadp::{Buffer, Comm, Optimizer, Param, StepOptions};
 //!
 //! # fn main() -> megadp::Result<()> {
 //! let comm = Comm::builder().connect()?; // ranks and meeting place from the launcher's environment; else a single rank
-//! let grid = Grid::data_parallel(&comm)?;
 //! let params = [Param::new("weight", &[4, 2]), Param::new("bias", &[2])]; // in the order of forward
-//! let mut buffer = Buffer::builder().register(&grid, &params)?;
+//! let mut buffer = Buffer::builder().register(&comm, &params)?;
 //! let mut optimizer = Optimizer::builder().lr(0.1).weight_decay(0.0).create(&buffer)?;
 //! let gradients = buffer.gradients(); // may go to other threads
 //!
@@ -20,8 +19,7 @@
 //!     let _weight: &[f32] = buffer.param(0)?; // waits until it is whole
 //!     gradients.put(1, &[1f32; 2])?; // as backward finds them
 //!     gradients.put(0, &[0.5f32; 8])?;
-//!     let synced = buffer.sync()?; // all ranks agree here on what has come
-//!     let report = optimizer.step(synced, &StepOptions::default())?;
+//!     let report = optimizer.step(&mut buffer, &StepOptions::default())?; // all ranks agree here on what has come
 //!     assert!((report.grad_norm - 2.0).abs() < 1e-6);
 //! }
 //! assert!(buffer.param::<f32>(1)?.iter().all(|&bias| (bias + 0.3).abs() < 1e-5));
@@ -61,6 +59,7 @@
 pub use megadp_sys as sys;
 
 mod bootstrap;
+mod broadcast;
 mod buffer;
 #[cfg(feature = "candle")]
 pub mod candle;
@@ -79,16 +78,17 @@ mod plan;
 mod request;
 mod sync;
 
+pub use broadcast::Broadcasting;
 pub use buffer::{BucketReport, BucketState, Buffer, BufferBuilder, Missing, OwnedRange, ParamMut, Sharding, Stats};
 pub use collectives::{Op, Pending};
 pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
 pub use element::{DType, Element, Strided};
 pub use error::{Code, Error, Result};
 pub use gradients::{GradMut, Gradients};
-pub use grid::{Axes, Grid, GridBuilder};
+pub use grid::{Axes, Grid, GridBuilder, Ranks};
 pub use library::{info, version};
-pub use optimizer::{Group, Optimizer, OptimizerBuilder, StateKind, StepOptions, StepReport};
+pub use optimizer::{Optimizer, OptimizerBuilder, ParamGroup, StateKind, StepOptions, StepReport};
 pub use param::Param;
 pub use plan::{PlanReport, plan, plan_json};
 pub use request::Request;
-pub use sync::{Synced, Syncing};
+pub use sync::{Synced, Syncing, ToStep};

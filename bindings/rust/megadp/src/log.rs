@@ -71,17 +71,17 @@ fn replace(new: Option<Arc<Callback>>) -> Result<()> {
 #[cfg(feature = "candle")]
 pub(crate) fn warn(text: &str) {
     // SAFETY: the text is lent for the call.
-    unsafe { deliver(ptr::null_mut(), 1, text.as_ptr().cast(), text.len()) }
+    unsafe { deliver(ptr::null_mut(), sys::MDP_LOG_WARNING, text.as_ptr().cast(), text.len()) }
 }
 
 /// What the library calls.
-unsafe extern "C" fn deliver(_user: *mut c_void, level: i32, text: *const c_char, length: usize) {
+unsafe extern "C" fn deliver(_user: *mut c_void, level: sys::mdp_log_level, text: *const c_char, length: usize) {
     // SAFETY: the library lends `length` bytes for the call.
     let bytes = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), length) };
     let level = match level {
-        i32::MIN..=0 => Level::Error,
-        1 => Level::Warning,
-        2 => Level::Info,
+        sys::mdp_log_level::MIN..=sys::MDP_LOG_ERROR => Level::Error,
+        sys::MDP_LOG_WARNING => Level::Warning,
+        sys::MDP_LOG_INFO => Level::Info,
         _ => Level::Debug,
     };
     let callback = current().clone(); // its own count, since the callback may replace itself

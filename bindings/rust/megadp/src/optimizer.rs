@@ -6,22 +6,30 @@ use crate::error::{Code, Error, Result, check};
 use crate::gradients::Shared;
 use crate::handle::{NotSync, Owned, Tree};
 use crate::request::Request;
-use crate::sync::Synced;
+use crate::sync::ToStep;
 use crate::sys;
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
 
-/// A group of parameters with values of its own: those for which [`Param::group`](crate::Param::group) says its index.
-#[derive(Clone, Copy, Debug)]
-pub struct Group {
+/// A group of parameters with values of its own: those for which [`Param::param_group`](crate::Param::param_group) says its index. What is not
+/// said is the optimizer's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ParamGroup {
     raw: sys::mdp_param_group,
 }
 
-impl Group {
-    /// A group with this weight decay and the optimizer's learning rate.
-    pub fn new(weight_decay: f64) -> Self {
-        Group { raw: sys::mdp_param_group { weight_decay, ..sys::mdp_param_group::new() } }
+impl ParamGroup {
+    /// A group with the optimizer's values.
+    pub fn new() -> Self {
+        ParamGroup::default()
+    }
+
+    /// Its own weight decay, also 0.
+    pub fn weight_decay(mut self, decay: f64) -> Self {
+        self.raw.weight_decay = decay;
+        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_WEIGHT_DECAY;
+        self
     }
 
     /// Its own learning rate, also 0.
@@ -36,7 +44,7 @@ impl Group {
 #[derive(Clone, Debug, Default)]
 pub struct OptimizerBuilder {
     raw: sys::mdp_optimizer_config,
-    groups: Vec<Group>,
+    groups: Vec<ParamGroup>,
 }
 
 // SAFETY: raw's pointer is NULL while it is in here.
@@ -45,16 +53,17 @@ unsafe impl Send for OptimizerBuilder {}
 unsafe impl Sync for OptimizerBuilder {}
 
 impl OptimizerBuilder {
-    /// Learning rate; 1e-3 unless said, and for 0. A rate of 0 is said by [`Group::lr`] or [`StepOptions::lr`].
+    /// Learning rate, also 0; 1e-3 unless said.
     pub fn lr(mut self, lr: f64) -> Self {
         self.raw.lr = lr;
+        self.raw.flags |= sys::MDP_OPTIMIZER_SET_LR;
         self
     }
 
-    /// Decay of the moments; 0.9 and 0.999 unless said.
+    /// Decay of the moments, also 0; 0.9 and 0.999 unless said.
     pub fn betas(mut self, beta1: f64, beta2: f64) -> Self {
         (self.raw.beta1, self.raw.beta2) = (beta1, beta2);
-        self.raw.flags |= sys::MDP_OPTIMIZER_SET_BETAS;
+        self.raw.flags |= sys::MDP_OPTIMIZER_SET_BETA1 | sys::MDP_OPTIMIZER_SET_BETA2;
         self
     }
 
@@ -64,7 +73,7 @@ impl OptimizerBuilder {
         self
     }
 
-    /// Decoupled weight decay; 0 unless said. With groups, each has its own.
+    /// Decoupled weight decay; 0 unless said. Groups may have their own.
     pub fn weight_decay(mut self, decay: f64) -> Self {
         self.raw.weight_decay = decay;
         self
@@ -77,7 +86,7 @@ impl OptimizerBuilder {
     }
 
     /// Groups of parameters; one with the values above unless said.
-    pub fn groups(mut self, groups: impl IntoIterator<Item = Group>) -> Self {
+    pub fn param_groups(mut self, groups: impl IntoIterator<Item = ParamGroup>) -> Self {
         self.groups = groups.into_iter().collect();
         self
     }
@@ -89,7 +98,7 @@ impl OptimizerBuilder {
     pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
         let groups: Vec<sys::mdp_param_group> = self.groups.iter().map(|group| group.raw).collect();
         let config = sys::mdp_optimizer_config {
-            groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
+            param_groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
             param_group_count: groups.len() as u64,
             ..self.raw
         };
@@ -186,15 +195,16 @@ impl Optimizer {
     /// Its values.
     ///
     /// ```
-    /// # use megadp::{Buffer, Comm, Grid, Group, Optimizer, Param};
-    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
-    /// let params = [Param::new("w", &[4]), Param::new("norm", &[2]).group(1)];
-    /// let buffer = Buffer::builder().register(&grid, &params)?;
+    /// # use megadp::{Buffer, Comm, Optimizer, Param, ParamGroup};
+    /// # let comm = Comm::builder().connect()?;
+    /// let params = [Param::new("w", &[4]), Param::new("norm", &[2]).param_group(1)];
+    /// let buffer = Buffer::builder().register(&comm, &params)?;
     /// let optimizer = Optimizer::builder()
     ///     .lr(3e-4)
     ///     .betas(0.9, 0.95)
+    ///     .weight_decay(0.1)
     ///     .max_grad_norm(1.0)
-    ///     .groups([Group::new(0.1), Group::new(0.0)]) // weights decay, norms do not
+    ///     .param_groups([ParamGroup::new(), ParamGroup::new().weight_decay(0.0)]) // weights decay, norms do not
     ///     .create(&buffer)?;
     /// # Ok::<(), megadp::Error>(())
     /// ```
@@ -212,31 +222,30 @@ impl Optimizer {
     ///
     /// # Errors
     /// INVALID, STATE, those of a lost communicator.
-    pub fn set_group(&mut self, group: usize, value: Group) -> Result<()> {
+    pub fn set_param_group(&mut self, group: usize, value: ParamGroup) -> Result<()> {
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call.
         check(unsafe { sys::mdp_optimizer_set_param_group(self.as_raw(), group, &value.raw) })
     }
 
-    /// Takes one step with the gradients of `synced`, which must come from this optimizer's buffer, and returns when all parameters are whole.
-    /// Collective, blocking.
+    /// Takes one step and returns when all parameters are whole. It is given this optimizer's buffer, `&mut buffer`, and syncs as
+    /// [`Buffer::sync`]; or what a sync of the buffer gave, for programs that look at reduced gradients before. Collective, blocking.
     ///
     /// # Errors
-    /// INVALID, NUMERIC (a gradient is not finite and no loss scale was given; nothing has changed on any rank), those of a lost communicator.
+    /// INVALID, those of [`Buffer::sync`], NUMERIC (a gradient is not finite and no loss scale was given; nothing has changed on any rank), those of a lost communicator.
     /// After a failure, [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
     ///
     /// ```
-    /// # use megadp::{Buffer, Comm, Grid, Optimizer, Param, StepOptions};
-    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
-    /// # let mut buffer = Buffer::builder().register(&grid, &[Param::new("w", &[1])])?;
+    /// # use megadp::{Buffer, Comm, Optimizer, Param, StepOptions};
+    /// # let mut buffer = Buffer::builder().register(&Comm::builder().connect()?, &[Param::new("w", &[1])])?;
     /// # let mut optimizer = Optimizer::builder().create(&buffer)?;
     /// buffer.gradients().put(0, &[f32::INFINITY])?;
-    /// let report = optimizer.step(buffer.sync()?, &StepOptions::default().loss_scale(1024.0))?;
+    /// let report = optimizer.step(&mut buffer, &StepOptions::default().loss_scale(1024.0))?;
     /// assert!(report.skipped);
     /// # Ok::<(), megadp::Error>(())
     /// ```
-    pub fn step(&mut self, synced: Synced<'_>, options: &StepOptions) -> Result<StepReport> {
-        let (report, request) = self.start_step(synced, options)?;
+    pub fn step<'a>(&mut self, gradients: impl Into<ToStep<'a>>, options: &StepOptions) -> Result<StepReport> {
+        let (report, request) = self.start_step(gradients, options)?;
         request.wait()?;
         Ok(report)
     }
@@ -246,9 +255,10 @@ impl Optimizer {
     ///
     /// # Errors
     /// As [`Optimizer::step`].
-    pub fn start_step(&mut self, synced: Synced<'_>, options: &StepOptions) -> Result<(StepReport, Request)> {
-        let buffer = synced.buffer;
-        self.check_buffer(buffer)?;
+    pub fn start_step<'a>(&mut self, gradients: impl Into<ToStep<'a>>, options: &StepOptions) -> Result<(StepReport, Request)> {
+        let gradients = gradients.into();
+        self.check_buffer(gradients.buffer())?;
+        let buffer = gradients.sync()?;
         let mut report = sys::mdp_step_report::new();
         let mut out = ptr::null_mut();
         {
@@ -286,6 +296,7 @@ impl Optimizer {
     /// INVALID, STATE (frozen), those of a lost communicator.
     pub fn state<'a>(&'a self, buffer: &'a Buffer, param: usize, kind: StateKind) -> Result<&'a [f32]> {
         self.check_buffer(buffer)?;
+        buffer.end_broadcast()?;
         let (data, len) = self.state_view(param, kind)?;
         // SAFETY: written by a step, and by the first look after parameters were written, both of which need the buffer mutably; lives as
         // long as the optimizer.
@@ -299,6 +310,7 @@ impl Optimizer {
     /// As [`Optimizer::state`].
     pub fn state_mut<'a>(&'a mut self, buffer: &'a mut Buffer, param: usize, kind: StateKind) -> Result<&'a mut [f32]> {
         self.check_buffer(buffer)?;
+        buffer.end_broadcast()?;
         let (data, len) = self.state_view(param, kind)?;
         // SAFETY: the same; and nobody else has a slice, since both are borrowed mutably.
         Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })

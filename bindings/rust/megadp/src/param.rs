@@ -10,7 +10,7 @@ use std::ffi::CString;
 /// ```
 /// use megadp::{DType, Param};
 /// let embedding = Param::new("embedding", &[50257, 768]).dtype(DType::Bf16).uses_per_step(2).own_bucket(); // tied to the last layer
-/// let norm = Param::new("norm.weight", &[768]).group(1); // a group without weight decay
+/// let norm = Param::new("norm.weight", &[768]).param_group(1); // a group without weight decay
 /// # let _ = (embedding, norm);
 /// ```
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct Param {
     uses_per_step: usize,
     shard_dim: usize,
     shard_stride: usize,
-    group: usize,
+    param_group: usize,
     raw: sys::mdp_param,
 }
 
@@ -33,7 +33,7 @@ impl Param {
     /// A parameter of that shape. The name is unique and has at most 255 bytes; up to 16 dimensions, sizes may be 0.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
         let raw = sys::mdp_param { dtype: sys::MDP_DTYPE_F32, ..sys::mdp_param::new() };
-        Param { name: name.into(), shape: shape.to_vec(), uses_per_step: 1, shard_dim: 0, shard_stride: 1, group: 0, raw }
+        Param { name: name.into(), shape: shape.to_vec(), uses_per_step: 1, shard_dim: 0, shard_stride: 1, param_group: 0, raw }
     }
 
     /// Its name.
@@ -77,9 +77,9 @@ impl Param {
         self
     }
 
-    /// Index of its group among the optimizer's.
-    pub fn group(mut self, group: usize) -> Self {
-        self.group = group;
+    /// Index of its group among the optimizer's [`ParamGroup`](crate::ParamGroup)s.
+    pub fn param_group(mut self, group: usize) -> Self {
+        self.param_group = group;
         self
     }
 
@@ -123,7 +123,7 @@ impl RawParams {
             uses_per_step: narrow(param.uses_per_step, "uses_per_step")?,
             shard_dim: narrow(param.shard_dim, "the dimension that is cut")?,
             shard_stride: if param.raw.placement == sys::MDP_PLACEMENT_SHARDED { narrow(param.shard_stride, "pieces")? } else { 0 },
-            group: narrow(param.group, "group")?,
+            param_group: narrow(param.param_group, "param_group")?,
             ..param.raw
         });
         // Moving these leaves what they hold where it is.

@@ -10,16 +10,17 @@ use std::time::Duration;
 
 impl Buffer {
     /// Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
-    /// What it gives is what a step takes. Calling it again before the step gives the same outcome. Collective, blocking.
+    /// For programs that look at reduced gradients, or wait for them in their own way: a step of the buffer itself syncs too. Calling it again
+    /// before the step gives the same outcome. Collective, blocking.
     ///
     /// # Errors
     /// STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), those of a lost communicator.
     /// After a failure no rank can step; [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
     ///
     /// ```
-    /// # use megadp::{Buffer, Comm, Grid, Param};
-    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
-    /// let mut buffer = Buffer::builder().register(&grid, &[Param::new("forgotten", &[2])])?;
+    /// # use megadp::{Buffer, Comm, Param};
+    /// # let comm = Comm::builder().connect()?;
+    /// let mut buffer = Buffer::builder().register(&comm, &[Param::new("forgotten", &[2])])?;
     /// let error = buffer.sync().unwrap_err();
     /// assert_eq!((error.code, error.param, error.rank), (megadp::Code::State, Some(0), Some(0)));
     /// assert!(error.text.contains("forgotten"));
@@ -110,9 +111,9 @@ impl Synced<'_> {
     /// INVALID (a parameter that is frozen, unknown, or listed twice), those of a lost communicator.
     ///
     /// ```
-    /// # use megadp::{Buffer, Comm, Grid, Optimizer, Param, StepOptions};
-    /// # let grid = Grid::data_parallel(&Comm::builder().connect()?)?;
-    /// let mut buffer = Buffer::builder().register(&grid, &[Param::new("w", &[2])])?;
+    /// # use megadp::{Buffer, Comm, Optimizer, Param, StepOptions};
+    /// # let comm = Comm::builder().connect()?;
+    /// let mut buffer = Buffer::builder().register(&comm, &[Param::new("w", &[2])])?;
     /// let mut optimizer = Optimizer::builder().create(&buffer)?;
     /// buffer.gradients().put(0, &[3f32, 4.0])?;
     /// let mut synced = buffer.sync()?;
@@ -157,6 +158,45 @@ impl Synced<'_> {
     /// The buffer, to be looked at.
     pub fn buffer(&self) -> &Buffer {
         self.buffer
+    }
+}
+
+/// What [`Optimizer::step`](crate::Optimizer::step) takes: a buffer, which is synced then, or what a sync of it gave.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ToStep<'a> {
+    /// Not synced yet, as far as this says: a sync that was called gives the same outcome again.
+    Buffer(&'a mut Buffer),
+    /// After a sync.
+    Synced(Synced<'a>),
+}
+
+impl<'a> From<&'a mut Buffer> for ToStep<'a> {
+    fn from(buffer: &'a mut Buffer) -> Self {
+        ToStep::Buffer(buffer)
+    }
+}
+
+impl<'a> From<Synced<'a>> for ToStep<'a> {
+    fn from(synced: Synced<'a>) -> Self {
+        ToStep::Synced(synced)
+    }
+}
+
+impl<'a> ToStep<'a> {
+    pub(crate) fn buffer(&self) -> &Buffer {
+        match self {
+            ToStep::Buffer(buffer) => buffer,
+            ToStep::Synced(synced) => synced.buffer,
+        }
+    }
+
+    /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for.
+    pub(crate) fn sync(self) -> Result<&'a mut Buffer> {
+        match self {
+            ToStep::Buffer(buffer) => Ok(buffer.sync()?.buffer),
+            ToStep::Synced(synced) => Ok(synced.buffer),
+        }
     }
 }
 

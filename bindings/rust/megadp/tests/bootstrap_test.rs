@@ -6,9 +6,9 @@ use std::time::Duration;
 
 type Gather = Box<dyn Fn(&[u8]) -> Option<Vec<Vec<u8>>> + Send + Sync>;
 
-fn board(nranks: usize) -> Vec<Gather> {
-    let parts = Arc::new(Mutex::new(vec![Vec::new(); nranks]));
-    let barrier = Arc::new(Barrier::new(nranks));
+fn board(size: usize) -> Vec<Gather> {
+    let parts = Arc::new(Mutex::new(vec![Vec::new(); size]));
+    let barrier = Arc::new(Barrier::new(size));
     let gather = |rank: usize| -> Gather {
         let (parts, barrier) = (Arc::clone(&parts), Arc::clone(&barrier));
         Box::new(move |mine| {
@@ -19,17 +19,17 @@ fn board(nranks: usize) -> Vec<Gather> {
             Some(all)
         })
     };
-    (0..nranks).map(gather).collect()
+    (0..size).map(gather).collect()
 }
 
 fn meet(gathers: Vec<Gather>, timeout: Duration) -> Vec<Result<(usize, f32), Code>> {
-    let nranks = gathers.len();
+    let size = gathers.len();
     let ranks: Vec<_> = gathers
         .into_iter()
         .enumerate()
         .map(|(rank, gather)| {
             std::thread::spawn(move || {
-                let comm = Comm::builder().timeout(timeout).bootstrap(rank, nranks, gather).connect().map_err(|error| error.code)?;
+                let comm = Comm::builder().timeout(timeout).bootstrap(rank, size, gather).connect().map_err(|error| error.code)?;
                 let mut sum = [rank as f32];
                 comm.all_reduce(&mut sum, Op::Sum).map_err(|error| error.code)?;
                 Ok((comm.rank().unwrap(), sum[0]))

@@ -4,14 +4,14 @@ mod ranks;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
 use megadp::candle::{DataParallel, Error};
-use megadp::{Buffer, BufferBuilder, Code, Comm, Grid, Missing, Optimizer, StepOptions, log, sys};
+use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, StepOptions, log, sys};
 use ranks::{TIMEOUT, alone, check_losses, threads};
 use std::sync::Mutex;
 use std::time::Instant;
 
 fn register(comm: &Comm, builder: &BufferBuilder, vars: &[(&str, &Var)]) -> DataParallel {
     let vars = vars.iter().map(|(name, var)| (*name, (*var).clone()));
-    DataParallel::register(&Grid::data_parallel(comm).unwrap(), builder, vars).unwrap()
+    DataParallel::register(comm, builder, vars).unwrap()
 }
 
 fn var(values: &[f32], shape: (usize, usize)) -> Var {
@@ -135,8 +135,7 @@ fn failures_keep_their_code_and_name() {
     assert!(parallel.tensor("unknown").is_err());
 
     let double = Var::ones(2, DType::F64, &Device::Cpu).unwrap();
-    let grid = Grid::data_parallel(&comm).unwrap();
-    let error = DataParallel::register(&grid, &Buffer::builder(), [("double", double)]).err().unwrap();
+    let error = DataParallel::register(&comm, &Buffer::builder(), [("double", double)]).err().unwrap();
     assert!(error.to_string().contains("double"), "{error}");
 
     let mut forgiving = register(&comm, &Buffer::builder().missing(Missing::Skip), &[("used", &used), ("unused", &unused)]);
@@ -160,7 +159,7 @@ fn register_normalised(comm: &Comm, builder: &BufferBuilder, prefix: &str) -> Da
     let (lower, upper) = (var(&[1.0, 2.0, -1.0, 0.5], (2, 2)), var(&[1.0, 2.0], (2, 1)));
     let vars = [("lower", lower), ("norm.weight", weight), ("norm.bias", bias), ("upper", upper)];
     let vars = vars.map(|(name, var)| (format!("{prefix}{name}"), var));
-    DataParallel::register(&Grid::data_parallel(comm).unwrap(), builder, vars).unwrap()
+    DataParallel::register(comm, builder, vars).unwrap()
 }
 
 /// candle tells nobody that its fused LayerNorm has no backward: gradients of all that is below it are missing.

@@ -15,7 +15,7 @@ fn a_bad_argument_is_named_with_its_value() {
     assert!(error.text.contains('3'), "{error}");
 
     let twice = [small("twice"), small("twice")];
-    let error = Buffer::builder().register(&Grid::data_parallel(&comm).unwrap(), &twice).unwrap_err();
+    let error = Buffer::builder().register(&comm, &twice).unwrap_err();
     assert_eq!((error.code, error.param), (Code::Invalid, Some(1)));
     assert!(error.text.contains("twice"), "{error}");
 
@@ -26,12 +26,20 @@ fn a_bad_argument_is_named_with_its_value() {
     assert_eq!(buffer.gradients().put(7, &[1f32; 4]).unwrap_err().code, Code::Invalid);
     assert_eq!(buffer.param::<f64>(0).unwrap_err().code, Code::Invalid);
     assert_eq!(buffer.write_param(0, &[1i64; 4]).unwrap_err().code, Code::Invalid);
-    let grid = Grid::data_parallel(&comm).unwrap();
     let big = [Param::new("w", &[1 << 50])]; // which no machine has
     for (builder, told) in [(Buffer::builder(), "MDP_BUFFER_IGNORE_MEMORY"), (Buffer::builder().ignore_memory(), "cannot map")] {
-        let error = builder.register(&grid, &big).unwrap_err();
+        let error = builder.register(&comm, &big).unwrap_err();
         assert!(error.code == Code::Memory && error.text.contains(told), "{error}");
     }
+    for (name, told) in [("v", "'v'"), ("v\0", "NUL")] {
+        let error = buffer.find(name).unwrap_err();
+        assert!(error.code == Code::Invalid && error.text.contains(told), "{error}");
+    }
+    for rank in [1, usize::MAX] {
+        let error = comm.world_rank(rank).unwrap_err();
+        assert!(error.code == Code::Invalid && error.text.contains("rank"), "{error}");
+    }
+    assert!(buffer.broadcast(1).unwrap_err().text.contains("root"));
     let error = Optimizer::builder().lr(f64::NAN).create(&buffer).unwrap_err();
     assert_eq!(error.code, Code::Invalid);
     assert!(error.text.to_lowercase().contains("nan"), "{error}");
@@ -52,13 +60,14 @@ fn a_parameter_without_a_gradient_is_named_on_all_ranks() {
         if comm.rank().unwrap() == 0 {
             buffer.gradients().put(0, &[1f32; 4]).unwrap();
         }
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
         let error = buffer.sync().unwrap_err();
+        assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap_err(), error); // which would have synced too
         // Nothing is half done: the same step, begun anew, goes through.
         buffer.zero_grad().unwrap();
         for param in 0..2 {
             buffer.gradients().put(param, &[1f32; 4]).unwrap();
         }
-        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
         assert_eq!(optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap().step, 1);
         error
     });
@@ -81,7 +90,7 @@ fn a_killed_peer_is_named_long_before_the_timeout() {
 #[test]
 #[ignore = "a rank"]
 fn rank_whose_peer_is_killed() {
-    let comm = Comm::builder().timeout(TIMEOUT * 10).expect_ranks(2).connect().unwrap();
+    let comm = Comm::builder().timeout(TIMEOUT * 10).expect_size(2).connect().unwrap();
     let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
     let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
     for step in 0.. {
@@ -89,7 +98,7 @@ fn rank_whose_peer_is_killed() {
             Command::new("kill").args(["-KILL", &std::process::id().to_string()]).status().unwrap();
         }
         buffer.gradients().put(0, &[1f32; 4]).unwrap_or_default();
-        let stepped = buffer.sync().and_then(|synced| optimizer.step(synced, &StepOptions::default()));
+        let stepped = optimizer.step(&mut buffer, &StepOptions::default());
         if let Err(error) = stepped {
             println!("noticed: {:?} {:?}", error.code, error.rank);
             break;
@@ -99,7 +108,7 @@ fn rank_whose_peer_is_killed() {
     println!("kept: {:?} {:?}", kept.code, kept.rank);
     // What is left can be saved, and dropping it all neither waits nor panics.
     assert_eq!(buffer.param::<f32>(0).map_or_else(|error| error.code, |_| Code::Peer), Code::Peer);
-    assert_eq!(optimizer.set_group(0, megadp::Group::new(0.0)).unwrap_err().code, Code::Peer);
+    assert_eq!(optimizer.set_param_group(0, megadp::ParamGroup::new()).unwrap_err().code, Code::Peer);
 }
 
 /// Use after close does not compile (the documentation of `Comm` shows it). What can be tested is what outlives what.

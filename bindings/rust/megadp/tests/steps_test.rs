@@ -2,7 +2,7 @@
 //! Steps, views and collectives, each call at least once.
 mod ranks;
 
-use megadp::{Axes, BucketState, Buffer, Code, Comm, Grid, Group, Missing, Op, Optimizer, Param, StateKind, StepOptions, Strided};
+use megadp::{Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Op, Optimizer, Param, ParamGroup, StateKind, StepOptions, Strided};
 use ranks::{alone, register, small, threads};
 
 #[test]
@@ -43,6 +43,33 @@ fn collectives_give_what_they_say() {
 }
 
 #[test]
+fn a_barrier_can_be_waited_for_in_slices() {
+    threads(2, |comm| {
+        if comm.rank().unwrap() == 0 {
+            let barrier = comm.start_barrier().unwrap();
+            let mut asked = 0;
+            assert!(!barrier.wait_while(|| std::mem::replace(&mut asked, 1) == 0).unwrap()); // twice, and the other rank is not there
+            comm.split(Some(0), 0).unwrap(); // tells it to come, over the control plane
+            barrier.wait().unwrap();
+            assert!(barrier.test().unwrap());
+        } else {
+            comm.split(Some(0), 0).unwrap();
+            comm.barrier().unwrap();
+        }
+    });
+}
+
+#[test]
+fn parts_know_their_ranks_in_the_world() {
+    threads(3, |comm| {
+        let rank = comm.rank().unwrap();
+        let part = comm.split(Some(u32::from(rank == 1)), -(rank as i32)).unwrap().unwrap();
+        let members: Vec<_> = (0..part.size().unwrap()).map(|rank| part.world_rank(rank).unwrap()).collect();
+        assert_eq!(members, [vec![2, 0], vec![1]][usize::from(rank == 1)]);
+    });
+}
+
+#[test]
 fn a_request_can_be_waited_for_in_slices() {
     threads(2, |comm| {
         let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
@@ -59,7 +86,7 @@ fn a_request_can_be_waited_for_in_slices() {
             comm.split(Some(0), 0).unwrap();
         }
         let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
-        let (report, request) = optimizer.start_step(buffer.sync().unwrap(), &StepOptions::default()).unwrap();
+        let (report, request) = optimizer.start_step(&mut buffer, &StepOptions::default()).unwrap();
         assert_eq!(report.step, 1);
         let mut asked = 0;
         while !request.wait_while(|| std::mem::replace(&mut asked, 1) == 0).unwrap() {}
@@ -89,7 +116,7 @@ fn microbatches_and_uses_are_summed() {
     // A token of another buffer is refused, and costs the step nothing.
     let mut other = register(&comm, &Buffer::builder().missing(Missing::Zero), &[small("x")]);
     assert_eq!(optimizer.step(other.sync().unwrap(), &StepOptions::default()).unwrap_err().code, Code::Invalid);
-    let report = optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap();
+    let report = optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
     assert!(report.step == 1 && !report.skipped && !report.clipped && report.clip_factor == 1.0);
     assert_eq!(buffer.param::<f32>(2).unwrap(), [0.0; 4]);
     assert!(buffer.param::<f32>(1).unwrap().iter().all(|value| (value + 0.5).abs() < 1e-6));
@@ -97,6 +124,74 @@ fn microbatches_and_uses_are_summed() {
     assert_eq!(bucket.state, BucketState::Whole);
     assert!(bucket.reduce_begin_ns <= bucket.reduce_end_ns && bucket.gather_begin_ns <= bucket.gather_end_ns);
     assert!(buffer.bucket(99).is_err());
+}
+
+#[test]
+fn a_buffer_is_on_a_communicator_or_a_grid_and_knows_its_names() {
+    threads(2, |comm| {
+        let grid = Grid::data_parallel(&comm).unwrap();
+        let params = [small("first"), small("frozen").frozen(), small("last")];
+        let builder = Buffer::builder().bucket_elements(1);
+        for mut buffer in [builder.register(&comm, &params).unwrap(), builder.register(&grid, &params).unwrap()] {
+            assert_eq!((buffer.len(), buffer.buckets().unwrap()), (3, 2));
+            assert_eq!(["last", "frozen", "first"].map(|name| buffer.find(name).unwrap()), [2, 1, 0]);
+            for param in ["last", "first"].map(|name| buffer.find(name).unwrap()) {
+                buffer.gradients().put(param, &[comm.rank().unwrap() as f32; 4]).unwrap();
+            }
+            // The mean of 0 and 1 in 8 elements: the ranks are data parallel.
+            assert_eq!(buffer.sync().unwrap().grad_norm(None).unwrap(), 2f64.sqrt());
+        }
+    });
+}
+
+#[test]
+fn a_step_syncs_where_nobody_has() {
+    threads(2, |comm| {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+        let mut other = register(&comm, &Buffer::builder(), &[small("w")]);
+        let mut optimizer = Optimizer::builder().lr(0.5).create(&buffer).unwrap();
+        // A buffer of another optimizer is not synced either.
+        assert_eq!(optimizer.step(&mut other, &StepOptions::default()).unwrap_err().code, Code::Invalid);
+        other.gradients().put(0, &[1f32; 4]).unwrap();
+        for step in 1..=2 {
+            buffer.gradients().put(0, &[comm.rank().unwrap() as f32; 4]).unwrap();
+            let report = optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+            assert_eq!((report.step, report.grad_norm), (step, 1.0));
+        }
+        assert_eq!(buffer.stats().unwrap().syncs, 2);
+        buffer.gradients().put(0, &[f32::INFINITY; 4]).unwrap();
+        assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap_err().code, Code::Numeric);
+        assert_eq!(buffer.grad_mut::<f32>(0).unwrap_err().code, Code::State); // it is reduced
+        buffer.zero_grad().unwrap();
+        buffer.grad_mut::<f32>(0).unwrap().ready().unwrap();
+        let (report, request) = optimizer.start_step(&mut buffer, &StepOptions::default()).unwrap();
+        assert_eq!(report.step, 3);
+        request.wait().unwrap();
+    });
+}
+
+#[test]
+fn a_broadcast_goes_on_and_is_waited_for_where_parameters_are_needed() {
+    threads(2, |comm| {
+        const LONG: usize = 1 << 20;
+        let mut buffer = register(&comm, &Buffer::builder(), &[Param::new("w", &[LONG])]);
+        buffer.write_param(0, &vec![comm.rank().unwrap() as f32 + 1.0; LONG]).unwrap();
+        let broadcast = buffer.start_broadcast(1).unwrap();
+        while !broadcast.test().unwrap() && !broadcast.wait_timeout(std::time::Duration::from_millis(1)).unwrap() {}
+        broadcast.wait().unwrap();
+        assert_eq!(buffer.param::<f32>(0).unwrap()[LONG - 1], 2.0);
+        for round in 0..10 {
+            buffer.param_mut::<f32>(0).unwrap().fill(comm.rank().unwrap() as f32 + round as f32);
+            buffer.start_broadcast(round % 2).unwrap(); // dropped, it goes on without us
+            let mut copy = vec![0f32; LONG];
+            if round < 5 {
+                buffer.read_param(0, &mut copy).unwrap();
+            } else {
+                copy.copy_from_slice(buffer.param(0).unwrap());
+            }
+            assert!(copy.iter().all(|&value| value == (round % 2 + round) as f32));
+        }
+    });
 }
 
 #[test]
@@ -156,13 +251,14 @@ fn reduced_gradients_are_measured_and_scaled() {
 #[test]
 fn groups_and_state_are_the_optimizers() {
     let comm = alone();
-    let mut buffer = register(&comm, &Buffer::builder(), &[small("still"), small("moves").group(1)]);
-    let groups = [Group::new(0.0).lr(0.0), Group::new(0.0)];
-    let mut optimizer = Optimizer::builder().lr(0.1).betas(0.0, 0.5).eps(1e-6).groups(groups).max_grad_norm(1.0).create(&buffer).unwrap();
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("still"), small("moves").param_group(1)]);
+    let groups = [ParamGroup::new().lr(0.0), ParamGroup::new()];
+    let mut optimizer =
+        Optimizer::builder().lr(0.1).betas(0.0, 0.5).eps(1e-6).param_groups(groups).max_grad_norm(1.0).create(&buffer).unwrap();
     for step in 1..=2 {
         buffer.gradients().put(0, &[0f32; 4]).unwrap();
         buffer.gradients().put(1, &[2f32; 4]).unwrap();
-        let report = optimizer.step(buffer.sync().unwrap(), &StepOptions::default().loss_scale(2.0)).unwrap();
+        let report = optimizer.step(&mut buffer, &StepOptions::default().loss_scale(2.0)).unwrap();
         assert_eq!((report.step, report.loss_scale, report.clipped), (step, 2.0, true));
         assert!((report.grad_norm - 2.0).abs() < 1e-9);
     }
@@ -172,13 +268,37 @@ fn groups_and_state_are_the_optimizers() {
     assert!(moment.len() == 4 && (moment[0] - 0.5).abs() < 1e-5, "{moment:?}");
     assert!((optimizer.state(&buffer, 1, StateKind::ExpAvgSq).unwrap()[0] - 0.1875).abs() < 1e-5);
     optimizer.state_mut(&mut buffer, 1, StateKind::Master).unwrap().fill(7.0);
-    optimizer.set_group(1, Group::new(0.0).lr(0.0)).unwrap();
+    optimizer.set_param_group(1, ParamGroup::new().lr(0.0)).unwrap();
     buffer.gradients().put(0, &[0f32; 4]).unwrap();
     buffer.gradients().put(1, &[2f32; 4]).unwrap();
-    optimizer.step(buffer.sync().unwrap(), &StepOptions::default().lr(0.0)).unwrap();
+    optimizer.step(&mut buffer, &StepOptions::default().lr(0.0)).unwrap();
     assert_eq!(buffer.param::<f32>(1).unwrap(), [7.0; 4]);
     let other = register(&comm, &Buffer::builder(), &[small("x")]);
     assert_eq!(optimizer.state(&other, 0, StateKind::Master).unwrap_err().code, Code::Invalid);
+}
+
+#[test]
+fn what_is_said_is_meant_literally_and_what_is_not_is_the_optimizers() {
+    let comm = alone();
+    let params = [small("decays"), small("does not").param_group(1), small("decays less").param_group(2)];
+    let mut buffer = register(&comm, &Buffer::builder(), &params);
+    let groups = [ParamGroup::new(), ParamGroup::new().weight_decay(0.0), ParamGroup::new().weight_decay(0.25)];
+    let mut optimizer = Optimizer::builder().lr(0.5).weight_decay(0.5).param_groups(groups).create(&buffer).unwrap();
+    for param in 0..3 {
+        buffer.write_param(param, &[1f32; 4]).unwrap();
+        buffer.gradients().put(param, &[0f32; 4]).unwrap();
+    }
+    optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+    assert_eq!([0, 1, 2].map(|param| buffer.param::<f32>(param).unwrap()[3]), [0.75, 1.0, 0.875]);
+
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+    let mut optimizer = Optimizer::builder().lr(0.0).betas(0.0, 0.0).create(&buffer).unwrap();
+    for gradient in [1f32, 3.0] {
+        buffer.gradients().put(0, &[gradient; 4]).unwrap();
+        optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+        assert_eq!(optimizer.state(&buffer, 0, StateKind::ExpAvg).unwrap(), [gradient; 4]); // nothing of the one before
+    }
+    assert_eq!(buffer.param::<f32>(0).unwrap(), [0.0; 4]);
 }
 
 #[test]
@@ -187,11 +307,11 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
     let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
     buffer.gradients().put(0, &[1.0, f32::NAN, 1.0, 1.0]).unwrap();
-    let error = optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap_err();
+    let error = optimizer.step(&mut buffer, &StepOptions::default()).unwrap_err();
     assert_eq!(error.code, Code::Numeric);
     buffer.zero_grad().unwrap();
     buffer.gradients().put(0, &[1f32; 4]).unwrap();
-    assert_eq!(optimizer.step(buffer.sync().unwrap(), &StepOptions::default()).unwrap().step, 1);
+    assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap().step, 1);
 }
 
 #[test]

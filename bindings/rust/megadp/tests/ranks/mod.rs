@@ -2,7 +2,7 @@
 //! Ranks for tests: as threads of this process, and as processes under `megadp run` (MEGADP_PROGRAM names it).
 #![allow(dead_code)] // each test program uses a part
 
-use megadp::{Buffer, BufferBuilder, Comm, Grid, Param, UniqueId};
+use megadp::{Buffer, BufferBuilder, Comm, Param, UniqueId};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use std::{env, thread};
 pub const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Calls `rank` on that many threads, each with a communicator of its own, and gives what they return.
-pub fn threads<R: Send>(nranks: usize, rank: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+pub fn threads<R: Send>(size: usize, rank: impl Fn(Comm) -> R + Sync) -> Vec<R> {
     let id = UniqueId::create().unwrap();
     thread::scope(|scope| {
         let start = |number| {
             let rank = &rank;
-            scope.spawn(move || rank(Comm::builder().id(&id, number, nranks).timeout(TIMEOUT).connect().unwrap()))
+            scope.spawn(move || rank(Comm::builder().id(&id, number, size).timeout(TIMEOUT).connect().unwrap()))
         };
-        let running: Vec<_> = (0..nranks).map(start).collect();
+        let running: Vec<_> = (0..size).map(start).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
 }
@@ -30,17 +30,17 @@ pub fn alone() -> Comm {
 }
 
 pub fn register(comm: &Comm, builder: &BufferBuilder, params: &[Param]) -> Buffer {
-    builder.register(&Grid::data_parallel(comm).unwrap(), params).unwrap()
+    builder.register(comm, params).unwrap()
 }
 
 pub fn small(name: &str) -> Param {
     Param::new(name, &[4])
 }
 
-fn run(nranks: usize, program: PathBuf, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
+fn run(size: usize, program: PathBuf, arguments: &[&str], environment: &[(&str, &str)]) -> Output {
     let megadp = env::var_os("MEGADP_PROGRAM").expect("MEGADP_PROGRAM names the megadp program");
     let mut command = Command::new(megadp);
-    command.args(["run", "--no-prefix", "-n", &nranks.to_string(), "--"]).arg(program).args(arguments);
+    command.args(["run", "--no-prefix", "-n", &size.to_string(), "--"]).arg(program).args(arguments);
     command.envs(environment.iter().copied()).output().unwrap()
 }
 
@@ -50,16 +50,16 @@ fn text_of(output: Output) -> (bool, String) {
 }
 
 /// Runs a function of this test program as the ranks: an ignored test, by its name. Whether all of them ended well, and what they said.
-pub fn ranks(nranks: usize, test: &str, environment: &[(&str, &str)]) -> (bool, String) {
-    text_of(run(nranks, env::current_exe().unwrap(), &["--ignored", "--exact", "--nocapture", test], environment))
+pub fn ranks(size: usize, test: &str, environment: &[(&str, &str)]) -> (bool, String) {
+    text_of(run(size, env::current_exe().unwrap(), &["--ignored", "--exact", "--nocapture", test], environment))
 }
 
 /// Runs an example as the ranks; its output.
-pub fn example(nranks: usize, name: &str) -> String {
+pub fn example(size: usize, name: &str) -> String {
     let here = env::current_exe().unwrap(); // target/debug/deps/this
     let program = here.ancestors().nth(2).unwrap().join("examples").join(name);
-    let (ended_well, text) = text_of(run(nranks, program, &[], &[]));
-    assert!(ended_well, "{name} on {nranks} ranks: {text}");
+    let (ended_well, text) = text_of(run(size, program, &[], &[]));
+    assert!(ended_well, "{name} on {size} ranks: {text}");
     text
 }
 
@@ -77,7 +77,7 @@ pub fn difference(a: &[f64], b: &[f64]) -> f64 {
 
 /// Losses of 1 and 2 ranks, compared with each other and with the reference.
 pub fn check_losses(name: &str) -> [String; 2] {
-    let outputs = [1, 2].map(|nranks| example(nranks, name));
+    let outputs = [1, 2].map(|size| example(size, name));
     let [one, two] = [losses(&outputs[0]), losses(&outputs[1])];
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../tests/bindings/mlp_losses.json");
     let reference: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
