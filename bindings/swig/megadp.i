@@ -27,6 +27,7 @@
 
 %newobject megadp::Comm::create;
 %newobject megadp::Comm::split;
+%newobject megadp::Comm::start_barrier;
 %newobject megadp::Comm::lost;
 %newobject megadp::Grid::create;
 %newobject megadp::Grid::comm;
@@ -35,9 +36,20 @@
 %newobject megadp::Buffer::param;
 %newobject megadp::Buffer::grad;
 %newobject megadp::Buffer::start_sync;
+%newobject megadp::Buffer::start_broadcast;
 %newobject megadp::Optimizer::create;
 %newobject megadp::Optimizer::start_step;
 %newobject megadp::Optimizer::state;
+
+/* A value that is given is meant literally, also 0: to set a member sets the one that says so, which no language sees. */
+%typemap(memberin) megadp::Given, megadp::GivenDevice "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
+%ignore megadp::CommOptions::set_device;
+%ignore megadp::ParamGroup::set_lr;
+%ignore megadp::ParamGroup::set_weight_decay;
+%ignore megadp::OptimizerOptions::set_lr;
+%ignore megadp::OptimizerOptions::set_beta1;
+%ignore megadp::OptimizerOptions::set_beta2;
+%ignore megadp::StepOptions::set_lr;
 
 /* Made by the methods above only. */
 %nodefaultctor megadp::Comm;

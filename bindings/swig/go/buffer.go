@@ -59,11 +59,11 @@ type Buffer struct {
 	raw shim.Buffer
 }
 
-// NewBuffer lays out and allocates parameters, in the order of the forward pass, and their gradients, zeroed. Collective over the world,
-// with the same registration on all ranks.
-func NewBuffer(world *Comm, params []Param, options BufferOptions) (*Buffer, error) {
-	return register(params, options, world, func(list shim.Params, raw shim.BufferOptions, failure shim.Failure) shim.Buffer {
-		return shim.BufferCreate(world.raw, list, raw, failure)
+// NewBuffer lays out and allocates parameters, in the order of the forward pass, and their gradients, zeroed. All ranks of the communicator
+// are data parallel. Collective over it, with the same registration on all ranks.
+func NewBuffer(comm *Comm, params []Param, options BufferOptions) (*Buffer, error) {
+	return register(params, options, comm, func(list shim.Params, raw shim.BufferOptions, failure shim.Failure) shim.Buffer {
+		return shim.BufferCreate(comm.raw, list, raw, failure)
 	})
 }
 
@@ -89,6 +89,16 @@ func register(params []Param, options BufferOptions, on any,
 	buffer := &Buffer{made}
 	runtime.SetFinalizer(buffer, func(buffer *Buffer) { shim.DeleteBuffer(buffer.raw) })
 	return buffer, nil
+}
+
+// Find is the index of the parameter of that name.
+func (b *Buffer) Find(name string) (int, error) {
+	return ask(b, func(failure shim.Failure) int { return int(b.raw.Find(name, failure)) })
+}
+
+// Buckets is the number of buckets that the gradients are cut into.
+func (b *Buffer) Buckets() (int, error) {
+	return ask(b, func(failure shim.Failure) int { return int(b.raw.Buckets(failure)) })
 }
 
 // BeginMicrobatch says whether the microbatch that begins is the last of its step. Not needed where each step has one.
@@ -148,7 +158,7 @@ func (b *Buffer) Changed() error { return call(b, b.raw.Changed) }
 func (b *Buffer) ZeroGrad() error { return call(b, b.raw.Zero_grad) }
 
 // Sync ends backward: the gradients of all ranks are reduced, and the ranks agree on what was missing. When ctx is over it returns ctx's
-// error; another Sync goes on waiting. Collective.
+// error; another Sync goes on waiting. Optimizer.Step does the same where nobody has. Collective.
 func (b *Buffer) Sync(ctx context.Context) error { return inSlices(ctx, b, b.raw.Sync_slice) }
 
 // StartSync begins what Sync does.
@@ -188,9 +198,15 @@ func listOf(params []int) (*int64, int64) {
 // GradsChanged is to be called after reduced gradients were written through views, between Sync and Step.
 func (b *Buffer) GradsChanged() error { return call(b, b.raw.Grads_changed) }
 
-// Broadcast gives all ranks of each data-parallel group root's parameters. Collective.
-func (b *Buffer) Broadcast(root int) error {
-	return call(b, func(failure shim.Failure) { b.raw.Broadcast(root, failure) })
+// Broadcast gives all ranks of each data-parallel group root's parameters. When ctx is over it returns ctx's error; another Broadcast goes on
+// waiting. Collective.
+func (b *Buffer) Broadcast(ctx context.Context, root int) error {
+	return inSlices(ctx, b, func(failure shim.Failure) bool { return b.raw.Broadcast_slice(root, failure) })
+}
+
+// StartBroadcast begins what Broadcast does; before the request has ended, nobody reads or writes parameters.
+func (b *Buffer) StartBroadcast(root int) (*Request, error) {
+	return newRequest(ask(b, func(failure shim.Failure) shim.Request { return b.raw.Start_broadcast(root, failure) }))
 }
 
 // Verify fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.

@@ -22,13 +22,13 @@ var (
 	Min = Op(shim.Op_MIN)
 )
 
-// CommOptions are all defaults where they are zero. Rank and NRanks are for use with an ID; the launcher knows them otherwise.
+// CommOptions are all defaults where they are zero. Rank and Size are for use with an ID; the launcher knows them otherwise.
 type CommOptions struct {
 	CUDA      bool          // instead of what the library chooses
 	Host      bool          // the CPU backend, also where there are GPUs
 	ID        string        // of UniqueID; empty: the launcher's environment says who the ranks are
 	Rank      int           // this rank, with an ID
-	NRanks    int           // how many ranks, with an ID
+	Size      int           // how many ranks, with an ID
 	Device    int           // with CUDA, and SetDevice
 	SetDevice bool          // Device is meant literally, also 0
 	ExactSums bool          // with CUDA: the host's order of summation, and so its bits
@@ -65,9 +65,10 @@ func (o CommOptions) raw() shim.CommOptions {
 	}
 	raw.SetId(o.ID)
 	raw.SetRank(o.Rank)
-	raw.SetNranks(o.NRanks)
-	raw.SetDevice(o.Device)
-	raw.SetSet_device(o.SetDevice)
+	raw.SetSize(o.Size)
+	if o.SetDevice || o.Device != 0 {
+		raw.SetDevice(o.Device)
+	}
 	raw.SetExact_sums(o.ExactSums)
 	raw.SetSockets(o.Sockets)
 	raw.SetTimeout_seconds(o.Timeout.Seconds())
@@ -91,8 +92,16 @@ func (c *Comm) Rank() (int, error) { return ask(c, c.raw.Rank) }
 // Size is the number of ranks.
 func (c *Comm) Size() (int, error) { return ask(c, c.raw.Size) }
 
-// Barrier returns when all ranks have called it. Collective.
-func (c *Comm) Barrier() error { return call(c, c.raw.Barrier) }
+// WorldRank is the rank in the world, the communicator that was not split, of a rank of this one: the number in every error.
+func (c *Comm) WorldRank(rank int) (int, error) {
+	return ask(c, func(failure shim.Failure) int { return c.raw.World_rank(rank, failure) })
+}
+
+// Barrier returns when all ranks have called it. When ctx is over it returns ctx's error; another Barrier goes on waiting. Collective.
+func (c *Comm) Barrier(ctx context.Context) error { return inSlices(ctx, c, c.raw.Barrier_slice) }
+
+// StartBarrier begins what Barrier does.
+func (c *Comm) StartBarrier() (*Request, error) { return newRequest(ask(c, c.raw.Start_barrier)) }
 
 // Split makes a communicator of the ranks that give the same color (0 or more), ordered by key; nil where color is negative. Collective.
 func (c *Comm) Split(color, key int) (*Comm, error) {

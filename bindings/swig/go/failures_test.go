@@ -83,7 +83,15 @@ func TestBadArgument(t *testing.T) {
 	}
 	expect(t, second(optimizer.Step(megadp.StepOptions{Stream: 8})), megadp.ErrInvalid, "stream")
 	expect(t, second(optimizer.State(0, "momentum")), megadp.ErrInvalid, "name")
-	expect(t, second(optimizer.Step(megadp.StepOptions{})), megadp.ErrState, "mdp_grad_sync")
+	for _, name := range []string{"v", "w\x00"} {
+		expect(t, second(buffer.Find(name)), megadp.ErrInvalid, name[:1])
+	}
+	expect(t, second(comm.WorldRank(1)), megadp.ErrInvalid, "rank")
+	expect(t, buffer.Broadcast(context.Background(), 1), megadp.ErrInvalid, "root")
+	expect(t, second(optimizer.Step(megadp.StepOptions{})), megadp.ErrState, "never became ready") // it syncs
+	if err := buffer.ZeroGrad(); err != nil {
+		t.Fatal(err)
+	}
 	for _, scale := range []float64{0, 2} {
 		for _, err := range []error{megadp.Put(buffer, 1, []float64{1, math.NaN(), 3, 4}), megadp.Put(buffer, 0, w), buffer.Sync(context.Background())} {
 			if err != nil {
@@ -168,7 +176,7 @@ func killedPeer() error {
 		}
 		select {}
 	}
-	calls := []func() error{func() error { return buffer.Sync(context.Background()) }, comm.Barrier,
+	calls := []func() error{func() error { return buffer.Sync(context.Background()) }, func() error { return comm.Barrier(context.Background()) },
 		func() error { return megadp.AllReduce(comm, []float32{1}, megadp.Sum) },
 		func() error { return second(comm.Split(0, 0)) },
 		func() error { return second(megadp.NewGrid(comm, megadp.GridOptions{})) }, comm.Lost}
@@ -228,9 +236,10 @@ func TestUseAfterClose(t *testing.T) {
 			}
 		}
 	}
-	for i, err := range []error{comm.Barrier(), comm.Abort(), comm.Lost(), second(comm.Rank()), second(comm.EventFd()), second(comm.Split(0, 0)),
+	for i, err := range []error{comm.Barrier(context.Background()), second(comm.StartBarrier()), comm.Abort(), comm.Lost(), second(comm.Rank()), second(comm.WorldRank(0)), second(comm.EventFd()), second(comm.Split(0, 0)),
 		megadp.AllReduce(comm, b, megadp.Sum), second(grid.Index(megadp.DP)), second(grid.Comm(megadp.DP)),
 		second(megadp.NewBuffer(comm, two, megadp.BufferOptions{})), buffer.Sync(context.Background()), second(buffer.StartSync()), buffer.WaitAll(),
+		buffer.Broadcast(context.Background(), 0), second(buffer.StartBroadcast(0)), second(buffer.Find("w")), second(buffer.Buckets()),
 		buffer.Wait(0), buffer.Skip(0), buffer.ZeroGrad(), buffer.Changed(), second(buffer.Stats()), second(buffer.Owned()),
 		second(buffer.GradNorm()), second(buffer.GradNormOf(nil)), buffer.ScaleGrads(1), buffer.ScaleGradsOf(1, nil), buffer.GradsChanged(),
 		second(optimizer.Steps(0)), second(buffer.Grad(0)), megadp.Put(buffer, 1, b), megadp.Read(buffer, 1, b), second(optimizer.Step(megadp.StepOptions{})),

@@ -26,7 +26,7 @@ var build = filepath.Join("..", "..", "..", "build")
 
 // ranksCases are what this program does when it is started as a rank.
 var ranksCases = map[string]func() error{"missing": missingGradient, "killed": killedPeer, "cancelled": cancelled,
-	"reduced": reducedGradients}
+	"reduced": reducedGradients, "cut": cut, "held": heldBarrier}
 
 func TestMain(m *testing.M) {
 	if run, ok := ranksCases[os.Getenv("MEGADP_TEST_CASE")]; ok {
@@ -165,7 +165,7 @@ func TestCollectives(t *testing.T) {
 	all := make([]float64, 3)
 	for _, err := range []error{megadp.AllReduce(comm, values, megadp.Sum), megadp.AllGather(comm, values, all),
 		megadp.Broadcast(comm, []int64{7}, 0), megadp.Broadcast(comm, []uint8{}, 0), megadp.AllToAll(comm, values, all),
-		megadp.ReduceScatter(comm, []float32{1, 2}, make([]float32, 2), megadp.Max), comm.Barrier()} {
+		megadp.ReduceScatter(comm, []float32{1, 2}, make([]float32, 2), megadp.Max), comm.Barrier(context.Background())} {
 		if err != nil {
 			t.Error(err)
 		}

@@ -8,26 +8,32 @@ import (
 	"megadp/internal/shim"
 )
 
-// Group is one group of parameters. LR 0: the optimizer's, unless SetLR.
-type Group struct {
-	LR, WeightDecay float64
-	SetLR           bool
+// ParamGroup is one group of parameters. What is zero is the optimizer's, unless SetLR or SetWeightDecay says that it is meant.
+type ParamGroup struct {
+	LR, WeightDecay       float64
+	SetLR, SetWeightDecay bool
 }
 
-func (g Group) raw() shim.Group {
-	raw := shim.NewGroup()
-	raw.SetLr(g.LR)
-	raw.SetWeight_decay(g.WeightDecay)
-	raw.SetSet_lr(g.SetLR)
+func (g ParamGroup) raw() shim.ParamGroup {
+	raw := shim.NewParamGroup()
+	give(g.LR, g.SetLR, raw.SetLr)
+	give(g.WeightDecay, g.SetWeightDecay, raw.SetWeight_decay)
 	return raw
 }
 
-// OptimizerOptions of AdamW. Zero: LR 1e-3, betas 0.9 and 0.999 (unless SetBetas), Eps 1e-8, no clipping. WeightDecay counts where there
-// are no Groups.
+// give hands a value over that is not zero, or is zero and meant.
+func give(value float64, meant bool, set func(float64)) {
+	if value != 0 || meant {
+		set(value)
+	}
+}
+
+// OptimizerOptions of AdamW. Zero: LR 1e-3, Beta1 0.9 and Beta2 0.999, unless SetLR, SetBeta1, SetBeta2 say that zero is meant; Eps 1e-8, no
+// weight decay, no clipping. ParamGroups may have their own LR and WeightDecay.
 type OptimizerOptions struct {
 	LR, Beta1, Beta2, Eps, WeightDecay, MaxGradNorm float64
-	SetBetas                                        bool
-	Groups                                          []Group
+	SetLR, SetBeta1, SetBeta2                       bool
+	ParamGroups                                     []ParamGroup
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
@@ -41,9 +47,8 @@ type StepOptions struct {
 
 func (o StepOptions) raw() shim.StepOptions {
 	raw := shim.NewStepOptions()
-	raw.SetLr(o.LR)
+	give(o.LR, o.SetLR, raw.SetLr)
 	raw.SetLoss_scale(o.LossScale)
-	raw.SetSet_lr(o.SetLR)
 	raw.SetStream(int64(o.Stream))
 	return raw
 }
@@ -62,17 +67,16 @@ type Optimizer struct {
 
 func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	raw := shim.NewOptimizerOptions()
-	raw.SetLr(o.LR)
-	raw.SetBeta1(o.Beta1)
-	raw.SetBeta2(o.Beta2)
+	give(o.LR, o.SetLR, raw.SetLr)
+	give(o.Beta1, o.SetBeta1, raw.SetBeta1)
+	give(o.Beta2, o.SetBeta2, raw.SetBeta2)
 	raw.SetEps(o.Eps)
 	raw.SetWeight_decay(o.WeightDecay)
 	raw.SetMax_grad_norm(o.MaxGradNorm)
-	raw.SetSet_betas(o.SetBetas)
-	for _, group := range o.Groups {
+	for _, group := range o.ParamGroups {
 		rawGroup := group.raw()
-		raw.Add_group(rawGroup)
-		shim.DeleteGroup(rawGroup)
+		raw.Add_param_group(rawGroup)
+		shim.DeleteParamGroup(rawGroup)
 	}
 	return raw
 }
@@ -90,15 +94,15 @@ func NewOptimizer(buffer *Buffer, options OptimizerOptions) (*Optimizer, error) 
 	return optimizer, nil
 }
 
-// SetGroup replaces a group's values from the next step on; alike on all ranks.
-func (o *Optimizer) SetGroup(number int, group Group) error {
+// SetParamGroup replaces a group's values from the next step on; alike on all ranks.
+func (o *Optimizer) SetParamGroup(number int, group ParamGroup) error {
 	raw := group.raw()
-	defer shim.DeleteGroup(raw)
-	return call(o, func(failure shim.Failure) { o.raw.Set_group(int64(number), raw, failure) })
+	defer shim.DeleteParamGroup(raw)
+	return call(o, func(failure shim.Failure) { o.raw.Set_param_group(int64(number), raw, failure) })
 }
 
-// Step takes a step with the gradients that Sync reduced. It returns when the norm is known: new parameters are gathered meanwhile, and
-// Read, Buffer.Wait and WaitAll wait for them. Collective.
+// Step takes a step: it syncs where Buffer.Sync was not called, and returns when the norm is known. New parameters are gathered meanwhile,
+// and Read, Buffer.Wait and WaitAll wait for them. Collective.
 func (o *Optimizer) Step(options StepOptions) (StepReport, error) {
 	rawOptions := options.raw()
 	defer shim.DeleteStepOptions(rawOptions)
@@ -110,7 +114,8 @@ func (o *Optimizer) Step(options StepOptions) (StepReport, error) {
 	return StepReport{raw.GetGrad_norm(), raw.GetClip_factor(), raw.GetLoss_scale(), raw.GetStep(), raw.GetSkipped(), raw.GetClipped()}, nil
 }
 
-// StartStep takes a step without a report and without waiting; the request ends when all parameters are whole. Collective.
+// StartStep takes a step without a report; the request ends when all parameters are whole. It waits for the sync alone, if that was not
+// called. Collective.
 func (o *Optimizer) StartStep(options StepOptions) (*Request, error) {
 	raw := options.raw()
 	defer shim.DeleteStepOptions(raw)

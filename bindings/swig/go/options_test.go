@@ -45,7 +45,7 @@ func expectFull(t *testing.T, raw any) {
 			}
 		}
 	}
-	if asked < 3 {
+	if asked < 2 {
 		t.Errorf("%s has %d options", kind, asked)
 	}
 }
@@ -56,7 +56,7 @@ func TestOptions(t *testing.T) {
 	expectFull(t, full[BufferOptions]().raw())
 	expectFull(t, full[OptimizerOptions]().raw())
 	expectFull(t, full[StepOptions]().raw())
-	expectFull(t, full[Group]().raw())
+	expectFull(t, full[ParamGroup]().raw())
 	expectFull(t, full[GridOptions]().raw())
 	if none := (CommOptions{}).raw(); none.GetSockets() || none.GetBackend() != shim.Backend_AUTO {
 		t.Error("zero is the default")

@@ -38,7 +38,7 @@ type Param struct {
 	Placement   Placement
 	ShardDim    int // with Sharded: the dimension cut over the tensor-parallel ranks
 	ShardStride int // with Sharded: how many pieces a rank has; 0: 1
-	Group       int // of the optimizer
+	ParamGroup  int // index among the optimizer's ParamGroups
 	Frozen      bool
 	OwnBucket   bool
 }
@@ -57,7 +57,7 @@ func (p Param) addTo(list shim.Params) {
 	raw.SetPlacement(shim.MegadpPlacement(p.Placement))
 	raw.SetShard_dim(p.ShardDim)
 	raw.SetShard_stride(p.ShardStride)
-	raw.SetGroup(p.Group)
+	raw.SetParam_group(p.ParamGroup)
 	raw.SetFrozen(p.Frozen)
 	raw.SetOwn_bucket(p.OwnBucket)
 	list.Add(raw)

@@ -15,6 +15,8 @@
 %ignore megadp::Failure;
 %ignore megadp::Memory;
 %javamethodmodifiers megadp::Buffer::sync_slice "private";
+%javamethodmodifiers megadp::Comm::barrier_slice "private";
+%javamethodmodifiers megadp::Buffer::broadcast_slice "private";
 %javamethodmodifiers megadp::Request::wait_slice "private";
 %javamethodmodifiers megadp::Buffer::create "private";
 
@@ -54,6 +56,13 @@
   /** The world, from the launcher's environment, with all defaults. Collective over the ranks of the job. */
   public static Comm create() {
     return create(new CommOptions());
+  }
+
+  /** Returns when all ranks have called it. Collective; blocking. After an interrupt, calling it again goes on waiting. */
+  public void barrier() throws InterruptedException {
+    while (!barrierSlice()) {
+      Direct.checkInterrupt("Comm.barrier");
+    }
   }
 
   /** In place: every rank's array becomes the sums (or what op says), computed in an order that is always the same. Collective. */
@@ -115,13 +124,13 @@
   }
 %}
 %typemap(javacode) megadp::Buffer %{
-  /** Collective over the world, with the same registration on all ranks. */
-  public static Buffer create(Comm world, Params params) {
-    return createOn(world, params, new BufferOptions());
+  /** On a communicator, whose ranks are all data parallel. Collective over it, with the same registration on all ranks. */
+  public static Buffer create(Comm comm, Params params) {
+    return createOn(comm, params, new BufferOptions());
   }
 
-  public static Buffer create(Comm world, Params params, BufferOptions options) {
-    return createOn(world, params, options);
+  public static Buffer create(Comm comm, Params params, BufferOptions options) {
+    return createOn(comm, params, options);
   }
 
   public static Buffer create(Grid grid, Params params, BufferOptions options) {
@@ -133,6 +142,14 @@
   public void sync() throws InterruptedException {
     while (!syncSlice()) {
       Direct.checkInterrupt("Buffer.sync");
+    }
+  }
+
+  /** Rank root's parameters for all ranks of each data-parallel group. Collective; blocking. After an interrupt, calling it again goes on
+   * waiting. */
+  public void broadcast(int root) throws InterruptedException {
+    while (!broadcastSlice(root)) {
+      Direct.checkInterrupt("Buffer.broadcast");
     }
   }
 

@@ -37,16 +37,17 @@ static void megadp_raise(const megadp::Failure& failure) {
   auto megadp_call = [&]() { $action };
   megadp_without_lock(megadp_call);
 }
-%exception megadp::Buffer::sync {
+%define MEGADP_IN_SLICES(METHOD, SLICE)
+%exception megadp::METHOD {
   bool finished = false;
-  auto slice = [&]() { finished = arg1->sync_slice(*arg2); };
+  auto slice = [&]() { finished = SLICE; };
   for (megadp_without_lock(slice); !finished; megadp_without_lock(slice)) rb_thread_check_ints();
 }
-%exception megadp::Request::wait {
-  bool finished = false;
-  auto slice = [&]() { finished = arg1->wait_slice(*arg2) || arg2->failed(); };
-  for (megadp_without_lock(slice); !finished; megadp_without_lock(slice)) rb_thread_check_ints();
-}
+%enddef
+MEGADP_IN_SLICES(Buffer::sync, arg1->sync_slice(*arg2))
+MEGADP_IN_SLICES(Buffer::broadcast, %arg(arg1->broadcast_slice(arg2, *arg3)))
+MEGADP_IN_SLICES(Comm::barrier, arg1->barrier_slice(*arg2))
+MEGADP_IN_SLICES(Request::wait, arg1->wait_slice(*arg2) || arg2->failed())
 %typemap(argout) megadp::Failure& failure {
   if ($1->failed()) megadp_raise(*$1);
 }

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The languages whose arrays are lists of numbers. Buffer.sync and Request.wait look after the interpreter's signals between slices of 50 ms,
-   where it has a way to ask for them: a language's file then repeats the loop around MEGADP_BETWEEN_SLICES, in the wrapper itself, so that a
-   jump out of it leaves nothing behind. */
+/* The languages whose arrays are lists of numbers. What waits in slices of 50 ms (Buffer.sync and broadcast, Comm.barrier, Request.wait) looks
+   after the interpreter's signals between them, where it has a way to ask for them: a language's file then repeats the loop by
+   MEGADP_WAIT_BETWEEN, in the wrapper itself, so that a jump out of it leaves nothing behind. */
 %ignore megadp::Memory;
 %define MEGADP_WAIT_BETWEEN(CHECK)
 %exception megadp::Buffer::sync {
   while (!arg1->sync_slice(*arg2)) {
+    CHECK;
+  }
+}
+%exception megadp::Buffer::broadcast {
+  while (!arg1->broadcast_slice(arg2, *arg3)) {
+    CHECK;
+  }
+}
+%exception megadp::Comm::barrier {
+  while (!arg1->barrier_slice(*arg2)) {
     CHECK;
   }
 }
@@ -33,6 +43,14 @@
 %extend megadp::Buffer {
   void sync(megadp::Failure& failure) {
     while (!$self->sync_slice(failure)) continue;
+  }
+  void broadcast(int root, megadp::Failure& failure) {
+    while (!$self->broadcast_slice(root, failure)) continue;
+  }
+}
+%extend megadp::Comm {
+  void barrier(megadp::Failure& failure) {
+    while (!$self->barrier_slice(failure)) continue;
   }
 }
 %extend megadp::Request {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "params.h"
-#include "request.h"
 
 namespace megadp {
 
@@ -43,13 +42,17 @@ struct Range {
 /// may be called by any thread, the others by the communicator's. Nothing is kept of arrays that are passed in.
 class Buffer {
  public:
-  /// Lays out and allocates the parameters and their gradients, zeroed. Collective over the world, with the same registration on all ranks
-  /// of a data-parallel group.
-  static Buffer* create(const Comm& world, const Params& params, const BufferOptions& options, Failure& failure);
+  /// Lays out and allocates the parameters and their gradients, zeroed: on a communicator, whose ranks are then all data parallel, or on a
+  /// grid. Collective, with the same registration on all ranks of a data-parallel group.
+  static Buffer* create(const Comm& comm, const Params& params, const BufferOptions& options, Failure& failure);
   static Buffer* create_on(const Grid& grid, const Params& params, const BufferOptions& options, Failure& failure);
 
   long long size() const { return static_cast<long long>(shapes_.size()); }
   long long elements(long long param, Failure& failure) const;
+  /// The index of the parameter of that name. Local.
+  long long find(const std::string& name, Failure& failure) const;
+  /// Into how many buckets the gradients are cut. Local.
+  long long buckets(Failure& failure) const;
 
   /// Whether the microbatch that begins is the last of its step. Not needed where each step has one. Local.
   void begin_microbatch(bool last, Failure& failure) {
@@ -81,7 +84,7 @@ class Buffer {
   }
 
   /// Ends backward: all buckets are reduced, and the ranks agree on what was missing. sync_slice begins that or goes on waiting, for at
-  /// most 50 ms, and says whether it has finished; start_sync returns at once. Collective.
+  /// most 50 ms, and says whether it has finished; start_sync returns at once. Optimizer.step does the same where nobody has. Collective.
   bool sync_slice(Failure& failure);
   Request* start_sync(Failure& failure);
 
@@ -99,10 +102,10 @@ class Buffer {
     call(failure, [](auto* buffer) { return mdp_grad_changed(buffer, nullptr); });
   }
 
-  /// Rank root's parameters for all ranks of each data-parallel group. Collective.
-  void broadcast(int root, Failure& failure) {
-    call(failure, [&](auto* buffer) { return mdp_buffer_broadcast(buffer, root, nullptr); });
-  }
+  /// Rank root's parameters for all ranks of each data-parallel group. broadcast_slice begins that or goes on waiting, as sync_slice;
+  /// start_broadcast returns at once: the parameters are nobody's to read or write before its end. Collective.
+  bool broadcast_slice(int root, Failure& failure);
+  Request* start_broadcast(int root, Failure& failure);
   /// Fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
   void verify(Failure& failure) {
     call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
@@ -169,6 +172,9 @@ class Buffer {
     operand->shape_as(shapes_[static_cast<size_t>(param)]);
     failure.take(function(buffer.get(), static_cast<size_t>(param), operand->get()));
   }
+  template <class Begin>
+  Request* start(Failure& failure, Begin begin) const;
+  static Buffer* registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure);
   template <class Number, class Function>
   void call_on(const Number* params, size_t count, Failure& failure, Function function) const;
   View* view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
@@ -176,8 +182,7 @@ class Buffer {
 
   Handle<mdp_buffer> buffer_;
   std::vector<std::vector<int64_t>> shapes_;
-  std::mutex syncing_;
-  std::shared_ptr<mdp_request> sync_;  ///< the one that slices are waiting for
+  Sliced sync_, broadcast_;
 };
 
 }  // namespace megadp

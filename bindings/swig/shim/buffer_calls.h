@@ -8,23 +8,21 @@
 
 namespace megadp {
 
-inline Buffer* Buffer::create_on(const Grid& grid, const Params& params, const BufferOptions& options, Failure& failure) {
+inline Buffer* Buffer::registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure) {
   mdp_buffer_config config;
-  if (!options.describe(&config, failure)) return nullptr;
-  return guarded(failure, [&]() -> Buffer* {
-    const auto cut = grid.handle().use(failure);
-    const std::vector<mdp_param> list = params.describe();
-    mdp_buffer* buffer = nullptr;
-    if (!cut || !failure.take(mdp_buffer_register(nullptr, cut.get(), &config, list.data(), list.size(), &buffer))) return nullptr;
-    return new Buffer(buffer, params);
-  });
+  if (failure.failed() || !options.describe(&config, failure)) return nullptr;
+  const std::vector<mdp_param> list = params.describe();
+  mdp_buffer* buffer = nullptr;
+  if (!failure.take(mdp_buffer_register(comm, grid, &config, list.data(), list.size(), &buffer))) return nullptr;
+  return new Buffer(buffer, params);
 }
 
-inline Buffer* Buffer::create(const Comm& world, const Params& params, const BufferOptions& options, Failure& failure) {
-  mdp_buffer_config unused;  // what can be found here is found before the other ranks are asked for anything
-  if (!options.describe(&unused, failure)) return nullptr;
-  const std::unique_ptr<Grid> grid(Grid::create(world, GridOptions(), failure));
-  return grid ? create_on(*grid, params, options, failure) : nullptr;
+inline Buffer* Buffer::create(const Comm& comm, const Params& params, const BufferOptions& options, Failure& failure) {
+  return guarded(failure, [&] { return registered(comm.handle().use(failure).get(), nullptr, params, options, failure); });
+}
+
+inline Buffer* Buffer::create_on(const Grid& grid, const Params& params, const BufferOptions& options, Failure& failure) {
+  return guarded(failure, [&] { return registered(nullptr, grid.handle().use(failure).get(), params, options, failure); });
 }
 
 inline bool Buffer::has(long long param, Failure& failure) const {
@@ -41,30 +39,31 @@ inline long long Buffer::elements(long long param, Failure& failure) const {
 }
 
 inline bool Buffer::sync_slice(Failure& failure) {
-  std::shared_ptr<mdp_request> request;
-  {
-    std::lock_guard<std::mutex> lock(syncing_);
-    if (!sync_) {
-      mdp_request* begun = nullptr;
-      const auto buffer = buffer_.use(failure);
-      if (!buffer || !failure.take(mdp_grad_sync(buffer.get(), nullptr, &begun))) return true;
-      guarded(failure, [&] { sync_.reset(begun, mdp_request_free); });
-      if (!sync_) return true;
-    }
-    request = sync_;
-  }
-  const bool finished = Request::wait_slice(request.get(), failure) || failure.failed();
-  std::lock_guard<std::mutex> lock(syncing_);
-  if (finished && sync_ == request) sync_.reset();
-  return finished;
+  const auto buffer = buffer_.use(failure);
+  return !buffer || sync_.wait(failure, [&](mdp_request** request) { return mdp_grad_sync(buffer.get(), nullptr, request); });
 }
 
-inline Request* Buffer::start_sync(Failure& failure) {
+inline bool Buffer::broadcast_slice(int root, Failure& failure) {
+  const auto buffer = buffer_.use(failure);
+  return !buffer || broadcast_.wait(failure, [&](mdp_request** request) { return mdp_buffer_broadcast(buffer.get(), root, request); });
+}
+
+// The request that begin(buffer, &request) makes.
+template <class Begin>
+Request* Buffer::start(Failure& failure, Begin begin) const {
   return guarded(failure, [&]() -> Request* {
     mdp_request* request = nullptr;
     const auto buffer = buffer_.use(failure);
-    return buffer ? Request::own(mdp_grad_sync(buffer.get(), nullptr, &request), request, failure) : nullptr;
+    return buffer ? Request::own(begin(buffer.get(), &request), request, failure) : nullptr;
   });
+}
+
+inline Request* Buffer::start_sync(Failure& failure) {
+  return start(failure, [](auto* buffer, auto** request) { return mdp_grad_sync(buffer, nullptr, request); });
+}
+
+inline Request* Buffer::start_broadcast(int root, Failure& failure) {
+  return start(failure, [&](auto* buffer, auto** request) { return mdp_buffer_broadcast(buffer, root, request); });
 }
 
 // function(buffer, params, count), with the list as the library takes it: it has memory also where it is empty, since NULL means all.
@@ -102,6 +101,22 @@ inline void Buffer::scale_grads_of(double factor, const long long* params, long 
   if (!not_negative("count", count, failure)) return;
   call_on(params, static_cast<size_t>(count), failure,
           [&](auto* buffer, auto* listed, size_t some) { return mdp_grad_scale(buffer, listed, some, factor, nullptr); });
+}
+
+inline long long Buffer::find(const std::string& name, Failure& failure) const {
+  if (name.find('\0') != std::string::npos) {
+    failure.refuse(MDP_E_INVALID, "name is '%s' and more after a NUL, which names do not hold", name.c_str());
+    return -1;
+  }
+  size_t param = 0;
+  call(failure, [&](auto* buffer) { return mdp_buffer_find(buffer, name.c_str(), &param); });
+  return failure.failed() ? -1 : static_cast<long long>(param);
+}
+
+inline long long Buffer::buckets(Failure& failure) const {
+  size_t params = 0, buckets = 0;
+  call(failure, [&](auto* buffer) { return mdp_buffer_counts(buffer, &params, &buckets); });
+  return static_cast<long long>(buckets);
 }
 
 inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const {

@@ -5,17 +5,18 @@
 #include <cmath>
 
 #include "arrays.h"
+#include "request.h"
 
 namespace megadp {
 
-/// Zero, false and empty are the defaults. rank and nranks are for use with an id; the launcher knows them otherwise.
+/// Zero, false, empty and "not given" are the defaults. rank and size are for use with an id; the launcher knows them otherwise.
 struct CommOptions {
   Backend backend = Backend::AUTO;
   std::string id;  ///< of Comm.unique_id; empty: ranks and their meeting place come from the launcher's environment
   int rank = 0;
-  int nranks = 0;
-  int device = 0;                ///< with CUDA; 0: this rank's number on its node, unless set_device
-  bool set_device = false;       ///< device is meant literally, also 0
+  int size = 0;
+  GivenDevice device = 0;  ///< with CUDA; not given: this rank's number on its node
+  bool set_device = false;
   bool exact_sums = false;       ///< with CUDA: the host's order of summation, and so its bits
   bool sockets = false;          ///< between nodes over sockets that know the job's secret, not over UCX; the same on all ranks
   double timeout_seconds = 0.0;  ///< how long any collective waits for another rank; 0: five minutes
@@ -30,7 +31,7 @@ struct CommOptions {
     config->struct_size = sizeof *config;
     config->backend = static_cast<mdp_backend>(backend);
     config->rank = rank;
-    config->nranks = nranks;
+    config->size = size;
     config->device = device;
     config->timeout_ns = static_cast<uint64_t>(std::ceil(timeout_seconds * 1e9));
     config->flags = (set_device ? MDP_COMM_SET_DEVICE : 0) | (exact_sums ? MDP_COMM_EXACT_SUMS : 0) | (sockets ? MDP_COMM_SOCKETS : 0);
@@ -52,13 +53,21 @@ class Comm {
 
   int rank(Failure& failure) const { return ask(mdp_comm_rank, failure); }
   int size(Failure& failure) const { return ask(mdp_comm_size, failure); }
-  /// Returns when all ranks have called it. Collective.
-  void barrier(Failure& failure) { call(mdp_barrier, failure); }
+  /// The rank in the world, the communicator that was not split, of rank `rank` of this one: the number in every error.
+  int world_rank(int rank, Failure& failure) const {
+    return ask([rank](const mdp_comm* comm) { return mdp_comm_world_rank(comm, rank); }, failure);
+  }
+  /// Over when all ranks have called it. barrier_slice begins that or goes on waiting, for at most 50 ms, and says whether it has finished;
+  /// start_barrier returns at once. Collective.
+  bool barrier_slice(Failure& failure);
+  Request* start_barrier(Failure& failure);
   /// Ranks that give the same color (0 or more) form a communicator, ordered by key; nothing is returned where color is negative.
   /// Collective.
   Comm* split(int color, int key, Failure& failure);
   /// Makes the communicator and all that is made from it unusable on all ranks: for a rank that cannot go on. Any thread; does not block.
-  void abort(Failure& failure) { call(mdp_comm_abort, failure); }
+  void abort(Failure& failure) {
+    if (const auto comm = comm_.use(failure)) failure.take(mdp_comm_abort(comm.get()));
+  }
   /// What made it unusable; its code is 0 while nothing did. Any thread.
   Failure* lost(Failure& failure) const;
   /// Readable, for poll or an event loop, while a finished request has not been asked for. The library's own: never read or close it.
@@ -92,18 +101,17 @@ class Comm {
 #endif
 
  private:
-  int ask(int32_t (*question)(const mdp_comm*), Failure& failure) const {
+  template <class Question>
+  int ask(Question question, Failure& failure) const {
     const auto comm = comm_.use(failure);
     if (!comm) return -1;
     const int answer = question(comm.get());
-    if (answer < 0) failure.take(MDP_E_STATE);
+    if (answer < 0) failure.take_last();
     return answer;
-  }
-  void call(mdp_status (*function)(mdp_comm*), Failure& failure) {
-    if (const auto comm = comm_.use(failure)) failure.take(function(comm.get()));
   }
 
   Handle<mdp_comm> comm_;
+  Sliced barrier_;
 };
 
 /// What is asked of the library itself. Local.

@@ -58,6 +58,19 @@ inline Comm* Comm::split(int color, int key, Failure& failure) {
   });
 }
 
+inline bool Comm::barrier_slice(Failure& failure) {
+  const auto comm = comm_.use(failure);
+  return !comm || barrier_.wait(failure, [&](mdp_request** request) { return mdp_barrier(comm.get(), request); });
+}
+
+inline Request* Comm::start_barrier(Failure& failure) {
+  return guarded(failure, [&]() -> Request* {
+    mdp_request* request = nullptr;
+    const auto comm = comm_.use(failure);
+    return comm ? Request::own(mdp_barrier(comm.get(), &request), request, failure) : nullptr;
+  });
+}
+
 inline Failure* Comm::lost(Failure& failure) const {
   return guarded(failure, [&]() -> Failure* {
     const auto comm = comm_.use(failure);

@@ -77,4 +77,8 @@ enum class BucketState {
   WHOLE = MDP_BUCKET_WHOLE
 };
 
+/// Numbers that count as given once they are set, also to 0. In C++ a member set_... beside says so.
+typedef double Given;
+typedef int GivenDevice;
+
 }  // namespace megadp

@@ -52,6 +52,8 @@ struct Failure {
   // Takes over how a call of this thread that has just returned `status` ended. True where it did not fail.
   bool take(mdp_status status);
   void take(const mdp_error_info& info);
+  // The same for a call that tells of its failure by another answer than a status.
+  void take_last();
   __attribute__((format(printf, 3, 4))) void refuse(mdp_status status, const char* format, ...);
 #endif
 };
@@ -80,6 +82,12 @@ inline bool Failure::take(mdp_status status) {
   code = status;
   std::memcpy(text, sentence, sizeof text);
   return false;
+}
+
+inline void Failure::take_last() {
+  mdp_error_info info{};
+  info.struct_size = sizeof info;
+  take(mdp_last_error_info(&info) == MDP_OK && info.status < 0 ? info.status : MDP_E_STATE);
 }
 
 inline void Failure::refuse(mdp_status status, const char* format, ...) {

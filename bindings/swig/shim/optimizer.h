@@ -6,40 +6,43 @@
 
 namespace megadp {
 
-/// One group of parameters. lr 0: the optimizer's, unless set_lr.
-struct Group {
-  double lr = 0.0;
-  double weight_decay = 0.0;
+/// One of the optimizer's groups of parameters. What is not given is the optimizer's.
+struct ParamGroup {
+  Given lr = 0.0;
+  Given weight_decay = 0.0;
   bool set_lr = false;
+  bool set_weight_decay = false;
 
 #ifndef SWIG
-  mdp_param_group describe() const {
+  mdp_param_group config() const {
     mdp_param_group group{};
     group.struct_size = sizeof group;
     group.lr = lr;
     group.weight_decay = weight_decay;
-    group.flags = set_lr ? MDP_PARAM_GROUP_SET_LR : 0;
+    group.flags = (set_lr ? MDP_PARAM_GROUP_SET_LR : 0) | (set_weight_decay ? MDP_PARAM_GROUP_SET_WEIGHT_DECAY : 0);
     return group;
   }
 #endif
 };
 
-/// Zero: lr 1e-3, betas 0.9 and 0.999 (unless set_betas), eps 1e-8, no clipping. weight_decay counts where no group is added.
+/// Not given: lr 1e-3, beta1 0.9, beta2 0.999. Zero: eps 1e-8, no weight decay, no clipping.
 struct OptimizerOptions {
-  double lr = 0.0;
-  double beta1 = 0.0;
-  double beta2 = 0.0;
+  Given lr = 0.0;
+  Given beta1 = 0.0;
+  Given beta2 = 0.0;
   double eps = 0.0;
   double weight_decay = 0.0;
   double max_grad_norm = 0.0;
-  bool set_betas = false;
+  bool set_lr = false;
+  bool set_beta1 = false;
+  bool set_beta2 = false;
 
-  void add_group(const Group& group) { groups_.push_back(group); }
+  void add_param_group(const ParamGroup& group) { groups_.push_back(group); }
 
 #ifndef SWIG
   // `groups` is what the configuration points to.
   mdp_optimizer_config config(std::vector<mdp_param_group>* groups) const {
-    for (const Group& group : groups_) groups->push_back(group.describe());
+    for (const ParamGroup& group : groups_) groups->push_back(group.config());
     mdp_optimizer_config config{};
     config.struct_size = sizeof config;
     config.rule = MDP_RULE_ADAMW;
@@ -49,22 +52,23 @@ struct OptimizerOptions {
     config.eps = eps;
     config.weight_decay = weight_decay;
     config.max_grad_norm = max_grad_norm;
-    config.groups = groups->empty() ? nullptr : groups->data();
+    config.param_groups = groups->empty() ? nullptr : groups->data();
     config.param_group_count = groups->size();
-    config.flags = set_betas ? MDP_OPTIMIZER_SET_BETAS : 0;
+    config.flags =
+        (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) | (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0);
     return config;
   }
 #endif
 
  private:
-  std::vector<Group> groups_;
+  std::vector<ParamGroup> groups_;
 };
 
-/// lr replaces the optimizer's from this step on (0: unchanged, unless set_lr). Gradients are divided by loss_scale; with one given, a
+/// lr replaces the optimizer's from this step on, if it is given. Gradients are divided by loss_scale; with one given, a
 /// gradient that is not finite makes all ranks skip the step. stream, with CUDA: the address of the cudaStream_t that the step's work goes
 /// with; 0, as all other calls here have it: the device's default stream.
 struct StepOptions {
-  double lr = 0.0;
+  Given lr = 0.0;
   double loss_scale = 0.0;
   long long stream = 0;
   bool set_lr = false;
@@ -107,14 +111,14 @@ class Optimizer {
   }
 
   /// Replaces a group's values from the next step on; alike on all ranks. Local.
-  void set_group(long long number, const Group& group, Failure& failure) {
+  void set_param_group(long long number, const ParamGroup& group, Failure& failure) {
     const auto optimizer = optimizer_.use(failure);
     if (!optimizer || !not_negative("number", number, failure)) return;
-    const mdp_param_group value = group.describe();
+    const mdp_param_group value = group.config();
     failure.take(mdp_optimizer_set_param_group(optimizer.get(), static_cast<size_t>(number), &value));
   }
 
-  /// Takes a step with the gradients that sync reduced. Returns when its norm is known: new parameters are gathered meanwhile, and
+  /// Takes a step: syncs where Buffer.sync was not called, and returns when the norm is known. New parameters are gathered meanwhile, and
   /// Buffer.wait or wait_all waits for them. Collective.
   StepReport step(const StepOptions& options, Failure& failure) {
     const mdp_step_config config = options.config();
@@ -133,7 +137,7 @@ class Optimizer {
     return found;
   }
 
-  /// The same without a report, and without waiting: the request ends when all parameters are whole. Collective.
+  /// The same without a report: waits for the sync alone, if it must sync; the request ends when all parameters are whole. Collective.
   Request* start_step(const StepOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Request* {
       const mdp_step_config config = options.config();

@@ -21,7 +21,7 @@ class Param {
   Placement placement = Placement::UNSET;
   int shard_dim = 0;        ///< with SHARDED: the dimension cut over the tensor-parallel ranks
   int shard_stride = 0;     ///< with SHARDED: how many pieces a rank has; 0: 1
-  int group = 0;            ///< of the optimizer
+  int param_group = 0;      ///< index of a ParamGroup of the optimizer
   bool frozen = false;      ///< not trained: the library keeps neither it nor a gradient
   bool own_bucket = false;  ///< gets a bucket to itself
 
@@ -41,7 +41,7 @@ class Param {
     param.placement = static_cast<mdp_placement>(placement);
     param.shard_dim = shard_dim;
     param.shard_stride = shard_stride;
-    param.group = group;
+    param.param_group = param_group;
     param.flags = (frozen ? MDP_PARAM_FROZEN : 0) | (own_bucket ? MDP_PARAM_OWN_BUCKET : 0);
     return param;
   }

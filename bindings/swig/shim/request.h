@@ -40,4 +40,36 @@ class Request {
   Handle<mdp_request> request_;
 };
 
+#ifndef SWIG
+
+// One operation that a caller waits for in slices, by calling again.
+class Sliced {
+ public:
+  // Goes on waiting for what an earlier call began, for at most 50 ms, or begins it by begin(&request); whether it has finished.
+  template <class Begin>
+  bool wait(Failure& failure, Begin begin) {
+    std::shared_ptr<mdp_request> request;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!pending_) {
+        mdp_request* begun = nullptr;
+        if (!failure.take(begin(&begun)) || begun == nullptr) return true;
+        guarded(failure, [&] { pending_.reset(begun, mdp_request_free); });
+        if (!pending_) return true;
+      }
+      request = pending_;
+    }
+    const bool finished = Request::wait_slice(request.get(), failure) || failure.failed();
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (finished && pending_ == request) pending_.reset();
+    return finished;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<mdp_request> pending_;
+};
+
+#endif
+
 }  // namespace megadp

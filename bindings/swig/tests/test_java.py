@@ -64,7 +64,13 @@ class Java(unittest.TestCase):
         self.assertEqual(self.case("collected"), ["done"])
 
     def test_interrupted(self):
-        self.assertEqual(self.case("interrupted", 2), ["done"] * 2 + ["interrupted"] + ["synced"] * 2)
+        self.assertEqual(self.case("interrupted", 2), ["done"] * 2 + ["interrupted"] * 2 + ["passed"] * 2 + ["synced"] * 2)
+
+    def test_cut(self):
+        self.assertEqual(self.case("cut", 3), ["done"] * 3 + ["part 1 b 1 buckets 1 value 1.0"] + ["part 20 b 1 buckets 1 value 2.0"] * 2)
+
+    def test_given_values(self):
+        self.assertEqual(self.case("givenValues"), ["0.75 1.0 0.875 0.75 1.0 0.875 moments 3.0 9.0", "done"])
 
     def test_plans(self):
         self.assertEqual(self.case("plans"), ["done"])
@@ -109,7 +115,7 @@ class Java(unittest.TestCase):
             text = file.read()
         example, *snippets = re.findall(r"^```java\n(.*?)^```", text, re.M | re.S)
         self.assertTrue(snippets)
-        step = "        buffer.sync(); // the mean of all ranks' gradients\n        optimizer.step();\n"
+        step = "        optimizer.step(); // with the mean of all ranks' gradients\n"
         self.assertIn(step, example)
         for number, snippet in enumerate(snippets):
             name = f"Snippet{number}"

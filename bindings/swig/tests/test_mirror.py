@@ -14,9 +14,9 @@ import ranks
 OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "MDP_AXIS_": "Axis", "MDP_PARAM_CLASS_": "ParamClass",
            "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_BUCKET_": "BucketState"}
 RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE"}  # ERROR is a macro or a word in some languages
-# Flags become members of the options.
-FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_GROUP_", "MDP_OPTIMIZER_", "MDP_STEP_",
-         "MDP_STEPPED_", "MDP_RULE_")
+# Flags become members of the options. Messages go where the library sends them.
+FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
+         "MDP_STEP_", "MDP_STEPPED_", "MDP_RULE_", "MDP_LOG_")
 
 
 def enumerators(abi):
@@ -55,11 +55,12 @@ def assertions(abi):
 CONFIGURATIONS = {
     "mdp_comm_config": ("CommOptions", "describe(&config, failure)", "MDP_COMM_"),
     "mdp_buffer_config": ("BufferOptions", "describe(&config, failure)", "MDP_BUFFER_"),
+    "mdp_param_group": ("ParamGroup", "config()", "MDP_PARAM_GROUP_"),
     "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
 }
 # For the future; a choice of one, which is 0; and functions of C, which SWIG hands no language's own for: these pass the id around.
-LEFT_OUT = ("host_threads", "reserved", "rule", "bootstrap")
+LEFT_OUT = ("reserved", "rule", "bootstrap")
 
 
 def options_of(name):
@@ -79,7 +80,7 @@ def configuring(abi):
         for kind, name in options_of(options):
             yield f'    options.{name} = {"std::string(1, 0)" if kind == "std::string" else f"static_cast<{kind}>(1)"};'
         if options == "OptimizerOptions":
-            yield "    options.add_group(megadp::Group());"
+            yield "    options.add_param_group(megadp::ParamGroup());"
         yield f"    options.{made};" if made.startswith("describe") else f"    config = options.{made};"
         for field in abi["structs"][struct]["fields"]:
             if field not in LEFT_OUT:

@@ -12,9 +12,11 @@ PROGRAMS = os.path.join(ranks.SWIG, "languages", "tests")
 
 def expected(count):
     """What every rank prints: AdamW's 40 steps towards y = 2 x - 1, and failures, for which the last rank leaves out the gradient of
-    parameter 0; norms of reduced gradients between sync and the 41st step, and how many each parameter has had."""
+    parameter 0; norms of reduced gradients between sync and the 41st step, and how many each parameter has had; parameters by name, buckets,
+    and how far the first of the ranks in reverse is from the world's last; rank 0's value, which a step with lr 0 leaves alone."""
     return ["fit 2.23 -0.89", "sum 0", f"missing MDP_E_STATE 0 {count - 1}", "bad MDP_E_INVALID -1 -1", "shape MDP_E_INVALID 1 -1",
-            "norm 1.41 1.00 0.50 0.00 2.24 1.00", "listed MDP_E_INVALID -1 -1", "steps 41 41", "closed MDP_E_STATE -1 -1", "view 5.5"]
+            "norm 1.41 1.00 0.50 0.00 2.24 1.00", "listed MDP_E_INVALID -1 -1", "steps 41 41", "names 1 0 1 0", "unknown MDP_E_INVALID -1 -1",
+            "value 7", "closed MDP_E_STATE -1 -1", "view 5.5"]
 
 
 class Language:

@@ -17,6 +17,7 @@ import megadp.Op;
 import megadp.Optimizer;
 import megadp.OptimizerOptions;
 import megadp.Param;
+import megadp.ParamGroup;
 import megadp.Params;
 import megadp.Plan;
 import megadp.Request;
@@ -99,7 +100,12 @@ public final class Failures {
         StepOptions elsewhere = new StepOptions();
         elsewhere.setStream(8);
         fails(Status.E_INVALID, () -> optimizer.step(elsewhere), "stream");
-        fails(Status.E_STATE, () -> optimizer.step(), "mdp_grad_sync");
+        fails(Status.E_INVALID, () -> buffer.find("v"), "'v'");
+        fails(Status.E_INVALID, () -> buffer.find("w\0"), "NUL");
+        fails(Status.E_INVALID, () -> comm.worldRank(1), "rank");
+        fails(Status.E_INVALID, () -> buffer.broadcast(1), "root");
+        check(fails(Status.E_STATE, () -> optimizer.step(), "never became ready").param() == 0, "a step syncs, and finds no gradient");
+        buffer.zeroGrad();
         buffer.put(1, new float[] {1, Float.NaN, 3, 4});
         buffer.put(0, W);
         buffer.sync();
@@ -212,9 +218,10 @@ public final class Failures {
       one.close();
     }
     check(comm.closed() && grid.closed() && buffer.closed() && optimizer.closed(), "all are closed");
-    Call[] calls = {comm::barrier, comm::rank, comm::abort, comm::lost, comm::eventFd, () -> comm.split(0, 0),
+    Call[] calls = {comm::barrier, comm::startBarrier, comm::rank, () -> comm.worldRank(0), comm::abort, comm::lost, comm::eventFd, () -> comm.split(0, 0),
         () -> comm.allReduce(new double[] {1}, Op.SUM), () -> Grid.create(comm, new GridOptions()), () -> grid.comm(Axis.DP.swigValue()),
         () -> grid.index(Axis.DP.swigValue()), () -> Buffer.create(comm, TWO), buffer::sync, buffer::startSync, buffer::awaitAll,
+        () -> buffer.broadcast(0), () -> buffer.startBroadcast(0), () -> buffer.find("w"), buffer::buckets,
         buffer::zeroGrad, buffer::gradNorm, () -> buffer.gradNormOf(new long[0]), () -> buffer.scaleGrads(1),
         () -> buffer.scaleGradsOf(1, new long[0]), buffer::gradsChanged, () -> optimizer.steps(0), buffer::stats, buffer::ownedCount, buffer::changed, () -> buffer.param(0), () -> buffer.grad(0),
         () -> buffer.put(1, B), () -> buffer.read(1, new float[4]), () -> buffer.bucket(0),
@@ -275,6 +282,95 @@ public final class Failures {
       }
       buffer.sync();
       System.out.println("synced");
+      if (comm.rank() == 0) {
+        Thread.currentThread().interrupt();
+        try {
+          comm.barrier();
+          throw new AssertionError("not interrupted"); // the other rank comes only after the next line
+        } catch (InterruptedException expected) {
+          System.out.println("interrupted");
+        }
+        Files.delete(Paths.get(System.getenv("FAILURES_FLAG")));
+      } else {
+        while (Files.exists(Paths.get(System.getenv("FAILURES_FLAG")))) {
+          Thread.sleep(5);
+        }
+      }
+      comm.barrier(); // goes on with the same one
+      try (Request request = comm.startBarrier()) { // so that this is the second on both ranks
+        request.await();
+      }
+      System.out.println("passed");
+    }
+  }
+
+  /** With three ranks: parts and their numbers in the world, and a buffer on a part, whose names and values are its own. */
+  static void cut() throws Exception {
+    try (Comm comm = Comm.create();
+        Comm part = comm.split(comm.rank() % 2, -comm.rank());
+        Buffer buffer = Buffer.create(part, TWO)) {
+      StringBuilder members = new StringBuilder();
+      for (int i = 0; i < part.size(); i++) {
+        members.append(part.worldRank(i));
+      }
+      long place = buffer.find("b");
+      float[] values = new float[4];
+      java.util.Arrays.fill(values, comm.rank());
+      buffer.write(place, values);
+      buffer.broadcast(0);
+      buffer.read(place, values);
+      try (Request request = buffer.startBroadcast(part.size() - 1)) {
+        request.await();
+      }
+      buffer.verify();
+      comm.barrier();
+      System.out.println("part " + members + " b " + place + " buckets " + buffer.buckets() + " value " + values[3]);
+    }
+  }
+
+  /** What is given is meant literally, and what is not is the optimizer's. Steps sync by themselves. */
+  static void givenValues() throws Exception {
+    Params params = new Params();
+    for (int i = 0; i < 3; i++) {
+      Param param = Param.of("p" + i);
+      param.setParamGroup(i);
+      params.add(param);
+    }
+    OptimizerOptions decay = new OptimizerOptions();
+    decay.setLr(0.5);
+    decay.setWeightDecay(0.5);
+    OptimizerOptions still = new OptimizerOptions();
+    still.setLr(0);
+    still.setBeta1(0);
+    still.setBeta2(0);
+    ParamGroup[] groups = {new ParamGroup(), new ParamGroup(), new ParamGroup()};
+    groups[1].setWeightDecay(0);
+    groups[2].setWeightDecay(0.25);
+    for (ParamGroup group : groups) {
+      decay.addParamGroup(group);
+      still.addParamGroup(group);
+    }
+    try (Comm comm = Comm.create();
+        Buffer buffer = Buffer.create(comm, params);
+        Optimizer decaying = Optimizer.create(buffer, decay);
+        Optimizer standing = Optimizer.create(buffer, still)) {
+      for (int i = 0; i < 3; i++) {
+        buffer.write(i, new float[] {1});
+        buffer.put(i, new float[] {0});
+      }
+      decaying.step();
+      float[] value = new float[1];
+      for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 3; i++) {
+          buffer.read(i, value);
+          System.out.print(value[0] + " ");
+          buffer.put(i, new float[] {3});
+        }
+        standing.step();
+      }
+      System.out.println("moments " + standing.state(0, "exp_avg").asFloatBuffer().get(0) + " "
+          + standing.state(0, "exp_avg_sq").asFloatBuffer().get(0));
+      decaying.setParamGroup(2, groups[1]);
     }
   }
 

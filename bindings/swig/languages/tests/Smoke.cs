@@ -30,7 +30,6 @@ static class Smoke {
       }
       buffer.Put(1, One(gradB));
       buffer.Put(0, One(gradW));
-      buffer.Sync();
       optimizer.Step(new StepOptions());
     }
   }
@@ -46,6 +45,24 @@ static class Smoke {
     buffer.GradsChanged();
     Console.WriteLine("norm {0:F2} {1:F2} {2:F2} {3:F2} {4:F2} {5:F2}", all, first, half, none, twice, buffer.GradNormOf(both));
     Fails("listed", () => buffer.GradNormOf(One(7)));
+  }
+
+  static void Named(Comm comm, MegaDP.Buffer buffer) {
+    int rank = comm.Rank(), ranks = comm.Size();
+    var reversed = comm.Split(0, -rank);
+    Console.WriteLine("names {0} {1} {2} {3}", buffer.Find("b"), buffer.Find("w"), buffer.Buckets(), reversed.WorldRank(0) - (ranks - 1));
+    Fails("unknown", () => buffer.Find("v"));
+    buffer.Write(0, One(7 + rank));
+    buffer.Broadcast(0);
+    using (var request = buffer.StartBroadcast(ranks - 1)) request.Wait();
+    using (var request = comm.StartBarrier()) request.Wait();
+    var options = new OptimizerOptions();
+    options.Lr = 0;
+    var still = Optimizer.Create(buffer, options);
+    buffer.Put(1, One(1));
+    buffer.Put(0, One(1));
+    still.Step(new StepOptions());
+    Console.WriteLine("value {0}", buffer.Read(0)[0]);
   }
 
   static void Main() {
@@ -78,6 +95,7 @@ static class Smoke {
     Reduced(buffer);
     Console.WriteLine("steps {0} {1}", optimizer.Step(new StepOptions()).Step, optimizer.Steps(1));
     buffer.WaitAll();
+    Named(comm, buffer);
     comm.Barrier(); // a rank whose program ends must have been needed for the last time
     var view = buffer.Param(1);
     buffer.Dispose();

@@ -33,7 +33,6 @@ main <- function() {
     e <- w * x + b - (2 * x - 1)
     Buffer_put(buffer, 1, sum(e) / 32 * ranks)
     Buffer_put(buffer, 0, sum(e * x) / 32 * ranks)
-    Buffer_sync(buffer)
     Optimizer_step(optimizer, StepOptions())
   }
   cat(sprintf("fit %.2f %.2f\n", Buffer_read(buffer, 0)[1], Buffer_read(buffer, 1)[1]))
@@ -61,6 +60,20 @@ main <- function() {
   fails("listed", function() Buffer_grad_norm_of(buffer, 7.0))
   cat("steps", StepReport_step_get(Optimizer_step(optimizer, StepOptions())), Optimizer_steps(optimizer, 1), "\n")
   Buffer_wait_all(buffer)
+
+  reversed <- Comm_split(comm, 0, -rank)
+  cat("names", Buffer_find(buffer, "b"), Buffer_find(buffer, "w"), Buffer_buckets(buffer), Comm_world_rank(reversed, 0) - (ranks - 1), "\n")
+  fails("unknown", function() Buffer_find(buffer, "v"))
+  Buffer_write(buffer, 0, 7.0 + rank)
+  Buffer_broadcast(buffer, 0)
+  Request_wait(Buffer_start_broadcast(buffer, ranks - 1))
+  Request_wait(Comm_start_barrier(comm))
+  OptimizerOptions_lr_set(options, 0.0)
+  still <- Optimizer_create(buffer, options)
+  Buffer_put(buffer, 1, 1.0)
+  Buffer_put(buffer, 0, 1.0)
+  Optimizer_step(still, StepOptions())
+  cat("value", Buffer_read(buffer, 0)[1], "\n")
   Comm_barrier(comm)  # a rank whose program ends must have been needed for the last time
   view <- Buffer_param(buffer, 1)
   Buffer_close(buffer)

@@ -31,7 +31,6 @@ for _ = 1, 40 do
   end
   buffer:put(1, { grad_b })
   buffer:put(0, { grad_w })
-  buffer:sync()
   optimizer:step(megadp.StepOptions())
 end
 print(string.format("fit %.2f %.2f", buffer:read(0)[1], buffer:read(1)[1]))
@@ -59,6 +58,21 @@ print(string.format("norm %.2f %.2f %.2f %.2f %.2f %.2f", table.unpack(norms)))
 fails("listed", buffer.grad_norm_of, buffer, { 7 })
 print(string.format("steps %d %d", optimizer:step(megadp.StepOptions()).step, optimizer:steps(1)))
 buffer:wait_all()
+
+local reversed = comm:split(0, -rank)
+local last = reversed:world_rank(0) - (ranks - 1)
+print(string.format("names %d %d %d %d", buffer:find("b"), buffer:find("w"), buffer:buckets(), last))
+fails("unknown", buffer.find, buffer, "v")
+buffer:write(0, { 7 + rank })
+buffer:broadcast(0)
+buffer:start_broadcast(ranks - 1):wait()
+comm:start_barrier():wait()
+options.lr = 0
+local still = megadp.Optimizer.create(buffer, options)
+buffer:put(1, { 1 })
+buffer:put(0, { 1 })
+still:step(megadp.StepOptions())
+print(string.format("value %d", buffer:read(0)[1]))
 comm:barrier() -- a rank whose program ends must have been needed for the last time
 local view = buffer:param(1)
 buffer:close()

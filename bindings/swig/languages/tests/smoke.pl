@@ -36,7 +36,6 @@ for (1 .. 40) {
     }
     $buffer->put(1, [$grad_b]);
     $buffer->put(0, [$grad_w]);
-    $buffer->sync;
     $optimizer->step(megadp::StepOptions->new);
 }
 printf "fit %.2f %.2f\n", $buffer->read(0)->[0], $buffer->read(1)->[0];
@@ -63,11 +62,26 @@ printf "norm %.2f %.2f %.2f %.2f %.2f %.2f\n", @norms;
 fails("listed", sub { $buffer->grad_norm_of([7]) });
 printf "steps %d %d\n", $optimizer->step(megadp::StepOptions->new)->{step}, $optimizer->steps(1);
 $buffer->wait_all;
+
+my $reversed = $comm->split(0, -$rank);
+printf "names %d %d %d %d\n", $buffer->find("b"), $buffer->find("w"), $buffer->buckets, $reversed->world_rank(0) - ($ranks - 1);
+fails("unknown", sub { $buffer->find("v") });
+$buffer->write(0, [7 + $rank]);
+$buffer->broadcast(0);
+$buffer->start_broadcast($ranks - 1)->wait;
+$comm->start_barrier->wait;
+$options->{lr} = 0;
+my $still = megadp::Optimizer::create($buffer, $options);
+$buffer->put(1, [1]);
+$buffer->put(0, [1]);
+$still->step(megadp::StepOptions->new);
+printf "value %d\n", $buffer->read(0)->[0];
 $comm->barrier;    # a rank whose program ends must have been needed for the last time
 my $view = $buffer->param(1);
 $buffer->close;
 $comm->close;
 die "open" unless fails("closed", sub { $buffer->read(0) }) =~ /is closed/;
 undef $buffer;
+undef $still;
 $view->set(0, 5.5);
 printf "view %s\n", $view->get(0);

@@ -35,7 +35,6 @@ optimizer = Megadp::Optimizer.create(buffer, options)
   end
   buffer.put(1, [grad_b])
   buffer.put(0, [grad_w])
-  buffer.sync
   optimizer.step(Megadp::StepOptions.new)
 end
 puts format("fit %.2f %.2f", buffer.read(0)[0], buffer.read(1)[0])
@@ -73,6 +72,20 @@ puts "norm #{norms.map { |norm| format("%.2f", norm) }.join(" ")}"
 fails("listed") { buffer.grad_norm_of([7]) }
 puts "steps #{optimizer.step(Megadp::StepOptions.new).step} #{optimizer.steps(1)}"
 buffer.wait_all
+
+reversed = comm.split(0, -rank)
+puts "names #{buffer.find("b")} #{buffer.find("w")} #{buffer.buckets} #{reversed.world_rank(0) - (ranks - 1)}"
+fails("unknown") { buffer.find("v") }
+buffer.write(0, [7 + rank])
+buffer.broadcast(0)
+buffer.start_broadcast(ranks - 1).wait
+comm.start_barrier.wait
+options.lr = 0
+still = Megadp::Optimizer.create(buffer, options)
+buffer.put(1, [1])
+buffer.put(0, [1])
+still.step(Megadp::StepOptions.new)
+puts "value #{buffer.read(0)[0].to_i}"
 comm.barrier # a rank whose program ends must have been needed for the last time
 view = buffer.param(1)
 buffer.close

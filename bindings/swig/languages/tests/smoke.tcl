@@ -37,7 +37,6 @@ for {set step 0} {$step < 40} {incr step} {
     }
     megadp::Buffer_put $buffer 1 [list $gradB]
     megadp::Buffer_put $buffer 0 [list $gradW]
-    megadp::Buffer_sync $buffer
     megadp::Optimizer_step $optimizer stepOptions
 }
 puts [format "fit %.2f %.2f" [lindex [megadp::Buffer_read $buffer 0] 0] [lindex [megadp::Buffer_read $buffer 1] 0]]
@@ -66,6 +65,21 @@ puts [format "norm %.2f %.2f %.2f %.2f %.2f %.2f" {*}$norms]
 fails listed {megadp::Buffer_grad_norm_of $buffer {7}}
 puts "steps [megadp::StepReport_step_get [megadp::Optimizer_step $optimizer stepOptions]] [megadp::Optimizer_steps $optimizer 1]"
 megadp::Buffer_wait_all $buffer
+
+set reversed [megadp::Comm_split $comm 0 -$rank]
+set last [expr {[megadp::Comm_world_rank $reversed 0] - ($ranks - 1)}]
+puts "names [megadp::Buffer_find $buffer b] [megadp::Buffer_find $buffer w] [megadp::Buffer_buckets $buffer] $last"
+fails unknown {megadp::Buffer_find $buffer v}
+megadp::Buffer_write $buffer 0 [list [expr {7 + $rank}]]
+megadp::Buffer_broadcast $buffer 0
+megadp::Request_wait [megadp::Buffer_start_broadcast $buffer [expr {$ranks - 1}]]
+megadp::Request_wait [megadp::Comm_start_barrier $comm]
+optimizerOptions configure -lr 0
+set still [megadp::Optimizer_create $buffer optimizerOptions]
+megadp::Buffer_put $buffer 1 {1}
+megadp::Buffer_put $buffer 0 {1}
+megadp::Optimizer_step $still stepOptions
+puts [format "value %d" [expr {int([lindex [megadp::Buffer_read $buffer 0] 0])}]]
 megadp::Comm_barrier $comm  ;# a rank whose program ends must have been needed for the last time
 set view [megadp::Buffer_param $buffer 1]
 megadp::Buffer_close $buffer

@@ -24,12 +24,12 @@ import java.lang.invoke.MethodHandle;
 public final class ForeignLine {
   static final StructLayout PARAM = struct("mdp_param", JAVA_INT, "struct_size", JAVA_INT, "dtype", ADDRESS, "name", ADDRESS, "shape",
       JAVA_INT, "ndim", JAVA_INT, "uses_per_step", JAVA_INT, "param_class", JAVA_INT, "placement", JAVA_INT, "shard_dim",
-      JAVA_INT, "shard_stride", JAVA_INT, "group", JAVA_INT, "reserved", JAVA_LONG, "flags");
+      JAVA_INT, "shard_stride", JAVA_INT, "param_group", JAVA_INT, "reserved", JAVA_LONG, "flags");
   static final StructLayout TENSOR = struct("mdp_tensor", JAVA_INT, "struct_size", JAVA_INT, "dtype", JAVA_INT, "device_type",
       JAVA_INT, "device_id", JAVA_INT, "ndim", JAVA_INT, "reserved", ADDRESS, "data", ADDRESS, "shape", ADDRESS, "strides");
   static final StructLayout OPTIMIZER = struct("mdp_optimizer_config", JAVA_INT, "struct_size", JAVA_INT, "rule", JAVA_DOUBLE, "lr",
       JAVA_DOUBLE, "beta1", JAVA_DOUBLE, "beta2", JAVA_DOUBLE, "eps", JAVA_DOUBLE, "weight_decay", JAVA_DOUBLE, "max_grad_norm",
-      ADDRESS, "groups", JAVA_LONG, "param_group_count", JAVA_LONG, "flags");
+      ADDRESS, "param_groups", JAVA_LONG, "param_group_count", JAVA_LONG, "flags");
   static final int F64 = 5; // MDP_DTYPE_F64
   static final int PENDING = 1; // MDP_PENDING
 
@@ -110,8 +110,8 @@ public final class ForeignLine {
     call("mdp_grad_put", buffer, param, tensor, 0L, MemorySegment.NULL);
   }
 
-  private void sync() throws Throwable {
-    MemorySegment request = made("mdp_grad_sync", buffer, MemorySegment.NULL);
+  /** Waits in slices, between which an interrupt is seen. */
+  private void await(MemorySegment request) throws Throwable {
     try {
       while (call("mdp_request_wait", request, 50_000_000L) == PENDING) {
         if (Thread.interrupted()) {
@@ -127,8 +127,7 @@ public final class ForeignLine {
     MemorySegment comm = made("mdp_comm_create", MemorySegment.NULL, MemorySegment.NULL);
     int rank = call("mdp_comm_rank", comm);
     int ranks = call("mdp_comm_size", comm);
-    MemorySegment grid = made("mdp_grid_create", comm, MemorySegment.NULL);
-    buffer = made("mdp_buffer_register", grid, MemorySegment.NULL, describe("w", "b"), 2L);
+    buffer = made("mdp_buffer_register", comm, MemorySegment.NULL, MemorySegment.NULL, describe("w", "b"), 2L);
     MemorySegment config = sized(OPTIMIZER);
     config.set(JAVA_DOUBLE, offset(OPTIMIZER, "lr"), 0.1);
     MemorySegment optimizer = made("mdp_optimizer_create", buffer, config);
@@ -147,8 +146,7 @@ public final class ForeignLine {
       }
       put(1, gradB);
       put(0, gradW);
-      sync();
-      call("mdp_optimizer_step", optimizer, MemorySegment.NULL, MemorySegment.NULL, MemorySegment.NULL);
+      call("mdp_optimizer_step", optimizer, MemorySegment.NULL, MemorySegment.NULL, MemorySegment.NULL); // ends backward, too
     }
     System.out.printf(java.util.Locale.ROOT, "fit %.2f %.2f%n", read(0), read(1));
     try {
@@ -156,10 +154,9 @@ public final class ForeignLine {
     } catch (IllegalStateException error) {
       System.out.println("refused " + error.getMessage().contains("7"));
     }
-    call("mdp_barrier", comm);
+    await(made("mdp_barrier", comm));
     destroy("mdp_optimizer_destroy", optimizer);
     destroy("mdp_buffer_destroy", buffer);
-    destroy("mdp_grid_destroy", grid);
     destroy("mdp_comm_destroy", comm);
   }
 

@@ -27,5 +27,5 @@ for (const call of [() => training.sync(), async () => training.put(7, new Float
     console.log(error.code, error.param, error.rank, error.message.includes("'w'"));
   }
 }
-training.mean(0); // nobody ends before all have been told
+await training.barrier(); // nobody ends before all have been told
 training.close();

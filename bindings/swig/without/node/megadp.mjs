@@ -16,12 +16,12 @@ export const structs = {
   }),
   mdp_param: koffi.struct('mdp_param', {
     struct_size: 'uint32_t', dtype: 'uint32_t', name: 'const char *', shape: 'int64_t *', ndim: 'int32_t', uses_per_step: 'int32_t',
-    param_class: 'uint32_t', placement: 'uint32_t', shard_dim: 'int32_t', shard_stride: 'int32_t', group: 'int32_t', reserved: 'int32_t',
-    flags: 'uint64_t',
+    param_class: 'uint32_t', placement: 'uint32_t', shard_dim: 'int32_t', shard_stride: 'int32_t', param_group: 'int32_t',
+    reserved: 'int32_t', flags: 'uint64_t',
   }),
   mdp_optimizer_config: koffi.struct('mdp_optimizer_config', {
     struct_size: 'uint32_t', rule: 'uint32_t', lr: 'double', beta1: 'double', beta2: 'double', eps: 'double', weight_decay: 'double',
-    max_grad_norm: 'double', groups: 'void *', param_group_count: 'uint64_t', flags: 'uint64_t',
+    max_grad_norm: 'double', param_groups: 'void *', param_group_count: 'uint64_t', flags: 'uint64_t',
   }),
 };
 
@@ -31,6 +31,7 @@ const statusName = library.func('const char *mdp_status_name(int32_t status)');
 const PENDING = 1, SLICE = 50_000_000n;
 export const dtype = {F32: 2, F64: 5};
 const op = {SUM: 0, AVG: 1};
+const SET_LR = 1; // MDP_OPTIMIZER_SET_LR: lr is meant literally, also 0
 
 export class MegaDPError extends Error {
   constructor(status) {
@@ -56,9 +57,8 @@ const c = {
   commSize: library.func('int32_t mdp_comm_size(void *comm)'),
   commDestroy: library.func('void mdp_comm_destroy(void *comm)'),
   allReduce: checked('int32_t mdp_all_reduce(void *comm, mdp_tensor *from, mdp_tensor *to, uint32_t op, void *stream, void *out)'),
-  gridCreate: checked('int32_t mdp_grid_create(void *world, void *config, _Out_ void **out)'),
-  gridDestroy: library.func('void mdp_grid_destroy(void *grid)'),
-  register: checked('int32_t mdp_buffer_register(void *grid, void *config, mdp_param *params, size_t count, _Out_ void **out)'),
+  barrier: checked('int32_t mdp_barrier(void *comm, _Out_ void **out)'),
+  register: checked('int32_t mdp_buffer_register(void *comm, void *grid, void *config, mdp_param *params, size_t count, _Out_ void **out)'),
   bufferDestroy: library.func('void mdp_buffer_destroy(void *buffer)'),
   paramRead: checked('int32_t mdp_param_read(void *buffer, size_t param, mdp_tensor *to, void *stream)'),
   paramWrite: checked('int32_t mdp_param_write(void *buffer, size_t param, mdp_tensor *from, void *stream)'),
@@ -103,15 +103,11 @@ export class Training {
     this.rank = c.commRank(this.comm);
     this.size = c.commSize(this.comm);
     const params = Object.entries(shapes).map(([name, shape]) => ({struct_size: koffi.sizeof('mdp_param'), dtype: 0, name, shape,
-      ndim: shape.length, uses_per_step: 0, param_class: 0, placement: 0, shard_dim: 0, shard_stride: 0, group: 0, reserved: 0, flags: 0}));
-    const grid = made(c.gridCreate, this.comm, null);
-    try {
-      this.buffer = made(c.register, grid, null, params, params.length);
-    } finally {
-      c.gridDestroy(grid);
-    }
+      ndim: shape.length, uses_per_step: 0, param_class: 0, placement: 0, shard_dim: 0, shard_stride: 0, param_group: 0, reserved: 0,
+      flags: 0}));
+    this.buffer = made(c.register, this.comm, null, null, params, params.length);
     this.optimizer = made(c.optimizerCreate, this.buffer, {struct_size: koffi.sizeof('mdp_optimizer_config'), rule: 0, lr, beta1: 0, beta2: 0,
-      eps: 0, weight_decay: weightDecay, max_grad_norm: 0, groups: null, param_group_count: 0, flags: 0});
+      eps: 0, weight_decay: weightDecay, max_grad_norm: 0, param_groups: null, param_group_count: 0, flags: SET_LR});
   }
 
   /** Copies parameter i out of the library's memory, after the last step. */
@@ -120,10 +116,12 @@ export class Training {
   write(i, from) { c.paramWrite(this.buffer, i, tensor(from, this.shapes[i]), null); }
   /** The gradient of parameter i; leaves at once when its bucket is full. */
   put(i, grad) { c.gradPut(this.buffer, i, tensor(grad, this.shapes[i]), 0, null); }
-  /** Ends backward. */
+  /** Ends backward, as step() would, but without holding up what else runs on Node's thread. */
   async sync() { await finished(made(c.gradSync, this.buffer, null)); }
   /** Updates the parameters; they are gathered while the next forward begins. */
   step() { c.requestFree(made(c.optimizerStep, this.optimizer, null, null)); }
+  /** Over when all ranks have called it. */
+  async barrier() { await finished(made(c.barrier, this.comm)); }
   /** The mean over the ranks. */
   mean(value) {
     const array = Float64Array.of(value);

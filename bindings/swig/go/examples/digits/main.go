@@ -6,7 +6,6 @@
 package main
 
 import (
-	"context"
 	"encoding/csv"
 	"fmt"
 	"log"
@@ -191,9 +190,6 @@ func train(m *model, comm *megadp.Comm) error {
 		}
 		loss, err := m.trainStep(buffer, rows)
 		if err != nil {
-			return err
-		}
-		if err := buffer.Sync(context.Background()); err != nil {
 			return err
 		}
 		if _, err := optimizer.Step(megadp.StepOptions{}); err != nil { // parameters are gathered while the next forward begins
