@@ -45,7 +45,8 @@ inline bool Buffer::sync_slice(Failure& failure) {
 
 inline bool Buffer::broadcast_slice(int root, Failure& failure) {
   const auto buffer = buffer_.use(failure);
-  return !buffer || broadcast_.wait(failure, [&](mdp_request** request) { return mdp_buffer_broadcast(buffer.get(), root, request); });
+  const auto begin = [&](mdp_request** request) { return mdp_buffer_broadcast(buffer.get(), root, request); };
+  return !buffer || broadcast_.wait(failure, begin, root);
 }
 
 // The request that begin(buffer, &request) makes.

@@ -45,17 +45,19 @@ class Request {
 // One operation that a caller waits for in slices, by calling again.
 class Sliced {
  public:
-  // Goes on waiting for what an earlier call began, for at most 50 ms, or begins it by begin(&request); whether it has finished.
+  // Goes on waiting for what an earlier call began, for at most 50 ms, or begins it by begin(&request); whether it has finished. If `which`
+  // is another operation than the earlier call's, that is left to itself.
   template <class Begin>
-  bool wait(Failure& failure, Begin begin) {
+  bool wait(Failure& failure, Begin begin, int which = 0) {
     std::shared_ptr<mdp_request> request;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (!pending_) {
+      if (!pending_ || which != which_) {
         mdp_request* begun = nullptr;
         if (!failure.take(begin(&begun)) || begun == nullptr) return true;
         guarded(failure, [&] { pending_.reset(begun, mdp_request_free); });
-        if (!pending_) return true;
+        if (failure.failed()) return true;
+        which_ = which;
       }
       request = pending_;
     }
@@ -68,6 +70,7 @@ class Sliced {
  private:
   std::mutex mutex_;
   std::shared_ptr<mdp_request> pending_;
+  int which_ = 0;
 };
 
 #endif

@@ -104,6 +104,7 @@ public final class Failures {
         fails(Status.E_INVALID, () -> buffer.find("w\0"), "NUL");
         fails(Status.E_INVALID, () -> comm.worldRank(1), "rank");
         fails(Status.E_INVALID, () -> buffer.broadcast(1), "root");
+        buffer.put(1, B);
         check(fails(Status.E_STATE, () -> optimizer.step(), "never became ready").param() == 0, "a step syncs, and finds no gradient");
         buffer.zeroGrad();
         buffer.put(1, new float[] {1, Float.NaN, 3, 4});
