@@ -61,7 +61,6 @@ def main(path):
         for t in range(STEPS):
             batch = (BATCH * t + np.array(share)) % len(digits)
             mean = np.array([train_step(buffer, pixels[batch], digits[batch])], np.float64)
-            buffer.sync()
             optimizer.step(wait=False)  # parameters are gathered while the next forward begins
             comm.all_reduce(mean, op="avg")
             if comm.rank == 0:

@@ -9,12 +9,12 @@ import sys
 import megadp
 
 
-def rank_main(rank, nranks, pipe):
+def rank_main(rank, size, pipe):
     def gather(mine):
         pipe.send_bytes(mine)
         return pipe.recv()
 
-    with megadp.Comm(bootstrap=gather, rank=rank, nranks=nranks) as comm:
+    with megadp.Comm(bootstrap=gather, rank=rank, size=size) as comm:
         pipe.close()  # the ranks have met, and need it no more
         comm.barrier()
         print(f"rank {comm.rank} of {comm.size}", flush=True)
@@ -31,12 +31,12 @@ def serve(pipes):
         pass
 
 
-def main(nranks):
+def main(size):
     context = multiprocessing.get_context("spawn")
     pipes, ranks = [], []
-    for rank in range(nranks):
+    for rank in range(size):
         ours, theirs = context.Pipe()
-        ranks.append(context.Process(target=rank_main, args=(rank, nranks, theirs)))
+        ranks.append(context.Process(target=rank_main, args=(rank, size, theirs)))
         ranks[-1].start()
         theirs.close()
         pipes.append(ours)

@@ -16,8 +16,8 @@ EXAMPLE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 class Board:
     """Gathers between threads; a call of a rank that has left counts as broken."""
 
-    def __init__(self, nranks):
-        self.barrier, self.parts = threading.Barrier(nranks), [None] * nranks
+    def __init__(self, ranks):
+        self.barrier, self.parts = threading.Barrier(ranks), [None] * ranks
 
     def gather(self, rank):
         def call(mine):
@@ -35,7 +35,7 @@ def meet(gathers, timeout=60):
 
     def join(rank):
         try:
-            with megadp.Comm(bootstrap=gathers[rank], rank=rank, nranks=len(gathers), timeout=timeout) as comm:
+            with megadp.Comm(bootstrap=gathers[rank], rank=rank, size=len(gathers), timeout=timeout) as comm:
                 comm.barrier()
                 outcomes[rank] = (comm.rank, comm.size)
         except megadp.MegaDPError as error:
@@ -91,8 +91,8 @@ class Bootstrap(unittest.TestCase):
         release.set()
         self.assertEqual([error.code for error in outcomes], [megadp.Status.TIMEOUT] * 2)
 
-    def test_rank_and_nranks(self):
-        with self.assertRaisesRegex(megadp.MegaDPError, "with a bootstrap, rank and nranks must be given too"):
+    def test_rank_and_size(self):
+        with self.assertRaisesRegex(megadp.MegaDPError, "with a bootstrap, rank and size must be given too"):
             megadp.Comm(bootstrap=lambda mine: [mine])
         with self.assertRaisesRegex(megadp.MegaDPError, "there is an id, and a config.bootstrap too"):
             megadp.Comm(megadp.unique_id(), 0, 1, bootstrap=lambda mine: [mine])

@@ -35,6 +35,8 @@ with megadp.Comm() as comm:
     comm.broadcast(values, root=2)
     assert list(values) == [2, 2, 2], values
     comm.barrier()
+    meeting = comm.barrier(wait=False)
+    assert meeting.wait() and meeting.done()
 
     events = comm.fileno()
     requests = [comm.all_reduce(floats(r), wait=False) for _ in range(3)]
@@ -44,6 +46,7 @@ with megadp.Comm() as comm:
 
     part = comm.split(color=r % 2, key=-r)
     assert (part.rank, part.size) == (1 - r // 2, 2)
+    assert [part.world_rank(0), part.world_rank(1), part.world_rank()] == [2 + r % 2, r % 2, r] and comm.world_rank() == r
     values = floats(r)
     part.all_reduce(values)
     assert values.tolist() == [2 if r % 2 == 0 else 4]
@@ -56,13 +59,18 @@ with megadp.Comm() as comm:
         data_parallel.all_reduce(values)
         assert values.tolist() == [2 if r % 2 == 0 else 4]
     buffer = megadp.Buffer(grid, [megadp.Param("w", (64,), placement="sharded"), megadp.Param("b", (3,), placement="replicated")])
-    buffer.param("b").memoryview[0] = r
-    buffer.changed()
-    try:
+    for how in ({}, {"wait": False}):
+        buffer.param("b").memoryview[0] = r
+        buffer.changed()
+        try:
+            buffer.verify()
+            raise AssertionError("not noticed")
+        except megadp.MegaDPError as error:
+            assert error.code == megadp.Status.DESYNC and "'b'" in error.text, error
+        sent = buffer.broadcast(1, **how)
+        assert sent is None if not how else sent.wait()
         buffer.verify()
-        raise AssertionError("not noticed")
-    except megadp.MegaDPError as error:
-        assert error.code == megadp.Status.DESYNC and "'b'" in error.text, error
+        assert buffer.param("b").memoryview[0] == 2 + r % 2, buffer.param("b").memoryview.tolist()
 print("done", flush=True)
 """
 
@@ -108,7 +116,12 @@ class Planning(unittest.TestCase):
     def test_plan_is_what_is_registered(self):
         plan = megadp.plan(self.PARAMS, bucket_count=3)
         with megadp.Comm() as comm:
-            owned = megadp.Buffer(comm, self.PARAMS, bucket_count=3).owned()
+            buffer = megadp.Buffer(comm, self.PARAMS, bucket_count=3)
+            owned = buffer.owned()
+            self.assertEqual((buffer.bucket_count, len(buffer)), (plan.buckets, 2))
+            self.assertEqual(buffer.bucket(buffer.bucket_count - 1).state, 0)
+            with self.assertRaises(ValueError):
+                buffer.bucket(buffer.bucket_count)
         self.assertEqual(sum(piece.end - piece.begin for piece in owned), plan.owned_elements)
         self.assertEqual(len({piece.bucket for piece in owned}), plan.buckets)
 

@@ -10,7 +10,7 @@ from megadp import _comm, _optimizer, _params
 
 with open(support.ABI_JSON, encoding="utf-8") as abi_file:
     ABI = json.load(abi_file)
-WITHOUT = ("host_threads", "reserved", "rule")  # for the future, and a choice of one, which is 0
+WITHOUT = ("reserved", "rule")  # for the future, and a choice of one, which is 0
 BIG = [("w", (2**50,))]
 
 
@@ -54,6 +54,7 @@ class Options(unittest.TestCase):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
             self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
                 buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1, groups=[megadp.Group()])), "MDP_OPTIMIZER_")
+            self.check(given(_optimizer, "mdp_param_group", lambda: megadp.Optimizer(buffer, groups=[megadp.Group(1, 1)])), "MDP_PARAM_GROUP_")
             with megadp.Optimizer(buffer) as optimizer:
                 self.check(given(_optimizer, "mdp_step_config", lambda: optimizer.step(lr=1, loss_scale=1, stream=8)), "MDP_STEP_")
 

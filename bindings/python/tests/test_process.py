@@ -170,13 +170,15 @@ class Exit(unittest.TestCase):
                        "comm.all_reduce(array.array('f', [1.0] * 1000), wait=False)\n")
 
     def test_a_thread_inside_a_call(self):
-        """Somebody's daemon thread waits in the library while Python ends."""
-        ended = support.run_source(2, self.SETUP + """
+        """Somebody's daemon thread waits in the library, with or without a request, while Python ends."""
+        for call in ("comm.split(0)", "comm.barrier()"):
+            with self.subTest(call):
+                ended = support.run_source(2, self.SETUP + f"""
 import threading
 inside = threading.Event()
 def wait():
     inside.set()
-    comm.barrier()
+    {call}
 if comm.rank == 0:
     threading.Thread(target=wait, daemon=True).start()
     inside.wait()
@@ -186,7 +188,7 @@ else:
     except megadp.MegaDPError as error:
         print(error.code.name in ("DESYNC", "PEER"))
 """)
-        self.assertEqual((ended.stdout.split(), ended.returncode), (["True"], 0), ended.stderr)
+                self.assertEqual((ended.stdout.split(), ended.returncode), (["True"], 0), ended.stderr)
 
     def test_others_hear_a_goodbye(self):
         """Also from a process that ends with views and objects that are never collected: who goes on alone has not lost a peer."""
@@ -254,21 +256,25 @@ def put():
         lines = self.two("""
 if comm.rank == 0:
     interrupted(lambda: comm.all_reduce(array.array("f", [1.0])))
+    interrupted(comm.barrier)
+    interrupted(buffer.broadcast)
     put()
     interrupted(buffer.sync)
     seen()
 else:
     wait_until_seen()
     comm.all_reduce(array.array("f", [1.0]))
+    comm.barrier()
+    buffer.broadcast()
     put()
-buffer.sync()
 print(optimizer.step().step)
+buffer.verify()
 """)
-        self.assertEqual(sorted(lines), ["1", "1", "interrupted", "interrupted"])
+        self.assertEqual(sorted(lines), ["1", "1"] + ["interrupted"] * 4)
 
     def test_calls_without_a_request(self):
         """Nobody could say how far these came: the others are told that this rank gave up."""
-        for call in ("comm.barrier()", "comm.split(0)", "buffer.verify()", "megadp.Optimizer(buffer)"):
+        for call in ("comm.split(0)", "buffer.verify()", "megadp.Optimizer(buffer)"):
             with self.subTest(call):
                 lines = self.two(f"""
 if comm.rank == 0:
@@ -284,11 +290,16 @@ else:
                 self.assertEqual(sorted(lines), ["ABORTED 0", "interrupted"])
 
     def test_step(self):
-        lines = self.two("""
+        for sync in ("", "buffer.sync()"):
+            for way in ("", "wait=False", "report=False", "report=False, wait=False"):
+                if sync and way.endswith("wait=False"):
+                    continue
+                with self.subTest(sync=sync, way=way):
+                    lines = self.two(f"""
 put()
-buffer.sync()
+{sync}
 if comm.rank == 0:
-    interrupted(optimizer.step)
+    interrupted(lambda: optimizer.step({way}))
     seen()
 else:
     wait_until_seen()
@@ -297,7 +308,7 @@ else:
     except megadp.MegaDPError as error:
         print(error.code.name, error.rank)
 """)
-        self.assertEqual(sorted(lines), ["ABORTED 0", "interrupted"])
+                    self.assertEqual(sorted(lines), ["ABORTED 0", "interrupted"])
 
     def test_waiting_for_parameters(self):
         """And the gather goes on."""
@@ -352,7 +363,7 @@ class Garbage(unittest.TestCase):
                 import os, threading, time, megadp
                 comm, flag = megadp.Comm(), {os.path.join(folder, "closed")!r}
                 if comm.rank == 0:
-                    inside = threading.Thread(target=comm.barrier)
+                    inside = threading.Thread(target=comm.split, args=(0,))
                     inside.start()
                     while comm._handle._calls == 0:
                         time.sleep(0.001)
@@ -365,7 +376,7 @@ class Garbage(unittest.TestCase):
                 else:
                     while not os.path.exists(flag):
                         time.sleep(0.001)
-                    comm.barrier()
+                    comm.split(0)
             """))
         self.assertEqual(out, "closed\n")
 

@@ -4,9 +4,8 @@
     with megadp.Comm() as comm:                                   # from the launcher's environment
         buffer = megadp.Buffer(comm, {"w": (64, 10)})             # memory of the library
         optimizer = megadp.Optimizer(buffer, lr=1e-3)
-        buffer.put("w", gradient)
-        buffer.sync()
-        optimizer.step()
+        buffer.put("w", gradient)                                 # on its way to the other ranks
+        optimizer.step()                                          # with the mean of all ranks' gradients
 
 Every failure is a MegaDPError. Needs nothing but the library; numpy where numpy arrays are asked for. megadp.torch and megadp.jax are
 imported on their own.

@@ -14,9 +14,9 @@ class Bootstrap:
     """The callable may block, so it runs on a thread of its own, which the library asks now and then; at the timeout it is left alone, and
     what it returns later is dropped."""
 
-    def __init__(self, gather: Gather, nranks: int) -> None:
+    def __init__(self, gather: Gather, ranks: int) -> None:
         self.error: Optional[BaseException] = None  # what ended the last gathering
-        self._gather, self._nranks = gather, nranks
+        self._gather, self._ranks = gather, ranks
         self._size, self._to = 0, 0
         self._thread: Optional[threading.Thread] = None
         self._parts: List[Optional[Sequence[bytes]]] = []
@@ -50,10 +50,10 @@ class Bootstrap:
                 return -1
             parts = [bytes(part) for part in self._parts[0] or ()]
             sizes = [len(part) for part in parts]
-            if sizes != [self._size] * self._nranks:
-                raise ValueError(f"the bootstrap returned parts of {sizes} bytes; it must return {self._nranks} of {self._size} bytes each, "
+            if sizes != [self._size] * self._ranks:
+                raise ValueError(f"the bootstrap returned parts of {sizes} bytes; it must return {self._ranks} of {self._size} bytes each, "
                                  "in the order of ranks")
-            ctypes.memmove(self._to, b"".join(parts), self._size * self._nranks)
+            ctypes.memmove(self._to, b"".join(parts), self._size * self._ranks)
             return 1
         except BaseException as error:
             self.error = error

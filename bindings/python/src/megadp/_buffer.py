@@ -13,7 +13,7 @@ from ._handles import Closable
 from ._library import lib, sized
 from ._params import BufferOptions, Param, Params, buffer_config, native_params, read_params, read_struct
 from ._tensor import Tensor, operand
-from ._waiting import Request, run, wait_for
+from ._waiting import Request, finish, run, wait_for
 
 if TYPE_CHECKING:
     import numpy
@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 Array = TypeVar("Array")
 _ALL = 2**(8 * ctypes.sizeof(ctypes.c_size_t)) - 1
 Which = Union[int, str]  # a parameter, by index at registration or by name
+
+
+def _on_comm(comm: Any, *arguments: Any) -> Any:
+    return lib.mdp_buffer_register(comm, None, *arguments)
+
+
+def _on_grid(grid: Any, *arguments: Any) -> Any:
+    return lib.mdp_buffer_register(None, grid, *arguments)
 
 
 class Range(NamedTuple):
@@ -63,7 +71,7 @@ class Bucket(NamedTuple):
 class Buffer(Closable):
     """Parameters and their gradients in memory of the library: laid out, cut into buckets, sharded over the ranks; zeroed.
 
-    where: a Grid, or a Comm for data parallelism alone. params: Params, (name, shape) pairs, or a mapping of names to shapes or arrays, in
+    where: a Comm, whose ranks are then all data-parallel, or a Grid. params: Params, (name, shape) pairs, or a mapping of names to shapes or arrays, in
     the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default) or "zero_0". missing: what sync does about a
     parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the library decides).
     overlap=False launches everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there is too
@@ -78,18 +86,22 @@ class Buffer(Closable):
         self._index: Dict[str, int] = {param.name: i for i, param in enumerate(self.params)}
         config = buffer_config(**options)
         structs, count = native_params(self.params)
-        grid = Grid(where) if isinstance(where, Comm) else where
-        self._tree = grid._tree
-        self._own(self._tree.make(grid._handle, lib.mdp_buffer_register, _raw.mdp_buffer, lib.mdp_buffer_destroy, ctypes.byref(config),
-                                  structs, count), lib.mdp_buffer_destroy)
-        if grid is not where:
-            grid.close()
+        self._tree = where._tree
+        self._own(self._tree.make(where._handle, _on_comm if isinstance(where, Comm) else _on_grid, _raw.mdp_buffer, lib.mdp_buffer_destroy,
+                                  ctypes.byref(config), structs, count), lib.mdp_buffer_destroy)
         self._step: Optional[Request] = None  # an optimizer's, while parameters may still be on their way
         place = next((i for i, param in enumerate(self.params) if not param.frozen), None)
         self._on_host = place is None or self.param(place)._device[0] == _dlpack.CPU
 
     def __len__(self) -> int:
         return len(self.params)
+
+    def index(self, name: str) -> int:
+        """The index of the parameter of that name: its place in `params`, and what Range.param and MegaDPError.param say. Local.
+        Raises MegaDPError: INVALID, STATE."""
+        found = ctypes.c_size_t()
+        self._call(lib.mdp_buffer_find, str(name).encode("utf-8"), ctypes.byref(found))
+        return found.value
 
     def _number(self, param: Which) -> int:
         if isinstance(param, str):
@@ -164,9 +176,10 @@ class Buffer(Closable):
         """To be called after parameters were written through param(): the optimizer's masters take them over at the next step. Local."""
         self._call(lib.mdp_param_changed)
 
-    def broadcast(self, root: int = 0) -> None:
-        """Copies all parameters from rank `root` of each data-parallel group to its other ranks. Collective; blocking."""
-        self._tree.run(self._handle, lib.mdp_buffer_broadcast, whole(root, "root", -1, 2**31 - 1))
+    def broadcast(self, root: int = 0, *, wait: bool = True) -> Optional[Request]:
+        """Copies all parameters from rank `root` of each data-parallel group to its other ranks. wait=False returns a Request at once; until
+        it has finished, parameters are neither read nor written. Collective over the world."""
+        return finish(wait_for(self._call, lib.mdp_buffer_broadcast, whole(root, "root", -1, 2**31 - 1)), wait)
 
     def verify(self) -> None:
         """Compares all parameters, bit for bit, over each data-parallel group. Collective; blocking; slow: for checks.
@@ -214,17 +227,14 @@ class Buffer(Closable):
 
     def sync(self, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
         """Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or
-        skipped. wait=False returns a Request at once. Collective over the world.
+        skipped. For who looks at reduced gradients before the step, which calls it otherwise. wait=False returns a Request at once.
+        Collective over the world.
         Raises MegaDPError: STATE (a parameter never became ready: names it and the rank, on all ranks; nothing has changed, and zero_grad
         on all ranks begins the step anew), those of a lost communicator."""
         if wait and (self._tree.size == 1 or not self._on_host):
             self._tree.run(self._handle, lib.mdp_grad_sync, stream or None, None)
             return None
-        request = wait_for(self._call, lib.mdp_grad_sync, stream or None)
-        if not wait:
-            return request
-        request.wait()
-        return None
+        return finish(wait_for(self._call, lib.mdp_grad_sync, stream or None), wait)
 
     # Reduced gradients: between sync and the step
 
@@ -274,6 +284,13 @@ class Buffer(Closable):
             self.wait(number)
 
     # Looking
+
+    @property
+    def bucket_count(self) -> int:
+        """How many buckets there are; bucket() takes their numbers. Local."""
+        params, buckets = ctypes.c_size_t(), ctypes.c_size_t()
+        self._call(lib.mdp_buffer_counts, ctypes.byref(params), ctypes.byref(buckets))
+        return buckets.value
 
     def stats(self) -> Stats:
         """Counters since registration. Local."""

@@ -9,7 +9,7 @@ from ._errors import MegaDPError, from_info, invalid
 from ._handles import Closable, Handle
 from ._library import lib, sized
 from ._tensor import operand
-from ._waiting import Request, run, wait_for
+from ._waiting import Request, finish, run, wait_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -90,7 +90,7 @@ class Comm(Closable):
     """This rank in one ordered group of ranks.
 
     Comm() joins the ranks that a launcher has started (megadp run, torchrun, SLURM, Open MPI, MPICH), a single rank where there is none;
-    Comm(id=..., rank=..., nranks=...) those that have the same unique_id(); Comm(bootstrap=gather, rank=..., nranks=...) those that can
+    Comm(id=..., rank=..., size=...) those that have the same unique_id(); Comm(bootstrap=gather, rank=..., size=...) those that can
     gather bytes: gather(mine) returns the bytes of all ranks, in their order. It is called twice, inside this call alone, on a thread of
     its own, and may block: at the timeout it is left to itself. What it carries holds a secret: who reads it may join. Collective over the ranks of the job; blocking, at most
     `timeout` seconds (None: five minutes), which is also how long later collectives wait for another rank. One thread at a time may use
@@ -105,26 +105,26 @@ class Comm(Closable):
     rank: int
     size: int
 
-    def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, nranks: Optional[int] = None, *, backend: Backend = "auto",
+    def __init__(self, id: Optional[bytes] = None, rank: Optional[int] = None, size: Optional[int] = None, *, backend: Backend = "auto",
                  device: Optional[int] = None, timeout: Optional[float] = None, exact_sums: bool = False, sockets: bool = False,
                  bootstrap: Optional[Gather] = None) -> None:
         given = None
         if id is not None:
             if len(id) != ctypes.sizeof(_raw.mdp_unique_id):
                 raise invalid(f"id has {len(id)} bytes; it must be the {ctypes.sizeof(_raw.mdp_unique_id)} that unique_id() returns")
-            if rank is None or nranks is None:
-                raise invalid("with an id, rank and nranks must be given too")
+            if rank is None or size is None:
+                raise invalid("with an id, rank and size must be given too")
             given = ctypes.byref(_raw.mdp_unique_id.from_buffer_copy(id))
-        if bootstrap is not None and (rank is None or nranks is None):
-            raise invalid("with a bootstrap, rank and nranks must be given too")
+        if bootstrap is not None and (rank is None or size is None):
+            raise invalid("with a bootstrap, rank and size must be given too")
         flags = ((_raw.MDP_COMM_SET_DEVICE if device is not None else 0) | (_raw.MDP_COMM_EXACT_SUMS if exact_sums else 0) |
                  (_raw.MDP_COMM_SOCKETS if sockets else 0))
         most = 2**31 - 1
         config = sized(_raw.mdp_comm_config, backend=choice(backend, "backend", BACKENDS), rank=whole(rank or 0, "rank", -1, most),
-                       nranks=whole(nranks or 0, "nranks", 0, most), device=whole(device or 0, "device", -1, most),
+                       size=whole(size or 0, "size", 0, most), device=whole(device or 0, "device", -1, most),
                        timeout_ns=nanoseconds(timeout, "timeout"), flags=flags)
 
-        meeting = Bootstrap(bootstrap, nranks or 0) if bootstrap is not None else None
+        meeting = Bootstrap(bootstrap, size or 0) if bootstrap is not None else None
         if meeting is not None:
             config.bootstrap = ctypes.pointer(meeting.struct)
 
@@ -144,9 +144,9 @@ class Comm(Closable):
         return cls(**options)
 
     @classmethod
-    def from_id(cls, id: bytes, rank: int, nranks: int, **options: "Unpack[CommOptions]") -> "Comm":
-        """Comm(id, rank, nranks, **options), spelled out: the ranks that have the same unique_id()."""
-        return cls(id, rank, nranks, **options)
+    def from_id(cls, id: bytes, rank: int, size: int, **options: "Unpack[CommOptions]") -> "Comm":
+        """Comm(id, rank, size, **options), spelled out: the ranks that have the same unique_id()."""
+        return cls(id, rank, size, **options)
 
     def _take(self, pointer: Any) -> None:
         self._own(pointer, lib.mdp_comm_destroy)
@@ -176,6 +176,12 @@ class Comm(Closable):
                                   whole(key, "key", low, high))
         return Comm._of(pointer) if pointer else None
 
+    def world_rank(self, rank: Optional[int] = None) -> int:
+        """The rank in the world (the communicator that was not split) of rank `rank` of this one, or of this rank itself: the number that
+        every MegaDPError names. Local, any thread. Raises MegaDPError: INVALID, STATE."""
+        number: int = self._call(lib.mdp_comm_world_rank, self.rank if rank is None else whole(rank, "rank", -1, 2**31 - 1))
+        return number
+
     @property
     def error(self) -> Optional[MegaDPError]:
         """The failure that made this communicator unusable, None while there is none. Local, any thread."""
@@ -194,9 +200,10 @@ class Comm(Closable):
         """Makes the communicator unusable on all ranks: their calls end with ABORTED, naming this rank. Does not block, any thread."""
         self._call(lib.mdp_comm_abort)
 
-    def barrier(self) -> None:
-        """Returns when all ranks have called it and this rank's earlier collectives have finished. Collective; blocking."""
-        self._tree.run(self._handle, lib.mdp_barrier)
+    def barrier(self, *, wait: bool = True) -> Optional[Request]:
+        """Returns when all ranks have called it and this rank's earlier collectives have finished; with wait=False, a Request at once that
+        says so. Collective."""
+        return finish(wait_for(self._call, lib.mdp_barrier), wait)
 
     def all_reduce(self, array: Any, out: Any = None, op: Op = "sum", *, stream: int = 0, wait: bool = True) -> Optional[Request]:
         """out = op ("sum", "avg", "max", "min") over the ranks of array; in place where out is None.
@@ -234,11 +241,7 @@ class Comm(Closable):
         if wait and (self.size == 1 or tensor.device_type == _dlpack.CUDA):
             self._tree.run(self._handle, function, *arguments, None)
             return None
-        request = wait_for(self._call, function, *arguments, keep=(keep,))
-        if not wait:
-            return request
-        request.wait()
-        return None
+        return finish(wait_for(self._call, function, *arguments, keep=(keep,)), wait)
 
 
 def nanoseconds(seconds: Optional[float], argument: str) -> int:

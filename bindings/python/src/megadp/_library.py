@@ -99,7 +99,8 @@ def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def _returns_status(name: str) -> bool:
-    """All that are int32_t but the two that return a rank and a size. mdp_last_error_info is called while an error is made."""
+    """All that are int32_t, also mdp_comm_world_rank (-1 is a failure), but the two whose argument is never wrong. mdp_last_error_info is
+    called while an error is made."""
     return (_raw.PROTOTYPES[name][0] is ctypes.c_int32 and
             name not in ("mdp_comm_rank", "mdp_comm_size", "mdp_last_error_info"))
 

@@ -9,15 +9,16 @@ from typing import Optional
 from . import _raw
 from ._library import lib
 
-_LEVELS = (logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+_LEVELS = {_raw.MDP_LOG_ERROR: logging.ERROR, _raw.MDP_LOG_WARNING: logging.WARNING, _raw.MDP_LOG_INFO: logging.INFO,
+           _raw.MDP_LOG_DEBUG: logging.DEBUG}
 _logger: Optional[logging.Logger] = None
 
 
 def _deliver(_user: int, level: int, text: int, length: int) -> None:
     logger = _logger
     if logger is not None:
-        logger.log(_LEVELS[min(max(level, 0), 3)], "%s", ctypes.string_at(text, length).decode("utf-8", "replace"))
-    elif level <= 1:  # another thread has just gone back to the default
+        logger.log(_LEVELS.get(level, logging.DEBUG), "%s", ctypes.string_at(text, length).decode("utf-8", "replace"))
+    elif level <= _raw.MDP_LOG_WARNING:  # another thread has just gone back to the default
         sys.stderr.write(f"megadp: {ctypes.string_at(text, length).decode('utf-8', 'replace')}\n")
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Optional, Sequence, Tuple
 from . import _raw
 from ._buffer import Buffer, Which
 from ._comm import whole
+from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
 from ._tensor import Tensor
@@ -15,10 +16,10 @@ from ._waiting import run, wait_for
 
 @dataclass(frozen=True)
 class Group:
-    """Values of one parameter group. lr None: the optimizer's."""
+    """Values of one parameter group. None: the optimizer's; any number is meant, also 0."""
 
     lr: Optional[float] = None
-    weight_decay: float = 0.0
+    weight_decay: Optional[float] = None
 
 
 @dataclass(frozen=True)
@@ -35,28 +36,36 @@ class StepReport:
 
 
 def _group(group: Group) -> Any:
-    return sized(_raw.mdp_param_group, lr=group.lr or 0.0, weight_decay=group.weight_decay,
-                 flags=_raw.MDP_PARAM_GROUP_SET_LR if group.lr is not None else 0)
+    flags = ((_raw.MDP_PARAM_GROUP_SET_LR if group.lr is not None else 0) |
+             (_raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY if group.weight_decay is not None else 0))
+    return sized(_raw.mdp_param_group, lr=group.lr or 0.0, weight_decay=group.weight_decay or 0.0, flags=flags)
+
+
+def _divisor(value: Optional[float], argument: str) -> float:
+    """Of those that have no flag by which 0 would be meant, since it cannot be."""
+    if value == 0:
+        raise invalid(f"{argument} is 0; it must be from 1e-37 to 1e37, or None for the default")
+    return value or 0.0
 
 
 class Optimizer(Closable):
     """AdamW over the ranges that this rank owns: fp32 masters and two fp32 moments, starting at zero.
 
     lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping), groups: for Params that
-    name one, each with its own weight_decay. Collective over the world, with equal arguments; blocking.
+    name one; what a Group leaves out is the optimizer's. A number that is given is meant, also 0. Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID, DESYNC, STATE, MEMORY, those of a lost communicator.
     """
 
     def __init__(self, buffer: Buffer, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0, groups: Sequence[Group] = ()) -> None:
         structs = (_raw.mdp_param_group * len(groups))(*map(_group, groups)) if groups else None
-        config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=eps or 0.0, weight_decay=weight_decay,
-                       max_grad_norm=max_grad_norm, groups=structs, param_group_count=len(groups))
+        config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=_divisor(eps, "eps"), weight_decay=weight_decay,
+                       max_grad_norm=max_grad_norm, param_groups=structs, param_group_count=len(groups),
+                       flags=_raw.MDP_OPTIMIZER_SET_LR if lr is not None else 0)
         if betas is not None:
             config.beta1, config.beta2 = betas
-            config.flags = _raw.MDP_OPTIMIZER_SET_BETAS
+            config.flags |= _raw.MDP_OPTIMIZER_SET_BETA1 | _raw.MDP_OPTIMIZER_SET_BETA2
         self._buffer = buffer
-        self._first_lr: Optional[float] = 0.0 if lr == 0 else None  # zero is the default in C; here it means zero
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
 
@@ -66,14 +75,13 @@ class Optimizer(Closable):
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, report: bool = True, wait: bool = True,
              stream: int = 0) -> Optional[StepReport]:
-        """Takes one step with the gradients that Buffer.sync reduced. lr: from this step on. loss_scale: gradients are divided by it, and
-        a non-finite one makes all ranks skip the step; without it, that is NUMERIC on all ranks. Either way nothing has changed.
+        """Takes one step: Buffer.sync where it was not called, then the update. lr: from this step on. loss_scale: gradients are divided by
+        it, and a non-finite one makes all ranks skip the step; without it, that is NUMERIC on all ranks. Either way nothing has changed.
 
         wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
-        (at once with report=False); Buffer.wait then waits for one or all of them. Collective over the world.
-        Raises MegaDPError: INVALID, STATE (no finished sync, or a failed one), NUMERIC, those of a lost communicator."""
-        lr = self._first_lr if lr is None else lr
-        config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=loss_scale or 0.0, stream=stream or None,
+        (with report=False as soon as gradients are reduced); Buffer.wait then waits for one or all of them. Collective over the world.
+        Raises MegaDPError: INVALID, STATE (as Buffer.sync, or that has failed before), NUMERIC, those of a lost communicator."""
+        config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=_divisor(loss_scale, "loss_scale"), stream=stream or None,
                        flags=_raw.MDP_STEP_SET_LR if lr is not None else 0)
         found = sized(_raw.mdp_step_report) if report else None
         arguments = (lib.mdp_optimizer_step, ctypes.byref(config), None if found is None else ctypes.byref(found))
@@ -81,11 +89,10 @@ class Optimizer(Closable):
         buffer._step = None
         if wait or not buffer._on_host:
             tree.run(self._handle, *arguments, None)
-        elif report and tree.size > 1:  # comes back when the norm is known, for which it needs the other ranks
+        elif tree.size > 1:  # comes back when gradients are reduced, or the norm is known, for which it needs the other ranks
             buffer._step = run(lambda: wait_for(self._call, *arguments), tree.abort)
         else:
             buffer._step = wait_for(self._call, *arguments)
-        self._first_lr = None  # the library has it now
         if found is None:
             return None
         return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,

@@ -102,7 +102,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         struct.placement = choice(param.placement, f"placement {what}", PLACEMENTS)
         struct.shard_dim = whole(param.shard_dim, f"shard_dim {what}", -_INT32, _INT32)
         struct.shard_stride = whole(param.shard_stride, f"shard_stride {what}", -_INT32, _INT32)
-        struct.group = whole(param.group, f"group {what}", -_INT32, _INT32)
+        struct.param_group = whole(param.group, f"group {what}", -_INT32, _INT32)
         struct.flags = flags
     return structs, len(params)
 

@@ -157,3 +157,11 @@ def wait_for(call: Callable[..., Any], *arguments: Any, keep: Tuple[Any, ...] = 
     out = ctypes.POINTER(_raw.mdp_request)()
     call(*arguments, ctypes.byref(out))
     return Request(out, keep)
+
+
+def finish(request: Request, wait: bool) -> Optional[Request]:
+    """The request, or None once it is done."""
+    if not wait:
+        return request
+    request.wait()
+    return None

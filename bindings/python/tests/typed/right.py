@@ -27,9 +27,12 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
-    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), groups=[megadp.Group(weight_decay=0.1)])
+    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), groups=[megadp.Group(weight_decay=0.1), megadp.Group(lr=0)])
     optimizer.state("w", "exp_avg").numpy()[:] = 0
-    buffer.sync()
+    buffer.broadcast()
+    sent = buffer.broadcast(root=1, wait=False)
+    assert sent is not None and sent.wait(1.0) and comm.barrier(wait=False) is not None
+    assert_type(buffer.index("w") + buffer.bucket_count + comm.world_rank() + comm.world_rank(0), int)
     return optimizer.step(wait=False)
 
 

@@ -17,6 +17,7 @@ def train(comm: megadp.Comm, array: object) -> None:
     megadp.Comm(backend="gpu")  # wrong
     megadp.Comm.from_environment(time_out=3)  # wrong
     megadp.Comm.from_id(b"", 0, 2, backend="mpi")  # wrong
+    megadp.Comm(b"", 0, nranks=2)  # wrong
     comm.all_reduce(array, op="mean")  # wrong
     comm.reduce_scatter(array, array, "mean")  # wrong
     megadp.Optimizer(buffer, lr=0.1).state("w", "momentum")  # wrong

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shortest training: gradients and steps; and that a number which is given is meant, also 0. Without numpy."""
+import array
+import unittest
+
+import megadp
+import support
+
+
+def floats(*values):
+    return array.array("f", values)
+
+
+class Steps(unittest.TestCase):
+    def test_a_step_syncs(self):
+        """With two ranks on a communicator, a step in each of its ways takes the mean of what was put; a sync before it changes nothing."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            ways = [{}, {"wait": False}, {"report": False}, {"wait": False, "report": False}]
+            with megadp.Comm() as comm:
+                ended = []
+                for sync in (False, True):
+                    buffer = megadp.Buffer(comm, {"w": (3,), "b": (2,)}, bucket_elements=1)
+                    optimizer = megadp.Optimizer(buffer, lr=0.5, betas=(0.0, 0.0))
+                    for way in ways:
+                        buffer.put("b", array.array("f", [3 * comm.rank, 1]))
+                        buffer.put("w", array.array("f", [1, 2 * comm.rank, -4 * comm.rank]))
+                        if sync:
+                            buffer.sync()
+                        report = optimizer.step(**way)
+                        assert (report is None) == ("report" in way), report
+                        assert report is None or round(report.grad_norm ** 2, 6) == 1 + 1 + 4 + 2.25 + 1, report
+                    buffer.wait()
+                    buffer.verify()
+                    assert buffer.stats().syncs == len(ways)
+                    ended.append([buffer.read(name, array.array("f", [0] * size)).tolist() for name, size in (("w", 3), ("b", 2))])
+                print(ended, flush=True)
+        """))
+        self.assertEqual(out.splitlines(), [str([[[-2.0, -2.0, 2.0], [-2.0, -2.0]]] * 2)] * 2)
+
+    def test_a_step_without_a_gradient(self):
+        """All ranks are told as by a sync; nothing has changed, and the step can begin anew."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                buffer = megadp.Buffer(comm, {"w": (3,), "b": (2,)})
+                optimizer = megadp.Optimizer(buffer, lr=0.5)
+                for wait in (True, False):
+                    buffer.put("b", array.array("f", [1, 2]))
+                    comm.rank == 0 and buffer.put("w", array.array("f", [1, 2, 3]))
+                    try:
+                        optimizer.step(wait=wait)
+                    except megadp.MegaDPError as error:
+                        print("refused", error.code.name, error.param, error.rank, "'w'" in error.text, flush=True)
+                    buffer.zero_grad()
+                    buffer.put("b", array.array("f", [1, 2]))
+                    buffer.put("w", array.array("f", [1, 2, 3]))
+                    print("stepped", optimizer.step(wait=wait).step, flush=True)
+                    buffer.wait()
+        """))
+        self.assertEqual(sorted(out.splitlines()), ["refused STATE 0 1 True"] * 4 + ["stepped 1"] * 2 + ["stepped 2"] * 2)
+
+    def test_part_of_the_world(self):
+        """A buffer on a communicator that was split: only its ranks are averaged over."""
+        out = support.check_ended(self, support.run_source(4, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                part = comm.split(comm.rank % 2)
+                buffer = megadp.Buffer(part, {"w": (1,)}, sharding="zero_0")
+                buffer.put("w", array.array("f", [comm.rank]))
+                megadp.Optimizer(buffer).step()
+                print(comm.rank % 2, buffer.grad("w").memoryview.tolist(), flush=True)
+        """))
+        self.assertEqual(sorted(out.splitlines()), ["0 [1.0]"] * 2 + ["1 [2.0]"] * 2)
+
+
+class Values(unittest.TestCase):
+    def step(self, param=8.0, grad=0.0, params=(megadp.Param("w", (1,)),), **options):
+        """The optimizer after a step of parameters that were `param`, with gradients `grad`, and its buffer."""
+        comm = megadp.Comm()
+        self.addCleanup(comm.close)
+        buffer = megadp.Buffer(comm, params)
+        for i in range(len(params)):
+            buffer.write(i, floats(param))
+        optimizer = megadp.Optimizer(buffer, **options)
+        self.again(optimizer, buffer, grad)
+        return optimizer, buffer
+
+    @staticmethod
+    def again(optimizer, buffer, grad=0.0, **options):
+        for i in range(len(buffer)):
+            buffer.put(i, floats(grad))
+        optimizer.step(**options)
+
+    @staticmethod
+    def values(buffer):
+        return [buffer.param(i).memoryview[0] for i in range(len(buffer))]
+
+    def test_learning_rate(self):
+        optimizer, buffer = self.step(grad=1.0, lr=0)
+        self.assertEqual(self.values(buffer), [8])
+        self.again(optimizer, buffer, 1.0, lr=0.5)
+        self.assertAlmostEqual(self.values(buffer)[0], 7.5, places=5)
+        self.again(optimizer, buffer, 1.0, lr=0)
+        self.again(optimizer, buffer, 1.0)  # a zero that was asked for stays one
+        self.assertAlmostEqual(self.values(buffer)[0], 7.5, places=5)
+        self.assertAlmostEqual(self.values(self.step(grad=1.0)[1])[0], 8 - 1e-3, places=5)
+
+    def test_betas(self):
+        for betas, moments in ((None, (0.2, 0.004)), ((0.0, 0.5), (2, 2)), ((0.5, 0.0), (1, 4)), ((0.0, 0.0), (2, 4))):
+            optimizer, _ = self.step(grad=2.0, betas=betas)
+            for name, expected in zip(("exp_avg", "exp_avg_sq"), moments):
+                self.assertAlmostEqual(optimizer.state("w", name).memoryview[0], expected, places=6)
+
+    def test_groups(self):
+        """What a group does not say is the optimizer's; what it says is meant."""
+        groups = [megadp.Group(), megadp.Group(weight_decay=0), megadp.Group(weight_decay=0.25), megadp.Group(lr=0), megadp.Group(lr=1.0)]
+        params = [megadp.Param(str(i), (1,), group=i) for i in range(len(groups))]
+        optimizer, buffer = self.step(params=params, lr=0.5, weight_decay=0.5, groups=groups)
+        self.assertEqual(self.values(buffer), [6, 8, 7, 8, 4])
+        optimizer.set_group(1, megadp.Group())
+        optimizer.set_group(2, megadp.Group(lr=1.0, weight_decay=0))
+        self.again(optimizer, buffer)
+        self.assertEqual(self.values(buffer), [4.5, 6, 7, 8, 2])
+
+    def test_what_cannot_be_zero(self):
+        with self.assertRaisesRegex(ValueError, "eps is 0"):
+            self.step(eps=0)
+        optimizer, buffer = self.step()
+        with self.assertRaisesRegex(ValueError, "loss_scale is 0"):
+            self.again(optimizer, buffer, loss_scale=0.0)
+
+
+if __name__ == "__main__":
+    unittest.main()
