@@ -93,6 +93,8 @@ class BadArguments(unittest.TestCase):
             self.refused(["param", "2"], buffer.put, 2, floats(1))
             self.refused(["param", "-1"], buffer.put, -1, floats(1))
             self.refused(["name", "'bias'", "2 parameters"], buffer.index, "bias")
+            self.refused(["name", "NUL"], buffer.index, "w\0")
+            self.refused(["name", "NUL"], megadp.Buffer, comm, {"w": (3,), "w\0": (3,)})
             self.assertEqual([buffer.index("w"), buffer.index("b")], [0, 1])
             self.refused(["param", "1.0"], buffer.put, 1.0, floats(1))
             error = self.refused(["b"], buffer.put, "b", floats(1, 2, 3))

@@ -5,7 +5,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union, overload
 
 from . import _dlpack, _raw
-from ._comm import Comm, whole
+from ._comm import Comm, c_text, whole
 from ._dtypes import FLOATS
 from ._errors import MegaDPError, invalid
 from ._grid import Grid
@@ -71,11 +71,11 @@ class Bucket(NamedTuple):
 class Buffer(Closable):
     """Parameters and their gradients in memory of the library: laid out, cut into buckets, sharded over the ranks; zeroed.
 
-    where: a Comm, whose ranks are then all data-parallel, or a Grid. params: Params, (name, shape) pairs, or a mapping of names to shapes or arrays, in
-    the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default) or "zero_0". missing: what sync does about a
-    parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the library decides).
-    overlap=False launches everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there is too
-    little. A parameter is named by its index or its name in all methods.
+    where: a Comm, whose ranks are then all data-parallel, or a Grid. params: Params, (name, shape) pairs, or a mapping of names to shapes
+    or arrays, in the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default) or "zero_0". missing: what sync
+    does about a parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the library
+    decides). overlap=False launches everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there
+    is too little. A parameter is named by its index or its name in all methods.
     Collective over the world, with registrations alike within a data-parallel group; blocking.
     Raises MegaDPError: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY,
     SYSTEM, those of a lost communicator.
@@ -100,7 +100,7 @@ class Buffer(Closable):
         """The index of the parameter of that name: its place in `params`, and what Range.param and MegaDPError.param say. Local.
         Raises MegaDPError: INVALID, STATE."""
         found = ctypes.c_size_t()
-        self._call(lib.mdp_buffer_find, str(name).encode("utf-8"), ctypes.byref(found))
+        self._call(lib.mdp_buffer_find, c_text(name, "name"), ctypes.byref(found))
         return found.value
 
     def _number(self, param: Which) -> int:

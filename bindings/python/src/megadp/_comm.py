@@ -47,6 +47,13 @@ def whole(value: Any, argument: str, low: int, high: int) -> int:
     return int(number)
 
 
+def c_text(value: Any, argument: str) -> bytes:
+    """As C takes it, which would end it at a NUL."""
+    if "\0" in str(value):
+        raise invalid(f"{argument} is {value!r}, with a NUL in it")
+    return str(value).encode("utf-8")
+
+
 def unique_id() -> bytes:
     """A fresh name and secret under which ranks find each other, for one Comm on each rank: made by one rank, carried to the others by the
     caller, kept from strangers. Between nodes, rank 0's address is taken from MEGADP_ROOT where the id is made. Local, any thread.
@@ -90,11 +97,12 @@ class Comm(Closable):
     """This rank in one ordered group of ranks.
 
     Comm() joins the ranks that a launcher has started (megadp run, torchrun, SLURM, Open MPI, MPICH), a single rank where there is none;
-    Comm(id=..., rank=..., size=...) those that have the same unique_id(); Comm(bootstrap=gather, rank=..., size=...) those that can
-    gather bytes: gather(mine) returns the bytes of all ranks, in their order. It is called twice, inside this call alone, on a thread of
-    its own, and may block: at the timeout it is left to itself. What it carries holds a secret: who reads it may join. Collective over the ranks of the job; blocking, at most
-    `timeout` seconds (None: five minutes), which is also how long later collectives wait for another rank. One thread at a time may use
-    a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception aborts on all ranks.
+    Comm(id=..., rank=..., size=...) those that have the same unique_id(); Comm(bootstrap=gather, rank=..., size=...) those that can gather
+    bytes: gather(mine) returns the bytes of all ranks, in their order. It is called twice, inside this call alone, on a thread of its own,
+    and may block: at the timeout it is left to itself. What it carries holds a secret: who reads it may join. Collective over the ranks of
+    the job; blocking, at most `timeout` seconds (None: five minutes), which is also how long later collectives wait for another rank. One
+    thread at a time may use a communicator and what is made from it, abort and close excepted. Leaving a `with` block by an exception
+    aborts on all ranks.
 
     backend: "auto", "host" or "cuda". device: with CUDA, which of the devices that this process sees (None: by local rank). exact_sums:
     on CUDA, sums in the order and precision of the host. sockets: data of the host goes between nodes over sockets on which both sides

@@ -6,7 +6,7 @@ from typing import Any, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
-from ._comm import whole
+from ._comm import c_text, whole
 from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
@@ -52,7 +52,8 @@ class Optimizer(Closable):
     """AdamW over the ranges that this rank owns: fp32 masters and two fp32 moments, starting at zero.
 
     lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping), groups: for Params that
-    name one; what a Group leaves out is the optimizer's. A number that is given is meant, also 0. Collective over the world, with equal arguments; blocking.
+    name one; what a Group leaves out is the optimizer's. A number that is given is meant, also 0.
+    Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID, DESYNC, STATE, MEMORY, those of a lost communicator.
     """
 
@@ -116,5 +117,5 @@ class Optimizer(Closable):
         self._buffer._settle(number)
         out = sized(_raw.mdp_tensor)
         lease = self._handle.lend()
-        self._call(lib.mdp_optimizer_state, number, str(name).encode("utf-8"), ctypes.byref(out))
+        self._call(lib.mdp_optimizer_state, number, c_text(name, "name"), ctypes.byref(out))
         return Tensor(out, lease)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Literal, Mapping, NamedTuple, Optional, Sequence, Tuple, TypedDict, Union
 
 from . import _raw
-from ._comm import choice, whole
+from ._comm import c_text, choice, whole
 from ._dtypes import trained_dtype
 from ._errors import invalid
 from ._library import lib, sized, text_of
@@ -94,7 +94,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         flags = (_raw.MDP_PARAM_FROZEN if param.frozen else 0) | (_raw.MDP_PARAM_OWN_BUCKET if param.own_bucket else 0)
         struct.struct_size = ctypes.sizeof(struct)
         struct.dtype = trained_dtype(param.dtype, f"parameter {param.name!r}").code
-        struct.name = str(param.name).encode("utf-8")
+        struct.name = c_text(param.name, f"the name {what}")
         struct.shape = (ctypes.c_int64 * len(shape))(*shape)
         struct.ndim = len(shape)
         struct.uses_per_step = whole(param.uses_per_step, f"uses_per_step {what}", 1, _INT32)
@@ -110,7 +110,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
 def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0, order: Optional[str] = None) -> Any:
     sizes = {name: whole(value, name, -_INT32, _INT32) for name, value in
              (("tp", tp), ("cp", cp), ("ep", ep), ("pp", pp), ("expert_tp", expert_tp))}
-    return sized(_raw.mdp_grid_config, order=None if order is None else order.encode("utf-8"), **sizes)
+    return sized(_raw.mdp_grid_config, order=None if order is None else c_text(order, "order"), **sizes)
 
 
 def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", bucket_elements: int = 0,
