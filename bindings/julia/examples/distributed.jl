@@ -4,8 +4,8 @@
 #     julia --project=bindings/julia bindings/julia/examples/distributed.jl [RANKS]
 using Distributed
 
-const nranks = isempty(ARGS) ? 3 : parse(Int, ARGS[1])
-addprocs(nranks; exeflags = `--startup-file=no --project=$(Base.active_project())`)
+const ranks = isempty(ARGS) ? 3 : parse(Int, ARGS[1])
+addprocs(ranks; exeflags = `--startup-file=no --project=$(Base.active_project())`)
 @everywhere using MegaDP
 
 "Gives every rank the bytes of all, as often as they ask."
@@ -20,18 +20,18 @@ function serve(up, down)
     end
 end
 
-@everywhere function be_a_rank(rank, nranks, up, down)
+@everywhere function be_a_rank(rank, size, up, down)
     gather(bytes) = (put!(up, (rank, bytes)); take!(down))
-    Comm(bootstrap = gather, rank = rank, nranks = nranks, timeout = 120) do comm
+    Comm(bootstrap = gather, rank = rank, size = size, timeout = 120) do comm
         sum = [Float32(rank)]
         allreduce!(comm, sum, +)
         return "rank $(local_rank(comm)) of $(total_workers(comm)), sum $(sum[1])"
     end
 end
 
-up = RemoteChannel(() -> Channel{Tuple{Int,Vector{UInt8}}}(nranks))
-down = [RemoteChannel(() -> Channel{Vector{Vector{UInt8}}}(1)) for _ in 1:nranks]
+up = RemoteChannel(() -> Channel{Tuple{Int,Vector{UInt8}}}(ranks))
+down = [RemoteChannel(() -> Channel{Vector{Vector{UInt8}}}(1)) for _ in 1:ranks]
 @async serve(up, down)
-ranks = [remotecall(be_a_rank, worker, i - 1, nranks, up, down[i]) for (i, worker) in enumerate(workers())]
-foreach(println, map(fetch, ranks))
+answers = [remotecall(be_a_rank, worker, i - 1, ranks, up, down[i]) for (i, worker) in enumerate(workers())]
+foreach(println, map(fetch, answers))
 rmprocs(workers())

@@ -4,13 +4,13 @@
 
 mutable struct Meeting
     gather::Any
-    nranks::Int
+    ranks::Int
     size::Int
     everyone::Ptr{UInt8}
     task::Union{Task,Nothing}
     problem::Any  # what ended the last gathering
 end
-Meeting(gather, nranks) = Meeting(gather, nranks, 0, C_NULL, nothing, nothing)
+Meeting(gather, ranks) = Meeting(gather, ranks, 0, C_NULL, nothing, nothing)
 
 function begin_gathering(meeting::Meeting, mine::Ptr{UInt8}, size, everyone::Ptr{UInt8})
     bytes = copy(unsafe_wrap(Array, mine, size))
@@ -26,8 +26,8 @@ function look_at_gathering(meeting::Meeting)
     istaskdone(meeting.task) || return Int32(0)
     parts = fetch(meeting.task)
     sizes = [length(part) for part in parts]
-    sizes == fill(meeting.size, meeting.nranks) || error("the bootstrap returned parts of $sizes bytes; it must return $(meeting.nranks) of ",
-                                                         "$(meeting.size) bytes each, in the order of ranks")
+    sizes == fill(meeting.size, meeting.ranks) || error("the bootstrap returned parts of $sizes bytes; it must return $(meeting.ranks) of ",
+                                                        "$(meeting.size) bytes each, in the order of ranks")
     for (i, part) in enumerate(parts)
         bytes = Vector{UInt8}(part)
         GC.@preserve bytes unsafe_copyto!(meeting.everyone + (i - 1) * meeting.size, pointer(bytes), meeting.size)

@@ -37,15 +37,18 @@ Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = 
     Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, group, frozen, own_bucket)
 Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype = eltype(array), keywords...)
 
+const Which = Union{Integer,AbstractString}  # a parameter, by its number or its name
+
 """
     Buffer(comm_or_grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
            overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false)
 
 Lays out the parameters and their gradients, cuts them into buckets and allocates both, zeroed, in memory that ranks share. `params` are
-[`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1.
+[`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1, or by their name. The ranks of a
+communicator are all data-parallel; a [`Grid`](@ref) says which ones are.
 
 `sharding`: `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. `grad_dtype`: `:f32` or `:same`. `missing` says what
-`sync!` does about a parameter without a gradient: `:error`, `:zero` (this rank adds zero) or `:skip`. A bucket closes at
+the step does about a parameter without a gradient: `:error`, `:zero` (this rank adds zero) or `:skip`. A bucket closes at
 `bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`. With `ignore_memory`, on any rank,
 memory is taken also where the system says that there is too little.
 
@@ -73,14 +76,17 @@ function buffer_config(; sharding = :zero1, grad_dtype = :f32, missing = :error,
                                  bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0), flags = flags)
 end
 
-function Buffer(grid::Grid, params; row_major = false, keywords...)
+Buffer(comm::Comm, params; keywords...) = register(comm, C_NULL, params; keywords...)
+Buffer(grid::Grid, params; keywords...) = register(C_NULL, grid, params; keywords...)
+
+function register(comm, grid, params; row_major = false, keywords...)
     config = Ref(buffer_config(; keywords...))
     listed = collect(Param, params)
     sizes = [Int64[(row_major ? param.size : reverse(param.size))...] for param in listed]
     out = Ref{Ptr{Raw.mdp_buffer}}(C_NULL)
     GC.@preserve listed sizes begin
         raw = [raw_param(i, listed[i], sizes[i], row_major) for i in eachindex(listed)]
-        check(Raw.mdp_buffer_register(grid, config, raw, length(raw), out))
+        check(Raw.mdp_buffer_register(comm, grid, config, raw, length(raw), out))
     end
     buffer = finalizer(close, Buffer(Slot(UInt(out[])), listed, row_major, false))
     trained = findfirst(param -> !param.frozen, listed)
@@ -95,15 +101,6 @@ end
 "Where the caller's own work stands in line with the library's; NULL on the host."
 stream_for(buffer::Buffer) = buffer.on_device ? task_stream[]() : C_NULL
 
-function Buffer(comm::Comm, params; keywords...)
-    grid = Grid(comm)
-    try
-        return Buffer(grid, params; keywords...)
-    finally
-        close(grid)  # the buffer keeps what it needs of it
-    end
-end
-
 function raw_param(i, param, sizes, row_major)
     '\0' in param.name && throw(invalid("parameter $i has a name with a NUL in it: $(repr(param.name))"; param = i))
     haskey(DTYPES, param.dtype) ||
@@ -115,7 +112,7 @@ function raw_param(i, param, sizes, row_major)
                          ndim = length(sizes), uses_per_step = param.uses, param_class = choose(CLASSES, "class", param.class),
                          placement = choose(PLACEMENTS, "placement", param.placement),
                          shard_dim = param.placement != :sharded ? 0 : row_major ? dim - 1 : length(sizes) - dim,
-                         shard_stride = param.placement == :sharded ? param.shard_stride : 0, group = param.group - 1,
+                         shard_stride = param.placement == :sharded ? param.shard_stride : 0, param_group = param.group - 1,
                          flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0))
 end
 
@@ -129,11 +126,17 @@ function number_of(buffer, i::Integer)
     return i - 1
 end
 
+function number_of(buffer, name::AbstractString)
+    found = Ref{Csize_t}(0)
+    check(Raw.mdp_buffer_find(buffer, String(name), found))
+    return Int(found[])
+end
+
 """
     param_view(buffer, i) -> Array
     grad_view(buffer, i) -> Array
 
-Memory of the library as an array: of parameter `i`, or of its gradient. It stays valid while the array lives, also after the buffer was
+Memory of the library as an array: of parameter `i` (or of that name), or of its gradient. It stays valid while the array lives, also after the buffer was
 closed. Parameters may be written between a step and the next forward pass, `changed!` follows; gradients before `ready!`. A gradient means
 something after `sync!`: all of it with `:zero0`, the owned ranges with `:zero1`. Local. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen),
 `:UNSUPPORTED` (bf16, in a Julia without that type).
@@ -158,11 +161,10 @@ function give_back(managed)
     return nothing
 end
 
-"The tensor of an array of a parameter's shape; what has no strides (sparse, lazy) is made an array first."
-function shaped(buffer, i, array)
-    number_of(buffer, i)
-    size(array) == buffer.params[i].size ||
-        throw(invalid("parameter $i, '$(buffer.params[i].name)', has size $(buffer.params[i].size), the array $(size(array))"; param = Int(i)))
+"The tensor of an array of a parameter's shape (by the library's number); what has no strides (sparse, lazy) is made an array first."
+function shaped(buffer, number, array)
+    i, param = Int(number) + 1, buffer.params[number+1]
+    size(array) == param.size || throw(invalid("parameter $i, '$(param.name)', has size $(param.size), the array $(size(array))"; param = i))
     return borrow(strided(array) === nothing ? collect(array) : array, buffer.row_major)
 end
 
@@ -174,9 +176,10 @@ a step replaces what is there (unless `add`), later ones are added. `more = true
 parameter's size, with any strides. Local; waits for the last step's update of the same bucket. Any thread, several at a time for different
 parameters. Throws `MegaDPError`: `:INVALID` (size), `:STATE` (more often than `uses`; after `sync!`; frozen; skipped).
 """
-function Base.put!(buffer::Buffer, i::Integer, gradient::AbstractArray; add = false, more = false)
+function Base.put!(buffer::Buffer, i::Which, gradient::AbstractArray; add = false, more = false)
     flags = (add ? Raw.MDP_GRAD_ADD : 0) | (more ? Raw.MDP_GRAD_MORE : 0)
-    check(Raw.mdp_grad_put(buffer, number_of(buffer, i), shaped(buffer, i, gradient), flags, stream_of(gradient)))
+    number = number_of(buffer, i)
+    check(Raw.mdp_grad_put(buffer, number, shaped(buffer, number, gradient), flags, stream_of(gradient)))
 end
 
 """
@@ -184,7 +187,7 @@ end
 
 The gradient of parameter `i` was written into its view; counts it as arrived. Local, does not block, any thread. Throws as `put!`.
 """
-ready!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_ready(buffer, number_of(buffer, i), stream_for(buffer)))
+ready!(buffer::Buffer, i::Which) = check(Raw.mdp_grad_ready(buffer, number_of(buffer, i), stream_for(buffer)))
 
 """
     skip!(buffer, i)
@@ -192,7 +195,7 @@ ready!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_ready(buffer, number_of(
 This rank has no gradient of parameter `i` in this microbatch. Skipped by all ranks, it is not updated; by some, those add zero. Local, does
 not block, any thread. Throws as `put!`.
 """
-skip!(buffer::Buffer, i::Integer) = check(Raw.mdp_grad_skip(buffer, number_of(buffer, i)))
+skip!(buffer::Buffer, i::Which) = check(Raw.mdp_grad_skip(buffer, number_of(buffer, i)))
 
 """
     microbatch!(buffer; last)
@@ -212,7 +215,8 @@ zero_grad!(buffer::Buffer) = check(Raw.mdp_buffer_zero_grad(buffer, stream_for(b
 """
     sync!(buffer; async = false)
 
-Ends backward: launches what is left, waits for all buckets, and agrees with all ranks on what was missing or skipped. Collective over the
+Ends backward: launches what is left, waits for all buckets, and agrees with all ranks on what was missing or skipped. [`step!`](@ref) calls
+it by itself; it is for who looks at reduced gradients before the step. Collective over the
 world; waits in slices of 50 ms, or returns a [`Request`](@ref). Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it
 and the rank, on all ranks), and those of a lost communicator. After a failure no rank can step; `microbatch!` begins anew.
 """
@@ -262,7 +266,7 @@ end
 
 Returns when parameter `i`, or every one, holds its values after the last step. Local, waits for at most the timeout; any thread.
 """
-Base.wait(buffer::Buffer, i::Integer) = check(Raw.mdp_param_wait(buffer, number_of(buffer, i), stream_for(buffer)))
+Base.wait(buffer::Buffer, i::Which) = check(Raw.mdp_param_wait(buffer, number_of(buffer, i), stream_for(buffer)))
 Base.wait(buffer::Buffer) = check(Raw.mdp_param_wait(buffer, typemax(Csize_t), stream_for(buffer)))
 
 """
@@ -272,14 +276,17 @@ Base.wait(buffer::Buffer) = check(Raw.mdp_param_wait(buffer, typemax(Csize_t), s
 Copies parameter `i` into an array of its size, or from one, casting between floating-point types; any strides. What is written must be the
 same on all ranks, or `bcast!(buffer)` follow. Local; waits as `wait`. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
-function Base.read!(buffer::Buffer, i::Integer, array::AbstractArray)
+function Base.read!(buffer::Buffer, i::Which, array::AbstractArray)
     strided(array) === nothing && throw(invalid("read! needs an array with strides, not a $(typeof(array))"))
-    check(Raw.mdp_param_read(buffer, number_of(buffer, i), shaped(buffer, i, array), stream_of(array)))
+    number = number_of(buffer, i)
+    check(Raw.mdp_param_read(buffer, number, shaped(buffer, number, array), stream_of(array)))
     return array
 end
-write!(buffer::Buffer, i::Integer, array::AbstractArray) =
-    check(Raw.mdp_param_write(buffer, number_of(buffer, i), shaped(buffer, i, array), stream_of(array)))
-@doc (@doc Base.read!(::Buffer, ::Integer, ::AbstractArray)) write!
+function write!(buffer::Buffer, i::Which, array::AbstractArray)
+    number = number_of(buffer, i)
+    check(Raw.mdp_param_write(buffer, number, shaped(buffer, number, array), stream_of(array)))
+end
+@doc (@doc Base.read!(::Buffer, ::Which, ::AbstractArray)) write!
 
 """
     changed!(buffer)
@@ -289,11 +296,12 @@ To be called after parameters were written through views: the optimizer's master
 changed!(buffer::Buffer) = check(Raw.mdp_param_changed(buffer))
 
 """
-    bcast!(buffer; root = 0)
+    bcast!(buffer; root = 0, async = false)
 
-Copies all parameters from rank `root` of each data-parallel group to the others. Collective over the world; blocking.
+Copies all parameters from rank `root` of each data-parallel group to the others. Collective over the world; waits in slices of 50 ms, or
+returns a [`Request`](@ref): until that has finished, parameters are neither read nor written.
 """
-bcast!(buffer::Buffer; root = 0) = check(Raw.mdp_buffer_broadcast(buffer, root))
+bcast!(buffer::Buffer; root = 0, async = false) = finish(submit(out -> Raw.mdp_buffer_broadcast(buffer, root, out), buffer), async, nothing)
 
 """
     verify(buffer)
@@ -327,6 +335,17 @@ function stats(buffer::Buffer)
     out = Ref(Raw.mdp_stats_report())
     check(Raw.mdp_buffer_stats(buffer, out))
     return named(out[])
+end
+
+"""
+    bucket_count(buffer) -> Int
+
+How many buckets there are. Local.
+"""
+function bucket_count(buffer::Buffer)
+    params, buckets = Ref{Csize_t}(0), Ref{Csize_t}(0)
+    check(Raw.mdp_buffer_counts(buffer, params, buckets))
+    return Int(buckets[])
 end
 
 """

@@ -5,12 +5,12 @@ const BACKENDS = Dict(:auto => Raw.MDP_BACKEND_AUTO, :host => Raw.MDP_BACKEND_HO
 
 """
     Comm(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, id = nothing, bootstrap = nothing,
-         rank = 0, nranks = 0)
+         rank = 0, size = 0)
     Comm(body; ...)
 
 Joins the ranks of this job into one communicator, the world. Without `id`, rank, number of ranks and where to meet come from the launcher
 (`megadp run`, torchrun, SLURM, Open MPI, MPICH); a program started alone is a world of one. With an `id` of [`unique_id`](@ref), `rank`
-(from 0) and `nranks` say who this is. So they do with a `bootstrap`, for ranks that can reach each other already (Distributed, MPI): a function
+(from 0) and `size` say who this is. So they do with a `bootstrap`, for ranks that can reach each other already (Distributed, MPI): a function
 that is given bytes and returns a vector of the bytes of all ranks, in their order. It is called twice, inside this call alone, in a task of its
 own, and may block; at the timeout it is left to itself. What it carries holds a secret: who reads it may join.
 
@@ -29,19 +29,20 @@ end
 @handle Comm mdp_comm
 destroy(::Comm, pointer::UInt) = Raw.mdp_comm_destroy(Ptr{Raw.mdp_comm}(pointer))
 
-function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, rank = 0, nranks = 0,
+function comm_config(; backend = :auto, device = nothing, timeout = nothing, exact_sums = false, sockets = false, rank = 0, size = 0,
                      bootstrap = C_NULL)
     timeout === nothing || timeout > 0 || throw(invalid("timeout is $timeout; it is in seconds and more than 0"))
     flags = (device === nothing ? 0 : Raw.MDP_COMM_SET_DEVICE) | (exact_sums ? Raw.MDP_COMM_EXACT_SUMS : 0) |
             (sockets ? Raw.MDP_COMM_SOCKETS : 0)
-    return Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, nranks = nranks, device = something(device, 0),
+    return Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, size = size, device = something(device, 0),
                                flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9), bootstrap = bootstrap)
 end
 
-function Comm(; id = nothing, bootstrap = nothing, nranks = 0, keywords...)
-    meeting = Meeting(bootstrap, nranks)
+function Comm(; id = nothing, bootstrap = nothing, size = 0, keywords...)
+    meeting = Meeting(bootstrap, size)
     raw = Ref(raw_bootstrap(meeting))
-    config = Ref(comm_config(; nranks = nranks, bootstrap = bootstrap === nothing ? C_NULL : Base.unsafe_convert(Ptr{Raw.mdp_bootstrap}, raw), keywords...))
+    config = Ref(comm_config(; size = size, bootstrap = bootstrap === nothing ? C_NULL : Base.unsafe_convert(Ptr{Raw.mdp_bootstrap}, raw),
+                             keywords...))
     id === nothing || length(id) == sizeof(Raw.mdp_unique_id) ||
         throw(invalid("id has $(length(id)) bytes; unique_id() makes them, $(sizeof(Raw.mdp_unique_id)) of them"))
     out = Ref{Ptr{Raw.mdp_comm}}(C_NULL)
@@ -86,6 +87,17 @@ How many ranks the communicator has. As Lux's and FluxMPI's function of this nam
 """
 total_workers(comm::Comm) = known_rank(Raw.mdp_comm_size(comm))
 
+"""
+    world_rank(comm, rank = local_rank(comm)) -> Int
+
+The rank in the world (the communicator that was not split) of rank `rank` of `comm`: the number that every [`MegaDPError`](@ref) names.
+Local, any thread. Throws `MegaDPError`: `:INVALID`.
+"""
+function world_rank(comm::Comm, rank::Integer = local_rank(comm))
+    number = Raw.mdp_comm_world_rank(comm, rank)
+    return number < 0 ? throw(last_error(Raw.MDP_E_INVALID)) : Int(number)
+end
+
 known_rank(number) = number < 0 ? throw(last_error(Raw.MDP_E_STATE)) : Int(number)
 
 """
@@ -120,12 +132,12 @@ rank that cannot go on and would leave the others waiting. Does not block; any t
 abort(comm::Comm) = check(Raw.mdp_comm_abort(comm))
 
 """
-    barrier(comm)
+    barrier(comm; async = false)
 
-Returns when all ranks have called it and the collectives that this rank began before have finished. Collective; blocking, for at most
-the timeout.
+Returns when all ranks have called it and the collectives that this rank began before have finished; or a [`Request`](@ref) at once.
+Collective; waits in slices of 50 ms, for at most the timeout.
 """
-barrier(comm::Comm) = check(Raw.mdp_barrier(comm))
+barrier(comm::Comm; async = false) = finish(submit(out -> Raw.mdp_barrier(comm, out)), async, nothing)
 
 "The mean over ranks, as an operation of [`allreduce!`](@ref)."
 function avg end

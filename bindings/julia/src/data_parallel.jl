@@ -154,7 +154,6 @@ all ranks), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:N
 function step!(dp::DataParallel, grads = nothing; keywords...)
     try
         put!(dp, grads)
-        sync!(dp.buffer)
         answer = step!(dp.optimizer; async = dp.async, keywords...)
         dp.gathering = dp.async ? answer[2] : nothing
         begin_anew(dp)

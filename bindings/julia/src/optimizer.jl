@@ -7,8 +7,8 @@ const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq
     Optimizer(buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
 
 AdamW (decoupled weight decay) whose state is sharded over the data-parallel ranks. `max_grad_norm` scales gradients down to that global norm
-(0: off). `groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group, in place of the values of one; what is left out
-of it is the optimizer's.
+(0: off). `groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group; what is left out of it is the optimizer's. A
+number that is given is meant, also 0.
 
 Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
 a lost communicator.
@@ -27,48 +27,55 @@ function let_go(holders::Threads.Atomic{Int}, pointer)
     return nothing
 end
 
-group_of(group, lr, weight_decay) = Raw.mdp_param_group(; lr = get(group, :lr, lr), weight_decay = get(group, :weight_decay, weight_decay),
-                                                  flags = Raw.MDP_PARAM_GROUP_SET_LR)
+group_of(; lr = nothing, weight_decay = nothing) =
+    Raw.mdp_param_group(; lr = something(lr, 0.0), weight_decay = something(weight_decay, 0.0),
+                        flags = (lr === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_LR) |
+                                (weight_decay === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY))
 
 function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
-    listed = [group_of(group, lr, weight_decay) for group in (isempty(groups) ? [NamedTuple()] : groups)]
+    eps == 0 && throw(invalid("eps is 0; it has to be from 1e-37 to 1e37"))
+    listed = Raw.mdp_param_group[group_of(; group...) for group in groups]
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
     GC.@preserve listed begin
         config = Ref(Raw.mdp_optimizer_config(; rule = Raw.MDP_RULE_ADAMW, lr = lr, beta1 = betas[1], beta2 = betas[2], eps = eps,
-                                              max_grad_norm = max_grad_norm, groups = pointer(listed), param_group_count = length(listed),
-                                              flags = Raw.MDP_OPTIMIZER_SET_BETAS))
+                                              weight_decay = weight_decay, max_grad_norm = max_grad_norm,
+                                              param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
+                                              flags = Raw.MDP_OPTIMIZER_SET_LR | Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2))
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
     return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer))
 end
 
 """
-    set_group!(optimizer, k; lr, weight_decay = 0.0)
+    set_group!(optimizer, k; lr = nothing, weight_decay = nothing)
 
-Gives parameter group `k` (from 1) new values, literally, from the next step on; alike on all ranks. Local. Throws `MegaDPError`: `:INVALID`.
+Gives parameter group `k` (from 1) new values from the next step on; what is left out is the optimizer's. To be called alike on all ranks.
+Local. Throws `MegaDPError`: `:INVALID`.
 """
-function set_group!(optimizer::Optimizer, k::Integer; lr, weight_decay = 0.0)
+function set_group!(optimizer::Optimizer, k::Integer; keywords...)
     k >= 1 || throw(invalid("group is $k; groups are counted from 1"))
-    check(Raw.mdp_optimizer_set_param_group(optimizer, k - 1, Ref(group_of(NamedTuple(), lr, weight_decay))))
+    check(Raw.mdp_optimizer_set_param_group(optimizer, k - 1, Ref(group_of(; keywords...))))
 end
 
 """
     step!(optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
 
-One step with the gradients that `sync!` reduced. `lr` replaces the optimizer's from here on; gradients are divided by `loss_scale`, and
+One step: `sync!` where it was not called, then the update. `lr` replaces the optimizer's from here on; gradients are divided by `loss_scale`, and
 where that is given, a gradient that is not finite makes all ranks skip the step.
 
 Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clipping), `clip_factor`, `loss_scale`, `step` (taken so far),
 `skipped`, `clipped`; or `nothing` with `report = false`. Without `async`, all parameters are whole then. With `async = true` returns
 `(report, request)` while they are still gathered: `wait(buffer, i)` or the request waits for them.
 
-Collective over the world; waits in slices of 50 ms, but for the norm in one. Throws `MegaDPError`: `:STATE` (no finished `sync!`),
+Collective over the world; waits in slices of 50 ms, but for the norm in one. Throws `MegaDPError`: `:STATE` (as `sync!`),
 `:NUMERIC` (a gradient is not finite, nothing has changed), and those of a lost communicator.
 """
 function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
+    loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
+    live(optimizer)
+    isopen(optimizer.buffer) && sync!(optimizer.buffer)  # the step would do it, but in one piece, deaf to other tasks and Ctrl-C
     config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
                                      flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR))
-    loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
     found = Ref(Raw.mdp_step_report())
     request = submit(out -> Raw.mdp_optimizer_step(optimizer, config, report ? found : C_NULL, out), optimizer)
     async || wait(request)
@@ -82,10 +89,10 @@ named_step(found) = (grad_norm = found.grad_norm, clip_factor = found.clip_facto
 """
     steps(optimizer, i) -> Int
 
-How many steps parameter `i` has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter. Waits
+How many steps parameter `i` (or of that name) has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter. Waits
 for the last step. Local. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
-function steps(optimizer::Optimizer, i::Integer)
+function steps(optimizer::Optimizer, i::Which)
     count = Ref{UInt64}(0)
     check(Raw.mdp_optimizer_steps(optimizer, number_of(optimizer.buffer, i), count))
     return Int(count[])
@@ -98,7 +105,7 @@ The owned part of parameter `i`'s `:master`, `:exp_avg` or `:exp_avg_sq`, as a v
 first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
-function state(optimizer::Optimizer, i::Integer, name::Symbol)
+function state(optimizer::Optimizer, i::Which, name::Symbol)
     tensor = Ref(Raw.mdp_tensor())
     check(Raw.mdp_optimizer_state(optimizer, number_of(optimizer.buffer, i), choose(STATE_NAMES, "name", name), tensor))
     holders, pointer = optimizer.holders, live(optimizer)

@@ -104,7 +104,6 @@ testcase("an optimizer's state, its pieces, and what a step says") do
     set_group!(optimizer, 2; lr = 1.0)
     foreach(i -> put!(buffer, i, zeros(Float32, size(param_view(buffer, i)))), 1:2)
     ready_at = bucket(buffer, 1).ready_ns
-    sync!(buffer)
     answer, request = step!(optimizer; lr = 0.0, async = true, loss_scale = 2.0)
     wait(request)
     wait(buffer)
@@ -114,6 +113,74 @@ testcase("an optimizer's state, its pieces, and what a step says") do
     @test stats(buffer).syncs == 2 && bucket(buffer, 1).state == :whole
     close(optimizer)
     close(buffer)
+end
+
+testcase("parameters are known by their names too") do
+    buffer = Buffer(world, [Param("w", (2, 3)), Param("still", (4,); frozen = true), Param("b", (3,))]; sharding = :zero0, bucket_elements = 1)
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5)
+    write!(buffer, "b", Float32[1, 2, 3])
+    @test param_view(buffer, 3) == read!(buffer, "b", zeros(3)) == param_view(buffer, SubString("bias", 1, 1)) == [1, 2, 3]
+    put!(buffer, "w", ones(2, 3))
+    fill!(grad_view(buffer, "b"), 2)
+    ready!(buffer, "b")
+    sync!(buffer)
+    @test grad_norm(buffer; params = ["w"]) == sqrt(6) && grad_norm(buffer; params = [3, "w"]) == sqrt(18)
+    scale_grads!(buffer, 0; params = ["b"])
+    step!(optimizer)
+    wait(buffer, "w")
+    @test MegaDP.state(optimizer, "b", :exp_avg) == zeros(3) && MegaDP.steps(optimizer, "w") == 1
+    put!(buffer, 1, zeros(2, 3))
+    skip!(buffer, "b")
+    step!(optimizer)
+    @test MegaDP.steps(optimizer, "b") == 1
+    count = bucket_count(buffer)
+    @test count == maximum(piece -> piece.bucket, owned(buffer)) && all(k -> bucket(buffer, k).state == :whole, 1:count)
+    @test caught(() -> bucket(buffer, count + 1)).kind == :INVALID
+    close(optimizer)
+    close(buffer)
+end
+
+"The parameters after steps with these gradients and keywords; each parameter was 8, and each is of its own group."
+function after_steps(gradients, steps = [NamedTuple() for _ in gradients]; groups = [], keywords...)
+    buffer = Buffer(world, [Param("p$i", (1,); group = i) for i in 1:max(1, length(groups))])
+    foreach(i -> write!(buffer, i, [8.0]), 1:length(buffer))
+    optimizer = MegaDP.Optimizer(buffer; groups = groups, keywords...)
+    for (gradient, step) in zip(gradients, steps)
+        foreach(i -> put!(buffer, i, [gradient]), 1:length(buffer))
+        step!(optimizer; step...)
+    end
+    moments = [MegaDP.state(optimizer, 1, name)[1] for name in (:exp_avg, :exp_avg_sq)]
+    found = [param_view(buffer, i)[1] for i in 1:length(buffer)]
+    close(optimizer)
+    close(buffer)
+    return found, moments
+end
+
+testcase("a number that is given is meant, also 0, and what a group leaves out is the optimizer's") do
+    @test after_steps([1.0, 1.0]; lr = 0)[1] == [8]
+    @test after_steps([1.0, 1.0, 1.0], [(lr = 0.5,), (lr = 0,), NamedTuple()])[1] ≈ [7.5]
+    for (betas, moments) in (((0.9, 0.999), [0.2, 0.004]), ((0.0, 0.5), [2, 2]), ((0.5, 0.0), [1, 4]), ((0, 0), [2, 4]))
+        @test after_steps([2.0]; betas = betas)[2] ≈ moments
+    end
+    groups = [NamedTuple(), (weight_decay = 0,), (weight_decay = 0.25,), (lr = 0,), (lr = 1.0,)]
+    @test after_steps([0.0]; groups = groups, lr = 0.5, weight_decay = 0.5)[1] == [6, 8, 7, 8, 4]
+    @test after_steps([0.0]; lr = 0.5, weight_decay = 0.5)[1] == [6]
+    @test after_steps([0.0], [(lr = 1.0,)]; groups = groups, lr = 0.5, weight_decay = 0.5)[1] == [4, 8, 6, 8, 4]
+end
+
+testcase("a group's values can change, also back to the optimizer's") do
+    buffer = Buffer(world, [Param("w", (1,))])
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, weight_decay = 0.5, groups = [(weight_decay = 0,)])
+    write!(buffer, 1, [8.0])
+    for (values, expected) in (((lr = 1.0,), 4), (NamedTuple(), 3), ((weight_decay = 0,), 3), ((lr = 0,), 3))
+        set_group!(optimizer, 1; values...)
+        put!(buffer, 1, [0.0])
+        step!(optimizer)
+        @test param_view(buffer, 1) == [expected]
+    end
+    close(buffer)  # the optimizer keeps what it needs of it
+    @test caught(() -> step!(optimizer)).param == 1
+    close(optimizer)
 end
 
 testcase("reduced gradients are measured, scaled and written") do

@@ -8,7 +8,7 @@ testcase("workers of Distributed meet by its channels") do
 end
 
 # The other rank never comes.
-refused(gather; timeout = 60) = caught(() -> Comm(; bootstrap = gather, rank = 0, nranks = 2, timeout = timeout, backend = :host))
+refused(gather; timeout = 60) = caught(() -> Comm(; bootstrap = gather, rank = 0, size = 2, timeout = timeout, backend = :host))
 
 testcase("a bootstrap that throws, or returns what it must not, fails the Comm") do
     for gather in (bytes -> error("no store"), bytes -> [bytes], bytes -> [bytes, bytes[2:end]], bytes -> nothing)
@@ -24,6 +24,6 @@ testcase("the timeout holds while a bootstrap blocks") do
 end
 
 testcase("a bootstrap and an id, or no number of ranks, are refused") do
-    @test caught(() -> Comm(; bootstrap = bytes -> [bytes], id = unique_id(), nranks = 1)).code == MegaDP.Raw.MDP_E_INVALID
+    @test caught(() -> Comm(; bootstrap = bytes -> [bytes], id = unique_id(), size = 1)).code == MegaDP.Raw.MDP_E_INVALID
     @test caught(() -> Comm(; bootstrap = bytes -> [bytes])).code == MegaDP.Raw.MDP_E_INVALID
 end

@@ -23,7 +23,11 @@ testcase("a bad argument is named, with its value") do
     buffer = Buffer(world, [Param("w", (2, 3))])
     @test caught(() -> put!(buffer, 1, ones(3, 2))).param == 1
     @test occursin("param is 2", caught(() -> put!(buffer, 2, ones(3, 2))).text)
+    @test occursin("name is 'v'", caught(() -> put!(buffer, "v", ones(2, 3))).text)
+    @test occursin("rank is 1", caught(() -> world_rank(world, 1)).text) && world_rank(world) == 0
     @test occursin("lr", caught(() -> MegaDP.Optimizer(buffer; lr = -1.0)).text)
+    @test occursin("eps is 0", caught(() -> MegaDP.Optimizer(buffer; eps = 0)).text)
+    @test_throws MethodError MegaDP.Optimizer(buffer; groups = [(weight_decoy = 0.1,)])
     @test occursin("(INVALID)", sprint(showerror, caught(() -> MegaDP.Optimizer(buffer; eps = -1.0))))
     close(buffer)
 end
@@ -61,7 +65,8 @@ testcase("use after close is an error, and closing twice is none") do
     end
     for use in (() -> step!(optimizer), () -> sync!(buffer), () -> put!(buffer, 1, ones(2)), () -> param_view(buffer, 1),
                 () -> coordinates(grid, :dp), () -> local_rank(comm), () -> allreduce!(comm, ones(2)), () -> step!(dp, (w = ones(2),)),
-                () -> wait(buffer), () -> MegaDP.state(optimizer, 1, :exp_avg))
+                () -> wait(buffer), () -> barrier(comm), () -> bcast!(buffer), () -> bucket_count(buffer), () -> wait(buffer, "w"),
+                () -> world_rank(comm, 0), () -> Buffer(comm, [Param("w", (2,))]), () -> Buffer(grid, [Param("w", (2,))]), () -> MegaDP.state(optimizer, 1, :exp_avg))
         problem = caught(use)
         @test problem.kind == :STATE && occursin("closed", problem.text)
     end
@@ -82,6 +87,6 @@ end
 testcase("an id makes a world, and is no secret twice") do
     id = unique_id()
     @test id != unique_id() && length(id) == 128
-    @test Comm(total_workers; id = id, nranks = 1) == 1
+    @test Comm(total_workers; id = id, size = 1) == 1
     @test read_json(MegaDP.info())["version"] isa String
 end

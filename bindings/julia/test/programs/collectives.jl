@@ -12,6 +12,8 @@ function collectives(comm, rank, ranks)
     report(comm, "broadcast", bcast!(comm, Int64[rank]; root = 1))
     part = split(comm, rank; key = 0)
     report(comm, "parts", total_workers(part))
+    turned = split(comm, 0; key = -rank)
+    report(comm, "world", [world_rank(part), world_rank(turned), world_rank(turned, 0), world_rank(turned, 1)])
 end
 
 function trees(comm, rank)
@@ -21,6 +23,32 @@ function trees(comm, rank)
     report(comm, "reduced", [grads.w..., grads.c[1]...])
     report(comm, "part", collect(DistributedDataContainer(comm, 1:5)))
     report(comm, "even", collect(DistributedDataContainer(comm, 1:5; even = true)))
+end
+
+"A buffer on a communicator makes steps without a grid or a sync; a pending barrier, and rank 1's parameters for all."
+function steps(comm, rank)
+    buffer = Buffer(comm, [Param("w", (2,))])
+    fill!(param_view(buffer, "w"), rank)
+    request = bcast!(buffer; root = 1, async = true)
+    wait(request)
+    meeting = barrier(comm; async = true)
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, betas = (0, 0))
+    put!(buffer, "w", [rank, 2.0 - 4.0rank])
+    wait(meeting)
+    report(comm, "norm", step!(optimizer).grad_norm^2)
+    report(comm, "stepped", round.(read!(buffer, "w", zeros(2)); digits = 4))
+    return buffer, optimizer
+end
+
+"Rank 1 comes to each call only when another task of rank 0 has run, which it cannot unless rank 0 waits in slices."
+function other_tasks_run(comm, rank, flag, buffer, optimizer)
+    put!(buffer, 1, ones(2))
+    for (k, call) in enumerate((() -> barrier(comm), () -> bcast!(buffer), () -> step!(optimizer)))
+        rank == 0 ? @async(touch("$flag-$k")) : await(() -> isfile("$flag-$k"), "another task of rank 0")
+        call()
+        rank == 1 && rm("$flag-$k")
+    end
+    report(comm, "tasks", 1)
 end
 
 "Rank 0 waits for rank 1, which begins when rank 0 has been interrupted: the wait ends, and the collective goes on behind it."
@@ -63,6 +91,7 @@ Comm() do comm
     collectives(comm, rank, ranks)
     trees(comm, rank)
     missing_gradient(comm, rank)
+    other_tasks_run(comm, rank, ARGS[1], steps(comm, rank)...)
     registrations(comm, rank)
     interrupted(comm, rank, ARGS[1])
     GC.gc()
