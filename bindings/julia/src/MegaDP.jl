@@ -26,7 +26,7 @@ include("overlap.jl")
 
 export Buffer, Comm, DataParallel, DistributedBackend, DistributedDataContainer, DistributedOptimizer, Grid, MegaDPError, Optimizer, Param, Request
 export abort, allgather!, allreduce!, alltoall!, avg, barrier, bcast!, bucket, bucket_count, changed!, coordinates, grad_norm, grad_view, grads_changed!,
-       local_rank, lost, microbatch!, overlap, owned, param_view, ready!, reduce_scatter!, scale_grads!, set_group!, skip!, stats, step!, sync!, synchronize!!,
-       total_workers, unique_id, verify, world_rank, write!, zero_grad!
+       local_rank, lost, microbatch!, overlap, owned, param_view, ready!, reduce_scatter!, scale_grads!, set_param_group!, skip!, stats,
+       step!, sync!, synchronize!!, total_workers, unique_id, verify, world_rank, write!, zero_grad!
 
 end

@@ -10,13 +10,13 @@ const GRAD_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :same => Raw.MDP_DTYPE_SAME)
 const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
 
 """
-    Param(name, size; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1, group = 1,
-          frozen = false, own_bucket = false)
+    Param(name, size; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
+          param_group = 1, frozen = false, own_bucket = false)
     Param(name, array; ...)
 
 One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order, and its element type (Float32, Float16, BFloat16 or
 `:bf16`). `uses` is how many puts make its gradient complete in a microbatch; `shard_dim` the dimension (from 1) that tensor-parallel ranks
-share, with `placement = :sharded`; `group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only.
+share, with `placement = :sharded`; `param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only.
 """
 struct Param
     name::String
@@ -27,14 +27,14 @@ struct Param
     placement::Symbol
     shard_dim::Union{Int,Nothing}
     shard_stride::Int
-    group::Int
+    param_group::Int
     frozen::Bool
     own_bucket::Bool
 end
 
-Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1, group = 1,
-      frozen = false, own_bucket = false) =
-    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, group, frozen, own_bucket)
+Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
+      param_group = 1, frozen = false, own_bucket = false) =
+    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket)
 Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype = eltype(array), keywords...)
 
 const Which = Union{Integer,AbstractString}  # a parameter, by its number or its name
@@ -112,7 +112,7 @@ function raw_param(i, param, sizes, row_major)
                          ndim = length(sizes), uses_per_step = param.uses, param_class = choose(CLASSES, "class", param.class),
                          placement = choose(PLACEMENTS, "placement", param.placement),
                          shard_dim = param.placement != :sharded ? 0 : row_major ? dim - 1 : length(sizes) - dim,
-                         shard_stride = param.placement == :sharded ? param.shard_stride : 0, param_group = param.group - 1,
+                         shard_stride = param.placement == :sharded ? param.shard_stride : 0, param_group = param.param_group - 1,
                          flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0))
 end
 

@@ -4,11 +4,12 @@
 const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq")
 
 """
-    Optimizer(buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
+    Optimizer(buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0,
+              param_groups = [])
 
 AdamW (decoupled weight decay) whose state is sharded over the data-parallel ranks. `max_grad_norm` scales gradients down to that global norm
-(0: off). `groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group; what is left out of it is the optimizer's. A
-number that is given is meant, also 0.
+(0: off). `param_groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group; what is left out of it is the optimizer's.
+A number that is given is meant, also 0.
 
 Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
 a lost communicator.
@@ -32,9 +33,10 @@ group_of(; lr = nothing, weight_decay = nothing) =
                         flags = (lr === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_LR) |
                                 (weight_decay === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY))
 
-function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0, groups = [])
+function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0,
+                   param_groups = [])
     eps == 0 && throw(invalid("eps is 0; it has to be from 1e-37 to 1e37"))
-    listed = Raw.mdp_param_group[group_of(; group...) for group in groups]
+    listed = Raw.mdp_param_group[group_of(; group...) for group in param_groups]
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
     GC.@preserve listed begin
         config = Ref(Raw.mdp_optimizer_config(; rule = Raw.MDP_RULE_ADAMW, lr = lr, beta1 = betas[1], beta2 = betas[2], eps = eps,
@@ -47,12 +49,12 @@ function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, 
 end
 
 """
-    set_group!(optimizer, k; lr = nothing, weight_decay = nothing)
+    set_param_group!(optimizer, k; lr = nothing, weight_decay = nothing)
 
 Gives parameter group `k` (from 1) new values from the next step on; what is left out is the optimizer's. To be called alike on all ranks.
 Local. Throws `MegaDPError`: `:INVALID`.
 """
-function set_group!(optimizer::Optimizer, k::Integer; keywords...)
+function set_param_group!(optimizer::Optimizer, k::Integer; keywords...)
     k >= 1 || throw(invalid("group is $k; groups are counted from 1"))
     check(Raw.mdp_optimizer_set_param_group(optimizer, k - 1, Ref(group_of(; keywords...))))
 end

@@ -90,8 +90,8 @@ testcase("collectives take dense arrays of all types, also later") do
 end
 
 testcase("an optimizer's state, its pieces, and what a step says") do
-    buffer = Buffer(world, [Param("w", (2, 3)), Param("b", (3,); group = 2)])
-    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, max_grad_norm = 1.0, groups = [(weight_decay = 0.1,), (lr = 0.0,)])
+    buffer = Buffer(world, [Param("w", (2, 3)), Param("b", (3,); param_group = 2)])
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, max_grad_norm = 1.0, param_groups = [(weight_decay = 0.1,), (lr = 0.0,)])
     put!(buffer, 1, fill(1, 2, 3) .* 1.0f0)
     put!(buffer, 2, Float32[0, 0, 4])
     sync!(buffer)
@@ -101,7 +101,7 @@ testcase("an optimizer's state, its pieces, and what a step says") do
     @test all(param_view(buffer, 2) .== 0) && all(param_view(buffer, 1) .< -0.49)  # the second group has lr 0
     @test MegaDP.state(optimizer, 1, :exp_avg) ≈ fill(0.1f0 / sqrt(22), 6)
     @test [(piece.param, piece.range) for piece in sort(owned(buffer); by = piece -> piece.param)] == [(1, 1:6), (2, 1:3)]
-    set_group!(optimizer, 2; lr = 1.0)
+    set_param_group!(optimizer, 2; lr = 1.0)
     foreach(i -> put!(buffer, i, zeros(Float32, size(param_view(buffer, i)))), 1:2)
     ready_at = bucket(buffer, 1).ready_ns
     answer, request = step!(optimizer; lr = 0.0, async = true, loss_scale = 2.0)
@@ -141,10 +141,11 @@ testcase("parameters are known by their names too") do
 end
 
 "The parameters after steps with these gradients and keywords; each parameter was 8, and each is of its own group."
-function after_steps(gradients, steps = [NamedTuple() for _ in gradients]; groups = [], keywords...)
-    buffer = Buffer(world, [Param("p$i", (1,); group = i) for i in 1:max(1, length(groups))])
+function after_steps(gradients, steps = [NamedTuple() for _ in gradients];
+                     param_groups = [], keywords...)
+    buffer = Buffer(world, [Param("p$i", (1,); param_group = i) for i in 1:max(1, length(param_groups))])
     foreach(i -> write!(buffer, i, [8.0]), 1:length(buffer))
-    optimizer = MegaDP.Optimizer(buffer; groups = groups, keywords...)
+    optimizer = MegaDP.Optimizer(buffer; param_groups = param_groups, keywords...)
     for (gradient, step) in zip(gradients, steps)
         foreach(i -> put!(buffer, i, [gradient]), 1:length(buffer))
         step!(optimizer; step...)
@@ -163,17 +164,17 @@ testcase("a number that is given is meant, also 0, and what a group leaves out i
         @test after_steps([2.0]; betas = betas)[2] ≈ moments
     end
     groups = [NamedTuple(), (weight_decay = 0,), (weight_decay = 0.25,), (lr = 0,), (lr = 1.0,)]
-    @test after_steps([0.0]; groups = groups, lr = 0.5, weight_decay = 0.5)[1] == [6, 8, 7, 8, 4]
+    @test after_steps([0.0]; param_groups = groups, lr = 0.5, weight_decay = 0.5)[1] == [6, 8, 7, 8, 4]
     @test after_steps([0.0]; lr = 0.5, weight_decay = 0.5)[1] == [6]
-    @test after_steps([0.0], [(lr = 1.0,)]; groups = groups, lr = 0.5, weight_decay = 0.5)[1] == [4, 8, 6, 8, 4]
+    @test after_steps([0.0], [(lr = 1.0,)]; param_groups = groups, lr = 0.5, weight_decay = 0.5)[1] == [4, 8, 6, 8, 4]
 end
 
 testcase("a group's values can change, also back to the optimizer's") do
     buffer = Buffer(world, [Param("w", (1,))])
-    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, weight_decay = 0.5, groups = [(weight_decay = 0,)])
+    optimizer = MegaDP.Optimizer(buffer; lr = 0.5, weight_decay = 0.5, param_groups = [(weight_decay = 0,)])
     write!(buffer, 1, [8.0])
     for (values, expected) in (((lr = 1.0,), 4), (NamedTuple(), 3), ((weight_decay = 0,), 3), ((lr = 0,), 3))
-        set_group!(optimizer, 1; values...)
+        set_param_group!(optimizer, 1; values...)
         put!(buffer, 1, [0.0])
         step!(optimizer)
         @test param_view(buffer, 1) == [expected]

@@ -27,7 +27,7 @@ testcase("a bad argument is named, with its value") do
     @test occursin("rank is 1", caught(() -> world_rank(world, 1)).text) && world_rank(world) == 0
     @test occursin("lr", caught(() -> MegaDP.Optimizer(buffer; lr = -1.0)).text)
     @test occursin("eps is 0", caught(() -> MegaDP.Optimizer(buffer; eps = 0)).text)
-    @test_throws MethodError MegaDP.Optimizer(buffer; groups = [(weight_decoy = 0.1,)])
+    @test_throws MethodError MegaDP.Optimizer(buffer; param_groups = [(weight_decoy = 0.1,)])
     @test occursin("(INVALID)", sprint(showerror, caught(() -> MegaDP.Optimizer(buffer; eps = -1.0))))
     close(buffer)
 end

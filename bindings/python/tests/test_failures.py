@@ -103,7 +103,7 @@ class BadArguments(unittest.TestCase):
             self.refused(["beta"], megadp.Optimizer, buffer, betas=(0.9, 1.0))
             optimizer = megadp.Optimizer(buffer)
             self.refused(["name"], optimizer.state, "w", "momentum")
-            self.refused(["group", "1"], optimizer.set_group, 1, megadp.Group())
+            self.refused(["group", "1"], optimizer.set_param_group, 1, megadp.ParamGroup())
 
     def test_an_error_carries_what_the_library_said(self):
         with megadp.Comm() as comm:

@@ -53,8 +53,10 @@ class Options(unittest.TestCase):
     def test_optimizer_and_step(self):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
             self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
-                buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1, groups=[megadp.Group()])), "MDP_OPTIMIZER_")
-            self.check(given(_optimizer, "mdp_param_group", lambda: megadp.Optimizer(buffer, groups=[megadp.Group(1, 1)])), "MDP_PARAM_GROUP_")
+                buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1,
+                param_groups=[megadp.ParamGroup()])), "MDP_OPTIMIZER_")
+            self.check(given(_optimizer, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[megadp.ParamGroup(1, 1)])),
+                       "MDP_PARAM_GROUP_")
             with megadp.Optimizer(buffer) as optimizer:
                 self.check(given(_optimizer, "mdp_step_config", lambda: optimizer.step(lr=1, loss_scale=1, stream=8)), "MDP_STEP_")
 

@@ -114,12 +114,13 @@ class Values(unittest.TestCase):
 
     def test_groups(self):
         """What a group does not say is the optimizer's; what it says is meant."""
-        groups = [megadp.Group(), megadp.Group(weight_decay=0), megadp.Group(weight_decay=0.25), megadp.Group(lr=0), megadp.Group(lr=1.0)]
-        params = [megadp.Param(str(i), (1,), group=i) for i in range(len(groups))]
-        optimizer, buffer = self.step(params=params, lr=0.5, weight_decay=0.5, groups=groups)
+        groups = [megadp.ParamGroup(), megadp.ParamGroup(weight_decay=0), megadp.ParamGroup(weight_decay=0.25),
+                  megadp.ParamGroup(lr=0), megadp.ParamGroup(lr=1.0)]
+        params = [megadp.Param(str(i), (1,), param_group=i) for i in range(len(groups))]
+        optimizer, buffer = self.step(params=params, lr=0.5, weight_decay=0.5, param_groups=groups)
         self.assertEqual(self.values(buffer), [6, 8, 7, 8, 4])
-        optimizer.set_group(1, megadp.Group())
-        optimizer.set_group(2, megadp.Group(lr=1.0, weight_decay=0))
+        optimizer.set_param_group(1, megadp.ParamGroup())
+        optimizer.set_param_group(2, megadp.ParamGroup(lr=1.0, weight_decay=0))
         self.again(optimizer, buffer)
         self.assertEqual(self.values(buffer), [4.5, 6, 7, 8, 2])
 

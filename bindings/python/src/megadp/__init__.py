@@ -16,11 +16,11 @@ from ._errors import InvalidError, MegaDPError, Status
 from ._grid import Grid
 from ._library import info, lib, version_text
 from ._log import log_to
-from ._optimizer import Group, Optimizer, StepReport
+from ._optimizer import Optimizer, ParamGroup, StepReport
 from ._params import BufferOptions, Param, Plan, grid_groups, plan, plan_layout
 from ._tensor import Tensor
 from ._waiting import Request
 
 __version__ = version_text(lib.mdp_version())
-__all__ = ["Bucket", "Buffer", "BufferOptions", "Comm", "Grid", "Group", "InvalidError", "MegaDPError", "Optimizer", "Param", "Plan", "Range", "Request",
-           "Stats", "Status", "StepReport", "Tensor", "grid_groups", "info", "log_to", "plan", "plan_layout", "unique_id"]
+__all__ = ["Bucket", "Buffer", "BufferOptions", "Comm", "Grid", "InvalidError", "MegaDPError", "Optimizer", "Param", "ParamGroup", "Plan", "Range",
+           "Request", "Stats", "Status", "StepReport", "Tensor", "grid_groups", "info", "log_to", "plan", "plan_layout", "unique_id"]

@@ -15,7 +15,7 @@ from ._waiting import run, wait_for
 
 
 @dataclass(frozen=True)
-class Group:
+class ParamGroup:
     """Values of one parameter group. None: the optimizer's; any number is meant, also 0."""
 
     lr: Optional[float] = None
@@ -35,7 +35,7 @@ class StepReport:
     clipped: bool
 
 
-def _group(group: Group) -> Any:
+def _group(group: ParamGroup) -> Any:
     flags = ((_raw.MDP_PARAM_GROUP_SET_LR if group.lr is not None else 0) |
              (_raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY if group.weight_decay is not None else 0))
     return sized(_raw.mdp_param_group, lr=group.lr or 0.0, weight_decay=group.weight_decay or 0.0, flags=flags)
@@ -51,17 +51,18 @@ def _divisor(value: Optional[float], argument: str) -> float:
 class Optimizer(Closable):
     """AdamW over the ranges that this rank owns: fp32 masters and two fp32 moments, starting at zero.
 
-    lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping), groups: for Params that
-    name one; what a Group leaves out is the optimizer's. A number that is given is meant, also 0.
+    lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping), param_groups: for Params that
+    name one; what a ParamGroup leaves out is the optimizer's. A number that is given is meant, also 0.
     Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID, DESYNC, STATE, MEMORY, those of a lost communicator.
     """
 
     def __init__(self, buffer: Buffer, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
-                 eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0, groups: Sequence[Group] = ()) -> None:
-        structs = (_raw.mdp_param_group * len(groups))(*map(_group, groups)) if groups else None
+                 eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
+                 param_groups: Sequence[ParamGroup] = ()) -> None:
+        structs = (_raw.mdp_param_group * len(param_groups))(*map(_group, param_groups)) if param_groups else None
         config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=_divisor(eps, "eps"), weight_decay=weight_decay,
-                       max_grad_norm=max_grad_norm, param_groups=structs, param_group_count=len(groups),
+                       max_grad_norm=max_grad_norm, param_groups=structs, param_group_count=len(param_groups),
                        flags=_raw.MDP_OPTIMIZER_SET_LR if lr is not None else 0)
         if betas is not None:
             config.beta1, config.beta2 = betas
@@ -70,7 +71,7 @@ class Optimizer(Closable):
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
 
-    def set_group(self, group: int, value: Group) -> None:
+    def set_param_group(self, group: int, value: ParamGroup) -> None:
         """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local."""
         self._call(lib.mdp_optimizer_set_param_group, whole(group, "group", 0, 2**63), ctypes.byref(_group(value)))
 

@@ -51,7 +51,7 @@ class BufferOptions(TypedDict, total=False):
 class Param:
     """One parameter to be registered: dtype "f32", "bf16" or "f16" (or a dtype of that name). uses_per_step: how many put or ready make
     it ready in a microbatch. expert, placement (None, "replicated", "sharded" on shard_dim, in shard_stride pieces a rank): where it
-    lives in a Grid; placement must be said when tp or ep is above 1. group: index of a parameter group of the optimizer. frozen: not
+    lives in a Grid; placement must be said when tp or ep is above 1. param_group: index of a parameter group of the optimizer. frozen: not
     trained, the library keeps only its name. own_bucket: a bucket to itself (tied embeddings)."""
 
     name: str
@@ -62,7 +62,7 @@ class Param:
     placement: Optional[Placement] = None
     shard_dim: int = 0
     shard_stride: int = 0
-    group: int = 0
+    param_group: int = 0
     frozen: bool = False
     own_bucket: bool = False
 
@@ -102,7 +102,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         struct.placement = choice(param.placement, f"placement {what}", PLACEMENTS)
         struct.shard_dim = whole(param.shard_dim, f"shard_dim {what}", -_INT32, _INT32)
         struct.shard_stride = whole(param.shard_stride, f"shard_stride {what}", -_INT32, _INT32)
-        struct.param_group = whole(param.group, f"group {what}", -_INT32, _INT32)
+        struct.param_group = whole(param.param_group, f"param_group {what}", -_INT32, _INT32)
         struct.flags = flags
     return structs, len(params)
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 import torch
 
 from ._errors import MegaDPError, Status, invalid
-from ._optimizer import Group, Optimizer, StepReport
+from ._optimizer import Optimizer, ParamGroup, StepReport
 from ._torch_steps import as_tensor, stream_of
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class ShardedAdamW(torch.optim.Optimizer):
                 raise invalid(f"{name} is not an option of ShardedAdamW")
         groups: List[Dict[str, Any]] = [dict(values, params=[]) for values in model.group_options]
         for i, p in model.trained.items():
-            groups[model.storage.params[i].group]["params"].append(p)
+            groups[model.storage.params[i].param_group]["params"].append(p)
         self._complete = False
         super().__init__(groups, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
         self._complete = True
@@ -44,11 +44,12 @@ class ShardedAdamW(torch.optim.Optimizer):
         self.report = None
         self._fixed = (tuple(betas), eps)
         self._told = [self._values(group) for group in self.param_groups]
-        self._native = Optimizer(model.storage, lr=float(lr), betas=tuple(betas), eps=eps, max_grad_norm=max_grad_norm, groups=self._told)
+        self._native = Optimizer(model.storage, lr=float(lr), betas=tuple(betas), eps=eps, max_grad_norm=max_grad_norm,
+                                 param_groups=self._told)
 
     @staticmethod
-    def _values(group: Dict[str, Any]) -> Group:
-        return Group(float(group["lr"]), float(group["weight_decay"]))
+    def _values(group: Dict[str, Any]) -> ParamGroup:
+        return ParamGroup(float(group["lr"]), float(group["weight_decay"]))
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is there: memory and shards are laid out when a module is wrapped."""
@@ -73,7 +74,7 @@ class ShardedAdamW(torch.optim.Optimizer):
                               f"{self._fixed[0]}, {self._fixed[1]} (OneCycleLR and CyclicLR change betas unless cycle_momentum=False)")
             if self._values(group) != self._told[number]:
                 self._told[number] = self._values(group)
-                self._native.set_group(number, self._told[number])
+                self._native.set_param_group(number, self._told[number])
         self.model.sync()
         stream = next((stream_of(p) for p in self.model.trained.values() if p.is_cuda), 0)
         self.report = self._native.step(wait=not self.model.gather_in_forward, stream=stream)

@@ -69,7 +69,7 @@ class DataParallel(torch.nn.Module):
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
         self.group_options, groups = ddp.read_groups(param_groups, list(self.trained.values()))
-        self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", group=groups.get(id(p), 0),
+        self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
                                             frozen=i not in self.trained) for i, (name, p) in enumerate(named)], **buffer_options)
         self._comm, norms_over, whole = self._groups_of(where, buffer_options.get("sharding") == "zero_0")
         self._places: Dict[int, int] = {}

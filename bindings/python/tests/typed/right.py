@@ -27,7 +27,8 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
-    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), groups=[megadp.Group(weight_decay=0.1), megadp.Group(lr=0)])
+    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95),
+                                 param_groups=[megadp.ParamGroup(weight_decay=0.1), megadp.ParamGroup(lr=0)])
     optimizer.state("w", "exp_avg").numpy()[:] = 0
     buffer.broadcast()
     sent = buffer.broadcast(root=1, wait=False)
