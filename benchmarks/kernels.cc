@@ -62,7 +62,7 @@ std::vector<Job> make_jobs(Arrays& a) {
                       double sum = 0, nonfinite = 0;
                       must(host::square_sum(a.at(0), type, n, &sum, &nonfinite));
                     }});
-    // Reads the gradient, master, m and v; writes master, m, v and, where it is not the master, the parameter.
+    // Reads the gradient, master, m and v; writes master, m, v and, if it is not the master, the parameter.
     jobs.push_back(
         {"adamw f32 gradient, " + name + " parameter", (7 * 4 + (type == DType::f32 ? 0 : size)) * n, [=, &a] {
            StepScalars scalars{};

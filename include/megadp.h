@@ -6,20 +6,25 @@
  *   status    < 0 failed, 0 done, > 0 not yet. mdp_last_error(), on the same thread, has the sentence. PEER, TIMEOUT, ABORTED, DESYNC in a
  *             collective and BACKEND lose the communicator: every call that communicates or moves a step on then fails with it. What only
  *             looks at local memory goes on working. docs/errors.md lists causes and remedies.
- *   errors    Every call can fail with INVALID (an argument), STATE (a handle in a forked child) and as a lost communicator. Below, only
- * what is special is listed. structs   `struct_size` is sizeof the struct as the caller compiled it, in and out; in an array the first one
- * is the stride. Structs grow at the end only. Reserved fields are 0. zero      is the default of every field. If a caller may mean zero
- * itself, a SET flag says so. enums     have written values. An unknown value or flag is refused. handles   belong to the caller. A child
- * keeps its parents alive, so they may be destroyed in any order. Outputs are written on success only. A destroy or free accepts NULL, is
- * local, never waits for another rank, and does nothing in a forked child. local, collective   A collective call is made by every rank of
- * the communicator, in the same order, and waits for them at most for the communicator's timeout. All others are local and never wait for
- * another rank. requests  If `mdp_request** out` is NULL, a call returns when its work is done. Otherwise it returns at once, and the
- * request reports the end. streams   NULL on the host. With CUDA a cudaStream_t of the rank's device: a call's work comes after what the
- * caller has put there, and "when its work is done" means submitted, with the caller's later work on that stream ordered after it. tensors
- * Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the data of an input
- * is only read. threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put,
- * mdp_grad_ready, mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees. since     0.1, for
- * every function and type that does not say otherwise. */
+ *   errors    Every call can fail with INVALID (an argument), STATE (a handle in a forked child), and as a lost communicator. Below, only
+ *             what is special is listed.
+ *   structs   `struct_size` is sizeof the struct as the caller compiled it, in and out; in an array the first one is the stride. Structs
+ *             grow at the end only. Reserved fields are 0.
+ *   zero      is the default of every field. If a caller may mean zero itself, a SET flag says so.
+ *   enums     have written values. An unknown value or flag is refused.
+ *   handles   belong to the caller. A child keeps its parents alive, so they may be destroyed in any order. Outputs are written on success
+ *             only. A destroy or free accepts NULL, is local, never waits for another rank, and does nothing in a forked child.
+ *   local, collective   A collective call is made by every rank of the communicator, in the same order, and waits for them at most for
+ *             the communicator's timeout. All others are local and never wait for another rank.
+ *   requests  If `mdp_request** out` is NULL, a call returns when its work is done. Otherwise it returns at once, and the request reports
+ *             the end.
+ *   streams   NULL on the host. With CUDA a cudaStream_t of the rank's device: a call's work comes after what the caller has put there,
+ *             and "when its work is done" means submitted, with the caller's later work on that stream ordered after it.
+ *   tensors   Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the
+ *             data of an input is only read.
+ *   threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put, mdp_grad_ready,
+ *             mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees.
+ *   since     0.1, for every function and type that does not say otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
 

@@ -31,7 +31,7 @@ struct StepFigures {
   uint64_t host_syncs = 0;  // how often the host waited for the device while the steps were submitted
 };
 
-// The kernels' results are compared with the host's before anything is timed: Code::internal where they differ.
+// The kernels' results are compared with the host's before anything is timed: Code::internal if they differ.
 Result<StepFigures> bench_step(const StepTask& task);
 
 }  // namespace megadp::tool

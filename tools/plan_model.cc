@@ -211,7 +211,7 @@ Status cannot(const std::string& path, const char* what) {
   return system_error(text("--model: ", in_quotes(path), " cannot be ", what), errno);
 }
 
-// At most `most` bytes from the front; fewer where the file ends.
+// At most `most` bytes from the front; fewer if the file ends.
 Result<std::string> read_front(std::ifstream& file, uint64_t most) {
   std::string bytes;
   std::array<char, 65536> piece;

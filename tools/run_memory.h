@@ -20,7 +20,7 @@ class OutOfMemory {
   void begin();
   // A rank that has just been started may be in other groups than the launcher.
   void note(pid_t pid);
-  // Of a rank that died of a SIGKILL which the launcher did not send: the sentence that says how, "" where the kernel says nothing of it.
+  // Of a rank that died of a SIGKILL which the launcher did not send: the sentence that says how, "" if the kernel says nothing of it.
   // Every kill that was counted is given to one rank only.
   std::string killed(pid_t pid);
 

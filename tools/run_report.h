@@ -3,7 +3,7 @@
 //
 //   {"event":"started","rank":0,"pid":71,"cpus":[0,1]}
 //   {"event":"ended","rank":0,"pid":71,"exit":137,"signal":"SIGKILL","seconds":1.5}        exit: 128 + the signal's number when killed
-//       "out_of_memory":"..."   besides, where the kernel killed it for that: how it says so
+//       "out_of_memory":"..."   besides, if the kernel killed it for that: how it says so
 //   {"event":"signal","signal":"SIGTERM","ranks":[1],"why":"grace"}                        why: user, grace, interrupted_twice
 //   {"event":"leftovers","signal":"SIGTERM","pids":[75]}
 //   {"event":"error","text":"..."}

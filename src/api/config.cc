@@ -73,7 +73,7 @@ Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_par
   return spec;
 }
 
-// Its name is put together only where a sentence needs it: there may be hundreds of thousands.
+// Its name is put together only if a sentence needs it: there may be hundreds of thousands.
 Result<ParamSpec> take_param(const Array<mdp_param>& params, size_t index) {
   auto spec = take_param_as("params", params, index);
   return spec ? spec : take_param_as(params.name(index), params, index);

@@ -103,7 +103,7 @@ class Group {
 
   // ── in windows, in place ──
   // All of them; a device may start them as one. So all ranks give the same list, and none of its ranges overlap. Arguments are refused
-  // before anything is submitted. Where a call fails after another was submitted, a device's group has failed for good.
+  // before anything is submitted. If a call fails after another was submitted, a device's group has failed for good.
   virtual Status together(Stream& stream, std::span<const WindowOp> calls) = 0;
 
   Status reduce_scatter(Stream& stream, Window& window, DType type, size_t begin, size_t count, float divisor, Tag tag) {

@@ -32,18 +32,18 @@ class Stream {
   virtual ~Stream() = default;
   // An event at this point. With notify_fd >= 0 the 8-byte value 1 is also written to that eventfd when it is done.
   virtual Result<std::shared_ptr<Event>> record(int notify_fd = -1) = 0;
-  // Orders later work of this stream after an event of another stream: of the same backend, or, where this is a stream of the host, of any.
+  // Orders later work of this stream after an event of another stream: of the same backend, or, if this is a stream of the host, of any.
   // Does not block the caller.
   virtual Status wait_for(std::shared_ptr<Event> event) = 0;
   // Orders `consumer`, a stream of the caller's, after the event. On the host it is NULL, the calling thread, which blocks until the event
   // is done and learns its failure. On a device NULL is the default stream, and the calling thread blocks until the event has been
   // launched: not for what the device does, but for collectives before it that wait to be launched, at most for the World's timeout.
   virtual Status make_caller_wait(void* consumer, Event& event) = 0;
-  // Orders later work of this stream after what the caller has put on `producer` so far. On the host, where it is NULL, nothing is to do.
+  // Orders later work of this stream after what the caller has put on `producer` so far. On the host, if it is NULL, nothing is to do.
   virtual Status wait_for_caller(void* producer) = 0;
   virtual Status failure() const = 0;
   // Keeps `object` alive until the stream has passed this point, or is destroyed: how an object is destroyed while work that uses its
-  // memory is still in flight. For destructors: never throws; where there is no memory for it the object is never destroyed.
+  // memory is still in flight. For destructors: never throws; if there is no memory for it the object is never destroyed.
   virtual void retain(std::shared_ptr<void> object) = 0;
 };
 

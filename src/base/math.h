@@ -156,7 +156,7 @@ MEGADP_HOST_DEVICE inline bool is_finite(float x) {
   return (as_bits(x) & 0x7f800000U) != 0x7f800000U;
 }
 
-// ── *to = from, *to += from, for a value that was widened: in float, or in double where either side is; rounded once ──
+// ── *to = from, *to += from, for a value that was widened: in float, or in double if either side is; rounded once ──
 
 template <class T>
 MEGADP_HOST_DEVICE inline void convert(T* to, float from) {

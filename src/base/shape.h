@@ -11,7 +11,7 @@
 
 namespace megadp {
 
-// The number of elements; false, with the dimension at which it came about, where it would be more than `most`. Zero sizes are left out of
+// The number of elements; false, with the dimension at which it came about, if it would be more than `most`. Zero sizes are left out of
 // that check, so that what is computed from the shape of an empty array (its strides) stays in range too.
 [[nodiscard]] inline bool count_elements(const std::vector<int64_t>& shape, uint64_t most, uint64_t* count, size_t* dimension) noexcept {
   uint64_t product = 1;

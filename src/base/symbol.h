@@ -8,7 +8,7 @@
 
 namespace megadp {
 
-// Null where the library has none of that name; the name is then added to `missing`, for the sentence that says what is lacking.
+// Null if the library has none of that name; the name is then added to `missing`, for the sentence that says what is lacking.
 template <class Function>
 void find_symbol(void* library, const char* name, Function* out, std::string* missing) {
   *out = reinterpret_cast<Function>(::dlsym(library, name));

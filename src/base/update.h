@@ -31,7 +31,7 @@ enum class Range {
 struct HyperParameter {
   const char* name;
   HyperValue value;
-  double preset;  // where the caller gives none
+  double preset;  // if the caller gives none
   Range range;
 };
 
@@ -69,7 +69,7 @@ struct Update {
   const void* grad;
   float* master;             // updated
   void* state[kMostStates];  // updated; in the rule's order
-  void* param;               // the rounded master is written here; `master` itself where the parameter is f32 and its own master
+  void* param;               // the rounded master is written here; `master` itself if the parameter is f32 and its own master
   uint64_t count;
   DType grad_type, param_type;
   uint32_t rule;  // its number

@@ -8,7 +8,7 @@
 
 namespace megadp {
 
-// Length of the valid sequence at the front of `s`, 0 where there is none: overlong forms, surrogates and values above U+10FFFF are not
+// Length of the valid sequence at the front of `s`, 0 if there is none: overlong forms, surrogates and values above U+10FFFF are not
 // valid.
 constexpr size_t utf8_sequence(std::string_view s) noexcept {
   const auto byte = [&](size_t i) { return i < s.size() ? static_cast<uint8_t>(s[i]) : uint8_t{0}; };

@@ -22,7 +22,7 @@ struct MemoryNeed {
 
 // Code::memory where the ranks under one limit need more together than it has left: the limit of the lowest rank that has such a one. Ranks
 // of one machine may be in different groups, so needs are summed by group; memory that ranks share counts for the rank that brings it. Ok
-// where a rank says `anyway`.
+// if a rank says `anyway`.
 Status judge_memory(const std::vector<MemoryNeed>& needs);
 
 // The same of `members`, each of which gives what it needs. All of them get the same answer. Collective, blocking; `call` is a literal, the

@@ -149,7 +149,7 @@ std::vector<MemoryCgroup> memory_cgroups(const std::string& pid) {
 }
 
 std::optional<uint64_t> limit_of(const MemoryCgroup& group) {
-  constexpr uint64_t none = uint64_t{1} << 62;  // version 1 writes the most whole pages that 63 bits hold where there is no limit
+  constexpr uint64_t none = uint64_t{1} << 62;  // version 1 writes the most whole pages that 63 bits hold if there is no limit
   const std::optional<uint64_t> limit = number_in(limit_file(group));
   return limit && *limit < none ? limit : std::nullopt;
 }

@@ -26,7 +26,7 @@ struct MemoryLimit {
   uint64_t device = 0, inode = 0;
 };
 
-// The group of process `pid` ("self", "71") first, then those above it; of both versions, where a system has both.
+// The group of process `pid` ("self", "71") first, then those above it; of both versions, if a system has both.
 std::vector<MemoryCgroup> memory_cgroups(const std::string& pid);
 
 // Of this process, the machine last.
@@ -34,7 +34,7 @@ std::vector<MemoryLimit> memory_limits();
 
 // How many processes of the group the kernel has killed because memory was short. With version 2, of groups below too.
 std::optional<uint64_t> out_of_memory_kills(const MemoryCgroup& group);
-// Its limit; none where it has none.
+// Its limit; none if it has none.
 std::optional<uint64_t> limit_of(const MemoryCgroup& group);
 
 // For tests: /proc and /sys are looked for below this folder. Not while another thread reads.

@@ -48,7 +48,7 @@ class World {
   virtual int process(int rank) const noexcept = 0;  // its pid as seen there
   virtual const std::string& host_name(int rank) const noexcept = 0;
   // This rank's own address, as a number, on its connection of the control plane: that to rank 0, or on rank 0 the first one from another
-  // node. Empty where there is none, or where it is a loopback address as at the end of a tunnel, which says nothing about the network.
+  // node. Empty if there is none, or where it is a loopback address as at the end of a tunnel, which says nothing about the network.
   virtual const std::string& address() const noexcept = 0;
   // A key that the ranks of this job can compute, and nobody else: a keyed hash of `purpose` under the job's secret (see AuthKey).
   virtual std::array<uint8_t, 32> key_for(std::string_view purpose) const = 0;
@@ -71,7 +71,7 @@ class World {
   // ── small collectives among `members` (world ranks, ascending or not, the same list on each); blocking. Exchanges of one `line`, a
   //    number below kLines that the members agree on, have one order and come from one thread at a time; what is on different lines does
   //    not wait for each other. All that has no line of its own is on line 0; on the others a rank that does not come is no timeout ──
-  // `what` (a literal of at most 100 bytes) names the call that this is part of: where ranks come for different ones, all of them get
+  // `what` (a literal of at most 100 bytes) names the call that this is part of: if ranks come for different ones, all of them get
   // Code::desync, which says who called what. That, a rank that has left (Code::peer) and one that does not come (Code::timeout) become
   // the failure() of the World: the ranks do not agree any more on where they are.
   // All move what they carry through rank 0 (share: through the first rank of the node). Per rank exchange receives the bytes of all

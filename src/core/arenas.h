@@ -69,7 +69,7 @@ class Arenas {
   const ParamPlace& place(size_t param) const { return places_[param]; }
   const Arena& arena_of(size_t param) const { return arenas_[places_[param].arena]; }
   const Arena& arena_of(const BucketRef& bucket) const { return arenas_[bucket.arena]; }
-  // Code::invalid or Code::state where it is not the number of a parameter that lies here.
+  // Code::invalid or Code::state if it is not the number of a parameter that lies here.
   Status check_param(size_t param) const;
   StridedArray param_array(size_t param) const;
   StridedArray grad_array(size_t param) const;

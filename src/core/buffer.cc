@@ -35,7 +35,7 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid
   return buffer;
 }
 
-// The dense and the expert part are compared even where they are empty: another rank's may not be.
+// The dense and the expert part are compared even if they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
   Replica held{.call = "mdp_buffer_register", .digests = {}, .detail = {}};
   held.detail = [this](bool expert) { return describe_registration(plan(), expert); };

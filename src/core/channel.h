@@ -22,7 +22,7 @@ class Channel {
   static Result<std::shared_ptr<Channel>> create(std::shared_ptr<Context> context, const char* name);
 
   Stream& stream() const noexcept { return *stream_; }
-  // Of the host, beside stream() where the backend is a device: for what ranks tell each other.
+  // Of the host, beside stream() if the backend is a device: for what ranks tell each other.
   Stream& control() const noexcept { return control_ ? *control_ : *stream_; }
   // What comes next in control() comes after the event, which is in stream().
   Status order_control_after(const std::shared_ptr<Event>& event) const;

@@ -63,7 +63,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status ready(size_t param, void* producer);
   Status skip(size_t param);
   Status zero(void* caller);
-  // Collective over the world. A null request where none is wanted (then the work is done on return).
+  // Collective over the world. A null request if none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request);
 
   // ── reduced: after a finished sync, before the step ──
@@ -77,14 +77,14 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   // ── for an optimizer, whose step holds the lock: meanwhile nothing arrives ──
   std::unique_lock<std::mutex> lock() { return std::unique_lock(mutex_); }
-  // Syncs where the caller has not; before the lock is taken.
+  // Syncs if the caller has not; before the lock is taken.
   Status sync_for_step(void* caller);
   Status check_reduced(const char* call) const;
   bool skipped_everywhere(size_t param) const { return states_[param].skipped_everywhere; }
   // The parameters that a call is about.
   struct Chosen {
     bool all = true;
-    std::vector<bool> params;  // where not all
+    std::vector<bool> params;  // if not all
     bool has(size_t param) const { return all || params[param]; }
   };
   // Leaves the sum of squares and the number of elements that are not finite, over the world, in `scalars`. what: the operation's name.

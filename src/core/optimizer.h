@@ -54,10 +54,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
   Status set_group(size_t group, const ParamGroup& value);
 
-  // Collective over the world. report: nullptr where none is wanted.
+  // Collective over the world. report: nullptr if none is wanted.
   Result<std::shared_ptr<Request>> step(const StepOptions& options, StepReport* report, bool want_request);
 
-  // The owned slice of the "master", or of one of the rule's state arrays, of one parameter; count 0 where this rank owns nothing of it.
+  // The owned slice of the "master", or of one of the rule's state arrays, of one parameter; count 0 if this rank owns nothing of it.
   struct Slice {
     void* data;
     DType type;

@@ -39,7 +39,7 @@ struct Optimizer::Impl {
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
   Hyper hyper(int group, double lr) const;
-  // Where the parameter's version is not `version`. The caller then takes that over.
+  // If the parameter's version is not `version`. The caller then takes that over.
   Status submit_master(const Arenas& arenas, size_t arena, const Owned& owned, uint64_t version) const;
   // Before a master is shown: what is read is the parameter, and what is written stays.
   Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);

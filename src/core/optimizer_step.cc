@@ -53,7 +53,7 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
   return update;
 }
 
-// A master follows its parameter where that was written from outside, or by another optimizer, since the last step.
+// A master follows its parameter if that was written from outside, or by another optimizer, since the last step.
 Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const Owned& owned, uint64_t version) const {
   const Arena& arena = arenas.all()[a];
   if (!Plan::has_master(*arena.plan) || versions[owned.param] == version) return {};

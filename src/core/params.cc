@@ -84,7 +84,7 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
   {
     const std::lock_guard lock(mutex_);
     if (Status usable = arenas_->context().usable(); !usable) return usable;
-    for (const bool expert : {false, true}) {  // also where this rank has no experts: all refuse it, or none
+    for (const bool expert : {false, true}) {  // also if this rank has no experts: all refuse it, or none
       const int size = plan.grid.size(Grid::shard_axes(expert));
       if (root >= 0 && root < size) continue;
       return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);

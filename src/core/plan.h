@@ -49,7 +49,7 @@ struct ArenaPlan {
 };
 
 // Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard is 0: gradients are reduced in place.
-// communicators: of a device, where that is the backend; an estimate, which is judged by nobody.
+// communicators: of a device, if that is the backend; an estimate, which is judged by nobody.
 struct MemoryPlan {
   uint64_t param = 0, grad = 0, grad_shard = 0, master = 0, state = 0, scratch = 0, communicators = 0;
 };
@@ -101,7 +101,7 @@ uint64_t default_bucket_elements(uint64_t arena_elements, int group_size);
 uint64_t step_count_bytes(const Plan& plan);
 
 // Bytes of small fixed allocations besides the arrays above: the scalars of a norm, a step's with its counts, and for each group that
-// agrees at the end of backward (dense, expert, and the world where neither is the whole of it) one header and one bit per parameter, to
+// agrees at the end of backward (dense, expert, and the world if neither is the whole of it) one header and one bit per parameter, to
 // send and to receive.
 uint64_t scratch_bytes(const Plan& plan);
 constexpr uint64_t kSyncHeaderBytes = 256;

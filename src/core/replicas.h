@@ -13,7 +13,7 @@
 namespace megadp {
 
 // What one rank holds. Of the dense part and of the expert part a digest, equal on all ranks of a shard group if what they hold is equal;
-// and, asked for only where digests differ, the text behind it.
+// and, asked for only if digests differ, the text behind it.
 struct Replica {
   const char* call;                   // the call of the user's that this is part of
   std::array<uint64_t, 2> digests{};  // dense, expert

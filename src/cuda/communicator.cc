@@ -128,7 +128,7 @@ Status Communicator::call(std::string_view what, const std::function<int32_t(Ncc
     return gpu_->check(result == kPending ? 0 : result, what);
   }
   Status settled = settle(function(comm_), what);
-  // Where memory is lacking nothing was begun; what else goes wrong leaves the ranks at different places.
+  // If memory is lacking nothing was begun; what else goes wrong leaves the ranks at different places.
   if (!settled && settled.code() != Code::memory) gpu_->fail(settled);
   return settled;
 }

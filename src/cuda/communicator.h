@@ -20,7 +20,7 @@ constexpr uint64_t kMomentNs = 500'000'000;
 
 class Communicator {
  public:
-  // Local. Of `members` (world ranks, in the order of their ranks here), which all make theirs, in one order where they have several.
+  // Local. Of `members` (world ranks, in the order of their ranks here), which all make theirs, in one order if they have several.
   Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members);
   ~Communicator();
   Communicator(const Communicator&) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // LaunchOrder: what keeps the collectives of several channels from shutting each other out of the devices.
 //
-// A collective's kernel holds its part of a device until all ranks have come. Where a device has no room for all channels at once, two
+// A collective's kernel holds its part of a device until all ranks have come. If a device has no room for all channels at once, two
 // ranks that begin different collectives would wait for each other for ever. So a device has places, as many as kernels surely fit. A
 // channel takes one of its own while there are any. All others share the last place, one collective at a time, in one order on all devices:
 //
@@ -30,7 +30,7 @@ class LaunchOrder : public std::enable_shared_from_this<LaunchOrder> {
   // `places`: how many collectives fit on the device. `rank`: in the world.
   LaunchOrder(int32_t places, int rank) : own_places_(places - 1), rank_(static_cast<uint64_t>(rank)) {}
 
-  // A place of one's own, until the pointer goes; null where there is none left.
+  // A place of one's own, until the pointer goes; null if there is none left.
   std::shared_ptr<void> take_place();
 
   // A collective of the shared place, from when all its ranks have come until it is in its stream. The device's launchers wait for each
@@ -42,9 +42,9 @@ class LaunchOrder : public std::enable_shared_from_this<LaunchOrder> {
     InLine(const InLine&) = delete;
     InLine& operator=(const InLine&) = delete;
     uint64_t stamp() const noexcept { return stamp_; }  // never 0, and no other rank's
-    // The largest of all its ranks' stamps. Waits until nothing is in front; false where `give_up` was true first.
+    // The largest of all its ranks' stamps. Waits until nothing is in front; false if `give_up` was true first.
     bool wait_for_turn(uint64_t largest, const std::function<bool()>& give_up);
-    // The end of the one before, null where that has been reached; and of this one. Between wait_for_turn() and the end of the object.
+    // The end of the one before, null if that has been reached; and of this one. Between wait_for_turn() and the end of the object.
     std::shared_ptr<CudaEvent> follow(const std::shared_ptr<CudaEvent>& end);
 
    private:

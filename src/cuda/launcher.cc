@@ -164,7 +164,7 @@ void Launcher::give_up(std::shared_ptr<void> object) noexcept {
   std::shared_ptr<CudaEvent> passed;
   try {
     auto marked = mark();
-    // Where not even an event can be recorded the device is lost, and nothing is under way any more.
+    // If not even an event can be recorded the device is lost, and nothing is under way any more.
     if (marked) passed = *std::move(marked);
   } catch (const std::bad_alloc&) {
     return keep_for_ever(std::move(object));

@@ -30,7 +30,7 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
  public:
   using Work = std::function<Status(Launcher& on)>;
 
-  // Owns `stream`, also where it fails. `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
+  // Owns `stream`, also if it fails. `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
   static Result<std::shared_ptr<Launcher>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name);
   ~Launcher();
   Launcher(const Launcher&) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C table through which libmegadp uses libmegadp_cuda.so, the one piece that is built with the CUDA toolkit. What crosses is plain
 // data: numbers, pointers, POD structs; no exception, no C++ object, no memory to be freed by the other side. So libmegadp itself knows no
-// CUDA and no NCCL, runs where neither is installed, and its backend (the other files of this folder) can be tried against a table that
+// CUDA and no NCCL, runs if neither is installed, and its backend (the other files of this folder) can be tried against a table that
 // works on host memory.
 //
 //   libmegadp.so                          libmegadp_cuda.so

@@ -10,7 +10,7 @@
 namespace megadp::cuda {
 
 // Loads on the first call; the outcome is kept for the life of the process, as the plugin is: its driver has threads of its own. Any
-// thread. Code::unsupported with a sentence where there is no plugin, or one of another build.
+// thread. Code::unsupported with a sentence if there is no plugin, or one of another build.
 Result<const PluginTable*> load_plugin();
 
 // For tests, before anything is loaded: this table is the plugin.

@@ -63,7 +63,7 @@ class Member {
   // Memory that the members of this node see; all members agree on it. Collective, blocking.
   Result<std::shared_ptr<SharedMemory>> create_shared_memory(const Subject& what, bool touch);
 
-  // See Group::log_submission. Nothing is kept where no other member is on this node.
+  // See Group::log_submission. Nothing is kept if no other member is on this node.
   void log_submission(uint64_t number, const std::string& what) noexcept {
     if (sync_) sync_->log_submission(number, what);
   }
@@ -106,8 +106,8 @@ class Member {
   int local_rank_ = 0;
   std::vector<int> remote_;                               // ranks in the group of the others
   std::vector<int> firsts_;                               // of each node the lowest rank in the group, by the number of the node
-  std::unique_ptr<Transport> transport_;                  // where there is a member on another node
-  std::shared_ptr<SharedMemory> control_;                 // where there is another member on this node
+  std::unique_ptr<Transport> transport_;                  // if there is a member on another node
+  std::shared_ptr<SharedMemory> control_;                 // if there is another member on this node
   std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other nodes' ranks, and the own one without control_
   uint64_t compared_ = 0;                                 // number of the last operation that was compared with other nodes
   std::optional<Sync> sync_;
@@ -140,7 +140,7 @@ Status window_all_reduce(const Call& call, const SharedMemory& window);
 Status window_all_gather(const Call& call, const SharedMemory& window);
 Status window_broadcast(const Call& call, const SharedMemory& window);
 
-// On any memory. `count` is the operation's, except where a window's range is meant: elements per rank for reduce_scatter, all_gather and
+// On any memory. `count` is the operation's, except if a window's range is meant: elements per rank for reduce_scatter, all_gather and
 // all_to_all, of the whole for the others.
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count);
 Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count);

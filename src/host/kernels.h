@@ -29,7 +29,7 @@ std::string simd_targets();
 // Code::unsupported. The same type is copied bit by bit, and `to` may then be `from`.
 Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels = best_kernels());
 
-// to[i] = to[i] + from[i], added in fp32 (f64 where either is f64) and rounded once. i64 and u8 as in reduce().
+// to[i] = to[i] + from[i], added in fp32 (f64 if either is f64) and rounded once. i64 and u8 as in reduce().
 Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels = best_kernels());
 
 // to[i] = (from[0][i] + from[1][i] + ...) / divisor, added in the order of base/sum_order.h and rounded once at the end. `to` may be one of

@@ -45,7 +45,7 @@ bool same_address(const sockaddr* a, const sockaddr_storage& b) {
                                                  &reinterpret_cast<const sockaddr_in6*>(&b)->sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-// Empty where there is no route.
+// Empty if there is no route.
 std::string device_towards(const std::string& address, const ifaddrs* own) {
   addrinfo hints{};
   hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;

@@ -8,7 +8,7 @@
 
 namespace megadp::host {
 
-// The names of the devices that the routes to these addresses (numbers) begin with, each once. Where one of them is empty or has no route,
+// The names of the devices that the routes to these addresses (numbers) begin with, each once. If one of them is empty or has no route,
 // all devices that are up, but not the loopback.
 std::vector<std::string> devices_towards(const std::vector<std::string>& addresses);
 

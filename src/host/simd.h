@@ -51,7 +51,7 @@ struct StepTable {
   size_t rules;
 };
 
-// NULL where this build has no code for the target.
+// NULL if this build has no code for the target.
 const CastTable* cast_table(SimdTarget target) noexcept;
 const ReduceTable* reduce_table(SimdTarget target) noexcept;
 const StepTable* step_table(SimdTarget target) noexcept;

@@ -136,7 +136,7 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
   if (!started) return started.status();
   Status status;
   {
-    struct Serving {  // ends before what it uses, also where memory runs out below
+    struct Serving {  // ends before what it uses, also if memory runs out below
       pthread_t thread;
       std::atomic<bool>& closing;
       bool connected = false;
@@ -217,7 +217,7 @@ Status SocketTransport::post(int rank, void* data, size_t bytes, bool out) {
   return {};
 }
 
-// Moves as much of one message as the socket takes or has. False where that is nothing.
+// Moves as much of one message as the socket takes or has. False if that is nothing.
 bool SocketTransport::move(Peer& peer, Message& message, bool out) {
   const size_t in_header = std::min(message.done, sizeof message.header), in_data = message.done - in_header;
   std::array<iovec, 2> parts{{{reinterpret_cast<std::byte*>(&message.header) + in_header, sizeof message.header - in_header},

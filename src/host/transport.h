@@ -71,7 +71,7 @@ class Network {
   virtual Result<std::unique_ptr<Transport>> connect(const std::vector<int>& members) = 0;
 };
 
-// For Network::open. `nodes`: by number the network address of each, empty where it is not known.
+// For Network::open. `nodes`: by number the network address of each, empty if it is not known.
 using NodeAddresses = std::vector<std::string>;
 Result<std::shared_ptr<Network>> open_ucx(const std::shared_ptr<World>& world, const NodeAddresses& nodes);
 Result<std::shared_ptr<Network>> open_sockets(const std::shared_ptr<World>& world, const NodeAddresses& nodes);

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kName = "libucp.so.0";
 
-// What UCX reads while it loads, and what it must find. Each only where the user has not set it.
+// What UCX reads while it loads, and what it must find. Each only if the user has not set it.
 class LoadingEnvironment {
  public:
   LoadingEnvironment() {
@@ -70,7 +70,7 @@ std::string find_all(void* library, UcxLibrary* ucx) {
 }
 
 Result<UcxLibrary> load() {
-  // Where another library (an MPI) has loaded UCX before, all that loading decides has been decided: the environment is left alone.
+  // If another library (an MPI) has loaded UCX before, all that loading decides has been decided: the environment is left alone.
   void* library = dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
   if (library == nullptr) {
     const LoadingEnvironment environment;

@@ -166,7 +166,7 @@ void UcxTransport::close(Peer& peer, uint32_t flags, Deadline deadline) {
   peer.endpoint = nullptr;
   if (!UCS_PTR_IS_PTR(request)) return;
   while (ucx_.request_check_status(request) == UCS_INPROGRESS && !deadline.passed()) ucx_.worker_progress(worker_);
-  ucx_.request_free(request);  // also where it is unfinished: destroying the worker would abort the process otherwise
+  ucx_.request_free(request);  // also if it is unfinished: destroying the worker would abort the process otherwise
 }
 
 Status UcxTransport::post(ucs_status_ptr_t request, int peer, Kind kind) {
@@ -203,7 +203,7 @@ Status UcxTransport::receive(int from, void* data, size_t bytes) {
 }
 
 // The memory of what was sent is the caller's again, but the last of it may still lie in the worker, which nobody drives before the group's
-// next operation. True where that is to be waited for.
+// next operation. True if that is to be waited for.
 bool UcxTransport::flush() {
   if (sent_to_ < 0) return false;
   const ucp_request_param_t param{};
@@ -305,7 +305,7 @@ Result<std::unique_ptr<Transport>> UcxNetwork::connect(const std::vector<int>& m
   if (mine.ok() && !on_loopback) refuse_own_machine(*mine);
   auto all = exchange_findings(*world_, members, mine);
   if (!all.ok()) return all.status();
-  // Where one has no endpoints, nobody must wait for its greeting.
+  // If one has no endpoints, nobody must wait for its greeting.
   if (Status agreed = agree(*world_, members, {kConnecting}, transport->connect(members, *all)); !agreed) return agreed;
   if (Status greeted = transport->greet(); !greeted) return greeted;
   return std::unique_ptr<Transport>(std::move(transport));

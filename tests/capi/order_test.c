@@ -89,7 +89,7 @@ static void after_sync(void** state) {
   OK(mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));
 }
 
-/* A step syncs where the caller has not, and says what a sync says. */
+/* A step syncs if the caller has not, and says what a sync says. */
 static void step_without_sync(void** state) {
   (void)state;
   FAILS(MDP_E_STATE, "'empty' never became ready", mdp_optimizer_step(alone.optimizer, NULL, NULL, NULL));

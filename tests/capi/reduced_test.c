@@ -351,7 +351,7 @@ static void views_show_the_product(void** state) {
 
 /* ── Written through views ── */
 
-/* Norm and step take what was written, also where another stream of the device wrote it. */
+/* Norm and step take what was written, also if another stream of the device wrote it. */
 static void write_gradients(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)n;
   const layout* g = argument;

@@ -141,7 +141,7 @@ static void bring_nothing(const mdp_unique_id* id, int32_t rank, int32_t n, void
   sync_and_wait(m.buffer);
   for (size_t p = 0; p < COUNT; ++p) CHECK(grads_off(m.buffer, p, 10) == 0);
   step_and_wait(m.optimizer);
-  /* Also where no rank brings anything in the last one: the step is taken with it. */
+  /* Also if no rank brings anything in the last one: the step is taken with it. */
   for (size_t p = 0; p < COUNT; ++p) write_param(m.buffer, p, 1);
   OK(mdp_microbatch_begin(m.buffer, 0));
   for (size_t p = 0; p < COUNT; ++p) put(m.buffer, p, 6);

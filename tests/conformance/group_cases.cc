@@ -153,7 +153,7 @@ void sent_arrives(Suite& suite) {
     auto two = rank.must(rank.backend().create_stream("two"));
     auto a = rank.must(rank.backend().create_group(rank.everyone()));
     auto b = rank.must(rank.backend().create_group(rank.everyone()));
-    // Through sockets of 2 KiB more would take minutes where the ranks sleep in between.
+    // Through sockets of 2 KiB more would take minutes if the ranks sleep in between.
     const size_t most = std::getenv("UCX_TCP_SNDBUF") != nullptr ? 100'000 : 8'000'000;
     DeviceArray array(rank, most);
     for (const size_t count : {1U, 1'000U, 8'000U, 16'000U, 65'000U, 100'000U, 300'000U, 8'000'000U}) {

@@ -206,7 +206,7 @@ void together(Suite& suite) {
       all.insert(all.end(), its.begin(), its.end());
     }
     gathered.check("all_gather among others", 0, all);
-    // Gathers and integers: a device may start them as one even where its other sums are several steps.
+    // Gathers and integers: a device may start them as one even if its other sums are several steps.
     Trial counted(rank, *third, DType::i64, 9, count, 26);
     Trial first(rank, *bench.window, DType::f32, 0, count, 24);
     Trial other(rank, *second, DType::bf16, 3, count, 25);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plugin's entries on a real device, beside the host backend's kernels: the same bits. Skipped (77) where there is no device.
+// The plugin's entries on a real device, beside the host backend's kernels: the same bits. Skipped (77) if there is no device.
 // device_test PLUGIN [small]: small leaves out the largest arrays, for compute-sanitizer.
 #include <algorithm>
 #include <cstring>

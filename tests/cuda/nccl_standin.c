@@ -174,7 +174,7 @@ int ncclGroupStart(void) {
   if (groups_open++ == 0) group_failure = 0;
   return 0;
 }
-/* As NCCL: where a call of the group failed, the end says so again, and nothing of it is started. */
+/* As NCCL: if a call of the group failed, the end says so again, and nothing of it is started. */
 int ncclGroupEnd(void) {
   note("ncclGroupEnd");
   if (groups_open-- <= 0) return 5;

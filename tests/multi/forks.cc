@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank whose child tries to join a world of its own. Started by fork_test.py under `megadp run`, on one node or on two.
-// usage: forks [ROOT]      ROOT: host:port where the children's rank 0 shall listen, where they are on several nodes
+// usage: forks [ROOT]      ROOT: host:port where the children's rank 0 shall listen, if they are on several nodes
 // Prints what mdp_comm_create told the child, and leaves with 0 when the parent's communicator is as good as before.
 #include <cstdio>
 #include <cstdlib>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three hundred thousand parameters: what is done once for each of them must not look at all of them. Where it does, this program takes
+// Three hundred thousand parameters: what is done once for each of them must not look at all of them. If it does, this program takes
 // minutes instead of seconds, and ctest's limit ends it.
 #include "job.h"
 

@@ -28,7 +28,7 @@ void meets_over_tcp(const std::string& host) {
       20 * kSecond, host, port.number());
 }
 
-// False where there is no IPv6, as in many containers.
+// False if there is no IPv6, as in many containers.
 bool has_ipv6_loopback() {
   const Fd fd(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in6 address{};

@@ -94,7 +94,7 @@ void no_address_space_is_kept() {
   check_equal(mapped_bytes(), before, "address space after them");
 }
 
-// Where there is too little address space to choose from, a mapping is better than none.
+// If there is too little address space to choose from, a mapping is better than none.
 void little_address_space_is_enough() {
   rlimit before{};
   getrlimit(RLIMIT_AS, &before);

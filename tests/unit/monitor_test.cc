@@ -108,7 +108,7 @@ std::shared_ptr<Monitor> make(int rank, uint64_t timeout_ns, std::vector<Process
   return std::make_shared<Monitor>(rank, timeout_ns, std::move(table));
 }
 
-// A short silence is forgiven, whatever "short" is next to the timeout: a second is nothing where 20 are allowed.
+// A short silence is forgiven, whatever "short" is next to the timeout: a second is nothing if 20 are allowed.
 void silence_is_measured_by_the_timeout() {
   Played hub;
   auto monitor = make(1, 20 * kSecondNs, table_of(2));
@@ -283,7 +283,7 @@ void the_first_failure_stays() {
   monitor->leave();
 }
 
-// What makes no sense fails its sender, also where that is the hub.
+// What makes no sense fails its sender, also if that is the hub.
 void nonsense_of_the_hub_is_a_failure() {
   FrameWriter empty_heartbeat, long_heartbeat, goodbye_of_mine, answer_to_others;
   empty_heartbeat.u32(0);

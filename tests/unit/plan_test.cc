@@ -206,7 +206,7 @@ void sizes_buckets() {
   config = {};
   config.bucket_elements = UINT64_MAX;
   check_equal(bucket_ends(plan_of(1, config, params_of({50000000, 50000000}))).size(), 1U);
-  // By itself: one bucket where there is next to nothing to hide, six to ten otherwise.
+  // By itself: one bucket if there is next to nothing to hide, six to ten otherwise.
   check_equal(bucket_ends(plan_of(4, {}, params_of({1000, 500, 300}))), {1920});
   for (int count = 10; count < 200; ++count) {
     const size_t buckets = bucket_ends(plan_of(2, {}, params_of(std::vector<int64_t>(static_cast<size_t>(count), 16384)))).size();
@@ -288,7 +288,7 @@ void counts_bytes() {
   check_equal(plan.owned_elements(3), 392U);
 }
 
-// Of a device: each part's gradients, its gathers where they are sharded, and the norm's where no part is the whole world.
+// Of a device: each part's gradients, its gathers if they are sharded, and the norm's if no part is the whole world.
 void counts_communicators() {
   const auto bytes = [](const GridConfig& grid, int world, Sharding sharding, bool experts) {
     BufferConfig config;

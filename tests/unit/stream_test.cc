@@ -151,7 +151,7 @@ void a_wait_fails_with_its_event() {
   fails(outcome(*second), Code::numeric, {"not a number"});
 }
 
-// What is retained goes when the work before it has ended, and not before; also where the stream fails.
+// What is retained goes when the work before it has ended, and not before; also if the stream fails.
 void retained_things_outlive_the_work() {
   for (const bool failing : {false, true}) {
     auto stream = make("retaining");

@@ -12,7 +12,7 @@ fn main() {
     for name in VARIABLES {
         println!("cargo:rerun-if-env-changed={name}");
     }
-    // Documentation is built where no library is.
+    // Documentation is built if no library is.
     if env::var_os("DOCS_RS").is_some() {
         return;
     }

@@ -84,12 +84,12 @@ class Buffer {
   }
 
   /// Ends backward: all buckets are reduced, and the ranks agree on what was missing. sync_slice begins that or goes on waiting, for at
-  /// most 50 ms, and says whether it has finished; start_sync returns at once. Optimizer.step does the same where nobody has. Collective.
+  /// most 50 ms, and says whether it has finished; start_sync returns at once. Optimizer.step does the same if nobody has. Collective.
   bool sync_slice(Failure& failure);
   Request* start_sync(Failure& failure);
 
   /// Between sync and the step. The L2 norm of the reduced gradients of all parameters, or of those listed by index, over the whole model,
-  /// as Optimizer.step counts it: infinite or NaN where a gradient is not finite. Collective, with the same list on ranks that share
+  /// as Optimizer.step counts it: infinite or NaN if a gradient is not finite. Collective, with the same list on ranks that share
   /// parameters.
   double grad_norm(Failure& failure) const;
   /// Between sync and the step. Multiplies the reduced gradients of all parameters, or of those listed by index, in place: with ZERO_0 all
@@ -106,7 +106,7 @@ class Buffer {
   /// start_broadcast returns at once: the parameters are nobody's to read or write before its end. Collective.
   bool broadcast_slice(int root, Failure& failure);
   Request* start_broadcast(int root, Failure& failure);
-  /// Fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
+  /// Fails if the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
   void verify(Failure& failure) {
     call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
   }

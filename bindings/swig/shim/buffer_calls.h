@@ -67,7 +67,7 @@ inline Request* Buffer::start_broadcast(int root, Failure& failure) {
   return start(failure, [&](auto* buffer, auto** request) { return mdp_buffer_broadcast(buffer, root, request); });
 }
 
-// function(buffer, params, count), with the list as the library takes it: it has memory also where it is empty, since NULL means all.
+// function(buffer, params, count), with the list as the library takes it: it has memory also if it is empty, since NULL means all.
 template <class Number, class Function>
 void Buffer::call_on(const Number* params, size_t count, Failure& failure, Function function) const {
   guarded(failure, [&] {

@@ -35,7 +35,7 @@ enum class Status {
 };
 
 /// Plain data: several of the languages leave a wrapper by longjmp, which runs no destructors. The code is a number, since a newer library
-/// may have statuses that this enumeration has not. rank, bucket and param are -1 and operation is 0 where they are not known.
+/// may have statuses that this enumeration has not. rank, bucket and param are -1 and operation is 0 if they are not known.
 struct Failure {
   int code = MDP_OK;
   int rank = -1;
@@ -49,7 +49,7 @@ struct Failure {
   const char* name() const { return mdp_status_name(code); }
 
 #ifndef SWIG
-  // Takes over how a call of this thread that has just returned `status` ended. True where it did not fail.
+  // Takes over how a call of this thread that has just returned `status` ended. True if it did not fail.
   bool take(mdp_status status);
   void take(const mdp_error_info& info);
   // The same for a call that tells of its failure by another answer than a status.

@@ -83,7 +83,7 @@ struct BufferOptions {
   bool no_overlap = false;        ///< launch everything at sync
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
-  bool ignore_memory = false;  ///< take memory also where the system says that there is too little; of any rank
+  bool ignore_memory = false;  ///< take memory also if the system says that there is too little; of any rank
 
 #ifndef SWIG
   bool describe(mdp_buffer_config* config, Failure& failure) const {

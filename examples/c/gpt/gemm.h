@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Matrix products, by way of CBLAS where there is one; no other file of this program sees it. */
+ * Matrix products, by way of CBLAS if there is one; no other file of this program sees it. */
 #ifndef GPT_GEMM_H
 #define GPT_GEMM_H
 

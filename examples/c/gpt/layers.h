@@ -8,7 +8,7 @@
 
 #include "real.h"
 
-/* out[n x outs] = in[n x ins] * weight[outs x ins]^T + bias[outs]; no bias where it is NULL */
+/* out[n x outs] = in[n x ins] * weight[outs x ins]^T + bias[outs]; no bias if it is NULL */
 void linear_forward(real* out, const real* in, const real* weight, const real* bias, size_t n, size_t ins, size_t outs);
 void linear_backward(real* d_in, real* d_weight, real* d_bias, const real* d_out, const real* in, const real* weight, size_t n, size_t ins,
                      size_t outs);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The line that begins with `name`, in bytes; 0 where there is none. */
+/* The line that begins with `name`, in bytes; 0 if there is none. */
 static int64_t bytes_in(const char* path, const char* name) {
   FILE* file = fopen(path, "r");
   const size_t length = strlen(name);

@@ -36,7 +36,7 @@ void report_start(const trainer* t);
 /* Prints a line when ten steps or two seconds have passed since the last one; with --json always. */
 void report_step(report_progress* progress, const trainer* t, const train_step* step);
 void report_end(const trainer* t, const report_summary* summary);
-/* Whether all that was printed has reached stdout; says so on stderr where it has not, on a full disk for one. */
+/* Whether all that was printed has reached stdout; says so on stderr if it has not, on a full disk for one. */
 int report_written(void);
 
 #endif

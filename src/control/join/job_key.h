@@ -24,7 +24,7 @@ using AuthKey = Digest;
 // From the system, for secrets and nonces.
 Status fill_random(uint8_t* out, size_t count);
 
-// The launch's secret; where there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
+// The launch's secret; if there is none, a digest of the job's name, which keeps jobs apart but no attacker out.
 AuthKey auth_key_of(const Launch& launch);
 
 // Another key, for what `purpose` says; whoever learns it does not learn the first.

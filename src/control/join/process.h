@@ -37,7 +37,7 @@ struct ProcessWatch {
   Fd pidfd;            // becomes readable when the process ends, whatever children of it still hold its sockets open
   bool ended = false;  // it is gone already
 };
-// Neither where nothing can be said: another node or pid namespace, a kernel without pidfd, a hidden /proc.
+// Neither if nothing can be said: another node or pid namespace, a kernel without pidfd, a hidden /proc.
 ProcessWatch watch_process(const Process& process);
 
 }  // namespace megadp

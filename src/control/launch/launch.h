@@ -38,7 +38,7 @@ struct Launch {
   // Where rank 0 listens when the world spans nodes; port 0: all ranks are on one node.
   std::string root_host;
   uint16_t root_port = 0;
-  // Where it is set, the ranks agree on job, secret and root as they join (complete_launch).
+  // If it is set, the ranks agree on job, secret and root as they join (complete_launch).
   std::optional<AllGather> bootstrap;
 };
 
@@ -46,8 +46,8 @@ struct Launch {
 // contradictory or unknown environment is Code::invalid with a sentence that lists what was found and what is missing.
 Result<Launch> launch_from_environment();
 
-// Nothing where the launch has no bootstrap. Otherwise collective over its ranks, by two of its all-gathers: fills in job, secret, and,
-// where the ranks are on several nodes, the root. Returns the sockets on which rank 0 then listens already; none elsewhere. Ranks that hear
+// Nothing if the launch has no bootstrap. Otherwise collective over its ranks, by two of its all-gathers: fills in job, secret, and,
+// if the ranks are on several nodes, the root. Returns the sockets on which rank 0 then listens already; none elsewhere. Ranks that hear
 // of another's failure return the same code. Code::timeout at the deadline.
 Result<std::vector<Fd>> complete_launch(Launch* launch, Deadline deadline);
 
@@ -55,7 +55,7 @@ Result<std::vector<Fd>> complete_launch(Launch* launch, Deadline deadline);
 struct UniqueId {
   std::array<uint8_t, 128> bytes{};
 };
-Result<UniqueId> create_unique_id();  // a fresh random secret and name, and MEGADP_ROOT where it is set
+Result<UniqueId> create_unique_id();  // a fresh random secret and name, and MEGADP_ROOT if it is set
 Result<Launch> launch_from_id(const UniqueId& id, int rank, int nranks);
 
 // One line per launcher variable that is set ("NAME=value", secrets blanked), for `megadp info` and error sentences.

@@ -18,7 +18,7 @@ struct Claim {
   std::string launcher;
   bool seen = false;  // at least one variable that only this launcher sets
   Launch launch;      // meaningful when complete
-  // As far as they could be read: two launchers contradict each other only where both say something.
+  // As far as they could be read: two launchers contradict each other only if both say something.
   std::optional<int> rank, nranks;
   bool several_nodes = false;  // with launch.root_port 0 the root address is still to be found
   std::vector<std::string> found, missing, wrong;

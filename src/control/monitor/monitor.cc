@@ -213,7 +213,7 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
   if (!lists_.add(key.members)) return internal_error("two lists of ranks have one digest");
   Pending pending;
   pending_[key] = &pending;
-  struct Forget {  // also where something below runs out of memory
+  struct Forget {  // also if something below runs out of memory
     std::map<OperationKey, Pending*>& pending;
     const OperationKey& key;
     ~Forget() { pending.erase(key); }

@@ -40,11 +40,11 @@ struct OperationKey {
   bool has(int rank) const;
 };
 
-// Lists of members, by a digest of each: a frame carries the digest, and the list itself only where its receiver may not know it yet.
+// Lists of members, by a digest of each: a frame carries the digest, and the list itself only if its receiver may not know it yet.
 class MemberLists {
  public:
   static uint64_t digest(const std::vector<int32_t>& members) noexcept;
-  // False where another list has the same digest.
+  // False if another list has the same digest.
   bool add(const std::vector<int32_t>& members);
   const std::vector<int32_t>* find(uint64_t digest) const;
 

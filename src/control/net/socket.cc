@@ -42,7 +42,7 @@ bool is_this_machine(const std::string& host) {
   return host == "localhost" || (::uname(&name) == 0 && host == name.nodename);
 }
 
-// Waits for name servers, however long they take, where the host is a name and not a number.
+// Waits for name servers, however long they take, if the host is a name and not a number.
 Status look_up_waiting(const Endpoint& endpoint, int flags, AddressList* out) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;

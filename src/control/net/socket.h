@@ -43,7 +43,7 @@ struct PeerCredentials {
 // Of the process that connected, or that listened; nothing on TCP.
 std::optional<PeerCredentials> peer_credentials(int fd);
 
-// A TCP socket's own end, and the other: a number, as getaddrinfo takes it, and the port. The host is empty where there is no such end.
+// A TCP socket's own end, and the other: a number, as getaddrinfo takes it, and the port. The host is empty if there is no such end.
 struct SocketAddress {
   std::string host;
   uint16_t port = 0;

@@ -40,7 +40,7 @@ struct Nccl {
   decltype(&::ncclAllGather) all_gather;
   decltype(&::ncclBroadcast) broadcast;
 
-  // Of newer versions; NULL where the version lacks them.
+  // Of newer versions; NULL if the version lacks them.
   ncclResult_t (*window_register)(ncclComm_t comm, void* buffer, size_t bytes, void** window, int flags);
   ncclResult_t (*window_deregister)(ncclComm_t comm, void* window);
   ncclResult_t (*all_to_all)(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream);

@@ -93,7 +93,7 @@ struct Place {
   int64_t to, from;
 };
 
-// Where element `number`, counted over the first `count` dimensions, lies. In 32 bits where that is enough: division in 64 takes several
+// Where element `number`, counted over the first `count` dimensions, lies. In 32 bits if that is enough: division in 64 takes several
 // times as long.
 template <class Index>
 MEGADP_HOST_DEVICE inline Place place_of(const Walk& walk, int count, Index number) {

@@ -2,7 +2,7 @@
 // What one thread of a kernel does, as functions of its number and of how many there are; nothing here knows CUDA. So the tests run every
 // thread of a launch on the host, where all indices can be checked, and the kernels are left with nothing but the launch.
 //
-// Element-wise work goes over its arrays like this, where all of them can be brought to 16-byte addresses by one offset:
+// Element-wise work goes over its arrays like this, if all of them can be brought to 16-byte addresses by one offset:
 //
 //   | head: single elements | unit | unit | unit | ... | tail: single elements |
 //
@@ -30,7 +30,7 @@
 
 namespace megadp::cuda {
 
-// `n` neighbours, read and written by accesses of 16 bytes (or all at once where they are fewer).
+// `n` neighbours, read and written by accesses of 16 bytes (or all at once if they are fewer).
 constexpr size_t pack_alignment(size_t bytes) {
   return bytes < 16 ? bytes : 16;
 }
@@ -266,7 +266,7 @@ struct Reduce {
   const T* from;
   uint64_t stride;
   int parts;
-  bool largest;   // where not a sum: or else the smallest
+  bool largest;   // if not a sum: or else the smallest
   Value divisor;  // of a sum
 
   template <int n>

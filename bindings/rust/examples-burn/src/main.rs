@@ -63,7 +63,7 @@ impl<B: Backend> ModuleVisitor<B> for Describe {
     }
 }
 
-/// The gradients of a module's parameters, in the same order; none where the loss does not depend on one.
+/// The gradients of a module's parameters, in the same order; none if the loss does not depend on one.
 struct Collect<'a, B: AutodiffBackend> {
     gradients: &'a B::Gradients,
     found: Vec<Option<TensorData>>,

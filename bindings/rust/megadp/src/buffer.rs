@@ -97,7 +97,7 @@ impl BufferBuilder {
         self
     }
 
-    /// Takes memory also where the system says that there is too little. Said on one rank, it holds for all.
+    /// Takes memory also if the system says that there is too little. Said on one rank, it holds for all.
     pub fn ignore_memory(mut self) -> Self {
         self.raw.flags |= sys::MDP_BUFFER_IGNORE_MEMORY;
         self
@@ -445,7 +445,7 @@ impl<T> DerefMut for ParamMut<'_, T> {
 impl<T> Drop for ParamMut<'_, T> {
     fn drop(&mut self) {
         let _inside = self.buffer.tree.enter();
-        // It fails only where the communicator is lost, and every later call says so.
+        // It fails only if the communicator is lost, and every later call says so.
         // SAFETY: a live handle, the tree's only call.
         let _ = unsafe { sys::mdp_param_changed(self.buffer.as_raw()) };
     }
@@ -519,7 +519,7 @@ pub enum BucketState {
     Other(u32),
 }
 
-/// The last step's times of one bucket, in nanoseconds of CLOCK_MONOTONIC; none where it has not happened.
+/// The last step's times of one bucket, in nanoseconds of CLOCK_MONOTONIC; none if it has not happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketReport {

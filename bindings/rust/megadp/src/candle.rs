@@ -231,7 +231,7 @@ impl DataParallel {
     /// The tensor to build the model with, in the place of the variable of that name. Its values are those of the last step; it stays the same.
     ///
     /// # Errors
-    /// INVALID where there is no such name.
+    /// INVALID if there is no such name.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let found = self.weights.iter().find(|weight| weight.names.iter().any(|other| other == name));
         let missing = || crate::Error::new(Code::Invalid, format!("no variable was registered as {name:?}"));

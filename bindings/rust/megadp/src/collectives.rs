@@ -19,9 +19,9 @@ pub enum Op {
     Sum = sys::MDP_OP_SUM,
     /// Their mean; not for integers.
     Avg = sys::MDP_OP_AVG,
-    /// The largest; NaN where one of them is.
+    /// The largest; NaN if one of them is.
     Max = sys::MDP_OP_MAX,
-    /// The smallest; NaN where one of them is.
+    /// The smallest; NaN if one of them is.
     Min = sys::MDP_OP_MIN,
 }
 

@@ -109,7 +109,7 @@ impl CommBuilder {
     }
 
     /// Meets the other ranks by a closure that gathers bytes, as number `rank` of `size`: given this rank's bytes, it returns those of all
-    /// ranks, in their order, or `None` where it cannot. It is called twice, inside [`connect`](Self::connect) alone, on a thread of its own,
+    /// ranks, in their order, or `None` if it cannot. It is called twice, inside [`connect`](Self::connect) alone, on a thread of its own,
     /// and may block: at the timeout it is left to itself. What it carries holds a secret: whoever reads it may join.
     pub fn bootstrap<F>(mut self, rank: usize, size: usize, gather: F) -> Self
     where
@@ -200,7 +200,7 @@ impl Comm {
     }
 
     /// Joins the ranks of one job into a communicator, the world: with the values given, or else from the launcher's environment; a single
-    /// rank where no launcher is recognised. Ranks may be processes or threads.
+    /// rank if no launcher is recognised. Ranks may be processes or threads.
     ///
     /// ```
     /// use std::time::Duration;

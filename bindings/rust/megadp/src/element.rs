@@ -112,7 +112,7 @@ impl<'a, T, const N: usize> From<&'a [T; N]> for Strided<'a, T> {
     }
 }
 
-/// An array in memory of the host. It is only written where the library's function says so.
+/// An array in memory of the host. It is only written if the library's function says so.
 pub(crate) fn tensor<T: Element>(data: *mut T, shape: &[i64], strides: Option<&[i64]>) -> sys::mdp_tensor {
     sys::mdp_tensor {
         dtype: T::DTYPE as sys::mdp_dtype,

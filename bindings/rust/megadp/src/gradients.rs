@@ -192,7 +192,7 @@ impl Gradients {
         self.shared.arrive(param, |_| 1, |_| check(unsafe { sys::mdp_grad_ready(self.shared.as_ptr(), param, ptr::null_mut()) }))
     }
 
-    /// This rank has no gradient of the parameter in this microbatch. Where no microbatch brought one, this rank adds zero; where that is so on
+    /// This rank has no gradient of the parameter in this microbatch. If no microbatch brought one, this rank adds zero; if that is so on
     /// all ranks, the optimizer leaves the parameter alone. Local, does not block.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub(crate) struct Owned<T: Destroy>(NonNull<T>);
 
 impl<T: Destroy> Owned<T> {
     /// # Errors
-    /// INTERNAL where the library has answered with NULL.
+    /// INTERNAL if the library has answered with NULL.
     ///
     /// # Safety
     /// `handle` was written by a call that succeeded, and nobody else destroys it.

@@ -37,7 +37,7 @@
 //! bad input, no `Drop` fails, and none waits for another rank. After a failure for which [`Code::is_final`] holds in a collective call the communicator is lost.
 //!
 //! **Threads.** The library allows one thread at a time on a communicator and all that was made from it. So [`Comm`], [`Grid`], [`Buffer`] and
-//! [`Optimizer`] are [`Send`] and not [`Sync`]; where they have been sent to different threads, calls wait for each other. What may be called
+//! [`Optimizer`] are [`Send`] and not [`Sync`]; if they have been sent to different threads, calls wait for each other. What may be called
 //! from any thread at any time has types of its own, which are `Send` and `Sync`: [`Gradients`], [`Request`], [`Aborter`].
 //!
 //! ```compile_fail,E0277

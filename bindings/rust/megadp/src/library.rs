@@ -18,7 +18,7 @@ pub fn version() -> (u8, u8, u8) {
 /// What this library is and what it sees, as one line of JSON: version, backends, transport, machine, launcher. Local, any thread.
 ///
 /// # Errors
-/// Only where memory is short.
+/// Only if memory is short.
 ///
 /// ```
 /// assert!(megadp::info()?.starts_with("{\"version\":"));

@@ -288,7 +288,7 @@ impl Optimizer {
         Err(Error::new(Code::Invalid, "the buffer is not the one that this optimizer was created for"))
     }
 
-    /// The part of a parameter's state that this rank keeps, empty where it keeps none; where it begins in the flattened parameter is
+    /// The part of a parameter's state that this rank keeps, empty if it keeps none; where it begins in the flattened parameter is
     /// [`OwnedRange::param_begin`](crate::OwnedRange::param_begin). The buffer is the optimizer's, borrowed because f32 parameters are
     /// their own masters. Waits for the last step. Local.
     ///

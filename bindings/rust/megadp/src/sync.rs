@@ -35,7 +35,7 @@ impl Buffer {
     /// # Errors
     /// As [`Buffer::sync`], here or when it is waited for.
     pub fn start_sync(&mut self) -> Result<Syncing<'_>> {
-        self.closed = true; // also where it fails: what has been launched is not taken back
+        self.closed = true; // also if it fails: what has been launched is not taken back
         let request = {
             let _inside = self.tree.enter();
             let mut out = ptr::null_mut();
@@ -104,7 +104,7 @@ impl Synced<'_> {
     }
 
     /// The L2 norm of the reduced gradients of these parameters (`None`: of all) over the whole model, each element counted once, as the step
-    /// counts it. Infinite or NaN where a gradient is not finite, on all ranks. Collective, with the same list on ranks that share parameters;
+    /// counts it. Infinite or NaN if a gradient is not finite, on all ranks. Collective, with the same list on ranks that share parameters;
     /// blocking.
     ///
     /// # Errors
