@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers: registration, views, and what is known of them.
-#include <algorithm>
-
 #include "api/config.h"
 #include "api/error.h"
 #include "api/event.h"
@@ -113,10 +111,10 @@ mdp_status mdp_buffer_find(mdp_buffer* buffer, const char* name, size_t* param) 
     if (Status status = check_out(param, "param"); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
     if (name == nullptr) return invalid("name is NULL; it must be the name of a parameter");
-    const std::vector<ParamSpec>& params = buffer->object->plan().params;
-    const auto found = std::find_if(params.begin(), params.end(), [&](const ParamSpec& each) { return each.name == name; });
-    if (found == params.end()) return invalid("name is '", name, "'; none of the ", params.size(), " parameters is called so");
-    *param = static_cast<size_t>(found - params.begin());
+    const Plan& plan = buffer->object->plan();
+    const auto found = plan.find(name);
+    if (!found) return invalid("name is '", name, "'; none of the ", plan.params.size(), " parameters is called so");
+    *param = *found;
     return {};
   });
 }
@@ -134,9 +132,7 @@ mdp_status mdp_buffer_counts(mdp_buffer* buffer, size_t* params, size_t* buckets
 
 mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out) {
   return guard([&]() -> Status {
-    if (out != nullptr) {
-      if (Status status = check_out(out, "out"); !status) return status;
-    }
+    if (Status status = check_request_out(out); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
     auto request = prepare_request(out, buffer->context, buffer->object);
     auto pending = buffer->object->params().broadcast(root, out != nullptr);

@@ -82,9 +82,7 @@ template <class Submit>
 mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argument, mdp_stream stream, mdp_request** out,
                       Submit&& submit) {
   return guard([&]() -> Status {
-    if (out != nullptr) {
-      if (Status status = check_out(out, "out"); !status) return status;
-    }
+    if (Status status = check_request_out(out); !status) return status;
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
     if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
     auto request = prepare_request(out, comm->context, comm->object);
@@ -165,9 +163,7 @@ mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root,
 
 mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out) {
   return guard([&]() -> Status {
-    if (out != nullptr) {
-      if (Status status = check_out(out, "out"); !status) return status;
-    }
+    if (Status status = check_request_out(out); !status) return status;
     if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
     auto request = prepare_request(out, comm->context, comm->object);
     auto pending = comm->object->barrier(out != nullptr);

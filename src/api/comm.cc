@@ -93,6 +93,19 @@ Status sticky_failure(const Context& context) {
   return context.world->failed() ? context.world->failure() : Status();
 }
 
+// What `get` says of a communicator of this process; -1 if it is none, or `get` fails.
+template <class Get>
+int32_t number_of(const mdp_comm* comm, const Get& get) {
+  int32_t number = -1;
+  guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    const Result<int> found = get(*comm->object);
+    if (found) number = *found;
+    return found.status();
+  });
+  return number;
+}
+
 }  // namespace
 
 mdp_status mdp_unique_id_create(mdp_unique_id* out) {
@@ -140,37 +153,18 @@ mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm**
 }
 
 int32_t mdp_comm_rank(const mdp_comm* comm) {
-  int32_t rank = -1;
-  guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
-    rank = comm->object->rank();
-    return {};
-  });
-  return rank;
+  return number_of(comm, [](Comm& ours) { return Result(ours.rank()); });
 }
 
 int32_t mdp_comm_size(const mdp_comm* comm) {
-  int32_t size = -1;
-  guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
-    size = comm->object->size();
-    return {};
-  });
-  return size;
+  return number_of(comm, [](Comm& ours) { return Result(ours.size()); });
 }
 
 int32_t mdp_comm_world_rank(const mdp_comm* comm, int32_t rank) {
-  int32_t found = -1;
-  guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
-    const std::vector<int>& members = comm->object->group().members();
-    if (rank < 0 || static_cast<size_t>(rank) >= members.size()) {
-      return invalid("rank is ", rank, "; in this communicator it must be 0 to ", members.size() - 1);
-    }
-    found = members[static_cast<size_t>(rank)];
-    return {};
+  return number_of(comm, [rank](Comm& ours) -> Result<int> {
+    if (rank >= 0 && rank < ours.size()) return ours.group().members()[static_cast<size_t>(rank)];
+    return invalid("rank is ", rank, "; in this communicator it must be 0 to ", ours.size() - 1);
   });
-  return found;
 }
 
 mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out) {

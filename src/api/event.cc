@@ -8,6 +8,8 @@
 #include <cerrno>
 #include <mutex>
 
+#include "api/intake.h"
+
 namespace megadp {
 
 Result<int> event_descriptor(Context& context) {
@@ -19,6 +21,10 @@ Result<int> event_descriptor(Context& context) {
     context.notified_fd = fd;
   }
   return context.event_fd.get();
+}
+
+Status check_request_out(mdp_request** out) {
+  return out == nullptr ? Status() : check_out(out, "out");
 }
 
 std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Context>& context, std::shared_ptr<void> owner) {

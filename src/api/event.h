@@ -12,6 +12,8 @@ namespace megadp {
 // Makes the descriptor on first use.
 Result<int> event_descriptor(Context& context);
 
+// NULL, or where a request can be written to.
+Status check_request_out(mdp_request** out);
 // A request that was asked for, to be filled before the operation is submitted, so that nothing can fail after it. Null when out is NULL.
 std::unique_ptr<mdp_request> prepare_request(mdp_request** out, const std::shared_ptr<Context>& context, std::shared_ptr<void> owner);
 // Fills it in and hands it out; does nothing when out is NULL.

@@ -197,9 +197,7 @@ mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* c
     if (report != nullptr) {
       if (Status status = check_output(report, "report"); !status) return status;
     }
-    if (out != nullptr) {
-      if (Status status = check_out(out, "out"); !status) return status;
-    }
+    if (Status status = check_request_out(out); !status) return status;
     if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
     auto ours = take_step_config(config, place_of(*optimizer));
     if (!ours) return ours.status();

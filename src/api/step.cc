@@ -107,9 +107,7 @@ mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param) {
 
 mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out) {
   return guard<Delivery::silent>([&]() -> Status {
-    if (out != nullptr) {
-      if (Status status = check_out(out, "out"); !status) return status;
-    }
+    if (Status status = check_request_out(out); !status) return status;
     if (Status status = check_call(buffer, consumer, "consumer"); !status) return status;
     auto request = prepare_request(out, buffer->context, buffer->object);
     auto pending = buffer->object->gradients().sync(consumer, out != nullptr);

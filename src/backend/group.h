@@ -128,8 +128,8 @@ class Group {
   virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) = 0;
   virtual Status barrier(Stream& stream, Tag tag) = 0;
 
-  // Words that the ranks of a group on one host tell each other about operation `number`, from launchers' threads: say() does not wait.
-  // hear() waits until all have said theirs and returns the largest, or 0 where `give_up`, which it asks every 25 ms at least, was true
+  // Words that the ranks of a group on one node tell each other about operation `number`, from launchers' threads: say() does not wait.
+  // hear() waits until all have said theirs and returns the largest, or 0 if `give_up`, which it asks every 25 ms at least, was true
   // first. A word is not 0. It holds until its owner says the same kind of word about a later operation: nobody may before all have heard
   // it.
   enum class Word : uint32_t {

@@ -27,9 +27,9 @@ Status agree(World& world, const std::vector<int>& members, const Subject& on, c
 
 // World::exchange of plain data without pointers.
 template <class T>
-Result<std::vector<T>> exchange_as(World& world, const std::vector<int>& members, const char* what, const T& mine) {
+Result<std::vector<T>> exchange_as(World& world, const std::vector<int>& members, const char* what, const T& mine, uint64_t line = 0) {
   static_assert(std::is_trivially_copyable_v<T>);
-  const auto all = world.exchange(members, what, std::string(reinterpret_cast<const char*>(&mine), sizeof mine));
+  const auto all = world.exchange(members, what, std::string(reinterpret_cast<const char*>(&mine), sizeof mine), line);
   if (!all.ok()) return all.status();
   std::vector<T> values(all->size());
   for (size_t i = 0; i < values.size(); ++i) {

@@ -31,43 +31,43 @@ Status check_config(const Grid& grid, const BufferConfig& config) {
 }
 
 // By digests in order: a table of hundreds of thousands of names is slow to walk through in any other.
-Status check_names(const std::vector<ParamSpec>& params) {
-  struct Named {
-    uint64_t digest;
-    size_t index;
-  };
-  std::vector<Named> all;
+Result<std::vector<Plan::Name>> sort_names(const std::vector<ParamSpec>& params) {
+  using Name = Plan::Name;
+  std::vector<Name> all;
   all.reserve(params.size());
   for (size_t i = 0; i < params.size(); ++i) all.push_back({hash_bytes(params[i].name.data(), params[i].name.size()), i});
-  std::sort(all.begin(), all.end(), [&](const Named& a, const Named& b) {
+  std::sort(all.begin(), all.end(), [&](const Name& a, const Name& b) {
     if (a.digest != b.digest) return a.digest < b.digest;
-    const int order = params[a.index].name.compare(params[b.index].name);
-    return order != 0 ? order < 0 : a.index < b.index;
+    const int order = params[a.param].name.compare(params[b.param].name);
+    return order != 0 ? order < 0 : a.param < b.param;
   });
-  const auto same = [&](const Named& a, const Named& b) { return a.digest == b.digest && params[a.index].name == params[b.index].name; };
+  const auto same = [&](const Name& a, const Name& b) { return a.digest == b.digest && params[a.param].name == params[b.param].name; };
   size_t first = 0, again = params.size();
   for (auto at = all.begin(); (at = std::adjacent_find(at, all.end(), same)) != all.end(); ++at) {
-    const size_t later = (at + 1)->index;
-    if (later < again) std::tie(first, again) = std::pair(at->index, later);
+    const size_t later = (at + 1)->param;
+    if (later < again) std::tie(first, again) = std::pair(at->param, later);
   }
-  if (again == params.size()) return {};
+  if (again == params.size()) return all;
   return invalid(param_label(again, params[again].name), " has the same name as parameter ", first, "; names must be unique")
       .with_blame({.param = static_cast<int64_t>(again)});
 }
 
-Status check_params(const Grid& grid, std::vector<ParamSpec>* params) {
-  if (params->size() > UINT32_MAX) return invalid("there are ", params->size(), " parameters; at most ", UINT32_MAX, " are allowed");
-  const GridConfig& sizes = grid.config();
+Status check_params(Plan* plan) {
+  std::vector<ParamSpec>& params = plan->params;
+  if (params.size() > UINT32_MAX) return invalid("there are ", params.size(), " parameters; at most ", UINT32_MAX, " are allowed");
+  const GridConfig& sizes = plan->grid.config();
   bool trainable = false;
-  for (size_t i = 0; i < params->size(); ++i) {
-    ParamSpec& param = (*params)[i];
+  for (size_t i = 0; i < params.size(); ++i) {
+    ParamSpec& param = params[i];
     const bool needs_placement = sizes.tp > 1 || sizes.ep > 1 || (param.expert && sizes.expert_tp > 1);
     if (Status bad = check_param(i, needs_placement, &param); !bad) return bad;
     trainable |= !param.frozen;
   }
-  if (params->empty()) return invalid("there are no parameters; give at least one");
-  if (Status same = check_names(*params); !same) return same;
-  if (!trainable) return invalid("all ", params->size(), " parameters are frozen; at least one must be trainable");
+  if (params.empty()) return invalid("there are no parameters; give at least one");
+  auto names = sort_names(params);
+  if (!names) return names.status();
+  plan->names = *std::move(names);
+  if (!trainable) return invalid("all ", params.size(), " parameters are frozen; at least one must be trainable");
   return {};
 }
 
@@ -206,11 +206,11 @@ uint64_t communicators(const Plan& plan) {
 
 Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params) {
   if (Status bad = check_config(grid, config); !bad) return bad;
-  if (Status bad = check_params(grid, &params); !bad) return bad;
   Plan plan;
   plan.grid = grid;
   plan.config = config;
   plan.params = std::move(params);
+  if (Status bad = check_params(&plan); !bad) return bad;
   plan.arenas = sort_into_arenas(plan);
   if (Status bad = check_total(plan); !bad) return bad;
   for (ArenaPlan& arena : plan.arenas) {
@@ -230,6 +230,15 @@ uint64_t reference_bucket_elements(int group_size) {
 uint64_t default_bucket_elements(uint64_t arena_elements, int group_size) {
   const uint64_t tenth = arena_elements / 10 + (arena_elements % 10 != 0 ? 1 : 0);
   return std::clamp<uint64_t>(tenth, 8192, reference_bucket_elements(group_size));
+}
+
+std::optional<size_t> Plan::find(std::string_view name) const {
+  const uint64_t digest = hash_bytes(name.data(), name.size());
+  auto at = std::lower_bound(names.begin(), names.end(), digest, [](const Name& each, uint64_t value) { return each.digest < value; });
+  for (; at != names.end() && at->digest == digest; ++at) {
+    if (params[at->param].name == name) return at->param;
+  }
+  return {};
 }
 
 int Plan::shard(const ArenaPlan& arena, int rank) const {

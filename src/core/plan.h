@@ -4,7 +4,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -56,7 +58,7 @@ struct MemoryPlan {
 
 // What a device's library takes for a communicator whose ranks form a ring: 16 channels, each with the buffers of one connection, for each
 // of three protocols of the size that the library has from the start. Where they come from: docs/design.md. Trees, exchanges of all with
-// all and memory that the ranks of a host share come on top; what is smaller, or reaches memory directly, takes less.
+// all and memory that the ranks of a node share come on top; what is smaller, or reaches memory directly, takes less.
 constexpr uint64_t kCommunicatorBytes = 16 * ((uint64_t{4} << 20) + uint64_t{8} * 8 * 120 * 640 + uint64_t{8} * 16 * 8 * 512);
 
 struct BucketRef {
@@ -72,7 +74,13 @@ struct Plan {
   // (its gradient comes last in backward); without overlap the dense ones before the experts' ones. The position in it is the bucket's
   // number in errors and reports.
   std::vector<BucketRef> launch_order;
+  struct Name {
+    uint64_t digest;
+    size_t param;
+  };
+  std::vector<Name> names;  // by digest, then by name
 
+  std::optional<size_t> find(std::string_view name) const;  // the index of a parameter
   // This rank's shard of an arena (0 with zero_0).
   int shard(const ArenaPlan& arena, int rank) const;
   MemoryPlan memory(uint32_t rule = 0) const;  // with this update rule; of every rank the same: all pieces of a bucket are equally long

@@ -16,7 +16,7 @@
 namespace megadp::cuda {
 
 struct Options {
-  int32_t device = -1;  // -1: this rank's number on its host, modulo the number of devices
+  int32_t device = -1;  // -1: this rank's number on its node, modulo the number of devices
   bool exact = false;   // sums as on the host (see group.h)
 };
 

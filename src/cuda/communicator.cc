@@ -108,16 +108,9 @@ Status Communicator::create() {
 }
 
 Result<uint64_t> Communicator::largest(uint64_t mine) {
-  auto all =
-      gpu_->world().exchange(members_, "order of collectives", std::string(reinterpret_cast<const char*>(&mine), sizeof mine), line_);
+  const auto all = exchange_as(gpu_->world(), members_, "order of collectives", mine, line_);
   if (!all) return all.status();
-  uint64_t most = 0;
-  for (const std::string& one : *all) {
-    uint64_t word = 0;
-    if (one.size() == sizeof word) std::memcpy(&word, one.data(), sizeof word);
-    most = std::max(most, word);
-  }
-  return most;
+  return *std::max_element(all->begin(), all->end());
 }
 
 Status Communicator::call(std::string_view what, const std::function<int32_t(NcclComm*)>& function) {

@@ -31,7 +31,7 @@ Status Member::share_places(Launcher& on, uint64_t number) {
   return {};
 }
 
-// By memory that the ranks of a host share, otherwise by the control plane. `largest` is that of all ranks' words.
+// By memory that the ranks of a node share, otherwise by the control plane. `largest` is that of all ranks' words.
 Status Member::tell(Group::Word which, uint64_t number, uint64_t mine, uint64_t* largest) {
   if (!on_one_node(gpu_->world(), control_->members())) {
     auto most = communicator_->largest(mine);

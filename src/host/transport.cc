@@ -160,7 +160,7 @@ Status Transport::lost(int peer, const std::string& why, const Describe& during,
 Status Transport::timed_out(const std::vector<int>& missing, const Describe& during) {
   std::string who;
   for (const int rank : missing) who += text(who.empty() ? "" : "; ", world_->describe(rank));
-  const Status status(Code::timeout, text(during(), ": timed out after ", seconds(world_->timeout_ns()), " of waiting for ", who),
+  const Status status(Code::timeout, text(during(), ": timed out after ", seconds(world_->timeout_ns()), ": ", who),
                       Blame{.rank = missing.front()});
   world_->fail(status);
   return status;

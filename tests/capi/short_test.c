@@ -18,24 +18,35 @@ static mdp_optimizer* plain_optimizer(mdp_buffer* buffer, double weight_decay) {
   return optimizer;
 }
 
+static const int64_t first_shape[] = {2, 3};
+static mdp_tensor first_of(float values[6]) {
+  mdp_tensor tensor = tensor_of(MDP_DTYPE_F32, values, first_shape);
+  tensor.ndim = 2;
+  return tensor;
+}
+
 static float read_first(mdp_buffer* buffer) {
   float values[6] = {0};
-  const int64_t shape[] = {2, 3};
-  mdp_tensor to = tensor_of(MDP_DTYPE_F32, values, NULL);
-  to.ndim = 2;
-  to.shape = shape;
+  const mdp_tensor to = first_of(values);
   OK(mdp_param_read(buffer, FIRST, &to, NULL));
   return values[5];
 }
 
+static void write_first(mdp_buffer* buffer, float value) {
+  float values[6] = {value, value, value, value, value, value};
+  const mdp_tensor from = first_of(values);
+  OK(mdp_param_write(buffer, FIRST, &from, NULL));
+}
+
 static void put_value(mdp_buffer* buffer, size_t param, float value) {
-  SIZED(mdp_tensor, view);
-  OK(mdp_buffer_param_view(buffer, param, &view)); /* for its shape */
-  float values[6];
-  for (int i = 0; i < 6; ++i) values[i] = value;
-  mdp_tensor grad = tensor_of(MDP_DTYPE_F32, values, view.shape);
-  grad.ndim = view.ndim;
+  float values[6] = {value, value, value, value, value, value};
+  mdp_tensor grad = tensor_of(MDP_DTYPE_F32, values, job_params[param].shape);
+  grad.ndim = job_params[param].ndim;
   OK(mdp_grad_put(buffer, param, &grad, 0, NULL));
+}
+
+static void put_values(mdp_buffer* buffer, float value) {
+  for (size_t param = 0; param < FROZEN; ++param) put_value(buffer, param, value);
 }
 
 /* The nine calls: a communicator, a buffer on it, an optimizer, and no sync. The gradient is the mean over ranks: 1 + (n - 1) / 2. */
@@ -76,7 +87,7 @@ static void forget_one(const mdp_unique_id* id, int32_t rank, int32_t n, void* a
   FAILS(MDP_E_STATE, "on rank 1 parameter 1 'second' never became ready", mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
   CHECK(read_first(j.buffer) == 0);
   OK(mdp_microbatch_begin(j.buffer, 1));
-  for (size_t param = 0; param < FROZEN; ++param) put_value(j.buffer, param, 1);
+  put_values(j.buffer, 1);
   OK(mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
   CHECK(read_first(j.buffer) < 0);
   job_close(&j);
@@ -91,9 +102,7 @@ static void a_step_that_syncs_fails_on_all_ranks(void** state) {
 static void come_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   job j = job_open(id, rank, n);
-  put_value(j.buffer, FIRST, 1);
-  put_value(j.buffer, SECOND, 1);
-  put_value(j.buffer, EMPTY, 1);
+  put_values(j.buffer, 1);
   if (rank == 1) OK(mdp_grad_sync(j.buffer, NULL, NULL));
   OK(mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
   mdp_buffer* buffer = NULL;
@@ -160,12 +169,7 @@ static void ask(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument
   mdp_request_free(request);
   mdp_comm_destroy(same);
 
-  float values[6] = {0, 0, 0, 0, 0, (float)rank};
-  const int64_t shape[] = {2, 3};
-  mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, NULL);
-  from.ndim = 2;
-  from.shape = shape;
-  OK(mdp_param_write(j.buffer, FIRST, &from, NULL));
+  write_first(j.buffer, (float)rank);
   FAILS(MDP_E_INVALID, "root is 3", mdp_buffer_broadcast(j.buffer, n, &request));
   OK(mdp_buffer_broadcast(j.buffer, 2, &request));
   OK(mdp_request_wait(request, UINT64_MAX));
@@ -185,17 +189,12 @@ static void barrier_and_broadcast_as_requests(void** state) {
  * gradient of zero leaves the weight decay alone. */
 static float stepped(const mdp_optimizer_config* given) {
   job j = job_open(NULL, 0, 1);
-  float values[6] = {1, 1, 1, 1, 1, 1};
-  const int64_t shape[] = {2, 3};
-  mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, NULL);
-  from.ndim = 2;
-  from.shape = shape;
-  OK(mdp_param_write(j.buffer, FIRST, &from, NULL));
+  write_first(j.buffer, 1);
   mdp_optimizer_config config = *given;
   config.struct_size = sizeof config;
   mdp_optimizer* optimizer = NULL;
   OK(mdp_optimizer_create(j.buffer, &config, &optimizer));
-  for (size_t param = 0; param < FROZEN; ++param) put_value(j.buffer, param, 0);
+  put_values(j.buffer, 0);
   OK(mdp_optimizer_step(optimizer, NULL, NULL, NULL));
   const float value = read_first(j.buffer);
   mdp_optimizer_destroy(optimizer);

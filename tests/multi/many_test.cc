@@ -10,6 +10,10 @@ using namespace job;
 constexpr size_t kParams = 300'000;
 constexpr int64_t kShape[] = {3};
 
+std::string name_of(size_t param) {
+  return "model.layers." + std::to_string(param) + ".weight";
+}
+
 struct Model {
   Buffer buffer;
   Optimizer optimizer;
@@ -20,7 +24,7 @@ Model make(const Rank& rank, uint64_t bucket_elements, Grid* grid) {
   names.reserve(kParams);
   std::vector<mdp_param> params(kParams);
   for (size_t p = 0; p < kParams; ++p) {
-    names.push_back("model.layers." + std::to_string(p) + ".weight");
+    names.push_back(name_of(p));
     params[p] = mdp_param{};
     params[p].struct_size = sizeof(mdp_param);
     params[p].name = names[p].c_str();
@@ -49,6 +53,15 @@ mdp_tensor empty_tensor() {
   mdp_tensor tensor{};
   tensor.struct_size = sizeof tensor;
   return tensor;
+}
+
+// As a checkpoint does that was written by names.
+void look_up(mdp_buffer* buffer) {
+  for (size_t p = 0; p < kParams; ++p) {
+    size_t found = kParams;
+    ok(mdp_buffer_find(buffer, name_of(p).c_str(), &found));
+    require(found == p, "parameter ", p, " is found as ", found);
+  }
 }
 
 // Every call that names one parameter, for every parameter.
@@ -80,6 +93,7 @@ void train(const Rank& rank, uint64_t bucket_elements) {
     ok(mdp_optimizer_state(model.optimizer.get(), p, "exp_avg", &state));
     kept += state.shape[0];
   }
+  look_up(buffer);
   size_t ranges = 0;
   ok(mdp_buffer_owned(buffer, nullptr, 0, &ranges));
   require(rank.size > 1 || kept == static_cast<int64_t>(3 * kParams), "state of ", kept, " elements is kept");

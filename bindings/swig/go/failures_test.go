@@ -297,6 +297,26 @@ func TestCollected(t *testing.T) {
 	}
 }
 
+// heldWait waits for something that takes both of two ranks: rank 0 stops waiting before rank 1 comes, and waits again.
+func heldWait(rank int, wait func(context.Context) error) error {
+	flag := os.Getenv("MEGADP_TEST_FLAG")
+	if rank == 0 {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		if err := wait(ctx); !errors.Is(err, context.Canceled) { // the other rank comes only after the next line
+			return fmt.Errorf("expected a cancelled wait, was %v", err)
+		}
+		if err := os.WriteFile(flag, nil, 0o600); err != nil {
+			return err
+		}
+	} else {
+		for _, err := os.Stat(flag); err != nil; _, err = os.Stat(flag) {
+			time.Sleep(5 * time.Millisecond)
+		}
+	}
+	return wait(context.Background())
+}
+
 // cancelled, with two ranks: who waits can stop waiting; the operation goes on, and so can the wait.
 func cancelled() error {
 	comm, err := megadp.NewComm(megadp.CommOptions{})
@@ -312,24 +332,11 @@ func cancelled() error {
 			return err
 		}
 	}
-	flag := os.Getenv("MEGADP_TEST_FLAG")
-	if rank, err := comm.Rank(); err != nil {
+	rank, err := comm.Rank()
+	if err != nil {
 		return err
-	} else if rank == 0 {
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		if err := buffer.Sync(ctx); !errors.Is(err, context.Canceled) { // the other rank comes only after the next line
-			return fmt.Errorf("expected a cancelled wait, was %v", err)
-		}
-		if err := os.WriteFile(flag, nil, 0o600); err != nil {
-			return err
-		}
-	} else {
-		for _, err := os.Stat(flag); err != nil; _, err = os.Stat(flag) {
-			time.Sleep(5 * time.Millisecond)
-		}
 	}
-	err = buffer.Sync(context.Background())
+	err = heldWait(rank, buffer.Sync)
 	fmt.Println("synced", err)
 	return err
 }

@@ -71,9 +71,8 @@ Status find_root(Claim* claim) {
   }
   if (!claim->several_nodes || launch.root_port != 0) return {};
   return invalid(launch.launcher,
-                 " started ranks on several nodes; set MEGADP_ROOT=host:port on all of them to an address of rank 0's node and a free "
-                 "port, or let the ranks "
-                 "meet by an id or by config.bootstrap");
+                 " started ranks on several nodes; set MEGADP_ROOT=host:port on all of them to an address of rank 0's node ",
+                 "and a free port, or let the ranks meet by an id or by config.bootstrap");
 }
 
 // Set on purpose, but by nobody that starts ranks: a launcher was forgotten, or its variables got lost.
