@@ -19,8 +19,9 @@ constexpr size_t kLarge = 24 * 1024 * 1024;
 namespace megadp::test {
 namespace {
 
+// Under a sanitizer the C library's own heap is never set up, and mallinfo2 cannot read it.
 size_t bytes_in_use() {
-  return mallinfo2().uordblks;
+  return kCountsMemory ? mallinfo2().uordblks : 0;
 }
 
 void one_rank_needs_nothing() {
