@@ -20,13 +20,27 @@ const char* name_of(Collective kind) noexcept {
       return "all_to_all";
     case Collective::barrier:
       return "barrier";
+    case Collective::reduce_scatter_v:
+      return "reduce_scatter_v";
+    case Collective::all_gather_v:
+      return "all_gather_v";
+    case Collective::all_to_all_v:
+      return "all_to_all_v";
+    case Collective::send:
+      return "send";
+    case Collective::recv:
+      return "recv";
   }
   return "unknown operation";
 }
 
 std::string describe(Collective kind, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t operation) {
   std::string out = name_of(kind);
-  if (kind != Collective::barrier) out += text(" of ", count, " ", name_of(type), how);
+  if (kind == Collective::all_to_all_v) {  // whose count is each rank's own
+    out += text(" of ", name_of(type), how);
+  } else if (kind != Collective::barrier) {
+    out += text(" of ", count, " ", name_of(type), how);
+  }
   std::string about = tag.what;
   const auto add = [&about](const std::string& more) { about += (about.empty() ? "" : ", ") + more; };
   if (operation > 0) add(text("operation ", operation, " of the group"));
@@ -59,6 +73,26 @@ Status Group::check(const WindowOp& call) const {
 Status Group::check_root(int root) const {
   if (root >= 0 && root < size()) return {};
   return invalid("broadcast: root is ", root, "; this group has ranks 0 to ", size() - 1);
+}
+
+Status Group::check(const Counts& counts, Collective kind, const char* name) const {
+  if (counts.size() == static_cast<size_t>(size())) return {};
+  return invalid(name_of(kind), ": ", name, " has ", counts.size(), " counts; this group has ", size(), " ranks");
+}
+
+Status Group::check(const Message& send, const Message& recv) const {
+  for (const Message* half : {&send, &recv}) {
+    if (half->rank >= -1 && half->rank < size()) continue;
+    return invalid(half == &send ? "send: the rank is " : "recv: the rank is ", half->rank, "; this group has ranks 0 to ", size() - 1);
+  }
+  if ((send.rank == rank()) != (recv.rank == rank())) {
+    return invalid("rank ", rank(), " would send to itself or receive from itself alone; that takes both halves of one send_recv");
+  }
+  if (send.rank == rank() && (send.count != recv.count || send.type != recv.type)) {
+    return invalid("rank ", rank(), " would send itself ", send.count, " ", name_of(send.type), " and receive ", recv.count, " ",
+                   name_of(recv.type));
+  }
+  return {};
 }
 
 }  // namespace megadp

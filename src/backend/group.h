@@ -45,7 +45,12 @@ enum class Collective : uint32_t {  // in host::Operation it goes from process t
   all_gather,
   broadcast,
   all_to_all,
-  barrier
+  barrier,
+  reduce_scatter_v,
+  all_gather_v,
+  all_to_all_v,
+  send,  // these two are no operations of the group: see send_recv()
+  recv
 };
 const char* name_of(Collective kind) noexcept;
 constexpr bool is_sum(Collective kind) noexcept {
@@ -70,6 +75,17 @@ struct WindowOp {
   Tag tag = {};
   float divisor = 1;  // of sums
   int root = -1;      // of a broadcast
+};
+
+// Elements of each rank's piece, by rank; the pieces lie one after another.
+using Counts = std::vector<uint64_t>;
+
+// One half of an exchange between ranks: `count` elements that go to `rank` of the group, or come from it. Rank -1: this half is left out.
+struct Message {
+  int rank = -1;
+  void* data = nullptr;  // of what is sent only read
+  size_t count = 0;
+  DType type = DType::u8;
 };
 
 class Group {
@@ -128,6 +144,20 @@ class Group {
   virtual Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) = 0;
   virtual Status barrier(Stream& stream, Tag tag) = 0;
 
+  // The same with pieces of different sizes: `counts` has one for each rank and is the same on all of them. In place is the own piece of
+  // the other array, and nothing else.
+  virtual Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) = 0;
+  virtual Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) = 0;
+  // from_counts[r] on rank s is to_counts[s] on rank r. `from` and `to` are apart.
+  virtual Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
+                              Tag tag) = 0;
+
+  // ── between two ranks; the others take no part, so that this is no operation of the group: it has no number ──
+  // Sends and receives at once. The k-th send to a rank meets its k-th receive from this one, with the same count and type. As everything
+  // that a rank submits it begins when what came before has ended, and it ends when both halves have. The two arrays are apart. A rank
+  // exchanges with itself by both halves, which is a copy.
+  virtual Status send_recv(Stream& stream, const Message& send, const Message& recv) = 0;
+
   // Words that the ranks of a group on one node tell each other about operation `number`, from launchers' threads: say() does not wait.
   // hear() waits until all have said theirs and returns the largest, or 0 if `give_up`, which it asks every 25 ms at least, was true
   // first. A word is not 0. It holds until its owner says the same kind of word about a later operation: nobody may before all have heard
@@ -144,6 +174,8 @@ class Group {
   // What is the same for all backends: the kind, the range, its pieces, the divisor, the root.
   Status check(const WindowOp& call) const;
   Status check_root(int root) const;
+  Status check(const Counts& counts, Collective kind, const char* name) const;
+  Status check(const Message& send, const Message& recv) const;
 
  private:
   Status one(Stream& stream, const WindowOp& call) { return together(stream, {&call, 1}); }

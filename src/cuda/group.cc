@@ -163,4 +163,30 @@ Status CudaGroup::barrier(Stream& stream, Tag tag) {
   return submit(stream, {Collective::barrier, 1, DType::u8}, tag, [](Member& m, void* s) { return m.barrier(s); });
 }
 
+// ── not yet: arrays of the host go over the host's group ──
+
+namespace {
+
+Status not_on_a_device(const char* what) {
+  return unsupported(what, " takes arrays of the host only: device_type 1; on a device it is not there yet");
+}
+
+}  // namespace
+
+Status CudaGroup::reduce_scatter_v(Stream&, const void*, void*, const Counts&, DType, Op, Tag) {
+  return not_on_a_device("reduce_scatter_v");
+}
+
+Status CudaGroup::all_gather_v(Stream&, const void*, void*, const Counts&, DType, Tag) {
+  return not_on_a_device("all_gather_v");
+}
+
+Status CudaGroup::all_to_all_v(Stream&, const void*, const Counts&, void*, const Counts&, DType, Tag) {
+  return not_on_a_device("all_to_all_v");
+}
+
+Status CudaGroup::send_recv(Stream&, const Message&, const Message&) {
+  return not_on_a_device("send_recv");
+}
+
 }  // namespace megadp::cuda

@@ -61,6 +61,12 @@ class CudaGroup final : public Group {
   Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) override;
   Status barrier(Stream& stream, Tag tag) override;
 
+  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) override;
+  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) override;
+  Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
+                      Tag tag) override;
+  Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
+
  private:
   const Group& control() const noexcept { return member_->control(); }
   Result<Member::Submission> prepare(const WindowOp& call);

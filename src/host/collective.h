@@ -10,12 +10,16 @@
 //
 // A group over several nodes does everything by turns. The halves of ranks on other nodes are private memory here, filled by the transport
 // with what this rank needs of them before the barrier; the algorithms, and so the order of every sum, are the same.
+//
+// A message between two ranks of a node goes through the half of its sender that the next turn uses: nobody reads it any more, as all have
+// come to the barrier of the last turn since.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,12 +39,9 @@ constexpr size_t kControlBytes = 4096;
 constexpr size_t kStagingHalfBytes = 512 << 10;
 static_assert(kControlBytes + 2 * kStagingHalfBytes == kGroupBytes);
 
-// Which bytes of its half a rank sends to another one in a turn: the first `bytes`; or, of `bytes` for every rank, those for that rank; or
-// the first `bytes` of the root's half, to one rank of each node.
-enum class SendPart {
-  whole,
-  piece,
-  from_root
+// Bytes of a half.
+struct Part {
+  size_t offset, bytes;
 };
 
 // This rank's end of a group, kept alive by the group and by submitted work.
@@ -77,14 +78,20 @@ class Member {
     return sync_ ? sync_->hear(which, number, give_up) : 0;
   }
 
-  // Runs `body` as `operation` on a stream's worker. A failure ends the group, and the World learns of it, since this rank's peers would
-  // wait for it in vain.
-  Status perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body);
+  // Runs `body` on a stream's worker, as this rank's call number `place` (1, 2, ...) on the group, whether operation or message. A failure
+  // ends the group, and the World learns of it, since this rank's peers would wait for it in vain.
+  Status perform(uint64_t place, const Blame& blame, const Describe& during, const Stop& stop, const std::function<Status()>& body);
   // Within perform().
   Status barrier(const Operation& operation, const Stop& stop);
-  // Sends what the ranks of other nodes need of this rank's half, receives theirs, and then is a barrier.
-  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart part,
-                              size_t bytes);
+  // `post` sends what the ranks of other nodes need of this rank's half, and receives theirs; then it is a barrier.
+  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post);
+  // For `post`: to each rank of another node its part of this rank's half, and into the half of each the part for this rank.
+  using PartOf = std::function<Part(size_t rank)>;
+  Status post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in);
+  // The first `bytes` of the root's half, to one rank of each node.
+  Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
+  // A message, or both halves of an exchange, neither with this rank itself.
+  Status exchange(const Message& send, const Message& recv, const Stop& stop);
   // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
   int source_of_broadcast(int root) const noexcept;
   // This turn's half of everyone's staging memory, by rank.
@@ -93,8 +100,11 @@ class Member {
  private:
   Member(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
   Status set_up();
-  Status post_parts(const std::vector<std::byte*>& staging, SendPart part, size_t bytes);
-  Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
+  std::optional<MessageHalf> half_of(const Message& message, bool sends);
+  bool is_local(const std::optional<MessageHalf>& half) const noexcept;
+  Status exchange_between_nodes(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during);
+  Status exchange_both_ways(MessageHalf* local, MessageHalf* remote, const Stop& stop, const Describe& during);
+  Status post_data(const MessageHalf& half);
   Status compare_with_other_nodes(const Operation& operation, const Stop& stop);
   Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
 
@@ -114,9 +124,10 @@ class Member {
   std::vector<std::byte*> staging_[2];
   uint64_t turn_ = 0;
 
-  std::mutex running_;        // held while an operation runs
-  Status broken_;             // under running_
-  uint64_t last_number_ = 0;  // under running_: of the last operation that ran
+  std::mutex running_;                       // held while an operation runs
+  Status broken_;                            // under running_
+  uint64_t last_place_ = 0;                  // under running_: of the last call that ran
+  std::map<int, uint64_t> sent_, received_;  // likewise: messages so far, by rank
 };
 
 // What one collective needs while it runs.
@@ -129,9 +140,7 @@ struct Call {
   int size() const noexcept { return member.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
   Status barrier() const { return member.barrier(operation, stop); }
-  Status exchange_and_barrier(const std::vector<std::byte*>& staging, SendPart part, size_t bytes) const {
-    return member.exchange_and_barrier(operation, stop, staging, part, bytes);
-  }
+  Status exchange_and_barrier(const std::function<Status()>& post) const { return member.exchange_and_barrier(operation, stop, post); }
 };
 
 // In windows; see backend/group.h.
@@ -140,12 +149,18 @@ Status window_all_reduce(const Call& call, const SharedMemory& window);
 Status window_all_gather(const Call& call, const SharedMemory& window);
 Status window_broadcast(const Call& call, const SharedMemory& window);
 
-// On any memory. `count` is the operation's, except if a window's range is meant: elements per rank for reduce_scatter, all_gather and
-// all_to_all, of the whole for the others.
+// On any memory. `count`: elements per rank for reduce_scatter, all_gather and all_to_all, of the whole for all_reduce.
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count);
 Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count);
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count);
 Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count);
-Status staged_broadcast(const Call& call, std::byte* data, size_t count);
+Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int root);
+
+// With pieces of different sizes.
+Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, const Counts& counts);
+Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, const Counts& counts);
+Status staged_all_to_all(const Call& call, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts);
+// Comes before the first two: whether all ranks gave the same.
+Status compare_counts(const Call& call, const Counts& counts);
 
 }  // namespace megadp::host

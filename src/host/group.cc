@@ -3,6 +3,7 @@
 #include "host/group.h"
 
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 #include "host/kernels.h"
@@ -59,13 +60,19 @@ Result<std::unique_ptr<Window>> HostGroup::allocate_window(size_t bytes) {
 
 Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorithm) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order in the stream
-  operation.number = submitted_ + 1;
-  Status submitted =
-      static_cast<HostStream&>(stream).submit([member = member_, operation, algorithm = std::move(algorithm)](const Stop& stop) {
-        return member->perform(operation, stop, [&] { return algorithm(Call{*member, operation, stop}); });
+  operation.number = operations_ + 1;
+  Status submitted = static_cast<HostStream&>(stream).submit(
+      [member = member_, place = calls_ + 1, operation, algorithm = std::move(algorithm)](const Stop& stop) {
+        return member->perform(
+            place, {.bucket = operation.bucket, .operation = operation.number}, [&] { return describe(operation); }, stop,
+            [&] {
+              return algorithm(Call{*member, operation, stop});
+            });
       });
-  if (submitted.ok()) submitted_ += 1;
-  return submitted;
+  if (!submitted.ok()) return submitted;
+  operations_ += 1;
+  calls_ += 1;
+  return {};
 }
 
 // ── in windows ──
@@ -137,13 +144,65 @@ Status HostGroup::broadcast(Stream& stream, void* data, size_t count, DType type
   operation.root = root;
   return submit(stream, operation, [data](const Call& call) {
     if (call.size() == 1) return Status();
-    return staged_broadcast(call, static_cast<std::byte*>(data), call.operation.count);
+    return staged_broadcast(call, static_cast<std::byte*>(data), call.operation.count * call.width(), call.operation.root);
   });
 }
 
 Status HostGroup::barrier(Stream& stream, Tag tag) {
   return submit(stream, make_operation(Collective::barrier, DType::u8, 0, tag),
                 [](const Call& call) { return call.size() == 1 ? Status() : call.barrier(); });
+}
+
+// ── pieces of different sizes ──
+
+Status HostGroup::reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) {
+  if (Status checked = check(counts, Collective::reduce_scatter_v, "counts"); !checked) return checked;
+  Operation operation = make_operation(Collective::reduce_scatter_v, type, std::accumulate(counts.begin(), counts.end(), uint64_t{0}), tag);
+  operation.op = op;
+  return submit(stream, operation, [from, to, counts](const Call& call) {
+    if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
+    Status same = compare_counts(call, counts);
+    return same.ok() ? staged_reduce_scatter(call, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), counts) : same;
+  });
+}
+
+Status HostGroup::all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) {
+  if (Status checked = check(counts, Collective::all_gather_v, "counts"); !checked) return checked;
+  const uint64_t total = std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+  return submit(stream, make_operation(Collective::all_gather_v, type, total, tag), [from, to, counts](const Call& call) {
+    if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
+    Status same = compare_counts(call, counts);
+    return same.ok() ? staged_all_gather(call, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), counts) : same;
+  });
+}
+
+Status HostGroup::all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
+                               Tag tag) {
+  if (Status checked = check(from_counts, Collective::all_to_all_v, "from_counts"); !checked) return checked;
+  if (Status checked = check(to_counts, Collective::all_to_all_v, "to_counts"); !checked) return checked;
+  return submit(stream, make_operation(Collective::all_to_all_v, type, 0, tag), [from, from_counts, to, to_counts](const Call& call) {
+    if (call.size() == 1) return alone(call.operation, from, to, from_counts[0]);
+    return staged_all_to_all(call, static_cast<const std::byte*>(from), from_counts, static_cast<std::byte*>(to), to_counts);
+  });
+}
+
+// ── between two ranks ──
+
+Status HostGroup::send_recv(Stream& stream, const Message& send, const Message& recv) {
+  if (Status checked = check(send, recv); !checked) return checked;
+  if (send.rank < 0 && recv.rank < 0) return stream.failure();
+  const std::lock_guard lock(submitting_);
+  Status submitted = static_cast<HostStream&>(stream).submit([member = member_, place = calls_ + 1, send, recv](const Stop& stop) {
+    return member->perform(
+        place, {}, [&] { return describe(send, recv); }, stop,
+        [&]() -> Status {
+          if (send.rank != member->rank()) return member->exchange(send, recv, stop);
+          if (send.count > 0) std::memmove(recv.data, send.data, send.count * size_of(send.type));
+          return {};
+        });
+  });
+  if (submitted.ok()) calls_ += 1;
+  return submitted;
 }
 
 }  // namespace megadp::host

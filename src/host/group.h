@@ -44,6 +44,12 @@ class HostGroup final : public Group {
   Status broadcast(Stream& stream, void* data, size_t count, DType type, int root, Tag tag) override;
   Status barrier(Stream& stream, Tag tag) override;
 
+  Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) override;
+  Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) override;
+  Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
+                      Tag tag) override;
+  Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
+
  private:
   using Algorithm = std::function<Status(const Call&)>;
 
@@ -55,7 +61,8 @@ class HostGroup final : public Group {
   const std::shared_ptr<Member> member_;
   uint64_t windows_ = 0;  // allocated so far
   std::mutex submitting_;
-  uint64_t submitted_ = 0;  // under submitting_: operations so far
+  uint64_t operations_ = 0;  // under submitting_: so far
+  uint64_t calls_ = 0;       // likewise: operations and messages
 };
 
 }  // namespace megadp::host

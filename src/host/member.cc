@@ -143,35 +143,33 @@ int Member::source_of_broadcast(int root) const noexcept {
 Status Member::post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes) {
   std::byte* const own = staging[static_cast<size_t>(rank_)];
   if (rank_ != root) {
-    const bool for_me = source_of_broadcast(root) == rank_;
+    const bool for_me = bytes > 0 && source_of_broadcast(root) == rank_;
     return for_me ? transport_->receive(members_[static_cast<size_t>(root)], own, bytes) : Status();
   }
   Status posted;
-  for (size_t node = 0; node < firsts_.size() && posted.ok(); ++node) {
+  for (size_t node = 0; node < firsts_.size() && posted.ok() && bytes > 0; ++node) {
     if (firsts_[node] < 0 || node == static_cast<size_t>(world_->node(world_->rank()))) continue;
     posted = transport_->send(members_[static_cast<size_t>(firsts_[node])], own, bytes);
   }
   return posted;
 }
 
-Status Member::post_parts(const std::vector<std::byte*>& staging, SendPart part, size_t bytes) {
-  for (const int rank : remote_) {
-    const int member = members_[static_cast<size_t>(rank)];
-    const size_t sent_at = part == SendPart::piece ? static_cast<size_t>(rank) * bytes : 0;
-    const size_t received_at = part == SendPart::piece ? static_cast<size_t>(rank_) * bytes : 0;
-    Status posted = transport_->send(member, staging[static_cast<size_t>(rank_)] + sent_at, bytes);
-    if (posted.ok()) posted = transport_->receive(member, staging[static_cast<size_t>(rank)] + received_at, bytes);
+Status Member::post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in) {
+  for (const int other : remote_) {
+    const auto rank = static_cast<size_t>(other);
+    const Part sent = out(rank), received = in(rank);
+    Status posted;
+    if (sent.bytes > 0) posted = transport_->send(members_[rank], staging[static_cast<size_t>(rank_)] + sent.offset, sent.bytes);
+    if (posted.ok() && received.bytes > 0) posted = transport_->receive(members_[rank], staging[rank] + received.offset, received.bytes);
     if (!posted.ok()) return posted;
   }
   return {};
 }
 
-Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::vector<std::byte*>& staging, SendPart part,
-                                    size_t bytes) {
+Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post) {
   if (spans_nodes()) {
     Status status = compare_with_other_nodes(operation, stop);
-    if (status.ok())
-      status = part == SendPart::from_root ? post_from_root(operation.root, staging, bytes) : post_parts(staging, part, bytes);
+    if (status.ok()) status = post();
     if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
     if (!status.ok()) return status;
   }
@@ -182,25 +180,25 @@ Member::~Member() {
   if (sync_ && !world_->in_forked_child()) sync_->leave();
 }
 
-Status Member::perform(const Operation& operation, const Stop& stop, const std::function<Status()>& body) {
+Status Member::perform(uint64_t place, const Blame& blame, const Describe& during, const Stop& stop, const std::function<Status()>& body) {
   const std::unique_lock running(running_, std::try_to_lock);
   if (!running.owns_lock()) {
-    return bad_state(describe(operation),
-                     ": another operation of this group is running on another stream; a group's operations need one order");
+    return bad_state(during(), ": another operation of this group is running on another stream; a group's operations need one order");
   }
   if (!broken_.ok()) return broken_;
-  if (operation.number != last_number_ + 1) {
-    broken_ = bad_state(describe(operation), ": operation ", last_number_ + 1,
-                        " of this group did not run before it, because its stream failed or is another one");
+  if (place != last_place_ + 1) {
+    broken_ = bad_state(during(), ": this rank's call ", last_place_ + 1,
+                        " on this group did not run before it, because its stream failed or is another one");
     if (size() > 1) world_->fail(broken_);
     return broken_;
   }
-  last_number_ = operation.number;
+  last_place_ = place;
   Status status = size() > 1 && world_->failed() ? world_->failure() : body();
+  if (sync_) sync_->end();
   if (status.ok()) return status;
   // Whoever failed, the sentence says during what, and the blame where.
-  if (status.text().find(describe(operation)) == std::string::npos) status = status.with_context(describe(operation));
-  status = status.with_blame({.bucket = operation.bucket, .operation = operation.number});
+  if (status.text().find(during()) == std::string::npos) status = status.with_context(during());
+  status = status.with_blame(blame);
   if (size() == 1) return status;
   broken_ = status;
   if (status.code() == Code::aborted && stop.requested()) {

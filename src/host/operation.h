@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "backend/group.h"
@@ -12,14 +13,15 @@
 namespace megadp::host {
 
 struct Operation {      // plain bytes: it is copied between processes
-  uint64_t number = 0;  // running number within the group, from 1
+  uint64_t number = 0;  // running number within the group, from 1; of a message among those from one rank to the other
   uint64_t window = 0;  // number of the window within the group, from 1; 0: on plain memory
   uint64_t begin = 0;   // elements; in windows only
-  uint64_t count = 0;   // elements: the whole range in windows; per rank for reduce_scatter, all_gather and all_to_all on plain memory
+  uint64_t count = 0;   // elements: the whole range in windows; per rank for reduce_scatter, all_gather and all_to_all on plain memory; 0
+                        // where each rank has its own
   Collective kind = Collective::barrier;
   DType type = DType::u8;
   Op op = Op::sum;
-  int32_t root = -1;    // of a broadcast
+  int32_t root = -1;    // of a broadcast; of a message the rank at its other end
   int32_t bucket = -1;  // for people only
   float divisor = 1;
   char what[40] = {};  // Tag::what, cut
@@ -30,7 +32,14 @@ Operation make_operation(Collective kind, DType type, uint64_t count, const Tag&
 // The same but for the bucket, whose number is each rank's own: ranks that share dense parameters may have different experts between them.
 bool same(const Operation& a, const Operation& b) noexcept;
 
+// What is under way, for the sentence of a failure.
+using Describe = std::function<std::string()>;
+
 // "all_reduce of 1000 f32 from element 64 of window 2 (gradients, operation 17 of the group, bucket 3)"
 std::string describe(const Operation& operation);
+
+Operation make_operation(const Message& message, bool sends) noexcept;
+// "send of 5 f32 to rank 1 with recv of 3 f32 from rank 2", or one of them.
+std::string describe(const Message& send, const Message& recv);
 
 }  // namespace megadp::host

@@ -4,8 +4,8 @@
 // byte is believed (control/join/handshake.h). Once the connections stand, no port is open. As on the control plane, what follows is
 // neither encrypted nor signed.
 //
-// On a connection messages follow each other, each behind a FrameHeader. The receiver knows which comes next and how long it is, and reads
-// it to where it belongs.
+// On a connection messages follow each other, each behind a FrameHeader that names its lane. The receiver knows which comes next on a lane
+// and how long it is, and reads it to where it belongs; what comes before it is asked for is short, and kept.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -33,9 +33,9 @@
 namespace megadp::host {
 namespace {
 
-constexpr int kSpins = 20;  // looks at all sockets before sleeping
-constexpr auto kData = static_cast<uint16_t>(0x4450);
-constexpr size_t kStrangers = 64;  // that may stand at the door besides the ranks
+constexpr int kSpins = 20;                             // looks at all sockets before sleeping
+constexpr auto kData = static_cast<uint16_t>(0x4450);  // plus the lane
+constexpr size_t kStrangers = 64;                      // that may stand at the door besides the ranks
 constexpr uint64_t kConnectNs = 30'000'000'000;
 constexpr uint64_t kDoorSliceMs = 50;
 
@@ -65,30 +65,44 @@ class SocketTransport final : public Transport {
   Result<std::string> listen(const NodeAddresses& nodes);
   Status connect(const std::vector<int>& members, const std::vector<std::string>& places);
 
-  Status send(int to, const void* data, size_t bytes) override { return post(to, const_cast<void*>(data), bytes, true); }
-  Status receive(int from, void* data, size_t bytes) override { return post(from, data, bytes, false); }
-  Status wait(const Stop& stop, const Describe& during) override;
+  Status send(int to, const void* data, size_t bytes, Lane lane, bool* done) override;
+  Status receive(int from, void* data, size_t bytes, Lane lane, bool* done) override;
+  Status wait(const Stop& stop, const Describe& during, const Enough& enough) override;
+  void give_up() override;
 
  private:
   struct Message {
-    FrameHeader header;  // as it is sent, or as it has come
+    FrameHeader header;  // of what is sent
     std::byte* data;
     size_t bytes;
-    size_t done = 0;  // of header and data
-    bool finished() const noexcept { return done == sizeof header + bytes; }
+    bool* done;
   };
   struct Peer {
     Fd socket;
-    std::deque<Message> out, in;
-    std::string broken;  // why nothing more will come or go
+    std::deque<Message> out;
+    size_t sent = 0;  // of the first of `out`, header included
+    std::deque<Message> in[kLanes];
+    std::deque<std::string> early[kLanes];  // what came before it was asked for
+    FrameHeader coming{};                   // what is being received
+    size_t received = 0;                    // of it, header included
+    std::string* kept = nullptr;            // where it goes, if nobody has asked for it yet
+    std::string broken;                     // why nothing more will come or go
+    size_t receives() const noexcept { return in[0].size() + in[1].size() + in[2].size(); }
+    bool busy() const noexcept { return !out.empty() || receives() > 0; }
+    size_t lane() const noexcept { return static_cast<size_t>(coming.type - kData); }
   };
 
   Status connect_to_rank(int rank, const Endpoint& endpoint, const AuthKey& key, Deadline deadline);
   void let_in(Listener& door, Deadline deadline);
   bool all_in() const;
-  Status post(int peer, void* data, size_t bytes, bool out);
-  bool move(Peer& peer, Message& message, bool out);
-  bool move_all();
+  Status make_busy(int rank);
+  static bool moved(Peer& peer, ssize_t n);
+  static bool send_more(Peer& peer);
+  static bool receive_more(Peer& peer);
+  static void choose_place(Peer& peer);
+  static void deliver(Peer& peer, size_t lane);
+  static void not_expected(Peer& peer, size_t bytes);
+  bool move_all(bool* asked);
   Status look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during);
   void sleep() const;
 
@@ -209,33 +223,50 @@ void SocketTransport::let_in(Listener& door, Deadline deadline) {
 
 // ── data ──
 
-Status SocketTransport::post(int rank, void* data, size_t bytes, bool out) {
+Status SocketTransport::make_busy(int rank) {
   if (broken_) return {Code::backend, "the transport between nodes has failed before"};
-  Peer& peer = peers_.at(rank);
-  if (peer.out.empty() && peer.in.empty()) busy_.push_back(rank);
-  (out ? peer.out : peer.in).push_back({{kFrameMagic, kData, 0, bytes}, static_cast<std::byte*>(data), bytes});
+  if (std::find(busy_.begin(), busy_.end(), rank) == busy_.end()) busy_.push_back(rank);
   return {};
 }
 
-// Moves as much of one message as the socket takes or has. False if that is nothing.
-bool SocketTransport::move(Peer& peer, Message& message, bool out) {
-  const size_t in_header = std::min(message.done, sizeof message.header), in_data = message.done - in_header;
-  std::array<iovec, 2> parts{{{reinterpret_cast<std::byte*>(&message.header) + in_header, sizeof message.header - in_header},
-                              {message.data + in_data, message.bytes - in_data}}};
-  msghdr whole{};
-  whole.msg_iov = parts.data();
-  whole.msg_iovlen = parts.size();
-  const int socket = peer.socket.get();
-  const ssize_t n = out ? ::sendmsg(socket, &whole, MSG_DONTWAIT | MSG_NOSIGNAL) : ::recvmsg(socket, &whole, MSG_DONTWAIT);
-  if (n > 0) {
-    message.done += static_cast<size_t>(n);
-    const FrameHeader& header = message.header;
-    const bool whole_header = message.done >= sizeof header;
-    if (!out && whole_header && (header.magic != kFrameMagic || header.type != kData || header.length != message.bytes)) {
-      peer.broken = text("a message of ", header.length, " bytes came where one of ", message.bytes, " was expected");
-    }
-    return true;
+Status SocketTransport::send(int to, const void* data, size_t bytes, Lane lane, bool* done) {
+  if (Status usable = make_busy(to); !usable) return usable;
+  const FrameHeader header{kFrameMagic, static_cast<uint16_t>(kData + static_cast<uint16_t>(lane)), 0, bytes};
+  peers_.at(to).out.push_back({header, static_cast<std::byte*>(const_cast<void*>(data)), bytes, done});
+  return {};
+}
+
+Status SocketTransport::receive(int from, void* data, size_t bytes, Lane lane, bool* done) {
+  if (Status usable = make_busy(from); !usable) return usable;
+  Peer& peer = peers_.at(from);
+  peer.in[static_cast<size_t>(lane)].push_back({{}, static_cast<std::byte*>(data), bytes, done});
+  deliver(peer, static_cast<size_t>(lane));
+  return {};
+}
+
+// What came before it was asked for.
+void SocketTransport::deliver(Peer& peer, size_t lane) {
+  auto& early = peer.early[lane];
+  auto& asked = peer.in[lane];
+  while (!early.empty() && !asked.empty() && peer.kept != &early.front()) {
+    const Message& message = asked.front();
+    if (early.front().size() != message.bytes) return not_expected(peer, early.front().size());
+    std::memcpy(message.data, early.front().data(), message.bytes);
+    if (message.done != nullptr) *message.done = true;
+    early.pop_front();
+    asked.pop_front();
   }
+}
+
+void SocketTransport::not_expected(Peer& peer, size_t bytes) {
+  const auto& asked = peer.in[peer.lane()];
+  peer.broken = text("a message of ", bytes, " bytes came where ",
+                     asked.empty() ? "none was expected" : text("one of ", asked.front().bytes, " was expected"));
+}
+
+// What the system said of moving n bytes. False where nothing has moved.
+bool SocketTransport::moved(Peer& peer, ssize_t n) {
+  if (n > 0) return true;
   if (n == 0) {
     peer.broken = "it was closed";
   } else if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ENOBUFS && errno != ENOMEM) {
@@ -244,23 +275,85 @@ bool SocketTransport::move(Peer& peer, Message& message, bool out) {
   return false;
 }
 
-bool SocketTransport::move_all() {
-  bool moved = false;
+// As much of one message as the socket takes.
+bool SocketTransport::send_more(Peer& peer) {
+  Message& message = peer.out.front();
+  const size_t in_header = std::min(peer.sent, sizeof message.header), in_data = peer.sent - in_header;
+  std::array<iovec, 2> parts{{{reinterpret_cast<std::byte*>(&message.header) + in_header, sizeof message.header - in_header},
+                              {message.data + in_data, message.bytes - in_data}}};
+  msghdr whole{};
+  whole.msg_iov = parts.data();
+  whole.msg_iovlen = parts.size();
+  const ssize_t n = ::sendmsg(peer.socket.get(), &whole, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (!moved(peer, n)) return false;
+  peer.sent += static_cast<size_t>(n);
+  if (peer.sent < sizeof message.header + message.bytes) return true;
+  if (message.done != nullptr) *message.done = true;
+  peer.sent = 0;
+  peer.out.pop_front();
+  return true;
+}
+
+// Its header has come: where does it go?
+void SocketTransport::choose_place(Peer& peer) {
+  const FrameHeader& header = peer.coming;
+  if (header.magic != kFrameMagic || header.type < kData || peer.lane() >= kLanes) {
+    peer.broken = "what came is no message";
+    return;
+  }
+  const auto& asked = peer.in[peer.lane()];
+  if (asked.empty() && header.length <= kEarlyBytes) {
+    peer.kept = &peer.early[peer.lane()].emplace_back(header.length, 0);
+  } else if (asked.empty() || asked.front().bytes != header.length) {
+    not_expected(peer, header.length);
+  }
+}
+
+// As much of one message as the socket has.
+bool SocketTransport::receive_more(Peer& peer) {
+  constexpr size_t kHeader = sizeof peer.coming;
+  if (peer.received < kHeader) {
+    const ssize_t n =
+        ::recv(peer.socket.get(), reinterpret_cast<std::byte*>(&peer.coming) + peer.received, kHeader - peer.received, MSG_DONTWAIT);
+    if (!moved(peer, n)) return false;
+    peer.received += static_cast<size_t>(n);
+    if (peer.received < kHeader) return true;
+    choose_place(peer);
+    if (!peer.broken.empty()) return true;
+  }
+  auto& asked = peer.in[peer.lane()];
+  std::byte* const data = peer.kept != nullptr ? reinterpret_cast<std::byte*>(peer.kept->data()) : asked.front().data;
+  const size_t at = peer.received - kHeader;
+  if (at < peer.coming.length) {
+    const ssize_t n = ::recv(peer.socket.get(), data + at, peer.coming.length - at, MSG_DONTWAIT);
+    if (!moved(peer, n)) return false;
+    peer.received += static_cast<size_t>(n);
+    if (peer.received - kHeader < peer.coming.length) return true;
+  }
+  peer.received = 0;
+  if (peer.kept == nullptr) {
+    if (asked.front().done != nullptr) *asked.front().done = true;
+    asked.pop_front();
+  }
+  peer.kept = nullptr;
+  deliver(peer, peer.lane());
+  return true;
+}
+
+// Whether anything has moved; `asked` becomes true where that was something posted.
+bool SocketTransport::move_all(bool* asked) {
+  bool any = false;
   for (const int rank : busy_) {
     Peer& peer = peers_.at(rank);
-    for (const bool out : {true, false}) {
-      std::deque<Message>& messages = out ? peer.out : peer.in;
-      while (!messages.empty() && peer.broken.empty() && move(peer, messages.front(), out)) {
-        moved = true;
-        if (messages.front().finished()) messages.pop_front();
-      }
+    while (!peer.out.empty() && peer.broken.empty() && send_more(peer)) any = *asked = true;
+    const size_t before = peer.receives();
+    while (peer.receives() > 0 && peer.broken.empty() && receive_more(peer)) {
+      any = true;
+      *asked = *asked || peer.receives() < before || (peer.kept == nullptr && peer.received > sizeof peer.coming);
     }
   }
-  std::erase_if(busy_, [this](int rank) {
-    const Peer& peer = peers_.at(rank);
-    return peer.out.empty() && peer.in.empty();
-  });
-  return moved;
+  std::erase_if(busy_, [this](int rank) { return !peers_.at(rank).busy(); });
+  return any;
 }
 
 Status SocketTransport::look_around(const Stop& stop, Deadline deadline, uint64_t moved_ns, const Describe& during) {
@@ -276,32 +369,39 @@ void SocketTransport::sleep() const {
   std::vector<pollfd> polled;
   for (const int rank : busy_) {
     const Peer& peer = peers_.at(rank);
-    const int events = (peer.in.empty() ? 0 : POLLIN) | (peer.out.empty() ? 0 : POLLOUT);
+    const int events = (peer.receives() > 0 ? POLLIN : 0) | (peer.out.empty() ? 0 : POLLOUT);
     polled.push_back({peer.socket.get(), static_cast<short>(events), 0});
   }
   ::poll(polled.data(), polled.size(), static_cast<int>(kWaitSliceNs / 1'000'000));
 }
 
-Status SocketTransport::wait(const Stop& stop, const Describe& during) {
-  const Deadline deadline = deadline_of_wait();
+Status SocketTransport::wait(const Stop& stop, const Describe& during, const Enough& enough) {
+  Deadline deadline = deadline_of_wait();
   uint64_t moved_ns = now_ns();
-  for (int idle = 0; !busy_.empty();) {
-    const bool moved = move_all();
-    Status status = busy_.empty() ? Status() : look_around(stop, deadline, moved_ns, during);
+  const auto ended = [&] { return busy_.empty() || (enough && enough()); };
+  for (int idle = 0; !ended();) {
+    bool asked = false;
+    const bool moved = move_all(&asked);
+    Status status = ended() ? Status() : look_around(stop, deadline, moved_ns, during);
     if (!status.ok()) {
       // A rank may have done its part first and failed then: what it sent has come by now.
-      move_all();
-      if (busy_.empty()) return {};
-      broken_ = true;
-      busy_.clear();
-      peers_.clear();  // nothing is in flight, and the others' waits end
+      move_all(&asked);
+      if (ended()) return {};
+      give_up();
       return status;
     }
     idle = moved ? 0 : idle + 1;
     if (moved) moved_ns = now_ns();
+    if (asked) deadline = deadline_of_wait();
     if (idle > kSpins) sleep();
   }
   return {};
+}
+
+void SocketTransport::give_up() {
+  broken_ = true;
+  busy_.clear();
+  peers_.clear();  // nothing is in flight, and the others' waits end
 }
 
 class SocketNetwork final : public Network {

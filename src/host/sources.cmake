@@ -27,8 +27,10 @@ set(MEGADP_host_SOURCES
     kernels_step.cc
     member.cc
     memory.cc
+    messages.cc
     network_devices.cc
     operation.cc
+    pipe.cc
     shared_memory.cc
     submissions.cc
     simd.cc

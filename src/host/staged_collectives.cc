@@ -5,6 +5,7 @@
 // places that hold inputs of this turn or of earlier ones.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "base/checked.h"
@@ -21,10 +22,60 @@ constexpr size_t kPartElements = 64;
 // Between nodes, from here on, a sum crosses the network in two steps, in pieces, and not every rank's array to every other rank.
 constexpr size_t kSentWholeBytes = 4 << 10;
 
-// How many elements a turn takes when a half must hold `pieces` of them side by side.
-size_t elements_per_turn(const Call& call, size_t pieces) {
-  const size_t room = kStagingHalfBytes / call.width() / pieces;
-  return room >= kPartElements ? room / kPartElements * kPartElements : room;
+uint64_t quotient_up(uint64_t a, uint64_t b) {
+  return a / b + (a % b == 0 ? 0 : 1);
+}
+
+// Pieces, cut into turns: in each a half takes a slice of every piece, as large a part of it as of the others, so that all ranks have
+// work in every turn.
+class Slices {
+ public:
+  struct Range {
+    uint64_t begin, end;  // elements of the piece
+    uint64_t count() const noexcept { return end - begin; }
+  };
+
+  // `most`: elements of the rank that has most, in up to `pieces` pieces side by side, of `width` bytes each.
+  Slices(size_t width, uint64_t most, size_t pieces) : width_(width) {
+    const uint64_t room = kStagingHalfBytes / width;
+    unit_ = room / kPartElements > 2 * pieces ? kPartElements : 1;
+    turns_ = most <= room ? 1 : quotient_up(most, unit_ * (room / unit_ - (pieces > 1 ? pieces : 0)));
+  }
+  size_t width() const noexcept { return width_; }
+  uint64_t turns() const noexcept { return turns_; }
+  // Of a piece of `count` elements.
+  Range of(uint64_t count, uint64_t turn) const noexcept {
+    const uint64_t step = turns_ == 1 ? count : unit_ * quotient_up(count, unit_ * turns_);
+    return {std::min(count, step * turn), std::min(count, step * (turn + 1))};
+  }
+  // In bytes, where the slice of piece `number` begins in a half; `before`: elements in the pieces before it. Rounded up for each piece, so
+  // that slices, which are rounded up too, do not overlap.
+  size_t place(uint64_t before, size_t number) const noexcept {
+    return (turns_ == 1 ? before : unit_ * (quotient_up(before, unit_ * turns_) + number)) * width_;
+  }
+
+ private:
+  size_t width_;
+  uint64_t unit_, turns_;
+};
+
+// Where each piece begins.
+Counts begins_of(const Counts& counts) {
+  Counts begins;
+  uint64_t sum = 0;
+  for (const uint64_t count : counts) {
+    begins.push_back(sum);
+    sum += count;
+  }
+  return begins;
+}
+
+uint64_t sum_of(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+}
+
+Counts even(const Call& call, uint64_t count) {
+  return Counts(static_cast<size_t>(call.size()), count);
 }
 
 std::vector<const void*> sources(const std::vector<std::byte*>& staging, size_t offset_bytes) {
@@ -59,45 +110,88 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
   return {};
 }
 
-// What is too large for a half of the staging goes in turns: in each this rank puts elements [done, done + n) into its half, a barrier, and
-// it takes from everyone's. A half holds `pieces` of n elements.
-template <class Put, class Take>
-Status in_turns(const Call& call, size_t count, size_t pieces, SendPart part, const Put& put, const Take& take) {
-  const size_t turn = elements_per_turn(call, pieces);
-  size_t done = 0;
-  do {  // at least one turn: also an empty collective compares what the ranks came for
-    const size_t n = std::min(turn, count - done);
+// What is too large for a half of the staging goes in turns: in each this rank puts its part into its half, ranks of other nodes are sent
+// theirs, a barrier, and it takes from everyone's half. At least one turn: also an empty collective compares what the ranks came for.
+template <class Put, class Post, class Take>
+Status in_turns(const Call& call, uint64_t turns, const Put& put, const Post& post, const Take& take) {
+  for (uint64_t turn = 0; turn < turns; ++turn) {
     const std::vector<std::byte*>& staging = call.member.next_staging();
-    put(staging[static_cast<size_t>(call.rank())], done, n);
-    if (Status met = call.exchange_and_barrier(staging, part, n * call.width()); !met) return met;
-    if (Status taken = take(staging, done, n); !taken) return taken;
-    done += n;
-  } while (done < count);
+    put(staging[static_cast<size_t>(call.rank())], turn);
+    if (Status met = call.exchange_and_barrier([&] { return post(staging, turn); }); !met) return met;
+    if (Status taken = take(staging, turn); !taken) return taken;
+  }
   return {};
 }
 
-// For each rank its piece of `count` elements.
-auto put_pieces(const Call& call, const std::byte* from, size_t count) {
-  return [&call, from, count](std::byte* half, size_t done, size_t n) {
-    for (size_t rank = 0; rank < static_cast<size_t>(call.size()); ++rank) {
-      copy_past_caches(half + rank * n * call.width(), from + (rank * count + done) * call.width(), n * call.width());
+// A slice of every piece goes to the rank that the piece is for; `in` says where this rank's own lies in the half of each rank, and how
+// long it is.
+template <class In, class Take>
+Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte* from, const Counts& counts, const In& in,
+                        const Take& take) {
+  const Counts begins = begins_of(counts);
+  const auto out = [&](size_t rank, uint64_t turn) {
+    return Part{slices.place(begins[rank], rank), slices.of(counts[rank], turn).count() * slices.width()};
+  };
+  const auto put = [&](std::byte* half, uint64_t turn) {
+    for (size_t rank = 0; rank < counts.size(); ++rank) {
+      const Part part = out(rank, turn);
+      copy_past_caches(half + part.offset, from + (begins[rank] + slices.of(counts[rank], turn).begin) * slices.width(), part.bytes);
     }
   };
-}
-
-auto put_all(const Call& call, const std::byte* from) {
-  return [&call, from](std::byte* half, size_t done, size_t n) { copy_past_caches(half, from + done * call.width(), n * call.width()); };
+  const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
+    return call.member.post_parts(
+        staging, [&](size_t rank) { return out(rank, turn); }, [&](size_t rank) { return in(rank, turn); });
+  };
+  return in_turns(call, slices.turns(), put, post, take);
 }
 
 // Every rank gets every array, which is one step: for what is small, and for what all ranks of one node read in place.
 Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, size_t count) {
   const Operation& op = call.operation;
-  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
-    std::byte* const at = to + done * call.width();
+  const Slices slices(call.width(), count, 1);
+  const auto bytes_of = [&](uint64_t turn) { return slices.of(count, turn).count() * call.width(); };
+  const auto put = [&](std::byte* half, uint64_t turn) {
+    copy_past_caches(half, from + slices.of(count, turn).begin * call.width(), bytes_of(turn));
+  };
+  const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
+    const auto whole = [&](size_t) { return Part{0, bytes_of(turn)}; };
+    return call.member.post_parts(staging, whole, whole);
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    const Slices::Range range = slices.of(count, turn);
+    const size_t n = range.count();
+    std::byte* const at = to + range.begin * call.width();
     if (call.size() > 2 && !call.member.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
     return n == 0 ? Status() : reduce(at, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
   };
-  return in_turns(call, count, 1, SendPart::whole, put_all(call, from), take);
+  return in_turns(call, slices.turns(), put, post, take);
+}
+
+// before[r]: elements in front of this rank's piece at rank r; `most` of them has any rank.
+Status exchange_pieces(const Call& call, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts,
+                       const Counts& before, uint64_t most, size_t width) {
+  const Slices slices(width, most, static_cast<size_t>(call.size()));
+  const Counts begins = begins_of(to_counts);
+  const auto in = [&](size_t rank, uint64_t turn) {
+    return Part{slices.place(before[rank], static_cast<size_t>(call.rank())), slices.of(to_counts[rank], turn).count() * width};
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    for (size_t rank = 0; rank < staging.size(); ++rank) {
+      const Part part = in(rank, turn);
+      copy_bytes(to + (begins[rank] + slices.of(to_counts[rank], turn).begin) * width, staging[rank] + part.offset, part.bytes);
+    }
+    return {};
+  };
+  return scatter_in_turns(call, slices, from, from_counts, in, take);
+}
+
+// `sender` sends `sent` elements to `receiver`, which expects another number; ranks of the group.
+Status counts_differ(const Call& call, size_t sender, uint64_t sent, size_t receiver, uint64_t expected) {
+  const std::vector<int>& members = call.member.members();
+  return {Code::desync,
+          text("rank ", members[sender], " sends ", sent, " elements to rank ", members[receiver], " (from_counts[", receiver,
+               "]), which expects ", expected, " (to_counts[", sender, "])"),
+          Blame{.rank = members[receiver]}};
 }
 
 }  // namespace
@@ -116,48 +210,113 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
+  return staged_reduce_scatter(call, from, to, even(call, count));
+}
+
+Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, const Counts& counts) {
   const Operation& op = call.operation;
-  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
-    if (n == 0) return {};
-    const std::vector<const void*> pieces = sources(staging, static_cast<size_t>(call.rank()) * n * call.width());
-    return reduce(to + done * call.width(), pieces.data(), call.size(), n, op.type, op.op, op.divisor);
+  const auto me = static_cast<size_t>(call.rank());
+  const Slices slices(call.width(), sum_of(counts), counts.size());
+  const size_t place = slices.place(begins_of(counts)[me], me);  // the same in every half
+  const auto in = [&](size_t, uint64_t turn) { return Part{place, slices.of(counts[me], turn).count() * call.width()}; };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    const Slices::Range range = slices.of(counts[me], turn);
+    if (range.count() == 0) return {};
+    return reduce(to + range.begin * call.width(), sources(staging, place).data(), call.size(), range.count(), op.type, op.op, op.divisor);
   };
-  return in_turns(call, count, static_cast<size_t>(call.size()), SendPart::piece, put_pieces(call, from, count), take);
+  return scatter_in_turns(call, slices, from, counts, in, take);
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
+  return staged_all_gather(call, from, to, even(call, count));
+}
+
+Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, const Counts& counts) {
+  const size_t width = call.width();
+  const Slices slices(width, *std::max_element(counts.begin(), counts.end()), 1);
+  const Counts begins = begins_of(counts);
+  const auto me = static_cast<size_t>(call.rank());
+  const auto part = [&](size_t rank, uint64_t turn) { return Part{0, slices.of(counts[rank], turn).count() * width}; };
+  const auto put = [&](std::byte* half, uint64_t turn) {
+    copy_past_caches(half, from + slices.of(counts[me], turn).begin * width, part(me, turn).bytes);
+  };
+  const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
+    return call.member.post_parts(
+        staging, [&](size_t) { return part(me, turn); }, [&](size_t rank) { return part(rank, turn); });
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     for (size_t rank = 0; rank < staging.size(); ++rank) {
-      copy_bytes(to + (rank * count + done) * call.width(), staging[rank], n * call.width());
+      copy_bytes(to + (begins[rank] + slices.of(counts[rank], turn).begin) * width, staging[rank], part(rank, turn).bytes);
     }
     return {};
   };
-  return in_turns(call, count, 1, SendPart::whole, put_all(call, from), take);
+  return in_turns(call, slices.turns(), put, post, take);
 }
 
 Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
-    const size_t bytes = n * call.width();
-    for (size_t rank = 0; rank < staging.size(); ++rank) {
-      copy_bytes(to + (rank * count + done) * call.width(), staging[rank] + static_cast<size_t>(call.rank()) * bytes, bytes);
-    }
-    return {};
+  const Counts counts = even(call, count);
+  const Counts before = even(call, count * static_cast<uint64_t>(call.rank()));
+  return exchange_pieces(call, from, counts, to, counts, before, sum_of(counts), call.width());
+}
+
+// First every two ranks tell each other what they mean to send and expect.
+Status staged_all_to_all(const Call& call, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts) {
+  struct Said {
+    uint64_t sends, expects, before, total;
   };
-  return in_turns(call, count, static_cast<size_t>(call.size()), SendPart::piece, put_pieces(call, from, count), take);
+  const size_t size = from_counts.size();
+  const auto me = static_cast<size_t>(call.rank());
+  const Counts begins = begins_of(from_counts), once = even(call, 1);
+  std::vector<Said> mine, theirs(size);
+  for (size_t rank = 0; rank < size; ++rank) mine.push_back({from_counts[rank], to_counts[rank], begins[rank], sum_of(from_counts)});
+  Status told = exchange_pieces(call, reinterpret_cast<const std::byte*>(mine.data()), once, reinterpret_cast<std::byte*>(theirs.data()),
+                                once, even(call, me), size, sizeof(Said));
+  if (!told.ok()) return told;
+  Counts before;
+  uint64_t most = 0;
+  for (size_t rank = 0; rank < size; ++rank) {
+    const Said& other = theirs[rank];
+    if (other.sends != to_counts[rank]) return counts_differ(call, rank, other.sends, me, to_counts[rank]);
+    if (other.expects != from_counts[rank]) return counts_differ(call, me, from_counts[rank], rank, other.expects);
+    before.push_back(other.before);
+    most = std::max(most, other.total);
+  }
+  return exchange_pieces(call, from, from_counts, to, to_counts, before, most, call.width());
+}
+
+// Everyone compares with rank 0.
+Status compare_counts(const Call& call, const Counts& counts) {
+  Counts first = counts;
+  Status told = staged_broadcast(call, reinterpret_cast<std::byte*>(first.data()), first.size() * sizeof first[0], 0);
+  if (!told.ok()) return told;
+  const auto differ = std::mismatch(first.begin(), first.end(), counts.begin());
+  if (differ.first == first.end()) return {};
+  const std::vector<int>& members = call.member.members();
+  const int rank = members[static_cast<size_t>(call.rank())];
+  return {Code::desync,
+          text("ranks ", members[0], " and ", rank, " gave different counts: counts[", differ.first - first.begin(), "] is ", *differ.first,
+               " and ", *differ.second, "; the list is the same on all ranks"),
+          Blame{.rank = rank}};
 }
 
 // Once to each other node, into the half of the rank there that its neighbours read.
-Status staged_broadcast(const Call& call, std::byte* data, size_t count) {
-  const auto source = static_cast<size_t>(call.member.source_of_broadcast(call.operation.root));
-  const bool is_root = call.rank() == call.operation.root;
-  const auto put = [&](std::byte* half, size_t done, size_t n) {
-    if (is_root) copy_past_caches(half, data + done * call.width(), n * call.width());
+Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int root) {
+  const auto source = static_cast<size_t>(call.member.source_of_broadcast(root));
+  const bool is_root = call.rank() == root;
+  const Slices slices(1, bytes, 1);
+  const auto put = [&](std::byte* half, uint64_t turn) {
+    const Slices::Range range = slices.of(bytes, turn);
+    if (is_root) copy_past_caches(half, data + range.begin, range.count());
   };
-  const auto take = [&](const std::vector<std::byte*>& staging, size_t done, size_t n) -> Status {
-    if (!is_root) copy_bytes(data + done * call.width(), staging[source], n * call.width());
+  const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
+    return call.member.post_from_root(root, staging, slices.of(bytes, turn).count());
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    const Slices::Range range = slices.of(bytes, turn);
+    if (!is_root) copy_bytes(data + range.begin, staging[source], range.count());
     return {};
   };
-  return in_turns(call, count, 1, SendPart::from_root, put, take);
+  return in_turns(call, slices.turns(), put, post, take);
 }
 
 }  // namespace megadp::host

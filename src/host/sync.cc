@@ -71,6 +71,7 @@ Status Sync::barrier(const Operation& operation, const Stop& stop) {
   ControlPage& own = page(control_->rank());
   own.operation[operation.number & 1] = operation;
   own.slot.number.store(operation.number, std::memory_order_relaxed);
+  own.slot.inside.store(1, std::memory_order_relaxed);
   Status met = arrive_and_wait(operation, stop);
   if (!met.ok()) return met;
   compared_ = operation.number;
@@ -154,7 +155,7 @@ Status Sync::timed_out(const Operation& operation) const {
   for (const int rank : ranks) {
     const int member = members_[static_cast<size_t>(rank)];
     sentence += text("; ", world_->describe(member), ", and came to operation ", page(rank).slot.number.load(std::memory_order_relaxed),
-                     " of the group");
+                     " of the group", doing(rank));
   }
   return {Code::timeout, std::move(sentence), Blame{.rank = members_[static_cast<size_t>(ranks.front())]}};
 }

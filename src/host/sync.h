@@ -5,6 +5,7 @@
 //     0   Barrier   { arrived, sleepers }     only rank 0's is used; a cache line of its own
 //     64  Slot      { phase, gone, number }   written by its owner only; a cache line of its own
 //     128 Operation [2]                       what the owner came for; by the parity of the operation's number
+//     …   messages                            its messages with other ranks, see messages.h
 //     …   cpus                                on which processors the owner may run
 //     …   submissions                         what the owner submitted elsewhere, see submissions.h
 //
@@ -23,8 +24,10 @@
 #include <string>
 #include <vector>
 
+#include "base/deadline.h"
 #include "base/status.h"
 #include "control/world.h"
+#include "host/messages.h"
 #include "host/operation.h"
 #include "host/shared_memory.h"
 #include "host/stream.h"
@@ -41,8 +44,10 @@ struct ControlPage {
     std::atomic<uint32_t> phase;
     std::atomic<uint32_t> gone;    // 1: the owner has destroyed its group or given up; it will not come again
     std::atomic<uint64_t> number;  // of the operation it last came for
+    std::atomic<uint32_t> inside;  // 1: it has not ended yet
   } slot;
   Operation operation[2];
+  MessagePage messages;
   uint64_t cpus[16];
   SubmissionPage submissions;
 };
@@ -61,6 +66,15 @@ class Sync {
 
   // The first barrier of `operation` compares what all ranks came for. Failures blame a rank; the caller adds the operation.
   Status barrier(const Operation& operation, const Stop& stop);
+
+  // What came for is over on this rank.
+  void end() noexcept { page(control_->rank()).slot.inside.store(0, std::memory_order_relaxed); }
+
+  // Sends, receives, or both at once (the other NULL), between this rank and others of the node; `half->peer` is a rank among them. In
+  // pipe.cc.
+  Status exchange(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during);
+  // " and waits in recv of 5 f32 from rank 3": what that rank, of those of the node, is busy with, as far as it says.
+  std::string doing(int rank) const;
 
   // See Group::log_submission.
   void log_submission(uint64_t number, const std::string& what) noexcept {
@@ -86,6 +100,14 @@ class Sync {
   Status look_around(const Operation& operation, const Stop& stop) const;
   void wait_for_own_end(int member, const Stop& stop) const;
   Status compare(const Operation& operation) const;
+  Status push(MessageHalf* half, bool* moved);
+  Status pull(MessageHalf* half, bool* moved);
+  Status match(MessageHalf* half, const MessagePage::Notice& theirs) const;
+  void announce(MessagePage::Notice* notice, const MessageHalf& half);
+  void ring(int rank) const noexcept;
+  bool listen(uint32_t heard, Deadline deadline) const noexcept;
+  Status look_around(const MessageHalf* send, const MessageHalf* recv, const Stop& stop, const Describe& during) const;
+  Status timed_out(const MessageHalf* send, const MessageHalf* recv, const Describe& during) const;
   Status timed_out(const Operation& operation) const;
   std::vector<int> missing() const;
   uint64_t largest_word(Group::Word which, uint64_t number) const noexcept;

@@ -4,11 +4,13 @@
 // World have in common. Two kinds carry bytes: UCX (ucx_transport.cc), and sockets on which both sides have proved that they know the
 // job's secret (socket_transport.cc).
 //
-// Messages between two ranks are matched by their order in the group: the k-th send to a rank meets the k-th receive from this one. All
-// ranks run the operations of a group in one order, so this needs no tags of the caller's.
+// Messages between two ranks are matched by their order on their lane in the group: the k-th send to a rank meets the k-th receive from
+// this one. All ranks run the operations of a group in one order, so this needs no tags of the caller's. What ranks send each other beside
+// those goes on two lanes of its own: one rank may be there while the other is in a collective.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +18,7 @@
 
 #include "base/status.h"
 #include "control/world.h"
+#include "host/operation.h"
 #include "host/stream.h"
 
 namespace megadp::host {
@@ -26,20 +29,30 @@ enum class TransportKind {
   sockets
 };
 
-// What is under way, for the sentence of a failure.
-using Describe = std::function<std::string()>;
+enum class Lane : uint16_t {
+  collective,
+  message,  // from the sender of a message to its receiver: its notice, then its data
+  reply     // the other way round
+};
+constexpr size_t kLanes = 3;
+// Of the other two lanes nothing longer is sent before the receiver has said that it is there.
+constexpr size_t kEarlyBytes = 4 << 10;
 
 class Transport {
  public:
   virtual ~Transport() = default;  // local; forgets what is in flight
 
   // Post a message to a member on another node, by its rank in the world. The memory is the transport's until the next wait() has
-  // returned. One thread at a time.
-  virtual Status send(int to, const void* data, size_t bytes) = 0;
-  virtual Status receive(int from, void* data, size_t bytes) = 0;
-  // Until everything posted has finished. A peer that died or left, a failed World, `stop` or the World's timeout end it early; then
-  // nothing is in flight any more and the transport is unusable. `during` describes the operation for the sentence of a failure.
-  virtual Status wait(const Stop& stop, const Describe& during) = 0;
+  // returned that was not for a part of it. One thread at a time. *done becomes true, within a wait(), once it has finished.
+  virtual Status send(int to, const void* data, size_t bytes, Lane lane = Lane::collective, bool* done = nullptr) = 0;
+  virtual Status receive(int from, void* data, size_t bytes, Lane lane = Lane::collective, bool* done = nullptr) = 0;
+  // Until everything posted has finished, or until `enough` says so of a part of it. A peer that died or left, a failed World, `stop` or
+  // the World's timeout (counted from when something last moved) end it early; then nothing is in flight any more and the transport is
+  // unusable. `during` describes the operation for the sentence of a failure.
+  using Enough = std::function<bool()>;
+  virtual Status wait(const Stop& stop, const Describe& during, const Enough& enough = {}) = 0;
+  // Forgets what is in flight, as a wait() that fails does: the memory is the caller's again, and the transport is unusable.
+  virtual void give_up() = 0;
 
  protected:
   explicit Transport(std::shared_ptr<World> world) noexcept : world_(std::move(world)) {}

@@ -39,14 +39,15 @@ class UcxTransport final : public Transport {
   Status connect(const std::vector<int>& members, const std::vector<std::string>& addresses);
   Status greet();
 
-  Status send(int to, const void* data, size_t bytes) override;
-  Status receive(int from, void* data, size_t bytes) override;
-  Status wait(const Stop& stop, const Describe& during) override;
+  Status send(int to, const void* data, size_t bytes, Lane lane, bool* done) override;
+  Status receive(int from, void* data, size_t bytes, Lane lane, bool* done) override;
+  Status wait(const Stop& stop, const Describe& during, const Enough& enough) override;
+  void give_up() override { break_off(); }
 
  private:
   struct Peer {
     ucp_ep_h endpoint = nullptr;
-    uint64_t sent = 0, received = 0;
+    uint64_t sent[kLanes] = {}, received[kLanes] = {};
     ucs_status_t error = UCS_OK;  // set by UCX once the connection is lost
   };
   enum class Kind {
@@ -58,12 +59,13 @@ class UcxTransport final : public Transport {
     void* request;
     int peer;
     Kind kind;
+    bool* done;
   };
 
   static void on_error(void* peer, ucp_ep_h, ucs_status_t status) { static_cast<Peer*>(peer)->error = status; }
   Status failed(const std::string& what, ucs_status_t status) const { return ucx_failed(ucx_, what, status); }
   Status create_endpoint(int rank, Peer& peer, const std::string& address);
-  Status post(ucs_status_ptr_t request, int peer, Kind kind);
+  Status post(ucs_status_ptr_t request, int peer, Kind kind, bool* done);
   bool flush();
   bool progress();
   Status finish_done();
@@ -132,11 +134,11 @@ Status UcxTransport::greet() {
   const int64_t mine = world_->rank();
   std::map<int, int64_t> theirs;
   for (const auto& [rank, peer] : peers_) {
-    if (Status posted = send(rank, &mine, sizeof mine); !posted) return posted;
-    if (Status posted = receive(rank, &theirs[rank], sizeof mine); !posted) return posted;
+    if (Status posted = send(rank, &mine, sizeof mine, Lane::collective, nullptr); !posted) return posted;
+    if (Status posted = receive(rank, &theirs[rank], sizeof mine, Lane::collective, nullptr); !posted) return posted;
   }
   const Stop never;
-  if (Status met = wait(never, [] { return std::string("the greeting of ranks on other nodes"); }); !met) return met;
+  if (Status met = wait(never, [] { return std::string("the greeting of ranks on other nodes"); }, {}); !met) return met;
   for (const auto& [rank, said] : theirs) {
     if (said == rank) continue;
     const Status wrong(Code::backend, text("UCX: rank ", said, " answered where rank ", rank, " was expected"));
@@ -169,8 +171,11 @@ void UcxTransport::close(Peer& peer, uint32_t flags, Deadline deadline) {
   ucx_.request_free(request);  // also if it is unfinished: destroying the worker would abort the process otherwise
 }
 
-Status UcxTransport::post(ucs_status_ptr_t request, int peer, Kind kind) {
-  if (request == nullptr) return {};
+Status UcxTransport::post(ucs_status_ptr_t request, int peer, Kind kind, bool* done) {
+  if (request == nullptr) {
+    if (done != nullptr) *done = true;
+    return {};
+  }
   if (UCS_PTR_IS_ERR(request)) {
     break_off();  // the caller will not wait for what it has posted
     const Stop never;
@@ -178,28 +183,30 @@ Status UcxTransport::post(ucs_status_ptr_t request, int peer, Kind kind) {
         peer, ucx_.status_string(UCS_PTR_STATUS(request)),
         [&] { return text(kind == Kind::receive ? "receiving from rank " : "sending to rank ", peer); }, never);
   }
-  pending_.push_back({request, peer, kind});
+  pending_.push_back({request, peer, kind, done});
   return {};
 }
 
-// Sender above, running number below; a receive names both, so nothing else can match.
-constexpr ucp_tag_t tag_of(int sender, uint64_t number) {
-  return (static_cast<uint64_t>(sender) << 40) | (number & ((uint64_t{1} << 40) - 1));
+// Sender above, then the lane, running number below; a receive names all, so nothing else can match.
+constexpr ucp_tag_t tag_of(int sender, Lane lane, uint64_t number) {
+  return (static_cast<uint64_t>(sender) << 40) | (static_cast<uint64_t>(lane) << 38) | (number & ((uint64_t{1} << 38) - 1));
 }
 
-Status UcxTransport::send(int to, const void* data, size_t bytes) {
+Status UcxTransport::send(int to, const void* data, size_t bytes, Lane lane, bool* done) {
   if (broken_) return {Code::backend, "UCX: the transport between nodes has failed before"};
   Peer& peer = peers_.at(to);
   sent_to_ = to;
   const ucp_request_param_t param{};
-  return post(ucx_.tag_send_nbx(peer.endpoint, data, bytes, tag_of(world_->rank(), peer.sent++), &param), to, Kind::send);
+  const ucp_tag_t tag = tag_of(world_->rank(), lane, peer.sent[static_cast<size_t>(lane)]++);
+  return post(ucx_.tag_send_nbx(peer.endpoint, data, bytes, tag, &param), to, Kind::send, done);
 }
 
-Status UcxTransport::receive(int from, void* data, size_t bytes) {
+Status UcxTransport::receive(int from, void* data, size_t bytes, Lane lane, bool* done) {
   if (broken_) return {Code::backend, "UCX: the transport between nodes has failed before"};
   Peer& peer = peers_.at(from);
   const ucp_request_param_t param{};
-  return post(ucx_.tag_recv_nbx(worker_, data, bytes, tag_of(from, peer.received++), ~ucp_tag_t{0}, &param), from, Kind::receive);
+  const ucp_tag_t tag = tag_of(from, lane, peer.received[static_cast<size_t>(lane)]++);
+  return post(ucx_.tag_recv_nbx(worker_, data, bytes, tag, ~ucp_tag_t{0}, &param), from, Kind::receive, done);
 }
 
 // The memory of what was sent is the caller's again, but the last of it may still lie in the worker, which nobody drives before the group's
@@ -208,7 +215,7 @@ bool UcxTransport::flush() {
   if (sent_to_ < 0) return false;
   const ucp_request_param_t param{};
   const ucs_status_ptr_t request = ucx_.worker_flush_nbx(worker_, &param);
-  if (UCS_PTR_IS_PTR(request)) pending_.push_back({request, sent_to_, Kind::flush});
+  if (UCS_PTR_IS_PTR(request)) pending_.push_back({request, sent_to_, Kind::flush, nullptr});
   sent_to_ = -1;
   return !pending_.empty();
 }
@@ -227,6 +234,7 @@ Status UcxTransport::finish_done() {
     const ucs_status_t status = ucx_.request_check_status(transfer.request);
     if (status == UCS_INPROGRESS) return false;
     ucx_.request_free(transfer.request);
+    if (transfer.done != nullptr) *transfer.done = true;
     if (status != UCS_OK && first.ok() && transfer.kind != Kind::flush) {  // who lacks what was sent will say so
       first = failed(text(transfer.kind == Kind::receive ? "receiving from rank " : "sending to rank ", transfer.peer), status)
                   .with_blame({.rank = transfer.peer});
@@ -257,13 +265,15 @@ void UcxTransport::sleep() {
   poll(&wake, 1, static_cast<int>(kWaitSliceNs / 1'000'000));
 }
 
-Status UcxTransport::wait(const Stop& stop, const Describe& during) {
-  const Deadline deadline = deadline_of_wait();
+Status UcxTransport::wait(const Stop& stop, const Describe& during, const Enough& enough) {
+  Deadline deadline = deadline_of_wait();
   uint64_t moved_ns = now_ns();
-  while (!pending_.empty() || (!broken_ && flush())) {
+  while (enough ? !pending_.empty() && !enough() : !pending_.empty() || (!broken_ && flush())) {
     const bool moved = progress();
     if (moved) moved_ns = now_ns();
+    const size_t before = pending_.size();
     Status status = finish_done();
+    if (pending_.size() < before) deadline = deadline_of_wait();  // what else moves may be UCX's own
     if (!status) {
       status = lost(status.blame().rank, status.text(), during, stop);
     } else if (!pending_.empty()) {

@@ -105,7 +105,7 @@ Status window_all_gather(const Call& call, const SharedMemory& window) {
 Status window_broadcast(const Call& call, const SharedMemory& window) {
   const Operation& op = call.operation;
   std::byte* const own = own_at(call, window, 0);
-  if (is_staged(call)) return staged_broadcast(call, own, op.count);
+  if (is_staged(call)) return staged_broadcast(call, own, op.count * call.width(), op.root);
   Status met = call.barrier();
   if (!met.ok()) return met;
   if (call.rank() != op.root) std::memcpy(own, at(call, window, op.root, 0), op.count * call.width());

@@ -44,6 +44,8 @@ std::vector<Case> failure_cases();
 std::vector<Case> stream_cases();
 std::vector<Case> kernel_cases();
 std::vector<Case> lifetime_cases();
+std::vector<Case> p2p_cases();
+std::vector<Case> uneven_cases();
 
 // Rank counts that cases are tried with.
 inline constexpr int kRankCounts[] = {1, 2, 3, 4, 5, 8};

@@ -25,13 +25,19 @@ Operation operation(uint64_t number) {
   return one;
 }
 
+Status perform(Member& member, uint64_t number, const Stop& stop, const std::function<Status()>& body) {
+  return member.perform(
+      number, {.operation = number}, [number] { return describe(operation(number)); }, stop, body);
+}
+
 // Nothing is between these nodes; what is posted goes nowhere.
 class NoTransport final : public Transport {
  public:
   explicit NoTransport(std::shared_ptr<World> world) : Transport(std::move(world)) {}
-  Status send(int, const void*, size_t) override { return {}; }
-  Status receive(int, void*, size_t) override { return {}; }
-  Status wait(const Stop&, const Describe&) override { return {}; }
+  Status send(int, const void*, size_t, Lane, bool*) override { return {}; }
+  Status receive(int, void*, size_t, Lane, bool*) override { return {}; }
+  Status wait(const Stop&, const Describe&, const Enough&) override { return {}; }
+  void give_up() override {}
 };
 
 class NoNetwork final : public Network {
@@ -58,7 +64,7 @@ class Running {
  public:
   Running(Member& member, uint64_t number)
       : thread_([this, &member, number] {
-          status_ = member.perform(operation(number), stop_, [this] {
+          status_ = perform(member, number, stop_, [this] {
             inside_ = true;
             while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             return Status();
@@ -85,7 +91,7 @@ class Running {
 Status refused(Member& member, uint64_t number) {
   bool ran = false;
   const Stop stop;
-  const Status status = member.perform(operation(number), stop, [&] { return ran = true, Status(); });
+  const Status status = perform(member, number, stop, [&] { return ran = true, Status(); });
   check(!ran, "an operation that is refused does not run");
   return status;
 }
@@ -97,17 +103,17 @@ void one_group_runs_one_operation_at_a_time() {
   fails(refused(*member, 2), Code::state, {"another operation of this group is running on another stream", "one order", "barrier"});
   bool ran = false;
   const Stop stop;
-  check(other->perform(operation(1), stop, [&] { return ran = true, Status(); }).ok() && ran, "another group is free");
+  check(perform(*other, 1, stop, [&] { return ran = true, Status(); }).ok() && ran, "another group is free");
   check(running.end().ok(), "the one that ran first is not disturbed");
   ran = false;
-  check(member->perform(operation(2), stop, [&] { return ran = true, Status(); }).ok() && ran, "it comes next");
+  check(perform(*member, 2, stop, [&] { return ran = true, Status(); }).ok() && ran, "it comes next");
 }
 
 void operations_come_in_their_order() {
   const auto world = create_thread_worlds(1, kSecondNs).front();
   const auto member = alone(world);
-  fails(refused(*member, 2), Code::state, {"operation 1 of this group did not run before it"});
-  fails(refused(*member, 1), Code::state, {"operation 1 of this group did not run before it"});  // it is over for this group
+  fails(refused(*member, 2), Code::state, {"call 1 on this group did not run before it"});
+  fails(refused(*member, 1), Code::state, {"call 1 on this group did not run before it"});  // it is over for this group
 }
 
 // Runs on every rank; nodes as thread_world.h has them.
@@ -124,8 +130,8 @@ void a_lost_operation_ends_the_world() {
     auto member = Member::create(world, nullptr, {0, 1});
     const std::lock_guard lock(checking);
     if (!check(member.ok(), member.status().text()) || world->rank() == 1) return;
-    fails(refused(**member, 2), Code::state, {"operation 1 of this group did not run before it"});
-    fails(world->failure(), Code::state, {"operation 1 of this group did not run before it"});
+    fails(refused(**member, 2), Code::state, {"call 1 on this group did not run before it"});
+    fails(world->failure(), Code::state, {"call 1 on this group did not run before it"});
   });
 }
 
@@ -143,7 +149,7 @@ void the_worlds_verdict_comes_before_ones_own() {
       }
       const Stop stop;
       const Operation one = operation(1);
-      const Status status = (*member)->perform(one, stop, [&] { return (*member)->barrier(one, stop); });
+      const Status status = perform(**member, 1, stop, [&] { return (*member)->barrier(one, stop); });
       const std::lock_guard lock(checking);
       fails(status, Code::timeout, {"rank 7 is stopped"});
       check_equal(status.blame().rank, 7, "the rank to blame");
@@ -167,7 +173,7 @@ void who_left_after_coming_is_not_missed() {
       if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // some slices, in which rank 0 looks around
       const Operation one = operation(1);
       if (rank == 0) come = 2;
-      const Status status = member.ok() ? (*member)->perform(one, stop, [&] { return (*member)->barrier(one, stop); }) : member.status();
+      const Status status = member.ok() ? perform(**member, 1, stop, [&] { return (*member)->barrier(one, stop); }) : member.status();
       if (rank == 1) come = 1;
       const std::lock_guard lock(checking);
       if (rank == 1) {
@@ -193,7 +199,7 @@ void whoever_does_not_come_is_named() {
       if (!comes || !member.ok()) return;
       const Stop stop;
       const Operation one = operation(1);
-      const Status status = (*member)->perform(one, stop, [&] { return (*member)->barrier(one, stop); });
+      const Status status = perform(**member, 1, stop, [&] { return (*member)->barrier(one, stop); });
       over = true;
       const std::lock_guard lock(checking);
       fails(status, Code::timeout, {"ranks that did not come", "rank 1 (a thread)", "rank 3 (a thread)"});
@@ -256,7 +262,7 @@ void groups_cross_hosts_side_by_side() {
     check_equal(network->connected, 2, "transports");
     Running running(**first, 1);
     const Stop stop;
-    check((*second)->perform(operation(1), stop, [] { return Status(); }).ok(), "the other group runs meanwhile");
+    check(perform(**second, 1, stop, [] { return Status(); }).ok(), "the other group runs meanwhile");
     check(running.end().ok(), "the one that ran first is not disturbed");
   });
 }

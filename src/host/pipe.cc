@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Messages between two ranks of a node (see messages.h): the sender writes pieces into its staging memory as long as there is room, the
+// receiver takes them out, both at once. An exchange is a send and a receive that one thread moves by turns; it sleeps on one word, its
+// bell, whichever of the two it waits for.
+#include <algorithm>
+#include <cstring>
+
+#include "base/deadline.h"
+#include "host/collective.h"
+#include "host/copy_past.h"
+#include "host/futex.h"
+#include "host/sync.h"
+
+namespace megadp::host {
+namespace {
+
+constexpr size_t kPieceBytes = 128 << 10;
+constexpr uint64_t kPieces = kStagingHalfBytes / kPieceBytes;  // that fit in at a time
+
+// Also a message of nothing is one piece: its receiver has to say that it came.
+uint64_t pieces_of(const MessageHalf& half) {
+  return std::max<uint64_t>(1, (half.bytes + kPieceBytes - 1) / kPieceBytes);
+}
+
+// Piece k: where it is in the caller's memory and how long, and where in the staging memory.
+struct Piece {
+  std::byte* data;
+  std::byte* staging;
+  size_t bytes;
+};
+Piece piece(const MessageHalf& half, uint64_t k) {
+  const size_t begin = k * kPieceBytes;
+  return {half.data + begin, half.staging + k % kPieces * kPieceBytes, std::min(kPieceBytes, half.bytes - begin)};
+}
+
+// Which message of those between two ranks in one direction; `peer` is the other one's rank on the node.
+uint64_t message_key(int peer, uint64_t number) {
+  return (static_cast<uint64_t>(peer) + 1) << 32 | (number & UINT32_MAX);
+}
+
+Operation read_notice(const MessagePage::Notice& notice, Collective kind) {
+  const auto type = static_cast<DType>(notice.type.load(std::memory_order_relaxed));
+  Operation message = make_operation(kind, type, notice.count.load(std::memory_order_relaxed), {});
+  message.root = notice.root.load(std::memory_order_relaxed);
+  return message;
+}
+
+}  // namespace
+
+Status messages_differ(int sender, const Operation& sent, int receiver, const Operation& expected) {
+  return {Code::desync,
+          text("ranks ", sender, " and ", receiver, " do not agree on a message: ", describe(sent), " and ", describe(expected)),
+          Blame{.rank = receiver}};
+}
+
+void Sync::ring(int rank) const noexcept {
+  MessagePage::Bell& bell = page(rank).messages.bell;
+  // Sequentially consistent, as is what a sleeper says: either this rank sees that it sleeps, or it sees that the bell was rung.
+  bell.rung.fetch_add(1);
+  if (bell.asleep.load() != 0) futex_wake_all(bell.rung, FutexScope::shared);
+}
+
+// Until the bell is rung or a slice of time is over. False: it was not rung.
+bool Sync::listen(uint32_t heard, Deadline deadline) const noexcept {
+  MessagePage::Bell& bell = page(control_->rank()).messages.bell;
+  if (spin_ns_ > 0) {
+    const uint64_t until_ns = now_ns() + spin_ns_;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        if (bell.rung.load(std::memory_order_acquire) != heard) return true;
+        spin_pause();
+      }
+    } while (now_ns() < until_ns);
+  }
+  bell.asleep.store(1);
+  if (bell.rung.load() == heard) futex_wait(bell.rung, heard, std::min(kWaitSliceNs, deadline.left_ns()), FutexScope::shared);
+  bell.asleep.store(0);
+  return bell.rung.load() != heard;
+}
+
+void Sync::announce(MessagePage::Notice* notice, const MessageHalf& half) {
+  notice->count.store(half.message.count, std::memory_order_relaxed);
+  notice->type.store(static_cast<uint32_t>(half.message.type), std::memory_order_relaxed);
+  notice->root.store(half.message.root, std::memory_order_relaxed);
+  notice->posted.store(message_key(half.peer, half.message.number), std::memory_order_release);
+  ring(half.peer);
+}
+
+// Whether the peer has come for this message, and for the same.
+Status Sync::match(MessageHalf* half, const MessagePage::Notice& theirs) const {
+  if (half->matched || theirs.posted.load(std::memory_order_acquire) != message_key(control_->rank(), half->message.number)) return {};
+  half->matched = true;
+  const bool sends = half->message.kind == Collective::send;
+  const Operation other = read_notice(theirs, sends ? Collective::recv : Collective::send);
+  if (same_message(half->message, other)) return {};
+  const int own = members_[static_cast<size_t>(control_->rank())], peer = members_[static_cast<size_t>(half->peer)];
+  return sends ? messages_differ(own, half->message, peer, other) : messages_differ(peer, other, own, half->message);
+}
+
+// Fills one piece, if there is room.
+Status Sync::push(MessageHalf* half, bool* moved) {
+  MessagePage& own = page(control_->rank()).messages;
+  const uint64_t taken = own.taken.load(std::memory_order_acquire);
+  if (taken == pieces_of(*half)) {
+    own.out.posted.store(0, std::memory_order_relaxed);
+    half->ended = *moved = true;
+    return {};
+  }
+  // Who has taken all may have gone on to another message.
+  if (Status same = match(half, page(half->peer).messages.in); !same) return same;
+  if (half->moved == pieces_of(*half) || half->moved - taken == kPieces) return {};
+  const Piece next = piece(*half, half->moved);
+  copy_past_caches(next.staging, next.data, next.bytes);
+  own.filled.store(++half->moved, std::memory_order_release);
+  ring(half->peer);
+  *moved = true;
+  return {};
+}
+
+// Takes one piece, if there is one.
+Status Sync::pull(MessageHalf* half, bool* moved) {
+  MessagePage& theirs = page(half->peer).messages;
+  if (Status same = match(half, theirs.out); !same) return same;
+  if (!half->matched || theirs.filled.load(std::memory_order_acquire) == half->moved) return {};
+  const Piece next = piece(*half, half->moved);
+  if (next.bytes > 0) std::memcpy(next.data, next.staging, next.bytes);
+  half->moved += 1;
+  half->ended = half->moved == pieces_of(*half);
+  if (half->ended) page(control_->rank()).messages.in.posted.store(0, std::memory_order_relaxed);
+  theirs.taken.store(half->moved, std::memory_order_release);
+  ring(half->peer);
+  *moved = true;
+  return {};
+}
+
+Status Sync::exchange(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during) {
+  MessagePage& own = page(control_->rank()).messages;
+  if (send != nullptr) {
+    own.filled.store(0, std::memory_order_relaxed);
+    own.taken.store(0, std::memory_order_relaxed);
+    announce(&own.out, *send);
+  }
+  if (recv != nullptr) announce(&own.in, *recv);
+  const uint64_t patience_ns = world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns());
+  Deadline deadline = Deadline::after_ns(patience_ns);
+  Status around;
+  for (bool waited = false;;) {
+    const uint32_t heard = own.bell.rung.load();
+    bool moved = false;
+    if (send != nullptr && !send->ended) {
+      if (Status pushed = push(send, &moved); !pushed) return pushed;
+    }
+    if (recv != nullptr && !recv->ended) {
+      if (Status pulled = pull(recv, &moved); !pulled) return pulled;
+    }
+    if ((send == nullptr || send->ended) && (recv == nullptr || recv->ended)) return {};
+    if (moved) {
+      if (waited) deadline = Deadline::after_ns(patience_ns);
+      waited = false;
+      around = Status();
+      continue;
+    }
+    if (!around.ok()) return around;  // what a peer did just before it left has been seen now
+    waited = true;
+    if (listen(heard, deadline)) continue;
+    around = look_around(send, recv, stop, during);
+    if (around.ok() && deadline.passed()) return timed_out(send, recv, during);
+  }
+}
+
+Status Sync::look_around(const MessageHalf* send, const MessageHalf* recv, const Stop& stop, const Describe& during) const {
+  if (world_->failed()) return world_->failure();
+  for (const MessageHalf* half : {send, recv}) {
+    if (half == nullptr || half->ended) continue;
+    const int member = members_[static_cast<size_t>(half->peer)];
+    if (page(half->peer).slot.gone.load(std::memory_order_acquire) == 0 && !world_->has_left(member)) continue;
+    wait_for_own_end(member, stop);
+    if (world_->failed()) return world_->failure();
+    if (stop.requested()) break;
+    return {Code::peer, text(during(), ": rank ", member, " has left and will not take part"), Blame{.rank = member}};
+  }
+  return stop.requested() && stop.passed() ? Status(Code::aborted, text(during(), ": its stream was destroyed")) : Status();
+}
+
+Status Sync::timed_out(const MessageHalf* send, const MessageHalf* recv, const Describe& during) const {
+  std::string sentence = text(during(), ": waited ", static_cast<double>(world_->timeout_ns()) / 1e9, " s in vain");
+  int blamed = -1;
+  for (const MessageHalf* half : {send, recv}) {
+    if (half == nullptr || half->ended) continue;
+    const int member = members_[static_cast<size_t>(half->peer)];
+    sentence += text("; ", world_->describe(member), doing(half->peer));
+    if (blamed < 0) blamed = member;
+  }
+  return {Code::timeout, std::move(sentence), Blame{.rank = blamed}};
+}
+
+std::string Sync::doing(int rank) const {
+  const ControlPage& other = page(rank);
+  std::string what;
+  for (const auto& [notice, kind] : {std::pair{&other.messages.out, Collective::send}, std::pair{&other.messages.in, Collective::recv}}) {
+    const uint64_t posted = notice->posted.load(std::memory_order_acquire);
+    const Operation message = read_notice(*notice, kind);
+    if (posted == 0 || notice->posted.load(std::memory_order_acquire) != posted) continue;
+    what += (what.empty() ? ", and waits in " : " with ") + describe(message);
+  }
+  if (what.empty() && other.slot.inside.load(std::memory_order_relaxed) != 0) {
+    what = text(", and waits in operation ", other.slot.number.load(std::memory_order_relaxed), " of the group");
+  }
+  return what;
+}
+
+}  // namespace megadp::host
