@@ -15,6 +15,7 @@ namespace megadp::host {
 namespace {
 
 constexpr size_t kPieceBytes = 128 << 10;
+constexpr size_t kBeyondCaches = 4 << 20;                      // what is received is written past them: no cache would hold it anyway
 constexpr uint64_t kPieces = kStagingHalfBytes / kPieceBytes;  // that fit in at a time
 
 // Also a message of nothing is one piece: its receiver has to say that it came.
@@ -123,7 +124,11 @@ Status Sync::pull(MessageHalf* half, bool* moved) {
   if (Status same = match(half, theirs.out); !same) return same;
   if (!half->matched || theirs.filled.load(std::memory_order_acquire) == half->moved) return {};
   const Piece next = piece(*half, half->moved);
-  if (next.bytes > 0) std::memcpy(next.data, next.staging, next.bytes);
+  if (half->bytes >= kBeyondCaches) {
+    copy_past_caches(next.data, next.staging, next.bytes);
+  } else if (next.bytes > 0) {
+    std::memcpy(next.data, next.staging, next.bytes);
+  }
   half->moved += 1;
   half->ended = half->moved == pieces_of(*half);
   if (half->ended) page(control_->rank()).messages.in.posted.store(0, std::memory_order_relaxed);
