@@ -482,6 +482,39 @@ MDP_API mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32
 /* Over when all ranks have called it, and what this rank put on the communicator before has finished. */
 MDP_API mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out);
 
+/* The same with pieces of different sizes: a list of counts has n numbers of elements, one for each rank, any of them 0, and is copied;
+ * pieces lie one after another in rank order; an array has exactly the elements that its counts say. All else is as above. Arrays of a
+ * device: UNSUPPORTED. */
+
+/* Counts are the same on all ranks; `from` has their sum, `to` counts[this rank]: to = op over ranks of that piece. In place: `to` is that
+ * piece of from. The same bits as that piece of mdp_all_reduce. */
+MDP_API mdp_status mdp_reduce_scatter_v(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, const uint64_t* counts, mdp_op op,
+                                        mdp_stream stream, mdp_request** out);
+/* Counts are the same on all ranks; `from` has counts[this rank], `to` their sum: the pieces of all ranks. In place: `from` is its piece
+ * of to. */
+MDP_API mdp_status mdp_all_gather_v(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, const uint64_t* counts, mdp_stream stream,
+                                    mdp_request** out);
+/* Piece r of `from` becomes piece <this rank> of rank r's `to`: from_counts[r] on rank s equals to_counts[s] on rank r, DESYNC otherwise.
+ * The two arrays are apart. */
+MDP_API mdp_status mdp_all_to_all_v(mdp_comm* comm, const mdp_tensor* from, const uint64_t* from_counts, const mdp_tensor* to,
+                                    const uint64_t* to_counts, mdp_stream stream, mdp_request** out);
+
+/* Messages between two ranks of comm; the others take no part, and a message counts for nothing in the order of collectives that ranks
+ * share. Those from one rank to another are matched in the order of the calls; count and dtype are equal at both ends, DESYNC on both
+ * otherwise. What a rank calls on one communicator, collectives and messages alike, begins when what it called before has ended: who sends
+ * and receives at once calls mdp_send_recv, or uses two communicators. A send may wait for its receiver; programs in which each waits for
+ * another end in TIMEOUT. Arrays, streams, `out` and errors are as in the collectives. */
+
+/* Sends `from` to that rank, which receives it. Not to this rank itself. */
+MDP_API mdp_status mdp_send(mdp_comm* comm, const mdp_tensor* from, int32_t rank, mdp_stream stream, mdp_request** out);
+/* Receives into `to` what that rank sends. Not from this rank itself. */
+MDP_API mdp_status mdp_recv(mdp_comm* comm, const mdp_tensor* to, int32_t rank, mdp_stream stream, mdp_request** out);
+/* Both at once, with the same peer or two: neither half waits for the other. The arrays are apart; counts and dtypes may differ. A rank of
+ * -1 leaves that half out, whose tensor is not looked at and may be NULL (the ends of a pipeline). With this rank itself on both sides it
+ * is a copy. */
+MDP_API mdp_status mdp_send_recv(mdp_comm* comm, const mdp_tensor* from, int32_t to_rank, const mdp_tensor* to, int32_t from_rank,
+                                 mdp_stream stream, mdp_request** out);
+
 /* ── Grid ────────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* Cuts a communicator into tensor, context, expert, data and pipeline parallel groups. Rank = sum of index * stride; the axes from left to

@@ -5,6 +5,7 @@
 #include "api/handle.h"
 #include "api/intake.h"
 #include "api/tensor.h"
+#include "base/checked.h"
 
 using namespace megadp;
 
@@ -57,6 +58,43 @@ Status check_overlap(const Tensor& inner, const char* inner_name, const Tensor& 
                  " bytes into ", outer_name, ".data (in place)");
 }
 
+Status check_apart(const void* from, uint64_t from_bytes, const void* to, uint64_t to_bytes) {
+  const auto from_at = reinterpret_cast<uintptr_t>(from), to_at = reinterpret_cast<uintptr_t>(to);
+  if (from_bytes == 0 || to_bytes == 0 || from_at + from_bytes <= to_at || to_at + to_bytes <= from_at) return {};
+  return invalid("from.data and to.data overlap; they must be apart");
+}
+
+struct List {
+  Counts counts;
+  uint64_t sum = 0;
+  uint64_t before = 0;  // in front of this rank's piece
+};
+
+Result<List> take_counts(const uint64_t* counts, const char* argument, const Group& group) {
+  if (Status status = check_pointer(counts, argument, alignof(uint64_t)); !status) return status;
+  List list;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (rank == group.rank()) list.before = list.sum;
+    if (!checked_add(list.sum, counts[rank], &list.sum)) {
+      return invalid(argument, "[", rank, "] is ", counts[rank], "; the sum of ", argument, " up to there is beyond 64 bits");
+    }
+    list.counts.push_back(counts[rank]);
+  }
+  return list;
+}
+
+Status check_sum(const Tensor& tensor, const char* name, const List& list, const char* argument) {
+  if (tensor.numel == list.sum) return {};
+  return invalid(name, " has ", tensor.numel, " elements; it must have ", list.sum, ", the sum of ", argument);
+}
+
+// The piece of this rank.
+Status check_own(const Tensor& tensor, const char* name, const List& list, const Group& group) {
+  const uint64_t count = list.counts[static_cast<size_t>(group.rank())];
+  if (tensor.numel == count) return {};
+  return invalid(name, " has ", tensor.numel, " elements; it must have ", count, ", which is counts[", group.rank(), "]");
+}
+
 // Which of a communicator's two ways an operation goes: over its backend, or, for arrays of the host beside a device, over the host's group
 // of the same ranks.
 struct Way {
@@ -75,6 +113,20 @@ Way way_of(mdp_comm& comm, const mdp_tensor* first, const char* argument) {
     }
   }
   return {comm.object->group(), comm.object->channel().stream(), place};
+}
+
+Result<Message> take_message(const mdp_tensor* tensor, const char* name, int32_t rank, const char* argument, const Way& way,
+                             const char* or_else = "") {
+  if (rank < 0 || rank >= way.group.size()) return invalid(argument, " is ", rank, "; it must be 0 to ", way.group.size() - 1, or_else);
+  auto ours = take_dense_tensor(tensor, name, way.place);
+  if (!ours) return ours.status();
+  return Message{rank, ours->data, ours->numel, ours->type};
+}
+
+Status check_not_self(int32_t rank, const char* call, const Group& group) {
+  if (rank != group.rank()) return {};
+  return invalid("rank is ", rank, ", which is this rank itself; ", call,
+                 " takes another one, and mdp_send_recv with this rank on both sides copies");
 }
 
 // What is the same in all collectives. `submit` checks the operands and puts the operation on the way's stream.
@@ -169,5 +221,106 @@ mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out) {
     auto pending = comm->object->barrier(out != nullptr);
     if (!pending) return pending.status();
     return give_request(std::move(request), *std::move(pending), out);
+  });
+}
+
+// ── pieces of different sizes ──
+
+mdp_status mdp_reduce_scatter_v(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, const uint64_t* counts, mdp_op op,
+                                mdp_stream stream, mdp_request** out) {
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
+    if (!pair) return pair.status();
+    auto ours = take_op(op, pair->from.type);
+    if (!ours) return ours.status();
+    auto list = take_counts(counts, "counts", way.group);
+    if (!list) return list.status();
+    if (Status status = check_sum(pair->from, "from", *list, "counts"); !status) return status;
+    if (Status status = check_own(pair->to, "to", *list, way.group); !status) return status;
+    const uint64_t own = list->before * size_of(pair->to.type);
+    if (Status status = check_overlap(pair->to, "to", pair->from, "from", own); !status) return status;
+    return way.group.reduce_scatter_v(way.stream, pair->from.data, pair->to.data, list->counts, pair->to.type, *ours,
+                                      Tag{-1, "reduce-scatter-v"});
+  });
+}
+
+mdp_status mdp_all_gather_v(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, const uint64_t* counts, mdp_stream stream,
+                            mdp_request** out) {
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
+    if (!pair) return pair.status();
+    auto list = take_counts(counts, "counts", way.group);
+    if (!list) return list.status();
+    if (Status status = check_own(pair->from, "from", *list, way.group); !status) return status;
+    if (Status status = check_sum(pair->to, "to", *list, "counts"); !status) return status;
+    const uint64_t own = list->before * size_of(pair->from.type);
+    if (Status status = check_overlap(pair->from, "from", pair->to, "to", own); !status) return status;
+    return way.group.all_gather_v(way.stream, pair->from.data, pair->to.data, list->counts, pair->from.type, Tag{-1, "all-gather-v"});
+  });
+}
+
+mdp_status mdp_all_to_all_v(mdp_comm* comm, const mdp_tensor* from, const uint64_t* from_counts, const mdp_tensor* to,
+                            const uint64_t* to_counts, mdp_stream stream, mdp_request** out) {
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto pair = take_pair(from, to, way.place);
+    if (!pair) return pair.status();
+    auto sent = take_counts(from_counts, "from_counts", way.group);
+    if (!sent) return sent.status();
+    auto expected = take_counts(to_counts, "to_counts", way.group);
+    if (!expected) return expected.status();
+    if (Status status = check_sum(pair->from, "from", *sent, "from_counts"); !status) return status;
+    if (Status status = check_sum(pair->to, "to", *expected, "to_counts"); !status) return status;
+    const auto me = static_cast<size_t>(way.group.rank());
+    if (sent->counts[me] != expected->counts[me]) {
+      return invalid("from_counts[", me, "] is ", sent->counts[me], " and to_counts[", me, "] is ", expected->counts[me],
+                     "; what a rank sends to itself it receives");
+    }
+    if (Status status = check_apart(pair->from.data, pair->from.bytes(), pair->to.data, pair->to.bytes()); !status) return status;
+    return way.group.all_to_all_v(way.stream, pair->from.data, sent->counts, pair->to.data, expected->counts, pair->from.type,
+                                  Tag{-1, "all-to-all-v"});
+  });
+}
+
+// ── between two ranks ──
+
+mdp_status mdp_send(mdp_comm* comm, const mdp_tensor* from, int32_t rank, mdp_stream stream, mdp_request** out) {
+  return collective(comm, from, "from", stream, out, [&](const Way& way) -> Status {
+    auto message = take_message(from, "from", rank, "rank", way);
+    if (!message) return message.status();
+    if (Status status = check_not_self(rank, "mdp_send", way.group); !status) return status;
+    return way.group.send_recv(way.stream, *message, {});
+  });
+}
+
+mdp_status mdp_recv(mdp_comm* comm, const mdp_tensor* to, int32_t rank, mdp_stream stream, mdp_request** out) {
+  return collective(comm, to, "to", stream, out, [&](const Way& way) -> Status {
+    auto message = take_message(to, "to", rank, "rank", way);
+    if (!message) return message.status();
+    if (Status status = check_not_self(rank, "mdp_recv", way.group); !status) return status;
+    return way.group.send_recv(way.stream, {}, *message);
+  });
+}
+
+mdp_status mdp_send_recv(mdp_comm* comm, const mdp_tensor* from, int32_t to_rank, const mdp_tensor* to, int32_t from_rank,
+                         mdp_stream stream, mdp_request** out) {
+  constexpr const char* kLeftOut = ", or -1 to leave it out";
+  const bool sends = to_rank != -1, receives = from_rank != -1;
+  return collective(comm, sends ? from : to, sends ? "from" : "to", stream, out, [&](const Way& way) -> Status {
+    auto sent = sends ? take_message(from, "from", to_rank, "to_rank", way, kLeftOut) : Result<Message>(Message{});
+    if (!sent) return sent.status();
+    auto received = receives ? take_message(to, "to", from_rank, "from_rank", way, kLeftOut) : Result<Message>(Message{});
+    if (!received) return received.status();
+    const int me = way.group.rank();
+    if ((to_rank == me) != (from_rank == me)) {
+      return invalid("to_rank is ", to_rank, " and from_rank is ", from_rank, ", and this is rank ", me,
+                     ": with itself a rank exchanges on both sides or not at all");
+    }
+    if (to_rank == me && (sent->count != received->count || sent->type != received->type)) {
+      return invalid("from has ", sent->count, " ", name_of(sent->type), " and to has ", received->count, " ", name_of(received->type),
+                     "; a copy of this rank's own takes equal ones");
+    }
+    const size_t sent_bytes = sent->count * size_of(sent->type), received_bytes = received->count * size_of(received->type);
+    if (Status status = check_apart(sent->data, sent_bytes, received->data, received_bytes); !status) return status;
+    return way.group.send_recv(way.stream, *sent, *received);
   });
 }

@@ -81,6 +81,32 @@ static mdp_status broadcast(void* h) {
 static mdp_status barrier(void* h) {
   return mdp_barrier(h, NULL);
 }
+static mdp_status reduce_scatter_v(void* h) {
+  const mdp_tensor t = vector();
+  const uint64_t counts[] = {6};
+  return mdp_reduce_scatter_v(h, &t, &t, counts, MDP_OP_SUM, NULL, NULL);
+}
+static mdp_status all_gather_v(void* h) {
+  const mdp_tensor t = vector();
+  const uint64_t counts[] = {6};
+  return mdp_all_gather_v(h, &t, &t, counts, NULL, NULL);
+}
+static mdp_status all_to_all_v(void* h) {
+  const mdp_tensor t = vector();
+  const uint64_t counts[] = {6};
+  return mdp_all_to_all_v(h, &t, counts, &t, counts, NULL, NULL);
+}
+static mdp_status send_to(void* h) {
+  const mdp_tensor t = vector();
+  return mdp_send(h, &t, 0, NULL, NULL);
+}
+static mdp_status recv_from(void* h) {
+  const mdp_tensor t = vector();
+  return mdp_recv(h, &t, 0, NULL, NULL);
+}
+static mdp_status send_recv(void* h) {
+  return mdp_send_recv(h, NULL, -1, NULL, -1, NULL, NULL);
+}
 static mdp_status grid_create(void* h) {
   mdp_grid* out;
   return mdp_grid_create(h, NULL, &out);
@@ -221,6 +247,12 @@ static const entry entries[] = {
     {"mdp_all_to_all", "comm", "mdp_comm", all_to_all},
     {"mdp_broadcast", "comm", "mdp_comm", broadcast},
     {"mdp_barrier", "comm", "mdp_comm", barrier},
+    {"mdp_reduce_scatter_v", "comm", "mdp_comm", reduce_scatter_v},
+    {"mdp_all_gather_v", "comm", "mdp_comm", all_gather_v},
+    {"mdp_all_to_all_v", "comm", "mdp_comm", all_to_all_v},
+    {"mdp_send", "comm", "mdp_comm", send_to},
+    {"mdp_recv", "comm", "mdp_comm", recv_from},
+    {"mdp_send_recv", "comm", "mdp_comm", send_recv},
     {"mdp_grid_create", "world", "mdp_comm", grid_create},
     {"mdp_grid_coords", "grid", "mdp_grid", grid_coords},
     {"mdp_grid_comm", "grid", "mdp_grid", grid_comm},
@@ -393,6 +425,9 @@ static void outputs(void** state) {
   FAILS(MDP_E_INVALID, "misaligned", mdp_all_gather(alone.comm, &t, &t, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_all_to_all(alone.comm, &t, &t, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_broadcast(alone.comm, &t, 0, NULL, crooked));
+  FAILS(MDP_E_INVALID, "misaligned", mdp_send(alone.comm, &t, 0, NULL, crooked));
+  FAILS(MDP_E_INVALID, "misaligned", mdp_recv(alone.comm, &t, 0, NULL, crooked));
+  FAILS(MDP_E_INVALID, "misaligned", mdp_send_recv(alone.comm, &t, -1, &t, -1, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_grad_sync(alone.buffer, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_optimizer_step(alone.optimizer, NULL, NULL, crooked));
   for (size_t i = 0; i < 4; ++i) CHECK(room[i] == 0);

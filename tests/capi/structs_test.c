@@ -10,6 +10,7 @@
 static job alone;
 static float numbers[16];
 static const int64_t six = 6;
+static const uint64_t six_counts[] = {6};
 
 static int open_job(void** state) {
   (void)state;
@@ -118,6 +119,38 @@ static mdp_status all_to_all_from(void* given) {
 static mdp_status all_to_all_to(void* given) {
   const mdp_tensor from = other();
   return mdp_all_to_all(alone.comm, &from, given, NULL, NULL);
+}
+static mdp_status reduce_scatter_v_from(void* given) {
+  const mdp_tensor to = other();
+  return mdp_reduce_scatter_v(alone.comm, given, &to, six_counts, MDP_OP_SUM, NULL, NULL);
+}
+static mdp_status reduce_scatter_v_to(void* given) {
+  const mdp_tensor from = other();
+  return mdp_reduce_scatter_v(alone.comm, &from, given, six_counts, MDP_OP_SUM, NULL, NULL);
+}
+static mdp_status all_gather_v_from(void* given) {
+  const mdp_tensor to = other();
+  return mdp_all_gather_v(alone.comm, given, &to, six_counts, NULL, NULL);
+}
+static mdp_status all_gather_v_to(void* given) {
+  const mdp_tensor from = other();
+  return mdp_all_gather_v(alone.comm, &from, given, six_counts, NULL, NULL);
+}
+static mdp_status all_to_all_v_from(void* given) {
+  const mdp_tensor to = other();
+  return mdp_all_to_all_v(alone.comm, given, six_counts, &to, six_counts, NULL, NULL);
+}
+static mdp_status all_to_all_v_to(void* given) {
+  const mdp_tensor from = other();
+  return mdp_all_to_all_v(alone.comm, &from, six_counts, given, six_counts, NULL, NULL);
+}
+static mdp_status send_recv_from(void* given) {
+  const mdp_tensor to = other();
+  return mdp_send_recv(alone.comm, given, 0, &to, 0, NULL, NULL);
+}
+static mdp_status send_recv_to(void* given) {
+  const mdp_tensor from = other();
+  return mdp_send_recv(alone.comm, &from, 0, given, 0, NULL, NULL);
 }
 static mdp_status broadcast(void* given) {
   return mdp_broadcast(alone.comm, given, 0, NULL, NULL);
@@ -272,6 +305,14 @@ static const entry entries[] = {
     {"mdp_all_gather", "to", sizeof(mdp_tensor), IN, fill_vector, all_gather_to},
     {"mdp_all_to_all", "from", sizeof(mdp_tensor), IN, fill_vector, all_to_all_from},
     {"mdp_all_to_all", "to", sizeof(mdp_tensor), IN, fill_vector, all_to_all_to},
+    {"mdp_reduce_scatter_v", "from", sizeof(mdp_tensor), IN, fill_vector, reduce_scatter_v_from},
+    {"mdp_reduce_scatter_v", "to", sizeof(mdp_tensor), IN, fill_vector, reduce_scatter_v_to},
+    {"mdp_all_gather_v", "from", sizeof(mdp_tensor), IN, fill_vector, all_gather_v_from},
+    {"mdp_all_gather_v", "to", sizeof(mdp_tensor), IN, fill_vector, all_gather_v_to},
+    {"mdp_all_to_all_v", "from", sizeof(mdp_tensor), IN, fill_vector, all_to_all_v_from},
+    {"mdp_all_to_all_v", "to", sizeof(mdp_tensor), IN, fill_vector, all_to_all_v_to},
+    {"mdp_send_recv", "from", sizeof(mdp_tensor), IN, fill_vector, send_recv_from},
+    {"mdp_send_recv", "to", sizeof(mdp_tensor), IN, fill_vector, send_recv_to},
     {"mdp_broadcast", "tensor", sizeof(mdp_tensor), IN, fill_vector, broadcast},
     {"mdp_grid_create", "config", sizeof(mdp_grid_config), IN_OR_DEFAULTS, NULL, grid_create},
     {"mdp_grid_groups_json", "grid", sizeof(mdp_grid_config), IN_OR_DEFAULTS, NULL, groups_json_grid},
