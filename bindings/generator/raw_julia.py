@@ -9,7 +9,8 @@ RENAMED = {"begin": "start", "end": "stop"}  # words of Julia that the header ha
 
 # By their names, since the header says in words only who waits. What is not here must not wait.
 WAITING = frozenset(f"mdp_{name}" for name in (
-    "comm_create", "comm_split", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier", "grid_create",
+    "comm_create", "comm_split", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier", "reduce_scatter_v",
+    "all_gather_v", "all_to_all_v", "send", "recv", "send_recv", "grid_create",
     "grid_comm", "buffer_register", "buffer_broadcast", "buffer_verify", "param_wait", "param_read", "param_write", "grad_put", "grad_sync",
     "optimizer_create", "optimizer_step", "optimizer_state", "request_wait"))
 

@@ -214,6 +214,76 @@ function alltoall!(comm::Comm, from, to; async = false)
     finish(submit(out -> Raw.mdp_all_to_all(comm, source, target, stream_of(to), out), source, target), async, to)
 end
 
+function counts_of(comm, counts, argument)
+    length(counts) == total_workers(comm) || throw(invalid("$argument has $(length(counts)) numbers; it has one for each of the $(total_workers(comm)) ranks"))
+    all(>=(0), counts) || throw(invalid("$argument has a negative number"))
+    return UInt64.(counts)
+end
+
+"""
+    reduce_scatter_v!(comm, from, to, counts, op = avg; async = false)
+
+As [`reduce_scatter!`](@ref) with pieces of different sizes: `counts[r + 1]` elements for rank r, the same on all ranks. Arrays of the host.
+"""
+function reduce_scatter_v!(comm::Comm, from, to, counts, op = avg; async = false)
+    source, target, code, list = dense(from, "from"), dense(to, "to"), operation(op), counts_of(comm, counts, "counts")
+    finish(submit(out -> Raw.mdp_reduce_scatter_v(comm, source, target, list, code, stream_of(to), out), source, target), async, to)
+end
+
+"""
+    allgather_v!(comm, from, to, counts; async = false)
+
+As [`allgather!`](@ref) with pieces of different sizes: `counts[r + 1]` elements of rank r, the same on all ranks. Arrays of the host.
+"""
+function allgather_v!(comm::Comm, from, to, counts; async = false)
+    source, target, list = dense(from, "from"), dense(to, "to"), counts_of(comm, counts, "counts")
+    finish(submit(out -> Raw.mdp_all_gather_v(comm, source, target, list, stream_of(to), out), source, target), async, to)
+end
+
+"""
+    alltoall_v!(comm, from, from_counts, to, to_counts; async = false)
+
+As [`alltoall!`](@ref) with pieces of different sizes, never in place: `from_counts[r + 1]` elements go to rank r, `to_counts[r + 1]` come
+from it. Arrays of the host.
+"""
+function alltoall_v!(comm::Comm, from, from_counts, to, to_counts; async = false)
+    source, target = dense(from, "from"), dense(to, "to")
+    sent, expected = counts_of(comm, from_counts, "from_counts"), counts_of(comm, to_counts, "to_counts")
+    finish(submit(out -> Raw.mdp_all_to_all_v(comm, source, sent, target, expected, stream_of(to), out), source, target), async, to)
+end
+
+"""
+    send(comm, array, rank; async = false)
+
+Sends `array` to another rank, which receives as much of the same type; no other rank takes part. It may wait for the receiver. Arrays of the
+host.
+"""
+function send(comm::Comm, array, rank; async = false)
+    source = dense(array, "array")
+    finish(submit(out -> Raw.mdp_send(comm, source, rank, stream_of(array), out), source), async, array)
+end
+
+"""
+    recv!(comm, array, rank; async = false)
+
+`array` becomes what another rank sends this one: the first that was not received yet. As [`send`](@ref) otherwise.
+"""
+function recv!(comm::Comm, array, rank; async = false)
+    target = dense(array, "array")
+    finish(submit(out -> Raw.mdp_recv(comm, target, rank, stream_of(array), out), target), async, array)
+end
+
+"""
+    send_recv!(comm, from, to_rank, to, from_rank; async = false)
+
+Sends `from` to rank `to_rank` and receives `to` from rank `from_rank`, both at once. A rank of -1 leaves that half out. As [`send`](@ref)
+otherwise.
+"""
+function send_recv!(comm::Comm, from, to_rank, to, from_rank; async = false)
+    source, target = dense(from, "from"), dense(to, "to")
+    finish(submit(out -> Raw.mdp_send_recv(comm, source, to_rank, target, from_rank, stream_of(to), out), source, target), async, to)
+end
+
 """
     info() -> String
 

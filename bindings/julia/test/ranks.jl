@@ -16,6 +16,8 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
     @test succeeded(outcome)
     for (name, expected) in (("sum", [[3, 20], [3, 20]]), ("mean", [[0.5, 1], [0.5, 1]]), ("later", [1, 1]), ("gathered", [[0, 1], [0, 1]]),
                              ("scattered", [[2], [4]]), ("exchanged", [[0, 10], [1, 11]]), ("broadcast", [[1], [1]]), ("parts", [1, 1]), ("world", [[0, 0, 1, 0], [1, 1, 1, 0]]),
+                             ("ragged", [[0, 1, 1], [0, 1, 1]]), ("summed", [[2], [4, 6]]), ("traded", [[0, 1], [0, 0, 1, 1]]),
+                             ("received", [[5]]), ("swapped", [[1], [0]]), ("refused", [["INVALID"], ["INVALID"]]),
                              ("norm", [0.25, 0.25]), ("stepped", [[0.5, 1], [0.5, 1]]), ("tasks", [1, 1]),
                              ("synchronized", [[2, 1, 1, 2], [2, 1, 1, 2]]), ("reduced", [[0.5, 2, 2], [0.5, 2, 2]]),
                              ("part", [[1, 2], [3, 4, 5]]), ("even", [[1, 2], [3, 4]]), ("interrupted", [1]), ("after", [1, 1]),

@@ -38,6 +38,32 @@ with megadp.Comm() as comm:
     meeting = comm.barrier(wait=False)
     assert meeting.wait() and meeting.done()
 
+    sizes = [i + 1 for i in range(n)]
+    out = floats(*[0] * sum(sizes))
+    comm.all_gather_v(floats(*[r] * (r + 1)), out, sizes)
+    assert out.tolist() == [i for i in range(n) for _ in range(i + 1)], out
+    part = floats(*[0] * (r + 1))
+    comm.reduce_scatter_v(out, part, sizes, "sum")
+    assert part.tolist() == [4 * r] * (r + 1), part
+    got = floats(*[0] * (n * (r + 1)))
+    comm.all_to_all_v(floats(*[10 * r + i for i in range(n) for _ in range(i + 1)]), sizes, got, [r + 1] * n)
+    assert got.tolist() == [10 * i + r for i in range(n) for _ in range(r + 1)], got
+    got = floats(0, 0)
+    comm.send_recv(floats(r, 7), (r + 1) % n, got, (r - 1) % n)
+    assert got.tolist() == [(r - 1) % n, 7], got
+    if r == 0:
+        comm.send(floats(5), 3)
+    elif r == 3:
+        got = floats(0)
+        assert comm.recv(got, 0, wait=False).wait() and got.tolist() == [5], got
+    comm.send_recv(floats(r) if r < 3 else None, r + 1 if r < 3 else None, floats(0) if r else None, r - 1 if r else None)
+    for call in (lambda: comm.send(floats(1), r), lambda: comm.all_gather_v(floats(1), out, [1]), lambda: comm.recv(floats(1), -1)):
+        try:
+            call()
+            raise AssertionError("not refused")
+        except megadp.InvalidError:
+            pass
+
     events = comm.fileno()
     requests = [comm.all_reduce(floats(r), wait=False) for _ in range(3)]
     while not all([request.done() for request in requests]):

@@ -202,6 +202,70 @@ func Broadcast[T Number](comm *Comm, values []T, root int) error {
 	return call(comm, func(failure shim.Failure) { comm.raw.Broadcast(dtypeOf[T](), data, size, root, failure) })
 }
 
+// SendRecv sends from to rank toRank and receives to from rank fromRank, both at once; -1 leaves a half out. No other rank takes part. Blocking.
+func SendRecv[T Number](comm *Comm, from []T, toRank int, to []T, fromRank int) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.Send_recv(dtypeOf[T](), source, sourceSize, toRank, target, targetSize, fromRank, failure)
+	})
+}
+
+// Send sends values to another rank, which receives as many; it may wait for that. Blocking.
+func Send[T Number](comm *Comm, values []T, rank int) error {
+	data, size := bytesOf(values)
+	return call(comm, func(failure shim.Failure) { comm.raw.Send(dtypeOf[T](), data, size, rank, failure) })
+}
+
+// Recv fills values with what another rank sends. Blocking.
+func Recv[T Number](comm *Comm, values []T, rank int) error {
+	data, size := bytesOf(values)
+	return call(comm, func(failure shim.Failure) { comm.raw.Recv(dtypeOf[T](), data, size, rank, failure) })
+}
+
+// countsOf is a list of counts as the shim takes it; to be deleted.
+func countsOf(counts []uint64) shim.Counts {
+	list := shim.NewCounts()
+	for _, count := range counts {
+		list.Add(int64(count))
+	}
+	return list
+}
+
+// ReduceScatterV is ReduceScatter with pieces of different sizes: counts[r] elements for rank r, the same on all ranks. Collective; blocking.
+func ReduceScatterV[T Number](comm *Comm, from, to []T, counts []uint64, op Op) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	list := countsOf(counts)
+	defer shim.DeleteCounts(list)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.Reduce_scatter_v(dtypeOf[T](), source, sourceSize, target, targetSize, list, shim.MegadpOp(op), failure)
+	})
+}
+
+// AllGatherV is AllGather with pieces of different sizes: counts[r] elements of rank r, the same on all ranks. Collective; blocking.
+func AllGatherV[T Number](comm *Comm, from, to []T, counts []uint64) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	list := countsOf(counts)
+	defer shim.DeleteCounts(list)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.All_gather_v(dtypeOf[T](), source, sourceSize, target, targetSize, list, failure)
+	})
+}
+
+// AllToAllV is AllToAll with pieces of different sizes: fromCounts[r] elements go to rank r, toCounts[r] come from it. Collective; blocking.
+func AllToAllV[T Number](comm *Comm, from []T, fromCounts []uint64, to []T, toCounts []uint64) error {
+	source, sourceSize := bytesOf(from)
+	target, targetSize := bytesOf(to)
+	sent, expected := countsOf(fromCounts), countsOf(toCounts)
+	defer shim.DeleteCounts(sent)
+	defer shim.DeleteCounts(expected)
+	return call(comm, func(failure shim.Failure) {
+		comm.raw.All_to_all_v(dtypeOf[T](), source, sourceSize, sent, target, targetSize, expected, failure)
+	})
+}
+
 // Request is a pending operation. Any goroutine may use it; dropping it lets the operation go on.
 type Request struct {
 	raw shim.Request

@@ -165,13 +165,20 @@ func TestCollectives(t *testing.T) {
 	all := make([]float64, 3)
 	for _, err := range []error{megadp.AllReduce(comm, values, megadp.Sum), megadp.AllGather(comm, values, all),
 		megadp.Broadcast(comm, []int64{7}, 0), megadp.Broadcast(comm, []uint8{}, 0), megadp.AllToAll(comm, values, all),
-		megadp.ReduceScatter(comm, []float32{1, 2}, make([]float32, 2), megadp.Max), comm.Barrier(context.Background())} {
+		megadp.ReduceScatter(comm, []float32{1, 2}, make([]float32, 2), megadp.Max), comm.Barrier(context.Background()),
+		megadp.AllGatherV(comm, values, all, []uint64{3}), megadp.ReduceScatterV(comm, values, all, []uint64{3}, megadp.Sum),
+		megadp.AllToAllV(comm, values, []uint64{3}, all, []uint64{3}), megadp.SendRecv(comm, values, 0, all, 0)} {
 		if err != nil {
 			t.Error(err)
 		}
 	}
 	if all[2] != 3 {
 		t.Error(all)
+	}
+	for _, err := range []error{megadp.Send(comm, values, 0), megadp.Recv(comm, values, 1), megadp.AllGatherV(comm, values, all, nil)} {
+		if err == nil {
+			t.Error("not refused")
+		}
 	}
 	if part, err := comm.Split(-1, 0); part != nil || err != nil {
 		t.Error(part, err)

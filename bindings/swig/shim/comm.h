@@ -40,6 +40,26 @@ struct CommOptions {
 #endif
 };
 
+/// Numbers of elements, one for each rank.
+class Counts {
+ public:
+  void add(long long count) { counts_.push_back(count); }
+  long long size() const { return static_cast<long long>(counts_.size()); }
+
+#ifndef SWIG
+  std::vector<uint64_t> list(int ranks, const char* argument, Failure& failure) const {
+    bool good = counts_.size() == static_cast<size_t>(ranks);
+    for (const long long count : counts_) good = good && count >= 0;
+    if (good) return std::vector<uint64_t>(counts_.begin(), counts_.end());
+    failure.refuse(MDP_E_INVALID, "%s must be %d numbers from 0 on, one for each rank", argument, ranks);
+    return {};
+  }
+#endif
+
+ private:
+  std::vector<long long> counts_;
+};
+
 /// This rank in one ordered group of ranks. One thread at a time may use a communicator and what is made from it; abort, lost and close may
 /// come from any thread. The methods marked collective must be called by every rank, in the same order, and wait for the others, at most
 /// for the timeout.
@@ -85,12 +105,30 @@ class Comm {
   void all_gather(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes, Failure& failure);
   void all_to_all(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes, Failure& failure);
   void broadcast(DType dtype, unsigned char* to, long long to_bytes, int root, Failure& failure);
+  /// With pieces of different sizes: one count of elements for each rank, the same list on all ranks (all_to_all_v: what goes to each rank,
+  /// and what comes from it).
+  void reduce_scatter_v(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes,
+                        const Counts& counts, Op op, Failure& failure);
+  void all_gather_v(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes,
+                    const Counts& counts, Failure& failure);
+  void all_to_all_v(DType dtype, const unsigned char* from, long long from_bytes, const Counts& from_counts, unsigned char* to,
+                    long long to_bytes, const Counts& to_counts, Failure& failure);
+  /// To another rank, which receives as much of the same dtype, or from it; no other rank takes part.
+  void send(DType dtype, const unsigned char* from, long long from_bytes, int rank, Failure& failure);
+  void recv(DType dtype, unsigned char* to, long long to_bytes, int rank, Failure& failure);
+  /// Both at once; -1 for a rank leaves that half out.
+  void send_recv(DType dtype, const unsigned char* from, long long from_bytes, int to_rank, unsigned char* to, long long to_bytes,
+                 int from_rank, Failure& failure);
 #endif
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
   /// On float64 numbers; the result is a list of its own. All collective.
   std::vector<double> all_reduce(const std::vector<double>& values, Op op, Failure& failure);
   std::vector<double> all_gather(const std::vector<double>& values, Failure& failure);
   std::vector<double> broadcast(const std::vector<double>& values, int root, Failure& failure);
+  /// counts[r] numbers of rank r, the same list on all ranks.
+  std::vector<double> all_gather_v(const std::vector<double>& values, const std::vector<double>& counts, Failure& failure);
+  /// To another rank, and as many numbers back from the same or another one, both at once; -1 for a rank leaves that half out.
+  std::vector<double> send_recv(const std::vector<double>& values, int to_rank, int from_rank, Failure& failure);
 #endif
 
 #ifndef SWIG
@@ -108,6 +146,11 @@ class Comm {
     const int answer = question(comm.get());
     if (answer < 0) failure.take_last();
     return answer;
+  }
+  // One for each rank: C reads as many.
+  std::vector<uint64_t> counts_of(const Counts& counts, const char* argument, Failure& failure) const {
+    const int ranks = size(failure);
+    return failure.failed() ? std::vector<uint64_t>() : counts.list(ranks, argument, failure);
   }
 
   Handle<mdp_comm> comm_;

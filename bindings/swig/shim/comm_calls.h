@@ -144,6 +144,53 @@ inline void Comm::broadcast(DType dtype, unsigned char* to, long long to_bytes, 
             [&](auto* comm, auto*, auto* target) { return mdp_broadcast(comm, target, root, nullptr, nullptr); });
 }
 
+// ── pieces of different sizes, and messages ──
+
+inline void Comm::reduce_scatter_v(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes,
+                                   const Counts& counts, Op op, Failure& failure) {
+  const std::vector<uint64_t> list = counts_of(counts, "counts", failure);
+  if (failure.failed()) return;
+  on_memory(comm_, dtype, from, from_bytes, to, to_bytes, failure, [&](auto* comm, auto* source, auto* target) {
+    return mdp_reduce_scatter_v(comm, source, target, list.data(), static_cast<mdp_op>(op), nullptr, nullptr);
+  });
+}
+
+inline void Comm::all_gather_v(DType dtype, const unsigned char* from, long long from_bytes, unsigned char* to, long long to_bytes,
+                               const Counts& counts, Failure& failure) {
+  const std::vector<uint64_t> list = counts_of(counts, "counts", failure);
+  if (failure.failed()) return;
+  on_memory(comm_, dtype, from, from_bytes, to, to_bytes, failure,
+            [&](auto* comm, auto* source, auto* target) { return mdp_all_gather_v(comm, source, target, list.data(), nullptr, nullptr); });
+}
+
+inline void Comm::all_to_all_v(DType dtype, const unsigned char* from, long long from_bytes, const Counts& from_counts, unsigned char* to,
+                               long long to_bytes, const Counts& to_counts, Failure& failure) {
+  const std::vector<uint64_t> sent = counts_of(from_counts, "from_counts", failure), expected = counts_of(to_counts, "to_counts", failure);
+  if (failure.failed()) return;
+  on_memory(comm_, dtype, from, from_bytes, to, to_bytes, failure, [&](auto* comm, auto* source, auto* target) {
+    return mdp_all_to_all_v(comm, source, sent.data(), target, expected.data(), nullptr, nullptr);
+  });
+}
+
+inline void Comm::send(DType dtype, const unsigned char* from, long long from_bytes, int rank, Failure& failure) {
+  const Operand source(dtype, from, from_bytes, "from", failure);
+  if (failure.failed()) return;
+  if (const auto comm = comm_.use(failure)) failure.take(mdp_send(comm.get(), source.get(), rank, nullptr, nullptr));
+}
+
+inline void Comm::recv(DType dtype, unsigned char* to, long long to_bytes, int rank, Failure& failure) {
+  const Operand target(dtype, to, to_bytes, "to", failure);
+  if (failure.failed()) return;
+  if (const auto comm = comm_.use(failure)) failure.take(mdp_recv(comm.get(), target.get(), rank, nullptr, nullptr));
+}
+
+inline void Comm::send_recv(DType dtype, const unsigned char* from, long long from_bytes, int to_rank, unsigned char* to,
+                            long long to_bytes, int from_rank, Failure& failure) {
+  on_memory(comm_, dtype, from, from_bytes, to, to_bytes, failure, [&](auto* comm, auto* source, auto* target) {
+    return mdp_send_recv(comm, source, to_rank, target, from_rank, nullptr, nullptr);
+  });
+}
+
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
 
 inline std::vector<double> Comm::all_reduce(const std::vector<double>& values, Op op, Failure& failure) {
@@ -162,6 +209,25 @@ inline std::vector<double> Comm::all_gather(const std::vector<double>& values, F
 inline std::vector<double> Comm::broadcast(const std::vector<double>& values, int root, Failure& failure) {
   return on_numbers(comm_, values, values.size(), failure,
                     [&](auto* comm, auto*, auto* target) { return mdp_broadcast(comm, target, root, nullptr, nullptr); });
+}
+
+inline std::vector<double> Comm::all_gather_v(const std::vector<double>& values, const std::vector<double>& counts, Failure& failure) {
+  Counts whole;
+  for (const double count : counts)
+    whole.add(count >= 0 && count <= 9e15 && count == std::floor(count) ? static_cast<long long>(count) : -1);
+  const std::vector<uint64_t> list = counts_of(whole, "counts", failure);
+  if (failure.failed()) return {};
+  size_t sum = 0;
+  for (const uint64_t count : list) sum += static_cast<size_t>(count);
+  return on_numbers(comm_, values, sum, failure, [&](auto* comm, auto* source, auto* target) {
+    return mdp_all_gather_v(comm, source, target, list.data(), nullptr, nullptr);
+  });
+}
+
+inline std::vector<double> Comm::send_recv(const std::vector<double>& values, int to_rank, int from_rank, Failure& failure) {
+  return on_numbers(comm_, values, values.size(), failure, [&](auto* comm, auto* source, auto* target) {
+    return mdp_send_recv(comm, source, to_rank, target, from_rank, nullptr, nullptr);
+  });
 }
 
 #endif

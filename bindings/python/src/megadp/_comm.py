@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Communicators and collectives on the caller's arrays."""
 import ctypes
-from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, Optional, Tuple, TypedDict
+from typing import TYPE_CHECKING, Any, Callable, Literal, Mapping, Optional, Sequence, Tuple, TypedDict
 
 from . import _dlpack, _raw
 from ._bootstrap import Bootstrap, Gather
@@ -239,17 +239,66 @@ class Comm(Closable):
         tensor, keep = operand(array, "array", writable=True, stream=stream)
         return self._start(lib.mdp_broadcast, (ctypes.byref(tensor), whole(root, "root", -1, 2**31 - 1), stream or None), tensor, keep, wait)
 
-    def _move(self, function: Any, array: Any, out: Any, wait: bool, stream: int, *op: int) -> Optional[Request]:
+    def reduce_scatter_v(self, array: Any, out: Any, counts: Sequence[int], op: Op = "sum", *, stream: int = 0,
+                         wait: bool = True) -> Optional[Request]:
+        """As reduce_scatter with pieces of different sizes: counts[r] elements for rank r, the same list on all ranks. Arrays of the host."""
+        return self._move(lib.mdp_reduce_scatter_v, array, out, wait, stream, self._counts(counts, "counts"), choice(op, "op", OPS))
+
+    def all_gather_v(self, array: Any, out: Any, counts: Sequence[int], *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """As all_gather with pieces of different sizes: counts[r] elements of rank r, the same list on all ranks. Arrays of the host."""
+        return self._move(lib.mdp_all_gather_v, array, out, wait, stream, self._counts(counts, "counts"))
+
+    def all_to_all_v(self, array: Any, counts: Sequence[int], out: Any, out_counts: Sequence[int], *, stream: int = 0,
+                     wait: bool = True) -> Optional[Request]:
+        """As all_to_all with pieces of different sizes, never in place: counts[r] elements go to rank r, out_counts[r] come from it. Arrays of
+        the host."""
+        (source, keep_source), (target, keep_target) = operand(array, "array", stream=stream), operand(out, "out", writable=True, stream=stream)
+        arguments = (ctypes.byref(source), self._counts(counts, "counts"), ctypes.byref(target), self._counts(out_counts, "out_counts"),
+                     stream or None)
+        return self._start(lib.mdp_all_to_all_v, arguments, source, (keep_source, keep_target), wait)
+
+    def send(self, array: Any, rank: int, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """Sends array to another rank, which receives as much of the same dtype; no other rank takes part. It may wait for the receiver.
+        Arrays of the host; see all_reduce."""
+        tensor, keep = operand(array, "array", stream=stream)
+        return self._start(lib.mdp_send, (ctypes.byref(tensor), peer(rank, "rank"), stream or None), tensor, keep, wait)
+
+    def recv(self, array: Any, rank: int, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
+        """array = what another rank sends this one: the first that was not received yet. See send."""
+        tensor, keep = operand(array, "array", writable=True, stream=stream)
+        return self._start(lib.mdp_recv, (ctypes.byref(tensor), peer(rank, "rank"), stream or None), tensor, keep, wait)
+
+    def send_recv(self, array: Any, to: Optional[int], out: Any, source: Optional[int], *, stream: int = 0,
+                  wait: bool = True) -> Optional[Request]:
+        """Sends array to rank `to` and receives out from rank `source`, both at once. None for a rank leaves that half out, and its array may
+        be None too. See send."""
+        sent, keep_sent = (None, None) if to is None else operand(array, "array", stream=stream)
+        received, keep_received = (None, None) if source is None else operand(out, "out", writable=True, stream=stream)
+        arguments = (None if sent is None else ctypes.byref(sent), -1 if to is None else peer(to, "to"),
+                     None if received is None else ctypes.byref(received), -1 if source is None else peer(source, "source"), stream or None)
+        return self._start(lib.mdp_send_recv, arguments, sent or received, (keep_sent, keep_received), wait)
+
+    def _counts(self, values: Sequence[int], argument: str) -> Any:
+        counts = [whole(value, argument, 0, 2**64 - 1) for value in values]
+        if len(counts) != self.size:
+            raise invalid(f"{argument} has {len(counts)} numbers; it has one for each of the {self.size} ranks")
+        return (ctypes.c_uint64 * self.size)(*counts)
+
+    def _move(self, function: Any, array: Any, out: Any, wait: bool, stream: int, *more: Any) -> Optional[Request]:
         source, keep_source = operand(array, "array", writable=out is array, stream=stream)
         target, keep_target = (source, None) if out is array else operand(out, "out", writable=True, stream=stream)
-        arguments = (ctypes.byref(source), ctypes.byref(target), *op, stream or None)
+        arguments = (ctypes.byref(source), ctypes.byref(target), *more, stream or None)
         return self._start(function, arguments, source, (keep_source, keep_target), wait)
 
     def _start(self, function: Callable[..., Any], arguments: Tuple[Any, ...], tensor: Any, keep: Any, wait: bool) -> Optional[Request]:
-        if wait and (self.size == 1 or tensor.device_type == _dlpack.CUDA):
+        if wait and (self.size == 1 or tensor is None or tensor.device_type == _dlpack.CUDA):
             self._tree.run(self._handle, function, *arguments, None)
             return None
         return finish(wait_for(self._call, function, *arguments, keep=(keep,)), wait)
+
+
+def peer(rank: int, argument: str) -> int:
+    return whole(rank, argument, 0, 2**31 - 1)
 
 
 def nanoseconds(seconds: Optional[float], argument: str) -> int:

@@ -33,6 +33,18 @@ unsafe extern "C" {
     pub fn mdp_broadcast(comm: *mut mdp_comm, tensor: *const mdp_tensor, root: i32, stream: mdp_stream,
         out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_barrier(comm: *mut mdp_comm, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_reduce_scatter_v(comm: *mut mdp_comm, from: *const mdp_tensor, to: *const mdp_tensor,
+        counts: *const u64, op: mdp_op, stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_all_gather_v(comm: *mut mdp_comm, from: *const mdp_tensor, to: *const mdp_tensor, counts: *const u64,
+        stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_all_to_all_v(comm: *mut mdp_comm, from: *const mdp_tensor, from_counts: *const u64,
+        to: *const mdp_tensor, to_counts: *const u64, stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_send(comm: *mut mdp_comm, from: *const mdp_tensor, rank: i32, stream: mdp_stream,
+        out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_recv(comm: *mut mdp_comm, to: *const mdp_tensor, rank: i32, stream: mdp_stream,
+        out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_send_recv(comm: *mut mdp_comm, from: *const mdp_tensor, to_rank: i32, to: *const mdp_tensor,
+        from_rank: i32, stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_grid_create(world: *mut mdp_comm, config: *const mdp_grid_config, out: *mut *mut mdp_grid) -> mdp_status;
     pub fn mdp_grid_coords(grid: *mut mdp_grid, axes: u32, index: *mut i32, size: *mut i32) -> mdp_status;
     pub fn mdp_grid_comm(grid: *mut mdp_grid, axes: u32, out: *mut *mut mdp_comm) -> mdp_status;

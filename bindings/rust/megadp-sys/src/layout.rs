@@ -249,7 +249,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 63] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 69] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -273,6 +273,12 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 63] {
         ("mdp_all_to_all", super::mdp_all_to_all as *const ()),
         ("mdp_broadcast", super::mdp_broadcast as *const ()),
         ("mdp_barrier", super::mdp_barrier as *const ()),
+        ("mdp_reduce_scatter_v", super::mdp_reduce_scatter_v as *const ()),
+        ("mdp_all_gather_v", super::mdp_all_gather_v as *const ()),
+        ("mdp_all_to_all_v", super::mdp_all_to_all_v as *const ()),
+        ("mdp_send", super::mdp_send as *const ()),
+        ("mdp_recv", super::mdp_recv as *const ()),
+        ("mdp_send_recv", super::mdp_send_recv as *const ()),
         ("mdp_grid_create", super::mdp_grid_create as *const ()),
         ("mdp_grid_coords", super::mdp_grid_coords as *const ()),
         ("mdp_grid_comm", super::mdp_grid_comm as *const ()),

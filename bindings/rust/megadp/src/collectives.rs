@@ -3,7 +3,7 @@
 //! at 255), so results do not depend on timing.
 use crate::comm::Comm;
 use crate::element::{Element, tensor};
-use crate::error::{Result, check, narrow};
+use crate::error::{Code, Error, Result, check, narrow};
 use crate::request::Request;
 use crate::sys;
 use std::mem::ManuallyDrop;
@@ -26,18 +26,43 @@ pub enum Op {
 }
 
 #[derive(Clone, Copy)]
-enum Call {
+enum Call<'a> {
     AllReduce(Op),
     ReduceScatter(Op),
     AllGather,
     AllToAll,
     Broadcast(i32),
+    ReduceScatterV(&'a [u64], Op),
+    AllGatherV(&'a [u64]),
+    AllToAllV(&'a [u64], &'a [u64]),
+    Send(i32),
+    Recv(i32),
+    SendRecv(i32, i32),
+}
+
+impl Call<'_> {
+    /// One count for each rank: C reads as many.
+    fn check(self, ranks: usize) -> Result<()> {
+        let lists: &[(&str, &[u64])] = match self {
+            Call::ReduceScatterV(counts, _) | Call::AllGatherV(counts) => &[("counts", counts)],
+            Call::AllToAllV(from_counts, to_counts) => &[("from_counts", from_counts), ("to_counts", to_counts)],
+            _ => &[],
+        };
+        for (name, list) in lists {
+            if list.len() != ranks {
+                let text = format!("{name} has {} numbers; it has one for each of the {ranks} ranks", list.len());
+                return Err(Error::new(Code::Invalid, text));
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Comm {
     /// # Safety
     /// Both arrays stay alive and untouched until the request has finished.
     unsafe fn start<T: Element>(&self, call: Call, from: (*const T, usize), to: (*mut T, usize)) -> Result<Request> {
+        call.check(self.size()?)?;
         let (from_shape, to_shape) = ([from.1 as i64], [to.1 as i64]);
         let from = tensor(from.0.cast_mut(), &from_shape, None);
         let to = tensor(to.0, &to_shape, None);
@@ -52,6 +77,14 @@ impl Comm {
                 Call::AllGather => sys::mdp_all_gather(comm, &from, &to, none, &mut out),
                 Call::AllToAll => sys::mdp_all_to_all(comm, &from, &to, none, &mut out),
                 Call::Broadcast(root) => sys::mdp_broadcast(comm, &to, root, none, &mut out),
+                Call::ReduceScatterV(counts, op) => sys::mdp_reduce_scatter_v(comm, &from, &to, counts.as_ptr(), op as u32, none, &mut out),
+                Call::AllGatherV(counts) => sys::mdp_all_gather_v(comm, &from, &to, counts.as_ptr(), none, &mut out),
+                Call::AllToAllV(from_counts, to_counts) => {
+                    sys::mdp_all_to_all_v(comm, &from, from_counts.as_ptr(), &to, to_counts.as_ptr(), none, &mut out)
+                }
+                Call::Send(rank) => sys::mdp_send(comm, &from, rank, none, &mut out),
+                Call::Recv(rank) => sys::mdp_recv(comm, &to, rank, none, &mut out),
+                Call::SendRecv(to_rank, from_rank) => sys::mdp_send_recv(comm, &from, to_rank, &to, from_rank, none, &mut out),
             }
         })?;
         // SAFETY: just created, and ours.
@@ -126,6 +159,56 @@ impl Comm {
     /// As [`Comm::all_reduce`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
         self.run_in_place(Call::Broadcast(narrow(root, "root")?), data)
+    }
+
+    /// [`Comm::reduce_scatter`] with pieces of different sizes: `counts[r]` elements for rank r, the same on all ranks. Collective, blocking.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn reduce_scatter_v<T: Element>(&self, from: &[T], to: &mut [T], counts: &[u64], op: Op) -> Result<()> {
+        self.run(Call::ReduceScatterV(counts, op), from, to)
+    }
+
+    /// [`Comm::all_gather`] with pieces of different sizes: `counts[r]` elements of rank r, the same on all ranks. Collective, blocking.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn all_gather_v<T: Element>(&self, from: &[T], to: &mut [T], counts: &[u64]) -> Result<()> {
+        self.run(Call::AllGatherV(counts), from, to)
+    }
+
+    /// [`Comm::all_to_all`] with pieces of different sizes: `from_counts[r]` elements go to rank r, `to_counts[r]` come from it. Collective,
+    /// blocking.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn all_to_all_v<T: Element>(&self, from: &[T], from_counts: &[u64], to: &mut [T], to_counts: &[u64]) -> Result<()> {
+        self.run(Call::AllToAllV(from_counts, to_counts), from, to)
+    }
+
+    /// Sends `data` to another rank, which receives as much of the same type; no other rank takes part. Blocking, until it is received.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn send<T: Element>(&self, data: &[T], rank: usize) -> Result<()> {
+        self.run(Call::Send(narrow(rank, "rank")?), data, &mut [])
+    }
+
+    /// `data` = what another rank sends this one: the first that was not received yet. Blocking.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn recv<T: Element>(&self, data: &mut [T], rank: usize) -> Result<()> {
+        self.run(Call::Recv(narrow(rank, "rank")?), &[], data)
+    }
+
+    /// Sends `from` to rank `to_rank` and receives `to` from rank `from_rank`, both at once; `None` leaves that half out. Blocking.
+    ///
+    /// # Errors
+    /// As [`Comm::all_reduce`].
+    pub fn send_recv<T: Element>(&self, from: &[T], to_rank: Option<usize>, to: &mut [T], from_rank: Option<usize>) -> Result<()> {
+        let peer = |rank: Option<usize>, name| rank.map_or(Ok(-1), |rank| narrow(rank, name));
+        self.run(Call::SendRecv(peer(to_rank, "to_rank")?, peer(from_rank, "from_rank")?), from, to)
     }
 
     /// [`Comm::all_reduce`] that goes on while the caller does something else. Collective, does not block.

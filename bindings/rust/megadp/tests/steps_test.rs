@@ -26,6 +26,29 @@ fn collectives_give_what_they_say() {
         comm.all_reduce(&mut largest, Op::Max).unwrap();
         assert_eq!(largest, [1.0]);
 
+        let mut uneven = [0f32; 3];
+        comm.all_gather_v(&vec![rank as f32; rank + 1], &mut uneven, &[1, 2]).unwrap();
+        assert_eq!(uneven, [0.0, 1.0, 1.0]);
+        let mut own = vec![0f32; rank + 1];
+        comm.reduce_scatter_v(&uneven, &mut own, &[1, 2], Op::Sum).unwrap();
+        assert_eq!(own, vec![2.0 * rank as f32; rank + 1]);
+        let mut column = vec![9i64; 2 * (rank + 1)];
+        comm.all_to_all_v(&[rank as i64; 3], &[1, 2], &mut column, &[rank as u64 + 1; 2]).unwrap();
+        assert_eq!(column[rank..rank + 2], [[0, 1], [0, 1]][rank]);
+        let mut other = [0f64];
+        comm.send_recv(&[rank as f64], Some(1 - rank), &mut other, Some(1 - rank)).unwrap();
+        assert_eq!(other, [1.0 - rank as f64]);
+        if rank == 0 {
+            comm.send(&[7u8; 3], 1).unwrap();
+        } else {
+            let mut got = [0u8; 3];
+            comm.recv(&mut got, 0).unwrap();
+            assert_eq!(got, [7; 3]);
+        }
+        comm.send_recv(&[1f32], if rank == 0 { Some(1) } else { None }, &mut [0f32], if rank == 1 { Some(0) } else { None }).unwrap();
+        assert_eq!(comm.all_gather_v(&[1f32], &mut [0f32], &[1]).unwrap_err().code, Code::Invalid);
+        assert_eq!(comm.send(&[1f32], rank).unwrap_err().code, Code::Invalid);
+
         let pending = [
             comm.start_all_gather(mine.to_vec(), vec![0.0; 4]).unwrap(),
             comm.start_reduce_scatter(both.to_vec(), vec![0.0; 2], Op::Avg).unwrap(),
