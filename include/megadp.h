@@ -503,7 +503,7 @@ MDP_API mdp_status mdp_all_to_all_v(mdp_comm* comm, const mdp_tensor* from, cons
  * share. Those from one rank to another are matched in the order of the calls; count and dtype are equal at both ends, DESYNC on both
  * otherwise. What a rank calls on one communicator, collectives and messages alike, begins when what it called before has ended: who sends
  * and receives at once calls mdp_send_recv, or uses two communicators. A send may wait for its receiver; programs in which each waits for
- * another end in TIMEOUT. Arrays, streams, `out` and errors are as in the collectives. */
+ * another end in TIMEOUT. Arrays, streams, `out` and errors are as in the collectives. Arrays of a device: UNSUPPORTED. */
 
 /* Sends `from` to that rank, which receives it. Not to this rank itself. */
 MDP_API mdp_status mdp_send(mdp_comm* comm, const mdp_tensor* from, int32_t rank, mdp_stream stream, mdp_request** out);

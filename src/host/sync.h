@@ -67,7 +67,7 @@ class Sync {
   // The first barrier of `operation` compares what all ranks came for. Failures blame a rank; the caller adds the operation.
   Status barrier(const Operation& operation, const Stop& stop);
 
-  // What came for is over on this rank.
+  // What this rank came for is over.
   void end() noexcept { page(control_->rank()).slot.inside.store(0, std::memory_order_relaxed); }
 
   // Sends, receives, or both at once (the other NULL), between this rank and others of the node; `half->peer` is a rank among them. In
