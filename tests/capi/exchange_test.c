@@ -143,7 +143,7 @@ static void exchange_everything(const mdp_unique_id* id, int32_t rank, int32_t n
   if (rank > 0) CHECK(got[0] == 100 * (rank - 1));
   if (rank + 1 < n) OK(mdp_send(comm, &sent, rank + 1, NULL, NULL));
   OK(mdp_send_recv(comm, rank + 1 < n ? &sent : NULL, rank + 1 < n ? rank + 1 : -1, &received, rank - 1, NULL, NULL));
-  OK(mdp_barrier(comm));
+  OK(mdp_barrier(comm, NULL));
   mdp_comm_destroy(comm);
 }
 
@@ -163,7 +163,7 @@ static void disagree(const mdp_unique_id* id, int32_t rank, int32_t n, void* arg
   SIZED(mdp_error_info, info);
   OK(mdp_comm_error_info(comm, &info));
   CHECK(info.status == MDP_E_DESYNC && info.rank == 1);
-  FAILS(MDP_E_DESYNC, NULL, mdp_barrier(comm));
+  FAILS(MDP_E_DESYNC, NULL, mdp_barrier(comm, NULL));
   mdp_comm_destroy(comm);
 }
 
