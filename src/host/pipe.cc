@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/deadline.h"
+#include "control/wording.h"
 #include "host/collective.h"
 #include "host/copy_past.h"
 #include "host/futex.h"
@@ -188,12 +189,12 @@ Status Sync::look_around(const MessageHalf* send, const MessageHalf* recv, const
 }
 
 Status Sync::timed_out(const MessageHalf* send, const MessageHalf* recv, const Describe& during) const {
-  std::string sentence = text(during(), ": waited ", static_cast<double>(world_->timeout_ns()) / 1e9, " s in vain");
+  std::string sentence = text(during(), ": timed out after ", seconds(world_->timeout_ns()));
   int blamed = -1;
   for (const MessageHalf* half : {send, recv}) {
     if (half == nullptr || half->ended) continue;
     const int member = members_[static_cast<size_t>(half->peer)];
-    sentence += text("; ", world_->describe(member), doing(half->peer));
+    sentence += text(blamed < 0 ? ": " : "; ", world_->describe(member), doing(half->peer));
     if (blamed < 0) blamed = member;
   }
   return {Code::timeout, std::move(sentence), Blame{.rank = blamed}};
