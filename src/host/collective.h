@@ -140,7 +140,11 @@ struct Call {
   int size() const noexcept { return member.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
   Status barrier() const { return member.barrier(operation, stop); }
-  Status exchange_and_barrier(const std::function<Status()>& post) const { return member.exchange_and_barrier(operation, stop, post); }
+  // `post` is asked for between nodes only.
+  template <class Post>
+  Status exchange_and_barrier(const Post& post) const {
+    return member.spans_nodes() ? member.exchange_and_barrier(operation, stop, post) : barrier();
+  }
 };
 
 // In windows; see backend/group.h.

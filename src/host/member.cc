@@ -167,12 +167,10 @@ Status Member::post_parts(const std::vector<std::byte*>& staging, const PartOf& 
 }
 
 Status Member::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post) {
-  if (spans_nodes()) {
-    Status status = compare_with_other_nodes(operation, stop);
-    if (status.ok()) status = post();
-    if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
-    if (!status.ok()) return status;
-  }
+  Status status = compare_with_other_nodes(operation, stop);
+  if (status.ok()) status = post();
+  if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
+  if (!status.ok()) return status;
   return sync_ ? sync_->barrier(operation, stop) : Status();
 }
 

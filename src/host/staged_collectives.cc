@@ -59,23 +59,29 @@ class Slices {
   uint64_t unit_, turns_;
 };
 
-// Where each piece begins.
-Counts begins_of(const Counts& counts) {
-  Counts begins;
-  uint64_t sum = 0;
-  for (const uint64_t count : counts) {
-    begins.push_back(sum);
-    sum += count;
+// An array of one piece for each rank, one after another.
+class Pieces {
+ public:
+  Pieces(size_t size, uint64_t each) : size_(size), each_(each) {}
+  // `counts` outlives it.
+  explicit Pieces(const Counts& counts) : size_(counts.size()), counts_(&counts), begins_(counts.size() + 1) {
+    std::partial_sum(counts.begin(), counts.end(), begins_.begin() + 1);
   }
-  return begins;
-}
+  size_t size() const noexcept { return size_; }
+  uint64_t count(size_t rank) const noexcept { return counts_ == nullptr ? each_ : (*counts_)[rank]; }
+  uint64_t begin(size_t rank) const noexcept { return counts_ == nullptr ? each_ * rank : begins_[rank]; }
+  uint64_t total() const noexcept { return begin(size_); }
+  uint64_t most() const noexcept { return counts_ == nullptr ? each_ : *std::max_element(counts_->begin(), counts_->end()); }
 
-uint64_t sum_of(const Counts& counts) {
-  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
-}
+ private:
+  size_t size_;
+  uint64_t each_ = 0;               // if all are of one size
+  const Counts* counts_ = nullptr;  // otherwise
+  std::vector<uint64_t> begins_;    // likewise
+};
 
-Counts even(const Call& call, uint64_t count) {
-  return Counts(static_cast<size_t>(call.size()), count);
+Pieces even(const Call& call, uint64_t count) {
+  return {static_cast<size_t>(call.size()), count};
 }
 
 std::vector<const void*> sources(const std::vector<std::byte*>& staging, size_t offset_bytes) {
@@ -126,16 +132,16 @@ Status in_turns(const Call& call, uint64_t turns, const Put& put, const Post& po
 // A slice of every piece goes to the rank that the piece is for; `in` says where this rank's own lies in the half of each rank, and how
 // long it is.
 template <class In, class Take>
-Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte* from, const Counts& counts, const In& in,
+Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte* from, const Pieces& pieces, const In& in,
                         const Take& take) {
-  const Counts begins = begins_of(counts);
   const auto out = [&](size_t rank, uint64_t turn) {
-    return Part{slices.place(begins[rank], rank), slices.of(counts[rank], turn).count() * slices.width()};
+    return Part{slices.place(pieces.begin(rank), rank), slices.of(pieces.count(rank), turn).count() * slices.width()};
   };
   const auto put = [&](std::byte* half, uint64_t turn) {
-    for (size_t rank = 0; rank < counts.size(); ++rank) {
+    for (size_t rank = 0; rank < pieces.size(); ++rank) {
       const Part part = out(rank, turn);
-      copy_past_caches(half + part.offset, from + (begins[rank] + slices.of(counts[rank], turn).begin) * slices.width(), part.bytes);
+      const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
+      copy_past_caches(half + part.offset, from + begin * slices.width(), part.bytes);
     }
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
@@ -167,22 +173,59 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
   return in_turns(call, slices.turns(), put, post, take);
 }
 
-// before[r]: elements in front of this rank's piece at rank r; `most` of them has any rank.
-Status exchange_pieces(const Call& call, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts,
-                       const Counts& before, uint64_t most, size_t width) {
-  const Slices slices(width, most, static_cast<size_t>(call.size()));
-  const Counts begins = begins_of(to_counts);
+// before(r): elements in front of this rank's piece at rank r; `most` of them has any rank.
+template <class Before>
+Status exchange_pieces(const Call& call, const std::byte* from, const Pieces& out, std::byte* to, const Pieces& expected,
+                       const Before& before, uint64_t most, size_t width) {
+  const Slices slices(width, most, out.size());
   const auto in = [&](size_t rank, uint64_t turn) {
-    return Part{slices.place(before[rank], static_cast<size_t>(call.rank())), slices.of(to_counts[rank], turn).count() * width};
+    return Part{slices.place(before(rank), static_cast<size_t>(call.rank())), slices.of(expected.count(rank), turn).count() * width};
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     for (size_t rank = 0; rank < staging.size(); ++rank) {
       const Part part = in(rank, turn);
-      copy_bytes(to + (begins[rank] + slices.of(to_counts[rank], turn).begin) * width, staging[rank] + part.offset, part.bytes);
+      const uint64_t begin = expected.begin(rank) + slices.of(expected.count(rank), turn).begin;
+      copy_bytes(to + begin * width, staging[rank] + part.offset, part.bytes);
     }
     return {};
   };
-  return scatter_in_turns(call, slices, from, from_counts, in, take);
+  return scatter_in_turns(call, slices, from, out, in, take);
+}
+
+Status reduce_scatter(const Call& call, const std::byte* from, std::byte* to, const Pieces& pieces) {
+  const Operation& op = call.operation;
+  const auto me = static_cast<size_t>(call.rank());
+  const Slices slices(call.width(), pieces.total(), pieces.size());
+  const size_t place = slices.place(pieces.begin(me), me);  // the same in every half
+  const auto in = [&](size_t, uint64_t turn) { return Part{place, slices.of(pieces.count(me), turn).count() * call.width()}; };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    const Slices::Range range = slices.of(pieces.count(me), turn);
+    if (range.count() == 0) return {};
+    return reduce(to + range.begin * call.width(), sources(staging, place).data(), call.size(), range.count(), op.type, op.op, op.divisor);
+  };
+  return scatter_in_turns(call, slices, from, pieces, in, take);
+}
+
+Status all_gather(const Call& call, const std::byte* from, std::byte* to, const Pieces& pieces) {
+  const size_t width = call.width();
+  const Slices slices(width, pieces.most(), 1);
+  const auto me = static_cast<size_t>(call.rank());
+  const auto part = [&](size_t rank, uint64_t turn) { return Part{0, slices.of(pieces.count(rank), turn).count() * width}; };
+  const auto put = [&](std::byte* half, uint64_t turn) {
+    copy_past_caches(half, from + slices.of(pieces.count(me), turn).begin * width, part(me, turn).bytes);
+  };
+  const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
+    return call.member.post_parts(
+        staging, [&](size_t) { return part(me, turn); }, [&](size_t rank) { return part(rank, turn); });
+  };
+  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
+    for (size_t rank = 0; rank < staging.size(); ++rank) {
+      const uint64_t begin = pieces.begin(rank) + slices.of(pieces.count(rank), turn).begin;
+      copy_bytes(to + begin * width, staging[rank], part(rank, turn).bytes);
+    }
+    return {};
+  };
+  return in_turns(call, slices.turns(), put, post, take);
 }
 
 // `sender` sends `sent` elements to `receiver`, which expects another number; ranks of the group.
@@ -210,53 +253,26 @@ Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to,
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  return staged_reduce_scatter(call, from, to, even(call, count));
+  return reduce_scatter(call, from, to, even(call, count));
 }
 
 Status staged_reduce_scatter(const Call& call, const std::byte* from, std::byte* to, const Counts& counts) {
-  const Operation& op = call.operation;
-  const auto me = static_cast<size_t>(call.rank());
-  const Slices slices(call.width(), sum_of(counts), counts.size());
-  const size_t place = slices.place(begins_of(counts)[me], me);  // the same in every half
-  const auto in = [&](size_t, uint64_t turn) { return Part{place, slices.of(counts[me], turn).count() * call.width()}; };
-  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
-    const Slices::Range range = slices.of(counts[me], turn);
-    if (range.count() == 0) return {};
-    return reduce(to + range.begin * call.width(), sources(staging, place).data(), call.size(), range.count(), op.type, op.op, op.divisor);
-  };
-  return scatter_in_turns(call, slices, from, counts, in, take);
+  return reduce_scatter(call, from, to, Pieces(counts));
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  return staged_all_gather(call, from, to, even(call, count));
+  return all_gather(call, from, to, even(call, count));
 }
 
 Status staged_all_gather(const Call& call, const std::byte* from, std::byte* to, const Counts& counts) {
-  const size_t width = call.width();
-  const Slices slices(width, *std::max_element(counts.begin(), counts.end()), 1);
-  const Counts begins = begins_of(counts);
-  const auto me = static_cast<size_t>(call.rank());
-  const auto part = [&](size_t rank, uint64_t turn) { return Part{0, slices.of(counts[rank], turn).count() * width}; };
-  const auto put = [&](std::byte* half, uint64_t turn) {
-    copy_past_caches(half, from + slices.of(counts[me], turn).begin * width, part(me, turn).bytes);
-  };
-  const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
-    return call.member.post_parts(
-        staging, [&](size_t) { return part(me, turn); }, [&](size_t rank) { return part(rank, turn); });
-  };
-  const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
-    for (size_t rank = 0; rank < staging.size(); ++rank) {
-      copy_bytes(to + (begins[rank] + slices.of(counts[rank], turn).begin) * width, staging[rank], part(rank, turn).bytes);
-    }
-    return {};
-  };
-  return in_turns(call, slices.turns(), put, post, take);
+  return all_gather(call, from, to, Pieces(counts));
 }
 
 Status staged_all_to_all(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  const Counts counts = even(call, count);
-  const Counts before = even(call, count * static_cast<uint64_t>(call.rank()));
-  return exchange_pieces(call, from, counts, to, counts, before, sum_of(counts), call.width());
+  const Pieces pieces = even(call, count);
+  const uint64_t before = pieces.begin(static_cast<size_t>(call.rank()));
+  return exchange_pieces(
+      call, from, pieces, to, pieces, [before](size_t) { return before; }, pieces.total(), call.width());
 }
 
 // First every two ranks tell each other what they mean to send and expect.
@@ -266,22 +282,22 @@ Status staged_all_to_all(const Call& call, const std::byte* from, const Counts& 
   };
   const size_t size = from_counts.size();
   const auto me = static_cast<size_t>(call.rank());
-  const Counts begins = begins_of(from_counts), once = even(call, 1);
+  const Pieces out(from_counts), expected(to_counts), once = even(call, 1);
   std::vector<Said> mine, theirs(size);
-  for (size_t rank = 0; rank < size; ++rank) mine.push_back({from_counts[rank], to_counts[rank], begins[rank], sum_of(from_counts)});
-  Status told = exchange_pieces(call, reinterpret_cast<const std::byte*>(mine.data()), once, reinterpret_cast<std::byte*>(theirs.data()),
-                                once, even(call, me), size, sizeof(Said));
+  for (size_t rank = 0; rank < size; ++rank) mine.push_back({from_counts[rank], to_counts[rank], out.begin(rank), out.total()});
+  Status told = exchange_pieces(
+      call, reinterpret_cast<const std::byte*>(mine.data()), once, reinterpret_cast<std::byte*>(theirs.data()), once,
+      [me](size_t) { return me; }, size, sizeof(Said));
   if (!told.ok()) return told;
-  Counts before;
   uint64_t most = 0;
   for (size_t rank = 0; rank < size; ++rank) {
     const Said& other = theirs[rank];
     if (other.sends != to_counts[rank]) return counts_differ(call, rank, other.sends, me, to_counts[rank]);
     if (other.expects != from_counts[rank]) return counts_differ(call, me, from_counts[rank], rank, other.expects);
-    before.push_back(other.before);
     most = std::max(most, other.total);
   }
-  return exchange_pieces(call, from, from_counts, to, to_counts, before, most, call.width());
+  return exchange_pieces(
+      call, from, out, to, expected, [&](size_t rank) { return theirs[rank].before; }, most, call.width());
 }
 
 // Everyone compares with rank 0.
