@@ -59,7 +59,7 @@ class Backend {
   virtual Result<std::unique_ptr<Memory>> allocate_host(size_t bytes) = 0;
   virtual Result<std::unique_ptr<Stream>> create_stream(const char* name) = 0;
   // Collective over `members` (world ranks, this one among them), blocking.
-  virtual Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) = 0;
+  virtual Result<std::shared_ptr<Group>> create_group(const std::vector<int>& members) = 0;
 
   // ── kernels ──
   virtual Status zero(Stream& stream, void* data, size_t bytes) = 0;

@@ -2,7 +2,7 @@
 // Group: this rank in an ordered set of ranks, with the collectives of one backend. Window: memory that the other ranks of the node (or
 // the device fabric) can address, so that a collective on it needs no staging.
 //
-// A group or window may be destroyed, by any thread and in any order, while submitted work still uses it: the work keeps what it needs
+// A group or window may be dropped, by any thread and in any order, while submitted work still uses it: the work keeps what it needs
 // alive. Every call below is stream-ordered: it returns when the work is submitted. All ranks of the group submit the same calls in the
 // same order; groups over several nodes use one stream at a time, all together. Ranks are summed in the order of base/sum_order.h, in fp32
 // (f64 for f64, i64 for i64), then divided, then rounded once to the element type: the result does not depend on timing, on where the ranks
@@ -112,7 +112,7 @@ class Group {
 
   // Collective over this group, blocking: a group of `members` (world ranks of this group, this one among them, the same list on each of
   // them). Empty: this rank takes no part, and gets a null pointer.
-  virtual Result<std::unique_ptr<Group>> split(const std::vector<int>& members) = 0;
+  virtual Result<std::shared_ptr<Group>> split(const std::vector<int>& members) = 0;
 
   // Collective, blocking: `bytes` may differ from rank to rank only by mistake, which is Code::desync. Destroying a window is local.
   virtual Result<std::unique_ptr<Window>> allocate_window(size_t bytes) = 0;

@@ -72,12 +72,12 @@ class Comm {
   Result<std::shared_ptr<Request>> barrier(bool want_request);
 
  private:
-  Comm(std::shared_ptr<Context> context, std::shared_ptr<Channel> channel, std::unique_ptr<Group> group)
+  Comm(std::shared_ptr<Context> context, std::shared_ptr<Channel> channel, std::shared_ptr<Group> group)
       : context_(std::move(context)), channel_(std::move(channel)), group_(std::move(group)) {}
 
   std::shared_ptr<Context> context_;  // in this order: groups go first
   std::shared_ptr<Channel> channel_;
-  std::unique_ptr<Group> group_;
+  std::shared_ptr<Group> group_;
 };
 
 }  // namespace megadp

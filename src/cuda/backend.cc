@@ -118,11 +118,11 @@ Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char* name) {
   return std::unique_ptr<Stream>(*std::move(stream));
 }
 
-Result<std::unique_ptr<Group>> CudaBackend::create_group(const std::vector<int>& members) {
+Result<std::shared_ptr<Group>> CudaBackend::create_group(const std::vector<int>& members) {
   auto control = host_->create_group(members);
   if (!control) return control.status();
   auto communicator = std::make_shared<Communicator>(gpu_, members);
-  return std::unique_ptr<Group>(new CudaGroup(std::make_shared<Member>(std::move(communicator), watch_, *std::move(control), exact_)));
+  return std::shared_ptr<Group>(new CudaGroup(std::make_shared<Member>(std::move(communicator), watch_, *std::move(control), exact_)));
 }
 
 Status CudaBackend::zero(Stream& stream, void* data, size_t bytes) {

@@ -44,13 +44,13 @@ CudaWindow::Block::~Block() {
   (void)gpu.plugin().nccl_release(gpu.nccl(), gpu.device(), data);
 }
 
-Result<std::unique_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
+Result<std::shared_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
   auto control = member_->control().split(members);
   if (!control) return control.status();
-  if (*control == nullptr) return std::unique_ptr<Group>();
+  if (*control == nullptr) return std::shared_ptr<Group>();
   auto communicator = std::make_shared<Communicator>(member_->gpu(), members);
   auto member = std::make_shared<Member>(std::move(communicator), member_->watch(), *std::move(control), member_->exact());
-  return std::unique_ptr<Group>(new CudaGroup(std::move(member)));
+  return std::shared_ptr<Group>(new CudaGroup(std::move(member)));
 }
 
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {

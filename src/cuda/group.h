@@ -49,7 +49,7 @@ class CudaGroup final : public Group {
   const std::vector<int>& members() const noexcept override { return control().members(); }
   Group& control() noexcept override { return member_->control(); }
 
-  Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
+  Result<std::shared_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
   Status together(Stream& stream, std::span<const WindowOp> calls) override;

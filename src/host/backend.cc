@@ -46,8 +46,10 @@ Result<std::unique_ptr<Stream>> HostBackend::create_stream(const char* name) {
   return std::unique_ptr<Stream>(std::move(*stream));
 }
 
-Result<std::unique_ptr<Group>> HostBackend::create_group(const std::vector<int>& members) {
-  return HostGroup::create(world_, network_, members);
+Result<std::shared_ptr<Group>> HostBackend::create_group(const std::vector<int>& members) {
+  auto group = HostGroup::create(world_, network_, members);
+  if (!group.ok()) return group.status();
+  return std::shared_ptr<Group>(*std::move(group));
 }
 
 Status HostBackend::zero(Stream& stream, void* data, size_t bytes) {

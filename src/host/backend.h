@@ -24,7 +24,7 @@ class HostBackend final : public Backend {
   Result<std::unique_ptr<Memory>> allocate(size_t bytes) override;
   Result<std::unique_ptr<Memory>> allocate_host(size_t bytes) override;
   Result<std::unique_ptr<Stream>> create_stream(const char* name) override;
-  Result<std::unique_ptr<Group>> create_group(const std::vector<int>& members) override;
+  Result<std::shared_ptr<Group>> create_group(const std::vector<int>& members) override;
 
   Status zero(Stream& stream, void* data, size_t bytes) override;
   Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;

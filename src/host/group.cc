@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of collectives are checked here, on the calling thread; the work itself is submitted.
+// Arguments of collectives are checked here, on the calling thread; the work itself is submitted, and runs within perform().
 #include "host/group.h"
 
 #include <cstring>
 #include <numeric>
 #include <utility>
 
+#include "host/collective.h"
 #include "host/kernels.h"
 
 namespace megadp::host {
@@ -34,39 +35,57 @@ Status (*algorithm_of(Collective kind))(const Call&, const SharedMemory&) {
 
 }  // namespace
 
-Result<std::unique_ptr<Group>> HostGroup::create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
-                                                 const std::vector<int>& members) {
-  Status checked = check_members(*world, members);
-  if (!checked.ok()) return checked;
-  Result<std::shared_ptr<Member>> member = Member::create(std::move(world), std::move(network), members);
-  if (!member.ok()) return member.status();
-  return std::unique_ptr<Group>(new HostGroup(std::move(*member)));
+Status HostGroup::perform(uint64_t place, const Blame& blame, const Describe& during, const Stop& stop,
+                          const std::function<Status()>& body) {
+  const std::unique_lock running(running_, std::try_to_lock);
+  if (!running.owns_lock()) {
+    return bad_state(during(), ": another operation of this group is running on another stream; a group's operations need one order");
+  }
+  if (!broken_.ok()) return broken_;
+  if (place != last_place_ + 1) {
+    broken_ = bad_state(during(), ": this rank's call ", last_place_ + 1,
+                        " on this group did not run before it, because its stream failed or is another one");
+    if (size() > 1) world_->fail(broken_);
+    return broken_;
+  }
+  last_place_ = place;
+  Status status = size() > 1 && world_->failed() ? world_->failure() : body();
+  if (sync_) sync_->end();
+  if (status.ok()) return status;
+  // Whoever failed, the sentence says during what, and the blame where.
+  if (status.text().find(during()) == std::string::npos) status = status.with_context(during());
+  status = status.with_blame(blame);
+  if (size() == 1) return status;
+  broken_ = status;
+  if (status.code() == Code::aborted && stop.requested()) {
+    if (sync_) sync_->leave();  // this rank goes away of its own accord: only the peers that still wait for it need to know
+  } else {
+    world_->fail(status);
+  }
+  return status;
 }
 
-Result<std::unique_ptr<Group>> HostGroup::split(const std::vector<int>& members) {
-  if (members.empty()) return std::unique_ptr<Group>();
-  auto member = member_->split(members);
-  if (!member.ok()) return member.status();
-  return std::unique_ptr<Group>(new HostGroup(*std::move(member)));
+const std::vector<std::byte*>& HostGroup::next_staging() {
+  return staging_[turn_++ & 1];
 }
 
-Result<std::unique_ptr<Window>> HostGroup::allocate_window(size_t bytes) {
-  const uint64_t number = windows_ + 1;
-  Result<std::shared_ptr<SharedMemory>> parts = member_->create_shared_memory({"allocate_window", number, bytes}, true);
-  if (!parts.ok()) return parts.status();
-  windows_ = number;
-  return std::unique_ptr<Window>(new HostWindow(std::move(*parts), member_.get(), number));
+Status HostGroup::barrier(const Operation& operation, const Stop& stop) {
+  if (spans_nodes()) {
+    Status compared = compare_with_other_nodes(operation, stop);
+    if (!compared.ok()) return compared;
+  }
+  return sync_ ? sync_->barrier(operation, stop) : Status();
 }
 
 Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorithm) {
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order in the stream
   operation.number = operations_ + 1;
   Status submitted = static_cast<HostStream&>(stream).submit(
-      [member = member_, place = calls_ + 1, operation, algorithm = std::move(algorithm)](const Stop& stop) {
-        return member->perform(
+      [self = shared_from_this(), place = calls_ + 1, operation, algorithm = std::move(algorithm)](const Stop& stop) {
+        return self->perform(
             place, {.bucket = operation.bucket, .operation = operation.number}, [&] { return describe(operation); }, stop,
             [&] {
-              return algorithm(Call{*member, operation, stop});
+              return algorithm(Call{*self, operation, stop});
             });
       });
   if (!submitted.ok()) return submitted;
@@ -79,7 +98,7 @@ Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorith
 
 Status HostGroup::together(Stream& stream, std::span<const WindowOp> calls) {
   for (const WindowOp& call : calls) {
-    if (static_cast<const HostWindow*>(call.window)->owner() != member_.get()) {
+    if (static_cast<const HostWindow*>(call.window)->owner() != this) {
       return invalid(name_of(call.kind), ": the window belongs to another group");
     }
     if (Status checked = check(call); !checked) return checked;
@@ -192,11 +211,11 @@ Status HostGroup::send_recv(Stream& stream, const Message& send, const Message& 
   if (Status checked = check(send, recv); !checked) return checked;
   if (send.rank < 0 && recv.rank < 0) return stream.failure();
   const std::lock_guard lock(submitting_);
-  Status submitted = static_cast<HostStream&>(stream).submit([member = member_, place = calls_ + 1, send, recv](const Stop& stop) {
-    return member->perform(
+  Status submitted = static_cast<HostStream&>(stream).submit([self = shared_from_this(), place = calls_ + 1, send, recv](const Stop& stop) {
+    return self->perform(
         place, {}, [&] { return describe(send, recv); }, stop,
         [&]() -> Status {
-          if (send.rank != member->rank()) return member->exchange(send, recv, stop);
+          if (send.rank != self->rank()) return self->exchange(send, recv, stop);
           if (send.count > 0) std::memmove(recv.data, send.data, send.count * size_of(send.type));
           return {};
         });

@@ -1,38 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostGroup: the host backend's Group. Checks arguments and submits; what then happens on the stream's worker is in
-// host/collective.h.
+// HostGroup: the host backend's Group, this rank's end of it. Calls check their arguments and submit (group.cc); on the stream's worker the
+// operation then runs within perform(), by one of the algorithms of host/collective.h. What is submitted keeps the group alive.
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "backend/group.h"
-#include "host/collective.h"
+#include "control/world.h"
+#include "host/memory.h"
+#include "host/messages.h"
+#include "host/operation.h"
+#include "host/shared_memory.h"
+#include "host/stream.h"
+#include "host/sync.h"
+#include "host/transport.h"
 #include "host/window.h"
 
 namespace megadp::host {
 
-class HostGroup final : public Group {
+struct Call;
+
+// Bytes of a half of the staging memory.
+struct Part {
+  size_t offset, bytes;
+};
+
+class HostGroup final : public Group, public std::enable_shared_from_this<HostGroup> {
  public:
-  // Collective over `members`. `network` is needed when they are on several nodes.
-  static Result<std::unique_ptr<Group>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
-                                               const std::vector<int>& members);
+  // Collective over `members`, blocking. `network` is needed if they are on several nodes.
+  static Result<std::shared_ptr<HostGroup>> create(std::shared_ptr<World> world, std::shared_ptr<Network> network,
+                                                   const std::vector<int>& members);
+  ~HostGroup() override;
+  HostGroup(const HostGroup&) = delete;
+  HostGroup& operator=(const HostGroup&) = delete;
 
-  int rank() const noexcept override { return member_->rank(); }
-  int size() const noexcept override { return member_->size(); }
-  const std::vector<int>& members() const noexcept override { return member_->members(); }
+  int rank() const noexcept override { return rank_; }
+  int size() const noexcept override { return static_cast<int>(members_.size()); }
+  const std::vector<int>& members() const noexcept override { return members_; }
+  bool spans_nodes() const noexcept { return local_.size() < members_.size(); }
 
-  void log_submission(uint64_t number, const std::string& what) noexcept override { member_->log_submission(number, what); }
-  std::vector<Submission> submissions(uint64_t number) const override { return member_->submissions(number); }
-  void say(Word which, uint64_t number, uint64_t word) noexcept override { member_->say(which, number, word); }
+  // Nothing is kept, nor heard, if no other member is on this node.
+  void log_submission(uint64_t number, const std::string& what) noexcept override {
+    if (sync_) sync_->log_submission(number, what);
+  }
+  std::vector<Submission> submissions(uint64_t number) const override {
+    return sync_ ? sync_->submissions(number) : std::vector<Submission>();
+  }
+  void say(Word which, uint64_t number, uint64_t word) noexcept override {
+    if (sync_) sync_->say(which, number, word);
+  }
   uint64_t hear(Word which, uint64_t number, const std::function<bool()>& give_up) override {
-    return member_->hear(which, number, give_up);
+    return sync_ ? sync_->hear(which, number, give_up) : 0;
   }
 
-  Result<std::unique_ptr<Group>> split(const std::vector<int>& members) override;
+  Result<std::shared_ptr<Group>> split(const std::vector<int>& members) override;
   Result<std::unique_ptr<Window>> allocate_window(size_t bytes) override;
 
   Status together(Stream& stream, std::span<const WindowOp> calls) override;
@@ -50,19 +77,70 @@ class HostGroup final : public Group {
                       Tag tag) override;
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
 
+  // ── on a stream's worker ──
+  // Runs `body` as this rank's call number `place` (1, 2, ...) on the group, whether operation or message. A failure ends the group, and
+  // the World learns of it, since this rank's peers would wait for it.
+  Status perform(uint64_t place, const Blame& blame, const Describe& during, const Stop& stop, const std::function<Status()>& body);
+  // Within perform().
+  Status barrier(const Operation& operation, const Stop& stop);
+  // This turn's half of everyone's staging memory, by rank.
+  const std::vector<std::byte*>& next_staging();
+  // The rank whose half holds a broadcast after the barrier: the root, or on another node the first rank there.
+  int source_of_broadcast(int root) const noexcept;
+
+  // Between nodes. `post` sends what the ranks of other nodes need of this rank's half, and receives theirs; then it is a barrier.
+  Status exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post);
+  // For `post`: to each rank of another node its part of this rank's half, and into the half of each the part for this rank.
+  using PartOf = std::function<Part(size_t rank)>;
+  Status post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in);
+  // The first `bytes` of the root's half, to one rank of each node.
+  Status post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes);
+
  private:
   using Algorithm = std::function<Status(const Call&)>;
 
-  explicit HostGroup(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+  HostGroup(std::shared_ptr<World> world, std::shared_ptr<Network> network, std::vector<int> members);
+  Status set_up();
 
   Status submit(Stream& stream, Operation operation, Algorithm algorithm);
   Status submit_in_window(Stream& stream, const WindowOp& call);
 
-  const std::shared_ptr<Member> member_;
+  // In messages.cc: a message, or both halves of an exchange, neither with this rank itself.
+  Status exchange(const Message& send, const Message& recv, const Stop& stop);
+  std::optional<MessageHalf> half_of(const Message& message, bool sends);
+  bool is_local(const std::optional<MessageHalf>& half) const noexcept;
+  Status exchange_between_nodes(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during);
+  Status exchange_both_ways(MessageHalf* local, MessageHalf* remote, const Stop& stop, const Describe& during);
+  Status post_data(const MessageHalf& half);
+
+  Status compare_with_other_nodes(const Operation& operation, const Stop& stop);
+  Status different(int rank, const Operation& operation, int other_rank, const Operation& other) const;
+
+  const std::shared_ptr<World> world_;
+  const std::shared_ptr<Network> network_;
+  const std::vector<int> members_;
+  int rank_ = 0;
+  std::vector<int> local_;  // world ranks of the members on this node, in their order
+  int local_rank_ = 0;
+  std::vector<int> remote_;                               // ranks in the group of the others
+  std::vector<int> firsts_;                               // of each node the lowest rank in the group, by the number of the node
+  std::unique_ptr<Transport> transport_;                  // if there is a member on another node
+  std::shared_ptr<SharedMemory> control_;                 // if there is another member on this node
+  std::vector<std::unique_ptr<Memory>> private_staging_;  // stands for the halves of other nodes' ranks, and the own one without control_
+  uint64_t compared_ = 0;                                 // number of the last operation that was compared with other nodes
+  std::optional<Sync> sync_;
+  std::vector<std::byte*> staging_[2];
+  uint64_t turn_ = 0;
+
   uint64_t windows_ = 0;  // allocated so far
   std::mutex submitting_;
   uint64_t operations_ = 0;  // under submitting_: so far
   uint64_t calls_ = 0;       // likewise: operations and messages
+
+  std::mutex running_;                       // held while an operation runs
+  Status broken_;                            // under running_
+  uint64_t last_place_ = 0;                  // under running_: of the last call that ran
+  std::map<int, uint64_t> sent_, received_;  // likewise: messages so far, by rank
 };
 
 }  // namespace megadp::host

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Messages (see messages.h) as a member of a group exchanges them. Between nodes the two ends first tell each other what they came for, so
+// Messages (see messages.h) as a group exchanges them. Between nodes the two ends first tell each other what they came for, so
 // that data is sent only when the memory it goes to is known; then it goes from memory to memory.
 #include "host/messages.h"
 
@@ -16,7 +16,7 @@ constexpr size_t kPostedBytes = size_t{64} << 20;  // at a time, so that a wait 
 
 }  // namespace
 
-std::optional<MessageHalf> Member::half_of(const Message& message, bool sends) {
+std::optional<MessageHalf> HostGroup::half_of(const Message& message, bool sends) {
   if (message.rank < 0) return {};
   const auto rank = static_cast<size_t>(message.rank);
   Operation operation = make_operation(message, sends);
@@ -27,11 +27,11 @@ std::optional<MessageHalf> Member::half_of(const Message& message, bool sends) {
   return MessageHalf{operation, peer, static_cast<std::byte*>(message.data), message.count * size_of(message.type), staging};
 }
 
-bool Member::is_local(const std::optional<MessageHalf>& half) const noexcept {
+bool HostGroup::is_local(const std::optional<MessageHalf>& half) const noexcept {
   return half.has_value() && std::find(remote_.begin(), remote_.end(), half->message.root) == remote_.end();
 }
 
-Status Member::exchange(const Message& send, const Message& recv, const Stop& stop) {
+Status HostGroup::exchange(const Message& send, const Message& recv, const Stop& stop) {
   std::optional<MessageHalf> out = half_of(send, true), in = half_of(recv, false);
   MessageHalf* const sends = out ? &*out : nullptr;
   MessageHalf* const receives = in ? &*in : nullptr;
@@ -43,7 +43,7 @@ Status Member::exchange(const Message& send, const Message& recv, const Stop& st
 }
 
 // One half on the node, the other between nodes: they wait in different ways, and neither may wait for the other.
-Status Member::exchange_both_ways(MessageHalf* local, MessageHalf* remote, const Stop& stop, const Describe& during) {
+Status HostGroup::exchange_both_ways(MessageHalf* local, MessageHalf* remote, const Stop& stop, const Describe& during) {
   const auto run = [this, &stop, &during](MessageHalf* half, bool here) -> Status {
     const bool sends = half->message.kind == Collective::send;
     MessageHalf *const send = sends ? half : nullptr, *const recv = sends ? nullptr : half;
@@ -73,7 +73,7 @@ Status Member::exchange_both_ways(MessageHalf* local, MessageHalf* remote, const
   return of_local.ok() ? of_remote : of_local;
 }
 
-Status Member::post_data(const MessageHalf& half) {
+Status HostGroup::post_data(const MessageHalf& half) {
   Status posted;
   for (size_t begin = 0; begin < half.bytes && posted.ok(); begin += kPostedBytes) {
     const size_t bytes = std::min(kPostedBytes, half.bytes - begin);
@@ -83,7 +83,7 @@ Status Member::post_data(const MessageHalf& half) {
   return posted;
 }
 
-Status Member::exchange_between_nodes(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during) {
+Status HostGroup::exchange_between_nodes(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during) {
   static_assert(sizeof(Operation) <= kEarlyBytes);
   const int own = members_[static_cast<size_t>(rank_)];
   Operation expected, sent;  // what the peers came for

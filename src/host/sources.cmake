@@ -21,11 +21,12 @@ set(MEGADP_host_SOURCES
     copy_strided.cc
     event.cc
     group.cc
+    group_network.cc
+    group_setup.cc
     kernels.cc
     kernels_cast.cc
     kernels_reduce.cc
     kernels_step.cc
-    member.cc
     memory.cc
     messages.cc
     network_devices.cc

@@ -121,7 +121,7 @@ Status share_out_sums(const Call& call, const std::vector<std::byte*>& staging, 
 template <class Put, class Post, class Take>
 Status in_turns(const Call& call, uint64_t turns, const Put& put, const Post& post, const Take& take) {
   for (uint64_t turn = 0; turn < turns; ++turn) {
-    const std::vector<std::byte*>& staging = call.member.next_staging();
+    const std::vector<std::byte*>& staging = call.group.next_staging();
     put(staging[static_cast<size_t>(call.rank())], turn);
     if (Status met = call.exchange_and_barrier([&] { return post(staging, turn); }); !met) return met;
     if (Status taken = take(staging, turn); !taken) return taken;
@@ -145,7 +145,7 @@ Status scatter_in_turns(const Call& call, const Slices& slices, const std::byte*
     }
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
-    return call.member.post_parts(
+    return call.group.post_parts(
         staging, [&](size_t rank) { return out(rank, turn); }, [&](size_t rank) { return in(rank, turn); });
   };
   return in_turns(call, slices.turns(), put, post, take);
@@ -161,13 +161,13 @@ Status all_reduce_whole(const Call& call, const std::byte* from, std::byte* to, 
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
     const auto whole = [&](size_t) { return Part{0, bytes_of(turn)}; };
-    return call.member.post_parts(staging, whole, whole);
+    return call.group.post_parts(staging, whole, whole);
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(count, turn);
     const size_t n = range.count();
     std::byte* const at = to + range.begin * call.width();
-    if (call.size() > 2 && !call.member.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
+    if (call.size() > 2 && !call.group.spans_nodes() && n * call.width() >= kSharedSumBytes) return share_out_sums(call, staging, at, n);
     return n == 0 ? Status() : reduce(at, sources(staging, 0).data(), call.size(), n, op.type, op.op, op.divisor);
   };
   return in_turns(call, slices.turns(), put, post, take);
@@ -215,7 +215,7 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
     copy_past_caches(half, from + slices.of(pieces.count(me), turn).begin * width, part(me, turn).bytes);
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
-    return call.member.post_parts(
+    return call.group.post_parts(
         staging, [&](size_t) { return part(me, turn); }, [&](size_t rank) { return part(rank, turn); });
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
@@ -230,7 +230,7 @@ Status all_gather(const Call& call, const std::byte* from, std::byte* to, const 
 
 // `sender` sends `sent` elements to `receiver`, which expects another number; ranks of the group.
 Status counts_differ(const Call& call, size_t sender, uint64_t sent, size_t receiver, uint64_t expected) {
-  const std::vector<int>& members = call.member.members();
+  const std::vector<int>& members = call.group.members();
   return {Code::desync,
           text("rank ", members[sender], " sends ", sent, " elements to rank ", members[receiver], " (from_counts[", receiver,
                "]), which expects ", expected, " (to_counts[", sender, "])"),
@@ -242,7 +242,7 @@ Status counts_differ(const Call& call, size_t sender, uint64_t sent, size_t rece
 // The sums are those of reduce_scatter, whose order is the same. What the ranks cannot share out evenly, fewer elements than ranks, goes
 // the short way.
 Status staged_all_reduce(const Call& call, const std::byte* from, std::byte* to, size_t count) {
-  if (!call.member.spans_nodes() || count * call.width() <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
+  if (!call.group.spans_nodes() || count * call.width() <= kSentWholeBytes) return all_reduce_whole(call, from, to, count);
   const auto size = static_cast<size_t>(call.size());
   const size_t piece = count / size, even = piece * size * call.width();
   std::byte* const mine = to + piece * static_cast<size_t>(call.rank()) * call.width();
@@ -307,7 +307,7 @@ Status compare_counts(const Call& call, const Counts& counts) {
   if (!told.ok()) return told;
   const auto differ = std::mismatch(first.begin(), first.end(), counts.begin());
   if (differ.first == first.end()) return {};
-  const std::vector<int>& members = call.member.members();
+  const std::vector<int>& members = call.group.members();
   const int rank = members[static_cast<size_t>(call.rank())];
   return {Code::desync,
           text("ranks ", members[0], " and ", rank, " gave different counts: counts[", differ.first - first.begin(), "] is ", *differ.first,
@@ -317,7 +317,7 @@ Status compare_counts(const Call& call, const Counts& counts) {
 
 // Once to each other node, into the half of the rank there that its neighbours read.
 Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int root) {
-  const auto source = static_cast<size_t>(call.member.source_of_broadcast(root));
+  const auto source = static_cast<size_t>(call.group.source_of_broadcast(root));
   const bool is_root = call.rank() == root;
   const Slices slices(1, bytes, 1);
   const auto put = [&](std::byte* half, uint64_t turn) {
@@ -325,7 +325,7 @@ Status staged_broadcast(const Call& call, std::byte* data, size_t bytes, int roo
     if (is_root) copy_past_caches(half, data + range.begin, range.count());
   };
   const auto post = [&](const std::vector<std::byte*>& staging, uint64_t turn) {
-    return call.member.post_from_root(root, staging, slices.of(bytes, turn).count());
+    return call.group.post_from_root(root, staging, slices.of(bytes, turn).count());
   };
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(bytes, turn);

@@ -29,7 +29,7 @@ std::byte* own_at(const Call& call, const SharedMemory& window, size_t element) 
 }
 
 bool is_staged(const Call& call) {
-  return call.member.spans_nodes() || call.operation.count * call.width() <= kSmallBytes;
+  return call.group.spans_nodes() || call.operation.count * call.width() <= kSmallBytes;
 }
 
 // A piece that no cache holds anyway is written past them: a quarter faster than fetching each line to overwrite it.

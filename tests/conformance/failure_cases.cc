@@ -21,7 +21,7 @@ void sleep_ms(int ms) {
 
 struct Bench {
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<Group> group;
+  std::shared_ptr<Group> group;
   std::unique_ptr<Window> window;
   explicit Bench(Rank& rank) {
     stream = rank.must(rank.backend().create_stream("failures"));

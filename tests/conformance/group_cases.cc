@@ -30,7 +30,7 @@ void any_members(Suite& suite) {
   suite.run(5, [](Rank& rank) {
     auto stream = rank.must(rank.backend().create_stream("any members"));
     const std::vector<std::vector<int>> lists = {{0, 1, 2, 3, 4}, {4, 3, 2, 1, 0}, {1, 3}, {3, 0, 2}, {2}, {4, 2}};
-    std::vector<std::unique_ptr<Group>> groups(lists.size());
+    std::vector<std::shared_ptr<Group>> groups(lists.size());
     const auto in = [&](const std::vector<int>& list) { return std::find(list.begin(), list.end(), rank.rank()) != list.end(); };
     for (size_t i = 0; i < lists.size(); ++i) {
       if (in(lists[i])) groups[i] = rank.must(rank.backend().create_group(lists[i]));
@@ -111,7 +111,7 @@ void side_by_side(Suite& suite) {
       std::vector<int> backwards = rank.everyone();
       std::reverse(backwards.begin(), backwards.end());
       std::unique_ptr<Stream> streams[] = {rank.must(rank.backend().create_stream("one")), rank.must(rank.backend().create_stream("two"))};
-      std::unique_ptr<Group> groups[] = {rank.must(rank.backend().create_group(rank.everyone())),
+      std::shared_ptr<Group> groups[] = {rank.must(rank.backend().create_group(rank.everyone())),
                                          rank.must(rank.backend().create_group(backwards))};
       DeviceArray sums[] = {DeviceArray(rank, 8 * kCount), DeviceArray(rank, 8 * kCount)};
       DeviceArray told[] = {DeviceArray(rank, 8), DeviceArray(rank, 8)};

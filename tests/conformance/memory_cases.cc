@@ -12,7 +12,7 @@ constexpr Op kOps[] = {Op::sum, Op::avg, Op::max, Op::min};
 
 struct Bench {
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<Group> group;
+  std::shared_ptr<Group> group;
   explicit Bench(Rank& rank) {
     stream = rank.must(rank.backend().create_stream("memory cases"));
     group = rank.must(rank.backend().create_group(rank.everyone()));

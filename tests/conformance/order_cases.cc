@@ -67,7 +67,7 @@ class Channel {
 
   Rank& rank_;
   const int number_;
-  std::unique_ptr<Group> group_;
+  std::shared_ptr<Group> group_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Window> window_;
   DeviceArray mine_, all_, sum_;

@@ -25,7 +25,7 @@ void sleep_ms(int ms) {
 
 struct Bench {
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<Group> group;
+  std::shared_ptr<Group> group;
   explicit Bench(Rank& rank) {
     stream = rank.must(rank.backend().create_stream("messages"));
     group = rank.must(rank.backend().create_group(rank.everyone()));

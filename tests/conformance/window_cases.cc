@@ -76,7 +76,7 @@ Bytes piece_of(const Bytes& whole, int piece, int pieces) {
 
 struct Bench {  // what every case needs
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<Group> group;
+  std::shared_ptr<Group> group;
   std::unique_ptr<Window> window;
   explicit Bench(Rank& rank) {
     stream = rank.must(rank.backend().create_stream("window cases"));

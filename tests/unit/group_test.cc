@@ -7,7 +7,7 @@
 
 #include "../conformance/thread_world.h"
 #include "check.h"
-#include "host/collective.h"
+#include "host/group.h"
 
 using namespace megadp;
 using namespace megadp::host;
@@ -25,8 +25,8 @@ Operation operation(uint64_t number) {
   return one;
 }
 
-Status perform(Member& member, uint64_t number, const Stop& stop, const std::function<Status()>& body) {
-  return member.perform(
+Status perform(HostGroup& group, uint64_t number, const Stop& stop, const std::function<Status()>& body) {
+  return group.perform(
       number, {.operation = number}, [number] { return describe(operation(number)); }, stop, body);
 }
 
@@ -53,18 +53,18 @@ class NoNetwork final : public Network {
   const std::shared_ptr<World> world_;
 };
 
-std::shared_ptr<Member> alone(const std::shared_ptr<World>& world) {
-  auto member = Member::create(world, nullptr, {world->rank()});
-  check(member.ok(), member.status().text());
-  return *std::move(member);
+std::shared_ptr<HostGroup> alone(const std::shared_ptr<World>& world) {
+  auto group = HostGroup::create(world, nullptr, {world->rank()});
+  check(group.ok(), group.status().text());
+  return *std::move(group);
 }
 
 // An operation that runs until it is let go.
 class Running {
  public:
-  Running(Member& member, uint64_t number)
-      : thread_([this, &member, number] {
-          status_ = perform(member, number, stop_, [this] {
+  Running(HostGroup& group, uint64_t number)
+      : thread_([this, &group, number] {
+          status_ = perform(group, number, stop_, [this] {
             inside_ = true;
             while (!go_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             return Status();
@@ -88,32 +88,32 @@ class Running {
 };
 
 // Returns what the refused operation says; its body is not run.
-Status refused(Member& member, uint64_t number) {
+Status refused(HostGroup& group, uint64_t number) {
   bool ran = false;
   const Stop stop;
-  const Status status = perform(member, number, stop, [&] { return ran = true, Status(); });
+  const Status status = perform(group, number, stop, [&] { return ran = true, Status(); });
   check(!ran, "an operation that is refused does not run");
   return status;
 }
 
 void one_group_runs_one_operation_at_a_time() {
   const auto world = create_thread_worlds(1, kSecondNs).front();
-  const auto member = alone(world), other = alone(world);
-  Running running(*member, 1);
-  fails(refused(*member, 2), Code::state, {"another operation of this group is running on another stream", "one order", "barrier"});
+  const auto group = alone(world), other = alone(world);
+  Running running(*group, 1);
+  fails(refused(*group, 2), Code::state, {"another operation of this group is running on another stream", "one order", "barrier"});
   bool ran = false;
   const Stop stop;
   check(perform(*other, 1, stop, [&] { return ran = true, Status(); }).ok() && ran, "another group is free");
   check(running.end().ok(), "the one that ran first is not disturbed");
   ran = false;
-  check(perform(*member, 2, stop, [&] { return ran = true, Status(); }).ok() && ran, "it comes next");
+  check(perform(*group, 2, stop, [&] { return ran = true, Status(); }).ok() && ran, "it comes next");
 }
 
 void operations_come_in_their_order() {
   const auto world = create_thread_worlds(1, kSecondNs).front();
-  const auto member = alone(world);
-  fails(refused(*member, 2), Code::state, {"call 1 on this group did not run before it"});
-  fails(refused(*member, 1), Code::state, {"call 1 on this group did not run before it"});  // it is over for this group
+  const auto group = alone(world);
+  fails(refused(*group, 2), Code::state, {"call 1 on this group did not run before it"});
+  fails(refused(*group, 1), Code::state, {"call 1 on this group did not run before it"});  // it is over for this group
 }
 
 // Runs on every rank; nodes as thread_world.h has them.
@@ -127,10 +127,10 @@ void on_ranks(int size, const std::vector<int>& hosts, const std::function<void(
 // Whoever lost an operation cannot be waited for: the others are told.
 void a_lost_operation_ends_the_world() {
   on_ranks(2, {0, 0}, [](const std::shared_ptr<World>& world) {
-    auto member = Member::create(world, nullptr, {0, 1});
+    auto group = HostGroup::create(world, nullptr, {0, 1});
     const std::lock_guard lock(checking);
-    if (!check(member.ok(), member.status().text()) || world->rank() == 1) return;
-    fails(refused(**member, 2), Code::state, {"call 1 on this group did not run before it"});
+    if (!check(group.ok(), group.status().text()) || world->rank() == 1) return;
+    fails(refused(**group, 2), Code::state, {"call 1 on this group did not run before it"});
     fails(world->failure(), Code::state, {"call 1 on this group did not run before it"});
   });
 }
@@ -141,15 +141,15 @@ void the_worlds_verdict_comes_before_ones_own() {
   std::vector<std::thread> ranks;
   for (const auto& world : worlds) {
     ranks.emplace_back([world] {
-      auto member = Member::create(world, nullptr, {0, 1});
-      if (!member.ok() || world->rank() == 1) {
+      auto group = HostGroup::create(world, nullptr, {0, 1});
+      if (!group.ok() || world->rank() == 1) {
         std::this_thread::sleep_for(std::chrono::milliseconds(500));  // past the timeout; the moment is a second long
         world->fail(Status(Code::timeout, "rank 7 is stopped", Blame{.rank = 7}));
         return;
       }
       const Stop stop;
       const Operation one = operation(1);
-      const Status status = perform(**member, 1, stop, [&] { return (*member)->barrier(one, stop); });
+      const Status status = perform(**group, 1, stop, [&] { return (*group)->barrier(one, stop); });
       const std::lock_guard lock(checking);
       fails(status, Code::timeout, {"rank 7 is stopped"});
       check_equal(status.blame().rank, 7, "the rank to blame");
@@ -165,7 +165,7 @@ void who_left_after_coming_is_not_missed() {
   std::vector<std::thread> ranks;
   for (const auto& world : worlds) {
     ranks.emplace_back([world, &come] {
-      auto member = Member::create(world, nullptr, {0, 1, 2});
+      auto group = HostGroup::create(world, nullptr, {0, 1, 2});
       const int rank = world->rank();
       Stop stop;
       if (rank == 1) stop.request(0);
@@ -173,7 +173,7 @@ void who_left_after_coming_is_not_missed() {
       if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(100));  // some slices, in which rank 0 looks around
       const Operation one = operation(1);
       if (rank == 0) come = 2;
-      const Status status = member.ok() ? perform(**member, 1, stop, [&] { return (*member)->barrier(one, stop); }) : member.status();
+      const Status status = group.ok() ? perform(**group, 1, stop, [&] { return (*group)->barrier(one, stop); }) : group.status();
       if (rank == 1) come = 1;
       const std::lock_guard lock(checking);
       if (rank == 1) {
@@ -193,13 +193,13 @@ void whoever_does_not_come_is_named() {
   std::vector<std::thread> ranks;
   for (const auto& world : worlds) {
     ranks.emplace_back([world, &over] {
-      auto member = Member::create(world, nullptr, {0, 1, 2, 3});
+      auto group = HostGroup::create(world, nullptr, {0, 1, 2, 3});
       const bool comes = world->rank() % 2 == 0;
       while (!comes && !over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      if (!comes || !member.ok()) return;
+      if (!comes || !group.ok()) return;
       const Stop stop;
       const Operation one = operation(1);
-      const Status status = perform(**member, 1, stop, [&] { return (*member)->barrier(one, stop); });
+      const Status status = perform(**group, 1, stop, [&] { return (*group)->barrier(one, stop); });
       over = true;
       const std::lock_guard lock(checking);
       fails(status, Code::timeout, {"ranks that did not come", "rank 1 (a thread)", "rank 3 (a thread)"});
@@ -250,7 +250,7 @@ void entries_are_cut() {
 void groups_cross_hosts_side_by_side() {
   on_ranks(4, {0, 0, 1, 1}, [](const std::shared_ptr<World>& world) {
     const auto network = std::make_shared<NoNetwork>(world);
-    auto first = Member::create(world, network, {0, 1, 2, 3});
+    auto first = HostGroup::create(world, network, {0, 1, 2, 3});
     if (first.ok() && world->rank() < 2) {
       auto near = (*first)->split({0, 1});
       const std::lock_guard lock(checking);
@@ -262,7 +262,7 @@ void groups_cross_hosts_side_by_side() {
     check_equal(network->connected, 2, "transports");
     Running running(**first, 1);
     const Stop stop;
-    check(perform(**second, 1, stop, [] { return Status(); }).ok(), "the other group runs meanwhile");
+    check(perform(static_cast<HostGroup&>(**second), 1, stop, [] { return Status(); }).ok(), "the other group runs meanwhile");
     check(running.end().ok(), "the one that ran first is not disturbed");
   });
 }
@@ -309,10 +309,10 @@ void what_one_host_cannot_set_up_no_host_has() {
     on_ranks(4, {0, 0, 1, 1}, [poor](const std::shared_ptr<World>& world) {
       const bool here = world->node(world->rank()) == poor;
       const std::shared_ptr<World> seen = here ? std::make_shared<WithoutDescriptors>(world) : world;
-      const auto member = Member::create(seen, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
+      const auto group = HostGroup::create(seen, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
       const std::lock_guard lock(checking);
-      fails(member.status(), Code::system, {"no descriptor is to be had"});
-      if (!here) check_equal(member.status().blame().rank, 2 * poor, "the rank to blame");
+      fails(group.status(), Code::system, {"no descriptor is to be had"});
+      if (!here) check_equal(group.status().blame().rank, 2 * poor, "the rank to blame");
     });
   }
 }
@@ -320,10 +320,9 @@ void what_one_host_cannot_set_up_no_host_has() {
 // The same of memory that a group shares later on.
 void what_one_host_cannot_share_no_host_has() {
   on_ranks(4, {0, 0, 1, 1}, [](const std::shared_ptr<World>& world) {
-    auto member = Member::create(world, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
-    Status made = member.status();
-    if (member.ok())
-      made = (*member)->create_shared_memory({"a part", 1, world->node(world->rank()) == 1 ? size_t{1} << 60 : 4096}, false).status();
+    auto group = HostGroup::create(world, std::make_shared<NoNetwork>(world), {0, 1, 2, 3});
+    Status made = group.status();
+    if (group.ok()) made = (*group)->allocate_window(world->node(world->rank()) == 1 ? size_t{1} << 60 : 4096).status();
     const std::lock_guard lock(checking);
     check(!made.ok(), "ranks of one node have what those of the other have not");
   });

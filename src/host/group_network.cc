@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a group over several nodes does besides: comparing operations, and moving halves of staging memory.
+#include <algorithm>
+
+#include "host/group.h"
+
+namespace megadp::host {
+
+Status HostGroup::different(int rank, const Operation& operation, int other_rank, const Operation& other) const {
+  const int member = members_[static_cast<size_t>(rank)], other_member = members_[static_cast<size_t>(other_rank)];
+  return {Code::desync,
+          text("ranks ", member, " and ", other_member, " called different operations: ", describe(operation), " and ", describe(other)),
+          Blame{.rank = other_member}};
+}
+
+// Before the first data of an operation crosses: sizes that differ would be cut or lost. The ranks of this node meet first, so that one
+// that does not come is named by those beside it, and not taken for the rank of another node that waits for it as well.
+Status HostGroup::compare_with_other_nodes(const Operation& operation, const Stop& stop) {
+  if (operation.number == compared_) return {};
+  if (sync_) {
+    Status met = sync_->barrier(operation, stop);
+    if (!met.ok()) return met;
+  }
+  std::vector<Operation> theirs(remote_.size());
+  for (size_t i = 0; i < remote_.size(); ++i) {
+    const int member = members_[static_cast<size_t>(remote_[i])];
+    Status posted = transport_->send(member, &operation, sizeof operation);
+    if (posted.ok()) posted = transport_->receive(member, &theirs[i], sizeof theirs[i]);
+    if (!posted.ok()) return posted;
+  }
+  Status waited = transport_->wait(stop, [&] { return describe(operation); });
+  if (!waited.ok()) return waited;
+  compared_ = operation.number;
+  for (size_t i = 0; i < remote_.size(); ++i) {
+    if (same(operation, theirs[i])) continue;
+    // All ranks of this node came for the same: the first of them stands for them all, so that every rank names the same two.
+    const auto here = static_cast<int>(std::find(members_.begin(), members_.end(), local_[0]) - members_.begin());
+    return remote_[i] < here ? different(remote_[i], theirs[i], here, operation) : different(here, operation, remote_[i], theirs[i]);
+  }
+  return {};
+}
+
+int HostGroup::source_of_broadcast(int root) const noexcept {
+  const bool here = std::find(remote_.begin(), remote_.end(), root) == remote_.end();
+  return here ? root : firsts_[static_cast<size_t>(world_->node(world_->rank()))];
+}
+
+// The root's half goes once to each other node, into the half of the first rank there, which its neighbours see.
+Status HostGroup::post_from_root(int root, const std::vector<std::byte*>& staging, size_t bytes) {
+  std::byte* const own = staging[static_cast<size_t>(rank_)];
+  if (rank_ != root) {
+    const bool for_me = bytes > 0 && source_of_broadcast(root) == rank_;
+    return for_me ? transport_->receive(members_[static_cast<size_t>(root)], own, bytes) : Status();
+  }
+  Status posted;
+  for (size_t node = 0; node < firsts_.size() && posted.ok() && bytes > 0; ++node) {
+    if (firsts_[node] < 0 || node == static_cast<size_t>(world_->node(world_->rank()))) continue;
+    posted = transport_->send(members_[static_cast<size_t>(firsts_[node])], own, bytes);
+  }
+  return posted;
+}
+
+Status HostGroup::post_parts(const std::vector<std::byte*>& staging, const PartOf& out, const PartOf& in) {
+  for (const int other : remote_) {
+    const auto rank = static_cast<size_t>(other);
+    const Part sent = out(rank), received = in(rank);
+    Status posted;
+    if (sent.bytes > 0) posted = transport_->send(members_[rank], staging[static_cast<size_t>(rank_)] + sent.offset, sent.bytes);
+    if (posted.ok() && received.bytes > 0) posted = transport_->receive(members_[rank], staging[rank] + received.offset, received.bytes);
+    if (!posted.ok()) return posted;
+  }
+  return {};
+}
+
+Status HostGroup::exchange_and_barrier(const Operation& operation, const Stop& stop, const std::function<Status()>& post) {
+  Status status = compare_with_other_nodes(operation, stop);
+  if (status.ok()) status = post();
+  if (status.ok()) status = transport_->wait(stop, [&] { return describe(operation); });
+  if (!status.ok()) return status;
+  return sync_ ? sync_->barrier(operation, stop) : Status();
+}
+
+}  // namespace megadp::host
