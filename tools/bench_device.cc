@@ -43,7 +43,7 @@ class DeviceBench {
   std::shared_ptr<World> world_;
   std::shared_ptr<Backend> backend_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Group> group_;
+  std::shared_ptr<Group> group_;
   std::unique_ptr<Window> window_;
   std::unique_ptr<Memory> copy_;
   std::vector<int> everyone_;

@@ -59,7 +59,7 @@ class Bench {
   const BenchTask task_;
   std::shared_ptr<World> world_;
   std::shared_ptr<Backend> backend_;
-  std::unique_ptr<Group> group_;
+  std::shared_ptr<Group> group_;
   std::unique_ptr<Window> window_, board_window_;
   std::unique_ptr<Stream> stream_;
   std::vector<std::byte> copy_;
@@ -81,7 +81,7 @@ Result<std::unique_ptr<Bench>> Bench::open(const BenchTask& task) {
   std::iota(everyone.begin(), everyone.end(), 0);
   for (const int rank : everyone)
     if (bench->world_->node(rank) != bench->world_->node(0)) return invalid("the ranks are on several nodes; bare loops need one");
-  Result<std::unique_ptr<Group>> group = bench->backend_->create_group(everyone);
+  Result<std::shared_ptr<Group>> group = bench->backend_->create_group(everyone);
   if (!group) return group.status();
   bench->group_ = *std::move(group);
   Result<std::unique_ptr<Stream>> stream = bench->backend_->create_stream("bench");
