@@ -315,7 +315,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
 typedef struct { /* one owned piece of one parameter */
   uint32_t struct_size;
   uint32_t reserved;
-  int64_t buffer;      /* arena: one per (parameter dtype, gradient dtype, class), in order of first registration */
+  int64_t arena;       /* one per (parameter dtype, gradient dtype, class), in order of first registration */
   int64_t bucket;      /* number in launch order                                                               */
   int64_t param;       /* index at registration                                                                */
   int64_t begin, end;  /* elements within the arena                                                            */

@@ -132,7 +132,7 @@ Command add_plan(CLI::App& app) {
       ->check(CLI::IsMember({0, 1}));
   sub->add_flag(
       "--json", options->json,
-      "One line, written as it is made: {\"dp\",\"buffers\":[{\"params\",\"buckets\",\"owned\",...}],\"bytes\":[...]}, with a list of\n"
+      "One line, written as it is made: {\"dp\",\"arenas\":[{\"params\",\"buckets\",\"owned\",...}],\"bytes\":[...]}, with a list of\n"
       "what it owns, and of its bytes, for each of the ranks");
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("plan", "nothing may follow --.");

@@ -34,7 +34,7 @@ std::vector<mdp_range> ranges_of(const Buffer& buffer) {
   for (size_t arena = 0; arena < buffer.plan().arenas.size(); ++arena) {
     for (const OwnedRange& owned : buffer.arenas().all()[arena].owned) {
       mdp_range range{};
-      range.buffer = static_cast<int64_t>(arena);
+      range.arena = static_cast<int64_t>(arena);
       range.bucket = buffer.arenas().place(owned.param).bucket;
       range.param = static_cast<int64_t>(owned.param);
       range.begin = static_cast<int64_t>(owned.begin);

@@ -60,7 +60,7 @@ std::string bytes_json(const MemoryPlan& bytes) {
 }  // namespace
 
 void write_plan_json(const Plan& plan, const TextSink& write) {
-  write(text("{\"dp\":", plan.grid.size(kDp), ",\"buffers\":"));
+  write(text("{\"dp\":", plan.grid.size(kDp), ",\"arenas\":"));
   write_list(plan.arenas.size(), write, [&](size_t i) { write_arena(plan.arenas[i], write); });
   const std::string each = bytes_json(plan.memory());
   write(",\"bytes\":");

@@ -113,16 +113,16 @@ Json ask_plan(const mdp_buffer_config& config, int32_t dp, const Params& params)
 // ── Layouts ──
 
 struct Owner {
-  const Json& buffer;
+  const Json& arena;
   int64_t dp;
 
-  int64_t begin_of(int64_t bucket) const { return buffer["buckets"][static_cast<size_t>(bucket)]["begin"]; }
+  int64_t begin_of(int64_t bucket) const { return arena["buckets"][static_cast<size_t>(bucket)]["begin"]; }
   int64_t piece_of(int64_t bucket) const {
-    return (buffer["buckets"][static_cast<size_t>(bucket)]["end"].get<int64_t>() - begin_of(bucket)) / dp;
+    return (arena["buckets"][static_cast<size_t>(bucket)]["end"].get<int64_t>() - begin_of(bucket)) / dp;
   }
   int64_t bucket_at(int64_t element) const {
     int64_t bucket = 0;
-    while (buffer["buckets"][static_cast<size_t>(bucket)]["end"] <= element) ++bucket;
+    while (arena["buckets"][static_cast<size_t>(bucket)]["end"] <= element) ++bucket;
     return bucket;
   }
   // One owned range, said in all the ways that the vectors say it.
@@ -145,7 +145,7 @@ void check_owned(const Json& got, const Json& expected, const std::string& who) 
 }
 
 void check_ownership(const Json& expect, const Owner& owner) {
-  const Json& owned = owner.buffer["owned"];
+  const Json& owned = owner.arena["owned"];
   const auto all_of = [&](size_t rank, int64_t bucket) {
     Json out = Json::array();
     for (const Json& range : owned[rank]) {
@@ -162,7 +162,7 @@ void check_ownership(const Json& expect, const Owner& owner) {
   if (expect.contains("owns_everything")) {
     const size_t rank = expect["owns_everything"];
     Json whole = Json::array();
-    for (const Json& param : owner.buffer["params"])
+    for (const Json& param : owner.arena["params"])
       whole.push_back({{"param", param["index"]}, {"buffer", {param["begin"], param["end"]}}});
     check_owned(all_of(rank, -1), whole, "rank " + std::to_string(rank));
   }
@@ -178,26 +178,26 @@ void check_ownership(const Json& expect, const Owner& owner) {
 }
 
 // Vector 16, which holds for every layout: pieces tile buckets, everything is owned once, all is aligned.
-void check_invariants(const Json& buffer, const std::vector<int64_t>& sizes, int64_t dp, bool plain) {
+void check_invariants(const Json& arena, const std::vector<int64_t>& sizes, int64_t dp, bool plain) {
   int64_t end = 0;
-  for (const Json& bucket : buffer["buckets"]) {
+  for (const Json& bucket : arena["buckets"]) {
     check(bucket["begin"] == end, "buckets do not tile the buffer");
     end = bucket["end"];
     check(plain || (end % dp == 0 && end % 128 == 0), "bucket end " + std::to_string(end) + " is not aligned");
     check((end - bucket["begin"].get<int64_t>()) % dp == 0, "the bucket ending at " + std::to_string(end) + " has no equal pieces");
   }
-  same(buffer["numel"], end, "numel");
-  for (const Json& param : buffer["params"]) {
+  same(arena["numel"], end, "numel");
+  for (const Json& param : arena["params"]) {
     check(plain || param["begin"].get<int64_t>() % 64 == 0, "a parameter starts at " + param["begin"].dump());
     same(param["end"].get<int64_t>() - param["begin"].get<int64_t>(), sizes[param["index"]], "length of a parameter");
   }
-  same(buffer["params"].size(), sizes.size(), "number of parameters");
-  same(buffer["owned"].size(), dp, "number of shards");
+  same(arena["params"].size(), sizes.size(), "number of parameters");
+  same(arena["owned"].size(), dp, "number of shards");
   std::vector<std::vector<int>> owners;
   for (const int64_t size : sizes) owners.emplace_back(static_cast<size_t>(size));
-  const Owner owner{buffer, dp};
-  for (size_t rank = 0; rank < buffer["owned"].size(); ++rank) {
-    for (const Json& range : buffer["owned"][rank]) {
+  const Owner owner{arena, dp};
+  for (size_t rank = 0; rank < arena["owned"].size(); ++rank) {
+    for (const Json& range : arena["owned"][rank]) {
       const Json described = owner.describe(range, static_cast<int64_t>(rank));
       const int64_t piece = owner.piece_of(described["bucket"]);
       check(described["local"][0] >= 0 && described["local"][1] <= piece, "rank " + std::to_string(rank) + " owns outside its piece");
@@ -215,19 +215,19 @@ void run_layout(const Json& given) {
   const Json plan = ask_plan(config_of(given), dp, params);
   same(plan["dp"], dp, "dp");
   same(plan["bytes"].size(), dp, "number of ranks in bytes");
-  if (!plan.contains("buffers") || plan["buffers"].size() != 1) return check(false, "there is not one buffer in " + plan.dump());
-  const Json& buffer = plan["buffers"][0];
+  if (!plan.contains("arenas") || plan["arenas"].size() != 1) return check(false, "there is not one arena in " + plan.dump());
+  const Json& arena = plan["arenas"][0];
   const Json& expect = given["expect"];
-  for (const Json& param : buffer["params"]) {
+  for (const Json& param : arena["params"]) {
     const std::string index = std::to_string(param["index"].get<int>());
     if (expect.contains("params") && expect["params"].contains(index))
       same({param["begin"], param["end"]}, expect["params"][index], "range of parameter " + index);
     if (expect.contains("bucket_of") && expect["bucket_of"].contains(index))
       same(param["bucket"], expect["bucket_of"][index], "bucket of parameter " + index);
   }
-  const Owner owner{buffer, given.value("plain", false) ? 1 : dp};
+  const Owner owner{arena, given.value("plain", false) ? 1 : dp};
   Json ranges = Json::array(), unpadded = Json::array(), pieces = Json::array();
-  for (const Json& bucket : buffer["buckets"]) {
+  for (const Json& bucket : arena["buckets"]) {
     pieces.push_back(owner.piece_of(static_cast<int64_t>(ranges.size())));
     ranges.push_back({bucket["begin"], bucket["end"]});
     unpadded.push_back(bucket["unpadded"]);
@@ -237,7 +237,7 @@ void run_layout(const Json& given) {
   for (const auto& [key, value] : got)
     if (expect.contains(key)) same(value, expect[key], key);
   check_ownership(expect, owner);
-  check_invariants(buffer, sizes, owner.dp, given.value("plain", false));
+  check_invariants(arena, sizes, owner.dp, given.value("plain", false));
 }
 
 void run_invariants(const Json& given) {
@@ -252,7 +252,7 @@ void run_invariants(const Json& given) {
     mdp_buffer_config config = config_of(Json::object());
     config.bucket_elements = below(3) == 0 ? UINT64_MAX : 1 + below(1500);
     const Json plan = ask_plan(config, dp, params);
-    if (plan.contains("buffers")) check_invariants(plan["buffers"].at(0), sizes, dp, false);
+    if (plan.contains("arenas")) check_invariants(plan["arenas"].at(0), sizes, dp, false);
   }
 }
 
@@ -266,14 +266,14 @@ void run_threshold(const Json& given) {
   const mdp_buffer_config config = config_of(plain);
   if (given["expect"] == "one bucket") {
     const Json plan = ask_plan(config, dp, params_of({50000000, 50000000, 50000000}));
-    return same(plan["buffers"][0]["buckets"].size(), 1, "number of buckets");
+    return same(plan["arenas"][0]["buckets"].size(), 1, "number of buckets");
   }
   const int64_t expected = given["expect"];
   // Parameters are placed from the last to the first.
   std::vector<int64_t> sizes = {1, 1, expected - 1};
   if (given.contains("elements")) sizes = std::vector<int64_t>(given["elements"], 1);
   const Json plan = ask_plan(config, dp, params_of(sizes));
-  same(plan["buffers"][0]["buckets"][0]["end"], expected, "end of the first bucket");
+  same(plan["arenas"][0]["buckets"][0]["end"], expected, "end of the first bucket");
 }
 
 void run_buffers(const Json& given) {
@@ -288,15 +288,15 @@ void run_buffers(const Json& given) {
   config.grad_dtype = dtype_of(given["grad_dtype"]);
   const Json plan = ask_plan(config, 1, params);
   Json got = Json::array();
-  for (const Json& buffer : plan["buffers"]) {
+  for (const Json& arena : plan["arenas"]) {
     std::vector<int64_t> members;
-    for (const Json& param : buffer["params"]) members.push_back(param["index"]);
+    for (const Json& param : arena["params"]) members.push_back(param["index"]);
     std::sort(members.begin(), members.end());
     std::vector<size_t> indices;
     for (size_t i = 0; i < members.size(); ++i) indices.push_back(i);
-    got.push_back({{"param_dtype", buffer["param_dtype"]},
-                   {"grad_dtype", buffer["grad_dtype"]},
-                   {"expert", buffer.value("expert", false)},
+    got.push_back({{"param_dtype", arena["param_dtype"]},
+                   {"grad_dtype", arena["grad_dtype"]},
+                   {"expert", arena.value("expert", false)},
                    {"members", members},
                    {"indices", indices}});
   }
@@ -322,7 +322,7 @@ void run_bytes(const Json& given) {
     if (given.contains("expect")) same(each, given["expect"].get<double>(), "bytes a parameter");
     if (given.contains("expect_at_most")) check(each > 0 && each <= given["expect_at_most"], "bytes a parameter: " + std::to_string(each));
   }
-  same(ask_plan(config, dp, params)["buffers"][0]["grad_dtype"], given["grad_dtype"], "gradient type");
+  same(ask_plan(config, dp, params)["arenas"][0]["grad_dtype"], given["grad_dtype"], "gradient type");
 }
 
 // ── Grids ──

@@ -81,7 +81,7 @@ class Sizes(PlanTest):
     def test_many(self):
         count = 300_000
         whole = self.answer("--sizes", "-", "--dp", "2", given="3\n" * count)
-        self.assertEqual([len(buffer["params"]) for buffer in whole["buffers"]], [count])
+        self.assertEqual([len(arena["params"]) for arena in whole["arenas"]], [count])
 
     def test_malformed_lists(self):
         for line, words in (("x", ["line 2", "'x'"]), ("-1", ["'-1'"]), ("a b c", ["'a b c'"]), ("1x", ["'1x'"]), ("x1", ["'x1'"]), ("1.5", ["'1.5'"]),
@@ -107,9 +107,9 @@ class Model(PlanTest):
     def test_a_file(self):
         path = self.path("model.safetensors", safetensors(self.TENSORS, {"format": "pt"}))
         whole = self.answer("--model", path, "--dp", "8")
-        self.assertEqual([(buffer["param_dtype"], sorted((p["index"], p["end"] - p["begin"]) for p in buffer["params"])) for buffer in whole["buffers"]],
+        self.assertEqual([(arena["param_dtype"], sorted((p["index"], p["end"] - p["begin"]) for p in arena["params"])) for arena in whole["arenas"]],
                          [("f32", [(0, 500), (2, 1), (3, 0)]), ("bf16", [(1, 600), (4, 7)])])
-        self.assertEqual([buffer["grad_dtype"] for buffer in self.answer("--model", path, "--grad-dtype", "same")["buffers"]], ["f32", "bf16"])
+        self.assertEqual([arena["grad_dtype"] for arena in self.answer("--model", path, "--grad-dtype", "same")["arenas"]], ["f32", "bf16"])
         as_bf16 = self.answer("--model", path, "--param-dtype", "bf16", "--dp", "8")
         self.assertEqual(as_bf16, self.answer("--sizes", "500,600,1,0,7", "--param-dtype", "bf16", "--dp", "8"))
         self.assertIn("5 parameters of 1108 elements over 8", plan("--model", path, "--dp", "8").stdout)
@@ -191,7 +191,7 @@ class Ranks(PlanTest):
             front = file.read(100)
             file.seek(-200, os.SEEK_END)
             back = file.read()
-        self.assertTrue(front.startswith(b'{"dp":1048576,"buffers":[{"param_dtype":"f32"'), front)
+        self.assertTrue(front.startswith(b'{"dp":1048576,"arenas":[{"param_dtype":"f32"'), front)
         self.assertTrue(back.endswith(b"}]}\n"), back)
 
 

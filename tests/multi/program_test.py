@@ -116,8 +116,8 @@ class Plan(ProgramTest):
     def test_the_example(self):
         plan = self.answer(*self.EXAMPLE)
         self.assertEqual(plan["dp"], 4)
-        self.assertEqual(list(plan), ["dp", "buffers", "bytes"])
-        self.assertEqual(plan["buffers"], [{
+        self.assertEqual(list(plan), ["dp", "arenas", "bytes"])
+        self.assertEqual(plan["arenas"], [{
             "param_dtype": "bf16", "grad_dtype": "f32", "numel": 1920,
             "params": [{"index": 2, "begin": 0, "end": 300, "bucket": 0}, {"index": 1, "begin": 320, "end": 820, "bucket": 0},
                        {"index": 0, "begin": 832, "end": 1832, "bucket": 0}],
@@ -135,10 +135,10 @@ class Plan(ProgramTest):
 
     def test_defaults(self):
         plan = self.answer("plan", "--sizes", "7")
-        self.assertEqual((plan["dp"], plan["buffers"][0]["param_dtype"], plan["buffers"][0]["grad_dtype"]), (1, "f32", "f32"))
+        self.assertEqual((plan["dp"], plan["arenas"][0]["param_dtype"], plan["arenas"][0]["grad_dtype"]), (1, "f32", "f32"))
 
     def buckets(self, *more):
-        arena = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", *more)["buffers"][0]
+        arena = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", *more)["arenas"][0]
         return [[param["index"] for param in arena["params"] if param["bucket"] == bucket] for bucket in range(len(arena["buckets"]))]
 
     def test_bucket_sizes(self):
@@ -149,7 +149,7 @@ class Plan(ProgramTest):
 
     def test_reference_buckets_close_at_the_references_size(self):
         sizes = ",".join(["10000000"] * 10)
-        arena = self.answer("plan", "--sizes", sizes, "--dp", "8", "--bucket-size", "reference")["buffers"][0]
+        arena = self.answer("plan", "--sizes", sizes, "--dp", "8", "--bucket-size", "reference")["arenas"][0]
         self.assertEqual([bucket["unpadded"] >= 40_000_000 for bucket in arena["buckets"]], [True, True, False])
 
     def test_own_buckets(self):
@@ -161,13 +161,13 @@ class Plan(ProgramTest):
 
     def test_padding(self):
         for more, unit in (((), math.lcm(6, 128)), (("--pad-high-bandwidth",), math.lcm(6, 128, 65536))):
-            arena = self.answer("plan", "--sizes", "1000,500,300", "--dp", "6", *more)["buffers"][0]
+            arena = self.answer("plan", "--sizes", "1000,500,300", "--dp", "6", *more)["arenas"][0]
             for bucket in arena["buckets"]:
                 self.assertEqual(bucket["end"] % unit, 0)
 
     def test_nothing_sharded(self):
         plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "0", "--param-dtype", "f16", "--grad-dtype", "same")
-        arena = plan["buffers"][0]
+        arena = plan["arenas"][0]
         self.assertEqual((arena["numel"], arena["grad_dtype"]), (1800, "f16"))
         self.assertEqual([piece["param"] for piece in arena["owned"][0]], [2, 1, 0])
         self.assertEqual((plan["bytes"][0]["master"], plan["bytes"][0]["state"]), (7200, 14400))

@@ -480,26 +480,26 @@ void json_agrees() {
   RC_ASSERT(line.find('\n') == std::string::npos);
   const Json json = Json::parse(line);
   RC_ASSERT(json["dp"] == plan.grid.size(kDp));
-  RC_ASSERT(json["buffers"].size() == plan.arenas.size());
+  RC_ASSERT(json["arenas"].size() == plan.arenas.size());
   for (size_t a = 0; a < plan.arenas.size(); ++a) {
     const ArenaPlan& arena = plan.arenas[a];
-    const Json& buffer = json["buffers"][a];
-    RC_ASSERT(buffer["param_dtype"] == name_of(arena.param_type));
-    RC_ASSERT(buffer["grad_dtype"] == name_of(arena.grad_type));
-    RC_ASSERT(buffer["numel"] == arena.layout.numel);
-    RC_ASSERT(buffer.value("expert", false) == arena.expert);
+    const Json& told = json["arenas"][a];
+    RC_ASSERT(told["param_dtype"] == name_of(arena.param_type));
+    RC_ASSERT(told["grad_dtype"] == name_of(arena.grad_type));
+    RC_ASSERT(told["numel"] == arena.layout.numel);
+    RC_ASSERT(told.value("expert", false) == arena.expert);
     Json params = Json::array(), buckets = Json::array();
     for (const Slot& s : arena.layout.slots)
       params.push_back({{"index", s.param}, {"begin", s.begin}, {"end", s.end}, {"bucket", s.bucket}});
     for (const BucketRange& b : arena.layout.buckets) buckets.push_back({{"begin", b.begin}, {"end", b.end}, {"unpadded", b.unpadded}});
-    RC_ASSERT(buffer["params"] == params);
-    RC_ASSERT(buffer["buckets"] == buckets);
-    RC_ASSERT(buffer["owned"].size() == static_cast<size_t>(arena.shards));
+    RC_ASSERT(told["params"] == params);
+    RC_ASSERT(told["buckets"] == buckets);
+    RC_ASSERT(told["owned"].size() == static_cast<size_t>(arena.shards));
     for (int shard = 0; shard < arena.shards; ++shard) {
       Json owned = Json::array();
       for (const OwnedRange& r : owned_ranges(arena.layout, arena.shards, shard))
         owned.push_back({{"param", r.param}, {"begin", r.begin}, {"end", r.end}, {"param_begin", r.param_begin}});
-      RC_ASSERT(buffer["owned"][static_cast<size_t>(shard)] == owned);
+      RC_ASSERT(told["owned"][static_cast<size_t>(shard)] == owned);
     }
   }
   RC_ASSERT(json["bytes"].size() == static_cast<size_t>(plan.grid.size(kDp | kCp)));
@@ -565,7 +565,7 @@ void survives_anything() {
 void writes_the_documented_line() {
   const std::string line = plan_json(plan_of(4, {}, params_of({1000, 500, 300}, DType::bf16)));
   const std::string start =
-      R"({"dp":4,"buffers":[{"param_dtype":"bf16","grad_dtype":"f32","numel":1920,"params":[{"index":2,"begin":0,"end":300,"bucket":0},)"
+      R"({"dp":4,"arenas":[{"param_dtype":"bf16","grad_dtype":"f32","numel":1920,"params":[{"index":2,"begin":0,"end":300,"bucket":0},)"
       R"({"index":1,"begin":320,"end":820,"bucket":0},{"index":0,"begin":832,"end":1832,"bucket":0}],)"
       R"("buckets":[{"begin":0,"end":1920,"unpadded":1832}],)"
       R"("owned":[[{"param":2,"begin":0,"end":300,"param_begin":0},{"param":1,"begin":320,"end":480,"param_begin":0}],)";
@@ -578,7 +578,7 @@ void writes_the_documented_line() {
 void plans_for_many_ranks() {
   const Plan plan = plan_of(4096, {}, params_of(std::vector<int64_t>(500, 12345)));
   const Json json = Json::parse(plan_json(plan));
-  check_equal(json["buffers"][0]["owned"].size(), 4096U);
+  check_equal(json["arenas"][0]["owned"].size(), 4096U);
   check_equal(json["bytes"].size(), 4096U);
 }
 

@@ -170,15 +170,15 @@ mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_byte
 struct mdp_range
     struct_size::UInt32
     reserved::UInt32
-    buffer::Int64
+    arena::Int64
     bucket::Int64
     param::Int64
     start::Int64
     stop::Int64
     param_begin::Int64
 end
-mdp_range(; reserved = 0, buffer = 0, bucket = 0, param = 0, start = 0, stop = 0, param_begin = 0) =
-    mdp_range(sizeof(mdp_range), reserved, buffer, bucket, param, start, stop, param_begin)
+mdp_range(; reserved = 0, arena = 0, bucket = 0, param = 0, start = 0, stop = 0, param_begin = 0) =
+    mdp_range(sizeof(mdp_range), reserved, arena, bucket, param, start, stop, param_begin)
 
 struct mdp_param_group
     struct_size::UInt32

@@ -240,7 +240,7 @@ func (b *Buffer) Stats() (Stats, error) {
 
 // Range is one piece of one parameter whose optimizer state this rank keeps. As mdp_range.
 type Range struct {
-	Buffer, Bucket, Param, Begin, End, ParamBegin int64
+	Arena, Bucket, Param, Begin, End, ParamBegin int64
 }
 
 // Owned are the ranges that this rank owns.
@@ -250,7 +250,7 @@ func (b *Buffer) Owned() ([]Range, error) {
 	for i := int64(0); err == nil && i < count; i++ {
 		var raw shim.Range
 		if raw, err = ask(b, func(failure shim.Failure) shim.Range { return b.raw.Owned(i, failure) }); err == nil {
-			owned = append(owned, Range{raw.GetBuffer(), raw.GetBucket(), raw.GetParam(), raw.GetFirst(), raw.GetPast(), raw.GetParam_first()})
+			owned = append(owned, Range{raw.GetArena(), raw.GetBucket(), raw.GetParam(), raw.GetFirst(), raw.GetPast(), raw.GetParam_first()})
 			shim.DeleteRange(raw)
 		}
 	}

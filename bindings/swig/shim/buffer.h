@@ -30,7 +30,7 @@ struct BucketTimes {
 
 /// One piece of one parameter whose optimizer state this rank keeps. As mdp_range; begin and end are words of some languages.
 struct Range {
-  long long buffer = 0;
+  long long arena = 0;
   long long bucket = 0;
   long long param = 0;
   long long first = 0;        ///< element in the arena

@@ -189,7 +189,7 @@ inline Range Buffer::owned(long long number, Failure& failure) const {
     return range;
   }
   const mdp_range& one = found[static_cast<size_t>(number)];
-  range.buffer = one.buffer;
+  range.arena = one.arena;
   range.bucket = one.bucket;
   range.param = one.param;
   range.first = one.begin;

@@ -36,7 +36,7 @@ def _on_grid(grid: Any, *arguments: Any) -> Any:
 class Range(NamedTuple):
     """One owned piece of one parameter; as mdp_range in megadp.h."""
 
-    buffer: int
+    arena: int
     bucket: int
     param: int
     begin: int

@@ -254,7 +254,7 @@ class mdp_range(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
-        ("buffer", ctypes.c_int64),
+        ("arena", ctypes.c_int64),
         ("bucket", ctypes.c_int64),
         ("param", ctypes.c_int64),
         ("begin", ctypes.c_int64),

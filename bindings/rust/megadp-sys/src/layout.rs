@@ -101,7 +101,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
     ("mdp_range", size_of::<super::mdp_range>(), align_of::<super::mdp_range>(), &[
         ("struct_size", offset_of!(super::mdp_range, struct_size)),
         ("reserved", offset_of!(super::mdp_range, reserved)),
-        ("buffer", offset_of!(super::mdp_range, buffer)),
+        ("arena", offset_of!(super::mdp_range, arena)),
         ("bucket", offset_of!(super::mdp_range, bucket)),
         ("param", offset_of!(super::mdp_range, param)),
         ("begin", offset_of!(super::mdp_range, begin)),

@@ -269,7 +269,7 @@ impl Default for mdp_plan_report {
 pub struct mdp_range {
     pub struct_size: u32,
     pub reserved: u32,
-    pub buffer: i64,
+    pub arena: i64,
     pub bucket: i64,
     pub param: i64,
     pub begin: i64,

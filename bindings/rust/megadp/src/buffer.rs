@@ -470,7 +470,7 @@ pub struct OwnedRange {
 impl OwnedRange {
     fn new(raw: &sys::mdp_range) -> Self {
         OwnedRange {
-            arena: raw.buffer as usize,
+            arena: raw.arena as usize,
             bucket: raw.bucket as usize,
             param: raw.param as usize,
             elements: raw.begin as usize..raw.end as usize,
