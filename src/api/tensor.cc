@@ -27,7 +27,7 @@ Result<Place> take_place(const mdp_tensor& tensor, const std::string& argument, 
     return Place{};
   }
   if (backend.type != DeviceType::cuda) {
-    return unsupported(argument, ".device_type is 2 (CUDA), where only memory of the host is taken: 1 or 0");
+    return unsupported(argument, ".device_type is 2 (CUDA); this communicator takes memory of the host only: 1 or 0");
   }
   if (tensor.device_id != backend.index) {
     return invalid(argument, ".device_id is ", tensor.device_id, "; this communicator uses device ", backend.index);
@@ -126,7 +126,7 @@ Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument, 
   auto tensor = take_tensor(given, argument, Access::read, place);
   if (tensor && tensor->place.type != place.type) {
     return unsupported(argument, ".device_type is ", static_cast<int32_t>(tensor->place.type),
-                       ", where only memory of the device is taken: 2");
+                       "; this call takes memory of the device only: 2");
   }
   if (tensor && !tensor->dense) {
     return invalid(argument, ".strides do not describe a dense row-major array of shape ", shape_text(tensor->shape),

@@ -64,7 +64,7 @@ Status agree(World& world, const std::vector<int>& members, const Subject& on, c
   const Mismatch& found = **compared;
   Report first, other;
   if (!read(found.first_bytes, &first) || !read(found.other_bytes, &other)) {
-    return internal_error(on.kind, ": ranks ", found.first, " and ", found.other, " sent what cannot be read");
+    return internal_error(on.kind, ": ranks ", found.first, " and ", found.other, " sent bytes that cannot be read");
   }
   if (Status same = same_subject(on.kind, found, first, other); !same.ok()) return same;
   Status failed = told(found.first, first.status);

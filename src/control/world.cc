@@ -154,10 +154,10 @@ class JoinedWorld final : public World {
 };
 
 Status check_launch(const Launch& launch, uint64_t timeout_ns) {
-  if (launch.nranks < 1) return invalid("nranks is ", launch.nranks, ": at least 1 is needed");
-  if (launch.nranks > kMaxRanks) return invalid("nranks is ", launch.nranks, ": at most ", kMaxRanks, " are possible");
+  if (launch.nranks < 1) return invalid("size is ", launch.nranks, ": at least 1 is needed");
+  if (launch.nranks > kMaxRanks) return invalid("size is ", launch.nranks, ": at most ", kMaxRanks, " are possible");
   if (launch.rank < 0 || launch.rank >= launch.nranks) {
-    return invalid("rank is ", launch.rank, ": it must be at least 0 and below nranks, which is ", launch.nranks);
+    return invalid("rank is ", launch.rank, ": it must be at least 0 and below size, which is ", launch.nranks);
   }
   if (timeout_ns == 0) return invalid("the timeout is 0 ns: nobody could come in time");
   if (launch.nranks > 1 && launch.job.empty()) return invalid("the job has no name, so its ranks could not find each other");

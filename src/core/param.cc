@@ -86,7 +86,7 @@ Status check_param(size_t index, bool needs_placement, ParamSpec* param) {
     }
     if (Status bad = check_shape(label, param->shape, &param->numel); !bad) return bad;
     if (param->uses_per_step < 1) return invalid(label(), " has uses_per_step ", param->uses_per_step, "; it must be at least 1");
-    if (param->group < 0) return invalid(label(), " has group ", param->group, "; parameter groups are counted from 0");
+    if (param->group < 0) return invalid(label(), " has param_group ", param->group, "; parameter groups are counted from 0");
     return check_placement(label, needs_placement, *param);
   };
   return check().with_blame({.param = static_cast<int64_t>(index)});

@@ -24,7 +24,7 @@ Status check_config(const Grid& grid, const BufferConfig& config) {
   }
   if (config.reference_buckets && (config.bucket_elements != 0 || config.bucket_count != 0)) {
     const char* other = config.bucket_elements != 0 ? "bucket_elements" : "bucket_count";
-    return invalid("the reference's buckets are asked for and ", other, " is ", std::max(config.bucket_elements, config.bucket_count),
+    return invalid("flags has MDP_BUFFER_REFERENCE_BUCKETS and ", other, " is ", std::max(config.bucket_elements, config.bucket_count),
                    "; give one of them");
   }
   return {};

@@ -260,7 +260,7 @@ void SocketTransport::deliver(Peer& peer, size_t lane) {
 
 void SocketTransport::not_expected(Peer& peer, size_t bytes) {
   const auto& asked = peer.in[peer.lane()];
-  peer.broken = text("a message of ", bytes, " bytes came where ",
+  peer.broken = text("a message of ", bytes, " bytes came, and ",
                      asked.empty() ? "none was expected" : text("one of ", asked.front().bytes, " was expected"));
 }
 

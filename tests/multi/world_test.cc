@@ -43,8 +43,8 @@ void one_rank_needs_nothing() {
 }
 
 void bad_arguments_are_refused() {
-  fails(World::join(launch_of("j", 0, 0), kSecond).status(), Code::invalid, {"nranks is 0"});
-  fails(World::join(launch_of("j", 2, 2), kSecond).status(), Code::invalid, {"rank is 2", "below nranks, which is 2"});
+  fails(World::join(launch_of("j", 0, 0), kSecond).status(), Code::invalid, {"size is 0"});
+  fails(World::join(launch_of("j", 2, 2), kSecond).status(), Code::invalid, {"rank is 2", "below size, which is 2"});
   fails(World::join(launch_of("j", -1, 2), kSecond).status(), Code::invalid, {"rank is -1"});
   fails(World::join(launch_of("j", 0, 2), 0).status(), Code::invalid, {"timeout is 0"});
   fails(World::join(launch_of("", 0, 2), kSecond).status(), Code::invalid, {"no name"});

@@ -233,8 +233,8 @@ void ids_carry_what_they_were_made_with() {
   check_equal(launch_from_id(*create_unique_id(), 0, 2)->root_host, std::string(61, 'h'), "longest root host");
   set_environment({});
   fails(launch_from_id(UniqueId{}, 0, 1).status(), Code::invalid, {"id", "zero", "mdp_unique_id_create"});
-  fails(launch_from_id(*id, 0, 0).status(), Code::invalid, {"nranks is 0"});
-  fails(launch_from_id(*id, 3, 3).status(), Code::invalid, {"rank is 3", "nranks, which is 3"});
+  fails(launch_from_id(*id, 0, 0).status(), Code::invalid, {"size is 0"});
+  fails(launch_from_id(*id, 3, 3).status(), Code::invalid, {"rank is 3", "size, which is 3"});
   fails(launch_from_id(*id, -1, 3).status(), Code::invalid, {"rank is -1"});
   rc::check("one changed byte is noticed",
             [&] {

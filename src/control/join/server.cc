@@ -136,7 +136,7 @@ class Server {
     if (hello.nranks != request_.nranks) {
       return refuse(arrival, false,
                     invalid("rank ", rank, " was started as one of ", hello.nranks, " ranks, but rank ", request_.rank, " as one of ",
-                            request_.nranks, ": nranks must be the same everywhere"));
+                            request_.nranks, ": all ranks must be started with the same number"));
     }
     if (!place || rank == request_.rank) {
       return refuse(arrival, rank == request_.rank,

@@ -69,9 +69,8 @@ Result<Launch> launch_from_id(const UniqueId& id, int rank, int nranks) {
   if (!std::equal(sum.begin(), sum.end(), id.bytes.begin() + kChecksumAt) || length > kMaxHost) {
     return invalid("id: it was damaged on its way; all 128 bytes must arrive as mdp_unique_id_create wrote them");
   }
-  if (nranks < 1) return invalid("nranks is ", nranks, ": with an id it must be at least 1");
-  if (rank < 0 || rank >= nranks)
-    return invalid("rank is ", rank, ": with an id it must be at least 0 and below nranks, which is ", nranks);
+  if (nranks < 1) return invalid("size is ", nranks, ": with an id it must be at least 1");
+  if (rank < 0 || rank >= nranks) return invalid("rank is ", rank, ": with an id it must be at least 0 and below size, which is ", nranks);
   Launch launch;
   launch.launcher = "id";
   launch.rank = rank;
