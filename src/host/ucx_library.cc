@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/symbol.h"
 #include "host/transport.h"
 
 namespace megadp::host {
@@ -42,33 +41,6 @@ class LoadingEnvironment {
   std::vector<const char*> set_;
 };
 
-std::string find_all(void* library, UcxLibrary* ucx) {
-  std::string missing;
-  find_symbol(library, "ucp_get_version", &ucx->get_version, &missing);
-  find_symbol(library, "ucp_config_read", &ucx->config_read, &missing);
-  find_symbol(library, "ucp_config_modify", &ucx->config_modify, &missing);
-  find_symbol(library, "ucp_config_release", &ucx->config_release, &missing);
-  find_symbol(library, "ucp_init_version", &ucx->init_version, &missing);
-  find_symbol(library, "ucp_cleanup", &ucx->cleanup, &missing);
-  find_symbol(library, "ucp_worker_create", &ucx->worker_create, &missing);
-  find_symbol(library, "ucp_worker_destroy", &ucx->worker_destroy, &missing);
-  find_symbol(library, "ucp_worker_get_address", &ucx->worker_get_address, &missing);
-  find_symbol(library, "ucp_worker_release_address", &ucx->worker_release_address, &missing);
-  find_symbol(library, "ucp_worker_get_efd", &ucx->worker_get_efd, &missing);
-  find_symbol(library, "ucp_worker_arm", &ucx->worker_arm, &missing);
-  find_symbol(library, "ucp_worker_progress", &ucx->worker_progress, &missing);
-  find_symbol(library, "ucp_ep_create", &ucx->ep_create, &missing);
-  find_symbol(library, "ucp_ep_close_nbx", &ucx->ep_close_nbx, &missing);
-  find_symbol(library, "ucp_worker_flush_nbx", &ucx->worker_flush_nbx, &missing);
-  find_symbol(library, "ucp_tag_send_nbx", &ucx->tag_send_nbx, &missing);
-  find_symbol(library, "ucp_tag_recv_nbx", &ucx->tag_recv_nbx, &missing);
-  find_symbol(library, "ucp_request_cancel", &ucx->request_cancel, &missing);
-  find_symbol(library, "ucp_request_check_status", &ucx->request_check_status, &missing);
-  find_symbol(library, "ucp_request_free", &ucx->request_free, &missing);
-  find_symbol(library, "ucs_status_string", &ucx->status_string, &missing);  // of libucs, which libucp brings along
-  return missing;
-}
-
 Result<UcxLibrary> load() {
   // If another library (an MPI) has loaded UCX before, all that loading decides has been decided: the environment is left alone.
   void* library = dlopen(kName, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
@@ -81,8 +53,8 @@ Result<UcxLibrary> load() {
     return unsupported("UCX carries data between nodes and could not be loaded: ", why != nullptr ? why : kName,
                        "; on Debian and Ubuntu it is the package libucx0. Without it, set MEGADP_TRANSPORT=sockets on all ranks");
   }
-  UcxLibrary ucx{};
-  if (const std::string missing = find_all(library, &ucx); !missing.empty()) return unsupported(kName, " lacks ", missing);
+  const UcxLibrary ucx{Symbols(library)};
+  if (const char* const missing = ucx.find.missing(); missing != nullptr) return unsupported(kName, " lacks ", missing);
   unsigned major = 0, minor = 0, release = 0;
   ucx.get_version(&major, &minor, &release);
   if (major != 1 || minor < 12) return unsupported("UCX ", major, ".", minor, ".", release, " was found; 1.12 or a later 1.x is needed");

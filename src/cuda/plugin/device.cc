@@ -11,24 +11,20 @@
 #include <memory>
 #include <new>
 
+#include "base/symbol.h"
+
 namespace megadp::cuda {
 namespace {
 
 // The two functions of the driver itself that are used; the runtime has loaded it already.
 struct Driver {
-  decltype(&cuCtxGetCurrent) get_current = nullptr;
-  decltype(&cuCtxSetCurrent) set_current = nullptr;
+  Symbols find;
+  decltype(&cuCtxGetCurrent) get_current = find("cuCtxGetCurrent");
+  decltype(&cuCtxSetCurrent) set_current = find("cuCtxSetCurrent");
 };
 
 const Driver& driver() {
-  static const Driver found = [] {
-    Driver driver;
-    if (void* library = dlopen("libcuda.so.1", RTLD_NOW)) {
-      driver.get_current = reinterpret_cast<decltype(driver.get_current)>(dlsym(library, "cuCtxGetCurrent"));
-      driver.set_current = reinterpret_cast<decltype(driver.set_current)>(dlsym(library, "cuCtxSetCurrent"));
-    }
-    return driver;
-  }();
+  static const Driver found{Symbols(dlopen("libcuda.so.1", RTLD_NOW))};
   return found;
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/symbol.h"
 #include "cuda/plugin.h"
 
 namespace megadp::cuda {
@@ -18,32 +19,35 @@ constexpr int kNcclWindows = 22700;
 constexpr int kNcclAllToAll = 22800;
 
 struct Nccl {
+  Symbols find;
   int version;  // 22809: 2.28.9
 
-  decltype(&::ncclGetUniqueId) get_unique_id;
-  decltype(&::ncclGetErrorString) get_error_string;
-  decltype(&::ncclGetLastError) get_last_error;
-  decltype(&::ncclCommInitRankConfig) comm_init_rank_config;
-  decltype(&::ncclCommAbort) comm_abort;
-  decltype(&::ncclCommGetAsyncError) comm_get_async_error;
-  decltype(&::ncclCommRegister) comm_register;
-  decltype(&::ncclCommDeregister) comm_deregister;
-  decltype(&::ncclMemAlloc) mem_alloc;
-  decltype(&::ncclMemFree) mem_free;
-  decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum;
-  decltype(&::ncclGroupStart) group_start;
-  decltype(&::ncclGroupEnd) group_end;
-  decltype(&::ncclSend) send;
-  decltype(&::ncclRecv) recv;
-  decltype(&::ncclAllReduce) all_reduce;
-  decltype(&::ncclReduceScatter) reduce_scatter;
-  decltype(&::ncclAllGather) all_gather;
-  decltype(&::ncclBroadcast) broadcast;
+  decltype(&::ncclGetUniqueId) get_unique_id = find("ncclGetUniqueId");
+  decltype(&::ncclGetErrorString) get_error_string = find("ncclGetErrorString");
+  decltype(&::ncclGetLastError) get_last_error = find("ncclGetLastError");
+  decltype(&::ncclCommInitRankConfig) comm_init_rank_config = find("ncclCommInitRankConfig");
+  decltype(&::ncclCommAbort) comm_abort = find("ncclCommAbort");
+  decltype(&::ncclCommGetAsyncError) comm_get_async_error = find("ncclCommGetAsyncError");
+  decltype(&::ncclCommRegister) comm_register = find("ncclCommRegister");
+  decltype(&::ncclCommDeregister) comm_deregister = find("ncclCommDeregister");
+  decltype(&::ncclMemAlloc) mem_alloc = find("ncclMemAlloc");
+  decltype(&::ncclMemFree) mem_free = find("ncclMemFree");
+  decltype(&::ncclRedOpCreatePreMulSum) red_op_create_pre_mul_sum = find("ncclRedOpCreatePreMulSum");
+  decltype(&::ncclGroupStart) group_start = find("ncclGroupStart");
+  decltype(&::ncclGroupEnd) group_end = find("ncclGroupEnd");
+  decltype(&::ncclSend) send = find("ncclSend");
+  decltype(&::ncclRecv) recv = find("ncclRecv");
+  decltype(&::ncclAllReduce) all_reduce = find("ncclAllReduce");
+  decltype(&::ncclReduceScatter) reduce_scatter = find("ncclReduceScatter");
+  decltype(&::ncclAllGather) all_gather = find("ncclAllGather");
+  decltype(&::ncclBroadcast) broadcast = find("ncclBroadcast");
 
   // Of newer versions; NULL if the version lacks them.
-  ncclResult_t (*window_register)(ncclComm_t comm, void* buffer, size_t bytes, void** window, int flags);
-  ncclResult_t (*window_deregister)(ncclComm_t comm, void* window);
-  ncclResult_t (*all_to_all)(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream);
+  ncclResult_t (*window_register)(ncclComm_t comm, void* buffer, size_t bytes, void** window,
+                                  int flags) = find.optional(version >= kNcclWindows, "ncclCommWindowRegister");
+  ncclResult_t (*window_deregister)(ncclComm_t comm, void* window) = find.optional(version >= kNcclWindows, "ncclCommWindowDeregister");
+  ncclResult_t (*all_to_all)(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                             cudaStream_t stream) = find.optional(version >= kNcclAllToAll, "ncclAlltoAll");
 };
 
 inline int32_t result_of(ncclResult_t result) {
