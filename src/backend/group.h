@@ -100,11 +100,13 @@ class Group {
   virtual Group& control() noexcept { return *this; }
 
   // What each rank has submitted to a group whose collectives run where nobody compares them (a device), kept by the host's group
-  // of the same ranks. log_submission(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits.
-  // submissions(): what the ranks of this node, this one too, have said of operation `number`.
+  // of the same ranks. log_submission(): this rank submits its operation `number` (1, 2, ...), which is `what`; neither waits, any thread.
+  // submissions(): what the ranks of this node, this one too, have said of operation `number`. Numbers from kMessageNumbers on are those of
+  // messages, which are no operations of the group.
+  static constexpr uint64_t kMessageNumbers = uint64_t{1} << 32;
   struct Submission {
     int member;        // world rank
-    uint64_t last;     // number of the last operation it submitted, 0: none
+    uint64_t last;     // number of the last operation of the group that it submitted, 0: none
     std::string what;  // of `number`, cut after 119 bytes; "": it has not come to it, or was there too long ago
   };
   virtual void log_submission(uint64_t /*number*/, const std::string& /*what*/) noexcept {}

@@ -121,8 +121,7 @@ Result<std::unique_ptr<Stream>> CudaBackend::create_stream(const char* name) {
 Result<std::shared_ptr<Group>> CudaBackend::create_group(const std::vector<int>& members) {
   auto control = host_->create_group(members);
   if (!control) return control.status();
-  auto communicator = std::make_shared<Communicator>(gpu_, members);
-  return std::shared_ptr<Group>(new CudaGroup(std::make_shared<Member>(std::move(communicator), watch_, *std::move(control), exact_)));
+  return std::shared_ptr<Group>(new CudaGroup(gpu_, watch_, *std::move(control), exact_));
 }
 
 Status CudaBackend::zero(Stream& stream, void* data, size_t bytes) {

@@ -19,6 +19,10 @@ Status lost_while(std::string_view what, const Status& why) {
   return why.with_context(std::string(what));
 }
 
+int place_of(int member, const std::vector<int>& members) {
+  return static_cast<int>(std::find(members.begin(), members.end(), member) - members.begin());
+}
+
 // What the first rank tells the others: its id for NCCL, or why it has none.
 std::string write_id(const uint8_t* id, const Status& made) {
   FrameWriter writer;
@@ -49,8 +53,8 @@ void wait_for_words(const Gpu& gpu) {
 
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members)
-    : gpu_(std::move(gpu)), members_(std::move(members)), line_(gpu_->line_of(members_)) {}
+Communicator::Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members, uint64_t line)
+    : gpu_(std::move(gpu)), members_(std::move(members)), rank_(place_of(gpu_->world().rank(), members_)), line_(line) {}
 
 Communicator::~Communicator() {
   if (!gpu_->usable_here()) return;
@@ -94,16 +98,14 @@ Status Communicator::open(const std::string& what, const Blame& blame) {
 Status Communicator::create() {
   World& world = gpu_->world();
   const PluginTable& plugin = gpu_->plugin();
-  const auto rank = std::find(members_.begin(), members_.end(), world.rank()) - members_.begin();
   uint8_t id[kIdBytes] = {};
   Status made;
-  if (rank == 0) made = gpu_->check(plugin.nccl_unique_id(gpu_->nccl(), id), "making an id for NCCL");
+  if (rank_ == 0) made = gpu_->check(plugin.nccl_unique_id(gpu_->nccl(), id), "making an id for NCCL");
   auto told = world.broadcast(members_, "id of NCCL", write_id(id, made), line_);
   if (!told) return told.status();
   if (!made) return made;
   if (Status read = read_id(*told, members_[0], id); !read) return read;
-  const int32_t result =
-      plugin.comm_create(gpu_->nccl(), gpu_->device(), id, static_cast<int32_t>(rank), static_cast<int32_t>(members_.size()), &comm_);
+  const int32_t result = plugin.comm_create(gpu_->nccl(), gpu_->device(), id, rank_, static_cast<int32_t>(members_.size()), &comm_);
   return settle(result, "creating a communicator of NCCL");
 }
 

@@ -20,8 +20,8 @@ constexpr uint64_t kMomentNs = 500'000'000;
 
 class Communicator {
  public:
-  // Local. Of `members` (world ranks, in the order of their ranks here), which all make theirs, in one order if they have several.
-  Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members);
+  // Local. Of `members` (world ranks, in the order of their ranks here), which all make theirs. `line`: of Gpu::line_of(), of its own.
+  Communicator(std::shared_ptr<Gpu> gpu, std::vector<int> members, uint64_t line);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -46,6 +46,8 @@ class Communicator {
   void abort();
 
   const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
+  const std::vector<int>& members() const noexcept { return members_; }
+  int rank() const noexcept { return rank_; }  // this one's, among them
 
  private:
   Status settle(int32_t result, std::string_view what) const;
@@ -53,7 +55,8 @@ class Communicator {
 
   const std::shared_ptr<Gpu> gpu_;
   const std::vector<int> members_;
-  const uint64_t line_;         // of its own in the control plane: other threads exchange on theirs meanwhile
+  const int rank_;
+  const uint64_t line_;         // in the control plane: other threads exchange on theirs meanwhile
   std::recursive_mutex mutex_;  // calls come one at a time; those of a group within its own
   NcclComm* comm_ = nullptr;    // under mutex_
   bool aborted_ = false;        // likewise

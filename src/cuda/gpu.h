@@ -47,7 +47,8 @@ class Gpu {
   Status failure() const;
 
   const std::shared_ptr<LaunchOrder>& order() const noexcept { return order_; }
-  // A line of the control plane (World::exchange) that was not taken yet among these members: to all of them the same.
+  // A line of the control plane (World::exchange) that was not taken yet among these members: to all of them the same, if they take them in
+  // one order.
   uint64_t line_of(const std::vector<int>& members);
 
   // How often the host has waited for the device: in the plugin, or for an event.

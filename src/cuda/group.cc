@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/group.h"
 
+#include <numeric>
 #include <utility>
 
+#include "base/hash.h"
 #include "control/agreement.h"
 
 namespace megadp::cuda {
@@ -29,6 +31,26 @@ std::string in_window(const WindowOp& call, uint64_t window) {
               " from element ", call.begin, " of window ", window);
 }
 
+constexpr size_t kMostText = 48;  // of a list: what ranks compare is cut
+
+// Which are the same on all ranks.
+std::string in_pieces(const Counts& counts) {
+  std::string list = " in pieces of ";
+  for (size_t r = 0; r < counts.size() && list.size() <= kMostText; ++r) list += text(r == 0 ? "" : ", ", counts[r]);
+  if (list.size() <= kMostText) return list;
+  return text(" in ", counts.size(), " pieces (digest ", hash_bytes(counts.data(), counts.size() * sizeof counts[0]), ")");
+}
+
+uint64_t sum_of(const Counts& counts) {
+  return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
+}
+
+std::shared_ptr<Member> make_member(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact) {
+  const std::vector<int>& members = control->members();
+  auto communicator = std::make_shared<Communicator>(gpu, members, gpu->line_of(members));
+  return std::make_shared<Member>(std::move(communicator), std::move(watch), std::move(control), exact);
+}
+
 }  // namespace
 
 // On the launcher's thread.
@@ -44,13 +66,14 @@ CudaWindow::Block::~Block() {
   (void)gpu.plugin().nccl_release(gpu.nccl(), gpu.device(), data);
 }
 
+CudaGroup::CudaGroup(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact)
+    : member_(make_member(std::move(gpu), std::move(watch), std::move(control), exact)), lanes_(member_) {}
+
 Result<std::shared_ptr<Group>> CudaGroup::split(const std::vector<int>& members) {
   auto control = member_->control().split(members);
   if (!control) return control.status();
   if (*control == nullptr) return std::shared_ptr<Group>();
-  auto communicator = std::make_shared<Communicator>(member_->gpu(), members);
-  auto member = std::make_shared<Member>(std::move(communicator), member_->watch(), *std::move(control), member_->exact());
-  return std::shared_ptr<Group>(new CudaGroup(std::move(member)));
+  return std::shared_ptr<Group>(new CudaGroup(member_->gpu(), member_->watch(), *std::move(control), member_->exact()));
 }
 
 Result<std::unique_ptr<Window>> CudaGroup::allocate_window(size_t bytes) {
@@ -163,30 +186,43 @@ Status CudaGroup::barrier(Stream& stream, Tag tag) {
   return submit(stream, {Collective::barrier, 1, DType::u8}, tag, [](Member& m, void* s) { return m.barrier(s); });
 }
 
-// ── not yet: arrays of the host go over the host's group ──
+// ── pieces of different sizes ──
 
-namespace {
-
-Status not_on_a_device(const char* what) {
-  return unsupported(what, " takes arrays of the host only: device_type 1; on a device it is not there yet");
+Status CudaGroup::reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) {
+  if (Status checked = check(counts, Collective::reduce_scatter_v, "counts"); !checked) return checked;
+  return submit(stream, {Collective::reduce_scatter_v, sum_of(counts), type, in_pieces(counts) + by(op)}, tag, [=](Member& m, void* s) {
+    return m.sum_here(s, bytes(from), bytes(to), counts, {type, op, 1});
+  });
 }
 
-}  // namespace
-
-Status CudaGroup::reduce_scatter_v(Stream&, const void*, void*, const Counts&, DType, Op, Tag) {
-  return not_on_a_device("reduce_scatter_v");
+Status CudaGroup::all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) {
+  if (Status checked = check(counts, Collective::all_gather_v, "counts"); !checked) return checked;
+  return submit(stream, {Collective::all_gather_v, sum_of(counts), type, in_pieces(counts)}, tag,
+                [=](Member& m, void* s) { return m.gather(s, bytes(from), bytes(to), counts, type); });
 }
 
-Status CudaGroup::all_gather_v(Stream&, const void*, void*, const Counts&, DType, Tag) {
-  return not_on_a_device("all_gather_v");
+// Whose counts are each rank's own: nobody compares them, and a rank that has none takes part as well.
+Status CudaGroup::all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
+                               Tag tag) {
+  if (Status checked = check(from_counts, Collective::all_to_all_v, "from_counts"); !checked) return checked;
+  if (Status checked = check(to_counts, Collective::all_to_all_v, "to_counts"); !checked) return checked;
+  constexpr size_t kNotNothing = 1;
+  return submit(stream, {Collective::all_to_all_v, kNotNothing, type}, tag,
+                [=](Member& m, void* s) { return m.exchange(s, bytes(from), from_counts, bytes(to), to_counts, type); });
 }
 
-Status CudaGroup::all_to_all_v(Stream&, const void*, const Counts&, void*, const Counts&, DType, Tag) {
-  return not_on_a_device("all_to_all_v");
-}
+// ── between two ranks ──
 
-Status CudaGroup::send_recv(Stream&, const Message&, const Message&) {
-  return not_on_a_device("send_recv");
+Status CudaGroup::send_recv(Stream& stream, const Message& send, const Message& recv) {
+  if (Status checked = check(send, recv); !checked) return checked;
+  if (send.rank < 0 && recv.rank < 0) return stream.failure();
+  auto& ours = static_cast<CudaStream&>(stream);
+  if (send.rank != rank()) return lanes_.exchange(ours, send, recv);
+  if (send.count == 0) return stream.failure();
+  return ours.submit([from = send.data, to = recv.data, size = send.count * size_of(send.type)](Launcher& on) {
+    const Gpu& gpu = on.gpu();
+    return gpu.check(gpu.plugin().copy(gpu.device(), on.stream(), to, from, size), "a copy");
+  });
 }
 
 }  // namespace megadp::cuda

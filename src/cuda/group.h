@@ -9,6 +9,7 @@
 
 #include "backend/backend.h"
 #include "backend/group.h"
+#include "cuda/lanes.h"
 #include "cuda/member.h"
 #include "cuda/memory.h"
 #include "cuda/stream.h"
@@ -42,7 +43,8 @@ class CudaWindow final : public Window {
 
 class CudaGroup final : public Group {
  public:
-  explicit CudaGroup(std::shared_ptr<Member> member) : member_(std::move(member)) {}
+  // With all ranks of `control`, the host's group of the same members, which make theirs in one order.
+  CudaGroup(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact);
 
   int rank() const noexcept override { return control().rank(); }
   int size() const noexcept override { return control().size(); }
@@ -75,7 +77,8 @@ class CudaGroup final : public Group {
   Status submit(Stream& stream, const Member::Call& call, const Tag& tag, Member::Work work);
 
   const std::shared_ptr<Member> member_;  // what is submitted has another reference
-  uint64_t windows_ = 0;                  // allocated so far
+  Lanes lanes_;
+  uint64_t windows_ = 0;  // allocated so far
 };
 
 }  // namespace megadp::cuda

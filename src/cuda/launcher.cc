@@ -26,11 +26,14 @@ void keep_for_ever(std::shared_ptr<void> object) noexcept {
 
 }  // namespace
 
-Result<std::shared_ptr<Launcher>> Launcher::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name) {
+Result<std::shared_ptr<Launcher>> Launcher::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name,
+                                                   std::shared_ptr<Timeline> timeline) {
   std::shared_ptr<Launcher> launcher(new Launcher(gpu, std::move(watch), stream, name));
-  auto timeline = Timeline::start(gpu, stream);
-  if (!timeline) return timeline.status();
-  launcher->timeline_ = *std::move(timeline);
+  launcher->timeline_ = std::move(timeline);
+  if (launcher->timeline_ != nullptr) return launcher;
+  auto started = Timeline::start(gpu, stream);
+  if (!started) return started.status();
+  launcher->timeline_ = *std::move(started);
   return launcher;
 }
 

@@ -31,7 +31,9 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
   using Work = std::function<Status(Launcher& on)>;
 
   // Owns `stream`, also if it fails. `name` is seen in debuggers and /proc; the system keeps its first 15 bytes.
-  static Result<std::shared_ptr<Launcher>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name);
+  // `timeline`: of any stream of the device; null: one is started, which waits for the stream.
+  static Result<std::shared_ptr<Launcher>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, void* stream, const char* name,
+                                                  std::shared_ptr<Timeline> timeline = nullptr);
   ~Launcher();
   Launcher(const Launcher&) = delete;
   Launcher& operator=(const Launcher&) = delete;
@@ -42,6 +44,8 @@ class Launcher : public std::enable_shared_from_this<Launcher> {
   void retain(std::shared_ptr<void> object) noexcept;
   // Nothing is submitted any more. Gives the thread a moment to finish.
   void close() noexcept;
+
+  const std::shared_ptr<Timeline>& timeline() const noexcept { return timeline_; }
 
   // ── for work, on the launcher's thread ──
   const Gpu& gpu() const noexcept { return *gpu_; }

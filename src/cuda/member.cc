@@ -36,30 +36,49 @@ class Ending {
 
 }  // namespace
 
-Member::Member(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact)
+Member::Member(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact,
+               std::optional<Direction> lane)
     : communicator_(std::move(communicator)),
       gpu_(communicator_->gpu()),
       watch_(std::move(watch)),
       control_(std::move(control)),
-      exact_(exact) {}
+      exact_(exact),
+      lane_(std::move(lane)) {}
 
 Member::~Member() {
   if (!gpu_->usable_here()) return;
   watch_->drop(std::move(communicator_));
 }
 
+// What it is called, and telling the others of it; `number` among those of this member.
+Status Member::say(Submission* one, uint64_t number, const std::string& among) {
+  const Call& call = one->call;
+  if (lane_) {
+    one->number = lane_->number(control_->size(), number);
+    (call.kind == Collective::send ? lane_->launched->sent : lane_->launched->received) = number;
+  } else {
+    one->number = one->operation = number;
+  }
+  one->name = describe(call.kind, call.count, call.type, call.how + among, one->tag, one->operation);
+  if (size() == 1) return {};
+  one->said = lane_ ? Direction::said(call.count, call.type) : one->name;
+  control_->log_submission(one->number, one->said);
+  return compare_with_others(*one);
+}
+
 // Ranks that call different things would hang in NCCL, or overwrite each other's memory. On one node, whoever comes second sees it.
-Status Member::compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const {
-  for (const Group::Submission& other : control_->submissions(number)) {
-    const std::string_view ours = compared(mine), theirs = compared(other.what);
+Status Member::compare_with_others(const Submission& mine) const {
+  for (const Group::Submission& other : control_->submissions(mine.number)) {
+    const std::string_view ours = compared(mine.said), theirs = compared(other.what);
     const size_t common = std::min(ours.size(), theirs.size());  // an entry is cut
     if (ours.substr(0, common) == theirs.substr(0, common)) continue;
+    if (lane_) return lane_->differ(*control_, rank() == 0 ? mine.said : other.what, rank() == 0 ? other.what : mine.said);
     const int here = gpu_->world().rank();
     const bool first = here < other.member;
     return {Code::desync,
             text("ranks ", std::min(here, other.member), " and ", std::max(here, other.member),
-                 " called different operations: ", first ? mine : other.what, " and ", first ? other.what : mine),
-            Blame{.rank = std::max(here, other.member), .bucket = tag.bucket, .operation = number}};
+                 " called different operations: ", first ? mine.said : other.what, " and ", first ? other.what : mine.said),
+            Blame{.rank = std::max(here, other.member), .bucket = mine.tag.bucket, .operation = mine.operation}};
   }
   return {};
 }
@@ -67,7 +86,7 @@ Status Member::compare_with_others(uint64_t number, const std::string& mine, con
 // What NCCL makes when it is first needed.
 Status Member::set_up(std::span<Submission> all) {
   const Submission& first = all.front();
-  Status done = communicator_->open(first.name, Blame{.bucket = first.tag.bucket, .operation = first.number});
+  Status done = communicator_->open(first.name, Blame{.bucket = first.tag.bucket, .operation = first.operation});
   for (size_t i = 0; i < all.size() && done.ok(); ++i) {
     if (all[i].set_up) done = all[i].set_up();
   }
@@ -78,7 +97,7 @@ Status Member::put(void* stream, std::span<Submission> all) {
   const auto each = [&]() -> Status {
     for (const Submission& one : all) {
       if (Status done = one.work(*this, stream); !done) {
-        return done.with_context(one.name).with_blame(Blame{.bucket = one.tag.bucket, .operation = one.number});
+        return done.with_context(one.name).with_blame(Blame{.bucket = one.tag.bucket, .operation = one.operation});
       }
     }
     return {};
@@ -86,7 +105,7 @@ Status Member::put(void* stream, std::span<Submission> all) {
   if (all.size() == 1 || size() == 1) return each();
   const Submission& first = all.front();
   return communicator_->together(text(all.size(), " collectives at once, the first of them ", first.name),
-                                 Blame{.bucket = first.tag.bucket, .operation = first.number}, each);
+                                 Blame{.bucket = first.tag.bucket, .operation = first.operation}, each);
 }
 
 Status Member::launch(Launcher& on, std::span<Submission> all) {
@@ -94,13 +113,8 @@ Status Member::launch(Launcher& on, std::span<Submission> all) {
   if (gpu_->failed()) return gpu_->failure();
   const bool alone = size() == 1;
   for (size_t i = 0; i < all.size(); ++i) {
-    Submission& one = all[i];
     const std::string among = all.size() == 1 ? "" : text(", ", i + 1, " of ", all.size(), " at once");
-    one.number = launched_ + 1 + i;
-    one.name = describe(one.call.kind, one.call.count, one.call.type, one.call.how + among, one.tag, one.number);
-    if (alone) continue;
-    control_->log_submission(one.number, one.name);
-    if (Status same = compare_with_others(one.number, one.name, one.tag); !same) return same;
+    if (Status same = say(&all[i], launched_ + 1 + i, among); !same) return same;
   }
   launched_ += all.size();
   used_ = std::make_shared<Used>();
@@ -115,7 +129,13 @@ Status Member::launch(Launcher& on, std::span<Submission> all) {
   for (const Submission& one : all) {
     used_->push_back(one.keep);
     // Before it is launched: a rank that has left or does not come may keep it from being.
-    watch_->add({*begin, *end, communicator_, control_, one.name, one.tag.bucket, one.number, used_});
+    std::function<Status()> timed_out;
+    if (lane_) {
+      timed_out = [gpu = gpu_, in = control_, lane = *lane_, k = launched_, name = one.name] {
+        return lane.timed_out(*in, gpu->world(), k, name);
+      };
+    }
+    watch_->add({*begin, *end, communicator_, control_, one.name, one.tag.bucket, one.operation, used_, std::move(timed_out)});
   }
   std::optional<LaunchOrder::InLine> line;
   Status done = set_up(all);

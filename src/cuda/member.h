@@ -4,8 +4,8 @@
 //
 // NCCL promises neither an order of summation nor its precision. A group made with `exact` sums as the host does, in its order, in fp32,
 // divided and rounded once: every rank sends each other rank its piece (all-to-all) and adds up what it received, at the cost of scratch
-// memory as large as one chunk (kChunkBytes). Operations that NCCL has not in our meaning (a u8 sum that stops at 255, a maximum that a NaN
-// survives) always go that way.
+// memory as large as one chunk (kChunkBytes). What NCCL has not, or not in our meaning (pieces of different sizes, a u8 sum that stops at
+// 255, a maximum that a NaN survives), always goes that way.
 #pragma once
 
 #include <functional>
@@ -18,6 +18,7 @@
 
 #include "backend/group.h"
 #include "cuda/communicator.h"
+#include "cuda/direction.h"
 #include "cuda/launch_order.h"
 #include "cuda/launcher.h"
 #include "cuda/memory.h"
@@ -46,12 +47,15 @@ class Member {
     std::shared_ptr<void> keep;
     Work work;
     std::function<Status()> set_up = {};  // collective: what has to be there before
-    std::string name = {};                // both given by launch()
-    uint64_t number = 0;
+    // Given by launch():
+    std::string name = {}, said = {};  // for sentences; what all ranks say
+    uint64_t number = 0;               // on the host's list
+    uint64_t operation = 0;            // of the group; 0: none, a message
   };
 
-  // `control` is the host's group of the same members.
-  Member(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact);
+  // `control` is the host's group of the same members; of a lane (cuda/lanes.h), of the whole group.
+  Member(std::shared_ptr<Communicator> communicator, std::shared_ptr<Watch> watch, std::shared_ptr<Group> control, bool exact,
+         std::optional<Direction> lane = {});
   ~Member();
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
@@ -60,9 +64,10 @@ class Member {
   const std::shared_ptr<Gpu>& gpu() const noexcept { return gpu_; }
   const std::shared_ptr<Watch>& watch() const noexcept { return watch_; }
   Group& control() const noexcept { return *control_; }
+  const std::shared_ptr<Group>& shared_control() const noexcept { return control_; }
   bool exact() const noexcept { return exact_; }
-  int rank() const noexcept { return control_->rank(); }
-  int size() const noexcept { return control_->size(); }
+  int rank() const noexcept { return communicator_->rank(); }
+  int size() const noexcept { return static_cast<int>(communicator_->members().size()); }
 
   // On the launcher's thread. Several are one group of NCCL's, between one pair of marks. A failure is the context's.
   Status launch(Launcher& on, std::span<Submission> all);
@@ -75,8 +80,15 @@ class Member {
   Status sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum);
   Status barrier(void* stream);
+  // Pieces of different sizes: see Group.
+  Status gather(void* stream, const std::byte* from, std::byte* to, const Counts& counts, DType type);
+  Status exchange(void* stream, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts, DType type);
+  Status sum_here(void* stream, const std::byte* from, std::byte* to, const Counts& counts, const Sum& sum);
+  // Of a lane: this end's part of a message.
+  Status pass(void* stream, void* data, size_t count, DType type, bool sends);
 
  private:
+  using Transfers = std::vector<Transfer>;
   // In member_order.cc: where the devices of the group have no place for its channel alone, waits until this collective is the next on this
   // one. It is `line` then that holds the others back.
   Status take_turn(Launcher& on, uint64_t number, const std::shared_ptr<CudaEvent>& end, std::optional<LaunchOrder::InLine>* line);
@@ -84,9 +96,10 @@ class Member {
   Status tell(Group::Word which, uint64_t number, uint64_t mine, uint64_t* largest);
   Status set_up(std::span<Submission> all);
   Status put(void* stream, std::span<Submission> all);
-  Status compare_with_others(uint64_t number, const std::string& mine, const Tag& tag) const;
+  Status say(Submission* one, uint64_t number, const std::string& among);
+  Status compare_with_others(const Submission& mine) const;
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
-  Status send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type);
+  Status exchange(void* stream, const char* what, const Transfers& all, DType type);
   Status native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum);
   Result<std::byte*> scratch(size_t bytes);
@@ -97,6 +110,7 @@ class Member {
   const std::shared_ptr<Watch> watch_;
   const std::shared_ptr<Group> control_;
   const bool exact_;
+  const std::optional<Direction> lane_;
   enum class Places {
     unknown,  // nothing was launched yet
     own,      // every rank's channel has one

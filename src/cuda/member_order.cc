@@ -24,16 +24,17 @@ Status Member::share_places(Launcher& on, uint64_t number) {
   uint64_t most = 0;
   if (Status told = tell(Group::Word::sharing, number, on.has_place() ? kHasPlace : kHasNone, &most); !told) return told;
   places_ = most == kHasPlace ? Places::own : Places::shared;
-  if (places_ == Places::own || on_one_node(gpu_->world(), control_->members())) return {};
+  if (places_ == Places::own || on_one_node(gpu_->world(), communicator_->members())) return {};
   log(LogLevel::warning, text("CUDA device ", gpu_->index(), " may not hold the collectives of all communicators at once, and ", size(),
                               " ranks of several nodes now agree on their order over the network each time, which is slow: use fewer ",
                               "communicators at a time, or let the device hold more (CUDA_DEVICE_MAX_CONNECTIONS, NCCL_MAX_CTAS)"));
   return {};
 }
 
-// By memory that the ranks of a node share, otherwise by the control plane. `largest` is that of all ranks' words.
+// By memory that the ranks of a node share, otherwise, and for a lane, as it has none of its own, by the control plane. `largest` is that
+// of all ranks' words.
 Status Member::tell(Group::Word which, uint64_t number, uint64_t mine, uint64_t* largest) {
-  if (!on_one_node(gpu_->world(), control_->members())) {
+  if (lane_ || !on_one_node(gpu_->world(), communicator_->members())) {
     auto most = communicator_->largest(mine);
     if (most) *largest = *most;
     return most.status();

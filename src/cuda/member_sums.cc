@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a Member puts on the stream: NCCL's own collectives, and sums in the host's order for where those are wanted.
 //
-//   rank 0's memory | 0→0 | 0→1 | 0→2 |           all-to-all            rank 1's scratch | 0→1 | 1→1 | 2→1 |
+//   rank 0's memory | 0→0 | 0→1 | 0→2 |           an exchange           rank 1's scratch | 0→1 | 1→1 | 2→1 |
 //   rank 1's memory | 1→0 | 1→1 | 1→2 |   ─────────────────────────►    added up (base/sum_order.h), divided, rounded once
 //   rank 2's memory | 2→0 | 2→1 | 2→2 |
 #include <algorithm>
@@ -12,6 +12,14 @@ namespace megadp::cuda {
 namespace {
 
 constexpr size_t kChunkBytes = size_t{32} << 20;
+
+Transfer sent(const std::byte* data, uint64_t count, size_t rank) {
+  return {const_cast<std::byte*>(data), count, static_cast<int32_t>(rank), 1};
+}
+
+Transfer received(std::byte* data, uint64_t count, size_t rank) {
+  return {data, count, static_cast<int32_t>(rank), 0};
+}
 
 }  // namespace
 
@@ -57,20 +65,14 @@ Status Member::spread(void* stream, std::byte* data, size_t count, DType type, i
 }
 
 Status Member::exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type) {
-  if (size() == 1) return alone(stream, from, to, count_per_rank, {type, Op::sum, 1});
-  if (from != to) return send_pieces(stream, from, to, count_per_rank, count_per_rank, type);
+  const Counts counts(static_cast<size_t>(size()), count_per_rank);
+  if (from != to || size() == 1) return exchange(stream, from, counts, to, counts, type);
   // NCCL's may not be in place: what arrives would overwrite what is still to be sent.
   const size_t bytes = count_per_rank * static_cast<size_t>(size()) * size_of(type);
   auto copy = scratch(bytes);
   if (!copy) return copy.status();
   Status copied = gpu_->check(gpu_->plugin().copy(gpu_->device(), stream, *copy, from, bytes), "a copy");
-  return copied.ok() ? send_pieces(stream, *copy, to, count_per_rank, count_per_rank, type) : copied;
-}
-
-Status Member::send_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, size_t stride, DType type) {
-  return communicator_->call("an all-to-all", [&](NcclComm* comm) {
-    return gpu_->plugin().comm_all_to_all(comm, stream, from, stride, to, count_per_rank, type);
-  });
+  return copied.ok() ? exchange(stream, *copy, counts, to, counts, type) : copied;
 }
 
 Status Member::native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum) {
@@ -94,16 +96,31 @@ Status Member::sum_pieces(void* stream, const std::byte* from, std::byte* to, si
       return gpu_->plugin().comm_reduce_scatter(comm, stream, from, to, count_per_rank, sum.type, sum.op, sum.divisor);
     });
   }
+  return sum_here(stream, from, to, Counts(static_cast<size_t>(size()), count_per_rank), sum);
+}
+
+// In chunks of every piece. All ranks take as many steps: as the largest piece needs.
+Status Member::sum_here(void* stream, const std::byte* from, std::byte* to, const Counts& counts, const Sum& sum) {
+  const auto own = static_cast<size_t>(rank());
+  if (size() == 1) return alone(stream, from, to, counts[0], sum);
   const size_t width = size_of(sum.type);
-  const size_t chunk = std::max<size_t>(1, kChunkBytes / (width * static_cast<size_t>(size())));
-  const size_t first = std::min(chunk, count_per_rank);
-  auto received = scratch(first * width * static_cast<size_t>(size()));
-  if (!received) return received.status();
-  for (size_t begin = 0; begin < count_per_rank; begin += chunk) {
-    const size_t count = std::min(chunk, count_per_rank - begin);
-    Status sent = send_pieces(stream, from + begin * width, *received, count, count_per_rank, sum.type);
-    if (sent.ok()) sent = sum_parts(stream, *received, to + begin * width, count, sum);
-    if (!sent) return sent;
+  const uint64_t chunk = std::max<uint64_t>(1, kChunkBytes / (width * counts.size()));
+  const uint64_t largest = *std::max_element(counts.begin(), counts.end());
+  auto parts = scratch(std::min(chunk, largest) * width * counts.size());
+  if (!parts) return parts.status();
+  for (uint64_t begin = 0; begin < largest; begin += chunk) {
+    const auto now = [begin, chunk](uint64_t count) { return std::min(chunk, count - std::min(begin, count)); };
+    const uint64_t mine = now(counts[own]);
+    Transfers all;
+    const std::byte* piece = from;
+    for (size_t rank = 0; rank < counts.size(); ++rank) {
+      all.push_back(sent(piece + begin * width, now(counts[rank]), rank));
+      all.push_back(received(*parts + rank * mine * width, mine, rank));
+      piece += counts[rank] * width;
+    }
+    Status done = exchange(stream, "sending the parts of a sum", all, sum.type);
+    if (done.ok() && mine > 0) done = sum_parts(stream, *parts, to + begin * width, mine, sum);
+    if (!done) return done;
   }
   return {};
 }
@@ -132,6 +149,52 @@ Status Member::sum_all(void* stream, const std::byte* from, std::byte* to, size_
   if (!received) return received.status();
   Status gathered = gather(stream, from + even * width, *received, rest, sum.type);
   return gathered.ok() ? sum_parts(stream, *received, to + even * width, rest, sum) : gathered;
+}
+
+// ── pieces of different sizes, and messages ──
+
+Status Member::exchange(void* stream, const char* what, const Transfers& all, DType type) {
+  return communicator_->call(what,
+                             [&](NcclComm* comm) { return gpu_->plugin().comm_exchange(comm, stream, all.data(), all.size(), type); });
+}
+
+Status Member::exchange(void* stream, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts,
+                        DType type) {
+  if (size() == 1) return alone(stream, from, to, from_counts[0], {type, Op::sum, 1});
+  Transfers all;
+  for (size_t rank = 0; rank < from_counts.size(); ++rank) {
+    all.push_back(sent(from, from_counts[rank], rank));
+    all.push_back(received(to, to_counts[rank], rank));
+    from += from_counts[rank] * size_of(type);
+    to += to_counts[rank] * size_of(type);
+  }
+  return exchange(stream, "an all-to-all", all, type);
+}
+
+Status Member::gather(void* stream, const std::byte* from, std::byte* to, const Counts& counts, DType type) {
+  const auto own = static_cast<size_t>(rank());
+  if (size() == 1) return alone(stream, from, to, counts[0], {type, Op::sum, 1});
+  Transfers all;
+  for (size_t rank = 0; rank < counts.size(); ++rank) {
+    if (rank != own || from != to) {  // in place it is there
+      all.push_back(sent(from, counts[own], rank));
+      all.push_back(received(to, counts[rank], rank));
+    }
+    to += counts[rank] * size_of(type);
+  }
+  return exchange(stream, "an all-gather", all, type);
+}
+
+// Its two ends meet also where there is nothing to pass: a byte that nobody looks at.
+Status Member::pass(void* stream, void* data, size_t count, DType type, bool sends) {
+  if (count == 0) {
+    auto byte = scratch(1);
+    if (!byte) return byte.status();
+    data = *byte;
+    count = 1;
+    type = DType::u8;
+  }
+  return exchange(stream, sends ? "sending a message" : "receiving a message", {{data, count, sends ? 1 : 0, sends ? 1 : 0}}, type);
 }
 
 }  // namespace megadp::cuda

@@ -23,7 +23,7 @@
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 2;
+constexpr uint32_t kPluginVersion = 3;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, plus an ncclResult_t, and the plugin's own.
@@ -53,6 +53,14 @@ struct DeviceInfo {
   uint64_t memory_bytes;
   int32_t driver, runtime;  // 13000 for 13.0
   int32_t collectives;      // of how many communicators it surely holds one's kernel each at once
+};
+
+// Elements that go to a rank of a communicator, or come from it.
+struct Transfer {
+  void* data;  // of what is sent only read
+  uint64_t count;
+  int32_t rank;
+  int32_t sends;  // 0: it comes
 };
 
 // What one rank reads of another: `count` dimensions, outermost first. Strides in elements, any sign.
@@ -152,15 +160,15 @@ struct PluginTable {
   // Local; also after an abort. The registration is gone, also on failure.
   int32_t (*comm_deregister)(NcclComm* comm, void* registration);
   // Sums are divided by `divisor` (Op::avg: by the size times divisor; i64: 1 only). No order of summation is promised. NCCL's rules for
-  // maxima with NaN and for sums of u8 are not the host's: all_to_all and reduce() keep to those. kPending as above.
+  // maxima with NaN and for sums of u8 are not the host's: comm_exchange and reduce() keep to those. kPending as above.
   int32_t (*comm_all_reduce)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
   int32_t (*comm_reduce_scatter)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
                                  double divisor);
   int32_t (*comm_all_gather)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
   int32_t (*comm_broadcast)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
-  // Piece r of `from` begins at element r * from_stride; `to` is dense; the two are apart.
-  int32_t (*comm_all_to_all)(NcclComm* comm, void* stream, const void* from, size_t from_stride, void* to, size_t count_per_rank,
-                             DType type);
+  // All at once, those between two ranks in their order; with itself a rank exchanges by both halves. What is sent is apart from what
+  // comes. Those of no elements are left out, at both ends.
+  int32_t (*comm_exchange)(NcclComm* comm, void* stream, const Transfer* all, size_t count, DType type);
   // Collectives of this communicator between the two, by the thread that began it, are started as one by the end, the same ones on all
   // ranks; until then none is in its stream, and a kPending means nothing. Every group that was begun must be ended, whatever failed in it;
   // the end may be kPending as above.

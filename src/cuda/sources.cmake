@@ -4,9 +4,11 @@ set(MEGADP_cuda_SOURCES
     backend.cc
     communicator.cc
     copy.cc
+    direction.cc
     event.cc
     gpu.cc
     group.cc
+    lanes.cc
     launch_order.cc
     launcher.cc
     member.cc

@@ -6,10 +6,19 @@
 namespace megadp::cuda {
 
 Result<std::unique_ptr<CudaStream>> CudaStream::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, const char* name) {
+  return create(std::move(gpu), std::move(watch), name, nullptr);
+}
+
+Result<std::unique_ptr<CudaStream>> CudaStream::create_another(const char* name) const {
+  return create(gpu_, watch_, name, launcher_->timeline());
+}
+
+Result<std::unique_ptr<CudaStream>> CudaStream::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, const char* name,
+                                                       std::shared_ptr<Timeline> timeline) {
   void* stream = nullptr;
   // High priority: a bucket's reduction should not queue behind the backward pass it overlaps with.
   if (Status made = gpu->check(gpu->plugin().stream_create(gpu->device(), true, &stream), "creating a stream"); !made) return made;
-  auto launcher = Launcher::create(gpu, watch, stream, name);
+  auto launcher = Launcher::create(gpu, watch, stream, name, std::move(timeline));
   if (!launcher) return launcher.status();
   return std::unique_ptr<CudaStream>(new CudaStream(std::move(gpu), std::move(watch), *std::move(launcher)));
 }

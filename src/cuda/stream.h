@@ -14,6 +14,8 @@ namespace megadp::cuda {
 class CudaStream final : public Stream {
  public:
   static Result<std::unique_ptr<CudaStream>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, const char* name);
+  // Another one of the same device, which is made without waiting for it.
+  Result<std::unique_ptr<CudaStream>> create_another(const char* name) const;
   ~CudaStream() override;
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
@@ -28,6 +30,8 @@ class CudaStream final : public Stream {
   Status submit(Launcher::Work work) { return launcher_->submit(std::move(work)); }
 
  private:
+  static Result<std::unique_ptr<CudaStream>> create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, const char* name,
+                                                    std::shared_ptr<Timeline> timeline);
   CudaStream(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch, std::shared_ptr<Launcher> launcher) noexcept
       : gpu_(std::move(gpu)), watch_(std::move(watch)), launcher_(std::move(launcher)) {}
 

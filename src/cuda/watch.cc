@@ -185,7 +185,7 @@ void Watch::State::take_off_memory(Ended* ended) {
 
 // A member that has left will not come. What it sent before may still be on its way, though: so it is given a moment.
 Status Watch::State::missed_by(Running& one, const World& world) {
-  for (const int member : one.collective.control->members()) {
+  for (const int member : one.collective.communicator->members()) {
     if (member == world.rank() || !world.has_left(member)) continue;
     if (one.left_ns == 0) one.left_ns = now_ns();
     if (now_ns() - one.left_ns < kMomentNs) return {};
@@ -198,6 +198,7 @@ Status Watch::State::missed_by(Running& one, const World& world) {
 // Who has not come is known of the ranks of this node.
 Status Watch::State::timed_out(const Running& one) const {
   const Watch::Collective& collective = one.collective;
+  if (collective.timed_out) return collective.timed_out();
   std::string sentence = text(collective.name, " did not end within ", timeout_ns / 1'000'000, " ms: ");
   Blame blame{.bucket = collective.bucket, .operation = collective.operation};
   const std::vector<Group::Submission> told = collective.control->submissions(collective.operation);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -31,15 +32,16 @@ class Watch {
 
   // A collective that is about to be launched: its time runs from `begin`, so that work it had to wait for does not count. Its `end` is
   // recorded when it is in its stream, whatever became of it; `keep` lives until then and until the device has passed it. `name` says what
-  // it is in the sentence of a timeout.
+  // it is in the sentence of a failure; `timed_out`, if there is one, gives that of a timeout.
   struct Collective {
     std::shared_ptr<CudaEvent> begin, end;
     std::shared_ptr<Communicator> communicator;
-    std::shared_ptr<Group> control;  // the host's group of the same members
+    std::shared_ptr<Group> control;  // the host's group
     std::string name;
     int32_t bucket;
     uint64_t operation;
     std::shared_ptr<void> keep;
+    std::function<Status()> timed_out;
   };
   // To be held while a collective is launched, from before its begin until its end was recorded. Freeing memory waits for the whole device:
   // were a collective put there meanwhile, the watch would wait for it instead of ending it. So the two take turns.

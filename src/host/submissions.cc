@@ -7,21 +7,29 @@
 #include "host/futex.h"
 
 namespace megadp::host {
+namespace {
+
+// Messages of several kinds that have the same number among theirs lie apart.
+size_t place_of(uint64_t number) {
+  return (number + number / Group::kMessageNumbers) % SubmissionPage::kEntries;
+}
+
+}  // namespace
 
 // All sequentially consistent: of two ranks that log the same number at the same time, at least one sees the other's entry.
 void log_submission(SubmissionPage& own, uint64_t number, const std::string& what) noexcept {
-  SubmissionPage::Entry& entry = own.entry[number % SubmissionPage::kEntries];
+  SubmissionPage::Entry& entry = own.entry[place_of(number)];
   uint64_t words[SubmissionPage::kWords] = {};
   std::memcpy(words, what.data(), std::min(what.size(), sizeof words - 1));
   entry.number.store(0);
   for (size_t i = 0; i < SubmissionPage::kWords; ++i) entry.words[i].store(words[i]);
   entry.number.store(number);
-  own.last.store(number);
+  if (number < Group::kMessageNumbers) own.last.store(number);
 }
 
 Group::Submission read_submission(const SubmissionPage& page, int member, uint64_t number) {
   Group::Submission found{member, page.last.load(), {}};
-  const SubmissionPage::Entry& entry = page.entry[number % SubmissionPage::kEntries];
+  const SubmissionPage::Entry& entry = page.entry[place_of(number)];
   if (entry.number.load() != number) return found;
   uint64_t words[SubmissionPage::kWords];
   for (size_t i = 0; i < SubmissionPage::kWords; ++i) words[i] = entry.words[i].load();

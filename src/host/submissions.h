@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the ranks of one node have said they submitted to a group whose collectives run elsewhere (see Group::log_submission).
 //
-//   each rank's ControlPage:   entry[number % kEntries] { number, 0 while it is being written | text }      written by its owner only
+//   each rank's ControlPage:   entry[by number] { number, 0 while it is being written | text }      written by its owner only
 //                              said[kind of word] { number | word }                                        likewise
 #pragma once
 
@@ -32,6 +32,7 @@ struct SubmissionPage {
   std::atomic<uint32_t> listeners;  // who sleep until there are more; likewise
 };
 
+// One thread at a time.
 void log_submission(SubmissionPage& own, uint64_t number, const std::string& what) noexcept;
 // Of the rank that owns the page.
 Group::Submission read_submission(const SubmissionPage& page, int member, uint64_t number);

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -78,6 +79,7 @@ class Sync {
 
   // See Group::log_submission.
   void log_submission(uint64_t number, const std::string& what) noexcept {
+    const std::lock_guard lock(logging_);
     host::log_submission(page(control_->rank()).submissions, number, what);
   }
   std::vector<Group::Submission> submissions(uint64_t number) const;
@@ -115,6 +117,7 @@ class Sync {
   const std::shared_ptr<World> world_;
   const std::vector<int> members_;
   const std::shared_ptr<SharedMemory> control_;
+  std::mutex logging_;
   uint64_t spin_ns_ = 0;
   uint32_t phase_ = kFirstPhase;  // one more for each barrier this rank has come to
   uint64_t compared_ = 0;         // number of the last operation that was compared

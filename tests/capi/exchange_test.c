@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "fixture.h"
+#include "channels.h"
 
 static const uint64_t timeout_ns = UINT64_C(60000000000);
 static mdp_comm* alone;
@@ -152,6 +152,70 @@ static void exchanges(void** state) {
   for (int32_t n = 1; n <= 4; ++n) run_ranks(n, exchange_everything, NULL);
 }
 
+/* The same on a device: element i of rank r is 100 r + i. */
+static void exchange_on_device(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  enum {
+    LENGTH = 10
+  };
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  room r = room_open(comm);
+  float *mine = r.device.data, *got = mine + 2 * LENGTH;
+  uint64_t sizes[4], same[4];
+  int64_t total = 0, own = rank + 1;
+  for (int p = 0; p < n; ++p) {
+    sizes[p] = (uint64_t)p + 1;
+    same[p] = (uint64_t)rank + 1;
+    total += p + 1;
+  }
+  const int before = rank * (rank + 1) / 2;
+  const int64_t square = own * n;
+  for (int i = 0; i < LENGTH; ++i) mine[i] = (float)(100 * rank + i);
+  mdp_tensor whole = tensor_of(MDP_DTYPE_F32, mine, &total), piece = tensor_of(MDP_DTYPE_F32, mine, &own),
+             all = tensor_of(MDP_DTYPE_F32, got, &total), part = tensor_of(MDP_DTYPE_F32, got, &own),
+             column = tensor_of(MDP_DTYPE_F32, got, &square), sent = tensor_of(MDP_DTYPE_F32, mine, &three),
+             received = tensor_of(MDP_DTYPE_F32, got, &three);
+  mdp_tensor* const tensors[] = {&whole, &piece, &all, &part, &column, &sent, &received};
+  for (int i = 0; i < 7; ++i) {
+    tensors[i]->device_type = r.device.device_type;
+    tensors[i]->device_id = r.device.device_id;
+  }
+  mdp_request* request = NULL;
+  OK(mdp_all_gather_v(comm, &piece, &all, sizes, NULL, &request));
+  finish_request(request);
+  for (int p = 0, at = 0; p < n; ++p) {
+    for (int i = 0; i <= p; ++i) CHECK(got[at++] == (float)(100 * p + i));
+  }
+  OK(mdp_reduce_scatter_v(comm, &whole, &part, sizes, MDP_OP_SUM, NULL, &request));
+  finish_request(request);
+  for (int i = 0; i <= rank; ++i) CHECK(got[i] == (float)(50 * n * (n - 1) + n * (before + i)));
+  OK(mdp_all_to_all_v(comm, &whole, sizes, &column, same, NULL, &request));
+  finish_request(request);
+  for (int s = 0; s < n; ++s) {
+    for (int i = 0; i <= rank; ++i) CHECK(got[s * (rank + 1) + i] == (float)(100 * s + before + i));
+  }
+  const int32_t next = (rank + 1) % n, last = (rank + n - 1) % n;
+  OK(mdp_send_recv(comm, &sent, next, &received, last, NULL, &request));
+  finish_request(request);
+  CHECK(got[2] == (float)(100 * last + 2));
+  for (int i = 0; i < 3; ++i) got[i] = -1;
+  if (rank > 0) OK(mdp_recv(comm, &received, rank - 1, NULL, NULL));
+  if (rank + 1 < n) OK(mdp_send(comm, rank > 0 ? &received : &sent, rank + 1, NULL, &request)); /* after what came */
+  if (rank + 1 < n) finish_request(request);
+  OK(mdp_send_recv(comm, NULL, -1, NULL, -1, NULL, &request));
+  finish_request(request);
+  if (rank > 0) CHECK(got[1] == 1);
+  OK(mdp_barrier(comm, NULL));
+  room_close(&r);
+  mdp_comm_destroy(comm);
+}
+
+static void exchanges_on_device(void** state) {
+  (void)state;
+  if (!ON_CUDA) SKIP("a host has no other memory");
+  for (int32_t n = 1; n <= 4; ++n) run_ranks(n, exchange_on_device, NULL);
+}
+
 /* Both ends learn what the two said; the communicator is lost. */
 static void disagree(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
@@ -173,6 +237,6 @@ static void different(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(counts), TEST(ranks), TEST(copies), TEST(exchanges), TEST(different)};
+  const struct CMUnitTest tests[] = {TEST(counts), TEST(ranks), TEST(copies), TEST(exchanges), TEST(exchanges_on_device), TEST(different)};
   return cmocka_run_group_tests(tests, open_alone, close_alone);
 }

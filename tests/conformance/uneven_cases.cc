@@ -25,6 +25,7 @@ struct Bench {
     group = rank.must(rank.backend().create_group(rank.everyone()));
     rank.must(group->barrier(*stream, {}));
     rank.must(finish(*stream));
+    if (on_device(rank)) rank.must(rank.world().exchange(rank.everyone(), "bench", ""));  // whose events fail with it, seen or not
   }
 };
 
@@ -62,32 +63,43 @@ void on_all_sizes(Suite& suite, Body body) {
   for (const int size : {1, 2, 3, 4, 8}) suite.run(size, body);
 }
 
+void sum_pieces(Rank& rank, const Bench& bench, DType type, Op op, const Counts& counts, uint64_t seed) {
+  const auto me = static_cast<size_t>(rank.rank());
+  const size_t width = size_of(type), piece = counts[me] * width, at = before(counts, me) * width;
+  std::vector<Bytes> inputs, pieces;
+  for (int r = 0; r < rank.size(); ++r) inputs.push_back(make_input(type, total(counts), seed, r));
+  for (const Bytes& input : inputs) pieces.push_back(slice(input, at, piece));
+  const Bytes expected = reduce_arrays(type, op, 1, pieces);
+  DeviceArray own(rank, inputs[me]), to(rank, piece);
+  const std::string name = text(name_of(type), " op ", static_cast<int>(op), " counts[0] ", counts[0], " of ", total(counts));
+  rank.must(bench.group->reduce_scatter_v(*bench.stream, own.data(), to.data(), counts, type, op, {}));
+  rank.must(finish(*bench.stream));
+  rank.check(to.get() == expected, "reduce_scatter_v " + name);
+  rank.check(own.get() == inputs[me], "reduce_scatter_v " + name + ": changed its input");
+  rank.must(bench.group->reduce_scatter_v(*bench.stream, own.data(), own.data() + at, counts, type, op, {}));
+  rank.must(finish(*bench.stream));
+  rank.check(slice(own.get(), at, piece) == expected, "reduce_scatter_v in place " + name);
+}
+
 void reduce_scatter_v(Suite& suite) {
   on_all_sizes(suite, [](Rank& rank) {
     Bench bench(rank);
-    const auto me = static_cast<size_t>(rank.rank());
     uint64_t seed = 100;
     for (const DType type : kAll) {
       for (const Op op : kOps) {
         for (const Counts& counts : lists(rank.size(), type == DType::f32 && op == Op::sum && rank.size() < 5)) {
-          const size_t width = size_of(type), piece = counts[me] * width, at = before(counts, me) * width;
-          std::vector<Bytes> inputs, pieces;
-          ++seed;
-          for (int r = 0; r < rank.size(); ++r) inputs.push_back(make_input(type, total(counts), seed, r));
-          for (const Bytes& input : inputs) pieces.push_back(slice(input, at, piece));
-          const Bytes expected = reduce_arrays(type, op, 1, pieces);
-          DeviceArray own(rank, inputs[me]), to(rank, piece);
-          const std::string name = text(name_of(type), " op ", static_cast<int>(op), " counts[0] ", counts[0], " of ", total(counts));
-          rank.must(bench.group->reduce_scatter_v(*bench.stream, own.data(), to.data(), counts, type, op, {}));
-          rank.must(finish(*bench.stream));
-          rank.check(to.get() == expected, "reduce_scatter_v " + name);
-          rank.check(own.get() == inputs[me], "reduce_scatter_v " + name + ": changed its input");
-          rank.must(bench.group->reduce_scatter_v(*bench.stream, own.data(), own.data() + at, counts, type, op, {}));
-          rank.must(finish(*bench.stream));
-          rank.check(slice(own.get(), at, piece) == expected, "reduce_scatter_v in place " + name);
+          sum_pieces(rank, bench, type, op, counts, ++seed);
         }
       }
     }
+  });
+}
+
+// Longer than what a device exchanges at a time, on some ranks.
+void large_pieces(Suite& suite) {
+  suite.run(4, [](Rank& rank) {
+    Bench bench(rank);
+    sum_pieces(rank, bench, DType::f32, Op::avg, {2'500'000, 5, 0, 2'100'001}, 900);
   });
 }
 
@@ -242,16 +254,18 @@ void different_counts(Suite& suite) {
         Counts counts = {4, 5, 6};
         if (rank.rank() == 1) counts = same_sum ? Counts{4, 6, 5} : Counts{4, 5, 7};
         DeviceArray from(rank, 64), to(rank, 64);
-        rank.must(sums ? bench.group->reduce_scatter_v(*bench.stream, from.data(), to.data(), counts, DType::f32, Op::sum, {})
-                       : bench.group->all_gather_v(*bench.stream, from.data(), to.data(), counts, DType::f32, {}));
-        const Status status = finish(*bench.stream);
-        rank.fails(status, Code::desync, {"ranks 0 and 1", sums ? "reduce_scatter_v" : "all_gather_v"});
-        if (!on_device(rank)) {
-          rank.fails(status, Code::desync,
-                     same_sum ? std::vector<std::string>{"counts[1] is 5 and 6"} : std::vector<std::string>{"of 15 f32", "of 16 f32"});
+        Status status = sums ? bench.group->reduce_scatter_v(*bench.stream, from.data(), to.data(), counts, DType::f32, Op::sum, {})
+                             : bench.group->all_gather_v(*bench.stream, from.data(), to.data(), counts, DType::f32, {});
+        if (status.ok()) status = finish(*bench.stream);  // on a device the others may know it already
+        rank.fails(status, Code::desync, {sums ? "reduce_scatter_v" : "all_gather_v"});
+        if (!same_sum) rank.fails(status, Code::desync, {"of 15 f32", "of 16 f32"});
+        if (on_device(rank)) {  // whoever comes second compares: ranks 0 and 1, or 1 and 2; others may have begun
+          rank.fails(status, Code::desync, {"in pieces of 4, 5, 6", same_sum ? "in pieces of 4, 6, 5" : "in pieces of 4, 5, 7"});
+        } else {
+          rank.fails(status, Code::desync, {"ranks 0 and 1", same_sum ? "counts[1] is 5 and 6" : ""});
+          rank.check(status.blame().rank == 1, "the blame is not on rank 1");
+          rank.check(to.get() == Bytes(64), "memory was changed");
         }
-        rank.check(status.blame().rank == 1, "the blame is not on rank 1");
-        rank.check(to.get() == Bytes(64), "memory was changed");
       });
     }
   }
@@ -274,13 +288,10 @@ void counts_that_do_not_meet(Suite& suite) {
 }  // namespace
 
 std::vector<Case> uneven_cases() {
-  return {{"uneven.reduce_scatter_v", reduce_scatter_v},
-          {"uneven.all_gather_v", all_gather_v},
-          {"uneven.all_to_all_v", all_to_all_v},
-          {"uneven.random_programs", random_programs},
-          {"uneven.bad_arguments", bad_arguments},
-          {"uneven.different_counts", different_counts},
-          {"uneven.counts_that_do_not_meet", counts_that_do_not_meet}};
+  return {{"uneven.reduce_scatter_v", reduce_scatter_v}, {"uneven.large_pieces", large_pieces},
+          {"uneven.all_gather_v", all_gather_v},         {"uneven.all_to_all_v", all_to_all_v},
+          {"uneven.random_programs", random_programs},   {"uneven.bad_arguments", bad_arguments},
+          {"uneven.different_counts", different_counts}, {"uneven.counts_that_do_not_meet", counts_that_do_not_meet}};
 }
 
 }  // namespace megadp::test

@@ -67,6 +67,35 @@ void at_first_use(KindRank& rank) {
   }
 }
 
+// One for each direction between two ranks, at its first message.
+void by_messages(KindRank& rank) {
+  const DeviceFloats values({1, 2, 3}), others({0, 0, 0});
+  const mdp_tensor from = floats(values.data(), kShape, rank.rank), to = floats(others.data(), kShape, rank.rank);
+  const int other = 1 - rank.rank;
+  const auto finished = [](mdp_status called, mdp_request*& request) {
+    ok(called);
+    const mdp_status done = mdp_request_wait(request, UINT64_MAX);
+    mdp_request_free(request);
+    ok(done);
+  };
+  mdp_request* request = nullptr;
+  made(rank, 0, "before the first message");
+  for (int i = 0; i < 2; ++i) {
+    const mdp_status called = rank.rank == 0 ? mdp_send(rank.comm.get(), &from, other, nullptr, &request)
+                                             : mdp_recv(rank.comm.get(), &to, other, nullptr, &request);
+    finished(called, request);
+    made(rank, 2, "by messages one way");
+  }
+  for (int i = 0; i < 2; ++i) {
+    const mdp_status called = mdp_send_recv(rank.comm.get(), &from, other, &to, other, nullptr, &request);
+    finished(called, request);
+    made(rank, 4, "by messages both ways");
+  }
+  finished(mdp_send_recv(rank.comm.get(), &from, rank.rank, &to, rank.rank, nullptr, &request), request);
+  made(rank, 4, "by messages of its own");
+  require(others.values() == std::vector<float>{1, 2, 3}, "something else arrived");
+}
+
 // What failed there is what all ranks say, in whatever order they learn of it.
 void fails_on(int failing, const char* tried, KindRank& rank) {
   const DeviceFloats values({1, 2, 3});
@@ -143,6 +172,9 @@ bool said_by_the_environment() {
 int main() {
   megadp::cuda::use_plugin(plugin());
   bool good = run_kind("at first use", kOnDevice, 2, at_first_use);
+  standin::wait_for_threads();
+  standin::communicators_made() = 0;
+  good = run_kind("by messages", kOnDevice, 2, by_messages) && good;
   standin::wait_for_threads();
   good = not_on_rank_1() && good;
   good = without_an_id() && good;

@@ -231,8 +231,4 @@ int ncclCommWindowDeregister(struct ncclComm* comm, void* window) {
   note("ncclCommWindowDeregister");
   return outcome("ncclCommWindowDeregister");
 }
-int ncclAlltoAll(const void* from, void* to, size_t count, int type, struct ncclComm* comm, void* stream) {
-  (void)stream;
-  return collective(comm, "ncclAlltoAll", from, to, count, type, 0);
-}
 #endif

@@ -65,7 +65,6 @@ int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, st
 int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, struct ncclComm* comm, void* stream);
 int ncclAllGather(const void* from, void* to, size_t count, int type, struct ncclComm* comm, void* stream);
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, struct ncclComm* comm, void* stream);
-int ncclAlltoAll(const void* from, void* to, size_t count, int type, struct ncclComm* comm, void* stream);
 
 #ifdef __cplusplus
 }

@@ -100,10 +100,8 @@ void gates_by_version() {
   NcclComm* comm = nullptr;
   check_equal(plugin->comm_create(nccl, nullptr, id, 0, 3, &comm), 0, "comm_create");
   float data[16];
-  check_equal(plugin->comm_all_to_all(comm, nullptr, data, 2, data + 8, 2, DType::f32), 0, "all_to_all without ncclAlltoAll");
-  check_equal(old.count("ncclSend"), 3, "sends");
-  check_equal(old.count("ncclRecv"), 3, "receives");
-  check_equal(old.count("ncclGroupEnd"), 1, "groups");
+  check_equal(plugin->comm_all_gather(comm, nullptr, data, data, 2, DType::f32), 0, "all_gather of an old NCCL");
+  check_equal(old.count("ncclAllGather"), 1, "gathers");
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
   plugin->nccl_close(nccl);
 }
@@ -223,22 +221,10 @@ void failing_collectives() {
   all("ncclReduceScatter", [&] { return plugin->comm_reduce_scatter(comm, nullptr, data, data, 8, DType::bf16, Op::max, 1); });
   all("ncclAllGather", [&] { return plugin->comm_all_gather(comm, nullptr, data, data, 8, DType::u8); });
   all("ncclBroadcast", [&] { return plugin->comm_broadcast(comm, nullptr, data, data, 8, DType::i64, 3); });
-  all("ncclAlltoAll", [&] { return plugin->comm_all_to_all(comm, nullptr, data, 8, data + 32, 8, DType::f16); });
-  // Pieces that lie apart are sent one by one; a failure among them still ends the group.
-  nccl_says->reset();
-  check_equal(plugin->comm_all_to_all(comm, nullptr, data, 9, data + 40, 2, DType::f32), 0, "all_to_all with gaps");
-  check_equal(nccl_says->count("ncclAlltoAll"), 0, "ncclAlltoAll");
-  check(nccl_says->last("ncclSend")->from == data + 3 * 9 && nccl_says->last("ncclRecv")->to == data + 40 + 3 * 2, "the last piece");
-  nccl_says->fail("ncclRecv", 2);
-  f.says(plugin->comm_all_to_all(comm, nullptr, data, 9, data + 40, 2, DType::f32), "ncclSystemError", "all_to_all");
-  check_equal(nccl_says->count("ncclGroupStart"), nccl_says->count("ncclGroupEnd"), "groups that were ended");
-  nccl_says->fail("ncclGroupEnd", 1);
-  f.says(plugin->comm_all_to_all(comm, nullptr, data, 9, data + 40, 2, DType::f32), "ncclUnhandledCudaError", "all_to_all");
   // Nothing is asked of NCCL for no elements, and for what it does not know.
   nccl_says->reset();
   check_equal(plugin->comm_all_reduce(comm, nullptr, data, data, 0, DType::f32, Op::sum, 1), 0, "all_reduce of nothing");
   check_equal(plugin->comm_all_gather(comm, nullptr, data, data, 0, DType::f32), 0, "all_gather of nothing");
-  check_equal(plugin->comm_all_to_all(comm, nullptr, data, 0, data, 0, DType::f32), 0, "all_to_all of nothing");
   const int32_t strange[] = {plugin->comm_all_gather(comm, nullptr, data, data, 8, static_cast<DType>(1)),
                              plugin->comm_broadcast(comm, nullptr, data, data, 8, DType::f32, 4),
                              plugin->comm_all_reduce(comm, nullptr, data, data, 8, DType::i64, Op::sum, 2),
@@ -246,6 +232,82 @@ void failing_collectives() {
                              plugin->comm_all_reduce(comm, nullptr, data, data, 8, DType::f32, Op::sum, 0)};
   for (const int32_t result : strange) check_equal(result, kBadArgument, "what NCCL does not know");
   check_equal(nccl_says->count("ncclAllReduce") + nccl_says->count("ncclAllGather") + nccl_says->count("ncclBroadcast"), 0, "calls");
+  check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
+}
+
+// To rank 3, from rank 0, with rank 1 itself; nothing with rank 2, and nothing more to rank 0.
+float exchanged[64];
+const std::vector<Transfer> kTransfers = {{exchanged, 5, 3, 1},     {exchanged + 10, 7, 0, 0}, {exchanged, 0, 2, 1},
+                                          {exchanged, 0, 2, 0},     {exchanged + 40, 2, 1, 1}, {exchanged + 20, 2, 1, 0},
+                                          {exchanged + 30, 0, 0, 1}};
+
+int32_t exchange(NcclComm* comm, size_t first, size_t count, DType type = DType::f16) {
+  return plugin->comm_exchange(comm, nullptr, kTransfers.data() + first, count, type);
+}
+
+// What is sent and what comes are one group of NCCL's; what is empty is left out.
+void exchanges() {
+  Fixture f;
+  NcclComm* const comm = f.make();
+  const auto is = [](const char* function, const void* at, size_t count, int peer) {
+    const standin_call* const call = nccl_says->last(function);
+    check(call->from == at || call->to == at, text(function, " of other memory"));
+    check_equal(call->count, count, text(function, ": count"));
+    check_equal(call->op, peer, text(function, ": peer"));
+    check_equal(call->type, 6, text(function, ": type"));
+  };
+  nccl_says->reset();
+  check_equal(exchange(comm, 0, kTransfers.size()), 0, "exchange");
+  check_equal(nccl_says->count("ncclSend"), 2, "sends");
+  check_equal(nccl_says->count("ncclRecv"), 2, "receives");
+  check_equal(nccl_says->count("ncclGroupStart") + nccl_says->count("ncclGroupEnd"), 2, "begin and end");
+  is("ncclSend", exchanged + 40, 2, 1);
+  is("ncclRecv", exchanged + 20, 2, 1);
+  nccl_says->reset();
+  check_equal(exchange(comm, 0, 2), 0, "exchange");
+  is("ncclSend", exchanged, 5, 3);
+  is("ncclRecv", exchanged + 10, 7, 0);
+  // Nothing is asked of NCCL for nothing, or for ranks and types that there are not.
+  nccl_says->reset();
+  check_equal(exchange(comm, 2, 2), 0, "exchange of nothing");
+  check_equal(exchange(comm, 0, 0), 0, "exchange with nobody");
+  for (const int32_t rank : {-1, 4}) {
+    const Transfer strange{exchanged, 1, rank, 1};
+    check_equal(plugin->comm_exchange(comm, nullptr, &strange, 1, DType::f32), kBadArgument, "a rank that is none");
+  }
+  check_equal(exchange(comm, 0, 2, static_cast<DType>(1)), kBadArgument, "a type that is none");
+  check_equal(nccl_says->count("ncclGroupStart"), 0, "groups of nothing");
+  check_equal(plugin->comm_abort(comm), 0, "comm_abort");
+  check_equal(exchange(comm, 0, 2), kAborted, "exchange after an abort");
+  check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
+}
+
+// The group is ended whatever failed in it; and it says for all what is pending.
+void failing_exchanges() {
+  Fixture f;
+  NcclComm* const comm = f.make();
+  const auto all = [comm] { return exchange(comm, 0, kTransfers.size()); };
+  for (const char* function : {"ncclSend", "ncclRecv"}) {
+    nccl_says->reset();
+    nccl_says->fail(function, 2);
+    f.says(all(), "ncclSystemError", function);
+    check_equal(nccl_says->count(function), 1, function);
+    check_equal(nccl_says->count("ncclGroupEnd"), 1, "the end of a group that failed");
+  }
+  nccl_says->reset();
+  nccl_says->fail("ncclGroupStart", 3);
+  f.says(all(), "ncclInternalError", "the beginning");
+  check_equal(nccl_says->count("ncclSend") + nccl_says->count("ncclGroupEnd"), 0, "calls after a group that did not begin");
+  nccl_says->fail("ncclGroupEnd", 1);
+  f.says(all(), "ncclUnhandledCudaError", "the end");
+  nccl_says->reset();
+  nccl_says->stay_pending(2);
+  check_equal(all(), 0, "an end that is not pending");
+  check_equal(nccl_says->count("ncclSend") + nccl_says->count("ncclRecv"), 4, "calls that were pending");
+  nccl_says->fail("ncclGroupEnd", 7);
+  check_equal(all(), kPending, "an end that is");
+  for (int i = 0; i < 2; i++) check_equal(plugin->comm_state(comm), kPending, "comm_state");
+  check_equal(plugin->comm_state(comm), 0, "comm_state");
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
 }
 
@@ -420,6 +482,8 @@ int main(int, char** arguments) {
   waiting();
   destroying();
   failing_collectives();
+  exchanges();
+  failing_exchanges();
   groups(device);
   divisors(device);
   memory(device);

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL of the stand-in: ranks are threads of one process that meet in a room, read each other's memory, and meet again. As with NCCL, an
-// abort ends the work of the rank that called it; the others go on waiting, and are told of a remote failure if they ask.
+// NCCL of the stand-in: ranks are threads of one process that meet in a room, read each other's memory, and meet again. In an exchange only
+// those meet that have something for each other. As with NCCL, an abort ends the work of the rank that called it; the others go on waiting,
+// and are told of a remote failure if they ask.
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <set>
 #include <vector>
@@ -22,16 +24,24 @@ namespace {
 struct Offer {  // what one rank brings to one collective
   const std::byte* from;
   std::byte* to;
-  size_t count, stride;
+  size_t count;
   DType type;
   Op op;
   double divisor;
   int32_t kind, root;
-  size_t grouped = 1;  // how many are started at once
+  std::vector<Transfer> transfers = {};  // of an exchange
+  size_t grouped = 1;                    // how many are started at once
   bool operator==(const Offer& other) const {
-    return count == other.count && stride == other.stride && type == other.type && op == other.op && divisor == other.divisor &&
-           kind == other.kind && root == other.root && grouped == other.grouped;
+    return count == other.count && type == other.type && op == other.op && divisor == other.divisor && kind == other.kind &&
+           root == other.root && grouped == other.grouped;
   }
+};
+
+struct Parcel {  // what one rank sends another in an exchange
+  const void* data;
+  uint64_t count;
+  DType type;
+  bool taken = false;
 };
 
 class Room {
@@ -47,7 +57,8 @@ class Room {
   int32_t here = 0;
   int32_t reading = 0;  // ranks that look at the memory of others
   uint64_t meetings = 0;
-  std::set<int32_t> calling;  // ranks that have called their first collective
+  std::set<int32_t> calling;                                                           // ranks that have called their first collective
+  std::map<std::pair<int32_t, int32_t>, std::deque<std::shared_ptr<Parcel>>> parcels;  // by sender and receiver: not taken yet
 
   // False once this rank has aborted.
   bool meet(int32_t rank) {
@@ -198,13 +209,12 @@ enum Kind : int32_t {
   kReduceScatter,
   kAllGather,
   kBroadcast,
-  kAllToAll
+  kExchange
 };
 
 // This rank's part of a collective, into memory of its own: nobody sees it before all have read.
 std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t rank) {
-  const size_t width = size_of(mine.type), bytes = mine.count * width, own = static_cast<size_t>(rank);
-  const auto ranks = static_cast<size_t>(room.size);
+  const size_t bytes = mine.count * size_of(mine.type), own = static_cast<size_t>(rank);
   std::vector<std::byte> result;
   if (mine.kind == kAllReduce || mine.kind == kReduceScatter) {
     result.resize(bytes);
@@ -214,17 +224,18 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
   } else if (mine.kind == kBroadcast) {
     result.assign(room.offers[static_cast<size_t>(mine.root)].from, room.offers[static_cast<size_t>(mine.root)].from + bytes);
   } else {
-    for (size_t r = 0; r < ranks; ++r) {
-      const std::byte* const from = room.offers[r].from + (mine.kind == kAllToAll ? own * mine.stride * width : 0);
-      result.insert(result.end(), from, from + bytes);
-    }
+    for (const Offer& offer : room.offers) result.insert(result.end(), offer.from, offer.from + bytes);
   }
   return result;
 }
 
+bool in_device_memory(const Offer& offer) {
+  return (offer.count == 0 || (is_device_memory(offer.from) && is_device_memory(offer.to))) &&
+         std::all_of(offer.transfers.begin(), offer.transfers.end(), [](const Transfer& one) { return is_device_memory(one.data); });
+}
+
 int32_t submit(NcclComm* comm, void* stream, const Offer& offer) {
-  int32_t refused = 0;
-  if (offer.count > 0 && (!is_device_memory(offer.from) || !is_device_memory(offer.to))) refused = kInvalidArgument;
+  int32_t refused = in_device_memory(offer) ? 0 : kInvalidArgument;
   if (comm->grouping && comm->rank == failing_rank() && !comm->group.empty()) refused = kSystemFailure;
   if (comm->grouping && comm->rank != failing_rank() && others_know()) refused = cuda::kNcclRemoteFailure;
   if (refused != 0) {
@@ -299,9 +310,52 @@ void run_collective(Room* room, int32_t rank, const Offer& offer) {
   (void)room->meet(rank);
 }
 
+// Once it is there. False if there is something else, or if this rank or the sender has aborted first.
+bool take(Room* room, int32_t rank, const Transfer& wanted, DType type) {
+  std::unique_lock lock(room->mutex);
+  auto& waiting = room->parcels[{wanted.rank, rank}];
+  room->changed.wait(lock, [&] { return !waiting.empty() || room->anybody_aborted(); });
+  if (room->anybody_aborted()) return false;  // what that rank has sent may be gone
+  const std::shared_ptr<Parcel> parcel = waiting.front();
+  waiting.pop_front();
+  if (parcel->count != wanted.count || parcel->type != type) {
+    room->failure = kMismatch;
+    return false;
+  }
+  ++room->reading;
+  lock.unlock();
+  std::memcpy(wanted.data, parcel->data, wanted.count * size_of(type));
+  lock.lock();
+  --room->reading;
+  parcel->taken = true;
+  room->changed.notify_all();
+  return true;
+}
+
+// Everything is sent before anything is taken; at the end all that was sent has been taken.
+void run_exchange(Room* room, int32_t rank, const Offer& offer) {
+  std::vector<std::shared_ptr<Parcel>> sent;
+  {
+    const std::lock_guard lock(room->mutex);
+    for (const Transfer& one : offer.transfers) {
+      if (one.sends == 0) continue;
+      sent.push_back(std::make_shared<Parcel>(Parcel{one.data, one.count, offer.type}));
+      room->parcels[{rank, one.rank}].push_back(sent.back());
+    }
+    room->changed.notify_all();
+  }
+  for (const Transfer& one : offer.transfers) {
+    if (one.sends == 0 && !take(room, rank, one, offer.type)) return room->wait_for_abort(rank);
+  }
+  std::unique_lock lock(room->mutex);
+  const auto taken = [&] { return std::all_of(sent.begin(), sent.end(), [](const auto& parcel) { return parcel->taken; }); };
+  room->changed.wait(lock, [&] { return taken() || room->has_aborted(rank); });
+}
+
 void put_in_stream(const NcclComm& comm, Queue* queue, const Offer& offer) {
   queue->submit([room = comm.room, rank = comm.rank, places = comm.device->places, offer] {
     const Stay stay(places, room.get(), rank);
+    if (offer.kind == kExchange) return run_exchange(room.get(), rank, offer);
     run_collective(room.get(), rank, offer);
   });
 }
@@ -327,28 +381,29 @@ int32_t comm_group_end(NcclComm* comm) {
 }
 
 int32_t all_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor) {
-  return submit(comm, stream,
-                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, op, divisor, kAllReduce, 0});
+  return submit(comm, stream, {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, op, divisor, kAllReduce, 0});
 }
 
 int32_t reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor) {
   return submit(comm, stream,
-                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, op, divisor, kReduceScatter, 0});
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, op, divisor, kReduceScatter, 0});
 }
 
 int32_t all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type) {
-  return submit(comm, stream,
-                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, Op::sum, 1, kAllGather, 0});
+  return submit(comm, stream, {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, Op::sum, 1, kAllGather, 0});
 }
 
 int32_t broadcast(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root) {
   return submit(comm, stream,
-                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, 0, type, Op::sum, 1, kBroadcast, root});
+                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, Op::sum, 1, kBroadcast, root});
 }
 
-int32_t all_to_all(NcclComm* comm, void* stream, const void* from, size_t stride, void* to, size_t count, DType type) {
-  return submit(comm, stream,
-                {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, stride, type, Op::sum, 1, kAllToAll, 0});
+int32_t exchange(NcclComm* comm, void* stream, const Transfer* all, size_t count, DType type) {
+  Offer offer{nullptr, nullptr, 0, type, Op::sum, 1, kExchange, 0};
+  for (const Transfer* one = all; one != all + count; ++one) {
+    if (one->count > 0) offer.transfers.push_back(*one);
+  }
+  return submit(comm, stream, offer);
 }
 
 }  // namespace
@@ -424,7 +479,7 @@ void put_nccl(PluginTable* table) {
   table->comm_reduce_scatter = &reduce_scatter;
   table->comm_all_gather = &all_gather;
   table->comm_broadcast = &broadcast;
-  table->comm_all_to_all = &all_to_all;
+  table->comm_exchange = &exchange;
   table->comm_group_begin = &comm_group_begin;
   table->comm_group_end = &comm_group_end;
 }

@@ -3,6 +3,7 @@
 //
 // NCCL divides before it sums, by a factor of the elements' own type: 1/3 as a bf16 is off by 0.2 %. So sums of half-width types are
 // multiplied by a power of two before (exact, and it keeps f16 from overflowing), and what is left of the divisor divides afterwards.
+#include <algorithm>
 #include <cmath>
 #include <new>
 #include <type_traits>
@@ -123,20 +124,18 @@ int32_t begin(const Current& current, DType type, ncclDataType_t* out) {
   return find_type(type, out) ? 0 : kBadArgument;
 }
 
-// All pieces at once; a group that was begun is ended, whatever happened in it.
-int32_t exchange_pieces(NcclComm* comm, cudaStream_t stream, const char* from, size_t from_stride, char* to, size_t count,
-                        ncclDataType_t type, size_t width) {
+// A group that was begun is ended, whatever happened in it.
+int32_t exchange_all(NcclComm* comm, cudaStream_t stream, const Transfer* all, size_t count, ncclDataType_t type) {
   const Nccl& nccl = *comm->nccl;
   int32_t result = result_of(nccl.group_start());
   if (result != 0) return result;
-  for (int rank = 0; rank < comm->size && result == 0; rank++) {
-    const size_t at = static_cast<size_t>(rank);
-    result = result_of(nccl.send(from + at * from_stride * width, count, type, rank, comm->handle, stream));
-    if (result == 0 || result == kPending) result = result_of(nccl.recv(to + at * count * width, count, type, rank, comm->handle, stream));
-    if (result == kPending) result = 0;  // the end of the group says it again
+  for (const Transfer* each = all; each != all + count && (result == 0 || result == kPending); each++) {
+    if (each->count == 0) continue;
+    result = result_of(each->sends != 0 ? nccl.send(each->data, each->count, type, each->rank, comm->handle, stream)
+                                        : nccl.recv(each->data, each->count, type, each->rank, comm->handle, stream));
   }
   const int32_t ended = result_of(nccl.group_end());
-  return result != 0 ? result : ended;
+  return result != 0 && result != kPending ? result : ended;  // which says again what is pending
 }
 
 }  // namespace
@@ -208,16 +207,15 @@ int32_t comm_broadcast(NcclComm* comm, void* stream, const void* from, void* to,
   return result_of(comm->nccl->broadcast(from, to, count, nccl_type, root, comm->handle, stream_of(stream)));
 }
 
-int32_t comm_all_to_all(NcclComm* comm, void* stream, const void* from, size_t from_stride, void* to, size_t count_per_rank, DType type) {
+int32_t comm_exchange(NcclComm* comm, void* stream, const Transfer* all, size_t count, DType type) {
   if (const int32_t refused = usable(comm); refused != 0) return refused;
+  const Transfer* const end = all + count;
+  if (std::any_of(all, end, [comm](const Transfer& each) { return each.rank < 0 || each.rank >= comm->size; })) return kBadArgument;
   const Current current(comm->device);
   ncclDataType_t nccl_type = ncclFloat32;
-  if (const int32_t failed = begin(current, type, &nccl_type); failed != 0 || count_per_rank == 0) return failed;
-  if (comm->nccl->all_to_all != nullptr && from_stride == count_per_rank) {
-    return result_of(comm->nccl->all_to_all(from, to, count_per_rank, nccl_type, comm->handle, stream_of(stream)));
-  }
-  return exchange_pieces(comm, stream_of(stream), static_cast<const char*>(from), from_stride, static_cast<char*>(to), count_per_rank,
-                         nccl_type, size_of(type));
+  if (const int32_t failed = begin(current, type, &nccl_type); failed != 0) return failed;
+  if (std::all_of(all, end, [](const Transfer& each) { return each.count == 0; })) return 0;
+  return exchange_all(comm, stream_of(stream), all, count, nccl_type);
 }
 
 }  // namespace megadp::cuda

@@ -16,7 +16,6 @@ namespace megadp::cuda {
 
 constexpr int kOldestNccl = 21900;  // ncclMemAlloc, ncclCommRegister
 constexpr int kNcclWindows = 22700;
-constexpr int kNcclAllToAll = 22800;
 
 struct Nccl {
   Symbols find;
@@ -46,8 +45,6 @@ struct Nccl {
   ncclResult_t (*window_register)(ncclComm_t comm, void* buffer, size_t bytes, void** window,
                                   int flags) = find.optional(version >= kNcclWindows, "ncclCommWindowRegister");
   ncclResult_t (*window_deregister)(ncclComm_t comm, void* window) = find.optional(version >= kNcclWindows, "ncclCommWindowDeregister");
-  ncclResult_t (*all_to_all)(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
-                             cudaStream_t stream) = find.optional(version >= kNcclAllToAll, "ncclAlltoAll");
 };
 
 inline int32_t result_of(ncclResult_t result) {
@@ -78,7 +75,7 @@ int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void
                             double divisor);
 int32_t comm_all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
 int32_t comm_broadcast(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
-int32_t comm_all_to_all(NcclComm* comm, void* stream, const void* from, size_t from_stride, void* to, size_t count_per_rank, DType type);
+int32_t comm_exchange(NcclComm* comm, void* stream, const Transfer* all, size_t count, DType type);
 int32_t comm_group_begin(NcclComm* comm);
 int32_t comm_group_end(NcclComm* comm);
 
