@@ -486,7 +486,7 @@ MDP_API mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out);
  * pieces lie one after another in rank order; an array has exactly the elements that its counts say. All else is as above. */
 
 /* Counts are the same on all ranks; `from` has their sum, `to` counts[this rank]: to = op over ranks of that piece. In place: `to` is that
- * piece of from. The same bits as that piece of mdp_all_reduce on the host, whatever the flags are. */
+ * piece of from. The same bits as that piece of mdp_all_reduce on the host. */
 MDP_API mdp_status mdp_reduce_scatter_v(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, const uint64_t* counts, mdp_op op,
                                         mdp_stream stream, mdp_request** out);
 /* Counts are the same on all ranks; `from` has counts[this rank], `to` their sum: the pieces of all ranks. In place: `from` is its piece
@@ -494,17 +494,15 @@ MDP_API mdp_status mdp_reduce_scatter_v(mdp_comm* comm, const mdp_tensor* from, 
 MDP_API mdp_status mdp_all_gather_v(mdp_comm* comm, const mdp_tensor* from, const mdp_tensor* to, const uint64_t* counts, mdp_stream stream,
                                     mdp_request** out);
 /* Piece r of `from` becomes piece <this rank> of rank r's `to`: from_counts[r] on rank s equals to_counts[s] on rank r, DESYNC otherwise;
- * on a device nobody compares them, and what the ranks get then is not defined. The two arrays are apart. */
+ * on a device that is not checked. The two arrays are apart. */
 MDP_API mdp_status mdp_all_to_all_v(mdp_comm* comm, const mdp_tensor* from, const uint64_t* from_counts, const mdp_tensor* to,
                                     const uint64_t* to_counts, mdp_stream stream, mdp_request** out);
 
-/* Messages between two ranks of comm; the others take no part, and a message counts for nothing in the order of collectives that ranks
- * share. Those from one rank to another are matched in the order of the calls; count and dtype are equal at both ends, DESYNC on both
- * otherwise. What a rank calls on one communicator, collectives and messages alike, begins when what it called before has ended: who sends
- * and receives at once calls mdp_send_recv, or uses two communicators. A send may wait for its receiver; programs in which each waits for
- * another end in TIMEOUT. Arrays, streams, `out` and errors are as in the collectives. On a device each direction between two ranks takes,
- * from its first message on, a thread and a communicator of NCCL (see mdp_plan_report.communicator_bytes), and counts and dtypes are
- * compared between ranks of one node. */
+/* Messages between two ranks of comm; the others take no part, nor do messages count in the order of collectives. Those from one rank
+ * to another are matched in the order of the calls; count and dtype are equal at both ends, DESYNC on both otherwise. What a rank calls
+ * on one communicator, collectives and messages alike, begins when what it called before has ended: who sends and receives at once
+ * calls mdp_send_recv, or uses two communicators. A send may wait for its receiver; programs in which each waits for another end in
+ * TIMEOUT. Arrays, streams, `out` and errors are as in the collectives. On a device only ranks of one node compare counts and dtypes. */
 
 /* Sends `from` to that rank, which receives it. Not to this rank itself. */
 MDP_API mdp_status mdp_send(mdp_comm* comm, const mdp_tensor* from, int32_t rank, mdp_stream stream, mdp_request** out);
