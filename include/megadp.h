@@ -22,9 +22,9 @@
  *             and "when its work is done" means submitted, with the caller's later work on that stream ordered after it.
  *   tensors   Shapes and strides count elements; strides may be negative. A tensor that is passed in is borrowed for the call, and the
  *             data of an input is only read.
- *   threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put, mdp_grad_ready,
- *             mdp_grad_skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees.
- *   since     0.1, for every function and type that does not say otherwise. */
+ *   threads   One thread at a time per communicator, grid, buffer (with its optimizers). Any thread: mdp_grad_put, _acquire, _release,
+ * _ready and _skip, mdp_param_wait, mdp_request_*, mdp_comm_abort, mdp_comm_error_info, destroys and frees. since     0.1, for every
+ * function and type that does not say otherwise. */
 #ifndef MEGADP_H
 #define MEGADP_H
 
@@ -72,7 +72,7 @@ enum {
   MDP_E_PEER = -7,        /* another rank died or left                                           */
   MDP_E_TIMEOUT = -8,     /* another rank did not come in time                                   */
   MDP_E_DESYNC = -9,      /* ranks called different operations or registered different things    */
-  MDP_E_ABORTED = -10,    /* mdp_comm_abort was called, here or on another rank                  */
+  MDP_E_ABORTED = -10,    /* mdp_comm_abort was called, or a call interrupted, here or elsewhere */
   MDP_E_NUMERIC = -11,    /* a value is not finite                                               */
   MDP_E_CORRUPT = -12,    /* stored or received bytes are damaged                                */
   MDP_E_INTERNAL = -13    /* a defect of the library                                             */
@@ -129,15 +129,18 @@ enum {
 typedef uint32_t mdp_placement; /* of a parameter over the tensor-parallel ranks; must be said when tp > 1 or ep > 1 */
 enum {
   MDP_PLACEMENT_UNSET = 0,
-  MDP_PLACEMENT_REPLICATED = 1, /* the same on all of them: counted once in the norm     */
-  MDP_PLACEMENT_SHARDED = 2     /* each holds its own part: every part counts in the norm */
+  MDP_PLACEMENT_REPLICATED = 1,  /* the same on all, gradients too: counted once in the norm */
+  MDP_PLACEMENT_SHARDED = 2,     /* each holds a part: all count in the norm */
+  MDP_PLACEMENT_PARTIAL_SUM = 3, /* replicated, but each has a part of the gradient: summed at mdp_grad_sync */
+  MDP_PLACEMENT_PARTIAL_MEAN = 4 /* the same, averaged */
 };
 
 typedef uint32_t mdp_sharding;
 enum {
   MDP_SHARDING_DEFAULT = 0, /* ZERO_1                                                                                      */
   MDP_SHARDING_ZERO_0 = 1,  /* nothing sharded: gradients are all-reduced, every rank keeps all optimizer state            */
-  MDP_SHARDING_ZERO_1 = 2   /* gradients are reduce-scattered, optimizer state is sharded, parameters are all-gathered     */
+  MDP_SHARDING_ZERO_1 = 2,  /* gradients are reduce-scattered, optimizer state is sharded, parameters are all-gathered     */
+  MDP_SHARDING_ZERO_2 = 3   /* gradients too, through a small pool; what is owned is summed in f32      */
 };
 
 typedef uint32_t mdp_rule;
@@ -214,7 +217,7 @@ typedef struct { /* details of a failure; -1: not known or not about one */
   int32_t bucket;     /* number of the bucket in launch order                                     */
   int64_t param;      /* index of the parameter at registration                                   */
   uint64_t operation; /* running number of the collective in its group, 0: none               */
-  char text[1024];    /* UTF-8, NUL-terminated; cut between characters where it is too long   */
+  char text[1024];    /* UTF-8, NUL-terminated; cut if too long */
 } mdp_error_info;
 
 /* The functions of an mdp_bootstrap. start begins to gather `bytes` bytes (a few KiB) of each rank: those of rank r go to byte r * bytes of
@@ -236,6 +239,11 @@ typedef struct {
   mdp_allgather_free_fn allgather_free;
 } mdp_bootstrap;
 
+/* Asked every 50 ms, on the calling thread, while a call on the communicator, or what is made from it, waits. Not 0 ends the call, ABORTED:
+ * a collective one loses the communicator, a local one may be repeated, mdp_request_wait answers PENDING. Must not use the communicator,
+ * throw or jump out. */
+typedef int32_t (*mdp_interrupted_fn)(void* context);
+
 typedef struct {
   uint32_t struct_size;
   mdp_backend backend;
@@ -246,13 +254,15 @@ typedef struct {
   uint64_t timeout_ns;            /* how long any collective waits for another rank; 0: five minutes                               */
   uint64_t flags;                 /* MDP_COMM_*                                                                                    */
   const mdp_bootstrap* bootstrap; /* NULL: the ranks meet by the id, or by what the launcher says */
+  mdp_interrupted_fn interrupted; /* NULL: nobody */
+  void* interrupted_context;      /* handed to it */
 } mdp_comm_config;
 
 typedef struct {
   uint32_t struct_size;
   int32_t tp, cp, ep, pp; /* tensor, context, expert, pipeline parallel sizes; 0: 1. dp is what is left                    */
   int32_t expert_tp;      /* tensor parallel size of experts; 0: tp                                                      */
-  int32_t instances;      /* optimizer instances; 0 or 1                                                                 */
+  int32_t instances;      /* optimizer instances: neighbours on dp x cp, each with all state; 0: 1 */
   int32_t reserved;
   const char* order; /* axes from fastest to slowest varying rank; NULL: "tp-cp-ep-dp-pp"                            */
   uint64_t flags;    /* 0                                                                                           */
@@ -295,21 +305,24 @@ typedef struct {
                                arena, at least 8192, at most the reference's                                                 */
   uint64_t bucket_count;    /* instead of bucket_elements: as many buckets; not if ranks have different experts (DESYNC)       */
   uint64_t flags;           /* MDP_BUFFER_*                                                                                  */
+  uint64_t pool_buckets;    /* with ZERO_2: slots of a pool; 0: 2                              */
+  uint64_t spill_limit;     /* with ZERO_2: most bytes outside the pool; 0: no limit           */
 } mdp_buffer_config;
 
 typedef struct { /* memory of one rank, in bytes, before rounding each allocation up to a page */
   uint32_t struct_size;
   uint32_t reserved;
   uint64_t param_bytes;        /* whole parameters, with padding                                       */
-  uint64_t grad_bytes;         /* whole gradients, with padding                                        */
-  uint64_t grad_shard_bytes;   /* reduced gradients kept apart: 0, they are reduced in place           */
+  uint64_t grad_bytes;         /* whole gradients, with padding; with ZERO_2 the pool                  */
+  uint64_t grad_shard_bytes;   /* with ZERO_2: sums of the owned pieces in f32; else 0: reduced in place */
   uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters                       */
   uint64_t state_bytes;        /* both moments of the owned pieces in fp32                             */
-  uint64_t scratch_bytes;      /* scalars, step counts, agreement at mdp_grad_sync, and 1 MiB + 4 KiB for each of 2 to 5 groups of ranks */
+  uint64_t scratch_bytes;      /* scalars, counts, agreement, f32 sums; 1 MiB + 4 KiB a group of ranks */
   uint64_t padding_elements;   /* alignment gaps and bucket padding, over all arenas                   */
   uint64_t buckets;            /* over all arenas                                                      */
   uint64_t owned_elements;     /* of parameters, without padding                                       */
   uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, besides: an estimate for NCCL's communicators, 147 MiB each */
+  uint64_t spill_bytes;        /* with ZERO_2: most bytes of a microbatch outside the pool */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -372,6 +385,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t launched_in_backward; /* of these, before mdp_grad_sync was called                                    */
   uint64_t syncs;                /* calls of mdp_grad_sync that finished                                         */
   uint64_t host_syncs;           /* how often a call on this context made its thread wait for the device; 0 on the host */
+  uint64_t spill_peak_bytes;     /* with ZERO_2: most bytes outside the pool at a time           */
 } mdp_stats_report;
 
 typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
@@ -553,8 +567,8 @@ MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t size, cons
 /* Lays out parameters and their gradients, cuts them into buckets and allocates both (zeroed). Everything given is copied. Register in the
  * order of the forward pass: backward then fills the buckets one after another. Give comm, whose ranks are then all data-parallel, or a
  * grid; the other is NULL. All ranks of a data-parallel group register the same; if they differ, every rank is told.
- * Refused as MEMORY, before any is taken, if the ranks of a node or of a control group need more together than is left, since the kernel
- * would kill them; MDP_BUFFER_IGNORE_MEMORY of any rank goes ahead, here and in mdp_optimizer_create.
+ * Refused as MEMORY, before any is taken, if the ranks of a node or of a control group need more together than is left;
+ * MDP_BUFFER_IGNORE_MEMORY of any rank goes ahead, here and in mdp_optimizer_create.
  * Collective; blocking. What one rank has no memory for no rank gets.
  * Errors: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and the ranks), MEMORY, SYSTEM. */
 MDP_API mdp_status mdp_buffer_register(mdp_comm* comm, mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params,
@@ -572,7 +586,7 @@ MDP_API mdp_status mdp_buffer_counts(mdp_buffer* buffer, size_t* params, size_t*
  * Write parameters only between a step and the next forward, and call mdp_param_changed; write gradients before mdp_grad_ready. After
  * mdp_grad_sync a gradient holds the reduced one: with ZERO_0 all of it, with ZERO_1 the owned ranges; it may be written there until the
  * step, followed by mdp_grad_changed. After a step with a request, wait for the parameter before its gradient is written. Over microbatches
- * the caller adds into the view. Local. Errors: STATE (frozen). */
+ * the caller adds into the view. Local. Errors: STATE (frozen); UNSUPPORTED (gradients with ZERO_2). */
 MDP_API mdp_status mdp_buffer_param_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
 MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_tensor* out);
 
@@ -607,12 +621,14 @@ MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
  *   mdp_grad_sync (not needed if the step follows at once), mdp_optimizer_step
  *
  * Gradients of the microbatches and uses of a step are added up; the reduced gradient is the sum over ranks divided by the size of dp x cp.
- * A bucket is launched during the last microbatch, as soon as it and all buckets before it are full. A step begins with the first of these
- * calls after the last mdp_optimizer_step. After a sync without a step it begins with mdp_microbatch_begin or mdp_buffer_zero_grad. */
+ * A bucket is launched during the last microbatch, as soon as it and all buckets before it are full. With ZERO_2 it is in each: m
+ * microbatches send m times as much, all ranks make as many (DESYNC), a half-width gradient is rounded once in each. A step begins with
+ * the first of these calls after the last mdp_optimizer_step. After a sync without a step it begins with mdp_microbatch_begin or
+ * mdp_buffer_zero_grad. */
 
 /* Says whether (1) or not (0) the microbatch that begins is the step's last: only then do gradients become final. Without this call every
- * step has one microbatch. Local; waits for puts of other threads. Errors: STATE (gradients of the last microbatch have come already; a
- * sync is pending). */
+ * step has one microbatch. With ZERO_2 it launches what the one before has left, zero where nothing came. Local; waits for puts of other
+ * threads. Errors: STATE (gradients of the last microbatch have come already; one is lent; a sync is pending). */
 MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
 
 /* Returns when the parameter (SIZE_MAX: every one) holds its values after the last step. Local; waits for the gather of its bucket, so at
@@ -630,11 +646,19 @@ MDP_API mdp_status mdp_param_changed(mdp_buffer* buffer);
 
 /* Copies a gradient into its slot and counts it as ready: the parameter's shape, any strides, f32, bf16, f16 or f64. The first of a step
  * replaces what is in the slot, later ones are added. flags: MDP_GRAD_*. The array may be reused on return. Local; waits for the last
- * step's update of the bucket. Any thread. Errors: STATE (frozen, skipped, after mdp_grad_sync, or more often than uses_per_step). */
+ * step's update of the bucket. With ZERO_2 it waits for nothing: while the slot is another bucket's, the gradient lies outside the pool.
+ * Any thread. Errors: STATE (frozen, skipped, lent, after mdp_grad_sync, or more often than uses_per_step), MEMORY (spill_limit),
+ * UNSUPPORTED (MDP_GRAD_ADD with ZERO_2). */
 MDP_API mdp_status mdp_grad_put(mdp_buffer* buffer, size_t param, const mdp_tensor* grad, uint64_t flags, mdp_stream producer);
 
-/* The gradient was written into (or added to) its view; counts it as ready. Local, does not block, any thread. Errors: as mdp_grad_put, and
- * STATE while another thread puts the same parameter. */
+/* Lends the memory where the gradient goes, until mdp_grad_ready; or mdp_grad_release, if nothing was written or *first. On
+ * *first write it, else add to it. Its shape, row-major; the gradient dtype, or f32 (ZERO_2, half width, uses_per_step above 1). Like
+ * mdp_grad_put otherwise. */
+MDP_API mdp_status mdp_grad_acquire(mdp_buffer* buffer, size_t param, mdp_tensor* out, int32_t* first, mdp_stream producer);
+MDP_API mdp_status mdp_grad_release(mdp_buffer* buffer, size_t param);
+
+/* The gradient was written into (or added to) its view or what mdp_grad_acquire lent (ZERO_2: only there); counts it as ready. Local, does
+ * not block, any thread. Errors: as mdp_grad_put, and STATE while another thread puts the same parameter. */
 MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer);
 
 /* This rank has no gradient of the parameter in this microbatch. If none of the step's brings one, it adds zero; if that is so on all
@@ -647,7 +671,7 @@ MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
  * microbatch). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
-/* The three calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
+/* The four calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
  * count 0: all of them. */
 
 /* The L2 norm of the reduced gradients of these parameters over the whole model, in float64: every element counts once in the world. Inf or
@@ -655,14 +679,18 @@ MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_re
  * share parameters; blocking. Errors: INVALID (a parameter that is frozen, out of range, or listed twice). */
 MDP_API mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm);
 
-/* Multiplies the reduced gradients of these parameters by factor (as f32), in place: with ZERO_0 all of a gradient, with ZERO_1 what this
+/* Multiplies the reduced gradients of these parameters by factor (as f32), in place: with ZERO_0 all of a gradient, else what this
  * rank owns. To be called alike on all ranks. mdp_grad_norm, this by min(1, max / (norm + 1e-6)) and a step without clipping give f32
  * gradients the bits of a step with max_grad_norm = max. Local; with CUDA it waits for what was submitted before. Errors: INVALID (as
  * mdp_grad_norm; factor not finite). */
 MDP_API mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count, double factor, mdp_stream stream);
 
-/* To be called after reduced gradients were written through views: later calls come after the producer's work. With ZERO_1 only what this
- * rank owns counts. Local. */
+/* What this rank owns of a reduced gradient: one dimension, from mdp_range.param_begin on, f32 with ZERO_2; empty if it owns nothing.
+ * Library memory, for reading and writing until the step. Local. Errors: STATE (frozen). */
+MDP_API mdp_status mdp_grad_owned(mdp_buffer* buffer, size_t param, mdp_tensor* out);
+
+/* To be called after reduced gradients were written: later calls come after the producer's work. Unless ZERO_0 only what this rank owns
+ * counts. Local. */
 MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
 
 /* ── Optimizer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */

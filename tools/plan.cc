@@ -19,11 +19,12 @@ namespace {
 
 struct Options {
   std::string sizes, model;
-  int32_t dp = 1;
+  int32_t dp = 1, instances = 1;
   std::string param_dtype, grad_dtype = "f32", bucket_size;
   bool high_bandwidth = false, json = false;
   std::vector<std::string> own_bucket;
   int sharding = 1;
+  uint64_t pool_buckets = 0;
 };
 
 Status take_bucket_size(const std::string& given, BufferConfig* config) {
@@ -75,7 +76,8 @@ Result<ModelFile> take_params(const Options& options) {
 
 Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
   BufferConfig config;
-  config.sharding = options.sharding == 0 ? Sharding::zero_0 : Sharding::zero_1;
+  config.sharding = options.sharding == 0 ? Sharding::zero_0 : options.sharding == 1 ? Sharding::zero_1 : Sharding::zero_2;
+  config.pool_buckets = options.pool_buckets;
   config.high_bandwidth_padding = options.high_bandwidth;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options);
@@ -83,7 +85,9 @@ Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
   *left_out = model->left_out;
   if (Status taken = take_grad_dtype(options, model->params, &config); !taken) return taken;
   if (Status taken = take_own_buckets(options, &model->params); !taken) return taken;
-  auto grid = Grid::create({}, options.dp);
+  GridConfig cut;
+  cut.instances = options.instances;
+  auto grid = Grid::create(cut, options.dp);
   if (!grid) return grid.status();
   return make_plan(*grid, config, std::move(model->params));
 }
@@ -118,6 +122,9 @@ Command add_plan(CLI::App& app) {
                   "Take the parameters from the header of a .safetensors file, in its order, with their types; or from\n"
                   "model.safetensors.index.json and the files that it names");
   sub->add_option("--dp", options->dp, "Data-parallel ranks (default 1)")->check(CLI::Range(1, 1 << 20));
+  sub->add_option("--instances", options->instances,
+                  "Optimizer instances: runs of neighbouring ranks, each with all of the optimizer's state (default 1)")
+      ->check(CLI::Range(1, 1 << 20));
   sub->add_option("--param-dtype", options->param_dtype, "Of the parameters (default f32, or as a model's file says)")
       ->check(CLI::IsMember({"f32", "bf16", "f16"}));
   sub->add_option("--grad-dtype", options->grad_dtype, "Of the gradients: f32 (default) or the parameters'")
@@ -128,12 +135,14 @@ Command add_plan(CLI::App& app) {
   sub->add_flag("--pad-high-bandwidth", options->high_bandwidth, "Pad buckets to multiples of 65536 elements too");
   sub->add_option("--own-bucket", options->own_bucket, "Number of a parameter that gets a bucket to itself; more of them: 0,2")
       ->delimiter(',');
-  sub->add_option("--sharding", options->sharding, "1 (default): optimizer state is sharded; 0: every rank keeps everything")
-      ->check(CLI::IsMember({0, 1}));
+  sub->add_option("--sharding", options->sharding,
+                  "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything")
+      ->check(CLI::IsMember({0, 1, 2}));
+  sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
   sub->add_flag(
       "--json", options->json,
       "One line, written as it is made: {\"dp\",\"arenas\":[{\"params\",\"buckets\",\"owned\",...}],\"bytes\":[...]}, with a list of\n"
-      "what it owns, and of its bytes, for each of the ranks");
+      "what it owns (for each rank of an instance), and of its bytes, for each of the ranks");
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("plan", "nothing may follow --.");
     return plan(*options);

@@ -32,7 +32,7 @@ void print_arena(const ArenaPlan& arena) {
     fmt::print("  {:>6} {:>16} {:>16} {:>16}   {}\n", i, bucket.begin, bucket.end, bucket.unpadded,
                shortened(bucket.end_slot - bucket.first_slot, kShownParams, param));
   }
-  fmt::print("  {:>6}   {}\n", "rank", "owns parameter[from:to]");
+  fmt::print("  {:>6}   {}\n", "rank", arena.instances > 1 ? "of each instance owns parameter[from:to]" : "owns parameter[from:to]");
   for (int shard = 0; shard < std::min(arena.shards, kShownRanks); ++shard) {
     const std::vector<OwnedRange> owned = owned_ranges(layout, arena.shards, shard);
     const auto piece = [&](size_t k) {
@@ -53,6 +53,7 @@ void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
   fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14.3f}\n", ranks == 1 ? "0" : fmt::format("0-{}", ranks - 1),
              bytes.param, bytes.grad, bytes.grad_shard, bytes.master, bytes.state, bytes.scratch, kept + bytes.scratch,
              elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
+  if (bytes.spill > 0) fmt::print("Besides, where gradients come before their turn: at most {} bytes\n", bytes.spill);
   if (bytes.communicators > 0) fmt::print("On a device, besides, an estimate: {} bytes for its communicators\n", bytes.communicators);
 }
 
@@ -62,11 +63,13 @@ void print_plan(const Plan& plan) {
   uint64_t elements = 0;
   for (const ParamSpec& param : plan.params) elements += param.numel;
   const auto plural = [](size_t n) { return n == 1 ? "" : "s"; };
+  constexpr const char* kSharded[] = {"", "nothing sharded", "optimizer sharded", "optimizer and gradients sharded"};
   const int ranks = plan.grid.size(kDp);
-  fmt::print("{} parameter{} of {} elements over {} data-parallel rank{}, {}: {} bucket{}, {} elements of padding\n", plan.params.size(),
-             plural(plan.params.size()), elements, ranks, plural(static_cast<size_t>(ranks)),
-             plan.config.sharding == Sharding::zero_0 ? "nothing sharded" : "optimizer sharded", plan.launch_order.size(),
-             plural(plan.launch_order.size()), plan.padding_elements());
+  const std::string cut = plan.instances() > 1 ? fmt::format(" in {} instances", plan.instances()) : "";
+  fmt::print("{} parameter{} of {} elements over {} data-parallel rank{}{}, {}: {} bucket{}, {} elements of padding\n", plan.params.size(),
+             plural(plan.params.size()), elements, ranks, plural(static_cast<size_t>(ranks)), cut,
+             kSharded[static_cast<size_t>(plan.config.sharding)], plan.launch_order.size(), plural(plan.launch_order.size()),
+             plan.padding_elements());
   for (const ArenaPlan& arena : plan.arenas) print_arena(arena);
   print_bytes(plan.memory(), ranks, elements);
 }

@@ -35,6 +35,8 @@
 %newobject megadp::Buffer::create_on;
 %newobject megadp::Buffer::param;
 %newobject megadp::Buffer::grad;
+%newobject megadp::Buffer::acquire;
+%newobject megadp::Buffer::owned_grad;
 %newobject megadp::Buffer::start_sync;
 %newobject megadp::Buffer::start_broadcast;
 %newobject megadp::Optimizer::create;

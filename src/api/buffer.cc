@@ -17,14 +17,7 @@ mdp_status view_of(mdp_buffer* buffer, size_t param, mdp_tensor* out, Result<Are
     if (Status status = check_handle(buffer, "buffer", Need::process); !status) return status;
     auto view = (buffer->object->arenas().*get)(param);
     if (!view) return view.status();
-    mdp_tensor tensor{};
-    tensor.dtype = static_cast<mdp_dtype>(view->type);
-    give_place(place_of(*buffer), &tensor);
-    tensor.ndim = static_cast<int32_t>(view->shape->size());
-    tensor.data = view->data;
-    tensor.shape = view->shape->data();
-    tensor.strides = view->strides->data();
-    give(tensor, out);
+    give_view(place_of(*buffer), *view, out);
     return {};
   });
 }
@@ -65,8 +58,8 @@ mdp_status mdp_buffer_register(mdp_comm* comm, mdp_grid* grid, const mdp_buffer_
     if (comm != nullptr && grid != nullptr) return invalid("comm and grid are both given; a grid has its communicator, leave comm NULL");
     if (comm == nullptr && grid == nullptr) return invalid("comm is NULL and grid is NULL; give one of the two");
     if (comm != nullptr) {
-      if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
-    } else if (Status status = check_handle(grid, "grid", Need::usable); !status) {
+      if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
+    } else if (Status status = check_handle(grid, "grid", Need::all_ranks); !status) {
       return status;
     }
     auto ours = take_buffer_config(config, "config");
@@ -133,7 +126,7 @@ mdp_status mdp_buffer_counts(mdp_buffer* buffer, size_t* params, size_t* buckets
 mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out) {
   return guard([&]() -> Status {
     if (Status status = check_request_out(out); !status) return status;
-    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
     auto request = prepare_request(out, buffer->context, buffer->object);
     auto pending = buffer->object->params().broadcast(root, out != nullptr);
     if (!pending) return pending.status();
@@ -143,7 +136,7 @@ mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** 
 
 mdp_status mdp_buffer_verify(mdp_buffer* buffer) {
   return guard([&]() -> Status {
-    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
     return buffer->object->params().verify();
   });
 }
@@ -169,6 +162,7 @@ mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out) {
     report.launched_in_backward = stats.launched_in_backward;
     report.syncs = stats.syncs;
     report.host_syncs = stats.host_syncs;
+    report.spill_peak_bytes = stats.spill_peak;
     give(report, out);
     return {};
   });

@@ -131,20 +131,22 @@ Status check_not_self(int32_t rank, const char* call, const Group& group) {
 
 // What is the same in all collectives. `submit` checks the operands and puts the operation on the way's stream.
 template <class Submit>
-mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argument, mdp_stream stream, mdp_request** out,
-                      Submit&& submit) {
-  return guard([&]() -> Status {
-    if (Status status = check_request_out(out); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
-    if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
-    auto request = prepare_request(out, comm->context, comm->object);
-    const Way way = way_of(*comm, first, argument);
-    if (Status ordered = comm->object->channel().stream().wait_for_caller(stream); !ordered) return ordered;
-    if (Status status = submit(way); !status) return status;
-    auto pending = comm->object->finish(way.stream, stream, out != nullptr);
-    if (!pending) return pending.status();
-    return give_request(std::move(request), *std::move(pending), out);
-  });
+mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argument, mdp_stream stream, mdp_request** out, Submit&& submit,
+                      const char* call = __builtin_FUNCTION()) {
+  return guard(
+      [&]() -> Status {
+        if (Status status = check_request_out(out); !status) return status;
+        if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
+        if (Status status = check_stream(stream, "stream", place_of(*comm)); !status) return status;
+        auto request = prepare_request(out, comm->context, comm->object);
+        const Way way = way_of(*comm, first, argument);
+        if (Status ordered = comm->object->channel().stream().wait_for_caller(stream); !ordered) return ordered;
+        if (Status status = submit(way); !status) return status;
+        auto pending = comm->object->finish(way.stream, stream, out != nullptr);
+        if (!pending) return pending.status();
+        return give_request(std::move(request), *std::move(pending), out);
+      },
+      call);
 }
 
 }  // namespace
@@ -216,7 +218,7 @@ mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root,
 mdp_status mdp_barrier(mdp_comm* comm, mdp_request** out) {
   return guard([&]() -> Status {
     if (Status status = check_request_out(out); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
     auto request = prepare_request(out, comm->context, comm->object);
     auto pending = comm->object->barrier(out != nullptr);
     if (!pending) return pending.status();

@@ -130,11 +130,14 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
                   : ours->bootstrap != nullptr ? launch_by_bootstrap(*ours)
                                                : launch_by_environment(*ours);
     if (!launch) return launch.status();
+    const Interrupt interrupt{ours->interrupted, ours->interrupted_context};
+    ask_while_waiting(interrupt, launch->rank, nullptr);
     auto world = World::join(*launch, ours->timeout_ns != 0 ? ours->timeout_ns : kDefaultTimeoutNs);
     if (!world) return world.status();
+    ask_while_waiting(interrupt, launch->rank, world->get());
     auto backend = open_backend(backend_of(*ours), *world);
     if (!backend) return backend.status();
-    auto comm = Comm::create(*std::move(world), *std::move(backend));
+    auto comm = Comm::create(*world, *std::move(backend), interrupt);
     if (!comm) return comm.status();
     *out = new mdp_comm((*comm)->shared_context(), *comm);
     return {};
@@ -144,7 +147,7 @@ mdp_status mdp_comm_create(const mdp_comm_config* config, const mdp_unique_id* i
 mdp_status mdp_comm_split(mdp_comm* comm, int32_t color, int32_t key, mdp_comm** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::usable); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
     auto part = comm->object->split(color, key);
     if (!part) return part.status();
     *out = *part != nullptr ? new mdp_comm(comm->context, *part) : nullptr;

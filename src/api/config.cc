@@ -38,9 +38,9 @@ Status check_param_enums(const mdp_param& param, const std::string& argument) {
   if (param.param_class > MDP_PARAM_CLASS_EXPERT) {
     return invalid(argument, ".param_class is ", param.param_class, "; it must be MDP_PARAM_CLASS_DENSE (0) or MDP_PARAM_CLASS_EXPERT (1)");
   }
-  if (param.placement > MDP_PLACEMENT_SHARDED) {
+  if (param.placement > MDP_PLACEMENT_PARTIAL_MEAN) {
     return invalid(argument, ".placement is ", param.placement,
-                   "; it must be MDP_PLACEMENT_UNSET (0), MDP_PLACEMENT_REPLICATED (1) or MDP_PLACEMENT_SHARDED (2)");
+                   "; it must be MDP_PLACEMENT_UNSET (0), REPLICATED (1), SHARDED (2), PARTIAL_SUM (3) or PARTIAL_MEAN (4)");
   }
   if (Status status = check_reserved(param.reserved, argument + ".reserved"); !status) return status;
   return check_flags(param.flags, MDP_PARAM_FROZEN | MDP_PARAM_OWN_BUCKET, argument + ".flags",
@@ -108,9 +108,9 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
     return invalid(argument, ".grad_dtype is ", ours->grad_dtype,
                    "; it must be MDP_DTYPE_F32 (2), MDP_DTYPE_SAME (1, the parameter's) or 0, which is F32");
   }
-  if (ours->sharding > MDP_SHARDING_ZERO_1) {
+  if (ours->sharding > MDP_SHARDING_ZERO_2) {
     return invalid(argument, ".sharding is ", ours->sharding,
-                   "; it must be MDP_SHARDING_ZERO_0 (1), MDP_SHARDING_ZERO_1 (2) or 0, which is ZERO_1");
+                   "; it must be MDP_SHARDING_ZERO_0 (1), MDP_SHARDING_ZERO_1 (2), MDP_SHARDING_ZERO_2 (3) or 0, which is ZERO_1");
   }
   if (ours->missing > MDP_MISSING_SKIP) {
     return invalid(argument, ".missing is ", ours->missing,
@@ -126,10 +126,12 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   }
   BufferConfig config;
   config.grad_same_as_param = ours->grad_dtype == MDP_DTYPE_SAME;
-  config.sharding = ours->sharding == MDP_SHARDING_ZERO_0 ? Sharding::zero_0 : Sharding::zero_1;
+  if (ours->sharding != MDP_SHARDING_DEFAULT) config.sharding = static_cast<Sharding>(ours->sharding);
   config.missing = static_cast<MissingPolicy>(ours->missing);
   config.bucket_elements = ours->bucket_elements;
   config.bucket_count = ours->bucket_count;
+  config.pool_buckets = ours->pool_buckets;
+  config.spill_limit = ours->spill_limit;
   config.no_overlap = (ours->flags & MDP_BUFFER_NO_OVERLAP) != 0;
   config.high_bandwidth_padding = (ours->flags & MDP_BUFFER_HIGH_BANDWIDTH_PADDING) != 0;
   config.reference_buckets = (ours->flags & MDP_BUFFER_REFERENCE_BUCKETS) != 0;

@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/status.h"
+#include "control/interrupt.h"
 #include "megadp.h"
 
 namespace megadp {
@@ -27,8 +28,10 @@ mdp_status remember(Code code, const char* sentence) noexcept;  // the same wher
 // This failure as the public struct, cut in the same way.
 void fill_error_info(const Status& status, mdp_error_info* out) noexcept;
 
+// call: the exported function's name, for the sentence of an interruption.
 template <Delivery delivery = Delivery::ordinary, class Body>
-mdp_status guard(Body&& body) noexcept {
+mdp_status guard(Body&& body, const char* call = __builtin_FUNCTION()) noexcept {
+  const CallInWait in_wait(call);
   try {
     const Status status = body();
     // Before remembering: the callback may itself call the library.

@@ -30,7 +30,9 @@ bool has_mark(const void* handle, const HandleKind& kind) noexcept {
 }
 
 Status check_context(const Context& context, Need need) {
-  if (need == Need::usable) return context.usable();
+  World* const lost = need == Need::all_ranks ? context.world.get() : nullptr;
+  ask_while_waiting(context.interrupt, context.world->rank(), lost);
+  if (need != Need::process) return context.usable();
   if (!context.world->in_forked_child()) return {};
   return bad_state("this handle belongs to the parent process; a forked child must create its own communicator");
 }

@@ -3,7 +3,6 @@
 // lives in. Two handles never share anything but core objects, so they may be destroyed in any order.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -66,8 +65,6 @@ struct mdp_buffer : megadp::Handle<megadp::Buffer, megadp::kBufferHandle> {
 struct mdp_optimizer : megadp::Handle<megadp::Optimizer, megadp::kOptimizerHandle> {
   using Handle::Handle;
   std::shared_ptr<megadp::Buffer> buffer;
-  // What the shapes of state views point to, made when first needed: the count and the stride of each parameter's owned slice.
-  std::vector<std::array<int64_t, 2>> slices;
 };
 
 struct mdp_request : megadp::Handle<megadp::Request, megadp::kRequestHandle> {
@@ -85,8 +82,9 @@ Place place_of(const H& handle) {
 
 // What a call needs of the handle's context.
 enum class Need {
-  process,  // this process made it. Enough for what reads local memory: what is left after a failure can be saved
-  usable    // and no rank is lost, nothing aborted
+  process,   // this process made it. Enough for what reads local memory: what is left after a failure can be saved
+  usable,    // and no rank is lost, nothing aborted
+  all_ranks  // and the others make this call too: if it is interrupted, they are lost to each other
 };
 
 Status check_mark(const void* handle, const char* argument, const HandleKind& kind);

@@ -38,7 +38,7 @@ inline constexpr StructKind kKind<mdp_error_info> = kind_of<mdp_error_info>("mdp
 template <>
 inline constexpr StructKind kKind<mdp_bootstrap> = kind_of<mdp_bootstrap>("mdp_bootstrap", 40);
 template <>
-inline constexpr StructKind kKind<mdp_comm_config> = kind_of<mdp_comm_config>("mdp_comm_config", 48);
+inline constexpr StructKind kKind<mdp_comm_config> = kind_of<mdp_comm_config>("mdp_comm_config", 64);
 template <>
 inline constexpr StructKind kKind<mdp_grid_config> = kind_of<mdp_grid_config>("mdp_grid_config", 48);
 template <>
@@ -46,9 +46,9 @@ inline constexpr StructKind kKind<mdp_tensor> = kind_of<mdp_tensor>("mdp_tensor"
 template <>
 inline constexpr StructKind kKind<mdp_param> = kind_of<mdp_param>("mdp_param", 64);
 template <>
-inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 40);
+inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 56);
 template <>
-inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 88);
+inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 96);
 template <>
 inline constexpr StructKind kKind<mdp_range> = kind_of<mdp_range>("mdp_range", 56);
 template <>
@@ -60,7 +60,7 @@ inline constexpr StructKind kKind<mdp_step_config> = kind_of<mdp_step_config>("m
 template <>
 inline constexpr StructKind kKind<mdp_step_report> = kind_of<mdp_step_report>("mdp_step_report", 48);
 template <>
-inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 64);
+inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 72);
 template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 

@@ -168,14 +168,13 @@ void give_step_report(const StepReport& from, mdp_step_report* out) {
 mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
-    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
     auto ours = take_config(config);
     if (!ours) return ours.status();
     auto optimizer = Optimizer::create(buffer->object, *ours);
     if (!optimizer) return optimizer.status();
     auto handle = std::make_unique<mdp_optimizer>(buffer->context, *optimizer);
     handle->buffer = buffer->object;
-    handle->slices.resize(buffer->object->plan().params.size());
     *out = handle.release();
     return {};
   });
@@ -198,7 +197,7 @@ mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* c
       if (Status status = check_output(report, "report"); !status) return status;
     }
     if (Status status = check_request_out(out); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::all_ranks); !status) return status;
     auto ours = take_step_config(config, place_of(*optimizer));
     if (!ours) return ours.status();
     auto request = prepare_request(out, optimizer->context, optimizer->object);
@@ -222,16 +221,7 @@ mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const cha
     constexpr size_t longest = 63;
     auto slice = optimizer->object->state(param, std::string_view(name, strnlen(name, longest)));
     if (!slice) return slice.status();
-    std::array<int64_t, 2>& shape = optimizer->slices[param];  // the same numbers every time: a view given out before stays true
-    shape = {static_cast<int64_t>(slice->count), 1};
-    mdp_tensor tensor{};
-    tensor.dtype = static_cast<mdp_dtype>(slice->type);
-    give_place(place_of(*optimizer), &tensor);
-    tensor.ndim = 1;
-    tensor.data = slice->data;
-    tensor.shape = &shape[0];
-    tensor.strides = &shape[1];
-    give(tensor, out);
+    give_slice(place_of(*optimizer), *slice, out);
     return {};
   });
 }

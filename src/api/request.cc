@@ -10,13 +10,15 @@ using namespace megadp;
 
 namespace {
 
-mdp_status wait_until(mdp_request* request, Deadline deadline) {
-  return guard([&]() -> Status {
-    if (Status status = check_handle(request, "request", Need::process); !status) return status;
-    Status outcome = request->object->wait(deadline);
-    if (outcome.code() != Code::pending && request->object->claim_notification()) settle_event(*request->context, true);
-    return outcome;
-  });
+mdp_status wait_until(mdp_request* request, Deadline deadline, const char* call = __builtin_FUNCTION()) {
+  return guard(
+      [&]() -> Status {
+        if (Status status = check_handle(request, "request", Need::process); !status) return status;
+        Status outcome = request->object->wait(deadline);
+        if (outcome.code() != Code::pending && request->object->claim_notification()) settle_event(*request->context, true);
+        return outcome;
+      },
+      call);
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ using namespace megadp;
 
 namespace {
 
-Status check_call(mdp_buffer* buffer, mdp_stream stream, const char* stream_name) {
-  if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+Status check_call(mdp_buffer* buffer, mdp_stream stream, const char* stream_name, Need need = Need::usable) {
+  if (Status status = check_handle(buffer, "buffer", need); !status) return status;
   return check_stream(stream, stream_name, place_of(*buffer));
 }
 
@@ -98,6 +98,27 @@ mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer)
   });
 }
 
+mdp_status mdp_grad_acquire(mdp_buffer* buffer, size_t param, mdp_tensor* out, int32_t* first, mdp_stream producer) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_out(first, "first"); !status) return status;
+    if (Status status = check_call(buffer, producer, "producer"); !status) return status;
+    bool replaces = false;
+    auto view = buffer->object->gradients().acquire(param, &replaces, producer);
+    if (!view) return view.status();
+    *first = replaces ? 1 : 0;
+    give_view(place_of(*buffer), *view, out);
+    return {};
+  });
+}
+
+mdp_status mdp_grad_release(mdp_buffer* buffer, size_t param) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    return buffer->object->gradients().release(param);
+  });
+}
+
 mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
@@ -108,7 +129,7 @@ mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param) {
 mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_request_out(out); !status) return status;
-    if (Status status = check_call(buffer, consumer, "consumer"); !status) return status;
+    if (Status status = check_call(buffer, consumer, "consumer", Need::all_ranks); !status) return status;
     auto request = prepare_request(out, buffer->context, buffer->object);
     auto pending = buffer->object->gradients().sync(consumer, out != nullptr);
     if (!pending) return pending.status();
@@ -119,7 +140,7 @@ mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** 
 mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_out(norm, "norm"); !status) return status;
-    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
     auto list = take_list(params, count);
     if (!list) return list.status();
     auto found = buffer->object->gradients().norm(*list);
@@ -137,6 +158,17 @@ mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count
     constexpr double most = std::numeric_limits<float>::max();
     if (!(std::fabs(factor) <= most)) return invalid("factor is ", factor, "; it must be finite, as a float too: at most ", most);
     return buffer->object->gradients().scale(*list, static_cast<float>(factor), stream);
+  });
+}
+
+mdp_status mdp_grad_owned(mdp_buffer* buffer, size_t param, mdp_tensor* out) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_output(out, "out"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::usable); !status) return status;
+    auto slice = buffer->object->gradients().owned(param);
+    if (!slice) return slice.status();
+    give_slice(place_of(*buffer), *slice, out);
+    return {};
   });
 }
 

@@ -15,7 +15,7 @@ namespace megadp {
 namespace {
 
 constexpr int32_t kMaxDims = 16;
-constexpr uint64_t kMaxElements = uint64_t{1} << 58;
+constexpr uint64_t kMostInShape = uint64_t{1} << 58;
 
 Result<Place> take_place(const mdp_tensor& tensor, const std::string& argument, const Place& backend) {
   constexpr auto cpu = static_cast<int32_t>(DeviceType::cpu), cuda = static_cast<int32_t>(DeviceType::cuda);
@@ -65,7 +65,7 @@ Status take_strides(const int64_t* given, const std::string& argument, Access ac
     if (tensor->numel == 0 || tensor->shape[d] == 1) continue;  // never stepped along
     uint64_t span;
     if (!checked_mul(magnitude(given[d]), static_cast<uint64_t>(tensor->shape[d]) - 1, &span) || !checked_add(reach, span, &reach) ||
-        reach >= kMaxElements) {
+        reach >= kMostInShape) {
       return invalid(argument, ".strides[", d, "] is ", given[d], "; with ", tensor->shape[d], " elements it reaches beyond memory");
     }
     tensor->dense = tensor->dense && given[d] == tensor->strides[d];
@@ -94,7 +94,7 @@ Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& 
     if (sizes[d] < 0) return invalid(argument, ".shape[", d, "] is ", sizes[d], "; sizes are 0 or more");
   }
   size_t unused;
-  if (count_elements(shape.sizes, kMaxElements - 1, &shape.numel, &unused)) return shape;
+  if (count_elements(shape.sizes, kMostInShape - 1, &shape.numel, &unused)) return shape;
   return invalid(argument, ".shape is ", shape_text(shape.sizes), ": more elements than memory can hold");
 }
 
@@ -138,6 +138,28 @@ Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument, 
 void give_place(const Place& place, mdp_tensor* out) {
   out->device_type = static_cast<int32_t>(place.type);
   out->device_id = place.index;
+}
+
+void give_view(const Place& place, const Arenas::View& view, mdp_tensor* out) {
+  mdp_tensor tensor{};
+  tensor.dtype = static_cast<mdp_dtype>(view.type);
+  give_place(place, &tensor);
+  tensor.ndim = static_cast<int32_t>(view.shape->size());
+  tensor.data = view.data;
+  tensor.shape = view.shape->data();
+  tensor.strides = view.strides->data();
+  give(tensor, out);
+}
+
+void give_slice(const Place& place, const Slice& slice, mdp_tensor* out) {
+  mdp_tensor tensor{};
+  tensor.dtype = static_cast<mdp_dtype>(slice.type);
+  give_place(place, &tensor);
+  tensor.ndim = 1;
+  tensor.data = slice.data;
+  tensor.shape = slice.shape->data();
+  tensor.strides = tensor.shape + 1;
+  give(tensor, out);
 }
 
 }  // namespace megadp

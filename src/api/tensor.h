@@ -8,6 +8,7 @@
 #include "backend/backend.h"
 #include "base/dtype.h"
 #include "base/status.h"
+#include "core/arenas.h"
 #include "megadp.h"
 
 namespace megadp {
@@ -39,5 +40,7 @@ Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access
 Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument, const Place& place);
 
 void give_place(const Place& place, mdp_tensor* out);
+void give_view(const Place& place, const Arenas::View& view, mdp_tensor* out);
+void give_slice(const Place& place, const Slice& slice, mdp_tensor* out);
 
 }  // namespace megadp

@@ -65,6 +65,8 @@ class Backend {
   virtual Status zero(Stream& stream, void* data, size_t bytes) = 0;
   // to[i] = from[i], rounded to nearest even.
   virtual Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
+  // to[i] = to[i] + from[i] in fp32, rounded once. f32, bf16, f16.
+  virtual Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
   // Adds to scalars->square_sum and scalars->nonfinite. In f64 and in one order, so that every backend gets the same bits: blocks of 4096
   // elements, counted from the first one of the call; in a block, element i goes to lane i % 16 and the 16 lanes are added in their order;
   // the blocks are added in their order, then their sum to square_sum.

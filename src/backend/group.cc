@@ -43,6 +43,7 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
   }
   std::string about = tag.what;
   const auto add = [&about](const std::string& more) { about += (about.empty() ? "" : ", ") + more; };
+  if (tag.microbatch > 0) add(text("microbatch ", tag.microbatch));
   if (operation > 0) add(text("operation ", operation, " of the group"));
   if (tag.bucket >= 0) add(text("bucket ", tag.bucket));
   return about.empty() ? out : out + " (" + about + ")";
@@ -63,6 +64,11 @@ Status Group::check(const WindowOp& call) const {
   }
   if (in_pieces && call.count % static_cast<uint64_t>(size()) != 0) {
     return refused(Code::invalid, text("count is ", call.count, ", which is not divisible by the ", size(), " ranks of the group"));
+  }
+  if (call.to != nullptr && call.kind != Collective::reduce_scatter)
+    return refused(Code::internal, "only a reduce_scatter has a place of its own");
+  if (call.to_f32 && ((call.to == nullptr && call.count > 0) || !is_trainable(call.type))) {
+    return refused(Code::internal, "a sum in f32 is one of f32, bf16 or f16, and has a place of its own");
   }
   if (call.divisor != 1 && (!sums || call.type == DType::i64 || call.type == DType::u8)) {
     return refused(Code::unsupported, text("divisor is ", call.divisor, "; it must be 1 for ", sums ? "integers" : "what is no sum"));

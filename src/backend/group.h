@@ -36,7 +36,8 @@ class Window {
 // What an operation is for, which is the same on all ranks; and this rank's number of the bucket, for the sentence of a failure.
 struct Tag {
   int32_t bucket = -1;
-  const char* what = "";  // a literal, such as "gradients" or "parameters"
+  const char* what = "";    // a literal, such as "gradients" or "parameters"
+  uint32_t microbatch = 0;  // the same on all ranks; 0: of none
 };
 
 enum class Collective : uint32_t {  // in host::Operation it goes from process to process
@@ -63,7 +64,8 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
 // A collective in windows, as data: elements [begin, begin + count) of `type` in everyone's part. Piece r of them is count / size elements
 // (exact) from begin + r * piece.
 // - reduce_scatter: rank r's piece becomes sum / divisor; the other pieces are unspecified, except that elements that were zero on every
-//   rank stay zero.
+//   rank stay zero. With `to`, which is this rank's own affair, the sum goes there and all pieces are unspecified. With to_f32 it goes
+//   there as f32, not rounded to `type`; except that where NCCL adds up, its sums are of `type`.
 // - all_reduce: everything becomes sum / divisor.
 // - all_gather: rank r's piece is copied to all others.
 // - broadcast: rank root's elements are copied to all others.
@@ -73,8 +75,10 @@ struct WindowOp {
   DType type;
   size_t begin, count;
   Tag tag = {};
-  float divisor = 1;  // of sums
-  int root = -1;      // of a broadcast
+  float divisor = 1;   // of sums
+  int root = -1;       // of a broadcast
+  void* to = nullptr;  // of a reduce_scatter: any memory of the backend, which stays alive until the stream has passed
+  bool to_f32 = false;
 };
 
 // Elements of each rank's piece, by rank; the pieces lie one after another.
@@ -139,7 +143,8 @@ class Group {
 
   // ── on any memory of the backend, staged where need be; `from` and `to` may be equal (for reduce_scatter and all_gather: may overlap as
   //    in MPI_IN_PLACE, `to` or `from` being the own piece of the other); they stay alive until the stream has passed ──
-  virtual Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) = 0;
+  // divisor: of sums, as in windows.
+  virtual Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor = 1) = 0;
   virtual Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) = 0;
   virtual Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;
   virtual Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) = 0;

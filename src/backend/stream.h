@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/status.h"
+#include "control/interrupt.h"
 
 namespace megadp {
 
@@ -18,8 +19,13 @@ class Event {
   virtual bool done() const noexcept = 0;
   // ok, or the failure of the stream up to this point. Meaningful once done().
   virtual Status status() const = 0;
-  // Code::pending at the deadline, otherwise status(). From any thread.
+  // Code::pending at the deadline, or if the caller is interrupted (control/interrupt.h); otherwise status(). From any thread.
   virtual Status wait(Deadline deadline) = 0;
+  // status(), however long it takes, or interruption().
+  Status await() {
+    const Status reached = wait(Deadline::never());
+    return reached.code() == Code::pending ? interruption() : reached;
+  }
   // now_ns() at the moment the stream reached the event; 0 until then.
   virtual uint64_t time_ns() const noexcept = 0;
 };

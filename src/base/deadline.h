@@ -19,6 +19,7 @@ class Deadline {
     return Deadline(ns > UINT64_MAX - now ? UINT64_MAX : now + ns);
   }
   static Deadline never() noexcept { return Deadline(UINT64_MAX); }
+  static Deadline earlier(Deadline one, uint64_t at_ns) noexcept { return Deadline(at_ns < one.at_ns_ ? at_ns : one.at_ns_); }
 
   bool passed() const noexcept { return at_ns_ != UINT64_MAX && now_ns() >= at_ns_; }
   uint64_t left_ns() const noexcept {

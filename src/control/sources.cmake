@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 set(MEGADP_control_SOURCES
     agreement.cc
+    interrupt.cc
     memory_check.cc
     memory_limits.cc
     wording.cc

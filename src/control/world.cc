@@ -10,6 +10,7 @@
 #include <numeric>
 
 #include "base/text.h"
+#include "control/interrupt.h"
 #include "control/join/job_key.h"
 #include "control/join/rendezvous.h"
 #include "control/launch/launch.h"
@@ -168,6 +169,10 @@ Result<JoinResult> meet(const JoinRequest& request) {
   return request.rank == request.server_rank ? join_as_server(request) : join_as_client(request);
 }
 
+Status caller_interrupted() {
+  return interrupted() ? interruption() : Status();
+}
+
 // Hands the links of a rendezvous to the monitor.
 void connect(Monitor& monitor, const JoinRequest& request, JoinResult joined, bool control, bool descriptors) {
   const bool serving = request.rank == request.server_rank;
@@ -207,7 +212,7 @@ Status join_within_node(const Launch& launch, const JoinRequest& world, const st
   if (request.expected.size() > 1) {
     request.endpoint = {socket_name(launch, text("node of rank ", request.server_rank)), "", 0};
     request.deadline = Deadline::after_ns(request.timeout_ns);
-    request.interrupted = [&monitor] { return monitor.failed() ? monitor.failure() : Status(); };
+    request.interrupted = [&monitor] { return monitor.failed() ? monitor.failure() : caller_interrupted(); };
     auto joined = meet(request);
     if (!joined.ok()) return joined.status();
     connect(monitor, request, *std::move(joined), false, true);
@@ -260,6 +265,7 @@ Result<std::shared_ptr<World>> World::join(const Launch& given, uint64_t timeout
   request.expected = all_ranks(launch.nranks);
   request.timeout_ns = timeout_ns;
   request.deadline = deadline;
+  request.interrupted = caller_interrupted;
   request.listeners = &*listeners;
   auto joined = meet(request);
   if (!joined.ok()) return joined.status();

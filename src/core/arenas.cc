@@ -6,14 +6,15 @@
 
 namespace megadp {
 
-WindowOp Arena::reduction(uint32_t bucket, int32_t number) const {
-  return {.kind = is_sharded() ? Collective::reduce_scatter : Collective::all_reduce,
+WindowOp Arena::reduction(uint32_t bucket, int32_t number, uint32_t microbatch) const {
+  const bool in_pieces = is_sharded() || is_pooled() || has_instances();
+  return {.kind = in_pieces ? Collective::reduce_scatter : Collective::all_reduce,
           .window = grads,
           .type = plan->grad_type,
-          .begin = range(bucket).begin,
+          .begin = plan->grad_begin(bucket),
           .count = range(bucket).end - range(bucket).begin,
-          .tag = {number, "gradients"},
-          .divisor = divisor};
+          .tag = {number, "gradients", microbatch},
+          .divisor = has_instances() ? 1 : divisor};
 }
 
 WindowOp Arena::gather(uint32_t bucket, int32_t number) const {
@@ -27,7 +28,7 @@ WindowOp Arena::gather(uint32_t bucket, int32_t number) const {
 
 Arenas::~Arenas() {
   // Collectives keep their windows; element-wise work on a stream does not.
-  for (const auto& channel : {grads_, gathers_}) {
+  for (const auto& channel : {grads_, gathers_, across_}) {
     if (channel) channel->retain(kept_);
   }
 }
@@ -38,61 +39,130 @@ Status Arenas::allocate() {
     if (first.ok()) first = status;
     return status.ok();
   };
-  // Both, in this order, on every rank, whatever its stage and experts are: splitting is collective over the whole world.
-  std::shared_ptr<Comm> comms[2];
+  succeeded(create_channels());
+  // Dense, then expert, on every rank, whatever its stage and experts are: splitting is collective over the whole world.
+  ReplicaComms comms[2];
+  bool world_covered = false;
+  const bool same = plan_.grid.groups(Grid::replica_axes(true)) == plan_.grid.groups(Grid::replica_axes(false));
   for (const bool expert : {false, true}) {
-    auto comm = grid_->comm(Grid::shard_axes(expert));
-    if (succeeded(comm.status())) comms[expert ? 1 : 0] = *std::move(comm);
+    ReplicaComms& part = comms[expert ? 1 : 0];
+    if (expert && same) {
+      part = comms[0];
+    } else {
+      succeeded(make_comms(Grid::replica_axes(expert), &part));
+    }
+    if (plan_.grid.size(Grid::replica_axes(expert)) < plan_.grid.world()) continue;
+    world_ = part.all;
+    world_covered = true;
   }
-  for (const auto& [channel, name] : {std::pair(&grads_, "mdp-grads"), std::pair(&gathers_, "mdp-gathers")}) {
-    auto made = Channel::create(shared_context(), name);
-    if (succeeded(made.status())) *channel = *std::move(made);
+  if (!world_covered) {
+    auto world = grid_->world()->duplicate(grads_);
+    if (succeeded(world.status())) world_ = *std::move(world);
   }
-  std::shared_ptr<Comm> grads[2], params[2];
-  succeeded(duplicate(comms, grads, params));
-  for (const ArenaPlan& arena_plan : plan_.arenas) {
-    const size_t part = arena_plan.expert ? 1 : 0;
-    if (grads[part] != nullptr && params[part] != nullptr) succeeded(add(arena_plan, grads[part], params[part]));
+  succeeded(make_tp_comms());
+  for (const ArenaPlan& plan : plan_.arenas) {
+    const ReplicaComms& of_part = comms[plan.expert ? 1 : 0];
+    if (of_part.grads != nullptr && of_part.params != nullptr) succeeded(add(plan, of_part));
   }
   if (first.ok()) index();
   return first;
 }
 
-// The communicators of dense and expert parameters on both channels, and the world's on the one of gradients; a communicator that is
-// another one, too, is duplicated once.
-Status Arenas::duplicate(std::span<const std::shared_ptr<Comm>, 2> comms, std::span<std::shared_ptr<Comm>, 2> grads,
-                         std::span<std::shared_ptr<Comm>, 2> params) {
+Status Arenas::create_channels() {
   Status first;
-  const auto make = [&](const std::shared_ptr<Comm>& comm, const std::shared_ptr<Channel>& channel) -> std::shared_ptr<Comm> {
-    if (comm == nullptr) return nullptr;
-    auto made = comm->duplicate(channel);
+  const auto create = [&](std::shared_ptr<Channel>* channel, const char* name) {
+    auto made = Channel::create(shared_context(), name);
     if (first.ok()) first = made.status();
-    return made ? *std::move(made) : nullptr;
+    if (made) *channel = *std::move(made);
   };
-  for (const size_t part : {0, 1}) {
-    const bool same = part == 1 && comms[1] == comms[0];
-    grads[part] = same ? grads[0] : make(comms[part], grads_);
-    params[part] = same ? params[0] : make(comms[part], gathers_);
-    if (comms[part] == grid_->world()) world_ = grads[part];
-  }
-  if (comms[0] != grid_->world() && comms[1] != grid_->world()) world_ = make(grid_->world(), grads_);
+  create(&grads_, "mdp-grads");
+  create(&gathers_, "mdp-gathers");
+  if (plan_.instances() > 1) create(&across_, "mdp-across");
   return first;
 }
 
-Status Arenas::add(const ArenaPlan& plan, std::shared_ptr<Comm> grads_comm, std::shared_ptr<Comm> params_comm) {
+// The ranks of the world that axes span with this one.
+std::vector<int> Arenas::members(Axes axes) const {
+  std::vector<int> ranks = plan_.grid.group(axes, grid_->rank());
+  for (int& rank : ranks) rank = grid_->world()->group().members()[static_cast<size_t>(rank)];
+  return ranks;
+}
+
+// On every rank the same ones in the same order, also after a failure.
+Status Arenas::make_comms(Axes axes, ReplicaComms* out) const {
+  const std::vector<int> replicas = members(axes);
+  const int instances = plan_.instances(), index = plan_.grid.index(axes, grid_->rank());
+  const std::vector<int> inside = Grid::instance_of(replicas, index, instances);
+  Status first;
+  const auto make = [&](const std::vector<int>& ranks, const std::shared_ptr<Channel>& channel) -> std::shared_ptr<Comm> {
+    auto made = grid_->world()->subset(ranks, channel);
+    if (first.ok()) first = made.status();
+    return made ? *std::move(made) : nullptr;
+  };
+  out->grads = make(inside, grads_);
+  out->params = make(inside, gathers_);
+  if (instances == 1) {
+    out->all = out->grads;
+    out->all_for_params = out->params;
+    return first;
+  }
+  out->across = make(Grid::across_instances(replicas, index, instances), across_);
+  out->all = make(replicas, grads_);
+  out->all_for_params = make(replicas, gathers_);
+  return first;
+}
+
+// Tensor-parallel ranks have partial gradients of the same parameters.
+Status Arenas::make_tp_comms() {
+  Status first;
+  const auto make = [&](Axes axes) -> std::shared_ptr<Comm> {
+    if (plan_.grid.size(axes) == plan_.grid.world()) return world_;
+    auto made = grid_->world()->subset(members(axes), grads_);
+    if (first.ok()) first = made.status();
+    return made ? *std::move(made) : nullptr;
+  };
+  for (const bool expert : {false, true}) {
+    if (!plan_.has_partial(expert)) continue;
+    tp_[expert ? 1 : 0] = make(Grid::tp_axes(expert));
+    with_tp_[expert ? 1 : 0] = make(Grid::tp_axes(expert) | Grid::replica_axes(expert));
+  }
+  return first;
+}
+
+const std::shared_ptr<Comm>& Arenas::agreement_comm(Axes axes) const {
+  if (axes == 0) return world_;
+  const bool expert = (axes & kExpertGrid) != 0;
+  if (axes != Grid::replica_axes(expert)) return with_tp_[expert ? 1 : 0];
+  const auto arena = std::find_if(arenas_.begin(), arenas_.end(), [expert](const Arena& one) { return one.plan->expert == expert; });
+  return arena->comms.all;
+}
+
+Status Arenas::add(const ArenaPlan& plan, const ReplicaComms& comms) {
   Arena arena;
+  arena.comms = comms;
   arena.plan = &plan;
-  arena.grads_comm = std::move(grads_comm);
-  arena.params_comm = std::move(params_comm);
   arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
-  arena.owned = owned_ranges(plan.layout, plan.shards, plan_.shard(plan, grid_->rank()));
+  const int shard = plan_.shard(plan, grid_->rank());
+  arena.shard = static_cast<uint64_t>(shard);
+  arena.owned = owned_ranges(plan.layout, plan.shards, shard);
   const uint64_t elements = std::max<uint64_t>(plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
-  auto params = arena.params_comm->group().allocate_window(elements * size_of(plan.param_type));
-  auto grads = arena.grads_comm->group().allocate_window(elements * size_of(plan.grad_type));
+  auto params = comms.params->group().allocate_window(elements * size_of(plan.param_type));
+  auto grads = comms.grads->group().allocate_window(std::max<uint64_t>(plan.grad_elements(), 1) * size_of(plan.grad_type));
   if (!params) return params.status();
   if (!grads) return grads.status();
   arena.params = kept_->keep(*std::move(params));
   arena.grads = kept_->keep(*std::move(grads));
+  if (arena.is_pooled()) {
+    auto sums = backend().allocate(std::max<uint64_t>(Plan::shard_elements(plan), 1) * sizeof(float));
+    if (!sums) return sums.status();
+    arena.sums = kept_->keep(*std::move(sums));
+  }
+  if (plan.wide_slots > 0) {
+    auto wide = backend().allocate(std::max<uint64_t>(plan.wide_slots * plan.wide_elements, 1) * sizeof(float));
+    if (!wide) return wide.status();
+    arena.wide = kept_->keep(*std::move(wide));
+  }
+  arena.numbers.resize(plan.layout.buckets.size());
   is_sharded_ = is_sharded_ || arena.is_sharded();
   arenas_.push_back(std::move(arena));
   return {};
@@ -100,8 +170,13 @@ Status Arenas::add(const ArenaPlan& plan, std::shared_ptr<Comm> grads_comm, std:
 
 void Arenas::index() {
   places_.resize(plan_.params.size());
+  owned_shapes_.resize(plan_.params.size(), {0, 1});
+  for (const Arena& arena : arenas_) {
+    for (const OwnedRange& range : arena.owned) owned_shapes_[range.param][0] = static_cast<int64_t>(range.end - range.begin);
+  }
   for (uint32_t number = 0; number < plan_.launch_order.size(); ++number) {
     const BucketRef ref = plan_.launch_order[number];
+    arenas_[ref.arena].numbers[ref.bucket] = number;
     const Layout& layout = plan_.arenas[ref.arena].layout;
     const BucketRange& range = layout.buckets[ref.bucket];
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
@@ -109,6 +184,13 @@ void Arenas::index() {
       places_[param] = {ref.arena, number, layout.slots[slot].begin, dense_strides(plan_.params[param].shape)};
     }
   }
+}
+
+const OwnedRange* Arenas::owned(size_t param) const {
+  const std::vector<OwnedRange>& owned = arena_of(param).owned;
+  const uint64_t begin = place(param).begin;
+  const auto at = std::partition_point(owned.begin(), owned.end(), [begin](const OwnedRange& each) { return each.end <= begin; });
+  return at != owned.end() && at->param == param ? &*at : nullptr;
 }
 
 Status Arenas::check_param(size_t param) const {
@@ -129,7 +211,7 @@ StridedArray Arenas::param_array(size_t param) const {
 
 StridedArray Arenas::grad_array(size_t param) const {
   const Arena& arena = arena_of(param);
-  return {arena.grad_at(place(param).begin), arena.plan->grad_type, plan_.params[param].shape, place(param).strides};
+  return {arena.grad_at(local_bucket(param), place(param).begin), arena.plan->grad_type, plan_.params[param].shape, place(param).strides};
 }
 
 Result<Arenas::View> Arenas::param_view(size_t param) const {
@@ -141,7 +223,13 @@ Result<Arenas::View> Arenas::param_view(size_t param) const {
 Result<Arenas::View> Arenas::grad_view(size_t param) const {
   if (Status status = check_param(param); !status) return status;
   const Arena& arena = arena_of(param);
-  return View{arena.grad_at(place(param).begin), arena.plan->grad_type, &plan_.params[param].shape, &place(param).strides};
+  if (arena.is_pooled()) {
+    return unsupported(
+        "with MDP_SHARDING_ZERO_2 a gradient has no place of its own: write it where mdp_grad_acquire says, and read what "
+        "this rank owns of the reduced one with mdp_grad_owned");
+  }
+  return View{arena.grad_at(local_bucket(param), place(param).begin), arena.plan->grad_type, &plan_.params[param].shape,
+              &place(param).strides};
 }
 
 }  // namespace megadp

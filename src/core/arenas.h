@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arenas: the memory of a buffer. The parameters of one (parameter type, gradient type, class) lie in an arena: a window for parameters and
-// one for gradients, cut into buckets by the plan, and shared by the ranks that hold replicas. Here are the windows, the communicators
-// and the two channels that work on them; what a step does with them is not known here.
+// one for gradients, cut into buckets by the plan, and shared by the ranks that hold replicas. With ZeRO-2 the window of gradients is a
+// small pool of slots, which buckets take in turn, and what this rank owns of the sums lies apart. Here are the windows, the communicators
+// and the channels that work on them; what a step does with them is not known here.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -18,19 +20,50 @@
 
 namespace megadp {
 
+// The ranks that hold replicas of dense or of expert parameters. With one instance of the optimizer all of them share its state, and the
+// first two are the last two.
+struct ReplicaComms {
+  std::shared_ptr<Comm> grads, params;        // the instance that this rank is in, on the channels of gradients and of gathers
+  std::shared_ptr<Comm> across;               // on a channel of its own, one rank of each instance: those that own the same; with instances
+  std::shared_ptr<Comm> all, all_for_params;  // on the channels of gradients and of gathers
+};
+
 struct Arena {
   const ArenaPlan* plan = nullptr;
-  std::shared_ptr<Comm> grads_comm, params_comm;  // the ranks that hold replicas of these parameters, on either channel
+  ReplicaComms comms;
   Window *params = nullptr, *grads = nullptr;
+  Memory* sums = nullptr;         // with a pool: the reduced gradients of this rank's shard, f32, added up over microbatches
+  Memory* wide = nullptr;         // ArenaPlan::wide_slots
   float divisor = 1;              // of the reduced sum: dp x cp, for experts too
+  uint64_t shard = 0;             // this rank's
   std::vector<OwnedRange> owned;  // this rank's, in placement order
+  std::vector<uint32_t> numbers;  // of its buckets, in launch order
 
   bool is_sharded() const { return plan->shards > 1; }
   std::byte* param_at(uint64_t element) const { return params->data() + element * size_of(plan->param_type); }
-  std::byte* grad_at(uint64_t element) const { return grads->data() + element * size_of(plan->grad_type); }
+  bool is_pooled() const { return plan->pool_slots > 0; }
+  bool has_instances() const { return plan->instances > 1; }
+  // The own piece of a bucket.
+  uint64_t piece_count(uint32_t bucket) const { return (range(bucket).end - range(bucket).begin) / static_cast<uint64_t>(plan->shards); }
+  std::byte* piece_at(uint32_t bucket) const { return grad_at(bucket, range(bucket).begin + shard * piece_count(bucket)); }
+  float* wide_at(uint64_t slot) const { return static_cast<float*>(wide->data()) + slot * plan->wide_elements; }
+  // Where an element of a bucket goes to be reduced; with a pool while the slot is the bucket's.
+  std::byte* grad_at(uint32_t bucket, uint64_t element) const {
+    return grads->data() + (plan->grad_begin(bucket) + element - range(bucket).begin) * size_of(plan->grad_type);
+  }
+  // The reduced gradient of an owned range.
+  void* reduced_at(const OwnedRange& range) const {
+    return is_pooled() ? static_cast<float*>(sums->data()) + range.at : static_cast<void*>(grad_at(range.bucket, range.begin));
+  }
+  // With a pool: this rank's sums of a bucket.
+  float* sums_of(uint32_t bucket) const {
+    return static_cast<float*>(sums->data()) + range(bucket).begin / static_cast<uint64_t>(plan->shards);
+  }
+  DType reduced_type() const { return is_pooled() ? DType::f32 : plan->grad_type; }
   const BucketRange& range(uint32_t bucket) const { return plan->layout.buckets[bucket]; }
-  // All of a bucket, in its window of gradients or of parameters.
-  WindowOp reduction(uint32_t bucket, int32_t number) const;
+  // All of a bucket, in its window of gradients or of parameters. microbatch: 0 if the step has one reduction of each bucket. With
+  // instances the sum is only this one's, and not divided.
+  WindowOp reduction(uint32_t bucket, int32_t number, uint32_t microbatch) const;
   WindowOp gather(uint32_t bucket, int32_t number) const;
 };
 
@@ -39,6 +72,13 @@ struct ParamPlace {
   uint32_t arena = 0, bucket = 0;  // the bucket's number in launch order
   uint64_t begin = 0;              // element of the arena
   std::vector<int64_t> strides;    // dense row-major
+};
+
+// What this rank owns of a parameter's gradient, master or state, as one dimension; no data if it owns nothing of it.
+struct Slice {
+  void* data;
+  DType type;
+  const std::array<int64_t, 2>* shape;  // the count, and the stride 1; it lives as long as the buffer
 };
 
 class Arenas {
@@ -61,19 +101,28 @@ class Arenas {
   // wait for the last step's gathers.
   Channel& grads() const noexcept { return *grads_; }
   Channel& gathers() const noexcept { return *gathers_; }
+  // Sums across instances, beside the next bucket's inside them; null with one instance.
+  Channel* across() const noexcept { return across_.get(); }
   const std::shared_ptr<Comm>& world() const noexcept { return world_; }  // on the channel of gradients
+  // Likewise: the tensor-parallel ranks, where some of their gradients are partial; the ranks of an agreement.
+  const std::shared_ptr<Comm>& tp(bool expert) const noexcept { return tp_[expert ? 1 : 0]; }
+  const std::shared_ptr<Comm>& agreement_comm(Axes axes) const;
   // Where a step ends: gathers(), if there is anything to gather.
   Channel& last() const noexcept { return is_sharded_ ? *gathers_ : *grads_; }
 
   std::span<const Arena> all() const noexcept { return arenas_; }
   const ParamPlace& place(size_t param) const { return places_[param]; }
   const Arena& arena_of(size_t param) const { return arenas_[places_[param].arena]; }
+  uint32_t local_bucket(size_t param) const { return plan_.launch_order[places_[param].bucket].bucket; }  // its number in the arena
   const Arena& arena_of(const BucketRef& bucket) const { return arenas_[bucket.arena]; }
   // Code::invalid or Code::state if it is not the number of a parameter that lies here.
   Status check_param(size_t param) const;
   StridedArray param_array(size_t param) const;
-  StridedArray grad_array(size_t param) const;
-  // Views of library memory. Frozen parameters have none: Code::state.
+  StridedArray grad_array(size_t param) const;  // with a pool: while the slot is its bucket's
+  // The range of a parameter that this rank owns; nullptr if it owns nothing of it.
+  const OwnedRange* owned(size_t param) const;
+  Slice slice(size_t param, void* data, DType type) const { return {data, type, &owned_shapes_[param]}; }
+  // Views of library memory. Frozen parameters have none: Code::state; nor have gradients in a pool: Code::unsupported.
   struct View {
     void* data;
     DType type;
@@ -86,18 +135,22 @@ class Arenas {
   KeepAlive& kept() noexcept { return *kept_; }
 
  private:
-  Status duplicate(std::span<const std::shared_ptr<Comm>, 2> comms, std::span<std::shared_ptr<Comm>, 2> grads,
-                   std::span<std::shared_ptr<Comm>, 2> params);
-  Status add(const ArenaPlan& plan, std::shared_ptr<Comm> grads_comm, std::shared_ptr<Comm> params_comm);
+  Status create_channels();
+  std::vector<int> members(Axes axes) const;
+  Status make_comms(Axes axes, ReplicaComms* out) const;
+  Status make_tp_comms();
+  Status add(const ArenaPlan& plan, const ReplicaComms& comms);
   void index();
 
   const std::shared_ptr<ProcessGrid> grid_;
   const Plan plan_;
-  std::shared_ptr<Channel> grads_, gathers_;
+  std::shared_ptr<Channel> grads_, gathers_, across_;
   std::shared_ptr<Comm> world_;
+  std::shared_ptr<Comm> tp_[2], with_tp_[2];  // dense, expert; the second with all replicas
   std::shared_ptr<KeepAlive> kept_ = std::make_shared<KeepAlive>();
   std::vector<Arena> arenas_;
-  std::vector<ParamPlace> places_;  // by registration index
+  std::vector<ParamPlace> places_;                    // by registration index
+  std::vector<std::array<int64_t, 2>> owned_shapes_;  // likewise
   bool is_sharded_ = false;
 };
 

@@ -8,6 +8,19 @@
 #include "core/replicas.h"
 
 namespace megadp {
+namespace {
+
+// What this rank has registered, for those of the axes to compare with.
+Replica registered(std::function<std::string(bool expert)> describe, Axes (*axes)(bool expert)) {
+  Replica held{.call = "mdp_buffer_register", .digests = {}, .detail = std::move(describe), .axes = axes};
+  for (const bool expert : {false, true}) {
+    const std::string text = held.detail(expert);
+    held.digests[expert ? 1 : 0] = hash_bytes(text.data(), text.size());
+  }
+  return held;
+}
+
+}  // namespace
 
 Buffer::Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan) : components_(std::make_unique<Components>()) {
   components_->arenas = std::make_shared<Arenas>(std::move(grid), std::move(plan));
@@ -37,22 +50,31 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid
 
 // The dense and the expert part are compared even if they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
-  Replica held{.call = "mdp_buffer_register", .digests = {}, .detail = {}};
-  held.detail = [this](bool expert) { return describe_registration(plan(), expert); };
-  for (const bool expert : {false, true}) {
-    const std::string text = held.detail(expert);
-    held.digests[expert ? 1 : 0] = hash_bytes(text.data(), text.size());
-  }
-  return compare_replicas(*arenas().grid(), held, [](const ReplicaPair& pair) {
+  const Replica held = registered([this](bool expert) { return describe_registration(plan(), expert); }, &Grid::replica_axes);
+  const Status same = compare_replicas(*arenas().grid(), held, [](const ReplicaPair& pair) {
     const std::string difference = first_difference(pair.first_detail, pair.other_detail, pair.other);
     return Explanation{text("ranks ", pair.first, " and ", pair.other, " registered different parameters",
                             difference.empty() ? "" : text(": on rank ", pair.first, " ", difference))};
+  });
+  return same.ok() ? agree_on_partial() : same;
+}
+
+// Tensor-parallel ranks may register what they like, but for parameters whose gradients they add up.
+Status Buffer::agree_on_partial() {
+  const Grid& grid = plan().grid;
+  if (grid.size(Grid::tp_axes(false)) == 1 && grid.size(Grid::tp_axes(true)) == 1) return {};
+  const Replica held = registered([this](bool expert) { return describe_partial(plan(), expert); }, &Grid::tp_axes);
+  return compare_replicas(*arenas().grid(), held, [](const ReplicaPair& pair) {
+    return Explanation{text("tensor-parallel ranks ", pair.first, " and ", pair.other,
+                            " cut the parameters differently whose gradients they add up: on rank ", pair.first, " ",
+                            first_difference(pair.first_detail, pair.other_detail, pair.other),
+                            "; register the same, or give partial parameters MDP_PARAM_OWN_BUCKET")};
   });
 }
 
 Status Buffer::check_room() {
   const MemoryPlan memory = plan().memory();
-  const uint64_t arrays = arenas().backend().place().type == DeviceType::cpu ? memory.param + memory.grad : 0;
+  const uint64_t arrays = arenas().backend().place().type == DeviceType::cpu ? memory.param + memory.grad + memory.grad_shard : 0;
   return check_memory(*context().world, arenas().grid()->world()->group().members(), "mdp_buffer_register", arrays + memory.scratch,
                       plan().config.ignore_memory)
       .with_context("mdp_buffer_register");

@@ -30,6 +30,7 @@ class Buffer {
  private:
   Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan);
   Status agree_on_registration();
+  Status agree_on_partial();
   Status check_room();
 
   struct Components {

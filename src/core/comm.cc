@@ -15,10 +15,11 @@ Status Context::usable() const {
   return world->failed() ? world->failure() : Status();
 }
 
-Result<std::shared_ptr<Comm>> Comm::create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend) {
+Result<std::shared_ptr<Comm>> Comm::create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend, const Interrupt& interrupt) {
   auto context = std::make_shared<Context>();
   context->world = std::move(world);
   context->backend = std::move(backend);
+  context->interrupt = interrupt;
   auto channel = Channel::create(context, "mdp-comm");
   if (!channel) return channel.status();
 
@@ -55,8 +56,8 @@ Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members) {
   return std::shared_ptr<Comm>(new Comm(context_, *std::move(channel), *std::move(group)));
 }
 
-Result<std::shared_ptr<Comm>> Comm::duplicate(std::shared_ptr<Channel> channel) {
-  auto group = group_->split(group_->members());
+Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members, std::shared_ptr<Channel> channel) {
+  auto group = group_->split(members);
   if (!group) return group.status();
   return std::shared_ptr<Comm>(new Comm(context_, std::move(channel), *std::move(group)));
 }

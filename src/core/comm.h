@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "base/status.h"
+#include "control/interrupt.h"
 #include "control/world.h"
 #include "core/channel.h"
 
@@ -20,6 +21,7 @@ namespace megadp {
 struct Context {
   std::shared_ptr<World> world;
   std::shared_ptr<Backend> backend;
+  Interrupt interrupt;  // whom calls ask that wait
   // An eventfd with EFD_SEMAPHORE, invalid until asked for: a request adds one when it finishes, and takes it off when the caller has seen
   // that. event_owed: requests that were seen finished before they had added theirs. Before `passing`, whose last events still write to it.
   Fd event_fd;                       // set once, under `mutex`
@@ -45,14 +47,15 @@ struct Context {
 class Comm {
  public:
   // Collective over the world: a communicator of all its ranks, in a context of its own.
-  static Result<std::shared_ptr<Comm>> create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend);
+  static Result<std::shared_ptr<Comm>> create(std::shared_ptr<World> world, std::shared_ptr<Backend> backend, const Interrupt& interrupt);
   // Collective over this communicator. A null pointer where color < 0.
   Result<std::shared_ptr<Comm>> split(int color, int key);
   // Collective over this communicator: a communicator of `members` (world ranks, this one among them). A null pointer where `members` is
   // empty.
   Result<std::shared_ptr<Comm>> subset(const std::vector<int>& members);
-  // Collective over this communicator: the same ranks on another channel.
-  Result<std::shared_ptr<Comm>> duplicate(std::shared_ptr<Channel> channel);
+  // Collective over this communicator: these of its ranks, or all, on another channel.
+  Result<std::shared_ptr<Comm>> subset(const std::vector<int>& members, std::shared_ptr<Channel> channel);
+  Result<std::shared_ptr<Comm>> duplicate(std::shared_ptr<Channel> channel) { return subset(group_->members(), std::move(channel)); }
 
   int rank() const noexcept { return group_->rank(); }
   int size() const noexcept { return group_->size(); }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The arrival of gradients, and the launch of full buckets in the one order that all ranks share.
 #include <algorithm>
+#include <utility>
 
 #include "core/gradients.h"
 
@@ -9,16 +10,19 @@ namespace megadp {
 void Gradients::start_step() {
   for (ParamState& state : states_) {
     state.arrivals = 0;
-    state.has_gradient = state.ready = state.skipped = state.skipped_everywhere = false;
+    state.lent = state.has_gradient = state.ready = state.skipped = false;
+    state.had_gradient = state.came = state.skipped_everywhere = false;
+    state.spill.reset();
   }
   for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.params;
-    bucket.launched = false;
+    bucket.launched = bucket.summed = false;
   }
   phase_ = Phase::open;
   is_last_ = true;
-  microbatch_touched_ = false;
-  next_launch_ = 0;
+  begun_ = microbatch_touched_ = false;
+  microbatch_ = 1;
+  next_launch_ = next_across_ = 0;
   sync_request_.reset();
 }
 
@@ -28,19 +32,32 @@ size_t Gradients::launched() const {
 
 Status Gradients::launch(std::span<const uint32_t> buckets) {
   const std::vector<BucketRef>& order = arenas_->plan().launch_order;
+  const uint32_t microbatch = is_pooled() ? microbatch_ : 0;
   std::vector<WindowOp> calls;
   for (const uint32_t number : buckets) {
-    stats_.count(buckets_[number].reduction.get());  // before it is replaced
-    calls.push_back(arenas_->arena_of(order[number]).reduction(order[number].bucket, static_cast<int32_t>(number)));
+    if (is_pooled()) {
+      if (Status filled = fill_slot(number); !filled) return filled;
+    }
+    const Arena& arena = arenas_->arena_of(order[number]);
+    stats_.count(buckets_[number].reduction.get());  // before they are replaced
+    stats_.count(buckets_[number].across.get());
+    calls.push_back(arena.reduction(order[number].bucket, static_cast<int32_t>(number), microbatch));
+    if (goes_to_sums(number)) {
+      calls.back().to = arena.sums_of(order[number].bucket);
+      calls.back().to_f32 = arena.plan->grad_type != DType::f32;
+    } else if (arena.wide != nullptr) {
+      if (Status placed = place_wide(number, &calls.back()); !placed) return placed;
+    }
   }
-  auto reduction = stats_.submit(*arenas_->arena_of(order[buckets.front()]).grads_comm, calls);
+  auto reduction = stats_.submit(*arenas_->arena_of(order[buckets.front()]).comms.grads, calls);
   if (!reduction) return reduction.status();
   for (const uint32_t number : buckets) {
     buckets_[number].reduction = *reduction;
+    buckets_[number].across.reset();
     buckets_[number].launched = true;
   }
   stats_.buckets += buckets.size();
-  return {};
+  return is_pooled() ? add_up(buckets) : Status();
 }
 
 Status Gradients::launch_in_order() {
@@ -49,12 +66,20 @@ Status Gradients::launch_in_order() {
     const std::vector<uint32_t>& next = launches_[next_launch_];
     if (!std::all_of(next.begin(), next.end(), full)) break;
     if (Status status = launch(next); !status) return status;
+    // With a pool the sums of all microbatches, once.
+    if (!is_pooled() || is_last_) {
+      if (Status summed = sum_across_of(next_launch_ + 1); !summed) return summed;
+    }
   }
   return {};
 }
 
-void Gradients::wait_for_puts(std::unique_lock<std::mutex>& lock) {
-  puts_over_.wait(lock, [this] { return puts_ == 0; });
+Status Gradients::wait_for_puts(std::unique_lock<std::mutex>& lock) {
+  while (puts_ > 0) {
+    if (interrupted(lock)) return interruption();
+    puts_over_.wait_until(lock, ask_by(Deadline::never()).time_point());
+  }
+  return {};
 }
 
 Status Gradients::arrive(size_t param) {
@@ -62,7 +87,7 @@ Status Gradients::arrive(size_t param) {
   state.has_gradient = true;
   microbatch_touched_ = true;
   if (++state.arrivals < arenas_->plan().params[param].uses_per_step) return {};
-  if (!is_last_) return {};
+  if (!is_last_ && !is_pooled()) return {};
   state.ready = true;
   return became_ready(buckets_[arenas_->place(param).bucket]);
 }
@@ -95,6 +120,7 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
   }
   if (state.skipped) return refuse("was skipped in this step");
   if (state.being_put) return refuse("is being put by another thread");
+  if (state.lent) return refuse(kIsLent);
   if (state.arrivals >= spec.uses_per_step) {
     return refuse(text("is ready already: it came ", state.arrivals, " of ", spec.uses_per_step,
                        " times in this microbatch (mdp_param.uses_per_step); ", bucket()));
@@ -104,18 +130,35 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
 
 Status Gradients::microbatch_begin(bool is_last) {
   std::unique_lock lock(mutex_);
-  wait_for_puts(lock);
+  if (Status quiet = wait_for_puts(lock); !quiet) return quiet;
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
+  if (Status none = check_none_lent("mdp_microbatch_begin"); !none) return none;
   if (phase_ != Phase::open) start_step();
   if (is_last_ && microbatch_touched_) {
     return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
   }
+  if (is_pooled() && begun_ && !is_last_) {
+    if (Status left = next_microbatch(); !left) return left;
+  }
   is_last_ = is_last;
+  begun_ = true;
   microbatch_touched_ = false;
   for (ParamState& param : states_) param.arrivals = 0;
   return {};
+}
+
+std::optional<size_t> Gradients::find_lent() const {
+  const auto lent = std::find_if(states_.begin(), states_.end(), [](const ParamState& state) { return state.lent; });
+  return lent == states_.end() ? std::nullopt : std::optional(static_cast<size_t>(lent - states_.begin()));
+}
+
+Status Gradients::check_none_lent(const char* call) const {
+  const std::optional<size_t> lent = find_lent();
+  if (!lent) return {};
+  return Status(Code::state, text(call, ": ", param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent),
+                Blame{.param = static_cast<int64_t>(*lent)});
 }
 
 Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool more, void* producer) {
@@ -127,10 +170,17 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
                   Blame{.param = static_cast<int64_t>(param)});
   }
   ParamState& state = states_[param];
-  const std::lock_guard slot(slot_mutex(param));
+  std::unique_lock slot(slot_mutex(param), std::defer_lock);
+  if (Status locked = lock_unless_interrupted(slot); !locked) return locked;
   std::unique_lock lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_put", param); !may) return may;
+  if (add && is_pooled()) {
+    return unsupported("mdp_grad_put of ", param_label(param, spec.name),
+                       ": flags has MDP_GRAD_ADD (1); with MDP_SHARDING_ZERO_2 nothing lies there before the first put of a microbatch");
+  }
+  auto place = place_for(param, more);
+  if (!place) return place.status().with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   const bool add_to_slot = add || state.has_gradient;
   // From here to the end nothing of the parameter arrives, and whoever clears slots or ends the step waits.
   struct Put {
@@ -151,7 +201,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
 
   // The last step may still be reading the slot.
   if (Status stepped = wait_until_updated(arenas_->place(param).bucket, producer); !stepped) return stepped;
-  if (Status copied = arenas_->backend().copy(arenas_->grad_array(param), grad, add_to_slot, producer); !copied) {
+  if (Status copied = arenas_->backend().copy(*place, grad, add_to_slot, producer); !copied) {
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
   lock.lock();
@@ -164,9 +214,47 @@ Status Gradients::ready(size_t param, void* producer) {
   if (Status status = arenas_->check_param(param); !status) return status;
   std::lock_guard lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
-  if (Status may = may_arrive("mdp_grad_ready", param); !may) return may;
-  if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
-  return arrive(param);
+  ParamState& state = states_[param];
+  const bool lent = std::exchange(state.lent, false);
+  Status may = may_arrive("mdp_grad_ready", param);
+  if (may.ok() && !lent && is_pooled()) {
+    may = bad_state("mdp_grad_ready: ", param_label(param, arenas_->plan().params[param].name),
+                    " was not acquired; with MDP_SHARDING_ZERO_2 call mdp_grad_acquire and write where it says, or mdp_grad_put");
+  }
+  if (may.ok()) may = arenas_->grads().stream().wait_for_caller(producer);
+  if (may.ok()) return arrive(param);
+  state.lent = lent;
+  return may;
+}
+
+Result<Arenas::View> Gradients::acquire(size_t param, bool* first, void* producer) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  std::unique_lock lock(mutex_);
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
+  if (Status may = may_arrive("mdp_grad_acquire", param); !may) return may;
+  ParamState& state = states_[param];
+  auto place = place_for(param, false);
+  if (!place) return place.status().with_context(text("mdp_grad_acquire of ", param_label(param, arenas_->plan().params[param].name)));
+  state.lent = true;
+  *first = !state.has_gradient;
+  lock.unlock();
+  if (Status stepped = wait_until_updated(arenas_->place(param).bucket, producer); !stepped) {
+    lock.lock();
+    state.lent = false;
+    return stepped;
+  }
+  return Arenas::View{place->data, place->type, &arenas_->plan().params[param].shape, &arenas_->place(param).strides};
+}
+
+Status Gradients::release(size_t param) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  const std::lock_guard lock(mutex_);
+  ParamState& state = states_[param];
+  if (!std::exchange(state.lent, false)) {
+    return bad_state("mdp_grad_release: ", param_label(param, arenas_->plan().params[param].name), " is not lent");
+  }
+  if (!state.has_gradient) state.spill.reset();  // the next one may need another type
+  return {};
 }
 
 Status Gradients::skip(size_t param) {
@@ -176,7 +264,7 @@ Status Gradients::skip(size_t param) {
   if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
   ParamState& state = states_[param];
   microbatch_touched_ = true;
-  if (!is_last_) return {};  // this microbatch adds nothing; what earlier ones added stays
+  if (!is_last_ && !is_pooled()) return {};  // this microbatch adds nothing; what earlier ones added stays
   if (Status cleared = clear_if_empty(param); !cleared) return cleared;
   state.skipped = !state.has_gradient;
   state.arrivals = arenas_->plan().params[param].uses_per_step;
@@ -186,9 +274,9 @@ Status Gradients::skip(size_t param) {
 
 // A slot that nothing of this step was written to must add zero to the sum, whatever an earlier step left in it.
 Status Gradients::clear_if_empty(size_t param) {
-  if (states_[param].has_gradient) return {};
+  if (states_[param].has_gradient || is_pooled()) return {};  // a pool's is cleared when it is the bucket's turn
   const Arena& arena = arenas_->arena_of(param);
-  return arenas_->backend().zero(arenas_->grads().stream(), arena.grad_at(arenas_->place(param).begin),
+  return arenas_->backend().zero(arenas_->grads().stream(), arena.grad_at(arenas_->local_bucket(param), arenas_->place(param).begin),
                                  arenas_->plan().params[param].numel * size_of(arena.plan->grad_type));
 }
 
@@ -199,7 +287,8 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
     std::lock_guard lock(mutex_);
     const Bucket& last = buckets_[bucket];
     updated = last.updated;
-    if (last.reduction && !last.launched) reduced = last.reduction->end;
+    if (is_pooled()) return {};  // what it reads lies apart
+    if (last.reduction && !last.launched) reduced = last.reduced();
   }
   // Of a step that was begun anew without the optimizer; on the host it is over with the sync.
   if (reduced && !reduced->done()) {
@@ -215,24 +304,28 @@ Status Gradients::wait_until_updated(uint32_t bucket, void* caller) {
 
 Status Gradients::zero(void* caller) {
   std::unique_lock lock(mutex_);
-  wait_for_puts(lock);
+  if (Status quiet = wait_for_puts(lock); !quiet) return quiet;
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
-  if (phase_ == Phase::open && next_launch_ > 0) {
+  if (phase_ == Phase::open && has_launched()) {
     return bad_state("mdp_buffer_zero_grad: ", launched(), " of ", buckets_.size(),
                      " buckets of this step are launched already; end the step with mdp_grad_sync");
   }
+  if (Status none = check_none_lent("mdp_buffer_zero_grad"); !none) return none;
   Stream& stream = arenas_->grads().stream();
   if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
   for (const Arena& arena : arenas_->all()) {
+    if (arena.is_pooled()) continue;  // the first of a step replaces what is there
     if (Status zeroed = arenas_->backend().zero(stream, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
   }
   auto done = stream.record();
   if (!done) return done.status();
-  const bool is_last = phase_ != Phase::open || is_last_;  // often called right after mdp_microbatch_begin: what that said holds
+  // Often called right after mdp_microbatch_begin: what that said holds.
+  const bool is_last = phase_ != Phase::open || is_last_, begun = phase_ == Phase::open && begun_;
   start_step();
   is_last_ = is_last;
+  begun_ = begun;
   lock.unlock();
   return stream.make_caller_wait(caller, **done);
 }

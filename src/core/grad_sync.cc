@@ -10,8 +10,10 @@ namespace megadp {
 
 namespace {
 
-void set_problem(SyncHeader* header, const std::string& sentence, int64_t param, int32_t bucket) {
-  header->problem = 1;
+constexpr uint32_t kMissing = 1, kOther = 2;  // SyncHeader::problem
+
+void set_problem(SyncHeader* header, uint32_t problem, const std::string& sentence, int64_t param, int32_t bucket) {
+  header->problem = problem;
   header->param = param;
   header->bucket = bucket;
   std::strncpy(header->text, sentence.c_str(), sizeof header->text - 1);
@@ -24,6 +26,7 @@ Result<SyncHeader> Gradients::settle_missing() {
   SyncHeader header{};
   header.bucket = -1;
   header.param = -1;
+  header.microbatches = microbatch_;
   size_t missing = 0;
   for (uint32_t number = 0; number < buckets_.size(); ++number) {
     Bucket& bucket = buckets_[number];
@@ -35,11 +38,11 @@ Result<SyncHeader> Gradients::settle_missing() {
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
       const size_t param = layout.slots[slot].param;
       ParamState& state = states_[param];
-      if (state.ready) continue;
+      if (state.ready || (state.came && !state.has_gradient)) continue;  // with a pool: whole, now or in an earlier microbatch
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
       if (arenas_->plan().config.missing == MissingPolicy::skip) state.skipped = !state.has_gradient;
       if (missing++ == 0 && arenas_->plan().config.missing == MissingPolicy::error && is_last_) {
-        set_problem(&header,
+        set_problem(&header, kMissing,
                     text(param_label(param, arenas_->plan().params[param].name), " never became ready (it came ", state.arrivals, " of ",
                          arenas_->plan().params[param].uses_per_step, " times)"),
                     static_cast<int64_t>(param), static_cast<int32_t>(number));
@@ -47,8 +50,15 @@ Result<SyncHeader> Gradients::settle_missing() {
     }
     bucket.waiting = 0;
   }
-  if (!is_last_) {
-    set_problem(&header, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1, -1);
+  for (ParamState& state : states_) {  // with a pool: what is so in this microbatch need not be so in the step
+    state.skipped = (state.skipped || (state.came && !state.has_gradient)) && !state.had_gradient;
+  }
+  if (const std::optional<size_t> lent = find_lent()) {
+    set_problem(&header, kOther, text(param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent), static_cast<int64_t>(*lent),
+                static_cast<int32_t>(arenas_->place(*lent).bucket));
+  } else if (!is_last_) {
+    set_problem(&header, kOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1,
+                -1);
   } else if (header.problem != 0 && missing > 1) {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
@@ -66,7 +76,7 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
     if (Status written = arenas_->backend().control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
     Group& group = agreement.comm->group().control();
     if (Status submitted = group.all_gather(arenas_->grads().control(), agreement.send->data(), agreement.receive->data(), agreement.bytes,
-                                            DType::u8, Tag{-1, "agreement at mdp_grad_sync"});
+                                            DType::u8, Tag{-1, "agreement at mdp_grad_sync", is_pooled() ? microbatch_ : 0});
         !submitted) {
       return submitted;
     }
@@ -78,6 +88,7 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
 Status Gradients::evaluate_agreements() {
   int problem_rank = -1;
   SyncHeader problem{};
+  Status counts;
   for (Agreement& agreement : agreements_) {
     const std::vector<int>& members = agreement.comm->group().members();
     std::vector<std::byte> all(agreement.bytes * members.size());
@@ -85,6 +96,12 @@ Status Gradients::evaluate_agreements() {
     for (size_t r = 0; r < members.size(); ++r) {
       SyncHeader header;
       std::memcpy(&header, all.data() + r * agreement.bytes, sizeof header);
+      if (is_pooled() && header.microbatches != microbatch_ && counts.ok()) {
+        counts = Status(Code::desync,
+                        text("mdp_grad_sync: rank ", members[r], " has made ", header.microbatches, " microbatches in this step, rank ",
+                             arenas_->context().world->rank(), " ", microbatch_),
+                        Blame{.rank = members[r]});
+      }
       if (header.problem == 0 || (problem_rank >= 0 && members[r] >= problem_rank)) continue;
       problem_rank = members[r];
       problem = header;
@@ -97,12 +114,15 @@ Status Gradients::evaluate_agreements() {
       states_[agreement.params[i]].skipped_everywhere = everywhere;
     }
   }
+  if (!counts) arenas_->context().world->fail(counts);  // reductions of one will not be met by the other
+  if (!counts) return counts;
   if (problem_rank < 0) return {};
   problem.text[sizeof problem.text - 1] = '\0';
-  return Status(Code::state,
-                text("mdp_grad_sync: on rank ", problem_rank, " ", problem.text,
-                     problem.param >= 0 ? "; put, ready or skip it on every step, or choose another mdp_buffer_config.missing" : ""),
-                Blame{.rank = problem_rank, .bucket = problem.bucket, .param = problem.param});
+  return Status(
+      Code::state,
+      text("mdp_grad_sync: on rank ", problem_rank, " ", problem.text,
+           problem.problem == kMissing ? "; put, ready or skip it on every step, or choose another mdp_buffer_config.missing" : ""),
+      Blame{.rank = problem_rank, .bucket = problem.bucket, .param = problem.param});
 }
 
 Status Gradients::complete_sync() {
@@ -117,7 +137,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
   std::shared_ptr<Request> sync;
   {
     std::unique_lock lock(mutex_);
-    wait_for_puts(lock);  // what is being put now counts
+    if (Status quiet = wait_for_puts(lock); !quiet) return quiet;  // what is being put now counts
     if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
     if (phase_ == Phase::open) {
@@ -126,6 +146,8 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
       auto header = settle_missing();
       if (!header) return header.status();
       if (Status launched = launch_in_order(); !launched) return launched;
+      if (Status joined = join_across(); !joined) return joined;
+      if (Status summed = sum_partial(); !summed) return summed;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
       auto end = arenas_->grads().control().record();
       if (!end) return end.status();
@@ -139,10 +161,10 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
   }
   // Every caller gets a request and a notification of its own, since a request may be freed without having been tested.
   if (want_request) {
-    return arenas_->grads().request(arenas_->shared_context(), [self = shared_from_this(), sync] { return sync->wait(Deadline::never()); });
+    return arenas_->grads().request(arenas_->shared_context(), [self = shared_from_this(), sync] { return sync->await(); });
   }
   const uint64_t begin = now_ns();
-  const Status outcome = sync->wait(Deadline::never());
+  const Status outcome = sync->await();
   {
     std::lock_guard lock(mutex_);
     stats_.exposed_ns += now_ns() - begin;

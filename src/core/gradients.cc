@@ -25,32 +25,18 @@ const char* name_of(BucketState state) noexcept {
 }
 
 Gradients::Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> params)
-    : arenas_(std::move(arenas)), params_(std::move(params)) {}
+    : arenas_(std::move(arenas)), params_(std::move(params)), spill_(arenas_->backend(), arenas_->plan().config.spill_limit) {}
 
 Status Gradients::allocate() {
-  bool world_covered = false;
-  for (const bool expert : {false, true}) {
-    std::vector<size_t> params;
-    std::shared_ptr<Comm> comm;
-    for (const Arena& arena : arenas_->all()) {
-      if (arena.plan->expert != expert) continue;
-      comm = arena.grads_comm;
-      params.insert(params.end(), arena.plan->params.begin(), arena.plan->params.end());
-    }
-    if (!comm) continue;
-    std::sort(params.begin(), params.end());
-    if (Status status = add_agreement(comm, std::move(params)); !status) return status;
-    world_covered = world_covered || comm == arenas_->world();
+  for (AgreementPlan& plan : arenas_->plan().agreements()) {
+    if (Status status = add_agreement(arenas_->agreement_comm(plan.axes), std::move(plan.params)); !status) return status;
   }
-  // Other pipeline stages and expert ranks must learn of a problem too.
-  if (!world_covered) {
-    if (Status status = add_agreement(arenas_->world(), {}); !status) return status;
-  }
+  wide_.resize(arenas_->all().size());
   auto sums = arenas_->backend().allocate(sizeof(StepScalars));
   if (!sums) return sums.status();
-  sums_ = arenas_->kept().keep(*std::move(sums));
+  norm_ = arenas_->kept().keep(*std::move(sums));
   index();
-  return {};
+  return find_partial();
 }
 
 Status Gradients::add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params) {
@@ -74,9 +60,8 @@ void Gradients::index() {
   states_.resize(plan.params.size());
   buckets_.resize(plan.launch_order.size());
   for (const Arena& arena : arenas_->all()) {
-    const Axes tp = arena.plan->expert ? (kTp | kExpertGrid) : kTp;
-    const bool first_of_tp = plan.grid.index(tp, arenas_->grid()->rank()) == 0;
-    const bool first_replica = arena.is_sharded() || arena.grads_comm->rank() == 0;
+    const bool first_of_tp = plan.grid.index(Grid::tp_axes(arena.plan->expert), arenas_->grid()->rank()) == 0;
+    const bool first_replica = plan.is_first_replica(*arena.plan, arenas_->grid()->rank());
     for (const size_t param : arena.plan->params) {
       ParamState& state = states_[param];
       state.counts = first_replica && (plan.params[param].placement == Placement::sharded || first_of_tp);
@@ -90,9 +75,12 @@ void Gradients::index() {
 
 void Gradients::plan_launches() {
   const Plan& plan = arenas_->plan();
-  const auto comm_of = [&](uint32_t number) { return arenas_->arena_of(plan.launch_order[number]).grads_comm; };
+  const auto arena_of = [&](uint32_t number) -> const Arena& { return arenas_->arena_of(plan.launch_order[number]); };
   for (uint32_t number = 0; number < buckets_.size(); ++number) {
-    const bool joins = plan.config.no_overlap && number > 0 && comm_of(number) == comm_of(number - 1);
+    // What passes through slots goes one by one.
+    const bool may_join = plan.config.no_overlap && !is_pooled() && arena_of(number).wide == nullptr;
+    const bool joins =
+        may_join && number > 0 && arena_of(number).comms.grads == arena_of(number - 1).comms.grads && arena_of(number - 1).wide == nullptr;
     if (!joins) launches_.emplace_back();
     launches_.back().push_back(number);
   }
@@ -100,7 +88,7 @@ void Gradients::plan_launches() {
 
 BucketState Gradients::state_of(uint32_t number) const {
   const Bucket& bucket = buckets_[number];
-  if (bucket.launched) return bucket.reduction->end->done() ? BucketState::reduced : BucketState::in_flight;
+  if (bucket.launched) return bucket.reduced()->done() ? BucketState::reduced : BucketState::in_flight;
   if (bucket.waiting == 0) return BucketState::ready;
   const std::shared_ptr<Transfer> gather = params_->last_gather(number);
   if (bucket.waiting < bucket.params || !gather) return BucketState::filling;
@@ -122,11 +110,16 @@ void Gradients::count_exposed(uint64_t ns) {
 Stats Gradients::stats() {
   const Traffic gathered = params_->traffic();
   const std::lock_guard lock(mutex_);
-  for (const Bucket& bucket : buckets_) stats_.count(bucket.reduction.get());
+  for (const Bucket& bucket : buckets_) {
+    stats_.count(bucket.reduction.get());
+    stats_.count(bucket.across.get());
+  }
+  for (const PartialSum& sum : partial_sums_) stats_.count(sum.transfer.get());
   Stats all = stats_;
   all.comm_ns += gathered.comm_ns;
   all.exposed_ns += gathered.exposed_ns;
   all.bytes += gathered.bytes;
+  all.spill_peak = spill_.peak();
   all.host_syncs = arenas_->backend().host_syncs();
   return all;
 }
@@ -142,7 +135,7 @@ Result<BucketReport> Gradients::bucket(size_t number) {
   report.ready_ns = bucket.ready_ns;
   if (bucket.reduction) {
     report.reduce_begin_ns = bucket.reduction->begin->time_ns();
-    report.reduce_end_ns = bucket.reduction->end->time_ns();
+    report.reduce_end_ns = bucket.reduced()->time_ns();
   }
   if (const auto gather = params_->last_gather(static_cast<uint32_t>(number))) {
     report.gather_begin_ns = gather->begin->time_ns();

@@ -4,7 +4,8 @@
 //   filling → ready → in flight → reduced → (optimizer) gathering → whole, and filling again with the next step's first gradient
 //
 // A step begins after the last one, or, after a sync without a step, with microbatch_begin or zero. Its gradients are summed over its
-// microbatches and uses. Buckets are launched in Plan::launch_order and in no other.
+// microbatches and uses. Buckets are launched in Plan::launch_order and in no other: in the last microbatch; with ZeRO-2 in each, as their
+// slots are needed again (grad_pool.cc).
 #pragma once
 
 #include <array>
@@ -20,6 +21,7 @@
 #include "core/arenas.h"
 #include "core/params.h"
 #include "core/request.h"
+#include "core/spill.h"
 #include "core/transfer.h"
 
 namespace megadp {
@@ -40,14 +42,16 @@ struct BucketReport {
 };
 
 struct Stats : Traffic {
-  uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0;
+  uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak = 0;
 };
 
 struct SyncHeader {
-  uint32_t problem;  // 1: this rank has one, told in text
+  uint32_t problem;  // not 0: this rank has one, told in text
   int32_t bucket;
   int64_t param;
-  char text[240];
+  uint32_t microbatches;  // of this step
+  uint32_t reserved;
+  char text[232];
 };
 static_assert(sizeof(SyncHeader) == kSyncHeaderBytes);
 
@@ -61,6 +65,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status microbatch_begin(bool is_last);
   Status put(size_t param, const StridedArray& grad, bool add, bool more, void* producer);
   Status ready(size_t param, void* producer);
+  // Lends the place where the gradient goes; first: what is written replaces what is there. Until ready() or release().
+  Result<Arenas::View> acquire(size_t param, bool* first, void* producer);
+  Status release(size_t param);
   Status skip(size_t param);
   Status zero(void* caller);
   // Collective over the world. A null request if none is wanted (then the work is done on return).
@@ -71,6 +78,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Result<double> norm(const ParamList& list);                // collective over the world
   Status scale(const ParamList& list, float factor, void* caller);
   Status changed(void* producer);
+  // Of a reduced gradient.
+  Result<Slice> owned(size_t param);
 
   Stats stats();  // of parameters too
   Result<BucketReport> bucket(size_t number);
@@ -93,8 +102,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   const std::vector<std::vector<uint32_t>>& launches() const { return launches_; }
   // The update of these buckets has been submitted: an event at its end. Their slots may be written after it.
   Result<std::shared_ptr<Event>> mark_updated(std::span<const uint32_t> buckets);
+  bool is_pooled() const { return arenas_->plan().config.sharding == Sharding::zero_2; }
   void start_step();
-  void count_exposed(uint64_t ns);  // without the lock
+  bool has_launched() const { return next_launch_ > 0 || microbatch_ > 1; }  // anything of this step
+  void count_exposed(uint64_t ns);                                           // without the lock
   // Held while a gradient is written into its slot.
   std::mutex& slot_mutex(size_t param) { return slot_mutexes_[param % slot_mutexes_.size()]; }
 
@@ -104,20 +115,34 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     // not count must be finite all the same.
     bool counts = false, checked = false;
 
-    // of the step under way
-    int arrivals = 0;                 // in this microbatch
-    bool being_put = false;           // a put writes into the slot
-    bool has_gradient = false;        // the slot holds something of this step
-    bool ready = false;               // in the last microbatch
-    bool skipped = false;             // here: nothing was added to it in this step
-    bool skipped_everywhere = false;  // agreed by the last sync
+    // of the microbatch under way
+    int arrivals = 0;
+    bool being_put = false;  // a put writes into the slot
+    bool lent = false;       // the caller writes into it
+
+    // of the step under way; with a pool of the microbatch, see next_microbatch()
+    bool has_gradient = false;      // the slot holds something that counts
+    bool ready = false;             // in the last microbatch; with a pool in this one
+    bool skipped = false;           // here: nothing was added to it in this step
+    std::shared_ptr<Memory> spill;  // in place of the slot, of this type
+    DType spill_type = DType::f32;
+
+    // of the step
+    bool had_gradient = false, came = false;  // with a pool: had one, or was ready, in an earlier microbatch
+    bool skipped_everywhere = false;          // agreed by the last sync
   };
   struct Bucket {
     uint32_t params = 0, waiting = 0;
     uint64_t ready_ns = 0;
     bool launched = false;
-    std::shared_ptr<Transfer> reduction;  // the last
-    std::shared_ptr<Event> updated;       // the last step has read its gradients and written what this rank owns of it
+    std::shared_ptr<Transfer> reduction;  // the last; with instances that inside this one
+    uint64_t wide_slot = 0;               // where that goes, if it does not stay in place
+    std::shared_ptr<Transfer> across;     // with instances: the sum across them, once it is submitted
+    const std::shared_ptr<Event>& reduced() const { return across ? across->end : reduction->end; }
+    std::shared_ptr<Event> updated;  // the last step has read its gradients and written what this rank owns of it
+    // With a pool: its sum of the step has been begun; an event: its last reduction has left the slot.
+    bool summed = false;
+    std::shared_ptr<Event> slot_left;
   };
   // One small all-gather at the end of backward: a SyncHeader from every member and, for a shard group, one bit per parameter: "skipped
   // here".
@@ -140,15 +165,35 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void plan_launches();
   Status add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params);
   Status may_arrive(const char* call, size_t param) const;
+  // What sentences say of a parameter that is lent, and the first such one.
+  static constexpr const char* kIsLent = "is lent by mdp_grad_acquire; call mdp_grad_ready or mdp_grad_release first";
+  std::optional<size_t> find_lent() const;
+  Status check_none_lent(const char* call) const;
   Status clear_if_empty(size_t param);
   Status wait_until_updated(uint32_t bucket, void* caller);
   // Returns when no put writes: then slots may be cleared, and the step begun anew. Meanwhile the lock is given up.
-  void wait_for_puts(std::unique_lock<std::mutex>& lock);
+  Status wait_for_puts(std::unique_lock<std::mutex>& lock);
   // The gradient of one use has come. Launches what can be.
   Status arrive(size_t param);
   Status became_ready(Bucket& bucket);
+  // In grad_pool.cc: where a gradient goes, and how a bucket's slot is filled, reduced into this rank's sums, and left.
+  Result<StridedArray> place_for(size_t param, bool more);
+  bool slot_is_free(uint32_t bucket) const;
+  Result<std::shared_ptr<Memory>> take_spill(size_t param, size_t bytes);
+  Status fill_slot(uint32_t bucket);
+  bool goes_to_sums(uint32_t bucket) const;
+  Status add_up(std::span<const uint32_t> buckets);
+  Status next_microbatch();
   Status launch(std::span<const uint32_t> buckets);
   Status launch_in_order();
+  // In grad_instances.cc: where a sum inside this instance goes, and the sums across instances of the first so many launches.
+  Status place_wide(uint32_t bucket, WindowOp* reduction);
+  Status sum_across(uint32_t bucket);
+  Status sum_across_of(size_t launches);
+  Status join_across();
+  // In grad_partial.cc.
+  Status find_partial();
+  Status sum_partial();
   size_t launched() const;  // buckets of this step
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
@@ -170,17 +215,36 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   Phase phase_ = Phase::open;
   bool is_last_ = true;
+  bool begun_ = false;               // by microbatch_begin
+  uint32_t microbatch_ = 1;          // of the step, counted from 1
   bool microbatch_touched_ = false;  // something came in this microbatch
   size_t puts_ = 0;                  // how many write into their slots now
   std::condition_variable puts_over_;
   size_t next_launch_ = 0;  // of launches_
+  size_t next_across_ = 0;  // likewise: whose sums across instances are to be submitted next
+  struct Wide {             // of an arena
+    uint64_t next = 0;      // slot
+    std::shared_ptr<Event> left[2];
+  };
+  std::vector<Wide> wide_;  // by arena
+  struct PartialSum {       // over tensor-parallel ranks
+    std::shared_ptr<Comm> comm;
+    float divisor = 1;
+    std::vector<size_t> params;          // of which this rank owns something
+    uint64_t count = 0;                  // of its elements
+    std::shared_ptr<Transfer> transfer;  // the last
+  };
+  std::vector<PartialSum> partial_sums_;
+  Memory* packed_ = nullptr;  // of one of them after another; kept by the arenas
   uint64_t sync_ns_ = 0;
   std::shared_ptr<Request> sync_request_;
   std::shared_ptr<Event> reduced_;  // the end of the last sync's reductions
   Status sync_status_;
   Stats stats_;
 
-  Memory* sums_ = nullptr;  // kept by the arenas: StepScalars, of which norm() uses the sums
+  Spill spill_;
+  bool spill_told_ = false;
+  Memory* norm_ = nullptr;  // kept by the arenas: StepScalars, of which norm() uses the sums
 };
 
 // Neighbouring ranges of a bucket that `take` accepts and that `go_together` are handed to `submit` as one: a call for each would be many

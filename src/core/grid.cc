@@ -193,6 +193,19 @@ std::vector<std::vector<int>> Grid::groups(Axes axes) const {
   return all;
 }
 
+std::vector<int> Grid::instance_of(const std::vector<int>& group, int index, int instances) {
+  const auto size = static_cast<ptrdiff_t>(group.size()) / instances;
+  const auto begin = group.begin() + index / size * size;
+  return {begin, begin + size};
+}
+
+std::vector<int> Grid::across_instances(const std::vector<int>& group, int index, int instances) {
+  const size_t size = group.size() / static_cast<size_t>(instances);
+  std::vector<int> members;
+  for (size_t at = static_cast<size_t>(index) % size; at < group.size(); at += size) members.push_back(group[at]);
+  return members;
+}
+
 Status Grid::check_axes(Axes axes) const {
   constexpr Axes kAll = kTp | kCp | kEp | kDp | kPp;
   if ((axes & ~(kAll | kExpertGrid)) != 0) {

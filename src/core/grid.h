@@ -44,8 +44,13 @@ class Grid {
   // invalid, with a sentence, on no axis, an unknown bit, ep on the dense grid or cp on the expert grid.
   Status check_axes(Axes axes) const;
 
-  // Ranks a parameter's optimizer state is sharded over: dp x cp of the dense grid, dp of the expert grid.
-  static constexpr Axes shard_axes(bool expert) { return expert ? (kDp | kExpertGrid) : (kDp | kCp); }
+  // The ranks that hold replicas of a parameter: dp x cp of the dense grid, dp of the expert grid.
+  static constexpr Axes replica_axes(bool expert) { return expert ? (kDp | kExpertGrid) : (kDp | kCp); }
+  static constexpr Axes tp_axes(bool expert) { return expert ? (kTp | kExpertGrid) : kTp; }
+  // Of a group that is cut into `instances` runs of neighbours the one that its member `index` is in; and the members that have the same
+  // place in each of them.
+  static std::vector<int> instance_of(const std::vector<int>& group, int index, int instances);
+  static std::vector<int> across_instances(const std::vector<int>& group, int index, int instances);
 
  private:
   struct Axis {

@@ -77,7 +77,9 @@ std::vector<OwnedRange> owned_ranges(const Layout& layout, int shards, int shard
     auto slot = std::partition_point(layout.slots.begin() + bucket.first_slot, last, [&](const Slot& s) { return s.end <= begin; });
     for (; slot != last && slot->begin < end; ++slot) {
       const uint64_t from = std::max(slot->begin, begin), to = std::min(slot->end, end);
-      if (from < to) owned.push_back({b, slot->param, from, to, from - slot->begin});
+      // Pieces of all earlier buckets come first: together bucket.begin / shards elements.
+      const uint64_t at = bucket.begin / static_cast<uint64_t>(shards) + (from - begin);
+      if (from < to) owned.push_back({b, slot->param, from, to, from - slot->begin, at});
     }
   }
   return owned;

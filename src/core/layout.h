@@ -50,6 +50,7 @@ struct OwnedRange {  // a piece of one parameter that one shard owns; never empt
   size_t param;
   uint64_t begin, end;   // in the arena
   uint64_t param_begin;  // in the flattened parameter
+  uint64_t at;           // in the shard: all of its pieces end to end, bucket after bucket, padding and gaps included
 };
 
 // What `shard` of `shards` owns, in placement order. With shards = 1: everything.

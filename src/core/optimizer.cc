@@ -21,7 +21,7 @@ std::string exactly(double value) {
 
 }  // namespace
 
-float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const Owned& owned) const {
+float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const OwnedRange& owned) const {
   if (!Plan::has_master(*arena.plan)) return reinterpret_cast<float*>(arena.param_at(owned.begin));
   return static_cast<float*>(shard.master->data()) + owned.at;
 }
@@ -103,7 +103,6 @@ Status Optimizer::check_room() const {
 Status Optimizer::allocate() {
   Backend& backend = *buffer_->context().backend;
   const Plan& plan = buffer_->plan();
-  const int rank = buffer_->arenas().grid()->rank();
   impl_->versions.resize(plan.params.size());  // 0: of none yet
   for (const Arena& arena : buffer_->arenas().all()) {
     Impl::Shard shard;
@@ -119,16 +118,8 @@ Status Optimizer::allocate() {
       shard.states[k] = impl_->kept->keep(*std::move(allocated));
     }
 
-    const auto shards = static_cast<uint64_t>(arena.plan->shards);
-    const auto piece_number = static_cast<uint64_t>(plan.shard(*arena.plan, rank));
     shard.buckets.resize(arena.plan->layout.buckets.size());
-    for (const OwnedRange& range : arena.owned) {
-      const BucketRange& bucket = arena.range(range.bucket);
-      const uint64_t piece = (bucket.end - bucket.begin) / shards;
-      // Pieces of all earlier buckets come first: together bucket.begin / shards elements.
-      const uint64_t at = bucket.begin / shards + (range.begin - (bucket.begin + piece_number * piece));
-      shard.buckets[range.bucket].push_back({range, at, plan.params[range.param].group});
-    }
+    for (const OwnedRange& range : arena.owned) shard.buckets[range.bucket].push_back({range, plan.params[range.param].group});
     impl_->shards.push_back(std::move(shard));
   }
   impl_->classes = StepClasses(plan.params.size());
@@ -143,7 +134,7 @@ Status Optimizer::allocate() {
 Result<uint64_t> Optimizer::steps(size_t param) {
   if (Status status = buffer_->arenas().check_param(param); !status) return status;
   if (last_step_) {
-    if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
+    if (Status stepped = last_step_->await(); !stepped) return stepped;
   }
   uint64_t count = 0;
   const uint64_t* const kept = impl_->device_steps(impl_->classes.of(param));
@@ -159,7 +150,7 @@ Status Optimizer::set_group(size_t group, const ParamGroup& value) {
   return {};
 }
 
-Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned& owned) {
+Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const OwnedRange& owned) {
   Arenas& arenas = buffer.arenas();
   if (!Plan::has_master(*arenas.all()[arena].plan)) return {};
   std::shared_ptr<Event> taken;
@@ -173,7 +164,12 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
     taken = *std::move(recorded);
     versions[owned.param] = version;
   }
-  return taken->wait(Deadline::never());
+  Status reached = taken->await();
+  if (!reached) {  // it may have been interrupted: then it is taken over anew when it is asked for again
+    const auto lock = buffer.gradients().lock();
+    versions[owned.param] = 0;
+  }
+  return reached;
 }
 
 std::string Optimizer::names_of_state() const {
@@ -183,31 +179,29 @@ std::string Optimizer::names_of_state() const {
   return names;
 }
 
-Result<Optimizer::Slice> Optimizer::state(size_t param, std::string_view name) {
+Result<Slice> Optimizer::state(size_t param, std::string_view name) {
   if (Status status = buffer_->arenas().check_param(param); !status) return status;
   const Entries<StateArray>& states = impl_->rule().state;
   const StateArray* const array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
   const bool master = name == "master";
   if (!master && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
   if (last_step_) {
-    if (Status stepped = last_step_->wait(Deadline::never()); !stepped) return stepped;
+    if (Status stepped = last_step_->await(); !stepped) return stepped;
   }
   const Arenas& arenas = buffer_->arenas();
   const BucketRef ref = arenas.plan().launch_order[arenas.place(param).bucket];
   const Impl::Shard& shard = impl_->shards[ref.arena];
-  const auto& bucket = shard.buckets[ref.bucket];
-  // In placement order, the last registered first.
-  const auto at = std::partition_point(bucket.begin(), bucket.end(), [param](const Impl::Owned& each) { return each.param > param; });
   const DType type = master ? DType::f32 : array->type;
-  if (at == bucket.end() || at->param != param) return Slice{nullptr, type, 0, 0};
+  const OwnedRange* const range = arenas.owned(param);
+  if (range == nullptr) return arenas.slice(param, nullptr, type);
   void* data = nullptr;
   if (master) {
-    if (Status fresh = impl_->refresh_master(*buffer_, ref.arena, *at); !fresh) return fresh;
-    data = impl_->master_at(arenas.arena_of(ref), shard, *at);
+    if (Status fresh = impl_->refresh_master(*buffer_, ref.arena, *range); !fresh) return fresh;
+    data = impl_->master_at(arenas.arena_of(ref), shard, *range);
   } else {
-    data = impl_->state_at(shard, *at, static_cast<size_t>(array - states.begin()));
+    data = impl_->state_at(shard, *range, static_cast<size_t>(array - states.begin()));
   }
-  return Slice{data, type, at->end - at->begin, at->param_begin};
+  return arenas.slice(param, data, type);
 }
 
 }  // namespace megadp

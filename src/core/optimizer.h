@@ -57,13 +57,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Collective over the world. report: nullptr if none is wanted.
   Result<std::shared_ptr<Request>> step(const StepOptions& options, StepReport* report, bool want_request);
 
-  // The owned slice of the "master", or of one of the rule's state arrays, of one parameter; count 0 if this rank owns nothing of it.
-  struct Slice {
-    void* data;
-    DType type;
-    uint64_t count;
-    uint64_t param_begin;
-  };
+  // Of the "master", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
   // "AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'"
   std::string names_of_state() const;

@@ -19,8 +19,7 @@
 namespace megadp {
 
 struct Optimizer::Impl {
-  struct Owned : OwnedRange {  // ready for the kernels
-    uint64_t at;               // element of masters and state arrays
+  struct Owned : OwnedRange {
     int group;
   };
   struct Shard {                                          // of one arena
@@ -40,11 +39,11 @@ struct Optimizer::Impl {
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
   Hyper hyper(int group, double lr) const;
   // If the parameter's version is not `version`. The caller then takes that over.
-  Status submit_master(const Arenas& arenas, size_t arena, const Owned& owned, uint64_t version) const;
+  Status submit_master(const Arenas& arenas, size_t arena, const OwnedRange& owned, uint64_t version) const;
   // Before a master is shown: what is read is the parameter, and what is written stays.
-  Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
-  float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;
-  void* state_at(const Shard& shard, const Owned& owned, size_t which) const {
+  Status refresh_master(Buffer& buffer, size_t arena, const OwnedRange& owned);
+  float* master_at(const Arena& arena, const Shard& shard, const OwnedRange& owned) const;
+  void* state_at(const Shard& shard, const OwnedRange& owned, size_t which) const {
     return static_cast<std::byte*>(shard.states[which]->data()) + owned.at * size_of(rule().state[which].type);
   }
   Update update(const Arena& arena, const Shard& shard, const Owned& owned, double lr);

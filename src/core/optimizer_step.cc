@@ -42,19 +42,19 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
   update.hyper = hyper(owned.group, lr);
   update.scalars = device_scalars();
   update.steps = device_steps(classes.of(owned.param));
-  update.grad = arena.grad_at(owned.begin);
+  update.grad = arena.reduced_at(owned);
   update.master = master_at(arena, shard, owned);
   for (size_t k = 0; k < rule().state.size(); ++k) update.state[k] = state_at(shard, owned, k);
   update.param = arena.param_at(owned.begin);
   update.count = owned.end - owned.begin;
-  update.grad_type = arena.plan->grad_type;
+  update.grad_type = arena.reduced_type();
   update.param_type = arena.plan->param_type;
   update.rule = config.rule;
   return update;
 }
 
 // A master follows its parameter if that was written from outside, or by another optimizer, since the last step.
-Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const Owned& owned, uint64_t version) const {
+Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const OwnedRange& owned, uint64_t version) const {
   const Arena& arena = arenas.all()[a];
   if (!Plan::has_master(*arena.plan) || versions[owned.param] == version) return {};
   return arenas.backend().cast(arenas.grads().stream(), master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
@@ -133,7 +133,7 @@ Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
   const PendingOutcome unseen = std::exchange(unseen_, {});
   if (!unseen.known->done()) {
     lock->unlock();
-    (void)unseen.known->wait(Deadline::never());
+    (void)unseen.known->await();
     lock->lock();
   }
   if (Status reached = unseen.known->status(); !reached) return reached;
@@ -217,7 +217,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
 
 Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report) {
   const uint64_t begin = now_ns();
-  const Status reached = event.wait(Deadline::never());
+  const Status reached = event.await();
   buffer_->gradients().count_exposed(now_ns() - begin);
   return reached.ok() ? judge(outcome, loss_scale, true, report) : reached;
 }
@@ -244,18 +244,26 @@ Status Optimizer::judge(const std::shared_ptr<Memory>& outcome, std::optional<do
 // Where, as the end of a sentence. Each rank looks through what it owns only: not all of them need be in this call, so they cannot confer.
 std::pair<std::string, Blame> Optimizer::find_nonfinite() {
   const Arenas& arenas = buffer_->arenas();
+  Gradients& gradients = buffer_->gradients();
   constexpr uint64_t chunk = 1 << 16;
   std::vector<std::byte> bytes(chunk * sizeof(float));
+  // The next step's gradients may come already: into the slots, or, with a pool, by a launch into the sums.
+  std::unique_lock<std::mutex> no_launch;
+  const bool pooled = gradients.is_pooled();
+  if (pooled) no_launch = gradients.lock();
+  if (pooled && gradients.has_launched()) return {"; which ones cannot be said, as the next step's have come", {}};
   for (const Arena& arena : arenas.all()) {
-    const DType type = arena.plan->grad_type;
+    const DType type = arena.reduced_type();
     for (const OwnedRange& range : arena.owned) {
-      const std::lock_guard slot(buffer_->gradients().slot_mutex(range.param));  // the next step's gradient may come already
-      for (uint64_t begin = range.begin; begin < range.end; begin += chunk) {
-        const uint64_t count = std::min(chunk, range.end - begin);
-        if (!arenas.backend().read(bytes.data(), arena.grad_at(begin), count * size_of(type))) return {};
+      std::unique_lock slot(gradients.slot_mutex(range.param), std::defer_lock);
+      if (!pooled) slot.lock();
+      const auto* const gradient = static_cast<const std::byte*>(arena.reduced_at(range));
+      for (uint64_t begin = 0; begin < range.end - range.begin; begin += chunk) {
+        const uint64_t count = std::min(chunk, range.end - range.begin - begin);
+        if (!arenas.backend().read(bytes.data(), gradient + begin * size_of(type), count * size_of(type))) return {};
         const uint64_t at = first_nonfinite(type, bytes.data(), count);
         if (at == count) continue;
-        return {text(", among them element ", range.param_begin + (begin - range.begin) + at, " of ",
+        return {text(", among them element ", range.param_begin + begin + at, " of ",
                      param_label(range.param, buffer_->plan().params[range.param].name)),
                 Blame{.bucket = static_cast<int32_t>(arenas.place(range.param).bucket), .param = static_cast<int64_t>(range.param)}};
       }

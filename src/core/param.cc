@@ -41,8 +41,8 @@ template <class Label>
 Status check_placement(const Label& label, bool needs_placement, const ParamSpec& param) {
   if (param.placement == Placement::unset && needs_placement) {
     return invalid(label(),
-                   " has no placement; with tensor or expert parallelism every parameter must say whether it is replicated or "
-                   "sharded over the tensor-parallel ranks");
+                   " has no placement; with tensor or expert parallelism every parameter must say whether it is replicated, "
+                   "partial or sharded over the tensor-parallel ranks");
   }
   if (param.placement != Placement::sharded) {
     if (param.shard_dim == 0 && (param.shard_stride == 0 || param.shard_stride == 1)) return {};

@@ -14,8 +14,13 @@ namespace megadp {
 enum class Placement : uint32_t {
   unset = 0,
   replicated = 1,
-  sharded = 2
+  sharded = 2,
+  partial_sum = 3,
+  partial_mean = 4
 };  // the values of mdp_placement
+constexpr bool is_partial(Placement placement) noexcept {
+  return placement == Placement::partial_sum || placement == Placement::partial_mean;
+}
 
 struct ParamSpec {
   std::string name;

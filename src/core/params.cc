@@ -85,7 +85,7 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
     const std::lock_guard lock(mutex_);
     if (Status usable = arenas_->context().usable(); !usable) return usable;
     for (const bool expert : {false, true}) {  // also if this rank has no experts: all refuse it, or none
-      const int size = plan.grid.size(Grid::shard_axes(expert));
+      const int size = plan.grid.size(Grid::replica_axes(expert));
       if (root >= 0 && root < size) continue;
       return invalid("root is ", root, "; the ", expert ? "expert " : "", "data-parallel group has ranks 0 to ", size - 1);
     }
@@ -93,8 +93,13 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
     if (!written) return written.status();
     if (Status ordered = stream.wait_for(*written); !ordered) return ordered;
     for (const Arena& arena : arenas_->all()) {
-      const Status submitted = arena.params_comm->group().broadcast(stream, *arena.params, arena.plan->param_type, 0,
-                                                                    arena.plan->layout.numel, root, Tag{-1, "mdp_buffer_broadcast"});
+      Group& group = arena.comms.all_for_params->group();
+      const Tag tag{-1, "mdp_buffer_broadcast"};
+      const DType type = arena.plan->param_type;
+      const uint64_t count = arena.plan->layout.numel;
+      // The window is that of an instance.
+      const Status submitted = arena.has_instances() ? group.broadcast(stream, arena.params->data(), count, type, root, tag)
+                                                     : group.broadcast(stream, *arena.params, type, 0, count, root, tag);
       if (!submitted) return submitted;
     }
     auto recorded = stream.record();
@@ -103,7 +108,7 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
     for (uint64_t& version : versions_) ++version;
   }
   if (want_request) return arenas_->gathers().request(arenas_->shared_context());
-  if (Status passed = done->wait(Deadline::never()); !passed) return passed;
+  if (Status passed = done->await(); !passed) return passed;
   return std::shared_ptr<Request>();
 }
 
@@ -139,7 +144,7 @@ Status Params::verify() {
   for (const Channel* const channel : {&arenas_->grads(), &arenas_->gathers()}) {
     auto settled = channel->stream().record();
     if (!settled) return settled.status();
-    if (Status reached = (*settled)->wait(Deadline::never()); !reached) return reached;
+    if (Status reached = (*settled)->await(); !reached) return reached;
   }
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
   Replica held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
@@ -183,7 +188,7 @@ Status Params::gather(std::span<const uint32_t> buckets, const std::shared_ptr<E
   if (&last != &arenas_->grads()) {
     if (Status ordered = last.stream().wait_for(updated); !ordered) return ordered;
   }
-  auto gather = traffic_.submit(&last == &arenas_->grads() ? *first.grads_comm : *first.params_comm, calls);
+  auto gather = traffic_.submit(&last == &arenas_->grads() ? *first.comms.grads : *first.comms.params, calls);
   if (!gather) return gather.status();
   for (const uint32_t bucket : buckets) gathers_[bucket] = *gather;
   return {};

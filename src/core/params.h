@@ -25,7 +25,7 @@ class Params {
   Status write(size_t param, const StridedArray& from, void* caller);
   Status changed();
 
-  // Collective over each shard group; root is an index into it. A null request if none is wanted (then the work is done on return).
+  // Collective over each group of replicas; root is an index into it. A null request if none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
   Status verify();  // collective over the grid's world
 

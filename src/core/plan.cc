@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan: parameters sorted into arenas, arenas cut into buckets, and what all of it costs.
+// The plan: parameters sorted into arenas, and arenas cut into buckets.
 #include "core/plan.h"
 
 #include <algorithm>
@@ -7,20 +7,21 @@
 #include <tuple>
 #include <utility>
 
-#include "backend/group.h"
 #include "base/checked.h"
 #include "base/hash.h"
-#include "base/rules.h"
 
 namespace megadp {
 namespace {
 
-Status check_config(const Grid& grid, const BufferConfig& config) {
-  if (grid.config().instances > 1) {
-    return unsupported("instances is ", grid.config().instances, "; more than one optimizer instance is not supported yet, use 1");
-  }
+Status check_config(const BufferConfig& config) {
   if (config.bucket_elements != 0 && config.bucket_count != 0) {
     return invalid("bucket_elements is ", config.bucket_elements, " and bucket_count is ", config.bucket_count, "; give one of them");
+  }
+  const bool pooled = config.sharding == Sharding::zero_2;
+  if (!pooled && (config.pool_buckets != 0 || config.spill_limit != 0)) {
+    const bool pool = config.pool_buckets != 0;
+    return invalid(pool ? "pool_buckets is " : "spill_limit is ", pool ? config.pool_buckets : config.spill_limit,
+                   "; only MDP_SHARDING_ZERO_2 has a pool, leave it 0");
   }
   if (config.reference_buckets && (config.bucket_elements != 0 || config.bucket_count != 0)) {
     const char* other = config.bucket_elements != 0 ? "bucket_elements" : "bucket_count";
@@ -86,8 +87,9 @@ std::vector<ArenaPlan> sort_into_arenas(const Plan& plan) {
       fresh.param_type = param.dtype;
       fresh.grad_type = grad_type;
       fresh.expert = param.expert;
-      fresh.group_size = plan.grid.size(Grid::shard_axes(param.expert));
-      fresh.shards = plan.config.sharding == Sharding::zero_0 ? 1 : fresh.group_size;
+      fresh.group_size = plan.grid.size(Grid::replica_axes(param.expert));
+      fresh.instances = plan.instances();
+      fresh.shards = plan.config.sharding == Sharding::zero_0 ? 1 : fresh.group_size / fresh.instances;
       arena = arenas.insert(arena, std::move(fresh));
     }
     arena->params.push_back(i);
@@ -131,7 +133,7 @@ uint64_t elements_of(const Plan& plan, const ArenaPlan& arena) {
 uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
   const BufferConfig& config = plan.config;
   // One threshold for dense and expert parameters, as in the reference.
-  const int group_size = plan.grid.size(Grid::shard_axes(false));
+  const int group_size = plan.grid.size(Grid::replica_axes(false));
   if (config.no_overlap) return UINT64_MAX;  // nothing is launched early, so one launch is cheapest
   if (config.reference_buckets) return reference_bucket_elements(group_size);
   if (config.bucket_elements != 0) return config.bucket_elements;
@@ -147,6 +149,18 @@ void lay_out(const Plan& plan, ArenaPlan* arena) {
   for (const size_t i : arena->params) params.push_back({plan.params[i].numel, plan.params[i].own_bucket});
   arena->layout = make_layout(params, layout_rules(plan, *arena));
   for (Slot& slot : arena->layout.slots) slot.param = arena->params[slot.param];
+  const bool pooled = plan.config.sharding == Sharding::zero_2;
+  uint64_t longest = 0;
+  for (const BucketRange& bucket : arena->layout.buckets) longest = std::max(longest, bucket.end - bucket.begin);
+  if (arena->instances > 1 && arena->grad_type != DType::f32) {
+    arena->wide_slots = pooled ? 1 : std::min<uint64_t>(2, arena->layout.buckets.size());
+    arena->wide_elements = longest / static_cast<uint64_t>(arena->shards);
+  }
+  if (!pooled) return;
+  const uint64_t wanted = plan.config.pool_buckets != 0 ? plan.config.pool_buckets : kPoolBuckets;
+  const uint64_t most = std::max<uint64_t>(kMaxElements / std::max<uint64_t>(longest, 1), 1);  // the product stays a number of elements
+  arena->pool_slots = std::min<uint64_t>({wanted, arena->layout.buckets.size(), most});
+  arena->slot_elements = longest;
 }
 
 // With overlap in the order in which backward makes gradients. Without it, what the same ranks reduce stands together, to go at once: also
@@ -173,39 +187,10 @@ std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas, bool
   return order;
 }
 
-// The groups that registering makes: for dense and for expert parameters one on the channel of gradients and one on that of gathers, and
-// the world's on the first.
-uint64_t group_bytes(const Plan& plan) {
-  const Axes dense = Grid::shard_axes(false), expert = Grid::shard_axes(true);
-  const int world = plan.grid.world(), dense_size = plan.grid.size(dense), expert_size = plan.grid.size(expert);
-  uint64_t groups = dense_size > 1 ? 2 : 0;
-  if (expert_size > 1 && plan.grid.groups(expert) != plan.grid.groups(dense)) groups += 2;
-  if (dense_size < world && expert_size < world) ++groups;
-  return groups * kGroupBytes;
-}
-
-// The communicators that a step's collectives run on, which are made with the first of these: of the parts that have parameters the
-// gradients', and the gathers' where the state is sharded; and the world's, for the norm.
-uint64_t communicators(const Plan& plan) {
-  const Axes dense = Grid::shard_axes(false), expert = Grid::shard_axes(true);
-  const bool same = plan.grid.groups(dense) == plan.grid.groups(expert);
-  uint64_t count = 0;
-  bool world_covered = plan.grid.world() == 1, counted = false;
-  for (const bool part : {false, true}) {
-    const auto of_part = [part](const ArenaPlan& arena) { return arena.expert == part; };
-    const auto arena = std::find_if(plan.arenas.begin(), plan.arenas.end(), of_part);
-    if (arena == plan.arenas.end() || arena->group_size == 1 || (same && counted)) continue;
-    count += arena->shards > 1 ? 2 : 1;
-    counted = true;
-    world_covered = world_covered || arena->group_size == plan.grid.world();
-  }
-  return world_covered ? count : count + 1;
-}
-
 }  // namespace
 
 Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params) {
-  if (Status bad = check_config(grid, config); !bad) return bad;
+  if (Status bad = check_config(config); !bad) return bad;
   Plan plan;
   plan.grid = grid;
   plan.config = config;
@@ -241,43 +226,45 @@ std::optional<size_t> Plan::find(std::string_view name) const {
   return {};
 }
 
+int Plan::instances() const {
+  return config.sharding == Sharding::zero_0 ? 1 : grid.config().instances;
+}
+
 int Plan::shard(const ArenaPlan& arena, int rank) const {
-  return arena.shards == 1 ? 0 : grid.index(Grid::shard_axes(arena.expert), rank);
+  return grid.index(Grid::replica_axes(arena.expert), rank) % arena.shards;
 }
 
-MemoryPlan Plan::memory(uint32_t rule) const {
-  MemoryPlan bytes;
-  for (const ArenaPlan& arena : arenas) {
-    bytes.param += arena.layout.numel * size_of(arena.param_type);
-    bytes.grad += arena.layout.numel * size_of(arena.grad_type);
-    if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
-    for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
-  }
-  bytes.scratch = scratch_bytes(*this);
-  bytes.communicators = communicators(*this) * kCommunicatorBytes;
-  return bytes;
+bool Plan::has_partial(bool expert) const {
+  if (grid.size(Grid::tp_axes(expert)) == 1) return false;
+  return std::any_of(params.begin(), params.end(),
+                     [expert](const ParamSpec& param) { return !param.frozen && param.expert == expert && is_partial(param.placement); });
 }
 
-uint64_t step_count_bytes(const Plan& plan) {
-  uint64_t params = 0;
-  for (const ArenaPlan& arena : plan.arenas) params += arena.params.size();
-  return params * sizeof(uint64_t);
-}
-
-uint64_t scratch_bytes(const Plan& plan) {
-  uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan) + group_bytes(plan);
+// Dense, expert, and of each the partial ones, which tensor-parallel ranks must agree on as well; and the world if none of these is the
+// whole of it: other pipeline stages and expert ranks must learn of a problem too.
+std::vector<AgreementPlan> Plan::agreements() const {
+  std::vector<AgreementPlan> all;
   bool world_covered = false;
   for (const bool expert : {false, true}) {
-    uint64_t params = 0;
-    for (const ArenaPlan& arena : plan.arenas) {
-      if (arena.expert == expert) params += arena.params.size();
+    const Axes axes = Grid::replica_axes(expert), tp = Grid::tp_axes(expert);
+    const bool apart = has_partial(expert);
+    AgreementPlan plain{axes, {}}, partial{axes | tp, {}};
+    for (size_t param = 0; param < params.size(); ++param) {
+      if (params[param].frozen || params[param].expert != expert) continue;
+      (apart && is_partial(params[param].placement) ? partial : plain).params.push_back(param);
     }
-    if (params == 0) continue;
-    const int group_size = plan.grid.size(Grid::shard_axes(expert));
-    bytes += agreement_bytes(params) * (1 + static_cast<uint64_t>(group_size));
-    world_covered = world_covered || group_size == plan.grid.world();
+    for (AgreementPlan* const one : {&plain, &partial}) {
+      if (one->params.empty()) continue;
+      world_covered = world_covered || grid.size(one->axes) == grid.world();
+      all.push_back(std::move(*one));
+    }
   }
-  return world_covered ? bytes : bytes + agreement_bytes(0) * (1 + static_cast<uint64_t>(plan.grid.world()));
+  if (!world_covered) all.push_back({0, {}});
+  return all;
+}
+
+bool Plan::is_first_replica(const ArenaPlan& arena, int rank) const {
+  return grid.index(Grid::replica_axes(arena.expert), rank) < arena.shards;
 }
 
 uint64_t Plan::padding_elements() const {

@@ -19,7 +19,8 @@ namespace megadp {
 
 enum class Sharding : uint32_t {
   zero_0 = 1,
-  zero_1 = 2
+  zero_1 = 2,
+  zero_2 = 3
 };
 enum class MissingPolicy : uint32_t {
   error = 0,
@@ -33,27 +34,46 @@ struct BufferConfig {
   MissingPolicy missing = MissingPolicy::error;
   uint64_t bucket_elements = 0;  // 0: the library decides, see default_bucket_elements
   uint64_t bucket_count = 0;
+  uint64_t pool_buckets = 0;  // with zero_2; 0: kPoolBuckets
+  uint64_t spill_limit = 0;   // with zero_2, in bytes; 0: none
   bool no_overlap = false;
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
   bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
 };
 
+// With zero_2: one bucket is filled while the one before is reduced.
+constexpr uint64_t kPoolBuckets = 2;
+
 // One arena: all parameters of one (parameter type, gradient type, class).
 struct ArenaPlan {
   DType param_type = DType::f32, grad_type = DType::f32;
   bool expert = false;
   int group_size = 1;                     // ranks that hold replicas of these parameters
-  int shards = 1;                         // group_size with zero_1, 1 with zero_0
+  int instances = 1;                      // of the optimizer, each with all of the state; 1 with zero_0
+  int shards = 1;                         // group_size / instances, 1 with zero_0
   uint64_t bucket_elements = UINT64_MAX;  // what the configuration came to: a bucket closes at this length
+  // With zero_2 a bucket's gradients lie in one of a few slots, which buckets take in turn; else, with 0 slots, each has a place of its
+  // own.
+  uint64_t pool_slots = 0, slot_elements = 0;
   std::vector<size_t> params;  // registration indices, in registration order; Slot::param and OwnedRange::param index the registration list
   Layout layout;
+
+  // With instances and half-width gradients: sums of pieces in f32, until they have been added up across the instances; the next bucket's
+  // meanwhile beside it.
+  uint64_t wide_slots = 0, wide_elements = 0;
+
+  // Of the window of gradients: its length, and where a bucket's begin.
+  uint64_t grad_elements() const { return pool_slots > 0 ? pool_slots * slot_elements : layout.numel; }
+  uint64_t grad_begin(uint32_t bucket) const { return pool_slots > 0 ? bucket % pool_slots * slot_elements : layout.buckets[bucket].begin; }
 };
 
-// Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard is 0: gradients are reduced in place.
+// Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard: of reduced gradients that are kept apart; 0
+// where they are reduced in place. spill: the most of a microbatch that may come to lie outside the
+// pool, if nothing is reduced before all has come; of each microbatch that this rank is ahead of the slowest.
 // communicators: of a device, if that is the backend; an estimate, which is judged by nobody.
 struct MemoryPlan {
-  uint64_t param = 0, grad = 0, grad_shard = 0, master = 0, state = 0, scratch = 0, communicators = 0;
+  uint64_t param = 0, grad = 0, grad_shard = 0, spill = 0, master = 0, state = 0, scratch = 0, communicators = 0;
 };
 
 // What a device's library takes for a communicator whose ranks form a ring: 16 channels, each with the buffers of one connection, for each
@@ -63,6 +83,12 @@ constexpr uint64_t kCommunicatorBytes = 16 * ((uint64_t{4} << 20) + uint64_t{8} 
 
 struct BucketRef {
   uint32_t arena, bucket;
+};
+
+// An exchange at the end of backward: over the ranks that hold replicas of these parameters.
+struct AgreementPlan {
+  Axes axes;  // 0: the whole world
+  std::vector<size_t> params;
 };
 
 struct Plan {
@@ -81,8 +107,15 @@ struct Plan {
   std::vector<Name> names;  // by digest, then by name
 
   std::optional<size_t> find(std::string_view name) const;  // the index of a parameter
+  int instances() const;                                    // of the optimizer; 1 with zero_0
   // This rank's shard of an arena (0 with zero_0).
   int shard(const ArenaPlan& arena, int rank) const;
+  // Whether a parameter of the part is to be summed over tensor-parallel ranks.
+  bool has_partial(bool expert) const;
+  uint64_t packed_elements() const;  // the most that one rank owns of them
+  std::vector<AgreementPlan> agreements() const;
+  // Whether no rank with a lower number in the group of replicas holds the same shard.
+  bool is_first_replica(const ArenaPlan& arena, int rank) const;
   MemoryPlan memory(uint32_t rule = 0) const;  // with this update rule; of every rank the same: all pieces of a bucket are equally long
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
@@ -97,7 +130,7 @@ constexpr uint64_t kMaxElements = uint64_t{1} << 56;
 
 // Fills in every numel from the shape. Names the parameter that is wrong. Checks: names unique, non-empty and at most 255 bytes; shapes;
 // sizes that overflow; placements when tp > 1 or ep > 1; something to train; bucket_elements and bucket_count and reference_buckets exclude
-// each other. More than one optimizer instance is unsupported.
+// each other.
 Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector<ParamSpec> params);
 
 // The reference's threshold, max(40,000,000, 1,000,000 x dp).
@@ -108,9 +141,8 @@ uint64_t default_bucket_elements(uint64_t arena_elements, int group_size);
 // Of an optimizer: a step count for every parameter that may come to have its own.
 uint64_t step_count_bytes(const Plan& plan);
 
-// Bytes of small fixed allocations besides the arrays above: the scalars of a norm, a step's with its counts, and for each group that
-// agrees at the end of backward (dense, expert, and the world if neither is the whole of it) one header and one bit per parameter, to
-// send and to receive.
+// Bytes of fixed allocations besides the arrays above: wide sums, packed partial gradients, the scalars of a norm, a step's with its
+// counts, and for each agreement one header and one bit per parameter, to send and to receive.
 uint64_t scratch_bytes(const Plan& plan);
 constexpr uint64_t kSyncHeaderBytes = 256;
 constexpr uint64_t agreement_bytes(uint64_t params) {
@@ -122,6 +154,8 @@ constexpr uint64_t agreement_bytes(uint64_t params) {
 // parameters are counted among themselves, so that ranks may hold different numbers of experts; experts by their registration index,
 // because ranks that share them must interleave them equally with the others.
 std::string describe_registration(const Plan& plan, bool expert);
+// What tensor-parallel ranks must agree on: their partial parameters, and how these are cut.
+std::string describe_partial(const Plan& plan, bool expert);
 std::string first_difference(const std::string& mine, const std::string& theirs, int their_rank);
 
 }  // namespace megadp

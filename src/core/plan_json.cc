@@ -50,6 +50,7 @@ std::string bytes_json(const MemoryPlan& bytes) {
   return Json({{"param", bytes.param},
                {"grad", bytes.grad},
                {"grad_shard", bytes.grad_shard},
+               {"spill", bytes.spill},
                {"master", bytes.master},
                {"state", bytes.state},
                {"scratch", bytes.scratch},
@@ -64,7 +65,7 @@ void write_plan_json(const Plan& plan, const TextSink& write) {
   write_list(plan.arenas.size(), write, [&](size_t i) { write_arena(plan.arenas[i], write); });
   const std::string each = bytes_json(plan.memory());
   write(",\"bytes\":");
-  write_list(static_cast<size_t>(plan.grid.size(Grid::shard_axes(false))), write, [&](size_t) { write(each); });
+  write_list(static_cast<size_t>(plan.grid.size(Grid::replica_axes(false))), write, [&](size_t) { write(each); });
   write("}");
 }
 

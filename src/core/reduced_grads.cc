@@ -15,7 +15,7 @@ Status Gradients::await_sync() {
     if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (phase_ == Phase::syncing) pending = sync_request_;
   }
-  return pending ? pending->wait(Deadline::never()) : Status();
+  return pending ? pending->await() : Status();
 }
 
 Status Gradients::sync_for_step(void* caller) {
@@ -72,7 +72,7 @@ Status Gradients::submit_square_sum(StepScalars* scalars, const Chosen& chosen, 
           arena.owned, [&](const OwnedRange& range) { return states_[range.param].*which && chosen.has(range.param); },
           [](const OwnedRange&, const OwnedRange&) { return true; },
           [&](const OwnedRange& range) {
-            return backend.square_sum(stream, arena.grad_at(range.begin), arena.plan->grad_type, range.end - range.begin, scalars);
+            return backend.square_sum(stream, arena.reduced_at(range), arena.reduced_type(), range.end - range.begin, scalars);
           });
       if (!submitted) return submitted;
     }
@@ -88,7 +88,7 @@ Status Gradients::submit_square_sum(StepScalars* scalars, const Chosen& chosen, 
 
 Result<double> Gradients::norm(const ParamList& list) {
   if (Status synced = await_sync(); !synced) return synced;
-  auto* const sums = static_cast<StepScalars*>(sums_->data());
+  auto* const sums = static_cast<StepScalars*>(norm_->data());
   std::shared_ptr<Event> summed;
   {
     std::lock_guard lock(mutex_);
@@ -102,7 +102,7 @@ Result<double> Gradients::norm(const ParamList& list) {
     summed = *std::move(recorded);
   }
   const uint64_t begin = now_ns();
-  const Status reached = summed->wait(Deadline::never());
+  const Status reached = summed->await();
   {
     std::lock_guard lock(mutex_);
     stats_.exposed_ns += now_ns() - begin;
@@ -131,7 +131,7 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
           arena.owned, [&](const OwnedRange& range) { return chosen->has(range.param); },
           [](const OwnedRange&, const OwnedRange&) { return true; },
           [&](const OwnedRange& range) {
-            return arenas_->backend().scale(stream, arena.grad_at(range.begin), arena.plan->grad_type, range.end - range.begin, factor);
+            return arenas_->backend().scale(stream, arena.reduced_at(range), arena.reduced_type(), range.end - range.begin, factor);
           });
       if (!submitted) return submitted;
     }
@@ -139,7 +139,18 @@ Status Gradients::scale(const ParamList& list, float factor, void* caller) {
     if (!recorded) return recorded.status();
     done = *std::move(recorded);
   }
+  const Uninterrupted to_the_end;  // called again it would multiply once more; and what it waits for is this rank's alone
   return stream.make_caller_wait(caller, *done);
+}
+
+Result<Slice> Gradients::owned(size_t param) {
+  if (Status status = arenas_->check_param(param); !status) return status;
+  std::lock_guard lock(mutex_);
+  if (Status usable = arenas_->context().usable(); !usable) return usable;
+  if (Status reduced = check_reduced("mdp_grad_owned"); !reduced) return reduced;
+  const Arena& arena = arenas_->arena_of(param);
+  const OwnedRange* const range = arenas_->owned(param);
+  return arenas_->slice(param, range != nullptr ? arena.reduced_at(*range) : nullptr, arena.reduced_type());
 }
 
 Status Gradients::changed(void* producer) {

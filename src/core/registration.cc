@@ -34,6 +34,8 @@ std::string describe_param(const ParamSpec& param) {
   // What is said of few parameters only is left out of the others' lines.
   if (param.uses_per_step != 1) out += text(" used ", param.uses_per_step, " times");
   if (param.placement == Placement::replicated) out += " replicated";
+  if (param.placement == Placement::partial_sum) out += " partial (sum)";
+  if (param.placement == Placement::partial_mean) out += " partial (mean)";
   if (param.placement == Placement::sharded) out += text(" sharded on dimension ", param.shard_dim, " by ", param.shard_stride);
   if (param.group != 0) out += text(" group ", param.group);
   if (param.frozen) out += " frozen";
@@ -43,14 +45,16 @@ std::string describe_param(const ParamSpec& param) {
 
 std::string describe_config(const Grid& grid, const BufferConfig& config) {
   const GridConfig& g = grid.config();
+  constexpr const char* kSharding[] = {"", "zero_0", "zero_1", "zero_2"};
   constexpr const char* kMissing[] = {"error", "zero", "skip"};
   return text("grid: tp ", g.tp, " cp ", g.cp, " ep ", g.ep, " pp ", g.pp, " expert_tp ", g.expert_tp, " instances ", g.instances,
               " order ", g.order, " of ", grid.world(), " ranks\n",  //
               "gradient type: ", config.grad_same_as_param ? "the parameter's" : "f32", "\n",
-              "sharding: ", config.sharding == Sharding::zero_0 ? "zero_0" : "zero_1", "\n",  //
+              "sharding: ", kSharding[static_cast<size_t>(config.sharding)], "\n",  //
               "missing gradients: ", kMissing[std::min<size_t>(static_cast<size_t>(config.missing), 2)], "\n",
               "high-bandwidth padding: ", config.high_bandwidth_padding ? "on" : "off", "\n",  //
-              "overlap: ", config.no_overlap ? "off" : "on", "\n");
+              "overlap: ", config.no_overlap ? "off" : "on", "\n",                             //
+              "pool buckets: ", config.pool_buckets == 0 ? kPoolBuckets : config.pool_buckets, "\n");
 }
 
 std::string_view take_line(std::string_view* text) {
@@ -103,6 +107,25 @@ std::string describe_registration(const Plan& plan, bool expert) {
     if (arena.expert != expert) continue;
     out += text(kAfterParams, name_of(arena.param_type), " parameters: ", arena.bucket_elements, "\n");
   }
+  return out;
+}
+
+std::string describe_partial(const Plan& plan, bool expert) {
+  if (!plan.has_partial(expert)) return {};
+  std::vector<std::pair<size_t, std::string>> lines;
+  for (const ArenaPlan& arena : plan.arenas) {
+    if (arena.expert != expert) continue;
+    for (const Slot& slot : arena.layout.slots) {
+      const ParamSpec& param = plan.params[slot.param];
+      if (!is_partial(param.placement)) continue;
+      const BucketRange& bucket = arena.layout.buckets[slot.bucket];
+      lines.emplace_back(slot.param, text("partial ", describe_param(param), ": at element ", slot.begin - bucket.begin, " of a bucket of ",
+                                          bucket.end - bucket.begin, "\n"));
+    }
+  }
+  std::sort(lines.begin(), lines.end());
+  std::string out;
+  for (const auto& [param, line] : lines) out += line;
   return out;
 }
 

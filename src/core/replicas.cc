@@ -28,7 +28,7 @@ Result<std::string> compare_group(ProcessGrid& grid, const Replica& held, bool e
                                   const std::function<Explanation(const ReplicaPair&)>& explain) {
   World& world = *grid.world()->context().world;
   const uint64_t digest = held.digests[expert ? 1 : 0];
-  auto compared = world.compare(in_world(grid, grid.grid().group(Grid::shard_axes(expert), grid.rank())), held.call,
+  auto compared = world.compare(in_world(grid, grid.grid().group(held.axes(expert), grid.rank())), held.call,
                                 std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
   if (!compared) return compared.status();
   if (!*compared || (world.rank() != (*compared)->first && world.rank() != (*compared)->other)) return std::string();

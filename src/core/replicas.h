@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replicas: ranks that hold the same parameters (a shard group) compare what they hold; and whatever is found, every rank of the world
+// Replicas: ranks that hold the same parameters compare what they hold; and whatever is found, every rank of the world
 // learns the same, also those of groups in which all is well. Otherwise these would go on to a collective that the others never join.
 #pragma once
 
@@ -12,12 +12,14 @@
 
 namespace megadp {
 
-// What one rank holds. Of the dense part and of the expert part a digest, equal on all ranks of a shard group if what they hold is equal;
-// and, asked for only if digests differ, the text behind it.
+// What one rank holds that others must hold alike: by default those that hold replicas of its parameters. Of the dense part and of the
+// expert part a digest, equal on all of them if what they hold is equal; and, asked for only if digests differ, the text
+// behind it.
 struct Replica {
   const char* call;                   // the call of the user's that this is part of
   std::array<uint64_t, 2> digests{};  // dense, expert
   std::function<std::string(bool expert)> detail;
+  Axes (*axes)(bool expert) = &Grid::replica_axes;
 };
 
 // The sentence about two ranks that differ, and what is to blame besides the second of them.

@@ -17,4 +17,9 @@ Status Request::wait(Deadline deadline) {
   return outcome_;
 }
 
+Status Request::await() {
+  const Status ended = wait(Deadline::never());
+  return ended.code() == Code::pending ? interruption() : ended;
+}
+
 }  // namespace megadp

@@ -22,9 +22,11 @@ class Request {
   Request(std::shared_ptr<Context> context, std::shared_ptr<Event> event, bool notifies, std::function<Status()> complete = {})
       : context_(std::move(context)), event_(std::move(event)), complete_(std::move(complete)), notifies_(notifies) {}
 
-  // Code::pending, or how it ended. Any thread; as often as wanted.
+  // Code::pending (also if the caller is interrupted), or how it ended. Any thread; as often as wanted.
   Status test() { return wait(Deadline::after_ns(0)); }
   Status wait(Deadline deadline);
+  // However long it takes, or interruption().
+  Status await();
 
   // True once, where it notifies: the notification is now the caller's to take off the descriptor (see Context::event_fd).
   bool claim_notification() noexcept { return notifies_.exchange(false); }

@@ -7,12 +7,18 @@ namespace megadp {
 
 Result<std::shared_ptr<Transfer>> Traffic::submit(Comm& comm, std::span<const WindowOp> calls) {
   Stream& stream = comm.channel().stream();
+  uint64_t sent = 0;
+  for (const WindowOp& call : calls) sent += call.count * size_of(call.type);
+  return submit(stream, sent, [&] { return comm.group().together(stream, calls); });
+}
+
+Result<std::shared_ptr<Transfer>> Traffic::submit(Stream& stream, uint64_t sent, const std::function<Status()>& work) {
   auto begin = stream.record();
   if (!begin) return begin.status();
-  if (Status submitted = comm.group().together(stream, calls); !submitted) return submitted;
+  if (Status submitted = work(); !submitted) return submitted;
   auto end = stream.record();
   if (!end) return end.status();
-  for (const WindowOp& call : calls) bytes += call.count * size_of(call.type);
+  bytes += sent;
   return std::make_shared<Transfer>(Transfer{*std::move(begin), *std::move(end)});
 }
 

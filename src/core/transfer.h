@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 
@@ -18,6 +19,8 @@ struct Transfer {
 struct Traffic {
   uint64_t comm_ns = 0, exposed_ns = 0, bytes = 0;
 
+  // What `work` submits to the stream.
+  Result<std::shared_ptr<Transfer>> submit(Stream& stream, uint64_t sent, const std::function<Status()>& work);
   // All of the calls, on the communicator's channel.
   Result<std::shared_ptr<Transfer>> submit(Comm& comm, std::span<const WindowOp> calls);
   // Adds the time of one that has ended; once.

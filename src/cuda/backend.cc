@@ -134,6 +134,15 @@ Status CudaBackend::cast(Stream& stream, void* to, DType to_type, const void* fr
                 [=](const PluginTable& p, Device* d, void* s) { return p.cast(d, s, to, to_type, from, from_type, count); });
 }
 
+Status CudaBackend::add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
+  const auto row = [count](const void* data, DType type) {
+    return Strided{const_cast<void*>(data), static_cast<uint32_t>(type), 1, {static_cast<int64_t>(count)}, {1}};
+  };
+  return launch(stream, "an addition", [to = row(to, to_type), from = row(from, from_type)](const PluginTable& p, Device* d, void* s) {
+    return p.copy_strided(d, s, &to, &from, true);
+  });
+}
+
 Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
   return launch(stream, "a sum of squares",
                 [=](const PluginTable& p, Device* d, void* s) { return p.square_sum(d, s, data, type, count, scalars); });
@@ -164,7 +173,7 @@ Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_
 Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
   if (gpu_->failed()) return gpu_->failure();
-  return copy_arrays({*gpu_, *host_, staging_}, to, from, add, caller);
+  return copy_arrays({gpu_, *host_, staging_}, to, from, add, caller);
 }
 
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/shape.h"
+#include "cuda/event.h"
 
 namespace megadp::cuda {
 namespace {
@@ -38,11 +39,20 @@ Status copy_on_device(const Gpu& gpu, const StridedArray& to, const StridedArray
   return gpu.check(gpu.plugin().copy_strided(gpu.device(), stream, &flat_to, &flat_from, add), "copying an array");
 }
 
+// What is on the caller's stream may wait for other ranks. Where the caller is asked meanwhile, that is waited for before the copy is
+// begun: an addition must not be done by half, or twice.
+Status pass_interruptibly(const std::shared_ptr<Gpu>& gpu, void* stream) {
+  if (ask_by(Deadline::never()).at_ns() == UINT64_MAX) return {};
+  auto before = RawEvent::record(gpu, stream);
+  return before ? (*before)->await() : before.status();
+}
+
 Status stage(const Places& on, const StridedArray& to, const StridedArray& from, bool add, void* stream, bool to_device) {
-  const Gpu& gpu = on.gpu;
+  const Gpu& gpu = *on.gpu;
   const PluginTable& plugin = gpu.plugin();
   const StridedArray& host = to_device ? from : to;
   const uint64_t bytes = count_of(host) * size_of(host.type);
+  if (Status passed = pass_interruptibly(on.gpu, stream); !passed) return passed;
   auto loan = on.staging.borrow(bytes);
   if (!loan) return loan.status();
   const StridedArray dense = dense_like(host, loan->device());
@@ -94,7 +104,7 @@ Result<bool> on_device(const Gpu& gpu, const void* memory) {
 }  // namespace
 
 Status copy_arrays(const Places& on, const StridedArray& to, const StridedArray& from, bool add, void* stream) {
-  const Gpu& gpu = on.gpu;
+  const Gpu& gpu = *on.gpu;
   if (count_of(to) == 0) return {};
   auto to_device = on_device(gpu, to.data);
   if (!to_device) return to_device.status();

@@ -9,7 +9,7 @@
 namespace megadp::cuda {
 
 struct Places {
-  const Gpu& gpu;
+  const std::shared_ptr<Gpu>& gpu;
   Backend& host;
   Staging& staging;
 };

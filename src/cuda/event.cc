@@ -5,6 +5,8 @@
 #include <chrono>
 #include <thread>
 
+#include "control/interrupt.h"
+
 namespace megadp::cuda {
 
 Result<std::shared_ptr<RawEvent>> RawEvent::create(std::shared_ptr<Gpu> gpu) {
@@ -54,14 +56,15 @@ uint64_t Timeline::time_of(const std::shared_ptr<RawEvent>& event) {
 
 namespace {
 
-// By asking again and again: CUDA's own wait has no deadline, and would not notice the death of another rank. False at the deadline.
+// By asking again and again: CUDA's own wait has no deadline, and would not notice the death of another rank. False at the deadline, and if
+// the caller is interrupted.
 template <class Condition>
 bool wait_until(const Condition& condition, Deadline deadline) {
   constexpr uint64_t kSpinNs = 100'000, kNapNs = 50'000;
   const uint64_t begin_ns = now_ns();
   while (!condition()) {
     const uint64_t left_ns = deadline.left_ns();
-    if (left_ns == 0) return false;
+    if (left_ns == 0 || interrupted()) return false;
     if (now_ns() - begin_ns < kSpinNs) {
       std::this_thread::yield();
     } else {
@@ -72,6 +75,11 @@ bool wait_until(const Condition& condition, Deadline deadline) {
 }
 
 }  // namespace
+
+Status RawEvent::await() const {
+  const bool over = wait_until([this] { return asked() != kPending || gpu_->failed(); }, Deadline::never());
+  return over ? Status() : interruption();
+}
 
 Result<std::shared_ptr<CudaEvent>> CudaEvent::create(std::shared_ptr<Gpu> gpu, std::shared_ptr<Timeline> timeline) {
   auto raw = RawEvent::create(std::move(gpu));
@@ -88,7 +96,8 @@ Status CudaEvent::record(void* stream) {
 
 Status CudaEvent::wait_until_recorded() const {
   const Gpu& gpu = *raw_->gpu();
-  (void)wait_until([&] { return recorded_.load(std::memory_order_acquire) || gpu.failed(); }, Deadline::never());
+  const auto over = [&] { return recorded_.load(std::memory_order_acquire) || gpu.failed(); };
+  if (!wait_until(over, Deadline::never())) return interruption();
   return gpu.failed() ? gpu.failure() : Status();
 }
 
@@ -130,7 +139,7 @@ Status CudaEvent::status() const {
 Status CudaEvent::wait(Deadline deadline) {
   if (deadline.left_ns() > 0) raw_->gpu()->count_wait();
   if (wait_until([this] { return done(); }, deadline)) return status_;
-  return {Code::pending, "the event was not reached before the deadline"};
+  return {Code::pending, "the event was not reached before the wait ended"};
 }
 
 }  // namespace megadp::cuda

@@ -20,7 +20,9 @@ class RawEvent {
   ~RawEvent();
   RawEvent(const RawEvent&) = delete;
   RawEvent& operator=(const RawEvent&) = delete;
-  Status record(void* stream);                                                          // once
+  Status record(void* stream);  // once
+  // Returns when the device has passed it or failed, or interruption().
+  Status await() const;
   int32_t asked() const { return gpu_->plugin().event_query(gpu_->device(), event_); }  // kPending: it has not happened
   void* get() const noexcept { return event_; }
   uint64_t recorded_ns() const noexcept { return recorded_ns_; }

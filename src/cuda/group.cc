@@ -26,9 +26,13 @@ std::string from_rank(int root) {
   return text(" from rank ", root);
 }
 
+std::string divided_by(float divisor) {
+  return divisor == 1 ? "" : text(" divided by ", divisor);
+}
+
 std::string in_window(const WindowOp& call, uint64_t window) {
-  return text(call.divisor == 1 ? "" : text(" divided by ", call.divisor), call.kind == Collective::broadcast ? from_rank(call.root) : "",
-              " from element ", call.begin, " of window ", window);
+  return text(divided_by(call.divisor), call.kind == Collective::broadcast ? from_rank(call.root) : "", " from element ", call.begin,
+              " of window ", window);
 }
 
 constexpr size_t kMostText = 48;  // of a list: what ranks compare is cut
@@ -121,7 +125,9 @@ Result<Member::Submission> CudaGroup::prepare(const WindowOp& call) {
   Member::Work work;
   switch (call.kind) {
     case Collective::reduce_scatter:
-      work = [=](Member& m, void* s) { return m.sum_pieces(s, data, mine, piece, sum); };
+      work = [=, to = call.to != nullptr ? static_cast<std::byte*>(call.to) : mine, to_f32 = call.to_f32](Member& m, void* s) {
+        return to_f32 ? m.sum_pieces_in_f32(s, data, to, piece, sum) : m.sum_pieces(s, data, to, piece, sum);
+      };
       break;
     case Collective::all_reduce:
       work = [=, count = call.count](Member& m, void* s) { return m.sum_all(s, data, data, count, sum); };
@@ -141,22 +147,22 @@ Result<Member::Submission> CudaGroup::prepare(const WindowOp& call) {
 
 Status CudaGroup::together(Stream& stream, std::span<const WindowOp> calls) {
   std::vector<Member::Submission> all;
-  bool in_steps = false;  // a sum in the host's order is several launches, of which the later need what the earlier have brought
+  bool in_steps = false;  // some are several launches, of which the later need what the earlier have brought
   for (const WindowOp& call : calls) {
     auto one = prepare(call);
     if (!one) return one.status();
     if (call.count == 0) continue;
     all.push_back(*std::move(one));
-    in_steps = in_steps || (is_sum(call.kind) && member_->summed_here({call.type, Op::sum, call.divisor}));
+    in_steps = in_steps || call.to_f32 || (is_sum(call.kind) && member_->summed_here({call.type, Op::sum, call.divisor}));
   }
   return submit(stream, std::move(all), !in_steps);
 }
 
 // ── on any memory of the device ──
 
-Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
-  return submit(stream, {Collective::all_reduce, count, type, by(op)}, tag, [=](Member& m, void* s) {
-    return m.sum_all(s, bytes(from), bytes(to), count, {type, op, 1});
+Status CudaGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) {
+  return submit(stream, {Collective::all_reduce, count, type, by(op) + divided_by(divisor)}, tag, [=](Member& m, void* s) {
+    return m.sum_all(s, bytes(from), bytes(to), count, {type, op, divisor});
   });
 }
 

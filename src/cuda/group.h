@@ -56,7 +56,7 @@ class CudaGroup final : public Group {
 
   Status together(Stream& stream, std::span<const WindowOp> calls) override;
 
-  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override;
+  Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) override;
   Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Op op, Tag tag) override;
   Status all_gather(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;
   Status all_to_all(Stream& stream, const void* from, void* to, size_t count_per_rank, DType type, Tag tag) override;

@@ -32,6 +32,7 @@ class Member {
     DType type;
     Op op;
     double divisor;
+    bool in_f32 = false;  // the result, whatever the type; by sum_here() and sum_parts()
   };
   // Puts what the collective consists of on the stream; a method of this member.
   using Work = std::function<Status(Member& member, void* stream)>;
@@ -79,6 +80,8 @@ class Member {
   Status exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
   Status sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum);
+  // As f32; the own piece of `from` may be overwritten.
+  Status sum_pieces_in_f32(void* stream, std::byte* from, std::byte* to, size_t count_per_rank, Sum sum);
   Status barrier(void* stream);
   // Pieces of different sizes: see Group.
   Status gather(void* stream, const std::byte* from, std::byte* to, const Counts& counts, DType type);
@@ -101,7 +104,8 @@ class Member {
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status exchange(void* stream, const char* what, const Transfers& all, DType type);
   Status native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
-  Status sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum);
+  Status cast_to_f32(void* stream, std::byte* to, const std::byte* from, size_t count, DType type);
+  Status sum_parts(void* stream, std::byte* parts, std::byte* to, size_t count, const Sum& sum);
   Result<std::byte*> scratch(size_t bytes);
 
   using Used = std::vector<std::shared_ptr<void>>;

@@ -6,6 +6,7 @@
 //   rank 2's memory | 2→0 | 2→1 | 2→2 |
 #include <algorithm>
 
+#include "base/checked.h"
 #include "cuda/member.h"
 
 namespace megadp::cuda {
@@ -99,14 +100,32 @@ Status Member::sum_pieces(void* stream, const std::byte* from, std::byte* to, si
   return sum_here(stream, from, to, Counts(static_cast<size_t>(size()), count_per_rank), sum);
 }
 
+Status Member::cast_to_f32(void* stream, std::byte* to, const std::byte* from, size_t count, DType type) {
+  return gpu_->check(gpu_->plugin().cast(gpu_->device(), stream, to, DType::f32, from, type, count), "a cast");
+}
+
+Status Member::sum_pieces_in_f32(void* stream, std::byte* from, std::byte* to, size_t count_per_rank, Sum sum) {
+  if (sum.type == DType::f32) return sum_pieces(stream, from, to, count_per_rank, sum);
+  if (summed_here(sum) && size() > 1) {
+    sum.in_f32 = true;
+    return sum_here(stream, from, to, Counts(static_cast<size_t>(size()), count_per_rank), sum);
+  }
+  std::byte* const mine = from + static_cast<size_t>(rank()) * count_per_rank * size_of(sum.type);
+  Status summed = size() > 1 ? sum_pieces(stream, from, mine, count_per_rank, sum) : Status();
+  if (summed.ok()) summed = cast_to_f32(stream, to, mine, count_per_rank, sum.type);
+  if (!summed || size() > 1) return summed;
+  return alone(stream, to, to, count_per_rank, {DType::f32, sum.op, sum.divisor});
+}
+
 // In chunks of every piece. All ranks take as many steps: as the largest piece needs.
 Status Member::sum_here(void* stream, const std::byte* from, std::byte* to, const Counts& counts, const Sum& sum) {
   const auto own = static_cast<size_t>(rank());
   if (size() == 1) return alone(stream, from, to, counts[0], sum);
-  const size_t width = size_of(sum.type);
-  const uint64_t chunk = std::max<uint64_t>(1, kChunkBytes / (width * counts.size()));
+  const size_t width = size_of(sum.type), to_width = sum.in_f32 ? sizeof(float) : width;
+  const size_t part_width = sum.in_f32 ? width + sizeof(float) : width;  // as it comes, and as it is added
+  const uint64_t chunk = std::max<uint64_t>(1, kChunkBytes / (part_width * counts.size()));
   const uint64_t largest = *std::max_element(counts.begin(), counts.end());
-  auto parts = scratch(std::min(chunk, largest) * width * counts.size());
+  auto parts = scratch(std::min(chunk, largest) * part_width * counts.size() + alignof(float));
   if (!parts) return parts.status();
   for (uint64_t begin = 0; begin < largest; begin += chunk) {
     const auto now = [begin, chunk](uint64_t count) { return std::min(chunk, count - std::min(begin, count)); };
@@ -119,13 +138,19 @@ Status Member::sum_here(void* stream, const std::byte* from, std::byte* to, cons
       piece += counts[rank] * width;
     }
     Status done = exchange(stream, "sending the parts of a sum", all, sum.type);
-    if (done.ok() && mine > 0) done = sum_parts(stream, *parts, to + begin * width, mine, sum);
+    if (done.ok() && mine > 0) done = sum_parts(stream, *parts, to + begin * to_width, mine, sum);
     if (!done) return done;
   }
   return {};
 }
 
-Status Member::sum_parts(void* stream, const std::byte* parts, std::byte* to, size_t count, const Sum& sum) {
+Status Member::sum_parts(void* stream, std::byte* parts, std::byte* to, size_t count, const Sum& sum) {
+  if (sum.in_f32 && sum.type != DType::f32) {
+    const size_t all = count * static_cast<size_t>(size());
+    std::byte* const wide = parts + round_up(all * size_of(sum.type), sizeof(float));
+    Status widened = cast_to_f32(stream, wide, parts, all, sum.type);
+    return widened.ok() ? sum_parts(stream, wide, to, count, {DType::f32, sum.op, sum.divisor}) : widened;
+  }
   return gpu_->check(gpu_->plugin().reduce(gpu_->device(), stream, to, parts, count, size(), count, sum.type, sum.op, sum.divisor),
                      "adding up what the ranks sent");
 }

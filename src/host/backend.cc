@@ -63,6 +63,10 @@ Status HostBackend::cast(Stream& stream, void* to, DType to_type, const void* fr
   return submit(stream, [=] { return host::cast(to, to_type, from, from_type, count); });
 }
 
+Status HostBackend::add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) {
+  return submit(stream, [=] { return host::add_cast(to, to_type, from, from_type, count); });
+}
+
 Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
   return submit(stream, [=] { return host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
 }

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/status.h"
 #include "host/group.h"
@@ -34,10 +35,13 @@ struct Call {
   HostGroup& group;
   const Operation& operation;
   const Stop& stop;
+  std::byte* to = nullptr;  // WindowOp::to
+  bool to_f32 = false;      // WindowOp::to_f32
 
   int rank() const noexcept { return group.rank(); }
   int size() const noexcept { return group.size(); }
   size_t width() const noexcept { return size_of(operation.type); }
+  size_t sum_width() const noexcept { return to_f32 ? sizeof(float) : width(); }
   Status barrier() const { return group.barrier(operation, stop); }
   // `post` is asked for between nodes only.
   template <class Post>
@@ -45,6 +49,9 @@ struct Call {
     return group.spans_nodes() ? group.exchange_and_barrier(operation, stop, post) : barrier();
   }
 };
+
+// What the operation makes of n elements of everyone's, into `to`.
+Status add_up(const Call& call, std::byte* to, const std::vector<const void*>& from, size_t n);
 
 // In windows; see backend/group.h.
 Status window_reduce_scatter(const Call& call, const SharedMemory& window);

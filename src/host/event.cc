@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "control/interrupt.h"
 #include "host/futex.h"
 
 namespace megadp::host {
@@ -19,10 +20,10 @@ Status HostEvent::status() const {
 Status HostEvent::wait(Deadline deadline) {
   while (!done()) {
     const uint64_t left_ns = deadline.left_ns();
-    if (left_ns == 0) return {Code::pending, "the event was not reached before the deadline"};
+    if (left_ns == 0 || interrupted()) return {Code::pending, "the event was not reached before the wait ended"};
     // Counted first, then looked at by the kernel; complete() stores first, then looks at the count: one of the two sees the other.
     sleepers_.fetch_add(1);
-    futex_wait(done_, 0, left_ns, FutexScope::process);
+    futex_wait(done_, 0, ask_by(deadline).left_ns(), FutexScope::process);
     sleepers_.fetch_sub(1);
   }
   return status_;

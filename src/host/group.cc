@@ -116,18 +116,23 @@ Status HostGroup::submit_in_window(Stream& stream, const WindowOp& call) {
   operation.begin = call.begin;
   operation.divisor = call.divisor;
   operation.root = call.root;
-  return submit(stream, operation, [parts = window.parts(), algorithm = algorithm_of(call.kind)](const Call& now) {
-    if (now.size() > 1) return algorithm(now, *parts);
-    std::byte* const data = parts->own() + now.operation.begin * now.width();
-    return alone(now.operation, data, data, now.operation.count);
-  });
+  auto* const to = static_cast<std::byte*>(call.to);
+  return submit(stream, operation,
+                [parts = window.parts(), algorithm = algorithm_of(call.kind), to, to_f32 = call.to_f32](const Call& now) {
+                  const Call whole{now.group, now.operation, now.stop, to, to_f32};
+                  if (now.size() > 1) return algorithm(whole, *parts);
+                  std::byte* const data = parts->own() + now.operation.begin * now.width();
+                  if (to_f32) return add_up(whole, to, {data}, now.operation.count);
+                  return alone(now.operation, data, to != nullptr ? to : data, now.operation.count);
+                });
 }
 
 // ── on any memory ──
 
-Status HostGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) {
+Status HostGroup::all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) {
   Operation operation = make_operation(Collective::all_reduce, type, count, tag);
   operation.op = op;
+  operation.divisor = divisor;
   return submit(stream, operation, [from, to](const Call& call) {
     if (call.size() == 1) return alone(call.operation, from, to, call.operation.count);
     return staged_all_reduce(call, static_cast<const std::byte*>(from), static_cast<std::byte*>(to), call.operation.count);

@@ -175,6 +175,13 @@ Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type
   return {};
 }
 
+Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType type, float divisor, const Kernels& kernels) {
+  if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
+  if (!is_trainable(type)) return not_trainable("a sum in f32", type);
+  kernels.reduces->sum_in_f32[storage_index(type)](to, from, nfrom, n, divisor);
+  return {};
+}
+
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels) {
   if (!is_trainable(type)) return not_trainable("a sum of squares", type);
   const auto* const bytes = static_cast<const std::byte*>(data);

@@ -43,6 +43,10 @@ Status add_cast(void* to, DType to_type, const void* from, DType from_type, size
 Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type, Op op, double divisor = 1,
               const Kernels& kernels = best_kernels());
 
+// The same sum, divided, but not rounded to the type: f32, bf16, f16.
+Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType type, float divisor,
+                  const Kernels& kernels = best_kernels());
+
 // *sum += the sum of squares of the elements, *nonfinite += how many of them are infinite or NaN. f32, bf16, f16. A non-finite element
 // makes the sum non-finite too, so that a norm never hides it. Squares are exact. Blocks of 4096 elements, counted from the first one of
 // the call, are summed apart from each other, so that many of them can be summed at a time: in a block, element i is added to lane i % 16

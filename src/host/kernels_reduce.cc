@@ -93,12 +93,12 @@ void pass(To* to, float* running, const void* const* from, size_t begin, size_t 
   }
 }
 
-template <class T, class Op, bool right, bool last, int ways = Op::ways>
-HWY_INLINE void few(T* to, float* running, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
+template <class To, class T, class Op, bool right, bool last, int ways = Op::ways>
+HWY_INLINE void few(To* to, float* running, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
   if constexpr (ways > 1) {
-    if (nfrom < ways) return few<T, Op, right, last, ways - 1>(to, running, from, nfrom, begin, n, divisor);
+    if (nfrom < ways) return few<To, T, Op, right, last, ways - 1>(to, running, from, nfrom, begin, n, divisor);
   }
-  pass<T, T, Op, ways, right, last>(to, running, from, begin, n, divisor);
+  pass<To, T, Op, ways, right, last>(to, running, from, begin, n, divisor);
 }
 
 constexpr size_t kBlock = 2048;
@@ -108,33 +108,33 @@ template <class T, class Op>
 void left_side_of(float* running, const void* const* from, int nfrom, size_t begin, size_t n);
 
 // running, or `to` if `last`, = running + the tree over a block of `nfrom` arrays.
-template <class T, class Op, bool last>
-void add_right_side(T* to, float* running, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
-  if (nfrom <= Op::ways) return few<T, Op, true, last>(to, running, from, nfrom, begin, n, divisor);
+template <class To, class T, class Op, bool last>
+void add_right_side(To* to, float* running, const void* const* from, int nfrom, size_t begin, size_t n, float divisor) {
+  if (nfrom <= Op::ways) return few<To, T, Op, true, last>(to, running, from, nfrom, begin, n, divisor);
   alignas(64) float sums[kBlock];
   left_side_of<T, Op>(sums, from, nfrom, begin, n);
   const void* const one[] = {sums};
-  pass<T, float, Op, 1, true, last>(to, running, one, 0, n, divisor);
+  pass<To, float, Op, 1, true, last>(to, running, one, 0, n, divisor);
 }
 
 template <class T, class Op>
 void left_side_of(float* running, const void* const* from, int nfrom, size_t begin, size_t n) {
-  if (nfrom <= Op::ways) return few<T, Op, false, false>(nullptr, running, from, nfrom, begin, n, 1);
+  if (nfrom <= Op::ways) return few<float, T, Op, false, false>(nullptr, running, from, nfrom, begin, n, 1);
   const int left = left_side(nfrom);
   left_side_of<T, Op>(running, from, left, begin, n);
-  add_right_side<T, Op, false>(nullptr, running, from + left, nfrom - left, begin, n, 1);
+  add_right_side<float, T, Op, false>(nullptr, running, from + left, nfrom - left, begin, n, 1);
 }
 
-template <class T, class Op>
+template <class T, class Op, class To = T>
 void reduce(void* to_bytes, const void* const* from, int nfrom, size_t n, float divisor) {
-  T* const to = static_cast<T*>(to_bytes);
-  if (nfrom <= Op::ways) return few<T, Op, false, true>(to, nullptr, from, nfrom, 0, n, divisor);
+  To* const to = static_cast<To*>(to_bytes);
+  if (nfrom <= Op::ways) return few<To, T, Op, false, true>(to, nullptr, from, nfrom, 0, n, divisor);
   const int left = left_side(nfrom);
   alignas(64) float running[kBlock];
   for (size_t begin = 0; begin < n; begin += kBlock) {
     const size_t count = n - begin < kBlock ? n - begin : kBlock;
     left_side_of<T, Op>(running, from, left, begin, count);
-    add_right_side<T, Op, true>(to + begin, running, from + left, nfrom - left, begin, count, divisor);
+    add_right_side<To, T, Op, true>(to + begin, running, from + left, nfrom - left, begin, count, divisor);
   }
 }
 
@@ -143,6 +143,7 @@ const ReduceTable kReduceTable = {
     {reduce<float, Sum>, reduce<Bf16, Sum>, reduce<F16, Sum>},
     {reduce<float, Max>, reduce<Bf16, Max>, reduce<F16, Max>},
     {reduce<float, Min>, reduce<Bf16, Min>, reduce<F16, Min>},
+    {reduce<float, Sum>, reduce<Bf16, Sum, float>, reduce<F16, Sum, float>},
 };
 
 }  // namespace HWY_NAMESPACE

@@ -23,13 +23,15 @@ Operation make_operation(Collective kind, DType type, uint64_t count, const Tag&
   operation.type = type;
   operation.count = count;
   operation.bucket = tag.bucket;
+  operation.microbatch = tag.microbatch;
   if (tag.what != nullptr) std::strncpy(operation.what, tag.what, sizeof operation.what - 1);
   return operation;
 }
 
 bool same(const Operation& a, const Operation& b) noexcept {
   return a.number == b.number && a.window == b.window && a.begin == b.begin && a.count == b.count && a.kind == b.kind && a.type == b.type &&
-         a.op == b.op && a.root == b.root && bits_of(a.divisor) == bits_of(b.divisor) && std::strncmp(a.what, b.what, sizeof a.what) == 0;
+         a.op == b.op && a.root == b.root && bits_of(a.divisor) == bits_of(b.divisor) && a.microbatch == b.microbatch &&
+         std::strncmp(a.what, b.what, sizeof a.what) == 0;
 }
 
 std::string describe(const Operation& operation) {
@@ -44,7 +46,8 @@ std::string describe(const Operation& operation) {
   if (operation.divisor != 1.0F) how += text(" divided by ", operation.divisor);
   if (operation.root >= 0) how += text(" from rank ", operation.root);
   if (operation.window != 0) how += text(" from element ", operation.begin, " of window ", operation.window);
-  return describe(operation.kind, operation.count, operation.type, how, Tag{operation.bucket, operation.what}, operation.number);
+  return describe(operation.kind, operation.count, operation.type, how, Tag{operation.bucket, operation.what, operation.microbatch},
+                  operation.number);
 }
 
 Operation make_operation(const Message& message, bool sends) noexcept {

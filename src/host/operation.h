@@ -24,7 +24,8 @@ struct Operation {      // plain bytes: it is copied between processes
   int32_t root = -1;    // of a broadcast; of a message the rank at its other end
   int32_t bucket = -1;  // for people only
   float divisor = 1;
-  char what[40] = {};  // Tag::what, cut
+  uint32_t microbatch = 0;  // 0: of none
+  char what[40] = {};       // Tag::what, cut
 };
 
 Operation make_operation(Collective kind, DType type, uint64_t count, const Tag& tag) noexcept;

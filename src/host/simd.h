@@ -40,6 +40,7 @@ struct CastTable {
 };
 struct ReduceTable {
   ReduceFn sum[kStorageTypes], max[kStorageTypes], min[kStorageTypes];
+  ReduceFn sum_in_f32[kStorageTypes];  // not rounded to the type
 };
 struct UpdateTable {
   UpdateFn of[kStorageTypes][kStorageTypes];  // [grad][param]

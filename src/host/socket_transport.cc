@@ -109,7 +109,7 @@ class SocketTransport final : public Transport {
   Fd listener_;                // while the connections are made
   std::map<int, Peer> peers_;  // by rank in the world: the members on other nodes
   std::vector<int> busy_;      // ranks with something in flight
-  std::atomic<bool> closing_{false};
+  std::atomic<bool> closing_{false}, door_closed_{false};
   bool broken_ = false;
 };
 
@@ -146,6 +146,7 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
       let_in(door, deadline);
     } catch (const std::exception&) {  // whoever was not let in is missed below
     }
+    door_closed_ = true;
   });
   if (!started) return started.status();
   Status status;
@@ -164,6 +165,10 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
         status = connect_to_rank(members[i], read_place(places[i]), key, deadline);
     }
     serving.connected = status.ok();
+    while (status.ok() && ask_by(deadline).at_ns() < deadline.at_ns() && !door_closed_) {
+      (void)megadp::interrupted();  // the World fails then, and nobody is let in any more
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
   }
   for (const auto& [rank, peer] : peers_) {
     if (!status.ok() || peer.socket.valid()) continue;
@@ -177,11 +182,14 @@ Status SocketTransport::connect(const std::vector<int>& members, const std::vect
 }
 
 Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, const AuthKey& key, Deadline deadline) {
-  const auto interrupted = [this] { return world_->failed() ? world_->failure() : Status(); };
+  const auto lost = [this] {
+    (void)megadp::interrupted();
+    return world_->failed() ? world_->failure() : Status();
+  };
   for (;;) {
     auto socket = connect_to(endpoint, deadline);
     Status status = socket.status();
-    if (socket.ok()) status = greet_server(socket->get(), key, deadline, interrupted);
+    if (socket.ok()) status = greet_server(socket->get(), key, deadline, lost);
     if (status.ok()) {
       Link link(*std::move(socket), kMaxHello);
       link.send(FrameType::hello, write_hello({kProtocolVersion, world_->rank(), world_->size(), this_process()}));
@@ -189,7 +197,7 @@ Status SocketTransport::connect_to_rank(int rank, const Endpoint& endpoint, cons
       peers_.at(rank).socket = link.take_socket();
       return {};
     }
-    if (world_->failed()) return world_->failure();
+    if (Status failed = lost(); !failed) return failed;
     if (deadline.passed()) {
       return {
           Code::backend,

@@ -193,7 +193,6 @@ Status exchange_pieces(const Call& call, const std::byte* from, const Pieces& ou
 }
 
 Status reduce_scatter(const Call& call, const std::byte* from, std::byte* to, const Pieces& pieces) {
-  const Operation& op = call.operation;
   const auto me = static_cast<size_t>(call.rank());
   const Slices slices(call.width(), pieces.total(), pieces.size());
   const size_t place = slices.place(pieces.begin(me), me);  // the same in every half
@@ -201,7 +200,7 @@ Status reduce_scatter(const Call& call, const std::byte* from, std::byte* to, co
   const auto take = [&](const std::vector<std::byte*>& staging, uint64_t turn) -> Status {
     const Slices::Range range = slices.of(pieces.count(me), turn);
     if (range.count() == 0) return {};
-    return reduce(to + range.begin * call.width(), sources(staging, place).data(), call.size(), range.count(), op.type, op.op, op.divisor);
+    return add_up(call, to + range.begin * call.sum_width(), sources(staging, place), range.count());
   };
   return scatter_in_turns(call, slices, from, pieces, in, take);
 }

@@ -191,7 +191,7 @@ Status HostStream::wait_for(std::shared_ptr<Event> event) {
 
 Status HostStream::make_caller_wait(void* consumer, Event& event) {
   if (consumer != nullptr) return invalid("stream is ", consumer, "; host streams are NULL");
-  return event.wait(Deadline::never());
+  return event.await();
 }
 
 Status HostStream::wait_for_caller(void* producer) {

@@ -134,6 +134,7 @@ Deadline Transport::deadline_of_wait() const {
 }
 
 Status Transport::interrupted(const Stop& stop, const Describe& during) const {
+  (void)megadp::interrupted();  // where a group is made, by its caller's thread: the World fails then
   if (world_->failed()) return world_->failure();
   if (stop.passed()) return {Code::aborted, text(during(), ": the communicator is being destroyed")};
   return {};

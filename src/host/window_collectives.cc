@@ -44,16 +44,24 @@ void copy_piece(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
+Status add_up(const Call& call, std::byte* to, const std::vector<const void*>& from, size_t n) {
+  const Operation& op = call.operation;
+  const auto ways = static_cast<int>(from.size());
+  if (call.to_f32) return sum_in_f32(reinterpret_cast<float*>(to), from.data(), ways, n, op.type, op.divisor);
+  return reduce(to, from.data(), ways, n, op.type, op.op, op.divisor);
+}
+
 Status window_reduce_scatter(const Call& call, const SharedMemory& window) {
   const Operation& op = call.operation;
   const size_t piece = op.count / static_cast<size_t>(call.size());
   const size_t mine = piece * static_cast<size_t>(call.rank());
-  if (is_staged(call)) return staged_reduce_scatter(call, own_at(call, window, 0), own_at(call, window, mine), piece);
+  std::byte* const to = call.to != nullptr ? call.to : own_at(call, window, mine);
+  if (is_staged(call)) return staged_reduce_scatter(call, own_at(call, window, 0), to, piece);
   Status met = call.barrier();
   if (!met.ok()) return met;
   std::vector<const void*> from;
   for (int rank = 0; rank < call.size(); ++rank) from.push_back(at(call, window, rank, mine));
-  Status reduced = reduce(own_at(call, window, mine), from.data(), call.size(), piece, op.type, op.op, op.divisor);
+  Status reduced = add_up(call, to, from, piece);
   if (!reduced.ok()) return reduced;
   return call.barrier();
 }

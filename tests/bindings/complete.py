@@ -10,7 +10,7 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LANGUAGES = {"python": ["python/src/megadp"], "julia": ["julia/src", "julia/ext"], "rust": ["rust/megadp/src"], "swig": ["swig/shim"]}
-GENERATED = ("_raw.py", "raw.jl")
+RAW = ("_raw.py", "raw.jl", "raw_types.jl", "raw_functions.jl")  # what declares all of the header
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_", "MDP_STEP_")
 LEFT_OUT = {
     "python": {"mdp_status_name": "megadp.Status"},
@@ -23,12 +23,12 @@ LEFT_OUT = {
 
 
 def words(folders):
-    """Those of the sources, without what is generated."""
+    """Those of the sources, without the raw layers."""
     found = set()
     for folder in folders:
         for parent, _, names in os.walk(os.path.join(ROOT, "bindings", folder)):
             for name in names:
-                if name.endswith((".py", ".jl", ".rs", ".h")) and name not in GENERATED:
+                if name.endswith((".py", ".jl", ".rs", ".h")) and name not in RAW:
                     with open(os.path.join(parent, name), encoding="utf-8") as file:
                         found.update(re.findall(r"\bmdp_\w+|\bMDP_\w+", file.read()))
     return found

@@ -347,7 +347,9 @@ static void buffer_config(void** state) {
   } bad[] = {
       {{.grad_dtype = MDP_DTYPE_BF16}, "grad_dtype is 3"},
       {{.grad_dtype = 77}, "grad_dtype is 77"},
-      {{.sharding = 3}, "sharding is 3"},
+      {{.sharding = 4}, "sharding is 4"},
+      {{.pool_buckets = 1}, "pool_buckets is 1"},
+      {{.spill_limit = 1}, "spill_limit is 1"},
       {{.missing = 3}, "missing is 3"},
       {{.flags = 16}, "flags is 16"},
       {{.flags = 32}, "flags is 32"},
@@ -390,7 +392,7 @@ static void params(void** state) {
       {{.name = "p", .ndim = 2, .shape = huge}, "more elements"},
       {{.name = "p", .uses_per_step = -1}, "uses_per_step"},
       {{.name = "p", .param_class = 2}, "param_class is 2"},
-      {{.name = "p", .placement = 3}, "placement is 3"},
+      {{.name = "p", .placement = 5}, "placement is 5"},
       {{.name = "p", .placement = MDP_PLACEMENT_SHARDED, .shard_dim = 1, .ndim = 1, .shape = four}, "dimension 1"},
       {{.name = "p", .placement = MDP_PLACEMENT_SHARDED, .shard_dim = -1, .ndim = 1, .shape = four}, "dimension -1"},
       {{.name = "p", .placement = MDP_PLACEMENT_SHARDED, .shard_stride = -2, .ndim = 1, .shape = four}, "shard_stride -2"},
@@ -467,7 +469,7 @@ static void text_protocol(void** state) {
 #undef PROTOCOL
 }
 
-static void owned_ranges(void** state) {
+static void room_for_ranges(void** state) {
   (void)state;
   size_t needed = 0;
   OK(mdp_buffer_owned(alone.buffer, NULL, 0, &needed));
@@ -621,7 +623,7 @@ int main(void) {
       TEST(params),
       TEST(unusual_names),
       TEST(text_protocol),
-      TEST(owned_ranges),
+      TEST(room_for_ranges),
       TEST(step_arguments),
       TEST(optimizer_arguments),
       TEST(groups_and_steps),

@@ -161,10 +161,9 @@ void check_gradients(model* m) {
   enum {
     PIECES = 16
   };
-  mdp_range owned[PIECES] = {{.struct_size = sizeof(mdp_range)}};
-  size_t count = 0;
+  mdp_range owned[PIECES];
+  const size_t count = owned_ranges(m->buffer, owned, PIECES);
   int wrong = 0, seen = 0;
-  OK(mdp_buffer_owned(m->buffer, owned, PIECES, &count));
   for (size_t piece = 0; piece < count; ++piece) {
     SIZED(mdp_tensor, view);
     const int part = (int)owned[piece].param, begin = (int)owned[piece].param_begin;

@@ -94,6 +94,14 @@ static void need(mdp_status status, const char* call) {
   abort();
 }
 
+size_t owned_ranges(mdp_buffer* buffer, mdp_range* ranges, size_t room) {
+  memset(ranges, 0, room * sizeof ranges[0]);
+  ranges[0].struct_size = sizeof ranges[0];
+  size_t count = 0;
+  OK(mdp_buffer_owned(buffer, ranges, room, &count));
+  return count;
+}
+
 mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns) {
   SIZED(mdp_comm_config, config);
   config.rank = rank;
@@ -123,6 +131,14 @@ job job_on(mdp_comm* comm) {
 
 job job_open(const mdp_unique_id* id, int32_t rank, int32_t nranks) {
   return job_on(comm_open(id, rank, nranks, UINT64_C(20000000000)));
+}
+
+float to_bf16(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U;
+  memcpy(&x, &bits, sizeof x);
+  return x;
 }
 
 void sync_and_wait(mdp_buffer* buffer) {

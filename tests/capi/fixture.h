@@ -70,6 +70,9 @@ void be_alone(void);
 /* A dense tensor of ndim 1 on the host, whose shape is *count. */
 mdp_tensor tensor_of(mdp_dtype dtype, void* data, const int64_t* count);
 
+/* Rounded to the nearest bf16, to even. */
+float to_bf16(float x);
+
 /* Four parameters: "first" f32 [2,3], "second" bf16 [5], "empty" f16 [0,4], "frozen" f32 [2]. */
 enum {
   FIRST = 0,
@@ -97,6 +100,9 @@ void sync_and_wait(mdp_buffer* buffer);
 void step_and_wait(mdp_optimizer* optimizer);
 /* Every gradient of the step is put or skipped. */
 void put_all(mdp_buffer* buffer);
+
+/* The ranges that this rank owns; at most `room`. */
+size_t owned_ranges(mdp_buffer* buffer, mdp_range* ranges, size_t room);
 
 mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns);
 

@@ -152,10 +152,7 @@ static void ranges_say_the_bucket(void** state) {
   (void)state;
   job j = job_open(NULL, 0, 1);
   mdp_range ranges[4];
-  memset(ranges, 0, sizeof ranges);
-  ranges[0].struct_size = sizeof ranges[0];
-  size_t count = 0;
-  OK(mdp_buffer_owned(j.buffer, ranges, 4, &count));
+  const size_t count = owned_ranges(j.buffer, ranges, 4);
   CHECK(count == 2);
   put_all(j.buffer);
   for (size_t i = 0; i < count; ++i) {
@@ -250,10 +247,7 @@ static mdp_tensor state_of(mdp_optimizer* optimizer, size_t param, const char* n
 /* Where the slice of `param` begins that this rank owns. */
 static int64_t owned_begin(mdp_buffer* buffer, size_t param) {
   mdp_range ranges[2 * KINDS];
-  memset(ranges, 0, sizeof ranges);
-  ranges[0].struct_size = sizeof ranges[0];
-  size_t count = 0;
-  OK(mdp_buffer_owned(buffer, ranges, 2 * KINDS, &count));
+  const size_t count = owned_ranges(buffer, ranges, 2 * KINDS);
   for (size_t r = 0; r < count; ++r) {
     if (ranges[r].param == (int64_t)param) return ranges[r].param_begin;
   }
@@ -351,8 +345,8 @@ static void write_and_step(const mdp_unique_id* id, int32_t rank, int32_t n, voi
 
 static void written_state_holds(void** state) {
   (void)state;
-  mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1};
-  for (int i = 0; i < 4; ++i) run_ranks(1 + i / 2, write_and_step, &shardings[i % 2]);
+  mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2};
+  for (int i = 0; i < 6; ++i) run_ranks(1 + i / 3, write_and_step, &shardings[i % 3]);
 }
 
 /* A master that was looked at follows its parameter all the same. */

@@ -143,10 +143,7 @@ static void backward(const job_kind* kind, mdp_buffer* buffer, int step, int32_t
 
 static void compare(const job_kind* kind, mdp_buffer* buffer, mdp_optimizer* optimizer, const wide_param* all, int step) {
   mdp_range ranges[2 * COUNT];
-  memset(ranges, 0, sizeof ranges);
-  ranges[0].struct_size = sizeof ranges[0];
-  size_t count = 0;
-  OK(mdp_buffer_owned(buffer, ranges, 2 * COUNT, &count));
+  const size_t count = owned_ranges(buffer, ranges, 2 * COUNT);
   double worst = 0;
   size_t at = 0;
   for (size_t r = 0; r < count; ++r) {
@@ -204,9 +201,9 @@ static void train(const mdp_unique_id* id, int32_t rank, int32_t n, void* argume
 }
 
 static void train_all(habit skips) {
-  static const mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1};
-  for (int i = 0; i < 8; ++i) {
-    job_kind kind = {.skips = skips, .ranks = 1 + i % 2, .sharding = shardings[i / 2 % 2], .holes = i / 4};
+  static const mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2};
+  for (int i = 0; i < 12; ++i) {
+    job_kind kind = {.skips = skips, .ranks = 1 + i % 2, .sharding = shardings[i / 2 % 3], .holes = i / 6};
     run_ranks(kind.ranks, train, &kind);
   }
 }

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 // Counted by hand from the specification: vectors 1-16, 22, 24, 34-38, and their cases.
-constexpr size_t kVectors = 27, kCases = 70;
+constexpr size_t kVectors = 28, kCases = 75;
 
 int failures = 0, checks = 0;
 std::string now;  // the vector and case being run
@@ -67,6 +67,7 @@ mdp_buffer_config config_of(const Json& given) {
   mdp_buffer_config config = {};
   config.struct_size = sizeof config;
   if (given.value("plain", false)) config.sharding = MDP_SHARDING_ZERO_0;
+  if (given.value("sharding", "") == "zero_2") config.sharding = MDP_SHARDING_ZERO_2;
   if (given.value("high_bandwidth", false)) config.flags |= MDP_BUFFER_HIGH_BANDWIDTH_PADDING;
   if (given.value("no_overlap", false)) config.flags |= MDP_BUFFER_NO_OVERLAP;
   config.bucket_count = given.value("bucket_count", uint64_t{0});
@@ -317,7 +318,9 @@ void run_bytes(const Json& given) {
     check(status == MDP_OK, mdp_last_error());
     same(report.padding_elements, 0, "padding");
     same(report.owned_elements, elements / dp, "owned elements");
-    const uint64_t bytes = report.param_bytes + report.grad_bytes + report.grad_shard_bytes + report.master_bytes + report.state_bytes;
+    const uint64_t pool = config.sharding == MDP_SHARDING_ZERO_2 ? report.grad_bytes : 0;
+    const uint64_t bytes =
+        report.param_bytes + report.grad_bytes - pool + report.grad_shard_bytes + report.master_bytes + report.state_bytes;
     const double each = static_cast<double>(bytes) / static_cast<double>(elements);
     if (given.contains("expect")) same(each, given["expect"].get<double>(), "bytes a parameter");
     if (given.contains("expect_at_most")) check(each > 0 && each <= given["expect_at_most"], "bytes a parameter: " + std::to_string(each));
@@ -434,7 +437,7 @@ int main(int argc, char** argv) {
     }
   }
   now = argv[1];
-  const std::set<int> expected = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 22, 24, 29, 30, 34, 35, 36, 37, 38};
+  const std::set<int> expected = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 20, 22, 24, 29, 30, 34, 35, 36, 37, 38};
   check(ids == expected && ids.size() == kVectors, "these are not the vectors that must be there");
   same(data["vectors"].size(), kVectors, "number of vectors");
   same(cases, kCases, "number of cases");

@@ -82,6 +82,11 @@ void all_reduce(Suite& suite) {
       rank.must(bench.group->all_reduce(*bench.stream, own.data(), own.data(), count, type, op, {}));
       rank.must(finish(*bench.stream));
       same(rank, "all_reduce in place " + name, own.get(), expected);
+      if (op != Op::sum || type == DType::i64 || type == DType::u8) return;
+      DeviceArray again(rank, inputs[static_cast<size_t>(rank.rank())]);
+      rank.must(bench.group->all_reduce(*bench.stream, again.data(), again.data(), count, type, op, {}, 3));
+      rank.must(finish(*bench.stream));
+      same(rank, "all_reduce divided " + name, again.get(), reduce_arrays(type, op, 3, inputs));
     });
   });
 }

@@ -2,7 +2,9 @@
 // Collectives in windows: every rank count, element type, count and offset, compared bit for bit; what lies around the range must not
 // change.
 #include <algorithm>
+#include <cstring>
 
+#include "base/math.h"
 #include "device_array.h"
 #include "oracle.h"
 #include "suite.h"
@@ -111,16 +113,55 @@ void starts_zeroed(Suite& suite) {
   });
 }
 
+template <class T>
+Bytes widened(const Bytes& from) {
+  Bytes to(from.size() / sizeof(T) * sizeof(float));
+  for (size_t i = 0; i * sizeof(T) < from.size(); ++i) {
+    T element;
+    std::memcpy(&element, from.data() + i * sizeof element, sizeof element);
+    const float value = to_f32(element);
+    std::memcpy(to.data() + i * sizeof value, &value, sizeof value);
+  }
+  return to;
+}
+
+Bytes widened(DType type, const Bytes& from) {
+  return type == DType::bf16 ? widened<Bf16>(from) : type == DType::f16 ? widened<F16>(from) : from;
+}
+
 void reduce_scatter(Suite& suite) {
   on_all_sizes(suite, [](Rank& rank) {
     for_all(rank, kReals, [&](Bench& bench, DType type, size_t begin, size_t any, uint64_t seed) {
       const size_t count = divisible(any, rank.size());
       const float divisor = seed % 3 == 0 ? 3 : 1;
       Trial trial(rank, *bench.window, type, begin, count, seed);
-      rank.must(bench.group->reduce_scatter(*bench.stream, *bench.window, type, begin, count, divisor, {3, "gradients"}));
-      rank.must(finish(*bench.stream));
-      const Bytes sum = reduce_arrays(type, Op::sum, divisor, trial.inputs());
       const size_t piece = count / static_cast<size_t>(rank.size());
+      // Half of the ranks' sums go elsewhere: that is each rank's own affair.
+      const bool elsewhere = (seed + static_cast<uint64_t>(rank.rank())) % 2 == 0;
+      const bool in_f32 = elsewhere && is_trainable(type) && seed % 5 < 2;
+      DeviceArray to(rank, piece * (in_f32 ? sizeof(float) : size_of(type)));
+      const WindowOp call{.kind = Collective::reduce_scatter,
+                          .window = bench.window.get(),
+                          .type = type,
+                          .begin = begin,
+                          .count = count,
+                          .tag = {3, "gradients"},
+                          .divisor = divisor,
+                          .to = elsewhere ? to.data() : nullptr,
+                          .to_f32 = in_f32};
+      rank.must(bench.group->together(*bench.stream, {&call, 1}));
+      rank.must(finish(*bench.stream));
+      std::vector<Bytes> inputs = trial.inputs();
+      if (in_f32) {
+        for (Bytes& input : inputs) input = widened(type, input);
+      }
+      const Bytes sum = reduce_arrays(in_f32 ? DType::f32 : type, Op::sum, divisor, inputs);
+      if (elsewhere && piece > 0) {
+        rank.check(to.get() == piece_of(sum, rank.rank(), rank.size()),
+                   text("reduce_scatter elsewhere ", name_of(type), in_f32 ? " in f32" : "", " count ", count));
+        trial.check("reduce_scatter elsewhere", 0, {});
+        return;
+      }
       trial.check("reduce_scatter", piece * static_cast<size_t>(rank.rank()), piece_of(sum, rank.rank(), rank.size()));
     });
   });

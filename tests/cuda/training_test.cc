@@ -41,7 +41,7 @@ Outcome trained(const Kind& kind, int ranks, const Setup& setup, bool* good) {
 bool same_bits_as_the_host() {
   bool good = true;
   for (const int ranks : {1, 2, 4}) {
-    for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+    for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
       for (const mdp_dtype param : {MDP_DTYPE_F32, MDP_DTYPE_BF16}) {
         for (const double max_norm : {0.0, 1.0}) {
           Setup setup{param, sharding, max_norm};

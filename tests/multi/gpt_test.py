@@ -116,10 +116,11 @@ class Hosts(unittest.TestCase):
     def test_same_losses_as_one_host(self):
         hosts = TwoHosts(self)
         expected = trace(train(4, "--steps", 8)[1])
-        lines = hosts.run(MEGADP, (2, 2), gpt("--steps", 8))
-        config, steps, _ = parse(run_all([(line, clean_environment()) for line in lines]))
-        self.assertEqual(config["nranks"], 4)
-        self.assertEqual(trace(steps), expected)
+        for way in ((), ("--zero-2",), ("--instances", "2"), ("--zero-2", "--instances", "2")):
+            lines = hosts.run(MEGADP, (2, 2), gpt("--steps", 8, *way))
+            config, steps, _ = parse(run_all([(line, clean_environment()) for line in lines]))
+            self.assertEqual(config["nranks"], 4)
+            self.assertEqual(trace(steps), expected)
 
 
 if __name__ == "__main__":

@@ -87,39 +87,111 @@ using namespace job;
 struct Types {
   const char* name;
   mdp_dtype param, grad;
-  double whole, sharded;  // bytes per parameter: whole + sharded / ranks
+  double whole, sharded;  // bytes per parameter: whole + sharded / ranks; of ZeRO-2 without the pool
+  mdp_sharding sharding = MDP_SHARDING_ZERO_1;
+  int32_t instances = 1, tp = 1;
+
+  double bytes_each(int ranks) const { return whole + sharded * instances * tp / ranks; }
 };
-constexpr Types kTypes[] = {{"bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12},
-                            {"f16 with f16 gradients", MDP_DTYPE_F16, MDP_DTYPE_SAME, 4, 16},
-                            {"f32 with f32 gradients", MDP_DTYPE_F32, MDP_DTYPE_F32, 8, 8}};
+constexpr Types kTypes[] = {
+    {"bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12},
+    {"f16 with f16 gradients", MDP_DTYPE_F16, MDP_DTYPE_SAME, 4, 16},
+    {"f32 with f32 gradients", MDP_DTYPE_F32, MDP_DTYPE_F32, 8, 8},
+    {"ZeRO-2, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 2, 16, MDP_SHARDING_ZERO_2},
+    {"ZeRO-2, bf16 with bf16 gradients", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 2, 16, MDP_SHARDING_ZERO_2},
+    {"ZeRO-2, f32 with f32 gradients", MDP_DTYPE_F32, MDP_DTYPE_F32, 4, 12, MDP_SHARDING_ZERO_2},
+    {"two instances, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 2},
+    {"two instances, bf16 with bf16 gradients", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 4, 12, MDP_SHARDING_ZERO_1, 2},
+    {"ZeRO-2, two instances, bf16 with bf16 gradients", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 2, 16, MDP_SHARDING_ZERO_2, 2},
+    {"tensor-parallel, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 2}};
 
 int64_t pages(uint64_t bytes) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   return static_cast<int64_t>((bytes + page - 1) / page * page);
 }
 
-void check(const Rank& rank, const Types& types) {
-  constexpr size_t kParams = 50;
-  int64_t shape[2] = {300, 217};
-  std::vector<std::string> names;
-  for (size_t p = 0; p < kParams; ++p) names.push_back("layer" + std::to_string(p) + ".weight");
+// Returns when every bucket that was launched has been reduced.
+void settle(mdp_buffer* buffer) {
+  mdp_bucket_report report{};
+  report.struct_size = sizeof report;
+  for (size_t bucket = 0; mdp_buffer_bucket(buffer, bucket, &report) == MDP_OK; ++bucket) {
+    while (report.state == MDP_BUCKET_IN_FLIGHT) ok(mdp_buffer_bucket(buffer, bucket, &report));
+  }
+}
+
+// A step asks for nothing more, if gradients come in order and no faster than they are reduced.
+void check_step(const Types& types, mdp_buffer* buffer, mdp_optimizer* optimizer, const int64_t shape[2], size_t params) {
+  const int64_t before_step = mapped;
+  std::vector<float> values(static_cast<size_t>(shape[0] * shape[1]), 1);
+  mdp_tensor grad{};
+  grad.struct_size = sizeof grad;
+  grad.dtype = MDP_DTYPE_F32;
+  grad.ndim = 2;
+  grad.shape = shape;
+  grad.data = values.data();
+  for (size_t p = params; p-- > 0;) {
+    ok(mdp_grad_put(buffer, p, &grad, 0, nullptr));
+    settle(buffer);
+  }
+  ok(mdp_optimizer_step(optimizer, nullptr, nullptr, nullptr));
+  mdp_stats_report stats{};
+  stats.struct_size = sizeof stats;
+  ok(mdp_buffer_stats(buffer, &stats));
+  require(mapped - before_step < int64_t{1} << 20 && stats.spill_peak_bytes == 0, types.name, ": a step took ", mapped - before_step,
+          " bytes more, ", stats.spill_peak_bytes, " of them outside the pool");
+}
+
+// For gradients and for gathers; with instances of all their ranks too, and across; of the world, and of tensor-parallel ranks.
+int groups_of(const Types& types, int ranks) {
+  const int dp = ranks / types.tp;
+  const int replicas = dp == 1 ? 0 : types.instances == 1 ? 2 : dp == types.instances ? 3 : 5;
+  return replicas + (types.tp == 1 ? 0 : dp == 1 ? 1 : 2);
+}
+
+constexpr size_t kParams = 50;
+constexpr int64_t kShape[2] = {300, 217};
+
+// Their names must outlive them.
+std::vector<mdp_param> parameters(const Types& types, const std::vector<std::string>& names) {
   std::vector<mdp_param> params(kParams);
   for (size_t p = 0; p < kParams; ++p) {
     params[p] = mdp_param{};
     params[p].struct_size = sizeof(mdp_param);
     params[p].dtype = types.param;
     params[p].name = names[p].c_str();
-    params[p].shape = shape;
+    params[p].shape = kShape;
     params[p].ndim = 2;
+    params[p].placement = p % 10 == 0 ? MDP_PLACEMENT_PARTIAL_SUM : MDP_PLACEMENT_SHARDED;
   }
+  return params;
+}
+
+// What is planned for arrays is what the formula says.
+void check_formula(const Rank& rank, const Types& types, const mdp_plan_report& plan) {
+  const double elements = static_cast<double>(kParams) * 300 * 217 + static_cast<double>(plan.padding_elements);
+  const uint64_t gradients = types.sharding == MDP_SHARDING_ZERO_2 ? plan.grad_shard_bytes : plan.grad_bytes;
+  const double planned = static_cast<double>(plan.param_bytes + gradients + plan.master_bytes + plan.state_bytes);
+  const double bound = elements * types.bytes_each(rank.size);
+  require(types.param == MDP_DTYPE_F16 ? planned <= bound : planned == bound, types.name, ": ", planned, " bytes planned, not ", bound);
+}
+
+void check(const Rank& rank, const Types& types) {
+  std::vector<std::string> names;
+  for (size_t p = 0; p < kParams; ++p) names.push_back("layer" + std::to_string(p) + ".weight");
+  const std::vector<mdp_param> params = parameters(types, names);
   mdp_buffer_config config{};
   config.struct_size = sizeof config;
   config.grad_dtype = types.grad;
+  config.sharding = types.sharding;
   mdp_plan_report plan{};
   plan.struct_size = sizeof plan;
-  ok(mdp_plan(nullptr, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+  mdp_grid_config sizes{};
+  sizes.struct_size = sizeof sizes;
+  sizes.instances = types.instances;
+  sizes.tp = types.tp;
+  ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
   mdp_grid* grid = nullptr;
-  ok(mdp_grid_create(rank.comm, nullptr, &grid));
+  ok(mdp_grid_create(rank.comm, &sizes, &grid));
   const Grid grid_owner(grid);
   ok(mdp_barrier(rank.comm, nullptr));
 
@@ -132,23 +204,23 @@ void check(const Rank& rank, const Types& types) {
   const Optimizer optimizer_owner(optimizer);
   const int64_t got = (mapped - mapped_before) + (shared - shared_before), bookkeeping = heap - heap_before;
 
-  const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + 2 * pages(plan.state_bytes / 2);
+  const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + 2 * pages(plan.state_bytes / 2) +
+                         pages(plan.grad_shard_bytes);
   const int64_t scratch = got - arrays;
-  require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 3 * pages(1), types.name, ": ", got,
+  require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 6 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);
   require(bookkeeping <= static_cast<int64_t>(32768 + 1024 * kParams), types.name, ": bookkeeping took ", bookkeeping, " bytes");
-  const int64_t groups = 2 * int64_t{4096 + (1 << 20)};  // for gradients and for gathers
-  require(rank.size == 1 || shared - shared_before == pages(plan.param_bytes) + pages(plan.grad_bytes) + groups, types.name,
-          ": windows and groups of ", shared - shared_before, " bytes");
+  const int dp = rank.size / types.tp;
+  const int64_t groups = groups_of(types, rank.size) * int64_t{4096 + (1 << 20)};
+  const int64_t windows = dp > types.instances ? pages(plan.param_bytes) + pages(plan.grad_bytes) : 0;  // else private
+  require(rank.size == 1 || shared - shared_before == windows + groups, types.name, ": windows and groups of ", shared - shared_before,
+          " bytes");
 
-  const double elements = static_cast<double>(kParams) * 300 * 217 + static_cast<double>(plan.padding_elements);
-  const double planned =
-      static_cast<double>(plan.param_bytes + plan.grad_bytes + plan.master_bytes + plan.state_bytes + plan.grad_shard_bytes);
-  const double bound = elements * (types.whole + types.sharded / rank.size);
-  require(types.param == MDP_DTYPE_F16 ? planned <= bound : planned == bound, types.name, ": ", planned, " bytes planned, not ", bound);
+  check_formula(rank, types, plan);
+  check_step(types, buffer, optimizer, kShape, kParams);
   if (rank.rank == 0) {
     std::fprintf(stderr, "  %s, %d ranks: %.4f bytes a parameter asked for (%.4f by the formula), bookkeeping %lld bytes\n", types.name,
-                 rank.size, static_cast<double>(got) / (kParams * 300 * 217), types.whole + types.sharded / rank.size,
+                 rank.size, static_cast<double>(got) / (kParams * 300 * 217), types.bytes_each(rank.size),
                  static_cast<long long>(bookkeeping));
   }
 }
@@ -160,6 +232,7 @@ int main() {
   int cases = 0;
   for (const Types& types : kTypes) {
     for (const int ranks : {1, 2, 4, 8}) {
+      if (ranks < types.instances || ranks < types.tp) continue;
       good = run_processes(types.name, ranks, [&](const Rank& rank) { check(rank, types); }) && good;
       ++cases;
     }

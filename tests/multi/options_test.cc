@@ -240,7 +240,7 @@ void bucket_flags(const Rank& rank) {
 }
 
 void without_elements(const Rank& rank) {
-  for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+  for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
     for (const std::vector<int64_t>& sizes : {std::vector<int64_t>{0, 64, 0, 10, 0}, std::vector<int64_t>{0}, std::vector<int64_t>{0, 0}}) {
       for (const uint64_t bucket : {uint64_t{1}, UINT64_MAX}) {
         Model model(rank, sizes);

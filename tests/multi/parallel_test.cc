@@ -315,7 +315,7 @@ int main(int argc, char** argv) {
       all{.name = "tp 2 cp 2 ep 2 pp 2", .world = 8, .tp = 2, .cp = 2, .ep = 2, .pp = 2, .expert_tp = 1};
   for (const Cut& cut : {tensor, context, expert, pipeline, plain_experts, all}) {
     for (const bool reversed : {false, true}) {
-      for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+      for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
         const Setup setup{.sharding = sharding, .reversed = reversed, .max_grad_norm = 1};
         both("trains", cut, [=](const Rank& rank, const Cut& c) { trains(rank, c, setup); });
       }

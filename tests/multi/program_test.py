@@ -131,7 +131,7 @@ class Plan(ProgramTest):
             scratch = rank.pop("scratch")
             self.assertGreaterEqual(scratch, 0)
             self.assertEqual(rank.pop("communicators"), 2 * (147 << 20))  # on a device: for gradients, and for gathers
-            self.assertEqual(rank, {"param": 3840, "grad": 7680, "grad_shard": 0, "master": 1920, "state": 3840})
+            self.assertEqual(rank, {"param": 3840, "grad": 7680, "grad_shard": 0, "spill": 0, "master": 1920, "state": 3840})
 
     def test_defaults(self):
         plan = self.answer("plan", "--sizes", "7")
@@ -165,6 +165,20 @@ class Plan(ProgramTest):
             for bucket in arena["buckets"]:
                 self.assertEqual(bucket["end"] % unit, 0)
 
+    def test_plan_of_instances(self):
+        one, two = (self.answer(*self.EXAMPLE, "--instances", count) for count in "12")
+        self.assertEqual([len(plan["arenas"][0]["owned"]) for plan in (one, two)], [4, 2])
+        self.assertEqual(two["bytes"][0]["master"], 2 * one["bytes"][0]["master"])
+        self.assertIn("4 data-parallel ranks in 2 instances", megadp(*self.EXAMPLE, "--instances", "2").stdout)
+        self.refused(*self.EXAMPLE, "--instances", "3", words="instances is 3; it must divide the 4 ranks")
+
+    def test_gradients_sharded(self):
+        for slots in (1, 2):
+            plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "2", "--bucket-size", "600", "--pool-buckets", str(slots))
+            longest = max(bucket["end"] - bucket["begin"] for bucket in plan["arenas"][0]["buckets"])
+            self.assertEqual([plan["bytes"][0][name] for name in ("grad", "grad_shard", "spill")],
+                             [4 * slots * longest, plan["arenas"][0]["numel"], 4 * 1800])
+
     def test_nothing_sharded(self):
         plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "0", "--param-dtype", "f16", "--grad-dtype", "same")
         arena = plan["arenas"][0]
@@ -192,7 +206,7 @@ class Plan(ProgramTest):
         self.refused("plan", words="--sizes")
         for more, words in ((("--dp", "0"), "--dp"), (("--dp", "-1"), "--dp"), (("--param-dtype", "f64"), "f64"), (("--grad-dtype", "bf16"), "gradients are f32"),
                             (("--bucket-size", "0"), "--bucket-size"), (("--bucket-size", "1x"), "--bucket-size"), (("--bucket-size", "-5"), "--bucket-size"),
-                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "2"), "--sharding"),
+                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "3"), "--sharding"), (("--pool-buckets", "2"), "pool_buckets is 2"),
                             (("--nonsense",), "nonsense")):
             with self.subTest(more):
                 self.refused("plan", "--sizes", "5", *more, words=words)

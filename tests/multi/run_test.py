@@ -564,11 +564,14 @@ class NothingLeft(RunTest):
 
     def test_the_kernel_kills_the_ranks_where_the_guardian_cannot(self):
         process = start("-n", "1", "sh", "-c", f"exec {self.sleeper('rank')}", env=self.env)
+        self.addCleanup(process.kill)
         rank, = self.pids("rank")
-        guardians = [pid for pid in marked(self.mark) if comm(pid) == "mdp-guardian"]
-        self.assertEqual(len(guardians), 1)
-        os.kill(guardians[0], signal.SIGKILL)
-        until(lambda: gone(guardians[0]), "the guardian ends")
+        # The rank may be there before the guardian, which the launcher forks first, has run at all.
+        guardians = lambda: [pid for pid in marked(self.mark) if comm(pid) == "mdp-guardian"]
+        until(guardians, "the guardian has its name")
+        guardian, = guardians()
+        os.kill(guardian, signal.SIGKILL)
+        until(lambda: gone(guardian), "the guardian ends")
         process.kill()
         until(lambda: gone(rank), "the rank ends")
         Finished(process)

@@ -230,7 +230,7 @@ bool same_bits_however_cut() {
   for (const mdp_dtype dtype : {MDP_DTYPE_F32, MDP_DTYPE_BF16}) {
     for (const int ranks : {2, 3}) {
       const auto expected = trained(ranks, {.param = dtype}, &good);
-      for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+      for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
         for (const uint64_t bucket : {uint64_t{1}, uint64_t{500}, UINT64_MAX}) {
           for (const uint64_t flags : {uint64_t{0}, uint64_t{MDP_BUFFER_NO_OVERLAP}}) {
             const auto got = trained(ranks, {.param = dtype, .sharding = sharding, .bucket_elements = bucket, .flags = flags}, &good);
@@ -392,7 +392,7 @@ int main(int argc, char** argv) {
     add(run_threads(name, ranks, body));
   };
   for (const int ranks : {1, 2, 3, 4}) {
-    for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1}) {
+    for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
       const Setup plain{.sharding = sharding, .bucket_elements = 500};
       both("f32", ranks, [=](const Rank& rank) { train_and_compare(rank, plain, 2e-5); });
       Setup clipped = plain;

@@ -190,6 +190,11 @@ void reduce_once(const Kernels& kernels, DType type, Op op, int nfrom, size_t n,
   check(host::reduce(to.data(), pointers.data(), nfrom, n, type, op, divisor, kernels).ok(), "reduce");
   arrays_equal(to, expected, false,
                text(name(kernels, "reduce", type, type, n), " op ", static_cast<int>(op), " of ", nfrom, " into ", to_is));
+  if (op != Op::sum || to_is >= 0) return;
+  Array wide(DType::f32, n, 1), expected_wide(DType::f32, n, 0);
+  for (size_t i = 0; i < n; i++) expected_wide.set(i, reduced(from, i, DType::f32, op, divisor));
+  check(host::sum_in_f32(static_cast<float*>(wide.data()), pointers.data(), nfrom, n, type, divisor, kernels).ok(), "sum_in_f32");
+  arrays_equal(wide, expected_wide, false, text(name(kernels, "sum_in_f32", type, DType::f32, n), " of ", nfrom));
 }
 
 void reductions(const Kernels& kernels) {

@@ -70,13 +70,16 @@ inline OracleLayout oracle_layout(const std::vector<LayoutParam>& params, const 
 // Every shard's ranges: runs of one parameter's neighbouring elements among the cells that are the shard's.
 inline std::vector<std::vector<OwnedRange>> oracle_owned(const OracleLayout& layout, int shards) {
   std::vector<std::vector<OwnedRange>> owned(static_cast<size_t>(shards));
+  std::vector<uint64_t> passed(static_cast<size_t>(shards));  // cells of each shard so far
   for (uint64_t at = 0; at < layout.cells.size(); ++at) {
     const Cell& cell = layout.cells[at];
-    if (cell.param < 0) continue;
     const uint64_t begin = layout.bucket_begin[cell.bucket], length = layout.bucket_end[cell.bucket] - begin;
-    std::vector<OwnedRange>& mine = owned[(at - begin) * static_cast<uint64_t>(shards) / length];
+    const uint64_t shard = (at - begin) * static_cast<uint64_t>(shards) / length;
+    const uint64_t in_shard = passed[shard]++;
+    if (cell.param < 0) continue;
+    std::vector<OwnedRange>& mine = owned[shard];
     const bool goes_on = !mine.empty() && mine.back().param == static_cast<size_t>(cell.param) && mine.back().end == at;
-    if (!goes_on) mine.push_back({cell.bucket, static_cast<size_t>(cell.param), at, at, cell.element});
+    if (!goes_on) mine.push_back({cell.bucket, static_cast<size_t>(cell.param), at, at, cell.element, in_shard});
     ++mine.back().end;
   }
   return owned;

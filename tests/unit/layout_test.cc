@@ -52,7 +52,8 @@ rc::Gen<Input> any_input() {
 }
 
 bool same(const OwnedRange& a, const OwnedRange& b) {
-  return a.bucket == b.bucket && a.param == b.param && a.begin == b.begin && a.end == b.end && a.param_begin == b.param_begin;
+  return a.bucket == b.bucket && a.param == b.param && a.begin == b.begin && a.end == b.end && a.param_begin == b.param_begin &&
+         a.at == b.at;
 }
 
 void equals_oracle(const Input& in) {

@@ -18,6 +18,7 @@ include("bootstrap.jl")
 include("comm.jl")
 include("grid.jl")
 include("buffer.jl")
+include("lent.jl")
 include("optimizer.jl")
 include("tree.jl")
 include("synchronize.jl")
@@ -25,9 +26,9 @@ include("data_parallel.jl")
 include("overlap.jl")
 
 export Buffer, Comm, DataParallel, DistributedBackend, DistributedDataContainer, DistributedOptimizer, Grid, MegaDPError, Optimizer, Param, Request
-export abort, allgather!, allgather_v!, allreduce!, alltoall!, alltoall_v!, avg, barrier, bcast!, bucket, bucket_count, changed!,
-       coordinates, grad_norm, grad_view, grads_changed!, local_rank, lost, microbatch!, overlap, owned, param_view, ready!, recv!,
-       reduce_scatter!, reduce_scatter_v!, scale_grads!, send, send_recv!, set_param_group!, skip!, stats, step!, sync!, synchronize!!,
+export abort, acquire_grad, allgather!, allgather_v!, allreduce!, alltoall!, alltoall_v!, avg, barrier, bcast!, bucket, bucket_count, changed!,
+       coordinates, grad_norm, grad_view, grads_changed!, local_rank, lost, microbatch!, overlap, owned, owned_grad, param_view, ready!, recv!,
+       reduce_scatter!, reduce_scatter_v!, release_grad!, scale_grads!, send, send_recv!, set_param_group!, skip!, stats, step!, sync!, synchronize!!,
        total_workers, unique_id, verify, world_rank, write!, zero_grad!
 
 end

@@ -3,8 +3,10 @@
 
 const CLASSES = Dict(:dense => Raw.MDP_PARAM_CLASS_DENSE, :expert => Raw.MDP_PARAM_CLASS_EXPERT)
 const PLACEMENTS = Dict(:unset => Raw.MDP_PLACEMENT_UNSET, :replicated => Raw.MDP_PLACEMENT_REPLICATED,
-                        :sharded => Raw.MDP_PLACEMENT_SHARDED)
-const SHARDINGS = Dict(:default => Raw.MDP_SHARDING_DEFAULT, :zero0 => Raw.MDP_SHARDING_ZERO_0, :zero1 => Raw.MDP_SHARDING_ZERO_1)
+                        :sharded => Raw.MDP_PLACEMENT_SHARDED, :partial_sum => Raw.MDP_PLACEMENT_PARTIAL_SUM,
+                        :partial_mean => Raw.MDP_PLACEMENT_PARTIAL_MEAN)
+const SHARDINGS = Dict(:default => Raw.MDP_SHARDING_DEFAULT, :zero0 => Raw.MDP_SHARDING_ZERO_0, :zero1 => Raw.MDP_SHARDING_ZERO_1,
+                       :zero2 => Raw.MDP_SHARDING_ZERO_2)
 const MISSINGS = Dict(:error => Raw.MDP_MISSING_ERROR, :zero => Raw.MDP_MISSING_ZERO, :skip => Raw.MDP_MISSING_SKIP)
 const GRAD_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :same => Raw.MDP_DTYPE_SAME)
 const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
@@ -16,7 +18,8 @@ const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
 
 One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order, and its element type (Float32, Float16, BFloat16 or
 `:bf16`). `uses` is how many puts make its gradient complete in a microbatch; `shard_dim` the dimension (from 1) that tensor-parallel ranks
-share, with `placement = :sharded`; `param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only.
+share, with `placement = :sharded`; `:partial_sum` and `:partial_mean` are `:replicated`, but each has a part of the gradient;
+`param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only.
 """
 struct Param
     name::String
@@ -41,13 +44,17 @@ const Which = Union{Integer,AbstractString}  # a parameter, by its number or its
 
 """
     Buffer(comm_or_grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
-           overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false)
+           overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false,
+           pool_buckets = nothing, spill_limit = nothing)
 
 Lays out the parameters and their gradients, cuts them into buckets and allocates both, zeroed, in memory that ranks share. `params` are
 [`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1, or by their name. The ranks of a
 communicator are all data-parallel; a [`Grid`](@ref) says which ones are.
 
-`sharding`: `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. `grad_dtype`: `:f32` or `:same`. `missing` says what
+`sharding`: `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. With `:zero2` gradients are too: they pass through a pool
+with room for `pool_buckets` buckets (2 unless said), and a rank keeps the sums of what it owns, in Float32. A gradient that comes before its
+bucket's turn lies outside the pool, for which memory is taken up to `spill_limit` bytes (no limit unless said; each rank's own). Gradients
+are put, or written where [`acquire_grad`](@ref) says, and each microbatch is sent. `grad_dtype`: `:f32` or `:same`. `missing` says what
 the step does about a parameter without a gradient: `:error`, `:zero` (this rank adds zero) or `:skip`. A bucket closes at
 `bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`. With `ignore_memory`, on any rank,
 memory is taken also where the system says that there is too little.
@@ -68,12 +75,14 @@ end
 destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(pointer))
 
 function buffer_config(; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
-                       overlap = true, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false)
+                       overlap = true, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false,
+                       pool_buckets = nothing, spill_limit = nothing)
     flags = (overlap ? 0 : Raw.MDP_BUFFER_NO_OVERLAP) | (high_bandwidth_padding ? Raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
             (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? Raw.MDP_BUFFER_IGNORE_MEMORY : 0)
     return Raw.mdp_buffer_config(; grad_dtype = choose(GRAD_DTYPES, "grad_dtype", grad_dtype),
                                  sharding = choose(SHARDINGS, "sharding", sharding), missing = choose(MISSINGS, "missing", missing),
-                                 bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0), flags = flags)
+                                 bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0), flags = flags,
+                                 pool_buckets = something(pool_buckets, 0), spill_limit = something(spill_limit, 0))
 end
 
 Buffer(comm::Comm, params; keywords...) = register(comm, C_NULL, params; keywords...)
@@ -139,7 +148,7 @@ end
 Memory of the library as an array: of parameter `i` (or of that name), or of its gradient. It stays valid while the array lives, also after the buffer was
 closed. Parameters may be written between a step and the next forward pass, `changed!` follows; gradients before `ready!`. A gradient means
 something after `sync!`: all of it with `:zero0`, the owned ranges with `:zero1`. Local. Throws `MegaDPError`: `:INVALID`, `:STATE` (frozen),
-`:UNSUPPORTED` (bf16, in a Julia without that type).
+`:UNSUPPORTED` (bf16, in a Julia without that type; gradients with `:zero2`, see [`acquire_grad`](@ref) and [`owned_grad`](@ref)).
 """
 param_view(buffer::Buffer, i) = view_of(Raw.mdp_buffer_param_view, buffer, i)
 grad_view(buffer::Buffer, i) = view_of(Raw.mdp_buffer_grad_view, buffer, i)
@@ -173,8 +182,9 @@ end
 
 Copies a gradient of parameter `i` into its place, casting, and counts it as arrived; what is complete leaves during backward. The first of
 a step replaces what is there (unless `add`), later ones are added. `more = true`: more of the same use is coming. Any array of the
-parameter's size, with any strides. Local; waits for the last step's update of the same bucket. Any thread, several at a time for different
-parameters. Throws `MegaDPError`: `:INVALID` (size), `:STATE` (more often than `uses`; after `sync!`; frozen; skipped).
+parameter's size, with any strides. Local; waits for the last step's update of the same bucket, with `:zero2` for nothing. Any thread, several
+at a time for different parameters. Throws `MegaDPError`: `:INVALID` (size), `:STATE` (more often than `uses`; after `sync!`; frozen; skipped;
+lent), `:MEMORY` (beyond `spill_limit`), `:UNSUPPORTED` (`add` with `:zero2`).
 """
 function Base.put!(buffer::Buffer, i::Which, gradient::AbstractArray; add = false, more = false)
     flags = (add ? Raw.MDP_GRAD_ADD : 0) | (more ? Raw.MDP_GRAD_MORE : 0)
@@ -185,7 +195,8 @@ end
 """
     ready!(buffer, i)
 
-The gradient of parameter `i` was written into its view; counts it as arrived. Local, does not block, any thread. Throws as `put!`.
+The gradient of parameter `i` was written into its view, or into what `acquire_grad` lent (with `:zero2` only there); counts it as arrived.
+Local, does not block, any thread. Throws as `put!`.
 """
 ready!(buffer::Buffer, i::Which) = check(Raw.mdp_grad_ready(buffer, number_of(buffer, i), stream_for(buffer)))
 
@@ -200,8 +211,9 @@ skip!(buffer::Buffer, i::Which) = check(Raw.mdp_grad_skip(buffer, number_of(buff
 """
     microbatch!(buffer; last)
 
-Says whether the microbatch that begins is the step's last: only then do gradients leave. Without it every step has one. Also begins anew
-after a `sync!` that failed or had no step. Local. Throws `MegaDPError`: `:STATE`.
+Says whether the microbatch that begins is the step's last: only then do gradients leave. Without it every step has one. With `:zero2` they
+leave in each, and this launches what the one before has left. Also begins anew after a `sync!` that failed or had no step. Local. Throws
+`MegaDPError`: `:STATE`.
 """
 microbatch!(buffer::Buffer; last::Bool) = check(Raw.mdp_microbatch_begin(buffer, last))
 
@@ -238,9 +250,9 @@ end
 """
     scale_grads!(buffer, factor; params = nothing)
 
-Multiplies the reduced gradients (of the listed parameters, or all) by a factor, in place: what `grad_view` shows and `step!` uses. With
-`:zero_1` what this rank owns of them. After `sync!` and before the step. Local; to be called alike on all ranks. Throws as `grad_norm`, and
-`:INVALID` for a factor that is not finite.
+Multiplies the reduced gradients (of the listed parameters, or all) by a factor, in place: what `owned_grad` shows and `step!` uses. With
+`:zero1` and `:zero2` what this rank owns of them. After `sync!` and before the step. Local; to be called alike on all ranks. Throws as
+`grad_norm`, and `:INVALID` for a factor that is not finite.
 """
 scale_grads!(buffer::Buffer, factor::Real; params = nothing) =
     check(Raw.mdp_grad_scale(buffer, listed(buffer, params)..., factor, stream_for(buffer)))
@@ -248,7 +260,8 @@ scale_grads!(buffer::Buffer, factor::Real; params = nothing) =
 """
     grads_changed!(buffer)
 
-To be called after reduced gradients were written through their views, between `sync!` and the step. Local. Throws `MegaDPError`: `:STATE`.
+To be called after reduced gradients were written through `grad_view` or `owned_grad`, between `sync!` and the step. Local. Throws
+`MegaDPError`: `:STATE`.
 """
 grads_changed!(buffer::Buffer) = check(Raw.mdp_grad_changed(buffer, stream_for(buffer)))
 
@@ -329,7 +342,8 @@ end
 """
     stats(buffer) -> NamedTuple
 
-Sums since registration: `comm_ns`, `exposed_ns`, `bytes`, `buckets`, `launched_in_backward`, `syncs`, `host_syncs`. Local.
+Sums since registration: `comm_ns`, `exposed_ns`, `bytes`, `buckets`, `launched_in_backward`, `syncs`, `host_syncs`; and with
+`:zero2` `spill_peak_bytes`, the most bytes of gradients outside the pool at a time. Local.
 """
 function stats(buffer::Buffer)
     out = Ref(Raw.mdp_stats_report())

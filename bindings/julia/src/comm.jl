@@ -19,7 +19,7 @@ long any collective waits for another rank (`nothing`: five minutes); `exact_sum
 all ranks, data of the host goes between nodes over sockets on which both sides prove that they know the job's secret, and not over UCX.
 Given a `body`, calls it with the communicator, closes that in the end and returns what `body` does.
 
-Collective over the job; blocking, for at most the timeout, without a look at Ctrl-C. One communicator, and all that is made from it, is for
+Collective over the job; blocking, for at most the timeout. One communicator, and all that is made from it, is for
 one thread at a time, except where it is said. Throws `MegaDPError`: `:INVALID`, `:UNSUPPORTED`, `:TIMEOUT`, `:PEER`, `:DESYNC`, `:SYSTEM`.
 """
 mutable struct Comm <: Handle
@@ -35,7 +35,8 @@ function comm_config(; backend = :auto, device = nothing, timeout = nothing, exa
     flags = (device === nothing ? 0 : Raw.MDP_COMM_SET_DEVICE) | (exact_sums ? Raw.MDP_COMM_EXACT_SUMS : 0) |
             (sockets ? Raw.MDP_COMM_SOCKETS : 0)
     return Raw.mdp_comm_config(; backend = choose(BACKENDS, "backend", backend), rank = rank, size = size, device = something(device, 0),
-                               flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9), bootstrap = bootstrap)
+                               flags = flags, timeout_ns = timeout === nothing ? 0 : ceil(UInt64, timeout * 1e9), bootstrap = bootstrap,
+                               interrupted = @cfunction(Raw.interrupted, Int32, (Ptr{Cvoid},)))
 end
 
 function Comm(; id = nothing, bootstrap = nothing, size = 0, keywords...)

@@ -128,10 +128,10 @@ wrapped layers have put already is left alone. `step!(dp, grads)` does this by i
 """
 function Base.put!(dp::DataParallel, grads)
     compare(isowned, dp.model, grads)
-    for i in eachindex(dp.arrays)
+    for i in reverse(eachindex(dp.arrays))  # as backward finds them: buckets fill one after another
         if dp.arrived[i] > 0
             # A layer that ran more often forward than backward promised more than came.
-            dp.arrived[i] < dp.expected[i] && ready!(dp.buffer, i)
+            dp.arrived[i] < dp.expected[i] && nothing_more!(dp.buffer, i)
             continue
         end
         found = filter(g -> g isa AbstractArray, map(path -> at(grads, path), dp.places[i]))

@@ -4,11 +4,12 @@
 const AXES = Dict(:tp => Raw.MDP_AXIS_TP, :cp => Raw.MDP_AXIS_CP, :ep => Raw.MDP_AXIS_EP, :dp => Raw.MDP_AXIS_DP, :pp => Raw.MDP_AXIS_PP)
 
 """
-    Grid(comm; tp = 1, cp = 1, ep = 1, pp = 1, expert_tp = tp, order = "tp-cp-ep-dp-pp")
+    Grid(comm; tp = 1, cp = 1, ep = 1, pp = 1, expert_tp = tp, instances = 1, order = "tp-cp-ep-dp-pp")
 
-Cuts the world into tensor, context, expert and pipeline parallel groups; data parallelism is what is left. `order` lists the axes from the
-fastest to the slowest varying rank. Collective over `comm`, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`:
-`:INVALID` (sizes that do not divide), `:DESYNC`, and those of a lost communicator.
+Cuts the world into tensor, context, expert and pipeline parallel groups; data parallelism is what is left. The dp x cp ranks are cut into
+`instances` runs of neighbours, each with all of the optimizer's state; gradients are summed inside one, then across. `order` lists the axes
+from the fastest to the slowest varying rank. Collective over `comm`, with equal arguments; blocking, for at most the timeout. Throws
+`MegaDPError`: `:INVALID` (sizes that do not divide), `:DESYNC`, and those of a lost communicator.
 """
 mutable struct Grid <: Handle
     slot::Slot
@@ -17,12 +18,12 @@ end
 @handle Grid mdp_grid
 destroy(::Grid, pointer::UInt) = Raw.mdp_grid_destroy(Ptr{Raw.mdp_grid}(pointer))
 
-function Grid(comm::Comm; tp = 1, cp = 1, ep = 1, pp = 1, expert_tp = tp, order = "tp-cp-ep-dp-pp")
+function Grid(comm::Comm; tp = 1, cp = 1, ep = 1, pp = 1, expert_tp = tp, instances = 1, order = "tp-cp-ep-dp-pp")
     out = Ref{Ptr{Raw.mdp_grid}}(C_NULL)
     text = String(order)
     GC.@preserve text begin
         config = Ref(Raw.mdp_grid_config(; tp = tp, cp = cp, ep = ep, pp = pp, expert_tp = expert_tp,
-                                         order = pointer(text)))
+                                         instances = instances, order = pointer(text)))
         check(Raw.mdp_grid_create(comm, config, out))
     end
     return finalizer(close, Grid(Slot(UInt(out[])), comm))

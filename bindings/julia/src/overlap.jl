@@ -57,8 +57,11 @@ makes a parameter's gradient complete. Local; any thread. Throws as `put!` of a 
 """
 function backward_ends(tree, grads)
     compare(isowned, tree, grads)
+    found = Tuple{DataParallel,Int,AbstractArray}[]
     each_parameter(tree, grads) do dp, i, gradient
-        gradient isa AbstractArray || return
+        gradient isa AbstractArray && push!(found, (dp, i, gradient))
+    end
+    for (dp, i, gradient) in Iterators.reverse(found)  # buckets fill from the last parameter on
         last = lock(dp.lock) do
             dp.arrived[i] += 1
             dp.arrived[i] >= dp.expected[i]

@@ -32,7 +32,12 @@ end
 function submit(start, kept...)
     return Base.disable_sigint() do  # between the start and its being noted down an interrupt would lose the arrays
         out = Ref{Ptr{Raw.mdp_request}}(C_NULL)
-        check(start(out))
+        Threads.threadid() == 1 && (Raw.held_back[] = true)
+        try
+            check(start(out))
+        finally
+            Threads.threadid() == 1 && (Raw.held_back[] = false)
+        end
         request = finalizer(release, Request(Slot(UInt(out[])), kept))
         lock(in_flight_lock) do
             filter!(other -> Raw.mdp_request_test(other) == Raw.MDP_PENDING, in_flight)

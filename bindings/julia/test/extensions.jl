@@ -70,6 +70,17 @@ testcase("stand-in Flux: its training loop over a DataParallel") do
     close(dp)
 end
 
+testcase("stand-in Flux: its training loop has the same bits with zero2") do
+    items = [(Float32[x; -x], Float32[x / 2]) for x in -1:0.25:1]
+    trained = map((:zero1, :zero2)) do sharding
+        dp = DataParallel(world_of_one, Flux.Chain(layers...); sharding = sharding, bucket_elements = 1)
+        foreach(_ -> Flux.train!((model, x, y) -> sum(abs2, model(x) .- y), dp, items), 1:3)
+        close(dp)
+        return map(copy, dp.arrays)
+    end
+    @test trained[1] == trained[2] && trained[1][1] != layers[1].weight
+end
+
 testcase("stand-in Flux: its training loop puts the model into training mode, as Flux's own does") do
     dp = DataParallel(world_of_one, Flux.Chain(layers[1], Flux.Dropout(false), overlap(layers[2])))
     Flux.train!((model, x) -> sum(model(x)), dp, [Float32[1, 1]])

@@ -6,6 +6,7 @@ using MegaDP: Raw
 const world = Comm()
 
 include("arrays.jl")
+include("zero2.jl")
 include("failures.jl")
 include("lifetimes.jl")
 include("trees.jl")

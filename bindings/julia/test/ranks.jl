@@ -26,3 +26,25 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
         @test (name, said(outcome, name)) == (name, expected)
     end
 end
+
+testcase("two ranks: zero2 has the bits of zero1, with gradients handed over at the end, layer by layer, and written where they go") do
+    outcome = run_ranks(2, "zero2.jl")
+    @test succeeded(outcome)
+    for name in ("whole", "overlapped", "written")  # with two slots and with one
+        @test (name, said(outcome, name)) == (name, [1, 1, 1, 1])
+    end
+    @test said(outcome, "instances") == [1, 1, 1, 1] && said(outcome, "owned") == [100, 100]  # each instance has all of the state
+    @test said(outcome, "microbatches") == [1, 1]
+    @test !occursin("came before its turn", outcome.output)  # gradients are handed over in the order in which buckets leave
+end
+
+testcase("an interrupt gets into calls that wait in one piece") do
+    flag = tempname()
+    outcome = run_ranks(2, "interrupted.jl", flag)
+    rm(flag; force = true)
+    @test succeeded(outcome)
+    for name in ("created", "gathered", "waited", "split")
+        @test (name, said(outcome, name)) == (name, ["InterruptException"])
+    end
+    @test said(outcome, "lost") == [["ABORTED", 0], ["ABORTED", 0]]
+end

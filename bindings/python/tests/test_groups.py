@@ -139,6 +139,10 @@ class Planning(unittest.TestCase):
         whole = megadp.plan(self.PARAMS, world=2, sharding="zero_0")
         self.assertGreater(whole.state_bytes, plans[0].state_bytes)
 
+    def test_instances(self):
+        of_one, of_two = (megadp.plan(self.PARAMS, world=4, grid={"instances": instances}) for instances in (1, 2))
+        self.assertEqual(of_two.state_bytes, 2 * of_one.state_bytes)
+
     def test_plan_is_what_is_registered(self):
         plan = megadp.plan(self.PARAMS, bucket_count=3)
         with megadp.Comm() as comm:

@@ -195,8 +195,8 @@ import jax, jax.numpy as jnp, numpy as np
 import megadp, megadp.jax
 comm = megadp.Comm()
 params = {"w": jnp.ones((2, 2)), "b": jnp.ones(2)}
-def losses(*faults):
-    training, found = megadp.jax.DataParallel(comm, params, lr=0.1, bucket_elements=1), []
+def losses(*faults, where=comm, **options):
+    training, found = megadp.jax.DataParallel(where, params, lr=0.1, bucket_elements=1, **options), []
     whole = jax.jit(jax.grad(lambda p: sum(leaf.sum() ** 2 for leaf in jax.tree.leaves(training.track(p)))))
     part = jax.jit(jax.grad(lambda p: training.track(p)["w"].sum()))
     for fault in faults:
@@ -215,6 +215,9 @@ def losses(*faults):
     return found, step
 plain = losses(None, None)
 assert losses("state", None, "numeric", None) == plain
+for pool in (1, 2):
+    assert losses("state", None, "numeric", None, sharding="zero_2", pool_buckets=pool) == plain
+assert losses(None, None, where=megadp.Grid(comm, instances=2)) == plain
 print("stepped", plain[1], flush=True)
 """
 
@@ -248,9 +251,10 @@ class Jax(unittest.TestCase):
             self.assertLess(max(number for _, number in apart), 5e-3)
 
     def test_a_step_after_a_refused_one(self):
-        """A parameter that is not used is told on all ranks; the next step begins anew, without a word."""
+        """A parameter that is not used is told on all ranks; the next step begins anew, without a word. With ZeRO-2 too,
+        where losses are the same, as they are with an instance for each rank."""
         out = support.check_ended(self, support.run_ranks(2, ["-c", REFUSED]))
-        self.assertEqual(sorted(out.splitlines()), ["NUMERIC"] * 2 + ["STATE"] * 2 + ["stepped 2"] * 2)
+        self.assertEqual(sorted(out.splitlines()), ["NUMERIC"] * 6 + ["STATE"] * 6 + ["stepped 2"] * 2)
 
     def test_details(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(1, ["-c", DETAILS])).split("\n")[:2], ["missing", "too often"])

@@ -228,11 +228,18 @@ def interrupted(call):
         print("not interrupted", flush=True)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+def tell_news():  # it comes by itself; until then a call may succeed, with what the rank that gave up had begun
+    for _ in range(3000):
+        if comm.error is not None:
+            break
+        time.sleep(0.01)
+    print(comm.error.code.name, comm.error.rank, flush=True)
 """
 
     def two(self, body):
         with tempfile.TemporaryDirectory() as folder:
             ended = self.run_two(os.path.join(folder, "seen"), body)
+        self.assertEqual(ended.stderr, "")  # where Python prints exceptions that got into ctypes
         return support.check_ended(self, ended).splitlines()
 
     def run_two(self, flag, body):
@@ -282,12 +289,13 @@ if comm.rank == 0:
     seen()
 else:
     wait_until_seen()
+    tell_news()
     try:
         {call}
     except megadp.MegaDPError as error:
         print(error.code.name, error.rank)
 """)
-                self.assertEqual(sorted(lines), ["ABORTED 0", "interrupted"])
+                self.assertEqual(sorted(lines), ["ABORTED 0", "ABORTED 0", "interrupted"])
 
     def test_step(self):
         for sync in ("", "buffer.sync()"):
@@ -303,12 +311,13 @@ if comm.rank == 0:
     seen()
 else:
     wait_until_seen()
+    tell_news()
     try:
         optimizer.step()
     except megadp.MegaDPError as error:
         print(error.code.name, error.rank)
 """)
-                    self.assertEqual(sorted(lines), ["ABORTED 0", "interrupted"])
+                    self.assertEqual(sorted(lines), ["ABORTED 0", "ABORTED 0", "interrupted"])
 
     def test_waiting_for_parameters(self):
         """And the gather goes on."""
@@ -329,6 +338,53 @@ buffer.verify()
 print("whole")
 """)
         self.assertEqual(sorted(lines), ["interrupted"] * 3 + ["whole"] * 2)
+
+    def test_handlers_run_meanwhile(self):
+        """One that raises nothing ends nothing, and one that raises another exception ends the wait with that one; on the main thread, where
+        Python runs them, while others wait inside the library as well."""
+        lines = self.two("""
+class Enough(Exception):
+    pass
+came = []
+def handle(number, frame):
+    came.append(threading.current_thread() is threading.main_thread())
+    if len(came) == 20:
+        raise Enough
+signal.signal(signal.SIGUSR1, handle)
+def send_signals():
+    for number in range(20):
+        time.sleep(0.03)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while len(came) <= number:
+            time.sleep(0.01)
+if comm.rank == 0:
+    request = comm.barrier(wait=False)
+    beside = threading.Thread(target=request.wait)
+    beside.start()
+    threading.Thread(target=send_signals).start()
+    try:
+        request.wait()
+    except Enough:
+        print(len(came), all(came))
+    seen()
+    beside.join()
+else:
+    wait_until_seen()
+    comm.barrier()
+comm.barrier()
+print("whole")
+""")
+        self.assertEqual(sorted(lines), ["20 True", "whole", "whole"])
+
+    def test_joining_by_a_bootstrap(self):
+        source = self.SOURCE + """
+def gather(mine):
+    time.sleep(1000)
+interrupted(lambda: megadp.Comm(bootstrap=gather, rank=0, size=2, timeout=1000))
+"""
+        ended = subprocess.run([sys.executable, "-c", source], env=support.environment(), text=True, timeout=support.PATIENCE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertEqual((ended.stdout, ended.returncode, ended.stderr), ("interrupted\n", 0, ""))
 
     def test_joining(self):
         """The ranks that do not come are no longer waited for."""

@@ -70,8 +70,88 @@ class Steps(unittest.TestCase):
                 buffer.put("w", array.array("f", [comm.rank]))
                 megadp.Optimizer(buffer).step()
                 print(comm.rank % 2, buffer.grad("w").memoryview.tolist(), flush=True)
+                comm.barrier()  # rank 0 relays what the other half still has to register
         """))
         self.assertEqual(sorted(out.splitlines()), ["0 [1.0]"] * 2 + ["1 [2.0]"] * 2)
+
+    def test_zero_2(self):
+        """Gradients that are put, or written where acquire says, in either order of the parameters; what a rank owns of their sums."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                params = {"w": (3,), "b": (2,)}
+                pooled = megadp.Buffer(comm, params, sharding="zero_2", bucket_elements=1, pool_buckets=1)
+                whole = megadp.Buffer(comm, params, sharding="zero_1", bucket_elements=1)
+                optimizers = [megadp.Optimizer(buffer) for buffer in (pooled, whole)]
+                for names in (("b", "w"), ("w", "b")):
+                    for last in (False, True):
+                        for buffer in (pooled, whole):
+                            buffer.begin_microbatch(last)
+                        for name in names:
+                            size = params[name][0]
+                            lent, first = pooled.acquire(name)
+                            assert first and lent.shape == (size,)
+                            pooled.release(name)
+                            lent, first = pooled.acquire(name)
+                            for i in range(size):
+                                lent.memoryview[i] = comm.rank + i
+                            pooled.ready(name)
+                            whole.put(name, array.array("f", [comm.rank + i for i in range(size)]))
+                    pooled.sync()
+                    whole.sync()
+                    for piece in pooled.owned():
+                        values = pooled.owned_grad(piece.param).memoryview.tolist()
+                        assert values == [2 * (0.5 + piece.param_begin + i) for i in range(piece.end - piece.begin)], values
+                        assert values == whole.owned_grad(piece.param).memoryview.tolist()
+                    for optimizer in optimizers:
+                        optimizer.step()
+                    assert all(pooled.param(name).memoryview.tolist() == whole.param(name).memoryview.tolist() for name in params)
+                try:
+                    pooled.grad("w")
+                except megadp.MegaDPError as error:
+                    assert error.code == megadp.Status.UNSUPPORTED and "mdp_grad_acquire" in error.text
+                    print(pooled.stats().spill_peak_bytes > 0, flush=True)
+        """))
+        self.assertEqual(out.split(), ["True"] * 2)
+
+    def test_partial_gradients(self):
+        """Of a replica on tensor-parallel ranks each has a part of the gradient: the sum, and the mean, over them."""
+        out = support.check_ended(self, support.run_source(4, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                params = [megadp.Param(how, (50,), placement=how) for how in ("replicated", "partial_sum", "partial_mean")]
+                buffer = megadp.Buffer(megadp.Grid(comm, tp=2), params)
+                for name in ("partial_mean", "partial_sum", "replicated"):
+                    buffer.put(name, array.array("f", [1 if name == "replicated" else comm.rank + 1] * 50))
+                buffer.sync()
+                assert abs(buffer.grad_norm() - (50 * (1 + 5**2 + 2.5**2)) ** 0.5) < 1e-5, buffer.grad_norm()
+                print("summed", flush=True)
+        """))
+        self.assertEqual(out.split(), ["summed"] * 4)
+
+    def test_instances(self):
+        """Two instances of two ranks take the steps of one of four, bit for bit; each has all of the state."""
+        out = support.check_ended(self, support.run_source(4, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                for sharding in ("zero_1", "zero_2"):
+                    ended, owned = [], []
+                    for instances in (1, 2):
+                        buffer = megadp.Buffer(megadp.Grid(comm, instances=instances), {"w": (300,)}, sharding=sharding)
+                        optimizer = megadp.Optimizer(buffer)
+                        for step in range(2):
+                            buffer.put("w", array.array("f", [((i + step) * (comm.rank + 1) % 11 - 4) / 7 for i in range(300)]))
+                            optimizer.step()
+                        buffer.verify()
+                        ended.append(buffer.read("w", array.array("f", [0] * 300)).tobytes())
+                        owned.append(sum(piece.end - piece.begin for piece in buffer.owned()))
+                    assert ended[0] == ended[1] != bytes(1200)
+                    sums = array.array("q", owned)
+                    comm.all_reduce(sums)
+                    assert sums.tolist() == [300, 600], sums
+                print("same", flush=True)
+        """))
+        self.assertEqual(out.split(), ["same"] * 4)
 
 
 class Values(unittest.TestCase):

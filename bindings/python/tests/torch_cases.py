@@ -19,6 +19,7 @@ import megadp.torch
 
 WIDTH, ROWS = 12, 8
 CLOSE = 1e-6
+OPTIONS = {}  # of every model of ours
 
 
 class Net(torch.nn.Module):
@@ -46,7 +47,7 @@ def batches(steps, seed=0, dtype=torch.float32):
 
 
 def ours(module=None, lr=0.01, **options):
-    model = megadp.torch.DataParallel(module if module is not None else fresh(), megadp.Comm(timeout=60), **options)
+    model = megadp.torch.DataParallel(module if module is not None else fresh(), megadp.Comm(timeout=60), **{**OPTIONS, **options})
     return model, megadp.torch.ShardedAdamW(model, lr=lr)
 
 
@@ -132,7 +133,7 @@ def case_clip_half_width():
     data = batches(6, dtype=torch.bfloat16)
     norms = []
     for clip in (True, False):
-        model = megadp.torch.DataParallel(fresh(dtype=torch.bfloat16), megadp.Comm(timeout=60))
+        model = megadp.torch.DataParallel(fresh(dtype=torch.bfloat16), megadp.Comm(timeout=60), **OPTIONS)
         optimizer = megadp.torch.ShardedAdamW(model, lr=0.01, max_grad_norm=0.0 if clip else 0.3)
         seen = []
 
@@ -226,6 +227,55 @@ def case_changed_gradients():
     refused("'side.weight'", after_backward(lambda p: setattr(p, "grad", None)))
     refused("'side.weight'|finite", lambda: after_backward(lambda p: p.grad.mul_(float("nan"))))
     after_backward(lambda p: p.grad.add_(torch.ones_like(p)), sharding="zero_0")()
+
+
+# ZeRO-2
+
+def case_zero_2():
+    """The same scripts, with one option more."""
+    OPTIONS["sharding"] = "zero_2"
+    try:
+        for case in (case_clip_grad_norm, case_clip_grad_value, case_clip_half_width, case_grad_scaler, case_frozen_for_a_while,
+                     case_accumulation, case_ends_earlier, case_thrown_away):
+            case()
+        refused("spill_limit is 7", lambda: ours(spill_limit=7))
+        x = batches(1)[0]
+        model, optimizer = ours()
+        refused("mdp_grad_acquire", lambda: model.storage.grad(0))
+        with model.no_sync():
+            mse_loss(model(x), x).backward()
+            refused("'side.weight'|zero_0", lambda: model.module.side.weight.grad.abs().mean())
+            refused("'side.weight'|added up already", lambda: model.module.side.weight.grad.zero_())
+        optimizer.zero_grad()
+        mse_loss(model(x), x).backward()
+        refused("'side.weight'|zero_0", lambda: model.module.side.weight.grad.abs().mean())
+        optimizer.step()
+    finally:
+        OPTIONS.clear()
+
+
+# Optimizer instances
+
+def case_instances():
+    """The bits of one instance; norms count every element once."""
+    data, found = batches(3), []
+    for options in (dict(), dict(instances=2), dict(instances=2, sharding="zero_2")):
+        model, optimizer = ours(**options)
+        norms = []
+
+        def step(_, loss):
+            loss.backward()
+            norms.extend(torch.nn.utils.clip_grad_norm_(model.parameters(), 1e9, norm_type=degree).item() for degree in (2.0, float("inf")))
+            optimizer.step()
+
+        train(model, optimizer, step, data)
+        kept = optimizer.state_dict()["state"][0]["master"].numel()
+        found.append((norms, torch.cat([p.detach().flatten() for p in model.parameters()]), kept))
+    for norms, values, kept in found[1:]:
+        assert torch.equal(values, found[0][1]) and kept == model.module.first.weight.numel(), (values - found[0][1], kept)
+        compare("norms", norms, found[0][0])
+    refused("instances is 3", lambda: ours(instances=3))
+    refused("instances is 2|Grid", lambda: megadp.torch.DataParallel(fresh(), megadp.Grid(megadp.Comm()), instances=2))
 
 
 # Module buffers
@@ -477,7 +527,8 @@ def main(cases):
     for case in cases:
         try:
             globals()["case_" + case]()
-            print(f"{case}: ok", flush=True)
+            sys.stdout.write(f"{case}: ok\n")  # at once: the ranks share a pipe
+            sys.stdout.flush()
         except Exception as error:  # the next case has communicators of its own
             traceback.print_exc()
             print(f"{case}: {type(error).__name__}: {error}".replace("\n", " ")[:600], flush=True)

@@ -23,13 +23,16 @@ var (
 type BufferOptions struct {
 	GradDType            DType // F32 or Same
 	Zero0                bool  // nothing is sharded; by default optimizer state is (ZeRO-1)
+	Zero2                bool  // gradients are sharded too: they pass through a small pool (ZeRO-2)
 	Missing              Missing
 	BucketElements       int64 // a bucket closes once it is this long; 0: the library decides
 	BucketCount          int64 // instead: all elements / this
 	NoOverlap            bool  // launch everything at Sync
 	HighBandwidthPadding bool
 	ReferenceBuckets     bool
-	IgnoreMemory         bool // take memory also where the system says that there is too little; of any rank
+	IgnoreMemory         bool  // take memory also where the system says that there is too little; of any rank
+	PoolBuckets          int64 // with Zero2: for how many buckets the pool has room; 0: 2
+	SpillLimit           int64 // with Zero2: most bytes of gradients outside the pool; 0: no limit. Each rank's own
 }
 
 func (o BufferOptions) raw() shim.BufferOptions {
@@ -37,6 +40,8 @@ func (o BufferOptions) raw() shim.BufferOptions {
 	raw.SetGrad_dtype(shim.MegadpDType(o.GradDType))
 	if o.Zero0 {
 		raw.SetSharding(shim.Sharding_ZERO_0)
+	} else if o.Zero2 {
+		raw.SetSharding(shim.Sharding_ZERO_2)
 	}
 	raw.SetMissing(shim.MegadpMissing(o.Missing))
 	raw.SetBucket_elements(o.BucketElements)
@@ -45,6 +50,8 @@ func (o BufferOptions) raw() shim.BufferOptions {
 	raw.SetHigh_bandwidth_padding(o.HighBandwidthPadding)
 	raw.SetReference_buckets(o.ReferenceBuckets)
 	raw.SetIgnore_memory(o.IgnoreMemory)
+	raw.SetPool_buckets(o.PoolBuckets)
+	raw.SetSpill_limit(o.SpillLimit)
 	return raw
 }
 
@@ -54,7 +61,8 @@ type Float interface {
 }
 
 // Buffer is all parameters and their gradients, in the library's memory. param is always an index into the list they were registered with.
-// Put, Ready, Skip and Wait may be called by any goroutine, the others by the communicator's. Nothing is kept of slices passed in.
+// Put, Acquire, Release, Ready, Skip and Wait may be called by any goroutine, the others by the communicator's. Nothing is kept of slices
+// passed in.
 type Buffer struct {
 	raw shim.Buffer
 }
@@ -76,6 +84,9 @@ func NewBufferOn(grid *Grid, params []Param, options BufferOptions) (*Buffer, er
 
 func register(params []Param, options BufferOptions, on any,
 	create func(shim.Params, shim.BufferOptions, shim.Failure) shim.Buffer) (*Buffer, error) {
+	if options.Zero0 && options.Zero2 {
+		return nil, &Error{ErrInvalid, "MDP_E_INVALID", "Zero0 and Zero2 are set; one of them can be", -1, -1, -1, 0}
+	}
 	list, raw := shim.NewParams(), options.raw()
 	defer shim.DeleteParams(list)
 	defer shim.DeleteBufferOptions(raw)
@@ -101,7 +112,8 @@ func (b *Buffer) Buckets() (int, error) {
 	return ask(b, func(failure shim.Failure) int { return int(b.raw.Buckets(failure)) })
 }
 
-// BeginMicrobatch says whether the microbatch that begins is the last of its step. Not needed where each step has one.
+// BeginMicrobatch says whether the microbatch that begins is the last of its step. Not needed where each step has one. With Zero2 it launches
+// what the one before has left.
 func (b *Buffer) BeginMicrobatch(last bool) error {
 	return call(b, func(failure shim.Failure) { b.raw.Begin_microbatch(last, failure) })
 }
@@ -141,7 +153,20 @@ func Write[T Float](buffer *Buffer, param int, from []T) error {
 	return call(buffer, func(failure shim.Failure) { buffer.raw.Write(int64(param), dtypeOf[T](), data, size, failure) })
 }
 
-// Ready says that the gradient lies in its view. Does not block.
+// Acquire lends the memory where a gradient goes, of any sharding, until Ready, or Release, after which it is as if nothing had been written.
+// With first every element is to be written, otherwise they are to be added to. With Zero2 it is F32 where gradients are half as wide and
+// UsesPerStep is above 1. The View's slices are not to be touched once it was given back; asked then, it has none. Waits as Put.
+func (b *Buffer) Acquire(param int) (view *View, first bool, err error) {
+	view, err = newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Acquire(int64(param), failure) }))
+	return view, err == nil && view.raw.First(), err
+}
+
+// Release gives back what Acquire lent: nothing has come. Does not block.
+func (b *Buffer) Release(param int) error {
+	return call(b, func(failure shim.Failure) { b.raw.Release(int64(param), failure) })
+}
+
+// Ready says that the gradient lies in its view, or in what Acquire lent (with Zero2 only there). Does not block.
 func (b *Buffer) Ready(param int) error {
 	return call(b, func(failure shim.Failure) { b.raw.Ready(int64(param), failure) })
 }
@@ -217,14 +242,20 @@ func (b *Buffer) Param(param int) (*View, error) {
 	return newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Param(int64(param), failure) }))
 }
 
-// Grad lends the library's memory of a gradient, which means something after Sync (with ZeRO-1: the owned part of it).
+// Grad lends the library's memory of a gradient, which means something after Sync (with ZeRO-1: the owned part of it). With Zero2 there is none.
 func (b *Buffer) Grad(param int) (*View, error) {
 	return newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Grad(int64(param), failure) }))
 }
 
-// Stats are sums since registration; times in nanoseconds. As mdp_stats_report.
+// OwnedGrad lends what this rank owns of a reduced gradient, between Sync and Step; with Zero2 it is F32. Range.ParamBegin says where it begins.
+// It may be written, and GradsChanged follows.
+func (b *Buffer) OwnedGrad(param int) (*View, error) {
+	return newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Owned_grad(int64(param), failure) }))
+}
+
+// Stats are sums since registration; times in nanoseconds; SpillPeakBytes is the most that lay outside the pool. As mdp_stats_report.
 type Stats struct {
-	CommNs, ExposedNs, Bytes, Buckets, LaunchedInBackward, Syncs, HostSyncs int64
+	CommNs, ExposedNs, Bytes, Buckets, LaunchedInBackward, Syncs, HostSyncs, SpillPeakBytes int64
 }
 
 // Stats of this buffer.
@@ -235,7 +266,7 @@ func (b *Buffer) Stats() (Stats, error) {
 	}
 	defer shim.DeleteStats(raw)
 	return Stats{raw.GetComm_ns(), raw.GetExposed_ns(), raw.GetBytes(), raw.GetBuckets(), raw.GetLaunched_in_backward(), raw.GetSyncs(),
-		raw.GetHost_syncs()}, nil
+		raw.GetHost_syncs(), raw.GetSpill_peak_bytes()}, nil
 }
 
 // Range is one piece of one parameter whose optimizer state this rank keeps. As mdp_range.

@@ -242,7 +242,8 @@ func TestUseAfterClose(t *testing.T) {
 		buffer.Broadcast(context.Background(), 0), second(buffer.StartBroadcast(0)), second(buffer.Find("w")), second(buffer.Buckets()),
 		buffer.Wait(0), buffer.Skip(0), buffer.ZeroGrad(), buffer.Changed(), second(buffer.Stats()), second(buffer.Owned()),
 		second(buffer.GradNorm()), second(buffer.GradNormOf(nil)), buffer.ScaleGrads(1), buffer.ScaleGradsOf(1, nil), buffer.GradsChanged(),
-		second(optimizer.Steps(0)), second(buffer.Grad(0)), megadp.Put(buffer, 1, b), megadp.Read(buffer, 1, b), second(optimizer.Step(megadp.StepOptions{})),
+		second(optimizer.Steps(0)), second(buffer.Grad(0)), third(buffer.Acquire(0)),
+		buffer.Release(0), buffer.Ready(0), second(buffer.OwnedGrad(0)), megadp.Put(buffer, 1, b), megadp.Read(buffer, 1, b), second(optimizer.Step(megadp.StepOptions{})),
 		second(optimizer.StartStep(megadp.StepOptions{})), second(optimizer.State(1, "exp_avg"))} {
 		if wrong := mismatch(err, megadp.ErrState, "is closed"); wrong != "" {
 			t.Errorf("call %d: %s", i, wrong)

@@ -24,8 +24,10 @@ type Placement int
 
 // Placements.
 var (
-	Replicated = Placement(shim.Placement_REPLICATED)
-	Sharded    = Placement(shim.Placement_SHARDED)
+	Replicated  = Placement(shim.Placement_REPLICATED)
+	Sharded     = Placement(shim.Placement_SHARDED)
+	PartialSum  = Placement(shim.Placement_PARTIAL_SUM) // replicated, but each rank has a part of the gradient
+	PartialMean = Placement(shim.Placement_PARTIAL_MEAN)
 )
 
 // Param describes a parameter. Zero is the default of everything but Name; no Shape is a single number.
@@ -66,6 +68,7 @@ func (p Param) addTo(list shim.Params) {
 // GridOptions are sizes; 0 is 1, and for ExpertTP: TP. What is left of the world is data parallel.
 type GridOptions struct {
 	TP, CP, EP, PP, ExpertTP int
+	Instances                int    // runs of neighbours into which the dp x cp ranks are cut, each with all of the optimizer's state
 	Order                    string // axes from the fastest to the slowest varying rank; empty: "tp-cp-ep-dp-pp"
 }
 
@@ -89,6 +92,7 @@ func (o GridOptions) raw() shim.GridOptions {
 	raw.SetEp(o.EP)
 	raw.SetPp(o.PP)
 	raw.SetExpert_tp(o.ExpertTP)
+	raw.SetInstances(o.Instances)
 	raw.SetOrder(o.Order)
 	return raw
 }

@@ -11,6 +11,7 @@
 %rename(waitSlice) megadp::Request::wait_slice;
 %rename(paramView) megadp::Buffer::param;
 %rename(gradView) megadp::Buffer::grad;
+%rename(ownedGradView) megadp::Buffer::owned_grad;
 %rename(stateView) megadp::Optimizer::state;
 %ignore megadp::Failure;
 %ignore megadp::Memory;
@@ -178,6 +179,11 @@
   /** The library's memory of a gradient; see View.memory. */
   public java.nio.ByteBuffer grad(long param) {
     return gradView(param).memory();
+  }
+
+  /** The library's memory of what this rank owns of a reduced gradient, between sync and the step; see View.memory. */
+  public java.nio.ByteBuffer ownedGrad(long param) {
+    return ownedGradView(param).memory();
   }
 %}
 %rename(createOn) megadp::Buffer::create;

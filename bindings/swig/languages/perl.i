@@ -14,15 +14,38 @@ static SV* megadp_error(pTHX_ const megadp::Failure& failure) {
   (void)hv_stores(fields, "operation", newSViv(failure.operation));
   return sv_bless(newRV_noinc(reinterpret_cast<SV*>(fields)), gv_stashpv("megadp::Error", GV_ADD));
 }
+
+// Runs the handlers of signals that have come; what one of them dies of is kept until the call that it ends has come back.
+static SV* megadp_died = NULL;
+static int32_t megadp_interrupted(void*) {
+  dTHX;
+  if (!PL_sig_pending) return 0;
+  dSP;
+  ENTER;
+  SAVETMPS;
+  PUSHMARK(SP);
+  PUTBACK;
+  call_pv("megadp::_run_handlers", G_EVAL | G_VOID | G_DISCARD | G_NOARGS);
+  const bool died = SvTRUE(ERRSV);
+  if (died) megadp_died = newSVsv(ERRSV);
+  FREETMPS;
+  LEAVE;
+  return died;
+}
+%}
+%init %{
+  megadp::interrupted_in_language() = megadp_interrupted;
 %}
 %perlcode %{
+sub _run_handlers { for (1, 2) { } } # between two turns
 package megadp::Error;
 use overload '""' => sub { "$_[0]{name}: $_[0]{text}" }, fallback => 1;
 package megadp;
 %}
 %typemap(argout) megadp::Failure& failure {
   if ($1->failed()) {
-    sv_setsv(ERRSV, sv_2mortal(megadp_error(aTHX_ *$1)));
+    sv_setsv(ERRSV, sv_2mortal(megadp_died != NULL ? megadp_died : megadp_error(aTHX_ *$1)));
+    megadp_died = NULL;
     SWIG_fail;
   }
 }

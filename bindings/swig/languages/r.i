@@ -1,6 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /* R: a condition of class megadp_error with code, name, rank, bucket, param and operation; conditionMessage() is the sentence. */
 %{
+extern "C" {
+LibExtern int R_interrupts_pending;
+}
+
+// Only looks: the wrapper jumps, when the call that it ends has come back.
+static int32_t megadp_interrupted(void*) { return R_interrupts_pending; }
+
 static void megadp_stop(const megadp::Failure& failure) {
   static const char* const names[] = {"message", "call", "code", "name", "rank", "bucket", "param", "operation"};
   static const char* const classes[] = {"megadp_error", "error", "condition"};
@@ -24,6 +31,10 @@ static void megadp_stop(const megadp::Failure& failure) {
 %}
 /* As `freearg`, which comes last, too: with an `argout` SWIG would take the failure for a second result. */
 %typemap(freearg) megadp::Failure& failure {
+  if ($1->failed() && R_interrupts_pending) R_CheckUserInterrupt();
   if ($1->failed()) megadp_stop(*$1);
 }
+%init %{
+  megadp::interrupted_in_language() = megadp_interrupted;
+%}
 MEGADP_WAIT_BETWEEN(R_CheckUserInterrupt())

@@ -13,6 +13,26 @@ static void megadp_without_lock(Call& call) {
       &call, RUBY_UBF_IO, NULL);
 }
 
+// Runs what has come for this thread (signals, Thread#raise); what that raises goes on when the call that it ends has come back.
+static thread_local int megadp_raised = 0;
+static VALUE megadp_check(VALUE) {
+  rb_thread_check_ints();
+  return Qnil;
+}
+static void* megadp_check_with_lock(void*) {
+  rb_protect(megadp_check, Qnil, &megadp_raised);
+  return NULL;
+}
+static int32_t megadp_interrupted(void*) {
+  rb_thread_call_with_gvl(megadp_check_with_lock, NULL);
+  return megadp_raised != 0;
+}
+static void megadp_go_on_raising() {
+  const int raised = megadp_raised;
+  megadp_raised = 0;
+  if (raised != 0) rb_jump_tag(raised);
+}
+
 static VALUE megadp_error_class = Qnil;
 
 static void megadp_raise(const megadp::Failure& failure) {
@@ -28,6 +48,7 @@ static void megadp_raise(const megadp::Failure& failure) {
 }
 %}
 %init %{
+  megadp::interrupted_in_language() = megadp_interrupted;
   megadp_error_class = rb_define_class_under(mMegadp, "Error", rb_eStandardError);
   static const char* const megadp_attributes[] = {"code", "name", "rank", "bucket", "param", "operation"};
   for (const char* attribute : megadp_attributes) rb_define_attr(megadp_error_class, attribute, 1, 0);
@@ -36,6 +57,7 @@ static void megadp_raise(const megadp::Failure& failure) {
 %exception {
   auto megadp_call = [&]() { $action };
   megadp_without_lock(megadp_call);
+  megadp_go_on_raising();
 }
 %define MEGADP_IN_SLICES(METHOD, SLICE)
 %exception megadp::METHOD {

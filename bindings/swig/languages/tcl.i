@@ -10,10 +10,24 @@ static void megadp_set_error(Tcl_Interp* interp, const megadp::Failure& failure)
   Tcl_SetObjErrorCode(interp, code);
   Tcl_SetObjResult(interp, Tcl_NewStringObj(failure.text, -1));
 }
+
+// The result of a handler that failed stays the interpreter's until the call that it ends has come back.
+static thread_local Tcl_Interp* megadp_interp = NULL;
+static thread_local bool megadp_handler_failed = false;
+static int32_t megadp_interrupted(void*) {
+  if (megadp_interp == NULL || !Tcl_AsyncReady()) return 0;
+  megadp_handler_failed = Tcl_AsyncInvoke(megadp_interp, TCL_OK) != TCL_OK;
+  return megadp_handler_failed;
+}
+%}
+%init %{
+  megadp_interp = interp;
+  megadp::interrupted_in_language() = megadp_interrupted;
 %}
 %typemap(argout) megadp::Failure& failure {
   if ($1->failed()) {
-    megadp_set_error(interp, *$1);
+    if (!megadp_handler_failed) megadp_set_error(interp, *$1);
+    megadp_handler_failed = false;
     SWIG_fail;
   }
 }

@@ -3,9 +3,11 @@
 // and views of the library's memory.
 #pragma once
 
+#include <atomic>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -86,6 +88,37 @@ inline long long byte_count(const std::vector<double>& values) {
 
 #endif
 
+#ifndef SWIG
+
+// Which gradients are lent to a View. It says false from the moment on in which the memory may become another gradient's.
+class Leases {
+ public:
+  using Lease = std::shared_ptr<std::atomic<bool>>;
+
+  explicit Leases(size_t params) : of_(params) {}
+  void begin(size_t param, const Lease& lease) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    of_[param] = lease;
+    *lease = true;
+  }
+  void end(size_t param) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (of_[param]) *of_[param] = false;
+  }
+  void end_all() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const Lease& lease : of_) {
+      if (lease) *lease = false;
+    }
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Lease> of_;
+};
+
+#endif
+
 /// A piece of memory that a View lends.
 struct Memory {
   unsigned char* data = nullptr;
@@ -93,16 +126,20 @@ struct Memory {
 };
 
 /// The library's memory of a parameter, a gradient or a piece of optimizer state, flat and row-major. It stays valid as long as the View
-/// exists, whatever has been closed. Write parameters between a step and the next forward, and tell Buffer.changed.
+/// exists, whatever has been closed. Write parameters between a step and the next forward, and tell Buffer.changed. A view of
+/// Buffer.acquire is for use until ready, release or sync, and fails with STATE from then on.
 class View {
  public:
   DType dtype() const { return dtype_; }
   long long size() const { return count_; }
+  /// Of Buffer.acquire: whether nothing that counts is there, so that every element is to be written; else they are to be added to.
+  bool first() const { return first_; }
 
 #if !defined(SWIG) || defined(SWIGJAVA) || defined(SWIGGO)
   /// `bytes` bytes from the byte first_byte on.
   Memory memory(long long first_byte, long long bytes, Failure& failure) const {
     const long long all = size() * element_size(dtype_);
+    if (!is_open(failure)) return Memory();
     if (first_byte < 0 || bytes < 0 || first_byte > all || bytes > all - first_byte) {
       failure.refuse(MDP_E_INVALID, "first_byte %lld and bytes %lld do not lie within the %lld bytes of the view", first_byte, bytes, all);
       return Memory();
@@ -142,19 +179,34 @@ class View {
   }
 
   // What of a buffer lives on with the view is the memory alone: a view that waits for a garbage collector keeps no communicator open.
-  static View* of_buffer(mdp_buffer* buffer, const mdp_tensor& tensor, Failure& failure) {
+  static std::shared_ptr<void> keep(mdp_buffer* buffer, const mdp_tensor& tensor, Failure& failure) {
     DLManagedTensorVersioned* managed = nullptr;
     if (!failure.take(mdp_buffer_to_dlpack(buffer, &tensor, &managed))) return nullptr;
-    std::shared_ptr<void> keep(managed, [](void* it) {
+    return std::shared_ptr<void>(managed, [](void* it) {
       auto* const tensor = static_cast<DLManagedTensorVersioned*>(it);
       tensor->deleter(tensor);
     });
-    return new View(tensor, std::move(keep));
+  }
+  static View* of_buffer(mdp_buffer* buffer, const mdp_tensor& tensor, Failure& failure) {
+    std::shared_ptr<void> kept = keep(buffer, tensor, failure);
+    return kept ? new View(tensor, std::move(kept)) : nullptr;
+  }
+  // What the library has lent to it.
+  void lend(const mdp_tensor& tensor, bool first, Leases::Lease lease) {
+    *this = View(tensor, keep_);
+    first_ = first;
+    lease_ = std::move(lease);
   }
 #endif
 
  private:
+  bool is_open(Failure& failure) const {
+    const bool open = !lease_ || *lease_;
+    if (!open) failure.refuse(MDP_E_STATE, "this view was lent by Buffer.acquire, and has been given back by ready, release or sync");
+    return open;
+  }
   bool is_f32(Failure& failure) const {
+    if (!is_open(failure)) return false;
     if (dtype_ != DType::F32) failure.refuse(MDP_E_UNSUPPORTED, "elements of this view are not F32; use Buffer.read and Buffer.write");
     return dtype_ == DType::F32;
   }
@@ -166,6 +218,8 @@ class View {
   }
 
   std::shared_ptr<void> keep_;
+  Leases::Lease lease_;  // empty: not lent
+  bool first_ = false;
   DType dtype_;
   void* data_;
   long long count_;

@@ -15,6 +15,7 @@ struct Stats {
   long long launched_in_backward = 0;
   long long syncs = 0;
   long long host_syncs = 0;
+  long long spill_peak_bytes = 0;
 };
 
 /// The last step's times of one bucket: CLOCK_MONOTONIC in nanoseconds, 0: has not happened. As mdp_bucket_report.
@@ -38,8 +39,8 @@ struct Range {
   long long param_first = 0;  ///< element of the flattened parameter at `first`
 };
 
-/// All parameters and their gradients, in the library's memory. `param` is an index in the order of registration. put, ready, skip and wait
-/// may be called by any thread, the others by the communicator's. Nothing is kept of arrays that are passed in.
+/// All parameters and their gradients, in the library's memory. `param` is an index in the order of registration. put, acquire, release,
+/// ready, skip and wait may be called by any thread, the others by the communicator's. Nothing is kept of arrays that are passed in.
 class Buffer {
  public:
   /// Lays out and allocates the parameters and their gradients, zeroed: on a communicator, whose ranks are then all data parallel, or on a
@@ -54,7 +55,8 @@ class Buffer {
   /// Into how many buckets the gradients are cut. Local.
   long long buckets(Failure& failure) const;
 
-  /// Whether the microbatch that begins is the last of its step. Not needed where each step has one. Local.
+  /// Whether the microbatch that begins is the last of its step. Not needed where each step has one. With ZERO_2 it launches what the one
+  /// before has left. Local.
   void begin_microbatch(bool last, Failure& failure) {
     call(failure, [&](auto* buffer) { return mdp_microbatch_begin(buffer, last ? 1 : 0); });
   }
@@ -66,8 +68,17 @@ class Buffer {
     call(failure, [](auto* buffer) { return mdp_param_wait(buffer, SIZE_MAX, nullptr); });
   }
 
-  /// The gradient lies in its view. Counts as ready. Does not block.
+  /// A view of the memory where the gradient goes, of any sharding, to be written if it is the View.first, else to be added to, until
+  /// ready; or until release, after which it is as if nothing had been written. With ZERO_2 it is F32 where gradients are half as wide and
+  /// uses_per_step is above 1. Waits as put.
+  View* acquire(long long param, Failure& failure);
+  void release(long long param, Failure& failure) {
+    end_lease(param);
+    call_at(param, failure, [](auto* buffer, size_t at) { return mdp_grad_release(buffer, at); });
+  }
+  /// The gradient lies in its view, or in that of acquire (with ZERO_2 only there). Counts as ready. Does not block.
   void ready(long long param, Failure& failure) {
+    end_lease(param);
     call_at(param, failure, [](auto* buffer, size_t at) { return mdp_grad_ready(buffer, at, nullptr); });
   }
   /// This rank has no gradient of the parameter in this microbatch. Does not block.
@@ -93,7 +104,7 @@ class Buffer {
   /// parameters.
   double grad_norm(Failure& failure) const;
   /// Between sync and the step. Multiplies the reduced gradients of all parameters, or of those listed by index, in place: with ZERO_0 all
-  /// of a gradient, with ZERO_1 the owned ranges. Local; alike on all ranks.
+  /// of a gradient, else what this rank owns. Local; alike on all ranks.
   void scale_grads(double factor, Failure& failure) {
     call(failure, [&](auto* buffer) { return mdp_grad_scale(buffer, nullptr, 0, factor, nullptr); });
   }
@@ -111,9 +122,13 @@ class Buffer {
     call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
   }
 
-  /// Views of the library's memory. A gradient means something after sync: all of it with ZERO_0, the owned ranges with ZERO_1. Local.
+  /// Views of the library's memory. A gradient means something after sync: all of it with ZERO_0, the owned ranges with ZERO_1; with ZERO_2
+  /// there is none (UNSUPPORTED). Local.
   View* param(long long param, Failure& failure) const { return view(mdp_buffer_param_view, param, failure); }
   View* grad(long long param, Failure& failure) const { return view(mdp_buffer_grad_view, param, failure); }
+  /// A view of what this rank owns of a reduced gradient, between sync and the step, F32 with ZERO_2; Range.param_first says where it
+  /// begins. It may be written; grads_changed follows. Local.
+  View* owned_grad(long long param, Failure& failure) const;
 
   /// Counters, times and what this rank owns. Local.
   Stats stats(Failure& failure) const;
@@ -148,9 +163,13 @@ class Buffer {
 #ifndef SWIG
   Buffer(mdp_buffer* buffer, const Params& params) : buffer_("Buffer", buffer, mdp_buffer_destroy) {
     for (const Param& param : params.list()) shapes_.push_back(param.shape());
+    leases_ = std::make_shared<Leases>(shapes_.size());
   }
   const Handle<mdp_buffer>& handle() const {
     return buffer_;
+  }
+  const std::shared_ptr<Leases>& leases() const {
+    return leases_;
   }
   bool has(long long param, Failure& failure) const;
 #endif
@@ -177,11 +196,17 @@ class Buffer {
   static Buffer* registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure);
   template <class Number, class Function>
   void call_on(const Number* params, size_t count, Failure& failure, Function function) const;
+  void end_lease(long long param) {
+    if (param >= 0 && param < size()) leases_->end(static_cast<size_t>(param));
+  }
+  template <class Function>
+  View* kept_view(long long param, Failure& failure, Function lend) const;
   View* view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
   std::vector<mdp_range> ranges(Failure& failure) const;
 
   Handle<mdp_buffer> buffer_;
   std::vector<std::vector<int64_t>> shapes_;
+  std::shared_ptr<Leases> leases_;
   Sliced sync_, broadcast_;
 };
 

@@ -40,6 +40,7 @@ inline long long Buffer::elements(long long param, Failure& failure) const {
 
 inline bool Buffer::sync_slice(Failure& failure) {
   const auto buffer = buffer_.use(failure);
+  if (buffer) leases_->end_all();
   return !buffer || sync_.wait(failure, [&](mdp_request** request) { return mdp_grad_sync(buffer.get(), nullptr, request); });
 }
 
@@ -60,7 +61,10 @@ Request* Buffer::start(Failure& failure, Begin begin) const {
 }
 
 inline Request* Buffer::start_sync(Failure& failure) {
-  return start(failure, [](auto* buffer, auto** request) { return mdp_grad_sync(buffer, nullptr, request); });
+  return start(failure, [this](auto* buffer, auto** request) {
+    leases_->end_all();
+    return mdp_grad_sync(buffer, nullptr, request);
+  });
 }
 
 inline Request* Buffer::start_broadcast(int root, Failure& failure) {
@@ -131,6 +135,41 @@ inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), 
   });
 }
 
+// A view of memory that DLPack does not lend: a gradient's, in the pool or outside of it, or sums. The parameter's lease keeps it, as that
+// keeps all of the buffer. lend(buffer, param, view) makes the parameter's view one of that memory.
+template <class Function>
+View* Buffer::kept_view(long long param, Failure& failure, Function lend) const {
+  return guarded(failure, [&]() -> View* {
+    const auto buffer = buffer_.use(failure);
+    std::unique_ptr<View> found(view(mdp_buffer_param_view, param, failure));
+    if (!buffer || !found) return nullptr;
+    return lend(buffer.get(), static_cast<size_t>(param), found.get()) ? found.release() : nullptr;
+  });
+}
+
+inline View* Buffer::acquire(long long param, Failure& failure) {
+  return kept_view(param, failure, [&](auto* buffer, size_t at, View* view) {
+    const auto lease = std::make_shared<std::atomic<bool>>(false);
+    mdp_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    int32_t first = 0;
+    if (!failure.take(mdp_grad_acquire(buffer, at, &tensor, &first, nullptr))) return false;
+    leases_->begin(at, lease);
+    view->lend(tensor, first != 0, lease);
+    return true;
+  });
+}
+
+inline View* Buffer::owned_grad(long long param, Failure& failure) const {
+  return kept_view(param, failure, [&](auto* buffer, size_t at, View* view) {
+    mdp_tensor tensor{};
+    tensor.struct_size = sizeof tensor;
+    if (!failure.take(mdp_grad_owned(buffer, at, &tensor))) return false;
+    view->lend(tensor, false, nullptr);
+    return true;
+  });
+}
+
 inline Stats Buffer::stats(Failure& failure) const {
   mdp_stats_report report{};
   report.struct_size = sizeof report;
@@ -143,6 +182,7 @@ inline Stats Buffer::stats(Failure& failure) const {
   stats.launched_in_backward = static_cast<long long>(report.launched_in_backward);
   stats.syncs = static_cast<long long>(report.syncs);
   stats.host_syncs = static_cast<long long>(report.host_syncs);
+  stats.spill_peak_bytes = static_cast<long long>(report.spill_peak_bytes);
   return stats;
 }
 

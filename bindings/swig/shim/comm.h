@@ -9,6 +9,15 @@
 
 namespace megadp {
 
+#ifndef SWIG
+// mdp_comm_config.interrupted of every communicator: the language's look at its pending signals, which its file gives as the module is
+// loaded; null where a language has none. For calls that wait in one piece; what waits in slices looks between them.
+inline mdp_interrupted_fn& interrupted_in_language() {
+  static mdp_interrupted_fn function = nullptr;
+  return function;
+}
+#endif
+
 /// Zero, false, empty and "not given" are the defaults. rank and size are for use with an id; the launcher knows them otherwise.
 struct CommOptions {
   Backend backend = Backend::AUTO;
@@ -35,6 +44,7 @@ struct CommOptions {
     config->device = device;
     config->timeout_ns = static_cast<uint64_t>(std::ceil(timeout_seconds * 1e9));
     config->flags = (set_device ? MDP_COMM_SET_DEVICE : 0) | (exact_sums ? MDP_COMM_EXACT_SUMS : 0) | (sockets ? MDP_COMM_SOCKETS : 0);
+    config->interrupted = interrupted_in_language();
     return true;
   }
 #endif

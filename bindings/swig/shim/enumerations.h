@@ -47,18 +47,22 @@ enum class ParamClass {
   EXPERT = MDP_PARAM_CLASS_EXPERT
 };
 
-/// Of a parameter over the tensor-parallel ranks; must be said with more than one of them, or with expert parallelism.
+/// Of a parameter over the tensor-parallel ranks; must be said with more than one of them, or with expert parallelism. PARTIAL_SUM, _MEAN:
+/// replicated, but each has a part of the gradient, summed or averaged.
 enum class Placement {
   UNSET = MDP_PLACEMENT_UNSET,
   REPLICATED = MDP_PLACEMENT_REPLICATED,
-  SHARDED = MDP_PLACEMENT_SHARDED
+  SHARDED = MDP_PLACEMENT_SHARDED,
+  PARTIAL_SUM = MDP_PLACEMENT_PARTIAL_SUM,
+  PARTIAL_MEAN = MDP_PLACEMENT_PARTIAL_MEAN
 };
 
-/// DEFAULT: ZERO_1, optimizer state sharded over the data-parallel ranks.
+/// DEFAULT: ZERO_1, optimizer state sharded over the data-parallel ranks. ZERO_2: gradients too, which pass through a small pool.
 enum class Sharding {
   DEFAULT = MDP_SHARDING_DEFAULT,
   ZERO_0 = MDP_SHARDING_ZERO_0,
-  ZERO_1 = MDP_SHARDING_ZERO_1
+  ZERO_1 = MDP_SHARDING_ZERO_1,
+  ZERO_2 = MDP_SHARDING_ZERO_2
 };
 
 /// What sync does about a parameter that never became ready.

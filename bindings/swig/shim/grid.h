@@ -6,14 +6,15 @@
 
 namespace megadp {
 
-/// Sizes; 0: 1, and for expert_tp: tp. dp is what is left. order: axes from the fastest to the slowest varying rank, empty:
-/// "tp-cp-ep-dp-pp".
+/// Sizes; 0: 1, and for expert_tp: tp. dp is what is left. instances: runs of neighbours into which the dp x cp ranks are cut, each with
+/// all of the optimizer's state. order: axes from the fastest to the slowest varying rank, empty: "tp-cp-ep-dp-pp".
 struct GridOptions {
   int tp = 0;
   int cp = 0;
   int ep = 0;
   int pp = 0;
   int expert_tp = 0;
+  int instances = 0;
   std::string order;
 
 #ifndef SWIG
@@ -25,6 +26,7 @@ struct GridOptions {
     config.ep = ep;
     config.pp = pp;
     config.expert_tp = expert_tp;
+    config.instances = instances;
     config.order = order.empty() ? nullptr : order.c_str();
     return config;
   }

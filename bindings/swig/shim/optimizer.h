@@ -106,7 +106,7 @@ class Optimizer {
       const auto registered = buffer.handle().use(failure);
       mdp_optimizer* optimizer = nullptr;
       if (!registered || !failure.take(mdp_optimizer_create(registered.get(), &config, &optimizer))) return nullptr;
-      return new Optimizer(optimizer);
+      return new Optimizer(optimizer, buffer.leases());
     });
   }
 
@@ -126,6 +126,7 @@ class Optimizer {
     report.struct_size = sizeof report;
     mdp_request* request = nullptr;
     const auto optimizer = optimizer_.use(failure);
+    if (optimizer) leases_->end_all();
     if (optimizer && failure.take(mdp_optimizer_step(optimizer.get(), &config, &report, &request))) mdp_request_free(request);
     StepReport found;
     found.grad_norm = report.grad_norm;
@@ -143,6 +144,7 @@ class Optimizer {
       const mdp_step_config config = options.config();
       mdp_request* request = nullptr;
       const auto optimizer = optimizer_.use(failure);
+      if (optimizer) leases_->end_all();
       return optimizer ? Request::own(mdp_optimizer_step(optimizer.get(), &config, nullptr, &request), request, failure) : nullptr;
     });
   }
@@ -176,11 +178,13 @@ class Optimizer {
   bool closed() const { return optimizer_.closed(); }
 
 #ifndef SWIG
-  explicit Optimizer(mdp_optimizer* optimizer) : optimizer_("Optimizer", optimizer, mdp_optimizer_destroy) {}
+  Optimizer(mdp_optimizer* optimizer, std::shared_ptr<Leases> leases)
+      : optimizer_("Optimizer", optimizer, mdp_optimizer_destroy), leases_(std::move(leases)) {}
 #endif
 
  private:
   Handle<mdp_optimizer> optimizer_;
+  std::shared_ptr<Leases> leases_;  // of its buffer: a step syncs
 };
 
 }  // namespace megadp

@@ -80,6 +80,8 @@ struct BufferOptions {
   Missing missing = Missing::REFUSE;
   long long bucket_elements = 0;  ///< a bucket closes once it is this long; 0: the library decides
   long long bucket_count = 0;     ///< instead: all elements / this
+  long long pool_buckets = 0;     ///< with ZERO_2: for how many buckets the pool has room; 0: 2
+  long long spill_limit = 0;      ///< with ZERO_2: most bytes of gradients outside the pool; 0: no limit. Each rank's own
   bool no_overlap = false;        ///< launch everything at sync
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
@@ -88,6 +90,7 @@ struct BufferOptions {
 #ifndef SWIG
   bool describe(mdp_buffer_config* config, Failure& failure) const {
     if (!not_negative("bucket_elements", bucket_elements, failure) || !not_negative("bucket_count", bucket_count, failure)) return false;
+    if (!not_negative("pool_buckets", pool_buckets, failure) || !not_negative("spill_limit", spill_limit, failure)) return false;
     *config = mdp_buffer_config{};
     config->struct_size = sizeof *config;
     config->grad_dtype = static_cast<mdp_dtype>(grad_dtype);
@@ -95,6 +98,8 @@ struct BufferOptions {
     config->missing = static_cast<mdp_missing>(missing);
     config->bucket_elements = static_cast<uint64_t>(bucket_elements);
     config->bucket_count = static_cast<uint64_t>(bucket_count);
+    config->pool_buckets = static_cast<uint64_t>(pool_buckets);
+    config->spill_limit = static_cast<uint64_t>(spill_limit);
     config->flags = (no_overlap ? MDP_BUFFER_NO_OVERLAP : 0) | (high_bandwidth_padding ? MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
                     (reference_buckets ? MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? MDP_BUFFER_IGNORE_MEMORY : 0);
     return true;

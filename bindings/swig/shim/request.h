@@ -15,7 +15,7 @@ class Request {
     return request && failure.take(mdp_request_test(request.get())) && failure.code == MDP_OK;
   }
 
-  /// Blocks for at most 50 ms; whether the operation has finished. Fails with the operation's failure.
+  /// Blocks for at most 45 ms; whether the operation has finished. Fails with the operation's failure.
   bool wait_slice(Failure& failure) const {
     const auto request = request_.use(failure);
     return request && wait_slice(request.get(), failure);
@@ -36,7 +36,7 @@ class Request {
 #endif
 
  private:
-  static constexpr uint64_t kSlice = 50000000;  ///< ns; SWIG cannot read separators
+  static constexpr uint64_t kSlice = 45000000;  ///< ns; shorter than the library waits before it asks (interrupted_in_language)
   Handle<mdp_request> request_;
 };
 

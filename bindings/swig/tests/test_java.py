@@ -54,6 +54,12 @@ class Java(unittest.TestCase):
     def test_reduced_gradients(self):
         self.assertEqual(self.case("reducedGradients", 2), ["done"] * 2 + ["reduced 5.0 3.0 0.0 3.0 1.5 2.5 steps 110"] * 2)
 
+    def test_pooled_gradients(self):
+        self.assertEqual(self.case("pooledGradients", 2), ["done"] * 2)
+
+    def test_lent_gradient(self):
+        self.assertEqual(self.case("lentGradient"), ["done"])
+
     def test_killed_peer(self):
         self.assertEqual(self.case("killedPeer", 3, 137), ["done"] * 2 + ["kept true 1"] * 2 + ["told 1"] * 10)
 

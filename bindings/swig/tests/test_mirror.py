@@ -59,8 +59,9 @@ CONFIGURATIONS = {
     "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
 }
-# For the future; a choice of one, which is 0; and functions of C, which SWIG hands no language's own for: these pass the id around.
-LEFT_OUT = ("reserved", "rule", "bootstrap")
+# For the future; a choice of one, which is 0; functions of C, which SWIG hands no language's own for: these pass the id around, and their
+# interpreters' own look at signals is what is asked (`interrupted_in_language`).
+LEFT_OUT = ("reserved", "rule", "bootstrap", "interrupted", "interrupted_context")
 
 
 def options_of(name):

@@ -13,15 +13,32 @@ PROGRAMS = os.path.join(ranks.SWIG, "languages", "tests")
 def expected(count):
     """What every rank prints: AdamW's 40 steps towards y = 2 x - 1, and failures, for which the last rank leaves out the gradient of
     parameter 0; norms of reduced gradients between sync and the 41st step, and how many each parameter has had; parameters by name, buckets,
-    and how far the first of the ranks in reverse is from the world's last; rank 0's value, which a step with lr 0 leaves alone."""
+    and how far the first of the ranks in reverse is from the world's last; rank 0's value, which a step with lr 0 leaves alone. Then a step
+    with ZERO_2, whose gradients are put and written where they go, beside one with ZERO_1: what is refused, how much of the gradients the
+    ranks own together, bytes outside the pool. And one with an optimizer instance for each rank."""
     return ["fit 2.23 -0.89", "sum 0", f"missing MDP_E_STATE 0 {count - 1}", "bad MDP_E_INVALID -1 -1", "shape MDP_E_INVALID 1 -1",
             "norm 1.41 1.00 0.50 0.00 2.24 1.00", "listed MDP_E_INVALID -1 -1", "steps 41 41", "names 1 0 1 0", "unknown MDP_E_INVALID -1 -1",
-            "value 7", "closed MDP_E_STATE -1 -1", "view 5.5"]
+            "value 7", "view MDP_E_UNSUPPORTED -1 -1", "lent MDP_E_STATE 1 -1", "released MDP_E_STATE -1 -1", "pooled 6 0", "zero2 same",
+            "instances same", "closed MDP_E_STATE -1 -1", "view 5.5"]
 
 
 class Language:
-    """What the tests below have in common; `name` is build.py's."""
+    """What the tests below have in common; `name` is build.py's. `alone` waits inside the library for a rank that never comes, until a signal
+    ends that by the language's own means; languages without one have no way to ask for signals."""
     name = ""
+    alone = None
+
+    def test_a_signal(self):
+        if self.alone is None:
+            return
+        folder = os.path.join(ranks.MADE, self.name)
+        try:
+            build.build(self.name, folder)
+        except build.Missing as missing:
+            self.skipTest(str(missing))
+        env = ranks.environment(MEGADP_MODULE=folder, **self.environment(folder))
+        ended = ranks.run([*self.command(folder)[:-1], *self.alone], env=env)
+        self.assertEqual((ended.stdout, ended.returncode), ("interrupted\n", 0), ended.stderr)
 
     def command(self, folder):
         raise NotImplementedError
@@ -56,6 +73,16 @@ class Lua(Language, unittest.TestCase):
 
 class Ruby(Language, unittest.TestCase):
     name = "ruby"
+    alone = ("-r", "megadp", "-e", """
+options = Megadp::CommOptions.new
+options.id, options.rank, options.size, options.timeout_seconds = Megadp::Comm.unique_id, 0, 2, 200
+Thread.new { sleep 0.4; Process.kill(:INT, $$) }
+begin
+  Megadp::Comm.create(options)
+rescue Interrupt
+  puts "interrupted"
+end
+""")
 
     def command(self, folder):
         return ["ruby", "-I", folder, os.path.join(PROGRAMS, "smoke.rb")]
@@ -63,6 +90,16 @@ class Ruby(Language, unittest.TestCase):
 
 class Perl(Language, unittest.TestCase):
     name = "perl"
+    alone = ("-e", """
+use megadp;
+my $options = megadp::CommOptions->new;
+@$options{"id", "rank", "size", "timeout_seconds"} = (megadp::Comm::unique_id(), 0, 2, 200);
+my $came = 0;
+$SIG{ALRM} = sub { $came++ ? die "enough\n" : alarm 1 };
+alarm 1;
+eval { megadp::Comm::create($options); 1 } and die "not interrupted";
+print "interrupted\n" if $@ eq "enough\n" && $came == 2;
+""")
 
     def command(self, folder):
         return ["perl", "-I", folder, os.path.join(PROGRAMS, "smoke.pl")]
@@ -89,6 +126,19 @@ class Csharp(Language, unittest.TestCase):
 
 class R(Language, unittest.TestCase):
     name = "r"
+    alone = ("-e", """
+folder <- Sys.getenv("MEGADP_MODULE")
+dyn.load(file.path(folder, "megadp.so"))
+source(file.path(folder, "megadp.R"))
+cacheMetaData(1)
+options <- CommOptions()
+options$id <- Comm_unique_id()
+options$rank <- 0L
+options$size <- 2L
+options$timeout_seconds <- 200
+system(paste0("(sleep 0.4; kill -INT ", Sys.getpid(), ") &"))
+tryCatch(Comm_create(options), interrupt = function(condition) cat("interrupted\n"))
+""")
 
     def command(self, folder):
         return ["Rscript", "--vanilla", os.path.join(PROGRAMS, "smoke.R")]

@@ -49,6 +49,9 @@ static const option_row ROWS[] = {
     {"--microbatches", KIND_COUNT, AT(microbatches), 1, 1e6, "N", "parts in which each rank computes its share of the batch (1)"},
     {"--no-overlap", KIND_FLAG, AT(no_overlap), 0, 0, NULL, "communicate after backward, not during it"},
     {"--no-shard", KIND_FLAG, AT(no_shard), 0, 0, NULL, "all optimizer state on every rank"},
+    {"--zero-2", KIND_FLAG, AT(zero_2), 0, 0, NULL, "gradients pass through a small pool: each rank keeps the sums of what it owns"},
+    {"--instances", KIND_COUNT, AT(instances), 1, 65536, "N",
+     "cut the ranks into so many runs of neighbours, each with all optimizer state (1)"},
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
     {"--json", KIND_FLAG, AT(json), 0, 0, NULL, "one JSON object a line instead of text"},
@@ -195,11 +198,16 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
                             .lr = 0.008,
                             .clip = 1,
                             .microbatches = 1,
+                            .instances = 1,
                             .threads = 1};
   *out = defaults;
   const options_outcome outcome = parse_all(out, argc, argv, error, size);
   if (outcome == OPTIONS_RUN && out->width % out->heads) {
     snprintf(error, size, "--heads %llu does not divide --width %llu", (unsigned long long)out->heads, (unsigned long long)out->width);
+    return OPTIONS_BAD;
+  }
+  if (outcome == OPTIONS_RUN && out->no_shard && out->zero_2) {
+    snprintf(error, size, "--no-shard and --zero-2 exclude each other; give one of them");
     return OPTIONS_BAD;
   }
   return outcome;

@@ -25,10 +25,10 @@ typedef struct {
   option_dtype dtype;
   option_backend backend;
   uint64_t bucket_size; /* elements; 0: the library decides; UINT64_MAX: one bucket */
-  uint64_t microbatches;
+  uint64_t microbatches, instances;
   double timeout; /* seconds; 0: the library's */
   uint64_t threads;
-  int no_overlap, no_shard, json, no_hash;
+  int no_overlap, no_shard, zero_2, json, no_hash;
 } options;
 
 typedef enum {

@@ -31,11 +31,16 @@ static mdp_tensor tensor_of(mdp_dtype dtype, void* data, int32_t ndim, const int
   return tensor;
 }
 
+static mdp_grid_config grid_of(const options* opts) {
+  const mdp_grid_config grid = {.struct_size = sizeof grid, .instances = (int32_t)opts->instances};
+  return grid;
+}
+
 int parallel_join(parallel* out, const options* opts) {
   static const mdp_backend BACKENDS[] = {MDP_BACKEND_AUTO, MDP_BACKEND_HOST, MDP_BACKEND_CUDA};
   mdp_comm_config config = {
       .struct_size = sizeof config, .backend = BACKENDS[opts->backend], .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
-  mdp_grid_config grid = {.struct_size = sizeof grid};
+  const mdp_grid_config grid = grid_of(opts);
   memset(out, 0, sizeof *out);
   const mdp_status status = mdp_comm_create(&config, NULL, &out->comm);
   if (status < 0) { /* no rank to name yet */
@@ -61,10 +66,12 @@ void parallel_leave(parallel* p) {
 
 static int register_buffer(parallel* p, const options* opts) {
   const size_t count = p->model->nparams;
-  const mdp_grid_config grid = {.struct_size = sizeof grid};
+  const mdp_grid_config grid = grid_of(opts);
   const mdp_buffer_config config = {.struct_size = sizeof config,
                                     .grad_dtype = opts->dtype == DTYPE_F16 ? MDP_DTYPE_SAME : MDP_DTYPE_F32,
-                                    .sharding = opts->no_shard ? MDP_SHARDING_ZERO_0 : MDP_SHARDING_ZERO_1,
+                                    .sharding = opts->no_shard ? MDP_SHARDING_ZERO_0
+                                                : opts->zero_2 ? MDP_SHARDING_ZERO_2
+                                                               : MDP_SHARDING_ZERO_1,
                                     .bucket_elements = opts->bucket_size,
                                     .flags = opts->no_overlap ? MDP_BUFFER_NO_OVERLAP : 0};
   mdp_param* params = calloc(count, sizeof *params);
@@ -92,36 +99,33 @@ static size_t largest_param(const gpt_model* model) {
 }
 
 /* Gives every parameter of the model a place for its value and its gradient. */
-static int place_params(parallel* p) {
+static int place_params(parallel* p, int zero_2) {
   gpt_model* model = p->model;
   size_t total = 0;
   mdp_tensor first = {.struct_size = sizeof first};
   if (check(p, mdp_buffer_param_view(p->buffer, 0, &first), "mdp_buffer_param_view")) return -1;
   p->copies = p->dtype != MDP_DTYPE_F32 || first.device_type != DEVICE_CPU;
+  p->puts = p->copies || zero_2;
   p->fresh = calloc(model->nparams, 1);
   if (!p->fresh) return no_memory(p);
-  if (p->copies) {
+  if (p->puts) {
     for (size_t i = 0; i < model->nparams; i++) total += model->params[i].size;
     p->working = calloc(2 * total, sizeof *p->working);
     p->stored = malloc(largest_param(model) * sizeof *p->stored);
     if (!p->working || !p->stored) return no_memory(p);
   }
-  real* at = p->working;
+  real *value_at = p->working, *grad_at = p->copies ? p->working + total : p->working;
   for (size_t i = 0; i < model->nparams; i++) {
     gpt_param* param = &model->params[i];
-    if (p->copies) {
-      param->value = at;
-      param->grad = at + total;
-      at += param->size;
-      continue;
-    }
-    mdp_tensor value = {.struct_size = sizeof value}, grad = {.struct_size = sizeof grad};
-    if (check(p, mdp_buffer_param_view(p->buffer, i, &value), "mdp_buffer_param_view") ||
-        check(p, mdp_buffer_grad_view(p->buffer, i, &grad), "mdp_buffer_grad_view")) {
+    mdp_tensor value = {.struct_size = sizeof value, .data = value_at}, grad = {.struct_size = sizeof grad, .data = grad_at};
+    if ((!p->copies && check(p, mdp_buffer_param_view(p->buffer, i, &value), "mdp_buffer_param_view")) ||
+        (!p->puts && check(p, mdp_buffer_grad_view(p->buffer, i, &grad), "mdp_buffer_grad_view"))) {
       return -1;
     }
     param->value = value.data;
     param->grad = grad.data;
+    if (p->copies) value_at += param->size;
+    if (p->puts) grad_at += param->size;
   }
   return 0;
 }
@@ -154,7 +158,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   p->model = model;
   p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
-  if (register_buffer(p, opts) || place_params(p) || start_params(p, opts->seed)) return -1;
+  if (register_buffer(p, opts) || place_params(p, opts->zero_2) || start_params(p, opts->seed)) return -1;
   return check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
 }
 
@@ -168,7 +172,7 @@ static int need_param(void* user, size_t param) {
   if (check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
   const gpt_param* to = &p->model->params[param];
   if (!p->copies) { /* backward adds into the view, which the step has done with */
-    memset(to->grad, 0, to->size * sizeof(real));
+    if (!p->puts) memset(to->grad, 0, to->size * sizeof(real));
     return 0;
   }
   const mdp_tensor copy = tensor_of(MDP_DTYPE_F32, to->value, to->ndim, to->shape);
@@ -177,7 +181,7 @@ static int need_param(void* user, size_t param) {
 
 static int final_grad(void* user, size_t param) {
   parallel* p = user;
-  if (!p->copies) return check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
+  if (!p->puts) return check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
   const gpt_param* from = &p->model->params[param];
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, from->grad, from->ndim, from->shape);
   return check(p, mdp_grad_put(p->buffer, param, &grad, 0, NULL), "mdp_grad_put");
@@ -192,7 +196,7 @@ gpt_hooks parallel_hooks(parallel* p) {
 
 int parallel_microbatch_begin(parallel* p, int is_last) {
   /* The views add up over microbatches; arrays that are handed in are added by the library, so each starts from zero. */
-  for (size_t i = 0; p->copies && i < p->model->nparams; i++) {
+  for (size_t i = 0; p->puts && i < p->model->nparams; i++) {
     memset(p->model->params[i].grad, 0, p->model->params[i].size * sizeof(real));
   }
   return check(p, mdp_microbatch_begin(p->buffer, is_last), "mdp_microbatch_begin");

@@ -4,7 +4,8 @@
  *                 f32 parameters in the host's memory      bf16 and f16 parameters; any on a device
  *   value         the library's view                       a float copy, filled by mdp_param_read before its first use in a step
  *   grad          the library's view, then                 a float array, handed in by mdp_grad_put
- *                 mdp_grad_ready
+ *                 mdp_grad_ready; with --zero-2 as
+ *                 on the right
  *
  * Forward and backward compute on the host. With parameters on a device, its copies are what stages them.
  *
@@ -27,7 +28,8 @@ typedef struct {
   mdp_plan_report plan;
   mdp_dtype dtype;      /* of the parameters */
   int copies;           /* they are not f32, or not in the host's memory */
-  real* working;        /* with copies: values, then gradients, of all parameters */
+  int puts;             /* gradients are arrays of ours: with copies, and with ZeRO-2, which has no views of them */
+  real* working;        /* with copies the values of all parameters, with puts their gradients */
   real* stored;         /* with copies: room for one parameter in its own type */
   unsigned char* fresh; /* the value is this step's, and its gradient is ready to be added to */
   mdp_request* step;    /* the last one, whose parameters may still be on their way */

@@ -55,6 +55,8 @@ static void json_config(json_writer* json, const trainer* t) {
   json_count(json, "microbatches", o->microbatches);
   json_flag(json, "overlap", !o->no_overlap);
   json_flag(json, "shard", !o->no_shard);
+  json_flag(json, "zero_2", o->zero_2);
+  json_count(json, "instances", o->instances);
   json_real(json, "timeout", o->timeout);
   json_count(json, "threads", o->threads);
   json_close(json, '}');
@@ -71,6 +73,7 @@ static void json_plan(json_writer* json, const mdp_plan_report* plan) {
   json_count(json, "padding_elements", plan->padding_elements);
   json_count(json, "buckets", plan->buckets);
   json_count(json, "owned_elements", plan->owned_elements);
+  json_count(json, "spill_bytes", plan->spill_bytes);
   json_close(json, '}');
 }
 

@@ -3,7 +3,7 @@
 """Trains small models over 1 to 4 ranks and compares what the example reports.
 
   ranks        the losses of 1, 2, 3 and 4 ranks agree to 1e-4 over 50 steps in which the loss falls by a nat
-  ways         sharding, overlap and bucket size change nothing: the parameters have the same bits after every step (f32, bf16)
+  ways         sharding, instances, overlap and bucket size change nothing: the parameters have the same bits after every step (f32, bf16)
   precision    bf16 and f16 learn as f32 does; microbatches give the loss of the whole batch
   report       what --json promises is there, and makes sense; the demo has at least 6 buckets
 
@@ -90,10 +90,14 @@ def compare_ways(dtype):
     common = ["--clip", "0", "--dtype", dtype]
     base = train(2, *common)
     for way in (["--no-shard"], ["--no-overlap"], ["--bucket-size", "1000"], ["--bucket-size", "all"],
-                ["--no-shard", "--no-overlap", "--bucket-size", "5000"]):
+                ["--no-shard", "--no-overlap", "--bucket-size", "5000"], ["--zero-2"], ["--zero-2", "--bucket-size", "1000"],
+                ["--zero-2", "--no-overlap"], ["--instances", "2"], ["--zero-2", "--instances", "2"]):
         other = train(2, *common, *way)
         same = [a == b for a, b in zip(hashes(base), hashes(other), strict=True)]
         check(all(same), f"{dtype} with {' '.join(way)}: other bits from step {same.index(False) + 1 if not all(same) else 0} on")
+        if "--instances" in way:
+            state = [run[0]["plan"]["state_bytes"] for run in (base, other)]
+            check(state[1] == 2 * state[0], f"{' '.join(way)}: {state[1]} bytes of state, {state[0]} with one instance")
         if "--no-overlap" in way:
             check(other[2]["launched_in_backward"] == 0, f"{' '.join(way)}: buckets were launched in backward")
     # Without the hash that waits for all parameters, they arrive while the next forward runs.

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "base/text.h"
+#include "control/interrupt.h"
 #include "control/join/handshake.h"
 #include "control/join/listener.h"
 #include "control/join/rendezvous.h"
@@ -41,7 +42,7 @@ class Client {
         if (!status.ok()) return status;
       }
       if (request_.deadline.passed()) return could_not_reach();
-      const uint64_t left_ms = request_.deadline.left_ns() / 1'000'000 + 1;
+      const uint64_t left_ms = ask_by(request_.deadline).left_ns() / 1'000'000 + 1;
       std::this_thread::sleep_for(std::chrono::milliseconds(std::min<uint64_t>(left_ms, static_cast<uint64_t>(pause_ms))));
       pause_ms = std::min(pause_ms * 2, 200);
     }
@@ -109,7 +110,7 @@ class Client {
 
   std::optional<Outcome> read_answers(uint64_t wait_ms) {
     pollfd polled[2] = {{link_->fd(), POLLIN, 0}, {watch_.pidfd.get(), POLLIN, 0}};
-    wait_ms = std::min(wait_ms, request_.deadline.left_ns() / 1'000'000 + 1);
+    wait_ms = std::min(wait_ms, ask_by(request_.deadline).left_ns() / 1'000'000 + 1);
     ::poll(polled, watch_.pidfd.valid() ? 2 : 1, static_cast<int>(wait_ms));
     const bool ended = watch_.ended || (watch_.pidfd.valid() && (polled[1].revents & POLLIN) != 0);
     std::vector<Frame> frames;

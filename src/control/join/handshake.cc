@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "base/text.h"
+#include "control/interrupt.h"
 
 namespace megadp {
 namespace {
@@ -39,7 +40,7 @@ Status receive_whole(int fd, size_t size, Deadline deadline, const std::function
     }
     if (deadline.passed()) return {Code::timeout, "accepts connections but does not answer"};
     pollfd polled{fd, POLLIN, 0};
-    ::poll(&polled, 1, static_cast<int>(std::min(kSliceMs, deadline.left_ns() / 1'000'000 + 1)));
+    ::poll(&polled, 1, static_cast<int>(std::min(kSliceMs, ask_by(deadline).left_ns() / 1'000'000 + 1)));
     char bytes[kAnswerSize];
     const ssize_t n = ::recv(fd, bytes, std::min(size - out->size(), sizeof bytes), MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) continue;

@@ -13,6 +13,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "control/interrupt.h"
 #include "control/join/listener.h"
 #include "control/wording.h"
 
@@ -22,6 +23,7 @@ namespace {
 constexpr int kSliceMs = 100;  // how soon an interruption is noticed
 constexpr size_t kStrangers = 64;
 constexpr uint64_t kLatecomersNs = 2'000'000'000;  // the server of a failed rendezvous stays this long at most for those still to come
+constexpr uint64_t kHurriedNs = 300'000'000;       // and this long if somebody wants its thread back
 
 class Server {
  public:
@@ -94,7 +96,7 @@ class Server {
       polled.push_back({result_.links[i]->fd(), static_cast<short>(POLLIN | write), 0});
       if (watches_[i].pidfd.valid()) polled.push_back({watches_[i].pidfd.get(), POLLIN, 0});
     }
-    const auto left_ms = static_cast<int>(std::min<uint64_t>(request_.deadline.left_ns() / 1'000'000 + 1, kSliceMs));
+    const auto left_ms = static_cast<int>(std::min<uint64_t>(ask_by(request_.deadline).left_ns() / 1'000'000 + 1, kSliceMs));
     ::poll(polled.data(), polled.size(), left_ms);
     std::vector<Accepted> arrivals;
     listener_->serve(&arrivals);
@@ -223,7 +225,7 @@ class Server {
       const bool culprit = rank == why.blame().rank && why.code() != Code::timeout;
       told_[i] = result_.links[i] != nullptr || rank == request_.rank || culprit;
     }
-    const Deadline end = Deadline::after_ns(std::min(kLatecomersNs, request_.deadline.left_ns()));
+    const Deadline end = Deadline::after_ns(std::min(interrupted() ? kHurriedNs : kLatecomersNs, request_.deadline.left_ns()));
     while (!end.passed() && std::find(told_.begin(), told_.end(), false) != told_.end()) tell_latecomers(reason, end);
     return why;
   }

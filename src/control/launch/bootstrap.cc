@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "control/interrupt.h"
 #include "control/join/job_key.h"
 #include "control/join/process.h"
 #include "control/launch/launch.h"
@@ -112,6 +113,7 @@ Status wait_for(const Started& started, Deadline deadline) {
     const int32_t state = started.by.test(started.by.context, started.request);
     if (state == 1) return {};
     if (state != 0) return callback_failed("allgather_test", "0 (in progress) or 1 (done)", state);
+    if (interrupted()) return interruption();
     if (deadline.passed()) {
       return {Code::timeout, text("config.bootstrap->allgather_test did not say within ", seconds(now_ns() - begun),
                                   " that the all-gather is done; all ranks must call mdp_comm_create, with a bootstrap")};
@@ -253,7 +255,7 @@ Result<std::vector<Fd>> gather_and_agree(Launch* launch, Deadline deadline) {
   const std::string mine = write_part(*offer);
   std::string all(static_cast<size_t>(launch->nranks) * kPart, '\0');
   Status status = gather(by, mine, &all, deadline);
-  if (status.code() == Code::timeout) return status;
+  if (status.code() == Code::timeout || status.code() == Code::aborted) return status;
   bool final = false;
   auto offers = status.ok() ? read_all(all, mine, *offer, &final) : Result<std::vector<Part>>(status);
   if (final) return offers.status();

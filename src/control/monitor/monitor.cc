@@ -12,6 +12,7 @@
 
 #include "base/text.h"
 #include "base/thread.h"
+#include "control/interrupt.h"
 #include "control/wording.h"
 
 namespace megadp {
@@ -227,7 +228,10 @@ Result<std::shared_ptr<const Relay::Answer>> Monitor::operate(OperationKind kind
   const auto ended = [&] { return pending.done || !failure_.ok(); };
   const uint64_t begun = now_ns();
   Deadline deadline = line == 0 ? Deadline::after_ns(timeout_ns_) : Deadline::never();
-  while (!ended() && !deadline.passed()) changed_.wait_until(lock, deadline.time_point(), ended);
+  while (!ended() && !deadline.passed()) {
+    if (interrupted(lock)) return interruption();
+    changed_.wait_until(lock, ask_by(deadline).time_point(), ended);
+  }
   if (!ended()) {
     const uint64_t waited = now_ns() - begun;
     if (relay_rank == rank_) {

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/thread.h"
+#include "control/interrupt.h"
 
 namespace megadp {
 
@@ -51,7 +52,8 @@ Status BoundedCall::wait(Deadline deadline) {
   std::unique_lock<std::mutex> lock(state_->mutex);
   while (!state_->returned) {
     if (deadline.passed()) return {Code::pending, "the call has not returned yet"};
-    state_->changed.wait_until(lock, deadline.time_point());
+    if (interrupted(lock)) return {Code::pending, "whoever waited was interrupted"};
+    state_->changed.wait_until(lock, ask_by(deadline).time_point());
   }
   return state_->result;
 }

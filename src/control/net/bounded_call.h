@@ -16,7 +16,7 @@ class BoundedCall {
   // The call may go on after everyone has stopped waiting: it owns what it uses, and its result is then thrown away.
   static Result<std::shared_ptr<BoundedCall>> start(std::function<Status()> call);
 
-  // What the call returned; Code::pending at the deadline. From any thread, and more than once.
+  // What the call returned; Code::pending at the deadline, and if the caller is interrupted. From any thread, and more than once.
   Status wait(Deadline deadline);
 
  private:

@@ -20,6 +20,7 @@
 #include <memory>
 
 #include "base/text.h"
+#include "control/interrupt.h"
 #include "control/net/bounded_call.h"
 
 namespace megadp {
@@ -162,10 +163,11 @@ Result<std::vector<Fd>> listen_tcp(const Endpoint& endpoint) {
 int finish_connect(int fd, Deadline deadline) {
   pollfd p{fd, POLLOUT, 0};
   for (;;) {
-    const uint64_t left_ms = deadline.left_ns() / 1'000'000;
+    const uint64_t left_ms = ask_by(deadline).left_ns() / 1'000'000 + 1;
     const int n = ::poll(&p, 1, static_cast<int>(std::min<uint64_t>(left_ms, 1000)));
     if (n < 0 && errno != EINTR) return errno;
     if (n > 0) break;
+    if (interrupted()) return ECANCELED;
     if (deadline.passed()) return ETIMEDOUT;
   }
   int error = 0;

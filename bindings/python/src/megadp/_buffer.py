@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters and gradients, and the calls of one training step up to the optimizer."""
 import ctypes
-import threading
 from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union, overload
 
 from . import _dlpack, _raw
@@ -54,6 +53,7 @@ class Stats(NamedTuple):
     launched_in_backward: int
     syncs: int
     host_syncs: int
+    spill_peak_bytes: int
 
 
 class Bucket(NamedTuple):
@@ -72,10 +72,10 @@ class Buffer(Closable):
     """Parameters and their gradients in memory of the library: laid out, cut into buckets, sharded over the ranks; zeroed.
 
     where: a Comm, whose ranks are then all data-parallel, or a Grid. params: Params, (name, shape) pairs, or a mapping of names to shapes
-    or arrays, in the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default) or "zero_0". missing: what sync
-    does about a parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the library
-    decides). overlap=False launches everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there
-    is too little. A parameter is named by its index or its name in all methods.
+    or arrays, in the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default), "zero_0" or "zero_2". missing:
+    what sync does about a parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the
+    library decides). pool_buckets, spill_limit: with zero_2, see mdp_buffer_config in megadp.h. overlap=False launches
+    everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there is too little. A parameter is named by its index or its name in all methods.
     Collective over the world, with registrations alike within a data-parallel group; blocking.
     Raises MegaDPError: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY,
     SYSTEM, those of a lost communicator.
@@ -89,7 +89,6 @@ class Buffer(Closable):
         self._tree = where._tree
         self._own(self._tree.make(where._handle, _on_comm if isinstance(where, Comm) else _on_grid, _raw.mdp_buffer, lib.mdp_buffer_destroy,
                                   ctypes.byref(config), structs, count), lib.mdp_buffer_destroy)
-        self._step: Optional[Request] = None  # an optimizer's, while parameters may still be on their way
         place = next((i for i, param in enumerate(self.params) if not param.frozen), None)
         self._on_host = place is None or self.param(place)._device[0] == _dlpack.CPU
 
@@ -119,8 +118,15 @@ class Buffer(Closable):
 
     def grad(self, param: Which, readonly: bool = False) -> Tensor:
         """The gradient's memory. To be written before ready(); means something after sync(): with zero_0 all of it, with zero_1 the owned
-        ranges. Over several microbatches the caller adds into it. Local. Raises as param."""
+        ranges. Over several microbatches the caller adds into it. Local. Raises as param; UNSUPPORTED (zero_2: see acquire)."""
         return self._view(lib.mdp_buffer_grad_view, param, readonly)
+
+    def owned_grad(self, param: Which) -> Tensor:
+        """What this rank owns of a reduced gradient: one dimension, from Range.param_begin on, float32 with zero_2; empty if it owns nothing.
+        After sync and before the step; may be written, followed by grads_changed. Local. Raises MegaDPError: INVALID, STATE."""
+        out, lease = sized(_raw.mdp_tensor), self._handle.lend()
+        self._call(lib.mdp_grad_owned, self._number(param), ctypes.byref(out))
+        return Tensor(out, lease)
 
     def _view(self, function: Any, param: Which, readonly: bool) -> Tensor:
         out = sized(_raw.mdp_tensor)
@@ -156,8 +162,7 @@ class Buffer(Closable):
 
             out = numpy.empty(self.params[number].shape if number < len(self.params) else (), numpy.float32)
         tensor, _keep = self._operand(number, out, "out", stream, writable=True)
-        self._settle(number)
-        self._call(lib.mdp_param_read, number, ctypes.byref(tensor), stream or None)
+        run(lambda: self._call(lib.mdp_param_read, number, ctypes.byref(tensor), stream or None))
         return out
 
     def _operand(self, number: int, array: Any, argument: str, stream: int, writable: bool = False) -> Tuple[Any, Any]:
@@ -169,8 +174,7 @@ class Buffer(Closable):
         group (or be followed by broadcast). Waits as wait does. Local."""
         number = self._number(param)
         tensor, _keep = self._operand(number, array, "array", stream)
-        self._settle(number)
-        self._call(lib.mdp_param_write, number, ctypes.byref(tensor), stream or None)
+        run(lambda: self._call(lib.mdp_param_write, number, ctypes.byref(tensor), stream or None))
 
     def changed(self) -> None:
         """To be called after parameters were written through param(): the optimizer's masters take them over at the next step. Local."""
@@ -190,16 +194,13 @@ class Buffer(Closable):
 
     def begin_microbatch(self, last: bool) -> None:
         """Says whether the microbatch that begins is the last one of the step. Without this call every step has one. Local."""
-        self._call(lib.mdp_microbatch_begin, 1 if last else 0)
+        run(lambda: self._call(lib.mdp_microbatch_begin, 1 if last else 0))
 
     def wait(self, param: Optional[Which] = None, *, stream: int = 0) -> None:
         """Returns when the parameter (None: every parameter) holds its values after the last step. Local; waits for the gather of its
         bucket, at most for the communicator's timeout. Any thread."""
         number = _ALL if param is None else self._number(param)
-        if self._stepping():
-            run(lambda: self._call(lib.mdp_param_wait, number, stream or None), lambda: None)
-        else:
-            self._call(lib.mdp_param_wait, number, stream or None)
+        run(lambda: self._call(lib.mdp_param_wait, number, stream or None))
 
     def put(self, param: Which, grad: Any, *, add: bool = False, more: bool = False, stream: int = 0) -> None:
         """Copies a gradient into its slot, cast to the gradient's dtype, and counts it as ready. The parameter's shape, any strides,
@@ -208,13 +209,24 @@ class Buffer(Closable):
         Raises MegaDPError: INVALID (shape), STATE (frozen; too often; after sync; skipped), those of a lost communicator."""
         number = self._number(param)
         tensor, _keep = self._operand(number, grad, "grad", stream)
-        if self._stepping():  # the slots are the last step's until it has finished
-            self._finish_step()
         flags = (_raw.MDP_GRAD_ADD if add else 0) | (_raw.MDP_GRAD_MORE if more else 0)
-        self._call(lib.mdp_grad_put, number, ctypes.byref(tensor), flags, stream or None)
+        run(lambda: self._call(lib.mdp_grad_put, number, ctypes.byref(tensor), flags, stream or None))
+
+    def acquire(self, param: Which, *, stream: int = 0) -> Tuple[Tensor, bool]:
+        """Lends the memory where the gradient goes, until ready or release; and whether to write it (True) or to add to it. The parameter's
+        shape, the gradient's dtype (float32 with zero_2, a half-width gradient and uses_per_step above 1). Local; any thread.
+        Raises MegaDPError: STATE (as put), MEMORY (spill_limit), those of a lost communicator."""
+        number = self._number(param)
+        out, first, lease = sized(_raw.mdp_tensor), ctypes.c_int32(), self._handle.lend()
+        self._call(lib.mdp_grad_acquire, number, ctypes.byref(out), ctypes.byref(first), stream or None)
+        return Tensor(out, lease), bool(first.value)
+
+    def release(self, param: Which) -> None:
+        """Gives back what acquire lent, as if nothing had been written. Local. Raises MegaDPError: STATE (it was not lent)."""
+        self._call(lib.mdp_grad_release, self._number(param))
 
     def ready(self, param: Which, *, stream: int = 0) -> None:
-        """The gradient was written into grad(param); counts it as ready. Local, does not block. Any thread."""
+        """The gradient was written into grad(param), or what acquire lent; counts it as ready. Local, does not block. Any thread."""
         self._call(lib.mdp_grad_ready, self._number(param), stream or None)
 
     def skip(self, param: Which) -> None:
@@ -223,7 +235,7 @@ class Buffer(Closable):
 
     def zero_grad(self, *, stream: int = 0) -> None:
         """Sets all gradients to zero and begins the step anew. Not needed between steps, unless the caller adds into grad(). Local."""
-        self._call(lib.mdp_buffer_zero_grad, stream or None)
+        run(lambda: self._call(lib.mdp_buffer_zero_grad, stream or None))
 
     def sync(self, *, stream: int = 0, wait: bool = True) -> Optional[Request]:
         """Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or
@@ -263,25 +275,6 @@ class Buffer(Closable):
             return None, 0
         numbers = [self._number(param) for param in ([params] if isinstance(params, str) else params)]
         return (ctypes.c_size_t * max(len(numbers), 1))(*numbers), len(numbers)  # where none is listed, still an array: NULL means all
-
-    def _stepping(self) -> bool:
-        """Whether the main thread would wait inside the library for a step that is under way."""
-        step = self._step
-        if step is None or threading.current_thread() is not threading.main_thread():
-            return False
-        try:
-            return not step.done()
-        except MegaDPError:  # its failure is told by the call that comes next
-            return False
-
-    def _finish_step(self) -> None:
-        step = self._step
-        if step is not None:
-            step.wait()
-
-    def _settle(self, number: int) -> None:
-        if self._stepping():
-            self.wait(number)
 
     # Looking
 

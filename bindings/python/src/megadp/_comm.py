@@ -9,7 +9,7 @@ from ._errors import MegaDPError, from_info, invalid
 from ._handles import Closable, Handle
 from ._library import lib, sized
 from ._tensor import operand
-from ._waiting import Request, finish, run, wait_for
+from ._waiting import Request, finish, interrupted, run, run_beside, wait_for
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,20 +71,20 @@ class Tree:
         self.size = size
 
     def run(self, handle: Handle, function: Any, *arguments: Any) -> None:
-        """A call that waits for other ranks. After an interruption nobody could say how far it came, so the tree is given up on all ranks."""
-        if self.size == 1:
-            handle.call(function, *arguments)
-        else:
-            run(lambda: handle.call(function, *arguments), self.abort)
+        """A call that waits for other ranks. After an interruption nobody could say how far it came, so the library gives the tree up on all
+        ranks."""
+        run(lambda: handle.call(function, *arguments))
 
     def make(self, handle: Handle, function: Any, kind: Any, destroy: Any, *arguments: Any) -> Any:
         """As run, for a call whose last argument is a new handle, which is returned; it may be NULL."""
-        def call() -> Any:
-            out = ctypes.POINTER(kind)()
-            handle.call(function, *arguments, ctypes.byref(out))
-            return out
-
-        return call() if self.size == 1 else run(call, self.abort, destroy)
+        out = ctypes.POINTER(kind)()
+        try:
+            run(lambda: handle.call(function, *arguments, ctypes.byref(out)))
+        except BaseException:
+            if out:  # it was made, and then a signal came
+                destroy(out)
+            raise
+        return out
 
     def abort(self) -> None:
         try:
@@ -130,21 +130,22 @@ class Comm(Closable):
         most = 2**31 - 1
         config = sized(_raw.mdp_comm_config, backend=choice(backend, "backend", BACKENDS), rank=whole(rank or 0, "rank", -1, most),
                        size=whole(size or 0, "size", 0, most), device=whole(device or 0, "device", -1, most),
-                       timeout_ns=nanoseconds(timeout, "timeout"), flags=flags)
+                       timeout_ns=nanoseconds(timeout, "timeout"), flags=flags, interrupted=interrupted)
 
         meeting = Bootstrap(bootstrap, size or 0) if bootstrap is not None else None
         if meeting is not None:
             config.bootstrap = ctypes.pointer(meeting.struct)
 
-        def create() -> Any:
-            out = ctypes.POINTER(_raw.mdp_comm)()
-            lib.mdp_comm_create(ctypes.byref(config), given, ctypes.byref(out))
-            return out
-
+        out = ctypes.POINTER(_raw.mdp_comm)()
         try:
-            self._take(run(create, lambda: None, lib.mdp_comm_destroy))
+            (run if meeting is None else run_beside)(lambda: lib.mdp_comm_create(ctypes.byref(config), given, ctypes.byref(out)))
         except MegaDPError as failure:
             raise failure from (meeting.error if meeting is not None else None)
+        except BaseException:
+            if out:  # it was made, and then a signal came
+                lib.mdp_comm_destroy(out)
+            raise
+        self._take(out)
 
     @classmethod
     def from_environment(cls, **options: "Unpack[CommOptions]") -> "Comm":

@@ -13,14 +13,17 @@ from ._params import axes_code, grid_config
 class Grid(Closable):
     """A communicator cut into tensor (tp), context (cp), expert (ep), data (dp, what is left) and pipeline (pp) parallel groups.
 
-    expert_tp: tensor parallel size of experts (0: tp). order: axes from fastest to slowest varying rank (None: "tp-cp-ep-dp-pp").
+    expert_tp: tensor parallel size of experts (0: tp). instances: runs of neighbours (a host's ranks, say) into which the dp x cp ranks are
+    cut, each with all of the optimizer's state; gradients are summed inside one, then across. order: axes from fastest to slowest varying
+    rank (None: "tp-cp-ep-dp-pp").
     Collective over comm, with equal arguments; blocking.
     Raises MegaDPError: INVALID (sizes that do not divide, order), DESYNC (ranks differ), STATE, those of a lost communicator.
     """
 
-    def __init__(self, comm: Comm, *, tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0,
+    def __init__(self, comm: Comm, *, tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0, instances: int = 1,
                  order: Optional[str] = None) -> None:
-        config = grid_config(tp, cp, ep, pp, expert_tp, order)
+        config = grid_config(tp, cp, ep, pp, expert_tp, instances, order)
+        self._instances = max(1, instances)
         self._tree = comm._tree
         self._own(self._tree.make(comm._handle, lib.mdp_grid_create, _raw.mdp_grid, lib.mdp_grid_destroy, ctypes.byref(config)),
                   lib.mdp_grid_destroy)

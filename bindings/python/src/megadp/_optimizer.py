@@ -87,14 +87,10 @@ class Optimizer(Closable):
                        flags=_raw.MDP_STEP_SET_LR if lr is not None else 0)
         found = sized(_raw.mdp_step_report) if report else None
         arguments = (lib.mdp_optimizer_step, ctypes.byref(config), None if found is None else ctypes.byref(found))
-        tree, buffer = self._buffer._tree, self._buffer
-        buffer._step = None
-        if wait or not buffer._on_host:
-            tree.run(self._handle, *arguments, None)
-        elif tree.size > 1:  # comes back when gradients are reduced, or the norm is known, for which it needs the other ranks
-            buffer._step = run(lambda: wait_for(self._call, *arguments), tree.abort)
-        else:
-            buffer._step = wait_for(self._call, *arguments)
+        if wait or not self._buffer._on_host:
+            self._buffer._tree.run(self._handle, *arguments, None)
+        else:  # comes back when gradients are reduced, or the norm is known, for which it needs the other ranks
+            run(lambda: wait_for(self._call, *arguments))
         if found is None:
             return None
         return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
@@ -104,9 +100,8 @@ class Optimizer(Closable):
         """How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped it. Waits
         for the last step. Local. Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)
-        self._buffer._settle(number)
         count = ctypes.c_uint64()
-        self._call(lib.mdp_optimizer_steps, number, ctypes.byref(count))
+        run(lambda: self._call(lib.mdp_optimizer_steps, number, ctypes.byref(count)))
         return count.value
 
     def state(self, param: Which, name: Literal["master", "exp_avg", "exp_avg_sq"]) -> Tensor:
@@ -115,8 +110,7 @@ class Optimizer(Closable):
         written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)
-        self._buffer._settle(number)
         out = sized(_raw.mdp_tensor)
         lease = self._handle.lend()
-        self._call(lib.mdp_optimizer_state, number, c_text(name, "name"), ctypes.byref(out))
+        run(lambda: self._call(lib.mdp_optimizer_state, number, c_text(name, "name"), ctypes.byref(out)))
         return Tensor(out, lease)

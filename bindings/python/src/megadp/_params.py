@@ -13,13 +13,15 @@ from ._library import lib, sized, text_of
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_REPLICATED, "sharded": _raw.MDP_PLACEMENT_SHARDED}
-SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_ZERO_0, "zero_1": _raw.MDP_SHARDING_ZERO_1}
+PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_REPLICATED, "sharded": _raw.MDP_PLACEMENT_SHARDED,
+              "partial_sum": _raw.MDP_PLACEMENT_PARTIAL_SUM, "partial_mean": _raw.MDP_PLACEMENT_PARTIAL_MEAN}
+SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_ZERO_0, "zero_1": _raw.MDP_SHARDING_ZERO_1,
+             "zero_2": _raw.MDP_SHARDING_ZERO_2}
 MISSING = {"error": _raw.MDP_MISSING_ERROR, "zero": _raw.MDP_MISSING_ZERO, "skip": _raw.MDP_MISSING_SKIP}
 GRAD_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "same": _raw.MDP_DTYPE_SAME}
 AXES = {"tp": _raw.MDP_AXIS_TP, "cp": _raw.MDP_AXIS_CP, "ep": _raw.MDP_AXIS_EP, "dp": _raw.MDP_AXIS_DP, "pp": _raw.MDP_AXIS_PP}
 _INT32 = 2**31 - 1
-Placement = Literal["replicated", "sharded"]
+Placement = Literal["replicated", "sharded", "partial_sum", "partial_mean"]
 
 
 class GridOptions(TypedDict, total=False):
@@ -30,6 +32,7 @@ class GridOptions(TypedDict, total=False):
     ep: int
     pp: int
     expert_tp: int
+    instances: int
     order: Optional[str]
 
 
@@ -37,10 +40,12 @@ class BufferOptions(TypedDict, total=False):
     """Keywords of Buffer, and of what makes one."""
 
     grad_dtype: Literal["f32", "same"]
-    sharding: Literal["default", "zero_0", "zero_1"]
+    sharding: Literal["default", "zero_0", "zero_1", "zero_2"]
     missing: Literal["error", "zero", "skip"]
     bucket_elements: int
     bucket_count: int
+    pool_buckets: int
+    spill_limit: int
     overlap: bool
     high_bandwidth_padding: bool
     reference_buckets: bool
@@ -50,8 +55,9 @@ class BufferOptions(TypedDict, total=False):
 @dataclass(frozen=True)
 class Param:
     """One parameter to be registered: dtype "f32", "bf16" or "f16" (or a dtype of that name). uses_per_step: how many put or ready make
-    it ready in a microbatch. expert, placement (None, "replicated", "sharded" on shard_dim, in shard_stride pieces a rank): where it
-    lives in a Grid; placement must be said when tp or ep is above 1. param_group: index of a parameter group of the optimizer. frozen: not
+    it ready in a microbatch. expert, placement (None, "replicated", "sharded" on shard_dim, in shard_stride pieces a rank, or "partial_sum"
+    or "partial_mean": replicated, but each tensor-parallel rank has a part of the gradient): where it lives in a Grid; placement must be
+    said when tp or ep is above 1. param_group: index of a parameter group of the optimizer. frozen: not
     trained, the library keeps only its name. own_bucket: a bucket to itself (tied embeddings)."""
 
     name: str
@@ -107,15 +113,16 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
     return structs, len(params)
 
 
-def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0, order: Optional[str] = None) -> Any:
+def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: int = 0, instances: int = 1,
+                order: Optional[str] = None) -> Any:
     sizes = {name: whole(value, name, -_INT32, _INT32) for name, value in
-             (("tp", tp), ("cp", cp), ("ep", ep), ("pp", pp), ("expert_tp", expert_tp))}
+             (("tp", tp), ("cp", cp), ("ep", ep), ("pp", pp), ("expert_tp", expert_tp), ("instances", instances))}
     return sized(_raw.mdp_grid_config, order=None if order is None else c_text(order, "order"), **sizes)
 
 
 def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", bucket_elements: int = 0,
-                  bucket_count: int = 0, overlap: bool = True, high_bandwidth_padding: bool = False,
-                  reference_buckets: bool = False, ignore_memory: bool = False) -> Any:
+                  bucket_count: int = 0, pool_buckets: int = 0, spill_limit: int = 0, overlap: bool = True,
+                  high_bandwidth_padding: bool = False, reference_buckets: bool = False, ignore_memory: bool = False) -> Any:
     flags = ((0 if overlap else _raw.MDP_BUFFER_NO_OVERLAP) |
              (_raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING if high_bandwidth_padding else 0) |
              (_raw.MDP_BUFFER_REFERENCE_BUCKETS if reference_buckets else 0) |
@@ -123,7 +130,9 @@ def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: s
     return sized(_raw.mdp_buffer_config, grad_dtype=choice(grad_dtype, "grad_dtype", GRAD_DTYPES),
                  sharding=choice(sharding, "sharding", SHARDINGS), missing=choice(missing, "missing", MISSING),
                  bucket_elements=whole(bucket_elements, "bucket_elements", 0, 2**64 - 1),
-                 bucket_count=whole(bucket_count, "bucket_count", 0, 2**64 - 1), flags=flags)
+                 bucket_count=whole(bucket_count, "bucket_count", 0, 2**64 - 1),
+                 pool_buckets=whole(pool_buckets, "pool_buckets", 0, 2**64 - 1),
+                 spill_limit=whole(spill_limit, "spill_limit", 0, 2**64 - 1), flags=flags)
 
 
 def axes_code(axes: str, expert: bool) -> int:
@@ -147,6 +156,7 @@ class Plan(NamedTuple):
     buckets: int
     owned_elements: int
     communicator_bytes: int
+    spill_bytes: int
 
 
 def read_struct(struct: Any, kind: Any) -> Any:

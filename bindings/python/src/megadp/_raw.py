@@ -50,9 +50,12 @@ MDP_PARAM_CLASS_EXPERT = 1
 MDP_PLACEMENT_UNSET = 0
 MDP_PLACEMENT_REPLICATED = 1
 MDP_PLACEMENT_SHARDED = 2
+MDP_PLACEMENT_PARTIAL_SUM = 3
+MDP_PLACEMENT_PARTIAL_MEAN = 4
 MDP_SHARDING_DEFAULT = 0
 MDP_SHARDING_ZERO_0 = 1
 MDP_SHARDING_ZERO_1 = 2
+MDP_SHARDING_ZERO_2 = 3
 MDP_RULE_ADAMW = 0
 MDP_MISSING_ERROR = 0
 MDP_MISSING_ZERO = 1
@@ -128,6 +131,7 @@ class DLManagedTensorVersioned(ctypes.Structure):
 mdp_allgather_start_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p)
 mdp_allgather_test_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 mdp_allgather_free_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+mdp_interrupted_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 mdp_log_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -171,6 +175,8 @@ class mdp_comm_config(ctypes.Structure):
         ("timeout_ns", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
         ("bootstrap", ctypes.POINTER(mdp_bootstrap)),
+        ("interrupted", mdp_interrupted_fn),
+        ("interrupted_context", ctypes.c_void_p),
     ]
 
 
@@ -230,6 +236,8 @@ class mdp_buffer_config(ctypes.Structure):
         ("bucket_elements", ctypes.c_uint64),
         ("bucket_count", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
+        ("pool_buckets", ctypes.c_uint64),
+        ("spill_limit", ctypes.c_uint64),
     ]
 
 
@@ -247,6 +255,7 @@ class mdp_plan_report(ctypes.Structure):
         ("buckets", ctypes.c_uint64),
         ("owned_elements", ctypes.c_uint64),
         ("communicator_bytes", ctypes.c_uint64),
+        ("spill_bytes", ctypes.c_uint64),
     ]
 
 
@@ -323,6 +332,7 @@ class mdp_stats_report(ctypes.Structure):
         ("launched_in_backward", ctypes.c_uint64),
         ("syncs", ctypes.c_uint64),
         ("host_syncs", ctypes.c_uint64),
+        ("spill_peak_bytes", ctypes.c_uint64),
     ]
 
 
@@ -412,11 +422,14 @@ PROTOTYPES = {
     "mdp_param_write": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
     "mdp_param_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer)]),
     "mdp_grad_put": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
+    "mdp_grad_acquire": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p]),
+    "mdp_grad_release": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
     "mdp_grad_ready": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),
     "mdp_grad_skip": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
     "mdp_grad_sync": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_grad_norm": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(ctypes.c_double)]),
     "mdp_grad_scale": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p]),
+    "mdp_grad_owned": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
     "mdp_grad_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
     "mdp_optimizer_create": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_optimizer_config), ctypes.POINTER(ctypes.POINTER(mdp_optimizer))]),
     "mdp_optimizer_set_param_group": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(mdp_param_group)]),

@@ -45,6 +45,8 @@ def buffer_options(options: Mapping[str, Any], bucket_cap_mb: Optional[float]) -
     for name in found:
         if name not in _BUFFER:
             raise invalid(f"{name} is not an option of DataParallel; Buffer's are {', '.join(_BUFFER)}")
+    if found.get("spill_limit"):
+        raise invalid(f"spill_limit is {found['spill_limit']}; backward cannot hand a gradient over a second time, leave it 0")
     if bucket_cap_mb is not None:
         if "bucket_elements" in found or "bucket_count" in found:
             raise invalid("bucket_cap_mb and bucket_elements or bucket_count say the same; give one of them")

@@ -198,7 +198,7 @@ def _write(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tup
 
 def refuse_values(name: str, what: str) -> MegaDPError:
     return MegaDPError(Status.STATE, f"{what} reads values of the gradient of {name!r}, of which this rank has its shard only once backward is "
-                       f"over (sharding zero_1): take the step by megadp.torch.ShardedAdamW; {_WAYS}; values need sharding='zero_0'")
+                       f"over (sharding zero_1, zero_2): take the step by megadp.torch.ShardedAdamW; {_WAYS}; values need sharding='zero_0'")
 
 
 def refuse_change(name: str, what: str) -> MegaDPError:

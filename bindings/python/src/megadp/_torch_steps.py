@@ -3,7 +3,8 @@
 script does something else.
 
 Gradients are taken by post-accumulate hooks while backward goes on. A gradient that autograd has made anew is copied into its slot; what is
-accumulated later goes into the slot directly, since .grad is a view of it then.
+accumulated later goes into the slot directly, since .grad is a view of it then. With zero_2 there is no slot to be a view of: each is copied,
+in every pass, and .grad stands in for what this rank keeps of the sum.
 """
 import math
 import weakref
@@ -25,13 +26,17 @@ USED, ADDING, LAST, REDUCED = range(4)
 
 def as_tensor(view: Tensor) -> torch.Tensor:
     """A torch tensor on library memory, which it keeps alive."""
-    if view.device != "cpu":
+    on_host = view.device == "cpu"
+    if on_host and view.size == 0:
+        return torch.empty(view.shape, dtype=_ELEMENTS[view.dtype])
+    try:
         taken: torch.Tensor = torch.from_dlpack(view)
         return taken
-    dtype = _ELEMENTS[view.dtype]
-    if view.size == 0:
-        return torch.empty(view.shape, dtype=dtype)
-    return torch.frombuffer(view.memoryview, dtype=dtype).view(view.shape)
+    except BufferError:  # before 2.9 torch wants old capsules, which numpy makes
+        if not on_host:
+            raise
+    # The last choice: until 2.8 such a tensor that outlives the interpreter waits for it for ever.
+    return torch.frombuffer(view.memoryview, dtype=_ELEMENTS[view.dtype]).view(view.shape)
 
 
 def stream_of(tensor: torch.Tensor) -> int:
@@ -40,11 +45,13 @@ def stream_of(tensor: torch.Tensor) -> int:
 
 class Gradients:
     """The gradients of the registered parameters. params: by number. comm: over which shards add up; None where the world is cut in other
-    ways too, so that only the library knows what counts once. whole: every rank has all of each reduced gradient."""
+    ways too, so that only the library knows what counts once. whole: every rank has all of each reduced gradient. pooled: zero_2.
+    instances: how many of these ranks have each shard."""
 
-    def __init__(self, storage: Buffer, names: List[str], params: Dict[int, torch.nn.Parameter], comm: Optional[Comm], whole: bool) -> None:
-        self.storage, self.names, self.params, self.whole = storage, names, params, whole
-        self._comm = comm
+    def __init__(self, storage: Buffer, names: List[str], params: Dict[int, torch.nn.Parameter], comm: Optional[Comm], whole: bool,
+                 pooled: bool, instances: int) -> None:
+        self.storage, self.names, self.params, self.whole, self.pooled = storage, names, params, whole, pooled
+        self._comm, self._instances = comm, instances
         self.phase = USED
         self.in_no_sync = False
         self._last = True          # whether the pass whose forward came last is the step's last
@@ -66,12 +73,21 @@ class Gradients:
             self._owned[piece.param].append((piece.param_begin, piece.param_begin + piece.end - piece.begin))
         with torch.no_grad():
             for i, p in params.items():
-                self._slots[i] = slot = as_tensor(storage.grad(i))
-                # Torch wants gradients of the parameter's type: where the library keeps wider ones, .grad is a stand-in of one element.
-                plain = slot if slot.dtype == p.dtype else torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+                # Torch wants gradients of the parameter's type: where the library keeps wider ones, or none, .grad is a stand-in of one
+                # element.
+                stand_in = torch.zeros((), dtype=p.dtype, device=p.device).expand(p.shape)
+                self._slots[i] = slot = stand_in if pooled else as_tensor(storage.grad(i))
+                plain = slot if not self._stands_in(i) else stand_in
                 self._views[i] = make(plain, self, i)
                 self._versions[i] = slot._version
                 p.grad = None
+
+    def _stands_in(self, number: int) -> bool:
+        return self.pooled or self._slots[number].dtype != self.params[number].dtype
+
+    def _reduced(self, number: int) -> torch.Tensor:
+        """What this rank has of a reduced gradient, and may write: all of it or, flat, what it owns."""
+        return as_tensor(self.storage.owned_grad(number)) if self.pooled else self._slots[number]
 
     def hook(self) -> None:
         me = weakref.ref(self)  # a parameter's hooks would keep us, and we keep the parameter
@@ -97,7 +113,7 @@ class Gradients:
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch registers no hooks otherwise
             p.register_post_accumulate_grad_hook(arrived(i))
-            if self._slots[i].dtype != p.dtype:
+            if self._stands_in(i):
                 p.register_hook(lifted(i, weakref.ref(p)))
             p.requires_grad_(not frozen)
 
@@ -111,17 +127,17 @@ class Gradients:
         view, grad = self._views[number], p.grad
         if not self._backward:
             self._backward_begins()
-        dropped = not (grad is view or self._lifted[number]) or (grad is view and bool(self._clean[number]))
+        dropped = bool(self._clean[number]) or not (grad is view or self._lifted[number])
         if self.phase == REDUCED and dropped:  # zero_grad of the wrapped module, after a step that was not taken
             self._begin_anew()
         if self.phase == REDUCED or (self.phase == LAST and (self._arrived[number] or not self._last)):
             raise self._again(number)
         if self.phase == USED or (self.phase == ADDING and (self._new_pass or self._arrived[number])):
             self._begin_pass()
+        if (grad is view or self._lifted[number]) and not (self._clean[number] or self._held[number]):
+            raise MegaDPError(Status.STATE, f"backward adds to the gradient that the last step has used up, of {self.names[number]!r}: "
+                              "call optimizer.zero_grad() between step() and the next backward()", param=number)
         if grad is view:
-            if not (self._clean[number] or self._held[number]):
-                raise MegaDPError(Status.STATE, f"backward adds to the gradient that the last step has used up, of {self.names[number]!r}: "
-                                  "call optimizer.zero_grad() between step() and the next backward()", param=number)
             self.storage.ready(number, stream=stream_of(p))
         else:
             if self._held[number] and not self._lifted[number]:
@@ -192,10 +208,11 @@ class Gradients:
         self.phase, self._clean = REDUCED, bytearray(len(self.names))
         self._give_views()
 
-    @staticmethod
-    def _explained(error: MegaDPError) -> MegaDPError:
+    def _explained(self, error: MegaDPError) -> MegaDPError:
         if error.code not in (Status.PEER, Status.DESYNC, Status.TIMEOUT):
             return error
+        if error.code == Status.DESYNC and self.pooled:
+            error.text += ". With zero_2 all ranks make as many passes inside no_sync"
         error.text += (". If the data of that rank has ended earlier: give all ranks the same number of batches (DistributedSampler), or let "
                        "one without data call model.sync() in place of forward and backward as long as others go on")
         error.args = (error.args[0], error.text, *error.args[2:])
@@ -235,9 +252,9 @@ class Gradients:
     # Away with them
 
     def drop(self, set_to_none: bool) -> None:
-        """zero_grad. Local, unless the last pass has brought gradients that no step has used: their reduction is brought to its end."""
+        """zero_grad. Local, unless the last pass (with zero_2: any) has brought gradients that no step has used: their reduction is brought to its end."""
         self._backward = False
-        if self.phase == LAST:
+        if self.phase == LAST or (self.pooled and self.phase == ADDING):
             for i, p in self.params.items():  # whatever was done to them is of no interest any more
                 p.grad, self._versions[i] = self._views[i], self._slots[i]._version
             self.finish()
@@ -251,16 +268,20 @@ class Gradients:
             self._clean = bytearray(b"\1" * len(self.names))
         with torch._C.DisableTorchFunctionSubclass():  # which parameters have while they are awaited; nobody looks at values here
             for i, p in self.params.items():
-                p.grad = None if set_to_none or self._slots[i].dtype != p.dtype else self._views[i]
+                p.grad = None if set_to_none or self._stands_in(i) else self._views[i]
                 self._versions[i] = self._slots[i]._version
 
     def clear(self, numbers: List[int]) -> None:
         """p.grad.zero_(), one by one: what module.zero_grad(set_to_none=False) does."""
+        if self.pooled and self.phase == ADDING:
+            raise MegaDPError(Status.UNSUPPORTED, f"zero_ of the gradient of {self.names[numbers[0]]!r} after a pass in no_sync: with zero_2 it "
+                              "is added up already; zero_grad() of the optimizer throws all gradients away", param=numbers[0])
         if self.phase == LAST:
             self.finish()
         for i in numbers:
             self.storage.wait(i)  # the last step may still be reading
-            self._slots[i].zero_()
+            if not self.pooled or self.phase == REDUCED:
+                self._reduced(i).zero_()
             self._clean[i] = 1
             self._versions[i] = self._slots[i]._version
         if self.phase == REDUCED:
@@ -283,7 +304,9 @@ class Gradients:
             if not self.whole:
                 raise refuse_values(name, what)
             self.finish()
-        slot = self._slots[number]
+        elif self.pooled:
+            raise refuse_values(name, what)
+        slot = self._reduced(number).view(self.params[number].shape)
         view = self._views[number]
         with torch._C.DisableTorchFunctionSubclass():
             dtype = view.dtype
@@ -310,14 +333,15 @@ class Gradients:
         """One collective for all of them, since clip_grad_norm_ asks one after another."""
         greatest = math.isinf(degree)
         powers = torch.zeros(len(self.names), dtype=torch.float64)
-        for i, slot in self._slots.items():
-            flat = slot.view(-1)
-            for begin, end in self._owned[i]:
+        for i in self._slots:
+            flat = self._reduced(i).view(-1)
+            for begin, end in [(0, flat.numel())] if self.pooled else self._owned[i]:
                 for at in range(begin, end, _CHUNK):
                     of_part = float(torch.linalg.vector_norm(flat[at:min(end, at + _CHUNK)], degree, dtype=torch.float64))
                     powers[i] = torch.maximum(powers[i], torch.tensor(of_part)) if greatest else powers[i] + of_part**degree
         if self._comm is not None and self._comm.size > 1 and not self.whole:
             self._comm.all_reduce(powers, op="max" if greatest else "sum")
+            powers = powers if greatest else powers / self._instances
         return powers if greatest else powers.pow(1 / degree)
 
     def finite(self, numbers: List[int]) -> bool:
@@ -342,7 +366,9 @@ class Gradients:
             if not (by_element or self.whole):
                 raise refuse_change(self.names[numbers[0]], what)
             self.finish()
-        return [self._slots[i] for i in numbers]
+        elif self.pooled:
+            raise refuse_values(self.names[numbers[0]], what)
+        return [self._reduced(i) for i in numbers]
 
     def written(self, numbers: List[int]) -> None:
         for i in numbers:

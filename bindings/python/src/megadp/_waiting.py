@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting for other ranks without being deaf: Python runs signal handlers (Ctrl-C) on the main thread, between its own instructions, so
-nothing may keep that thread inside the library for long. Requests are waited for in slices; calls that offer no request run on a thread
-of their own while the main thread waits beside it."""
+"""Waiting for other ranks without being deaf: Python runs signal handlers (Ctrl-C) on the main thread, between its own instructions. While
+that thread waits inside the library, the library asks it about every 50 ms, and the handlers run then."""
 import atexit
 import ctypes
-import math
+import operator
 import threading
-import time
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Generator, List, Optional, Tuple
 
 from . import _raw
 from ._dlpack import give_back_untaken
@@ -16,7 +14,8 @@ from ._errors import MegaDPError, Status
 from ._handles import Handle, close_all_at_exit
 from ._library import lib
 
-SLICE = 0.05
+SLICE = 0.05  # seconds
+GIVEN_UP = 1.0  # how long a call that was given up is waited for: mostly no longer than until it is asked
 
 
 class _Operation:
@@ -44,13 +43,8 @@ class Request:
     def wait(self, timeout: Optional[float] = None) -> bool:
         """Blocks until the operation has finished (True) or `timeout` seconds are over (False; None: never). Raises MegaDPError where the
         operation has failed."""
-        end = math.inf if timeout is None else time.monotonic() + timeout
-        while True:
-            left = min(SLICE, end - time.monotonic())
-            if self._ask(lib.mdp_request_wait, max(0, int(left * 1e9))):
-                return True
-            if left < SLICE:
-                return False
+        left = 2**64 - 1 if timeout is None else max(0, min(int(timeout * 1e9), 2**64 - 1))
+        return bool(run(lambda: self._ask(lib.mdp_request_wait, left)))
 
     def _ask(self, function: Any, *arguments: Any) -> bool:
         try:
@@ -100,20 +94,71 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def run(call: Callable[[], Any], interrupted: Callable[[], None], discard: Optional[Callable[[Any], None]] = None) -> Any:
-    """call(), on a thread of its own where this is the main thread. When an exception (KeyboardInterrupt, or what another signal handler
-    raises) comes in between, interrupted() is called, which ought to make call() return, and the exception goes on; what call() may still
-    return then goes to discard()."""
+class _Asked(threading.local):
+    """What the library calls about every 50 ms on a thread that waits in it (mdp_interrupted_fn): that thread's `ask`.
+
+    An exception must not get into ctypes, which would print it and answer with whatever lies on the stack; and signal handlers run wherever
+    Python code begins, before its first `try`. So on the way to `ask` there is nothing but C, and `ask` is C too: () contains no None, or,
+    on the main thread, a generator goes on that waits inside a `try`."""
+
+    ask: Callable[[Any], int] = ().count
+    __call__ = property(operator.attrgetter("ask"))
+
+
+_asked = _Asked()
+interrupted = _raw.mdp_interrupted_fn(_asked)  # mdp_comm_config.interrupted of every communicator
+
+
+def _run_handlers(raised: List[BaseException]) -> Generator[int, None, None]:
+    """Runs the handlers of signals that have come, each time it is asked. 1: one has raised."""
+    answer = 0
+    while True:
+        try:
+            while True:
+                yield answer
+                answer = 0
+                ctypes.pythonapi.PyErr_CheckSignals()
+        except GeneratorExit:
+            return
+        except BaseException as error:
+            raised.append(error)
+            answer = 1
+
+
+def run(call: Callable[[], Any]) -> Any:
+    """call(), which waits inside the library. On the main thread signal handlers (Ctrl-C) run meanwhile. What one of them raises ends the
+    wait and comes out of here, in the place of what the library makes of that."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    task = _Task(call, discard)
-    threading.Thread(target=task.run, name="megadp call", daemon=True).start()
+    raised: List[BaseException] = []
+    handlers = _run_handlers(raised)
+    next(handlers)
+    before, _asked.ask = _asked.ask, handlers.send  # a handler may call the library too, on another communicator
+    try:
+        result = call()
+    except MegaDPError:
+        if not raised:
+            raise
+    finally:
+        _asked.ask = before
+    if raised:
+        raise raised[0]
+    return result
+
+
+def run_beside(call: Callable[[], Any]) -> Any:
+    """As run, for a call that calls Python functions by itself: on a thread of its own, so that no signal handler runs in those."""
+    if threading.current_thread() is not threading.main_thread():
+        return call()
+    task = _Task(call)
+    thread = threading.Thread(target=task.run, name="megadp call", daemon=True)
+    thread.start()
     try:
         while not task.done.wait(SLICE):
             pass
     except BaseException:
-        task.abandon()
-        interrupted()
+        task.given_up.append(None)
+        thread.join(GIVEN_UP)
         raise
     if task.error is not None:
         raise task.error
@@ -123,33 +168,20 @@ def run(call: Callable[[], Any], interrupted: Callable[[], None], discard: Optio
 class _Task:
     """A call that somebody waits for, or no longer."""
 
-    def __init__(self, call: Callable[[], Any], discard: Optional[Callable[[Any], None]]) -> None:
+    def __init__(self, call: Callable[[], Any]) -> None:
         self.done = threading.Event()
         self.result: Any = None
         self.error: Optional[BaseException] = None
+        self.given_up: List[None] = []
         self._call = call
-        self._discard = discard
-        self._lock = threading.Lock()
-        self._abandoned = False
 
     def run(self) -> None:
+        _asked.ask = self.given_up.count  # 1 once there is a None in it, which is what the library hands over
         try:
             self.result = self._call()
         except BaseException as error:
             self.error = error
-        with self._lock:
-            self.done.set()
-            self._clean_up()
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._abandoned = True
-            self._clean_up()
-
-    def _clean_up(self) -> None:
-        if self._abandoned and self.done.is_set() and self.error is None and self._discard is not None:
-            discard, self._discard = self._discard, None
-            discard(self.result)
+        self.done.set()
 
 
 def wait_for(call: Callable[..., Any], *arguments: Any, keep: Tuple[Any, ...] = ()) -> Request:

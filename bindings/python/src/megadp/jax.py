@@ -5,7 +5,7 @@ JAX makes its own gradient arrays, so each is copied once into the library's mem
 identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
 import threading
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, Union
 
 import jax
 import numpy
@@ -14,6 +14,7 @@ from jax.experimental import io_callback
 from ._buffer import Buffer
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
+from ._grid import Grid
 from ._optimizer import Optimizer, StepReport
 from ._params import BufferOptions
 
@@ -41,7 +42,7 @@ def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
 class Gradients:
     """What Averaging and DataParallel have in common: a pytree's gradients on their way into `buffer`, which may be used directly."""
 
-    def __init__(self, comm: Comm, params: Any, options: BufferOptions) -> None:
+    def __init__(self, comm: Union[Comm, Grid], params: Any, options: BufferOptions) -> None:
         self._tree: Any
         named, self._tree = jax.tree_util.tree_flatten_with_path(params)
         self._names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
@@ -138,7 +139,7 @@ class Averaging(Gradients):
 
 
 class DataParallel(Gradients):
-    """Trains one pytree of parameters on all ranks of a communicator.
+    """Trains one pytree of parameters on all ranks of a communicator, or as a Grid cuts them (Grid(comm, instances=...)).
 
     params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. Register in the order of the forward pass
     where there is a choice: buckets then fill one after another. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and
@@ -146,7 +147,7 @@ class DataParallel(Gradients):
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
-    def __init__(self, comm: Comm, params: Any, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
+    def __init__(self, comm: Union[Comm, Grid], params: Any, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
                  **options: "Unpack[BufferOptions]") -> None:
         super().__init__(comm, params, options)

@@ -41,6 +41,11 @@ class DataParallel(torch.nn.Module):
     options: those of Buffer, and DDP's other keywords, which have no effect (find_unused_parameters, static_graph,
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
 
+    instances: the ranks in so many runs of neighbours, each with all of the optimizer's state, as Grid(comm, instances=...) has them.
+
+    sharding="zero_2": this rank keeps the sums of what it owns and a small pool of buckets; every pass is reduced, also inside no_sync, and
+    .grad holds no values.
+
     A parameter that takes no part in a step (on this rank) is skipped. Between backward and step .grad stands for the reduced gradient:
     torch.nn.utils.clip_grad_norm_, clip_grad_value_ and torch.amp.GradScaler work on it, norms of it are over all ranks (all of that
     collective); its values can be read with one rank or sharding="zero_0", and are refused otherwise.
@@ -49,7 +54,7 @@ class DataParallel(torch.nn.Module):
     module: what was wrapped. storage: the Buffer. trained: registered parameters by number. require_backward_grad_sync: as in DDP.
     """
 
-    def __init__(self, module: torch.nn.Module, where: Union[Comm, Grid, None] = None, *,
+    def __init__(self, module: torch.nn.Module, where: Union[Comm, Grid, None] = None, *, instances: int = 1,
                  param_groups: Optional[Sequence[Dict[str, Any]]] = None, gather_in_forward: bool = False, register_frozen: bool = False,
                  broadcast_buffers: Optional[bool] = None, forward_sync_buffers: Optional[bool] = None, process_group: Any = None,
                  device_ids: Optional[Sequence[Any]] = None, output_device: Any = None, bucket_cap_mb: Optional[float] = None,
@@ -61,7 +66,12 @@ class DataParallel(torch.nn.Module):
         if where is not None and process_group is not None:
             raise invalid("where and process_group both say which ranks take part; give one of them")
         self._device = ddp.own_device(module, device_ids, output_device)
-        self._where = where = ddp.comm_of(process_group, module) if where is None else where
+        where = ddp.comm_of(process_group, module) if where is None else where
+        if instances != 1:
+            if isinstance(where, Grid):
+                raise invalid(f"instances is {instances} beside a Grid; give it to the Grid")
+            where = Grid(where, instances=instances)
+        self._where = where
         self.module = module
         self.gather_in_forward = gather_in_forward
         named = list(module.named_parameters())
@@ -74,7 +84,8 @@ class DataParallel(torch.nn.Module):
         self._comm, norms_over, whole = self._groups_of(where, buffer_options.get("sharding") == "zero_0")
         self._places: Dict[int, int] = {}
         self._take_memory()
-        self.gradients = Gradients(self.storage, self.names, self.trained, norms_over, whole)
+        self.gradients = Gradients(self.storage, self.names, self.trained, norms_over, whole,
+                                   buffer_options.get("sharding") == "zero_2", where._instances if isinstance(where, Grid) else 1)
         self.gradients.hook()
         self.broadcasts_buffers = ddp.broadcasts_buffers(broadcast_buffers, forward_sync_buffers)
         self._share_the_rest()
@@ -132,7 +143,8 @@ class DataParallel(torch.nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Forward and backward of all batches but a step's last belong into this block: gradients add up, and nothing is communicated. A
+        """Forward and backward of all batches but a step's last belong into this block: gradients add up, and nothing is communicated (with
+        zero_2 each pass is reduced: all ranks make as many). A
         step that follows backward inside the block only (data has ended) is taken with what has come. Local."""
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
@@ -187,7 +199,8 @@ class DataParallel(torch.nn.Module):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Gradients begin anew. set_to_none (the quicker way): autograd makes new ones, which are copied into their slots. Local, unless
-        backward has brought gradients that no step has used: then their reduction is brought to its end; collective."""
+        backward has brought gradients that no step has used (with zero_2 also inside no_sync): then their reduction is brought to its end;
+        collective."""
         self.gradients.drop(set_to_none)
 
     def join(self, *_: Any, **__: Any) -> NoReturn:

@@ -22,7 +22,7 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     comm.all_reduce(np.zeros(2), op="avg")
     params = {"w": (8, 4), "b": np.zeros(4, np.float32)}
     buffer = megadp.Buffer(comm, params, **options)
-    buffer = megadp.Buffer(megadp.Grid(comm, tp=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded")],
+    buffer = megadp.Buffer(megadp.Grid(comm, tp=1, instances=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded")],
                            grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False)
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets

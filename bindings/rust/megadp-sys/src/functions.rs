@@ -80,12 +80,16 @@ unsafe extern "C" {
     pub fn mdp_param_changed(buffer: *mut mdp_buffer) -> mdp_status;
     pub fn mdp_grad_put(buffer: *mut mdp_buffer, param: usize, grad: *const mdp_tensor, flags: u64,
         producer: mdp_stream) -> mdp_status;
+    pub fn mdp_grad_acquire(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor, first: *mut i32,
+        producer: mdp_stream) -> mdp_status;
+    pub fn mdp_grad_release(buffer: *mut mdp_buffer, param: usize) -> mdp_status;
     pub fn mdp_grad_ready(buffer: *mut mdp_buffer, param: usize, producer: mdp_stream) -> mdp_status;
     pub fn mdp_grad_skip(buffer: *mut mdp_buffer, param: usize) -> mdp_status;
     pub fn mdp_grad_sync(buffer: *mut mdp_buffer, consumer: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_grad_norm(buffer: *mut mdp_buffer, params: *const usize, count: usize, norm: *mut f64) -> mdp_status;
     pub fn mdp_grad_scale(buffer: *mut mdp_buffer, params: *const usize, count: usize, factor: f64,
         stream: mdp_stream) -> mdp_status;
+    pub fn mdp_grad_owned(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_grad_changed(buffer: *mut mdp_buffer, producer: mdp_stream) -> mdp_status;
     pub fn mdp_optimizer_create(buffer: *mut mdp_buffer, config: *const mdp_optimizer_config,
         out: *mut *mut mdp_optimizer) -> mdp_status;

@@ -36,6 +36,8 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("timeout_ns", offset_of!(super::mdp_comm_config, timeout_ns)),
         ("flags", offset_of!(super::mdp_comm_config, flags)),
         ("bootstrap", offset_of!(super::mdp_comm_config, bootstrap)),
+        ("interrupted", offset_of!(super::mdp_comm_config, interrupted)),
+        ("interrupted_context", offset_of!(super::mdp_comm_config, interrupted_context)),
     ]),
     ("mdp_grid_config", size_of::<super::mdp_grid_config>(), align_of::<super::mdp_grid_config>(), &[
         ("struct_size", offset_of!(super::mdp_grid_config, struct_size)),
@@ -83,6 +85,8 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("bucket_elements", offset_of!(super::mdp_buffer_config, bucket_elements)),
         ("bucket_count", offset_of!(super::mdp_buffer_config, bucket_count)),
         ("flags", offset_of!(super::mdp_buffer_config, flags)),
+        ("pool_buckets", offset_of!(super::mdp_buffer_config, pool_buckets)),
+        ("spill_limit", offset_of!(super::mdp_buffer_config, spill_limit)),
     ]),
     ("mdp_plan_report", size_of::<super::mdp_plan_report>(), align_of::<super::mdp_plan_report>(), &[
         ("struct_size", offset_of!(super::mdp_plan_report, struct_size)),
@@ -97,6 +101,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("buckets", offset_of!(super::mdp_plan_report, buckets)),
         ("owned_elements", offset_of!(super::mdp_plan_report, owned_elements)),
         ("communicator_bytes", offset_of!(super::mdp_plan_report, communicator_bytes)),
+        ("spill_bytes", offset_of!(super::mdp_plan_report, spill_bytes)),
     ]),
     ("mdp_range", size_of::<super::mdp_range>(), align_of::<super::mdp_range>(), &[
         ("struct_size", offset_of!(super::mdp_range, struct_size)),
@@ -155,6 +160,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("launched_in_backward", offset_of!(super::mdp_stats_report, launched_in_backward)),
         ("syncs", offset_of!(super::mdp_stats_report, syncs)),
         ("host_syncs", offset_of!(super::mdp_stats_report, host_syncs)),
+        ("spill_peak_bytes", offset_of!(super::mdp_stats_report, spill_peak_bytes)),
     ]),
     ("mdp_bucket_report", size_of::<super::mdp_bucket_report>(), align_of::<super::mdp_bucket_report>(), &[
         ("struct_size", offset_of!(super::mdp_bucket_report, struct_size)),
@@ -213,9 +219,12 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_PLACEMENT_UNSET", super::MDP_PLACEMENT_UNSET as i64),
     ("MDP_PLACEMENT_REPLICATED", super::MDP_PLACEMENT_REPLICATED as i64),
     ("MDP_PLACEMENT_SHARDED", super::MDP_PLACEMENT_SHARDED as i64),
+    ("MDP_PLACEMENT_PARTIAL_SUM", super::MDP_PLACEMENT_PARTIAL_SUM as i64),
+    ("MDP_PLACEMENT_PARTIAL_MEAN", super::MDP_PLACEMENT_PARTIAL_MEAN as i64),
     ("MDP_SHARDING_DEFAULT", super::MDP_SHARDING_DEFAULT as i64),
     ("MDP_SHARDING_ZERO_0", super::MDP_SHARDING_ZERO_0 as i64),
     ("MDP_SHARDING_ZERO_1", super::MDP_SHARDING_ZERO_1 as i64),
+    ("MDP_SHARDING_ZERO_2", super::MDP_SHARDING_ZERO_2 as i64),
     ("MDP_RULE_ADAMW", super::MDP_RULE_ADAMW as i64),
     ("MDP_MISSING_ERROR", super::MDP_MISSING_ERROR as i64),
     ("MDP_MISSING_ZERO", super::MDP_MISSING_ZERO as i64),
@@ -249,7 +258,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 69] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 72] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -305,11 +314,14 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 69] {
         ("mdp_param_write", super::mdp_param_write as *const ()),
         ("mdp_param_changed", super::mdp_param_changed as *const ()),
         ("mdp_grad_put", super::mdp_grad_put as *const ()),
+        ("mdp_grad_acquire", super::mdp_grad_acquire as *const ()),
+        ("mdp_grad_release", super::mdp_grad_release as *const ()),
         ("mdp_grad_ready", super::mdp_grad_ready as *const ()),
         ("mdp_grad_skip", super::mdp_grad_skip as *const ()),
         ("mdp_grad_sync", super::mdp_grad_sync as *const ()),
         ("mdp_grad_norm", super::mdp_grad_norm as *const ()),
         ("mdp_grad_scale", super::mdp_grad_scale as *const ()),
+        ("mdp_grad_owned", super::mdp_grad_owned as *const ()),
         ("mdp_grad_changed", super::mdp_grad_changed as *const ()),
         ("mdp_optimizer_create", super::mdp_optimizer_create as *const ()),
         ("mdp_optimizer_set_param_group", super::mdp_optimizer_set_param_group as *const ()),

@@ -90,6 +90,8 @@ pub struct mdp_comm_config {
     pub timeout_ns: u64,
     pub flags: u64,
     pub bootstrap: *const mdp_bootstrap,
+    pub interrupted: mdp_interrupted_fn,
+    pub interrupted_context: *mut c_void,
 }
 
 impl mdp_comm_config {
@@ -213,6 +215,8 @@ pub struct mdp_buffer_config {
     pub bucket_elements: u64,
     pub bucket_count: u64,
     pub flags: u64,
+    pub pool_buckets: u64,
+    pub spill_limit: u64,
 }
 
 impl mdp_buffer_config {
@@ -246,6 +250,7 @@ pub struct mdp_plan_report {
     pub buckets: u64,
     pub owned_elements: u64,
     pub communicator_bytes: u64,
+    pub spill_bytes: u64,
 }
 
 impl mdp_plan_report {
@@ -418,6 +423,7 @@ pub struct mdp_stats_report {
     pub launched_in_backward: u64,
     pub syncs: u64,
     pub host_syncs: u64,
+    pub spill_peak_bytes: u64,
 }
 
 impl mdp_stats_report {

@@ -103,10 +103,13 @@ pub const MDP_PARAM_CLASS_EXPERT: mdp_param_class = 1;
 pub const MDP_PLACEMENT_UNSET: mdp_placement = 0;
 pub const MDP_PLACEMENT_REPLICATED: mdp_placement = 1;
 pub const MDP_PLACEMENT_SHARDED: mdp_placement = 2;
+pub const MDP_PLACEMENT_PARTIAL_SUM: mdp_placement = 3;
+pub const MDP_PLACEMENT_PARTIAL_MEAN: mdp_placement = 4;
 
 pub const MDP_SHARDING_DEFAULT: mdp_sharding = 0;
 pub const MDP_SHARDING_ZERO_0: mdp_sharding = 1;
 pub const MDP_SHARDING_ZERO_1: mdp_sharding = 2;
+pub const MDP_SHARDING_ZERO_2: mdp_sharding = 3;
 
 pub const MDP_RULE_ADAMW: mdp_rule = 0;
 
@@ -152,5 +155,6 @@ pub const MDP_LOG_DEBUG: mdp_log_level = 3;
 pub type mdp_allgather_start_fn = Option<unsafe extern "C" fn(context: *mut c_void, mine: *const c_void, bytes: usize, all: *mut c_void, request: *mut *mut c_void) -> i32>;
 pub type mdp_allgather_test_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void) -> i32>;
 pub type mdp_allgather_free_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void)>;
+pub type mdp_interrupted_fn = Option<unsafe extern "C" fn(context: *mut c_void) -> i32>;
 pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: mdp_log_level, text: *const c_char, length: usize)>;
 

@@ -32,7 +32,7 @@ impl Buffer {
             // SAFETY: a live handle, the tree's only call; no slice is in use, and none is given before the request has ended.
             check(unsafe { sys::mdp_buffer_broadcast(self.as_raw(), root, &mut out) })?;
             // SAFETY: just created, and ours.
-            unsafe { Request::new(out) }?
+            unsafe { Request::new(out, &self.tree) }?
         };
         self.broadcast = RefCell::new(Some(request));
         Ok(Broadcasting { buffer: self })
@@ -41,7 +41,8 @@ impl Buffer {
     /// Waits until no broadcast writes to the parameters any more.
     pub(crate) fn end_broadcast(&self) -> Result<()> {
         let ended = self.broadcast.borrow().as_ref().map_or(Ok(()), Request::wait);
-        if !ended.as_ref().is_err_and(|error| matches!(error.code, Code::State | Code::Invalid)) {
+        let goes_on = ended.is_err() && self.broadcast.borrow().as_ref().is_some_and(|request| matches!(request.test(), Ok(false)));
+        if !goes_on && !ended.as_ref().is_err_and(|error| matches!(error.code, Code::State | Code::Invalid)) {
             self.broadcast.take(); // what could not be asked about (in a forked child) may still go on
         }
         ended
@@ -55,7 +56,7 @@ pub struct Broadcasting<'a> {
 }
 
 impl Broadcasting<'_> {
-    /// Waits, in slices of 50 ms.
+    /// Waits.
     ///
     /// # Errors
     /// As [`Buffer::broadcast`].

@@ -26,6 +26,10 @@ pub enum Sharding {
     /// Optimizer state: gradients are reduce-scattered, parameters all-gathered.
     #[default]
     Zero1 = sys::MDP_SHARDING_ZERO_1,
+    /// And gradients: they pass through a small pool, and a rank keeps the sums of what it owns, in f32. Gradients are put, or written where
+    /// [`Buffer::acquire`] says; [`Buffer::grad_mut`] and [`Synced::grad`](crate::Synced::grad) have nothing to show. Each microbatch is
+    /// sent: m of them send m times as much, and all ranks make as many.
+    Zero2 = sys::MDP_SHARDING_ZERO_2,
 }
 
 /// What a sync does about a parameter that never became ready.
@@ -76,6 +80,19 @@ impl BufferBuilder {
     /// Instead of that: a bucket closes at all elements divided by this.
     pub fn bucket_count(mut self, count: u64) -> Self {
         self.raw.bucket_count = count;
+        self
+    }
+
+    /// With [`Sharding::Zero2`]: for how many buckets an arena's pool has room; 2 unless said.
+    pub fn pool_buckets(mut self, buckets: u64) -> Self {
+        self.raw.pool_buckets = buckets;
+        self
+    }
+
+    /// With [`Sharding::Zero2`]: the most bytes of gradients outside the pool, where those lie that come before their bucket's turn. A gradient
+    /// beyond it is refused (MEMORY). Each rank's own; no limit unless said.
+    pub fn spill_limit(mut self, bytes: u64) -> Self {
+        self.raw.spill_limit = bytes;
         self
     }
 
@@ -306,7 +323,7 @@ impl Buffer {
     }
 
     /// Says whether the microbatch that begins is the last one of its step: only then do gradients become final. Without this call every step
-    /// has one microbatch. Local.
+    /// has one microbatch. With [`Sharding::Zero2`] it launches what the one before has left, zero where nothing came. Local.
     ///
     /// # Errors
     /// STATE (gradients of the last microbatch have come already; a sync is pending), those of a lost communicator.
@@ -338,7 +355,7 @@ impl Buffer {
     ///
     /// # Errors
     /// INVALID (no such parameter; elements of another type), STATE (frozen; ready or skipped already; after a sync), UNSUPPORTED (memory of
-    /// a device), those of a lost communicator.
+    /// a device; [`Sharding::Zero2`], where [`Buffer::acquire`] lends it), those of a lost communicator.
     ///
     /// ```
     /// # use megadp::{Buffer, Comm, Param};
@@ -401,6 +418,7 @@ impl Buffer {
             launched_in_backward: out.launched_in_backward,
             syncs: out.syncs,
             host_syncs: out.host_syncs,
+            spill_peak_bytes: out.spill_peak_bytes,
         })
     }
 
@@ -497,6 +515,8 @@ pub struct Stats {
     pub syncs: u64,
     /// How often a call made its thread wait for a device.
     pub host_syncs: u64,
+    /// With [`Sharding::Zero2`]: the most bytes of gradients outside the pool at a time.
+    pub spill_peak_bytes: u64,
 }
 
 /// Where a bucket is in its step.

@@ -195,8 +195,8 @@ pub struct DataParallel {
 
 impl DataParallel {
     /// Registers named variables, in the order of forward; the values of rank 0 become those of all ranks. A variable that comes under several
-    /// names is one parameter, with one gradient. f32, bf16 or f16, contiguous, on the CPU. `on` is a communicator or a grid. Collective over
-    /// its ranks, blocking.
+    /// names is one parameter, with one gradient. f32, bf16 or f16, contiguous, on the CPU. Any [`Sharding`](crate::Sharding) will do. `on` is a
+    /// communicator or a grid. Collective over its ranks, blocking.
     ///
     /// # Errors
     /// As [`BufferBuilder::register`]; UNSUPPORTED for other variables; those of candle.

@@ -88,18 +88,18 @@ impl Comm {
             }
         })?;
         // SAFETY: just created, and ours.
-        unsafe { Request::new(out) }
+        unsafe { Request::new(out, &self.tree) }
     }
 
     fn run<T: Element>(&self, call: Call, from: &[T], to: &mut [T]) -> Result<()> {
         // SAFETY: waited for, to the end, while both are borrowed.
-        unsafe { self.start(call, (from.as_ptr(), from.len()), (to.as_mut_ptr(), to.len())) }?.wait()
+        unsafe { self.start(call, (from.as_ptr(), from.len()), (to.as_mut_ptr(), to.len())) }?.wait_to_the_end(&self.handle)
     }
 
     fn run_in_place<T: Element>(&self, call: Call, data: &mut [T]) -> Result<()> {
         let to = (data.as_mut_ptr(), data.len());
         // SAFETY: waited for, to the end, while it is borrowed.
-        unsafe { self.start(call, (to.0.cast_const(), to.1), to) }?.wait()
+        unsafe { self.start(call, (to.0.cast_const(), to.1), to) }?.wait_to_the_end(&self.handle)
     }
 
     fn pend<T: Element>(&self, call: Call, from: Option<Vec<T>>, mut to: Vec<T>) -> Result<Pending<T>> {
@@ -268,10 +268,10 @@ pub struct Pending<T: Element> {
 }
 
 impl<T: Element> Pending<T> {
-    /// Waits, in slices of 50 ms, and gives the result.
+    /// Waits, and gives the result.
     ///
     /// # Errors
-    /// Those of the operation; the arrays are freed then.
+    /// Those of the operation; the arrays are freed then. As [`Request::wait`]; the arrays of an operation that goes on are leaked.
     pub fn wait(mut self) -> Result<Vec<T>> {
         self.request.wait()?;
         Ok(std::mem::take(&mut self.arrays.1))

@@ -2,7 +2,7 @@
 //! Communicators: this rank in one ordered group of ranks.
 use crate::bootstrap::{Gather, Meeting};
 use crate::error::{Error, Result, check, narrow};
-use crate::handle::{Inside, NotSync, Owned, Tree};
+use crate::handle::{Asked, Inside, NotSync, Owned, Tree};
 use crate::request::Request;
 use crate::sys;
 use std::fmt;
@@ -75,10 +75,11 @@ pub struct CommBuilder {
     raw: sys::mdp_comm_config,
     id: Option<(UniqueId, usize, usize)>,
     bootstrap: Option<(Arc<Gather>, usize, usize)>,
+    interrupted: Option<Arc<Asked>>,
     expected: usize,
 }
 
-// SAFETY: the only pointer of `raw` is null until connect() makes a copy of it.
+// SAFETY: the pointers of `raw` are null until connect() makes a copy of it.
 unsafe impl Send for CommBuilder {}
 // SAFETY: as above; a shared builder is only read.
 unsafe impl Sync for CommBuilder {}
@@ -116,6 +117,18 @@ impl CommBuilder {
         F: Fn(&[u8]) -> Option<Vec<Vec<u8>>> + Send + Sync + 'static,
     {
         self.bootstrap = Some((Arc::new(gather), rank, size));
+        self
+    }
+
+    /// A closure that is asked about every 50 ms, on the calling thread, while a call on this communicator, or on what is made from it, waits:
+    /// for a flag that a signal handler or another task sets. After `true` the call ends: with ABORTED, which loses the communicator if the
+    /// call is collective, while a local one may be repeated; or, if it waits for a [`Request`], as at a timeout. The closure must not use the
+    /// communicator; one that panics says `true`.
+    pub fn interrupted<F>(mut self, asked: F) -> Self
+    where
+        F: Fn() -> bool + Send + Sync + 'static,
+    {
+        self.interrupted = Some(Arc::new(Asked(Box::new(asked))));
         self
     }
 
@@ -164,12 +177,15 @@ impl CommBuilder {
             raw.size = narrow(*size, "size")?;
             raw.bootstrap = bootstrap;
         }
+        if let Some(asked) = &self.interrupted {
+            (raw.interrupted, raw.interrupted_context) = asked.raw();
+        }
         let id = self.id.as_ref().map_or(ptr::null(), |(id, _, _)| &raw const id.0);
         let mut out = ptr::null_mut();
         // SAFETY: all pointers, that of the bootstrap too, are to values that live to the end of the call.
         check(unsafe { sys::mdp_comm_create(&raw, id, &mut out) })?;
         // SAFETY: just created, and ours.
-        Ok(Comm::new(unsafe { Owned::new(out) }?, Arc::default()))
+        Ok(Comm::new(unsafe { Owned::new(out) }?, Arc::new(Tree::asking(self.interrupted.clone()))))
     }
 }
 
@@ -285,13 +301,13 @@ impl Comm {
         Ok(Some(Comm::new(unsafe { Owned::new(out) }?, self.tree.clone())))
     }
 
-    /// Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished. Waits in slices
-    /// of 50 ms. Collective, blocking.
+    /// Returns when all ranks have called it, and all collectives this rank put on the communicator before have finished.
+    /// Collective, blocking.
     ///
     /// # Errors
     /// Those of a lost communicator.
     pub fn barrier(&self) -> Result<()> {
-        self.start_barrier()?.wait()
+        self.start_barrier()?.wait_to_the_end(&self.handle)
     }
 
     /// [`Comm::barrier`] that goes on while the caller does something else. Collective, does not block.
@@ -312,7 +328,7 @@ impl Comm {
         // SAFETY: a live handle, the tree's only call.
         check(unsafe { sys::mdp_barrier(comm, &mut out) })?;
         // SAFETY: just created, and ours.
-        unsafe { Request::new(out) }
+        unsafe { Request::new(out, &self.tree) }
     }
 
     /// The failure that made this tree unusable: the first one, on whatever call or rank it was noticed. Local.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The arrival of gradients, from any thread; and what keeps a slice of a gradient apart from it.
-use crate::element::{Element, Strided};
+use crate::buffer::Buffer;
+use crate::element::{Element, Strided, dense_view};
 use crate::error::{Code, Error, Result, check};
 use crate::handle::Owned;
 use crate::sys;
@@ -101,7 +102,7 @@ impl Shared {
         let facts = self.check(param)?;
         let mut slot = facts.slot();
         if slot.lent {
-            let text = format!("the gradient of parameter {param} is being written through grad_mut");
+            let text = format!("the gradient of parameter {param} is being written through grad_mut or acquire");
             return Err(Error::new(Code::State, text).about_param(param));
         }
         let called = call(facts);
@@ -153,11 +154,13 @@ impl Gradients {
 
     /// Copies a gradient in and counts it as ready. The first one of a step replaces what the slot held, later ones of the step (other uses,
     /// other microbatches) are added. f32, bf16, f16 or f64, cast to the gradient's dtype. The array may be reused when the call returns.
-    /// Local; waits for the last step's update of the same bucket.
+    /// Local; waits for the last step's update of the same bucket, and with [`Sharding::Zero2`](crate::Sharding::Zero2) for nothing: before its
+    /// bucket's turn the gradient lies outside the pool.
     ///
     /// # Errors
     /// INVALID (the number of elements, strides), STATE (frozen; more often than uses_per_step; after a sync; skipped; being written through
-    /// [`Buffer::grad_mut`](crate::Buffer::grad_mut)), UNSUPPORTED (memory of a device), those of a lost communicator.
+    /// [`Buffer::grad_mut`] or [`Buffer::acquire`]), MEMORY (beyond [`BufferBuilder::spill_limit`](crate::BufferBuilder::spill_limit); it may
+    /// come again), UNSUPPORTED (memory of a device), those of a lost communicator.
     pub fn put<'a, T: Element>(&self, param: usize, grad: impl Into<Strided<'a, T>>) -> Result<()> {
         self.put_flagged(param, grad.into(), 0)
     }
@@ -182,8 +185,8 @@ impl Gradients {
         self.shared.arrive(param, |_| ready, put)
     }
 
-    /// Counts a gradient as ready whose memory was written through [`Buffer::grad_mut`](crate::Buffer::grad_mut) before. Local, does not
-    /// block.
+    /// Counts a gradient as ready whose memory was written through [`Buffer::grad_mut`] before. With [`Sharding::Zero2`](crate::Sharding::Zero2)
+    /// that is what [`Acquired::ready`] is for. Local, does not block.
     ///
     /// # Errors
     /// As [`Gradients::put`].
@@ -211,7 +214,7 @@ impl Gradients {
     }
 }
 
-/// The memory of one gradient, to be written to; see [`Buffer::grad_mut`](crate::Buffer::grad_mut). Dropped, it leaves the gradient as not yet
+/// The memory of one gradient, to be written to; see [`Buffer::grad_mut`]. Dropped, it leaves the gradient as not yet
 /// ready.
 #[derive(Debug)]
 pub struct GradMut<'a, T> {
@@ -256,5 +259,126 @@ impl<T> Drop for GradMut<'_, T> {
         if let Ok(facts) = self.shared.check(self.param) {
             facts.slot().lent = false;
         }
+    }
+}
+
+impl Buffer {
+    /// Lends the memory where a gradient goes, whatever is sharded: written there, it is not copied. It is for one use in this microbatch,
+    /// row-major, in the gradient's dtype; f32 with [`Sharding::Zero2`](crate::Sharding::Zero2) where gradients are half as wide and
+    /// uses_per_step is above 1. Several may be lent at a time, each of another parameter, and be written by other threads. While one is, the
+    /// compiler allows neither a microbatch to begin nor a sync nor a step. Local; waits as [`Gradients::put`].
+    ///
+    /// # Errors
+    /// INVALID (no such parameter; elements of another type), STATE (frozen; lent, ready or skipped already; after a sync), MEMORY (beyond
+    /// [`BufferBuilder::spill_limit`](crate::BufferBuilder::spill_limit)), UNSUPPORTED (memory of a device), those of a lost communicator.
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Param, Sharding};
+    /// # let comm = Comm::builder().connect()?;
+    /// let mut buffer = Buffer::builder().sharding(Sharding::Zero2).register(&comm, &[Param::new("tied", &[3]).uses_per_step(2)])?;
+    /// for use_of_it in 0..2 {
+    ///     let mut grad = buffer.acquire::<f32>(0)?;
+    ///     assert_eq!(grad.first(), use_of_it == 0);
+    ///     if grad.first() {
+    ///         grad.fill(0.0);
+    ///     }
+    ///     grad.iter_mut().for_each(|element| *element += 1.0);
+    ///     grad.ready()?;
+    /// }
+    /// assert_eq!(buffer.sync()?.owned_grad::<f32>(0)?, [2.0; 3]);
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    ///
+    /// ```compile_fail,E0502
+    /// # use megadp::{Buffer, Comm, Param};
+    /// # let mut buffer = Buffer::builder().register(&Comm::builder().connect()?, &[Param::new("w", &[3])])?;
+    /// let mut grad = buffer.acquire::<f32>(0)?;
+    /// buffer.sync()?;
+    /// grad.fill(1.0);
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn acquire<T: Element>(&self, param: usize) -> Result<Acquired<'_, T>> {
+        self.shared.shape_on_host(param)?;
+        let (mut view, mut first) = (sys::mdp_tensor::new(), 0);
+        {
+            let mut slot = self.shared.check(param)?.slot();
+            // SAFETY: a live handle; allowed from any thread at any time.
+            check(unsafe { sys::mdp_grad_acquire(self.as_raw(), param, &mut view, &mut first, ptr::null_mut()) })?;
+            slot.lent = true;
+        }
+        let lent = Lent { shared: &self.shared, param };
+        let (data, len) = dense_view(&view, &format!("the gradient of parameter {param}")).map_err(|error| error.about_param(param))?;
+        Ok(Acquired { lent, first: first != 0, data, len, elements: PhantomData })
+    }
+}
+
+/// What the library has lent, until it is given back.
+#[derive(Debug)]
+struct Lent<'a> {
+    shared: &'a Shared,
+    param: usize,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Ok(facts) = self.shared.check(self.param) {
+            let mut slot = facts.slot();
+            // It fails only if the communicator is lost, and every later call says so.
+            // SAFETY: a live handle; allowed from any thread at any time. The slice is gone.
+            let _ = unsafe { sys::mdp_grad_release(self.shared.as_ptr(), self.param) };
+            slot.lent = false;
+        }
+    }
+}
+
+/// Memory where a gradient goes, to be written to (or added to, unless it is the [`Acquired::first`]); see [`Buffer::acquire`]. Dropped, it
+/// is given back, and it is as if nothing had been written. In what is added to, that holds only if nothing was.
+#[derive(Debug)]
+pub struct Acquired<'a, T> {
+    lent: Lent<'a>,
+    first: bool,
+    data: *mut T,
+    len: usize,
+    elements: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: memory that nobody else has, as a &mut [T]; and calls that are allowed from any thread.
+unsafe impl<T: Element> Send for Acquired<'_, T> {}
+// SAFETY: the same.
+unsafe impl<T: Element> Sync for Acquired<'_, T> {}
+
+impl<T> Acquired<'_, T> {
+    /// Whether nothing that counts lies there: then every element is to be written. Otherwise they are to be added to.
+    pub fn first(&self) -> bool {
+        self.first
+    }
+
+    /// Counts the gradient as ready. Local, does not block.
+    ///
+    /// # Errors
+    /// Those of a lost communicator.
+    pub fn ready(self) -> Result<()> {
+        let (shared, param) = (self.lent.shared, self.lent.param);
+        std::mem::forget(self.lent);
+        shared.check(param)?.slot().lent = false;
+        // SAFETY: a live handle; allowed from any thread at any time. The slice is gone.
+        shared.arrive(param, |_| 1, |_| check(unsafe { sys::mdp_grad_ready(shared.as_ptr(), param, ptr::null_mut()) }))
+    }
+}
+
+impl<T> Deref for Acquired<'_, T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        // SAFETY: lent to us alone: while it is, nothing of the parameter arrives (the library and arrive() see to that), so its bucket is not
+        // launched; the buffer is borrowed, so there is no sync, and no new beginning after which the memory would be another's.
+        unsafe { std::slice::from_raw_parts(self.data, self.len) }
+    }
+}
+
+impl<T> DerefMut for Acquired<'_, T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: the same.
+        unsafe { std::slice::from_raw_parts_mut(self.data, self.len) }
     }
 }

@@ -80,6 +80,13 @@ impl GridBuilder {
         self
     }
 
+    /// Optimizer instances: the dp x cp ranks in so many runs of neighbours, each with all of the optimizer's state; gradients are summed
+    /// inside one, then across. 1 unless said.
+    pub fn instances(mut self, count: i32) -> Self {
+        self.raw.instances = count;
+        self
+    }
+
     /// Axes from fastest to slowest varying rank; "tp-cp-ep-dp-pp" unless said.
     pub fn order(mut self, order: impl Into<String>) -> Self {
         self.order = Some(order.into());

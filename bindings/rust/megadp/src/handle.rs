@@ -2,11 +2,13 @@
 //! Handles of the library, and the lock that keeps its thread rule.
 use crate::error::{Code, Error, Result};
 use crate::sys;
+use core::ffi::c_void;
 use std::cell::Cell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 
 /// How a handle is given back. Always local, from any thread, and without an answer that could fail.
@@ -78,9 +80,38 @@ pub(crate) type NotSync = PhantomData<Cell<()>>;
 pub(crate) struct Tree {
     holder: Mutex<(Option<ThreadId>, usize)>,
     free: Condvar,
+    // Kept as long as anything that waits.
+    _asked: Option<Arc<Asked>>,
+}
+
+/// The closure that a call which waits asks whether to end; see [`CommBuilder::interrupted`](crate::CommBuilder::interrupted).
+pub(crate) struct Asked(pub(crate) Box<dyn Fn() -> bool + Send + Sync>);
+
+impl fmt::Debug for Asked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Asked(..)")
+    }
+}
+
+impl Asked {
+    /// For `mdp_comm_config`: the function, and a context that is valid as long as this value.
+    pub(crate) fn raw(self: &Arc<Self>) -> (sys::mdp_interrupted_fn, *mut c_void) {
+        (Some(ask), Arc::as_ptr(self).cast_mut().cast())
+    }
+}
+
+unsafe extern "C" fn ask(context: *mut c_void) -> i32 {
+    // SAFETY: the context of raw(), kept by the tree.
+    let asked = unsafe { &*context.cast::<Asked>() };
+    // Nothing may unwind into C: a closure that panics ends the call.
+    i32::from(catch_unwind(AssertUnwindSafe(|| (asked.0)())).unwrap_or(true))
 }
 
 impl Tree {
+    pub(crate) fn asking(asked: Option<Arc<Asked>>) -> Self {
+        Tree { _asked: asked, ..Tree::default() }
+    }
+
     fn holder(&self) -> MutexGuard<'_, (Option<ThreadId>, usize)> {
         // What it guards is written in one go, so a panic elsewhere leaves it whole.
         self.holder.lock().unwrap_or_else(PoisonError::into_inner)

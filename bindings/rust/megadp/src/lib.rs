@@ -84,7 +84,7 @@ pub use collectives::{Op, Pending};
 pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
 pub use element::{DType, Element, Strided};
 pub use error::{Code, Error, Result};
-pub use gradients::{GradMut, Gradients};
+pub use gradients::{Acquired, GradMut, Gradients};
 pub use grid::{Axes, Grid, GridBuilder, Ranks};
 pub use library::{info, version};
 pub use optimizer::{Optimizer, OptimizerBuilder, ParamGroup, StateKind, StepOptions, StepReport};

@@ -269,7 +269,7 @@ impl Optimizer {
         }
         buffer.closed = false;
         // SAFETY: just created, and ours.
-        let request = unsafe { Request::new(out) }?;
+        let request = unsafe { Request::new(out, &self.tree) }?;
         let report = StepReport {
             grad_norm: report.grad_norm,
             clip_factor: report.clip_factor,

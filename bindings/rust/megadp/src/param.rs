@@ -70,6 +70,18 @@ impl Param {
         self
     }
 
+    /// The tensor-parallel ranks hold the same, but each has a part of the gradient: these are summed.
+    pub fn partial_sum(mut self) -> Self {
+        self.raw.placement = sys::MDP_PLACEMENT_PARTIAL_SUM;
+        self
+    }
+
+    /// As [`partial_sum`](Self::partial_sum), but averaged.
+    pub fn partial_mean(mut self) -> Self {
+        self.raw.placement = sys::MDP_PLACEMENT_PARTIAL_MEAN;
+        self
+    }
+
     /// Each tensor-parallel rank holds its own part, of so many pieces, cut along a dimension.
     pub fn sharded(mut self, dim: usize, pieces: usize) -> Self {
         self.raw.placement = sys::MDP_PLACEMENT_SHARDED;

@@ -13,9 +13,9 @@ use crate::sys;
 pub struct PlanReport {
     /// Whole parameters, with padding.
     pub param_bytes: u64,
-    /// Whole gradients, with padding.
+    /// Whole gradients, with padding; with [`Sharding::Zero2`](crate::Sharding::Zero2) the pool.
     pub grad_bytes: u64,
-    /// Reduced gradients kept apart: 0, they are reduced in place.
+    /// With [`Sharding::Zero2`](crate::Sharding::Zero2): the sums of the owned pieces in f32; else 0, gradients are reduced in place.
     pub grad_shard_bytes: u64,
     /// The owned pieces in fp32; 0 for f32 parameters.
     pub master_bytes: u64,
@@ -31,6 +31,8 @@ pub struct PlanReport {
     pub owned_elements: u64,
     /// With the CUDA backend, on the device, besides: an estimate of what NCCL takes for the communicators of training.
     pub communicator_bytes: u64,
+    /// With [`Sharding::Zero2`](crate::Sharding::Zero2), besides: the most that may come to lie outside the pool, all gradients or the limit.
+    pub spill_bytes: u64,
 }
 
 /// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`](crate::OptimizerBuilder::create) would allocate on `rank` of `world` ranks.
@@ -63,6 +65,7 @@ pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilde
         buckets: out.buckets,
         owned_elements: out.owned_elements,
         communicator_bytes: out.communicator_bytes,
+        spill_bytes: out.spill_bytes,
     })
 }
 

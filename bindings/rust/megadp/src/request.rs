@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Operations that are still going on.
-use crate::error::{Result, check_pending};
-use crate::handle::Owned;
+use crate::error::{Code, Error, Result, check, check_pending};
+use crate::handle::{Owned, Tree};
 use crate::sys;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long one wait inside of the library lasts at most, before the caller gets a word in.
@@ -12,14 +13,15 @@ pub(crate) const SLICE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub struct Request {
     handle: Owned<sys::mdp_request>,
+    _tree: Arc<Tree>,
 }
 
 impl Request {
     /// # Safety
     /// A request that a call which succeeded has written.
-    pub(crate) unsafe fn new(handle: *mut sys::mdp_request) -> Result<Self> {
+    pub(crate) unsafe fn new(handle: *mut sys::mdp_request, tree: &Arc<Tree>) -> Result<Self> {
         // SAFETY: as above.
-        unsafe { Owned::new(handle) }.map(|handle| Request { handle })
+        unsafe { Owned::new(handle) }.map(|handle| Request { handle, _tree: tree.clone() })
     }
 
     /// Whether the operation has finished. Does not block.
@@ -31,7 +33,8 @@ impl Request {
         check_pending(unsafe { sys::mdp_request_test(self.handle.as_ptr()) })
     }
 
-    /// Waits until the operation has finished, or for so long; says whether it has finished.
+    /// Waits until the operation has finished, or for so long, or until the communicator's [`interrupted`](crate::CommBuilder::interrupted) says
+    /// so; says whether it has finished.
     ///
     /// # Errors
     /// Those of the operation.
@@ -44,9 +47,22 @@ impl Request {
     /// Waits until the operation has finished: at most for the communicator's timeout, then it has failed.
     ///
     /// # Errors
-    /// Those of the operation.
+    /// Those of the operation; ABORTED if the communicator's [`interrupted`](crate::CommBuilder::interrupted) said so: then the operation goes
+    /// on, and may be waited for again, unless [`Comm::failure`](crate::Comm::failure) tells of an abort.
     pub fn wait(&self) -> Result<()> {
-        self.wait_while(|| true).map(|_| ())
+        if self.wait_timeout(Duration::MAX)? {
+            return Ok(());
+        }
+        Err(Error::new(Code::Aborted, "waiting for an operation was interrupted; it goes on"))
+    }
+
+    /// The same for an operation whose arrays are only borrowed: interrupted, it is aborted on all ranks, so that it ends.
+    pub(crate) fn wait_to_the_end(&self, comm: &Owned<sys::mdp_comm>) -> Result<()> {
+        while !self.wait_timeout(Duration::MAX)? {
+            // SAFETY: a live handle; allowed from any thread.
+            check(unsafe { sys::mdp_comm_abort(comm.as_ptr()) })?;
+        }
+        Ok(())
     }
 
     /// Waits as long as `go_on` says so, which is asked every 50 ms; says whether the operation has finished. For programs that look for a

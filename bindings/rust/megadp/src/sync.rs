@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of backward, and the token that it leaves for the step.
 use crate::buffer::Buffer;
-use crate::element::Element;
+use crate::element::{Element, dense_view};
 use crate::error::{Result, check};
 use crate::request::Request;
 use crate::sys;
@@ -42,7 +42,7 @@ impl Buffer {
             // SAFETY: a live handle, the tree's only call; the buffer is borrowed mutably, so no slice of a gradient is in use.
             check(unsafe { sys::mdp_grad_sync(self.as_raw(), ptr::null_mut(), &mut out) })?;
             // SAFETY: just created, and ours.
-            unsafe { Request::new(out) }?
+            unsafe { Request::new(out, &self.tree) }?
         };
         Ok(Syncing { buffer: self, request })
     }
@@ -56,7 +56,7 @@ pub struct Syncing<'a> {
 }
 
 impl<'a> Syncing<'a> {
-    /// Waits, in slices of 50 ms.
+    /// Waits.
     ///
     /// # Errors
     /// As [`Buffer::sync`].
@@ -92,15 +92,45 @@ pub struct Synced<'a> {
 
 impl Synced<'_> {
     /// A reduced gradient: the sum over ranks, divided by their number, row-major, without a copy. With [`Sharding::Zero0`](crate::Sharding::Zero0)
-    /// all of it is meaningful, with `Zero1` the ranges that [`Buffer::owned`] gives. Local.
+    /// all of it is meaningful, with `Zero1` the ranges that [`Buffer::owned`] gives; with `Zero2` see [`Synced::owned_grad`]. Local.
     ///
     /// # Errors
-    /// INVALID (no such parameter; elements of another type), STATE (frozen), UNSUPPORTED (memory of a device).
+    /// INVALID (no such parameter; elements of another type), STATE (frozen), UNSUPPORTED (memory of a device; `Zero2`).
     pub fn grad<T: Element>(&self, param: usize) -> Result<&[T]> {
         self.buffer.shared.check(param)?;
         let (data, len) = self.buffer.grad_view(param)?;
         // SAFETY: after a sync the library refuses gradients until the step or a new beginning, for both of which the borrow must end.
         Ok(unsafe { std::slice::from_raw_parts(data, len) })
+    }
+
+    /// What this rank owns of a reduced gradient, whatever is sharded: empty if that is nothing; where it begins in the flattened parameter is
+    /// [`OwnedRange::param_begin`](crate::OwnedRange::param_begin). In the gradient's dtype; f32 with `Zero2`. Without a copy. Local.
+    ///
+    /// # Errors
+    /// As [`Synced::grad`], without the last.
+    pub fn owned_grad<T: Element>(&self, param: usize) -> Result<&[T]> {
+        let (data, len) = self.owned_view(param)?;
+        // SAFETY: as in grad().
+        Ok(unsafe { std::slice::from_raw_parts(data, len) })
+    }
+
+    /// The same to be written to; [`Synced::grads_changed`] follows. Local.
+    ///
+    /// # Errors
+    /// As [`Synced::owned_grad`].
+    pub fn owned_grad_mut<T: Element>(&mut self, param: usize) -> Result<&mut [T]> {
+        let (data, len) = self.owned_view(param)?;
+        // SAFETY: the same; and nobody else has a slice, since this is borrowed mutably.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
+    }
+
+    fn owned_view<T: Element>(&self, param: usize) -> Result<(*mut T, usize)> {
+        self.buffer.shared.check(param)?;
+        let _inside = self.buffer.tree.enter();
+        let mut view = sys::mdp_tensor::new();
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_grad_owned(self.buffer.as_raw(), param, &mut view) })?;
+        dense_view(&view, &format!("what this rank owns of the gradient of parameter {param}"))
     }
 
     /// The L2 norm of the reduced gradients of these parameters (`None`: of all) over the whole model, each element counted once, as the step
@@ -134,7 +164,7 @@ impl Synced<'_> {
     }
 
     /// Multiplies reduced gradients of these parameters (`None`: of all) by a factor, in place: what [`Synced::grad`] shows and the step uses.
-    /// With [`Sharding::Zero1`](crate::Sharding::Zero1) what this rank owns of them. Local; to be called alike on all ranks.
+    /// With [`Sharding::Zero1`](crate::Sharding::Zero1) and `Zero2` what this rank owns of them. Local; to be called alike on all ranks.
     ///
     /// # Errors
     /// INVALID (as [`Synced::grad_norm`]; a factor that is not finite), those of a lost communicator.
@@ -145,7 +175,8 @@ impl Synced<'_> {
         check(unsafe { sys::mdp_grad_scale(self.buffer.as_raw(), first, count, factor, ptr::null_mut()) })
     }
 
-    /// Says that reduced gradients were written, through [`Buffer::as_raw`] and views of the library's memory. Local.
+    /// Says that reduced gradients were written, through [`Synced::owned_grad_mut`], or [`Buffer::as_raw`] and views of the library's memory.
+    /// Local.
     ///
     /// # Errors
     /// Those of a lost communicator.

@@ -4,7 +4,7 @@ mod ranks;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
 use megadp::candle::{DataParallel, Error};
-use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, StepOptions, log, sys};
+use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, Sharding, StepOptions, log, sys};
 use ranks::{TIMEOUT, alone, check_losses, threads};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -104,6 +104,31 @@ fn values_of_rank_0_are_everyones_and_a_step_shows_in_the_same_tensors() {
         tensor.to_vec2::<f32>().unwrap()[1][1]
     });
     assert!((values[0] - 4.5).abs() < 1e-6 && values[0] == values[1], "{values:?}");
+}
+
+/// The bits of all parameters of a model of two layers after a few steps.
+fn trained(comm: &Comm, sharding: Sharding) -> Vec<u32> {
+    let values = |count: usize| (0..count).map(|i| (i as f32 * 0.37).sin()).collect::<Vec<_>>();
+    let (lower, upper) = (var(&values(40 * 30), (40, 30)), var(&values(30 * 20), (30, 20)));
+    let builder = Buffer::builder().sharding(sharding).bucket_elements(1);
+    let mut parallel = register(comm, &builder, &[("lower", &lower), ("upper", &upper)]);
+    let mut optimizer = Optimizer::builder().lr(0.01).max_grad_norm(1.0).create(parallel.buffer()).unwrap();
+    let [lower, upper] = ["lower", "upper"].map(|name| parallel.tensor(name).unwrap());
+    for step in 0..5 {
+        let rank = comm.rank().unwrap();
+        let x: Vec<f32> = (0..8 * 40).map(|i| ((i * 7 + step * 13 + rank * 31) as f32).cos()).collect();
+        let x = Tensor::from_vec(x, (8, 40), &Device::Cpu).unwrap();
+        let loss = x.matmul(&lower).unwrap().relu().unwrap().matmul(&upper).unwrap().sqr().unwrap().mean_all().unwrap();
+        parallel.backward(&loss).unwrap();
+        parallel.step(&mut optimizer, &StepOptions::default()).unwrap();
+    }
+    parallel.buffer().verify().unwrap();
+    [lower, upper].iter().flat_map(|tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap()).map(f32::to_bits).collect()
+}
+
+#[test]
+fn zero2_has_the_bits_of_zero1() {
+    threads(2, |comm| assert_eq!(trained(&comm, Sharding::Zero2), trained(&comm, Sharding::Zero1)));
 }
 
 #[test]

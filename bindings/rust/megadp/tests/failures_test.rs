@@ -2,10 +2,13 @@
 //! The four failures that every binding tests: a bad argument, a parameter without a gradient, a killed peer, use after close.
 mod ranks;
 
-use megadp::{Buffer, Code, Comm, Grid, Optimizer, Param, StepOptions};
+use megadp::{Buffer, Code, Comm, Grid, Optimizer, Param, StepOptions, UniqueId};
 use ranks::{TIMEOUT, alone, register, small, threads};
 use std::process::Command;
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
 
 #[test]
 fn a_bad_argument_is_named_with_its_value() {
@@ -145,4 +148,51 @@ fn after_an_abort_everything_says_so_and_nothing_hangs() {
         error
     });
     assert!(errors.iter().all(|error| error.code == Code::Aborted && error.rank == Some(1)));
+}
+
+/// A communicator whose calls end as soon as the flag is up.
+fn stoppable(id: &UniqueId, rank: usize, flag: &Arc<AtomicBool>) -> Comm {
+    let flag = flag.clone();
+    let asked = move || flag.load(Ordering::SeqCst);
+    Comm::builder().id(id, rank, 2).timeout(TIMEOUT).interrupted(asked).connect().unwrap()
+}
+
+#[test]
+fn a_call_is_interrupted() {
+    let (id, alone, begun) = (UniqueId::create().unwrap(), UniqueId::create().unwrap(), Instant::now());
+    let error = Comm::builder().id(&alone, 0, 2).timeout(TIMEOUT).interrupted(|| true).connect().unwrap_err();
+    assert!(error.code == Code::Aborted && error.text.contains("mdp_comm_create was interrupted on rank 0"), "{error}");
+    let error = Comm::builder().id(&alone, 0, 2).timeout(TIMEOUT).interrupted(|| panic!("on purpose")).connect().unwrap_err();
+    assert_eq!(error.code, Code::Aborted);
+
+    let come = Barrier::new(2);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let flag = Arc::new(AtomicBool::new(true));
+            let comm = stoppable(&id, 0, &flag);
+            let request = comm.start_barrier().unwrap();
+            assert_eq!(request.wait().unwrap_err().code, Code::Aborted);
+            assert!(!request.wait_timeout(TIMEOUT).unwrap());
+            flag.store(false, Ordering::SeqCst);
+            come.wait();
+            request.wait().unwrap(); // nothing was lost
+            let pending = comm.start_all_reduce(vec![1f32; 4], megadp::Op::Sum).unwrap();
+            flag.store(true, Ordering::SeqCst);
+            assert_eq!(pending.wait().unwrap_err().code, Code::Aborted);
+            assert!(comm.failure().unwrap().is_none());
+            assert_eq!(comm.all_reduce(&mut [1f32; 4], megadp::Op::Sum).unwrap_err().code, Code::Aborted);
+            let error = comm.split(Some(0), 0).unwrap_err();
+            assert_eq!((error.code, error.rank), (Code::Aborted, Some(0)));
+        });
+        scope.spawn(|| {
+            let comm = stoppable(&id, 1, &Arc::default());
+            come.wait();
+            comm.barrier().unwrap();
+            while comm.failure().unwrap().is_none() {
+                thread::sleep(Duration::from_millis(1)); // the news comes by itself
+            }
+            assert_eq!(comm.barrier().unwrap_err().rank, Some(0));
+        });
+    });
+    assert!(begun.elapsed() < TIMEOUT);
 }

@@ -2,7 +2,7 @@
 //! Which values may go to other threads, and what keeps threads apart.
 mod ranks;
 
-use megadp::{Aborter, Buffer, Code, Comm, Gradients, Grid, Optimizer, Pending, Request, StepOptions, UniqueId};
+use megadp::{Aborter, Acquired, Buffer, Code, Comm, Gradients, Grid, Optimizer, Pending, Request, StepOptions, UniqueId};
 use ranks::{alone, register, small, threads};
 use std::sync::Barrier;
 use std::thread;
@@ -16,6 +16,7 @@ fn what_the_header_allows_is_what_the_types_say() {
     send::<Buffer>();
     send::<Optimizer>();
     both::<Gradients>();
+    both::<Acquired<f32>>();
     both::<Request>();
     both::<Aborter>();
     both::<Pending<f32>>();

@@ -25,6 +25,7 @@ import megadp.Sharding;
 import megadp.Status;
 import megadp.StepOptions;
 import megadp.StepReport;
+import megadp.View;
 
 /** One case of the failure tests, by name; some want several ranks. Prints what tests/test_java.py compares, and "done" at the end. */
 public final class Failures {
@@ -180,6 +181,101 @@ public final class Failures {
     }
   }
 
+  /**
+   * With two ranks: the same steps with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with two optimizer
+   * instances.
+   */
+  static void pooledGradients() throws Exception {
+    try (Comm comm = Comm.create()) {
+      String expected = pooled(comm, 1, Sharding.ZERO_1, false);
+      for (boolean written : new boolean[] {false, true}) {
+        check(pooled(comm, 1, Sharding.ZERO_2, written).equals(expected), "the bits of ZERO_1");
+        check(pooled(comm, 1, Sharding.ZERO_1, written).equals(expected), "the same bits");
+        check(pooled(comm, 2, Sharding.ZERO_2, written).equals(expected), "the bits of one instance");
+      }
+      comm.barrier();
+    }
+  }
+
+  private static String pooled(Comm comm, int instances, Sharding sharding, boolean written) throws Exception {
+    GridOptions cut = new GridOptions();
+    cut.setInstances(instances);
+    BufferOptions options = new BufferOptions();
+    options.setSharding(sharding);
+    options.setBucketElements(1);
+    options.setPoolBuckets(sharding == Sharding.ZERO_2 ? 1 : 0);
+    StringBuilder found = new StringBuilder();
+    try (Grid grid = Grid.create(comm, cut);
+        Buffer buffer = Buffer.create(grid, TWO, options);
+        Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
+      for (int step = 0; step < 3; step++) {
+        for (int i = 1; i >= 0; i--) {
+          float[] grad = new float[i == 0 ? 12 : 4];
+          for (int k = 0; k < grad.length; k++) {
+            grad[k] = (float) Math.sin(1 + 7 * k + 31 * i + 57 * step + 91 * comm.rank()) / 3;
+          }
+          if (written) {
+            View lent = buffer.acquire(i);
+            check(lent.first() && lent.size() == grad.length, "all of a first gradient is lent");
+            lent.memory().asFloatBuffer().put(grad);
+            buffer.ready(i);
+          } else {
+            buffer.put(i, grad);
+          }
+        }
+        buffer.sync();
+        double[] owned = {buffer.ownedGradView(0).size() + buffer.ownedGrad(1).asFloatBuffer().remaining()};
+        comm.allReduce(owned, Op.SUM);
+        check(owned[0] == 16 * instances, "all is owned: " + owned[0]);
+        optimizer.step();
+      }
+      for (int i = 0; i < 2; i++) {
+        float[] values = new float[i == 0 ? 12 : 4];
+        buffer.read(i, values);
+        for (float value : values) {
+          found.append(' ').append(Float.floatToIntBits(value));
+        }
+      }
+      check(buffer.stats().getSpillPeakBytes() >= 0, "bytes outside the pool");
+    }
+    return found.toString();
+  }
+
+  /** What is lent, and what is refused meanwhile and after it was given back. */
+  static void lentGradient() throws Exception {
+    BufferOptions options = new BufferOptions();
+    options.setSharding(Sharding.ZERO_2);
+    options.setBucketElements(1);
+    options.setPoolBuckets(1);
+    options.setSpillLimit(20);
+    try (Comm comm = Comm.create(); Buffer buffer = Buffer.create(comm, TWO, options)) {
+      View lent = buffer.acquire(1);
+      Call[] calls = {() -> buffer.put(1, B), () -> buffer.skip(1), () -> buffer.acquire(1), () -> buffer.beginMicrobatch(true)};
+      for (Call call : calls) {
+        check(fails(Status.E_STATE, call, "is lent").param() == 1, "the parameter");
+      }
+      fails(Status.E_STATE, () -> buffer.release(0), "not lent");
+      fails(Status.E_INVALID, () -> buffer.acquire(2), "param", "2");
+      fails(Status.E_INVALID, () -> buffer.release(-1), "param", "-1");
+      fails(Status.E_STATE, () -> buffer.ownedGrad(0), "mdp_grad_sync");
+      fails(Status.E_UNSUPPORTED, () -> buffer.grad(1), "mdp_grad_acquire");
+      fails(Status.E_MEMORY, () -> buffer.put(0, W), "spill_limit is 20");
+      buffer.release(1);
+      fails(Status.E_STATE, lent::memory, "given back");
+      buffer.acquire(1);
+      fails(Status.E_STATE, buffer::sync, "is lent");
+      fails(Status.E_STATE, () -> buffer.beginMicrobatch(true), "is lent");
+      buffer.release(1);
+      buffer.beginMicrobatch(true);
+      View again = buffer.acquire(1);
+      fails(Status.E_STATE, lent::memory, "given back");
+      again.memory().asFloatBuffer().put(B);
+      buffer.ready(1);
+      options.setPoolBuckets(-1);
+      fails(Status.E_INVALID, () -> Buffer.create(comm, TWO, options), "pool_buckets", "-1");
+    }
+  }
+
   /** With three ranks, one of which dies: the others are told, long before the timeout, in calls of every kind. */
   static void killedPeer() throws Exception {
     CommOptions options = new CommOptions();
@@ -225,6 +321,7 @@ public final class Failures {
         () -> buffer.broadcast(0), () -> buffer.startBroadcast(0), () -> buffer.find("w"), buffer::buckets,
         buffer::zeroGrad, buffer::gradNorm, () -> buffer.gradNormOf(new long[0]), () -> buffer.scaleGrads(1),
         () -> buffer.scaleGradsOf(1, new long[0]), buffer::gradsChanged, () -> optimizer.steps(0), buffer::stats, buffer::ownedCount, buffer::changed, () -> buffer.param(0), () -> buffer.grad(0),
+        () -> buffer.acquire(0), () -> buffer.release(0), () -> buffer.ready(0), () -> buffer.ownedGrad(0),
         () -> buffer.put(1, B), () -> buffer.read(1, new float[4]), () -> buffer.bucket(0),
         () -> Optimizer.create(buffer, new OptimizerOptions()), () -> optimizer.step(), () -> optimizer.state(0, "exp_avg"),
         () -> optimizer.startStep(new StepOptions())};

@@ -65,6 +65,57 @@ static class Smoke {
     Console.WriteLine("value {0}", buffer.Read(0)[0]);
   }
 
+  // A step whose gradients are put and written where they go, with so many optimizer instances: what it leaves.
+  static string ShardedStep(Comm comm, Sharding sharding, int instances) {
+    bool zero2 = sharding == Sharding.ZERO_2;
+    int rank = comm.Rank();
+    var layers = new Params();
+    foreach (var name in new[] {"lower", "upper"}) {
+      var param = new Param(name);
+      param.AddDimension(3);
+      layers.Add(param);
+    }
+    var sharded = new BufferOptions();
+    sharded.Sharding = sharding;
+    sharded.BucketElements = 1;
+    sharded.PoolBuckets = zero2 ? 2 : 0;
+    var cut = new GridOptions();
+    cut.Instances = instances;
+    var pooled = MegaDP.Buffer.CreateOn(Grid.Create(comm, cut), layers, sharded);
+    var adam = Optimizer.Create(pooled, new OptimizerOptions());
+    var lent = pooled.Acquire(1);
+    if (!lent.First() || lent.Size() != 3) throw new Exception("first");
+    lent.SetValues(new Doubles(new double[] {9, 9, 9}));
+    if (zero2) {
+      Fails("view", () => pooled.Grad(0));
+      Fails("lent", () => pooled.Put(1, new Doubles(new double[] {1, 2, 3})));
+    }
+    pooled.Release(1);
+    if (zero2) Fails("released", () => lent.Get(0));
+    lent = pooled.Acquire(1);
+    lent.SetValues(new Doubles(new double[] {1 / 3.0 + rank, 2 / 3.0, 3 / 7.0}));
+    pooled.Ready(1);
+    pooled.Put(0, new Doubles(new double[] {1 / 7.0, rank / 3.0, -1 / 9.0}));
+    pooled.Sync();
+    double size = 0;
+    for (int i = 0; i < 2; i++) {
+      var owned = pooled.OwnedGrad(i);
+      var twice = new Doubles();
+      foreach (double value in owned.Values()) twice.Add(2 * value);
+      owned.SetValues(twice);
+      size += owned.Size();
+    }
+    size = comm.AllReduce(One(size), Op.SUM)[0] / instances;
+    pooled.GradsChanged();
+    string found = pooled.GradNorm().ToString("R") + " " + size;
+    adam.Step(new StepOptions());
+    for (int i = 0; i < 2; i++) {
+      foreach (double value in pooled.Read(i)) found += " " + value.ToString("R");
+    }
+    if (zero2) Console.WriteLine("pooled {0} {1}", size, pooled.Stats().SpillPeakBytes);
+    return found;
+  }
+
   static void Main() {
     CultureInfo.DefaultThreadCurrentCulture = CultureInfo.CurrentCulture = CultureInfo.InvariantCulture;
     var comm = Comm.Create(new CommOptions());
@@ -96,6 +147,10 @@ static class Smoke {
     Console.WriteLine("steps {0} {1}", optimizer.Step(new StepOptions()).Step, optimizer.Steps(1));
     buffer.WaitAll();
     Named(comm, buffer);
+    string one = ShardedStep(comm, Sharding.ZERO_1, 1), two = ShardedStep(comm, Sharding.ZERO_2, 1);
+    Console.WriteLine("zero2 {0}", one == two ? "same" : one + " and " + two);
+    string cut = ShardedStep(comm, Sharding.ZERO_1, ranks);
+    Console.WriteLine("instances {0}", one == cut ? "same" : one + " and " + cut);
     comm.Barrier(); // a rank whose program ends must have been needed for the last time
     var view = buffer.Param(1);
     buffer.Dispose();

@@ -12,6 +12,51 @@ fails <- function(what, call) {
   conditionMessage(failure)
 }
 
+# A step whose gradients are put and written where they go, with so many optimizer instances: what it leaves.
+sharded_step <- function(comm, rank, sharding, instances) {
+  zero2 <- sharding == "ZERO_2"
+  layers <- Params()
+  for (name in c("lower", "upper")) {
+    param <- Param(name)
+    Param_add_dimension(param, 3)
+    Params_add(layers, param)
+  }
+  sharded <- BufferOptions()
+  BufferOptions_sharding_set(sharded, sharding)
+  BufferOptions_bucket_elements_set(sharded, 1)
+  if (zero2) BufferOptions_pool_buckets_set(sharded, 2)
+  cut <- GridOptions()
+  GridOptions_instances_set(cut, instances)
+  pooled <- Buffer_create_on(Grid_create(comm, cut), layers, sharded)
+  adam <- Optimizer_create(pooled, OptimizerOptions())
+  lent <- Buffer_acquire(pooled, 1)
+  stopifnot(View_first(lent), View_size(lent) == 3)
+  View_set_values(lent, c(9, 9, 9))
+  if (zero2) {
+    fails("view", function() Buffer_grad(pooled, 0))
+    fails("lent", function() Buffer_put(pooled, 1, c(1, 2, 3)))
+  }
+  Buffer_release(pooled, 1)
+  if (zero2) fails("released", function() View_get(lent, 0))
+  lent <- Buffer_acquire(pooled, 1)
+  View_set_values(lent, c(1 / 3 + rank, 2 / 3, 3 / 7))
+  Buffer_ready(pooled, 1)
+  Buffer_put(pooled, 0, c(1 / 7, rank / 3, -1 / 9))
+  Buffer_sync(pooled)
+  size <- 0
+  for (i in 0:1) {
+    owned <- Buffer_owned_grad(pooled, i)
+    if (View_size(owned) > 0) View_set_values(owned, 2 * View_values(owned))
+    size <- size + View_size(owned)
+  }
+  size <- Comm_all_reduce(comm, as.numeric(size), "SUM")[1] / instances
+  Buffer_grads_changed(pooled)
+  norm <- Buffer_grad_norm(pooled)
+  Optimizer_step(adam, StepOptions())
+  if (zero2) cat("pooled", size, Stats_spill_peak_bytes_get(Buffer_stats(pooled)), "\n")
+  c(norm, size, Buffer_read(pooled, 0), Buffer_read(pooled, 1))
+}
+
 main <- function() {
   comm <- Comm_create(CommOptions())
   rank <- Comm_rank(comm)
@@ -74,6 +119,11 @@ main <- function() {
   Buffer_put(buffer, 0, 1.0)
   Optimizer_step(still, StepOptions())
   cat("value", Buffer_read(buffer, 0)[1], "\n")
+  one <- sharded_step(comm, rank, "ZERO_1", 1)
+  two <- sharded_step(comm, rank, "ZERO_2", 1)
+  cat("zero2", if (identical(one, two)) "same" else c(one, two), "\n")
+  cut <- sharded_step(comm, rank, "ZERO_1", ranks)
+  cat("instances", if (identical(one, cut)) "same" else c(one, cut), "\n")
   Comm_barrier(comm)  # a rank whose program ends must have been needed for the last time
   view <- Buffer_param(buffer, 1)
   Buffer_close(buffer)

@@ -73,6 +73,60 @@ buffer:put(1, { 1 })
 buffer:put(0, { 1 })
 still:step(megadp.StepOptions())
 print(string.format("value %d", buffer:read(0)[1]))
+
+-- The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
+local function sharded_step(sharding, instances)
+  local layers = megadp.Params()
+  for _, name in ipairs({ "lower", "upper" }) do
+    local param = megadp.Param(name)
+    param:add_dimension(3)
+    layers:add(param)
+  end
+  local sharded, zero2 = megadp.BufferOptions(), sharding == megadp.Sharding_ZERO_2
+  sharded.sharding, sharded.bucket_elements, sharded.pool_buckets = sharding, 1, zero2 and 2 or 0
+  local cut = megadp.GridOptions()
+  cut.instances = instances
+  local pooled = megadp.Buffer.create_on(megadp.Grid.create(comm, cut), layers, sharded)
+  local adam = megadp.Optimizer.create(pooled, megadp.OptimizerOptions())
+  local lent = pooled:acquire(1)
+  assert(lent:first() and lent:size() == 3)
+  lent:set_values({ 9, 9, 9 })
+  if zero2 then
+    fails("view", pooled.grad, pooled, 0)
+    fails("lent", pooled.put, pooled, 1, { 1, 2, 3 })
+  end
+  pooled:release(1)
+  if zero2 then
+    fails("released", lent.get, lent, 0)
+  end
+  lent = pooled:acquire(1)
+  lent:set_values({ 1 / 3 + rank, 2 / 3, 3 / 7 })
+  pooled:ready(1)
+  pooled:put(0, { 1 / 7, rank / 3, -1 / 9 })
+  pooled:sync()
+  local size = 0
+  for i = 0, 1 do
+    local owned = pooled:owned_grad(i)
+    local values = owned:values()
+    for k, value in ipairs(values) do
+      values[k] = 2 * value
+    end
+    owned:set_values(values)
+    size = size + owned:size()
+  end
+  size = comm:all_reduce({ size }, megadp.Op_SUM)[1] / instances
+  pooled:grads_changed()
+  local norm = pooled:grad_norm()
+  adam:step(megadp.StepOptions())
+  if zero2 then
+    print(string.format("pooled %d %d", size, pooled:stats().spill_peak_bytes))
+  end
+  return table.concat({ norm, size, table.concat(pooled:read(0), " "), table.concat(pooled:read(1), " ") }, " ")
+end
+local one, two = sharded_step(megadp.Sharding_ZERO_1, 1), sharded_step(megadp.Sharding_ZERO_2, 1)
+print("zero2", one == two and "same" or one .. " and " .. two)
+local cut = sharded_step(megadp.Sharding_ZERO_1, ranks)
+print("instances", one == cut and "same" or one .. " and " .. cut)
 comm:barrier() -- a rank whose program ends must have been needed for the last time
 local view = buffer:param(1)
 buffer:close()

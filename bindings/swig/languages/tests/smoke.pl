@@ -76,6 +76,52 @@ $buffer->put(1, [1]);
 $buffer->put(0, [1]);
 $still->step(megadp::StepOptions->new);
 printf "value %d\n", $buffer->read(0)->[0];
+
+# The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
+my @found;
+for my $way ([$megadp::Sharding_ZERO_1, 1], [$megadp::Sharding_ZERO_2, 1], [$megadp::Sharding_ZERO_1, $ranks]) {
+    my ($sharding, $instances) = @$way;
+    my $layers = megadp::Params->new;
+    for my $name ("lower", "upper") {
+        my $param = megadp::Param->new($name);
+        $param->add_dimension(3);
+        $layers->add($param);
+    }
+    my $sharded = megadp::BufferOptions->new;
+    $sharded->{sharding} = $sharding;
+    $sharded->{bucket_elements} = 1;
+    $sharded->{pool_buckets} = 2 if $sharding == $megadp::Sharding_ZERO_2;
+    my $cut = megadp::GridOptions->new;
+    $cut->{instances} = $instances;
+    my $pooled = megadp::Buffer::create_on(megadp::Grid::create($comm, $cut), $layers, $sharded);
+    my $adam = megadp::Optimizer::create($pooled, megadp::OptimizerOptions->new);
+    my $lent = $pooled->acquire(1);
+    die "first" unless $lent->first && $lent->size == 3;
+    $lent->set_values([9, 9, 9]);
+    if ($sharding == $megadp::Sharding_ZERO_2) {
+        fails("view", sub { $pooled->grad(0) });
+        fails("lent", sub { $pooled->put(1, [1, 2, 3]) });
+    }
+    $pooled->release(1);
+    fails("released", sub { $lent->get(0) }) if $sharding == $megadp::Sharding_ZERO_2;
+    $lent = $pooled->acquire(1);
+    $lent->set_values([1 / 3 + $rank, 2 / 3, 3 / 7]);
+    $pooled->ready(1);
+    $pooled->put(0, [1 / 7, $rank / 3, -1 / 9]);
+    $pooled->sync;
+    my @owned = map { $pooled->owned_grad($_) } 0, 1;
+    my $size = $comm->all_reduce([$owned[0]->size + $owned[1]->size], $megadp::Op_SUM)->[0] / $instances;
+    $_->set_values([map { 2 * $_ } @{$_->values}]) for @owned;
+    $pooled->grads_changed;
+    my $norm = $pooled->grad_norm;
+    $adam->step(megadp::StepOptions->new);
+    push @found, join " ", $norm, $size, @{$pooled->read(0)}, @{$pooled->read(1)};
+    printf "pooled %d %d\n", $size, $pooled->stats->{spill_peak_bytes} if $sharding == $megadp::Sharding_ZERO_2;
+    $adam->close;
+    $pooled->close;
+}
+printf "zero2 %s\n", $found[0] eq $found[1] ? "same" : "@found";
+printf "instances %s\n", $found[0] eq $found[2] ? "same" : "@found";
 $comm->barrier;    # a rank whose program ends must have been needed for the last time
 my $view = $buffer->param(1);
 $buffer->close;

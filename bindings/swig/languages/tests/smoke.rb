@@ -86,6 +86,50 @@ buffer.put(1, [1])
 buffer.put(0, [1])
 still.step(Megadp::StepOptions.new)
 puts "value #{buffer.read(0)[0].to_i}"
+
+# The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
+ways = [[Megadp::Sharding_ZERO_1, 1], [Megadp::Sharding_ZERO_2, 1], [Megadp::Sharding_ZERO_1, ranks]]
+found = ways.map do |sharding, instances|
+  layers = Megadp::Params.new
+  %w[lower upper].each do |name|
+    param = Megadp::Param.new(name)
+    param.add_dimension(3)
+    layers.add(param)
+  end
+  sharded = Megadp::BufferOptions.new
+  sharded.sharding = sharding
+  sharded.bucket_elements = 1
+  zero2 = sharding == Megadp::Sharding_ZERO_2
+  sharded.pool_buckets = 2 if zero2
+  cut = Megadp::GridOptions.new
+  cut.instances = instances
+  pooled = Megadp::Buffer.create_on(Megadp::Grid.create(comm, cut), layers, sharded)
+  adam = Megadp::Optimizer.create(pooled, Megadp::OptimizerOptions.new)
+  lent = pooled.acquire(1)
+  abort "first" unless lent.first && lent.size == 3
+  lent.set_values([9, 9, 9])
+  if zero2
+    fails("view") { pooled.grad(0) }
+    fails("lent") { pooled.put(1, [1, 2, 3]) }
+  end
+  pooled.release(1)
+  fails("released") { lent.get(0) } if zero2
+  lent = pooled.acquire(1)
+  lent.set_values([1 / 3.0 + rank, 2 / 3.0, 3 / 7.0])
+  pooled.ready(1)
+  pooled.put(0, [1 / 7.0, rank / 3.0, -1 / 9.0])
+  pooled.sync
+  owned = [0, 1].map { |i| pooled.owned_grad(i) }
+  size = comm.all_reduce([owned[0].size + owned[1].size], Megadp::Op_SUM)[0] / instances
+  owned.each { |view| view.set_values(view.values.to_a.map { |value| 2 * value }) }
+  pooled.grads_changed
+  norm = pooled.grad_norm
+  adam.step(Megadp::StepOptions.new)
+  puts "pooled #{size.to_i} #{pooled.stats.spill_peak_bytes}" if zero2
+  [norm, size, pooled.read(0).to_a, pooled.read(1).to_a]
+end
+puts "zero2 #{found[0] == found[1] ? "same" : found}"
+puts "instances #{found[0] == found[2] ? "same" : found}"
 comm.barrier # a rank whose program ends must have been needed for the last time
 view = buffer.param(1)
 buffer.close

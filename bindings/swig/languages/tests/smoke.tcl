@@ -80,6 +80,57 @@ megadp::Buffer_put $buffer 1 {1}
 megadp::Buffer_put $buffer 0 {1}
 megadp::Optimizer_step $still stepOptions
 puts [format "value %d" [expr {int([lindex [megadp::Buffer_read $buffer 0] 0])}]]
+
+# The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
+proc sharded_step {comm rank id sharding instances} {
+    set zero2 [expr {$sharding == $megadp::Sharding_ZERO_2}]
+    megadp::Params layers$id
+    foreach name {lower upper} {
+        megadp::Param $name$id $name
+        $name$id add_dimension 3
+        layers$id add $name$id
+    }
+    megadp::BufferOptions sharded$id
+    sharded$id configure -sharding $sharding -bucket_elements 1 -pool_buckets [expr {2 * $zero2}]
+    megadp::OptimizerOptions adam$id
+    megadp::GridOptions cut$id
+    cut$id configure -instances $instances
+    set pooled [megadp::Buffer_create_on [megadp::Grid_create $comm cut$id] layers$id sharded$id]
+    set optimizer [megadp::Optimizer_create $pooled adam$id]
+    set lent [megadp::Buffer_acquire $pooled 1]
+    if {![megadp::View_first $lent] || [megadp::View_size $lent] != 3} { error first }
+    megadp::View_set_values $lent {9 9 9}
+    if {$zero2} {
+        fails view [list megadp::Buffer_grad $pooled 0]
+        fails lent [list megadp::Buffer_put $pooled 1 {1 2 3}]
+    }
+    megadp::Buffer_release $pooled 1
+    if {$zero2} { fails released [list megadp::View_get $lent 0] }
+    set lent [megadp::Buffer_acquire $pooled 1]
+    megadp::View_set_values $lent [list [expr {1 / 3.0 + $rank}] [expr {2 / 3.0}] [expr {3 / 7.0}]]
+    megadp::Buffer_ready $pooled 1
+    megadp::Buffer_put $pooled 0 [list [expr {1 / 7.0}] [expr {$rank / 3.0}] [expr {-1 / 9.0}]]
+    megadp::Buffer_sync $pooled
+    set size 0
+    foreach param {0 1} {
+        set owned [megadp::Buffer_owned_grad $pooled $param]
+        set twice {}
+        foreach value [megadp::View_values $owned] { lappend twice [expr {2 * $value}] }
+        megadp::View_set_values $owned $twice
+        incr size [megadp::View_size $owned]
+    }
+    set size [expr {int([lindex [megadp::Comm_all_reduce $comm [list $size] $megadp::Op_SUM] 0]) / $instances}]
+    megadp::Buffer_grads_changed $pooled
+    set norm [megadp::Buffer_grad_norm $pooled]
+    megadp::Optimizer_step $optimizer stepOptions
+    if {$zero2} { puts "pooled $size [megadp::Stats_spill_peak_bytes_get [megadp::Buffer_stats $pooled]]" }
+    return [list $norm $size [megadp::Buffer_read $pooled 0] [megadp::Buffer_read $pooled 1]]
+}
+set one [sharded_step $comm $rank 1 $megadp::Sharding_ZERO_1 1]
+set two [sharded_step $comm $rank 2 $megadp::Sharding_ZERO_2 1]
+puts "zero2 [expr {$one eq $two ? "same" : "$one and $two"}]"
+set cut [sharded_step $comm $rank 3 $megadp::Sharding_ZERO_1 $ranks]
+puts "instances [expr {$one eq $cut ? "same" : "$one and $cut"}]"
 megadp::Comm_barrier $comm  ;# a rank whose program ends must have been needed for the last time
 set view [megadp::Buffer_param $buffer 1]
 megadp::Buffer_close $buffer

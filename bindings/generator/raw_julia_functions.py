@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the functions of the raw layer of the Julia binding: one for each of the header's."""
+from raw_julia_types import HEAD, RENAMED, argument_type
+
+OUTPUT = "julia/src/raw_functions.jl"
+
+# By their names, since the header says in words only who waits. What is not here must not wait.
+WAITING = frozenset(f"mdp_{name}" for name in (
+    "comm_create", "comm_split", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "barrier", "reduce_scatter_v",
+    "all_gather_v", "all_to_all_v", "send", "recv", "send_recv", "grid_create", "grid_comm", "buffer_register", "buffer_broadcast",
+    "buffer_verify", "param_wait", "param_read", "param_write", "grad_put", "grad_acquire", "grad_sync", "grad_norm", "microbatch_begin",
+    "buffer_zero_grad", "optimizer_create", "optimizer_step", "optimizer_state", "optimizer_steps", "request_wait"))
+
+
+def function(header, number, declared):
+    names = [RENAMED.get(param.name, param.name) for param in declared.params]
+    types = [argument_type(header, param.type) for param in declared.params]
+    result = argument_type(header, declared.result)
+    tuple_ = "(" + ", ".join(types) + ("," if len(types) == 1 else "") + ")"
+    call = "@waiting" if declared.name in WAITING else "ccall"
+    yield f"{declared.name}({', '.join(names)}) ="
+    yield f"    {call}({', '.join([f'entries[{number}]', result, tuple_, *names])})"
+
+
+def emit(header):
+    declared = {f.name for f in header.functions}
+    if not WAITING <= declared:
+        raise ValueError(f"raw_julia_functions.py: no such functions any more: {sorted(WAITING - declared)}")
+    lines = ["const FUNCTIONS = ("] + [f"    :{f.name}," for f in header.functions] + [")", ""]
+    for number, declaration in enumerate(header.functions, 1):
+        lines += function(header, number, declaration)
+    return HEAD + "\n".join(lines) + "\n"

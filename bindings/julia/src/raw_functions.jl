@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+# Written by bindings/generate.py from include/megadp.h; not to be edited.
+
+const FUNCTIONS = (
+    :mdp_version,
+    :mdp_status_name,
+    :mdp_last_error,
+    :mdp_last_error_info,
+    :mdp_info,
+    :mdp_log_set,
+    :mdp_unique_id_create,
+    :mdp_comm_create,
+    :mdp_comm_split,
+    :mdp_comm_rank,
+    :mdp_comm_size,
+    :mdp_comm_world_rank,
+    :mdp_comm_error_info,
+    :mdp_comm_event_fd,
+    :mdp_comm_abort,
+    :mdp_comm_destroy,
+    :mdp_all_reduce,
+    :mdp_reduce_scatter,
+    :mdp_all_gather,
+    :mdp_all_to_all,
+    :mdp_broadcast,
+    :mdp_barrier,
+    :mdp_reduce_scatter_v,
+    :mdp_all_gather_v,
+    :mdp_all_to_all_v,
+    :mdp_send,
+    :mdp_recv,
+    :mdp_send_recv,
+    :mdp_grid_create,
+    :mdp_grid_coords,
+    :mdp_grid_comm,
+    :mdp_grid_destroy,
+    :mdp_grid_groups_json,
+    :mdp_plan,
+    :mdp_plan_json,
+    :mdp_buffer_register,
+    :mdp_buffer_owned,
+    :mdp_buffer_find,
+    :mdp_buffer_counts,
+    :mdp_buffer_param_view,
+    :mdp_buffer_grad_view,
+    :mdp_buffer_to_dlpack,
+    :mdp_buffer_broadcast,
+    :mdp_buffer_verify,
+    :mdp_buffer_zero_grad,
+    :mdp_buffer_stats,
+    :mdp_buffer_bucket,
+    :mdp_buffer_destroy,
+    :mdp_microbatch_begin,
+    :mdp_param_wait,
+    :mdp_param_read,
+    :mdp_param_write,
+    :mdp_param_changed,
+    :mdp_grad_put,
+    :mdp_grad_acquire,
+    :mdp_grad_release,
+    :mdp_grad_ready,
+    :mdp_grad_skip,
+    :mdp_grad_sync,
+    :mdp_grad_norm,
+    :mdp_grad_scale,
+    :mdp_grad_owned,
+    :mdp_grad_changed,
+    :mdp_optimizer_create,
+    :mdp_optimizer_set_param_group,
+    :mdp_optimizer_step,
+    :mdp_optimizer_state,
+    :mdp_optimizer_steps,
+    :mdp_optimizer_destroy,
+    :mdp_request_test,
+    :mdp_request_wait,
+    :mdp_request_free,
+)
+
+mdp_version() =
+    ccall(entries[1], UInt32, ())
+mdp_status_name(status) =
+    ccall(entries[2], Cstring, (mdp_status,), status)
+mdp_last_error() =
+    ccall(entries[3], Cstring, ())
+mdp_last_error_info(out) =
+    ccall(entries[4], mdp_status, (Ptr{mdp_error_info},), out)
+mdp_info(json, capacity, needed) =
+    ccall(entries[5], mdp_status, (Ptr{UInt8}, Csize_t, Ptr{Csize_t}), json, capacity, needed)
+mdp_log_set(fn, user) =
+    ccall(entries[6], mdp_status, (Ptr{Cvoid}, Ptr{Cvoid}), fn, user)
+mdp_unique_id_create(out) =
+    ccall(entries[7], mdp_status, (Ptr{mdp_unique_id},), out)
+mdp_comm_create(config, id, out) =
+    @waiting(entries[8], mdp_status, (Ptr{mdp_comm_config}, Ptr{mdp_unique_id}, Ptr{Ptr{mdp_comm}}), config, id, out)
+mdp_comm_split(comm, color, key, out) =
+    @waiting(entries[9], mdp_status, (Ptr{mdp_comm}, Int32, Int32, Ptr{Ptr{mdp_comm}}), comm, color, key, out)
+mdp_comm_rank(comm) =
+    ccall(entries[10], Int32, (Ptr{mdp_comm},), comm)
+mdp_comm_size(comm) =
+    ccall(entries[11], Int32, (Ptr{mdp_comm},), comm)
+mdp_comm_world_rank(comm, rank) =
+    ccall(entries[12], Int32, (Ptr{mdp_comm}, Int32), comm, rank)
+mdp_comm_error_info(comm, out) =
+    ccall(entries[13], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_error_info}), comm, out)
+mdp_comm_event_fd(comm, out) =
+    ccall(entries[14], mdp_status, (Ptr{mdp_comm}, Ptr{Int32}), comm, out)
+mdp_comm_abort(comm) =
+    ccall(entries[15], mdp_status, (Ptr{mdp_comm},), comm)
+mdp_comm_destroy(comm) =
+    ccall(entries[16], Cvoid, (Ptr{mdp_comm},), comm)
+mdp_all_reduce(comm, from, to, op, stream, out) =
+    @waiting(entries[17], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, mdp_op, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, op, stream, out)
+mdp_reduce_scatter(comm, from, to, op, stream, out) =
+    @waiting(entries[18], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, mdp_op, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, op, stream, out)
+mdp_all_gather(comm, from, to, stream, out) =
+    @waiting(entries[19], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, stream, out)
+mdp_all_to_all(comm, from, to, stream, out) =
+    @waiting(entries[20], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, stream, out)
+mdp_broadcast(comm, tensor, root, stream, out) =
+    @waiting(entries[21], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Int32, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, tensor, root, stream, out)
+mdp_barrier(comm, out) =
+    @waiting(entries[22], mdp_status, (Ptr{mdp_comm}, Ptr{Ptr{mdp_request}}), comm, out)
+mdp_reduce_scatter_v(comm, from, to, counts, op, stream, out) =
+    @waiting(entries[23], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{UInt64}, mdp_op, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, counts, op, stream, out)
+mdp_all_gather_v(comm, from, to, counts, stream, out) =
+    @waiting(entries[24], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{UInt64}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to, counts, stream, out)
+mdp_all_to_all_v(comm, from, from_counts, to, to_counts, stream, out) =
+    @waiting(entries[25], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Ptr{UInt64}, Ptr{mdp_tensor}, Ptr{UInt64}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, from_counts, to, to_counts, stream, out)
+mdp_send(comm, from, rank, stream, out) =
+    @waiting(entries[26], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Int32, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, rank, stream, out)
+mdp_recv(comm, to, rank, stream, out) =
+    @waiting(entries[27], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Int32, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, to, rank, stream, out)
+mdp_send_recv(comm, from, to_rank, to, from_rank, stream, out) =
+    @waiting(entries[28], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tensor}, Int32, Ptr{mdp_tensor}, Int32, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), comm, from, to_rank, to, from_rank, stream, out)
+mdp_grid_create(world, config, out) =
+    @waiting(entries[29], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid_config}, Ptr{Ptr{mdp_grid}}), world, config, out)
+mdp_grid_coords(grid, axes, index, size) =
+    ccall(entries[30], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Int32}, Ptr{Int32}), grid, axes, index, size)
+mdp_grid_comm(grid, axes, out) =
+    @waiting(entries[31], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Ptr{mdp_comm}}), grid, axes, out)
+mdp_grid_destroy(grid) =
+    ccall(entries[32], Cvoid, (Ptr{mdp_grid},), grid)
+mdp_grid_groups_json(grid, size, axes, json, capacity, needed) =
+    ccall(entries[33], mdp_status, (Ptr{mdp_grid_config}, Int32, UInt32, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, axes, json, capacity, needed)
+mdp_plan(grid, size, rank, config, params, count, out) =
+    ccall(entries[34], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_plan_report}), grid, size, rank, config, params, count, out)
+mdp_plan_json(grid, size, config, params, count, json, capacity, needed) =
+    ccall(entries[35], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, config, params, count, json, capacity, needed)
+mdp_buffer_register(comm, grid, config, params, count, out) =
+    @waiting(entries[36], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid}, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{Ptr{mdp_buffer}}), comm, grid, config, params, count, out)
+mdp_buffer_owned(buffer, ranges, capacity, needed) =
+    ccall(entries[37], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_range}, Csize_t, Ptr{Csize_t}), buffer, ranges, capacity, needed)
+mdp_buffer_find(buffer, name, param) =
+    ccall(entries[38], mdp_status, (Ptr{mdp_buffer}, Cstring, Ptr{Csize_t}), buffer, name, param)
+mdp_buffer_counts(buffer, params, buckets) =
+    ccall(entries[39], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Ptr{Csize_t}), buffer, params, buckets)
+mdp_buffer_param_view(buffer, param, out) =
+    ccall(entries[40], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+mdp_buffer_grad_view(buffer, param, out) =
+    ccall(entries[41], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+mdp_buffer_to_dlpack(owner, view, out) =
+    ccall(entries[42], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_tensor}, Ptr{Ptr{DLManagedTensorVersioned}}), owner, view, out)
+mdp_buffer_broadcast(buffer, root, out) =
+    @waiting(entries[43], mdp_status, (Ptr{mdp_buffer}, Int32, Ptr{Ptr{mdp_request}}), buffer, root, out)
+mdp_buffer_verify(buffer) =
+    @waiting(entries[44], mdp_status, (Ptr{mdp_buffer},), buffer)
+mdp_buffer_zero_grad(buffer, stream) =
+    @waiting(entries[45], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, stream)
+mdp_buffer_stats(buffer, out) =
+    ccall(entries[46], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_stats_report}), buffer, out)
+mdp_buffer_bucket(buffer, bucket, out) =
+    ccall(entries[47], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
+mdp_buffer_destroy(buffer) =
+    ccall(entries[48], Cvoid, (Ptr{mdp_buffer},), buffer)
+mdp_microbatch_begin(buffer, is_last) =
+    @waiting(entries[49], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
+mdp_param_wait(buffer, param, consumer) =
+    @waiting(entries[50], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
+mdp_param_read(buffer, param, to, stream) =
+    @waiting(entries[51], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
+mdp_param_write(buffer, param, from, stream) =
+    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
+mdp_param_changed(buffer) =
+    ccall(entries[53], mdp_status, (Ptr{mdp_buffer},), buffer)
+mdp_grad_put(buffer, param, grad, flags, producer) =
+    @waiting(entries[54], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
+mdp_grad_acquire(buffer, param, out, first, producer) =
+    @waiting(entries[55], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Int32}, Ptr{Cvoid}), buffer, param, out, first, producer)
+mdp_grad_release(buffer, param) =
+    ccall(entries[56], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+mdp_grad_ready(buffer, param, producer) =
+    ccall(entries[57], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
+mdp_grad_skip(buffer, param) =
+    ccall(entries[58], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+mdp_grad_sync(buffer, consumer, out) =
+    @waiting(entries[59], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
+mdp_grad_norm(buffer, params, count, norm) =
+    @waiting(entries[60], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
+mdp_grad_scale(buffer, params, count, factor, stream) =
+    ccall(entries[61], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
+mdp_grad_owned(buffer, param, out) =
+    ccall(entries[62], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+mdp_grad_changed(buffer, producer) =
+    ccall(entries[63], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
+mdp_optimizer_create(buffer, config, out) =
+    @waiting(entries[64], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
+mdp_optimizer_set_param_group(optimizer, group, value) =
+    ccall(entries[65], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
+mdp_optimizer_step(optimizer, config, report, out) =
+    @waiting(entries[66], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+mdp_optimizer_state(optimizer, param, name, out) =
+    @waiting(entries[67], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+mdp_optimizer_steps(optimizer, param, steps) =
+    @waiting(entries[68], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+mdp_optimizer_destroy(optimizer) =
+    ccall(entries[69], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+mdp_request_test(request) =
+    ccall(entries[70], mdp_status, (Ptr{mdp_request},), request)
+mdp_request_wait(request, timeout_ns) =
+    @waiting(entries[71], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+mdp_request_free(request) =
+    ccall(entries[72], Cvoid, (Ptr{mdp_request},), request)

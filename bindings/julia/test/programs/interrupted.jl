@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# Ctrl-C while rank 0 is inside the library, in calls that wait in one piece: creating a communicator, waiting for a step, and a split, which
+# ends the communicator on both ranks.
+include("rank.jl")
+
+"What `body` throws when a Ctrl-C comes a moment after it has begun."
+function interrupted(body)
+    Base.exit_on_sigint(false)
+    run(`sh -c "sleep 0.3; kill -INT $(getpid())"`; wait = false)
+    try
+        body()
+        return "nothing"
+    catch problem
+        return string(typeof(problem))
+    end
+end
+
+function one_is_interrupted(comm, flag)
+    buffer = Buffer(comm, [Param("w", (2,))])
+    optimizer = MegaDP.Optimizer(buffer)
+    put!(buffer, 1, ones(2))
+    sync!(buffer)
+    if local_rank(comm) == 0
+        step!(optimizer; async = true, report = false)
+        report(comm, "waited", interrupted(() -> MegaDP.state(optimizer, 1, :master)))
+        touch(flag)
+        wait(buffer)
+        report(comm, "split", interrupted(() -> split(comm, 0)))
+        report(comm, "lost", [lost(comm).kind, lost(comm).rank])
+    else
+        await(() -> isfile(flag), "rank 0 to be interrupted")
+        step!(optimizer)
+        await(() -> lost(comm) !== nothing, "the news of rank 0")
+        report(comm, "lost", [lost(comm).kind, lost(comm).rank])
+    end
+end
+
+Comm(; timeout = 200) do comm
+    if local_rank(comm) == 0
+        report(comm, "created", interrupted(() -> Comm(id = unique_id(), rank = 0, size = 2, timeout = 200)))
+        report(comm, "gathered", interrupted(() -> Comm(bootstrap = mine -> (sleep(200); [mine, mine]), rank = 0, size = 2, timeout = 200)))
+    end
+    one_is_interrupted(comm, ARGS[1])
+end

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+# Gradients that pass through a pool, and memory that is lent for them, in a world of one rank.
+
+testcase("what acquire_grad lends is a gradient, whatever is sharded") do
+    for sharding in (:zero0, :zero1, :zero2), row_major in (false, true)
+        buffer = Buffer(world, [Param("tied", (2, 3); uses = 2), Param("b", (3,)), Param("still", (4,); frozen = true)];
+                        sharding = sharding, row_major = row_major)
+        array, first = acquire_grad(buffer, 2)
+        @test first && size(array) == (3,) && eltype(array) == Float32
+        array .= 99
+        for refused in (() -> put!(buffer, 2, ones(3)), () -> skip!(buffer, "b"), () -> acquire_grad(buffer, "b"),
+                        () -> microbatch!(buffer; last = true))
+            problem = caught(refused)
+            @test problem.kind == :STATE && occursin("is lent", problem.text)
+        end
+        release_grad!(buffer, "b")
+        @test caught(() -> release_grad!(buffer, 2)).kind == :STATE
+        put!(buffer, 2, [0, 3, 4.0])
+        values = Float32[1 2 3; 4 5 6]
+        firsts = Bool[]
+        for _ in 1:2
+            acquire_grad(buffer, "tied") do array, first
+                push!(firsts, first)
+                first ? copyto!(array, values) : (array .+= 10values)
+            end
+        end
+        @test firsts == [true, false]
+        @test caught(() -> acquire_grad(buffer, 3)).kind == :STATE  # frozen
+        @test caught(() -> owned_grad(buffer, 1)).kind == :STATE    # not reduced
+        sync!(buffer)
+        @test owned_grad(buffer, 1) == vec(row_major ? permutedims(11values) : 11values) && owned_grad(buffer, "b") == [0, 3, 4]
+        copyto!(owned_grad(buffer, 2), [6, 0, 8])
+        grads_changed!(buffer)
+        @test grad_norm(buffer; params = ["b"]) == 10
+        scale_grads!(buffer, 0.5)
+        @test owned_grad(buffer, 2) == [3, 0, 4]
+        @test caught(() -> acquire_grad(buffer, 2)).kind == :STATE  # it is reduced
+        if sharding == :zero2
+            problem = caught(() -> grad_view(buffer, 1))
+            @test problem.kind == :UNSUPPORTED && occursin("mdp_grad_acquire", problem.text)
+        end
+        close(buffer)
+    end
+end
+
+testcase("what a function writes is given back where it throws, and what is lent outlives a close") do
+    buffer = Buffer(world, [Param("w", (100,))]; sharding = :zero2)
+    @test_throws ErrorException acquire_grad((array, first) -> error("no gradient"), buffer, 1)
+    array, first = acquire_grad(buffer, 1)
+    @test first
+    fill!(array, 7)
+    close(buffer)
+    buffer = nothing
+    GC.gc(); GC.gc()
+    @test sum(array) == 700
+end
+
+testcase("zero2: gradients of half width and several uses are lent in Float32, and rounded once") do
+    buffer = Buffer(world, [Param("once", (2,); dtype = Float16), Param("tied", (2,); dtype = Float16, uses = 2),
+                            Param("brain", (2,); dtype = :bf16)];
+                    sharding = :zero2, grad_dtype = :same)
+    isdefined(Core, :BFloat16) || @test caught(() -> acquire_grad(buffer, 3)).kind == :UNSUPPORTED
+    put!(buffer, 3, [1.0, 2])  # what could not be shown is not lent
+    for expected in (true, false)
+        acquire_grad(buffer, 2) do array, first
+            @test eltype(array) == Float32 && first == expected
+            first ? (array .= 0.5f0) : (array .+= 1)
+        end
+    end
+    acquire_grad((array, _) -> (@test(array isa Vector{Float16}); array .= 2), buffer, 1)
+    sync!(buffer)
+    @test owned_grad(buffer, 1)::Vector{Float32} == [2, 2] && owned_grad(buffer, 2) == [1.5, 1.5] && owned_grad(buffer, 3) == [1, 2]
+    close(buffer)
+end
+
+testcase("zero2: what lies outside the pool is counted and limited") do
+    buffer = Buffer(world, [Param("p$i", (100,)) for i in 1:3]; sharding = :zero2, bucket_elements = 1, pool_buckets = 1, spill_limit = 500)
+    put!(buffer, 1, ones(100))
+    problem = caught(() -> put!(buffer, 2, ones(100)))
+    @test problem.kind == :MEMORY && occursin("spill_limit is 500", problem.text)
+    @test caught(() -> put!(buffer, 3, ones(100); add = true)).kind == :UNSUPPORTED
+    put!(buffer, 3, ones(100))
+    while true  # until the bucket before has been reduced
+        try
+            put!(buffer, 2, ones(100))
+            break
+        catch problem
+            problem.kind == :MEMORY || rethrow()
+        end
+    end
+    sync!(buffer)
+    @test 400 <= stats(buffer).spill_peak_bytes <= 500
+    close(buffer)
+    for (keywords, told) in (((pool_buckets = 2,), "pool_buckets is 2"), ((spill_limit = 7,), "spill_limit is 7"))
+        problem = caught(() -> Buffer(world, [Param("w", (2,))]; keywords...))
+        @test problem.kind == :INVALID && occursin(told, problem.text)
+    end
+    @test occursin("sharding is :zero3", caught(() -> Buffer(world, [Param("w", (2,))]; sharding = :zero3)).text)
+end
+
+testcase("zero2: a layer that ran more often forward than backward") do
+    for sharding in (:zero1, :zero2)
+        dp = DataParallel(world, (w = ones(Float32, 2), b = ones(Float32, 2)); sharding = sharding)
+        MegaDP.forward_begins((dp.model.w,))
+        MegaDP.forward_begins((dp.model.w,))
+        MegaDP.backward_ends((dp.model.w,), (Float32[0, 5],))
+        @test step!(dp, (w = nothing, b = Float32[12, 0])).grad_norm ≈ 13
+        close(dp)
+    end
+end

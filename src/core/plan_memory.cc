@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a plan costs: the bytes of a rank's arrays, of small fixed allocations, of groups and of a device's communicators.
+#include <algorithm>
+
+#include "backend/group.h"
+#include "base/rules.h"
+#include "core/plan.h"
+
+namespace megadp {
+namespace {
+
+// The groups that registering makes for the parts that are not the same: on the channels of gradients and of gathers one each, with
+// instances those of an instance too, and the one across them; where gradients are partial those of tensor-parallel ranks, for the sum and
+// the agreement; and the world's on the first channel.
+uint64_t group_bytes(const Plan& plan) {
+  const Axes dense = Grid::replica_axes(false), expert = Grid::replica_axes(true);
+  const int world = plan.grid.world(), dense_size = plan.grid.size(dense), expert_size = plan.grid.size(expert);
+  const int instances = plan.instances();
+  const auto of_part = [instances](int size) -> uint64_t {
+    if (size == 1) return 0;
+    return instances == 1 ? 2 : size == instances ? 3 : 5;
+  };
+  uint64_t groups = of_part(dense_size);
+  if (plan.grid.groups(expert) != plan.grid.groups(dense)) groups += of_part(expert_size);
+  if (dense_size < world && expert_size < world) ++groups;
+  for (const bool part : {false, true}) {
+    if (!plan.has_partial(part)) continue;
+    for (const Axes axes : {Grid::tp_axes(part), Grid::tp_axes(part) | Grid::replica_axes(part)}) groups += plan.grid.size(axes) < world;
+  }
+  return groups * kGroupBytes;
+}
+
+// The communicators that a step's collectives run on, which are made with the first of these: of the parts that have parameters the
+// gradients', inside and across instances, and the gathers' where the state is sharded; and the world's, for the norm.
+uint64_t communicators(const Plan& plan) {
+  const Axes dense = Grid::replica_axes(false), expert = Grid::replica_axes(true);
+  const bool same = plan.grid.groups(dense) == plan.grid.groups(expert);
+  uint64_t count = 0;
+  bool world_covered = plan.grid.world() == 1, counted = false;
+  for (const bool part : {false, true}) {
+    const auto of_part = [part](const ArenaPlan& arena) { return arena.expert == part; };
+    const auto arena = std::find_if(plan.arenas.begin(), plan.arenas.end(), of_part);
+    if (arena == plan.arenas.end() || arena->group_size == 1 || (same && counted)) continue;
+    const bool one_instance = arena->instances == 1;
+    count += (arena->shards > 1 ? 2 : one_instance ? 1 : 0) + (one_instance ? 0 : 1);
+    counted = true;
+    world_covered = world_covered || (one_instance && arena->group_size == plan.grid.world());
+  }
+  for (const bool part : {false, true}) count += plan.has_partial(part) && plan.grid.size(Grid::tp_axes(part)) < plan.grid.world();
+  return world_covered ? count : count + 1;
+}
+
+// Of one microbatch, in f32: half-width gradients that come in several parts are added up in it.
+uint64_t spill_bytes(const Plan& plan, const ArenaPlan& arena) {
+  uint64_t elements = 0;
+  for (const size_t i : arena.params) elements += plan.params[i].numel;
+  return elements * sizeof(float);
+}
+
+}  // namespace
+
+uint64_t Plan::packed_elements() const {
+  uint64_t elements = 0;
+  for (const ArenaPlan& arena : arenas) {
+    if (!has_partial(arena.expert)) continue;
+    for (const BucketRange& bucket : arena.layout.buckets) {
+      uint64_t partial = 0;
+      for (uint32_t slot = bucket.first_slot; slot < bucket.end_slot; ++slot) {
+        const Slot& place = arena.layout.slots[slot];
+        if (is_partial(params[place.param].placement)) partial += place.end - place.begin;
+      }
+      elements += std::min(partial, (bucket.end - bucket.begin) / static_cast<uint64_t>(arena.shards));
+    }
+  }
+  return elements;
+}
+
+MemoryPlan Plan::memory(uint32_t rule) const {
+  MemoryPlan bytes;
+  for (const ArenaPlan& arena : arenas) {
+    bytes.param += arena.layout.numel * size_of(arena.param_type);
+    bytes.grad += arena.grad_elements() * size_of(arena.grad_type);
+    if (arena.pool_slots > 0) {
+      bytes.grad_shard += shard_elements(arena) * sizeof(float);
+      bytes.spill += spill_bytes(*this, arena);
+    }
+    if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
+    for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
+  }
+  if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);
+  bytes.scratch = scratch_bytes(*this);
+  bytes.communicators = communicators(*this) * kCommunicatorBytes;
+  return bytes;
+}
+
+uint64_t step_count_bytes(const Plan& plan) {
+  uint64_t params = 0;
+  for (const ArenaPlan& arena : plan.arenas) params += arena.params.size();
+  return params * sizeof(uint64_t);
+}
+
+uint64_t scratch_bytes(const Plan& plan) {
+  uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan) + group_bytes(plan);
+  for (const ArenaPlan& arena : plan.arenas) bytes += arena.wide_slots * arena.wide_elements * sizeof(float);
+  bytes += plan.packed_elements() * sizeof(float);
+  for (const AgreementPlan& agreement : plan.agreements()) {
+    const auto ranks = static_cast<uint64_t>(agreement.axes == 0 ? plan.grid.world() : plan.grid.size(agreement.axes));
+    bytes += agreement_bytes(agreement.params.size()) * (1 + ranks);
+  }
+  return bytes;
+}
+
+}  // namespace megadp
