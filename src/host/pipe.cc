@@ -4,6 +4,7 @@
 // bell, whichever of the two it waits for.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/deadline.h"
 #include "control/wording.h"
@@ -40,10 +41,13 @@ uint64_t message_key(int peer, uint64_t number) {
   return (static_cast<uint64_t>(peer) + 1) << 32 | (number & UINT32_MAX);
 }
 
-Operation read_notice(const MessagePage::Notice& notice, Collective kind) {
-  const auto type = static_cast<DType>(notice.type.load(std::memory_order_relaxed));
-  Operation message = make_operation(kind, type, notice.count.load(std::memory_order_relaxed), {});
-  message.root = notice.root.load(std::memory_order_relaxed);
+// Nothing, if its owner has gone on from `posted` meanwhile. The fields are read and written in order with `posted`: whoever reads a
+// field of a later message also sees that `posted` has changed.
+std::optional<Operation> read_notice(const MessagePage::Notice& notice, uint64_t posted, Collective kind) {
+  const auto type = static_cast<DType>(notice.type.load(std::memory_order_acquire));
+  Operation message = make_operation(kind, type, notice.count.load(std::memory_order_acquire), {});
+  message.root = notice.root.load(std::memory_order_acquire);
+  if (notice.posted.load(std::memory_order_relaxed) != posted) return {};
   return message;
 }
 
@@ -81,22 +85,24 @@ bool Sync::listen(uint32_t heard, Deadline deadline) const noexcept {
 }
 
 void Sync::announce(MessagePage::Notice* notice, const MessageHalf& half) {
-  notice->count.store(half.message.count, std::memory_order_relaxed);
-  notice->type.store(static_cast<uint32_t>(half.message.type), std::memory_order_relaxed);
-  notice->root.store(half.message.root, std::memory_order_relaxed);
+  notice->count.store(half.message.count, std::memory_order_release);
+  notice->type.store(static_cast<uint32_t>(half.message.type), std::memory_order_release);
+  notice->root.store(half.message.root, std::memory_order_release);
   notice->posted.store(message_key(half.peer, half.message.number), std::memory_order_release);
   ring(half.peer);
 }
 
-// Whether the peer has come for this message, and for the same.
+// Whether the peer has come for this message, and for the same. A receiver that has gone on meanwhile had come for the same.
 Status Sync::match(MessageHalf* half, const MessagePage::Notice& theirs) const {
-  if (half->matched || theirs.posted.load(std::memory_order_acquire) != message_key(control_->rank(), half->message.number)) return {};
-  half->matched = true;
+  const uint64_t key = message_key(control_->rank(), half->message.number);
+  if (half->matched || theirs.posted.load(std::memory_order_acquire) != key) return {};
   const bool sends = half->message.kind == Collective::send;
-  const Operation other = read_notice(theirs, sends ? Collective::recv : Collective::send);
-  if (same_message(half->message, other)) return {};
+  const std::optional<Operation> other = read_notice(theirs, key, sends ? Collective::recv : Collective::send);
+  if (!other) return {};
+  half->matched = true;
+  if (same_message(half->message, *other)) return {};
   const int own = members_[static_cast<size_t>(control_->rank())], peer = members_[static_cast<size_t>(half->peer)];
-  return sends ? messages_differ(own, half->message, peer, other) : messages_differ(peer, other, own, half->message);
+  return sends ? messages_differ(own, half->message, peer, *other) : messages_differ(peer, *other, own, half->message);
 }
 
 // Fills one piece, if there is room.
@@ -108,7 +114,6 @@ Status Sync::push(MessageHalf* half, bool* moved) {
     half->ended = *moved = true;
     return {};
   }
-  // Who has taken all may have gone on to another message.
   if (Status same = match(half, page(half->peer).messages.in); !same) return same;
   if (half->moved == pieces_of(*half) || half->moved - taken == kPieces) return {};
   const Piece next = piece(*half, half->moved);
@@ -205,9 +210,8 @@ std::string Sync::doing(int rank) const {
   std::string what;
   for (const auto& [notice, kind] : {std::pair{&other.messages.out, Collective::send}, std::pair{&other.messages.in, Collective::recv}}) {
     const uint64_t posted = notice->posted.load(std::memory_order_acquire);
-    const Operation message = read_notice(*notice, kind);
-    if (posted == 0 || notice->posted.load(std::memory_order_acquire) != posted) continue;
-    what += (what.empty() ? ", and waits in " : " with ") + describe(message);
+    const std::optional<Operation> message = posted == 0 ? std::nullopt : read_notice(*notice, posted, kind);
+    if (message) what += (what.empty() ? ", and waits in " : " with ") + describe(*message);
   }
   if (what.empty() && other.slot.inside.load(std::memory_order_relaxed) != 0) {
     what = text(", and waits in operation ", other.slot.number.load(std::memory_order_relaxed), " of the group");

@@ -228,6 +228,24 @@ void in_order(Suite& suite) {
   });
 }
 
+// A sender may look at what its receiver expects while that one goes on to a message of another size.
+void sizes_change(Suite& suite) {
+  suite.run(4, [](Rank& rank) {
+    Bench bench(rank);
+    const size_t count = 20'000;  // more than one piece
+    DeviceArray data(rank, count * 8);
+    const bool sends = rank.rank() % 2 == 0;
+    const int other = rank.rank() ^ 1;
+    for (int round = 0; round < 20; ++round) {
+      for (size_t i = 0; i < 200; ++i) {
+        const size_t now = i % 2 == 0 ? count : i;
+        rank.must(sends ? bench.send(other, data, now, DType::i64) : bench.recv(other, data, now, DType::i64));
+      }
+      rank.must(finish(*bench.stream));
+    }
+  });
+}
+
 // Also a message of nothing is over when both have come to it.
 void nothing_waits(Suite& suite) {
   suite.run(2, [](Rank& rank) {
@@ -520,6 +538,7 @@ std::vector<Case> p2p_cases() {
           {"p2p.halves_do_not_wait", halves_do_not_wait},
           {"p2p.random_pairs", random_pairs},
           {"p2p.in_order", in_order},
+          {"p2p.sizes_change", sizes_change},
           {"p2p.nothing_waits", nothing_waits},
           {"p2p.two_groups", two_groups},
           {"p2p.no_operation_of_the_group", no_operation_of_the_group},
