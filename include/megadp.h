@@ -157,7 +157,7 @@ enum {
 
 enum {                     /* mdp_param.flags */
   MDP_PARAM_FROZEN = 1,    /* not trained: only a name and an index, no memory                                          */
-  MDP_PARAM_OWN_BUCKET = 2 /* gets a bucket to itself (tied embeddings). Ignored with ZERO_0                            */
+  MDP_PARAM_OWN_BUCKET = 2 /* gets a bucket to itself. Ignored with ZERO_0                            */
 };
 enum {                                   /* mdp_buffer_config.flags */
   MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
@@ -283,8 +283,8 @@ typedef struct { /* strided array. On output shape and strides belong to the obj
 typedef struct {
   uint32_t struct_size;
   mdp_dtype dtype;       /* F32, BF16 or F16                                                                          */
-  const char* name;      /* unique, UTF-8, at most 255 bytes; copied                                                  */
-  const int64_t* shape;  /* ndim sizes; a zero size is allowed; copied                                                */
+  const char* name;      /* unique, UTF-8, at most 255 bytes                                                  */
+  const int64_t* shape;  /* ndim sizes; a zero size is allowed                                                */
   int32_t ndim;          /* 0 to 16                                                                                   */
   int32_t uses_per_step; /* how many mdp_grad_put or mdp_grad_ready make it ready in a microbatch; 0: 1               */
   mdp_param_class param_class;
@@ -293,7 +293,8 @@ typedef struct {
   int32_t shard_stride; /* with PLACEMENT_SHARDED: how many pieces per rank; 0: 1                                    */
   int32_t param_group;  /* index of a parameter group of the optimizer                                               */
   int32_t reserved;
-  uint64_t flags; /* MDP_PARAM_*                                                                                     */
+  uint64_t flags;  /* MDP_PARAM_*                                                                                     */
+  const char* tie; /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
 } mdp_param;
 
 typedef struct {
@@ -388,7 +389,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t spill_peak_bytes;     /* with ZERO_2: most bytes outside the pool at a time           */
 } mdp_stats_report;
 
-typedef struct { /* the last step's times of one bucket: CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
+typedef struct { /* CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
   uint32_t struct_size;
   mdp_bucket_state state;
   uint64_t ready_ns;        /* its last gradient arrived                                                     */
@@ -541,7 +542,7 @@ MDP_API mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* confi
 MDP_API mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index, int32_t* size);
 
 /* The communicator of that group, ranks in the order of config.order. Asking again gives another handle of the same one.
- * Collective over the whole world the first time; blocking. To be destroyed by mdp_comm_destroy. Errors: as mdp_grid_coords. */
+ * Collective over the whole world the first time; blocking. Errors: as mdp_grid_coords. */
 MDP_API mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out);
 
 MDP_API void mdp_grid_destroy(mdp_grid* grid);
@@ -595,11 +596,11 @@ MDP_API mdp_status mdp_buffer_grad_view(mdp_buffer* buffer, size_t param, mdp_te
 MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* view, struct DLManagedTensorVersioned** out);
 
 /* Copies all parameters from rank `root` of each data-parallel group (an index into the group, which the dense and the expert groups must
- * have) to its other ranks. Collective over the world. */
+ * have) to its other ranks; what is tied from the first stage. Collective over the world. */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 
-/* Compares all parameters, bit for bit, over each data-parallel group. All ranks get the same answer. Collective over the world; blocking;
- * slow. Errors: DESYNC (names the first parameter that differs and two ranks). */
+/* Compares all parameters, bit for bit, over each data-parallel group, and what is tied. All ranks get the same answer. Collective over the
+ * world; blocking. Errors: DESYNC (names the first parameter that differs and two ranks). */
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 
 /* Sets all gradients to zero and begins the step anew: what was put, ready or skipped is forgotten. Only needed if a framework adds into
@@ -610,7 +611,7 @@ MDP_API mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream);
 MDP_API mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out);
 MDP_API mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_report* out);
 
-/* Drops this handle. Optimizers and DLPack tensors made from the buffer keep its memory. */
+/* Drops this handle. */
 MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
 
 /* ── A step: parameters and gradients ────────────────────────────────────────────────────────────────────────────────────────────
@@ -636,7 +637,7 @@ MDP_API mdp_status mdp_microbatch_begin(mdp_buffer* buffer, int32_t is_last);
 MDP_API mdp_status mdp_param_wait(mdp_buffer* buffer, size_t param, mdp_stream consumer);
 
 /* Copies a parameter out of, or into, the library's memory, cast between f32, bf16, f16 and f64 (to nearest even); its shape, any strides.
- * Waits as mdp_param_wait. Write the same on all ranks of the data-parallel group, or call mdp_buffer_broadcast; this parameter's master
+ * Waits as mdp_param_wait. Write the same on all ranks and stages that have it, or call mdp_buffer_broadcast; this parameter's master
  * follows at the next step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_param_read(mdp_buffer* buffer, size_t param, const mdp_tensor* to, mdp_stream stream);
 MDP_API mdp_status mdp_param_write(mdp_buffer* buffer, size_t param, const mdp_tensor* from, mdp_stream stream);

@@ -70,6 +70,7 @@ Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_par
   spec.group = ours->param_group;
   spec.frozen = (ours->flags & MDP_PARAM_FROZEN) != 0;
   spec.own_bucket = (ours->flags & MDP_PARAM_OWN_BUCKET) != 0;
+  if (ours->tie != nullptr) spec.tie.assign(ours->tie, strnlen(ours->tie, kLongestName + 1));
   return spec;
 }
 

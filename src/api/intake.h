@@ -44,7 +44,7 @@ inline constexpr StructKind kKind<mdp_grid_config> = kind_of<mdp_grid_config>("m
 template <>
 inline constexpr StructKind kKind<mdp_tensor> = kind_of<mdp_tensor>("mdp_tensor", 48);
 template <>
-inline constexpr StructKind kKind<mdp_param> = kind_of<mdp_param>("mdp_param", 64);
+inline constexpr StructKind kKind<mdp_param> = kind_of<mdp_param>("mdp_param", 72);
 template <>
 inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 56);
 template <>

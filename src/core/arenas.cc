@@ -2,6 +2,7 @@
 #include "core/arenas.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 namespace megadp {
@@ -33,7 +34,8 @@ Arenas::~Arenas() {
   }
 }
 
-Status Arenas::allocate() {
+Status Arenas::allocate(std::vector<Tie> ties) {
+  ties_ = std::move(ties);
   Status first;
   const auto succeeded = [&first](const Status& status) {
     if (first.ok()) first = status;
@@ -60,6 +62,7 @@ Status Arenas::allocate() {
     if (succeeded(world.status())) world_ = *std::move(world);
   }
   succeeded(make_tp_comms());
+  succeeded(make_tie_comms());
   for (const ArenaPlan& plan : plan_.arenas) {
     const ReplicaComms& of_part = comms[plan.expert ? 1 : 0];
     if (of_part.grads != nullptr && of_part.params != nullptr) succeeded(add(plan, of_part));
@@ -127,6 +130,34 @@ Status Arenas::make_tp_comms() {
     with_tp_[expert ? 1 : 0] = make(Grid::tp_axes(expert) | Grid::replica_axes(expert));
   }
   return first;
+}
+
+// A group for each set of stages that hold something together, in one order on all ranks; others take part in making it.
+Status Arenas::make_tie_comms() {
+  std::map<std::vector<int>, std::vector<size_t>> held;  // by the stages: this rank's parameters
+  for (const Tie& tie : ties_) {
+    if (tie.stages.size() == 1) continue;
+    std::vector<size_t>& params = held[tie.stages];
+    if (tie.param) params.push_back(*tie.param);
+  }
+  const std::vector<int> pipeline = members(kPp);
+  Status first;
+  for (auto& [stages, params] : held) {
+    std::vector<int> ranks;
+    for (const int stage : stages) {
+      if (!params.empty()) ranks.push_back(pipeline[static_cast<size_t>(stage)]);
+    }
+    auto made = grid_->world()->subset(ranks, grads_);
+    if (first.ok()) first = made.status();
+    if (made && !params.empty()) tie_groups_.push_back({*std::move(made), std::move(params)});
+  }
+  return first;
+}
+
+bool Arenas::is_first_copy(size_t param) const {
+  const int stage = plan_.grid.index(kPp, grid_->rank());
+  const auto tie = std::find_if(ties_.begin(), ties_.end(), [param](const Tie& one) { return one.param == param; });
+  return tie == ties_.end() || tie->stages.front() == stage;
 }
 
 const std::shared_ptr<Comm>& Arenas::agreement_comm(Axes axes) const {

@@ -17,6 +17,7 @@
 #include "core/keep_alive.h"
 #include "core/plan.h"
 #include "core/process_grid.h"
+#include "core/ties.h"
 
 namespace megadp {
 
@@ -88,8 +89,9 @@ class Arenas {
   Arenas(const Arenas&) = delete;
   Arenas& operator=(const Arenas&) = delete;
 
-  // Collective over the grid's world. All ranks go through all of it, also one that has failed, so that none waits for it.
-  Status allocate();
+  // Collective over the grid's world. All ranks go through all of it, also one that has failed, so that none waits for it. ties: all of
+  // the world's.
+  Status allocate(std::vector<Tie> ties);
 
   const Plan& plan() const noexcept { return plan_; }
   const std::shared_ptr<ProcessGrid>& grid() const noexcept { return grid_; }
@@ -107,6 +109,16 @@ class Arenas {
   // Likewise: the tensor-parallel ranks, where some of their gradients are partial; the ranks of an agreement.
   const std::shared_ptr<Comm>& tp(bool expert) const noexcept { return tp_[expert ? 1 : 0]; }
   const std::shared_ptr<Comm>& agreement_comm(Axes axes) const;
+  // Parameters that the same stages hold, in the order of their ties; over one rank of each, which own the same of them. On the channel of
+  // gradients.
+  struct TieGroup {
+    std::shared_ptr<Comm> comm;
+    std::vector<size_t> params;
+  };
+  std::span<const TieGroup> tie_groups() const noexcept { return tie_groups_; }  // that this rank is in
+  std::span<const Tie> ties() const noexcept { return ties_; }
+  // Whether no earlier stage holds a copy.
+  bool is_first_copy(size_t param) const;
   // Where a step ends: gathers(), if there is anything to gather.
   Channel& last() const noexcept { return is_sharded_ ? *gathers_ : *grads_; }
 
@@ -139,6 +151,7 @@ class Arenas {
   std::vector<int> members(Axes axes) const;
   Status make_comms(Axes axes, ReplicaComms* out) const;
   Status make_tp_comms();
+  Status make_tie_comms();
   Status add(const ArenaPlan& plan, const ReplicaComms& comms);
   void index();
 
@@ -147,6 +160,8 @@ class Arenas {
   std::shared_ptr<Channel> grads_, gathers_, across_;
   std::shared_ptr<Comm> world_;
   std::shared_ptr<Comm> tp_[2], with_tp_[2];  // dense, expert; the second with all replicas
+  std::vector<Tie> ties_;
+  std::vector<TieGroup> tie_groups_;
   std::shared_ptr<KeepAlive> kept_ = std::make_shared<KeepAlive>();
   std::vector<Arena> arenas_;
   std::vector<ParamPlace> places_;                    // by registration index

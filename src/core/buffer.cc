@@ -39,9 +39,11 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid
   if (!plan) return plan.status();
   std::shared_ptr<Buffer> buffer(new Buffer(grid, *std::move(plan)));
   if (Status status = buffer->agree_on_registration(); !status) return status;
+  auto ties = buffer->agree_on_ties();
+  if (!ties) return ties.status();
   if (Status status = buffer->check_room(); !status) return status;
   // Failures are agreed on in each group, which may be a part of the world; and at the end in all of it.
-  Status mine = buffer->arenas().allocate();
+  Status mine = buffer->arenas().allocate(*std::move(ties));
   if (mine.ok()) mine = buffer->gradients().allocate();
   Status all_have = agree(*buffer->context().world, grid->world()->group().members(), {"mdp_buffer_register"}, mine);
   if (!all_have) return all_have;
@@ -70,6 +72,15 @@ Status Buffer::agree_on_partial() {
                             first_difference(pair.first_detail, pair.other_detail, pair.other),
                             "; register the same, or give partial parameters MDP_PARAM_OWN_BUCKET")};
   });
+}
+
+// All ranks learn what all hold: which stages share what, groups of ranks depend on.
+Result<std::vector<Tie>> Buffer::agree_on_ties() {
+  if (plan().grid.size(kPp) == 1) return std::vector<Tie>();
+  const std::vector<int>& members = arenas().grid()->world()->group().members();
+  auto described = context().world->exchange(members, "mdp_buffer_register", describe_ties(plan()));
+  if (!described) return described.status();
+  return match_ties(plan(), *described, members);
 }
 
 Status Buffer::check_room() {

@@ -31,6 +31,7 @@ class Buffer {
   Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan);
   Status agree_on_registration();
   Status agree_on_partial();
+  Result<std::vector<Tie>> agree_on_ties();
   Status check_room();
 
   struct Components {

@@ -71,7 +71,8 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
     std::vector<std::byte> mine(agreement.bytes);
     std::memcpy(mine.data(), &header, sizeof header);
     for (size_t i = 0; i < agreement.params.size(); ++i) {
-      if (states_[agreement.params[i]].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
+      const size_t param = agreement.params[i];
+      if (param == kNotHere || states_[param].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
     }
     if (Status written = arenas_->backend().control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
     Group& group = agreement.comm->group().control();
@@ -107,6 +108,7 @@ Status Gradients::evaluate_agreements() {
       problem = header;
     }
     for (size_t i = 0; i < agreement.params.size(); ++i) {
+      if (agreement.params[i] == kNotHere) continue;
       bool everywhere = true;
       for (size_t r = 0; r < members.size() && everywhere; ++r) {
         everywhere = (all[r * agreement.bytes + sizeof(SyncHeader) + i / 8] & static_cast<std::byte>(1U << (i % 8))) != std::byte{0};
@@ -147,7 +149,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
       if (!header) return header.status();
       if (Status launched = launch_in_order(); !launched) return launched;
       if (Status joined = join_across(); !joined) return joined;
-      if (Status summed = sum_partial(); !summed) return summed;
+      if (Status summed = sum_owned(); !summed) return summed;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
       auto end = arenas_->grads().control().record();
       if (!end) return end.status();

@@ -29,6 +29,10 @@ Gradients::Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> par
 
 Status Gradients::allocate() {
   for (AgreementPlan& plan : arenas_->plan().agreements()) {
+    if (plan.axes == 0) {
+      plan.params.clear();
+      for (const Tie& tie : arenas_->ties()) plan.params.push_back(tie.param.value_or(kNotHere));
+    }
     if (Status status = add_agreement(arenas_->agreement_comm(plan.axes), std::move(plan.params)); !status) return status;
   }
   wide_.resize(arenas_->all().size());
@@ -36,7 +40,7 @@ Status Gradients::allocate() {
   if (!sums) return sums.status();
   norm_ = arenas_->kept().keep(*std::move(sums));
   index();
-  return find_partial();
+  return find_owned_sums();
 }
 
 Status Gradients::add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params) {
@@ -64,7 +68,7 @@ void Gradients::index() {
     const bool first_replica = plan.is_first_replica(*arena.plan, arenas_->grid()->rank());
     for (const size_t param : arena.plan->params) {
       ParamState& state = states_[param];
-      state.counts = first_replica && (plan.params[param].placement == Placement::sharded || first_of_tp);
+      state.counts = first_replica && (plan.params[param].placement == Placement::sharded || first_of_tp) && arenas_->is_first_copy(param);
       state.checked = first_replica && !state.counts;
       ++buckets_[arenas_->place(param).bucket].params;
     }
@@ -114,7 +118,7 @@ Stats Gradients::stats() {
     stats_.count(bucket.reduction.get());
     stats_.count(bucket.across.get());
   }
-  for (const PartialSum& sum : partial_sums_) stats_.count(sum.transfer.get());
+  for (const OwnedSum& sum : owned_sums_) stats_.count(sum.transfer.get());
   Stats all = stats_;
   all.comm_ns += gathered.comm_ns;
   all.exposed_ns += gathered.exposed_ns;

@@ -144,11 +144,12 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     bool summed = false;
     std::shared_ptr<Event> slot_left;
   };
+  static constexpr size_t kNotHere = SIZE_MAX;
   // One small all-gather at the end of backward: a SyncHeader from every member and, for a shard group, one bit per parameter: "skipped
   // here".
   struct Agreement {
     std::shared_ptr<Comm> comm;
-    std::vector<size_t> params;                  // whose bits follow the header
+    std::vector<size_t> params;                  // whose bits follow the header; kNotHere: held by another stage alone
     size_t bytes = 0;                            // per rank
     Memory *send = nullptr, *receive = nullptr;  // kept by the arenas
   };
@@ -191,9 +192,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status sum_across(uint32_t bucket);
   Status sum_across_of(size_t launches);
   Status join_across();
-  // In grad_partial.cc.
-  Status find_partial();
-  Status sum_partial();
+  // In grad_owned_sums.cc.
+  Status find_owned_sums();
+  Status sum_owned();
   size_t launched() const;  // buckets of this step
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
@@ -227,14 +228,15 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     std::shared_ptr<Event> left[2];
   };
   std::vector<Wide> wide_;  // by arena
-  struct PartialSum {       // over tensor-parallel ranks
+  struct OwnedSum {         // of reduced gradients, over ranks that own the same
     std::shared_ptr<Comm> comm;
+    const char* what;
     float divisor = 1;
     std::vector<size_t> params;          // of which this rank owns something
     uint64_t count = 0;                  // of its elements
     std::shared_ptr<Transfer> transfer;  // the last
   };
-  std::vector<PartialSum> partial_sums_;
+  std::vector<OwnedSum> owned_sums_;
   Memory* packed_ = nullptr;  // of one of them after another; kept by the arenas
   uint64_t sync_ns_ = 0;
   std::shared_ptr<Request> sync_request_;

@@ -3,6 +3,7 @@
 #include "core/param.h"
 
 #include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "base/shape.h"
@@ -13,16 +14,33 @@ namespace {
 
 constexpr size_t kMaxName = 255, kMaxDims = 16;
 
+// Where `name` is not UTF-8 any more.
+std::optional<size_t> find_damage(const std::string& name) {
+  for (std::string_view rest = name; !rest.empty(); rest.remove_prefix(utf8_sequence(rest))) {
+    if (utf8_sequence(rest) == 0) return name.size() - rest.size();
+  }
+  return {};
+}
+
 Status check_name(size_t index, const std::string& name) {
   if (name.empty()) return invalid("parameter ", index, " has an empty name; every parameter needs a name of its own");
   if (name.size() > kMaxName) {
     return invalid(param_label(index, name), " has a name of ", name.size(), " bytes; at most ", kMaxName, " are allowed");
   }
-  for (std::string_view rest = name; !rest.empty(); rest.remove_prefix(utf8_sequence(rest))) {
-    if (utf8_sequence(rest) != 0) continue;
-    return invalid("the name of parameter ", index, " is not valid UTF-8 from byte ", name.size() - rest.size(), " on");
+  const std::optional<size_t> damage = find_damage(name);
+  return damage ? invalid("the name of parameter ", index, " is not valid UTF-8 from byte ", *damage, " on") : Status();
+}
+
+template <class Label>
+Status check_tie(const Label& label, const ParamSpec& param) {
+  if (param.tie.empty()) return {};
+  if (param.tie.size() > kMaxName) {
+    return invalid(label(), " has a tie of ", param.tie.size(), " bytes; at most ", kMaxName, " are allowed");
   }
-  return {};
+  if (const std::optional<size_t> damage = find_damage(param.tie)) {
+    return invalid("the tie of ", label(), " is not valid UTF-8 from byte ", *damage, " on");
+  }
+  return param.frozen ? invalid(label(), " is frozen and has a tie; nothing is to be added up, leave the tie NULL") : Status();
 }
 
 // Labels are made where a sentence needs one: there may be hundreds of thousands of parameters.
@@ -63,6 +81,11 @@ Status check_placement(const Label& label, bool needs_placement, const ParamSpec
 
 }  // namespace
 
+const char* name_of(Placement placement) noexcept {
+  constexpr const char* kNames[] = {"unset", "replicated", "sharded", "partial (sum)", "partial (mean)"};
+  return kNames[static_cast<size_t>(placement)];
+}
+
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::string out = "[";
   for (size_t d = 0; d < shape.size(); ++d) out += text(d == 0 ? "" : ",", shape[d]);
@@ -87,6 +110,7 @@ Status check_param(size_t index, bool needs_placement, ParamSpec* param) {
     if (Status bad = check_shape(label, param->shape, &param->numel); !bad) return bad;
     if (param->uses_per_step < 1) return invalid(label(), " has uses_per_step ", param->uses_per_step, "; it must be at least 1");
     if (param->group < 0) return invalid(label(), " has param_group ", param->group, "; parameter groups are counted from 0");
+    if (Status bad = check_tie(label, *param); !bad) return bad;
     return check_placement(label, needs_placement, *param);
   };
   return check().with_blame({.param = static_cast<int64_t>(index)});

@@ -22,6 +22,8 @@ constexpr bool is_partial(Placement placement) noexcept {
   return placement == Placement::partial_sum || placement == Placement::partial_mean;
 }
 
+const char* name_of(Placement placement) noexcept;
+
 struct ParamSpec {
   std::string name;
   DType dtype = DType::f32;
@@ -34,6 +36,7 @@ struct ParamSpec {
   int group = 0;
   bool frozen = false;
   bool own_bucket = false;
+  std::string tie;  // empty: none
 };
 
 // How sentences name a parameter: "parameter 3 'w'". Any name will do, even one that check_param would refuse.

@@ -102,6 +102,7 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
                                                      : group.broadcast(stream, *arena.params, type, 0, count, root, tag);
       if (!submitted) return submitted;
     }
+    if (Status submitted = broadcast_ties(); !submitted) return submitted;
     auto recorded = stream.record();
     if (!recorded) return recorded.status();
     done = passed_ = *recorded;
@@ -112,17 +113,44 @@ Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) 
   return std::shared_ptr<Request>();
 }
 
+// From the first stage that holds a copy to the others, on the channel of gradients, where the stages have a group.
+Status Params::broadcast_ties() {
+  if (arenas_->tie_groups().empty()) return {};
+  Stream &stream = arenas_->grads().stream(), &gathers = arenas_->gathers().stream();
+  const auto follow = [](Stream& later, Stream& earlier) -> Status {
+    auto recorded = earlier.record();
+    return recorded ? later.wait_for(*recorded) : recorded.status();
+  };
+  if (Status ordered = follow(stream, gathers); !ordered) return ordered;
+  for (const Arenas::TieGroup& tied : arenas_->tie_groups()) {
+    for (const size_t param : tied.params) {
+      const Arena& arena = arenas_->arena_of(param);
+      const Status submitted =
+          tied.comm->group().broadcast(stream, arena.param_at(arenas_->place(param).begin), arenas_->plan().params[param].numel,
+                                       arena.plan->param_type, 0, Tag{-1, "mdp_buffer_broadcast"});
+      if (!submitted) return submitted;
+    }
+  }
+  return follow(gathers, stream);
+}
+
+Result<uint64_t> Params::digest_value(size_t param) {
+  const Arena& arena = arenas_->arena_of(param);
+  std::vector<std::byte> values(arenas_->plan().params[param].numel * size_of(arena.plan->param_type));
+  Status read = arenas_->backend().read(values.data(), arena.param_at(arenas_->place(param).begin), values.size());
+  if (!read) return read;
+  return hash_bytes(values.data(), values.size());
+}
+
 // The digests of one part's parameters, in the order of arenas and in these of registration: the same on all that share the part.
 Result<std::vector<uint64_t>> Params::digest_values(bool expert) {
   std::vector<uint64_t> digests;
-  std::vector<std::byte> values;
   for (const Arena& arena : arenas_->all()) {
     if (arena.plan->expert != expert) continue;
     for (const size_t param : arena.plan->params) {
-      values.resize(arenas_->plan().params[param].numel * size_of(arena.plan->param_type));
-      if (Status read = arenas_->backend().read(values.data(), arena.param_at(arenas_->place(param).begin), values.size()); !read)
-        return read;
-      digests.push_back(hash_bytes(values.data(), values.size()));
+      auto digest = digest_value(param);
+      if (!digest) return digest.status();
+      digests.push_back(*digest);
     }
   }
   return digests;
@@ -156,7 +184,7 @@ Status Params::verify() {
     held.digests[expert ? 1 : 0] = hash_bytes(part.data(), part.size());
   }
   held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
-  return compare_replicas(*arenas_->grid(), held, [this](const ReplicaPair& pair) {
+  const Status equal = compare_replicas(*arenas_->grid(), held, [this](const ReplicaPair& pair) {
     const std::string &a = pair.first_detail, &b = pair.other_detail;
     const size_t same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
     const size_t param = same < std::min(a.size(), b.size()) ? digested_param(pair.expert, same / sizeof(uint64_t)) : SIZE_MAX;
@@ -165,6 +193,38 @@ Status Params::verify() {
                             pair.first, " and ", pair.other),
                        static_cast<int32_t>(arenas_->place(param).bucket), static_cast<int64_t>(param)};
   });
+  return equal.ok() ? verify_ties() : equal;
+}
+
+// All ranks learn the digests of all copies, and so the same.
+Status Params::verify_ties() {
+  const std::span<const Tie> ties = arenas_->ties();
+  if (ties.empty()) return {};
+  std::string mine;
+  for (const Tie& tie : ties) {
+    auto digest = tie.param ? digest_value(*tie.param) : 0;
+    if (!digest) return digest.status();
+    mine.append(reinterpret_cast<const char*>(&*digest), sizeof *digest);
+  }
+  const std::vector<int>& members = arenas_->grid()->world()->group().members();
+  auto all = arenas_->context().world->exchange(members, "mdp_buffer_verify", mine);
+  if (!all) return all.status();
+  const Grid& grid = arenas_->plan().grid;
+  for (size_t i = 0; i < ties.size(); ++i) {
+    const auto digest_of = [&](int rank) { return (*all)[static_cast<size_t>(rank)].substr(i * sizeof(uint64_t), sizeof(uint64_t)); };
+    for (const std::vector<int>& pipeline : grid.groups(kPp)) {
+      const int first = pipeline[static_cast<size_t>(ties[i].stages.front())];
+      for (const int stage : ties[i].stages) {
+        const int rank = pipeline[static_cast<size_t>(stage)];
+        if (digest_of(rank) == digest_of(first)) continue;
+        return {Code::desync,
+                text("mdp_buffer_verify: the parameters tied as '", ties[i].name, "' differ between ranks ",
+                     members[static_cast<size_t>(first)], " and ", members[static_cast<size_t>(rank)]),
+                Blame{.rank = members[static_cast<size_t>(rank)]}};
+      }
+    }
+  }
+  return {};
 }
 
 Status Params::order_writes(void* caller) {

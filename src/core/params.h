@@ -47,6 +47,9 @@ class Params {
   Result<StridedArray> whole(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
+  Result<uint64_t> digest_value(size_t param);
+  Status broadcast_ties();
+  Status verify_ties();
 
   const std::shared_ptr<Arenas> arenas_;
   std::mutex mutex_;                                // everything below, and the order of submissions to the channel of gathers

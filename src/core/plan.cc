@@ -3,6 +3,7 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -53,6 +54,20 @@ Result<std::vector<Plan::Name>> sort_names(const std::vector<ParamSpec>& params)
       .with_blame({.param = static_cast<int64_t>(again)});
 }
 
+// One stage holds one copy.
+Status check_ties(const std::vector<ParamSpec>& params) {
+  std::map<std::string_view, size_t> first;
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (params[i].tie.empty()) continue;
+    const auto [at, is_new] = first.emplace(params[i].tie, i);
+    if (is_new) continue;
+    return invalid(param_label(i, params[i].name), " has the same tie as ", param_label(at->second, params[at->second].name),
+                   "; register what one rank uses in several places once, with uses_per_step")
+        .with_blame({.param = static_cast<int64_t>(i)});
+  }
+  return {};
+}
+
 Status check_params(Plan* plan) {
   std::vector<ParamSpec>& params = plan->params;
   if (params.size() > UINT32_MAX) return invalid("there are ", params.size(), " parameters; at most ", UINT32_MAX, " are allowed");
@@ -68,6 +83,7 @@ Status check_params(Plan* plan) {
   auto names = sort_names(params);
   if (!names) return names.status();
   plan->names = *std::move(names);
+  if (Status bad = check_ties(params); !bad) return bad;
   if (!trainable) return invalid("all ", params.size(), " parameters are frozen; at least one must be trainable");
   return {};
 }
@@ -146,7 +162,7 @@ uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
 void lay_out(const Plan& plan, ArenaPlan* arena) {
   std::vector<LayoutParam> params;
   params.reserve(arena->params.size());
-  for (const size_t i : arena->params) params.push_back({plan.params[i].numel, plan.params[i].own_bucket});
+  for (const size_t i : arena->params) params.push_back({plan.params[i].numel, plan.params[i].own_bucket || plan.is_tied(i)});
   arena->layout = make_layout(params, layout_rules(plan, *arena));
   for (Slot& slot : arena->layout.slots) slot.param = arena->params[slot.param];
   const bool pooled = plan.config.sharding == Sharding::zero_2;
@@ -234,6 +250,13 @@ int Plan::shard(const ArenaPlan& arena, int rank) const {
   return grid.index(Grid::replica_axes(arena.expert), rank) % arena.shards;
 }
 
+bool Plan::has_ties() const {
+  for (size_t param = 0; param < params.size(); ++param) {
+    if (is_tied(param)) return true;
+  }
+  return false;
+}
+
 bool Plan::has_partial(bool expert) const {
   if (grid.size(Grid::tp_axes(expert)) == 1) return false;
   return std::any_of(params.begin(), params.end(),
@@ -241,7 +264,7 @@ bool Plan::has_partial(bool expert) const {
 }
 
 // Dense, expert, and of each the partial ones, which tensor-parallel ranks must agree on as well; and the world if none of these is the
-// whole of it: other pipeline stages and expert ranks must learn of a problem too.
+// whole of it: other pipeline stages and expert ranks must learn of a problem too. What is tied all agree on.
 std::vector<AgreementPlan> Plan::agreements() const {
   std::vector<AgreementPlan> all;
   bool world_covered = false;
@@ -250,7 +273,7 @@ std::vector<AgreementPlan> Plan::agreements() const {
     const bool apart = has_partial(expert);
     AgreementPlan plain{axes, {}}, partial{axes | tp, {}};
     for (size_t param = 0; param < params.size(); ++param) {
-      if (params[param].frozen || params[param].expert != expert) continue;
+      if (params[param].frozen || params[param].expert != expert || is_tied(param)) continue;
       (apart && is_partial(params[param].placement) ? partial : plain).params.push_back(param);
     }
     for (AgreementPlan* const one : {&plain, &partial}) {
@@ -259,7 +282,11 @@ std::vector<AgreementPlan> Plan::agreements() const {
       all.push_back(std::move(*one));
     }
   }
-  if (!world_covered) all.push_back({0, {}});
+  if (world_covered) return all;
+  all.push_back({0, {}});
+  for (size_t param = 0; param < params.size(); ++param) {
+    if (is_tied(param)) all.back().params.push_back(param);
+  }
   return all;
 }
 

@@ -112,7 +112,10 @@ struct Plan {
   int shard(const ArenaPlan& arena, int rank) const;
   // Whether a parameter of the part is to be summed over tensor-parallel ranks.
   bool has_partial(bool expert) const;
-  uint64_t packed_elements() const;  // the most that one rank owns of them
+  // Whether other pipeline stages may hold the parameter too.
+  bool is_tied(size_t param) const { return !params[param].tie.empty() && grid.size(kPp) > 1; }
+  bool has_ties() const;
+  uint64_t packed_elements() const;  // the most that one rank owns of what is partial or tied
   std::vector<AgreementPlan> agreements() const;
   // Whether no rank with a lower number in the group of replicas holds the same shard.
   bool is_first_replica(const ArenaPlan& arena, int rank) const;

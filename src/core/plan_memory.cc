@@ -11,7 +11,7 @@ namespace {
 
 // The groups that registering makes for the parts that are not the same: on the channels of gradients and of gathers one each, with
 // instances those of an instance too, and the one across them; where gradients are partial those of tensor-parallel ranks, for the sum and
-// the agreement; and the world's on the first channel.
+// the agreement; where parameters are tied those of their stages, taken for the same with all; and the world's on the first channel.
 uint64_t group_bytes(const Plan& plan) {
   const Axes dense = Grid::replica_axes(false), expert = Grid::replica_axes(true);
   const int world = plan.grid.world(), dense_size = plan.grid.size(dense), expert_size = plan.grid.size(expert);
@@ -27,6 +27,7 @@ uint64_t group_bytes(const Plan& plan) {
     if (!plan.has_partial(part)) continue;
     for (const Axes axes : {Grid::tp_axes(part), Grid::tp_axes(part) | Grid::replica_axes(part)}) groups += plan.grid.size(axes) < world;
   }
+  if (plan.has_ties()) ++groups;
   return groups * kGroupBytes;
 }
 
@@ -47,6 +48,7 @@ uint64_t communicators(const Plan& plan) {
     world_covered = world_covered || (one_instance && arena->group_size == plan.grid.world());
   }
   for (const bool part : {false, true}) count += plan.has_partial(part) && plan.grid.size(Grid::tp_axes(part)) < plan.grid.world();
+  if (plan.has_ties()) ++count;
   return world_covered ? count : count + 1;
 }
 
@@ -62,14 +64,15 @@ uint64_t spill_bytes(const Plan& plan, const ArenaPlan& arena) {
 uint64_t Plan::packed_elements() const {
   uint64_t elements = 0;
   for (const ArenaPlan& arena : arenas) {
-    if (!has_partial(arena.expert)) continue;
+    const bool partial = has_partial(arena.expert);
+    if (!partial && !has_ties()) continue;
     for (const BucketRange& bucket : arena.layout.buckets) {
-      uint64_t partial = 0;
+      uint64_t packed = 0;
       for (uint32_t slot = bucket.first_slot; slot < bucket.end_slot; ++slot) {
         const Slot& place = arena.layout.slots[slot];
-        if (is_partial(params[place.param].placement)) partial += place.end - place.begin;
+        if (is_tied(place.param) || (partial && is_partial(params[place.param].placement))) packed += place.end - place.begin;
       }
-      elements += std::min(partial, (bucket.end - bucket.begin) / static_cast<uint64_t>(arena.shards));
+      elements += std::min(packed, (bucket.end - bucket.begin) / static_cast<uint64_t>(arena.shards));
     }
   }
   return elements;

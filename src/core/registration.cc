@@ -33,13 +33,12 @@ std::string describe_param(const ParamSpec& param) {
   std::string out = escaped(param.name) + " " + name_of(param.dtype) + shape_text(param.shape);
   // What is said of few parameters only is left out of the others' lines.
   if (param.uses_per_step != 1) out += text(" used ", param.uses_per_step, " times");
-  if (param.placement == Placement::replicated) out += " replicated";
-  if (param.placement == Placement::partial_sum) out += " partial (sum)";
-  if (param.placement == Placement::partial_mean) out += " partial (mean)";
-  if (param.placement == Placement::sharded) out += text(" sharded on dimension ", param.shard_dim, " by ", param.shard_stride);
+  if (param.placement != Placement::unset) out += text(" ", name_of(param.placement));
+  if (param.placement == Placement::sharded) out += text(" on dimension ", param.shard_dim, " by ", param.shard_stride);
   if (param.group != 0) out += text(" group ", param.group);
   if (param.frozen) out += " frozen";
   if (param.own_bucket) out += " own bucket";
+  if (!param.tie.empty()) out += " tied as " + escaped(param.tie);
   return out;
 }
 

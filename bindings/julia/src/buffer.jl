@@ -13,13 +13,14 @@ const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
 
 """
     Param(name, size; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
-          param_group = 1, frozen = false, own_bucket = false)
+          param_group = 1, frozen = false, own_bucket = false, tie = "")
     Param(name, array; ...)
 
 One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order, and its element type (Float32, Float16, BFloat16 or
 `:bf16`). `uses` is how many puts make its gradient complete in a microbatch; `shard_dim` the dimension (from 1) that tensor-parallel ranks
 share, with `placement = :sharded`; `:partial_sum` and `:partial_mean` are `:replicated`, but each has a part of the gradient;
-`param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only.
+`param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only. Copies on several pipeline stages
+have the same `tie`: their gradients are added up.
 """
 struct Param
     name::String
@@ -33,11 +34,12 @@ struct Param
     param_group::Int
     frozen::Bool
     own_bucket::Bool
+    tie::String
 end
 
 Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
-      param_group = 1, frozen = false, own_bucket = false) =
-    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket)
+      param_group = 1, frozen = false, own_bucket = false, tie = "") =
+    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket, String(tie))
 Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype = eltype(array), keywords...)
 
 const Which = Union{Integer,AbstractString}  # a parameter, by its number or its name
@@ -112,6 +114,7 @@ stream_for(buffer::Buffer) = buffer.on_device ? task_stream[]() : C_NULL
 
 function raw_param(i, param, sizes, row_major)
     '\0' in param.name && throw(invalid("parameter $i has a name with a NUL in it: $(repr(param.name))"; param = i))
+    '\0' in param.tie && throw(invalid("parameter $i has a tie with a NUL in it: $(repr(param.tie))"; param = i))
     haskey(DTYPES, param.dtype) ||
         throw(invalid("parameter $i, '$(param.name)', is of $(param.dtype); the library trains Float32, Float16 and BFloat16 (:bf16)"; param = i))
     dim = something(param.shard_dim, 1)
@@ -122,7 +125,8 @@ function raw_param(i, param, sizes, row_major)
                          placement = choose(PLACEMENTS, "placement", param.placement),
                          shard_dim = param.placement != :sharded ? 0 : row_major ? dim - 1 : length(sizes) - dim,
                          shard_stride = param.placement == :sharded ? param.shard_stride : 0, param_group = param.param_group - 1,
-                         flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0))
+                         flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0),
+                         tie = isempty(param.tie) ? C_NULL : pointer(param.tie))
 end
 
 Base.length(buffer::Buffer) = length(buffer.params)

@@ -105,9 +105,10 @@ struct mdp_param
     param_group::Int32
     reserved::Int32
     flags::UInt64
+    tie::Ptr{UInt8}
 end
-mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, reserved = 0, flags = 0) =
-    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, reserved, flags)
+mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, reserved = 0, flags = 0, tie = C_NULL) =
+    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, reserved, flags, tie)
 
 struct mdp_buffer_config
     struct_size::UInt32

@@ -43,6 +43,7 @@ type Param struct {
 	ParamGroup  int // index among the optimizer's ParamGroups
 	Frozen      bool
 	OwnBucket   bool
+	Tie         string // a name that its copies on other pipeline stages have too: their gradients are added up
 }
 
 func (p Param) addTo(list shim.Params) {
@@ -62,6 +63,7 @@ func (p Param) addTo(list shim.Params) {
 	raw.SetParam_group(p.ParamGroup)
 	raw.SetFrozen(p.Frozen)
 	raw.SetOwn_bucket(p.OwnBucket)
+	raw.SetTie(p.Tie)
 	list.Add(raw)
 }
 

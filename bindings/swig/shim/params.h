@@ -24,6 +24,7 @@ class Param {
   int param_group = 0;      ///< index of a ParamGroup of the optimizer
   bool frozen = false;      ///< not trained: the library keeps neither it nor a gradient
   bool own_bucket = false;  ///< gets a bucket to itself
+  std::string tie;          ///< a name that its copies on other pipeline stages have too: their gradients are added up; empty: none
 
 #ifndef SWIG
   const std::vector<int64_t>& shape() const {
@@ -43,6 +44,7 @@ class Param {
     param.shard_stride = shard_stride;
     param.param_group = param_group;
     param.flags = (frozen ? MDP_PARAM_FROZEN : 0) | (own_bucket ? MDP_PARAM_OWN_BUCKET : 0);
+    param.tie = tie.empty() ? nullptr : tie.c_str();
     return param;
   }
 #endif

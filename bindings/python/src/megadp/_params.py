@@ -58,7 +58,8 @@ class Param:
     it ready in a microbatch. expert, placement (None, "replicated", "sharded" on shard_dim, in shard_stride pieces a rank, or "partial_sum"
     or "partial_mean": replicated, but each tensor-parallel rank has a part of the gradient): where it lives in a Grid; placement must be
     said when tp or ep is above 1. param_group: index of a parameter group of the optimizer. frozen: not
-    trained, the library keeps only its name. own_bucket: a bucket to itself (tied embeddings)."""
+    trained, the library keeps only its name. own_bucket: a bucket to itself. tie: a name that its copies on other pipeline stages have too:
+    their gradients are added up."""
 
     name: str
     shape: Tuple[int, ...]
@@ -71,6 +72,7 @@ class Param:
     param_group: int = 0
     frozen: bool = False
     own_bucket: bool = False
+    tie: Optional[str] = None
 
 
 Params = Union[Mapping[str, Any], Iterable[Any]]
@@ -110,6 +112,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         struct.shard_stride = whole(param.shard_stride, f"shard_stride {what}", -_INT32, _INT32)
         struct.param_group = whole(param.param_group, f"param_group {what}", -_INT32, _INT32)
         struct.flags = flags
+        struct.tie = None if param.tie is None else c_text(param.tie, f"the tie {what}")
     return structs, len(params)
 
 

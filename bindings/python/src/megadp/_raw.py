@@ -224,6 +224,7 @@ class mdp_param(ctypes.Structure):
         ("param_group", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
         ("flags", ctypes.c_uint64),
+        ("tie", ctypes.c_char_p),
     ]
 
 

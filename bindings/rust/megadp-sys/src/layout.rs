@@ -76,6 +76,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("param_group", offset_of!(super::mdp_param, param_group)),
         ("reserved", offset_of!(super::mdp_param, reserved)),
         ("flags", offset_of!(super::mdp_param, flags)),
+        ("tie", offset_of!(super::mdp_param, tie)),
     ]),
     ("mdp_buffer_config", size_of::<super::mdp_buffer_config>(), align_of::<super::mdp_buffer_config>(), &[
         ("struct_size", offset_of!(super::mdp_buffer_config, struct_size)),

@@ -187,6 +187,7 @@ pub struct mdp_param {
     pub param_group: i32,
     pub reserved: i32,
     pub flags: u64,
+    pub tie: *const c_char,
 }
 
 impl mdp_param {

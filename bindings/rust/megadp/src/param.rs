@@ -9,7 +9,7 @@ use std::ffi::CString;
 ///
 /// ```
 /// use megadp::{DType, Param};
-/// let embedding = Param::new("embedding", &[50257, 768]).dtype(DType::Bf16).uses_per_step(2).own_bucket(); // tied to the last layer
+/// let embedding = Param::new("embedding", &[50257, 768]).dtype(DType::Bf16).tie("words"); // a copy on the last pipeline stage too
 /// let norm = Param::new("norm.weight", &[768]).param_group(1); // a group without weight decay
 /// # let _ = (embedding, norm);
 /// ```
@@ -21,6 +21,7 @@ pub struct Param {
     shard_dim: usize,
     shard_stride: usize,
     param_group: usize,
+    tie: Option<String>,
     raw: sys::mdp_param,
 }
 
@@ -33,7 +34,7 @@ impl Param {
     /// A parameter of that shape. The name is unique and has at most 255 bytes; up to 16 dimensions, sizes may be 0.
     pub fn new(name: impl Into<String>, shape: &[usize]) -> Self {
         let raw = sys::mdp_param { dtype: sys::MDP_DTYPE_F32, ..sys::mdp_param::new() };
-        Param { name: name.into(), shape: shape.to_vec(), uses_per_step: 1, shard_dim: 0, shard_stride: 1, param_group: 0, raw }
+        Param { name: name.into(), shape: shape.to_vec(), uses_per_step: 1, shard_dim: 0, shard_stride: 1, param_group: 0, tie: None, raw }
     }
 
     /// Its name.
@@ -106,6 +107,12 @@ impl Param {
         self.raw.flags |= sys::MDP_PARAM_OWN_BUCKET;
         self
     }
+
+    /// Copies on other pipeline stages have the same tie: their gradients are added up.
+    pub fn tie(mut self, tie: impl Into<String>) -> Self {
+        self.tie = Some(tie.into());
+        self
+    }
 }
 
 /// The C structs of parameters, and what they point to.
@@ -127,6 +134,8 @@ impl RawParams {
     fn add(&mut self, param: &Param) -> Result<()> {
         let name = CString::new(param.name.as_str())
             .map_err(|_| Error::new(Code::Invalid, format!("the name {:?} holds a NUL; names are text", param.name)))?;
+        let tie = param.tie.as_deref().map(CString::new).transpose()
+            .map_err(|_| Error::new(Code::Invalid, format!("the tie {:?} holds a NUL; ties are text", param.tie)))?;
         let shape = param.shape.iter().map(|&size| narrow(size, "a size")).collect::<Result<Vec<i64>>>()?;
         self.raw.push(sys::mdp_param {
             name: name.as_ptr(),
@@ -136,11 +145,12 @@ impl RawParams {
             shard_dim: narrow(param.shard_dim, "the dimension that is cut")?,
             shard_stride: if param.raw.placement == sys::MDP_PLACEMENT_SHARDED { narrow(param.shard_stride, "pieces")? } else { 0 },
             param_group: narrow(param.param_group, "param_group")?,
+            tie: tie.as_ref().map_or(std::ptr::null(), |tie| tie.as_ptr()),
             ..param.raw
         });
         // Moving these leaves what they hold where it is.
         self.shapes.push(shape);
-        self._names.push(name);
+        self._names.extend([Some(name), tie].into_iter().flatten());
         Ok(())
     }
 
