@@ -143,6 +143,13 @@ enum {
   MDP_SHARDING_ZERO_2 = 3   /* gradients too, through a small pool; what is owned is summed in f32      */
 };
 
+typedef uint32_t mdp_scaling; /* what the sum of gradients is divided by */
+enum {
+  MDP_SCALING_MEAN = 0,  /* the size of dp x cp, for experts too  */
+  MDP_SCALING_SUM = 1,   /* nothing                               */
+  MDP_SCALING_TOKENS = 2 /* mdp_grad_tokens                        */
+};
+
 typedef uint32_t mdp_rule;
 enum {
   MDP_RULE_ADAMW = 0
@@ -163,7 +170,7 @@ enum {                                   /* mdp_buffer_config.flags */
   MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
   MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 2, /* pad bucket ends to a multiple of 65536 elements as well                      */
   MDP_BUFFER_REFERENCE_BUCKETS = 4,      /* bucket_elements as Megatron-LM: max(40,000,000, 1,000,000 x dp x cp)         */
-  MDP_BUFFER_IGNORE_MEMORY = 8           /* take memory even if the system has too little. Of any rank                   */
+  MDP_BUFFER_IGNORE_MEMORY = 8           /* take it even if too little is left */
 };
 enum {              /* mdp_grad_put */
   MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
@@ -210,7 +217,7 @@ typedef struct {
   uint8_t bytes[128];
 } mdp_unique_id; /* opaque; may be sent to other ranks by any means; holds a secret */
 
-typedef struct { /* details of a failure; -1: not known or not about one */
+typedef struct { /* details of a failure; -1: not known, or none */
   uint32_t struct_size;
   mdp_status status;
   int32_t rank;       /* world rank at fault                                                       */
@@ -227,7 +234,7 @@ typedef int32_t (*mdp_allgather_start_fn)(void* context, const void* mine, size_
 typedef int32_t (*mdp_allgather_test_fn)(void* context, void* request);
 typedef void (*mdp_allgather_free_fn)(void* context, void* request);
 
-/* A way to gather bytes over all ranks that the caller has already (MPI_Iallgather and MPI_Test, a key-value store, a pipe), in the place
+/* A way to gather bytes over ranks that the caller has (MPI_Iallgather and MPI_Test, a key-value store, a pipe), in the place
  * of a launcher or id. Called inside mdp_comm_create alone, on its thread, at most twice; must not call megadp, throw or jump out. What it
  * carries holds a secret: whoever reads it may join. Borrowed for that call. */
 typedef struct {
@@ -308,6 +315,8 @@ typedef struct {
   uint64_t flags;           /* MDP_BUFFER_*                                                                                  */
   uint64_t pool_buckets;    /* with ZERO_2: slots of a pool; 0: 2                              */
   uint64_t spill_limit;     /* with ZERO_2: most bytes outside the pool; 0: no limit           */
+  mdp_scaling scaling;
+  uint32_t reserved;
 } mdp_buffer_config;
 
 typedef struct { /* memory of one rank, in bytes, before rounding each allocation up to a page */
@@ -364,13 +373,14 @@ typedef struct {
   double loss_scale; /* gradients are divided by it, 1e-37 to 1e37; 0: 1, and a non-finite gradient is an error      */
   mdp_stream stream;
   uint64_t flags;
+  double grad_divisor; /* divides too, such as the number of microbatches; 0: 1 */
 } mdp_step_config;
 
 typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
-  double grad_norm;   /* L2 norm of the whole reduced gradient / loss_scale, before clipping; summed in float64    */
-  double clip_factor; /* 1: not clipped                                                                          */
+  double grad_norm;   /* L2 norm of the whole gradient, divided, before clipping; summed in float64    */
+  double clip_factor; /* 1: not clipped */
   double loss_scale;
   uint64_t step;  /* steps taken so far, skipped ones not counted                                            */
   uint64_t flags; /* MDP_STEPPED_*                                                                           */
@@ -385,7 +395,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t buckets;              /* buckets launched                                                             */
   uint64_t launched_in_backward; /* of these, before mdp_grad_sync was called                                    */
   uint64_t syncs;                /* calls of mdp_grad_sync that finished                                         */
-  uint64_t host_syncs;           /* how often a call on this context made its thread wait for the device; 0 on the host */
+  uint64_t host_syncs;           /* how often a caller's thread waited for the device */
   uint64_t spill_peak_bytes;     /* with ZERO_2: most bytes outside the pool at a time           */
 } mdp_stats_report;
 
@@ -408,7 +418,7 @@ typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, si
 /* MDP_VERSION of the loaded library. */
 MDP_API uint32_t mdp_version(void);
 
-/* "MDP_E_PEER" and so on; "unknown status" for other numbers. Static text. */
+/* "MDP_E_PEER" and so on; "unknown status" for others. Static text. */
 MDP_API const char* mdp_status_name(mdp_status status);
 
 /* The sentence of this thread's last failed call, "" if none has failed. UTF-8, at most 4095 bytes; valid until this thread's next megadp
@@ -419,7 +429,7 @@ MDP_API const char* mdp_last_error(void);
 MDP_API mdp_status mdp_last_error_info(mdp_error_info* out);
 
 /* What this library is and what it sees, as one line of JSON: version, build, backends, transport, machine, and launch (what
- * mdp_comm_create would make of the environment). Fields may be added in any release.
+ * mdp_comm_create would make of the environment).
  * All calls that answer with text: *needed becomes its size with the terminating NUL, also if capacity is too small (INVALID; nothing is
  * written). json NULL with capacity 0 asks for the size. needed may be NULL if json is not. */
 MDP_API mdp_status mdp_info(char* json, size_t capacity, size_t* needed);
@@ -621,7 +631,7 @@ MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
  *     backward   mdp_grad_put, or mdp_grad_ready if the gradient was written into the view; mdp_grad_skip if there is none
  *   mdp_grad_sync (not needed if the step follows at once), mdp_optimizer_step
  *
- * Gradients of the microbatches and uses of a step are added up; the reduced gradient is the sum over ranks divided by the size of dp x cp.
+ * Gradients of the microbatches and uses of a step are added up; the reduced gradient is the sum over ranks, divided (mdp_scaling).
  * A bucket is launched during the last microbatch, as soon as it and all buckets before it are full. With ZERO_2 it is in each: m
  * microbatches send m times as much, all ranks make as many (DESYNC), a half-width gradient is rounded once in each. A step begins with
  * the first of these calls after the last mdp_optimizer_step. After a sync without a step it begins with mdp_microbatch_begin or
@@ -665,6 +675,12 @@ MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream p
 /* This rank has no gradient of the parameter in this microbatch. If none of the step's brings one, it adds zero; if that is so on all
  * ranks, the optimizer leaves the parameter and its state alone. Local, does not block, any thread. Errors: as mdp_grad_ready. */
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
+
+/* With MDP_SCALING_TOKENS: over how many tokens (or samples) this rank's losses of the step are summed. Steps and norms divide by the sum
+ * over dp x cp, by 1 if that is 0; reduced gradients stay sums. Ranks that share a batch (tp, pp) say the same, or one does. Local, once a
+ * step. With half-width gradients on all ranks before the first one, collective over the world, blocking; then reductions divide. Errors:
+ * INVALID (count), STATE. */
+MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
 
 /* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
  * Calling it again before the step gives the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew.

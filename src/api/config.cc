@@ -117,6 +117,11 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
     return invalid(argument, ".missing is ", ours->missing,
                    "; it must be MDP_MISSING_ERROR (0), MDP_MISSING_ZERO (1) or MDP_MISSING_SKIP (2)");
   }
+  if (ours->scaling > MDP_SCALING_TOKENS) {
+    return invalid(argument, ".scaling is ", ours->scaling,
+                   "; it must be MDP_SCALING_MEAN (0), MDP_SCALING_SUM (1) or MDP_SCALING_TOKENS (2)");
+  }
+  if (Status status = check_reserved(ours->reserved, text(argument, ".reserved")); !status) return status;
   const uint64_t known =
       MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS | MDP_BUFFER_IGNORE_MEMORY;
   if (Status status = check_flags(ours->flags, known, text(argument, ".flags"),
@@ -129,6 +134,7 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   config.grad_same_as_param = ours->grad_dtype == MDP_DTYPE_SAME;
   if (ours->sharding != MDP_SHARDING_DEFAULT) config.sharding = static_cast<Sharding>(ours->sharding);
   config.missing = static_cast<MissingPolicy>(ours->missing);
+  config.scaling = static_cast<Scaling>(ours->scaling);
   config.bucket_elements = ours->bucket_elements;
   config.bucket_count = ours->bucket_count;
   config.pool_buckets = ours->pool_buckets;

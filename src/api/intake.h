@@ -46,7 +46,7 @@ inline constexpr StructKind kKind<mdp_tensor> = kind_of<mdp_tensor>("mdp_tensor"
 template <>
 inline constexpr StructKind kKind<mdp_param> = kind_of<mdp_param>("mdp_param", 72);
 template <>
-inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 56);
+inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 64);
 template <>
 inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 96);
 template <>
@@ -56,7 +56,7 @@ inline constexpr StructKind kKind<mdp_param_group> = kind_of<mdp_param_group>("m
 template <>
 inline constexpr StructKind kKind<mdp_optimizer_config> = kind_of<mdp_optimizer_config>("mdp_optimizer_config", 80);
 template <>
-inline constexpr StructKind kKind<mdp_step_config> = kind_of<mdp_step_config>("mdp_step_config", 40);
+inline constexpr StructKind kKind<mdp_step_config> = kind_of<mdp_step_config>("mdp_step_config", 48);
 template <>
 inline constexpr StructKind kKind<mdp_step_report> = kind_of<mdp_step_report>("mdp_step_report", 48);
 template <>

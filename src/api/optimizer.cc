@@ -36,9 +36,8 @@ Status check_float(double value, const std::string& argument) {
 // What is divided by: neither it nor its inverse may vanish among floats. 0 stands for a default.
 Status check_divisor(double value, const std::string& argument) {
   if (Status status = check_float(value, argument); !status) return status;
-  constexpr double least = 1e-37, most = 1e37;
-  if (value == 0 || (value >= least && value <= most)) return {};
-  return invalid(argument, " is ", value, "; it must be between ", least, " and ", most, ", or 0 for the default");
+  if (value == 0 || (value >= kLeastDivisor && value <= kMostDivisor)) return {};
+  return invalid(argument, " is ", value, "; it must be between ", kLeastDivisor, " and ", kMostDivisor, ", or 0 for the default");
 }
 
 Status check_decay(double value, const std::string& argument) {
@@ -149,6 +148,7 @@ Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Pla
   if (Status status = check_flags(ours->flags, MDP_STEP_SET_LR, "config.flags", "MDP_STEP_SET_LR (1)"); !status) return status;
   if (Status status = check_float(ours->lr, "config.lr"); !status) return status;
   if (Status status = check_divisor(ours->loss_scale, "config.loss_scale"); !status) return status;
+  if (Status status = check_divisor(ours->grad_divisor, "config.grad_divisor"); !status) return status;
   if (Status status = check_stream(ours->stream, "config.stream", place); !status) return status;
   return ours;
 }
@@ -204,6 +204,7 @@ mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* c
     StepOptions options;
     if (ours->lr != 0 || (ours->flags & MDP_STEP_SET_LR) != 0) options.lr = ours->lr;
     if (ours->loss_scale != 0) options.loss_scale = ours->loss_scale;
+    if (ours->grad_divisor != 0) options.grad_divisor = ours->grad_divisor;
     options.caller = ours->stream;
     StepReport answer;
     auto pending = optimizer->object->step(options, report != nullptr ? &answer : nullptr, out != nullptr);

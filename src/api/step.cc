@@ -126,6 +126,15 @@ mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param) {
   });
 }
 
+mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
+    constexpr double most = 1e15;  // counted exactly, and far from what a step may divide by
+    if (!(count >= 0 && count <= most)) return invalid("count is ", count, "; it must be between 0 and ", most);
+    return buffer->object->gradients().tokens(count);
+  });
+}
+
 mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_request_out(out); !status) return status;

@@ -15,30 +15,30 @@ namespace megadp {
 struct StepScalars {
   double square_sum;  // of this rank's share of the gradient, then of all ranks'. f64, all-reduced together with the next
   double nonfinite;   // how many non-finite elements were seen
-  double grad_norm;   // after loss_scale
+  double grad_norm;   // of the divided gradient
   uint64_t step;      // steps taken
   float clip_factor;  // 1: not clipped
-  float grad_factor;  // what every gradient element is multiplied by: clip_factor / loss_scale
+  float grad_factor;  // what every gradient element is multiplied by: clip_factor / divisor
   uint32_t skip;      // 1: this step changes nothing
   uint32_t reserved;
 };
 
 struct StepSettings {
-  double max_norm;    // 0: no clipping
-  double loss_scale;  // gradients were multiplied by this
+  double max_norm;  // 0: no clipping
+  double divisor;   // of gradients: loss scale, tokens, and what else the caller says
 };
 
-// From square_sum and nonfinite the rest: grad_norm = sqrt(square_sum) / loss_scale; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1
+// From square_sum and nonfinite the rest: grad_norm = sqrt(square_sum) / divisor; clip_factor = min(1, max_norm / (grad_norm + 1e-6)), 1
 // when max_norm is 0 or the norm is NaN; skip = nonfinite > 0; unless skipped: step + 1.
 MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepSettings& settings) {
-  s.grad_norm = std::sqrt(s.square_sum) / settings.loss_scale;
+  s.grad_norm = std::sqrt(s.square_sum) / settings.divisor;
   double clip = 1;
   if (settings.max_norm > 0) {
     const double factor = settings.max_norm / (s.grad_norm + 1e-6);
     if (factor < 1) clip = factor;
   }
   s.clip_factor = static_cast<float>(clip);
-  s.grad_factor = static_cast<float>(clip / settings.loss_scale);
+  s.grad_factor = static_cast<float>(clip / settings.divisor);
   s.skip = s.nonfinite > 0 ? 1 : 0;
   if (s.skip == 0) s.step += 1;
 }

@@ -7,7 +7,7 @@
 
 namespace megadp {
 
-WindowOp Arena::reduction(uint32_t bucket, int32_t number, uint32_t microbatch) const {
+WindowOp Arena::reduction(uint32_t bucket, int32_t number, uint32_t microbatch, float divisor) const {
   const bool in_pieces = is_sharded() || is_pooled() || has_instances();
   return {.kind = in_pieces ? Collective::reduce_scatter : Collective::all_reduce,
           .window = grads,
@@ -172,7 +172,6 @@ Status Arenas::add(const ArenaPlan& plan, const ReplicaComms& comms) {
   Arena arena;
   arena.comms = comms;
   arena.plan = &plan;
-  arena.divisor = static_cast<float>(plan_.grid.size(kDp | kCp));
   const int shard = plan_.shard(plan, grid_->rank());
   arena.shard = static_cast<uint64_t>(shard);
   arena.owned = owned_ranges(plan.layout, plan.shards, shard);

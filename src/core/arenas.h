@@ -35,7 +35,6 @@ struct Arena {
   Window *params = nullptr, *grads = nullptr;
   Memory* sums = nullptr;         // with a pool: the reduced gradients of this rank's shard, f32, added up over microbatches
   Memory* wide = nullptr;         // ArenaPlan::wide_slots
-  float divisor = 1;              // of the reduced sum: dp x cp, for experts too
   uint64_t shard = 0;             // this rank's
   std::vector<OwnedRange> owned;  // this rank's, in placement order
   std::vector<uint32_t> numbers;  // of its buckets, in launch order
@@ -64,7 +63,7 @@ struct Arena {
   const BucketRange& range(uint32_t bucket) const { return plan->layout.buckets[bucket]; }
   // All of a bucket, in its window of gradients or of parameters. microbatch: 0 if the step has one reduction of each bucket. With
   // instances the sum is only this one's, and not divided.
-  WindowOp reduction(uint32_t bucket, int32_t number, uint32_t microbatch) const;
+  WindowOp reduction(uint32_t bucket, int32_t number, uint32_t microbatch, float divisor) const;
   WindowOp gather(uint32_t bucket, int32_t number) const;
 };
 

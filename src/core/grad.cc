@@ -20,7 +20,8 @@ void Gradients::start_step() {
   }
   phase_ = Phase::open;
   is_last_ = true;
-  begun_ = microbatch_touched_ = false;
+  begun_ = microbatch_touched_ = touched_ = false;
+  tokens_.reset();
   microbatch_ = 1;
   next_launch_ = next_across_ = 0;
   sync_request_.reset();
@@ -41,7 +42,7 @@ Status Gradients::launch(std::span<const uint32_t> buckets) {
     const Arena& arena = arenas_->arena_of(order[number]);
     stats_.count(buckets_[number].reduction.get());  // before they are replaced
     stats_.count(buckets_[number].across.get());
-    calls.push_back(arena.reduction(order[number].bucket, static_cast<int32_t>(number), microbatch));
+    calls.push_back(arena.reduction(order[number].bucket, static_cast<int32_t>(number), microbatch, reduction_divisor()));
     if (goes_to_sums(number)) {
       calls.back().to = arena.sums_of(order[number].bucket);
       calls.back().to_f32 = arena.plan->grad_type != DType::f32;
@@ -85,7 +86,7 @@ Status Gradients::wait_for_puts(std::unique_lock<std::mutex>& lock) {
 Status Gradients::arrive(size_t param) {
   ParamState& state = states_[param];
   state.has_gradient = true;
-  microbatch_touched_ = true;
+  microbatch_touched_ = touched_ = true;
   if (++state.arrivals < arenas_->plan().params[param].uses_per_step) return {};
   if (!is_last_ && !is_pooled()) return {};
   state.ready = true;
@@ -118,6 +119,7 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
       return refuse("comes after mdp_grad_sync; " + bucket() +
                     ". Call mdp_optimizer_step, or begin anew with mdp_buffer_zero_grad or mdp_microbatch_begin");
   }
+  if (at_once_ && !tokens_) return refuse("comes before mdp_grad_tokens, which half-width gradients are divided by as they are reduced");
   if (state.skipped) return refuse("was skipped in this step");
   if (state.being_put) return refuse("is being put by another thread");
   if (state.lent) return refuse(kIsLent);
@@ -206,7 +208,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   }
   lock.lock();
   if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
-  state.has_gradient = microbatch_touched_ = true;
+  state.has_gradient = microbatch_touched_ = touched_ = true;
   return more ? Status() : arrive(param);
 }
 
@@ -263,7 +265,7 @@ Status Gradients::skip(size_t param) {
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
   ParamState& state = states_[param];
-  microbatch_touched_ = true;
+  microbatch_touched_ = touched_ = true;
   if (!is_last_ && !is_pooled()) return {};  // this microbatch adds nothing; what earlier ones added stays
   if (Status cleared = clear_if_empty(param); !cleared) return cleared;
   state.skipped = !state.has_gradient;
@@ -321,9 +323,11 @@ Status Gradients::zero(void* caller) {
   }
   auto done = stream.record();
   if (!done) return done.status();
-  // Often called right after mdp_microbatch_begin: what that said holds.
+  // Often called right after mdp_microbatch_begin or mdp_grad_tokens: what these said holds.
   const bool is_last = phase_ != Phase::open || is_last_, begun = phase_ == Phase::open && begun_;
+  const std::optional<double> tokens = phase_ == Phase::open ? tokens_ : std::nullopt;
   start_step();
+  tokens_ = tokens;
   is_last_ = is_last;
   begun_ = begun;
   lock.unlock();

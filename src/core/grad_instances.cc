@@ -33,8 +33,9 @@ Status Gradients::sum_across(uint32_t number) {
   void* const sums = is_pooled() ? arena.sums_of(ref.bucket) : rounded ? arena.wide_at(bucket.wide_slot) : static_cast<void*>(piece);
   if (Status inside = stream.wait_for(is_pooled() ? bucket.slot_left : bucket.reduction->end); !inside) return inside;
   auto across = stats_.submit(stream, count * sizeof(float), [&]() -> Status {
-    Status summed = arena.comms.across->group().all_reduce(stream, sums, sums, count, DType::f32, Op::sum,
-                                                           Tag{static_cast<int32_t>(number), "gradients across instances"}, arena.divisor);
+    Status summed =
+        arena.comms.across->group().all_reduce(stream, sums, sums, count, DType::f32, Op::sum,
+                                               Tag{static_cast<int32_t>(number), "gradients across instances"}, reduction_divisor());
     if (!summed || !rounded || count == 0) return summed;
     return arenas_->backend().cast(stream, piece, arena.plan->grad_type, sums, DType::f32, count);
   });

@@ -3,6 +3,7 @@
 // tell each other, in one small exchange, who has a problem and which parameters were skipped, and all return the same outcome.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "core/gradients.h"
 
@@ -27,6 +28,7 @@ Result<SyncHeader> Gradients::settle_missing() {
   header.bucket = -1;
   header.param = -1;
   header.microbatches = microbatch_;
+  header.tokens = tokens_.value_or(std::numeric_limits<double>::quiet_NaN());
   size_t missing = 0;
   for (uint32_t number = 0; number < buckets_.size(); ++number) {
     Bucket& bucket = buckets_[number];
@@ -59,6 +61,8 @@ Result<SyncHeader> Gradients::settle_missing() {
   } else if (!is_last_) {
     set_problem(&header, kOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1,
                 -1);
+  } else if (at_once_ && !tokens_) {
+    set_problem(&header, kOther, "mdp_grad_sync comes before mdp_grad_tokens", -1, -1);
   } else if (header.problem != 0 && missing > 1) {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
@@ -89,6 +93,7 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
 Status Gradients::evaluate_agreements() {
   int problem_rank = -1;
   SyncHeader problem{};
+  std::vector<double> tokens(static_cast<size_t>(arenas_->plan().grid.world()));
   Status counts;
   for (Agreement& agreement : agreements_) {
     const std::vector<int>& members = agreement.comm->group().members();
@@ -97,6 +102,7 @@ Status Gradients::evaluate_agreements() {
     for (size_t r = 0; r < members.size(); ++r) {
       SyncHeader header;
       std::memcpy(&header, all.data() + r * agreement.bytes, sizeof header);
+      tokens[static_cast<size_t>(agreement.ranks[r])] = header.tokens;
       if (is_pooled() && header.microbatches != microbatch_ && counts.ok()) {
         counts = Status(Code::desync,
                         text("mdp_grad_sync: rank ", members[r], " has made ", header.microbatches, " microbatches in this step, rank ",
@@ -118,7 +124,10 @@ Status Gradients::evaluate_agreements() {
   }
   if (!counts) arenas_->context().world->fail(counts);  // reductions of one will not be met by the other
   if (!counts) return counts;
-  if (problem_rank < 0) return {};
+  if (problem_rank < 0) {
+    const bool wanted = arenas_->plan().config.scaling == Scaling::tokens && !at_once_;
+    return wanted ? add_tokens(tokens).with_context("mdp_grad_sync") : Status();
+  }
   problem.text[sizeof problem.text - 1] = '\0';
   return Status(
       Code::state,

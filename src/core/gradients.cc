@@ -40,6 +40,12 @@ Status Gradients::allocate() {
   if (!sums) return sums.status();
   norm_ = arenas_->kept().keep(*std::move(sums));
   index();
+  at_once_ = arenas_->plan().divides_by_tokens_at_once();
+  if (at_once_) {
+    auto told = arenas_->backend().control().allocate(token_bytes(arenas_->plan()));
+    if (!told) return told.status();
+    told_tokens_ = arenas_->kept().keep(*std::move(told));
+  }
   return find_owned_sums();
 }
 
@@ -48,6 +54,10 @@ Status Gradients::add_agreement(const std::shared_ptr<Comm>& comm, std::vector<s
   Agreement agreement;
   agreement.comm = comm;
   agreement.params = std::move(params);
+  const std::vector<int>& world = arenas_->grid()->world()->group().members();
+  for (const int member : comm->group().members()) {
+    agreement.ranks.push_back(static_cast<int>(std::find(world.begin(), world.end(), member) - world.begin()));
+  }
   agreement.bytes = agreement_bytes(agreement.params.size());
   auto send = control.allocate(agreement.bytes);
   if (!send) return send.status();

@@ -51,7 +51,8 @@ struct SyncHeader {
   int64_t param;
   uint32_t microbatches;  // of this step
   uint32_t reserved;
-  char text[232];
+  double tokens;  // likewise; not a number if none were given
+  char text[224];
 };
 static_assert(sizeof(SyncHeader) == kSyncHeaderBytes);
 
@@ -69,6 +70,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Result<Arenas::View> acquire(size_t param, bool* first, void* producer);
   Status release(size_t param);
   Status skip(size_t param);
+  // Of this rank's batch in the step; collective over the world if the sum is needed at once.
+  Status tokens(double count);
   Status zero(void* caller);
   // Collective over the world. A null request if none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> sync(void* consumer, bool want_request);
@@ -96,6 +99,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     std::vector<bool> params;  // if not all
     bool has(size_t param) const { return all || params[param]; }
   };
+  // What reduced gradients are still to be divided by.
+  double step_divisor() const;
   // Leaves the sum of squares and the number of elements that are not finite, over the world, in `scalars`. what: the operation's name.
   Status submit_square_sum(StepScalars* scalars, const Chosen& chosen, const char* what);
   // Numbers of buckets that are launched at once, in launch order.
@@ -150,6 +155,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   struct Agreement {
     std::shared_ptr<Comm> comm;
     std::vector<size_t> params;                  // whose bits follow the header; kNotHere: held by another stage alone
+    std::vector<int> ranks;                      // of the grid
     size_t bytes = 0;                            // per rank
     Memory *send = nullptr, *receive = nullptr;  // kept by the arenas
   };
@@ -195,6 +201,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // In grad_owned_sums.cc.
   Status find_owned_sums();
   Status sum_owned();
+  // In grad_tokens.cc.
+  float reduction_divisor() const;
+  Status add_tokens(const std::vector<double>& given);
   size_t launched() const;  // buckets of this step
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
@@ -219,6 +228,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   bool begun_ = false;               // by microbatch_begin
   uint32_t microbatch_ = 1;          // of the step, counted from 1
   bool microbatch_touched_ = false;  // something came in this microbatch
+  bool touched_ = false;             // in this step
+  std::optional<double> tokens_;     // of this step, which this rank has told
+  double total_tokens_ = 1;          // of all ranks, once they have been added up
+  bool at_once_ = false;             // reductions divide by them
+  Memory* told_tokens_ = nullptr;    // this rank's, then all of them; kept by the arenas
   size_t puts_ = 0;                  // how many write into their slots now
   std::condition_variable puts_over_;
   size_t next_launch_ = 0;  // of launches_

@@ -38,11 +38,15 @@ struct StepReport {
   bool skipped = false, clipped = false;
 };
 
+// What is divided by: neither it nor its inverse may vanish among floats.
+constexpr double kLeastDivisor = 1e-37, kMostDivisor = 1e37;
+
 struct StepOptions {
   std::optional<double> lr;  // replaces the optimizer's from this step on
   // Given: a non-finite gradient makes the step a skipped one; otherwise it makes it fail with Code::numeric. Either way nothing has
   // changed on any rank.
   std::optional<double> loss_scale;
+  double grad_divisor = 1;
   void* caller = nullptr;
 };
 
@@ -78,6 +82,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status submit_update(uint32_t bucket, double lr);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
+  double divisor_of(const StepOptions& options) const;
   Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);
   // Turns the scalars of a step into a status and a report. look: also search the owned gradients for the first element that is not finite;
   // that is slow, and right only until new gradients arrive.

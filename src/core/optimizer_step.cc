@@ -140,6 +140,10 @@ Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
   return judge(unseen.place, unseen.loss_scale, false, nullptr).with_context("the last step");
 }
 
+double Optimizer::divisor_of(const StepOptions& options) const {
+  return options.loss_scale.value_or(1) * options.grad_divisor * buffer_->gradients().step_divisor();
+}
+
 // The norm, what follows from it, and a copy of both in `outcome`: an event at that point.
 Result<std::shared_ptr<Event>> Optimizer::submit_norm(const StepOptions& options, void* outcome) {
   Backend& backend = buffer_->arenas().backend();
@@ -147,7 +151,7 @@ Result<std::shared_ptr<Event>> Optimizer::submit_norm(const StepOptions& options
   if (Status submitted = submit_refresh(); !submitted) return submitted;
   StepScalars* const scalars = impl_->device_scalars();
   if (Status submitted = buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
-  const StepSettings settings{impl_->config.max_grad_norm, options.loss_scale.value_or(1)};
+  const StepSettings settings{impl_->config.max_grad_norm, divisor_of(options)};
   if (Status begun = backend.begin_step(stream, scalars, settings); !begun) return begun;
   if (Status counted = submit_counts(); !counted) return counted;
   if (Status fetched = backend.fetch(stream, outcome, scalars, sizeof(StepScalars)); !fetched) return fetched;
@@ -180,6 +184,10 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     std::unique_lock lock = gradients.lock();
     if (Status usable = context.usable(); !usable) return usable;
     if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
+    if (const double divisor = divisor_of(options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
+      return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
+                     kLeastDivisor, " and ", kMostDivisor);
+    }
     if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
     if (Status ordered = buffer_->params().order_writes(options.caller); !ordered) return ordered;
     auto place = outcome_place();

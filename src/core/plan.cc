@@ -257,6 +257,11 @@ bool Plan::has_ties() const {
   return false;
 }
 
+bool Plan::divides_by_tokens_at_once() const {
+  return config.scaling == Scaling::tokens &&
+         std::any_of(arenas.begin(), arenas.end(), [](const ArenaPlan& arena) { return arena.grad_type != DType::f32; });
+}
+
 bool Plan::has_partial(bool expert) const {
   if (grid.size(Grid::tp_axes(expert)) == 1) return false;
   return std::any_of(params.begin(), params.end(),

@@ -22,6 +22,12 @@ enum class Sharding : uint32_t {
   zero_1 = 2,
   zero_2 = 3
 };
+// What the sum of gradients is divided by; the values of mdp_scaling.
+enum class Scaling : uint32_t {
+  mean = 0,    // dp x cp, for experts too
+  sum = 1,     // nothing
+  tokens = 2,  // of all batches of the step
+};
 enum class MissingPolicy : uint32_t {
   error = 0,
   zero = 1,
@@ -32,6 +38,7 @@ struct BufferConfig {
   bool grad_same_as_param = false;  // else f32
   Sharding sharding = Sharding::zero_1;
   MissingPolicy missing = MissingPolicy::error;
+  Scaling scaling = Scaling::mean;
   uint64_t bucket_elements = 0;  // 0: the library decides, see default_bucket_elements
   uint64_t bucket_count = 0;
   uint64_t pool_buckets = 0;  // with zero_2; 0: kPoolBuckets
@@ -115,6 +122,8 @@ struct Plan {
   // Whether other pipeline stages may hold the parameter too.
   bool is_tied(size_t param) const { return !params[param].tie.empty() && grid.size(kPp) > 1; }
   bool has_ties() const;
+  // Whether the tokens of a step must be known before its first reduction.
+  bool divides_by_tokens_at_once() const;
   uint64_t packed_elements() const;  // the most that one rank owns of what is partial or tied
   std::vector<AgreementPlan> agreements() const;
   // Whether no rank with a lower number in the group of replicas holds the same shard.
@@ -148,6 +157,8 @@ uint64_t step_count_bytes(const Plan& plan);
 // counts, and for each agreement one header and one bit per parameter, to send and to receive.
 uint64_t scratch_bytes(const Plan& plan);
 constexpr uint64_t kSyncHeaderBytes = 256;
+// Where ranks tell each other how many tokens they have, each before its first gradient.
+uint64_t token_bytes(const Plan& plan);
 constexpr uint64_t agreement_bytes(uint64_t params) {
   return kSyncHeaderBytes + (params + 63) / 64 * 8;
 }

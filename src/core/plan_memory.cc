@@ -102,10 +102,15 @@ uint64_t step_count_bytes(const Plan& plan) {
   return params * sizeof(uint64_t);
 }
 
+uint64_t token_bytes(const Plan& plan) {
+  return static_cast<uint64_t>(1 + plan.grid.world()) * sizeof(double);
+}
+
 uint64_t scratch_bytes(const Plan& plan) {
   uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan) + group_bytes(plan);
   for (const ArenaPlan& arena : plan.arenas) bytes += arena.wide_slots * arena.wide_elements * sizeof(float);
   bytes += plan.packed_elements() * sizeof(float);
+  if (plan.divides_by_tokens_at_once()) bytes += token_bytes(plan);
   for (const AgreementPlan& agreement : plan.agreements()) {
     const auto ranks = static_cast<uint64_t>(agreement.axes == 0 ? plan.grid.world() : plan.grid.size(agreement.axes));
     bytes += agreement_bytes(agreement.params.size()) * (1 + ranks);

@@ -110,7 +110,7 @@ Result<double> Gradients::norm(const ParamList& list) {
   if (!reached) return reached;
   StepScalars found{};
   if (Status read = arenas_->backend().read(&found, sums, offsetof(StepScalars, nonfinite) + sizeof found.nonfinite); !read) return read;
-  const double norm = std::sqrt(found.square_sum);
+  const double norm = std::sqrt(found.square_sum) / step_divisor();
   // An element of a replica that does not count may be the one that is not finite.
   return found.nonfinite > 0 && std::isfinite(norm) ? std::numeric_limits<double>::quiet_NaN() : norm;
 }

@@ -46,11 +46,13 @@ std::string describe_config(const Grid& grid, const BufferConfig& config) {
   const GridConfig& g = grid.config();
   constexpr const char* kSharding[] = {"", "zero_0", "zero_1", "zero_2"};
   constexpr const char* kMissing[] = {"error", "zero", "skip"};
+  constexpr const char* kScaling[] = {"mean", "sum", "tokens"};
   return text("grid: tp ", g.tp, " cp ", g.cp, " ep ", g.ep, " pp ", g.pp, " expert_tp ", g.expert_tp, " instances ", g.instances,
               " order ", g.order, " of ", grid.world(), " ranks\n",  //
               "gradient type: ", config.grad_same_as_param ? "the parameter's" : "f32", "\n",
               "sharding: ", kSharding[static_cast<size_t>(config.sharding)], "\n",  //
               "missing gradients: ", kMissing[std::min<size_t>(static_cast<size_t>(config.missing), 2)], "\n",
+              "scaling: ", kScaling[static_cast<size_t>(config.scaling)], "\n",                //
               "high-bandwidth padding: ", config.high_bandwidth_padding ? "on" : "off", "\n",  //
               "overlap: ", config.no_overlap ? "off" : "on", "\n",                             //
               "pool buckets: ", config.pool_buckets == 0 ? kPoolBuckets : config.pool_buckets, "\n");

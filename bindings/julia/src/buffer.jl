@@ -8,6 +8,7 @@ const PLACEMENTS = Dict(:unset => Raw.MDP_PLACEMENT_UNSET, :replicated => Raw.MD
 const SHARDINGS = Dict(:default => Raw.MDP_SHARDING_DEFAULT, :zero0 => Raw.MDP_SHARDING_ZERO_0, :zero1 => Raw.MDP_SHARDING_ZERO_1,
                        :zero2 => Raw.MDP_SHARDING_ZERO_2)
 const MISSINGS = Dict(:error => Raw.MDP_MISSING_ERROR, :zero => Raw.MDP_MISSING_ZERO, :skip => Raw.MDP_MISSING_SKIP)
+const SCALINGS = Dict(:mean => Raw.MDP_SCALING_MEAN, :sum => Raw.MDP_SCALING_SUM, :tokens => Raw.MDP_SCALING_TOKENS)
 const GRAD_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :same => Raw.MDP_DTYPE_SAME)
 const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
 
@@ -47,7 +48,7 @@ const Which = Union{Integer,AbstractString}  # a parameter, by its number or its
 """
     Buffer(comm_or_grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
            overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false,
-           pool_buckets = nothing, spill_limit = nothing)
+           pool_buckets = nothing, spill_limit = nothing, scaling = :mean)
 
 Lays out the parameters and their gradients, cuts them into buckets and allocates both, zeroed, in memory that ranks share. `params` are
 [`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1, or by their name. The ranks of a
@@ -59,7 +60,8 @@ bucket's turn lies outside the pool, for which memory is taken up to `spill_limi
 are put, or written where [`acquire_grad`](@ref) says, and each microbatch is sent. `grad_dtype`: `:f32` or `:same`. `missing` says what
 the step does about a parameter without a gradient: `:error`, `:zero` (this rank adds zero) or `:skip`. A bucket closes at
 `bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`. With `ignore_memory`, on any rank,
-memory is taken also where the system says that there is too little.
+memory is taken also where the system says that there is too little. The sum of gradients is divided by the number of ranks (`scaling = :mean`), by
+nothing (`:sum`), or by the step's tokens (`:tokens`, see [`tokens!`](@ref)).
 
 Julia's matrices are registered as what their memory is in C, with the dimensions reversed. `row_major = true` registers the sizes as they
 are, for training together with ranks that are written in a row-major language: views are then permuted, and nothing is copied either.
@@ -78,13 +80,14 @@ destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(po
 
 function buffer_config(; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
                        overlap = true, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false,
-                       pool_buckets = nothing, spill_limit = nothing)
+                       pool_buckets = nothing, spill_limit = nothing, scaling = :mean)
     flags = (overlap ? 0 : Raw.MDP_BUFFER_NO_OVERLAP) | (high_bandwidth_padding ? Raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
             (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? Raw.MDP_BUFFER_IGNORE_MEMORY : 0)
     return Raw.mdp_buffer_config(; grad_dtype = choose(GRAD_DTYPES, "grad_dtype", grad_dtype),
                                  sharding = choose(SHARDINGS, "sharding", sharding), missing = choose(MISSINGS, "missing", missing),
                                  bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0), flags = flags,
-                                 pool_buckets = something(pool_buckets, 0), spill_limit = something(spill_limit, 0))
+                                 pool_buckets = something(pool_buckets, 0), spill_limit = something(spill_limit, 0),
+                                 scaling = choose(SCALINGS, "scaling", scaling))
 end
 
 Buffer(comm::Comm, params; keywords...) = register(comm, C_NULL, params; keywords...)
@@ -211,6 +214,16 @@ This rank has no gradient of parameter `i` in this microbatch. Skipped by all ra
 not block, any thread. Throws as `put!`.
 """
 skip!(buffer::Buffer, i::Which) = check(Raw.mdp_grad_skip(buffer, number_of(buffer, i)))
+
+"""
+    tokens!(buffer, count)
+
+With `scaling = :tokens`: over how many tokens (or samples) this rank's losses of the step are summed. Steps and norms divide by the sum over the
+data-parallel ranks, by 1 if that is 0; reduced gradients stay sums. Ranks that share a batch say the same, or one does. Once a step, before
+`sync!`. Local; where gradients are half-width, on all ranks before the first one, collective over the world and blocking: there the reductions
+divide. Throws `MegaDPError`: `:INVALID`, `:STATE`.
+"""
+tokens!(buffer::Buffer, count::Real) = check(Raw.mdp_grad_tokens(buffer, Float64(count)))
 
 """
     microbatch!(buffer; last)

@@ -142,7 +142,7 @@ function Base.put!(dp::DataParallel, grads)
 end
 
 """
-    step!(dp, grads = nothing; lr = nothing, loss_scale = nothing, report = true)
+    step!(dp, grads = nothing; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true)
 
 Ends a training step: hands over the gradients that wrapped layers have not (`grads` as in [`put!`](@ref)), waits until all are reduced, and
 takes the optimizer's step. Returns what [`step!`](@ref) of the optimizer does; with `async = true` in `DataParallel`, while parameters are

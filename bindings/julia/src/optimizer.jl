@@ -60,10 +60,11 @@ function set_param_group!(optimizer::Optimizer, k::Integer; keywords...)
 end
 
 """
-    step!(optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
+    step!(optimizer; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
 
 One step: `sync!` where it was not called, then the update. `lr` replaces the optimizer's from here on; gradients are divided by `loss_scale`, and
-where that is given, a gradient that is not finite makes all ranks skip the step.
+where that is given, a gradient that is not finite makes all ranks skip the step. They are divided by `grad_divisor` too, such as the number of
+microbatches.
 
 Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clipping), `clip_factor`, `loss_scale`, `step` (taken so far),
 `skipped`, `clipped`; or `nothing` with `report = false`. Without `async`, all parameters are whole then. With `async = true` returns
@@ -72,12 +73,13 @@ Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clippi
 Collective over the world; waits in slices of 50 ms, but for the norm in one. Throws `MegaDPError`: `:STATE` (as `sync!`),
 `:NUMERIC` (a gradient is not finite, nothing has changed), and those of a lost communicator.
 """
-function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, report = true, async = false)
+function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
     loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
+    grad_divisor === nothing || grad_divisor > 0 || throw(invalid("grad_divisor is $grad_divisor; it has to be more than 0"))
     live(optimizer)
     isopen(optimizer.buffer) && sync!(optimizer.buffer)  # the step would do it, but in one piece, deaf to other tasks and Ctrl-C
     config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
-                                     flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR))
+                                     flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR, grad_divisor = something(grad_divisor, 0.0)))
     found = Ref(Raw.mdp_step_report())
     request = submit(out -> Raw.mdp_optimizer_step(optimizer, config, report ? found : C_NULL, out), optimizer)
     async || wait(request)

@@ -16,6 +16,7 @@ const mdp_op = UInt32
 const mdp_param_class = UInt32
 const mdp_placement = UInt32
 const mdp_sharding = UInt32
+const mdp_scaling = UInt32
 const mdp_rule = UInt32
 const mdp_missing = UInt32
 const mdp_bucket_state = UInt32
@@ -120,9 +121,11 @@ struct mdp_buffer_config
     flags::UInt64
     pool_buckets::UInt64
     spill_limit::UInt64
+    scaling::mdp_scaling
+    reserved::UInt32
 end
-mdp_buffer_config(; grad_dtype = 0, sharding = 0, missing = 0, bucket_elements = 0, bucket_count = 0, flags = 0, pool_buckets = 0, spill_limit = 0) =
-    mdp_buffer_config(sizeof(mdp_buffer_config), grad_dtype, sharding, missing, bucket_elements, bucket_count, flags, pool_buckets, spill_limit)
+mdp_buffer_config(; grad_dtype = 0, sharding = 0, missing = 0, bucket_elements = 0, bucket_count = 0, flags = 0, pool_buckets = 0, spill_limit = 0, scaling = 0, reserved = 0) =
+    mdp_buffer_config(sizeof(mdp_buffer_config), grad_dtype, sharding, missing, bucket_elements, bucket_count, flags, pool_buckets, spill_limit, scaling, reserved)
 
 struct mdp_plan_report
     struct_size::UInt32
@@ -188,9 +191,10 @@ struct mdp_step_config
     loss_scale::Cdouble
     stream::Ptr{Cvoid}
     flags::UInt64
+    grad_divisor::Cdouble
 end
-mdp_step_config(; reserved = 0, lr = 0, loss_scale = 0, stream = C_NULL, flags = 0) =
-    mdp_step_config(sizeof(mdp_step_config), reserved, lr, loss_scale, stream, flags)
+mdp_step_config(; reserved = 0, lr = 0, loss_scale = 0, stream = C_NULL, flags = 0, grad_divisor = 0) =
+    mdp_step_config(sizeof(mdp_step_config), reserved, lr, loss_scale, stream, flags, grad_divisor)
 
 struct mdp_step_report
     struct_size::UInt32
@@ -290,6 +294,10 @@ const MDP_SHARDING_DEFAULT = UInt32(0)
 const MDP_SHARDING_ZERO_0 = UInt32(1)
 const MDP_SHARDING_ZERO_1 = UInt32(2)
 const MDP_SHARDING_ZERO_2 = UInt32(3)
+
+const MDP_SCALING_MEAN = UInt32(0)
+const MDP_SCALING_SUM = UInt32(1)
+const MDP_SCALING_TOKENS = UInt32(2)
 
 const MDP_RULE_ADAMW = UInt32(0)
 

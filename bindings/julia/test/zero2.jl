@@ -108,3 +108,20 @@ testcase("zero2: a layer that ran more often forward than backward") do
         close(dp)
     end
 end
+
+testcase("gradients are divided by the step's tokens, and by what a step is told") do
+    for (scaling, norm) in ((:tokens, 1.5), (:sum, 6), (:mean, 6)), dtype in (Float32, :bf16)
+        buffer = Buffer(world, [Param("w", (4,); dtype = dtype, tie = "words")]; scaling = scaling, grad_dtype = :same)
+        optimizer = Optimizer(buffer)
+        told = scaling == :tokens ? tokens!(buffer, 4) : caught(() -> tokens!(buffer, 4)).kind
+        @test told === (scaling == :tokens ? nothing : :STATE)
+        @test caught(() -> tokens!(buffer, NaN)).kind == :INVALID
+        put!(buffer, 1, fill(6.0f0, 4))
+        @test step!(optimizer; grad_divisor = 2).grad_norm ≈ norm
+        @test caught(() -> step!(optimizer; grad_divisor = -1)).kind == :INVALID
+        close(buffer)
+    end
+    problem = caught(() -> Buffer(world, [Param("a", (4,); tie = "words"), Param("b", (4,); tie = "words")]))
+    @test problem.kind == :INVALID && occursin("same tie", problem.text)
+    @test occursin("NUL", caught(() -> Buffer(world, [Param("a", (4,); tie = "w\0")])).text)
+end

@@ -48,7 +48,7 @@ class Options(unittest.TestCase):
 
     def test_buffer(self):
         self.check(given(_params, "mdp_buffer_config", lambda: megadp.plan(
-            BIG, grad_dtype="same", sharding="zero_0", missing="skip", bucket_elements=1, bucket_count=1, pool_buckets=1, spill_limit=1, overlap=False,
+            BIG, grad_dtype="same", sharding="zero_0", missing="skip", scaling="sum", bucket_elements=1, bucket_count=1, pool_buckets=1, spill_limit=1, overlap=False,
             high_bandwidth_padding=True, reference_buckets=True, ignore_memory=True)), "MDP_BUFFER_")
 
     def test_optimizer_and_step(self):
@@ -59,7 +59,7 @@ class Options(unittest.TestCase):
             self.check(given(_optimizer, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[megadp.ParamGroup(1, 1)])),
                        "MDP_PARAM_GROUP_")
             with megadp.Optimizer(buffer) as optimizer:
-                self.check(given(_optimizer, "mdp_step_config", lambda: optimizer.step(lr=1, loss_scale=1, stream=8)), "MDP_STEP_")
+                self.check(given(_optimizer, "mdp_step_config", lambda: optimizer.step(lr=1, loss_scale=1, grad_divisor=1, stream=8)), "MDP_STEP_")
 
     def test_memory_is_ignored(self):
         """Nothing is taken of what no machine has: without the flag because of the check, with it because the system refuses it."""

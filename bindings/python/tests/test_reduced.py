@@ -39,6 +39,47 @@ class ReducedGradients(unittest.TestCase):
         expected = ["STATE"] * 3 + norms + [[1, 1, 0]] + norms + [[2, 2, 1]]
         self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [expected] * 2)
 
+    def test_divided_by_tokens(self):
+        """Sums of 6 over 3 tokens and of 20 over 5: 26 / 8; the sum stays one, unless it is half-width. And what a step is told divides."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                found = []
+                for dtype in ("f32", "bf16"):
+                    buffer = megadp.Buffer(comm, [megadp.Param("w", (1,), dtype)], grad_dtype="same", sharding="zero_0", scaling="tokens")
+                    optimizer = megadp.Optimizer(buffer)
+                    for divisor in (None, 2):
+                        buffer.tokens((3, 5)[comm.rank])
+                        buffer.put("w", array.array("f", [(6, 20)[comm.rank]]))
+                        buffer.sync()
+                        found += [buffer.grad_norm(), optimizer.step(grad_divisor=divisor).grad_norm]
+                try:
+                    buffer.tokens(-1)
+                except megadp.MegaDPError as error:
+                    found.append(error.code.name)
+                print(found, flush=True)
+        """))
+        self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [[3.25, 3.25, 3.25, 1.625] * 2 + ["INVALID"]] * 2)
+
+    def test_tied_over_stages(self):
+        """Each of two pipeline stages has a copy, at another place: gradients are added up, and both stay the same."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                grid = megadp.Grid(comm, pp=2)
+                words, own = megadp.Param(f"words{comm.rank}", (3,), tie="words"), megadp.Param("own", (2,))
+                buffer = megadp.Buffer(grid, [words, own] if comm.rank == 0 else [own, words])
+                optimizer = megadp.Optimizer(buffer, lr=0.5)
+                buffer.put(words.name, array.array("f", [1 + comm.rank] * 3))
+                buffer.put("own", array.array("f", [0, 0]))
+                buffer.sync()
+                norm = buffer.grad_norm() ** 2
+                optimizer.step()
+                buffer.verify()
+                print([round(norm, 9), buffer.param(words.name).memoryview[0] < -0.4], flush=True)
+        """))
+        self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [[27.0, True]] * 2)
+
 
 if __name__ == "__main__":
     unittest.main()

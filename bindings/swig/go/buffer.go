@@ -19,12 +19,23 @@ var (
 	MissingSkip   = Missing(shim.Missing_SKIP)
 )
 
+// Scaling is what the sum of gradients is divided by.
+type Scaling int
+
+// The number of data-parallel ranks (the default), nothing, or the step's tokens (Buffer.Tokens).
+var (
+	ScalingMean   = Scaling(shim.Scaling_MEAN)
+	ScalingSum    = Scaling(shim.Scaling_SUM)
+	ScalingTokens = Scaling(shim.Scaling_TOKENS)
+)
+
 // BufferOptions are all defaults where they are zero.
 type BufferOptions struct {
 	GradDType            DType // F32 or Same
 	Zero0                bool  // nothing is sharded; by default optimizer state is (ZeRO-1)
 	Zero2                bool  // gradients are sharded too: they pass through a small pool (ZeRO-2)
 	Missing              Missing
+	Scaling              Scaling
 	BucketElements       int64 // a bucket closes once it is this long; 0: the library decides
 	BucketCount          int64 // instead: all elements / this
 	NoOverlap            bool  // launch everything at Sync
@@ -44,6 +55,7 @@ func (o BufferOptions) raw() shim.BufferOptions {
 		raw.SetSharding(shim.Sharding_ZERO_2)
 	}
 	raw.SetMissing(shim.MegadpMissing(o.Missing))
+	raw.SetScaling(shim.MegadpScaling(o.Scaling))
 	raw.SetBucket_elements(o.BucketElements)
 	raw.SetBucket_count(o.BucketCount)
 	raw.SetNo_overlap(o.NoOverlap)
@@ -174,6 +186,13 @@ func (b *Buffer) Ready(param int) error {
 // Skip says that this rank has no gradient of the parameter in this microbatch. Does not block.
 func (b *Buffer) Skip(param int) error {
 	return call(b, func(failure shim.Failure) { b.raw.Skip(int64(param), failure) })
+}
+
+// Tokens says, with ScalingTokens, over how many tokens (or samples) this rank's losses of the step are summed: steps and norms divide by the
+// sum over the data-parallel ranks, by 1 if that is 0. Ranks that share a batch say the same, or one does. Once a step, before Sync. Local; with
+// half-width gradients on all ranks before the first one, collective.
+func (b *Buffer) Tokens(count float64) error {
+	return call(b, func(failure shim.Failure) { b.raw.Tokens(count, failure) })
 }
 
 // Changed is to be called after parameters were written through views.

@@ -37,18 +37,20 @@ type OptimizerOptions struct {
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
-// with one given, a gradient that is not finite makes all ranks skip the step. Stream, with CUDA: the address of the cudaStream_t that the
+// with one given, a gradient that is not finite makes all ranks skip the step. By GradDivisor, such as the number of microbatches, they are
+// divided too. Stream, with CUDA: the address of the cudaStream_t that the
 // step's work goes with; 0, as all other calls here have it: the device's default stream.
 type StepOptions struct {
-	LR, LossScale float64
-	SetLR         bool
-	Stream        uintptr
+	LR, LossScale, GradDivisor float64
+	SetLR                      bool
+	Stream                     uintptr
 }
 
 func (o StepOptions) raw() shim.StepOptions {
 	raw := shim.NewStepOptions()
 	give(o.LR, o.SetLR, raw.SetLr)
 	raw.SetLoss_scale(o.LossScale)
+	raw.SetGrad_divisor(o.GradDivisor)
 	raw.SetStream(int64(o.Stream))
 	return raw
 }

@@ -86,6 +86,33 @@ func reducedGradients() error {
 	return nil
 }
 
+func TestDividedByTokens(t *testing.T) {
+	comm, err := megadp.NewComm(megadp.CommOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := []megadp.Param{{Name: "a", Shape: []int64{4}, Tie: "words"}, {Name: "b", Shape: []int64{4}, Tie: "words"}}
+	expect(t, second(megadp.NewBuffer(comm, both, megadp.BufferOptions{})), megadp.ErrInvalid, "same tie as parameter 0 'a'")
+	buffer, err := megadp.NewBuffer(comm, both[:1], megadp.BufferOptions{Scaling: megadp.ScalingTokens})
+	if err != nil {
+		t.Fatal(err)
+	}
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, buffer.Tokens(-1), megadp.ErrInvalid, "count is -1")
+	for _, err := range []error{buffer.Tokens(4), megadp.Put(buffer, 0, []float32{6, 6, 6, 6})} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect(t, buffer.Tokens(4), megadp.ErrState, "called already")
+	if report, err := optimizer.Step(megadp.StepOptions{GradDivisor: 2}); err != nil || report.GradNorm != 1.5 {
+		t.Error(report, err)
+	}
+}
+
 func TestReducedGradients(t *testing.T) {
 	lines, status := runRanks(t, 2, "reduced", self(t))
 	expectLines(t, lines, "reduced [5 3 0 3 2.5] steps [1 1 0]", "reduced [5 3 0 3 2.5] steps [1 1 0]")

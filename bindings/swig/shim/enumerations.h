@@ -72,6 +72,13 @@ enum class Missing {
   SKIP = MDP_MISSING_SKIP
 };
 
+/// What the sum of gradients is divided by: the number of data-parallel ranks, nothing, or the step's tokens (Buffer::tokens).
+enum class Scaling {
+  MEAN = MDP_SCALING_MEAN,
+  SUM = MDP_SCALING_SUM,
+  TOKENS = MDP_SCALING_TOKENS
+};
+
 enum class BucketState {
   FILLING = MDP_BUCKET_FILLING,
   READY = MDP_BUCKET_READY,

@@ -65,11 +65,12 @@ struct OptimizerOptions {
 };
 
 /// lr replaces the optimizer's from this step on, if it is given. Gradients are divided by loss_scale; with one given, a
-/// gradient that is not finite makes all ranks skip the step. stream, with CUDA: the address of the cudaStream_t that the step's work goes
+/// gradient that is not finite makes all ranks skip the step. By grad_divisor, such as the number of microbatches, they are divided too. stream, with CUDA: the address of the cudaStream_t that the step's work goes
 /// with; 0, as all other calls here have it: the device's default stream.
 struct StepOptions {
   Given lr = 0.0;
   double loss_scale = 0.0;
+  double grad_divisor = 0.0;
   long long stream = 0;
   bool set_lr = false;
 
@@ -79,6 +80,7 @@ struct StepOptions {
     config.struct_size = sizeof config;
     config.lr = lr;
     config.loss_scale = loss_scale;
+    config.grad_divisor = grad_divisor;
     config.stream = reinterpret_cast<mdp_stream>(static_cast<intptr_t>(stream));
     config.flags = set_lr ? MDP_STEP_SET_LR : 0;
     return config;

@@ -80,6 +80,7 @@ struct BufferOptions {
   DType grad_dtype = DType::DEFAULT;  ///< F32 or SAME
   Sharding sharding = Sharding::DEFAULT;
   Missing missing = Missing::REFUSE;
+  Scaling scaling = Scaling::MEAN;
   long long bucket_elements = 0;  ///< a bucket closes once it is this long; 0: the library decides
   long long bucket_count = 0;     ///< instead: all elements / this
   long long pool_buckets = 0;     ///< with ZERO_2: for how many buckets the pool has room; 0: 2
@@ -98,6 +99,7 @@ struct BufferOptions {
     config->grad_dtype = static_cast<mdp_dtype>(grad_dtype);
     config->sharding = static_cast<mdp_sharding>(sharding);
     config->missing = static_cast<mdp_missing>(missing);
+    config->scaling = static_cast<mdp_scaling>(scaling);
     config->bucket_elements = static_cast<uint64_t>(bucket_elements);
     config->bucket_count = static_cast<uint64_t>(bucket_count);
     config->pool_buckets = static_cast<uint64_t>(pool_buckets);

@@ -75,7 +75,8 @@ class Buffer(Closable):
     or arrays, in the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default), "zero_0" or "zero_2". missing:
     what sync does about a parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the
     library decides). pool_buckets, spill_limit: with zero_2, see mdp_buffer_config in megadp.h. overlap=False launches
-    everything at sync. ignore_memory=True, on any rank, takes memory also where the system says that there is too little. A parameter is named by its index or its name in all methods.
+    everything at sync. scaling: what the sum of gradients is divided by: the number of ranks ("mean"), nothing ("sum"), or "tokens" (see
+    tokens). ignore_memory=True, on any rank, takes memory also where the system says that there is too little. A parameter is named by its index or its name in all methods.
     Collective over the world, with registrations alike within a data-parallel group; blocking.
     Raises MegaDPError: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY,
     SYSTEM, those of a lost communicator.
@@ -232,6 +233,13 @@ class Buffer(Closable):
     def skip(self, param: Which) -> None:
         """This rank has no gradient of the parameter in this microbatch. Local, does not block. Any thread."""
         self._call(lib.mdp_grad_skip, self._number(param))
+
+    def tokens(self, count: float) -> None:
+        """With scaling "tokens": over how many tokens (or samples) this rank's losses of the step are summed. Steps and norms divide by the
+        sum over the data-parallel ranks, by 1 if that is 0; reduced gradients stay sums. Ranks that share a batch (tp, pp) say the same, or
+        one does. Once a step, before sync. Local; with half-width gradients on all ranks before the first one, collective over the world:
+        there reductions divide. Raises MegaDPError: INVALID (count), STATE, those of a lost communicator."""
+        self._tree.run(self._handle, lib.mdp_grad_tokens, float(count))
 
     def zero_grad(self, *, stream: int = 0) -> None:
         """Sets all gradients to zero and begins the step anew. Not needed between steps, unless the caller adds into grad(). Local."""

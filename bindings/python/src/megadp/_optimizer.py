@@ -75,15 +75,17 @@ class Optimizer(Closable):
         """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local."""
         self._call(lib.mdp_optimizer_set_param_group, whole(group, "group", 0, 2**63), ctypes.byref(_group(value)))
 
-    def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, report: bool = True, wait: bool = True,
-             stream: int = 0) -> Optional[StepReport]:
+    def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
+             report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
         """Takes one step: Buffer.sync where it was not called, then the update. lr: from this step on. loss_scale: gradients are divided by
         it, and a non-finite one makes all ranks skip the step; without it, that is NUMERIC on all ranks. Either way nothing has changed.
+        grad_divisor: they are divided by it too, such as the number of microbatches.
 
         wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
         (with report=False as soon as gradients are reduced); Buffer.wait then waits for one or all of them. Collective over the world.
         Raises MegaDPError: INVALID, STATE (as Buffer.sync, or that has failed before), NUMERIC, those of a lost communicator."""
-        config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=_divisor(loss_scale, "loss_scale"), stream=stream or None,
+        config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=_divisor(loss_scale, "loss_scale"),
+                       grad_divisor=_divisor(grad_divisor, "grad_divisor"), stream=stream or None,
                        flags=_raw.MDP_STEP_SET_LR if lr is not None else 0)
         found = sized(_raw.mdp_step_report) if report else None
         arguments = (lib.mdp_optimizer_step, ctypes.byref(config), None if found is None else ctypes.byref(found))

@@ -18,6 +18,7 @@ PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_R
 SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_ZERO_0, "zero_1": _raw.MDP_SHARDING_ZERO_1,
              "zero_2": _raw.MDP_SHARDING_ZERO_2}
 MISSING = {"error": _raw.MDP_MISSING_ERROR, "zero": _raw.MDP_MISSING_ZERO, "skip": _raw.MDP_MISSING_SKIP}
+SCALINGS = {"mean": _raw.MDP_SCALING_MEAN, "sum": _raw.MDP_SCALING_SUM, "tokens": _raw.MDP_SCALING_TOKENS}
 GRAD_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "same": _raw.MDP_DTYPE_SAME}
 AXES = {"tp": _raw.MDP_AXIS_TP, "cp": _raw.MDP_AXIS_CP, "ep": _raw.MDP_AXIS_EP, "dp": _raw.MDP_AXIS_DP, "pp": _raw.MDP_AXIS_PP}
 _INT32 = 2**31 - 1
@@ -42,6 +43,7 @@ class BufferOptions(TypedDict, total=False):
     grad_dtype: Literal["f32", "same"]
     sharding: Literal["default", "zero_0", "zero_1", "zero_2"]
     missing: Literal["error", "zero", "skip"]
+    scaling: Literal["mean", "sum", "tokens"]
     bucket_elements: int
     bucket_count: int
     pool_buckets: int
@@ -123,8 +125,8 @@ def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: i
     return sized(_raw.mdp_grid_config, order=None if order is None else c_text(order, "order"), **sizes)
 
 
-def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", bucket_elements: int = 0,
-                  bucket_count: int = 0, pool_buckets: int = 0, spill_limit: int = 0, overlap: bool = True,
+def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", scaling: str = "mean",
+                  bucket_elements: int = 0, bucket_count: int = 0, pool_buckets: int = 0, spill_limit: int = 0, overlap: bool = True,
                   high_bandwidth_padding: bool = False, reference_buckets: bool = False, ignore_memory: bool = False) -> Any:
     flags = ((0 if overlap else _raw.MDP_BUFFER_NO_OVERLAP) |
              (_raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING if high_bandwidth_padding else 0) |
@@ -135,7 +137,8 @@ def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: s
                  bucket_elements=whole(bucket_elements, "bucket_elements", 0, 2**64 - 1),
                  bucket_count=whole(bucket_count, "bucket_count", 0, 2**64 - 1),
                  pool_buckets=whole(pool_buckets, "pool_buckets", 0, 2**64 - 1),
-                 spill_limit=whole(spill_limit, "spill_limit", 0, 2**64 - 1), flags=flags)
+                 spill_limit=whole(spill_limit, "spill_limit", 0, 2**64 - 1), flags=flags,
+                 scaling=choice(scaling, "scaling", SCALINGS))
 
 
 def axes_code(axes: str, expert: bool) -> int:

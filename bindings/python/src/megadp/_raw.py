@@ -56,6 +56,9 @@ MDP_SHARDING_DEFAULT = 0
 MDP_SHARDING_ZERO_0 = 1
 MDP_SHARDING_ZERO_1 = 2
 MDP_SHARDING_ZERO_2 = 3
+MDP_SCALING_MEAN = 0
+MDP_SCALING_SUM = 1
+MDP_SCALING_TOKENS = 2
 MDP_RULE_ADAMW = 0
 MDP_MISSING_ERROR = 0
 MDP_MISSING_ZERO = 1
@@ -97,6 +100,7 @@ ALIASES = {
     "mdp_param_class": ctypes.c_uint32,
     "mdp_placement": ctypes.c_uint32,
     "mdp_sharding": ctypes.c_uint32,
+    "mdp_scaling": ctypes.c_uint32,
     "mdp_rule": ctypes.c_uint32,
     "mdp_missing": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
@@ -239,6 +243,8 @@ class mdp_buffer_config(ctypes.Structure):
         ("flags", ctypes.c_uint64),
         ("pool_buckets", ctypes.c_uint64),
         ("spill_limit", ctypes.c_uint64),
+        ("scaling", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
@@ -307,6 +313,7 @@ class mdp_step_config(ctypes.Structure):
         ("loss_scale", ctypes.c_double),
         ("stream", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
+        ("grad_divisor", ctypes.c_double),
     ]
 
 
@@ -427,6 +434,7 @@ PROTOTYPES = {
     "mdp_grad_release": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
     "mdp_grad_ready": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),
     "mdp_grad_skip": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
+    "mdp_grad_tokens": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_double]),
     "mdp_grad_sync": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_grad_norm": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(ctypes.c_double)]),
     "mdp_grad_scale": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p]),

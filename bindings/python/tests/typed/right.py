@@ -22,8 +22,9 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     comm.all_reduce(np.zeros(2), op="avg")
     params = {"w": (8, 4), "b": np.zeros(4, np.float32)}
     buffer = megadp.Buffer(comm, params, **options)
-    buffer = megadp.Buffer(megadp.Grid(comm, tp=1, instances=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded")],
-                           grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False)
+    buffer = megadp.Buffer(megadp.Grid(comm, tp=1, instances=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded", tie="b")],
+                           grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False, scaling="tokens")
+    buffer.tokens(3)
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
@@ -34,7 +35,7 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     sent = buffer.broadcast(root=1, wait=False)
     assert sent is not None and sent.wait(1.0) and comm.barrier(wait=False) is not None
     assert_type(buffer.index("w") + buffer.bucket_count + comm.world_rank() + comm.world_rank(0), int)
-    return optimizer.step(wait=False)
+    return optimizer.step(wait=False, grad_divisor=2)
 
 
 def connect(id: bytes) -> None:

@@ -85,6 +85,7 @@ unsafe extern "C" {
     pub fn mdp_grad_release(buffer: *mut mdp_buffer, param: usize) -> mdp_status;
     pub fn mdp_grad_ready(buffer: *mut mdp_buffer, param: usize, producer: mdp_stream) -> mdp_status;
     pub fn mdp_grad_skip(buffer: *mut mdp_buffer, param: usize) -> mdp_status;
+    pub fn mdp_grad_tokens(buffer: *mut mdp_buffer, count: f64) -> mdp_status;
     pub fn mdp_grad_sync(buffer: *mut mdp_buffer, consumer: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_grad_norm(buffer: *mut mdp_buffer, params: *const usize, count: usize, norm: *mut f64) -> mdp_status;
     pub fn mdp_grad_scale(buffer: *mut mdp_buffer, params: *const usize, count: usize, factor: f64,

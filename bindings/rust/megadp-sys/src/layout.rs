@@ -88,6 +88,8 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("flags", offset_of!(super::mdp_buffer_config, flags)),
         ("pool_buckets", offset_of!(super::mdp_buffer_config, pool_buckets)),
         ("spill_limit", offset_of!(super::mdp_buffer_config, spill_limit)),
+        ("scaling", offset_of!(super::mdp_buffer_config, scaling)),
+        ("reserved", offset_of!(super::mdp_buffer_config, reserved)),
     ]),
     ("mdp_plan_report", size_of::<super::mdp_plan_report>(), align_of::<super::mdp_plan_report>(), &[
         ("struct_size", offset_of!(super::mdp_plan_report, struct_size)),
@@ -141,6 +143,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("loss_scale", offset_of!(super::mdp_step_config, loss_scale)),
         ("stream", offset_of!(super::mdp_step_config, stream)),
         ("flags", offset_of!(super::mdp_step_config, flags)),
+        ("grad_divisor", offset_of!(super::mdp_step_config, grad_divisor)),
     ]),
     ("mdp_step_report", size_of::<super::mdp_step_report>(), align_of::<super::mdp_step_report>(), &[
         ("struct_size", offset_of!(super::mdp_step_report, struct_size)),
@@ -226,6 +229,9 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_SHARDING_ZERO_0", super::MDP_SHARDING_ZERO_0 as i64),
     ("MDP_SHARDING_ZERO_1", super::MDP_SHARDING_ZERO_1 as i64),
     ("MDP_SHARDING_ZERO_2", super::MDP_SHARDING_ZERO_2 as i64),
+    ("MDP_SCALING_MEAN", super::MDP_SCALING_MEAN as i64),
+    ("MDP_SCALING_SUM", super::MDP_SCALING_SUM as i64),
+    ("MDP_SCALING_TOKENS", super::MDP_SCALING_TOKENS as i64),
     ("MDP_RULE_ADAMW", super::MDP_RULE_ADAMW as i64),
     ("MDP_MISSING_ERROR", super::MDP_MISSING_ERROR as i64),
     ("MDP_MISSING_ZERO", super::MDP_MISSING_ZERO as i64),
@@ -259,7 +265,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 72] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 73] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -319,6 +325,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 72] {
         ("mdp_grad_release", super::mdp_grad_release as *const ()),
         ("mdp_grad_ready", super::mdp_grad_ready as *const ()),
         ("mdp_grad_skip", super::mdp_grad_skip as *const ()),
+        ("mdp_grad_tokens", super::mdp_grad_tokens as *const ()),
         ("mdp_grad_sync", super::mdp_grad_sync as *const ()),
         ("mdp_grad_norm", super::mdp_grad_norm as *const ()),
         ("mdp_grad_scale", super::mdp_grad_scale as *const ()),

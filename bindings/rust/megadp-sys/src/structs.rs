@@ -218,6 +218,8 @@ pub struct mdp_buffer_config {
     pub flags: u64,
     pub pool_buckets: u64,
     pub spill_limit: u64,
+    pub scaling: mdp_scaling,
+    pub reserved: u32,
 }
 
 impl mdp_buffer_config {
@@ -366,6 +368,7 @@ pub struct mdp_step_config {
     pub loss_scale: f64,
     pub stream: mdp_stream,
     pub flags: u64,
+    pub grad_divisor: f64,
 }
 
 impl mdp_step_config {

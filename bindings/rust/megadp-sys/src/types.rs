@@ -47,6 +47,7 @@ pub type mdp_op = u32;
 pub type mdp_param_class = u32;
 pub type mdp_placement = u32;
 pub type mdp_sharding = u32;
+pub type mdp_scaling = u32;
 pub type mdp_rule = u32;
 pub type mdp_missing = u32;
 pub type mdp_bucket_state = u32;
@@ -110,6 +111,10 @@ pub const MDP_SHARDING_DEFAULT: mdp_sharding = 0;
 pub const MDP_SHARDING_ZERO_0: mdp_sharding = 1;
 pub const MDP_SHARDING_ZERO_1: mdp_sharding = 2;
 pub const MDP_SHARDING_ZERO_2: mdp_sharding = 3;
+
+pub const MDP_SCALING_MEAN: mdp_scaling = 0;
+pub const MDP_SCALING_SUM: mdp_scaling = 1;
+pub const MDP_SCALING_TOKENS: mdp_scaling = 2;
 
 pub const MDP_RULE_ADAMW: mdp_rule = 0;
 

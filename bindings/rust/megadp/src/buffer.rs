@@ -46,6 +46,20 @@ pub enum Missing {
     Skip = sys::MDP_MISSING_SKIP,
 }
 
+/// What the sum of gradients is divided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Scaling {
+    /// The number of data-parallel ranks.
+    #[default]
+    Mean = sys::MDP_SCALING_MEAN,
+    /// Nothing.
+    Sum = sys::MDP_SCALING_SUM,
+    /// The step's tokens, see [`Buffer::tokens`].
+    Tokens = sys::MDP_SCALING_TOKENS,
+}
+
 /// How to lay out a buffer; see [`Buffer::builder`].
 #[derive(Clone, Debug, Default)]
 pub struct BufferBuilder {
@@ -93,6 +107,12 @@ impl BufferBuilder {
     /// beyond it is refused (MEMORY). Each rank's own; no limit unless said.
     pub fn spill_limit(mut self, bytes: u64) -> Self {
         self.raw.spill_limit = bytes;
+        self
+    }
+
+    /// What the sum of gradients is divided by: [`Scaling::Mean`] unless said.
+    pub fn scaling(mut self, scaling: Scaling) -> Self {
+        self.raw.scaling = scaling as u32;
         self
     }
 
@@ -320,6 +340,19 @@ impl Buffer {
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call; it only reads.
         check(unsafe { sys::mdp_buffer_verify(self.as_raw()) })
+    }
+
+    /// With [`Scaling::Tokens`]: over how many tokens (or samples) this rank's losses of the step are summed. Steps and norms divide by the
+    /// sum over the data-parallel ranks, by 1 if that is 0; reduced gradients stay sums. Ranks that share a batch say the same, or one does.
+    /// Once a step, before the sync. Local; with half-width gradients on all ranks before the first one, collective over the world, blocking:
+    /// there reductions divide.
+    ///
+    /// # Errors
+    /// INVALID, STATE (another scaling; twice in a step; after the sync; after the first half-width gradient), those of a lost communicator.
+    pub fn tokens(&mut self, count: f64) -> Result<()> {
+        let _inside = self.tree.enter();
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_grad_tokens(self.as_raw(), count) })
     }
 
     /// Says whether the microbatch that begins is the last one of its step: only then do gradients become final. Without this call every step

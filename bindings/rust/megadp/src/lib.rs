@@ -79,7 +79,7 @@ mod request;
 mod sync;
 
 pub use broadcast::Broadcasting;
-pub use buffer::{BucketReport, BucketState, Buffer, BufferBuilder, Missing, OwnedRange, ParamMut, Sharding, Stats};
+pub use buffer::{BucketReport, BucketState, Buffer, BufferBuilder, Missing, OwnedRange, ParamMut, Scaling, Sharding, Stats};
 pub use collectives::{Op, Pending};
 pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
 pub use element::{DType, Element, Strided};

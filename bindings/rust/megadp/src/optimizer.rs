@@ -132,6 +132,12 @@ impl StepOptions {
         self
     }
 
+    /// Gradients are divided by this too, such as the number of microbatches; 1e-37 to 1e37.
+    pub fn grad_divisor(mut self, divisor: f64) -> Self {
+        self.raw.grad_divisor = divisor;
+        self
+    }
+
     /// With CUDA: the stream that the step's work goes with; the device's default stream unless said.
     ///
     /// # Safety

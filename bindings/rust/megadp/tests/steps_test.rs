@@ -2,7 +2,7 @@
 //! Steps, views and collectives, each call at least once.
 mod ranks;
 
-use megadp::{Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Op, Optimizer, Param, ParamGroup, StateKind, StepOptions, Strided};
+use megadp::{Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Op, Optimizer, Param, ParamGroup, Scaling, StateKind, StepOptions, Strided};
 use ranks::{alone, register, small, threads};
 
 #[test]
@@ -269,6 +269,25 @@ fn reduced_gradients_are_measured_and_scaled() {
         }
         assert_eq!(optimizer.steps(3).unwrap_err().code, Code::Invalid);
     });
+}
+
+#[test]
+fn gradients_are_divided_by_tokens() {
+    let comm = alone();
+    for scaling in [Scaling::Tokens, Scaling::Sum] {
+        let mut buffer = register(&comm, &Buffer::builder().scaling(scaling), &[small("w").tie("words")]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        let told = buffer.tokens(4.0);
+        assert_eq!(told.is_ok(), scaling == Scaling::Tokens);
+        assert_eq!(buffer.tokens(f64::NAN).unwrap_err().code, Code::Invalid);
+        buffer.gradients().put(0, &[6f32; 4]).unwrap();
+        let report = optimizer.step(&mut buffer, &StepOptions::default().grad_divisor(2.0)).unwrap();
+        assert_eq!(report.grad_norm, if scaling == Scaling::Tokens { 1.5 } else { 6.0 });
+    }
+    let both = [small("a").tie("words"), small("b").tie("words")];
+    let refused = Buffer::builder().register(&comm, &both).err().unwrap();
+    assert!(refused.code == Code::Invalid && refused.text.contains("same tie as parameter 0 'a'"), "{refused}");
+    assert_eq!(Buffer::builder().register(&comm, &[small("w").tie("a\0b")]).err().unwrap().code, Code::Invalid);
 }
 
 #[test]
