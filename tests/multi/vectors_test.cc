@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The acceptance vectors that need several ranks (17, 18, 20, 29 and 30 scale, instances, norm and clipping; 22 microbatches; 24 an unused
-// parameter), read from the same data file as the others. The checked gradients are the owned ones: only they mean anything after a
-// reduce-scatter.
+// The acceptance vectors that need several ranks (17 to 20, 29 and 30 scale, instances, norm and clipping; 21 sums of bf16; 22
+// microbatches; 24 an unused parameter), read from the same data file as the others. The checked gradients are the owned ones: only they
+// mean anything after a reduce-scatter.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -28,6 +29,7 @@ class Registered {
       params[p].struct_size = sizeof(mdp_param);
       params[p].name = names_[p].c_str();
       params[p].shape = &sizes[p];
+      if (given.value("dtype", "") == "bf16") params[p].dtype = MDP_DTYPE_BF16;
       params[p].ndim = 1;
       if (given.contains("expert") && given["expert"][p]) params[p].param_class = MDP_PARAM_CLASS_EXPERT;
       if (given.contains("placement")) {
@@ -40,6 +42,10 @@ class Registered {
     config.missing = given.value("missing", "error") == "zero" ? MDP_MISSING_ZERO : MDP_MISSING_ERROR;
     if (given.value("sharding", "") == "zero_0") config.sharding = MDP_SHARDING_ZERO_0;
     if (given.value("sharding", "") == "zero_2") config.sharding = MDP_SHARDING_ZERO_2;
+    if (given.contains("dtype")) config.grad_dtype = MDP_DTYPE_SAME;
+    if (given.value("scaling", "") == "sum") config.scaling = MDP_SCALING_SUM;
+    if (given.value("scaling", "") == "tokens") config.scaling = MDP_SCALING_TOKENS;
+    if (given.value("no_overlap", false)) config.flags = MDP_BUFFER_NO_OVERLAP;
     mdp_grid_config cut{};
     cut.struct_size = sizeof cut;
     cut.tp = given.value("tp", 1);
@@ -65,7 +71,13 @@ class Registered {
     ok(mdp_buffer_param_view(get(), param, &view));
     const std::vector<float> values(static_cast<size_t>(view.shape[0]), value);
     view.data = const_cast<float*>(values.data());
+    view.dtype = MDP_DTYPE_F32;
     ok(mdp_grad_put(get(), param, &view, 0, nullptr));
+  }
+
+  static float element(const mdp_tensor& view, int64_t i) {
+    if (view.dtype == MDP_DTYPE_F32) return static_cast<const float*>(view.data)[i];
+    return std::bit_cast<float>(static_cast<uint32_t>(static_cast<const uint16_t*>(view.data)[i]) << 16);
   }
 
   // Every owned element of every parameter's reduced gradient is what `expected` says; returns how many there were.
@@ -82,7 +94,7 @@ class Registered {
       const float wanted = expected(static_cast<size_t>(range.param));
       require(view.shape[0] == range.end - range.begin, "an owned gradient of ", view.shape[0], " elements");
       for (int64_t i = 0; i < range.end - range.begin; ++i, ++elements) {
-        const float got = static_cast<const float*>(view.data)[i];
+        const float got = element(view, i);
         require(got == wanted, "gradient of '", name(static_cast<size_t>(range.param)), "' element ", i, " is ", got, ", not ", wanted);
       }
     }
@@ -141,12 +153,12 @@ bool near(double got, double wanted) {
 }
 
 // The first moment after one step is (1 - beta1) times what the optimizer saw.
-void check_moments(mdp_optimizer* optimizer, const Registered& model, const Json& reduced, double clip_factor) {
+void check_moments(mdp_optimizer* optimizer, const Registered& model, const Json& reduced, double factor) {
   for (size_t p = 0; p < model.count(); ++p) {
     mdp_tensor moment{};
     moment.struct_size = sizeof moment;
     ok(mdp_optimizer_state(optimizer, p, "exp_avg", &moment));
-    const double wanted = 0.1 * reduced[p].get<double>() * clip_factor;
+    const double wanted = 0.1 * reduced[p].get<double>() * factor;
     for (int64_t i = 0; i < (moment.data == nullptr ? 0 : moment.shape[0]); ++i) {
       const double got = static_cast<const float*>(moment.data)[i];
       require(std::abs(got - wanted) <= 1e-6 * std::abs(wanted), "first moment of '", model.name(p), "' is ", got, ", not ", wanted);
@@ -163,6 +175,7 @@ void one_step(const Rank& rank, const Json& given) {
   ok(mdp_optimizer_create(model.get(), &rule, &made));
   const Optimizer optimizer(made);
   const Json& mine = given["gradients"][static_cast<size_t>(rank.rank)];
+  if (given.contains("tokens")) ok(mdp_grad_tokens(model.get(), given["tokens"][static_cast<size_t>(rank.rank)]));
   for (size_t p = model.count(); p-- > 0;) model.put(p, mine[p]);
   ok(mdp_grad_sync(model.get(), nullptr, nullptr));
   const Json& expect = given["expect"];
@@ -178,7 +191,7 @@ void one_step(const Rank& rank, const Json& given) {
     const double factor = expect["clip_factor"];
     require(near(report.clip_factor, factor), "the clip factor is ", report.clip_factor);
     require(((report.flags & MDP_STEPPED_CLIPPED) != 0) == (factor < 1), "flags ", report.flags);
-    check_moments(optimizer.get(), model, reduced, factor);
+    check_moments(optimizer.get(), model, reduced, factor / expect.value("divisor", 1.0));
   }
 }
 
@@ -212,7 +225,7 @@ int main(int argc, char** argv) {
       }
     }
   }
-  const bool counted = vectors == 7 && cases == 18;
+  const bool counted = vectors == 9 && cases == 28;
   std::cerr << vectors << " vectors, " << cases << " cases, " << (good && counted ? "all passed" : "some FAILED or are missing") << "\n";
   return good && counted ? 0 : 1;
 }

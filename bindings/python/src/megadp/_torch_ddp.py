@@ -47,6 +47,8 @@ def buffer_options(options: Mapping[str, Any], bucket_cap_mb: Optional[float]) -
             raise invalid(f"{name} is not an option of DataParallel; Buffer's are {', '.join(_BUFFER)}")
     if found.get("spill_limit"):
         raise invalid(f"spill_limit is {found['spill_limit']}; backward cannot hand a gradient over a second time, leave it 0")
+    if found.get("scaling") == "tokens":
+        raise invalid("scaling is 'tokens', by which a step divides; .grad would hold sums. Scale the losses by ranks / tokens, as with DDP")
     if bucket_cap_mb is not None:
         if "bucket_elements" in found or "bucket_count" in found:
             raise invalid("bucket_cap_mb and bucket_elements or bucket_count say the same; give one of them")

@@ -119,6 +119,8 @@ class Averaging(Gradients):
     def __init__(self, comm: Comm, params: Any, **options: "Unpack[BufferOptions]") -> None:
         if options.setdefault("sharding", "zero_0") != "zero_0":
             raise invalid(f"sharding is {options['sharding']!r}; to average gradients it must be 'zero_0', since all ranks get all of them")
+        if options.get("scaling") == "tokens":
+            raise invalid("scaling is 'tokens', by which a step divides; here there is none: divide the losses, or what average() returns")
         super().__init__(comm, params, options)
 
     def average(self, grads: Any = None) -> Any:
@@ -164,12 +166,13 @@ class DataParallel(Gradients):
             leaves.append(jax.numpy.asarray(self.buffer.read(number, values)))
         return self._tree.unflatten(leaves)
 
-    def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None) -> Optional[StepReport]:
+    def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *,
+             grad_divisor: Optional[float] = None) -> Optional[StepReport]:
         """sync, then a step of the optimizer. Returns when its report is known; parameters are still gathered, and read waits for them.
         Collective; blocking. Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
         self.sync()
         try:
-            return self.optimizer.step(lr, loss_scale, wait=False)
+            return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, wait=False)
         except MegaDPError as error:
             self._begin_anew(error)
             raise
