@@ -89,9 +89,10 @@ struct Types {
   mdp_dtype param, grad;
   double whole, sharded;  // bytes per parameter: whole + sharded / ranks; of ZeRO-2 without the pool
   mdp_sharding sharding = MDP_SHARDING_ZERO_1;
-  int32_t instances = 1, tp = 1;
+  int32_t instances = 1, tp = 1, pp = 1;
+  mdp_scaling scaling = MDP_SCALING_MEAN;
 
-  double bytes_each(int ranks) const { return whole + sharded * instances * tp / ranks; }
+  double bytes_each(int ranks) const { return whole + sharded * instances * tp * pp / ranks; }
 };
 constexpr Types kTypes[] = {
     {"bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12},
@@ -103,7 +104,9 @@ constexpr Types kTypes[] = {
     {"two instances, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 2},
     {"two instances, bf16 with bf16 gradients", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 4, 12, MDP_SHARDING_ZERO_1, 2},
     {"ZeRO-2, two instances, bf16 with bf16 gradients", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 2, 16, MDP_SHARDING_ZERO_2, 2},
-    {"tensor-parallel, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 2}};
+    {"tensor-parallel, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 2},
+    {"pipeline stages with a tie, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 1, 2},
+    {"bf16 gradients divided by tokens", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 4, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_TOKENS}};
 
 int64_t pages(uint64_t bytes) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -129,6 +132,7 @@ void check_step(const Types& types, mdp_buffer* buffer, mdp_optimizer* optimizer
   grad.ndim = 2;
   grad.shape = shape;
   grad.data = values.data();
+  if (types.scaling == MDP_SCALING_TOKENS) ok(mdp_grad_tokens(buffer, 1));
   for (size_t p = params; p-- > 0;) {
     ok(mdp_grad_put(buffer, p, &grad, 0, nullptr));
     settle(buffer);
@@ -141,10 +145,12 @@ void check_step(const Types& types, mdp_buffer* buffer, mdp_optimizer* optimizer
           " bytes more, ", stats.spill_peak_bytes, " of them outside the pool");
 }
 
-// For gradients and for gathers; with instances of all their ranks too, and across; of the world, and of tensor-parallel ranks.
+// For gradients and for gathers; with instances of all their ranks too, and across; of the world, and of tensor-parallel ranks, or
+// of the stages that share something.
 int groups_of(const Types& types, int ranks) {
-  const int dp = ranks / types.tp;
+  const int dp = ranks / types.tp / types.pp;
   const int replicas = dp == 1 ? 0 : types.instances == 1 ? 2 : dp == types.instances ? 3 : 5;
+  if (types.pp > 1) return replicas + 2;
   return replicas + (types.tp == 1 ? 0 : dp == 1 ? 1 : 2);
 }
 
@@ -162,6 +168,7 @@ std::vector<mdp_param> parameters(const Types& types, const std::vector<std::str
     params[p].shape = kShape;
     params[p].ndim = 2;
     params[p].placement = p % 10 == 0 ? MDP_PLACEMENT_PARTIAL_SUM : MDP_PLACEMENT_SHARDED;
+    if (p == 7) params[p].tie = "words";
   }
   return params;
 }
@@ -183,12 +190,14 @@ void check(const Rank& rank, const Types& types) {
   config.struct_size = sizeof config;
   config.grad_dtype = types.grad;
   config.sharding = types.sharding;
+  config.scaling = types.scaling;
   mdp_plan_report plan{};
   plan.struct_size = sizeof plan;
   mdp_grid_config sizes{};
   sizes.struct_size = sizeof sizes;
   sizes.instances = types.instances;
   sizes.tp = types.tp;
+  sizes.pp = types.pp;
   ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
   mdp_grid* grid = nullptr;
   ok(mdp_grid_create(rank.comm, &sizes, &grid));
@@ -210,7 +219,7 @@ void check(const Rank& rank, const Types& types) {
   require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 6 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);
   require(bookkeeping <= static_cast<int64_t>(32768 + 1024 * kParams), types.name, ": bookkeeping took ", bookkeeping, " bytes");
-  const int dp = rank.size / types.tp;
+  const int dp = rank.size / types.tp / types.pp;
   const int64_t groups = groups_of(types, rank.size) * int64_t{4096 + (1 << 20)};
   const int64_t windows = dp > types.instances ? pages(plan.param_bytes) + pages(plan.grad_bytes) : 0;  // else private
   require(rank.size == 1 || shared - shared_before == windows + groups, types.name, ": windows and groups of ", shared - shared_before,
@@ -232,7 +241,7 @@ int main() {
   int cases = 0;
   for (const Types& types : kTypes) {
     for (const int ranks : {1, 2, 4, 8}) {
-      if (ranks < types.instances || ranks < types.tp) continue;
+      if (ranks < types.instances || ranks < types.tp * types.pp) continue;
       good = run_processes(types.name, ranks, [&](const Rank& rank) { check(rank, types); }) && good;
       ++cases;
     }

@@ -85,8 +85,9 @@ class Buffer {
   void skip(long long param, Failure& failure) {
     call_at(param, failure, [](auto* buffer, size_t at) { return mdp_grad_skip(buffer, at); });
   }
-  /// With Scaling::TOKENS: over how many tokens (or samples) this rank's losses of the step are summed; steps and norms divide by the sum over
-  /// the data-parallel ranks. Once a step, before sync. Local; with half-width gradients on all ranks before the first one, collective.
+  /// With Scaling::TOKENS: over how many tokens (or samples) this rank's losses of the step are summed; steps and norms divide by the sum
+  /// over the data-parallel ranks. Once a step, before sync. Local; with half-width gradients on all ranks before the first one,
+  /// collective.
   void tokens(double count, Failure& failure) {
     call(failure, [&](auto* buffer) { return mdp_grad_tokens(buffer, count); });
   }

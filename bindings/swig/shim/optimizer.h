@@ -65,8 +65,9 @@ struct OptimizerOptions {
 };
 
 /// lr replaces the optimizer's from this step on, if it is given. Gradients are divided by loss_scale; with one given, a
-/// gradient that is not finite makes all ranks skip the step. By grad_divisor, such as the number of microbatches, they are divided too. stream, with CUDA: the address of the cudaStream_t that the step's work goes
-/// with; 0, as all other calls here have it: the device's default stream.
+/// gradient that is not finite makes all ranks skip the step. By grad_divisor, such as the number of microbatches, they are divided too.
+/// stream, with CUDA: the address of the cudaStream_t that the step's work goes with; 0, as all other calls here have it: the device's
+/// default stream.
 struct StepOptions {
   Given lr = 0.0;
   double loss_scale = 0.0;
