@@ -12,7 +12,8 @@ import ranks
 
 # Enumerators that megadp.h groups by these prefixes, and the shim's enumeration for them.
 OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "MDP_AXIS_": "Axis", "MDP_PARAM_CLASS_": "ParamClass",
-           "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_BUCKET_": "BucketState"}
+           "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling",
+           "MDP_BUCKET_": "BucketState"}
 RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE"}  # ERROR is a macro or a word in some languages
 # Flags become members of the options. Messages go where the library sends them.
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",

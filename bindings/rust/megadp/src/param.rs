@@ -134,7 +134,11 @@ impl RawParams {
     fn add(&mut self, param: &Param) -> Result<()> {
         let name = CString::new(param.name.as_str())
             .map_err(|_| Error::new(Code::Invalid, format!("the name {:?} holds a NUL; names are text", param.name)))?;
-        let tie = param.tie.as_deref().map(CString::new).transpose()
+        let tie = param
+            .tie
+            .as_deref()
+            .map(CString::new)
+            .transpose()
             .map_err(|_| Error::new(Code::Invalid, format!("the tie {:?} holds a NUL; ties are text", param.tie)))?;
         let shape = param.shape.iter().map(|&size| narrow(size, "a size")).collect::<Result<Vec<i64>>>()?;
         self.raw.push(sys::mdp_param {

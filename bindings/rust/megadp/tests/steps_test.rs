@@ -2,7 +2,9 @@
 //! Steps, views and collectives, each call at least once.
 mod ranks;
 
-use megadp::{Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Op, Optimizer, Param, ParamGroup, Scaling, StateKind, StepOptions, Strided};
+use megadp::{
+    Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Op, Optimizer, Param, ParamGroup, Scaling, StateKind, StepOptions, Strided,
+};
 use ranks::{alone, register, small, threads};
 
 #[test]
