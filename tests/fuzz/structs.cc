@@ -138,6 +138,7 @@ std::string plan(Bytes* bytes) {
   for (size_t i = 0; i < count; ++i) {
     params.point(i, offsetof(mdp_param, name), pointees.words(bytes));
     params.point(i, offsetof(mdp_param, shape), pointees.numbers(bytes, params.get<int32_t>(i, offsetof(mdp_param, ndim))));
+    params.point(i, offsetof(mdp_param, tie), pointees.words(bytes));
   }
   const mdp_status status = mdp_plan(grid.as<mdp_grid_config>(), world, rank, config.as<mdp_buffer_config>(), params.as<mdp_param>(), count,
                                      report.as<mdp_plan_report>());
