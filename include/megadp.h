@@ -155,6 +155,12 @@ enum {
   MDP_RULE_ADAMW = 0
 };
 
+typedef uint32_t mdp_norm;
+enum {
+  MDP_NORM_L2 = 0,
+  MDP_NORM_INF = 1
+};
+
 typedef uint32_t mdp_missing; /* what mdp_grad_sync does about a parameter that never became ready */
 enum {
   MDP_MISSING_ERROR = 0, /* MDP_E_STATE on all ranks, naming the parameter and the rank      */
@@ -364,6 +370,9 @@ typedef struct {
   const mdp_param_group* param_groups; /* NULL: one group, with the values above; copied                       */
   uint64_t param_group_count;
   uint64_t flags;
+  double max_grad_value; /* clips each element to +- this, last; 0: off */
+  mdp_norm norm;         /* of max_grad_norm and the report */
+  uint32_t reserved;
 } mdp_optimizer_config;
 
 typedef struct {
@@ -379,12 +388,21 @@ typedef struct {
 typedef struct {
   uint32_t struct_size;
   uint32_t reserved;
-  double grad_norm;   /* L2 norm of the whole gradient, divided, before clipping; summed in float64    */
+  double grad_norm;   /* of the whole gradient, divided, before clipping; summed in float64    */
   double clip_factor; /* 1: not clipped */
   double loss_scale;
   uint64_t step;  /* steps taken so far, skipped ones not counted                                            */
   uint64_t flags; /* MDP_STEPPED_*                                                                           */
 } mdp_step_report;
+
+typedef struct { /* of reduced gradients */
+  uint32_t struct_size;
+  uint32_t reserved;
+  double norm;     /* L2                        */
+  double inf_norm; /* largest magnitude but NaN */
+  uint64_t zeros;
+  uint64_t nonfinite; /* infinite or NaN                                 */
+} mdp_grad_summary;
 
 typedef struct { /* sums since registration; times in nanoseconds */
   uint32_t struct_size;
@@ -688,13 +706,17 @@ MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
  * microbatch). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
-/* The four calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
+/* The five calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
  * count 0: all of them. */
 
 /* The L2 norm of the reduced gradients of these parameters over the whole model, in float64: every element counts once in the world. Inf or
  * NaN, on all ranks, if a gradient is not finite. Not divided by a loss scale. Collective over the world, with the same list on ranks that
  * share parameters; blocking. Errors: INVALID (a parameter that is frozen, out of range, or listed twice). */
 MDP_API mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm);
+
+/* Of sets of parameters what mdp_grad_norm tells, and more: parameter p is in set sets[p], below count, with SIZE_MAX in none; NULL: all
+ * are in set 0. All ranks get the same numbers. Collective over the world, with equal count; blocking. Errors: INVALID (sets), MEMORY. */
+MDP_API mdp_status mdp_grad_summarize(mdp_buffer* buffer, const size_t* sets, size_t count, mdp_grad_summary* out);
 
 /* Multiplies the reduced gradients of these parameters by factor (as f32), in place: with ZERO_0 all of a gradient, else what this
  * rank owns. To be called alike on all ranks. mdp_grad_norm, this by min(1, max / (norm + 1e-6)) and a step without clipping give f32

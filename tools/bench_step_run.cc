@@ -20,7 +20,7 @@ constexpr uint64_t kJoinTimeout = 60'000'000'000, kRunTimeout = 300'000'000'000;
 constexpr int kWarmUps = 3;
 constexpr size_t kChunk = size_t{1} << 20;  // elements that are made up or compared at a time
 constexpr Hyper kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01};
-constexpr StepSettings kSettings{1.0, 1.0};
+constexpr StepSettings kSettings{1.0, 1.0, 0, Norm::l2};
 constexpr uint32_t kAdamW = 0;  // the rule's number
 
 // Never the same for neighbours, exact in every type: a gradient in [-1, 1), a parameter in [-2, 2).
@@ -140,7 +140,7 @@ Status StepBench::submit(Part part) {
       return backend_->cast(*stream_, copy_to_->data(), DType::f32, copy_from_->data(), DType::f32, copy_count());
     case square_sum:
       if (Status zeroed = backend_->zero(*stream_, scalars(), 2 * sizeof(double)); !zeroed) return zeroed;  // square_sum, nonfinite
-      return backend_->square_sum(*stream_, grad_->data(), task_.grad_type, task_.numel, scalars());
+      return backend_->square_sum(*stream_, grad_->data(), task_.grad_type, task_.numel, &scalars()->square_sum);
     case begin_step:
       if (Status begun = backend_->begin_step(*stream_, scalars(), kSettings); !begun) return begun;
       return backend_->count_steps(*stream_, scalars(), steps(), 1);

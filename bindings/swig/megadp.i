@@ -24,6 +24,7 @@
 %immutable megadp::BucketTimes;
 %immutable megadp::Range;
 %immutable megadp::StepReport;
+%immutable megadp::GradSummary;
 
 %newobject megadp::Comm::create;
 %newobject megadp::Comm::split;

@@ -39,16 +39,6 @@ std::vector<mdp_range> ranges_of(const Buffer& buffer) {
   return ranges;
 }
 
-// Into an array of the caller's, whose elements are as long as the first one says.
-void give_ranges(const std::vector<mdp_range>& from, mdp_range* to) {
-  const uint32_t stride = to->struct_size;
-  for (size_t i = 0; i < from.size(); ++i) {
-    auto* element = reinterpret_cast<mdp_range*>(reinterpret_cast<std::byte*>(to) + i * stride);
-    element->struct_size = stride;
-    give(from[i], element);
-  }
-}
-
 }  // namespace
 
 mdp_status mdp_buffer_register(mdp_comm* comm, mdp_grid* grid, const mdp_buffer_config* config, const mdp_param* params, size_t count,
@@ -86,7 +76,7 @@ mdp_status mdp_buffer_owned(mdp_buffer* buffer, mdp_range* ranges, size_t capaci
     *needed = owned.size();
     if (capacity == 0) return {};
     if (capacity < owned.size()) return invalid("capacity is ", capacity, "; this rank owns ", owned.size(), " ranges");
-    give_ranges(owned, ranges);
+    give_array(owned, ranges);
     return {};
   });
 }

@@ -54,7 +54,9 @@ inline constexpr StructKind kKind<mdp_range> = kind_of<mdp_range>("mdp_range", 5
 template <>
 inline constexpr StructKind kKind<mdp_param_group> = kind_of<mdp_param_group>("mdp_param_group", 32);
 template <>
-inline constexpr StructKind kKind<mdp_optimizer_config> = kind_of<mdp_optimizer_config>("mdp_optimizer_config", 80);
+inline constexpr StructKind kKind<mdp_optimizer_config> = kind_of<mdp_optimizer_config>("mdp_optimizer_config", 96);
+template <>
+inline constexpr StructKind kKind<mdp_grad_summary> = kind_of<mdp_grad_summary>("mdp_grad_summary", 40);
 template <>
 inline constexpr StructKind kKind<mdp_step_config> = kind_of<mdp_step_config>("mdp_step_config", 48);
 template <>
@@ -96,6 +98,17 @@ Status check_output(const T* out, const std::string& argument) {
 template <class T>
 void give(const T& ours, T* out) {
   give_struct(&ours, kKind<T>, out);
+}
+
+// Into an array of the caller's, whose elements are as long as the first one says, which was checked.
+template <class T>
+void give_array(const std::vector<T>& from, T* to) {
+  const uint32_t stride = to->struct_size;
+  for (size_t i = 0; i < from.size(); ++i) {
+    T* const element = reinterpret_cast<T*>(reinterpret_cast<std::byte*>(to) + i * stride);
+    element->struct_size = stride;
+    give(from[i], element);
+  }
 }
 
 // An array of input structs. A count above the limit is refused, since it is almost certainly a negative number that was converted.

@@ -136,9 +136,12 @@ Result<OptimizerConfig> take_config(const mdp_optimizer_config* given) {
   auto hyper = take_hyper(*ours, rule(ours->rule));
   if (!hyper) return hyper.status();
   if (Status status = check_number(ours->max_grad_norm, "config.max_grad_norm"); !status) return status;
+  if (Status status = check_float(ours->max_grad_value, "config.max_grad_value"); !status) return status;
+  if (ours->norm > MDP_NORM_INF) return invalid("config.norm is ", ours->norm, "; it must be MDP_NORM_L2 (0) or MDP_NORM_INF (1)");
+  if (Status status = check_reserved(ours->reserved, "config.reserved"); !status) return status;
   auto groups = take_groups(*ours);
   if (!groups) return groups.status();
-  return OptimizerConfig{ours->rule, *hyper, ours->max_grad_norm, *std::move(groups)};
+  return OptimizerConfig{ours->rule, *hyper, ours->max_grad_norm, ours->max_grad_value, static_cast<Norm>(ours->norm), *std::move(groups)};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {

@@ -2,6 +2,7 @@
 // The calls of one training step: parameters out and in, gradients in. mdp_grad_* deliver no log messages (see error.h).
 #include <cmath>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "api/error.h"
@@ -32,6 +33,17 @@ Result<Gradients::ParamList> take_list(const size_t* params, size_t count) {
   if (params == nullptr) return Gradients::ParamList();
   if (Status status = check_pointer(params, "params", alignof(size_t)); !status) return status;
   return Gradients::ParamList(std::in_place, params, count);
+}
+
+// sets NULL: all parameters are in set 0.
+Result<std::span<const size_t>> take_sets(const size_t* sets, size_t params, size_t count) {
+  if (sets == nullptr) return std::span<const size_t>();
+  if (Status status = check_pointer(sets, "sets", alignof(size_t)); !status) return status;
+  for (size_t i = 0; i < params; ++i) {
+    if (sets[i] < count || sets[i] == SIZE_MAX) continue;
+    return invalid("sets[", i, "] is ", sets[i], "; it must be below count, ", count, ", or SIZE_MAX, which is in no set");
+  }
+  return std::span(sets, params);
 }
 
 }  // namespace
@@ -155,6 +167,22 @@ mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count,
     auto found = buffer->object->gradients().norm(*list);
     if (!found) return found.status();
     *norm = *found;
+    return {};
+  });
+}
+
+mdp_status mdp_grad_summarize(mdp_buffer* buffer, const size_t* sets, size_t count, mdp_grad_summary* out) {
+  return guard<Delivery::silent>([&]() -> Status {
+    if (count == 0 || count > kMaxArray) return invalid("count is ", count, "; it must be between 1 and ", kMaxArray);
+    if (Status status = check_output(out, "out[0]"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
+    auto set_of = take_sets(sets, buffer->object->plan().params.size(), count);
+    if (!set_of) return set_of.status();
+    auto found = buffer->object->gradients().summarize(*set_of, count);
+    if (!found) return found.status();
+    std::vector<mdp_grad_summary> summaries;
+    for (const Gradients::Summary& one : *found) summaries.push_back({0, 0, one.norm, one.inf_norm, one.zeros, one.nonfinite});
+    give_array(summaries, out);
     return {};
   });
 }

@@ -67,10 +67,12 @@ class Backend {
   virtual Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
   // to[i] = to[i] + from[i] in fp32, rounded once. f32, bf16, f16.
   virtual Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
-  // Adds to scalars->square_sum and scalars->nonfinite. In f64 and in one order, so that every backend gets the same bits: blocks of 4096
-  // elements, counted from the first one of the call; in a block, element i goes to lane i % 16 and the 16 lanes are added in their order;
-  // the blocks are added in their order, then their sum to square_sum.
-  virtual Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) = 0;
+  // Adds the sum of squares to sums[0] and the number of elements that are not finite to sums[1]. In f64 and in one order, so that every
+  // backend gets the same bits: blocks of 4096 elements, counted from the first one of the call; in a block, element i goes to lane i % 16
+  // and the 16 lanes are added in their order; the blocks are added in their order, then their sum to sums[0].
+  virtual Status square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) = 0;
+  // Counts zeros, and keeps the largest magnitude; NaN is none. f32, bf16, f16.
+  virtual Status extremes(Stream& stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) = 0;
   // data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
   virtual Status scale(Stream& stream, void* data, DType type, size_t count, float factor) = 0;
   // By base/step.h. Must run once per step, also when no norm is wanted (square_sum 0).

@@ -15,7 +15,6 @@ struct AdamW {
                                                         {"weight_decay", &Hyper::weight_decay, 0, Range::factor}}};
 
   struct Constants {
-    float grad_factor;
     float beta1, one_minus_beta1;
     float beta2, one_minus_beta2;
     float decay;       // 1 - lr * weight_decay
@@ -24,9 +23,8 @@ struct AdamW {
     float eps;
   };
   // Computed in double, each rounded once.
-  static MEGADP_ELEMENT Constants constants(const Hyper& hyper, float grad_factor, uint64_t steps) {
+  static MEGADP_ELEMENT Constants constants(const Hyper& hyper, uint64_t steps) {
     Constants c;
-    c.grad_factor = grad_factor;
     c.beta1 = static_cast<float>(hyper.beta1);
     c.one_minus_beta1 = static_cast<float>(1 - hyper.beta1);
     c.beta2 = static_cast<float>(hyper.beta2);
@@ -39,8 +37,7 @@ struct AdamW {
   }
 
   template <class F>
-  static MEGADP_ELEMENT void element(const Constants& c, F grad, F& master, F& m, F& v) {
-    const F g = scaled(grad, F(c.grad_factor));
+  static MEGADP_ELEMENT void element(const Constants& c, F g, F& master, F& m, F& v) {
     m = F(c.beta1) * m + F(c.one_minus_beta1) * g;
     v = F(c.beta2) * v + F(c.one_minus_beta2) * g * g;
     master = master * F(c.decay) - F(c.step_size) * m / (square_root(v) / F(c.bias2_root) + F(c.eps));

@@ -63,8 +63,12 @@ MEGADP_ELEMENT F smaller(F a, F b) {
   return select_at_least(a, a, select_at_least(b, a, a, b), a);
 }
 
-// ── a gradient multiplied by a factor ──
+// ── a gradient multiplied by a factor; and what an update rule is given of it: no larger than a limit, too ──
 template <class F>
 MEGADP_ELEMENT F scaled(F x, F factor) {
   return x * factor;
+}
+template <class F>
+MEGADP_ELEMENT F clipped(F x, F factor, F limit) {
+  return smaller(larger(scaled(x, factor), F(0) - limit), limit);
 }

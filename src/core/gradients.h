@@ -79,6 +79,12 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // ── reduced: after a finished sync, before the step ──
   using ParamList = std::optional<std::span<const size_t>>;  // none: all
   Result<double> norm(const ParamList& list);                // collective over the world
+  // Of the parameters of each set over the whole model, in which every element counts once. set_of: by parameter, no set: none.
+  struct Summary {
+    double norm, inf_norm;
+    uint64_t zeros, nonfinite;
+  };
+  Result<std::vector<Summary>> summarize(std::span<const size_t> set_of, size_t sets);  // collective over the world
   Status scale(const ParamList& list, float factor, void* caller);
   Status changed(void* producer);
   // Of a reduced gradient.
@@ -103,6 +109,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   double step_divisor() const;
   // Leaves the sum of squares and the number of elements that are not finite, over the world, in `scalars`. what: the operation's name.
   Status submit_square_sum(StepScalars* scalars, const Chosen& chosen, const char* what);
+  // Keeps the largest magnitude of a reduced gradient, over the world.
+  Status submit_largest(StepScalars* scalars);
   // Numbers of buckets that are launched at once, in launch order.
   const std::vector<std::vector<uint32_t>>& launches() const { return launches_; }
   // The update of these buckets has been submitted: an event at its end. Their slots may be written after it.
@@ -201,6 +209,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // In grad_owned_sums.cc.
   Status find_owned_sums();
   Status sum_owned();
+  Status submit_summary(void* memory, std::span<const size_t> set_of, size_t sets);
   // In grad_tokens.cc.
   float reduction_divisor() const;
   Status add_tokens(const std::vector<double>& given);

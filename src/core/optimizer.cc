@@ -61,7 +61,8 @@ Status Optimizer::compare_configurations() {
   const OptimizerConfig& config = impl_->config;
   std::string mine = impl_->rule().name;
   for (const HyperParameter& each : impl_->rule().hyper) mine += text(" ", each.name, " ", exactly(config.hyper.*each.value));
-  mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " groups ", config.groups.size());
+  mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " norm ", static_cast<uint32_t>(config.norm), " max_grad_value ",
+               exactly(config.max_grad_value), " groups ", config.groups.size());
   for (const ParamGroup& group : config.groups) {
     mine += text("; ", group.lr ? text("lr ", exactly(*group.lr)) : "",
                  group.weight_decay ? text(" weight_decay ", exactly(*group.weight_decay)) : "");
@@ -128,6 +129,7 @@ Status Optimizer::allocate() {
   impl_->scalars = impl_->kept->keep(*std::move(scalars));
   StepScalars start{};
   start.clip_factor = start.grad_factor = 1;
+  start.grad_limit = HUGE_VALF;
   return backend.write(impl_->device_scalars(), &start, sizeof start);
 }
 

@@ -28,7 +28,8 @@ struct ParamGroup {
 struct OptimizerConfig {
   uint32_t rule = 0;
   Hyper hyper{};
-  double max_grad_norm = 0;
+  double max_grad_norm = 0, max_grad_value = 0;  // 0: no clipping
+  Norm norm = Norm::l2;
   std::vector<ParamGroup> groups;  // at least one
 };
 

@@ -151,7 +151,10 @@ Result<std::shared_ptr<Event>> Optimizer::submit_norm(const StepOptions& options
   if (Status submitted = submit_refresh(); !submitted) return submitted;
   StepScalars* const scalars = impl_->device_scalars();
   if (Status submitted = buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
-  const StepSettings settings{impl_->config.max_grad_norm, divisor_of(options)};
+  if (impl_->config.norm == Norm::inf) {
+    if (Status submitted = buffer_->gradients().submit_largest(scalars); !submitted) return submitted;
+  }
+  const StepSettings settings{impl_->config.max_grad_norm, divisor_of(options), impl_->config.max_grad_value, impl_->config.norm};
   if (Status begun = backend.begin_step(stream, scalars, settings); !begun) return begun;
   if (Status counted = submit_counts(); !counted) return counted;
   if (Status fetched = backend.fetch(stream, outcome, scalars, sizeof(StepScalars)); !fetched) return fetched;

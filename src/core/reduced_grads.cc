@@ -72,7 +72,7 @@ Status Gradients::submit_square_sum(StepScalars* scalars, const Chosen& chosen, 
           arena.owned, [&](const OwnedRange& range) { return states_[range.param].*which && chosen.has(range.param); },
           [](const OwnedRange&, const OwnedRange&) { return true; },
           [&](const OwnedRange& range) {
-            return backend.square_sum(stream, arena.reduced_at(range), arena.reduced_type(), range.end - range.begin, scalars);
+            return backend.square_sum(stream, arena.reduced_at(range), arena.reduced_type(), range.end - range.begin, &scalars->square_sum);
           });
       if (!submitted) return submitted;
     }

@@ -143,9 +143,14 @@ Status CudaBackend::add(Stream& stream, void* to, DType to_type, const void* fro
   });
 }
 
-Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
   return launch(stream, "a sum of squares",
-                [=](const PluginTable& p, Device* d, void* s) { return p.square_sum(d, s, data, type, count, scalars); });
+                [=](const PluginTable& p, Device* d, void* s) { return p.square_sum(d, s, data, type, count, sums); });
+}
+
+Status CudaBackend::extremes(Stream& stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) {
+  return launch(stream, "a search for extremes",
+                [=](const PluginTable& p, Device* d, void* s) { return p.extremes(d, s, data, type, count, zeros, largest); });
 }
 
 Status CudaBackend::scale(Stream& stream, void* data, DType type, size_t count, float factor) {

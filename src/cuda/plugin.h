@@ -125,8 +125,9 @@ struct PluginTable {
   int32_t (*cast)(Device* device, void* stream, void* to, DType to_type, const void* from, DType from_type, size_t count);
   // to = from, or to += from: casts, any strides; shapes are equal; the types are f32, bf16, f16, f64, or both the same.
   int32_t (*copy_strided)(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
-  // As Backend's of the same names. scalars and steps lie in device memory.
-  int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars);
+  // As Backend's of the same names. What they write to, and steps, lie in device memory.
+  int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, double* sums);
+  int32_t (*extremes)(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest);
   int32_t (*scale)(Device* device, void* stream, void* data, DType type, size_t count, float factor);
   int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings);
   int32_t (*count_steps)(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count);

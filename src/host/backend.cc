@@ -67,8 +67,12 @@ Status HostBackend::add(Stream& stream, void* to, DType to_type, const void* fro
   return submit(stream, [=] { return host::add_cast(to, to_type, from, from_type, count); });
 }
 
-Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) {
-  return submit(stream, [=] { return host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
+Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
+  return submit(stream, [=] { return host::square_sum(data, type, count, sums, sums + 1); });
+}
+
+Status HostBackend::extremes(Stream& stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) {
+  return submit(stream, [=] { return host::extremes(data, type, count, zeros, largest); });
 }
 
 Status HostBackend::scale(Stream& stream, void* data, DType type, size_t count, float factor) {

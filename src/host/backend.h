@@ -29,7 +29,8 @@ class HostBackend final : public Backend {
   Status zero(Stream& stream, void* data, size_t bytes) override;
   Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
   Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) override;
-  Status square_sum(Stream& stream, const void* data, DType type, size_t count, StepScalars* scalars) override;
+  Status square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) override;
+  Status extremes(Stream& stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) override;
   Status scale(Stream& stream, void* data, DType type, size_t count, float factor) override;
   Status begin_step(Stream& stream, StepScalars* scalars, const StepSettings& settings) override;
   Status count_steps(Stream& stream, const StepScalars* scalars, uint64_t* steps, size_t count) override;

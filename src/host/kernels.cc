@@ -200,6 +200,23 @@ Status square_sum(const void* data, DType type, size_t n, double* sum, double* n
   return {};
 }
 
+Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* largest) {
+  if (!is_trainable(type)) return not_trainable("a search for extremes", type);
+  with_storage_type(type, [&](auto element) {
+    const auto* const elements = static_cast<const decltype(element)*>(data);
+    uint64_t found = 0;
+    uint32_t most = std::bit_cast<uint32_t>(*largest);
+    for (size_t i = 0; i < n; i++) {
+      const uint32_t magnitude = std::bit_cast<uint32_t>(to_f32(elements[i])) & 0x7fffffffU;  // ordered as the numbers are
+      found += magnitude == 0 ? 1 : 0;
+      most = std::max(most, magnitude <= 0x7f800000U ? magnitude : 0U);
+    }
+    *zeros += found;
+    *largest = std::bit_cast<float>(most);
+  });
+  return {};
+}
+
 Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels) {
   if (!is_trainable(type)) return not_trainable("scaling", type);
   kernels.steps->scale[storage_index(type)](data, n, factor);

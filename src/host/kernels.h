@@ -53,6 +53,9 @@ Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType
 // and the lanes are added in their order; then the sums of the blocks are added in their order. All in f64.
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels = best_kernels());
 
+// Counts zeros (-0 too), and keeps the largest magnitude, of which NaN is none. f32, bf16, f16. Exact, in any order.
+Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* largest);
+
 // data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
 Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels = best_kernels());
 

@@ -96,25 +96,32 @@ template <class Rule, class Grad, class Param, class States>
 struct UpdateLoop;
 template <class Rule, class Grad, class Param, size_t... k>
 struct UpdateLoop<Rule, Grad, Param, std::index_sequence<k...>> {
+  struct Work {
+    typename Rule::Constants constants;
+    float factor, limit;  // of gradients
+    const Grad* grad;
+    float* master;
+    Param* param;
+  };
   template <class F>
-  static HWY_INLINE void at(size_t i, const typename Rule::Constants& constants, const Grad* grad, float* master, Param* param,
-                            StateType<Rule, k>*... state) {
-    F values[] = {get<F>(master + i), get<F>(state + i)...};
-    Rule::element(constants, get<F>(grad + i), values[0], values[k + 1]...);
-    put(values[0], master + i);
+  static HWY_INLINE void at(size_t i, const Work& work, StateType<Rule, k>*... state) {
+    F values[] = {get<F>(work.master + i), get<F>(state + i)...};
+    const F gradient = HWY_NAMESPACE::clipped(get<F>(work.grad + i), F(work.factor), F(work.limit));
+    Rule::element(work.constants, gradient, values[0], values[k + 1]...);
+    put(values[0], work.master + i);
     (put(values[k + 1], state + i), ...);
-    if constexpr (!std::is_same_v<Param, float>) put(values[0], param + i);
+    if constexpr (!std::is_same_v<Param, float>) put(values[0], work.param + i);
   }
-  static HWY_INLINE void run(const typename Rule::Constants& constants, const Grad* grad, float* master, Param* param, size_t n,
-                             StateType<Rule, k>*... state) {
+  static HWY_INLINE void run(const Work& work, size_t n, StateType<Rule, k>*... state) {
     size_t i = 0;
-    for (; i + lanes() <= n; i += lanes()) at<F32>(i, constants, grad, master, param, state...);
-    for (; i < n; i++) at<float>(i, constants, grad, master, param, state...);
+    for (; i + lanes() <= n; i += lanes()) at<F32>(i, work, state...);
+    for (; i < n; i++) at<float>(i, work, state...);
   }
   static void update(const Update& u) {
-    const typename Rule::Constants constants = Rule::constants(u.hyper, u.scalars->grad_factor, *u.steps);
-    run(constants, static_cast<const Grad*>(u.grad), u.master, static_cast<Param*>(u.param), u.count,
-        static_cast<StateType<Rule, k>*>(u.state[k])...);
+    const Work work{
+        Rule::constants(u.hyper, *u.steps), u.scalars->grad_factor, u.scalars->grad_limit, static_cast<const Grad*>(u.grad), u.master,
+        static_cast<Param*>(u.param)};
+    run(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
   }
 };
 

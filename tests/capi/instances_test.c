@@ -143,6 +143,7 @@ static void an_instance_of_a_power_of_two_changes_no_bit(void** state) {
   (void)state;
   for (size_t cut = 0; cut < sizeof cuts / sizeof cuts[0]; ++cut) {
     for (int way = 0; way < 8; ++way) {
+      if (UNDER_SANITIZER && cuts[cut].ranks > 4 && way % 3 != 1) continue;
       if (UNDER_THREAD_SANITIZER && (cuts[cut].ranks > 4 || way % 2 != 0)) continue;
       if (ON_CUDA && cuts[cut].ranks > 4 && way % 3 != 0) continue; /* the stand-in is slow */
       comparison c = {.k = plain, .gradients = ANY, .microbatches = 1};

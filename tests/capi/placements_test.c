@@ -273,6 +273,7 @@ static void gradients_are_those_of_an_oracle(void** state) {
   for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; ++c) {
     for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
       for (int which = 0; which < 4; ++which) {
+        if (UNDER_SANITIZER && cuts[c].world > 4 && which != 1) continue;
         if (UNDER_THREAD_SANITIZER && (cuts[c].world > 4 || which % 2 == 0)) continue;
         way w = {.of = &cuts[c], .sharding = sharding, .bucket_elements = which < 2 ? 1 : 100};
         w.grads = which % 2 == 0 ? MDP_DTYPE_F32 : MDP_DTYPE_SAME;

@@ -71,14 +71,16 @@ void step(Suite& suite) {
     const float grads[4] = {3, -4, 0, 12}, weights[4] = {1, 2, 3, 4};
     rank.must(backend.write(grad, grads, sizeof grads));
     rank.must(backend.write(master, weights, sizeof weights));
-    rank.must(backend.square_sum(*stream, grad, DType::f32, 4, scalars));
-    rank.must(backend.begin_step(*stream, scalars, {6.5, 2.0}));
+    rank.must(backend.square_sum(*stream, grad, DType::f32, 4, &scalars->square_sum));
+    rank.must(backend.extremes(*stream, grad, DType::f32, 4, &scalars->zeros, &scalars->largest));
+    rank.must(backend.begin_step(*stream, scalars, {6.5, 2.0, 0, Norm::l2}));
     rank.must(backend.count_steps(*stream, scalars, counts, 1));
     rank.must(backend.update(*stream, update));
     rank.must(finish(*stream));
     StepScalars now{};
     rank.must(backend.read(&now, scalars, sizeof now));
     rank.check(now.square_sum == 169 && now.nonfinite == 0 && now.grad_norm == 6.5, text("the norm is ", now.grad_norm));
+    rank.check(now.zeros == 1 && now.largest == 12, text(now.zeros, " zeros, the largest is ", now.largest));
     rank.check(now.step == 1 && now.skip == 0, "the step did not begin");
     uint64_t counted[2];
     rank.must(backend.read(counted, counts, sizeof counted));
@@ -96,8 +98,8 @@ void step(Suite& suite) {
     const float bad[4] = {1, INFINITY, 1, 1};
     rank.must(backend.write(grad, bad, sizeof bad));
     rank.must(backend.zero(*stream, &scalars->square_sum, 16));
-    rank.must(backend.square_sum(*stream, grad, DType::f32, 4, scalars));
-    rank.must(backend.begin_step(*stream, scalars, {6.5, 2.0}));
+    rank.must(backend.square_sum(*stream, grad, DType::f32, 4, &scalars->square_sum));
+    rank.must(backend.begin_step(*stream, scalars, {6.5, 2.0, 0, Norm::l2}));
     rank.must(backend.count_steps(*stream, scalars, counts, 1));
     rank.must(backend.update(*stream, update));
     rank.must(finish(*stream));
@@ -128,7 +130,7 @@ void floating_point_environment(Suite& suite) {
 #endif
     auto stream = rank.must(rank.backend().create_stream("environment"));
     std::fesetenv(&before);
-    rank.must(rank.backend().square_sum(*stream, grad, DType::f32, 1, scalars));
+    rank.must(rank.backend().square_sum(*stream, grad, DType::f32, 1, &scalars->square_sum));
     rank.must(finish(*stream));
     StepScalars now;
     rank.must(rank.backend().read(&now, scalars, sizeof now));

@@ -164,7 +164,7 @@ Update update_of(const StepScalars* scalars, const uint64_t* steps, const void* 
 
 // Two steps: one that is taken, one that is skipped for a NaN; and one after the device was poisoned.
 void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
-  const StepSettings settings{1.5, 2};
+  const StepSettings settings{1.5, 2, 0, Norm::l2};
   const size_t offset = some_offset();
   Twin grad(grad_type, n, offset), master(DType::f32, n, offset), m(DType::f32, n, offset), v(DType::f32, n, some_offset());
   Twin param(param_type, n, some_offset()), scalars(DType::u8, sizeof(StepScalars), 0), kept(DType::i64, 3, 0);
@@ -178,12 +178,14 @@ void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
   for (int step = 0; step < 2; step++) {
     if (step == 1 && n > 0) std::memset(grad.host.data(), 0xff, size_of(grad_type));
     grad.upload();
-    s.square_sum = s.nonfinite = 0;
+    s.square_sum = s.nonfinite = s.largest = 0;
+    s.zeros = 0;
     std::memcpy(scalars.host.data(), &s, sizeof s);
     scalars.upload();
     auto* const on_device = reinterpret_cast<StepScalars*>(scalars.on_device);
     const uint64_t syncs = plugin->host_syncs(device);
-    ok(plugin->square_sum(device, stream, grad.on_device, grad_type, n, on_device), "square_sum");
+    ok(plugin->square_sum(device, stream, grad.on_device, grad_type, n, &on_device->square_sum), "square_sum");
+    ok(plugin->extremes(device, stream, grad.on_device, grad_type, n, &on_device->zeros, &on_device->largest), "extremes");
     ok(plugin->begin_step(device, stream, on_device, &settings), "begin_step");
     auto* const counts_on_device = reinterpret_cast<uint64_t*>(kept.on_device);
     ok(plugin->count_steps(device, stream, on_device, counts_on_device, 2), "count_steps");
@@ -192,6 +194,7 @@ void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
     ok(plugin->update(device, stream, &update), "update");
     check_equal(plugin->host_syncs(device), syncs, "waits of the host in a step");
     check(host::square_sum(grad.host.data(), grad_type, n, &s.square_sum, &s.nonfinite).ok(), "the host's square_sum");
+    check(host::extremes(grad.host.data(), grad_type, n, &s.zeros, &s.largest).ok(), "the host's extremes");
     if (poisoned) {
       s.skip = 1;
     } else {
@@ -209,6 +212,8 @@ void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
     const bool both_nan = seen.square_sum != seen.square_sum && s.square_sum != s.square_sum;
     check((seen.square_sum == s.square_sum || both_nan) && seen.nonfinite == s.nonfinite && seen.step == s.step && seen.skip == s.skip,
           text(what, ": the scalars differ: ", seen.square_sum, " and ", s.square_sum));
+    check(seen.zeros == s.zeros && seen.largest == s.largest,
+          text(what, ": ", seen.zeros, " zeros up to ", seen.largest, ", not ", s.zeros, " up to ", s.largest));
     kept.compare(what + ", step counts");
     master.compare(what + ", masters");
     m.compare(what + ", m");

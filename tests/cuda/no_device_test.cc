@@ -94,13 +94,17 @@ void kernels(const PluginTable& plugin, const char* error) {
     }
   }
   StepScalars scalars{};
-  const StepSettings settings{1, 1};
+  uint64_t zeros = 0;
+  float largest = 0;
+  const StepSettings settings{1, 1, 0, Norm::l2};
   uint64_t count = 0;
   names(plugin, plugin.begin_step(nullptr, nullptr, &scalars, &settings), kCudaFailure, error, "begin_step");
   names(plugin, plugin.count_steps(nullptr, nullptr, &scalars, &count, 1), kCudaFailure, error, "count_steps");
   for (const DType grad : {DType::f32, DType::bf16, DType::f16}) {
     names(plugin, plugin.scale(nullptr, nullptr, memory, grad, 8, 0.5F), kCudaFailure, error, "scale");
-    names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars), kCudaFailure, "cudaErrorInvalidDevice", "square_sum");
+    names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars.square_sum), kCudaFailure, "cudaErrorInvalidDevice",
+          "square_sum");
+    names(plugin, plugin.extremes(nullptr, nullptr, memory, grad, 8, &zeros, &largest), kCudaFailure, error, "extremes");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
       for (uint32_t rule = 0; rule < kRules; rule++) {
         const Update update = update_of(rule, grad, param, 8, &scalars, &count);
@@ -112,9 +116,12 @@ void kernels(const PluginTable& plugin, const char* error) {
 
 void refused_without_asking(const PluginTable& plugin) {
   StepScalars scalars{};
+  uint64_t zeros = 0;
+  float largest = 0;
   uint64_t count = 0;
   const auto refused = [&](int32_t result, const char* what) { names(plugin, result, kOwnFailure, "does not know", what); };
-  refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars), "square_sum of f64");
+  refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars.square_sum), "square_sum of f64");
+  refused(plugin.extremes(nullptr, nullptr, memory, DType::f64, 8, &zeros, &largest), "extremes of f64");
   refused(plugin.scale(nullptr, nullptr, memory, DType::f64, 8, 0.5F), "scaling f64");
   const auto refused_update = [&](uint32_t rule, DType grad, DType param, const char* what) {
     const Update update = update_of(rule, grad, param, 8, &scalars, &count);
@@ -134,6 +141,8 @@ void refused_without_asking(const PluginTable& plugin) {
 
 void nothing_to_do(const PluginTable& plugin) {
   StepScalars scalars{};
+  uint64_t zeros = 0;
+  float largest = 0;
   uint64_t count = 0;
   const Strided none = array(DType::f32, {2, 0}, {1, 1});
   check_equal(plugin.copy(nullptr, nullptr, memory, memory, 0), 0, "copy of nothing");
@@ -141,7 +150,8 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.cast(nullptr, nullptr, memory, DType::f32, memory, DType::bf16, 0), 0, "cast of nothing");
   check_equal(plugin.cast(nullptr, nullptr, memory, DType::f32, memory, DType::f32, 9), 0, "cast of an array to itself");
   check_equal(plugin.copy_strided(nullptr, nullptr, &none, &none, true), 0, "copy_strided of nothing");
-  check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars), 0, "square_sum of nothing");
+  check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars.square_sum), 0, "square_sum of nothing");
+  check_equal(plugin.extremes(nullptr, nullptr, memory, DType::f32, 0, &zeros, &largest), 0, "extremes of nothing");
   check_equal(plugin.count_steps(nullptr, nullptr, &scalars, &count, 0), 0, "counting nothing");
   check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");
   const Update update = update_of(0, DType::f32, DType::f32, 0, &scalars, &count);

@@ -247,9 +247,15 @@ int32_t copy_strided(Device* device, void* stream, const Strided* to, const Stri
   return 0;
 }
 
-int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars) {
-  if (!all_on_device(data, scalars)) return kBadMemory;
-  queue_of(device, stream)->submit([=] { (void)host::square_sum(data, type, count, &scalars->square_sum, &scalars->nonfinite); });
+int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, double* sums) {
+  if (!all_on_device(data, sums)) return kBadMemory;
+  queue_of(device, stream)->submit([=] { (void)host::square_sum(data, type, count, sums, sums + 1); });
+  return 0;
+}
+
+int32_t extremes(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) {
+  if (!all_on_device(data, zeros, largest)) return kBadMemory;
+  queue_of(device, stream)->submit([=] { (void)host::extremes(data, type, count, zeros, largest); });
   return 0;
 }
 
@@ -333,6 +339,7 @@ PluginTable make_table() {
   table.cast = &cast;
   table.copy_strided = &copy_strided;
   table.square_sum = &square_sum;
+  table.extremes = &extremes;
   table.scale = &scale;
   table.begin_step = &begin_step;
   table.count_steps = &count_steps;

@@ -242,7 +242,9 @@ struct Launch {
 template <class Rule, class Grad, class Param>
 void run_update(const Update& u, const StepScalars& scalars, uint64_t steps) {
   auto work = cuda::update_work<Rule, Grad, Param>(u);
-  work.operation.constants = Rule::constants(u.hyper, scalars.grad_factor, steps);
+  work.operation.constants = Rule::constants(u.hyper, steps);
+  work.operation.factor = scalars.grad_factor;
+  work.operation.limit = scalars.grad_limit;
   run_all_threads(work, kThreadCounts[below(4)]);
 }
 
@@ -250,6 +252,7 @@ void updates(uint32_t number, DType grad_type, DType param_type) {
   const UpdateRule& described = rule(number);
   StepScalars scalars{};
   scalars.grad_factor = 1.0F / 24;
+  scalars.grad_limit = 0.04F;
   const uint64_t steps = 3;
   for (int round = 0; round < 24; round++) {
     const size_t n = some_count();
@@ -349,6 +352,33 @@ void square_sums() {
       }
       const bool equal = total == expected || (total != total && expected != expected);
       check(equal && nonfinite == expected_nonfinite, text("squares of ", n, " ", name_of(type), ": ", total, ", not ", expected));
+    }
+  }
+}
+
+// As threads look at every so many elements, and hand each other what they saw.
+void extremes() {
+  for (const DType type : kTrainable) {
+    for (const size_t n : {0, 1, 31, 1000}) {
+      Block data(n, size_of(type), below(20), Behind::nothing);
+      fill(data, type, n);
+      for (size_t i = 0; i < n; i += 3) std::memset(data.data() + i * size_of(type), 0, size_of(type));
+      if (n > 300) std::memset(data.data() + 299 * size_of(type), 0xff, size_of(type));  // NaN
+      uint64_t zeros = 0, expected_zeros = 0;
+      float largest = 0, expected = 0;
+      check(host::extremes(data.data(), type, n, &expected_zeros, &expected).ok(), "extremes");
+      for (size_t thread = 0; thread < 7; thread++) {
+        with_type(type, [&](auto element) {
+          using T = decltype(element);
+          if constexpr (sizeof(T) <= 4 && !std::is_integral_v<T>) {
+            cuda::Extremes mine{0, 0};
+            for (size_t i = thread; i < n; i += 7) mine.look_at(to_f32(reinterpret_cast<const T*>(data.data())[i]));
+            zeros += mine.zeros;
+            largest = std::max(largest, as_float(mine.largest_bits));
+          }
+        });
+      }
+      check(zeros == expected_zeros && largest == expected, text("extremes of ", n, " ", name_of(type), ": ", zeros, " and ", largest));
     }
   }
 }
@@ -517,6 +547,7 @@ int main() {
   }
   reductions();
   square_sums();
+  extremes();
   strided_copies();
   refused_walks();
   places_of_large_arrays();

@@ -326,6 +326,33 @@ double square_sum_of(const Array& data, const Kernels& kernels, double* nonfinit
   return sum;
 }
 
+void extremes() {
+  for (const DType type : kStorage) {
+    for (const size_t n : {0, 1, 7, 64, 1001}) {
+      Array data = Array(type, n, n % 4).fill(ordinary_float);
+      for (size_t i = 0; i < n; i += 5) data.set(i, rounded(i % 2 == 0 ? 0.0F : -0.0F, type));
+      if (n > 7) data.set(1, rounded(std::nanf(""), type));
+      uint64_t zeros = 3, expected_zeros = 3;
+      float largest = 0.25F, expected = 0.25F;
+      for (size_t i = 0; i < n; i++) {
+        const float x = std::fabs(static_cast<float>(data.value(i)));
+        expected_zeros += x == 0 ? 1 : 0;
+        expected = std::fmax(expected, x);  // which takes a NaN for nothing
+      }
+      check(host::extremes(data.data(), type, n, &zeros, &largest).ok(), "extremes");
+      check_equal(zeros, expected_zeros, text("zeros of ", n, " ", name_of(type)));
+      check_equal(largest, expected, text("largest of ", n, " ", name_of(type)));
+      if (n < 64) continue;
+      data.set(n - 1, rounded(-HUGE_VALF, type));
+      check(host::extremes(data.data(), type, n, &zeros, &largest).ok(), "extremes");
+      check_equal(largest, HUGE_VALF, "an infinity is the largest");
+    }
+  }
+  uint64_t zeros = 0;
+  float largest = 0;
+  fails(host::extremes(&zeros, DType::f64, 1, &zeros, &largest), Code::unsupported, {"f64"});
+}
+
 void square_sums(const Kernels& kernels) {
   for (const DType type : kStorage) {
     for (size_t n : {0, 1, 5, 15, 16, 17, 31, 33, 64, 67, 1000, 1024, 1039, 4095, 4096, 4097, 5000, 8192, 12305}) {
@@ -385,6 +412,7 @@ struct Launch {  // of an update rule
         master(Array(DType::f32, n, n % 3).fill(ordinary_float)),
         param(param_type, n, n % 4) {
     scalars.grad_factor = 0.25F;
+    scalars.grad_limit = n % 2 == 0 ? HUGE_VALF : 0.1F;
     for (const StateArray& array : megadp::rule(rule).state) state.push_back(Array(array.type, n, 1 + state.size()).fill(ordinary_float));
     for (size_t i = 0; i < n; i++) state.back().set(i, rounded(std::fabs(state.back().value(i)), state.back().type()));  // a second moment
   }
@@ -397,10 +425,11 @@ struct Launch {  // of an update rule
 
 template <class Rule, size_t... k>
 void by_elements(Launch& launch, std::index_sequence<k...>) {
-  const auto constants = Rule::constants(launch.hyper, launch.scalars.grad_factor, launch.steps);
+  const auto constants = Rule::constants(launch.hyper, launch.steps);
   for (size_t i = 0; i < launch.grad.size(); i++) {
     float values[] = {launch.master.value(i), launch.state[k].value(i)...};
-    Rule::element(constants, launch.grad.value(i), values[0], values[k + 1]...);
+    const float gradient = clipped(static_cast<float>(launch.grad.value(i)), launch.scalars.grad_factor, launch.scalars.grad_limit);
+    Rule::element(constants, gradient, values[0], values[k + 1]...);
     launch.master.set(i, rounded(values[0], DType::f32));
     launch.param.set(i, rounded(values[0], launch.param.type()));
     (launch.state[k].set(i, rounded(values[k + 1], launch.state[k].type())), ...);
@@ -435,6 +464,7 @@ void adamw_formula(const Kernels& kernels) {
   Launch step(0, DType::f32, DType::f32, n);
   step.hyper = hyper;
   step.scalars.grad_factor = static_cast<float>(1 / scale);
+  step.scalars.grad_limit = HUGE_VALF;
   std::vector<double> p(n), m(n, 0.0), v(n, 0.0);
   for (size_t i = 0; i < n; i++) {
     p[i] = step.master.value(i);
@@ -466,6 +496,7 @@ void adamw_formula(const Kernels& kernels) {
 int main() {
   check_equal(std::string(host::simd_target()), std::string(host::all_kernels().front().name));
   check_equal(host::all_kernels().back().target == host::SimdTarget::baseline, true, "the baseline is always there");
+  extremes();
   for (const Kernels& kernels : host::all_kernels()) {
     casts(kernels);
     every_half(kernels);

@@ -162,25 +162,35 @@ void pick_one() {
 void begin_a_step() {
   StepScalars s{};
   s.square_sum = 25;
-  begin_step(s, {0, 1});
+  begin_step(s, {0, 1, 0, Norm::l2});
   check_equal(s.grad_norm, 5.0);
   check_equal(s.clip_factor, 1.0F, "clip factor without clipping");
   check_equal(s.step, 1U);
-  begin_step(s, {2.0, 1});
+  begin_step(s, {2.0, 1, 0, Norm::l2});
   check_equal(s.clip_factor, static_cast<float>(2.0 / (5.0 + 1e-6)), "clip factor");
   s.square_sum = 25.0 * 1024 * 1024;
-  begin_step(s, {5.0, 1024});
+  begin_step(s, {5.0, 1024, 0, Norm::l2});
   check_equal(s.grad_norm, 5.0, "norm after the loss scale");
   check_equal(s.grad_factor, static_cast<float>(5.0 / (5.0 + 1e-6) / 1024), "gradient factor");
-  begin_step(s, {6.0, 1024});
+  begin_step(s, {6.0, 1024, 0, Norm::l2});
   check_equal(s.grad_factor, 1.0F / 1024, "gradient factor, not clipped");
+  check_equal(s.grad_limit, HUGE_VALF, "no limit");
+  s.largest = 3 * 1024;
+  begin_step(s, {1.5, 1024, 0.25, Norm::inf});
+  check_equal(s.grad_norm, 3.0, "the largest after the loss scale");
+  check_equal(s.clip_factor, static_cast<float>(1.5 / (3.0 + 1e-6)), "clipped by the largest");
+  check_equal(s.grad_limit, 0.25F, "a limit");
+  for (const float x : {0.0F, -0.0F, 0.5F, -0.5F, 2.0F, -2.0F, 1e30F}) {
+    check_equal(clipped(x, 0.5F, 0.5F), std::fmax(-0.5F, std::fmin(0.5F, 0.5F * x)), "a clipped element");
+    check_equal(clipped(x, 0.5F, HUGE_VALF), 0.5F * x, "an element that is not");
+  }
 }
 
 void skip_a_step() {
   StepScalars s{};
   s.square_sum = std::nan("");
   s.nonfinite = 3;
-  begin_step(s, {1.0, 1});
+  begin_step(s, {1.0, 1, 0, Norm::l2});
   check_equal(s.skip, 1U, "skip");
   check_equal(s.step, 0U, "step after a skipped one");
   uint64_t steps = 7;
@@ -190,7 +200,7 @@ void skip_a_step() {
   check_equal(std::isnan(s.grad_norm), true, "the norm shows the NaN");
   s.square_sum = 1;
   s.nonfinite = 0;
-  begin_step(s, {1.0, 1});
+  begin_step(s, {1.0, 1, 0, Norm::l2});
   check_equal(s.skip, 0U, "skip is taken back");
   count_step(s, steps);
   check_equal(steps, 8U, "a class after a step");
@@ -217,7 +227,7 @@ void powers() {
 }
 
 void constants() {
-  const AdamW::Constants c = AdamW::constants({1e-3, 0.9, 0.999, 1e-8, 0.1}, 1, 1);
+  const AdamW::Constants c = AdamW::constants({1e-3, 0.9, 0.999, 1e-8, 0.1}, 1);
   check_equal(c.one_minus_beta1, 0.1F);
   check_equal(c.one_minus_beta2, 0.001F);
   check_equal(c.decay, static_cast<float>(1 - 1e-4));
@@ -337,8 +347,8 @@ void adamw_beside_double() {
   for (int step = 1; step <= 200; step++) {
     const float grad = std::ldexp(static_cast<float>(static_cast<int64_t>(next_bits() % 2001) - 1000), -8);
     s.square_sum = double{grad} * grad;
-    begin_step(s, {2.0, 4});
-    AdamW::element(AdamW::constants(hyper, s.grad_factor, static_cast<uint64_t>(step)), grad, p, m, v);
+    begin_step(s, {2.0, 4, 0, Norm::l2});
+    AdamW::element(AdamW::constants(hyper, static_cast<uint64_t>(step)), clipped(grad, s.grad_factor, s.grad_limit), p, m, v);
     const double norm = std::fabs(double{grad}) / 4, g = double{grad} / 4 * std::fmin(1.0, 2.0 / (norm + 1e-6));
     wide_m = hyper.beta1 * wide_m + (1 - hyper.beta1) * g;
     wide_v = hyper.beta2 * wide_v + (1 - hyper.beta2) * g * g;

@@ -265,6 +265,23 @@ function grad_norm(buffer::Buffer; params = nothing)
 end
 
 """
+    grad_summaries(buffer, sets = nothing; count = 1) -> Vector
+
+Of each of `count` sets of parameters a named tuple `(norm, inf_norm, zeros, nonfinite)` over the whole model, as `grad_norm` counts it:
+`sets[i]` is the set, from 1, that parameter `i` is in, `nothing`: in none; without `sets` all are in the first. After `sync!` and before the step.
+Every rank gets the same. Collective over the world, with the same count; blocking. Throws `MegaDPError`: `:INVALID`, `:STATE`.
+"""
+function grad_summaries(buffer::Buffer, sets = nothing; count = 1)
+    count >= 1 || throw(invalid("count is $count; there has to be a set"))
+    sets === nothing || length(sets) == length(buffer) || throw(invalid("there are $(length(sets)) sets for $(length(buffer)) parameters"))
+    all(set -> set === nothing || 1 <= set <= count, something(sets, ())) || throw(invalid("sets has a number that is not from 1 to $count"))
+    numbers = sets === nothing ? C_NULL : Csize_t[set === nothing ? typemax(Csize_t) : set - 1 for set in sets]
+    found = [Raw.mdp_grad_summary() for _ in 1:count]
+    check(Raw.mdp_grad_summarize(buffer, numbers, count, found))
+    return [(norm = one.norm, inf_norm = one.inf_norm, zeros = Int(one.zeros), nonfinite = Int(one.nonfinite)) for one in found]
+end
+
+"""
     scale_grads!(buffer, factor; params = nothing)
 
 Multiplies the reduced gradients (of the listed parameters, or all) by a factor, in place: what `owned_grad` shows and `step!` uses. With

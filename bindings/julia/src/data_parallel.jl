@@ -33,7 +33,7 @@ mutable struct DataParallel{M}
     gathering::Union{Request,Nothing}     # the last step's, where its parameters may be still on their way
 end
 
-const OPTIMIZER_KEYWORDS = (:lr, :betas, :eps, :weight_decay, :max_grad_norm, :param_groups)
+const OPTIMIZER_KEYWORDS = (:lr, :betas, :eps, :weight_decay, :max_grad_norm, :max_grad_value, :norm, :param_groups)
 
 function DataParallel(over::Union{Comm,Grid}, model; async = false, keywords...)
     arrays, places = collect_parameters(model)

@@ -3,12 +3,14 @@
 
 const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq")
 
+const NORMS = Dict(:l2 => Raw.MDP_NORM_L2, :inf => Raw.MDP_NORM_INF)
+
 """
     Optimizer(buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0,
-              param_groups = [])
+              max_grad_value = 0.0, norm = :l2, param_groups = [])
 
 AdamW (decoupled weight decay) whose state is sharded over the data-parallel ranks. `max_grad_norm` scales gradients down to that global norm
-(0: off). `param_groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group; what is left out of it is the optimizer's.
+(0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element. `param_groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group; what is left out of it is the optimizer's.
 A number that is given is meant, also 0.
 
 Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
@@ -34,13 +36,14 @@ group_of(; lr = nothing, weight_decay = nothing) =
                                 (weight_decay === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY))
 
 function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0,
-                   param_groups = [])
+                   max_grad_value = 0.0, norm = :l2, param_groups = [])
     eps == 0 && throw(invalid("eps is 0; it has to be from 1e-37 to 1e37"))
     listed = Raw.mdp_param_group[group_of(; group...) for group in param_groups]
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
     GC.@preserve listed begin
         config = Ref(Raw.mdp_optimizer_config(; rule = Raw.MDP_RULE_ADAMW, lr = lr, beta1 = betas[1], beta2 = betas[2], eps = eps,
-                                              weight_decay = weight_decay, max_grad_norm = max_grad_norm,
+                                              weight_decay = weight_decay, max_grad_norm = max_grad_norm, max_grad_value = max_grad_value,
+                                              norm = choose(NORMS, "norm", norm),
                                               param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
                                               flags = Raw.MDP_OPTIMIZER_SET_LR | Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2))
         check(Raw.mdp_optimizer_create(buffer, config, out))

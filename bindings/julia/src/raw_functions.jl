@@ -63,6 +63,7 @@ const FUNCTIONS = (
     :mdp_grad_tokens,
     :mdp_grad_sync,
     :mdp_grad_norm,
+    :mdp_grad_summarize,
     :mdp_grad_scale,
     :mdp_grad_owned,
     :mdp_grad_changed,
@@ -199,27 +200,29 @@ mdp_grad_sync(buffer, consumer, out) =
     @waiting(entries[60], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
 mdp_grad_norm(buffer, params, count, norm) =
     @waiting(entries[61], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
+mdp_grad_summarize(buffer, sets, count, out) =
+    ccall(entries[62], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{mdp_grad_summary}), buffer, sets, count, out)
 mdp_grad_scale(buffer, params, count, factor, stream) =
-    ccall(entries[62], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
+    ccall(entries[63], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
 mdp_grad_owned(buffer, param, out) =
-    ccall(entries[63], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+    ccall(entries[64], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
 mdp_grad_changed(buffer, producer) =
-    ccall(entries[64], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
+    ccall(entries[65], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
 mdp_optimizer_create(buffer, config, out) =
-    @waiting(entries[65], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
+    @waiting(entries[66], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
 mdp_optimizer_set_param_group(optimizer, group, value) =
-    ccall(entries[66], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
+    ccall(entries[67], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
 mdp_optimizer_step(optimizer, config, report, out) =
-    @waiting(entries[67], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+    @waiting(entries[68], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[68], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[69], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
-    @waiting(entries[69], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+    @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[70], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[71], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_request_test(request) =
-    ccall(entries[71], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[72], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[72], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[73], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[73], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[74], Cvoid, (Ptr{mdp_request},), request)

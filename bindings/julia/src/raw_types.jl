@@ -18,6 +18,7 @@ const mdp_placement = UInt32
 const mdp_sharding = UInt32
 const mdp_scaling = UInt32
 const mdp_rule = UInt32
+const mdp_norm = UInt32
 const mdp_missing = UInt32
 const mdp_bucket_state = UInt32
 const mdp_log_level = Int32
@@ -180,9 +181,12 @@ struct mdp_optimizer_config
     param_groups::Ptr{mdp_param_group}
     param_group_count::UInt64
     flags::UInt64
+    max_grad_value::Cdouble
+    norm::mdp_norm
+    reserved::UInt32
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, reserved = 0) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, reserved)
 
 struct mdp_step_config
     struct_size::UInt32
@@ -207,6 +211,17 @@ struct mdp_step_report
 end
 mdp_step_report(; reserved = 0, grad_norm = 0, clip_factor = 0, loss_scale = 0, step = 0, flags = 0) =
     mdp_step_report(sizeof(mdp_step_report), reserved, grad_norm, clip_factor, loss_scale, step, flags)
+
+struct mdp_grad_summary
+    struct_size::UInt32
+    reserved::UInt32
+    norm::Cdouble
+    inf_norm::Cdouble
+    zeros::UInt64
+    nonfinite::UInt64
+end
+mdp_grad_summary(; reserved = 0, norm = 0, inf_norm = 0, zeros = 0, nonfinite = 0) =
+    mdp_grad_summary(sizeof(mdp_grad_summary), reserved, norm, inf_norm, zeros, nonfinite)
 
 struct mdp_stats_report
     struct_size::UInt32
@@ -300,6 +315,9 @@ const MDP_SCALING_SUM = UInt32(1)
 const MDP_SCALING_TOKENS = UInt32(2)
 
 const MDP_RULE_ADAMW = UInt32(0)
+
+const MDP_NORM_L2 = UInt32(0)
+const MDP_NORM_INF = UInt32(1)
 
 const MDP_MISSING_ERROR = UInt32(0)
 const MDP_MISSING_ZERO = UInt32(1)

@@ -125,3 +125,23 @@ testcase("gradients are divided by the step's tokens, and by what a step is told
     @test problem.kind == :INVALID && occursin("same tie", problem.text)
     @test occursin("NUL", caught(() -> Buffer(world, [Param("a", (4,); tie = "w\0")])).text)
 end
+
+testcase("norms and zeros of sets of gradients, and ways of clipping") do
+    for (options, norm, factor, seen) in (((norm = :inf, max_grad_norm = 3), 12, 0.25, [0.75, -1, 0]), ((max_grad_value = 3,), 13, 1, [3, -3, 0]))
+        buffer = Buffer(world, [Param("a", (3,)), Param("b", (2,)), Param("c", (2,))])
+        optimizer = Optimizer(buffer; options...)
+        for (i, values) in ((3, [0, 0]), (2, [12, 0]), (1, [3, -4, 0]))
+            put!(buffer, i, Float32.(values))
+        end
+        sync!(buffer)
+        first, second = grad_summaries(buffer, [1, 2, nothing]; count = 2)
+        @test (first, second) == ((norm = 5, inf_norm = 4, zeros = 1, nonfinite = 0), (norm = 12, inf_norm = 12, zeros = 1, nonfinite = 0))
+        @test only(grad_summaries(buffer)).zeros == 4
+        @test all(wrong -> caught(wrong).kind == :INVALID, (() -> grad_summaries(buffer, [1, 3, 1]; count = 2), () -> grad_summaries(buffer, [1]),
+                                                             () -> grad_summaries(buffer; count = 0)))
+        report = step!(optimizer)
+        @test report.grad_norm ≈ norm && report.clip_factor ≈ factor
+        @test isapprox(10 * state(optimizer, 1, :exp_avg), seen; atol = 1e-4)
+        close(buffer)
+    end
+end

@@ -54,7 +54,7 @@ class Options(unittest.TestCase):
     def test_optimizer_and_step(self):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
             self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
-                buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1,
+                buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1, max_grad_value=1, norm="inf",
                 param_groups=[megadp.ParamGroup()])), "MDP_OPTIMIZER_")
             self.check(given(_optimizer, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[megadp.ParamGroup(1, 1)])),
                        "MDP_PARAM_GROUP_")

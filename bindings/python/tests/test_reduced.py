@@ -61,6 +61,33 @@ class ReducedGradients(unittest.TestCase):
         """))
         self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [[3.25, 3.25, 3.25, 1.625] * 2 + ["INVALID"]] * 2)
 
+    def test_summaries_and_clipping(self):
+        """Norms and zeros of sets; and a step that clips by the largest, and one by value, with one rank."""
+        out = support.check_ended(self, support.run_source(1, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                buffer = megadp.Buffer(comm, {"a": (3,), "b": (2,), "c": (2,)})
+                found = []
+                for options in (dict(norm="inf", max_grad_norm=3), dict(max_grad_value=3)):
+                    optimizer = megadp.Optimizer(buffer, **options)
+                    for name, values in (("c", [0, 0]), ("b", [12, 0]), ("a", [3, -4, 0])):
+                        buffer.put(name, array.array("f", values))
+                    buffer.sync()
+                    found += [tuple(one) for one in buffer.grad_summaries([0, 1, None], 2)]
+                    found.append(buffer.grad_summaries()[0].zeros)
+                    report = optimizer.step()
+                    moments = optimizer.state("a", "exp_avg").memoryview.tolist()
+                    found += [round(report.grad_norm, 6), round(report.clip_factor, 6), [round(10 * one, 5) for one in moments]]
+                for sets, count in (([0, 2, 0], 2), ([0], 1), (None, 0)):
+                    try:
+                        buffer.grad_summaries(sets, count)
+                    except megadp.MegaDPError as error:
+                        found.append(error.code.name)
+                print(found, flush=True)
+        """))
+        sets = [(5.0, 4.0, 1, 0), (12.0, 12.0, 1, 0), 4]
+        self.assertEqual(ast.literal_eval(out), [*sets, 12.0, 0.25, [0.75, -1.0, 0.0], *sets, 13.0, 1.0, [3.0, -3.0, 0.0], *["INVALID"] * 3])
+
     def test_tied_over_stages(self):
         """Each of two pipeline stages has a copy, at another place: gradients are added up, and both stay the same."""
         out = support.check_ended(self, support.run_source(2, """

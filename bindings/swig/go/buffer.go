@@ -218,6 +218,30 @@ func (b *Buffer) GradNormOf(params []int) (float64, error) {
 	return ask(b, func(failure shim.Failure) float64 { return b.raw.Grad_norm_of(first, count, failure) })
 }
 
+// GradSummary is what can be said of reduced gradients: the L2 norm, the largest magnitude (NaN is none), how many elements are zero, and how
+// many not finite.
+type GradSummary struct {
+	Norm, InfNorm    float64
+	Zeros, NonFinite int64
+}
+
+func summaryOf(raw shim.GradSummary, err error) (GradSummary, error) {
+	if err != nil {
+		return GradSummary{}, err
+	}
+	defer shim.DeleteGradSummary(raw)
+	return GradSummary{raw.GetNorm(), raw.GetInf_norm(), raw.GetZeros(), raw.GetNonfinite()}, nil
+}
+
+// GradSummary is of all reduced gradients over the whole model, each element counted once, as GradNorm. Collective.
+func (b *Buffer) GradSummary() (GradSummary, error) { return summaryOf(ask(b, b.raw.Grad_summary)) }
+
+// GradSummaryOf is GradSummary of these parameters alone.
+func (b *Buffer) GradSummaryOf(params []int) (GradSummary, error) {
+	first, count := listOf(params)
+	return summaryOf(ask(b, func(failure shim.Failure) shim.GradSummary { return b.raw.Grad_summary_of(first, count, failure) }))
+}
+
 // ScaleGrads multiplies all reduced gradients, in place: with Zero0 whole, otherwise what this rank owns. For between Sync and Step; alike on
 // all ranks. Does not wait for them.
 func (b *Buffer) ScaleGrads(factor float64) error {

@@ -28,10 +28,21 @@ func give(value float64, meant bool, set func(float64)) {
 	}
 }
 
+// Norm is one of all gradients together.
+type Norm int
+
+// The root of the sum of squares (the default), or the largest magnitude.
+var (
+	NormL2  = Norm(shim.Norm_L2)
+	NormInf = Norm(shim.Norm_INF)
+)
+
 // OptimizerOptions of AdamW. Zero: LR 1e-3, Beta1 0.9 and Beta2 0.999, unless SetLR, SetBeta1, SetBeta2 say that zero is meant; Eps 1e-8, no
 // weight decay, no clipping. ParamGroups may have their own LR and WeightDecay.
 type OptimizerOptions struct {
 	LR, Beta1, Beta2, Eps, WeightDecay, MaxGradNorm float64
+	MaxGradValue                                    float64 // clips each element, last
+	Norm                                            Norm    // what MaxGradNorm and the report are of
 	SetLR, SetBeta1, SetBeta2                       bool
 	ParamGroups                                     []ParamGroup
 }
@@ -55,7 +66,7 @@ func (o StepOptions) raw() shim.StepOptions {
 	return raw
 }
 
-// StepReport is how a step went: the gradient's L2 norm before clipping, and how many steps were taken.
+// StepReport is how a step went: the gradient's norm before clipping, and how many steps were taken.
 type StepReport struct {
 	GradNorm, ClipFactor, LossScale float64
 	Step                            int64
@@ -75,6 +86,8 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	raw.SetEps(o.Eps)
 	raw.SetWeight_decay(o.WeightDecay)
 	raw.SetMax_grad_norm(o.MaxGradNorm)
+	raw.SetMax_grad_value(o.MaxGradValue)
+	raw.SetNorm(shim.MegadpNorm(o.Norm))
 	for _, group := range o.ParamGroups {
 		rawGroup := group.raw()
 		raw.Add_param_group(rawGroup)

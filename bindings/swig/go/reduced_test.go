@@ -97,7 +97,7 @@ func TestDividedByTokens(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{Norm: megadp.NormInf})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,22 @@ func TestDividedByTokens(t *testing.T) {
 		}
 	}
 	expect(t, buffer.Tokens(4), megadp.ErrState, "called already")
-	if report, err := optimizer.Step(megadp.StepOptions{GradDivisor: 2}); err != nil || report.GradNorm != 1.5 {
+	expect(t, second(buffer.GradSummary()), megadp.ErrState, "not reduced")
+	if err := buffer.Sync(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	wanted := megadp.GradSummary{Norm: 3, InfNorm: 1.5}
+	if found, err := buffer.GradSummary(); err != nil || found != wanted {
+		t.Error(found, err)
+	}
+	if found, err := buffer.GradSummaryOf([]int{0}); err != nil || found != wanted {
+		t.Error(found, err)
+	}
+	if found, err := buffer.GradSummaryOf(nil); err != nil || found != (megadp.GradSummary{}) {
+		t.Error(found, err)
+	}
+	expect(t, second(buffer.GradSummaryOf([]int{1})), megadp.ErrInvalid, "params has 1")
+	if report, err := optimizer.Step(megadp.StepOptions{GradDivisor: 2}); err != nil || report.GradNorm != 0.75 {
 		t.Error(report, err)
 	}
 }

@@ -29,6 +29,14 @@ struct BucketTimes {
   long long sync_ns = 0;
 };
 
+/// Of reduced gradients: the L2 norm, the largest magnitude (NaN is none), how many elements are zero, and how many not finite.
+struct GradSummary {
+  double norm = 0.0;
+  double inf_norm = 0.0;
+  long long zeros = 0;
+  long long nonfinite = 0;
+};
+
 /// One piece of one parameter whose optimizer state this rank keeps. As mdp_range; begin and end are words of some languages.
 struct Range {
   long long arena = 0;
@@ -109,6 +117,8 @@ class Buffer {
   /// as Optimizer.step counts it: infinite or NaN if a gradient is not finite. Collective, with the same list on ranks that share
   /// parameters.
   double grad_norm(Failure& failure) const;
+  /// Of these, besides, the largest magnitude and how many are zero. Collective.
+  GradSummary grad_summary(Failure& failure) const;
   /// Between sync and the step. Multiplies the reduced gradients of all parameters, or of those listed by index, in place: with ZERO_0 all
   /// of a gradient, else what this rank owns. Local; alike on all ranks.
   void scale_grads(double factor, Failure& failure) {
@@ -154,6 +164,7 @@ class Buffer {
   void write(long long param, DType dtype, const unsigned char* from, long long from_bytes, Failure& failure);
   /// As grad_norm and scale_grads, of these parameters alone; an empty list is none of them.
   double grad_norm_of(const long long* params, long long count, Failure& failure) const;
+  GradSummary grad_summary_of(const long long* params, long long count, Failure& failure) const;
   void scale_grads_of(double factor, const long long* params, long long count, Failure& failure);
 #endif
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
@@ -163,6 +174,7 @@ class Buffer {
   std::vector<double> read(long long param, Failure& failure);
   void write(long long param, const std::vector<double>& values, Failure& failure);
   double grad_norm_of(const std::vector<double>& params, Failure& failure) const;
+  GradSummary grad_summary_of(const std::vector<double>& params, Failure& failure) const;
   void scale_grads_of(double factor, const std::vector<double>& params, Failure& failure);
 #endif
 
@@ -202,6 +214,8 @@ class Buffer {
   static Buffer* registered(mdp_comm* comm, mdp_grid* grid, const Params& params, const BufferOptions& options, Failure& failure);
   template <class Number, class Function>
   void call_on(const Number* params, size_t count, Failure& failure, Function function) const;
+  template <class Number>
+  GradSummary summary_of(const Number* params, size_t count, Failure& failure) const;
   void end_lease(long long param) {
     if (param >= 0 && param < size()) leases_->end(static_cast<size_t>(param));
   }

@@ -94,6 +94,39 @@ inline double Buffer::grad_norm(Failure& failure) const {
   return norm;
 }
 
+// sets NULL: of all parameters.
+inline mdp_status summarize(mdp_buffer* buffer, const size_t* sets, GradSummary* to) {
+  mdp_grad_summary summary{};
+  summary.struct_size = sizeof summary;
+  const mdp_status status = mdp_grad_summarize(buffer, sets, 1, &summary);
+  if (status == MDP_OK) {
+    *to = {summary.norm, summary.inf_norm, static_cast<long long>(summary.zeros), static_cast<long long>(summary.nonfinite)};
+  }
+  return status;
+}
+
+inline GradSummary Buffer::grad_summary(Failure& failure) const {
+  GradSummary summary;
+  call(failure, [&](auto* buffer) { return summarize(buffer, nullptr, &summary); });
+  return summary;
+}
+
+template <class Number>
+GradSummary Buffer::summary_of(const Number* params, size_t count, Failure& failure) const {
+  GradSummary summary;
+  call_on(params, count, failure, [&](auto* buffer, const size_t* listed, size_t some) {
+    std::vector<size_t> sets(static_cast<size_t>(size()), SIZE_MAX);
+    for (size_t i = 0; i < some; ++i) sets[listed[i]] = 0;
+    return summarize(buffer, sets.data(), &summary);
+  });
+  return summary;
+}
+
+inline GradSummary Buffer::grad_summary_of(const long long* params, long long count, Failure& failure) const {
+  if (!not_negative("count", count, failure)) return {};
+  return summary_of(params, static_cast<size_t>(count), failure);
+}
+
 inline double Buffer::grad_norm_of(const long long* params, long long count, Failure& failure) const {
   double norm = 0;
   if (!not_negative("count", count, failure)) return norm;
@@ -279,6 +312,10 @@ inline std::vector<double> Buffer::read(long long param, Failure& failure) {
 
 inline void Buffer::write(long long param, const std::vector<double>& values, Failure& failure) {
   write(param, DType::F64, bytes_of(values), byte_count(values), failure);
+}
+
+inline GradSummary Buffer::grad_summary_of(const std::vector<double>& params, Failure& failure) const {
+  return summary_of(params.data(), params.size(), failure);
 }
 
 inline double Buffer::grad_norm_of(const std::vector<double>& params, Failure& failure) const {

@@ -79,6 +79,12 @@ enum class Scaling {
   TOKENS = MDP_SCALING_TOKENS
 };
 
+/// A norm of all gradients together: the root of the sum of squares, or the largest magnitude.
+enum class Norm {
+  L2 = MDP_NORM_L2,
+  INF = MDP_NORM_INF
+};
+
 enum class BucketState {
   FILLING = MDP_BUCKET_FILLING,
   READY = MDP_BUCKET_READY,

@@ -25,7 +25,8 @@ struct ParamGroup {
 #endif
 };
 
-/// Not given: lr 1e-3, beta1 0.9, beta2 0.999. Zero: eps 1e-8, no weight decay, no clipping.
+/// Not given: lr 1e-3, beta1 0.9, beta2 0.999. Zero: eps 1e-8, no weight decay, no clipping. norm
+/// is what max_grad_norm and the report are of; max_grad_value clips each element, last.
 struct OptimizerOptions {
   Given lr = 0.0;
   Given beta1 = 0.0;
@@ -33,6 +34,8 @@ struct OptimizerOptions {
   double eps = 0.0;
   double weight_decay = 0.0;
   double max_grad_norm = 0.0;
+  double max_grad_value = 0.0;
+  Norm norm = Norm::L2;
   bool set_lr = false;
   bool set_beta1 = false;
   bool set_beta2 = false;
@@ -52,6 +55,8 @@ struct OptimizerOptions {
     config.eps = eps;
     config.weight_decay = weight_decay;
     config.max_grad_norm = max_grad_norm;
+    config.max_grad_value = max_grad_value;
+    config.norm = static_cast<mdp_norm>(norm);
     config.param_groups = groups->empty() ? nullptr : groups->data();
     config.param_group_count = groups->size();
     config.flags =
@@ -89,7 +94,7 @@ struct StepOptions {
 #endif
 };
 
-/// As mdp_step_report: the gradient's L2 norm before clipping, how many steps were taken, and whether this one was skipped or clipped.
+/// As mdp_step_report: the gradient's norm before clipping, how many steps were taken, and whether this one was skipped or clipped.
 struct StepReport {
   double grad_norm = 0.0;
   double clip_factor = 1.0;

@@ -12,7 +12,7 @@ import ranks
 
 # Enumerators that megadp.h groups by these prefixes, and the shim's enumeration for them.
 OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "MDP_AXIS_": "Axis", "MDP_PARAM_CLASS_": "ParamClass",
-           "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling",
+           "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling", "MDP_NORM_": "Norm",
            "MDP_BUCKET_": "BucketState"}
 RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE"}  # ERROR is a macro or a word in some languages
 # Flags become members of the options. Messages go where the library sends them.

@@ -7,6 +7,8 @@
 namespace megadp::cuda {
 namespace {
 
+constexpr unsigned kStepBlocksPerProcessor = 4;  // of kernels that share all elements out among their threads
+
 // ── the sum of squares ──
 // Scratch memory: the running total, how many elements are not finite, then a sum for every block of elements of one round.
 
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) sum_square_blocks(const T* data, uin
 }
 
 // One block: its threads fetch, the first one adds in order.
-__global__ void __launch_bounds__(kThreads) add_square_sums(SquareScratch* scratch, uint64_t blocks, StepScalars* scalars, bool last) {
+__global__ void __launch_bounds__(kThreads) add_square_sums(SquareScratch* scratch, uint64_t blocks, double* sums, bool last) {
   __shared__ double fetched[kThreads];
   double total = scratch->total;
   double mine = threadIdx.x < blocks ? scratch->sums[threadIdx.x] : 0;
@@ -52,30 +54,56 @@ __global__ void __launch_bounds__(kThreads) add_square_sums(SquareScratch* scrat
   if (threadIdx.x != 0) return;
   scratch->total = total;
   if (!last) return;
-  scalars->square_sum = add(scalars->square_sum, total);
-  scalars->nonfinite = add(scalars->nonfinite, static_cast<double>(scratch->nonfinite));
+  sums[0] = add(sums[0], total);
+  sums[1] = add(sums[1], static_cast<double>(scratch->nonfinite));
 }
 
 template <class T>
-int32_t sum_squares(void* stream, const void* data, uint64_t count, SquareScratch* scratch, StepScalars* scalars) {
+int32_t sum_squares(void* stream, const void* data, uint64_t count, SquareScratch* scratch, double* sums) {
   constexpr uint64_t round = kRoundBlocks * kSquareBlock;
   for (uint64_t begin = 0; begin < count; begin += round) {
     const uint64_t here = count - begin < round ? count - begin : round;
     const uint64_t blocks = (here + kSquareBlock - 1) / kSquareBlock;
     const uint64_t grid = (blocks + kBlocksPerLaunchBlock - 1) / kBlocksPerLaunchBlock;
     int32_t result = launch(sum_square_blocks<T>, grid, dim3(kThreads), stream, static_cast<const T*>(data) + begin, here, scratch);
-    if (result == 0) result = launch(add_square_sums, 1, dim3(kThreads), stream, scratch, blocks, scalars, begin + here == count);
+    if (result == 0) result = launch(add_square_sums, 1, dim3(kThreads), stream, scratch, blocks, sums, begin + here == count);
     if (result != 0) return result;
   }
   return 0;
 }
 
-int32_t sum_squares(void* stream, const void* data, DType type, uint64_t count, SquareScratch* scratch, StepScalars* scalars) {
+int32_t sum_squares(void* stream, const void* data, DType type, uint64_t count, SquareScratch* scratch, double* sums) {
   const cudaError_t cleared = cudaMemsetAsync(scratch, 0, offsetof(SquareScratch, sums), stream_of(stream));
   if (cleared != cudaSuccess) return result_of(cleared);
-  if (type == DType::f32) return sum_squares<float>(stream, data, count, scratch, scalars);
-  if (type == DType::bf16) return sum_squares<Bf16>(stream, data, count, scratch, scalars);
-  return sum_squares<F16>(stream, data, count, scratch, scalars);
+  if (type == DType::f32) return sum_squares<float>(stream, data, count, scratch, sums);
+  if (type == DType::bf16) return sum_squares<Bf16>(stream, data, count, scratch, sums);
+  return sum_squares<F16>(stream, data, count, scratch, sums);
+}
+
+// ── zeros, and the largest magnitude ──
+
+// Magnitudes are ordered as their bits are, so that the order in which threads come does not matter.
+template <class T>
+__global__ void __launch_bounds__(kThreads) find_extremes(const T* data, uint64_t count, uint64_t* zeros, float* largest) {
+  Extremes mine{0, 0};
+  const uint64_t stride = uint64_t{gridDim.x} * blockDim.x;
+  for (uint64_t i = uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += stride) mine.look_at(to_f32(data[i]));
+  for (int distance = 16; distance > 0; distance /= 2) {
+    mine.zeros += __shfl_down_sync(0xffffffffU, mine.zeros, distance);
+    const uint32_t other = __shfl_down_sync(0xffffffffU, mine.largest_bits, distance);
+    mine.largest_bits = other > mine.largest_bits ? other : mine.largest_bits;
+  }
+  if (threadIdx.x % 32 != 0) return;
+  if (mine.zeros != 0) atomicAdd(reinterpret_cast<unsigned long long*>(zeros), static_cast<unsigned long long>(mine.zeros));
+  atomicMax(reinterpret_cast<unsigned int*>(largest), mine.largest_bits);
+}
+
+template <class T>
+int32_t launch_extremes(Device* device, void* stream, const void* data, uint64_t count, uint64_t* zeros, float* largest) {
+  const uint64_t needed = (count + kThreads - 1) / kThreads;
+  const uint64_t most = uint64_t{kStepBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
+  return launch(find_extremes<T>, needed < most ? needed : most, dim3(kThreads), stream, static_cast<const T*>(data), count, zeros,
+                largest);
 }
 
 // ── a factor ──
@@ -99,16 +127,16 @@ __global__ void begin_step_on_device(StepScalars* scalars, StepSettings settings
 // Few enough blocks that all of them run at once: the constants, which take divisions, a root and two powers in double (a product or two
 // for every bit of the step count), are computed once by each, and the elements are shared out evenly. That is some hundred operations of
 // one thread a block; a kernel of its own before would cost a launch.
-constexpr unsigned kStepBlocksPerProcessor = 4;
-
 template <class Rule, class Grad, class Param>
 __global__ void __launch_bounds__(kThreads, kStepBlocksPerProcessor)
     update_on_device(ForEach<UpdateStep<Rule, Grad, Param>> work, Hyper hyper, const StepScalars* scalars, const uint64_t* steps) {
   if (scalars->skip != 0) return;
   __shared__ typename Rule::Constants constants;
-  if (threadIdx.x == 0) constants = Rule::constants(hyper, scalars->grad_factor, *steps);
+  if (threadIdx.x == 0) constants = Rule::constants(hyper, *steps);
   __syncthreads();
   work.operation.constants = constants;
+  work.operation.factor = scalars->grad_factor;
+  work.operation.limit = scalars->grad_limit;
   work(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, uint64_t{gridDim.x} * blockDim.x);
 }
 
@@ -131,7 +159,7 @@ int32_t launch_update(Device* device, void* stream, const Update& u) {
 
 }  // namespace
 
-int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, StepScalars* scalars) {
+int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, double* sums) {
   if (!is_trainable(type)) return kBadArgument;
   if (count == 0) return 0;
   if (device == nullptr) return result_of(cudaErrorInvalidDevice);  // whose scratch memory is needed
@@ -140,9 +168,19 @@ int32_t square_sum(Device* device, void* stream, const void* data, DType type, s
   const std::lock_guard lock(device->scratch_mutex);
   cudaError_t error = cudaStreamWaitEvent(stream_of(stream), device->scratch_free, 0);
   if (error != cudaSuccess) return result_of(error);
-  const int32_t result = sum_squares(stream, data, type, count, static_cast<SquareScratch*>(device->scratch), scalars);
+  const int32_t result = sum_squares(stream, data, type, count, static_cast<SquareScratch*>(device->scratch), sums);
   error = cudaEventRecord(device->scratch_free, stream_of(stream));
   return result != 0 ? result : result_of(error);
+}
+
+int32_t extremes(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) {
+  if (!is_trainable(type)) return kBadArgument;
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  if (type == DType::f32) return launch_extremes<float>(device, stream, data, count, zeros, largest);
+  if (type == DType::bf16) return launch_extremes<Bf16>(device, stream, data, count, zeros, largest);
+  return launch_extremes<F16>(device, stream, data, count, zeros, largest);
 }
 
 int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor) {

@@ -187,6 +187,7 @@ template <class Rule, class Grad, class Param, size_t... k>
 struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
   static constexpr int kWidth = 4, kDepth = 2;
   typename Rule::Constants constants;
+  float factor, limit;  // of gradients
   const Grad* grad;
   float* master;
   Param* param;                   // NULL: is its own master
@@ -206,7 +207,7 @@ struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
     Pack<Param, n> rounded;
     MEGADP_UNROLL
     for (int e = 0; e < n; e++) {
-      Rule::element(constants, to_f32(x.grad.at[e]), x.value[0].at[e], x.value[k + 1].at[e]...);
+      Rule::element(constants, clipped(to_f32(x.grad.at[e]), factor, limit), x.value[0].at[e], x.value[k + 1].at[e]...);
       from_f32(&rounded.at[e], x.value[0].at[e]);
     }
     store_pack(master + i, x.value[0]);
@@ -244,8 +245,13 @@ struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
 template <class Rule, class Grad, class Param, size_t... k>
 ForEach<UpdateStep<Rule, Grad, Param>> update_work(const Update& u, std::index_sequence<k...>) {
   using Operation = UpdateStep<Rule, Grad, Param>;
-  const Operation operation{
-      {}, static_cast<const Grad*>(u.grad), u.master, u.param == u.master ? nullptr : static_cast<Param*>(u.param), {u.state[k]...}};
+  const Operation operation{{},
+                            1,
+                            HUGE_VALF,
+                            static_cast<const Grad*>(u.grad),
+                            u.master,
+                            u.param == u.master ? nullptr : static_cast<Param*>(u.param),
+                            {u.state[k]...}};
   return {operation,
           split_evenly(
               u.count, Operation::kWidth,
@@ -320,6 +326,17 @@ struct Reduce {
     const Loaded<n> two = combine<n>(loaded[0], loaded[1]);
     if (left == 2) return two;
     return combine<n>(two, left == 3 ? loaded[2] : combine<n>(loaded[2], loaded[3]));
+  }
+};
+
+// ── zeros, and the largest magnitude; NaN is none ──
+
+struct Extremes {
+  uint32_t zeros, largest_bits;
+  MEGADP_HOST_DEVICE void look_at(float x) {
+    const uint32_t magnitude = as_bits(x) & 0x7fffffffU;
+    zeros += magnitude == 0 ? 1 : 0;
+    if (magnitude <= 0x7f800000U && magnitude > largest_bits) largest_bits = magnitude;
   }
 };
 

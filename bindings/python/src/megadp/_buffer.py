@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parameters and gradients, and the calls of one training step up to the optimizer."""
 import ctypes
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Tuple, TypeVar, Union, overload
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union, overload
 
 from . import _dlpack, _raw
 from ._comm import Comm, c_text, whole
@@ -66,6 +66,15 @@ class Bucket(NamedTuple):
     gather_begin_ns: int
     gather_end_ns: int
     sync_ns: int
+
+
+class GradSummary(NamedTuple):
+    """Of a set of reduced gradients: L2 norm, largest magnitude (NaN is none), how many elements are zero, and how many not finite."""
+
+    norm: float
+    inf_norm: float
+    zeros: int
+    nonfinite: int
 
 
 class Buffer(Closable):
@@ -266,6 +275,21 @@ class Buffer(Closable):
         norm = ctypes.c_double()
         self._tree.run(self._handle, lib.mdp_grad_norm, *self._listed(params), ctypes.byref(norm))
         return norm.value
+
+    def grad_summaries(self, sets: Optional[Sequence[Optional[int]]] = None, count: int = 1) -> List[GradSummary]:
+        """Of each of `count` sets of parameters norms, and numbers of zeros, over the whole model, as grad_norm counts it: sets[i] is the set
+        that parameter i is in, None: in none; without sets all are in the first. After sync and before the step. Every rank gets the same.
+        Collective over the world, with the same count. Raises MegaDPError: INVALID, STATE, MEMORY, those of a lost communicator."""
+        if sets is not None and len(sets) != len(self.params):
+            raise invalid(f"sets has {len(sets)} entries; there are {len(self.params)} parameters")
+        wanted = whole(count, "count", 1, 2**24)
+        numbers = None if sets is None else (ctypes.c_size_t * max(len(sets), 1))(
+            *(_ALL if one is None else whole(one, f"sets[{i}]", 0, wanted - 1) for i, one in enumerate(sets)))
+        out = (_raw.mdp_grad_summary * wanted)()
+        for one in out:
+            one.struct_size = ctypes.sizeof(one)
+        self._tree.run(self._handle, lib.mdp_grad_summarize, numbers, wanted, out)
+        return [read_struct(one, GradSummary) for one in out]
 
     def scale_grads(self, factor: float, params: Optional[Iterable[Which]] = None, *, stream: int = 0) -> None:
         """Multiplies reduced gradients (of the listed parameters; None: all) by a factor, in place: what grad() shows and the step uses.

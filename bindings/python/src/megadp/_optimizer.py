@@ -6,7 +6,7 @@ from typing import Any, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
-from ._comm import c_text, whole
+from ._comm import c_text, choice, whole
 from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
@@ -22,9 +22,12 @@ class ParamGroup:
     weight_decay: Optional[float] = None
 
 
+NORMS = {"l2": _raw.MDP_NORM_L2, "inf": _raw.MDP_NORM_INF}
+
+
 @dataclass(frozen=True)
 class StepReport:
-    """What a step did. grad_norm: L2 norm of the whole reduced gradient over all ranks, before clipping. clip_factor: 1 where it was not
+    """What a step did. grad_norm: the optimizer's norm of the whole gradient over all ranks, divided, before clipping. clip_factor: 1 where it was not
     clipped. step: steps taken so far, skipped ones not counted. skipped: a gradient was not finite, so nothing was changed."""
 
     grad_norm: float
@@ -51,18 +54,19 @@ def _divisor(value: Optional[float], argument: str) -> float:
 class Optimizer(Closable):
     """AdamW over the ranges that this rank owns: fp32 masters and two fp32 moments, starting at zero.
 
-    lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping), param_groups: for Params that
-    name one; what a ParamGroup leaves out is the optimizer's. A number that is given is meant, also 0.
+    lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping) by norm ("l2" or
+    "inf"), max_grad_value (each element, last; 0: no clipping), param_groups: for Params that name one; what a ParamGroup leaves out is the
+    optimizer's. A number that is given is meant, also 0.
     Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID, DESYNC, STATE, MEMORY, those of a lost communicator.
     """
 
     def __init__(self, buffer: Buffer, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
-                 param_groups: Sequence[ParamGroup] = ()) -> None:
+                 max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = ()) -> None:
         structs = (_raw.mdp_param_group * len(param_groups))(*map(_group, param_groups)) if param_groups else None
         config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=_divisor(eps, "eps"), weight_decay=weight_decay,
-                       max_grad_norm=max_grad_norm, param_groups=structs, param_group_count=len(param_groups),
+                       max_grad_norm=max_grad_norm, max_grad_value=max_grad_value, norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(param_groups),
                        flags=_raw.MDP_OPTIMIZER_SET_LR if lr is not None else 0)
         if betas is not None:
             config.beta1, config.beta2 = betas

@@ -60,6 +60,8 @@ MDP_SCALING_MEAN = 0
 MDP_SCALING_SUM = 1
 MDP_SCALING_TOKENS = 2
 MDP_RULE_ADAMW = 0
+MDP_NORM_L2 = 0
+MDP_NORM_INF = 1
 MDP_MISSING_ERROR = 0
 MDP_MISSING_ZERO = 1
 MDP_MISSING_SKIP = 2
@@ -102,6 +104,7 @@ ALIASES = {
     "mdp_sharding": ctypes.c_uint32,
     "mdp_scaling": ctypes.c_uint32,
     "mdp_rule": ctypes.c_uint32,
+    "mdp_norm": ctypes.c_uint32,
     "mdp_missing": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
     "mdp_log_level": ctypes.c_int32,
@@ -302,6 +305,9 @@ class mdp_optimizer_config(ctypes.Structure):
         ("param_groups", ctypes.POINTER(mdp_param_group)),
         ("param_group_count", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
+        ("max_grad_value", ctypes.c_double),
+        ("norm", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
@@ -326,6 +332,17 @@ class mdp_step_report(ctypes.Structure):
         ("loss_scale", ctypes.c_double),
         ("step", ctypes.c_uint64),
         ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_grad_summary(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("norm", ctypes.c_double),
+        ("inf_norm", ctypes.c_double),
+        ("zeros", ctypes.c_uint64),
+        ("nonfinite", ctypes.c_uint64),
     ]
 
 
@@ -371,6 +388,7 @@ STRUCTS = (
     mdp_optimizer_config,
     mdp_step_config,
     mdp_step_report,
+    mdp_grad_summary,
     mdp_stats_report,
     mdp_bucket_report,
 )
@@ -437,6 +455,7 @@ PROTOTYPES = {
     "mdp_grad_tokens": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_double]),
     "mdp_grad_sync": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_grad_norm": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(ctypes.c_double)]),
+    "mdp_grad_summarize": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(mdp_grad_summary)]),
     "mdp_grad_scale": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p]),
     "mdp_grad_owned": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
     "mdp_grad_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),

@@ -28,7 +28,8 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
-    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95),
+    assert_type(buffer.grad_summaries([0, None], 2)[0], megadp.GradSummary)
+    optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), max_grad_value=1, norm="inf",
                                  param_groups=[megadp.ParamGroup(weight_decay=0.1), megadp.ParamGroup(lr=0)])
     optimizer.state("w", "exp_avg").numpy()[:] = 0
     buffer.broadcast()

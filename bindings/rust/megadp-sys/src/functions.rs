@@ -88,6 +88,8 @@ unsafe extern "C" {
     pub fn mdp_grad_tokens(buffer: *mut mdp_buffer, count: f64) -> mdp_status;
     pub fn mdp_grad_sync(buffer: *mut mdp_buffer, consumer: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_grad_norm(buffer: *mut mdp_buffer, params: *const usize, count: usize, norm: *mut f64) -> mdp_status;
+    pub fn mdp_grad_summarize(buffer: *mut mdp_buffer, sets: *const usize, count: usize,
+        out: *mut mdp_grad_summary) -> mdp_status;
     pub fn mdp_grad_scale(buffer: *mut mdp_buffer, params: *const usize, count: usize, factor: f64,
         stream: mdp_stream) -> mdp_status;
     pub fn mdp_grad_owned(buffer: *mut mdp_buffer, param: usize, out: *mut mdp_tensor) -> mdp_status;

@@ -135,6 +135,9 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("param_groups", offset_of!(super::mdp_optimizer_config, param_groups)),
         ("param_group_count", offset_of!(super::mdp_optimizer_config, param_group_count)),
         ("flags", offset_of!(super::mdp_optimizer_config, flags)),
+        ("max_grad_value", offset_of!(super::mdp_optimizer_config, max_grad_value)),
+        ("norm", offset_of!(super::mdp_optimizer_config, norm)),
+        ("reserved", offset_of!(super::mdp_optimizer_config, reserved)),
     ]),
     ("mdp_step_config", size_of::<super::mdp_step_config>(), align_of::<super::mdp_step_config>(), &[
         ("struct_size", offset_of!(super::mdp_step_config, struct_size)),
@@ -153,6 +156,14 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("loss_scale", offset_of!(super::mdp_step_report, loss_scale)),
         ("step", offset_of!(super::mdp_step_report, step)),
         ("flags", offset_of!(super::mdp_step_report, flags)),
+    ]),
+    ("mdp_grad_summary", size_of::<super::mdp_grad_summary>(), align_of::<super::mdp_grad_summary>(), &[
+        ("struct_size", offset_of!(super::mdp_grad_summary, struct_size)),
+        ("reserved", offset_of!(super::mdp_grad_summary, reserved)),
+        ("norm", offset_of!(super::mdp_grad_summary, norm)),
+        ("inf_norm", offset_of!(super::mdp_grad_summary, inf_norm)),
+        ("zeros", offset_of!(super::mdp_grad_summary, zeros)),
+        ("nonfinite", offset_of!(super::mdp_grad_summary, nonfinite)),
     ]),
     ("mdp_stats_report", size_of::<super::mdp_stats_report>(), align_of::<super::mdp_stats_report>(), &[
         ("struct_size", offset_of!(super::mdp_stats_report, struct_size)),
@@ -233,6 +244,8 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_SCALING_SUM", super::MDP_SCALING_SUM as i64),
     ("MDP_SCALING_TOKENS", super::MDP_SCALING_TOKENS as i64),
     ("MDP_RULE_ADAMW", super::MDP_RULE_ADAMW as i64),
+    ("MDP_NORM_L2", super::MDP_NORM_L2 as i64),
+    ("MDP_NORM_INF", super::MDP_NORM_INF as i64),
     ("MDP_MISSING_ERROR", super::MDP_MISSING_ERROR as i64),
     ("MDP_MISSING_ZERO", super::MDP_MISSING_ZERO as i64),
     ("MDP_MISSING_SKIP", super::MDP_MISSING_SKIP as i64),
@@ -265,7 +278,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 73] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 74] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -328,6 +341,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 73] {
         ("mdp_grad_tokens", super::mdp_grad_tokens as *const ()),
         ("mdp_grad_sync", super::mdp_grad_sync as *const ()),
         ("mdp_grad_norm", super::mdp_grad_norm as *const ()),
+        ("mdp_grad_summarize", super::mdp_grad_summarize as *const ()),
         ("mdp_grad_scale", super::mdp_grad_scale as *const ()),
         ("mdp_grad_owned", super::mdp_grad_owned as *const ()),
         ("mdp_grad_changed", super::mdp_grad_changed as *const ()),

@@ -341,6 +341,9 @@ pub struct mdp_optimizer_config {
     pub param_groups: *const mdp_param_group,
     pub param_group_count: u64,
     pub flags: u64,
+    pub max_grad_value: f64,
+    pub norm: mdp_norm,
+    pub reserved: u32,
 }
 
 impl mdp_optimizer_config {
@@ -410,6 +413,33 @@ impl mdp_step_report {
 }
 
 impl Default for mdp_step_report {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_grad_summary {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub norm: f64,
+    pub inf_norm: f64,
+    pub zeros: u64,
+    pub nonfinite: u64,
+}
+
+impl mdp_grad_summary {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_grad_summary {
     fn default() -> Self {
         Self::new()
     }

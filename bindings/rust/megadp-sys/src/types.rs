@@ -49,6 +49,7 @@ pub type mdp_placement = u32;
 pub type mdp_sharding = u32;
 pub type mdp_scaling = u32;
 pub type mdp_rule = u32;
+pub type mdp_norm = u32;
 pub type mdp_missing = u32;
 pub type mdp_bucket_state = u32;
 pub type mdp_log_level = i32;
@@ -117,6 +118,9 @@ pub const MDP_SCALING_SUM: mdp_scaling = 1;
 pub const MDP_SCALING_TOKENS: mdp_scaling = 2;
 
 pub const MDP_RULE_ADAMW: mdp_rule = 0;
+
+pub const MDP_NORM_L2: mdp_norm = 0;
+pub const MDP_NORM_INF: mdp_norm = 1;
 
 pub const MDP_MISSING_ERROR: mdp_missing = 0;
 pub const MDP_MISSING_ZERO: mdp_missing = 1;

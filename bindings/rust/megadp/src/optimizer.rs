@@ -85,6 +85,18 @@ impl OptimizerBuilder {
         self
     }
 
+    /// What gradients are scaled down by, and the report shows: [`Norm::L2`] unless said.
+    pub fn norm(mut self, norm: Norm) -> Self {
+        self.raw.norm = norm as u32;
+        self
+    }
+
+    /// Gradient elements are clipped to plus and minus this, last of all; off unless said, and for 0.
+    pub fn max_grad_value(mut self, value: f64) -> Self {
+        self.raw.max_grad_value = value;
+        self
+    }
+
     /// Groups of parameters; one with the values above unless said.
     pub fn param_groups(mut self, groups: impl IntoIterator<Item = ParamGroup>) -> Self {
         self.groups = groups.into_iter().collect();
@@ -110,6 +122,18 @@ impl OptimizerBuilder {
         let handle = unsafe { Owned::new(out) }?;
         Ok(Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), not_sync: NotSync::default() })
     }
+}
+
+/// A norm of all gradients together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Norm {
+    /// The root of the sum of squares.
+    #[default]
+    L2 = sys::MDP_NORM_L2,
+    /// The largest magnitude.
+    Inf = sys::MDP_NORM_INF,
 }
 
 /// What one step does differently.

@@ -2,7 +2,7 @@
 //! The end of backward, and the token that it leaves for the step.
 use crate::buffer::Buffer;
 use crate::element::{Element, dense_view};
-use crate::error::{Result, check};
+use crate::error::{Code, Error, Result, check};
 use crate::request::Request;
 use crate::sys;
 use std::ptr;
@@ -90,6 +90,20 @@ pub struct Synced<'a> {
     pub(crate) buffer: &'a mut Buffer,
 }
 
+/// Of a set of reduced gradients.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct GradSummary {
+    /// The L2 norm; infinite or NaN if a gradient is not finite.
+    pub norm: f64,
+    /// The largest magnitude; NaN is none.
+    pub inf_norm: f64,
+    /// How many elements are zero.
+    pub zeros: u64,
+    /// How many are infinite or NaN.
+    pub nonfinite: u64,
+}
+
 impl Synced<'_> {
     /// A reduced gradient: the sum over ranks, divided by their number, row-major, without a copy. With [`Sharding::Zero0`](crate::Sharding::Zero0)
     /// all of it is meaningful, with `Zero1` the ranges that [`Buffer::owned`] gives; with `Zero2` see [`Synced::owned_grad`]. Local.
@@ -161,6 +175,28 @@ impl Synced<'_> {
         // SAFETY: a live handle, the tree's only call; the list is borrowed for it.
         check(unsafe { sys::mdp_grad_norm(self.buffer.as_raw(), first, count, &mut norm) })?;
         Ok(norm)
+    }
+
+    /// Of each of `count` sets of parameters what [`GradSummary`] says, over the whole model, as [`Synced::grad_norm`] counts it: `sets[i]` is the
+    /// set that parameter i is in, `None`: in none; without sets all are in the first. Every rank gets the same. Collective, with the same
+    /// count; blocking.
+    ///
+    /// # Errors
+    /// INVALID (not a set for each parameter; a set that is not below count), MEMORY, those of a lost communicator.
+    pub fn grad_summaries(&self, sets: Option<&[Option<usize>]>, count: usize) -> Result<Vec<GradSummary>> {
+        let params = self.buffer.shared.params.len();
+        if let Some(sets) = sets.filter(|sets| sets.len() != params) {
+            return Err(Error::new(Code::Invalid, format!("there are {} sets for {params} parameters", sets.len())));
+        }
+        let numbers: Option<Vec<usize>> = sets.map(|sets| sets.iter().map(|set| set.unwrap_or(usize::MAX)).collect());
+        let first = numbers.as_ref().map_or(ptr::null(), |numbers| numbers.as_ptr());
+        let mut found = vec![sys::mdp_grad_summary::new(); count];
+        let _inside = self.buffer.tree.enter();
+        // SAFETY: a live handle, the tree's only call; there is a set for each parameter, and room for `count`.
+        check(unsafe { sys::mdp_grad_summarize(self.buffer.as_raw(), first, count, found.as_mut_ptr()) })?;
+        let told =
+            |one: sys::mdp_grad_summary| GradSummary { norm: one.norm, inf_norm: one.inf_norm, zeros: one.zeros, nonfinite: one.nonfinite };
+        Ok(found.into_iter().map(told).collect())
     }
 
     /// Multiplies reduced gradients of these parameters (`None`: of all) by a factor, in place: what [`Synced::grad`] shows and the step uses.

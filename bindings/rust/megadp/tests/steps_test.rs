@@ -3,7 +3,7 @@
 mod ranks;
 
 use megadp::{
-    Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Op, Optimizer, Param, ParamGroup, Scaling, StateKind, StepOptions, Strided,
+    Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Norm, Op, Optimizer, Param, ParamGroup, Scaling, StateKind, StepOptions, Strided,
 };
 use ranks::{alone, register, small, threads};
 
@@ -290,6 +290,31 @@ fn gradients_are_divided_by_tokens() {
     let refused = Buffer::builder().register(&comm, &both).err().unwrap();
     assert!(refused.code == Code::Invalid && refused.text.contains("same tie as parameter 0 'a'"), "{refused}");
     assert_eq!(Buffer::builder().register(&comm, &[small("w").tie("a\0b")]).err().unwrap().code, Code::Invalid);
+}
+
+#[test]
+fn norms_and_zeros_of_sets_and_ways_of_clipping() {
+    let comm = alone();
+    for (norm, clip, value, reported, seen) in [(Norm::Inf, 3.0, 0.0, 12.0, 0.75), (Norm::L2, 0.0, 2.0, 13.0, 2.0)] {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("a"), small("b"), small("c")]);
+        let mut optimizer = Optimizer::builder().norm(norm).max_grad_norm(clip).max_grad_value(value).create(&buffer).unwrap();
+        for (param, values) in [(2, [0f32; 4]), (1, [12.0, 0.0, 0.0, 0.0]), (0, [3.0, -4.0, 0.0, 0.0])] {
+            buffer.gradients().put(param, &values).unwrap();
+        }
+        let synced = buffer.sync().unwrap();
+        let sets = synced.grad_summaries(Some(&[Some(0), Some(1), None]), 2).unwrap();
+        assert_eq!((sets[0].norm, sets[0].inf_norm, sets[0].zeros, sets[0].nonfinite), (5.0, 4.0, 2, 0));
+        assert_eq!((sets[1].norm, sets[1].inf_norm, sets[1].zeros, sets[1].nonfinite), (12.0, 12.0, 3, 0));
+        assert_eq!(synced.grad_summaries(None, 1).unwrap()[0].zeros, 9);
+        for wrong in
+            [synced.grad_summaries(Some(&[Some(0)]), 1), synced.grad_summaries(Some(&[Some(1); 3]), 1), synced.grad_summaries(None, 0)]
+        {
+            assert_eq!(wrong.unwrap_err().code, Code::Invalid);
+        }
+        let report = optimizer.step(synced, &StepOptions::default()).unwrap();
+        assert_eq!(report.grad_norm, reported);
+        assert!((10.0 * optimizer.state(&buffer, 0, StateKind::ExpAvg).unwrap()[0] - seen).abs() < 1e-5);
+    }
 }
 
 #[test]

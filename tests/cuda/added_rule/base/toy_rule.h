@@ -9,16 +9,15 @@ struct Toy {
                                                         {"weight_decay", &Hyper::weight_decay, 0, Range::factor}}};
 
   struct Constants {
-    float grad_factor, beta1, decay, lr;
+    float beta1, decay, lr;
   };
-  static MEGADP_ELEMENT Constants constants(const Hyper& hyper, float grad_factor, uint64_t) {
-    return {grad_factor, static_cast<float>(hyper.beta1), static_cast<float>(1 - hyper.lr * hyper.weight_decay),
-            static_cast<float>(hyper.lr)};
+  static MEGADP_ELEMENT Constants constants(const Hyper& hyper, uint64_t) {
+    return {static_cast<float>(hyper.beta1), static_cast<float>(1 - hyper.lr * hyper.weight_decay), static_cast<float>(hyper.lr)};
   }
 
   template <class F>
   static MEGADP_ELEMENT void element(const Constants& c, F grad, F& master, F& velocity) {
-    velocity = F(c.beta1) * velocity + scaled(grad, F(c.grad_factor));
+    velocity = F(c.beta1) * velocity + grad;
     master = master * F(c.decay) - F(c.lr) * velocity;
   }
 };
