@@ -39,7 +39,8 @@
 //! input, `ops::softmax_last_dim` and `rotary_emb::rope`. candle does not say so: it ends backward there, and whatever is below gets no
 //! gradient. Train with `ops::layer_norm_slow`, `RmsNorm::forward_diff` or `ops::rms_norm_slow`, `ops::softmax` and `rotary_emb::rope_slow`.
 //! [`DataParallel::step`] names the parameters that got no gradient, and [`DataParallel::without_gradient`] does so after any backward.
-use crate::buffer::{Buffer, BufferBuilder};
+use crate::buffer::Buffer;
+use crate::buffer_builder::BufferBuilder;
 use crate::error::Code;
 use crate::gradients::Gradients;
 use crate::grid::Ranks;

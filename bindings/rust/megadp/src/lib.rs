@@ -61,6 +61,8 @@ pub use megadp_sys as sys;
 mod bootstrap;
 mod broadcast;
 mod buffer;
+mod buffer_builder;
+mod buffer_report;
 #[cfg(feature = "candle")]
 pub mod candle;
 mod collectives;
@@ -79,7 +81,9 @@ mod request;
 mod sync;
 
 pub use broadcast::Broadcasting;
-pub use buffer::{BucketReport, BucketState, Buffer, BufferBuilder, Missing, OwnedRange, ParamMut, Scaling, Sharding, Stats};
+pub use buffer::{Buffer, ParamMut};
+pub use buffer_builder::{BufferBuilder, Missing, Scaling, Sharding};
+pub use buffer_report::{BucketReport, BucketState, OwnedRange, Stats};
 pub use collectives::{Op, Pending};
 pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
 pub use element::{DType, Element, Strided};

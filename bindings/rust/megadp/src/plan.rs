@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What registration would do, without a communicator. Pure, any thread.
-use crate::buffer::BufferBuilder;
+use crate::buffer_builder::BufferBuilder;
 use crate::error::{Result, check, narrow};
 use crate::grid::GridBuilder;
 use crate::library::text;
