@@ -29,7 +29,7 @@ Gradients::Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> par
 
 Status Gradients::allocate() {
   for (AgreementPlan& plan : arenas_->plan().agreements()) {
-    if (plan.axes == 0) {
+    if (plan.axes == 0) {  // bits for all ties of the world: the plan knows only those that this rank holds
       plan.params.clear();
       for (const Tie& tie : arenas_->ties()) plan.params.push_back(tie.param.value_or(kNotHere));
     }

@@ -251,10 +251,8 @@ int Plan::shard(const ArenaPlan& arena, int rank) const {
 }
 
 bool Plan::has_ties() const {
-  for (size_t param = 0; param < params.size(); ++param) {
-    if (is_tied(param)) return true;
-  }
-  return false;
+  if (grid.size(kPp) == 1) return false;
+  return std::any_of(params.begin(), params.end(), [](const ParamSpec& param) { return !param.tie.empty(); });
 }
 
 bool Plan::divides_by_tokens_at_once() const {

@@ -120,7 +120,7 @@ struct Plan {
   // Whether a parameter of the part is to be summed over tensor-parallel ranks.
   bool has_partial(bool expert) const;
   // Whether other pipeline stages may hold the parameter too.
-  bool is_tied(size_t param) const { return !params[param].tie.empty() && grid.size(kPp) > 1; }
+  bool is_tied(size_t param) const { return grid.size(kPp) > 1 && !params[param].tie.empty(); }
   bool has_ties() const;
   // Whether the tokens of a step must be known before its first reduction.
   bool divides_by_tokens_at_once() const;

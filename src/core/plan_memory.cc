@@ -63,9 +63,10 @@ uint64_t spill_bytes(const Plan& plan, const ArenaPlan& arena) {
 
 uint64_t Plan::packed_elements() const {
   uint64_t elements = 0;
+  const bool tied = has_ties();
   for (const ArenaPlan& arena : arenas) {
     const bool partial = has_partial(arena.expert);
-    if (!partial && !has_ties()) continue;
+    if (!partial && !tied) continue;
     for (const BucketRange& bucket : arena.layout.buckets) {
       uint64_t packed = 0;
       for (uint32_t slot = bucket.first_slot; slot < bucket.end_slot; ++slot) {
