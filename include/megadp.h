@@ -13,7 +13,7 @@
  *   zero      is the default of every field. If a caller may mean zero itself, a SET flag says so.
  *   enums     have written values. An unknown value or flag is refused.
  *   handles   belong to the caller. A child keeps its parents alive, so they may be destroyed in any order. Outputs are written on success
- *             only. A destroy or free accepts NULL, is local, never waits for another rank, and does nothing in a forked child.
+ *             only. A destroy or free accepts NULL, is local, and does nothing in a forked child.
  *   local, collective   A collective call is made by every rank of the communicator, in the same order, and waits for them at most for
  *             the communicator's timeout. All others are local and never wait for another rank.
  *   requests  If `mdp_request** out` is NULL, a call returns when its work is done. Otherwise it returns at once, and the request reports
@@ -176,7 +176,10 @@ enum {                                   /* mdp_buffer_config.flags */
   MDP_BUFFER_NO_OVERLAP = 1,             /* launch everything at mdp_grad_sync, in one bucket an arena                   */
   MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 2, /* pad bucket ends to a multiple of 65536 elements as well                      */
   MDP_BUFFER_REFERENCE_BUCKETS = 4,      /* bucket_elements as Megatron-LM: max(40,000,000, 1,000,000 x dp x cp)         */
-  MDP_BUFFER_IGNORE_MEMORY = 8           /* take it even if too little is left */
+  MDP_BUFFER_IGNORE_MEMORY = 8,          /* take it even if too little is left */
+  MDP_BUFFER_ERROR_FEEDBACK = 16,        /* with wire_dtype: add to the next step's gradient what rounding lost */
+  MDP_BUFFER_CHECK_FINITE = 32,          /* look for non-finite gradients before they are reduced */
+  MDP_BUFFER_CHECK_LARGE = 64            /* warn of a gradient with 10 times the largest norm of its first 100    */
 };
 enum {              /* mdp_grad_put */
   MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
@@ -221,7 +224,7 @@ enum {
 
 typedef struct {
   uint8_t bytes[128];
-} mdp_unique_id; /* opaque; may be sent to other ranks by any means; holds a secret */
+} mdp_unique_id; /* opaque; holds a secret */
 
 typedef struct { /* details of a failure; -1: not known, or none */
   uint32_t struct_size;
@@ -305,9 +308,9 @@ typedef struct {
   int32_t shard_dim;    /* with PLACEMENT_SHARDED: dimension cut over the tensor-parallel ranks                      */
   int32_t shard_stride; /* with PLACEMENT_SHARDED: how many pieces per rank; 0: 1                                    */
   int32_t param_group;  /* index of a parameter group of the optimizer                                               */
-  int32_t reserved;
-  uint64_t flags;  /* MDP_PARAM_*                                                                                     */
-  const char* tie; /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
+  int32_t use_order;    /* parameters are used in ascending order of this, equal ones as registered */
+  uint64_t flags;       /* MDP_PARAM_*                                                                                     */
+  const char* tie;      /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
 } mdp_param;
 
 typedef struct {
@@ -322,7 +325,7 @@ typedef struct {
   uint64_t pool_buckets;    /* with ZERO_2: slots of a pool; 0: 2                              */
   uint64_t spill_limit;     /* with ZERO_2: most bytes outside the pool; 0: no limit           */
   mdp_scaling scaling;
-  uint32_t reserved;
+  mdp_dtype wire_dtype; /* of f32 gradients: F32 (default), or BF16: each rank's is rounded once, sums are f32 */
 } mdp_buffer_config;
 
 typedef struct { /* memory of one rank, in bytes, before rounding each allocation up to a page */
@@ -339,6 +342,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t owned_elements;     /* of parameters, without padding                                       */
   uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, besides: an estimate for NCCL's communicators, 147 MiB each */
   uint64_t spill_bytes;        /* with ZERO_2: most bytes of a microbatch outside the pool */
+  uint64_t feedback_bytes;     /* with ERROR_FEEDBACK: what rounding lost, f32 */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -415,6 +419,7 @@ typedef struct { /* sums since registration; times in nanoseconds */
   uint64_t syncs;                /* calls of mdp_grad_sync that finished                                         */
   uint64_t host_syncs;           /* how often a caller's thread waited for the device */
   uint64_t spill_peak_bytes;     /* with ZERO_2: most bytes outside the pool at a time           */
+  uint64_t large_gradients;      /* with CHECK_LARGE: warnings */
 } mdp_stats_report;
 
 typedef struct { /* CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
@@ -425,7 +430,7 @@ typedef struct { /* CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
   uint64_t reduce_end_ns;
   uint64_t gather_begin_ns;
   uint64_t gather_end_ns;
-  uint64_t sync_ns; /* mdp_grad_sync was called: the end of backward                                 */
+  uint64_t sync_ns; /* mdp_grad_sync was called                                 */
 } mdp_bucket_report;
 
 /* `text` is NUL-terminated and borrowed for the call. */
@@ -547,9 +552,9 @@ MDP_API mdp_status mdp_all_to_all_v(mdp_comm* comm, const mdp_tensor* from, cons
  * calls mdp_send_recv, or uses two communicators. A send may wait for its receiver; programs in which each waits for another end in
  * TIMEOUT. Arrays, streams, `out` and errors are as in the collectives. On a device only ranks of one node compare counts and dtypes. */
 
-/* Sends `from` to that rank, which receives it. Not to this rank itself. */
+/* Sends `from` to another rank, which receives it. */
 MDP_API mdp_status mdp_send(mdp_comm* comm, const mdp_tensor* from, int32_t rank, mdp_stream stream, mdp_request** out);
-/* Receives into `to` what that rank sends. Not from this rank itself. */
+/* Receives into `to` what another rank sends. */
 MDP_API mdp_status mdp_recv(mdp_comm* comm, const mdp_tensor* to, int32_t rank, mdp_stream stream, mdp_request** out);
 /* Both at once, with the same peer or two: neither half waits for the other. The arrays are apart; counts and dtypes may differ. A rank of
  * -1 leaves that half out, whose tensor is not looked at and may be NULL (the ends of a pipeline). With this rank itself on both sides it
@@ -627,17 +632,23 @@ MDP_API mdp_status mdp_buffer_to_dlpack(mdp_buffer* owner, const mdp_tensor* vie
  * have) to its other ranks; what is tied from the first stage. Collective over the world. */
 MDP_API mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** out);
 
-/* Compares all parameters, bit for bit, over each data-parallel group, and what is tied. All ranks get the same answer. Collective over the
- * world; blocking. Errors: DESYNC (names the first parameter that differs and two ranks). */
+/* Compares all parameters, bit for bit, over each data-parallel group, over tp what is not sharded, and what is tied; of the latter two
+ * also reduced gradients. All ranks get the same answer. Collective over the world; blocking. Errors: DESYNC (names the first parameter
+ * that differs and two ranks). */
 MDP_API mdp_status mdp_buffer_verify(mdp_buffer* buffer);
 
-/* Sets all gradients to zero and begins the step anew: what was put, ready or skipped is forgotten. Only needed if a framework adds into
+/* Sets all gradients to zero and begins the step anew. Only needed if a framework adds into
  * the views. Local; waits for puts of other threads and for the last step. Errors: STATE (a bucket was launched, or a sync is pending). */
 MDP_API mdp_status mdp_buffer_zero_grad(mdp_buffer* buffer, mdp_stream stream);
 
 /* Counters since registration; the last step's times of one bucket, by number in launch order. Local. */
 MDP_API mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out);
 MDP_API mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_report* out);
+
+/* The mdp_param.use_order of each parameter with which the last synced step's gradients would have filled bucket after bucket. The same on
+ * all ranks of a stage. Collective over the world; blocking. Errors: INVALID (count), STATE (no sync yet), UNSUPPORTED (ranks of a stage
+ * hold different experts). */
+MDP_API mdp_status mdp_buffer_use_order(mdp_buffer* buffer, int32_t* use_order, size_t count);
 
 /* Drops this handle. */
 MDP_API void mdp_buffer_destroy(mdp_buffer* buffer);
@@ -702,8 +713,9 @@ MDP_API mdp_status mdp_grad_tokens(mdp_buffer* buffer, double count);
 
 /* Ends backward: launches what is left, waits until every bucket is reduced, and agrees with all ranks on what was missing or skipped.
  * Calling it again before the step gives the same outcome. After a failure mdp_microbatch_begin or mdp_buffer_zero_grad begins anew.
- * Collective over the world. Errors: STATE (on all ranks: a parameter never became ready, named with its rank; not in the last
- * microbatch). */
+ * Collective over the world. Errors, on all ranks: STATE (a parameter never became ready, named with its rank; not in the last
+ * microbatch); NUMERIC (CHECK_FINITE: names parameter, element, value, microbatch, rank; the
+ * step may follow). */
 MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_request** out);
 
 /* The five calls below are for between mdp_grad_sync and mdp_optimizer_step, STATE otherwise. `params` lists `count` parameters; NULL with
@@ -714,13 +726,12 @@ MDP_API mdp_status mdp_grad_sync(mdp_buffer* buffer, mdp_stream consumer, mdp_re
  * share parameters; blocking. Errors: INVALID (a parameter that is frozen, out of range, or listed twice). */
 MDP_API mdp_status mdp_grad_norm(mdp_buffer* buffer, const size_t* params, size_t count, double* norm);
 
-/* Of sets of parameters what mdp_grad_norm tells, and more: parameter p is in set sets[p], below count, with SIZE_MAX in none; NULL: all
+/* Of sets of parameters more than mdp_grad_norm: parameter p is in set sets[p], below count, with SIZE_MAX in none; NULL: all
  * are in set 0. All ranks get the same numbers. Collective over the world, with equal count; blocking. Errors: INVALID (sets), MEMORY. */
 MDP_API mdp_status mdp_grad_summarize(mdp_buffer* buffer, const size_t* sets, size_t count, mdp_grad_summary* out);
 
 /* Multiplies the reduced gradients of these parameters by factor (as f32), in place: with ZERO_0 all of a gradient, else what this
- * rank owns. To be called alike on all ranks. mdp_grad_norm, this by min(1, max / (norm + 1e-6)) and a step without clipping give f32
- * gradients the bits of a step with max_grad_norm = max. Local; with CUDA it waits for what was submitted before. Errors: INVALID (as
+ * rank owns. To be called alike on all ranks. Local; with CUDA it waits for what was submitted before. Errors: INVALID (as
  * mdp_grad_norm; factor not finite). */
 MDP_API mdp_status mdp_grad_scale(mdp_buffer* buffer, const size_t* params, size_t count, double factor, mdp_stream stream);
 
@@ -769,7 +780,7 @@ MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */
 
 /* MDP_PENDING, or how the operation ended; asking again gives the same. mdp_request_wait returns MDP_PENDING at the timeout (UINT64_MAX:
- * never) and may be entered again at little cost. Errors: those of the operation. */
+ * never). Errors: those of the operation. */
 MDP_API mdp_status mdp_request_test(mdp_request* request);
 MDP_API mdp_status mdp_request_wait(mdp_request* request, uint64_t timeout_ns);
 

@@ -153,6 +153,7 @@ mdp_status mdp_buffer_stats(mdp_buffer* buffer, mdp_stats_report* out) {
     report.syncs = stats.syncs;
     report.host_syncs = stats.host_syncs;
     report.spill_peak_bytes = stats.spill_peak;
+    report.large_gradients = stats.large_gradients;
     give(report, out);
     return {};
   });

@@ -42,7 +42,6 @@ Status check_param_enums(const mdp_param& param, const std::string& argument) {
     return invalid(argument, ".placement is ", param.placement,
                    "; it must be MDP_PLACEMENT_UNSET (0), REPLICATED (1), SHARDED (2), PARTIAL_SUM (3) or PARTIAL_MEAN (4)");
   }
-  if (Status status = check_reserved(param.reserved, argument + ".reserved"); !status) return status;
   return check_flags(param.flags, MDP_PARAM_FROZEN | MDP_PARAM_OWN_BUCKET, argument + ".flags",
                      "MDP_PARAM_FROZEN (1) and MDP_PARAM_OWN_BUCKET (2)");
 }
@@ -68,6 +67,7 @@ Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_par
   spec.shard_dim = ours->shard_dim;
   spec.shard_stride = ours->shard_stride == 0 ? 1 : ours->shard_stride;
   spec.group = ours->param_group;
+  spec.use_order = ours->use_order;
   spec.frozen = (ours->flags & MDP_PARAM_FROZEN) != 0;
   spec.own_bucket = (ours->flags & MDP_PARAM_OWN_BUCKET) != 0;
   if (ours->tie != nullptr) spec.tie.assign(ours->tie, strnlen(ours->tie, kLongestName + 1));
@@ -121,12 +121,14 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
     return invalid(argument, ".scaling is ", ours->scaling,
                    "; it must be MDP_SCALING_MEAN (0), MDP_SCALING_SUM (1) or MDP_SCALING_TOKENS (2)");
   }
-  if (Status status = check_reserved(ours->reserved, text(argument, ".reserved")); !status) return status;
-  const uint64_t known =
-      MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS | MDP_BUFFER_IGNORE_MEMORY;
+  if (ours->wire_dtype != MDP_DTYPE_DEFAULT && ours->wire_dtype != MDP_DTYPE_F32 && ours->wire_dtype != MDP_DTYPE_BF16) {
+    return invalid(argument, ".wire_dtype is ", ours->wire_dtype, "; it must be MDP_DTYPE_F32 (2), MDP_DTYPE_BF16 (3) or 0, which is F32");
+  }
+  const uint64_t known = MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS |
+                         MDP_BUFFER_IGNORE_MEMORY | MDP_BUFFER_ERROR_FEEDBACK | MDP_BUFFER_CHECK_FINITE | MDP_BUFFER_CHECK_LARGE;
   if (Status status = check_flags(ours->flags, known, text(argument, ".flags"),
-                                  "MDP_BUFFER_NO_OVERLAP (1), MDP_BUFFER_HIGH_BANDWIDTH_PADDING (2), MDP_BUFFER_REFERENCE_BUCKETS (4) and "
-                                  "MDP_BUFFER_IGNORE_MEMORY (8)");
+                                  "MDP_BUFFER_NO_OVERLAP (1), HIGH_BANDWIDTH_PADDING (2), REFERENCE_BUCKETS (4), IGNORE_MEMORY (8), "
+                                  "ERROR_FEEDBACK (16), CHECK_FINITE (32) and CHECK_LARGE (64)");
       !status) {
     return status;
   }
@@ -135,6 +137,7 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   if (ours->sharding != MDP_SHARDING_DEFAULT) config.sharding = static_cast<Sharding>(ours->sharding);
   config.missing = static_cast<MissingPolicy>(ours->missing);
   config.scaling = static_cast<Scaling>(ours->scaling);
+  config.wire_bf16 = ours->wire_dtype == MDP_DTYPE_BF16;
   config.bucket_elements = ours->bucket_elements;
   config.bucket_count = ours->bucket_count;
   config.pool_buckets = ours->pool_buckets;
@@ -143,6 +146,9 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   config.high_bandwidth_padding = (ours->flags & MDP_BUFFER_HIGH_BANDWIDTH_PADDING) != 0;
   config.reference_buckets = (ours->flags & MDP_BUFFER_REFERENCE_BUCKETS) != 0;
   config.ignore_memory = (ours->flags & MDP_BUFFER_IGNORE_MEMORY) != 0;
+  config.error_feedback = (ours->flags & MDP_BUFFER_ERROR_FEEDBACK) != 0;
+  config.check_finite = (ours->flags & MDP_BUFFER_CHECK_FINITE) != 0;
+  config.check_large = (ours->flags & MDP_BUFFER_CHECK_LARGE) != 0;
   return config;
 }
 

@@ -48,7 +48,7 @@ inline constexpr StructKind kKind<mdp_param> = kind_of<mdp_param>("mdp_param", 7
 template <>
 inline constexpr StructKind kKind<mdp_buffer_config> = kind_of<mdp_buffer_config>("mdp_buffer_config", 64);
 template <>
-inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 96);
+inline constexpr StructKind kKind<mdp_plan_report> = kind_of<mdp_plan_report>("mdp_plan_report", 104);
 template <>
 inline constexpr StructKind kKind<mdp_range> = kind_of<mdp_range>("mdp_range", 56);
 template <>
@@ -62,7 +62,7 @@ inline constexpr StructKind kKind<mdp_step_config> = kind_of<mdp_step_config>("m
 template <>
 inline constexpr StructKind kKind<mdp_step_report> = kind_of<mdp_step_report>("mdp_step_report", 48);
 template <>
-inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 72);
+inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 80);
 template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 

@@ -59,6 +59,7 @@ mdp_status mdp_plan(const mdp_grid_config* grid, int32_t world, int32_t rank, co
     report.owned_elements = plan->owned_elements(rank);
     report.communicator_bytes = memory.communicators;
     report.spill_bytes = memory.spill;
+    report.feedback_bytes = memory.feedback;
     give(report, out);
     return {};
   });

@@ -42,7 +42,7 @@ struct BucketReport {
 };
 
 struct Stats : Traffic {
-  uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak = 0;
+  uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak = 0, large_gradients = 0;
 };
 
 struct SyncHeader {

@@ -34,6 +34,7 @@ struct ParamSpec {
   Placement placement = Placement::unset;
   int shard_dim = 0, shard_stride = 1;
   int group = 0;
+  int32_t use_order = 0;  // parameters are used in ascending order of this, equal ones as registered
   bool frozen = false;
   bool own_bucket = false;
   std::string tie;  // empty: none

@@ -46,6 +46,9 @@ struct BufferConfig {
   bool no_overlap = false;
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
+  bool wire_bf16 = false;       // f32 gradients are sent as bf16
+  bool error_feedback = false;  // with wire_bf16
+  bool check_finite = false, check_large = false;
   bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
 };
 
@@ -77,10 +80,11 @@ struct ArenaPlan {
 
 // Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard: of reduced gradients that are kept apart; 0
 // where they are reduced in place. spill: the most of a microbatch that may come to lie outside the
-// pool, if nothing is reduced before all has come; of each microbatch that this rank is ahead of the slowest.
+// pool, if nothing is reduced before all has come; of each microbatch that this rank is ahead of the slowest. feedback: what rounding for
+// the wire lost.
 // communicators: of a device, if that is the backend; an estimate, which is judged by nobody.
 struct MemoryPlan {
-  uint64_t param = 0, grad = 0, grad_shard = 0, spill = 0, master = 0, state = 0, scratch = 0, communicators = 0;
+  uint64_t param = 0, grad = 0, grad_shard = 0, spill = 0, master = 0, state = 0, scratch = 0, communicators = 0, feedback = 0;
 };
 
 // What a device's library takes for a communicator whose ranks form a ring: 16 channels, each with the buffers of one connection, for each

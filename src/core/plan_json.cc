@@ -51,6 +51,7 @@ std::string bytes_json(const MemoryPlan& bytes) {
                {"grad", bytes.grad},
                {"grad_shard", bytes.grad_shard},
                {"spill", bytes.spill},
+               {"feedback", bytes.feedback},
                {"master", bytes.master},
                {"state", bytes.state},
                {"scratch", bytes.scratch},

@@ -38,6 +38,7 @@ std::string describe_param(const ParamSpec& param) {
   if (param.group != 0) out += text(" group ", param.group);
   if (param.frozen) out += " frozen";
   if (param.own_bucket) out += " own bucket";
+  if (param.use_order != 0) out += text(" use order ", param.use_order);
   if (!param.tie.empty()) out += " tied as " + escaped(param.tie);
   return out;
 }
@@ -55,6 +56,8 @@ std::string describe_config(const Grid& grid, const BufferConfig& config) {
               "scaling: ", kScaling[static_cast<size_t>(config.scaling)], "\n",                //
               "high-bandwidth padding: ", config.high_bandwidth_padding ? "on" : "off", "\n",  //
               "overlap: ", config.no_overlap ? "off" : "on", "\n",                             //
+              "gradients between ranks: ", config.wire_bf16 ? "bf16" : "their own type", config.error_feedback ? " with feedback" : "",
+              "\n", "checks: ", config.check_finite ? "finite " : "", config.check_large ? "large" : "", "\n",
               "pool buckets: ", config.pool_buckets == 0 ? kPoolBuckets : config.pool_buckets, "\n");
 }
 

@@ -49,6 +49,7 @@ const FUNCTIONS = (
     :mdp_buffer_zero_grad,
     :mdp_buffer_stats,
     :mdp_buffer_bucket,
+    :mdp_buffer_use_order,
     :mdp_buffer_destroy,
     :mdp_microbatch_begin,
     :mdp_param_wait,
@@ -172,57 +173,59 @@ mdp_buffer_stats(buffer, out) =
     ccall(entries[46], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_stats_report}), buffer, out)
 mdp_buffer_bucket(buffer, bucket, out) =
     ccall(entries[47], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
+mdp_buffer_use_order(buffer, use_order, count) =
+    ccall(entries[48], mdp_status, (Ptr{mdp_buffer}, Ptr{Int32}, Csize_t), buffer, use_order, count)
 mdp_buffer_destroy(buffer) =
-    ccall(entries[48], Cvoid, (Ptr{mdp_buffer},), buffer)
+    ccall(entries[49], Cvoid, (Ptr{mdp_buffer},), buffer)
 mdp_microbatch_begin(buffer, is_last) =
-    @waiting(entries[49], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
+    @waiting(entries[50], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
 mdp_param_wait(buffer, param, consumer) =
-    @waiting(entries[50], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
+    @waiting(entries[51], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
 mdp_param_read(buffer, param, to, stream) =
-    @waiting(entries[51], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
+    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
 mdp_param_write(buffer, param, from, stream) =
-    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
+    @waiting(entries[53], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
 mdp_param_changed(buffer) =
-    ccall(entries[53], mdp_status, (Ptr{mdp_buffer},), buffer)
+    ccall(entries[54], mdp_status, (Ptr{mdp_buffer},), buffer)
 mdp_grad_put(buffer, param, grad, flags, producer) =
-    @waiting(entries[54], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
+    @waiting(entries[55], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
 mdp_grad_acquire(buffer, param, out, first, producer) =
-    @waiting(entries[55], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Int32}, Ptr{Cvoid}), buffer, param, out, first, producer)
+    @waiting(entries[56], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Int32}, Ptr{Cvoid}), buffer, param, out, first, producer)
 mdp_grad_release(buffer, param) =
-    ccall(entries[56], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+    ccall(entries[57], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
 mdp_grad_ready(buffer, param, producer) =
-    ccall(entries[57], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
+    ccall(entries[58], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
 mdp_grad_skip(buffer, param) =
-    ccall(entries[58], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+    ccall(entries[59], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
 mdp_grad_tokens(buffer, count) =
-    ccall(entries[59], mdp_status, (Ptr{mdp_buffer}, Cdouble), buffer, count)
+    ccall(entries[60], mdp_status, (Ptr{mdp_buffer}, Cdouble), buffer, count)
 mdp_grad_sync(buffer, consumer, out) =
-    @waiting(entries[60], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
+    @waiting(entries[61], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
 mdp_grad_norm(buffer, params, count, norm) =
-    @waiting(entries[61], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
+    @waiting(entries[62], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
 mdp_grad_summarize(buffer, sets, count, out) =
-    ccall(entries[62], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{mdp_grad_summary}), buffer, sets, count, out)
+    ccall(entries[63], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{mdp_grad_summary}), buffer, sets, count, out)
 mdp_grad_scale(buffer, params, count, factor, stream) =
-    ccall(entries[63], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
+    ccall(entries[64], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
 mdp_grad_owned(buffer, param, out) =
-    ccall(entries[64], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+    ccall(entries[65], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
 mdp_grad_changed(buffer, producer) =
-    ccall(entries[65], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
+    ccall(entries[66], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
 mdp_optimizer_create(buffer, config, out) =
-    @waiting(entries[66], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
+    @waiting(entries[67], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
 mdp_optimizer_set_param_group(optimizer, group, value) =
-    ccall(entries[67], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
+    ccall(entries[68], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
 mdp_optimizer_step(optimizer, config, report, out) =
-    @waiting(entries[68], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+    @waiting(entries[69], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[69], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
-    @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+    @waiting(entries[71], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[71], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[72], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_request_test(request) =
-    ccall(entries[72], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[73], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[73], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[74], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[74], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[75], Cvoid, (Ptr{mdp_request},), request)

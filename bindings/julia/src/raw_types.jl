@@ -105,12 +105,12 @@ struct mdp_param
     shard_dim::Int32
     shard_stride::Int32
     param_group::Int32
-    reserved::Int32
+    use_order::Int32
     flags::UInt64
     tie::Ptr{UInt8}
 end
-mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, reserved = 0, flags = 0, tie = C_NULL) =
-    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, reserved, flags, tie)
+mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, use_order = 0, flags = 0, tie = C_NULL) =
+    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, use_order, flags, tie)
 
 struct mdp_buffer_config
     struct_size::UInt32
@@ -123,10 +123,10 @@ struct mdp_buffer_config
     pool_buckets::UInt64
     spill_limit::UInt64
     scaling::mdp_scaling
-    reserved::UInt32
+    wire_dtype::mdp_dtype
 end
-mdp_buffer_config(; grad_dtype = 0, sharding = 0, missing = 0, bucket_elements = 0, bucket_count = 0, flags = 0, pool_buckets = 0, spill_limit = 0, scaling = 0, reserved = 0) =
-    mdp_buffer_config(sizeof(mdp_buffer_config), grad_dtype, sharding, missing, bucket_elements, bucket_count, flags, pool_buckets, spill_limit, scaling, reserved)
+mdp_buffer_config(; grad_dtype = 0, sharding = 0, missing = 0, bucket_elements = 0, bucket_count = 0, flags = 0, pool_buckets = 0, spill_limit = 0, scaling = 0, wire_dtype = 0) =
+    mdp_buffer_config(sizeof(mdp_buffer_config), grad_dtype, sharding, missing, bucket_elements, bucket_count, flags, pool_buckets, spill_limit, scaling, wire_dtype)
 
 struct mdp_plan_report
     struct_size::UInt32
@@ -142,9 +142,10 @@ struct mdp_plan_report
     owned_elements::UInt64
     communicator_bytes::UInt64
     spill_bytes::UInt64
+    feedback_bytes::UInt64
 end
-mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_bytes = 0, master_bytes = 0, state_bytes = 0, scratch_bytes = 0, padding_elements = 0, buckets = 0, owned_elements = 0, communicator_bytes = 0, spill_bytes = 0) =
-    mdp_plan_report(sizeof(mdp_plan_report), reserved, param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes, padding_elements, buckets, owned_elements, communicator_bytes, spill_bytes)
+mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_bytes = 0, master_bytes = 0, state_bytes = 0, scratch_bytes = 0, padding_elements = 0, buckets = 0, owned_elements = 0, communicator_bytes = 0, spill_bytes = 0, feedback_bytes = 0) =
+    mdp_plan_report(sizeof(mdp_plan_report), reserved, param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes, padding_elements, buckets, owned_elements, communicator_bytes, spill_bytes, feedback_bytes)
 
 struct mdp_range
     struct_size::UInt32
@@ -234,9 +235,10 @@ struct mdp_stats_report
     syncs::UInt64
     host_syncs::UInt64
     spill_peak_bytes::UInt64
+    large_gradients::UInt64
 end
-mdp_stats_report(; reserved = 0, comm_ns = 0, exposed_ns = 0, bytes = 0, buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak_bytes = 0) =
-    mdp_stats_report(sizeof(mdp_stats_report), reserved, comm_ns, exposed_ns, bytes, buckets, launched_in_backward, syncs, host_syncs, spill_peak_bytes)
+mdp_stats_report(; reserved = 0, comm_ns = 0, exposed_ns = 0, bytes = 0, buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak_bytes = 0, large_gradients = 0) =
+    mdp_stats_report(sizeof(mdp_stats_report), reserved, comm_ns, exposed_ns, bytes, buckets, launched_in_backward, syncs, host_syncs, spill_peak_bytes, large_gradients)
 
 struct mdp_bucket_report
     struct_size::UInt32
@@ -330,6 +332,9 @@ const MDP_BUFFER_NO_OVERLAP = Int(1)
 const MDP_BUFFER_HIGH_BANDWIDTH_PADDING = Int(2)
 const MDP_BUFFER_REFERENCE_BUCKETS = Int(4)
 const MDP_BUFFER_IGNORE_MEMORY = Int(8)
+const MDP_BUFFER_ERROR_FEEDBACK = Int(16)
+const MDP_BUFFER_CHECK_FINITE = Int(32)
+const MDP_BUFFER_CHECK_LARGE = Int(64)
 
 const MDP_GRAD_ADD = Int(1)
 const MDP_GRAD_MORE = Int(2)

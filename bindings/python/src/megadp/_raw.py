@@ -71,6 +71,9 @@ MDP_BUFFER_NO_OVERLAP = 1
 MDP_BUFFER_HIGH_BANDWIDTH_PADDING = 2
 MDP_BUFFER_REFERENCE_BUCKETS = 4
 MDP_BUFFER_IGNORE_MEMORY = 8
+MDP_BUFFER_ERROR_FEEDBACK = 16
+MDP_BUFFER_CHECK_FINITE = 32
+MDP_BUFFER_CHECK_LARGE = 64
 MDP_GRAD_ADD = 1
 MDP_GRAD_MORE = 2
 MDP_PARAM_GROUP_SET_LR = 1
@@ -229,7 +232,7 @@ class mdp_param(ctypes.Structure):
         ("shard_dim", ctypes.c_int32),
         ("shard_stride", ctypes.c_int32),
         ("param_group", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("use_order", ctypes.c_int32),
         ("flags", ctypes.c_uint64),
         ("tie", ctypes.c_char_p),
     ]
@@ -247,7 +250,7 @@ class mdp_buffer_config(ctypes.Structure):
         ("pool_buckets", ctypes.c_uint64),
         ("spill_limit", ctypes.c_uint64),
         ("scaling", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("wire_dtype", ctypes.c_uint32),
     ]
 
 
@@ -266,6 +269,7 @@ class mdp_plan_report(ctypes.Structure):
         ("owned_elements", ctypes.c_uint64),
         ("communicator_bytes", ctypes.c_uint64),
         ("spill_bytes", ctypes.c_uint64),
+        ("feedback_bytes", ctypes.c_uint64),
     ]
 
 
@@ -358,6 +362,7 @@ class mdp_stats_report(ctypes.Structure):
         ("syncs", ctypes.c_uint64),
         ("host_syncs", ctypes.c_uint64),
         ("spill_peak_bytes", ctypes.c_uint64),
+        ("large_gradients", ctypes.c_uint64),
     ]
 
 
@@ -441,6 +446,7 @@ PROTOTYPES = {
     "mdp_buffer_zero_grad": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
     "mdp_buffer_stats": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_stats_report)]),
     "mdp_buffer_bucket": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_bucket_report)]),
+    "mdp_buffer_use_order": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t]),
     "mdp_buffer_destroy": (None, [ctypes.POINTER(mdp_buffer)]),
     "mdp_microbatch_begin": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32]),
     "mdp_param_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),

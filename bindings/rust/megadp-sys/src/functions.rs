@@ -70,6 +70,7 @@ unsafe extern "C" {
     pub fn mdp_buffer_zero_grad(buffer: *mut mdp_buffer, stream: mdp_stream) -> mdp_status;
     pub fn mdp_buffer_stats(buffer: *mut mdp_buffer, out: *mut mdp_stats_report) -> mdp_status;
     pub fn mdp_buffer_bucket(buffer: *mut mdp_buffer, bucket: usize, out: *mut mdp_bucket_report) -> mdp_status;
+    pub fn mdp_buffer_use_order(buffer: *mut mdp_buffer, use_order: *mut i32, count: usize) -> mdp_status;
     pub fn mdp_buffer_destroy(buffer: *mut mdp_buffer);
     pub fn mdp_microbatch_begin(buffer: *mut mdp_buffer, is_last: i32) -> mdp_status;
     pub fn mdp_param_wait(buffer: *mut mdp_buffer, param: usize, consumer: mdp_stream) -> mdp_status;

@@ -74,7 +74,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("shard_dim", offset_of!(super::mdp_param, shard_dim)),
         ("shard_stride", offset_of!(super::mdp_param, shard_stride)),
         ("param_group", offset_of!(super::mdp_param, param_group)),
-        ("reserved", offset_of!(super::mdp_param, reserved)),
+        ("use_order", offset_of!(super::mdp_param, use_order)),
         ("flags", offset_of!(super::mdp_param, flags)),
         ("tie", offset_of!(super::mdp_param, tie)),
     ]),
@@ -89,7 +89,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("pool_buckets", offset_of!(super::mdp_buffer_config, pool_buckets)),
         ("spill_limit", offset_of!(super::mdp_buffer_config, spill_limit)),
         ("scaling", offset_of!(super::mdp_buffer_config, scaling)),
-        ("reserved", offset_of!(super::mdp_buffer_config, reserved)),
+        ("wire_dtype", offset_of!(super::mdp_buffer_config, wire_dtype)),
     ]),
     ("mdp_plan_report", size_of::<super::mdp_plan_report>(), align_of::<super::mdp_plan_report>(), &[
         ("struct_size", offset_of!(super::mdp_plan_report, struct_size)),
@@ -105,6 +105,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("owned_elements", offset_of!(super::mdp_plan_report, owned_elements)),
         ("communicator_bytes", offset_of!(super::mdp_plan_report, communicator_bytes)),
         ("spill_bytes", offset_of!(super::mdp_plan_report, spill_bytes)),
+        ("feedback_bytes", offset_of!(super::mdp_plan_report, feedback_bytes)),
     ]),
     ("mdp_range", size_of::<super::mdp_range>(), align_of::<super::mdp_range>(), &[
         ("struct_size", offset_of!(super::mdp_range, struct_size)),
@@ -176,6 +177,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("syncs", offset_of!(super::mdp_stats_report, syncs)),
         ("host_syncs", offset_of!(super::mdp_stats_report, host_syncs)),
         ("spill_peak_bytes", offset_of!(super::mdp_stats_report, spill_peak_bytes)),
+        ("large_gradients", offset_of!(super::mdp_stats_report, large_gradients)),
     ]),
     ("mdp_bucket_report", size_of::<super::mdp_bucket_report>(), align_of::<super::mdp_bucket_report>(), &[
         ("struct_size", offset_of!(super::mdp_bucket_report, struct_size)),
@@ -255,6 +257,9 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_BUFFER_HIGH_BANDWIDTH_PADDING", super::MDP_BUFFER_HIGH_BANDWIDTH_PADDING as i64),
     ("MDP_BUFFER_REFERENCE_BUCKETS", super::MDP_BUFFER_REFERENCE_BUCKETS as i64),
     ("MDP_BUFFER_IGNORE_MEMORY", super::MDP_BUFFER_IGNORE_MEMORY as i64),
+    ("MDP_BUFFER_ERROR_FEEDBACK", super::MDP_BUFFER_ERROR_FEEDBACK as i64),
+    ("MDP_BUFFER_CHECK_FINITE", super::MDP_BUFFER_CHECK_FINITE as i64),
+    ("MDP_BUFFER_CHECK_LARGE", super::MDP_BUFFER_CHECK_LARGE as i64),
     ("MDP_GRAD_ADD", super::MDP_GRAD_ADD as i64),
     ("MDP_GRAD_MORE", super::MDP_GRAD_MORE as i64),
     ("MDP_PARAM_GROUP_SET_LR", super::MDP_PARAM_GROUP_SET_LR as i64),
@@ -278,7 +283,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 74] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 75] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -327,6 +332,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 74] {
         ("mdp_buffer_zero_grad", super::mdp_buffer_zero_grad as *const ()),
         ("mdp_buffer_stats", super::mdp_buffer_stats as *const ()),
         ("mdp_buffer_bucket", super::mdp_buffer_bucket as *const ()),
+        ("mdp_buffer_use_order", super::mdp_buffer_use_order as *const ()),
         ("mdp_buffer_destroy", super::mdp_buffer_destroy as *const ()),
         ("mdp_microbatch_begin", super::mdp_microbatch_begin as *const ()),
         ("mdp_param_wait", super::mdp_param_wait as *const ()),

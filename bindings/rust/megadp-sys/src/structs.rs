@@ -185,7 +185,7 @@ pub struct mdp_param {
     pub shard_dim: i32,
     pub shard_stride: i32,
     pub param_group: i32,
-    pub reserved: i32,
+    pub use_order: i32,
     pub flags: u64,
     pub tie: *const c_char,
 }
@@ -219,7 +219,7 @@ pub struct mdp_buffer_config {
     pub pool_buckets: u64,
     pub spill_limit: u64,
     pub scaling: mdp_scaling,
-    pub reserved: u32,
+    pub wire_dtype: mdp_dtype,
 }
 
 impl mdp_buffer_config {
@@ -254,6 +254,7 @@ pub struct mdp_plan_report {
     pub owned_elements: u64,
     pub communicator_bytes: u64,
     pub spill_bytes: u64,
+    pub feedback_bytes: u64,
 }
 
 impl mdp_plan_report {
@@ -458,6 +459,7 @@ pub struct mdp_stats_report {
     pub syncs: u64,
     pub host_syncs: u64,
     pub spill_peak_bytes: u64,
+    pub large_gradients: u64,
 }
 
 impl mdp_stats_report {
