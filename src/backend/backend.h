@@ -67,6 +67,8 @@ class Backend {
   virtual Status cast(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
   // to[i] = to[i] + from[i] in fp32, rounded once. f32, bf16, f16.
   virtual Status add(Stream& stream, void* to, DType to_type, const void* from, DType from_type, size_t count) = 0;
+  // to[i], a bf16, = from[i] + residual[i], rounded; residual[i] = what rounding lost, 0 where the sum is not finite.
+  virtual Status round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) = 0;
   // Adds the sum of squares to sums[0] and the number of elements that are not finite to sums[1]. In f64 and in one order, so that every
   // backend gets the same bits: blocks of 4096 elements, counted from the first one of the call; in a block, element i goes to lane i % 16
   // and the 16 lanes are added in their order; the blocks are added in their order, then their sum to sums[0].

@@ -26,6 +26,9 @@ namespace megadp {
 // Of the host's memory, for each rank of a group of several ranks of one node: its page for meeting the others, and staging memory.
 constexpr size_t kGroupBytes = 4096 + (size_t{1} << 20);
 
+// Of a device's, for each group that adds up by itself, not by NCCL: what the ranks have sent each other, at a time.
+constexpr size_t kSumBytes = size_t{32} << 20;
+
 class Window {
  public:
   virtual ~Window() = default;
@@ -65,7 +68,7 @@ std::string describe(Collective kind, size_t count, DType type, const std::strin
 // (exact) from begin + r * piece.
 // - reduce_scatter: rank r's piece becomes sum / divisor; the other pieces are unspecified, except that elements that were zero on every
 //   rank stay zero. With `to`, which is this rank's own affair, the sum goes there and all pieces are unspecified. With to_f32 it goes
-//   there as f32, not rounded to `type`; except that where NCCL adds up, its sums are of `type`.
+//   there as f32, not rounded to `type`; except that where NCCL adds up (see exact), its sums are of `type`.
 // - all_reduce: everything becomes sum / divisor.
 // - all_gather: rank r's piece is copied to all others.
 // - broadcast: rank root's elements are copied to all others.
@@ -79,6 +82,7 @@ struct WindowOp {
   int root = -1;       // of a broadcast
   void* to = nullptr;  // of a reduce_scatter: any memory of the backend, which stays alive until the stream has passed
   bool to_f32 = false;
+  bool exact = false;  // not by NCCL, whatever the group is like
 };
 
 // Elements of each rank's piece, by rank; the pieces lie one after another.

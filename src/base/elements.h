@@ -63,6 +63,14 @@ MEGADP_ELEMENT F smaller(F a, F b) {
   return select_at_least(a, a, select_at_least(b, a, a, b), a);
 }
 
+// ── what rounding took from a value, which is added to the next one; nothing where either is not finite ──
+template <class F>
+MEGADP_ELEMENT F lost_by_rounding(F value, F rounded) {
+  using U = decltype(as_bits(value));
+  const U lost = as_bits(value - rounded);
+  return as_float(select_less(lost & U(0x7fffffff), U(0x7f800000), lost, U(0)));
+}
+
 // ── a gradient multiplied by a factor; and what an update rule is given of it: no larger than a limit, too ──
 template <class F>
 MEGADP_ELEMENT F scaled(F x, F factor) {

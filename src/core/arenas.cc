@@ -192,6 +192,16 @@ Status Arenas::add(const ArenaPlan& plan, const ReplicaComms& comms) {
     if (!wide) return wide.status();
     arena.wide = kept_->keep(*std::move(wide));
   }
+  if (plan.wire_elements > 0) {
+    auto wire = comms.grads->group().allocate_window(plan.wire_elements * size_of(DType::bf16));
+    if (!wire) return wire.status();
+    arena.wire = kept_->keep(*std::move(wire));
+    if (plan_.config.error_feedback) {
+      auto residual = backend().allocate(plan.layout.numel * sizeof(float));
+      if (!residual) return residual.status();
+      arena.residual = kept_->keep(*std::move(residual));
+    }
+  }
   arena.numbers.resize(plan.layout.buckets.size());
   is_sharded_ = is_sharded_ || arena.is_sharded();
   arenas_.push_back(std::move(arena));

@@ -35,6 +35,8 @@ struct Arena {
   Window *params = nullptr, *grads = nullptr;
   Memory* sums = nullptr;         // with a pool: the reduced gradients of this rank's shard, f32, added up over microbatches
   Memory* wide = nullptr;         // ArenaPlan::wide_slots
+  Window* wire = nullptr;         // ArenaPlan::wire_elements
+  Memory* residual = nullptr;     // with error feedback: what rounding lost of this rank's gradients, by element of the arena
   uint64_t shard = 0;             // this rank's
   std::vector<OwnedRange> owned;  // this rank's, in placement order
   std::vector<uint32_t> numbers;  // of its buckets, in launch order

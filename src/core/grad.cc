@@ -50,7 +50,8 @@ Status Gradients::launch(std::span<const uint32_t> buckets) {
       if (Status placed = place_wide(number, &calls.back()); !placed) return placed;
     }
   }
-  auto reduction = stats_.submit(*arenas_->arena_of(order[buckets.front()]).comms.grads, calls);
+  const Arena& first = arenas_->arena_of(order[buckets.front()]);
+  auto reduction = first.wire != nullptr ? send_rounded(buckets.front(), calls.front()) : stats_.submit(*first.comms.grads, calls);
   if (!reduction) return reduction.status();
   for (const uint32_t number : buckets) {
     buckets_[number].reduction = *reduction;

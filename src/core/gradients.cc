@@ -90,11 +90,12 @@ void Gradients::index() {
 void Gradients::plan_launches() {
   const Plan& plan = arenas_->plan();
   const auto arena_of = [&](uint32_t number) -> const Arena& { return arenas_->arena_of(plan.launch_order[number]); };
+  const auto passes_through = [&](uint32_t number) { return arena_of(number).wide != nullptr || arena_of(number).wire != nullptr; };
   for (uint32_t number = 0; number < buckets_.size(); ++number) {
     // What passes through slots goes one by one.
-    const bool may_join = plan.config.no_overlap && !is_pooled() && arena_of(number).wide == nullptr;
+    const bool may_join = plan.config.no_overlap && !is_pooled() && !passes_through(number);
     const bool joins =
-        may_join && number > 0 && arena_of(number).comms.grads == arena_of(number - 1).comms.grads && arena_of(number - 1).wide == nullptr;
+        may_join && number > 0 && arena_of(number).comms.grads == arena_of(number - 1).comms.grads && !passes_through(number - 1);
     if (!joins) launches_.emplace_back();
     launches_.back().push_back(number);
   }

@@ -24,6 +24,15 @@ Status check_config(const BufferConfig& config) {
     return invalid(pool ? "pool_buckets is " : "spill_limit is ", pool ? config.pool_buckets : config.spill_limit,
                    "; only MDP_SHARDING_ZERO_2 has a pool, leave it 0");
   }
+  if (config.error_feedback && !config.wire_bf16) {
+    return invalid("flags has MDP_BUFFER_ERROR_FEEDBACK (16) and wire_dtype is not MDP_DTYPE_BF16 (3); what is not rounded loses nothing");
+  }
+  if (config.error_feedback && pooled) {
+    return unsupported(
+        "flags has MDP_BUFFER_ERROR_FEEDBACK (16) and sharding is MDP_SHARDING_ZERO_2 (3); what rounding loses takes as much memory as "
+        "whole "
+        "f32 gradients, which ZERO_2 is there to save: take ZERO_1 (2), or leave the flag out");
+  }
   if (config.reference_buckets && (config.bucket_elements != 0 || config.bucket_count != 0)) {
     const char* other = config.bucket_elements != 0 ? "bucket_elements" : "bucket_count";
     return invalid("flags has MDP_BUFFER_REFERENCE_BUCKETS and ", other, " is ", std::max(config.bucket_elements, config.bucket_count),
@@ -171,6 +180,10 @@ void lay_out(const Plan& plan, ArenaPlan* arena) {
   if (arena->instances > 1 && arena->grad_type != DType::f32) {
     arena->wide_slots = pooled ? 1 : std::min<uint64_t>(2, arena->layout.buckets.size());
     arena->wide_elements = longest / static_cast<uint64_t>(arena->shards);
+  }
+  if (plan.config.wire_bf16 && arena->grad_type == DType::f32 && longest > 0) {
+    const auto ranks = static_cast<uint64_t>(arena->group_size / arena->instances);
+    arena->wire_elements = std::max(std::min(longest, kWireElements), ranks);
   }
   if (!pooled) return;
   const uint64_t wanted = plan.config.pool_buckets != 0 ? plan.config.pool_buckets : kPoolBuckets;

@@ -55,6 +55,9 @@ struct BufferConfig {
 // With zero_2: one bucket is filled while the one before is reduced.
 constexpr uint64_t kPoolBuckets = 2;
 
+// The longest window through which gradients are sent as bf16: 32 MiB.
+constexpr uint64_t kWireElements = uint64_t{16} << 20;
+
 // One arena: all parameters of one (parameter type, gradient type, class).
 struct ArenaPlan {
   DType param_type = DType::f32, grad_type = DType::f32;
@@ -72,6 +75,9 @@ struct ArenaPlan {
   // With instances and half-width gradients: sums of pieces in f32, until they have been added up across the instances; the next bucket's
   // meanwhile beside it.
   uint64_t wide_slots = 0, wide_elements = 0;
+
+  // f32 gradients that are sent as bf16 pass through a window of so many elements; 0: they are sent as they are.
+  uint64_t wire_elements = 0;
 
   // Of the window of gradients: its length, and where a bucket's begin.
   uint64_t grad_elements() const { return pool_slots > 0 ? pool_slots * slot_elements : layout.numel; }

@@ -52,6 +52,18 @@ uint64_t communicators(const Plan& plan) {
   return world_covered ? count : count + 1;
 }
 
+// The groups that add up what was sent as bf16.
+uint64_t summing_groups(const Plan& plan) {
+  uint64_t count = 0;
+  for (const bool part : {false, true}) {
+    const bool any = std::any_of(plan.arenas.begin(), plan.arenas.end(), [part](const ArenaPlan& arena) {
+      return arena.expert == part && arena.wire_elements > 0 && arena.group_size > arena.instances;
+    });
+    count += any ? 1 : 0;
+  }
+  return count;
+}
+
 // Of one microbatch, in f32: half-width gradients that come in several parts are added up in it.
 uint64_t spill_bytes(const Plan& plan, const ArenaPlan& arena) {
   uint64_t elements = 0;
@@ -88,12 +100,13 @@ MemoryPlan Plan::memory(uint32_t rule) const {
       bytes.grad_shard += shard_elements(arena) * sizeof(float);
       bytes.spill += spill_bytes(*this, arena);
     }
+    if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
     if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
     for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
   }
   if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);
   bytes.scratch = scratch_bytes(*this);
-  bytes.communicators = communicators(*this) * kCommunicatorBytes;
+  bytes.communicators = communicators(*this) * kCommunicatorBytes + summing_groups(*this) * kSumBytes;
   return bytes;
 }
 
@@ -109,7 +122,8 @@ uint64_t token_bytes(const Plan& plan) {
 
 uint64_t scratch_bytes(const Plan& plan) {
   uint64_t bytes = 2 * sizeof(StepScalars) + step_count_bytes(plan) + group_bytes(plan);
-  for (const ArenaPlan& arena : plan.arenas) bytes += arena.wide_slots * arena.wide_elements * sizeof(float);
+  for (const ArenaPlan& arena : plan.arenas)
+    bytes += arena.wide_slots * arena.wide_elements * sizeof(float) + arena.wire_elements * size_of(DType::bf16);
   bytes += plan.packed_elements() * sizeof(float);
   if (plan.divides_by_tokens_at_once()) bytes += token_bytes(plan);
   for (const AgreementPlan& agreement : plan.agreements()) {

@@ -143,6 +143,11 @@ Status CudaBackend::add(Stream& stream, void* to, DType to_type, const void* fro
   });
 }
 
+Status CudaBackend::round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) {
+  return launch(stream, "rounding for the wire",
+                [=](const PluginTable& p, Device* d, void* s) { return p.round_with_feedback(d, s, to, from, residual, count); });
+}
+
 Status CudaBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
   return launch(stream, "a sum of squares",
                 [=](const PluginTable& p, Device* d, void* s) { return p.square_sum(d, s, data, type, count, sums); });

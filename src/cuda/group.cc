@@ -121,7 +121,7 @@ Result<Member::Submission> CudaGroup::prepare(const WindowOp& call) {
   std::byte* const data = call.window->data() + call.begin * size_of(call.type);
   const size_t piece = call.count / static_cast<size_t>(size());
   std::byte* const mine = data + static_cast<size_t>(rank()) * piece * size_of(call.type);
-  const Member::Sum sum{call.type, Op::sum, call.divisor};
+  const Member::Sum sum{call.type, Op::sum, call.divisor, call.exact};
   Member::Work work;
   switch (call.kind) {
     case Collective::reduce_scatter:
@@ -153,7 +153,7 @@ Status CudaGroup::together(Stream& stream, std::span<const WindowOp> calls) {
     if (!one) return one.status();
     if (call.count == 0) continue;
     all.push_back(*std::move(one));
-    in_steps = in_steps || call.to_f32 || (is_sum(call.kind) && member_->summed_here({call.type, Op::sum, call.divisor}));
+    in_steps = in_steps || call.to_f32 || (is_sum(call.kind) && member_->summed_here({call.type, Op::sum, call.divisor, call.exact}));
   }
   return submit(stream, std::move(all), !in_steps);
 }

@@ -4,7 +4,7 @@
 //
 // NCCL promises neither an order of summation nor its precision. A group made with `exact` sums as the host does, in its order, in fp32,
 // divided and rounded once: every rank sends each other rank its piece (all-to-all) and adds up what it received, at the cost of scratch
-// memory as large as one chunk (kChunkBytes). What NCCL has not, or not in our meaning (pieces of different sizes, a u8 sum that stops at
+// memory as large as one chunk (kSumBytes). What NCCL has not, or not in our meaning (pieces of different sizes, a u8 sum that stops at
 // 255, a maximum that a NaN survives), always goes that way.
 #pragma once
 
@@ -32,6 +32,7 @@ class Member {
     DType type;
     Op op;
     double divisor;
+    bool exact = false;   // not by NCCL
     bool in_f32 = false;  // the result, whatever the type; by sum_here() and sum_parts()
   };
   // Puts what the collective consists of on the stream; a method of this member.

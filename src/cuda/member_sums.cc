@@ -12,8 +12,6 @@
 namespace megadp::cuda {
 namespace {
 
-constexpr size_t kChunkBytes = size_t{32} << 20;
-
 Transfer sent(const std::byte* data, uint64_t count, size_t rank) {
   return {const_cast<std::byte*>(data), count, static_cast<int32_t>(rank), 1};
 }
@@ -27,7 +25,7 @@ Transfer received(std::byte* data, uint64_t count, size_t rank) {
 bool Member::summed_here(const Sum& sum) const {
   if (sum.op == Op::max || sum.op == Op::min) return sum.type != DType::i64 && sum.type != DType::u8;
   if (sum.type == DType::u8) return true;
-  return exact_ && sum.type != DType::i64;
+  return (exact_ || sum.exact) && sum.type != DType::i64;
 }
 
 Result<std::byte*> Member::scratch(size_t bytes) {
@@ -123,7 +121,7 @@ Status Member::sum_here(void* stream, const std::byte* from, std::byte* to, cons
   if (size() == 1) return alone(stream, from, to, counts[0], sum);
   const size_t width = size_of(sum.type), to_width = sum.in_f32 ? sizeof(float) : width;
   const size_t part_width = sum.in_f32 ? width + sizeof(float) : width;  // as it comes, and as it is added
-  const uint64_t chunk = std::max<uint64_t>(1, kChunkBytes / (part_width * counts.size()));
+  const uint64_t chunk = std::max<uint64_t>(1, kSumBytes / (part_width * counts.size()));
   const uint64_t largest = *std::max_element(counts.begin(), counts.end());
   auto parts = scratch(std::min(chunk, largest) * part_width * counts.size() + alignof(float));
   if (!parts) return parts.status();

@@ -126,6 +126,7 @@ struct PluginTable {
   // to = from, or to += from: casts, any strides; shapes are equal; the types are f32, bf16, f16, f64, or both the same.
   int32_t (*copy_strided)(Device* device, void* stream, const Strided* to, const Strided* from, bool add);
   // As Backend's of the same names. What they write to, and steps, lie in device memory.
+  int32_t (*round_with_feedback)(Device* device, void* stream, void* to, const float* from, float* residual, size_t count);
   int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, double* sums);
   int32_t (*extremes)(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest);
   int32_t (*scale)(Device* device, void* stream, void* data, DType type, size_t count, float factor);

@@ -67,6 +67,10 @@ Status HostBackend::add(Stream& stream, void* to, DType to_type, const void* fro
   return submit(stream, [=] { return host::add_cast(to, to_type, from, from_type, count); });
 }
 
+Status HostBackend::round_with_feedback(Stream& stream, void* to, const float* from, float* residual, size_t count) {
+  return submit(stream, [=] { return host::round_with_feedback(to, from, residual, count); });
+}
+
 Status HostBackend::square_sum(Stream& stream, const void* data, DType type, size_t count, double* sums) {
   return submit(stream, [=] { return host::square_sum(data, type, count, sums, sums + 1); });
 }

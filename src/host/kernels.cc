@@ -175,6 +175,11 @@ Status reduce(void* to, const void* const* from, int nfrom, size_t n, DType type
   return {};
 }
 
+Status round_with_feedback(void* to, const float* from, float* residual, size_t n, const Kernels& kernels) {
+  kernels.casts->round_with_feedback(static_cast<Bf16*>(to), from, residual, n);
+  return {};
+}
+
 Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType type, float divisor, const Kernels& kernels) {
   if (nfrom < 1) return invalid("nfrom is ", nfrom, "; a reduction takes at least 1 array");
   if (!is_trainable(type)) return not_trainable("a sum in f32", type);

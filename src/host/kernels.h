@@ -32,6 +32,9 @@ Status cast(void* to, DType to_type, const void* from, DType from_type, size_t n
 // to[i] = to[i] + from[i], added in fp32 (f64 if either is f64) and rounded once. i64 and u8 as in reduce().
 Status add_cast(void* to, DType to_type, const void* from, DType from_type, size_t n, const Kernels& kernels = best_kernels());
 
+// to[i] = bf16(from[i] + residual[i]), and residual[i] = what that lost; 0 where the sum is not finite.
+Status round_with_feedback(void* to, const float* from, float* residual, size_t n, const Kernels& kernels = best_kernels());
+
 // to[i] = (from[0][i] + from[1][i] + ...) / divisor, added in the order of base/sum_order.h and rounded once at the end. `to` may be one of
 // `from`.
 //   f32, bf16, f16   added in fp32, divided in fp32: an average that fits into the type is exact wherever the sum is

@@ -31,6 +31,20 @@ void add_cast(void* to_bytes, const void* from_bytes, size_t n) {
   for (; i < n; i++) from_f32(to + i, to_f32(to[i]) + to_f32(from[i]));
 }
 
+void round_with_feedback(Bf16* to, const float* from, float* residual, size_t n) {
+  size_t i = 0;
+  for (; i + lanes() <= n; i += lanes()) {
+    const F32 value = load(from + i) + load(residual + i);
+    store(value, to + i);
+    store(lost_by_rounding(value, load(to + i)), residual + i);
+  }
+  for (; i < n; i++) {
+    const float value = from[i] + residual[i];
+    from_f32(to + i, value);
+    residual[i] = lost_by_rounding(value, to_f32(to[i]));
+  }
+}
+
 extern const CastTable kCastTable;
 const CastTable kCastTable = {
     {{nullptr, cast<float, Bf16>, cast<float, F16>},  // the same type: memmove
@@ -39,6 +53,7 @@ const CastTable kCastTable = {
     {{add_cast<float, float>, add_cast<float, Bf16>, add_cast<float, F16>},
      {add_cast<Bf16, float>, add_cast<Bf16, Bf16>, add_cast<Bf16, F16>},
      {add_cast<F16, float>, add_cast<F16, Bf16>, add_cast<F16, F16>}},
+    round_with_feedback,
 };
 
 }  // namespace HWY_NAMESPACE

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/math.h"
 #include "base/update.h"
 
 namespace megadp::host {
@@ -27,6 +28,8 @@ inline constexpr size_t kSquareLanes = 16;
 inline constexpr size_t kSquareBlock = 4096;  // elements whose squares are summed by themselves
 
 using CastFn = void (*)(void* to, const void* from, size_t n);
+// to[i] = bf16(from[i] + residual[i]); residual[i] = what that lost.
+using RoundFn = void (*)(Bf16* to, const float* from, float* residual, size_t n);
 // to[i] = (from[0][i] + from[1][i] + ...) / divisor, in the order of base/sum_order.h; the two that pick an element do not divide.
 using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float divisor);
 // Adds the square of element i to lanes[i % kSquareLanes].
@@ -37,6 +40,7 @@ using UpdateFn = void (*)(const Update& update);
 struct CastTable {
   CastFn cast[kStorageTypes][kStorageTypes];      // [to][from]
   CastFn add_cast[kStorageTypes][kStorageTypes];  // [to][from]
+  RoundFn round_with_feedback;
 };
 struct ReduceTable {
   ReduceFn sum[kStorageTypes], max[kStorageTypes], min[kStorageTypes];

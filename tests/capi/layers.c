@@ -31,6 +31,7 @@ mdp_status model_try(mdp_comm* comm, const kind* k, model* m) {
   SIZED(mdp_buffer_config, config);
   config.sharding = k->sharding;
   config.grad_dtype = k->grads;
+  config.wire_dtype = k->wire;
   config.missing = k->missing;
   config.bucket_elements = k->bucket_elements != 0 ? k->bucket_elements : 1;
   config.pool_buckets = k->pool_buckets;

@@ -14,7 +14,7 @@ extern const char* const names[LAYERS];
 
 typedef struct {
   mdp_sharding sharding;
-  mdp_dtype dtype, grads;
+  mdp_dtype dtype, grads, wire;
   uint64_t pool_buckets, spill_limit, bucket_elements, flags;
   int32_t uses, tp, ep, instances;
   mdp_missing missing;

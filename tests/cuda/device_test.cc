@@ -157,6 +157,21 @@ void scalings() {
   }
 }
 
+void rounding_with_feedback() {
+  for (const size_t n : counts) {
+    Twin to(DType::bf16, n, some_offset()), from(DType::f32, n, some_offset()), residual(DType::f32, n, some_offset());
+    ok(plugin->round_with_feedback(device, stream, to.on_device, reinterpret_cast<const float*>(from.on_device),
+                                   reinterpret_cast<float*>(residual.on_device), n),
+       "round_with_feedback");
+    check(host::round_with_feedback(to.host.data(), reinterpret_cast<const float*>(from.host.data()),
+                                    reinterpret_cast<float*>(residual.host.data()), n)
+              .ok(),
+          "the host's round_with_feedback");
+    to.compare(text("rounding ", n));
+    residual.compare(text("what rounding ", n, " loses"));
+  }
+}
+
 Update update_of(const StepScalars* scalars, const uint64_t* steps, const void* grad, void* master, void* m, void* v, void* param, size_t n,
                  DType grad_type, DType param_type) {
   return {{1e-2, 0.9, 0.99, 1e-8, 0.1}, scalars, steps, grad, static_cast<float*>(master), {m, v}, param, n, grad_type, param_type, 0};
@@ -274,6 +289,7 @@ int main(int count_of_arguments, char** arguments) {
   strided_copies();
   reductions();
   scalings();
+  rounding_with_feedback();
   for (const DType grad : kTrainable) {
     for (const DType param : kTrainable) {
       for (const size_t n : counts) steps(grad, param, n, false);

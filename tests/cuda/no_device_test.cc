@@ -105,6 +105,7 @@ void kernels(const PluginTable& plugin, const char* error) {
     names(plugin, plugin.square_sum(nullptr, nullptr, memory, grad, 8, &scalars.square_sum), kCudaFailure, "cudaErrorInvalidDevice",
           "square_sum");
     names(plugin, plugin.extremes(nullptr, nullptr, memory, grad, 8, &zeros, &largest), kCudaFailure, error, "extremes");
+    names(plugin, plugin.round_with_feedback(nullptr, nullptr, memory, &largest, &largest, 1), kCudaFailure, error, "round_with_feedback");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
       for (uint32_t rule = 0; rule < kRules; rule++) {
         const Update update = update_of(rule, grad, param, 8, &scalars, &count);
@@ -152,6 +153,7 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.copy_strided(nullptr, nullptr, &none, &none, true), 0, "copy_strided of nothing");
   check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars.square_sum), 0, "square_sum of nothing");
   check_equal(plugin.extremes(nullptr, nullptr, memory, DType::f32, 0, &zeros, &largest), 0, "extremes of nothing");
+  check_equal(plugin.round_with_feedback(nullptr, nullptr, memory, &largest, &largest, 0), 0, "rounding nothing");
   check_equal(plugin.count_steps(nullptr, nullptr, &scalars, &count, 0), 0, "counting nothing");
   check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");
   const Update update = update_of(0, DType::f32, DType::f32, 0, &scalars, &count);

@@ -253,6 +253,12 @@ int32_t square_sum(Device* device, void* stream, const void* data, DType type, s
   return 0;
 }
 
+int32_t round_with_feedback(Device* device, void* stream, void* to, const float* from, float* residual, size_t count) {
+  if (count > 0 && !all_on_device(to, from, residual)) return kBadMemory;
+  queue_of(device, stream)->submit([=] { (void)host::round_with_feedback(to, from, residual, count); });
+  return 0;
+}
+
 int32_t extremes(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest) {
   if (!all_on_device(data, zeros, largest)) return kBadMemory;
   queue_of(device, stream)->submit([=] { (void)host::extremes(data, type, count, zeros, largest); });
@@ -339,6 +345,7 @@ PluginTable make_table() {
   table.cast = &cast;
   table.copy_strided = &copy_strided;
   table.square_sum = &square_sum;
+  table.round_with_feedback = &round_with_feedback;
   table.extremes = &extremes;
   table.scale = &scale;
   table.begin_step = &begin_step;

@@ -189,6 +189,24 @@ void scalings() {
   }
 }
 
+void rounding_with_feedback() {
+  for (const uint64_t threads : kThreadCounts) {
+    for (int round = 0; round < 24; round++) {
+      const size_t n = some_count();
+      Block to(n, sizeof(Bf16), below(20)), from(n, sizeof(float), below(20), Behind::nothing), residual(n, sizeof(float), below(20));
+      fill(from, DType::f32, n);
+      fill(residual, DType::f32, n);
+      Block expected(to), lost(residual);
+      const auto* const values = reinterpret_cast<const float*>(from.data());
+      check(host::round_with_feedback(expected.data(), values, reinterpret_cast<float*>(lost.data()), n).ok(), "round_with_feedback");
+      const cuda::RoundWithFeedback work{reinterpret_cast<Bf16*>(to.data()), values, reinterpret_cast<float*>(residual.data())};
+      run_for_each(work, n, {{to.data(), sizeof(Bf16)}, {values, sizeof(float)}, {residual.data(), sizeof(float)}}, threads);
+      check(same(to, expected, DType::bf16, n) && same(residual, lost, DType::f32, n), text("rounding ", n, " with ", threads, " threads"));
+      check(surroundings_kept(to, n * sizeof(Bf16)) && surroundings_kept(residual, n * sizeof(float)), "rounding wrote beside its arrays");
+    }
+  }
+}
+
 void step_counts() {
   for (const uint32_t skip : {0U, 1U}) {
     for (const uint64_t threads : kThreadCounts) {
@@ -547,6 +565,7 @@ int main() {
   }
   reductions();
   square_sums();
+  rounding_with_feedback();
   extremes();
   strided_copies();
   refused_walks();

@@ -137,6 +137,24 @@ void casts(const Kernels& kernels) {
   }
 }
 
+// What is rounded and what that loses make up the value again, exactly; what is not finite loses nothing.
+void rounding_with_feedback(const Kernels& kernels) {
+  for (size_t n = 0; n <= kLongest; n++) {
+    const Array from = Array(DType::f32, n, n % 3).fill(any_float);
+    Array to(DType::bf16, n, n % 5), residual = Array(DType::f32, n, n % 4).fill(any_float), expected = to, left = residual;
+    for (size_t i = 0; i < n; i++) {
+      const float value = from.value(i) + residual.value(i);
+      expected.set(i, rounded(value, DType::bf16));
+      const float kept = expected.value(i), lost = std::isfinite(value) && std::isfinite(kept) ? value - kept : 0.0F;
+      check(!std::isfinite(kept) || double{kept} + double{lost} == double{value}, text("what rounding ", value, " loses"));
+      left.set(i, rounded(lost, DType::f32));
+    }
+    check(host::round_with_feedback(to.data(), static_cast<const float*>(from.data()), residual.floats(), n, kernels).ok(), "rounding");
+    arrays_equal(to, expected, false, name(kernels, "rounding", DType::bf16, DType::f32, n));
+    arrays_equal(residual, left, true, name(kernels, "what is lost", DType::bf16, DType::f32, n));
+  }
+}
+
 // All 2^16 halves up, and floats beside every rounding boundary down, NaN included, on the vectors themselves.
 void every_half(const Kernels& kernels) {
   for (const DType type : {DType::bf16, DType::f16}) {
@@ -499,6 +517,7 @@ int main() {
   extremes();
   for (const Kernels& kernels : host::all_kernels()) {
     casts(kernels);
+    rounding_with_feedback(kernels);
     every_half(kernels);
     reductions(kernels);
     reductions_by_hand(kernels);

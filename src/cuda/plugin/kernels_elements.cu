@@ -127,6 +127,14 @@ int32_t cast(Device* device, void* stream, void* to, DType to_type, const void* 
   return result_of(cudaMemcpyAsync(to, from, count * size_of(to_type), cudaMemcpyDeviceToDevice, stream_of(stream)));
 }
 
+int32_t round_with_feedback(Device* device, void* stream, void* to, const float* from, float* residual, size_t count) {
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  return launch_for_each(RoundWithFeedback{static_cast<Bf16*>(to), from, residual}, count,
+                         {{to, sizeof(Bf16)}, {from, sizeof(float)}, {residual, sizeof(float)}}, stream);
+}
+
 int32_t copy_strided(Device* device, void* stream, const Strided* to, const Strided* from, bool add) {
   Walk walk{};
   uint64_t count = 0;

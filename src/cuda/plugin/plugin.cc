@@ -81,6 +81,7 @@ PluginTable make_table() {
   table.cast = cast;
   table.copy_strided = copy_strided;
   table.square_sum = square_sum;
+  table.round_with_feedback = round_with_feedback;
   table.extremes = extremes;
   table.scale = scale;
   table.begin_step = begin_step;

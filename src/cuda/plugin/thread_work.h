@@ -147,6 +147,36 @@ struct Convert {
   }
 };
 
+// ── f32 rounded to bf16, and what that loses ──
+
+struct RoundWithFeedback {
+  static constexpr int kWidth = 4, kDepth = 4;
+  Bf16* to;
+  const float* from;
+  float* residual;
+
+  template <int n>
+  struct Loaded {
+    Pack<float, n> from, residual;
+  };
+  template <int n>
+  MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
+    return {load_pack<n>(from + i), load_pack<n>(residual + i)};
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> x) const {
+    Pack<Bf16, n> rounded;
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) {
+      const float value = x.from.at[k] + x.residual.at[k];
+      from_f32(&rounded.at[k], value);
+      x.residual.at[k] = lost_by_rounding(value, to_f32(rounded.at[k]));
+    }
+    store_pack(to + i, rounded);
+    store_pack(residual + i, x.residual);
+  }
+};
+
 // ── an array multiplied by a factor ──
 
 template <class T>
