@@ -399,7 +399,6 @@ static void params(void** state) {
       {{.name = "p", .placement = MDP_PLACEMENT_SHARDED, .shard_stride = 3, .ndim = 1, .shape = four}, "shard_stride 3"},
       {{.name = "p", .shard_dim = 1, .ndim = 1, .shape = four}, "shard_dim 1"},
       {{.name = "p", .param_group = -1}, "group -1"},
-      {{.name = "p", .reserved = 1}, "reserved is 1"},
       {{.name = "p", .flags = 4}, "flags is 4"},
   };
   for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {

@@ -122,6 +122,21 @@ class Hosts(unittest.TestCase):
             self.assertEqual(config["nranks"], 4)
             self.assertEqual(trace(steps), expected)
 
+    def test_bf16_wire(self):
+        hosts = TwoHosts(self)
+        way = ("--bf16-wire", "--error-feedback")
+        lines = hosts.run(MEGADP, (2, 2), gpt("--steps", 8, *way))
+        self.assertEqual(trace(parse(run_all([(line, clean_environment()) for line in lines]))[1]), trace(train(4, "--steps", 8, *way)[1]))
+        # Of one rank on each host: what each sends of a gradient are two bytes less of the other's half of the elements.
+        steps, sent = 10, []
+        for way in ((), ("--bf16-wire",)):
+            before = hosts.sent()
+            outputs = run_all([(line, clean_environment()) for line in hosts.run(MEGADP, (1, 1), gpt("--steps", steps, *way, "--no-hash"))])
+            sent.append(hosts.sent() - before)
+        elements = json.loads(next(line for line in "".join(outputs).splitlines() if '"plan"' in line))["plan"]["grad_bytes"] / 4
+        saved = (sent[0] - sent[1]) / (steps * elements)
+        self.assertTrue(0.95 < saved < 1.1, f"{sent[0]} and {sent[1]} bytes were sent: {saved:.3f} for each element and step saved, 1 wanted")
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

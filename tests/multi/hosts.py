@@ -2,6 +2,7 @@
 """Two network namespaces with a cable between them: two hosts, as far as sockets and shared memory by descriptor can tell."""
 
 import itertools
+import json
 import os
 import secrets
 import shutil
@@ -63,6 +64,11 @@ class TwoHosts:
         """What both hosts have at `path`, one after the other."""
         commands = [["ip", "netns", "exec", host, "cat", path] for host in self.names[:2]]
         return "".join(subprocess.run(command, capture_output=True, text=True, check=True).stdout for command in commands)
+
+    def sent(self):
+        """How many bytes the first host has put on the cable."""
+        shown = subprocess.run(["ip", "-n", self.names[0], "-s", "-j", "link", "show", "dev", self.ends[0]], capture_output=True, text=True, check=True)
+        return json.loads(shown.stdout)[0]["stats64"]["tx"]["bytes"]
 
     def run(self, megadp, ranks, command, options=()):
         """The line of `megadp run` for each host; ranks: how many on each."""

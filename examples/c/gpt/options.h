@@ -28,7 +28,7 @@ typedef struct {
   uint64_t microbatches, instances;
   double timeout; /* seconds; 0: the library's */
   uint64_t threads;
-  int no_overlap, no_shard, zero_2, json, no_hash;
+  int no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash;
 } options;
 
 typedef enum {

@@ -73,7 +73,10 @@ static int register_buffer(parallel* p, const options* opts) {
                                                 : opts->zero_2 ? MDP_SHARDING_ZERO_2
                                                                : MDP_SHARDING_ZERO_1,
                                     .bucket_elements = opts->bucket_size,
-                                    .flags = opts->no_overlap ? MDP_BUFFER_NO_OVERLAP : 0};
+                                    .wire_dtype = opts->bf16_wire ? MDP_DTYPE_BF16 : MDP_DTYPE_F32,
+                                    .flags = (opts->no_overlap ? MDP_BUFFER_NO_OVERLAP : 0) |
+                                             (opts->error_feedback ? MDP_BUFFER_ERROR_FEEDBACK : 0) |
+                                             (opts->check_finite ? MDP_BUFFER_CHECK_FINITE : 0)};
   mdp_param* params = calloc(count, sizeof *params);
   if (!params) return no_memory(p);
   for (size_t i = 0; i < count; i++) {

@@ -100,6 +100,14 @@ def compare_ways(dtype):
             check(state[1] == 2 * state[0], f"{' '.join(way)}: {state[1]} bytes of state, {state[0]} with one instance")
         if "--no-overlap" in way:
             check(other[2]["launched_in_backward"] == 0, f"{' '.join(way)}: buckets were launched in backward")
+    rounded = hashes(train(2, *common, "--bf16-wire"))
+    check(rounded[0] != hashes(base)[0] or dtype == "f16", f"{dtype}: --bf16-wire rounds nothing")
+    for way in (["--no-shard"], ["--bucket-size", "1000"], ["--bucket-size", "all"], ["--no-overlap"], ["--zero-2"], ["--instances", "2"],
+                ["--check-finite"]):
+        check(hashes(train(2, *common, "--bf16-wire", *way)) == rounded, f"{dtype}: other bits with --bf16-wire {' '.join(way)}")
+    kept = hashes(train(2, *common, "--bf16-wire", "--error-feedback"))
+    check(kept[0] == rounded[0] and (kept[-1] != rounded[-1] or dtype == "f16"), f"{dtype}: --error-feedback changes nothing, or the first step")
+    check(hashes(train(2, *common, "--bf16-wire", "--error-feedback", "--no-shard")) == kept, f"{dtype}: other bits with --error-feedback --no-shard")
     # Without the hash that waits for all parameters, they arrive while the next forward runs.
     for more in ([], ["--microbatches", "3"], ["--bucket-size", "1000"]):
         waiting, flowing = train(2, *common, *more), train(2, *common, *more, "--no-hash")
