@@ -73,6 +73,13 @@ MEGADP_HOST_DEVICE inline void from_f32(F16* to, float from) {
   to->bits = static_cast<uint16_t>(f16_from_bits(as_bits(from)));
 }
 
+// *to = from + *residual, rounded; *residual = what that lost.
+MEGADP_HOST_DEVICE inline void round_with_feedback(Bf16* to, float from, float* residual) {
+  const float value = from + *residual;
+  from_f32(to, value);
+  *residual = lost_by_rounding(value, to_f32(*to));
+}
+
 // `x` as a float whose last bit is 1 where digits were lost. Rounding that once more, to a type with fewer digits, gives what rounding `x`
 // itself would have given; rounding to nearest twice would not.
 MEGADP_HOST_DEVICE inline float round_to_odd(double x) {

@@ -38,11 +38,7 @@ void round_with_feedback(Bf16* to, const float* from, float* residual, size_t n)
     store(value, to + i);
     store(lost_by_rounding(value, load(to + i)), residual + i);
   }
-  for (; i < n; i++) {
-    const float value = from[i] + residual[i];
-    from_f32(to + i, value);
-    residual[i] = lost_by_rounding(value, to_f32(to[i]));
-  }
+  for (; i < n; i++) megadp::round_with_feedback(to + i, from[i], residual + i);
 }
 
 extern const CastTable kCastTable;

@@ -167,11 +167,7 @@ struct RoundWithFeedback {
   MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> x) const {
     Pack<Bf16, n> rounded;
     MEGADP_UNROLL
-    for (int k = 0; k < n; k++) {
-      const float value = x.from.at[k] + x.residual.at[k];
-      from_f32(&rounded.at[k], value);
-      x.residual.at[k] = lost_by_rounding(value, to_f32(rounded.at[k]));
-    }
+    for (int k = 0; k < n; k++) round_with_feedback(&rounded.at[k], x.from.at[k], &x.residual.at[k]);
     store_pack(to + i, rounded);
     store_pack(residual + i, x.residual);
   }
