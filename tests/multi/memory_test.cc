@@ -91,6 +91,7 @@ struct Types {
   mdp_sharding sharding = MDP_SHARDING_ZERO_1;
   int32_t instances = 1, tp = 1, pp = 1;
   mdp_scaling scaling = MDP_SCALING_MEAN;
+  bool wire = false;  // bf16; with feedback, unless ZeRO-2
 
   double bytes_each(int ranks) const { return whole + sharded * instances * tp * pp / ranks; }
 };
@@ -106,7 +107,9 @@ constexpr Types kTypes[] = {
     {"ZeRO-2, two instances, bf16 with bf16 gradients", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 2, 16, MDP_SHARDING_ZERO_2, 2},
     {"tensor-parallel, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 2},
     {"pipeline stages with a tie, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 1, 2},
-    {"bf16 gradients divided by tokens", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 4, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_TOKENS}};
+    {"bf16 gradients divided by tokens", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 4, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_TOKENS},
+    {"bf16 with f32 gradients sent as bf16", MDP_DTYPE_BF16, MDP_DTYPE_F32, 10, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN, true},
+    {"ZeRO-2, f32 gradients sent as bf16", MDP_DTYPE_F32, MDP_DTYPE_F32, 4, 12, MDP_SHARDING_ZERO_2, 1, 1, 1, MDP_SCALING_MEAN, true}};
 
 int64_t pages(uint64_t bytes) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -177,7 +180,7 @@ std::vector<mdp_param> parameters(const Types& types, const std::vector<std::str
 void check_formula(const Rank& rank, const Types& types, const mdp_plan_report& plan) {
   const double elements = static_cast<double>(kParams) * 300 * 217 + static_cast<double>(plan.padding_elements);
   const uint64_t gradients = types.sharding == MDP_SHARDING_ZERO_2 ? plan.grad_shard_bytes : plan.grad_bytes;
-  const double planned = static_cast<double>(plan.param_bytes + gradients + plan.master_bytes + plan.state_bytes);
+  const double planned = static_cast<double>(plan.param_bytes + gradients + plan.master_bytes + plan.state_bytes + plan.feedback_bytes);
   const double bound = elements * types.bytes_each(rank.size);
   require(types.param == MDP_DTYPE_F16 ? planned <= bound : planned == bound, types.name, ": ", planned, " bytes planned, not ", bound);
 }
@@ -199,6 +202,13 @@ void check(const Rank& rank, const Types& types) {
   sizes.tp = types.tp;
   sizes.pp = types.pp;
   ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+  uint64_t wire = plan.scratch_bytes;
+  if (types.wire) {
+    config.wire_dtype = MDP_DTYPE_BF16;
+    config.flags = types.sharding == MDP_SHARDING_ZERO_2 ? 0 : MDP_BUFFER_ERROR_FEEDBACK;
+    ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+  }
+  wire = plan.scratch_bytes - wire;
   mdp_grid* grid = nullptr;
   ok(mdp_grid_create(rank.comm, &sizes, &grid));
   const Grid grid_owner(grid);
@@ -214,14 +224,14 @@ void check(const Rank& rank, const Types& types) {
   const int64_t got = (mapped - mapped_before) + (shared - shared_before), bookkeeping = heap - heap_before;
 
   const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + 2 * pages(plan.state_bytes / 2) +
-                         pages(plan.grad_shard_bytes);
+                         pages(plan.grad_shard_bytes) + pages(plan.feedback_bytes);
   const int64_t scratch = got - arrays;
   require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 6 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);
   require(bookkeeping <= static_cast<int64_t>(32768 + 1024 * kParams), types.name, ": bookkeeping took ", bookkeeping, " bytes");
   const int dp = rank.size / types.tp / types.pp;
   const int64_t groups = groups_of(types, rank.size) * int64_t{4096 + (1 << 20)};
-  const int64_t windows = dp > types.instances ? pages(plan.param_bytes) + pages(plan.grad_bytes) : 0;  // else private
+  const int64_t windows = dp > types.instances ? pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(wire) : 0;  // else private
   require(rank.size == 1 || shared - shared_before == windows + groups, types.name, ": windows and groups of ", shared - shared_before,
           " bytes");
 
