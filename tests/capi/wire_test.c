@@ -139,6 +139,45 @@ static void instances_change_no_bit(void** state) {
   }
 }
 
+/* ── Vector 26: a second sync changes nothing, whatever the first one did ── */
+
+static void sync_twice(mdp_comm* comm, const void* argument) {
+  const course* c = argument;
+  model m = model_on(comm, &c->k);
+  float before[LAYERS][LONGEST];
+  for (int step = 0; step < 2; ++step) {
+    put_all_in(&m, step == 0 ? BACKWARD : MIXED, step, 0);
+    for (int again = 0; again < 3; ++again) {
+      sync_and_wait(m.buffer);
+      for (int p = 0; p < LAYERS; ++p) {
+        SIZED(mdp_tensor, sum);
+        OK(mdp_grad_owned(m.buffer, (size_t)p, &sum));
+        const size_t bytes = (size_t)sum.shape[0] * (sum.dtype == MDP_DTYPE_F32 ? 4 : 2);
+        if (bytes == 0) continue;
+        if (again > 0) CHECK(memcmp(before[p], sum.data, bytes) == 0);
+        memcpy(before[p], sum.data, bytes);
+      }
+    }
+    step_and_wait(m.optimizer);
+  }
+  model_drop(&m);
+}
+
+static void a_second_sync_changes_nothing(void** state) {
+  (void)state;
+  for (int way = 0; way < 24; ++way) {
+    course c = {{.sharding = shardings[way % 3], .tp = 1}, 1};
+    c.k.flags = way / 3 % 2 == 0 ? 0 : MDP_BUFFER_NO_OVERLAP;
+    if (c.k.flags != 0) c.k.bucket_elements = UINT64_MAX;
+    if (way / 6 % 2 == 1) c.k.wire = MDP_DTYPE_BF16;
+    if (way / 12 == 1) {
+      c.k.dtype = MDP_DTYPE_BF16;
+      c.k.grads = MDP_DTYPE_SAME;
+    }
+    run_on_comms(3, sync_twice, &c);
+  }
+}
+
 /* ── Vector 21, with f32 gradients ── */
 
 static const int64_t three = 3;
@@ -337,6 +376,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(sums_of_rounded_gradients),
       TEST(instances_change_no_bit),
+      TEST(a_second_sync_changes_nothing),
       TEST(sums_are_f32),
       TEST(sums_are_exact_whatever_the_communicator),
       TEST(what_is_not_finite_does_not_stay),
