@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layout: where each parameter lies in an arena, and how the arena is cut into buckets and pieces. Pure arithmetic; units are elements.
 //
-//   arena    | p_last | gap | p_last-1 | padding || p_last-2 ... |      parameters in reverse registration order
+//   arena    | p_last | gap | p_last-1 | padding || p_last-2 ... |      parameters in the reverse order of the forward pass
 //   buckets  |          bucket 0       |         ||   bucket 1   |      sharded: each ends on a multiple of lcm(shards, 128)
 //   pieces   |  rank 0  |  rank 1 | ...          ||              |      every bucket is cut into `shards` equal pieces
 #pragma once
@@ -37,12 +37,12 @@ struct BucketRange {
 };
 
 struct Layout {
-  std::vector<Slot> slots;  // in placement order: reverse registration
+  std::vector<Slot> slots;  // in placement order: the reverse of what was given
   std::vector<BucketRange> buckets;
   uint64_t numel = 0;  // end of the last bucket
 };
 
-// Requires that the sum of all sizes, with padding, stays below 2^62 (plan.cc checks it).
+// params: in the order of the forward pass. Requires that the sum of all sizes, with padding, stays below 2^62 (plan.cc checks it).
 Layout make_layout(const std::vector<LayoutParam>& params, const LayoutRules& rules);
 
 struct OwnedRange {  // a piece of one parameter that one shard owns; never empty

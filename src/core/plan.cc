@@ -169,11 +169,13 @@ uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
 }
 
 void lay_out(const Plan& plan, ArenaPlan* arena) {
+  std::vector<size_t> used = arena->params;  // in the order of the forward pass
+  std::sort(used.begin(), used.end(), [&plan](size_t a, size_t b) { return plan.used_before(a, b); });
   std::vector<LayoutParam> params;
-  params.reserve(arena->params.size());
-  for (const size_t i : arena->params) params.push_back({plan.params[i].numel, plan.params[i].own_bucket || plan.is_tied(i)});
+  params.reserve(used.size());
+  for (const size_t i : used) params.push_back({plan.params[i].numel, plan.params[i].own_bucket || plan.is_tied(i)});
   arena->layout = make_layout(params, layout_rules(plan, *arena));
-  for (Slot& slot : arena->layout.slots) slot.param = arena->params[slot.param];
+  for (Slot& slot : arena->layout.slots) slot.param = used[slot.param];
   const bool pooled = plan.config.sharding == Sharding::zero_2;
   uint64_t longest = 0;
   for (const BucketRange& bucket : arena->layout.buckets) longest = std::max(longest, bucket.end - bucket.begin);
@@ -194,22 +196,24 @@ void lay_out(const Plan& plan, ArenaPlan* arena) {
 
 // With overlap in the order in which backward makes gradients. Without it, what the same ranks reduce stands together, to go at once: also
 // on ranks that share dense parameters and have different experts between them.
-std::vector<BucketRef> order_launches(const std::vector<ArenaPlan>& arenas, bool overlap) {
+std::vector<BucketRef> order_launches(const Plan& plan) {
+  const bool overlap = !plan.config.no_overlap;
   struct Keyed {
     bool expert;
     size_t earliest;
     BucketRef bucket;
   };
   std::vector<Keyed> all;
-  for (uint32_t a = 0; a < arenas.size(); ++a) {
-    const Layout& layout = arenas[a].layout;
-    // Slots lie in reverse registration order, so a bucket's last one was registered first.
-    for (uint32_t b = 0; b < layout.buckets.size(); ++b) {
-      all.push_back({arenas[a].expert, layout.slots[layout.buckets[b].end_slot - 1].param, {a, b}});
+  for (uint32_t a = 0; a < plan.arenas.size(); ++a) {
+    const ArenaPlan& arena = plan.arenas[a];
+    // Slots lie in the reverse order of use, so a bucket's last one is used first.
+    for (uint32_t b = 0; b < arena.layout.buckets.size(); ++b) {
+      all.push_back({arena.expert, arena.layout.slots[arena.layout.buckets[b].end_slot - 1].param, {a, b}});
     }
   }
-  std::sort(all.begin(), all.end(),
-            [overlap](const Keyed& x, const Keyed& y) { return !overlap && x.expert != y.expert ? y.expert : x.earliest > y.earliest; });
+  std::sort(all.begin(), all.end(), [&](const Keyed& x, const Keyed& y) {
+    return !overlap && x.expert != y.expert ? y.expert : plan.used_before(y.earliest, x.earliest);
+  });
   std::vector<BucketRef> order;
   order.reserve(all.size());
   for (const Keyed& keyed : all) order.push_back(keyed.bucket);
@@ -231,7 +235,7 @@ Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector
     arena.bucket_elements = resolve_bucket_elements(plan, arena);
     lay_out(plan, &arena);
   }
-  plan.launch_order = order_launches(plan.arenas, !config.no_overlap);
+  plan.launch_order = order_launches(plan);
   return plan;
 }
 

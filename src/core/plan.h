@@ -113,8 +113,8 @@ struct Plan {
   BufferConfig config;
   std::vector<ParamSpec> params;
   std::vector<ArenaPlan> arenas;  // in order of first registration of their key, so that arena numbers follow registration
-  // The one order in which all ranks launch buckets: by the registration index of the bucket's earliest-registered parameter, descending
-  // (its gradient comes last in backward); without overlap the dense ones before the experts' ones. The position in it is the bucket's
+  // The one order in which all ranks launch buckets: the later its earliest-used parameter is used, the sooner (the gradient of that one
+  // comes last in backward); without overlap the dense ones before the experts' ones. The position in it is the bucket's
   // number in errors and reports.
   std::vector<BucketRef> launch_order;
   struct Name {
@@ -124,7 +124,11 @@ struct Plan {
   std::vector<Name> names;  // by digest, then by name
 
   std::optional<size_t> find(std::string_view name) const;  // the index of a parameter
-  int instances() const;                                    // of the optimizer; 1 with zero_0
+  // Whether the forward pass uses parameter a before b: nothing but where gradients lie, and when they go, follows from it.
+  bool used_before(size_t a, size_t b) const {
+    return params[a].use_order != params[b].use_order ? params[a].use_order < params[b].use_order : a < b;
+  }
+  int instances() const;  // of the optimizer; 1 with zero_0
   // This rank's shard of an arena (0 with zero_0).
   int shard(const ArenaPlan& arena, int rank) const;
   // Whether a parameter of the part is to be summed over tensor-parallel ranks.

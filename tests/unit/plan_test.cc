@@ -4,8 +4,11 @@
 
 #include <rapidcheck.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
+#include <tuple>
 
 #include "check.h"
 #include "core/plan_json.h"
@@ -348,6 +351,7 @@ void compares_registrations() {
   differs([](ParamSpec& p) { p.group = 1; });
   differs([](ParamSpec& p) { p.frozen = true; });
   differs([](ParamSpec& p) { p.own_bucket = true; });
+  differs([](ParamSpec& p) { p.use_order = -1; });
   differs([](ParamSpec& p) { p.placement = Placement::replicated; });
   differs([](ParamSpec& p) { p.placement = Placement::sharded; });
   const auto config_differs = [&](auto change, const std::string& word) {
@@ -469,6 +473,64 @@ void plans_are_whole() {
   uint64_t whole = 0;
   for (const ArenaPlan& arena : plan.arenas) whole += arena.layout.numel;
   RC_ASSERT(plan.padding_elements() == whole - elements);
+}
+
+// Parameters that are used in another order than they are registered in lie and go as the same ones registered in that order; only their
+// numbers differ.
+void use_order_renames() {
+  Plan given = any_plan();
+  std::vector<ParamSpec> params = given.params;
+  const int32_t span = *rc::gen::element(1, 3, 100), least = *rc::gen::element(0, -50, INT32_MIN, INT32_MAX - 100);
+  for (size_t i = 0; i < params.size(); ++i) {
+    params[i].use_order = least + *rc::gen::inRange<int32_t>(0, span);
+    if (!params[i].frozen && *rc::gen::inRange(0, 8) == 0) params[i].tie = text("tie", i);
+  }
+  std::vector<size_t> used(params.size());  // by place in the forward pass: the index at registration
+  std::iota(used.begin(), used.end(), size_t{0});
+  std::stable_sort(used.begin(), used.end(), [&](size_t a, size_t b) { return params[a].use_order < params[b].use_order; });
+  std::vector<ParamSpec> in_order;
+  for (const size_t i : used) in_order.push_back(params[i]);
+  for (ParamSpec& each : in_order) each.use_order = 0;
+  const Plan plan = plan_of(given.grid.world(), given.config, params, given.grid.config());
+  const Plan other = plan_of(given.grid.world(), given.config, in_order, given.grid.config());
+
+  const auto key = [](const ArenaPlan& arena) { return std::tuple(arena.param_type, arena.grad_type, arena.expert); };
+  RC_ASSERT(plan.arenas.size() == other.arenas.size());
+  size_t first_before = 0;
+  for (const ArenaPlan& arena : plan.arenas) {
+    RC_ASSERT(std::is_sorted(arena.params.begin(), arena.params.end()));  // and arenas in order of first registration
+    RC_ASSERT(arena.params.front() >= first_before);
+    first_before = arena.params.front();
+    const auto twin = std::find_if(other.arenas.begin(), other.arenas.end(), [&](const ArenaPlan& one) { return key(one) == key(arena); });
+    RC_ASSERT(twin != other.arenas.end());
+    RC_ASSERT(arena.bucket_elements == twin->bucket_elements);
+    RC_ASSERT(std::tuple(arena.pool_slots, arena.slot_elements, arena.wide_slots, arena.wide_elements) ==
+              std::tuple(twin->pool_slots, twin->slot_elements, twin->wide_slots, twin->wide_elements));
+    RC_ASSERT(arena.layout.numel == twin->layout.numel);
+    RC_ASSERT(arena.layout.slots.size() == twin->layout.slots.size());
+    for (size_t i = 0; i < arena.layout.slots.size(); ++i) {
+      const Slot &here = arena.layout.slots[i], &there = twin->layout.slots[i];
+      RC_ASSERT(here.param == used[there.param]);
+      RC_ASSERT(std::tuple(here.begin, here.end, here.bucket) == std::tuple(there.begin, there.end, there.bucket));
+    }
+    for (int shard = 0; shard < arena.shards; ++shard) {
+      const auto here = owned_ranges(arena.layout, arena.shards, shard), there = owned_ranges(twin->layout, arena.shards, shard);
+      RC_ASSERT(here.size() == there.size());
+      for (size_t i = 0; i < here.size(); ++i) {
+        RC_ASSERT(here[i].param == used[there[i].param]);
+        RC_ASSERT(std::tuple(here[i].bucket, here[i].begin, here[i].end, here[i].param_begin, here[i].at) ==
+                  std::tuple(there[i].bucket, there[i].begin, there[i].end, there[i].param_begin, there[i].at));
+      }
+    }
+  }
+  RC_ASSERT(plan.launch_order.size() == other.launch_order.size());
+  for (size_t i = 0; i < plan.launch_order.size(); ++i) {
+    const BucketRef here = plan.launch_order[i], there = other.launch_order[i];
+    RC_ASSERT(here.bucket == there.bucket);
+    RC_ASSERT(key(plan.arenas[here.arena]) == key(other.arenas[there.arena]));
+  }
+  RC_ASSERT(plan.memory().scratch == other.memory().scratch);
+  RC_CLASSIFY(!std::is_sorted(used.begin(), used.end()), "in another order");
 }
 
 void json_agrees() {
@@ -598,6 +660,7 @@ int main() {
   writes_the_documented_line();
   plans_for_many_ranks();
   check(rc::check("plans are whole", plans_are_whole), "whole");
+  check(rc::check("another order of use is another order of registration", use_order_renames), "order of use");
   check(rc::check("JSON says what the plan says", json_agrees), "json");
   check(rc::check("anything may be registered", survives_anything), "registered");
   check(rc::check("anything may come from another rank", compares_anything), "anything");
