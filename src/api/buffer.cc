@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffers: registration, views, and what is known of them.
+#include <algorithm>
+
 #include "api/config.h"
 #include "api/error.h"
 #include "api/event.h"
@@ -174,6 +176,19 @@ mdp_status mdp_buffer_bucket(mdp_buffer* buffer, size_t bucket, mdp_bucket_repor
     report.gather_end_ns = known->gather_end_ns;
     report.sync_ns = known->sync_ns;
     give(report, out);
+    return {};
+  });
+}
+
+mdp_status mdp_buffer_use_order(mdp_buffer* buffer, int32_t* use_order, size_t count) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(use_order, "use_order"); !status) return status;
+    if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
+    const size_t params = buffer->object->plan().params.size();
+    if (count != params) return invalid("count is ", count, "; this buffer has ", params, " parameters, give room for each");
+    auto order = buffer->object->gradients().use_order();
+    if (!order) return order.status();
+    std::copy(order->begin(), order->end(), use_order);
     return {};
   });
 }

@@ -12,6 +12,7 @@ void Gradients::start_step() {
     state.arrivals = 0;
     state.lent = state.has_gradient = state.ready = state.skipped = false;
     state.had_gradient = state.came = state.skipped_everywhere = false;
+    state.turn = 0;
     state.spill.reset();
   }
   for (Bucket& bucket : buckets_) {
@@ -23,6 +24,7 @@ void Gradients::start_step() {
   begun_ = microbatch_touched_ = touched_ = false;
   tokens_.reset();
   microbatch_ = 1;
+  turns_ = 0;
   next_launch_ = next_across_ = 0;
   sync_request_.reset();
 }
@@ -91,6 +93,7 @@ Status Gradients::arrive(size_t param) {
   if (++state.arrivals < arenas_->plan().params[param].uses_per_step) return {};
   if (!is_last_ && !is_pooled()) return {};
   state.ready = true;
+  state.turn = ++turns_;
   return became_ready(buckets_[arenas_->place(param).bucket]);
 }
 

@@ -63,7 +63,8 @@ Result<std::shared_ptr<Memory>> Gradients::take_spill(size_t param, size_t bytes
   } else {
     log(LogLevel::warning, came + text("before its turn: bucket ", number, " of ", buckets_.size(),
                                        " waits for those before it, and its gradients outside the pool "
-                                       "(mdp_stats_report.spill_peak_bytes). Register parameters in the order of the forward pass"));
+                                       "(mdp_stats_report.spill_peak_bytes). Register parameters in the order of the forward pass, or with "
+                                       "the mdp_param.use_order that mdp_buffer_use_order tells"));
   }
   return memory;
 }
@@ -142,6 +143,7 @@ Status Gradients::next_microbatch() {
     state.had_gradient = state.had_gradient || state.has_gradient;
     state.came = state.came || state.ready;
     state.has_gradient = state.ready = state.skipped = false;
+    state.turn = 0;
   }
   for (Bucket& bucket : buckets_) {
     bucket.waiting = bucket.params;

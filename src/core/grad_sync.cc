@@ -140,6 +140,7 @@ Status Gradients::complete_sync() {
   std::lock_guard lock(mutex_);
   sync_status_ = evaluate_agreements();
   phase_ = sync_status_.ok() ? Phase::reduced : Phase::failed;
+  if (phase_ == Phase::reduced) note_order();
   ++stats_.syncs;
   return sync_status_;
 }

@@ -90,6 +90,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // Of a reduced gradient.
   Result<Slice> owned(size_t param);
 
+  // By parameter what its use_order would be if gradients always came as in the last step that was synced. Collective over the world.
+  Result<std::vector<int32_t>> use_order();
+
   Stats stats();  // of parameters too
   Result<BucketReport> bucket(size_t number);
 
@@ -142,6 +145,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
     // of the step
     bool had_gradient = false, came = false;  // with a pool: had one, or was ready, in an earlier microbatch
+    uint32_t turn = 0;                        // in which its last gradient came in the last microbatch, from 1 on; 0: none
+    uint32_t seen_turn = 0;                   // of the last step that was synced
     bool skipped_everywhere = false;          // agreed by the last sync
   };
   struct Bucket {
@@ -222,6 +227,10 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status submit_agreements(const SyncHeader& header);
   Status evaluate_agreements();
   Status complete_sync();
+  // In grad_order.cc.
+  void note_order();
+  size_t late_buckets() const;
+  std::vector<int32_t> seen_order() const;
   Result<Chosen> choose(const ParamList& list) const;
 
   const std::shared_ptr<Arenas> arenas_;
@@ -245,6 +254,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   double total_tokens_ = 1;          // of all ranks, once they have been added up
   bool at_once_ = false;             // reductions divide by them
   Memory* told_tokens_ = nullptr;    // this rank's, then all of them; kept by the arenas
+  uint32_t turns_ = 0;               // how many parameters' last gradients have come
   size_t puts_ = 0;                  // how many write into their slots now
   std::condition_variable puts_over_;
   size_t next_launch_ = 0;  // of launches_
@@ -272,6 +282,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
 
   Spill spill_;
   bool spill_told_ = false;
+  bool saw_order_ = false, order_told_ = false;
   Memory* norm_ = nullptr;  // kept by the arenas: StepScalars, of which norm() uses the sums
 };
 

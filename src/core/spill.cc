@@ -49,7 +49,8 @@ Result<std::shared_ptr<Memory>> Spill::take(size_t bytes) {
   if (limit_ != 0 && used > limit_) {
     return Status(Code::memory,
                   text("gradients outside the pool would come to ", used, " bytes, and mdp_buffer_config.spill_limit is ", limit_,
-                       "; register parameters in the order of the forward pass, raise pool_buckets, or raise the limit"));
+                       "; register parameters in the order of the forward pass (mdp_param.use_order, mdp_buffer_use_order), raise "
+                       "pool_buckets, or raise the limit"));
   }
   std::unique_ptr<Memory> memory = store_->find(bytes);
   if (memory == nullptr) {

@@ -150,6 +150,10 @@ static mdp_status buffer_broadcast(void* h) {
 static mdp_status buffer_verify(void* h) {
   return mdp_buffer_verify(h);
 }
+static mdp_status use_order(void* h) {
+  int32_t order[PARAMS];
+  return mdp_buffer_use_order(h, order, PARAMS);
+}
 static mdp_status zero_grad(void* h) {
   return mdp_buffer_zero_grad(h, NULL);
 }
@@ -264,6 +268,7 @@ static const entry entries[] = {
     {"mdp_buffer_to_dlpack", "owner", "mdp_buffer", to_dlpack},
     {"mdp_buffer_broadcast", "buffer", "mdp_buffer", buffer_broadcast},
     {"mdp_buffer_verify", "buffer", "mdp_buffer", buffer_verify},
+    {"mdp_buffer_use_order", "buffer", "mdp_buffer", use_order},
     {"mdp_buffer_zero_grad", "buffer", "mdp_buffer", zero_grad},
     {"mdp_buffer_stats", "buffer", "mdp_buffer", buffer_stats},
     {"mdp_buffer_bucket", "buffer", "mdp_buffer", buffer_bucket},

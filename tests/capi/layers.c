@@ -26,6 +26,7 @@ mdp_status model_try(mdp_comm* comm, const kind* k, model* m) {
     params[p].shape = &lengths[p];
     params[p].uses_per_step = k->uses;
     params[p].placement = MDP_PLACEMENT_SHARDED;
+    if (k->use_order != NULL) params[p].use_order = k->use_order[p];
     if (k->ep > 1 && p % 2 == 1) params[p].param_class = MDP_PARAM_CLASS_EXPERT;
   }
   SIZED(mdp_buffer_config, config);
