@@ -22,7 +22,7 @@ struct Options {
   int32_t dp = 1, instances = 1;
   std::string param_dtype, grad_dtype = "f32", bucket_size;
   bool high_bandwidth = false, json = false;
-  std::vector<std::string> own_bucket;
+  std::vector<std::string> own_bucket, use_order;
   int sharding = 1;
   uint64_t pool_buckets = 0;
 };
@@ -47,6 +47,23 @@ Status take_own_buckets(const Options& options, std::vector<ParamSpec>* params) 
     if (!read_number(word, UINT64_MAX, &i)) return invalid("--own-bucket is '", word, "'; it must be the number of a parameter");
     if (i >= params->size()) return invalid("--own-bucket is ", i, ", but there are ", params->size(), " parameters, counted from 0");
     (*params)[i].own_bucket = true;
+  }
+  return {};
+}
+
+// What mdp_buffer_use_order has told: of each parameter its place in the forward pass. Or the reverse of the order given.
+Status take_use_order(const std::vector<std::string>& words, std::vector<ParamSpec>* params) {
+  if (words.empty()) return {};
+  const bool reversed = words.size() == 1 && words[0] == "reversed";
+  if (!reversed && words.size() != params->size())
+    return invalid("--use-order has ", words.size(), " numbers, and there are ", params->size(),
+                   " parameters: give one for each, or reversed");
+  for (size_t i = 0; i < params->size(); ++i) {
+    uint64_t place = params->size() - 1 - i;
+    if (!reversed && !read_number(words[i], INT32_MAX, &place))
+      return invalid("--use-order is '", words[i], "' for parameter ", i, "; it must be a number from 0 to ", INT32_MAX,
+                     ", or reversed for all");
+    (*params)[i].use_order = static_cast<int32_t>(place);
   }
   return {};
 }
@@ -85,6 +102,7 @@ Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
   *left_out = model->left_out;
   if (Status taken = take_grad_dtype(options, model->params, &config); !taken) return taken;
   if (Status taken = take_own_buckets(options, &model->params); !taken) return taken;
+  if (Status taken = take_use_order(options.use_order, &model->params); !taken) return taken;
   GridConfig cut;
   cut.instances = options.instances;
   auto grid = Grid::create(cut, options.dp);
@@ -134,6 +152,10 @@ Command add_plan(CLI::App& app) {
       "Elements at which a bucket closes; reference: max(40,000,000, 1,000,000 x dp); all: one bucket; default: the library decides");
   sub->add_flag("--pad-high-bandwidth", options->high_bandwidth, "Pad buckets to multiples of 65536 elements too");
   sub->add_option("--own-bucket", options->own_bucket, "Number of a parameter that gets a bucket to itself; more of them: 0,2")
+      ->delimiter(',');
+  sub->add_option("--use-order", options->use_order,
+                  "When each parameter is used by the forward pass, if not in the order given: 2,0,1, as mdp_buffer_use_order tells it;\n"
+                  "reversed: the last one first")
       ->delimiter(',');
   sub->add_option("--sharding", options->sharding,
                   "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything")

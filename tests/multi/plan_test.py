@@ -96,6 +96,19 @@ class Sizes(PlanTest):
         self.refused("--sizes", "@", words=["cannot be opened"], code=1)
         self.refused("--sizes", "@/dev/zero", words=["4096"], address_space=256 << 20)
 
+    def test_use_order(self):
+        def placed(*arguments):
+            whole = self.answer(*arguments, "--dp", "2", "--bucket-size", "400")
+            return [(p["begin"], p["end"], p["bucket"]) for p in whole["arenas"][0]["params"]], [p["index"] for p in whole["arenas"][0]["params"]]
+        as_used, numbers = placed("--sizes", "300,1000,500")
+        self.assertEqual(numbers, [2, 1, 0])
+        self.assertEqual(placed("--sizes", "500,1000,300", "--use-order", "reversed"), (as_used, [0, 1, 2]))
+        self.assertEqual(placed("--sizes", "1000,500,300", "--use-order", "7,9,0"), (as_used, [1, 0, 2]))
+        for order, words in (("1", ["1 numbers", "3 parameters"]), ("1,2", ["2 numbers"]), ("1,2,3,4", ["4 numbers"]), ("0,-1,2", ["'-1' for parameter 1"]),
+                             ("0,1,2147483648", ["'2147483648' for parameter 2"]), ("reversed,1,2", ["'reversed' for parameter 0"])):
+            with self.subTest(order):
+                self.refused("--sizes", "1,2,3", "--use-order", order, words=words)
+
     def test_one_of_them(self):
         self.refused(words=["--sizes", "--model"])
         self.refused("--sizes", "1", "--model", "m", words=["--sizes", "--model"])
