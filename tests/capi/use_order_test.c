@@ -130,6 +130,20 @@ static void of_microbatches(mdp_comm* comm, const void* argument) {
   model_drop(&m);
 }
 
+/* What only an earlier microbatch has brought has not come in the last. */
+static void of_the_last_microbatch_alone(mdp_comm* comm, const void* argument) {
+  kind k = *(const kind*)argument;
+  k.missing = MDP_MISSING_ZERO;
+  model m = model_on(comm, &k);
+  OK(mdp_microbatch_begin(m.buffer, 0));
+  put_all_in(&m, FORWARD, 0, 0);
+  OK(mdp_microbatch_begin(m.buffer, 1));
+  for (int p = 2; p >= 0; --p) put(&m, p, 0, 1);
+  finish(&m);
+  shows(&m, registered);
+  model_drop(&m);
+}
+
 /* The last use of each counts: only then can its bucket be full. */
 static void of_two_uses(mdp_comm* comm, const void* argument) {
   kind k = *(const kind*)argument;
@@ -200,8 +214,9 @@ static void wrong_arguments(mdp_comm* comm, const void* argument) {
 
 static void what_a_step_shows(void** state) {
   (void)state;
-  static const comm_body bodies[] = {other_orders_on_each_rank,          of_microbatches, of_two_uses,
-                                     what_does_not_come_keeps_its_place, after_a_failure, wrong_arguments};
+  static const comm_body bodies[] = {
+      other_orders_on_each_rank, of_microbatches, of_the_last_microbatch_alone, of_two_uses, what_does_not_come_keeps_its_place,
+      after_a_failure,           wrong_arguments};
   const mdp_sharding last = UNDER_THREAD_SANITIZER ? MDP_SHARDING_ZERO_0 : MDP_SHARDING_ZERO_2;
   for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= last; ++sharding) {
     const kind k = {.sharding = sharding, .tp = 1};
