@@ -59,7 +59,7 @@ void Gradients::note_order() {
   order_told_ = true;
   if (replicas.rank() != 0) return;  // one of them tells it
   log(LogLevel::warning,
-      text("gradients do not come in the reverse of the order in which parameters are used, as registered: ", late, " of ", buckets_.size(),
+      text("gradients do not come in the reverse of the order in which parameters are said to be used: ", late, " of ", buckets_.size(),
            " buckets waited for others until three quarters of all were full, so that little was reduced during "
            "backward. Register parameters in the order of the forward pass, or with the mdp_param.use_order that "
            "mdp_buffer_use_order tells"));

@@ -156,6 +156,7 @@ static model model_on(mdp_comm* comm, const way* w) {
     one->placement = parts[p].placement;
     one->param_class = parts[p].expert ? MDP_PARAM_CLASS_EXPERT : MDP_PARAM_CLASS_DENSE;
     one->uses_per_step = parts[p].uses;
+    one->use_order = (stage + (int32_t)w->sharding) % 2 == 0 ? 0 : p * 5 % 7; /* and are used in other orders */
     one->flags = parts[p].frozen ? MDP_PARAM_FROZEN : 0;
     one->tie = parts[p].tie;
     m.part_of[m.count] = p;

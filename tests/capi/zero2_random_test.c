@@ -46,6 +46,7 @@ enum {
   WAY,
   VALUE,
   ORDER,
+  USED,
   FAILS_HERE,
   ABANDONED
 };
@@ -203,6 +204,7 @@ static mdp_buffer* open_buffer(mdp_comm* comm, model* m) {
     params[p] = (mdp_param){.struct_size = sizeof params[p], .name = names[p], .shape = &m->lengths[p], .ndim = 1};
     params[p].uses_per_step = m->uses[p];
     params[p].dtype = drawn(seed, DTYPE, p, 0, 0, 3) == 0 ? MDP_DTYPE_BF16 : MDP_DTYPE_F32;
+    params[p].use_order = drawn(seed, USED, MOST, 0, 0, 2) == 0 ? 0 : (int32_t)drawn(seed, USED, p, 0, 0, 5) - 2;
     params[p].flags = drawn(seed, OWN, p, 0, 0, 6) == 0 ? MDP_PARAM_OWN_BUCKET : 0;
   }
   SIZED(mdp_buffer_config, config);

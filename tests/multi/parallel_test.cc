@@ -74,6 +74,7 @@ double norm(const Cut& cut, int step) {
 struct Setup {
   mdp_sharding sharding = MDP_SHARDING_ZERO_1;
   bool reversed = false;  // order of registration
+  bool told = false;      // by use_order
   double max_grad_norm = 0;
   int longer_on = -1;  // this rank registers one more element in its last parameter
 };
@@ -104,6 +105,7 @@ class Model {
       param.shape = &numel_[p];
       param.ndim = 1;
       param.param_class = kParams[p].expert ? MDP_PARAM_CLASS_EXPERT : MDP_PARAM_CLASS_DENSE;
+      if (setup.told) param.use_order = static_cast<int32_t>(p);
       param.placement = kParams[p].sharded ? MDP_PLACEMENT_SHARDED : MDP_PLACEMENT_REPLICATED;
     }
     mdp_buffer_config config{};
@@ -316,7 +318,7 @@ int main(int argc, char** argv) {
   for (const Cut& cut : {tensor, context, expert, pipeline, plain_experts, all}) {
     for (const bool reversed : {false, true}) {
       for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
-        const Setup setup{.sharding = sharding, .reversed = reversed, .max_grad_norm = 1};
+        const Setup setup{.sharding = sharding, .reversed = reversed, .told = sharding != MDP_SHARDING_ZERO_1, .max_grad_norm = 1};
         both("trains", cut, [=](const Rank& rank, const Cut& c) { trains(rank, c, setup); });
       }
     }
