@@ -93,6 +93,12 @@ static void a_model_registered_backwards(void** state) {
     if (UNDER_THREAD_SANITIZER) continue;
     const kind half = {.sharding = sharding, .tp = 1, .dtype = MDP_DTYPE_BF16, .grads = MDP_DTYPE_SAME, .max_grad_norm = -1};
     run_on_comms(2, backwards, &half);
+    const kind rounded = {.sharding = sharding,
+                          .tp = 1,
+                          .wire = MDP_DTYPE_BF16,
+                          .flags = sharding == MDP_SHARDING_ZERO_2 ? 0 : MDP_BUFFER_ERROR_FEEDBACK,
+                          .max_grad_norm = -1};
+    run_on_comms(2, backwards, &rounded);
     const kind cut = {.sharding = sharding, .tp = 1, .ep = 2, .instances = 2, .max_grad_norm = -1};
     run_on_comms(4, backwards, &cut);
   }
