@@ -21,7 +21,7 @@ struct Options {
   std::string sizes, model;
   int32_t dp = 1, instances = 1;
   std::string param_dtype, grad_dtype = "f32", bucket_size;
-  bool high_bandwidth = false, json = false;
+  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, json = false;
   std::vector<std::string> own_bucket, use_order;
   int sharding = 1;
   uint64_t pool_buckets = 0;
@@ -96,6 +96,8 @@ Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
   config.sharding = options.sharding == 0 ? Sharding::zero_0 : options.sharding == 1 ? Sharding::zero_1 : Sharding::zero_2;
   config.pool_buckets = options.pool_buckets;
   config.high_bandwidth_padding = options.high_bandwidth;
+  config.wire_bf16 = options.bf16_wire;
+  config.error_feedback = options.error_feedback;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options);
   if (!model) return model.status();
@@ -161,6 +163,8 @@ Command add_plan(CLI::App& app) {
                   "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything")
       ->check(CLI::IsMember({0, 1, 2}));
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
+  sub->add_flag("--bf16-wire", options->bf16_wire, "f32 gradients are sent as bf16");
+  sub->add_flag("--error-feedback", options->error_feedback, "With --bf16-wire: what rounding loses is kept for the next step");
   sub->add_flag(
       "--json", options->json,
       "One line, written as it is made: {\"dp\",\"arenas\":[{\"params\",\"buckets\",\"owned\",...}],\"bytes\":[...]}, with a list of\n"

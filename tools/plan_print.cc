@@ -54,6 +54,7 @@ void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
              bytes.param, bytes.grad, bytes.grad_shard, bytes.master, bytes.state, bytes.scratch, kept + bytes.scratch,
              elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
   if (bytes.spill > 0) fmt::print("Besides, where gradients come before their turn: at most {} bytes\n", bytes.spill);
+  if (bytes.feedback > 0) fmt::print("Besides, what rounding for the wire loses: {} bytes\n", bytes.feedback);
   if (bytes.communicators > 0) fmt::print("On a device, besides, an estimate: {} bytes for its communicators\n", bytes.communicators);
 }
 

@@ -15,7 +15,7 @@ namespace megadp {
 //   "params":[{"index":2,"begin":0,"end":300,"bucket":0},…],                              in placement order
 //   "buckets":[{"begin":0,"end":1920,"unpadded":1832}],
 //   "owned":[[{"param":2,"begin":0,"end":300,"param_begin":0},…],…]}],                    one list a shard
-//  "bytes":[{"param":…,"grad":…,"grad_shard":…,"master":…,"state":…,"scratch":…},…]}       one a rank of dp x cp
+//  "bytes":[{"param":…,"grad":…,"grad_shard":…,"spill":…,"feedback":…,"master":…,"state":…,"scratch":…},…]}  one a rank of dp x cp
 // begin and end count elements in the arena. An arena of experts has "expert":true besides. Where nothing is sharded, "owned" is a single
 // list that holds for every rank.
 std::string plan_json(const Plan& plan);

@@ -179,6 +179,14 @@ class Plan(ProgramTest):
             self.assertEqual([plan["bytes"][0][name] for name in ("grad", "grad_shard", "spill")],
                              [4 * slots * longest, plan["arenas"][0]["numel"], 4 * 1800])
 
+    def test_bf16_wire(self):
+        sizes = ("plan", "--sizes", "1000,500,300", "--dp", "4", "--bucket-size", "600")
+        plain, wire, kept = (self.answer(*sizes, *more) for more in ((), ("--bf16-wire",), ("--bf16-wire", "--error-feedback")))
+        longest = max(bucket["end"] - bucket["begin"] for bucket in plain["arenas"][0]["buckets"])
+        self.assertEqual(wire["bytes"][0]["scratch"] - plain["bytes"][0]["scratch"], 2 * longest)
+        self.assertEqual((wire["bytes"][0]["feedback"], kept["bytes"][0]["feedback"]), (0, kept["bytes"][0]["grad"]))
+        self.assertIn(f"{kept['bytes'][0]['feedback']} bytes", megadp(*sizes, "--bf16-wire", "--error-feedback").stdout)
+
     def test_nothing_sharded(self):
         plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "0", "--param-dtype", "f16", "--grad-dtype", "same")
         arena = plan["arenas"][0]
@@ -206,7 +214,7 @@ class Plan(ProgramTest):
         self.refused("plan", words="--sizes")
         for more, words in ((("--dp", "0"), "--dp"), (("--dp", "-1"), "--dp"), (("--param-dtype", "f64"), "f64"), (("--grad-dtype", "bf16"), "gradients are f32"),
                             (("--bucket-size", "0"), "--bucket-size"), (("--bucket-size", "1x"), "--bucket-size"), (("--bucket-size", "-5"), "--bucket-size"),
-                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "3"), "--sharding"), (("--pool-buckets", "2"), "pool_buckets is 2"),
+                            (("--own-bucket", "1"), "--own-bucket is 1"), (("--own-bucket", "a"), "--own-bucket"), (("--sharding", "3"), "--sharding"), (("--pool-buckets", "2"), "pool_buckets is 2"), (("--error-feedback",), "wire_dtype is not"),
                             (("--nonsense",), "nonsense")):
             with self.subTest(more):
                 self.refused("plan", "--sizes", "5", *more, words=words)
