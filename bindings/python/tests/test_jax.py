@@ -218,7 +218,39 @@ assert losses("state", None, "numeric", None) == plain
 for pool in (1, 2):
     assert losses("state", None, "numeric", None, sharding="zero_2", pool_buckets=pool) == plain
 assert losses(None, None, where=megadp.Grid(comm, instances=2)) == plain
+assert losses("state", None, "numeric", None, check_finite=True) == plain
 print("stepped", plain[1], flush=True)
+"""
+
+# A dict, whose leaves JAX sorts by name, used in another order; and a loss scale where gradients are checked.
+ORDER = """
+import jax, jax.numpy as jnp
+import megadp, megadp.jax
+comm = megadp.Comm()
+params, order = {name: jnp.eye(4) for name in "abcd"}, None
+for attempt in range(2):
+    training = megadp.jax.DataParallel(comm, params, use_order=order, bucket_elements=1, check_finite=True)
+    gradient = jax.jit(jax.grad(lambda p, x: (x @ p["c"] @ p["a"] @ p["d"] @ p["b"]).sum()))
+    for name in "bdac":
+        training.buffer.put(f"['{name}']", jnp.ones((4, 4)))
+    training.sync()
+    order = training.use_order()
+    assert order == [1, 3, 0, 2], order
+    ready = [training.buffer.bucket(number).ready_ns for number in range(4)]
+    assert (ready == sorted(ready)) == (attempt == 1), ready
+    training.begin_microbatch(last=True)
+training.put(gradient(training.read(), jnp.full((4, 4), jnp.inf if comm.rank == 1 else 1)))
+assert training.step(loss_scale=2.0).skipped
+training.put(gradient(training.read(), jnp.ones((4, 4))))
+assert training.step(loss_scale=2.0).step == 1
+try:
+    megadp.jax.Averaging(comm, params, use_order=[1])
+except megadp.InvalidError as error:
+    assert "use_order has 1 entries; params has 4 leaves" in error.text, error
+averaging = megadp.jax.Averaging(comm, params, use_order=order, wire_dtype="bf16")
+mean = averaging.average(jax.tree.map(lambda leaf: leaf * (1 + comm.rank), params))
+assert float(mean["a"][0, 0]) == 1.5
+print("ordered", flush=True)
 """
 
 
@@ -254,7 +286,10 @@ class Jax(unittest.TestCase):
         """A parameter that is not used is told on all ranks; the next step begins anew, without a word. With ZeRO-2 too,
         where losses are the same, as they are with an instance for each rank."""
         out = support.check_ended(self, support.run_ranks(2, ["-c", REFUSED]))
-        self.assertEqual(sorted(out.splitlines()), ["NUMERIC"] * 6 + ["STATE"] * 6 + ["stepped 2"] * 2)
+        self.assertEqual(sorted(out.splitlines()), ["NUMERIC"] * 8 + ["STATE"] * 8 + ["stepped 2"] * 2)
+
+    def test_order_of_use(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, ["-c", ORDER])).split(), ["ordered"] * 2)
 
     def test_details(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(1, ["-c", DETAILS])).split("\n")[:2], ["missing", "too often"])

@@ -48,8 +48,16 @@ class Options(unittest.TestCase):
 
     def test_buffer(self):
         self.check(given(_params, "mdp_buffer_config", lambda: megadp.plan(
-            BIG, grad_dtype="same", sharding="zero_0", missing="skip", scaling="sum", bucket_elements=1, bucket_count=1, pool_buckets=1, spill_limit=1, overlap=False,
-            high_bandwidth_padding=True, reference_buckets=True, ignore_memory=True)), "MDP_BUFFER_")
+            BIG, grad_dtype="same", sharding="zero_0", missing="skip", scaling="sum", bucket_elements=1, bucket_count=1, pool_buckets=1,
+            spill_limit=1, overlap=False, high_bandwidth_padding=True, reference_buckets=True, ignore_memory=True, wire_dtype="bf16",
+            error_feedback=True, check_finite=True, check_large=True)), "MDP_BUFFER_")
+
+    def test_param(self):
+        (struct,), _ = _params.native_params([megadp.Param("w", (2, 3), "bf16", 2, True, "sharded", 1, 2, 3, True, True, "tie", -4)])
+        known = ABI["structs"]["mdp_param"]["fields"]
+        self.assertEqual([name for name in known if not getattr(struct, name)], [])
+        self.assertEqual(struct.use_order, -4)
+        self.assertEqual(struct.flags, sum(value for name, value in ABI["enums"].items() if name in ("MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET")))
 
     def test_optimizer_and_step(self):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reduced gradients between sync and the step; without numpy."""
+"""Gradients on their way to the ranks, and reduced ones between sync and the step; without numpy."""
 import ast
 import unittest
 
@@ -87,6 +87,84 @@ class ReducedGradients(unittest.TestCase):
         """))
         sets = [(5.0, 4.0, 1, 0), (12.0, 12.0, 1, 0), 4]
         self.assertEqual(ast.literal_eval(out), [*sets, 12.0, 0.25, [0.75, -1.0, 0.0], *sets, 13.0, 1.0, [3.0, -3.0, 0.0], *["INVALID"] * 3])
+
+    def test_sent_as_bfloat16(self):
+        """Each rank's gradient is rounded once, the sum is not; what was lost is in the next step's."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                found = []
+                for sharding in ("zero_0", "zero_1", "zero_2"):
+                    buffer = megadp.Buffer(comm, {"w": (1,)}, sharding=sharding, scaling="sum", wire_dtype="bf16")
+                    buffer.put("w", array.array("f", [(1.001, 1.006)[comm.rank]]))
+                    buffer.sync()
+                    found.append(buffer.grad_norm())
+                buffer = megadp.Buffer(comm, {"w": (1,)}, scaling="sum", wire_dtype="bf16", error_feedback=True)
+                optimizer = megadp.Optimizer(buffer)
+                for step in range(2):
+                    buffer.put("w", array.array("f", [1.003]))
+                    found.append(optimizer.step().grad_norm)
+                plans = [megadp.plan({"w": (8,)}, 2, wire_dtype="bf16", error_feedback=feedback) for feedback in (False, True)]
+                print(found + [plan.feedback_bytes > 0 for plan in plans], flush=True)
+        """))
+        expected = [2.0078125] * 3 + [2.0, 2.015625, False, True]
+        self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [expected] * 2)
+
+    def test_checked(self):
+        """Both ranks are told of the NaN of one. A step may follow: with a loss scale it is skipped. And a gradient grows 20 times."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, math, megadp
+            def refused(call):
+                try:
+                    call()
+                except megadp.MegaDPError as error:
+                    return error.code.name, error.param, error.rank, "'b'" in error.text
+            with megadp.Comm() as comm:
+                buffer = megadp.Buffer(comm, {"w": (4,), "b": (3,)}, check_finite=True)
+                optimizer = megadp.Optimizer(buffer)
+                found = []
+                for scale in (2, None, None):
+                    buffer.put("b", array.array("f", [1, 1, math.nan if comm.rank == 1 and len(found) < 5 else 1]))
+                    buffer.put("w", array.array("f", [1, 1, 1, 1]))
+                    found.append(refused(buffer.sync))
+                    try:
+                        found += [optimizer.step(loss_scale=scale).skipped, optimizer.steps("w")]
+                    except megadp.MegaDPError as error:
+                        found += [error.code.name, optimizer.steps("w")]
+                        buffer.begin_microbatch(True)
+                buffer = megadp.Buffer(comm, {"w": (1,)}, check_large=True)
+                optimizer = megadp.Optimizer(buffer)
+                for value in [1] * 100 + [5, 20]:
+                    buffer.put("w", array.array("f", [value]))
+                    optimizer.step()
+                print(found + [buffer.stats().large_gradients], flush=True)
+        """))
+        told = ("NUMERIC", 1, 1, True)
+        self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [[told, True, 0, told, "NUMERIC", 0, None, False, 1, 1]] * 2)
+
+    def test_order_of_use(self):
+        """Registered in the order in which gradients come, which is the last first; told that, buckets fill one after another."""
+        out = support.check_ended(self, support.run_source(2, """
+            import array, megadp
+            with megadp.Comm() as comm:
+                names, orders, found = ("c", "b", "a"), (0, 0, 0), []
+                for attempt in range(2):
+                    params = [megadp.Param(name, (8,), use_order=order) for name, order in zip(names, orders)]
+                    buffer = megadp.Buffer(comm, params, bucket_elements=1)
+                    try:
+                        buffer.use_order()
+                    except megadp.MegaDPError as error:
+                        found.append(error.code.name)
+                    for name in names:
+                        buffer.put(name, array.array("f", [1] * 8))
+                    buffer.sync()
+                    ready = [buffer.bucket(number).ready_ns for number in range(buffer.bucket_count)]
+                    orders = buffer.use_order()
+                    found += [orders, len(ready), ready == sorted(ready)]
+                print(found, flush=True)
+        """))
+        self.assertEqual([ast.literal_eval(line) for line in out.splitlines()],
+                         [["STATE", [2, 1, 0], 3, False, "STATE", [2, 1, 0], 3, True]] * 2)
 
     def test_tied_over_stages(self):
         """Each of two pipeline stages has a copy, at another place: gradients are added up, and both stay the same."""

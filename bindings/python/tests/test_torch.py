@@ -109,6 +109,47 @@ class Gradients(World):
             optimizer.step()
         self.assertEqual((caught.exception.code, caught.exception.param), (megadp.Status.NUMERIC, 0))
 
+    def test_checked(self):
+        """With check_finite whoever needs finite gradients is told; who throws them away, or looks himself, is not. Training goes on."""
+        for sharding in ("zero_1", "zero_2"):
+            model = self.wrap(torch.nn.Linear(3, 2), sharding=sharding, check_finite=True)
+            optimizer = megadp.torch.ShardedAdamW(model)
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+            clip = lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # noqa: E731
+            for use in (optimizer.step, clip, model.sync):
+                model(torch.full((1, 3), float("inf"))).sum().backward()
+                with self.assertRaisesRegex(megadp.MegaDPError, "weight") as caught:
+                    use()
+                self.assertEqual((caught.exception.code, caught.exception.param), (megadp.Status.NUMERIC, 0))
+                optimizer.zero_grad()
+            model(torch.full((1, 3), float("inf"))).sum().backward()
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((1, 3), float("inf"))).sum()).backward()
+            scaler.unscale_(optimizer)
+            clip()
+            scaler.step(optimizer)
+            scaler.update()
+            self.assertEqual((scaler.get_scale(), optimizer.report), (4.0, None))
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            self.assertEqual(optimizer.report.step, 1)
+
+    def test_order_of_use(self):
+        """A module that lists its parameters in another order than it uses them; and what Buffer is told of the wire."""
+        module = torch.nn.Sequential(torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False))
+        module.forward = lambda x: module[0](module[1](module[2](x)))
+        orders = None
+        for _ in range(2):
+            model = self.wrap(module, use_order=orders, bucket_elements=1, wire_dtype="bf16", error_feedback=True, check_large=True)
+            model(torch.ones(1, 3)).sum().backward()
+            model.sync()
+            orders = model.storage.use_order()
+            self.assertEqual(orders, [2, 1, 0])
+            module = copy.deepcopy(model).module
+            module.forward = lambda x, module=module: module[0](module[1](module[2](x)))
+        self.assertEqual([param.use_order for param in model.storage.params], orders)
+
     def test_clipping(self):
         model = self.wrap(torch.nn.Linear(3, 2))
         optimizer = megadp.torch.ShardedAdamW(model, max_grad_norm=0.5)
@@ -285,6 +326,10 @@ class Refusals(World):
             self.wrap(linear, param_groups=[{"params": list(linear.parameters()), "betas": (0.5, 0.5)}])
         with self.assertRaisesRegex(megadp.InvalidError, "parameter 'weight' has dtype 'torch.float64'"):
             self.wrap(torch.nn.Linear(3, 2, dtype=torch.float64))
+        with self.assertRaisesRegex(megadp.InvalidError, "use_order has 1 entries; the module has 2 parameters"):
+            self.wrap(linear, use_order=[0])
+        with self.assertRaisesRegex(megadp.InvalidError, "wire_dtype"):
+            self.wrap(linear, wire_dtype="f16")
         with self.assertRaisesRegex(megadp.MegaDPError, "step count"):
             megadp.torch.ShardedAdamW(self.wrap(linear)).load_state_dict({})
 

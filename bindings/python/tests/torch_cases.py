@@ -183,9 +183,9 @@ def case_grad_scaler():
     data = batches(10)
     data[4] = data[4] * (float("inf") if dist.get_rank() == 1 else 1)
     found = []
-    for way in ("plain", "unscaled", "clipped"):
+    for way in ("plain", "unscaled", "clipped", "checked"):
         for make in (ours, theirs):
-            model, optimizer = make()
+            model, optimizer = make(**(dict(check_finite=True) if way == "checked" and make is ours else {}))
             scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
             scales = []
 
@@ -193,7 +193,7 @@ def case_grad_scaler():
                 scaler.scale(loss).backward()
                 if way != "plain":
                     scaler.unscale_(optimizer)
-                if way == "clipped":
+                if way in ("clipped", "checked"):
                     scales.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
                 scaler.step(optimizer)
                 scaler.update()

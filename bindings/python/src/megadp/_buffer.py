@@ -54,6 +54,7 @@ class Stats(NamedTuple):
     syncs: int
     host_syncs: int
     spill_peak_bytes: int
+    large_gradients: int
 
 
 class Bucket(NamedTuple):
@@ -85,7 +86,11 @@ class Buffer(Closable):
     what sync does about a parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the
     library decides). pool_buckets, spill_limit: with zero_2, see mdp_buffer_config in megadp.h. overlap=False launches
     everything at sync. scaling: what the sum of gradients is divided by: the number of ranks ("mean"), nothing ("sum"), or "tokens" (see
-    tokens). ignore_memory=True, on any rank, takes memory also where the system says that there is too little. A parameter is named by its index or its name in all methods.
+    tokens). wire_dtype="bf16": float32 gradients are sent as bfloat16, rounded once by each rank, and summed in float32;
+    error_feedback=True adds to the next step's gradient what rounding lost. check_finite=True looks for non-finite gradients before they
+    are reduced (see sync), check_large=True warns of a gradient with 10 times the largest norm of its first 100.
+    ignore_memory=True, on any rank, takes memory also where the system says that there is too little. A parameter is named by its index
+    or its name in all methods.
     Collective over the world, with registrations alike within a data-parallel group; blocking.
     Raises MegaDPError: INVALID (names the parameter), UNSUPPORTED, DESYNC (names the first difference and two ranks), STATE, MEMORY,
     SYSTEM, those of a lost communicator.
@@ -196,7 +201,8 @@ class Buffer(Closable):
         return finish(wait_for(self._call, lib.mdp_buffer_broadcast, whole(root, "root", -1, 2**31 - 1)), wait)
 
     def verify(self) -> None:
-        """Compares all parameters, bit for bit, over each data-parallel group. Collective; blocking; slow: for checks.
+        """Compares all parameters, bit for bit, over each data-parallel group, over tensor-parallel ranks what is not sharded, and what is
+        tied; of the latter two also reduced gradients. Collective; blocking; slow: for checks.
         Raises MegaDPError: DESYNC (names the first parameter that differs, and two ranks), STATE, those of a lost communicator."""
         self._tree.run(self._handle, lib.mdp_buffer_verify)
 
@@ -259,7 +265,8 @@ class Buffer(Closable):
         skipped. For who looks at reduced gradients before the step, which calls it otherwise. wait=False returns a Request at once.
         Collective over the world.
         Raises MegaDPError: STATE (a parameter never became ready: names it and the rank, on all ranks; nothing has changed, and zero_grad
-        on all ranks begins the step anew), those of a lost communicator."""
+        on all ranks begins the step anew), NUMERIC (check_finite, on all ranks: names parameter, element, value, microbatch and rank; a
+        step may follow, which is skipped if it has a loss scale), those of a lost communicator."""
         if wait and (self._tree.size == 1 or not self._on_host):
             self._tree.run(self._handle, lib.mdp_grad_sync, stream or None, None)
             return None
@@ -323,6 +330,14 @@ class Buffer(Closable):
         self._call(lib.mdp_buffer_stats, ctypes.byref(out))
         found: Stats = read_struct(out, Stats)
         return found
+
+    def use_order(self) -> List[int]:
+        """Of each parameter the Param.use_order with which the last synced step's gradients would have filled bucket after bucket; for the
+        next time that they are registered. The same on all ranks of a stage. Collective over the world; blocking.
+        Raises MegaDPError: STATE (no sync yet), UNSUPPORTED (ranks of a stage hold different experts), those of a lost communicator."""
+        found = (ctypes.c_int32 * max(len(self.params), 1))()
+        self._tree.run(self._handle, lib.mdp_buffer_use_order, found, len(self.params))
+        return list(found[:len(self.params)])
 
     def bucket(self, number: int) -> Bucket:
         """The last step's times of a bucket, by its number in launch order. Local. Raises MegaDPError: INVALID, STATE."""

@@ -20,6 +20,7 @@ SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_Z
 MISSING = {"error": _raw.MDP_MISSING_ERROR, "zero": _raw.MDP_MISSING_ZERO, "skip": _raw.MDP_MISSING_SKIP}
 SCALINGS = {"mean": _raw.MDP_SCALING_MEAN, "sum": _raw.MDP_SCALING_SUM, "tokens": _raw.MDP_SCALING_TOKENS}
 GRAD_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "same": _raw.MDP_DTYPE_SAME}
+WIRE_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "bf16": _raw.MDP_DTYPE_BF16}
 AXES = {"tp": _raw.MDP_AXIS_TP, "cp": _raw.MDP_AXIS_CP, "ep": _raw.MDP_AXIS_EP, "dp": _raw.MDP_AXIS_DP, "pp": _raw.MDP_AXIS_PP}
 _INT32 = 2**31 - 1
 Placement = Literal["replicated", "sharded", "partial_sum", "partial_mean"]
@@ -41,6 +42,7 @@ class BufferOptions(TypedDict, total=False):
     """Keywords of Buffer, and of what makes one."""
 
     grad_dtype: Literal["f32", "same"]
+    wire_dtype: Literal["f32", "bf16"]
     sharding: Literal["default", "zero_0", "zero_1", "zero_2"]
     missing: Literal["error", "zero", "skip"]
     scaling: Literal["mean", "sum", "tokens"]
@@ -52,6 +54,9 @@ class BufferOptions(TypedDict, total=False):
     high_bandwidth_padding: bool
     reference_buckets: bool
     ignore_memory: bool
+    error_feedback: bool
+    check_finite: bool
+    check_large: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class Param:
     or "partial_mean": replicated, but each tensor-parallel rank has a part of the gradient): where it lives in a Grid; placement must be
     said when tp or ep is above 1. param_group: index of a parameter group of the optimizer. frozen: not
     trained, the library keeps only its name. own_bucket: a bucket to itself. tie: a name that its copies on other pipeline stages have too:
-    their gradients are added up."""
+    their gradients are added up. use_order: parameters are used in ascending order of this, equal ones as registered; Buffer.use_order tells it."""
 
     name: str
     shape: Tuple[int, ...]
@@ -75,6 +80,7 @@ class Param:
     frozen: bool = False
     own_bucket: bool = False
     tie: Optional[str] = None
+    use_order: int = 0
 
 
 Params = Union[Mapping[str, Any], Iterable[Any]]
@@ -113,6 +119,7 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         struct.shard_dim = whole(param.shard_dim, f"shard_dim {what}", -_INT32, _INT32)
         struct.shard_stride = whole(param.shard_stride, f"shard_stride {what}", -_INT32, _INT32)
         struct.param_group = whole(param.param_group, f"param_group {what}", -_INT32, _INT32)
+        struct.use_order = whole(param.use_order, f"use_order {what}", -_INT32 - 1, _INT32)
         struct.flags = flags
         struct.tie = None if param.tie is None else c_text(param.tie, f"the tie {what}")
     return structs, len(params)
@@ -127,18 +134,22 @@ def grid_config(tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, expert_tp: i
 
 def buffer_config(grad_dtype: str = "f32", sharding: str = "default", missing: str = "error", scaling: str = "mean",
                   bucket_elements: int = 0, bucket_count: int = 0, pool_buckets: int = 0, spill_limit: int = 0, overlap: bool = True,
-                  high_bandwidth_padding: bool = False, reference_buckets: bool = False, ignore_memory: bool = False) -> Any:
+                  high_bandwidth_padding: bool = False, reference_buckets: bool = False, ignore_memory: bool = False,
+                  wire_dtype: str = "f32", error_feedback: bool = False, check_finite: bool = False, check_large: bool = False) -> Any:
     flags = ((0 if overlap else _raw.MDP_BUFFER_NO_OVERLAP) |
              (_raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING if high_bandwidth_padding else 0) |
              (_raw.MDP_BUFFER_REFERENCE_BUCKETS if reference_buckets else 0) |
-             (_raw.MDP_BUFFER_IGNORE_MEMORY if ignore_memory else 0))
+             (_raw.MDP_BUFFER_IGNORE_MEMORY if ignore_memory else 0) |
+             (_raw.MDP_BUFFER_ERROR_FEEDBACK if error_feedback else 0) |
+             (_raw.MDP_BUFFER_CHECK_FINITE if check_finite else 0) |
+             (_raw.MDP_BUFFER_CHECK_LARGE if check_large else 0))
     return sized(_raw.mdp_buffer_config, grad_dtype=choice(grad_dtype, "grad_dtype", GRAD_DTYPES),
                  sharding=choice(sharding, "sharding", SHARDINGS), missing=choice(missing, "missing", MISSING),
                  bucket_elements=whole(bucket_elements, "bucket_elements", 0, 2**64 - 1),
                  bucket_count=whole(bucket_count, "bucket_count", 0, 2**64 - 1),
                  pool_buckets=whole(pool_buckets, "pool_buckets", 0, 2**64 - 1),
                  spill_limit=whole(spill_limit, "spill_limit", 0, 2**64 - 1), flags=flags,
-                 scaling=choice(scaling, "scaling", SCALINGS))
+                 scaling=choice(scaling, "scaling", SCALINGS), wire_dtype=choice(wire_dtype, "wire_dtype", WIRE_DTYPES))
 
 
 def axes_code(axes: str, expert: bool) -> int:
@@ -163,6 +174,7 @@ class Plan(NamedTuple):
     owned_elements: int
     communicator_bytes: int
     spill_bytes: int
+    feedback_bytes: int
 
 
 def read_struct(struct: Any, kind: Any) -> Any:

@@ -120,7 +120,7 @@ def refuse_join() -> NoReturn:
 
 def refuse_comm_hook() -> NoReturn:
     raise MegaDPError(Status.UNSUPPORTED, "register_comm_hook() of DistributedDataParallel is not offered; gradients are averaged, in the type "
-                      "that grad_dtype says")
+                      "that grad_dtype says, and sent in the one that wire_dtype says ('bf16' is what bf16_compress_hook does)")
 
 
 class Unwrapped(torch.nn.Module):

@@ -145,7 +145,7 @@ def _norm(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tupl
 
 def _unscale(home: "Gradients", grads: List[Grad], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     numbers = [grad._number for grad in grads]
-    home.finish()
+    home.finish(needed=False)  # GradScaler has the step skipped
     if home.finite(numbers):
         home.scale(numbers, float(inv_scale))
     else:

@@ -186,8 +186,9 @@ class Gradients:
             if p.grad is None and p.requires_grad and not self._held[i]:
                 p.grad = self._views[i]
 
-    def finish(self) -> None:
-        """Ends backward: nothing more comes, gradients are reduced. Collective."""
+    def finish(self, needed: bool = True) -> None:
+        """Ends backward: nothing more comes, gradients are reduced. Collective. needed: it is an error if check_finite has found one that is
+        not finite; not so for who looks for that himself, or throws gradients away."""
         if self.phase == REDUCED:
             return
         if self._backward:
@@ -203,8 +204,9 @@ class Gradients:
         try:
             self.storage.sync()
         except MegaDPError as error:
-            self._begin_anew()
-            raise self._explained(error) from None
+            if needed or error.code != Status.NUMERIC:
+                self._begin_anew()
+                raise self._explained(error) from None
         self.phase, self._clean = REDUCED, bytearray(len(self.names))
         self._give_views()
 
@@ -257,7 +259,7 @@ class Gradients:
         if self.phase == LAST or (self.pooled and self.phase == ADDING):
             for i, p in self.params.items():  # whatever was done to them is of no interest any more
                 p.grad, self._versions[i] = self._views[i], self._slots[i]._version
-            self.finish()
+            self.finish(needed=False)
         if self.phase == REDUCED:
             self._begin_anew()
         elif self.phase == ADDING:
@@ -277,7 +279,7 @@ class Gradients:
             raise MegaDPError(Status.UNSUPPORTED, f"zero_ of the gradient of {self.names[numbers[0]]!r} after a pass in no_sync: with zero_2 it "
                               "is added up already; zero_grad() of the optimizer throws all gradients away", param=numbers[0])
         if self.phase == LAST:
-            self.finish()
+            self.finish(needed=False)
         for i in numbers:
             self.storage.wait(i)  # the last step may still be reading
             if not self.pooled or self.phase == REDUCED:

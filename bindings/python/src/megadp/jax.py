@@ -5,7 +5,7 @@ JAX makes its own gradient arrays, so each is copied once into the library's mem
 identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
 import threading
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
 
 import jax
 import numpy
@@ -16,7 +16,7 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._optimizer import Optimizer, StepReport
-from ._params import BufferOptions
+from ._params import BufferOptions, Param
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,11 +42,16 @@ def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
 class Gradients:
     """What Averaging and DataParallel have in common: a pytree's gradients on their way into `buffer`, which may be used directly."""
 
-    def __init__(self, comm: Union[Comm, Grid], params: Any, options: BufferOptions) -> None:
+    def __init__(self, comm: Union[Comm, Grid], params: Any, use_order: Optional[Sequence[int]], options: BufferOptions) -> None:
         self._tree: Any
         named, self._tree = jax.tree_util.tree_flatten_with_path(params)
         self._names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
-        self.buffer = Buffer(comm, [(name, value) for name, (_, value) in zip(self._names, named)], **options)
+        orders = [0] * len(named) if use_order is None else use_order
+        if len(orders) != len(named):
+            raise invalid(f"use_order has {len(orders)} entries; params has {len(named)} leaves")
+        self._last_first = sorted(range(len(named)), key=lambda i: (orders[i], i), reverse=True)
+        self.buffer = Buffer(comm, [Param(name, tuple(value.shape), value.dtype, use_order=order)
+                                    for name, (_, value), order in zip(self._names, named, orders)], **options)
         self._dtypes = [value.dtype for _, value in named]
         self._failure: Optional[BaseException] = None
         self._lock = threading.Lock()
@@ -70,13 +75,13 @@ class Gradients:
         return self._tree.unflatten([identity(leaf) for identity, leaf in zip(self._identities, leaves)])
 
     def put(self, grads: Any) -> None:
-        """The plain path: puts a whole pytree of gradients, the last first. Instead of track. Local.
+        """The plain path: puts a whole pytree of gradients, the last used first. Instead of track. Local.
         Raises MegaDPError: INVALID (a shape is not the parameter's; nothing has been put then), STATE, as Buffer.put."""
         leaves: List[Any] = self._tree.flatten_up_to(grads)
         for param, leaf in zip(self.buffer.params, leaves):
             if numpy.shape(leaf) != param.shape:
                 raise invalid(f"grad of parameter {param.name!r} has shape {numpy.shape(leaf)}; the parameter has {param.shape}")
-        for number in reversed(range(len(leaves))):
+        for number in self._last_first:
             self.buffer.put(number, numpy.asarray(leaves[number]))
 
     def begin_microbatch(self, last: bool) -> None:
@@ -86,13 +91,24 @@ class Gradients:
 
     def sync(self) -> None:
         """Ends backward: waits for gradients that are still to be computed, then as Buffer.sync. Collective; blocking.
-        Raises what a put in the backward pass raised, and MegaDPError; after a STATE that all ranks are told the step has begun anew."""
+        Raises what a put in the backward pass raised, and MegaDPError; after STATE and NUMERIC, which all ranks are told, the step has
+        begun anew."""
+        self._sync()
+
+    def _sync(self, skips: bool = False) -> None:
+        """skips: a step follows that gradients which are not finite make all ranks skip."""
         self._arrived()
         try:
             self.buffer.sync()
         except MegaDPError as error:
-            self._begin_anew(error)
-            raise
+            if not (skips and error.code == Status.NUMERIC):
+                self._begin_anew(error)
+                raise
+
+    def use_order(self) -> List[int]:
+        """In which order the last synced step's gradients came, as Buffer.use_order tells it: the option use_order of the next Averaging or
+        DataParallel of the same pytree. Collective over the world; blocking."""
+        return self.buffer.use_order()
 
     def _arrived(self) -> None:
         jax.effects_barrier()  # type: ignore[no-untyped-call, unused-ignore]
@@ -110,23 +126,24 @@ class Gradients:
 class Averaging(Gradients):
     """Averages the gradients of one pytree of parameters over all ranks of a communicator, for an optimizer of one's own (optax).
 
-    params: a pytree of arrays, float32, bfloat16 or float16; only its shapes and dtypes are taken, in the order of the forward pass where
-    there is a choice: the program keeps parameters and optimizer state, and begins with the same ones on all ranks. options: those of
-    Buffer; all ranks get all of the gradient (sharding "zero_0"). Memory: that of the parameters and of their gradients.
+    params: a pytree of arrays, float32, bfloat16 or float16; only its shapes and dtypes are taken: the program keeps parameters and
+    optimizer state, and begins with the same ones on all ranks. use_order: of each leaf when it is used, as use_order() of an earlier one
+    says (JAX puts a dict's leaves in alphabetical order; None: they are used in the order of the pytree). options: those of Buffer; all
+    ranks get all of the gradient (sharding "zero_0"). Memory: that of the parameters and of their gradients.
     Collective; blocking. Raises MegaDPError, as Buffer.
     """
 
-    def __init__(self, comm: Comm, params: Any, **options: "Unpack[BufferOptions]") -> None:
+    def __init__(self, comm: Comm, params: Any, *, use_order: Optional[Sequence[int]] = None, **options: "Unpack[BufferOptions]") -> None:
         if options.setdefault("sharding", "zero_0") != "zero_0":
             raise invalid(f"sharding is {options['sharding']!r}; to average gradients it must be 'zero_0', since all ranks get all of them")
         if options.get("scaling") == "tokens":
             raise invalid("scaling is 'tokens', by which a step divides; here there is none: divide the losses, or what average() returns")
-        super().__init__(comm, params, options)
+        super().__init__(comm, params, use_order, options)
 
     def average(self, grads: Any = None) -> Any:
         """The mean of all ranks' gradients, as a pytree of JAX arrays of their own; the step is over then. grads: this rank's, of the
-        pytree's shape, handed over here, the last first; full buckets are reduced meanwhile. None: track has handed them over. dtypes are
-        those of grads, or else of the parameters. After begin_microbatch(last=False) they are sums over the microbatches, handed over by
+        pytree's shape, handed over here, the last used first; full buckets are reduced meanwhile. None: track has handed them over. dtypes
+        are those of grads, or else of the parameters. After begin_microbatch(last=False) they are sums over the microbatches, handed over by
         put or track. Outside of jit. Collective; blocking.
         Raises as sync and put."""
         dtypes = self._dtypes
@@ -143,16 +160,17 @@ class Averaging(Gradients):
 class DataParallel(Gradients):
     """Trains one pytree of parameters on all ranks of a communicator, or as a Grid cuts them (Grid(comm, instances=...)).
 
-    params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. Register in the order of the forward pass
-    where there is a choice: buckets then fill one after another. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and
-    options of Buffer may be given. buffer and optimizer are there to be used directly. Collective; blocking.
+    params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. use_order: of each leaf when it is used, as
+    use_order() of an earlier one says; buckets then fill one after another (JAX puts a dict's leaves in alphabetical order; None: they
+    are used in the order of the pytree). optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and options of Buffer may be
+    given. buffer and optimizer are there to be used directly. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
     def __init__(self, comm: Union[Comm, Grid], params: Any, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
-                 **options: "Unpack[BufferOptions]") -> None:
-        super().__init__(comm, params, options)
+                 use_order: Optional[Sequence[int]] = None, **options: "Unpack[BufferOptions]") -> None:
+        super().__init__(comm, params, use_order, options)
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
         self.buffer.broadcast()
@@ -168,9 +186,10 @@ class DataParallel(Gradients):
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *,
              grad_divisor: Optional[float] = None) -> Optional[StepReport]:
-        """sync, then a step of the optimizer. Returns when its report is known; parameters are still gathered, and read waits for them.
-        Collective; blocking. Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
-        self.sync()
+        """sync, then a step of the optimizer; with loss_scale a gradient that is not finite makes all ranks skip it. Returns when
+        its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
+        Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
+        self._sync(skips=loss_scale is not None)
         try:
             return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, wait=False)
         except MegaDPError as error:

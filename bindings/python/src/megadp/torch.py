@@ -38,6 +38,7 @@ class DataParallel(torch.nn.Module):
     follows one with gradients, as DDP has it; such forwards are collective. torch.nn.SyncBatchNorm goes over these ranks, on CPUs too.
     gather_in_forward: parameters of a step are waited for as they are used, so that they are gathered meanwhile; compiled extensions that
     use weights of other modules than their own need wait() before. device_ids: inputs are moved there, as DDP does.
+    use_order: of each of module.parameters() when it is used, as storage.use_order() says after a step; None: in that order.
     options: those of Buffer, and DDP's other keywords, which have no effect (find_unused_parameters, static_graph,
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
 
@@ -58,6 +59,7 @@ class DataParallel(torch.nn.Module):
                  param_groups: Optional[Sequence[Dict[str, Any]]] = None, gather_in_forward: bool = False, register_frozen: bool = False,
                  broadcast_buffers: Optional[bool] = None, forward_sync_buffers: Optional[bool] = None, process_group: Any = None,
                  device_ids: Optional[Sequence[Any]] = None, output_device: Any = None, bucket_cap_mb: Optional[float] = None,
+                 use_order: Optional[Sequence[int]] = None,
                  **options: "Unpack[ddp.Options]") -> None:
         super().__init__()
         buffer_options = ddp.buffer_options(options, bucket_cap_mb)
@@ -75,12 +77,16 @@ class DataParallel(torch.nn.Module):
         self.module = module
         self.gather_in_forward = gather_in_forward
         named = list(module.named_parameters())
+        orders = [0] * len(named) if use_order is None else use_order
+        if len(orders) != len(named):
+            raise invalid(f"use_order has {len(orders)} entries; the module has {len(named)} parameters")
         self.names = [name for name, _ in named]
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
         self.group_options, groups = ddp.read_groups(param_groups, list(self.trained.values()))
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
-                                            frozen=i not in self.trained) for i, (name, p) in enumerate(named)], **buffer_options)
+                                            frozen=i not in self.trained, use_order=orders[i]) for i, (name, p) in enumerate(named)],
+                              **buffer_options)
         self._comm, norms_over, whole = self._groups_of(where, buffer_options.get("sharding") == "zero_0")
         self._places: Dict[int, int] = {}
         self._take_memory()

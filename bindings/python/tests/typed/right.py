@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What type checkers must accept, and what they must know of it; never run."""
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,15 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     comm.all_reduce(np.zeros(2), op="avg")
     params = {"w": (8, 4), "b": np.zeros(4, np.float32)}
     buffer = megadp.Buffer(comm, params, **options)
-    buffer = megadp.Buffer(megadp.Grid(comm, tp=1, instances=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded", tie="b")],
-                           grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False, scaling="tokens")
+    buffer = megadp.Buffer(megadp.Grid(comm, tp=1, instances=1), [("w", (8,)), megadp.Param("b", (4,), np.float16, placement="sharded", tie="b",
+                                                                                   use_order=1)],
+                           grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False, scaling="tokens",
+                           wire_dtype="bf16", error_feedback=True, check_finite=True, check_large=False)
     buffer.tokens(3)
     found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
+    assert_type(buffer.use_order() + [buffer.stats().large_gradients, megadp.plan(params).feedback_bytes], List[int])
     assert_type(buffer.grad_summaries([0, None], 2)[0], megadp.GradSummary)
     optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), max_grad_value=1, norm="inf",
                                  param_groups=[megadp.ParamGroup(weight_decay=0.1), megadp.ParamGroup(lr=0)])

@@ -10,6 +10,9 @@ def train(comm: megadp.Comm, array: object) -> None:
     megadp.Buffer(comm, params, sharding="zero_3")  # wrong
     megadp.Buffer(comm, params, missing="skipped")  # wrong
     megadp.Buffer(comm, params, grad_dtype="bf16")  # wrong
+    megadp.Buffer(comm, params, wire_dtype="f16")  # wrong
+    megadp.Buffer(comm, params, check_finite="yes")  # wrong
+    megadp.Param("w", (2,), use_order="first")  # wrong
     megadp.plan(params, world=2, bucket_elemnts=1)  # wrong
     megadp.plan(params, world=2, grid={"dp": 2})  # wrong
     megadp.plan_layout(params, 2, over_lap=True)  # wrong

@@ -10,6 +10,8 @@ def train(comm: megadp.Comm, params: Any) -> None:
     megadp.jax.DataParallel(comm, params, lr=0.1, betas=(0.9, 0.95), bucket_elements=3)
     megadp.jax.DataParallel(comm, params, bucket_elemnts=3)  # wrong
     megadp.jax.DataParallel(comm, params, betas=0.9)  # wrong
+    megadp.jax.DataParallel(comm, params, use_order=megadp.jax.Averaging(comm, params, use_order=[0]).use_order(), wire_dtype="bf16")
+    megadp.jax.DataParallel(comm, params, use_order=0)  # wrong
     megadp.jax.Averaging(comm, params, missing="skip")
     megadp.jax.Averaging(comm, params, missing="skipped")  # wrong
     megadp.jax.Averaging(comm, params, lr=0.1)  # wrong
