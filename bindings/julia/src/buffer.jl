@@ -10,18 +10,20 @@ const SHARDINGS = Dict(:default => Raw.MDP_SHARDING_DEFAULT, :zero0 => Raw.MDP_S
 const MISSINGS = Dict(:error => Raw.MDP_MISSING_ERROR, :zero => Raw.MDP_MISSING_ZERO, :skip => Raw.MDP_MISSING_SKIP)
 const SCALINGS = Dict(:mean => Raw.MDP_SCALING_MEAN, :sum => Raw.MDP_SCALING_SUM, :tokens => Raw.MDP_SCALING_TOKENS)
 const GRAD_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :same => Raw.MDP_DTYPE_SAME)
+const WIRE_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :bf16 => Raw.MDP_DTYPE_BF16)
 const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
 
 """
     Param(name, size; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
-          param_group = 1, frozen = false, own_bucket = false, tie = "")
+          param_group = 1, frozen = false, own_bucket = false, tie = "", use_order = 0)
     Param(name, array; ...)
 
 One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order, and its element type (Float32, Float16, BFloat16 or
 `:bf16`). `uses` is how many puts make its gradient complete in a microbatch; `shard_dim` the dimension (from 1) that tensor-parallel ranks
 share, with `placement = :sharded`; `:partial_sum` and `:partial_mean` are `:replicated`, but each has a part of the gradient;
 `param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only. Copies on several pipeline stages
-have the same `tie`: their gradients are added up.
+have the same `tie`: their gradients are added up. Parameters are used in ascending order of `use_order`, which is any number, equal ones as
+registered; [`use_order`](@ref) tells it.
 """
 struct Param
     name::String
@@ -36,11 +38,12 @@ struct Param
     frozen::Bool
     own_bucket::Bool
     tie::String
+    use_order::Int
 end
 
 Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
-      param_group = 1, frozen = false, own_bucket = false, tie = "") =
-    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket, String(tie))
+      param_group = 1, frozen = false, own_bucket = false, tie = "", use_order = 0) =
+    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket, String(tie), use_order)
 Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype = eltype(array), keywords...)
 
 const Which = Union{Integer,AbstractString}  # a parameter, by its number or its name
@@ -48,7 +51,8 @@ const Which = Union{Integer,AbstractString}  # a parameter, by its number or its
 """
     Buffer(comm_or_grid, params; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
            overlap = true, row_major = false, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false,
-           pool_buckets = nothing, spill_limit = nothing, scaling = :mean)
+           pool_buckets = nothing, spill_limit = nothing, scaling = :mean, wire_dtype = :f32, error_feedback = false,
+           check_finite = false, check_large = false)
 
 Lays out the parameters and their gradients, cuts them into buckets and allocates both, zeroed, in memory that ranks share. `params` are
 [`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1, or by their name. The ranks of a
@@ -62,6 +66,10 @@ the step does about a parameter without a gradient: `:error`, `:zero` (this rank
 `bucket_elements`; or there are `bucket_count`. With `overlap = false` everything is launched at `sync!`. With `ignore_memory`, on any rank,
 memory is taken also where the system says that there is too little. The sum of gradients is divided by the number of ranks (`scaling = :mean`), by
 nothing (`:sum`), or by the step's tokens (`:tokens`, see [`tokens!`](@ref)).
+
+With `wire_dtype = :bf16` Float32 gradients are sent as bf16, rounded once by each rank, and summed in Float32; with `error_feedback` what
+rounding lost is added to the next step's gradient. With `check_finite` gradients that are not finite are looked for before they are
+reduced (see [`sync!`](@ref)); with `check_large` one with 10 times the largest norm of its first 100 is warned of.
 
 Julia's matrices are registered as what their memory is in C, with the dimensions reversed. `row_major = true` registers the sizes as they
 are, for training together with ranks that are written in a row-major language: views are then permuted, and nothing is copied either.
@@ -80,14 +88,17 @@ destroy(::Buffer, pointer::UInt) = Raw.mdp_buffer_destroy(Ptr{Raw.mdp_buffer}(po
 
 function buffer_config(; sharding = :zero1, grad_dtype = :f32, missing = :error, bucket_elements = nothing, bucket_count = nothing,
                        overlap = true, high_bandwidth_padding = false, reference_buckets = false, ignore_memory = false,
-                       pool_buckets = nothing, spill_limit = nothing, scaling = :mean)
+                       pool_buckets = nothing, spill_limit = nothing, scaling = :mean, wire_dtype = :f32, error_feedback = false,
+                       check_finite = false, check_large = false)
     flags = (overlap ? 0 : Raw.MDP_BUFFER_NO_OVERLAP) | (high_bandwidth_padding ? Raw.MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
-            (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? Raw.MDP_BUFFER_IGNORE_MEMORY : 0)
+            (reference_buckets ? Raw.MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? Raw.MDP_BUFFER_IGNORE_MEMORY : 0) |
+            (error_feedback ? Raw.MDP_BUFFER_ERROR_FEEDBACK : 0) | (check_finite ? Raw.MDP_BUFFER_CHECK_FINITE : 0) |
+            (check_large ? Raw.MDP_BUFFER_CHECK_LARGE : 0)
     return Raw.mdp_buffer_config(; grad_dtype = choose(GRAD_DTYPES, "grad_dtype", grad_dtype),
                                  sharding = choose(SHARDINGS, "sharding", sharding), missing = choose(MISSINGS, "missing", missing),
                                  bucket_elements = something(bucket_elements, 0), bucket_count = something(bucket_count, 0), flags = flags,
                                  pool_buckets = something(pool_buckets, 0), spill_limit = something(spill_limit, 0),
-                                 scaling = choose(SCALINGS, "scaling", scaling))
+                                 scaling = choose(SCALINGS, "scaling", scaling), wire_dtype = choose(WIRE_DTYPES, "wire_dtype", wire_dtype))
 end
 
 Buffer(comm::Comm, params; keywords...) = register(comm, C_NULL, params; keywords...)
@@ -123,11 +134,14 @@ function raw_param(i, param, sizes, row_major)
     dim = something(param.shard_dim, 1)
     1 <= dim <= max(length(sizes), 1) ||
         throw(invalid("parameter $i, '$(param.name)': shard_dim is $dim, of $(length(sizes)) dimensions"; param = i))
+    typemin(Int32) <= param.use_order <= typemax(Int32) ||
+        throw(invalid("parameter $i, '$(param.name)': use_order is $(param.use_order); it has 32 bits"; param = i))
     return Raw.mdp_param(; dtype = DTYPES[param.dtype], name = pointer(param.name), shape = pointer(sizes),
                          ndim = length(sizes), uses_per_step = param.uses, param_class = choose(CLASSES, "class", param.class),
                          placement = choose(PLACEMENTS, "placement", param.placement),
                          shard_dim = param.placement != :sharded ? 0 : row_major ? dim - 1 : length(sizes) - dim,
                          shard_stride = param.placement == :sharded ? param.shard_stride : 0, param_group = param.param_group - 1,
+                         use_order = param.use_order,
                          flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0),
                          tie = isempty(param.tie) ? C_NULL : pointer(param.tie))
 end
@@ -246,8 +260,9 @@ zero_grad!(buffer::Buffer) = check(Raw.mdp_buffer_zero_grad(buffer, stream_for(b
 
 Ends backward: launches what is left, waits for all buckets, and agrees with all ranks on what was missing or skipped. [`step!`](@ref) calls
 it by itself; it is for who looks at reduced gradients before the step. Collective over the
-world; waits in slices of 50 ms, or returns a [`Request`](@ref). Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it
-and the rank, on all ranks), and those of a lost communicator. After a failure no rank can step; `microbatch!` begins anew.
+world; waits in slices of 50 ms, or returns a [`Request`](@ref). Throws `MegaDPError`, on all ranks: `:STATE` (a parameter without a gradient:
+names it and the rank), after which no rank can step and `microbatch!` begins anew; `:NUMERIC` (`check_finite`: names parameter, element,
+value, microbatch and rank), after which a step may follow, which is skipped if it has a `loss_scale`; and those of a lost communicator.
 """
 sync!(buffer::Buffer; async = false) = finish(submit(out -> Raw.mdp_grad_sync(buffer, stream_for(buffer), out), buffer), async, nothing)
 
@@ -353,8 +368,9 @@ bcast!(buffer::Buffer; root = 0, async = false) = finish(submit(out -> Raw.mdp_b
 """
     verify(buffer)
 
-Compares all parameters bit for bit over each data-parallel group. Collective over the world; blocking; slow. Throws `MegaDPError`: `:DESYNC`
-(names the first parameter that differs and two ranks).
+Compares all parameters bit for bit over each data-parallel group, over tensor-parallel ranks what is not sharded, and what is tied; of the
+latter two also reduced gradients. Collective over the world; blocking; slow. Throws `MegaDPError`: `:DESYNC` (names the first parameter that
+differs and two ranks).
 """
 verify(buffer::Buffer) = check(Raw.mdp_buffer_verify(buffer))
 
@@ -377,12 +393,25 @@ end
     stats(buffer) -> NamedTuple
 
 Sums since registration: `comm_ns`, `exposed_ns`, `bytes`, `buckets`, `launched_in_backward`, `syncs`, `host_syncs`; and with
-`:zero2` `spill_peak_bytes`, the most bytes of gradients outside the pool at a time. Local.
+`:zero2` `spill_peak_bytes`, the most bytes of gradients outside the pool at a time; and with `check_large` `large_gradients`, the warnings. Local.
 """
 function stats(buffer::Buffer)
     out = Ref(Raw.mdp_stats_report())
     check(Raw.mdp_buffer_stats(buffer, out))
     return named(out[])
+end
+
+"""
+    use_order(buffer) -> Vector{Int}
+
+Of each parameter the `use_order` of [`Param`](@ref) with which the last synced step's gradients would have filled bucket after bucket; for the
+next time that they are registered. These are no parameters' numbers: they are given on as they are. The same on all ranks of a stage.
+Collective over the world; blocking. Throws `MegaDPError`: `:STATE` (no sync yet), `:UNSUPPORTED` (ranks of a stage hold different experts).
+"""
+function use_order(buffer::Buffer)
+    found = zeros(Int32, max(length(buffer), 1))
+    check(Raw.mdp_buffer_use_order(buffer, found, length(buffer)))
+    return Int.(found[1:length(buffer)])
 end
 
 """

@@ -2,7 +2,8 @@
 # A model whose parameters are the library's memory, its gradients on their way while backward goes on, and its optimizer.
 
 """
-    DataParallel(comm_or_grid, model; async = false, lr = 1e-3, betas = …, weight_decay = …, max_grad_norm = …, sharding = …, …)
+    DataParallel(comm_or_grid, model; async = false, use_order = nothing, lr = 1e-3, betas = …, weight_decay = …, max_grad_norm = …,
+                 sharding = …, …)
 
 Takes over the parameters of a model: all floating-point arrays (Float32, Float16, BFloat16) of nested tuples and named tuples, such as Lux's
 `ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
@@ -15,7 +16,8 @@ that stands at several places stays one parameter.
     end
 
 Keywords are those of [`Optimizer`](@ref) and [`Buffer`](@ref). With `async = true`, `step!` returns while new parameters are still gathered;
-layers wrapped by [`overlap`](@ref) wait for their own, anything else calls `wait(dp)` before it reads parameters.
+layers wrapped by [`overlap`](@ref) wait for their own, anything else calls `wait(dp)` before it reads parameters. `use_order`, what
+[`use_order(dp.buffer)`](@ref) of an earlier one gave, is for models that list their layers in another order than they use them.
 
 Collective over the world; blocking, for at most the timeout. Throws `MegaDPError` as `Buffer` and `Optimizer`, and `:INVALID` for a
 parameter of another type, naming it.
@@ -35,12 +37,14 @@ end
 
 const OPTIMIZER_KEYWORDS = (:lr, :betas, :eps, :weight_decay, :max_grad_norm, :max_grad_value, :norm, :param_groups)
 
-function DataParallel(over::Union{Comm,Grid}, model; async = false, keywords...)
+function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = nothing, keywords...)
     arrays, places = collect_parameters(model)
     isempty(arrays) && throw(invalid("the model, a $(nameof(typeof(model))), has no parameters that can be seen" *
                                      (struct_parts[] === struct_parts_of_none ? "; structs can be with Functors.jl loaded" : "")))
     pick(chosen) = (; (key => value for (key, value) in keywords if (key in OPTIMIZER_KEYWORDS) == chosen)...)
-    buffer = Buffer(over, [Param(name_of(first(places[i])), arrays[i]) for i in eachindex(arrays)]; pick(false)...)
+    orders = something(use_order, zeros(Int, length(arrays)))
+    length(orders) == length(arrays) || throw(invalid("use_order has $(length(orders)) entries; the model has $(length(arrays)) parameters"))
+    buffer = Buffer(over, [Param(name_of(first(places[i])), arrays[i]; use_order = orders[i]) for i in eachindex(arrays)]; pick(false)...)
     try
         for (i, array) in enumerate(arrays)
             write!(buffer, i, array)
@@ -128,7 +132,8 @@ wrapped layers have put already is left alone. `step!(dp, grads)` does this by i
 """
 function Base.put!(dp::DataParallel, grads)
     compare(isowned, dp.model, grads)
-    for i in reverse(eachindex(dp.arrays))  # as backward finds them: buckets fill one after another
+    # As backward finds them: buckets fill one after another.
+    for i in sort(collect(eachindex(dp.arrays)); by = i -> (dp.buffer.params[i].use_order, i), rev = true)
         if dp.arrived[i] > 0
             # A layer that ran more often forward than backward promised more than came.
             dp.arrived[i] < dp.expected[i] && nothing_more!(dp.buffer, i)

@@ -80,7 +80,7 @@ function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, grad_di
     loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
     grad_divisor === nothing || grad_divisor > 0 || throw(invalid("grad_divisor is $grad_divisor; it has to be more than 0"))
     live(optimizer)
-    isopen(optimizer.buffer) && sync!(optimizer.buffer)  # the step would do it, but in one piece, deaf to other tasks and Ctrl-C
+    isopen(optimizer.buffer) && sync_for_step!(optimizer.buffer, loss_scale !== nothing)
     config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
                                      flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR, grad_divisor = something(grad_divisor, 0.0)))
     found = Ref(Raw.mdp_step_report())
@@ -88,6 +88,15 @@ function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, grad_di
     async || wait(request)
     answer = report ? named_step(found[]) : nothing
     return async ? (answer, request) : answer
+end
+
+"The step would do it, but in one piece, deaf to other tasks and Ctrl-C. `skips`: gradients that are not finite make all ranks skip it."
+function sync_for_step!(buffer, skips)
+    try
+        sync!(buffer)
+    catch problem
+        skips && problem isa MegaDPError && problem.kind == :NUMERIC || rethrow()
+    end
 end
 
 named_step(found) = (grad_norm = found.grad_norm, clip_factor = found.clip_factor, loss_scale = found.loss_scale, step = Int(found.step),

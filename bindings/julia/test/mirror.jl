@@ -24,7 +24,8 @@ end
 testcase("every flag of a communicator and a buffer can be given") do
     for (prefix, config, options) in (("MDP_COMM_", MegaDP.comm_config, (device = 0, exact_sums = true, sockets = true)),
                                       ("MDP_BUFFER_", MegaDP.buffer_config, (overlap = false, high_bandwidth_padding = true,
-                                                                             reference_buckets = true, ignore_memory = true)))
+                                                                             reference_buckets = true, ignore_memory = true, error_feedback = true,
+                                                                             check_finite = true, check_large = true)))
         flags = [value for (name, value) in table["enums"] if startswith(name, prefix)]
         @test config().flags == 0
         @test config(; options...).flags == reduce(|, flags)
@@ -34,8 +35,8 @@ end
 
 testcase("every field of a buffer's configuration can be given") do
     given = MegaDP.buffer_config(; grad_dtype = :same, sharding = :zero2, missing = :skip, bucket_elements = 1, bucket_count = 2,
-                                 overlap = false, pool_buckets = 3, spill_limit = 4, scaling = :tokens)
-    @test all(field -> field == :reserved || getfield(given, field) != 0, fieldnames(typeof(given)))
+                                 overlap = false, pool_buckets = 3, spill_limit = 4, scaling = :tokens, wire_dtype = :bf16)
+    @test all(field -> getfield(given, field) != 0, fieldnames(typeof(given)))
     @test (given.pool_buckets, given.spill_limit, given.sharding) == (3, 4, Raw.MDP_SHARDING_ZERO_2)
     @test sort(collect(values(MegaDP.SHARDINGS))) == sort([value for (name, value) in table["enums"] if startswith(name, "MDP_SHARDING_")])
 end

@@ -22,6 +22,8 @@ testcase("collectives, trees, differences and an interrupt between two ranks") d
                              ("synchronized", [[2, 1, 1, 2], [2, 1, 1, 2]]), ("reduced", [[0.5, 2, 2], [0.5, 2, 2]]),
                              ("part", [[1, 2], [3, 4, 5]]), ("even", [[1, 2], [3, 4]]), ("interrupted", [1]), ("after", [1, 1]),
                              ("missing", [["STATE", 1, 2, "'b'"], ["STATE", 1, 2, "'b'"]]),
+                             ("rounded", [2.0078125, 2.0078125]), ("fed back", [[2, 2.015625], [2, 2.015625]]),
+                             ("checked", [["NUMERIC", 1, 2, "'b'"], ["NUMERIC", 1, 2, "'b'"]]), ("passed over", [1, 1]),
                              ("different", [["DESYNC", "both"], ["DESYNC", "both"]]))
         @test (name, said(outcome, name)) == (name, expected)
     end

@@ -126,6 +126,57 @@ testcase("gradients are divided by the step's tokens, and by what a step is told
     @test occursin("NUL", caught(() -> Buffer(world, [Param("a", (4,); tie = "w\0")])).text)
 end
 
+testcase("gradients are checked") do
+    for checked in (false, true)
+        dp = DataParallel(world, (w = ones(Float32, 2), b = ones(Float32, 3)); check_finite = checked)
+        bad = (w = ones(2), b = [1, 1, NaN])
+        @test step!(dp, bad; loss_scale = 2).skipped
+        problem = caught(() -> step!(dp, bad))
+        @test problem.kind == :NUMERIC && problem.param == 2 && occursin("'b'", problem.text)
+        put!(dp, bad)
+        if checked
+            problem = caught(() -> sync!(dp.buffer))
+            @test problem.kind == :NUMERIC && problem.param == 2 && problem.rank == 0 && occursin("'b'", problem.text)
+            @test step!(dp.optimizer; loss_scale = 2).skipped
+        else
+            sync!(dp.buffer)
+            microbatch!(dp; last = true)
+        end
+        @test step!(dp, (w = ones(2), b = ones(3))).step == 1
+        close(dp)
+    end
+    buffer = Buffer(world, [Param("w", (1,))]; check_large = true)
+    optimizer = Optimizer(buffer)
+    for value in [ones(100); 5; 20]
+        put!(buffer, 1, [value])
+        step!(optimizer)
+    end
+    @test stats(buffer).large_gradients == 1
+    close(buffer)
+end
+
+testcase("buckets fill in the order of use") do
+    model = (a = ones(Float32, 8), b = ones(Float32, 8), c = ones(Float32, 8))
+    order = nothing
+    for attempt in 1:2
+        dp = DataParallel(world, model; use_order = order, bucket_elements = 1)
+        @test caught(() -> use_order(dp.buffer)).kind == :STATE
+        foreach(i -> put!(dp.buffer, i, ones(8)), (attempt == 1 ? ("b", "a", "c") : (2, 1, 3)))
+        sync!(dp.buffer)
+        order = use_order(dp.buffer)
+        @test order == [1, 2, 0]
+        @test issorted([bucket(dp.buffer, k).ready_ns for k in 1:bucket_count(dp.buffer)]) == (attempt == 2)
+        microbatch!(dp; last = true)
+        @test step!(dp, (a = ones(8), b = ones(8), c = ones(8))).step == 1
+        @test use_order(dp.buffer) == (attempt == 1 ? [0, 1, 2] : [1, 2, 0])
+        close(dp)
+    end
+    problem = caught(() -> DataParallel(world, model; use_order = [1]))
+    @test problem.kind == :INVALID && occursin("use_order has 1 entries", problem.text)
+    problem = caught(() -> Buffer(world, [Param("w", (4,); use_order = 2^31)]))
+    @test problem.kind == :INVALID && problem.param == 1 && occursin("use_order", problem.text)
+end
+
 testcase("norms and zeros of sets of gradients, and ways of clipping") do
     for (options, norm, factor, seen) in (((norm = :inf, max_grad_norm = 3), 12, 0.25, [0.75, -1, 0]), ((max_grad_value = 3,), 13, 1, [3, -3, 0]))
         buffer = Buffer(world, [Param("a", (3,)), Param("b", (2,)), Param("c", (2,))])

@@ -92,11 +92,32 @@ function missing_gradient(comm, rank)
     report(comm, "after", step!(dp, (a = ones(2), b = ones(2))).step)
 end
 
+"Each rank's gradient is rounded once, the sum is not; what was lost is in the next step's."
+function sent_as_bf16(comm, rank)
+    buffer = Buffer(comm, [Param("w", (1,))]; scaling = :sum, wire_dtype = :bf16)
+    put!(buffer, 1, [rank == 0 ? 1.001 : 1.006])
+    sync!(buffer)
+    report(comm, "rounded", grad_norm(buffer))
+    dp = DataParallel(comm, (w = ones(Float32, 1),); scaling = :sum, wire_dtype = :bf16, error_feedback = true)
+    report(comm, "fed back", [step!(dp, (w = [1.003],)).grad_norm for _ in 1:2])
+end
+
+"Both ranks are told of the NaN of one."
+function checked(comm, rank)
+    dp = DataParallel(comm, (a = ones(Float32, 2), b = ones(Float32, 2)); check_finite = true)
+    grads = (a = ones(2), b = [1.0, rank == 1 ? NaN : 1.0])
+    problem = caught(() -> step!(dp, grads))
+    report(comm, "checked", [problem.kind, problem.rank, problem.param, occursin("'b'", problem.text) ? "'b'" : problem.text])
+    report(comm, "passed over", step!(dp, grads; loss_scale = 2).skipped ? 1 : 0)
+end
+
 Comm() do comm
     rank, ranks = local_rank(comm), total_workers(comm)
     collectives(comm, rank, ranks)
     trees(comm, rank)
     missing_gradient(comm, rank)
+    sent_as_bf16(comm, rank)
+    checked(comm, rank)
     other_tasks_run(comm, rank, ARGS[1], steps(comm, rank)...)
     registrations(comm, rank)
     interrupted(comm, rank, ARGS[1])
