@@ -32,6 +32,7 @@ var (
 // BufferOptions are all defaults where they are zero.
 type BufferOptions struct {
 	GradDType            DType // F32 or Same
+	WireDType            DType // of F32 gradients: F32, or BF16: each rank's is rounded once, sums are F32
 	Zero0                bool  // nothing is sharded; by default optimizer state is (ZeRO-1)
 	Zero2                bool  // gradients are sharded too: they pass through a small pool (ZeRO-2)
 	Missing              Missing
@@ -42,6 +43,9 @@ type BufferOptions struct {
 	HighBandwidthPadding bool
 	ReferenceBuckets     bool
 	IgnoreMemory         bool  // take memory also where the system says that there is too little; of any rank
+	ErrorFeedback        bool  // with WireDType: add to the next step's gradient what rounding lost
+	CheckFinite          bool  // look for gradients that are not finite before they are reduced: Sync returns ErrNumeric
+	CheckLarge           bool  // warn of a gradient with 10 times the largest norm of its first 100
 	PoolBuckets          int64 // with Zero2: for how many buckets the pool has room; 0: 2
 	SpillLimit           int64 // with Zero2: most bytes of gradients outside the pool; 0: no limit. Each rank's own
 }
@@ -49,6 +53,7 @@ type BufferOptions struct {
 func (o BufferOptions) raw() shim.BufferOptions {
 	raw := shim.NewBufferOptions()
 	raw.SetGrad_dtype(shim.MegadpDType(o.GradDType))
+	raw.SetWire_dtype(shim.MegadpDType(o.WireDType))
 	if o.Zero0 {
 		raw.SetSharding(shim.Sharding_ZERO_0)
 	} else if o.Zero2 {
@@ -62,6 +67,9 @@ func (o BufferOptions) raw() shim.BufferOptions {
 	raw.SetHigh_bandwidth_padding(o.HighBandwidthPadding)
 	raw.SetReference_buckets(o.ReferenceBuckets)
 	raw.SetIgnore_memory(o.IgnoreMemory)
+	raw.SetError_feedback(o.ErrorFeedback)
+	raw.SetCheck_finite(o.CheckFinite)
+	raw.SetCheck_large(o.CheckLarge)
 	raw.SetPool_buckets(o.PoolBuckets)
 	raw.SetSpill_limit(o.SpillLimit)
 	return raw
@@ -202,7 +210,8 @@ func (b *Buffer) Changed() error { return call(b, b.raw.Changed) }
 func (b *Buffer) ZeroGrad() error { return call(b, b.raw.Zero_grad) }
 
 // Sync ends backward: the gradients of all ranks are reduced, and the ranks agree on what was missing. When ctx is over it returns ctx's
-// error; another Sync goes on waiting. Optimizer.Step does the same where nobody has. Collective.
+// error; another Sync goes on waiting. Optimizer.Step does the same where nobody has. After ErrNumeric (CheckFinite) a step may follow, which is
+// skipped where it has a LossScale. Collective.
 func (b *Buffer) Sync(ctx context.Context) error { return inSlices(ctx, b, b.raw.Sync_slice) }
 
 // StartSync begins what Sync does.
@@ -277,7 +286,8 @@ func (b *Buffer) StartBroadcast(root int) (*Request, error) {
 	return newRequest(ask(b, func(failure shim.Failure) shim.Request { return b.raw.Start_broadcast(root, failure) }))
 }
 
-// Verify fails where the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
+// Verify fails where the ranks of a data-parallel group do not have the same parameters, bit for bit, or tensor-parallel ranks what is not
+// sharded. Collective; slow.
 func (b *Buffer) Verify() error { return call(b, b.raw.Verify) }
 
 // Param lends the library's memory of a parameter. Write it between a step and the next forward, and call Changed.
@@ -296,9 +306,10 @@ func (b *Buffer) OwnedGrad(param int) (*View, error) {
 	return newView(ask(b, func(failure shim.Failure) shim.View { return b.raw.Owned_grad(int64(param), failure) }))
 }
 
-// Stats are sums since registration; times in nanoseconds; SpillPeakBytes is the most that lay outside the pool. As mdp_stats_report.
+// Stats are sums since registration; times in nanoseconds; SpillPeakBytes is the most that lay outside the pool, LargeGradients are
+// CheckLarge's warnings. As mdp_stats_report.
 type Stats struct {
-	CommNs, ExposedNs, Bytes, Buckets, LaunchedInBackward, Syncs, HostSyncs, SpillPeakBytes int64
+	CommNs, ExposedNs, Bytes, Buckets, LaunchedInBackward, Syncs, HostSyncs, SpillPeakBytes, LargeGradients int64
 }
 
 // Stats of this buffer.
@@ -309,7 +320,23 @@ func (b *Buffer) Stats() (Stats, error) {
 	}
 	defer shim.DeleteStats(raw)
 	return Stats{raw.GetComm_ns(), raw.GetExposed_ns(), raw.GetBytes(), raw.GetBuckets(), raw.GetLaunched_in_backward(), raw.GetSyncs(),
-		raw.GetHost_syncs(), raw.GetSpill_peak_bytes()}, nil
+		raw.GetHost_syncs(), raw.GetSpill_peak_bytes(), raw.GetLarge_gradients()}, nil
+}
+
+// UseOrder is of each parameter the Param.UseOrder with which the last synced step's gradients would have filled bucket after bucket; for the
+// next time that they are registered. Collective.
+func (b *Buffer) UseOrder() ([]int, error) {
+	count := b.raw.Size()
+	list := make([]int64, count+1)
+	order := make([]int, count)
+	err := call(b, func(failure shim.Failure) { b.raw.Use_order(&list[0], count, failure) })
+	if err != nil {
+		return nil, err
+	}
+	for i := range order {
+		order[i] = int(list[i])
+	}
+	return order, nil
 }
 
 // Range is one piece of one parameter whose optimizer state this rank keeps. As mdp_range.

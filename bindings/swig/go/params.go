@@ -43,6 +43,7 @@ type Param struct {
 	ParamGroup  int // index among the optimizer's ParamGroups
 	Frozen      bool
 	OwnBucket   bool
+	UseOrder    int    // parameters are used in ascending order of this, equal ones as listed; Buffer.UseOrder tells it
 	Tie         string // a name that its copies on other pipeline stages have too: their gradients are added up
 }
 
@@ -61,6 +62,7 @@ func (p Param) addTo(list shim.Params) {
 	raw.SetShard_dim(p.ShardDim)
 	raw.SetShard_stride(p.ShardStride)
 	raw.SetParam_group(p.ParamGroup)
+	raw.SetUse_order(p.UseOrder)
 	raw.SetFrozen(p.Frozen)
 	raw.SetOwn_bucket(p.OwnBucket)
 	raw.SetTie(p.Tie)

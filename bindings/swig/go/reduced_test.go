@@ -128,6 +128,72 @@ func TestDividedByTokens(t *testing.T) {
 	}
 }
 
+// checkedGradients, with two ranks: what is sent as bf16, a gradient that is not finite, and the order in which gradients came.
+func checkedGradients() error {
+	comm, err := megadp.NewComm(megadp.CommOptions{})
+	if err != nil {
+		return err
+	}
+	rank, err := comm.Rank()
+	if err != nil {
+		return err
+	}
+	params := []megadp.Param{{Name: "v", Shape: []int64{1}, UseOrder: 1}, {Name: "u", Shape: []int64{1}}}
+	buffer, err := megadp.NewBuffer(comm, params, megadp.BufferOptions{WireDType: megadp.BF16, ErrorFeedback: true, CheckFinite: true,
+		CheckLarge: true, Scaling: megadp.ScalingSum})
+	if err != nil {
+		return err
+	}
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
+	if err != nil {
+		return err
+	}
+	if wrong := mismatch(second(buffer.UseOrder()), megadp.ErrState, "sync"); wrong != "" {
+		return errors.New(wrong)
+	}
+	for _, bad := range []float32{1.006, float32(math.Inf(1))} {
+		for i, value := range []float32{0, []float32{1.001, bad}[rank]} {
+			if err := megadp.Put(buffer, i, []float32{value}); err != nil {
+				return err
+			}
+		}
+		norm := 0.0
+		if bad < 2 {
+			if err := buffer.Sync(context.Background()); err != nil {
+				return err
+			}
+			if norm, err = buffer.GradNorm(); err != nil {
+				return err
+			}
+		} else if wrong := mismatch(buffer.Sync(context.Background()), megadp.ErrNumeric, "'u'"); wrong != "" {
+			return errors.New(wrong)
+		}
+		report, err := optimizer.Step(megadp.StepOptions{LossScale: 2})
+		if err != nil {
+			return err
+		}
+		order, err := buffer.UseOrder()
+		if err != nil {
+			return err
+		}
+		stats, err := buffer.Stats()
+		if err != nil {
+			return err
+		}
+		fmt.Println("checked", norm, report.Skipped, order, stats.LargeGradients)
+	}
+	return nil
+}
+
+func TestCheckedGradients(t *testing.T) {
+	lines, status := runRanks(t, 2, "checked", self(t))
+	expectLines(t, lines, "checked 0 true [1 0] 0", "checked 0 true [1 0] 0", "checked 2.0078125 false [1 0] 0",
+		"checked 2.0078125 false [1 0] 0")
+	if status != 0 {
+		t.Error(lines)
+	}
+}
+
 func TestReducedGradients(t *testing.T) {
 	lines, status := runRanks(t, 2, "reduced", self(t))
 	expectLines(t, lines, "reduced [5 3 0 3 2.5] steps [1 1 0]", "reduced [5 3 0 3 2.5] steps [1 1 0]")

@@ -13,6 +13,7 @@
 %rename(gradView) megadp::Buffer::grad;
 %rename(ownedGradView) megadp::Buffer::owned_grad;
 %rename(stateView) megadp::Optimizer::state;
+%rename(fillUseOrder) megadp::Buffer::use_order;
 %ignore megadp::Failure;
 %ignore megadp::Memory;
 %javamethodmodifiers megadp::Buffer::sync_slice "private";
@@ -20,6 +21,7 @@
 %javamethodmodifiers megadp::Buffer::broadcast_slice "private";
 %javamethodmodifiers megadp::Request::wait_slice "private";
 %javamethodmodifiers megadp::Buffer::create "private";
+%javamethodmodifiers megadp::Buffer::use_order "private";
 
 %pragma(java) jniclasscode=%{
   static {
@@ -152,6 +154,16 @@
     while (!broadcastSlice(root)) {
       Direct.checkInterrupt("Buffer.broadcast");
     }
+  }
+
+  /**
+   * Of each parameter the Param.setUseOrder with which the last synced step's gradients would have filled bucket after bucket; for the next
+   * time that they are registered. Collective over the world.
+   */
+  public int[] useOrder() {
+    long[] order = new long[(int) size()];
+    fillUseOrder(order);
+    return java.util.Arrays.stream(order).mapToInt(i -> (int) i).toArray();
   }
 
   /** Copies a gradient into its slot and counts it as ready. The array may be used again when this returns. Any thread. */

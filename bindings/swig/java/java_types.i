@@ -86,6 +86,21 @@ class string;
   jenv->ReleaseLongArrayElements($input, reinterpret_cast<jlong*>(const_cast<long long*>($1)), JNI_ABORT);
 %}
 
+/* Numbers for the caller's array. */
+%typemap(jni) (long long* order, long long count) "jlongArray"
+%typemap(jtype) (long long* order, long long count) "long[]"
+%typemap(jstype) (long long* order, long long count) "long[]"
+%typemap(javain) (long long* order, long long count) "Direct.checked($javainput, \"order\")"
+%typemap(in) (long long* order, long long count) %{
+  $2 = jenv->GetArrayLength($input);
+  jlong* $1_elements = jenv->GetLongArrayElements($input, NULL);
+  if (!$1_elements) return $null;
+  $1 = reinterpret_cast<long long*>($1_elements);
+%}
+%typemap(freearg) (long long* order, long long count) %{
+  jenv->ReleaseLongArrayElements($input, reinterpret_cast<jlong*>($1), 0);
+%}
+
 /* Memory of the library's. A ByteBuffer's sizes are ints. */
 %typemap(jni) megadp::Memory "jobject"
 %typemap(jtype) megadp::Memory "java.nio.ByteBuffer"

@@ -16,6 +16,7 @@ struct Stats {
   long long syncs = 0;
   long long host_syncs = 0;
   long long spill_peak_bytes = 0;
+  long long large_gradients = 0;
 };
 
 /// The last step's times of one bucket: CLOCK_MONOTONIC in nanoseconds, 0: has not happened. As mdp_bucket_report.
@@ -110,6 +111,7 @@ class Buffer {
 
   /// Ends backward: all buckets are reduced, and the ranks agree on what was missing. sync_slice begins that or goes on waiting, for at
   /// most 50 ms, and says whether it has finished; start_sync returns at once. Optimizer.step does the same if nobody has. Collective.
+  /// After E_NUMERIC (check_finite) a step may follow, which is skipped if it has a loss_scale.
   bool sync_slice(Failure& failure);
   Request* start_sync(Failure& failure);
 
@@ -133,7 +135,8 @@ class Buffer {
   /// start_broadcast returns at once: the parameters are nobody's to read or write before its end. Collective.
   bool broadcast_slice(int root, Failure& failure);
   Request* start_broadcast(int root, Failure& failure);
-  /// Fails if the ranks of a data-parallel group do not have the same parameters, bit for bit. Collective; slow.
+  /// Fails if the ranks of a data-parallel group do not have the same parameters, bit for bit, or tensor-parallel ranks what is not
+  /// sharded. Collective; slow.
   void verify(Failure& failure) {
     call(failure, [](auto* buffer) { return mdp_buffer_verify(buffer); });
   }
@@ -166,6 +169,9 @@ class Buffer {
   double grad_norm_of(const long long* params, long long count, Failure& failure) const;
   GradSummary grad_summary_of(const long long* params, long long count, Failure& failure) const;
   void scale_grads_of(double factor, const long long* params, long long count, Failure& failure);
+  /// Of each parameter the Param::use_order with which the last synced step's gradients would have filled bucket after bucket; for the
+  /// next time that they are registered. Collective over the world.
+  void use_order(long long* order, long long count, Failure& failure) const;
 #endif
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
   /// The same on lists of numbers, row by row.
@@ -176,6 +182,7 @@ class Buffer {
   double grad_norm_of(const std::vector<double>& params, Failure& failure) const;
   GradSummary grad_summary_of(const std::vector<double>& params, Failure& failure) const;
   void scale_grads_of(double factor, const std::vector<double>& params, Failure& failure);
+  std::vector<double> use_order(Failure& failure) const;
 #endif
 
 #ifndef SWIG
@@ -223,6 +230,7 @@ class Buffer {
   View* kept_view(long long param, Failure& failure, Function lend) const;
   View* view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const;
   std::vector<mdp_range> ranges(Failure& failure) const;
+  std::vector<int32_t> order_of_use(size_t count, Failure& failure) const;
 
   Handle<mdp_buffer> buffer_;
   std::vector<std::vector<int64_t>> shapes_;

@@ -2,6 +2,7 @@
 // What buffer.h declares and does not define in place.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "buffer.h"
@@ -216,6 +217,7 @@ inline Stats Buffer::stats(Failure& failure) const {
   stats.syncs = static_cast<long long>(report.syncs);
   stats.host_syncs = static_cast<long long>(report.host_syncs);
   stats.spill_peak_bytes = static_cast<long long>(report.spill_peak_bytes);
+  stats.large_gradients = static_cast<long long>(report.large_gradients);
   return stats;
 }
 
@@ -269,6 +271,20 @@ inline Range Buffer::owned(long long number, Failure& failure) const {
   range.past = one.end;
   range.param_first = one.param_begin;
   return range;
+}
+
+inline std::vector<int32_t> Buffer::order_of_use(size_t count, Failure& failure) const {
+  return guarded(failure, [&] {
+    std::vector<int32_t> order(count);
+    call(failure, [&](auto* buffer) { return mdp_buffer_use_order(buffer, order.data(), count); });
+    return order;
+  });
+}
+
+inline void Buffer::use_order(long long* order, long long count, Failure& failure) const {
+  if (!not_negative("count", count, failure)) return;
+  const std::vector<int32_t> found = order_of_use(static_cast<size_t>(count), failure);
+  if (!failure.failed()) std::copy(found.begin(), found.end(), order);
 }
 
 inline void Buffer::put(long long param, DType dtype, const unsigned char* from, long long from_bytes, bool add, bool more,
@@ -328,6 +344,11 @@ inline double Buffer::grad_norm_of(const std::vector<double>& params, Failure& f
 inline void Buffer::scale_grads_of(double factor, const std::vector<double>& params, Failure& failure) {
   call_on(params.data(), params.size(), failure,
           [&](auto* buffer, auto* listed, size_t count) { return mdp_grad_scale(buffer, listed, count, factor, nullptr); });
+}
+
+inline std::vector<double> Buffer::use_order(Failure& failure) const {
+  const std::vector<int32_t> found = order_of_use(shapes_.size(), failure);
+  return std::vector<double>(found.begin(), found.end());
 }
 
 #endif

@@ -22,6 +22,7 @@ class Param {
   int shard_dim = 0;        ///< with SHARDED: the dimension cut over the tensor-parallel ranks
   int shard_stride = 0;     ///< with SHARDED: how many pieces a rank has; 0: 1
   int param_group = 0;      ///< index of a ParamGroup of the optimizer
+  int use_order = 0;        ///< parameters are used in ascending order of this, equal ones as added; Buffer::use_order tells it
   bool frozen = false;      ///< not trained: the library keeps neither it nor a gradient
   bool own_bucket = false;  ///< gets a bucket to itself
   std::string tie;          ///< a name that its copies on other pipeline stages have too: their gradients are added up; empty: none
@@ -43,6 +44,7 @@ class Param {
     param.shard_dim = shard_dim;
     param.shard_stride = shard_stride;
     param.param_group = param_group;
+    param.use_order = use_order;
     param.flags = (frozen ? MDP_PARAM_FROZEN : 0) | (own_bucket ? MDP_PARAM_OWN_BUCKET : 0);
     param.tie = tie.empty() ? nullptr : tie.c_str();
     return param;
@@ -78,6 +80,7 @@ class Params {
 
 struct BufferOptions {
   DType grad_dtype = DType::DEFAULT;  ///< F32 or SAME
+  DType wire_dtype = DType::DEFAULT;  ///< of F32 gradients: F32, or BF16: each rank's is rounded once, sums are F32
   Sharding sharding = Sharding::DEFAULT;
   Missing missing = Missing::REFUSE;
   Scaling scaling = Scaling::MEAN;
@@ -88,7 +91,10 @@ struct BufferOptions {
   bool no_overlap = false;        ///< launch everything at sync
   bool high_bandwidth_padding = false;
   bool reference_buckets = false;
-  bool ignore_memory = false;  ///< take memory also if the system says that there is too little; of any rank
+  bool ignore_memory = false;   ///< take memory also if the system says that there is too little; of any rank
+  bool error_feedback = false;  ///< with wire_dtype: add to the next step's gradient what rounding lost
+  bool check_finite = false;    ///< look for gradients that are not finite before they are reduced: sync fails, E_NUMERIC
+  bool check_large = false;     ///< warn of a gradient with 10 times the largest norm of its first 100
 
 #ifndef SWIG
   bool describe(mdp_buffer_config* config, Failure& failure) const {
@@ -98,6 +104,7 @@ struct BufferOptions {
     config->struct_size = sizeof *config;
     config->grad_dtype = static_cast<mdp_dtype>(grad_dtype);
     config->sharding = static_cast<mdp_sharding>(sharding);
+    config->wire_dtype = static_cast<mdp_dtype>(wire_dtype);
     config->missing = static_cast<mdp_missing>(missing);
     config->scaling = static_cast<mdp_scaling>(scaling);
     config->bucket_elements = static_cast<uint64_t>(bucket_elements);
@@ -105,7 +112,9 @@ struct BufferOptions {
     config->pool_buckets = static_cast<uint64_t>(pool_buckets);
     config->spill_limit = static_cast<uint64_t>(spill_limit);
     config->flags = (no_overlap ? MDP_BUFFER_NO_OVERLAP : 0) | (high_bandwidth_padding ? MDP_BUFFER_HIGH_BANDWIDTH_PADDING : 0) |
-                    (reference_buckets ? MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? MDP_BUFFER_IGNORE_MEMORY : 0);
+                    (reference_buckets ? MDP_BUFFER_REFERENCE_BUCKETS : 0) | (ignore_memory ? MDP_BUFFER_IGNORE_MEMORY : 0) |
+                    (error_feedback ? MDP_BUFFER_ERROR_FEEDBACK : 0) | (check_finite ? MDP_BUFFER_CHECK_FINITE : 0) |
+                    (check_large ? MDP_BUFFER_CHECK_LARGE : 0);
     return true;
   }
 #endif

@@ -182,7 +182,8 @@ impl Buffer {
         check(unsafe { sys::mdp_param_write(self.as_raw(), param, &from, ptr::null_mut()) })
     }
 
-    /// Compares all parameters, bit for bit, over each data-parallel group. Collective, blocking; slow: for checks.
+    /// Compares all parameters, bit for bit, over each data-parallel group, over tensor-parallel ranks what is not sharded, and what is tied; of
+    /// the latter two also reduced gradients. Collective, blocking; slow: for checks.
     ///
     /// # Errors
     /// DESYNC (names the first parameter that differs and two ranks), STATE, those of a lost communicator.

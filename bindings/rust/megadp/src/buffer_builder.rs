@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a buffer is laid out, sharded and reduced, before it is registered.
 use crate::buffer::Buffer;
+use crate::element::DType;
 use crate::error::{Result, check};
 use crate::gradients::Shared;
 use crate::grid::Ranks;
@@ -107,6 +108,30 @@ impl BufferBuilder {
     /// What the sum of gradients is divided by: [`Scaling::Mean`] unless said.
     pub fn scaling(mut self, scaling: Scaling) -> Self {
         self.raw.scaling = scaling as u32;
+        self
+    }
+
+    /// The type in which f32 gradients are sent, F32 or BF16: each rank's is rounded once, sums are f32. F32 unless said.
+    pub fn wire_dtype(mut self, dtype: DType) -> Self {
+        self.raw.wire_dtype = dtype as u32;
+        self
+    }
+
+    /// With [`DType::Bf16`] on the wire: adds to the next step's gradient what rounding lost.
+    pub fn error_feedback(mut self) -> Self {
+        self.raw.flags |= sys::MDP_BUFFER_ERROR_FEEDBACK;
+        self
+    }
+
+    /// Looks for gradients that are not finite before they are reduced; see [`Buffer::sync`].
+    pub fn check_finite(mut self) -> Self {
+        self.raw.flags |= sys::MDP_BUFFER_CHECK_FINITE;
+        self
+    }
+
+    /// Warns of a gradient with 10 times the largest norm of its first 100; [`Stats::large_gradients`](crate::Stats::large_gradients) counts.
+    pub fn check_large(mut self) -> Self {
+        self.raw.flags |= sys::MDP_BUFFER_CHECK_LARGE;
         self
     }
 

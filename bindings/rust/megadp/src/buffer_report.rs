@@ -41,7 +41,21 @@ impl Buffer {
             syncs: out.syncs,
             host_syncs: out.host_syncs,
             spill_peak_bytes: out.spill_peak_bytes,
+            large_gradients: out.large_gradients,
         })
+    }
+
+    /// Of each parameter the [`Param::use_order`](crate::Param::use_order) with which the last synced step's gradients would have filled bucket
+    /// after bucket; for the next time that they are registered. The same on all ranks of a stage. Collective over the world, blocking.
+    ///
+    /// # Errors
+    /// STATE (no sync yet), UNSUPPORTED (ranks of a stage hold different experts), those of a lost communicator.
+    pub fn use_order(&self) -> Result<Vec<i32>> {
+        let _inside = self.tree.enter();
+        let mut order = vec![0; self.shared.params.len()];
+        // SAFETY: a live handle, the tree's only call, with memory for a number of each parameter.
+        check(unsafe { sys::mdp_buffer_use_order(self.as_raw(), order.as_mut_ptr(), order.len()) })?;
+        Ok(order)
     }
 
     /// The last step's times of one bucket, by number in launch order. Local.
@@ -105,6 +119,8 @@ pub struct Stats {
     pub host_syncs: u64,
     /// With [`Sharding::Zero2`](crate::Sharding::Zero2): the most bytes of gradients outside the pool at a time.
     pub spill_peak_bytes: u64,
+    /// With [`BufferBuilder::check_large`](crate::BufferBuilder::check_large): warnings.
+    pub large_gradients: u64,
 }
 
 /// Where a bucket is in its step.

@@ -288,7 +288,7 @@ impl Optimizer {
     pub fn start_step<'a>(&mut self, gradients: impl Into<ToStep<'a>>, options: &StepOptions) -> Result<(StepReport, Request)> {
         let gradients = gradients.into();
         self.check_buffer(gradients.buffer())?;
-        let buffer = gradients.sync()?;
+        let buffer = gradients.sync(options.raw.loss_scale != 0.0)?;
         let mut report = sys::mdp_step_report::new();
         let mut out = ptr::null_mut();
         {

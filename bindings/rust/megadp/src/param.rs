@@ -108,6 +108,13 @@ impl Param {
         self
     }
 
+    /// Parameters are used in ascending order of this, equal ones as registered; 0 unless said. [`Buffer::use_order`](crate::Buffer::use_order)
+    /// tells it.
+    pub fn use_order(mut self, order: i32) -> Self {
+        self.raw.use_order = order;
+        self
+    }
+
     /// Copies on other pipeline stages have the same tie: their gradients are added up.
     pub fn tie(mut self, tie: impl Into<String>) -> Self {
         self.tie = Some(tie.into());

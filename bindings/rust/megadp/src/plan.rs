@@ -33,6 +33,8 @@ pub struct PlanReport {
     pub communicator_bytes: u64,
     /// With [`Sharding::Zero2`](crate::Sharding::Zero2), besides: the most that may come to lie outside the pool, all gradients or the limit.
     pub spill_bytes: u64,
+    /// With [`BufferBuilder::error_feedback`]: what rounding lost, f32.
+    pub feedback_bytes: u64,
 }
 
 /// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`](crate::OptimizerBuilder::create) would allocate on `rank` of `world` ranks.
@@ -66,6 +68,7 @@ pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilde
         owned_elements: out.owned_elements,
         communicator_bytes: out.communicator_bytes,
         spill_bytes: out.spill_bytes,
+        feedback_bytes: out.feedback_bytes,
     })
 }
 

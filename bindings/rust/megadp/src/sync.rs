@@ -14,8 +14,10 @@ impl Buffer {
     /// before the step gives the same outcome. Collective, blocking.
     ///
     /// # Errors
-    /// STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), those of a lost communicator.
-    /// After a failure no rank can step; [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
+    /// STATE (a parameter never became ready: names it and the rank, on all ranks; not in the last microbatch), after which no rank can step;
+    /// NUMERIC (with [`BufferBuilder::check_finite`](crate::BufferBuilder::check_finite), on all ranks: names parameter, element, value,
+    /// microbatch and rank), after which a step of the buffer with a loss scale is skipped; those of a lost communicator.
+    /// [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
     ///
     /// ```
     /// # use megadp::{Buffer, Comm, Param};
@@ -258,10 +260,14 @@ impl<'a> ToStep<'a> {
         }
     }
 
-    /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for.
-    pub(crate) fn sync(self) -> Result<&'a mut Buffer> {
+    /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for. `skips`: gradients that are
+    /// not finite make all ranks skip the step.
+    pub(crate) fn sync(self, skips: bool) -> Result<&'a mut Buffer> {
         match self {
-            ToStep::Buffer(buffer) => Ok(buffer.sync()?.buffer),
+            ToStep::Buffer(buffer) => match buffer.sync().map(|_| ()) {
+                Err(error) if !(skips && error.code == Code::Numeric) => Err(error),
+                _ => Ok(buffer),
+            },
             ToStep::Synced(synced) => Ok(synced.buffer),
         }
     }

@@ -3,7 +3,8 @@
 mod ranks;
 
 use megadp::{
-    Axes, BucketState, Buffer, Code, Comm, Grid, Missing, Norm, Op, Optimizer, Param, ParamGroup, Scaling, StateKind, StepOptions, Strided,
+    Axes, BucketState, Buffer, BufferBuilder, Code, Comm, DType, Grid, Missing, Norm, Op, Optimizer, Param, ParamGroup, Scaling, Sharding,
+    StateKind, StepOptions, Strided,
 };
 use ranks::{alone, register, small, threads};
 
@@ -290,6 +291,76 @@ fn gradients_are_divided_by_tokens() {
     let refused = Buffer::builder().register(&comm, &both).err().unwrap();
     assert!(refused.code == Code::Invalid && refused.text.contains("same tie as parameter 0 'a'"), "{refused}");
     assert_eq!(Buffer::builder().register(&comm, &[small("w").tie("a\0b")]).err().unwrap().code, Code::Invalid);
+}
+
+#[test]
+fn gradients_are_sent_as_bf16() {
+    threads(2, |comm| {
+        let number = comm.rank().unwrap();
+        let sum = Buffer::builder().scaling(Scaling::Sum).wire_dtype(DType::Bf16);
+        for sharding in [Sharding::Zero0, Sharding::Zero1, Sharding::Zero2] {
+            let mut buffer = register(&comm, &sum.clone().sharding(sharding), &[Param::new("w", &[1])]);
+            buffer.gradients().put(0, &[[1.001f32, 1.006][number]]).unwrap();
+            assert_eq!(buffer.sync().unwrap().grad_norm(None).unwrap(), 2.0078125); // of 1 and 1.0078125, which bf16 has; the sum it has not
+        }
+        let mut buffer = register(&comm, &sum.clone().error_feedback(), &[Param::new("w", &[1])]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        for expected in [2.0, 2.015625] {
+            buffer.gradients().put(0, &[1.003f32]).unwrap();
+            assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap().grad_norm, expected);
+        }
+        let feedback_of = |builder: &BufferBuilder| megadp::plan(&Grid::builder(), 2, 0, builder, &[small("w")]).unwrap().feedback_bytes;
+        assert!(feedback_of(&sum) == 0 && feedback_of(&sum.clone().error_feedback()) > 0);
+    });
+}
+
+#[test]
+fn gradients_are_checked() {
+    threads(2, |comm| {
+        let number = comm.rank().unwrap();
+        let mut buffer = register(&comm, &Buffer::builder().check_finite(), &[small("w"), small("b")]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        let gradients = buffer.gradients();
+        let put = |value: f32| {
+            gradients.put(1, &[1.0, 1.0, if number == 1 { value } else { 1.0 }, 1.0]).unwrap();
+            gradients.put(0, &[1f32; 4]).unwrap();
+        };
+        put(f32::NAN);
+        let error = buffer.sync().map(|_| ()).unwrap_err();
+        assert_eq!((error.code, error.param, error.rank), (Code::Numeric, Some(1), Some(1)));
+        assert!(error.text.contains("'b'"), "{error}");
+        assert!(optimizer.step(&mut buffer, &StepOptions::default().loss_scale(2.0)).unwrap().skipped);
+        put(f32::INFINITY);
+        assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap_err().param, Some(1));
+        buffer.begin_microbatch(true).unwrap();
+        put(1.0);
+        assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap().step, 1);
+    });
+    let mut buffer = register(&alone(), &Buffer::builder().check_large(), &[small("w")]);
+    let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+    for value in [1f32; 100].into_iter().chain([5.0, 20.0]) {
+        buffer.gradients().put(0, &[value; 4]).unwrap();
+        optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+    }
+    assert_eq!(buffer.stats().unwrap().large_gradients, 1);
+}
+
+#[test]
+fn buckets_fill_in_the_order_of_use() {
+    threads(2, |comm| {
+        let mut order = vec![0; 3];
+        for attempt in 0..2 {
+            let params = [0, 1, 2].map(|param| small(["c", "b", "a"][param]).use_order(order[param]));
+            let mut buffer = register(&comm, &Buffer::builder().bucket_elements(1), &params);
+            assert_eq!(buffer.use_order().unwrap_err().code, Code::State);
+            (0..3).for_each(|param| buffer.gradients().put(param, &[1f32; 4]).unwrap());
+            let _ = buffer.sync().unwrap();
+            let ready = [0, 1, 2].map(|bucket| buffer.bucket(bucket).unwrap().ready_ns);
+            assert_eq!(ready.is_sorted(), attempt == 1, "{ready:?}");
+            order = buffer.use_order().unwrap();
+            assert_eq!(order, [2, 1, 0]);
+        }
+    });
 }
 
 #[test]

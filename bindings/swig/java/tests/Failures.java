@@ -3,6 +3,7 @@ import java.nio.ByteBuffer;
 import java.nio.FloatBuffer;
 import java.nio.file.Files;
 import java.nio.file.Paths;
+import java.util.Arrays;
 import megadp.Axis;
 import megadp.Buffer;
 import megadp.BufferOptions;
@@ -21,6 +22,7 @@ import megadp.ParamGroup;
 import megadp.Params;
 import megadp.Plan;
 import megadp.Request;
+import megadp.Scaling;
 import megadp.Sharding;
 import megadp.Status;
 import megadp.StepOptions;
@@ -178,6 +180,38 @@ public final class Failures {
       System.out.println("reduced " + found + " steps " + optimizer.steps(0) + optimizer.steps(1) + optimizer.steps(2));
       fails(Status.E_INVALID, () -> optimizer.steps(3), "3");
       fails(Status.E_INVALID, () -> optimizer.steps(-1), "-1");
+    }
+  }
+
+  /** With two ranks: what is sent as bf16, a gradient of the last rank that is not finite, and the order in which gradients came. */
+  static void checkedGradients() throws Exception {
+    BufferOptions options = new BufferOptions();
+    options.setScaling(Scaling.SUM);
+    options.setWireDtype(DType.BF16);
+    options.setErrorFeedback(true);
+    options.setCheckFinite(true);
+    options.setCheckLarge(true);
+    Param first = Param.of("v", 1);
+    first.setUseOrder(1);
+    StepOptions scaled = new StepOptions();
+    scaled.setLossScale(2);
+    try (Comm comm = Comm.create();
+        Buffer buffer = Buffer.create(comm, Params.of(first, Param.of("u", 1)), options);
+        Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
+      fails(Status.E_STATE, buffer::useOrder, "sync");
+      for (float bad : new float[] {1.006f, Float.POSITIVE_INFINITY}) {
+        buffer.put(0, new float[] {0});
+        buffer.put(1, new float[] {comm.rank() == 0 ? 1.001f : bad});
+        String found = "checked";
+        if (bad < 2) {
+          buffer.sync();
+          found += " " + buffer.gradNorm();
+        } else {
+          fails(Status.E_NUMERIC, buffer::sync, "'u'");
+        }
+        found += " " + optimizer.step(scaled).getSkipped() + " " + Arrays.toString(buffer.useOrder());
+        System.out.println(found + " " + buffer.stats().getLargeGradients());
+      }
     }
   }
 

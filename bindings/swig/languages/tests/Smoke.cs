@@ -65,6 +65,32 @@ static class Smoke {
     Console.WriteLine("value {0}", buffer.Read(0)[0]);
   }
 
+  // Sent as bf16 and checked; and in which order gradients came.
+  static void Checked(Comm comm) {
+    var sent = new BufferOptions();
+    sent.WireDtype = DType.BF16;
+    sent.ErrorFeedback = sent.CheckFinite = sent.CheckLarge = true;
+    var pair = new Params();
+    foreach (var name in new[] {"v", "u"}) {
+      var param = new Param(name);
+      param.AddDimension(1);
+      param.UseOrder = name == "v" ? 1 : 0;
+      pair.Add(param);
+    }
+    var buffer = MegaDP.Buffer.Create(comm, pair, sent);
+    buffer.Put(0, One(1));
+    buffer.Put(1, One(comm.Rank() == comm.Size() - 1 ? double.PositiveInfinity : 1));
+    if (!Fails("numeric", () => buffer.Sync()).Contains("'u'")) throw new Exception("unnamed");
+    var scaled = new StepOptions();
+    scaled.LossScale = 2;
+    bool skipped = Optimizer.Create(buffer, new OptimizerOptions()).Step(scaled).Skipped;
+    buffer.Put(0, One(1));
+    buffer.Put(1, One(1));
+    buffer.Sync();
+    var order = buffer.UseOrder();
+    Console.WriteLine("sent {0} {1} {2} {3}", skipped ? 1 : 0, order[0], order[1], buffer.Stats().LargeGradients);
+  }
+
   // A step whose gradients are put and written where they go, with so many optimizer instances: what it leaves.
   static string ShardedStep(Comm comm, Sharding sharding, int instances) {
     bool zero2 = sharding == Sharding.ZERO_2;
@@ -147,6 +173,7 @@ static class Smoke {
     Console.WriteLine("steps {0} {1}", optimizer.Step(new StepOptions()).Step, optimizer.Steps(1));
     buffer.WaitAll();
     Named(comm, buffer);
+    Checked(comm);
     string one = ShardedStep(comm, Sharding.ZERO_1, 1), two = ShardedStep(comm, Sharding.ZERO_2, 1);
     Console.WriteLine("zero2 {0}", one == two ? "same" : one + " and " + two);
     string cut = ShardedStep(comm, Sharding.ZERO_1, ranks);

@@ -57,6 +57,33 @@ sharded_step <- function(comm, rank, sharding, instances) {
   c(norm, size, Buffer_read(pooled, 0), Buffer_read(pooled, 1))
 }
 
+# Sent as bf16 and checked; and in which order gradients came.
+checked <- function(comm, last) {
+  sent <- BufferOptions()
+  BufferOptions_wire_dtype_set(sent, "BF16")
+  BufferOptions_error_feedback_set(sent, TRUE)
+  BufferOptions_check_finite_set(sent, TRUE)
+  BufferOptions_check_large_set(sent, TRUE)
+  pair <- Params()
+  for (name in c("v", "u")) {
+    param <- Param(name)
+    Param_add_dimension(param, 1)
+    Param_use_order_set(param, if (name == "v") 1 else 0)
+    Params_add(pair, param)
+  }
+  buffer <- Buffer_create(comm, pair, sent)
+  Buffer_put(buffer, 0, 1.0)
+  Buffer_put(buffer, 1, if (last) Inf else 1.0)
+  stopifnot(grepl("'u'", fails("numeric", function() Buffer_sync(buffer))))
+  scaled <- StepOptions()
+  StepOptions_loss_scale_set(scaled, 2)
+  skipped <- StepReport_skipped_get(Optimizer_step(Optimizer_create(buffer, OptimizerOptions()), scaled))
+  Buffer_put(buffer, 0, 1.0)
+  Buffer_put(buffer, 1, 1.0)
+  Buffer_sync(buffer)
+  cat("sent", as.integer(skipped), Buffer_use_order(buffer), Stats_large_gradients_get(Buffer_stats(buffer)), "\n")
+}
+
 main <- function() {
   comm <- Comm_create(CommOptions())
   rank <- Comm_rank(comm)
@@ -119,6 +146,7 @@ main <- function() {
   Buffer_put(buffer, 0, 1.0)
   Optimizer_step(still, StepOptions())
   cat("value", Buffer_read(buffer, 0)[1], "\n")
+  checked(comm, rank == ranks - 1)
   one <- sharded_step(comm, rank, "ZERO_1", 1)
   two <- sharded_step(comm, rank, "ZERO_2", 1)
   cat("zero2", if (identical(one, two)) "same" else c(one, two), "\n")

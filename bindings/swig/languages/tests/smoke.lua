@@ -74,6 +74,27 @@ buffer:put(0, { 1 })
 still:step(megadp.StepOptions())
 print(string.format("value %d", buffer:read(0)[1]))
 
+-- Sent as bf16 and checked; and in which order gradients came.
+local sent, pair = megadp.BufferOptions(), megadp.Params()
+sent.wire_dtype, sent.error_feedback, sent.check_finite, sent.check_large = megadp.DType_BF16, true, true, true
+for i, name in ipairs { "v", "u" } do
+  local param = megadp.Param(name)
+  param:add_dimension(1)
+  param.use_order = 2 - i
+  pair:add(param)
+end
+local checked, scaled = megadp.Buffer.create(comm, pair, sent), megadp.StepOptions()
+checked:put(0, { 1 })
+checked:put(1, { rank == ranks - 1 and math.huge or 1 })
+assert(fails("numeric", checked.sync, checked):find("'u'", 1, true))
+scaled.loss_scale = 2
+local skipped = megadp.Optimizer.create(checked, megadp.OptimizerOptions()):step(scaled).skipped and 1 or 0
+checked:put(0, { 1 })
+checked:put(1, { 1 })
+checked:sync()
+local order = checked:use_order()
+print(string.format("sent %d %d %d %d", skipped, order[1], order[2], checked:stats().large_gradients))
+
 -- The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
 local function sharded_step(sharding, instances)
   local layers = megadp.Params()

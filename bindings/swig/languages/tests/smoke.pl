@@ -77,6 +77,29 @@ $buffer->put(0, [1]);
 $still->step(megadp::StepOptions->new);
 printf "value %d\n", $buffer->read(0)->[0];
 
+# Sent as bf16 and checked; and in which order gradients came.
+my $sent = megadp::BufferOptions->new;
+@$sent{"wire_dtype", "error_feedback", "check_finite", "check_large"} = ($megadp::DType_BF16, 1, 1, 1);
+my $pair = megadp::Params->new;
+for my $name ("v", "u") {
+    my $param = megadp::Param->new($name);
+    $param->add_dimension(1);
+    $param->{use_order} = $name eq "v" ? 1 : 0;
+    $pair->add($param);
+}
+my $checked = megadp::Buffer::create($comm, $pair, $sent);
+$checked->put(0, [1]);
+$checked->put(1, [$rank == $ranks - 1 ? 9**9**9 : 1]);
+die "unnamed" unless fails("numeric", sub { $checked->sync }) =~ /'u'/;
+my $scaled = megadp::StepOptions->new;
+$scaled->{loss_scale} = 2;
+my $skips = megadp::Optimizer::create($checked, megadp::OptimizerOptions->new);
+my $skipped = $skips->step($scaled)->{skipped};
+$checked->put(0, [1]);
+$checked->put(1, [1]);
+$checked->sync;
+printf "sent %d %d %d %d\n", $skipped, @{$checked->use_order}, $checked->stats->{large_gradients};
+
 # The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
 my @found;
 for my $way ([$megadp::Sharding_ZERO_1, 1], [$megadp::Sharding_ZERO_2, 1], [$megadp::Sharding_ZERO_1, $ranks]) {

@@ -87,6 +87,29 @@ buffer.put(0, [1])
 still.step(Megadp::StepOptions.new)
 puts "value #{buffer.read(0)[0].to_i}"
 
+# Sent as bf16 and checked; and in which order gradients came.
+sent = Megadp::BufferOptions.new
+sent.wire_dtype = Megadp::DType_BF16
+sent.error_feedback = sent.check_finite = sent.check_large = true
+pair = Megadp::Params.new
+%w[v u].each_with_index do |name, i|
+  param = Megadp::Param.new(name)
+  param.add_dimension(1)
+  param.use_order = 1 - i
+  pair.add(param)
+end
+checked = Megadp::Buffer.create(comm, pair, sent)
+checked.put(0, [1])
+checked.put(1, [rank == ranks - 1 ? Float::INFINITY : 1])
+abort "unnamed" unless fails("numeric") { checked.sync }.include?("'u'")
+scaled = Megadp::StepOptions.new
+scaled.loss_scale = 2
+skipped = Megadp::Optimizer.create(checked, Megadp::OptimizerOptions.new).step(scaled).skipped
+checked.put(0, [1])
+checked.put(1, [1])
+checked.sync
+puts "sent #{skipped ? 1 : 0} #{checked.use_order.to_a.map(&:to_i).join(" ")} #{checked.stats.large_gradients}"
+
 # The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
 ways = [[Megadp::Sharding_ZERO_1, 1], [Megadp::Sharding_ZERO_2, 1], [Megadp::Sharding_ZERO_1, ranks]]
 found = ways.map do |sharding, instances|

@@ -81,6 +81,30 @@ megadp::Buffer_put $buffer 0 {1}
 megadp::Optimizer_step $still stepOptions
 puts [format "value %d" [expr {int([lindex [megadp::Buffer_read $buffer 0] 0])}]]
 
+# Sent as bf16 and checked; and in which order gradients came.
+megadp::BufferOptions sent
+sent configure -wire_dtype $megadp::DType_BF16 -error_feedback 1 -check_finite 1 -check_large 1
+megadp::Params pair
+foreach {name order} {v 1 u 0} {
+    megadp::Param $name $name
+    $name add_dimension 1
+    $name configure -use_order $order
+    pair add $name
+}
+set checked [megadp::Buffer_create $comm pair sent]
+megadp::Buffer_put $checked 0 {1}
+megadp::Buffer_put $checked 1 [expr {$rank == $ranks - 1 ? "Inf" : 1}]
+if {![string match *'u'* [fails numeric {megadp::Buffer_sync $checked}]]} { error unnamed }
+megadp::StepOptions scaled
+scaled configure -loss_scale 2
+set report [megadp::Optimizer_step [megadp::Optimizer_create $checked [megadp::OptimizerOptions plain]] scaled]
+set skipped [megadp::StepReport_skipped_get $report]
+megadp::Buffer_put $checked 0 {1}
+megadp::Buffer_put $checked 1 {1}
+megadp::Buffer_sync $checked
+set large [megadp::Stats_large_gradients_get [megadp::Buffer_stats $checked]]
+puts [format "sent %d %.0f %.0f %d" $skipped {*}[megadp::Buffer_use_order $checked] $large]
+
 # The same step with ZERO_1 and with ZERO_2, whose gradients are put and written where they go; and with several optimizer instances.
 proc sharded_step {comm rank id sharding instances} {
     set zero2 [expr {$sharding == $megadp::Sharding_ZERO_2}]

@@ -24,7 +24,7 @@ import java.lang.invoke.MethodHandle;
 public final class ForeignLine {
   static final StructLayout PARAM = struct("mdp_param", JAVA_INT, "struct_size", JAVA_INT, "dtype", ADDRESS, "name", ADDRESS, "shape",
       JAVA_INT, "ndim", JAVA_INT, "uses_per_step", JAVA_INT, "param_class", JAVA_INT, "placement", JAVA_INT, "shard_dim",
-      JAVA_INT, "shard_stride", JAVA_INT, "param_group", JAVA_INT, "reserved", JAVA_LONG, "flags", ADDRESS, "tie");
+      JAVA_INT, "shard_stride", JAVA_INT, "param_group", JAVA_INT, "use_order", JAVA_LONG, "flags", ADDRESS, "tie");
   static final StructLayout TENSOR = struct("mdp_tensor", JAVA_INT, "struct_size", JAVA_INT, "dtype", JAVA_INT, "device_type",
       JAVA_INT, "device_id", JAVA_INT, "ndim", JAVA_INT, "reserved", ADDRESS, "data", ADDRESS, "shape", ADDRESS, "strides");
   static final StructLayout OPTIMIZER = struct("mdp_optimizer_config", JAVA_INT, "struct_size", JAVA_INT, "rule", JAVA_DOUBLE, "lr",

@@ -17,7 +17,7 @@ export const structs = {
   mdp_param: koffi.struct('mdp_param', {
     struct_size: 'uint32_t', dtype: 'uint32_t', name: 'const char *', shape: 'int64_t *', ndim: 'int32_t', uses_per_step: 'int32_t',
     param_class: 'uint32_t', placement: 'uint32_t', shard_dim: 'int32_t', shard_stride: 'int32_t', param_group: 'int32_t',
-    reserved: 'int32_t', flags: 'uint64_t', tie: 'const char *',
+    use_order: 'int32_t', flags: 'uint64_t', tie: 'const char *',
   }),
   mdp_optimizer_config: koffi.struct('mdp_optimizer_config', {
     struct_size: 'uint32_t', rule: 'uint32_t', lr: 'double', beta1: 'double', beta2: 'double', eps: 'double', weight_decay: 'double',
@@ -104,7 +104,7 @@ export class Training {
     this.rank = c.commRank(this.comm);
     this.size = c.commSize(this.comm);
     const params = Object.entries(shapes).map(([name, shape]) => ({struct_size: koffi.sizeof('mdp_param'), dtype: 0, name, shape,
-      ndim: shape.length, uses_per_step: 0, param_class: 0, placement: 0, shard_dim: 0, shard_stride: 0, param_group: 0, reserved: 0,
+      ndim: shape.length, uses_per_step: 0, param_class: 0, placement: 0, shard_dim: 0, shard_stride: 0, param_group: 0, use_order: 0,
       flags: 0, tie: null}));
     this.buffer = made(c.register, this.comm, null, null, params, params.length);
     this.optimizer = made(c.optimizerCreate, this.buffer, {struct_size: koffi.sizeof('mdp_optimizer_config'), rule: 0, lr, beta1: 0, beta2: 0,
