@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -86,11 +87,16 @@ class Backend {
 
   // host_to, memory of allocate_host(), = from.
   virtual Status fetch(Stream& stream, void* host_to, const void* from, size_t bytes) = 0;
+  // Of the host's backend, control(): work of the core's own, on the stream's thread. It must not wait, and may be dropped there.
+  virtual Status run(Stream& stream, std::function<void()> work) = 0;
 
   // ── not on a stream of ours ──
   // to = from, or to += from; casts, any strides; shapes are equal. Ordered on `caller`, the caller's stream (on the host: finished on
   // return). One side may be the host's memory; it is then finished on return too.
   virtual Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) = 0;
+  // Raises *found to the number of the first element that is not finite (base/finding.h), where first_finding() is `first`. Ordered on
+  // `caller` as copy(). f32, bf16, f16.
+  virtual Status find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) = 0;
   // Finished on return.
   virtual Status read(void* host_to, const void* from, size_t bytes) = 0;
   virtual Status write(void* to, const void* host_from, size_t bytes) = 0;

@@ -180,6 +180,15 @@ Status CudaBackend::fetch(Stream& stream, void* host_to, const void* from, size_
   return launch(stream, "a copy to the host", [=](const PluginTable& p, Device* d, void* s) { return p.copy(d, s, host_to, from, bytes); });
 }
 
+Status CudaBackend::run(Stream& /*stream*/, std::function<void()> /*work*/) {
+  return unsupported("work of the host's own has no place on a device's stream");
+}
+
+Status CudaBackend::find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) {
+  if (gpu_->failed()) return gpu_->failure();
+  return check(gpu_->plugin().find_nonfinite(gpu_->device(), caller, data, type, count, first, found), "a search for what is not finite");
+}
+
 Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
   if (gpu_->failed()) return gpu_->failure();

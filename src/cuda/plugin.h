@@ -23,7 +23,7 @@
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 3;
+constexpr uint32_t kPluginVersion = 4;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, plus an ncclResult_t, and the plugin's own.
@@ -129,6 +129,7 @@ struct PluginTable {
   int32_t (*round_with_feedback)(Device* device, void* stream, void* to, const float* from, float* residual, size_t count);
   int32_t (*square_sum)(Device* device, void* stream, const void* data, DType type, size_t count, double* sums);
   int32_t (*extremes)(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest);
+  int32_t (*find_nonfinite)(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t first, uint64_t* found);
   int32_t (*scale)(Device* device, void* stream, void* data, DType type, size_t count, float factor);
   int32_t (*begin_step)(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings);
   int32_t (*count_steps)(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count);

@@ -108,6 +108,18 @@ Status HostBackend::fetch(Stream& stream, void* host_to, const void* from, size_
   });
 }
 
+Status HostBackend::run(Stream& stream, std::function<void()> work) {
+  return submit(stream, [work = std::move(work)] {
+    work();
+    return Status();
+  });
+}
+
+Status HostBackend::find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) {
+  if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  return host::find_nonfinite(data, type, count, first, found);
+}
+
 Status HostBackend::copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");

@@ -38,8 +38,10 @@ class HostBackend final : public Backend {
   Status update(Stream& stream, const Update& update) override;
 
   Status fetch(Stream& stream, void* host_to, const void* from, size_t bytes) override;
+  Status run(Stream& stream, std::function<void()> work) override;
 
   Status copy(const StridedArray& to, const StridedArray& from, bool add, void* caller) override;
+  Status find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) override;
   Status read(void* host_to, const void* from, size_t bytes) override;
   Status write(void* to, const void* host_from, size_t bytes) override;
 

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/finding.h"
 #include "base/sum_order.h"
 
 namespace megadp::host {
@@ -218,6 +219,17 @@ Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* 
     }
     *zeros += found;
     *largest = std::bit_cast<float>(most);
+  });
+  return {};
+}
+
+Status find_nonfinite(const void* data, DType type, size_t n, uint64_t first, uint64_t* found, const Kernels& kernels) {
+  if (!is_trainable(type)) return not_trainable("a search for what is not finite", type);
+  const size_t at = kernels.steps->first_nonfinite[storage_index(type)](data, n);
+  if (at == n) return {};
+  with_storage_type(type, [&](auto element) {
+    const float value = to_f32(static_cast<const decltype(element)*>(data)[at]);
+    *found = std::max(*found, finding_at(first, at, value));
   });
   return {};
 }

@@ -59,6 +59,9 @@ Status square_sum(const void* data, DType type, size_t n, double* sum, double* n
 // Counts zeros (-0 too), and keeps the largest magnitude, of which NaN is none. f32, bf16, f16. Exact, in any order.
 Status extremes(const void* data, DType type, size_t n, uint64_t* zeros, float* largest);
 
+// Raises *found to the number of the first element that is not finite (base/finding.h), where first_finding() is `first`. f32, bf16, f16.
+Status find_nonfinite(const void* data, DType type, size_t n, uint64_t first, uint64_t* found, const Kernels& kernels = best_kernels());
+
 // data[i] = data[i] * factor in fp32, rounded to the type. f32, bf16, f16.
 Status scale(void* data, DType type, size_t n, float factor, const Kernels& kernels = best_kernels());
 

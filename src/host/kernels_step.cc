@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an optimizer step does to elements: the sum of squares, a factor, the update rules; compiled once per SIMD target.
+#include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -67,6 +69,46 @@ void scale(void* bytes, size_t n, float factor) {
   size_t i = 0;
   for (; i + lanes() <= n; i += lanes()) store(HWY_NAMESPACE::scaled(load(data + i), all), data + i);
   for (; i < n; i++) from_f32(data + i, HWY_NAMESPACE::scaled(to_f32(data[i]), factor));
+}
+
+// What is not finite has all bits of the exponent set: without its sign it is, as an integer, at least infinity. So a block is gone through
+// by nothing but maxima of integers, and only one that has such an element is looked at closely.
+template <class T, class Bits>
+size_t first_nonfinite(const void* bytes, size_t n) {
+  constexpr Bits infinity = std::is_same_v<T, float> ? 0x7f800000 : std::is_same_v<T, Bf16> ? 0x7f80 : 0x7c00;
+  constexpr Bits magnitude = std::numeric_limits<Bits>::max();
+  constexpr size_t parts = 4, block = 4096 / sizeof(T);
+  const hn::ScalableTag<Bits> tag;
+  const size_t width = hn::Lanes(tag);
+  const T* const data = static_cast<const T*>(bytes);
+  const auto at = [&](size_t i) HWY_ATTR {
+    if constexpr (std::is_same_v<T, float>) {
+      return hn::And(hn::BitCast(tag, hn::LoadU(FloatTag(), data + i)), hn::Set(tag, magnitude));
+    } else {
+      return hn::And(hn::LoadU(tag, reinterpret_cast<const Bits*>(&data[i].bits)), hn::Set(tag, magnitude));
+    }
+  };
+  const auto all_finite = [&](hn::Vec<decltype(tag)> most)
+                              HWY_ATTR { return hn::AllFalse(tag, hn::Gt(most, hn::Set(tag, static_cast<Bits>(infinity - 1)))); };
+  size_t begin = 0;
+  for (; begin + block <= n; begin += block) {
+    hn::Vec<decltype(tag)> most[parts];
+#pragma GCC unroll 4
+    for (size_t p = 0; p < parts; p++) most[p] = at(begin + p * width);
+    for (size_t i = begin + parts * width; i < begin + block; i += parts * width) {
+#pragma GCC unroll 4
+      for (size_t p = 0; p < parts; p++) most[p] = hn::Max(most[p], at(i + p * width));
+    }
+    if (!all_finite(hn::Max(hn::Max(most[0], most[1]), hn::Max(most[2], most[3])))) break;
+  }
+  for (; begin + width <= n && all_finite(at(begin)); begin += width) {
+  }
+  for (; begin < n; begin++) {
+    Bits bits;
+    std::memcpy(&bits, data + begin, sizeof bits);
+    if ((bits & magnitude) >= infinity) break;
+  }
+  return begin;
 }
 
 #define MEGADP_ELEMENT HWY_INLINE
@@ -142,6 +184,7 @@ extern const StepTable kStepTable;
 const StepTable kStepTable = {
     {square_sum<float>, square_sum<Bf16>, square_sum<F16>},
     {scale<float>, scale<Bf16>, scale<F16>},
+    {first_nonfinite<float, int32_t>, first_nonfinite<Bf16, int16_t>, first_nonfinite<F16, int16_t>},
     Updates<Rules>::all,
     kRules,
 };

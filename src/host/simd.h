@@ -35,6 +35,8 @@ using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n
 // Adds the square of element i to lanes[i % kSquareLanes].
 using SquareSumFn = void (*)(const void* data, size_t n, double* lanes);
 using ScaleFn = void (*)(void* data, size_t n, float factor);
+// The first element that is not finite; n if all are.
+using FindFn = size_t (*)(const void* data, size_t n);
 using UpdateFn = void (*)(const Update& update);
 
 struct CastTable {
@@ -52,6 +54,7 @@ struct UpdateTable {
 struct StepTable {
   SquareSumFn square_sum[kStorageTypes];
   ScaleFn scale[kStorageTypes];
+  FindFn first_nonfinite[kStorageTypes];
   const UpdateTable* updates;  // by the rule's number
   size_t rules;
 };

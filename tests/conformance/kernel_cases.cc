@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "base/finding.h"
 #include "device_array.h"
 #include "suite.h"
 
@@ -113,6 +114,39 @@ void step(Suite& suite) {
   });
 }
 
+// On the caller's stream, which other streams are told to wait for.
+void nonfinite(Suite& suite) {
+  suite.run(1, [](Rank& rank) {
+    Backend& backend = rank.backend();
+    auto stream = rank.must(backend.create_stream("checks"));
+    auto memory = rank.must(backend.allocate(65536));
+    auto seen = rank.must(backend.allocate_host(2 * sizeof(uint64_t)));
+    auto* const found = static_cast<uint64_t*>(memory->data());
+    float* const data = reinterpret_cast<float*>(found + 2);
+    std::vector<float> values(9000, 2);
+    values[8001] = INFINITY;
+    values[8888] = NAN;
+    rank.must(backend.write(data, values.data(), values.size() * sizeof(float)));
+    rank.must(backend.find_nonfinite(data, DType::f32, 8001, first_finding(1), found, nullptr));
+    rank.must(backend.find_nonfinite(data + 1, DType::f32, 8999, first_finding(7), found + 1, nullptr));
+    rank.must(stream->wait_for_caller(nullptr));
+    rank.must(backend.fetch(*stream, seen->data(), found, 2 * sizeof(uint64_t)));
+    rank.must(finish(*stream));
+    const auto* const told = static_cast<const uint64_t*>(seen->data());
+    rank.check(told[0] == 0, "something was found among finite numbers");
+    const NonfiniteElement one = read_finding(told[1]);
+    rank.check(one.microbatch == 7 && one.element == 8000 && one.value == Nonfinite::plus_inf,
+               text("found: ", name_of(one.value), " at element ", one.element, " in microbatch ", one.microbatch));
+    // Work of the core's own, in the order of the control stream.
+    auto control = rank.must(backend.control().create_stream("control"));
+    int turn = 0;
+    rank.must(backend.control().run(*control, [&turn] { turn = turn * 10 + 1; }));
+    rank.must(backend.control().run(*control, [&turn] { turn = turn * 10 + 2; }));
+    rank.must(finish(*control));
+    rank.check(turn == 12, text("work on the stream came in another order: ", turn));
+  });
+}
+
 // A program may have set its threads to flush subnormal numbers, as some mathematics libraries do; a stream's results are the same.
 void floating_point_environment(Suite& suite) {
   suite.run(1, [](Rank& rank) {
@@ -151,6 +185,7 @@ std::vector<Case> kernel_cases() {
   return {{"kernels.memory", memory},
           {"kernels.copy", copy},
           {"kernels.step", step},
+          {"kernels.nonfinite", nonfinite},
           {"kernels.floating_point_environment", floating_point_environment},
           {"kernels.identity", identity}};
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/finding.h"
 #include "host/kernels.h"
 #include "plugin_test.h"
 
@@ -172,6 +173,29 @@ void rounding_with_feedback() {
   }
 }
 
+// None, one, and nothing but NaN.
+void nonfinite_elements() {
+  Twin found(DType::i64, 1, 0);
+  for (const DType type : kTrainable) {
+    for (const size_t n : counts) {
+      for (const size_t odd : {size_t{0}, size_t{1}, n}) {
+        Twin data(type, n, some_offset());
+        const size_t from = odd == 1 ? random_bits() % std::max<size_t>(n, 1) : 0;
+        std::memset(data.host.data() + from * size_of(type), 0xff, std::min(odd, n) * size_of(type));
+        data.upload();
+        uint64_t expected = 0;
+        std::memset(found.host.data(), 0, sizeof expected);
+        found.upload();
+        ok(plugin->find_nonfinite(device, stream, data.on_device, type, n, first_finding(3), reinterpret_cast<uint64_t*>(found.on_device)),
+           "find_nonfinite");
+        check(host::find_nonfinite(data.host.data(), type, n, first_finding(3), &expected).ok(), "the host's find_nonfinite");
+        std::memcpy(found.host.data(), &expected, sizeof expected);
+        found.compare(text("looking for ", odd, " odd elements in ", n, " ", name_of(type)));
+      }
+    }
+  }
+}
+
 Update update_of(const StepScalars* scalars, const uint64_t* steps, const void* grad, void* master, void* m, void* v, void* param, size_t n,
                  DType grad_type, DType param_type) {
   return {{1e-2, 0.9, 0.99, 1e-8, 0.1}, scalars, steps, grad, static_cast<float*>(master), {m, v}, param, n, grad_type, param_type, 0};
@@ -290,6 +314,7 @@ int main(int count_of_arguments, char** arguments) {
   reductions();
   scalings();
   rounding_with_feedback();
+  nonfinite_elements();
   for (const DType grad : kTrainable) {
     for (const DType param : kTrainable) {
       for (const size_t n : counts) steps(grad, param, n, false);

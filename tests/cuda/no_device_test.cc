@@ -106,6 +106,7 @@ void kernels(const PluginTable& plugin, const char* error) {
           "square_sum");
     names(plugin, plugin.extremes(nullptr, nullptr, memory, grad, 8, &zeros, &largest), kCudaFailure, error, "extremes");
     names(plugin, plugin.round_with_feedback(nullptr, nullptr, memory, &largest, &largest, 1), kCudaFailure, error, "round_with_feedback");
+    names(plugin, plugin.find_nonfinite(nullptr, nullptr, memory, grad, 8, 0, &zeros), kCudaFailure, error, "find_nonfinite");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
       for (uint32_t rule = 0; rule < kRules; rule++) {
         const Update update = update_of(rule, grad, param, 8, &scalars, &count);
@@ -123,6 +124,7 @@ void refused_without_asking(const PluginTable& plugin) {
   const auto refused = [&](int32_t result, const char* what) { names(plugin, result, kOwnFailure, "does not know", what); };
   refused(plugin.square_sum(nullptr, nullptr, memory, DType::f64, 8, &scalars.square_sum), "square_sum of f64");
   refused(plugin.extremes(nullptr, nullptr, memory, DType::f64, 8, &zeros, &largest), "extremes of f64");
+  refused(plugin.find_nonfinite(nullptr, nullptr, memory, DType::f64, 8, 0, &zeros), "find_nonfinite in f64");
   refused(plugin.scale(nullptr, nullptr, memory, DType::f64, 8, 0.5F), "scaling f64");
   const auto refused_update = [&](uint32_t rule, DType grad, DType param, const char* what) {
     const Update update = update_of(rule, grad, param, 8, &scalars, &count);
@@ -154,6 +156,7 @@ void nothing_to_do(const PluginTable& plugin) {
   check_equal(plugin.square_sum(nullptr, nullptr, memory, DType::f32, 0, &scalars.square_sum), 0, "square_sum of nothing");
   check_equal(plugin.extremes(nullptr, nullptr, memory, DType::f32, 0, &zeros, &largest), 0, "extremes of nothing");
   check_equal(plugin.round_with_feedback(nullptr, nullptr, memory, &largest, &largest, 0), 0, "rounding nothing");
+  check_equal(plugin.find_nonfinite(nullptr, nullptr, memory, DType::f32, 0, 0, &zeros), 0, "find_nonfinite in nothing");
   check_equal(plugin.count_steps(nullptr, nullptr, &scalars, &count, 0), 0, "counting nothing");
   check_equal(plugin.scale(nullptr, nullptr, memory, DType::f32, 0, 0.5F), 0, "scaling nothing");
   const Update update = update_of(0, DType::f32, DType::f32, 0, &scalars, &count);

@@ -265,6 +265,13 @@ int32_t extremes(Device* device, void* stream, const void* data, DType type, siz
   return 0;
 }
 
+int32_t find_nonfinite(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t first, uint64_t* found) {
+  if (count == 0) return 0;
+  if (!all_on_device(data, found)) return kBadMemory;
+  queue_of(device, stream)->submit([=] { (void)host::find_nonfinite(data, type, count, first, found); });
+  return 0;
+}
+
 int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor) {
   if (count > 0 && !all_on_device(data)) return kBadMemory;
   queue_of(device, stream)->submit([=] { (void)host::scale(data, type, count, factor); });
@@ -347,6 +354,7 @@ PluginTable make_table() {
   table.square_sum = &square_sum;
   table.round_with_feedback = &round_with_feedback;
   table.extremes = &extremes;
+  table.find_nonfinite = &find_nonfinite;
   table.scale = &scale;
   table.begin_step = &begin_step;
   table.count_steps = &count_steps;

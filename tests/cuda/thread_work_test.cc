@@ -401,6 +401,33 @@ void extremes() {
   }
 }
 
+// Whatever thread comes first.
+void nonfinite_elements() {
+  for (const DType type : kTrainable) {
+    for (const size_t n : {0, 1, 31, 1000}) {
+      for (const size_t step : {1, 7, 400, 2000}) {
+        Block data(n, size_of(type), below(20), Behind::nothing);
+        fill(data, type, n);
+        for (size_t i = 0; i < n; i++) {
+          if (i % step == step / 2) std::memset(data.data() + i * size_of(type), 0xff, size_of(type));
+        }
+        uint64_t found = 0, expected = 0;
+        check(host::find_nonfinite(data.data(), type, n, first_finding(2), &expected).ok(), "find_nonfinite");
+        with_type(type, [&](auto element) {
+          using T = decltype(element);
+          if constexpr (sizeof(T) <= 4 && !std::is_integral_v<T>) {
+            using Find = cuda::FindNonfinite<T>;
+            const cuda::ForEach<Find> work{{reinterpret_cast<const T*>(data.data()), first_finding(2), &found},
+                                           cuda::split_evenly(n, Find::kWidth, {{data.data(), sizeof(T)}})};
+            for (size_t thread = 7; thread-- > 0;) work(thread, 7);
+          }
+        });
+        check(found == expected, text("in ", n, " ", name_of(type), " element ", read_finding(found).element, " was found"));
+      }
+    }
+  }
+}
+
 // ── copies with strides ──
 
 // As one block of threads does it, tile after tile.
@@ -567,6 +594,7 @@ int main() {
   square_sums();
   rounding_with_feedback();
   extremes();
+  nonfinite_elements();
   strided_copies();
   refused_walks();
   places_of_large_arrays();

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/finding.h"
 #include "base/rules.h"
 #include "check.h"
 
@@ -326,6 +327,8 @@ void refusals() {
   fails(host::add_cast(&i, DType::u8, &f, DType::f32, 1), Code::unsupported, {"u8", "f32"});
   double sum = 0, nonfinite = 0;
   fails(host::square_sum(&i, DType::f64, 1, &sum, &nonfinite), Code::unsupported, {"f64"});
+  uint64_t found = 0;
+  fails(host::find_nonfinite(&i, DType::f64, 1, 0, &found), Code::unsupported, {"not finite", "f64"});
   fails(host::scale(&i, DType::i64, 1, 2), Code::unsupported, {"scaling", "i64"});
   Update update{};
   update.param_type = DType::f32;
@@ -369,6 +372,48 @@ void extremes() {
   uint64_t zeros = 0;
   float largest = 0;
   fails(host::extremes(&zeros, DType::f64, 1, &zeros, &largest), Code::unsupported, {"f64"});
+}
+
+// Every place of an odd element in vectors, blocks and what is left over; the largest number beside it; the lowest of several is told.
+void nonfinite_elements(const Kernels& kernels) {
+  constexpr uint32_t microbatch = 5;
+  const uint64_t first = first_finding(microbatch);
+  for (const DType type : kStorage) {
+    const float most = type == DType::f32 ? 3.4028234e38F : type == DType::bf16 ? 3.3895314e38F : 65504.0F;
+    for (const size_t n : {0, 1, 3, 16, 63, 64, 65, 1000, 1023, 1024, 1025, 2048, 2100, 5000}) {
+      Array data = Array(type, n, n % 4).fill(ordinary_float);
+      for (size_t i = 0; i < n; i += 2) data.set(i, rounded(i % 4 == 0 ? most : -most, type));
+      uint64_t found = 0;
+      check(host::find_nonfinite(data.data(), type, n, first, &found, kernels).ok(), "find_nonfinite");
+      check_equal(found, uint64_t{0}, name(kernels, "find_nonfinite, all finite", type, type, n));
+      for (size_t at = n; at-- > 0;) {
+        if (at > 70 && at < n - 70 && at % 61 != 0) continue;
+        const size_t turn = at % 3;
+        data.set(at, rounded(turn == 0 ? std::nanf("") : turn == 1 ? HUGE_VALF : -HUGE_VALF, type));
+        found = 0;
+        check(host::find_nonfinite(data.data(), type, n, first, &found, kernels).ok(), "find_nonfinite");
+        const NonfiniteElement told = read_finding(found);
+        check(told.microbatch == microbatch && told.element == at && told.value == static_cast<Nonfinite>(turn),
+              text(name(kernels, "find_nonfinite", type, type, n), ": element ", told.element, ", not ", at, ", ", name_of(told.value)));
+      }
+    }
+  }
+}
+
+// The earlier microbatch stands, then the lower element; one that is too late to be counted is told as the last.
+void order_of_findings() {
+  const float nan = std::nanf(""), inf = HUGE_VALF;
+  uint64_t found = 0;
+  check(host::find_nonfinite(&nan, DType::f32, 1, first_finding(3), &found).ok(), "find_nonfinite");
+  check(host::find_nonfinite(&inf, DType::f32, 1, first_finding(4), &found).ok(), "find_nonfinite");
+  check(read_finding(found).microbatch == 3 && read_finding(found).value == Nonfinite::nan, "a later microbatch's is told");
+  check(finding_at(first_finding(3), 8, nan) > finding_at(first_finding(3), 9, nan), "a later element comes first");
+  check(finding_at(first_finding(3), kMostFindingElements - 1, inf) > finding_at(first_finding(4), 0, inf),
+        "a later microbatch comes first");
+  const NonfiniteElement last = read_finding(finding_at(first_finding(UINT32_MAX), kMostFindingElements - 1, -inf));
+  check(last.microbatch == kLastFindingMicrobatch && last.element == kMostFindingElements - 1 && last.value == Nonfinite::minus_inf,
+        "the last finding there can be");
+  check(finding_at(first_finding(UINT32_MAX), kMostFindingElements - 1, -inf) != 0, "a finding that says that there is none");
 }
 
 void square_sums(const Kernels& kernels) {
@@ -515,6 +560,7 @@ int main() {
   check_equal(std::string(host::simd_target()), std::string(host::all_kernels().front().name));
   check_equal(host::all_kernels().back().target == host::SimdTarget::baseline, true, "the baseline is always there");
   extremes();
+  order_of_findings();
   for (const Kernels& kernels : host::all_kernels()) {
     casts(kernels);
     rounding_with_feedback(kernels);
@@ -523,6 +569,7 @@ int main() {
     reductions_by_hand(kernels);
     average_of_ones(kernels);
     square_sums(kernels);
+    nonfinite_elements(kernels);
     scale_bits(kernels);
     for (uint32_t rule = 0; rule < kRules; rule++) {
       for (const DType grad_type : kStorage) {

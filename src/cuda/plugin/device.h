@@ -103,6 +103,7 @@ int32_t copy_strided(Device* device, void* stream, const Strided* to, const Stri
 int32_t square_sum(Device* device, void* stream, const void* data, DType type, size_t count, double* sums);
 int32_t round_with_feedback(Device* device, void* stream, void* to, const float* from, float* residual, size_t count);
 int32_t extremes(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t* zeros, float* largest);
+int32_t find_nonfinite(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t first, uint64_t* found);
 int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor);
 int32_t begin_step(Device* device, void* stream, StepScalars* scalars, const StepSettings* settings);
 int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, uint64_t* steps, size_t count);

@@ -106,6 +106,13 @@ int32_t launch_extremes(Device* device, void* stream, const void* data, uint64_t
                 largest);
 }
 
+// ── what is not finite ──
+
+template <class T>
+int32_t launch_find(void* stream, const void* data, uint64_t count, uint64_t first, uint64_t* found) {
+  return launch_for_each(FindNonfinite<T>{static_cast<const T*>(data), first, found}, count, {{data, sizeof(T)}}, stream);
+}
+
 // ── a factor ──
 
 template <class T>
@@ -181,6 +188,16 @@ int32_t extremes(Device* device, void* stream, const void* data, DType type, siz
   if (type == DType::f32) return launch_extremes<float>(device, stream, data, count, zeros, largest);
   if (type == DType::bf16) return launch_extremes<Bf16>(device, stream, data, count, zeros, largest);
   return launch_extremes<F16>(device, stream, data, count, zeros, largest);
+}
+
+int32_t find_nonfinite(Device* device, void* stream, const void* data, DType type, size_t count, uint64_t first, uint64_t* found) {
+  if (!is_trainable(type)) return kBadArgument;
+  if (count == 0) return 0;
+  const Current current(device);
+  if (current.result() != 0) return current.result();
+  if (type == DType::f32) return launch_find<float>(stream, data, count, first, found);
+  if (type == DType::bf16) return launch_find<Bf16>(stream, data, count, first, found);
+  return launch_find<F16>(stream, data, count, first, found);
 }
 
 int32_t scale(Device* device, void* stream, void* data, DType type, size_t count, float factor) {

@@ -83,6 +83,7 @@ PluginTable make_table() {
   table.square_sum = square_sum;
   table.round_with_feedback = round_with_feedback;
   table.extremes = extremes;
+  table.find_nonfinite = find_nonfinite;
   table.scale = scale;
   table.begin_step = begin_step;
   table.count_steps = count_steps;

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "base/dtype.h"
+#include "base/finding.h"
 #include "base/math.h"
 #include "base/rules.h"
 #include "base/sum_order.h"
@@ -363,6 +364,40 @@ struct Extremes {
     const uint32_t magnitude = as_bits(x) & 0x7fffffffU;
     zeros += magnitude == 0 ? 1 : 0;
     if (magnitude <= 0x7f800000U && magnitude > largest_bits) largest_bits = magnitude;
+  }
+};
+
+// ── the first element that is not finite ──
+
+// Threads come in any order, and each to ascending elements: what is lower than what stands there already need not be told, which spares
+// an array full of NaN all but a few of the turns at one address.
+MEGADP_HOST_DEVICE inline void raise_to(uint64_t* found, uint64_t number) {
+#if defined(__CUDA_ARCH__)
+  if (*reinterpret_cast<volatile uint64_t*>(found) >= number) return;
+  atomicMax(reinterpret_cast<unsigned long long*>(found), static_cast<unsigned long long>(number));
+#else
+  if (number > *found) *found = number;
+#endif
+}
+
+template <class T>
+struct FindNonfinite {
+  static constexpr int kWidth = 16 / sizeof(T), kDepth = 4;
+  const T* data;
+  uint64_t first;
+  uint64_t* found;
+
+  template <int n>
+  MEGADP_HOST_DEVICE Pack<T, n> load(uint64_t i) const {
+    return load_pack<n>(data + i);
+  }
+  template <int n>
+  MEGADP_HOST_DEVICE void store(uint64_t i, Pack<T, n> x) const {
+    MEGADP_UNROLL
+    for (int k = 0; k < n; k++) {
+      const float value = to_f32(x.at[k]);
+      if (!is_finite(value)) raise_to(found, finding_at(first, i + static_cast<uint64_t>(k), value));
+    }
   }
 };
 
