@@ -129,7 +129,7 @@ mdp_status mdp_buffer_broadcast(mdp_buffer* buffer, int32_t root, mdp_request** 
 mdp_status mdp_buffer_verify(mdp_buffer* buffer) {
   return guard([&]() -> Status {
     if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
-    return buffer->object->params().verify();
+    return buffer->object->verify();
   });
 }
 

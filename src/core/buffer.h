@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "core/gradients.h"
@@ -27,12 +28,16 @@ class Buffer {
   Params& params() const noexcept { return *components_->params; }
   Gradients& gradients() const noexcept { return *components_->gradients; }
 
+  // Compares what ranks should hold alike. Collective over the grid's world; the same outcome on all ranks. In verify.cc.
+  Status verify();
+
  private:
   Buffer(std::shared_ptr<ProcessGrid> grid, Plan plan);
   Status agree_on_registration();
   Status agree_on_partial();
   Result<std::vector<Tie>> agree_on_ties();
   Status check_room();
+  Result<std::string> describe_copies();
 
   struct Components {
     std::shared_ptr<Arenas> arenas;

@@ -27,6 +27,7 @@ void Gradients::start_step() {
   turns_ = 0;
   next_launch_ = next_across_ = 0;
   sync_request_.reset();
+  checks_.start_step();
 }
 
 size_t Gradients::launched() const {
@@ -41,6 +42,7 @@ Status Gradients::launch(std::span<const uint32_t> buckets) {
     if (is_pooled()) {
       if (Status filled = fill_slot(number); !filled) return filled;
     }
+    if (Status measured = measure(number); !measured) return measured;
     const Arena& arena = arenas_->arena_of(order[number]);
     stats_.count(buckets_[number].reduction.get());  // before they are replaced
     stats_.count(buckets_[number].across.get());
@@ -148,6 +150,7 @@ Status Gradients::microbatch_begin(bool is_last) {
   if (is_pooled() && begun_ && !is_last_) {
     if (Status left = next_microbatch(); !left) return left;
   }
+  if (begun_ && !is_last_) checks_.next_microbatch();
   is_last_ = is_last;
   begun_ = true;
   microbatch_touched_ = false;
@@ -166,6 +169,24 @@ Status Gradients::check_none_lent(const char* call) const {
   return Status(Code::state, text(call, ": ", param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent),
                 Blame{.param = static_cast<int64_t>(*lent)});
 }
+
+// From here to the end nothing of the parameter arrives, and whoever clears slots or ends the step waits.
+struct Gradients::Put {
+  Put(Gradients& of, ParamState& one, std::unique_lock<std::mutex>& held) : all(of), state(one), lock(held) {
+    state.being_put = true;
+    ++all.puts_;
+  }
+  Put(const Put&) = delete;
+  Put& operator=(const Put&) = delete;
+  ~Put() {
+    if (!lock.owns_lock()) lock.lock();
+    state.being_put = false;
+    if (--all.puts_ == 0) all.puts_over_.notify_all();
+  }
+  Gradients& all;
+  ParamState& state;
+  std::unique_lock<std::mutex>& lock;
+};
 
 Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool more, void* producer) {
   if (Status status = arenas_->check_param(param); !status) return status;
@@ -188,21 +209,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   auto place = place_for(param, more);
   if (!place) return place.status().with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   const bool add_to_slot = add || state.has_gradient;
-  // From here to the end nothing of the parameter arrives, and whoever clears slots or ends the step waits.
-  struct Put {
-    Put(Gradients& of, ParamState& one, std::unique_lock<std::mutex>& held) : all(of), state(one), lock(held) {
-      state.being_put = true;
-      ++all.puts_;
-    }
-    ~Put() {
-      if (!lock.owns_lock()) lock.lock();
-      state.being_put = false;
-      if (--all.puts_ == 0) all.puts_over_.notify_all();
-    }
-    Gradients& all;
-    ParamState& state;
-    std::unique_lock<std::mutex>& lock;
-  } putting(*this, state, lock);
+  const Put putting(*this, state, lock);
   lock.unlock();
 
   // The last step may still be reading the slot.
@@ -210,6 +217,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   if (Status copied = arenas_->backend().copy(*place, grad, add_to_slot, producer); !copied) {
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
+  if (Status searched = checks_.search(param, place->data, place->type, producer); !searched) return searched;
   lock.lock();
   if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
   state.has_gradient = microbatch_touched_ = touched_ = true;
@@ -218,7 +226,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
 
 Status Gradients::ready(size_t param, void* producer) {
   if (Status status = arenas_->check_param(param); !status) return status;
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   ParamState& state = states_[param];
   const bool lent = std::exchange(state.lent, false);
@@ -226,6 +234,14 @@ Status Gradients::ready(size_t param, void* producer) {
   if (may.ok() && !lent && is_pooled()) {
     may = bad_state("mdp_grad_ready: ", param_label(param, arenas_->plan().params[param].name),
                     " was not acquired; with MDP_SHARDING_ZERO_2 call mdp_grad_acquire and write where it says, or mdp_grad_put");
+  }
+  std::optional<Put> searching;
+  if (may.ok() && checks_.finite()) {
+    const StridedArray place = where_it_lies(param);
+    searching.emplace(*this, state, lock);
+    lock.unlock();
+    may = checks_.search(param, place.data, place.type, producer);
+    lock.lock();
   }
   if (may.ok()) may = arenas_->grads().stream().wait_for_caller(producer);
   if (may.ok()) return arrive(param);
@@ -325,6 +341,7 @@ Status Gradients::zero(void* caller) {
     if (arena.is_pooled()) continue;  // the first of a step replaces what is there
     if (Status zeroed = arenas_->backend().zero(stream, arena.grads->data(), arena.grads->bytes()); !zeroed) return zeroed;
   }
+  if (Status forgotten = checks_.forget(stream); !forgotten) return forgotten;
   auto done = stream.record();
   if (!done) return done.status();
   // Often called right after mdp_microbatch_begin or mdp_grad_tokens: what these said holds.

@@ -139,6 +139,7 @@ Status Gradients::next_microbatch() {
   }
   stats_.launched_in_backward += buckets_.size();
   if (Status launched = launch_in_order(); !launched) return launched;
+  if (Status fetched = checks_.fetch_norms(arenas_->grads().stream()); !fetched) return fetched;
   for (ParamState& state : states_) {
     state.had_gradient = state.had_gradient || state.has_gradient;
     state.came = state.came || state.ready;

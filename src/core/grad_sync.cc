@@ -4,23 +4,18 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "core/gradients.h"
 
 namespace megadp {
 
-namespace {
-
-constexpr uint32_t kMissing = 1, kOther = 2;  // SyncHeader::problem
-
-void set_problem(SyncHeader* header, uint32_t problem, const std::string& sentence, int64_t param, int32_t bucket) {
-  header->problem = problem;
-  header->param = param;
-  header->bucket = bucket;
-  std::strncpy(header->text, sentence.c_str(), sizeof header->text - 1);
+void SyncHeader::set_problem(uint32_t what, const std::string& sentence, int64_t of_param, int32_t of_bucket) {
+  problem = what;
+  param = of_param;
+  bucket = of_bucket;
+  std::strncpy(text, sentence.c_str(), sizeof text - 1);
 }
-
-}  // namespace
 
 // Deals with the parameters that did not come, and says what is wrong. Every slot then holds what it should add.
 Result<SyncHeader> Gradients::settle_missing() {
@@ -44,10 +39,10 @@ Result<SyncHeader> Gradients::settle_missing() {
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
       if (arenas_->plan().config.missing == MissingPolicy::skip) state.skipped = !state.has_gradient;
       if (missing++ == 0 && arenas_->plan().config.missing == MissingPolicy::error && is_last_) {
-        set_problem(&header, kMissing,
-                    text(param_label(param, arenas_->plan().params[param].name), " never became ready (it came ", state.arrivals, " of ",
-                         arenas_->plan().params[param].uses_per_step, " times)"),
-                    static_cast<int64_t>(param), static_cast<int32_t>(number));
+        header.set_problem(kMissing,
+                           text(param_label(param, arenas_->plan().params[param].name), " never became ready (it came ", state.arrivals,
+                                " of ", arenas_->plan().params[param].uses_per_step, " times)"),
+                           static_cast<int64_t>(param), static_cast<int32_t>(number));
       }
     }
     bucket.waiting = 0;
@@ -56,13 +51,13 @@ Result<SyncHeader> Gradients::settle_missing() {
     state.skipped = (state.skipped || (state.came && !state.has_gradient)) && !state.had_gradient;
   }
   if (const std::optional<size_t> lent = find_lent()) {
-    set_problem(&header, kOther, text(param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent), static_cast<int64_t>(*lent),
-                static_cast<int32_t>(arenas_->place(*lent).bucket));
+    header.set_problem(kOther, text(param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent), static_cast<int64_t>(*lent),
+                       static_cast<int32_t>(arenas_->place(*lent).bucket));
   } else if (!is_last_) {
-    set_problem(&header, kOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1,
-                -1);
+    header.set_problem(kOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1,
+                       -1);
   } else if (at_once_ && !tokens_) {
-    set_problem(&header, kOther, "mdp_grad_sync comes before mdp_grad_tokens", -1, -1);
+    header.set_problem(kOther, "mdp_grad_sync comes before mdp_grad_tokens", -1, -1);
   } else if (header.problem != 0 && missing > 1) {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
@@ -79,6 +74,7 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
       if (param == kNotHere || states_[param].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
     }
     if (Status written = arenas_->backend().control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
+    if (Status told = tell_finding(agreement.send->data()); !told) return told;
     Group& group = agreement.comm->group().control();
     if (Status submitted = group.all_gather(arenas_->grads().control(), agreement.send->data(), agreement.receive->data(), agreement.bytes,
                                             DType::u8, Tag{-1, "agreement at mdp_grad_sync", is_pooled() ? microbatch_ : 0});
@@ -109,7 +105,10 @@ Status Gradients::evaluate_agreements() {
                              arenas_->context().world->rank(), " ", microbatch_),
                         Blame{.rank = members[r]});
       }
-      if (header.problem == 0 || (problem_rank >= 0 && members[r] >= problem_rank)) continue;
+      if (header.problem == 0) continue;
+      // What is not finite is told only where nothing is wrong with the calls.
+      const auto place = [](const SyncHeader& told, int rank) { return std::pair(told.problem == kNonfinite, rank); };
+      if (problem_rank >= 0 && place(problem, problem_rank) <= place(header, members[r])) continue;
       problem_rank = members[r];
       problem = header;
     }
@@ -124,13 +123,14 @@ Status Gradients::evaluate_agreements() {
   }
   if (!counts) arenas_->context().world->fail(counts);  // reductions of one will not be met by the other
   if (!counts) return counts;
-  if (problem_rank < 0) {
+  if (problem_rank < 0 || problem.problem == kNonfinite) {
     const bool wanted = arenas_->plan().config.scaling == Scaling::tokens && !at_once_;
-    return wanted ? add_tokens(tokens).with_context("mdp_grad_sync") : Status();
+    const Status added = wanted ? add_tokens(tokens).with_context("mdp_grad_sync") : Status();
+    if (!added || problem_rank < 0) return added;
   }
   problem.text[sizeof problem.text - 1] = '\0';
   return Status(
-      Code::state,
+      problem.problem == kNonfinite ? Code::numeric : Code::state,
       text("mdp_grad_sync: on rank ", problem_rank, " ", problem.text,
            problem.problem == kMissing ? "; put, ready or skip it on every step, or choose another mdp_buffer_config.missing" : ""),
       Blame{.rank = problem_rank, .bucket = problem.bucket, .param = problem.param});
@@ -139,8 +139,9 @@ Status Gradients::evaluate_agreements() {
 Status Gradients::complete_sync() {
   std::lock_guard lock(mutex_);
   sync_status_ = evaluate_agreements();
-  phase_ = sync_status_.ok() ? Phase::reduced : Phase::failed;
+  phase_ = sync_status_.ok() || sync_status_.code() == Code::numeric ? Phase::reduced : Phase::failed;
   if (phase_ == Phase::reduced) note_order();
+  stats_.large_gradients += checks_.judge();
   ++stats_.syncs;
   return sync_status_;
 }
@@ -160,6 +161,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
       if (Status launched = launch_in_order(); !launched) return launched;
       if (Status joined = join_across(); !joined) return joined;
       if (Status summed = sum_owned(); !summed) return summed;
+      if (Status fetched = fetch_checks(); !fetched) return fetched;
       if (Status submitted = submit_agreements(*header); !submitted) return submitted;
       auto end = arenas_->grads().control().record();
       if (!end) return end.status();
@@ -181,7 +183,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     std::lock_guard lock(mutex_);
     stats_.exposed_ns += now_ns() - begin;
   }
-  if (!outcome && outcome.code() != Code::state) return outcome;
+  if (!outcome && outcome.code() != Code::state && outcome.code() != Code::numeric) return outcome;
   // On the host the reductions have finished before the agreement. Also if the agreement failed: gradients may be written anew.
   if (Status ordered = arenas_->grads().stream().make_caller_wait(consumer, *reduced_); !ordered) return ordered;
   if (!outcome) return outcome;

@@ -25,7 +25,10 @@ const char* name_of(BucketState state) noexcept {
 }
 
 Gradients::Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> params)
-    : arenas_(std::move(arenas)), params_(std::move(params)), spill_(arenas_->backend(), arenas_->plan().config.spill_limit) {}
+    : arenas_(std::move(arenas)),
+      params_(std::move(params)),
+      checks_(arenas_),
+      spill_(arenas_->backend(), arenas_->plan().config.spill_limit) {}
 
 Status Gradients::allocate() {
   for (AgreementPlan& plan : arenas_->plan().agreements()) {
@@ -36,6 +39,7 @@ Status Gradients::allocate() {
     if (Status status = add_agreement(arenas_->agreement_comm(plan.axes), std::move(plan.params)); !status) return status;
   }
   wide_.resize(arenas_->all().size());
+  if (Status have = checks_.allocate(); !have) return have;
   auto sums = arenas_->backend().allocate(sizeof(StepScalars));
   if (!sums) return sums.status();
   norm_ = arenas_->kept().keep(*std::move(sums));

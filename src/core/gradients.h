@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "core/arenas.h"
+#include "core/grad_checks.h"
 #include "core/params.h"
 #include "core/request.h"
 #include "core/spill.h"
@@ -45,6 +46,7 @@ struct Stats : Traffic {
   uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak = 0, large_gradients = 0;
 };
 
+constexpr uint32_t kMissing = 1, kOther = 2, kNonfinite = 3;  // SyncHeader::problem
 struct SyncHeader {
   uint32_t problem;  // not 0: this rank has one, told in text
   int32_t bucket;
@@ -53,6 +55,8 @@ struct SyncHeader {
   uint32_t reserved;
   double tokens;  // likewise; not a number if none were given
   char text[224];
+
+  void set_problem(uint32_t what, const std::string& sentence, int64_t of_param, int32_t of_bucket);
 };
 static_assert(sizeof(SyncHeader) == kSyncHeaderBytes);
 
@@ -89,6 +93,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status changed(void* producer);
   // Of a reduced gradient.
   Result<Slice> owned(size_t param);
+  Result<std::optional<uint64_t>> digest_reduced(size_t param);  // what is owned of it; in verify.cc
 
   // By parameter what its use_order would be if gradients always came as in the last step that was synced. Collective over the world.
   Result<std::vector<int32_t>> use_order();
@@ -101,6 +106,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // Syncs if the caller has not; before the lock is taken.
   Status sync_for_step(void* caller);
   Status check_reduced(const char* call) const;
+  // Of the last sync, where gradients are reduced: ok, or that this rank or another has found one that is not finite.
+  const Status& sync_status() const { return sync_status_; }
   bool skipped_everywhere(size_t param) const { return states_[param].skipped_everywhere; }
   // The parameters that a call is about.
   struct Chosen {
@@ -193,6 +200,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status wait_until_updated(uint32_t bucket, void* caller);
   // Returns when no put writes: then slots may be cleared, and the step begun anew. Meanwhile the lock is given up.
   Status wait_for_puts(std::unique_lock<std::mutex>& lock);
+  struct Put;  // what is under way without the lock
   // The gradient of one use has come. Launches what can be.
   Status arrive(size_t param);
   Status became_ready(Bucket& bucket);
@@ -218,6 +226,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status find_owned_sums();
   Status sum_owned();
   Status submit_summary(void* memory, std::span<const size_t> set_of, size_t sets);
+  // In grad_checks.cc.
+  StridedArray where_it_lies(size_t param) const;
+  Status measure(uint32_t bucket);
+  Status fetch_checks();
+  Status tell_finding(void* send);
   // In grad_tokens.cc.
   float reduction_divisor() const;
   Status add_tokens(const std::vector<double>& given);
@@ -280,6 +293,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status sync_status_;
   Stats stats_;
 
+  GradChecks checks_;
   Spill spill_;
   bool spill_told_ = false;
   bool saw_order_ = false, order_told_ = false;

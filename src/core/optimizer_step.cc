@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "base/log.h"
 #include "core/optimizer_impl.h"
 
 namespace megadp {
@@ -183,10 +184,12 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
   const Channel& last = buffer_->arenas().last();
   std::shared_ptr<Event> normed, end;
   std::shared_ptr<Memory> outcome;
+  Status nonfinite;  // found by the sync
   {
     std::unique_lock lock = gradients.lock();
     if (Status usable = context.usable(); !usable) return usable;
     if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
+    nonfinite = gradients.sync_status();
     if (const double divisor = divisor_of(options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
       return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
                      kLeastDivisor, " and ", kMostDivisor);
@@ -209,9 +212,12 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     gradients.start_step();
   }
 
-  if (report != nullptr || (!want_request && !context.on_device())) {
+  // What the sync has found on a rank says more than what can be seen in the sum; with a loss scale it is nothing to worry about.
+  const bool refused = !nonfinite.ok() && !options.loss_scale;
+  if (!nonfinite.ok() && !refused) log(LogLevel::info, text(nonfinite.text(), "; the step is skipped, as it has a loss scale"));
+  if (report != nullptr || refused || (!want_request && !context.on_device())) {
     Status found = await(want_request || context.on_device() ? *normed : *end, outcome, options.loss_scale, report);
-    if (!found) return found;
+    if (!found) return refused && found.code() == Code::numeric ? nonfinite : found;
   } else if (!want_request) {
     unseen_ = {outcome, normed, options.loss_scale};
   }

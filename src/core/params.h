@@ -27,7 +27,8 @@ class Params {
 
   // Collective over each group of replicas; root is an index into it. A null request if none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
-  Status verify();  // collective over the grid's world
+  Status verify();                              // replicas, and ties; collective over the grid's world
+  Result<uint64_t> digest_value(size_t param);  // once nothing writes it
 
   // ── for optimizers ──
   // What comes next on the channel of gradients may write parameters: it follows the caller's work, and what still reads them.
@@ -47,7 +48,6 @@ class Params {
   Result<StridedArray> whole(const char* call, size_t param, const std::vector<int64_t>& shape, void* caller);
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
-  Result<uint64_t> digest_value(size_t param);
   Status broadcast_ties();
   Status verify_ties();
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "base/finding.h"
 #include "base/hash.h"
 
 namespace megadp {
@@ -87,6 +88,11 @@ Status check_params(Plan* plan) {
     const bool needs_placement = sizes.tp > 1 || sizes.ep > 1 || (param.expert && sizes.expert_tp > 1);
     if (Status bad = check_param(i, needs_placement, &param); !bad) return bad;
     trainable |= !param.frozen;
+    if (plan->config.check_finite && !param.frozen && param.numel >= kMostFindingElements) {
+      return invalid(param_label(i, param.name), " has ", param.numel, " elements; with MDP_BUFFER_CHECK_FINITE it must have less than ",
+                     kMostFindingElements)
+          .with_blame({.param = static_cast<int64_t>(i)});
+    }
   }
   if (params.empty()) return invalid("there are no parameters; give at least one");
   auto names = sort_names(params);

