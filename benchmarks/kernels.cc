@@ -62,6 +62,10 @@ std::vector<Job> make_jobs(Arrays& a) {
                       double sum = 0, nonfinite = 0;
                       must(host::square_sum(a.at(0), type, n, &sum, &nonfinite));
                     }});
+    jobs.push_back({"find_nonfinite " + name, size * n, [=, &a] {
+                      uint64_t found = 0;
+                      must(host::find_nonfinite(a.at(0), type, n, 0, &found));
+                    }});
     // Reads the gradient, master, m and v; writes master, m, v and, if it is not the master, the parameter.
     jobs.push_back(
         {"adamw f32 gradient, " + name + " parameter", (7 * 4 + (type == DType::f32 ? 0 : size)) * n, [=, &a] {

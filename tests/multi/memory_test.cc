@@ -91,6 +91,7 @@ struct Types {
   mdp_sharding sharding = MDP_SHARDING_ZERO_1;
   int32_t instances = 1, tp = 1, pp = 1;
   mdp_scaling scaling = MDP_SCALING_MEAN;
+  uint64_t flags = 0;
   bool wire = false;  // bf16; with feedback, unless ZeRO-2
 
   double bytes_each(int ranks) const { return whole + sharded * instances * tp * pp / ranks; }
@@ -108,8 +109,11 @@ constexpr Types kTypes[] = {
     {"tensor-parallel, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 2},
     {"pipeline stages with a tie, bf16 with f32 gradients", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 1, 2},
     {"bf16 gradients divided by tokens", MDP_DTYPE_BF16, MDP_DTYPE_SAME, 4, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_TOKENS},
-    {"bf16 with f32 gradients sent as bf16", MDP_DTYPE_BF16, MDP_DTYPE_F32, 10, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN, true},
-    {"ZeRO-2, f32 gradients sent as bf16", MDP_DTYPE_F32, MDP_DTYPE_F32, 4, 12, MDP_SHARDING_ZERO_2, 1, 1, 1, MDP_SCALING_MEAN, true}};
+    {"bf16 with f32 gradients sent as bf16", MDP_DTYPE_BF16, MDP_DTYPE_F32, 10, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN, 0,
+     true},
+    {"ZeRO-2, f32 gradients sent as bf16", MDP_DTYPE_F32, MDP_DTYPE_F32, 4, 12, MDP_SHARDING_ZERO_2, 1, 1, 1, MDP_SCALING_MEAN, 0, true},
+    {"bf16 with f32 gradients, checked", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN,
+     MDP_BUFFER_CHECK_FINITE | MDP_BUFFER_CHECK_LARGE}};
 
 int64_t pages(uint64_t bytes) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -194,6 +198,7 @@ void check(const Rank& rank, const Types& types) {
   config.grad_dtype = types.grad;
   config.sharding = types.sharding;
   config.scaling = types.scaling;
+  config.flags = types.flags;
   mdp_plan_report plan{};
   plan.struct_size = sizeof plan;
   mdp_grid_config sizes{};
@@ -205,7 +210,7 @@ void check(const Rank& rank, const Types& types) {
   uint64_t wire = plan.scratch_bytes;
   if (types.wire) {
     config.wire_dtype = MDP_DTYPE_BF16;
-    config.flags = types.sharding == MDP_SHARDING_ZERO_2 ? 0 : MDP_BUFFER_ERROR_FEEDBACK;
+    if (types.sharding != MDP_SHARDING_ZERO_2) config.flags |= MDP_BUFFER_ERROR_FEEDBACK;
     ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
   }
   wire = plan.scratch_bytes - wire;
