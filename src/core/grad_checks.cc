@@ -11,10 +11,10 @@
 namespace megadp {
 namespace {
 
-constexpr uint32_t kSamples = 100;  // that are taken for ordinary
-constexpr double kLarge = 10;       // times the largest of them
+constexpr uint32_t kOrdinarySamples = 100;  // that are taken for ordinary
+constexpr double kLargeTimes = 10;          // times the largest of them
 
-struct SquareSum {  // as Backend::square_sum leaves it
+struct NormSum {  // as Backend::square_sum leaves it
   double sum, nonfinite;
 };
 
@@ -43,7 +43,7 @@ Status GradChecks::allocate() {
   }
   if (plan.config.check_large) {
     known_.resize(count);
-    if (Status have = keep(&sums_, backend.allocate(count * sizeof(SquareSum))); !have) return have;
+    if (Status have = keep(&sums_, backend.allocate(count * sizeof(NormSum))); !have) return have;
   }
   names_ = std::move(names);
   return {};
@@ -108,19 +108,19 @@ const GradChecks::Checked* GradChecks::Names::first(NonfiniteElement* found) con
 uint64_t GradChecks::judge() {
   uint64_t flagged = 0;
   for (size_t place = 0; place < norm_places_taken_; ++place) {
-    const auto* const sums = static_cast<const SquareSum*>(norm_places_[place]->data());
+    const auto* const sums = static_cast<const NormSum*>(norm_places_[place]->data());
     for (size_t i = 0; i < known_.size(); ++i) {
       const double norm = std::sqrt(sums[i].sum);
       if (sums[i].nonfinite > 0 || !std::isfinite(norm) || norm == 0) continue;
       Known& known = known_[i];
-      if (known.samples < kSamples) {
+      if (known.samples < kOrdinarySamples) {
         ++known.samples;
         known.largest = std::max(known.largest, norm);
-      } else if (norm >= kLarge * known.largest) {
+      } else if (norm >= kLargeTimes * known.largest) {
         ++flagged;
         log(LogLevel::warning, text("on rank ", arenas_->context().world->rank(), " the gradient of ", names_->params[i].label,
                                     " has the norm ", norm, norm_places_taken_ > 1 ? text(" in microbatch ", place + 1) : "",
-                                    "; the largest of its first ", kSamples, " was ", known.largest, " (MDP_BUFFER_CHECK_LARGE)"));
+                                    "; the largest of its first ", kOrdinarySamples, " was ", known.largest, " (MDP_BUFFER_CHECK_LARGE)"));
       }
     }
   }
@@ -172,7 +172,7 @@ Status Gradients::tell_finding(void* send) {
     NonfiniteElement found{};
     const GradChecks::Checked* const where = header.problem == 0 ? names->first(&found) : nullptr;
     if (where == nullptr) return;
-    header.set_problem(kNonfinite,
+    header.set_problem(kSyncNonfinite,
                        text("the gradient of ", where->label, " is ", name_of(found.value), " at element ", found.element,
                             " in microbatch ", found.microbatch),
                        static_cast<int64_t>(where->param), where->bucket);

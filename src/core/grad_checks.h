@@ -67,7 +67,7 @@ class GradChecks {
   size_t norm_places_taken_ = 0;
   struct Known {
     uint32_t samples = 0;
-    double largest = 0;  // of the first kSamples
+    double largest = 0;  // of the first kOrdinarySamples
   };
   std::vector<Known> known_;
 };

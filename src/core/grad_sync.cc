@@ -39,7 +39,7 @@ Result<SyncHeader> Gradients::settle_missing() {
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
       if (arenas_->plan().config.missing == MissingPolicy::skip) state.skipped = !state.has_gradient;
       if (missing++ == 0 && arenas_->plan().config.missing == MissingPolicy::error && is_last_) {
-        header.set_problem(kMissing,
+        header.set_problem(kSyncMissing,
                            text(param_label(param, arenas_->plan().params[param].name), " never became ready (it came ", state.arrivals,
                                 " of ", arenas_->plan().params[param].uses_per_step, " times)"),
                            static_cast<int64_t>(param), static_cast<int32_t>(number));
@@ -51,13 +51,13 @@ Result<SyncHeader> Gradients::settle_missing() {
     state.skipped = (state.skipped || (state.came && !state.has_gradient)) && !state.had_gradient;
   }
   if (const std::optional<size_t> lent = find_lent()) {
-    header.set_problem(kOther, text(param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent), static_cast<int64_t>(*lent),
+    header.set_problem(kSyncOther, text(param_label(*lent, arenas_->plan().params[*lent].name), " ", kIsLent), static_cast<int64_t>(*lent),
                        static_cast<int32_t>(arenas_->place(*lent).bucket));
   } else if (!is_last_) {
-    header.set_problem(kOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)", -1,
-                       -1);
+    header.set_problem(kSyncOther, "mdp_grad_sync was called in a microbatch that was not the last (mdp_microbatch_begin with is_last 0)",
+                       -1, -1);
   } else if (at_once_ && !tokens_) {
-    header.set_problem(kOther, "mdp_grad_sync comes before mdp_grad_tokens", -1, -1);
+    header.set_problem(kSyncOther, "mdp_grad_sync comes before mdp_grad_tokens", -1, -1);
   } else if (header.problem != 0 && missing > 1) {
     const std::string more = text(header.text, ", nor did ", missing - 1, " more");
     std::strncpy(header.text, more.c_str(), sizeof header.text - 1);
@@ -107,7 +107,7 @@ Status Gradients::evaluate_agreements() {
       }
       if (header.problem == 0) continue;
       // What is not finite is told only where nothing is wrong with the calls.
-      const auto place = [](const SyncHeader& told, int rank) { return std::pair(told.problem == kNonfinite, rank); };
+      const auto place = [](const SyncHeader& told, int rank) { return std::pair(told.problem == kSyncNonfinite, rank); };
       if (problem_rank >= 0 && place(problem, problem_rank) <= place(header, members[r])) continue;
       problem_rank = members[r];
       problem = header;
@@ -123,16 +123,16 @@ Status Gradients::evaluate_agreements() {
   }
   if (!counts) arenas_->context().world->fail(counts);  // reductions of one will not be met by the other
   if (!counts) return counts;
-  if (problem_rank < 0 || problem.problem == kNonfinite) {
+  if (problem_rank < 0 || problem.problem == kSyncNonfinite) {
     const bool wanted = arenas_->plan().config.scaling == Scaling::tokens && !at_once_;
     const Status added = wanted ? add_tokens(tokens).with_context("mdp_grad_sync") : Status();
     if (!added || problem_rank < 0) return added;
   }
   problem.text[sizeof problem.text - 1] = '\0';
   return Status(
-      problem.problem == kNonfinite ? Code::numeric : Code::state,
+      problem.problem == kSyncNonfinite ? Code::numeric : Code::state,
       text("mdp_grad_sync: on rank ", problem_rank, " ", problem.text,
-           problem.problem == kMissing ? "; put, ready or skip it on every step, or choose another mdp_buffer_config.missing" : ""),
+           problem.problem == kSyncMissing ? "; put, ready or skip it on every step, or choose another mdp_buffer_config.missing" : ""),
       Blame{.rank = problem_rank, .bucket = problem.bucket, .param = problem.param});
 }
 

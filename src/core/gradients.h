@@ -46,7 +46,7 @@ struct Stats : Traffic {
   uint64_t buckets = 0, launched_in_backward = 0, syncs = 0, host_syncs = 0, spill_peak = 0, large_gradients = 0;
 };
 
-constexpr uint32_t kMissing = 1, kOther = 2, kNonfinite = 3;  // SyncHeader::problem
+constexpr uint32_t kSyncMissing = 1, kSyncOther = 2, kSyncNonfinite = 3;  // SyncHeader::problem
 struct SyncHeader {
   uint32_t problem;  // not 0: this rank has one, told in text
   int32_t bucket;

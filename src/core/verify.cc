@@ -26,15 +26,15 @@ struct CopyRecord {
   uint32_t gradient, expert, sharded;
   uint32_t name_bytes, tie_bytes;
 };
-struct Entry {
+struct CopyEntry {
   CopyRecord held;
   std::string_view name, tie;
 };
 
-std::vector<Entry> read_entries(std::string_view bytes) {
-  std::vector<Entry> entries;
+std::vector<CopyEntry> read_copies(std::string_view bytes) {
+  std::vector<CopyEntry> entries;
   while (bytes.size() >= sizeof(CopyRecord)) {
-    Entry entry;
+    CopyEntry entry;
     std::memcpy(&entry.held, bytes.data(), sizeof entry.held);
     bytes.remove_prefix(sizeof entry.held);
     const auto take = [&bytes](size_t count) {
@@ -49,38 +49,38 @@ std::vector<Entry> read_entries(std::string_view bytes) {
   return entries;
 }
 
-using Copies = std::vector<std::vector<Entry>>;  // of each rank of the grid
+using WorldCopies = std::vector<std::vector<CopyEntry>>;  // of each rank of the grid
 
 // What tells which entries of two ranks mean the same.
-using Key = std::pair<std::string_view, uint32_t>;
-std::optional<Key> key_over_tp(const Entry& entry, bool expert) {
+using CopyKey = std::pair<std::string_view, uint32_t>;
+std::optional<CopyKey> key_over_tp(const CopyEntry& entry, bool expert) {
   if (entry.held.sharded != 0 || (entry.held.expert != 0) != expert) return {};
-  return Key(entry.name, entry.held.gradient);
+  return CopyKey(entry.name, entry.held.gradient);
 }
-std::optional<Key> key_over_stages(const Entry& entry, bool /*expert*/) {
+std::optional<CopyKey> key_over_stages(const CopyEntry& entry, bool /*expert*/) {
   if (entry.tie.empty()) return {};
-  return Key(entry.tie, entry.held.gradient);
+  return CopyKey(entry.tie, entry.held.gradient);
 }
 
-struct Difference {
-  const Entry* entry;
+struct CopyDifference {
+  const CopyEntry* entry;
   int first, other;  // ranks of the grid
 };
 
 // The first difference between the first member of the group that holds something and one that should hold the same.
 template <class KeyOf>
-std::optional<Difference> compare(const Copies& all, const std::vector<int>& group, const KeyOf& key_of, bool expert) {
-  std::map<Key, std::pair<const Entry*, int>> known;
-  std::optional<Difference> found;
+std::optional<CopyDifference> compare_copies(const WorldCopies& all, const std::vector<int>& group, const KeyOf& key_of, bool expert) {
+  std::map<CopyKey, std::pair<const CopyEntry*, int>> known;
+  std::optional<CopyDifference> found;
   for (const int rank : group) {
-    for (const Entry& entry : all[static_cast<size_t>(rank)]) {
-      const std::optional<Key> key = key_of(entry, expert);
+    for (const CopyEntry& entry : all[static_cast<size_t>(rank)]) {
+      const std::optional<CopyKey> key = key_of(entry, expert);
       if (!key) continue;
       const auto [at, is_new] = known.emplace(*key, std::pair(&entry, rank));
       const CopyRecord &here = entry.held, &there = at->second.first->held;
       if (is_new || here.digest == there.digest || here.begin != there.begin || here.end != there.end) continue;
       if (found && found->entry->held.param <= there.param) continue;
-      found = Difference{at->second.first, at->second.second, rank};
+      found = CopyDifference{at->second.first, at->second.second, rank};
     }
   }
   return found;
@@ -139,12 +139,12 @@ Status Buffer::verify() {
   const std::vector<int>& members = arenas().grid()->world()->group().members();
   auto told = context().world->exchange(members, "mdp_buffer_verify", *mine);
   if (!told) return told.status();
-  Copies all;
-  for (const std::string& bytes : *told) all.push_back(read_entries(bytes));
-  std::optional<Difference> found;
+  WorldCopies all;
+  for (const std::string& bytes : *told) all.push_back(read_copies(bytes));
+  std::optional<CopyDifference> found;
   const auto look = [&](Axes axes, const auto& key_of, bool expert) {
     for (const std::vector<int>& group : grid.groups(axes)) {
-      if (!found) found = compare(all, group, key_of, expert);
+      if (!found) found = compare_copies(all, group, key_of, expert);
     }
   };
   for (const bool expert : {false, true}) look(Grid::tp_axes(expert), key_over_tp, expert);
