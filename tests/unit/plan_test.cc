@@ -631,7 +631,8 @@ void writes_the_documented_line() {
       R"("buckets":[{"begin":0,"end":1920,"unpadded":1832}],)"
       R"("owned":[[{"param":2,"begin":0,"end":300,"param_begin":0},{"param":1,"begin":320,"end":480,"param_begin":0}],)";
   check_equal(line.substr(0, start.size()), start);
-  const std::string bytes = R"("bytes":[{"param":3840,"grad":7680,"grad_shard":0,"spill":0,"feedback":0,"master":1920,"state":3840,"scratch":)";
+  const std::string bytes =
+      R"("bytes":[{"param":3840,"grad":7680,"grad_shard":0,"spill":0,"feedback":0,"master":1920,"state":3840,"scratch":)";
   check(line.find(bytes) != std::string::npos, "bytes are missing in " + line);
 }
 

@@ -49,6 +49,21 @@ void explain(int32_t result, const Nccl* nccl, char* text, size_t size) {
   }
 }
 
+void add_kernels(PluginTable* table) {
+  table->zero = zero;
+  table->cast = cast;
+  table->copy_strided = copy_strided;
+  table->square_sum = square_sum;
+  table->round_with_feedback = round_with_feedback;
+  table->extremes = extremes;
+  table->find_nonfinite = find_nonfinite;
+  table->scale = scale;
+  table->begin_step = begin_step;
+  table->count_steps = count_steps;
+  table->update = update;
+  table->reduce = reduce;
+}
+
 PluginTable make_table() {
   PluginTable table{};
   table.version = kPluginVersion;
@@ -77,18 +92,7 @@ PluginTable make_table() {
   table.event_record = event_record;
   table.event_query = event_query;
   table.event_elapsed = event_elapsed;
-  table.zero = zero;
-  table.cast = cast;
-  table.copy_strided = copy_strided;
-  table.square_sum = square_sum;
-  table.round_with_feedback = round_with_feedback;
-  table.extremes = extremes;
-  table.find_nonfinite = find_nonfinite;
-  table.scale = scale;
-  table.begin_step = begin_step;
-  table.count_steps = count_steps;
-  table.update = update;
-  table.reduce = reduce;
+  add_kernels(&table);
   table.nccl_open = nccl_open;
   table.nccl_close = nccl_close;
   table.nccl_version = nccl_version;
