@@ -6,11 +6,13 @@
 #include <cstring>
 
 #include "base/log.h"
+#include "base/utf8.h"
 #include "core/gradients.h"
 
 namespace megadp {
 namespace {
 
+constexpr size_t kShownLabel = 130;         // bytes of it, so that all the rest has room in SyncHeader::text
 constexpr uint32_t kOrdinarySamples = 100;  // that are taken for ordinary
 constexpr double kLargeTimes = 10;          // times the largest of them
 
@@ -172,9 +174,10 @@ Status Gradients::tell_finding(void* send) {
     NonfiniteElement found{};
     const GradChecks::Checked* const where = header.problem == 0 ? names->first(&found) : nullptr;
     if (where == nullptr) return;
+    const std::string_view label = utf8_prefix(where->label, kShownLabel);
     header.set_problem(kSyncNonfinite,
-                       text("the gradient of ", where->label, " is ", name_of(found.value), " at element ", found.element,
-                            " in microbatch ", found.microbatch),
+                       text("the gradient of ", label, label.size() < where->label.size() ? "...'" : "", " is ", name_of(found.value),
+                            " at element ", found.element, " in microbatch ", found.microbatch),
                        static_cast<int64_t>(where->param), where->bucket);
     std::memcpy(send, &header, sizeof header);
   });

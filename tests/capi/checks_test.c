@@ -672,6 +672,32 @@ static void tied_gradients_are_compared(void** state) {
   }
 }
 
+/* ── A name as long as may be: all the rest is told still ── */
+
+static void a_long_name(void** state) {
+  (void)state;
+  char name[256];
+  for (int i = 0; i < 254; i += 2) memcpy(name + i, "\xC3\xA4", 2); /* two bytes a letter */
+  name[254] = 'n';
+  name[255] = '\0';
+  mdp_comm* const comm = comm_open(NULL, 0, 1, UINT64_C(20000000000));
+  SIZED(mdp_param, w);
+  w.name = name;
+  w.ndim = 1;
+  w.shape = &lengths[1];
+  SIZED(mdp_buffer_config, config);
+  config.flags = MDP_BUFFER_CHECK_FINITE;
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(comm, NULL, &config, &w, 1, &buffer));
+  float values[33] = {0};
+  values[32] = -INFINITY;
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &lengths[1]);
+  OK(mdp_grad_put(buffer, 0, &t, 0, NULL));
+  FAILS(MDP_E_NUMERIC, "\xC3\xA4...' is -inf at element 32 in microbatch 1", mdp_grad_sync(buffer, NULL, NULL));
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {TEST(every_element_is_found),
                                      TEST(the_first_is_told),
@@ -683,6 +709,7 @@ int main(void) {
                                      TEST(only_samples_count),
                                      TEST(microbatches_are_measured),
                                      TEST(tensor_parallel_replicas_are_compared),
-                                     TEST(tied_gradients_are_compared)};
+                                     TEST(tied_gradients_are_compared),
+                                     TEST(a_long_name)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
