@@ -84,7 +84,6 @@ Status Arenas::create_channels() {
   return first;
 }
 
-// The ranks of the world that axes span with this one.
 std::vector<int> Arenas::members(Axes axes) const {
   std::vector<int> ranks = plan_.grid.group(axes, grid_->rank());
   for (int& rank : ranks) rank = grid_->world()->group().members()[static_cast<size_t>(rank)];

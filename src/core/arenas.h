@@ -110,6 +110,7 @@ class Arenas {
   // Likewise: the tensor-parallel ranks, where some of their gradients are partial; the ranks of an agreement.
   const std::shared_ptr<Comm>& tp(bool expert) const noexcept { return tp_[expert ? 1 : 0]; }
   const std::shared_ptr<Comm>& agreement_comm(Axes axes) const;
+  std::vector<int> members(Axes axes) const;  // ranks of the world that axes span with this one
   // Parameters that the same stages hold, in the order of their ties; over one rank of each, which own the same of them. On the channel of
   // gradients.
   struct TieGroup {
@@ -149,7 +150,6 @@ class Arenas {
 
  private:
   Status create_channels();
-  std::vector<int> members(Axes axes) const;
   Status make_comms(Axes axes, ReplicaComms* out) const;
   Status make_tp_comms();
   Status make_tie_comms();

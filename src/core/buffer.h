@@ -4,6 +4,7 @@
 //   Arenas ◄── Params ◄── Gradients ◄── Optimizer
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,7 +38,9 @@ class Buffer {
   Status agree_on_partial();
   Result<std::vector<Tie>> agree_on_ties();
   Status check_room();
-  Result<std::string> describe_copies();
+  Result<std::string> describe_copies(const std::function<bool(size_t)>& counts);
+  Status verify_over_tp(bool expert);
+  Status verify_over_stages();
 
   struct Components {
     std::shared_ptr<Arenas> arenas;

@@ -226,6 +226,10 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
 
 Status Gradients::ready(size_t param, void* producer) {
   if (Status status = arenas_->check_param(param); !status) return status;
+  std::unique_lock slot(slot_mutex(param), std::defer_lock);
+  if (checks_.finite()) {  // the search is without the lock, one at a time
+    if (Status locked = lock_unless_interrupted(slot); !locked) return locked;
+  }
   std::unique_lock lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   ParamState& state = states_[param];

@@ -55,7 +55,7 @@ class GradChecks {
   uint64_t judge();
 
  private:
-  Result<Memory*> norm_place();
+  Memory* norm_place();
 
   const std::shared_ptr<Arenas> arenas_;
   std::vector<size_t> numbers_;  // by registration index: among those that are trained

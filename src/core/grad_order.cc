@@ -16,7 +16,7 @@ namespace megadp {
 namespace {
 
 // An answer by registration index means the same to all ranks of a stage only if they hold as many parameters, with experts at the same
-// places.
+// places, and dense ones of the same names.
 struct Places {
   uint64_t params, experts, digest;
 };
@@ -26,7 +26,7 @@ Places places_of(const Plan& plan) {
   std::string classes;
   for (const ParamSpec& param : plan.params) {
     places.experts += param.expert ? 1 : 0;
-    classes += param.expert ? 'e' : 'd';
+    classes += param.expert ? std::string("\n") : "\n " + param.name;
   }
   places.digest = hash_bytes(classes.data(), classes.size());
   return places;
@@ -41,7 +41,7 @@ Status other_places(const Mismatch& found) {
   std::memcpy(&other, found.other_bytes.data(), sizeof other);
   const auto held = [](const Places& places) { return text(places.params, " parameters, ", places.experts, " of them experts"); };
   return unsupported("mdp_buffer_use_order: rank ", found.first, " holds ", held(first), ", rank ", found.other, " ", held(other),
-                     first.params == other.params && first.experts == other.experts ? " at other places" : "",
+                     first.params == other.params && first.experts == other.experts ? " at other places, or by other names" : "",
                      "; one order of use can only be told to ranks of a stage that hold as many of each kind at the same places")
       .with_blame({.rank = found.other});
 }
@@ -53,12 +53,13 @@ void Gradients::note_order() {
   for (ParamState& state : states_) state.seen_turn = state.turn;
   saw_order_ = true;
   constexpr uint64_t kJudged = 3;  // steps are alike: what only a late one shows is chance
-  const Comm& replicas = *arenas_->all().front().comms.all;
-  if (order_told_ || stats_.syncs >= kJudged || is_pooled() || arenas_->plan().config.no_overlap || replicas.size() == 1) return;
+  const Plan& plan = arenas_->plan();
+  const bool alone = std::all_of(plan.arenas.begin(), plan.arenas.end(), [](const ArenaPlan& arena) { return arena.group_size == 1; });
+  if (order_told_ || stats_.syncs >= kJudged || is_pooled() || plan.config.no_overlap || alone) return;
   const size_t late = late_buckets();
   if (2 * late <= buckets_.size()) return;
   order_told_ = true;
-  if (replicas.rank() != 0) return;  // one of them tells it
+  if (plan.grid.index(kTp | kCp | kDp, arenas_->grid()->rank()) != 0) return;  // one rank of the stage tells it
   log(LogLevel::warning,
       text("gradients do not come in the reverse of the order in which parameters are said to be used: ", late, " of ", buckets_.size(),
            " buckets waited for others until three quarters of all were full, so that little was reduced during "

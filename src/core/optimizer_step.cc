@@ -214,7 +214,7 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
 
   // What the sync has found on a rank says more than what can be seen in the sum; with a loss scale it is nothing to worry about.
   const bool refused = !nonfinite.ok() && !options.loss_scale;
-  if (!nonfinite.ok() && !refused) log(LogLevel::info, text(nonfinite.text(), "; the step is skipped, as it has a loss scale"));
+  if (!nonfinite.ok() && !refused) log(LogLevel::info, text(nonfinite.text(), "; a step with a loss scale is skipped for it"));
   if (report != nullptr || refused || (!want_request && !context.on_device())) {
     Status found = await(want_request || context.on_device() ? *normed : *end, outcome, options.loss_scale, report);
     if (!found) return refused && found.code() == Code::numeric ? nonfinite : found;

@@ -6,11 +6,14 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "core/process_grid.h"
 
 namespace megadp {
+
+constexpr size_t kLongestDetail = size_t{1} << 26;  // World::exchange takes no more: what is longer is cut
 
 // What one rank holds that others must hold alike: by default those that hold replicas of its parameters. Of the dense part and of the
 // expert part a digest, equal on all of them if what they hold is equal; and, asked for only if digests differ, the text
@@ -33,6 +36,14 @@ struct ReplicaPair {  // world ranks, and what each of them holds
   const std::string &first_detail, &other_detail;
   bool expert;
 };
+
+// What a rank has found: that `other`, a world rank, does not hold what it should.
+struct Difference {
+  int other;
+  Explanation what;
+};
+// Collective over the grid's world: ok if no rank has found anything, or on every rank the same Code::desync about one that has been found.
+Status tell_difference(ProcessGrid& grid, const char* call, const std::optional<Difference>& mine);
 
 // Collective over the grid's world. ok, or on every rank the same Code::desync about the first shard group that differs, dense ones first:
 // its first member and the first member that differs from it. `explain` is called on one of the two.

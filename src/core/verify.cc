@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The comparison of what ranks say they hold alike. Params compares the replicas, over which all is equally laid out. Here come ranks that
-// may hold different things, but some alike: tensor-parallel ranks what is not sharded, stages what is tied. Each tells the world what it
-// holds of that, by name; so all come to the same answer, whatever each of them has.
+// may hold different things, but some alike: tensor-parallel ranks what is not sharded, stages what is tied. They tell one another what
+// they hold of that, by name; and what is found the world.
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -13,9 +13,12 @@
 
 #include "base/hash.h"
 #include "core/buffer.h"
+#include "core/replicas.h"
 
 namespace megadp {
 namespace {
+
+constexpr const char* kVerify = "mdp_buffer_verify";
 
 // Of one parameter, or of what this rank owns of its reduced gradient: this, then the name, then that of its tie.
 struct CopyRecord {
@@ -23,8 +26,8 @@ struct CopyRecord {
   uint64_t begin, end;  // of a gradient; where others own another part there is nothing to compare
   int64_t param;
   int32_t bucket;
-  uint32_t gradient, expert, sharded;
-  uint32_t name_bytes, tie_bytes;
+  uint32_t gradient;
+  uint32_t name_bytes, tie_bytes, reserved;
 };
 struct CopyEntry {
   CopyRecord held;
@@ -49,38 +52,33 @@ std::vector<CopyEntry> read_copies(std::string_view bytes) {
   return entries;
 }
 
-using WorldCopies = std::vector<std::vector<CopyEntry>>;  // of each rank of the grid
-
-// What tells which entries of two ranks mean the same.
+// What tells which copies of two ranks mean the same.
 using CopyKey = std::pair<std::string_view, uint32_t>;
-std::optional<CopyKey> key_over_tp(const CopyEntry& entry, bool expert) {
-  if (entry.held.sharded != 0 || (entry.held.expert != 0) != expert) return {};
-  return CopyKey(entry.name, entry.held.gradient);
+CopyKey key_by_name(const CopyEntry& entry) {
+  return {entry.name, entry.held.gradient};
 }
-std::optional<CopyKey> key_over_stages(const CopyEntry& entry, bool /*expert*/) {
-  if (entry.tie.empty()) return {};
-  return CopyKey(entry.tie, entry.held.gradient);
+CopyKey key_by_tie(const CopyEntry& entry) {
+  return {entry.tie, entry.held.gradient};
 }
 
-struct CopyDifference {
-  const CopyEntry* entry;
-  int first, other;  // ranks of the grid
-};
-
-// The first difference between the first member of the group that holds something and one that should hold the same.
-template <class KeyOf>
-std::optional<CopyDifference> compare_copies(const WorldCopies& all, const std::vector<int>& group, const KeyOf& key_of, bool expert) {
+// told: by each of `ranks`, of the world. The first difference between the first that holds something and one that should hold the same.
+std::optional<Difference> compare_copies(const std::vector<std::string>& told, const std::vector<int>& ranks,
+                                         CopyKey (*key_of)(const CopyEntry&)) {
+  std::vector<std::vector<CopyEntry>> all;
+  for (const std::string& bytes : told) all.push_back(read_copies(bytes));
   std::map<CopyKey, std::pair<const CopyEntry*, int>> known;
-  std::optional<CopyDifference> found;
-  for (const int rank : group) {
-    for (const CopyEntry& entry : all[static_cast<size_t>(rank)]) {
-      const std::optional<CopyKey> key = key_of(entry, expert);
-      if (!key) continue;
-      const auto [at, is_new] = known.emplace(*key, std::pair(&entry, rank));
+  std::optional<Difference> found;
+  for (size_t r = 0; r < all.size(); ++r) {
+    for (const CopyEntry& entry : all[r]) {
+      const auto [at, is_new] = known.emplace(key_of(entry), std::pair(&entry, ranks[r]));
       const CopyRecord &here = entry.held, &there = at->second.first->held;
       if (is_new || here.digest == there.digest || here.begin != there.begin || here.end != there.end) continue;
-      if (found && found->entry->held.param <= there.param) continue;
-      found = CopyDifference{at->second.first, at->second.second, rank};
+      if (found && found->what.param <= there.param) continue;
+      found = Difference{ranks[r],
+                         {text("mdp_buffer_verify: ", there.gradient != 0 ? "the reduced gradient of " : "",
+                               param_label(static_cast<size_t>(there.param), std::string(at->second.first->name)),
+                               " differs between ranks ", at->second.second, " and ", ranks[r], ", which should hold the same"),
+                          there.bucket, there.param}};
     }
   }
   return found;
@@ -99,25 +97,24 @@ Result<std::optional<uint64_t>> Gradients::digest_reduced(size_t param) {
   return std::optional(hash_bytes(values.data(), values.size()));
 }
 
-Result<std::string> Buffer::describe_copies() {
+// What this rank holds of the parameters that `counts` takes.
+Result<std::string> Buffer::describe_copies(const std::function<bool(size_t)>& counts) {
   std::string mine;
   for (size_t param = 0; param < plan().params.size(); ++param) {
     const ParamSpec& spec = plan().params[param];
-    if (spec.frozen || (spec.placement == Placement::sharded && !plan().is_tied(param))) continue;
+    if (spec.frozen || !counts(param)) continue;
     const auto add = [&](uint64_t digest, bool gradient) {
       const OwnedRange* const owned = gradient ? arenas().owned(param) : nullptr;
-      const std::string_view tie = plan().is_tied(param) ? std::string_view(spec.tie) : std::string_view();
       const CopyRecord held{digest,
                             owned != nullptr ? owned->param_begin : 0,
                             owned != nullptr ? owned->param_begin + (owned->end - owned->begin) : 0,
                             static_cast<int64_t>(param),
                             static_cast<int32_t>(arenas().place(param).bucket),
                             gradient,
-                            spec.expert,
-                            spec.placement == Placement::sharded,
                             static_cast<uint32_t>(spec.name.size()),
-                            static_cast<uint32_t>(tie.size())};
-      mine.append(reinterpret_cast<const char*>(&held), sizeof held).append(spec.name).append(tie);
+                            static_cast<uint32_t>(spec.tie.size()),
+                            0};
+      mine.append(reinterpret_cast<const char*>(&held), sizeof held).append(spec.name).append(spec.tie);
     };
     auto values = params().digest_value(param);
     if (!values) return values.status();
@@ -129,34 +126,48 @@ Result<std::string> Buffer::describe_copies() {
   return mine;
 }
 
+// Over ranks that hold much alike: mostly all, which a digest says. These may hold other things besides: only then they tell what they
+// have.
+Status Buffer::verify_over_tp(bool expert) {
+  const Grid& grid = plan().grid;
+  const Axes axes = Grid::tp_axes(expert);
+  if (grid.size(axes) == 1) return {};
+  const std::vector<int> ranks = arenas().members(axes);
+  auto mine = describe_copies(
+      [&](size_t param) { return plan().params[param].expert == expert && plan().params[param].placement != Placement::sharded; });
+  if (!mine) return mine.status();
+  const uint64_t digest = hash_bytes(mine->data(), mine->size());
+  World& world = *context().world;
+  auto differ = world.compare(ranks, kVerify, std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
+  if (!differ) return differ.status();
+  std::optional<Difference> found;
+  if (*differ) {
+    auto told = world.exchange(ranks, kVerify, mine->substr(0, kLongestDetail));
+    if (!told) return told.status();
+    if (world.rank() == ranks.front()) found = compare_copies(*told, ranks, key_by_name);
+  }
+  return tell_difference(*arenas().grid(), kVerify, found);
+}
+
+// Values of ties are Params' to compare; here they come again, beside their gradients.
+Status Buffer::verify_over_stages() {
+  if (arenas().ties().empty()) return {};
+  const std::vector<int> ranks = arenas().members(kPp);
+  auto mine = describe_copies([&](size_t param) { return plan().is_tied(param); });
+  if (!mine) return mine.status();
+  auto told = context().world->exchange(ranks, kVerify, mine->substr(0, kLongestDetail));
+  if (!told) return told.status();
+  std::optional<Difference> found;
+  if (context().world->rank() == ranks.front()) found = compare_copies(*told, ranks, key_by_tie);
+  return tell_difference(*arenas().grid(), kVerify, found);
+}
+
 Status Buffer::verify() {
   if (Status equal = params().verify(); !equal) return equal;
-  const Grid& grid = plan().grid;
-  const bool has_tp = grid.size(Grid::tp_axes(false)) > 1 || grid.size(Grid::tp_axes(true)) > 1;
-  if (!has_tp && arenas().ties().empty()) return {};
-  auto mine = describe_copies();
-  if (!mine) return mine.status();
-  const std::vector<int>& members = arenas().grid()->world()->group().members();
-  auto told = context().world->exchange(members, "mdp_buffer_verify", *mine);
-  if (!told) return told.status();
-  WorldCopies all;
-  for (const std::string& bytes : *told) all.push_back(read_copies(bytes));
-  std::optional<CopyDifference> found;
-  const auto look = [&](Axes axes, const auto& key_of, bool expert) {
-    for (const std::vector<int>& group : grid.groups(axes)) {
-      if (!found) found = compare_copies(all, group, key_of, expert);
-    }
-  };
-  for (const bool expert : {false, true}) look(Grid::tp_axes(expert), key_over_tp, expert);
-  look(kPp, key_over_stages, false);
-  if (!found) return {};
-  const auto world_rank = [&](int rank) { return members[static_cast<size_t>(rank)]; };
-  const CopyRecord& held = found->entry->held;
-  return {Code::desync,
-          text("mdp_buffer_verify: ", held.gradient != 0 ? "the reduced gradient of " : "",
-               param_label(static_cast<size_t>(held.param), std::string(found->entry->name)), " differs between ranks ",
-               world_rank(found->first), " and ", world_rank(found->other), ", which should hold the same"),
-          Blame{.rank = world_rank(found->other), .bucket = held.bucket, .param = held.param}};
+  for (const bool expert : {false, true}) {
+    if (Status equal = verify_over_tp(expert); !equal) return equal;
+  }
+  return verify_over_stages();
 }
 
 }  // namespace megadp

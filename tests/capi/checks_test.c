@@ -351,7 +351,7 @@ static void the_step_follows(void** state) {
   for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
     for (int half = 0; half < 2; ++half) {
       kind k = {.sharding = sharding, .grads = half ? MDP_DTYPE_SAME : MDP_DTYPE_F32, .flags = MDP_BUFFER_CHECK_FINITE};
-      listen_for("is -inf at element 699 in microbatch 1; the step is skipped");
+      listen_for("is -inf at element 699 in microbatch 1; a step with a loss scale is skipped for it");
       run_ranks(2, step_after, &k);
       OK(mdp_log_set(NULL, NULL));
       CHECK(heard == 2 * 2 && heard_level == MDP_LOG_INFO); /* once a step, on each rank */
@@ -698,6 +698,38 @@ static void a_long_name(void** state) {
   mdp_comm_destroy(comm);
 }
 
+/* ── Two threads bring a use of the same parameter each: a search is in no one's way ── */
+
+static void* bring(void* buffer) {
+  return mdp_grad_ready(buffer, 0, NULL) == MDP_OK ? NULL : buffer;
+}
+
+static void uses_of_two_threads(void** state) {
+  (void)state;
+  static const int64_t long_enough = 1 << 18;
+  mdp_comm* const comm = comm_open(NULL, 0, 1, UINT64_C(20000000000));
+  SIZED(mdp_param, w);
+  w.name = "w";
+  w.ndim = 1;
+  w.shape = &long_enough;
+  w.uses_per_step = 2;
+  SIZED(mdp_buffer_config, config);
+  config.flags = MDP_BUFFER_CHECK_FINITE;
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(comm, NULL, &config, &w, 1, &buffer));
+  for (int round = 0; round < 10; ++round) {
+    pthread_t other;
+    void* refused = NULL;
+    CHECK(pthread_create(&other, NULL, bring, buffer) == 0);
+    CHECK(bring(buffer) == NULL);
+    CHECK(pthread_join(other, &refused) == 0 && refused == NULL);
+    sync_and_wait(buffer);
+    OK(mdp_buffer_zero_grad(buffer, NULL));
+  }
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {TEST(every_element_is_found),
                                      TEST(the_first_is_told),
@@ -710,6 +742,7 @@ int main(void) {
                                      TEST(microbatches_are_measured),
                                      TEST(tensor_parallel_replicas_are_compared),
                                      TEST(tied_gradients_are_compared),
-                                     TEST(a_long_name)};
+                                     TEST(a_long_name),
+                                     TEST(uses_of_two_threads)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -182,27 +182,35 @@ static void a_second_sync_changes_nothing(void** state) {
 
 static const int64_t three = 3;
 
+/* In two arenas, which without overlap would go at once. */
 static void add_few(mdp_comm* comm, const void* argument) {
-  SIZED(mdp_param, w);
-  w.name = "w";
-  w.ndim = 1;
-  w.shape = &three;
+  mdp_param params[2];
+  memset(params, 0, sizeof params);
+  for (int p = 0; p < 2; ++p) {
+    params[p].struct_size = sizeof params[p];
+    params[p].name = names[p];
+    params[p].dtype = p == 0 ? MDP_DTYPE_F32 : MDP_DTYPE_BF16;
+    params[p].ndim = 1;
+    params[p].shape = &three;
+  }
   SIZED(mdp_buffer_config, config);
   config.sharding = *(const mdp_sharding*)argument;
   config.wire_dtype = MDP_DTYPE_BF16;
   config.scaling = MDP_SCALING_SUM;
+  config.flags = MDP_BUFFER_NO_OVERLAP;
   mdp_buffer* buffer = NULL;
-  OK(mdp_buffer_register(comm, NULL, &config, &w, 1, &buffer));
+  OK(mdp_buffer_register(comm, NULL, &config, params, 2, &buffer));
   float values[] = {mdp_comm_rank(comm) == 0 ? 256.0F : 1.0F, 1 + 1.0F / 1024, 3};
   const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &three);
-  OK(mdp_grad_put(buffer, 0, &t, 0, NULL));
+  for (size_t p = 0; p < 2; ++p) OK(mdp_grad_put(buffer, p, &t, 0, NULL));
   sync_and_wait(buffer);
-  SIZED(mdp_range, range);
-  if (owned_ranges(buffer, &range, 1) == 1) {
+  mdp_range ranges[2];
+  const size_t owned = owned_ranges(buffer, ranges, 2);
+  for (size_t n = 0; n < owned; ++n) {
     static const float wanted[] = {258, 3, 9};
     SIZED(mdp_tensor, sum);
-    OK(mdp_grad_owned(buffer, 0, &sum));
-    for (int64_t i = 0; i < sum.shape[0]; ++i) CHECK(((const float*)sum.data)[i] == wanted[range.param_begin + i]);
+    OK(mdp_grad_owned(buffer, (size_t)ranges[n].param, &sum));
+    for (int64_t i = 0; i < sum.shape[0]; ++i) CHECK(((const float*)sum.data)[i] == wanted[ranges[n].param_begin + i]);
   }
   mdp_buffer_destroy(buffer);
 }
