@@ -181,7 +181,7 @@ void nonfinite_elements() {
       for (const size_t odd : {size_t{0}, size_t{1}, n}) {
         Twin data(type, n, some_offset());
         const size_t from = odd == 1 ? random_bits() % std::max<size_t>(n, 1) : 0;
-        std::memset(data.host.data() + from * size_of(type), 0xff, std::min(odd, n) * size_of(type));
+        if (std::min(odd, n) > 0) std::memset(data.host.data() + from * size_of(type), 0xff, std::min(odd, n) * size_of(type));
         data.upload();
         uint64_t expected = 0;
         std::memset(found.host.data(), 0, sizeof expected);
