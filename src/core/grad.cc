@@ -27,7 +27,6 @@ void Gradients::start_step() {
   turns_ = 0;
   next_launch_ = next_across_ = 0;
   sync_request_.reset();
-  checks_.start_step();
 }
 
 size_t Gradients::launched() const {
@@ -147,10 +146,10 @@ Status Gradients::microbatch_begin(bool is_last) {
   if (is_last_ && microbatch_touched_) {
     return bad_state("mdp_microbatch_begin: gradients of the last microbatch have come already; end the step with mdp_grad_sync");
   }
-  if (is_pooled() && begun_ && !is_last_) {
-    if (Status left = next_microbatch(); !left) return left;
+  if (begun_ && !is_last_) {
+    if (Status left = is_pooled() ? next_microbatch() : Status(); !left) return left;
+    ++microbatch_;
   }
-  if (begun_ && !is_last_) checks_.next_microbatch();
   is_last_ = is_last;
   begun_ = true;
   microbatch_touched_ = false;
@@ -217,7 +216,7 @@ Status Gradients::put(size_t param, const StridedArray& grad, bool add, bool mor
   if (Status copied = arenas_->backend().copy(*place, grad, add_to_slot, producer); !copied) {
     return copied.with_context(text("mdp_grad_put of ", param_label(param, spec.name)));
   }
-  if (Status searched = checks_.search(param, place->data, place->type, producer); !searched) return searched;
+  if (Status searched = checks_.search(param, place->data, place->type, microbatch_, producer); !searched) return searched;
   lock.lock();
   if (Status ordered = arenas_->grads().stream().wait_for_caller(producer); !ordered) return ordered;
   state.has_gradient = microbatch_touched_ = touched_ = true;
@@ -244,7 +243,7 @@ Status Gradients::ready(size_t param, void* producer) {
     const StridedArray place = where_it_lies(param);
     searching.emplace(*this, state, lock);
     lock.unlock();
-    may = checks_.search(param, place.data, place.type, producer);
+    may = checks_.search(param, place.data, place.type, microbatch_, producer);
     lock.lock();
   }
   if (may.ok()) may = arenas_->grads().stream().wait_for_caller(producer);

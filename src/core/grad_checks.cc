@@ -58,11 +58,11 @@ Status GradChecks::forget(Stream& stream) {
   return finite() ? arenas_->backend().zero(stream, found_->data(), found_->bytes()) : Status();
 }
 
-Status GradChecks::search(size_t param, const void* data, DType type, void* caller) {
+Status GradChecks::search(size_t param, const void* data, DType type, uint32_t microbatch, void* caller) {
   const uint64_t count = arenas_->plan().params[param].numel;
   if (!finite() || count == 0) return {};
   uint64_t* const found = static_cast<uint64_t*>(found_->data()) + numbers_[param];
-  return arenas_->backend().find_nonfinite(data, type, count, first_finding(microbatch_), found, caller);
+  return arenas_->backend().find_nonfinite(data, type, count, first_finding(microbatch), found, caller);
 }
 
 Status GradChecks::measure(Stream& stream, size_t param, const void* data, DType type) {
@@ -136,15 +136,6 @@ uint64_t GradChecks::judge() {
 
 // ── what gradients do with them ──
 
-StridedArray Gradients::where_it_lies(size_t param) const {
-  StridedArray place = arenas_->grad_array(param);
-  if (const ParamState& state = states_[param]; state.spill != nullptr) {
-    place.data = state.spill->data();
-    place.type = state.spill_type;
-  }
-  return place;
-}
-
 // What of a bucket has a gradient here.
 Status Gradients::measure(uint32_t number) {
   if (!checks_.large()) return {};
@@ -169,12 +160,14 @@ Status Gradients::fetch_checks() {
   return end ? arenas_->grads().order_control_after(*end) : end.status();
 }
 
-// What has been found goes into the header at `send`, unless it tells of something worse.
-Status Gradients::tell_finding(void* send) {
+// What has been found goes into the headers that are to be sent, unless these tell of something worse.
+Status Gradients::tell_finding() {
   if (!checks_.finite()) return {};
-  return arenas_->backend().control().run(arenas_->grads().control(), [names = checks_.names(), send] {
+  std::vector<void*> sends;
+  for (const Agreement& agreement : agreements_) sends.push_back(agreement.send->data());
+  return arenas_->backend().control().run(arenas_->grads().control(), [names = checks_.names(), sends] {
     SyncHeader header;
-    std::memcpy(&header, send, sizeof header);
+    std::memcpy(&header, sends.front(), sizeof header);  // the same in all
     NonfiniteElement found{};
     const GradChecks::Checked* const where = header.problem == 0 ? names->first(&found) : nullptr;
     if (where == nullptr) return;
@@ -183,7 +176,7 @@ Status Gradients::tell_finding(void* send) {
                        text("the gradient of ", label, label.size() < where->label.size() ? "...'" : "", " is ", name_of(found.value),
                             " at element ", found.element, " in microbatch ", found.microbatch),
                        static_cast<int64_t>(where->param), where->bucket);
-    std::memcpy(send, &header, sizeof header);
+    for (void* const send : sends) std::memcpy(send, &header, sizeof header);
   });
 }
 

@@ -23,13 +23,10 @@ class GradChecks {
   bool finite() const { return found_ != nullptr; }
   bool large() const { return sums_ != nullptr; }
 
-  // Under the lock of the gradients.
-  void start_step() { microbatch_ = 1; }
-  void next_microbatch() { ++microbatch_; }
   Status forget(Stream& stream);  // what has been found in this step
 
-  // `data`: where the parameter's gradient lies. Any thread, one at a time for a parameter.
-  Status search(size_t param, const void* data, DType type, void* caller);
+  // `data`: where the parameter's gradient of this microbatch lies. Any thread, one at a time for a parameter.
+  Status search(size_t param, const void* data, DType type, uint32_t microbatch, void* caller);
   // A gradient that is sent now.
   Status measure(Stream& stream, size_t param, const void* data, DType type);
   // What has been measured goes to the host: with ZeRO-2 after each microbatch, each to a place of its own.
@@ -60,7 +57,6 @@ class GradChecks {
   const std::shared_ptr<Arenas> arenas_;
   std::vector<size_t> numbers_;  // by registration index: among those that are trained
   std::shared_ptr<const Names> names_;
-  uint32_t microbatch_ = 1;
   Memory *found_ = nullptr, *fetched_ = nullptr;  // of each a number; kept by the arenas, as all of these
   Memory* sums_ = nullptr;                        // of each the sum of squares, and how many elements are not finite
   std::vector<Memory*> norm_places_;              // the same of each microbatch, on the host: as many as a step has had

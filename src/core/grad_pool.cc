@@ -43,7 +43,16 @@ Result<StridedArray> Gradients::place_for(size_t param, bool more) {
     if (!memory) return memory.status();
     state.spill = *std::move(memory);
   }
-  return StridedArray{state.spill->data(), state.spill_type, spec.shape, arenas_->place(param).strides};
+  return where_it_lies(param);
+}
+
+StridedArray Gradients::where_it_lies(size_t param) const {
+  StridedArray place = arenas_->grad_array(param);
+  if (const ParamState& state = states_[param]; state.spill != nullptr) {
+    place.data = state.spill->data();
+    place.type = state.spill_type;
+  }
+  return place;
 }
 
 Result<std::shared_ptr<Memory>> Gradients::take_spill(size_t param, size_t bytes) {
@@ -151,7 +160,6 @@ Status Gradients::next_microbatch() {
     bucket.launched = false;
   }
   next_launch_ = 0;
-  ++microbatch_;
   return {};
 }
 

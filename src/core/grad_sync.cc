@@ -74,7 +74,9 @@ Status Gradients::submit_agreements(const SyncHeader& header) {
       if (param == kNotHere || states_[param].skipped) mine[sizeof header + i / 8] |= static_cast<std::byte>(1U << (i % 8));
     }
     if (Status written = arenas_->backend().control().write(agreement.send->data(), mine.data(), mine.size()); !written) return written;
-    if (Status told = tell_finding(agreement.send->data()); !told) return told;
+  }
+  if (Status told = tell_finding(); !told) return told;
+  for (Agreement& agreement : agreements_) {
     Group& group = agreement.comm->group().control();
     if (Status submitted = group.all_gather(arenas_->grads().control(), agreement.send->data(), agreement.receive->data(), agreement.bytes,
                                             DType::u8, Tag{-1, "agreement at mdp_grad_sync", is_pooled() ? microbatch_ : 0});

@@ -127,8 +127,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Result<std::shared_ptr<Event>> mark_updated(std::span<const uint32_t> buckets);
   bool is_pooled() const { return arenas_->plan().config.sharding == Sharding::zero_2; }
   void start_step();
-  bool has_launched() const { return next_launch_ > 0 || microbatch_ > 1; }  // anything of this step
-  void count_exposed(uint64_t ns);                                           // without the lock
+  bool has_launched() const { return next_launch_ > 0 || (is_pooled() && microbatch_ > 1); }  // anything of this step
+  void count_exposed(uint64_t ns);                                                            // without the lock
   // Held while a gradient is written into its slot.
   std::mutex& slot_mutex(size_t param) { return slot_mutexes_[param % slot_mutexes_.size()]; }
 
@@ -206,6 +206,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status became_ready(Bucket& bucket);
   // In grad_pool.cc: where a gradient goes, and how a bucket's slot is filled, reduced into this rank's sums, and left.
   Result<StridedArray> place_for(size_t param, bool more);
+  StridedArray where_it_lies(size_t param) const;  // once it has a place
   bool slot_is_free(uint32_t bucket) const;
   Result<std::shared_ptr<Memory>> take_spill(size_t param, size_t bytes);
   Status fill_slot(uint32_t bucket);
@@ -227,10 +228,9 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status sum_owned();
   Status submit_summary(void* memory, std::span<const size_t> set_of, size_t sets);
   // In grad_checks.cc.
-  StridedArray where_it_lies(size_t param) const;
   Status measure(uint32_t bucket);
   Status fetch_checks();
-  Status tell_finding(void* send);
+  Status tell_finding();
   // In grad_tokens.cc.
   float reduction_divisor() const;
   Status add_tokens(const std::vector<double>& given);

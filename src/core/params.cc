@@ -184,7 +184,7 @@ Status Params::verify() {
     held.digests[expert ? 1 : 0] = hash_bytes(part.data(), part.size());
   }
   held.detail = [&](bool expert) { return bytes[expert ? 1 : 0]; };
-  const Status equal = compare_replicas(*arenas_->grid(), held, [this](const ReplicaPair& pair) {
+  return compare_replicas(*arenas_->grid(), held, [this](const ReplicaPair& pair) {
     const std::string &a = pair.first_detail, &b = pair.other_detail;
     const size_t same = static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
     const size_t param = same < std::min(a.size(), b.size()) ? digested_param(pair.expert, same / sizeof(uint64_t)) : SIZE_MAX;
@@ -193,38 +193,6 @@ Status Params::verify() {
                             pair.first, " and ", pair.other),
                        static_cast<int32_t>(arenas_->place(param).bucket), static_cast<int64_t>(param)};
   });
-  return equal.ok() ? verify_ties() : equal;
-}
-
-// All ranks learn the digests of all copies, and so the same.
-Status Params::verify_ties() {
-  const std::span<const Tie> ties = arenas_->ties();
-  if (ties.empty()) return {};
-  std::string mine;
-  for (const Tie& tie : ties) {
-    auto digest = tie.param ? digest_value(*tie.param) : 0;
-    if (!digest) return digest.status();
-    mine.append(reinterpret_cast<const char*>(&*digest), sizeof *digest);
-  }
-  const std::vector<int>& members = arenas_->grid()->world()->group().members();
-  auto all = arenas_->context().world->exchange(members, "mdp_buffer_verify", mine);
-  if (!all) return all.status();
-  const Grid& grid = arenas_->plan().grid;
-  for (size_t i = 0; i < ties.size(); ++i) {
-    const auto digest_of = [&](int rank) { return (*all)[static_cast<size_t>(rank)].substr(i * sizeof(uint64_t), sizeof(uint64_t)); };
-    for (const std::vector<int>& pipeline : grid.groups(kPp)) {
-      const int first = pipeline[static_cast<size_t>(ties[i].stages.front())];
-      for (const int stage : ties[i].stages) {
-        const int rank = pipeline[static_cast<size_t>(stage)];
-        if (digest_of(rank) == digest_of(first)) continue;
-        return {Code::desync,
-                text("mdp_buffer_verify: the parameters tied as '", ties[i].name, "' differ between ranks ",
-                     members[static_cast<size_t>(first)], " and ", members[static_cast<size_t>(rank)]),
-                Blame{.rank = members[static_cast<size_t>(rank)]}};
-      }
-    }
-  }
-  return {};
 }
 
 Status Params::order_writes(void* caller) {

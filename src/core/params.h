@@ -27,7 +27,7 @@ class Params {
 
   // Collective over each group of replicas; root is an index into it. A null request if none is wanted (then the work is done on return).
   Result<std::shared_ptr<Request>> broadcast(int root, bool want_request);
-  Status verify();                              // replicas, and ties; collective over the grid's world
+  Status verify();                              // replicas; collective over the grid's world
   Result<uint64_t> digest_value(size_t param);  // once nothing writes it
 
   // ── for optimizers ──
@@ -49,7 +49,6 @@ class Params {
   Result<std::vector<uint64_t>> digest_values(bool expert);
   size_t digested_param(bool expert, size_t position) const;
   Status broadcast_ties();
-  Status verify_ties();
 
   const std::shared_ptr<Arenas> arenas_;
   std::mutex mutex_;                                // everything below, and the order of submissions to the channel of gathers

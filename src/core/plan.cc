@@ -31,8 +31,7 @@ Status check_config(const BufferConfig& config) {
   if (config.error_feedback && pooled) {
     return unsupported(
         "flags has MDP_BUFFER_ERROR_FEEDBACK (16) and sharding is MDP_SHARDING_ZERO_2 (3); what rounding loses takes as much memory as "
-        "whole "
-        "f32 gradients, which ZERO_2 is there to save: take ZERO_1 (2), or leave the flag out");
+        "whole f32 gradients, which ZERO_2 is there to save: take ZERO_1 (2), or leave the flag out");
   }
   if (config.reference_buckets && (config.bucket_elements != 0 || config.bucket_count != 0)) {
     const char* other = config.bucket_elements != 0 ? "bucket_elements" : "bucket_count";
@@ -176,7 +175,8 @@ uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
 
 void lay_out(const Plan& plan, ArenaPlan* arena) {
   std::vector<size_t> used = arena->params;  // in the order of the forward pass
-  std::sort(used.begin(), used.end(), [&plan](size_t a, size_t b) { return plan.used_before(a, b); });
+  const auto before = [&plan](size_t a, size_t b) { return plan.used_before(a, b); };
+  if (!std::is_sorted(used.begin(), used.end(), before)) std::sort(used.begin(), used.end(), before);  // mostly it is: one look at each
   std::vector<LayoutParam> params;
   params.reserve(used.size());
   for (const size_t i : used) params.push_back({plan.params[i].numel, plan.params[i].own_bucket || plan.is_tied(i)});

@@ -52,33 +52,34 @@ std::vector<CopyEntry> read_copies(std::string_view bytes) {
   return entries;
 }
 
-// What tells which copies of two ranks mean the same.
-using CopyKey = std::pair<std::string_view, uint32_t>;
-CopyKey key_by_name(const CopyEntry& entry) {
-  return {entry.name, entry.held.gradient};
-}
-CopyKey key_by_tie(const CopyEntry& entry) {
-  return {entry.tie, entry.held.gradient};
+enum class Alike {  // copies of two ranks mean the same if they have the same
+  name,
+  tie
+};
+
+std::string differing(const CopyEntry& entry, Alike by) {
+  if (by == Alike::tie && entry.held.gradient == 0) return text("the parameters tied as '", entry.tie, "' differ");
+  return text(entry.held.gradient != 0 ? "the reduced gradient of " : "",
+              param_label(static_cast<size_t>(entry.held.param), std::string(entry.name)), " differs");
 }
 
 // told: by each of `ranks`, of the world. The first difference between the first that holds something and one that should hold the same.
-std::optional<Difference> compare_copies(const std::vector<std::string>& told, const std::vector<int>& ranks,
-                                         CopyKey (*key_of)(const CopyEntry&)) {
-  std::vector<std::vector<CopyEntry>> all;
-  for (const std::string& bytes : told) all.push_back(read_copies(bytes));
-  std::map<CopyKey, std::pair<const CopyEntry*, int>> known;
+std::optional<Difference> compare_copies(const std::vector<std::string>& told, const std::vector<int>& ranks, Alike by) {
+  struct Known {
+    CopyEntry entry;
+    int rank;
+  };
+  std::map<std::pair<std::string_view, uint32_t>, Known> known;
   std::optional<Difference> found;
-  for (size_t r = 0; r < all.size(); ++r) {
-    for (const CopyEntry& entry : all[r]) {
-      const auto [at, is_new] = known.emplace(key_of(entry), std::pair(&entry, ranks[r]));
-      const CopyRecord &here = entry.held, &there = at->second.first->held;
+  for (size_t r = 0; r < told.size(); ++r) {
+    for (const CopyEntry& entry : read_copies(told[r])) {
+      const auto [at, is_new] = known.try_emplace({by == Alike::tie ? entry.tie : entry.name, entry.held.gradient}, Known{entry, ranks[r]});
+      const Known& first = at->second;
+      const CopyRecord &here = entry.held, &there = first.entry.held;
       if (is_new || here.digest == there.digest || here.begin != there.begin || here.end != there.end) continue;
       if (found && found->what.param <= there.param) continue;
-      found = Difference{ranks[r],
-                         {text("mdp_buffer_verify: ", there.gradient != 0 ? "the reduced gradient of " : "",
-                               param_label(static_cast<size_t>(there.param), std::string(at->second.first->name)),
-                               " differs between ranks ", at->second.second, " and ", ranks[r], ", which should hold the same"),
-                          there.bucket, there.param}};
+      const std::string between = text(" between ranks ", first.rank, " and ", ranks[r], ", which should hold the same");
+      found = Difference{ranks[r], {text(kVerify, ": ", differing(first.entry, by), between), there.bucket, there.param}};
     }
   }
   return found;
@@ -144,12 +145,11 @@ Status Buffer::verify_over_tp(bool expert) {
   if (*differ) {
     auto told = world.exchange(ranks, kVerify, mine->substr(0, kLongestDetail));
     if (!told) return told.status();
-    if (world.rank() == ranks.front()) found = compare_copies(*told, ranks, key_by_name);
+    if (world.rank() == ranks.front()) found = compare_copies(*told, ranks, Alike::name);
   }
   return tell_difference(*arenas().grid(), kVerify, found);
 }
 
-// Values of ties are Params' to compare; here they come again, beside their gradients.
 Status Buffer::verify_over_stages() {
   if (arenas().ties().empty()) return {};
   const std::vector<int> ranks = arenas().members(kPp);
@@ -158,7 +158,7 @@ Status Buffer::verify_over_stages() {
   auto told = context().world->exchange(ranks, kVerify, mine->substr(0, kLongestDetail));
   if (!told) return told.status();
   std::optional<Difference> found;
-  if (context().world->rank() == ranks.front()) found = compare_copies(*told, ranks, key_by_tie);
+  if (context().world->rank() == ranks.front()) found = compare_copies(*told, ranks, Alike::tie);
   return tell_difference(*arenas().grid(), kVerify, found);
 }
 
