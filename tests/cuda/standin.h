@@ -32,7 +32,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> work_;
-  bool busy_ = false;
+  bool busy_ = false;        // has work, or is at it
+  bool has_thread_ = false;  // which may also wait for work
 };
 
 // What collectives take of a device: see collectives_at_once().

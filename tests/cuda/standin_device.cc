@@ -28,23 +28,31 @@ void Queue::submit(std::function<void()> work) {
   if (awaited > 0) overtaken()++;
   const std::lock_guard lock(mutex_);
   work_.push_back(std::move(work));
-  if (busy_) return;
   busy_ = true;
+  changed_.notify_all();
+  if (has_thread_) return;
+  has_thread_ = true;
   std::thread([self = shared_from_this()] { self->run(); }).detach();
 }
 
+// The thread stays for what may come next. One for each piece of work were tens of thousands in a test: the kernel then gives numbers of
+// threads anew, by which a sanitizer tells them apart.
 void Queue::run() {
+  constexpr auto kIdle = std::chrono::milliseconds(20);
   std::unique_lock lock(mutex_);
-  while (!work_.empty()) {
-    std::function<void()> work = std::move(work_.front());
-    work_.pop_front();
-    lock.unlock();
-    work();
-    work = nullptr;
-    lock.lock();
-  }
-  busy_ = false;
-  changed_.notify_all();
+  do {
+    while (!work_.empty()) {
+      std::function<void()> work = std::move(work_.front());
+      work_.pop_front();
+      lock.unlock();
+      work();
+      work = nullptr;
+      lock.lock();
+    }
+    busy_ = false;
+    changed_.notify_all();
+  } while (changed_.wait_for(lock, kIdle, [this] { return !work_.empty(); }));
+  has_thread_ = false;
 }
 
 void Queue::drain() {
