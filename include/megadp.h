@@ -775,6 +775,15 @@ MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, c
  * for the last step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t* steps);
 
+/* Goes on as after `taken` steps, from which reports count on, and of which parameter p has taken part in steps[p]; NULL with count 0:
+ * each in all. With mdp_optimizer_state, to restore what was saved; to be called alike on all ranks. Waits for the last step. Local.
+ * Errors: INVALID (count, or steps[p] above taken). */
+MDP_API mdp_status mdp_optimizer_set_steps(mdp_optimizer* optimizer, uint64_t taken, const uint64_t* steps, size_t count);
+
+/* The rule, its values, parameter groups, steps taken, and every array that mdp_optimizer_state knows, as one line of JSON. Waits for the
+ * last step. Local. Text: see mdp_info. */
+MDP_API mdp_status mdp_optimizer_info(mdp_optimizer* optimizer, char* json, size_t capacity, size_t* needed);
+
 MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
 
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <string_view>
 
 #include "api/error.h"
@@ -238,6 +239,31 @@ mdp_status mdp_optimizer_steps(mdp_optimizer* optimizer, size_t param, uint64_t*
     if (!count) return count.status();
     *steps = *count;
     return {};
+  });
+}
+
+mdp_status mdp_optimizer_set_steps(mdp_optimizer* optimizer, uint64_t taken, const uint64_t* steps, size_t count) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
+    if (taken > INT64_MAX) return invalid("taken is ", taken, "; at most ", INT64_MAX, " steps can be counted");
+    if (steps == nullptr && count == 0) return optimizer->object->set_steps(taken, {});
+    if (Status status = check_pointer(steps, "steps", alignof(uint64_t)); !status) return status;
+    const size_t params = optimizer->buffer->plan().params.size();
+    if (count != params) {
+      return invalid("count is ", count, "; the optimizer's buffer has ", params,
+                     " parameters, frozen ones too. For all alike give NULL and 0");
+    }
+    return optimizer->object->set_steps(taken, std::span(steps, count));
+  });
+}
+
+mdp_status mdp_optimizer_info(mdp_optimizer* optimizer, char* json, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (Status status = check_text_output(json, capacity, needed); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
+    auto info = optimizer->object->json();
+    if (!info) return info.status();
+    return give_text(*info, json, capacity, needed);
   });
 }
 

@@ -4,6 +4,8 @@
 #include <array>
 #include <charconv>
 #include <cstddef>
+#include <cstring>
+#include <optional>
 
 #include "control/agreement.h"
 #include "control/memory_check.h"
@@ -133,15 +135,41 @@ Status Optimizer::allocate() {
   return backend.write(impl_->device_scalars(), &start, sizeof start);
 }
 
+Status Optimizer::await_last_step() {
+  return last_step_ ? last_step_->await() : Status();
+}
+
 Result<uint64_t> Optimizer::steps(size_t param) {
   if (Status status = buffer_->arenas().check_param(param); !status) return status;
-  if (last_step_) {
-    if (Status stepped = last_step_->await(); !stepped) return stepped;
-  }
+  if (Status stepped = await_last_step(); !stepped) return stepped;
   uint64_t count = 0;
   const uint64_t* const kept = impl_->device_steps(impl_->classes.of(param));
   if (Status read = buffer_->context().backend->read(&count, kept, sizeof count); !read) return read;
   return count;
+}
+
+Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
+  const std::vector<ParamSpec>& params = buffer_->plan().params;
+  for (size_t param = 0; param < steps.size(); ++param) {
+    if (params[param].frozen || steps[param] <= taken) continue;
+    return invalid("steps[", param, "], of ", param_label(param, params[param].name), ", is ", steps[param], "; it must be at most taken, ",
+                   taken);
+  }
+  if (Status stepped = await_last_step(); !stepped) return stepped;
+  Backend& backend = *buffer_->context().backend;
+  StepScalars scalars{};
+  if (Status read = backend.read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
+  scalars.step = taken;
+  StepClasses classes = impl_->classes;
+  const std::vector<uint64_t> counts = classes.assign(
+      [&](size_t param) { return params[param].frozen ? std::nullopt : std::optional(steps.empty() ? taken : steps[param]); });
+  // In one piece: all of it is written, or nothing is.
+  std::vector<std::byte> bytes(sizeof scalars + counts.size() * sizeof(uint64_t));
+  std::memcpy(bytes.data(), &scalars, sizeof scalars);
+  std::memcpy(bytes.data() + sizeof scalars, counts.data(), counts.size() * sizeof(uint64_t));
+  if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
+  impl_->classes = std::move(classes);
+  return {};
 }
 
 Status Optimizer::set_group(size_t group, const ParamGroup& value) {
@@ -187,9 +215,7 @@ Result<Slice> Optimizer::state(size_t param, std::string_view name) {
   const StateArray* const array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
   const bool master = name == "master";
   if (!master && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
-  if (last_step_) {
-    if (Status stepped = last_step_->await(); !stepped) return stepped;
-  }
+  if (Status stepped = await_last_step(); !stepped) return stepped;
   const Arenas& arenas = buffer_->arenas();
   const BucketRef ref = arenas.plan().launch_order[arenas.place(param).bucket];
   const Impl::Shard& shard = impl_->shards[ref.arena];

@@ -68,6 +68,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::string names_of_state() const;
   // How many steps the parameter has taken part in.
   Result<uint64_t> steps(size_t param);
+  // Goes on as after `taken` steps, of which parameter p has taken part in steps[p]. Empty: each in all.
+  Status set_steps(uint64_t taken, std::span<const uint64_t> steps);
+  // {"rule":"AdamW","steps":7,"lr":0.001,…,"groups":[{"lr":0.001,"weight_decay":0.1}],"state":[{"name":"master","dtype":"f32"},…]}
+  Result<std::string> json();
 
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
@@ -75,6 +79,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_groups() const;
   Status check_room() const;
   Status allocate();
+  Status await_last_step();
   Status submit_refresh();
   Status submit_counts();
   void count_changes();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // StepClasses: which parameters share a step count. Whether a step is taken is known on the device only, which parameters it leaves out on
-// the host. So parameters that were left out of the same steps so far form a class; the host knows the classes, and the backend's memory
-// holds one count for each. Most models have one class for ever.
+// the host. So parameters that were left out of the same steps so far, or given the same count, form a class; the host knows the classes,
+// and the backend's memory holds one count for each. Most models have one class for ever.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -19,6 +20,23 @@ class StepClasses {
   explicit StepClasses(size_t params = 0) : of_(params, 0), seen_(params + 1, 0), split_(params + 1, 0) {}
 
   uint32_t of(size_t param) const { return of_[param]; }
+
+  // Parameters of equal counts become one class; count_of(param) is none for one that never takes part. The counts, by class.
+  template <class CountOf>
+  std::vector<uint64_t> assign(const CountOf& count_of) {
+    std::vector<uint64_t> counts;
+    std::unordered_map<uint64_t, uint32_t> known;
+    std::fill(of_.begin(), of_.end(), 0);
+    for (size_t param = 0; param < of_.size(); ++param) {
+      const auto count = count_of(param);
+      if (!count) continue;
+      const auto [at, is_new] = known.emplace(*count, static_cast<uint32_t>(counts.size()));
+      if (is_new) counts.push_back(*count);
+      of_[param] = at->second;
+    }
+    classes_ = std::max(static_cast<uint32_t>(counts.size()), 1U);
+    return counts;
+  }
 
   // A step that leaves some parameters out; taking(param) is true, false, or none for one that never takes part. Where a class has
   // parameters of both kinds, those left out become a class of their own, whose count copy(from, to) takes over. Then count(first, n) for

@@ -465,6 +465,7 @@ static void text_protocol(void** state) {
   CHECK(strcmp(text, "[[0,1,2,3]]") == 0);
   PROTOCOL(mdp_plan_json(NULL, 2, NULL, job_params, PARAMS, json, capacity, out));
   CHECK(strstr(text, "\"dp\":2") != NULL);
+  PROTOCOL(mdp_optimizer_info(alone.optimizer, json, capacity, out));
 #undef PROTOCOL
 }
 

@@ -224,6 +224,13 @@ static mdp_status optimizer_steps(void* h) {
   uint64_t steps;
   return mdp_optimizer_steps(h, FIRST, &steps);
 }
+static mdp_status optimizer_set_steps(void* h) {
+  return mdp_optimizer_set_steps(h, 0, NULL, 0);
+}
+static mdp_status optimizer_info(void* h) {
+  size_t needed;
+  return mdp_optimizer_info(h, NULL, 0, &needed);
+}
 static mdp_status request_test(void* h) {
   return mdp_request_test(h);
 }
@@ -289,6 +296,8 @@ static const entry entries[] = {
     {"mdp_optimizer_step", "optimizer", "mdp_optimizer", optimizer_step},
     {"mdp_optimizer_state", "optimizer", "mdp_optimizer", optimizer_state},
     {"mdp_optimizer_steps", "optimizer", "mdp_optimizer", optimizer_steps},
+    {"mdp_optimizer_set_steps", "optimizer", "mdp_optimizer", optimizer_set_steps},
+    {"mdp_optimizer_info", "optimizer", "mdp_optimizer", optimizer_info},
     {"mdp_request_test", "request", "mdp_request", request_test},
     {"mdp_request_wait", "request", "mdp_request", request_wait},
 };

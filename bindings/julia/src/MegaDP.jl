@@ -28,7 +28,7 @@ include("overlap.jl")
 export Buffer, Comm, DataParallel, DistributedBackend, DistributedDataContainer, DistributedOptimizer, Grid, MegaDPError, Optimizer, Param, Request
 export abort, acquire_grad, allgather!, allgather_v!, allreduce!, alltoall!, alltoall_v!, avg, barrier, bcast!, bucket, bucket_count, changed!,
        coordinates, grad_norm, grad_summaries, grad_view, grads_changed!, local_rank, lost, microbatch!, overlap, owned, owned_grad, param_view, ready!, recv!,
-       reduce_scatter!, reduce_scatter_v!, release_grad!, scale_grads!, send, send_recv!, set_param_group!, skip!, stats, step!, sync!, synchronize!!,
+       reduce_scatter!, reduce_scatter_v!, release_grad!, scale_grads!, send, send_recv!, set_param_group!, set_steps!, skip!, stats, step!, sync!, synchronize!!,
        tokens!, total_workers, unique_id, use_order, verify, world_rank, write!, zero_grad!
 
 end

@@ -290,12 +290,14 @@ end
 
 What the library is and what it sees, as one line of JSON: version, backends, transport, machine, launch. Local, any thread.
 """
-function info()
+info() = text_of(Raw.mdp_info)
+
+function text_of(call)
     needed = Ref{Csize_t}(0)
-    Raw.mdp_info(C_NULL, 0, needed)
-    while true  # what it sees may grow between two calls
+    check(call(C_NULL, 0, needed))
+    while true  # what it tells may grow between two calls
         bytes = Vector{UInt8}(undef, needed[])
-        status = Raw.mdp_info(bytes, length(bytes), needed)
+        status = call(bytes, length(bytes), needed)
         status == Raw.MDP_OK && return String(bytes[1:needed[]-1])
         needed[] > length(bytes) || check(status)
     end

@@ -115,6 +115,26 @@ function steps(optimizer::Optimizer, i::Which)
 end
 
 """
+    set_steps!(optimizer, taken, steps = nothing)
+
+Goes on as after `taken` steps, from which reports count on, and of which parameter `i` has taken part in `steps[i]`; without `steps`, each in
+all. With [`state`](@ref), to restore what was saved; to be called alike on all ranks. Waits for the last step. Local. Throws `MegaDPError`:
+`:INVALID`.
+"""
+function set_steps!(optimizer::Optimizer, taken::Integer, steps = nothing)
+    all(>=(0), something(steps, taken)) || throw(invalid("steps are counted from 0"))
+    counts = steps === nothing ? C_NULL : convert(Vector{UInt64}, steps)
+    check(Raw.mdp_optimizer_set_steps(optimizer, taken, counts, steps === nothing ? 0 : length(steps)))
+end
+
+"""
+    info(optimizer) -> String
+
+The rule, its values, parameter groups, steps taken and what [`state`](@ref) knows, as one line of JSON. Waits for the last step. Local.
+"""
+info(optimizer::Optimizer) = text_of((bytes, capacity, needed) -> Raw.mdp_optimizer_info(optimizer, bytes, capacity, needed))
+
+"""
     state(optimizer, i, name) -> Vector{Float32}
 
 The owned part of parameter `i`'s `:master`, `:exp_avg` or `:exp_avg_sq`, as a view: it may be written between steps and before the

@@ -73,6 +73,8 @@ const FUNCTIONS = (
     :mdp_optimizer_step,
     :mdp_optimizer_state,
     :mdp_optimizer_steps,
+    :mdp_optimizer_set_steps,
+    :mdp_optimizer_info,
     :mdp_optimizer_destroy,
     :mdp_request_test,
     :mdp_request_wait,
@@ -221,11 +223,15 @@ mdp_optimizer_state(optimizer, param, name, out) =
     @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
     @waiting(entries[71], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+mdp_optimizer_set_steps(optimizer, taken, steps, count) =
+    @waiting(entries[72], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
+mdp_optimizer_info(optimizer, json, capacity, needed) =
+    @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[72], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[74], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_request_test(request) =
-    ccall(entries[73], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[75], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[74], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[76], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[75], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[77], Cvoid, (Ptr{mdp_request},), request)

@@ -133,6 +133,13 @@ testcase("parameters are known by their names too") do
     skip!(buffer, "b")
     step!(optimizer)
     @test MegaDP.steps(optimizer, "b") == 1
+    set_steps!(optimizer, 100)
+    @test [MegaDP.steps(optimizer, i) for i in (1, 3)] == [100, 100]
+    set_steps!(optimizer, 9, [9, 8, 7])
+    @test [MegaDP.steps(optimizer, i) for i in (1, 3)] == [9, 7]
+    @test occursin("at most taken", caught(() -> set_steps!(optimizer, 8, [9, 8, 7])).text)
+    @test caught(() -> set_steps!(optimizer, 8, Int[])).kind == caught(() -> set_steps!(optimizer, -1)).kind == :INVALID
+    @test startswith(MegaDP.info(optimizer), "{\"rule\":\"AdamW\",\"steps\":9,\"lr\":0.5,")
     count = bucket_count(buffer)
     @test count == maximum(piece -> piece.bucket, owned(buffer)) && all(k -> bucket(buffer, k).state == :whole, 1:count)
     @test caught(() -> bucket(buffer, count + 1)).kind == :INVALID

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gradients on their way to the ranks, and reduced ones between sync and the step; without numpy."""
+import array
 import ast
 import unittest
 
+import megadp
 import support
 
 
@@ -38,6 +40,25 @@ class ReducedGradients(unittest.TestCase):
         norms = [5.0, 3.0, 0.0, "INVALID", 1.5, "INVALID", 3]
         expected = ["STATE"] * 3 + norms + [[1, 1, 0]] + norms + [[2, 2, 1]]
         self.assertEqual([ast.literal_eval(line) for line in out.splitlines()], [expected] * 2)
+
+    def test_steps_are_set(self):
+        with megadp.Comm() as comm:
+            buffer = megadp.Buffer(comm, {"w": (4,), "b": (2,)})
+            optimizer = megadp.Optimizer(buffer, lr=0.5, param_groups=[megadp.ParamGroup(weight_decay=0.25)])
+            optimizer.set_steps(100)
+            self.assertEqual([optimizer.steps(name) for name in ("w", "b")], [100, 100])
+            optimizer.set_steps(9, [9, 7])
+            self.assertEqual([optimizer.steps(name) for name in ("w", "b")], [9, 7])
+            for taken, steps, word in ((8, [9, 7], "at most taken"), (9, [9], "count is 1"), (9, [], "count is 0"), (-1, None, "taken"),
+                                       (9, [1, -1], r"steps\[1\]"), (2**63, None, "at most")):
+                with self.assertRaisesRegex(megadp.MegaDPError, word):
+                    optimizer.set_steps(taken, steps)
+            for name in ("w", "b"):
+                buffer.put(name, array.array("f", [1.0] * (4 if name == "w" else 2)))
+            self.assertEqual((optimizer.step().step, optimizer.steps("b")), (10, 8))
+            info = optimizer.info()
+            self.assertEqual((info["rule"], info["steps"], info["groups"]), ("AdamW", 10, [{"lr": 0.5, "weight_decay": 0.25}]))
+            self.assertEqual([each["name"] for each in info["state"]], ["master", "exp_avg", "exp_avg_sq"])
 
     def test_divided_by_tokens(self):
         """Sums of 6 over 3 tokens and of 20 over 5: 26 / 8; the sum stays one, unless it is half-width. And what a step is told divides."""

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"megadp"
@@ -80,8 +81,42 @@ func reducedGradients() error {
 		}
 	}
 	fmt.Println("reduced", found, "steps", steps)
+	if err := setSteps(optimizer); err != nil {
+		return err
+	}
 	if wrong := mismatch(second(optimizer.Steps(3)), megadp.ErrInvalid, "3"); wrong != "" {
 		return errors.New(wrong)
+	}
+	return nil
+}
+
+// setSteps says how many steps were taken, of all parameters alike and of each.
+func setSteps(optimizer *megadp.Optimizer) error {
+	if err := optimizer.SetSteps(100, nil); err != nil {
+		return err
+	}
+	before, err := optimizer.Steps(2)
+	if err != nil {
+		return err
+	}
+	if err := optimizer.SetSteps(9, []uint64{9, 8, 7}); err != nil {
+		return err
+	}
+	after, err := optimizer.Steps(2)
+	if err != nil {
+		return err
+	}
+	info, err := optimizer.Info()
+	if err != nil {
+		return err
+	}
+	if before != 100 || after != 7 || !strings.HasPrefix(info, `{"rule":"AdamW","steps":9,`) {
+		return fmt.Errorf("steps %d, then %d; %s", before, after, info)
+	}
+	for word, err := range map[string]error{"3 numbers": optimizer.SetSteps(9, []uint64{9}), "at most taken": optimizer.SetSteps(9, []uint64{9, 10, 9})} {
+		if wrong := mismatch(err, megadp.ErrInvalid, word); wrong != "" {
+			return errors.New(wrong)
+		}
 	}
 	return nil
 }

@@ -96,6 +96,7 @@ class Leases {
   using Lease = std::shared_ptr<std::atomic<bool>>;
 
   explicit Leases(size_t params) : of_(params) {}
+  long long size() const { return static_cast<long long>(of_.size()); }  // of parameters
   void begin(size_t param, const Lease& lease) {
     const std::lock_guard<std::mutex> lock(mutex_);
     of_[param] = lease;

@@ -50,18 +50,18 @@ struct CommOptions {
 #endif
 };
 
-/// Numbers of elements, one for each rank.
+/// Numbers of elements, one for each rank; or of steps, one for each parameter.
 class Counts {
  public:
   void add(long long count) { counts_.push_back(count); }
   long long size() const { return static_cast<long long>(counts_.size()); }
 
 #ifndef SWIG
-  std::vector<uint64_t> list(int ranks, const char* argument, Failure& failure) const {
-    bool good = counts_.size() == static_cast<size_t>(ranks);
+  std::vector<uint64_t> list(long long wanted, const char* each, const char* argument, Failure& failure) const {
+    bool good = size() == wanted;
     for (const long long count : counts_) good = good && count >= 0;
     if (good) return std::vector<uint64_t>(counts_.begin(), counts_.end());
-    failure.refuse(MDP_E_INVALID, "%s must be %d numbers from 0 on, one for each rank", argument, ranks);
+    failure.refuse(MDP_E_INVALID, "%s must be %lld numbers from 0 on, one for each %s", argument, wanted, each);
     return {};
   }
 #endif
@@ -160,7 +160,7 @@ class Comm {
   // One for each rank: C reads as many.
   std::vector<uint64_t> counts_of(const Counts& counts, const char* argument, Failure& failure) const {
     const int ranks = size(failure);
-    return failure.failed() ? std::vector<uint64_t>() : counts.list(ranks, argument, failure);
+    return failure.failed() ? std::vector<uint64_t>() : counts.list(ranks, "rank", argument, failure);
   }
 
   Handle<mdp_comm> comm_;

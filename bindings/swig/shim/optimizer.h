@@ -181,6 +181,33 @@ class Optimizer {
     return static_cast<long long>(steps);
   }
 
+  /// Goes on as after `taken` steps, from which reports count on, and in all of which every parameter has taken part; to restore what was
+  /// saved, with what state() lends. To be called alike on all ranks. Local.
+  void set_steps(long long taken, Failure& failure) {
+    const auto optimizer = optimizer_.use(failure);
+    if (!optimizer || !not_negative("taken", taken, failure)) return;
+    failure.take(mdp_optimizer_set_steps(optimizer.get(), static_cast<uint64_t>(taken), nullptr, 0));
+  }
+
+  /// The same, and each parameter has taken part in so many of them.
+  void set_steps_of(long long taken, const Counts& steps, Failure& failure) {
+    const auto optimizer = optimizer_.use(failure);
+    if (!optimizer || !not_negative("taken", taken, failure)) return;
+    guarded(failure, [&] {
+      const std::vector<uint64_t> list = steps.list(leases_->size(), "parameter", "steps", failure);
+      if (failure.failed()) return;
+      failure.take(mdp_optimizer_set_steps(optimizer.get(), static_cast<uint64_t>(taken), list.data(), list.size()));
+    });
+  }
+
+  /// Rule, values, groups, steps taken and what state() lends, as JSON. Waits for the last step. Local.
+  std::string info(Failure& failure) const {
+    const auto optimizer = optimizer_.use(failure);
+    if (!optimizer) return std::string();
+    return Library::text(
+        failure, [&](char* json, size_t capacity, size_t* needed) { return mdp_optimizer_info(optimizer.get(), json, capacity, needed); });
+  }
+
   /// Drops this handle. Any thread.
   void close() { optimizer_.close(); }
   bool closed() const { return optimizer_.closed(); }

@@ -52,7 +52,8 @@ class Java(unittest.TestCase):
         self.assertEqual(self.case("missingGradient", 2), ["done"] * 2 + ["refused 0 1"] * 2 + ["stepped 1"] * 2)
 
     def test_reduced_gradients(self):
-        self.assertEqual(self.case("reducedGradients", 2), ["done"] * 2 + ["reduced 5.0 3.0 0.0 3.0 1.5 2.5 steps 110"] * 2)
+        self.assertEqual(self.case("reducedGradients", 2), ["done"] * 2 + ["reduced 5.0 3.0 0.0 3.0 1.5 2.5 steps 110"] * 2 +
+                         ['set 100 7 {"rule":"AdamW","steps":9'] * 2)
 
     def test_checked_gradients(self):
         self.assertEqual(self.case("checkedGradients", 2), ["checked 2.0078125 false [1, 0] 0"] * 2 + ["checked true [1, 0] 0"] * 2 + ["done"] * 2)

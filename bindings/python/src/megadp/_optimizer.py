@@ -2,14 +2,14 @@
 """Sharded AdamW."""
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Literal, Optional, Sequence, Tuple
+from typing import Any, Dict, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
 from ._comm import c_text, choice, whole
 from ._errors import invalid
 from ._handles import Closable
-from ._library import lib, sized
+from ._library import lib, sized, text_of
 from ._tensor import Tensor
 from ._waiting import run, wait_for
 
@@ -109,6 +109,20 @@ class Optimizer(Closable):
         count = ctypes.c_uint64()
         run(lambda: self._call(lib.mdp_optimizer_steps, number, ctypes.byref(count)))
         return count.value
+
+    def set_steps(self, taken: int, steps: Optional[Sequence[int]] = None) -> None:
+        """Goes on as after `taken` steps, from which reports count on, and of which parameter p has taken part in steps[p] (None: each in
+        all). With what state lends, to restore what was saved; to be called alike on all ranks. Waits for the last step. Local.
+        Raises MegaDPError: INVALID, STATE (forked child), those of a lost communicator."""
+        number = whole(taken, "taken", 0, 2**64)
+        counts = None if steps is None else (ctypes.c_uint64 * max(len(steps), 1))(*[whole(each, f"steps[{p}]", 0, 2**64) for p, each in enumerate(steps)])
+        run(lambda: self._call(lib.mdp_optimizer_set_steps, number, counts, 0 if steps is None else len(steps)))
+
+    def info(self) -> Dict[str, Any]:
+        """The rule, its values, param_groups, steps taken, and the arrays that state lends: the fields of mdp_optimizer_info. Waits for the
+        last step. Local. Raises MegaDPError: STATE (forked child), those of a lost communicator."""
+        found: Dict[str, Any] = run(lambda: text_of(lambda *text: self._call(lib.mdp_optimizer_info, *text)))
+        return found
 
     def state(self, param: Which, name: Literal["master", "exp_avg", "exp_avg_sq"]) -> Tensor:
         """The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": float32, one dimension, empty where this rank owns

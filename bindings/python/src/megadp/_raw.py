@@ -470,6 +470,8 @@ PROTOTYPES = {
     "mdp_optimizer_step": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.POINTER(mdp_step_config), ctypes.POINTER(mdp_step_report), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_optimizer_state": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.c_char_p, ctypes.POINTER(mdp_tensor)]),
     "mdp_optimizer_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]),
+    "mdp_optimizer_set_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]),
+    "mdp_optimizer_info": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_optimizer_destroy": (None, [ctypes.POINTER(mdp_optimizer)]),
     "mdp_request_test": (ctypes.c_int32, [ctypes.POINTER(mdp_request)]),
     "mdp_request_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_request), ctypes.c_uint64]),

@@ -104,6 +104,10 @@ unsafe extern "C" {
     pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,
         out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_optimizer_steps(optimizer: *mut mdp_optimizer, param: usize, steps: *mut u64) -> mdp_status;
+    pub fn mdp_optimizer_set_steps(optimizer: *mut mdp_optimizer, taken: u64, steps: *const u64,
+        count: usize) -> mdp_status;
+    pub fn mdp_optimizer_info(optimizer: *mut mdp_optimizer, json: *mut c_char, capacity: usize,
+        needed: *mut usize) -> mdp_status;
     pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
     pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
     pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;

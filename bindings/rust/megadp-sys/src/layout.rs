@@ -283,7 +283,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 75] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 77] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -356,6 +356,8 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 75] {
         ("mdp_optimizer_step", super::mdp_optimizer_step as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
         ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
+        ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),
+        ("mdp_optimizer_info", super::mdp_optimizer_info as *const ()),
         ("mdp_optimizer_destroy", super::mdp_optimizer_destroy as *const ()),
         ("mdp_request_test", super::mdp_request_test as *const ()),
         ("mdp_request_wait", super::mdp_request_wait as *const ()),

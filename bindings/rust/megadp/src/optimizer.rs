@@ -5,6 +5,7 @@ use crate::element::dense_view;
 use crate::error::{Code, Error, Result, check};
 use crate::gradients::Shared;
 use crate::handle::{NotSync, Owned, Tree};
+use crate::library::text;
 use crate::request::Request;
 use crate::sync::ToStep;
 use crate::sys;
@@ -357,6 +358,28 @@ impl Optimizer {
         // SAFETY: a live handle, the tree's only call.
         check(unsafe { sys::mdp_optimizer_steps(self.as_raw(), param, &mut steps) })?;
         Ok(steps)
+    }
+
+    /// Goes on as after `taken` steps, from which reports count on, and of which parameter p has taken part in `steps[p]`; without a list, each
+    /// in all. With [`Optimizer::state_mut`], to restore what was saved; to be called alike on all ranks. Waits for the last step. Local.
+    ///
+    /// # Errors
+    /// INVALID (the length of `steps`; one above `taken`), those of a lost communicator.
+    pub fn set_steps(&mut self, taken: u64, steps: Option<&[u64]>) -> Result<()> {
+        let _inside = self.tree.enter();
+        let (list, count) = steps.map_or((ptr::null(), 0), |steps| (steps.as_ptr(), steps.len()));
+        // SAFETY: a live handle, the tree's only call; the list is borrowed through it.
+        check(unsafe { sys::mdp_optimizer_set_steps(self.as_raw(), taken, list, count) })
+    }
+
+    /// The rule, its values, groups, steps taken and what [`Optimizer::state`] knows, as one line of JSON. Waits for the last step. Local.
+    ///
+    /// # Errors
+    /// Those of a lost communicator.
+    pub fn info(&self) -> Result<String> {
+        let _inside = self.tree.enter();
+        // SAFETY: a live handle, the tree's only call; text() hands over memory of that size.
+        text(|json, capacity, needed| unsafe { sys::mdp_optimizer_info(self.as_raw(), json, capacity, needed) })
     }
 
     fn state_view(&self, param: usize, kind: StateKind) -> Result<(*mut f32, usize)> {

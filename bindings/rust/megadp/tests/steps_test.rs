@@ -271,6 +271,13 @@ fn reduced_gradients_are_measured_and_scaled() {
             assert_eq!([0, 1, 2].map(|param| optimizer.steps(param).unwrap()), [step, step, 0]);
         }
         assert_eq!(optimizer.steps(3).unwrap_err().code, Code::Invalid);
+        optimizer.set_steps(100, None).unwrap();
+        assert_eq!([0, 1, 2].map(|param| optimizer.steps(param).unwrap()), [100; 3]);
+        optimizer.set_steps(9, Some(&[9, 8, 7])).unwrap();
+        assert_eq!([0, 1, 2].map(|param| optimizer.steps(param).unwrap()), [9, 8, 7]);
+        assert!(optimizer.set_steps(8, Some(&[9, 8, 7])).unwrap_err().text.contains("at most taken"));
+        assert!(optimizer.set_steps(8, Some(&[])).unwrap_err().text.contains("count is 0"));
+        assert!(optimizer.info().unwrap().starts_with(r#"{"rule":"AdamW","steps":9,"lr":0.001,"#));
     });
 }
 

@@ -9,6 +9,7 @@ import megadp.Buffer;
 import megadp.BufferOptions;
 import megadp.Comm;
 import megadp.CommOptions;
+import megadp.Counts;
 import megadp.DType;
 import megadp.Grid;
 import megadp.GridOptions;
@@ -178,6 +179,15 @@ public final class Failures {
       fails(Status.E_INVALID, () -> buffer.scaleGrads(Double.NaN), "factor");
       optimizer.step();
       System.out.println("reduced " + found + " steps " + optimizer.steps(0) + optimizer.steps(1) + optimizer.steps(2));
+      optimizer.setSteps(100);
+      long before = optimizer.steps(2);
+      Counts counts = new Counts();
+      for (long steps : new long[] {9, 8, 7}) counts.add(steps);
+      optimizer.setStepsOf(9, counts);
+      System.out.println("set " + before + " " + optimizer.steps(2) + " " + optimizer.info().substring(0, 25));
+      fails(Status.E_INVALID, () -> optimizer.setStepsOf(8, counts), "at most taken");
+      fails(Status.E_INVALID, () -> optimizer.setStepsOf(9, new Counts()), "3 numbers");
+      fails(Status.E_INVALID, () -> optimizer.setSteps(-1), "-1");
       fails(Status.E_INVALID, () -> optimizer.steps(3), "3");
       fails(Status.E_INVALID, () -> optimizer.steps(-1), "-1");
     }

@@ -171,6 +171,13 @@ static class Smoke {
     using (var request = buffer.StartSync()) request.Wait();
     Reduced(buffer);
     Console.WriteLine("steps {0} {1}", optimizer.Step(new StepOptions()).Step, optimizer.Steps(1));
+    optimizer.SetSteps(100);
+    long before = optimizer.Steps(1);
+    var counts = new Counts();
+    counts.Add(9);
+    counts.Add(7);
+    optimizer.SetStepsOf(9, counts);
+    Console.WriteLine("set {0} {1} {2}", before, optimizer.Steps(1), optimizer.Info().Substring(9, 5));
     buffer.WaitAll();
     Named(comm, buffer);
     Checked(comm);

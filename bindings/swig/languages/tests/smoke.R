@@ -131,6 +131,13 @@ main <- function() {
   cat("norm", sprintf("%.2f", norms), "\n")
   fails("listed", function() Buffer_grad_norm_of(buffer, 7.0))
   cat("steps", StepReport_step_get(Optimizer_step(optimizer, StepOptions())), Optimizer_steps(optimizer, 1), "\n")
+  Optimizer_set_steps(optimizer, 100)
+  before <- Optimizer_steps(optimizer, 1)
+  counts <- Counts()
+  Counts_add(counts, 9)
+  Counts_add(counts, 7)
+  Optimizer_set_steps_of(optimizer, 9, counts)
+  cat("set", before, Optimizer_steps(optimizer, 1), substr(Optimizer_info(optimizer), 10, 14), "\n")
   Buffer_wait_all(buffer)
 
   reversed <- Comm_split(comm, 0, -rank)

@@ -61,6 +61,11 @@ push @norms, $buffer->grad_norm_of([0, 1]);
 printf "norm %.2f %.2f %.2f %.2f %.2f %.2f\n", @norms;
 fails("listed", sub { $buffer->grad_norm_of([7]) });
 printf "steps %d %d\n", $optimizer->step(megadp::StepOptions->new)->{step}, $optimizer->steps(1);
+$optimizer->set_steps(100);
+my ($before, $counts) = ($optimizer->steps(1), megadp::Counts->new);
+$counts->add($_) for 9, 7;
+$optimizer->set_steps_of(9, $counts);
+printf "set %d %d %s\n", $before, $optimizer->steps(1), substr($optimizer->info, 9, 5);
 $buffer->wait_all;
 
 my $reversed = $comm->split(0, -$rank);

@@ -71,6 +71,11 @@ norms.push(buffer.grad_norm_of([0, 1]))
 puts "norm #{norms.map { |norm| format("%.2f", norm) }.join(" ")}"
 fails("listed") { buffer.grad_norm_of([7]) }
 puts "steps #{optimizer.step(Megadp::StepOptions.new).step} #{optimizer.steps(1)}"
+optimizer.set_steps(100)
+before, counts = optimizer.steps(1), Megadp::Counts.new
+[9, 7].each { |count| counts.add(count) }
+optimizer.set_steps_of(9, counts)
+puts "set #{before} #{optimizer.steps(1)} #{optimizer.info[9, 5]}"
 buffer.wait_all
 
 reversed = comm.split(0, -rank)

@@ -64,6 +64,13 @@ lappend norms [megadp::Buffer_grad_norm_of $buffer {0 1}]
 puts [format "norm %.2f %.2f %.2f %.2f %.2f %.2f" {*}$norms]
 fails listed {megadp::Buffer_grad_norm_of $buffer {7}}
 puts "steps [megadp::StepReport_step_get [megadp::Optimizer_step $optimizer stepOptions]] [megadp::Optimizer_steps $optimizer 1]"
+megadp::Optimizer_set_steps $optimizer 100
+set before [megadp::Optimizer_steps $optimizer 1]
+megadp::Counts counts
+counts add 9
+counts add 7
+megadp::Optimizer_set_steps_of $optimizer 9 counts
+puts "set $before [megadp::Optimizer_steps $optimizer 1] [string range [megadp::Optimizer_info $optimizer] 9 13]"
 megadp::Buffer_wait_all $buffer
 
 set reversed [megadp::Comm_split $comm 0 -$rank]
