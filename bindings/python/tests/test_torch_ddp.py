@@ -8,7 +8,7 @@ import unittest
 import support
 
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_cases.py")
-CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "zero_2", "instances",
+CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "resumed", "zero_2", "instances",
          "changed_gradients", "batch_norm", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier", "thrown_away",
          "own_optimizer", "words")
 

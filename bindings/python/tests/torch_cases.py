@@ -5,6 +5,7 @@ megadp.torch, on the same data. Prints "CASE: ok" or "CASE: why not" for each, o
 usage: torch_cases.py CASE...
 """
 import copy
+import io
 import sys
 import traceback
 import warnings
@@ -252,6 +253,66 @@ def case_zero_2():
         optimizer.step()
     finally:
         OPTIONS.clear()
+
+
+# Going on from a checkpoint
+
+def saved(model, optimizer):
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def case_resumed():
+    """What a script saves on each rank, new models go on from with the same bits; and from what DDP's script saved, as that one goes on."""
+    def step(_, loss):
+        loss.backward()
+        optimizer.step()
+
+    for sharding in ("zero_0", "zero_1", "zero_2"):
+        for dtype in (torch.float32, torch.bfloat16):
+            data = batches(6, dtype=dtype)
+            model, optimizer = ours(fresh(dtype=dtype), sharding=sharding)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            train(model, optimizer, step, data[:3])
+            scheduler.step()
+            middle = saved(model, optimizer)
+            train(model, optimizer, step, data[3:])
+            wanted = saved(model, optimizer)
+            dist.all_gather_object(everybodys := [None, None], middle["optimizer"])
+            model, optimizer = ours(Net(dtype=dtype), lr=1, sharding=sharding)
+            model.load_state_dict(middle["model"])
+            if sharding != "zero_0":
+                before = saved(model, optimizer)
+                refused("Each rank saves its own", lambda: optimizer.load_state_dict(everybodys[1 - dist.get_rank()]))
+                same(saved(model, optimizer), before)
+            optimizer.load_state_dict(middle["optimizer"])
+            same(saved(model, optimizer), middle)
+            train(model, optimizer, step, data[3:])
+            same(saved(model, optimizer), wanted)
+    data = batches(6)
+    model, optimizer = theirs()
+    train(model, optimizer, step, data[:3])
+    middle = saved(model, optimizer)
+    expected = train(model, optimizer, step, data[3:])
+    for sharding in ("zero_0", "zero_1", "zero_2"):
+        model, optimizer = ours(Net(), sharding=sharding)
+        model.load_state_dict(middle["model"])
+        optimizer.load_state_dict(middle["optimizer"])
+        compare(f"going on from AdamW's state, {sharding}", train(model, optimizer, step, data[3:]), expected)
+    small = middle["optimizer"]
+    small["state"][2]["exp_avg"] = torch.zeros(3)
+    refused("'exp_avg' of shape (3,) for 'side.weight'", lambda: optimizer.load_state_dict(small))
+    small["param_groups"][0]["eps"] = 0.5
+    refused("eps of", lambda: optimizer.load_state_dict(small))
+    small["param_groups"][0]["params"].pop()
+    refused("parameter groups of [5]", lambda: optimizer.load_state_dict(small))
+
+
+def same(a, b):
+    a, b = ((each["model"], each["optimizer"]["state"], each["optimizer"]["step"], each["optimizer"]["param_groups"]) for each in (a, b))
+    torch.testing.assert_close(a[:3], b[:3], rtol=0, atol=0)
+    assert a[3] == b[3]
 
 
 # Optimizer instances

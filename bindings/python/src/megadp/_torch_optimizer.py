@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded AdamW as one of torch's optimizers."""
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _NO_EFFECT = ("foreach", "fused")  # how torch's goes over its tensors
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedAdamW(torch.optim.Optimizer):
@@ -87,19 +88,78 @@ class ShardedAdamW(torch.optim.Optimizer):
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
         """This rank's shard, as copies: for each parameter "exp_avg", "exp_avg_sq" and "master" (float32, what this rank owns of the
-        flattened parameter), "begin", where that begins, and "step", how many steps it has taken part in. Local."""
-        begins = {piece.param: piece.param_begin for piece in self.model.storage.owned()}
-        position = {id(p): i for i, p in enumerate(p for group in self.param_groups for p in group["params"])}
+        flattened parameter), "begin", where that begins, and "step", how many steps it has taken part in. So each rank saves its own.
+        Local."""
+        begins = self._begins()
+        position = {id(p): i for i, p in enumerate(self._listed())}
         state = {}
         for i, p in self.model.trained.items():
-            entry: Dict[str, Any] = {name: as_tensor(self._native.state(i, name)).clone() for name in ("exp_avg", "exp_avg_sq", "master")}
+            entry: Dict[str, Any] = {name: as_tensor(self._native.state(i, name)).clone() for name in (*_MOMENTS, "master")}
             entry["begin"] = begins.get(i, 0)
             entry["step"] = self._native.steps(i)
             state[position[id(p)]] = entry
         groups = [{**{name: value for name, value in group.items() if name != "params"}, "params": [position[id(p)] for p in group["params"]]}
                   for group in self.param_groups]
-        return {"state": state, "param_groups": groups, "step": self.report.step if self.report else 0}
+        return {"state": state, "param_groups": groups, "step": self._native.info()["steps"]}
 
+    @torch.no_grad()
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """Refused: the library cannot begin at a step other than the first yet, and moments without their step count would be wrong."""
-        raise MegaDPError(Status.UNSUPPORTED, "ShardedAdamW cannot load a state: libmegadp has no call that sets the step count")
+        """Goes on from what state_dict gave on this rank, with as many ranks; or, on all ranks, from what torch.optim.AdamW's gave, whose
+        arrays are as large as the parameters. Takes over the values of groups as well, as torch does. The model's comes before: parameters
+        that are written afterwards are what their masters follow. To be called alike on all ranks. Local.
+        Raises MegaDPError: INVALID (what does not fit; then nothing has changed)."""
+        groups = state_dict["param_groups"]
+        self._check_groups(groups)
+        saved = dict(zip((number for group in groups for number in group["params"]), self._listed()))
+        number_of = {id(p): i for i, p in self.model.trained.items()}
+        loaded: List[Tuple[torch.Tensor, torch.Tensor]] = []
+        steps = [0] * len(self.model.storage.params)
+        for number, p in saved.items():
+            i = number_of[id(p)]
+            entry = state_dict["state"].get(number, {})  # torch has none of a parameter before its first step
+            steps[i] = int(entry.get("step", 0))
+            loaded += self._arrays_of(i, p, entry)
+        self._native.set_steps(int(state_dict.get("step", max(steps))), steps)
+        for to, values in loaded:
+            to.copy_(values)
+        for group, values in zip(self.param_groups, groups):
+            group.update({name: value for name, value in values.items() if name in group and name != "params" or name == "initial_lr"})
+
+    def _listed(self) -> List[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _begins(self) -> Dict[int, int]:
+        return {piece.param: piece.param_begin for piece in self.model.storage.owned()}
+
+    def _check_groups(self, groups: Any) -> None:
+        sizes, mine = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+        if sizes != mine:
+            raise invalid(f"state_dict has parameter groups of {sizes} parameters; this optimizer has {mine}, of those that are trained")
+        for number, group in enumerate(groups):
+            if (tuple(group["betas"]), group["eps"]) != self._fixed:
+                raise invalid(f"state_dict has betas and eps of {group['betas']}, {group['eps']} in group {number}; this optimizer was made "
+                              f"with {self._fixed[0]}, {self._fixed[1]}, which are fixed")
+            for name in _REFUSED:
+                if group.get(name):
+                    raise invalid(f"state_dict was saved with {name} in group {number}, which is not an option of ShardedAdamW")
+
+    def _arrays_of(self, i: int, p: torch.Tensor, entry: Dict[str, Any]) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+        """(view of the state, what is saved of it) of one parameter. A master that is the parameter itself is the model's to load."""
+        name, begin = self.model.storage.params[i].name, self._begins().get(i, 0)
+        found = []
+        for array in (*_MOMENTS, "master") if "master" in entry and p.dtype != torch.float32 else _MOMENTS:
+            view = as_tensor(self._native.state(i, array))
+            values = entry.get(array)
+            if values is None:
+                values = torch.zeros_like(view)
+            elif "begin" in entry:
+                if (entry["begin"], values.numel()) != (begin, view.numel()):
+                    raise invalid(f"state_dict has elements {entry['begin']} to {entry['begin'] + values.numel()} of '{name}'; this rank owns "
+                                  f"{begin} to {begin + view.numel()}. Each rank saves its own state and loads it, with as many ranks and the "
+                                  "same options")
+            elif values.shape != p.shape:
+                raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', whose shape is {tuple(p.shape)}")
+            else:
+                values = values.reshape(-1)[begin:begin + view.numel()]
+            found.append((view, values))
+        return found
