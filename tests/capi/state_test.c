@@ -117,7 +117,7 @@ static saved* save(const model* m, uint64_t taken) {
       SIZED(mdp_tensor, view);
       OK(mdp_optimizer_state(m->optimizer, p, state_names[k], &view));
       s->owned[p] = view.shape[0];
-      memcpy(s->states[k][p], view.data, (size_t)view.shape[0] * sizeof(float));
+      if (view.shape[0] > 0) memcpy(s->states[k][p], view.data, (size_t)view.shape[0] * sizeof(float));
     }
   }
   return s;
@@ -134,7 +134,8 @@ static void restore(const model* m, const saved* s) {
     for (int k = 0; k < STATES; ++k) {
       SIZED(mdp_tensor, view);
       OK(mdp_optimizer_state(m->optimizer, p, state_names[k], &view));
-      if (CHECK(view.shape[0] == s->owned[p])) memcpy(view.data, s->states[k][p], (size_t)view.shape[0] * sizeof(float));
+      if (!CHECK(view.shape[0] == s->owned[p]) || view.shape[0] == 0) continue;
+      memcpy(view.data, s->states[k][p], (size_t)view.shape[0] * sizeof(float));
     }
   }
   OK(mdp_optimizer_set_steps(m->optimizer, s->taken, s->steps, COUNT));

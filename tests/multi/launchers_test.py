@@ -2,6 +2,7 @@
 # Ranks find each other under real launchers (Open MPI's mpirun, MPICH's mpiexec) and under the variables of those that are not installed.
 # Usage: launchers_test.py PATH_TO_MULTI_WORLD [unittest arguments]. The program joins from its environment, exchanges its rank with all
 # others and prints one line. What cannot be tried on this machine is skipped with its reason.
+import contextlib
 import os
 import shutil
 import socket
@@ -68,10 +69,13 @@ class OneHost(unittest.TestCase):
 
     @needs("mpirun.openmpi")
     def test_two_jobs_at_once(self):
+        """In a folder each: two of Open MPI's that begin at once may both try to make the one that they share, and one fails."""
         command = [*mpirun(), "-n", "2", PROGRAM, "--environment"]
-        jobs = [subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) for _ in range(3)]
-        for job in jobs:
-            self.assertEqual(sorted(job.communicate(timeout=LIMIT)[0].splitlines()), expected("Open MPI", [0, 0]))
+        with contextlib.ExitStack() as folders:
+            jobs = [subprocess.Popen(command, env={**environment(), "TMPDIR": folders.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))},
+                                     stdout=subprocess.PIPE, text=True) for _ in range(3)]
+            for job in jobs:
+                self.assertEqual(sorted(job.communicate(timeout=LIMIT)[0].splitlines()), expected("Open MPI", [0, 0]))
 
     def torchrun(self, rank, port, **more):
         return {"RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1",

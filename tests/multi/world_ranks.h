@@ -150,6 +150,15 @@ inline int count_entries(const char* folder) {
 inline int count_threads() {
   return count_entries("/proc/self/task");
 }
+// What has been joined may be listed for a moment more.
+inline int least_threads() {
+  int least = count_threads();
+  for (int i = 0; i < 50; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    least = std::min(least, count_threads());
+  }
+  return least;
+}
 inline int quiet_threads = 0;  // how many there are when no rank runs
 
 // A rank as a process. Its standard output comes here line by line; it is killed at the latest when this is destroyed.

@@ -377,7 +377,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s: %.1f s\n", name, static_cast<double>(megadp::now_ns() - begun) / 1e9);
   };
   std::thread([] {}).join();  // sanitizers start a thread of their own together with the first
-  quiet_threads = count_threads();
+  quiet_threads = least_threads();
   // Refused strangers are logged; the cases that provoke them look at the messages themselves.
   megadp::set_log([](void*, int32_t, const char*, size_t) {}, nullptr);
   run("collective", collective_cases);
