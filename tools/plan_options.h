@@ -14,9 +14,6 @@ namespace megadp::tool {
 // As many as mdp_plan takes.
 constexpr size_t kMostParams = size_t{1} << 24;
 
-// For sentences: what a file or a command line holds, cut short.
-std::string in_quotes(std::string_view given);
-
 // A whole number from 0 on, and nothing else.
 bool read_number(std::string_view word, uint64_t most, uint64_t* out);
 

@@ -83,13 +83,6 @@ Result<std::vector<ParamSpec>> read_list(std::istream& from, const std::string& 
 
 }  // namespace
 
-std::string in_quotes(std::string_view given) {
-  constexpr size_t kShown = 80;
-  std::string out = "'";
-  for (const char c : given.substr(0, kShown)) out += static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? '?' : c;
-  return out + (given.size() > kShown ? "...'" : "'");
-}
-
 bool read_number(std::string_view word, uint64_t most, uint64_t* out) {
   const char* end = word.data() + word.size();
   const auto parsed = std::from_chars(word.data(), end, *out);

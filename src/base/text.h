@@ -38,4 +38,7 @@ std::string text(const Args&... args) {
   return out;
 }
 
+// For sentences: what a file or a command line holds, cut short, and without what a terminal would obey.
+std::string in_quotes(std::string_view given);
+
 }  // namespace megadp

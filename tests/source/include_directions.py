@@ -14,12 +14,13 @@ import tree
 # Which folders of src/ a layer may include.
 LAYERS = {
     "base": {"base"},
+    "files": {"base", "files"},
     "control": {"base", "control"},
     "backend": {"base", "control", "backend"},
     "host": {"base", "control", "backend", "host"},
     "cuda": {"base", "control", "backend", "cuda"},
-    "core": {"base", "control", "backend", "core"},
-    "api": {"base", "control", "backend", "core", "api"},
+    "core": {"base", "files", "control", "backend", "core"},
+    "api": {"base", "files", "control", "backend", "core", "api"},
 }
 # The one file that knows the drivers.
 LAYER_EXCEPTIONS = {"src/api/backends.cc": {"host", "cuda"}}
@@ -34,7 +35,7 @@ THIRD_PARTY = {
     "ucs/": None,
     "uct/": None,
     "hwy/": r"src/host/(kernels\w*|simd\w*|vectors)\.(h|cc)",
-    "nlohmann/": r"(src/api/info\.cc|src/(api|core|base)/\w*json\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
+    "nlohmann/": r"(src/api/info\.cc|src/(api|core|base|files)/\w*json\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
     "fmt/": r"(src/\w+/\w*(json|format|log)\w*\.(h|cc)|tools/\w+\.(h|cc)|tests/.*)",
     "CLI/": r"(tools/\w+\.(h|cc)|tests/.*)",
     "cblas.h": r"examples/c/gpt/gemm\.c",
