@@ -139,6 +139,13 @@ Status Optimizer::await_last_step() {
   return last_step_ ? last_step_->await() : Status();
 }
 
+Result<StepScalars> Optimizer::read_scalars() {
+  if (Status stepped = await_last_step(); !stepped) return stepped;
+  StepScalars scalars{};
+  if (Status read = buffer_->context().backend->read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
+  return scalars;
+}
+
 Result<uint64_t> Optimizer::steps(size_t param) {
   if (Status status = buffer_->arenas().check_param(param); !status) return status;
   if (Status stepped = await_last_step(); !stepped) return stepped;
@@ -155,18 +162,17 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
     return invalid("steps[", param, "], of ", param_label(param, params[param].name), ", is ", steps[param], "; it must be at most taken, ",
                    taken);
   }
-  if (Status stepped = await_last_step(); !stepped) return stepped;
-  Backend& backend = *buffer_->context().backend;
-  StepScalars scalars{};
-  if (Status read = backend.read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
-  scalars.step = taken;
+  auto scalars = read_scalars();
+  if (!scalars) return scalars.status();
+  scalars->step = taken;
   StepClasses classes = impl_->classes;
   const std::vector<uint64_t> counts = classes.assign(
       [&](size_t param) { return params[param].frozen ? std::nullopt : std::optional(steps.empty() ? taken : steps[param]); });
   // In one piece: all of it is written, or nothing is.
-  std::vector<std::byte> bytes(sizeof scalars + counts.size() * sizeof(uint64_t));
-  std::memcpy(bytes.data(), &scalars, sizeof scalars);
-  std::memcpy(bytes.data() + sizeof scalars, counts.data(), counts.size() * sizeof(uint64_t));
+  std::vector<std::byte> bytes(sizeof *scalars + counts.size() * sizeof(uint64_t));
+  std::memcpy(bytes.data(), &*scalars, sizeof *scalars);
+  std::memcpy(bytes.data() + sizeof *scalars, counts.data(), counts.size() * sizeof(uint64_t));
+  Backend& backend = *buffer_->context().backend;
   if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
   impl_->classes = std::move(classes);
   return {};

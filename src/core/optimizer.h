@@ -80,6 +80,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_room() const;
   Status allocate();
   Status await_last_step();
+  Result<StepScalars> read_scalars();  // as the last step has left them
   Status submit_refresh();
   Status submit_counts();
   void count_changes();

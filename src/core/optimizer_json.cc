@@ -9,11 +9,10 @@ namespace megadp {
 using Json = nlohmann::ordered_json;
 
 Result<std::string> Optimizer::json() {
-  if (Status stepped = await_last_step(); !stepped) return stepped;
-  StepScalars scalars{};
-  if (Status read = buffer_->context().backend->read(&scalars, impl_->device_scalars(), sizeof scalars); !read) return read;
+  const auto scalars = read_scalars();
+  if (!scalars) return scalars.status();
   const OptimizerConfig& config = impl_->config;
-  Json json{{"rule", impl_->rule().name}, {"steps", scalars.step}};
+  Json json{{"rule", impl_->rule().name}, {"steps", scalars->step}};
   for (const HyperParameter& each : impl_->rule().hyper) json[each.name] = config.hyper.*each.value;
   json["max_grad_norm"] = config.max_grad_norm;
   json["max_grad_value"] = config.max_grad_value;

@@ -33,14 +33,14 @@ void Queue::submit(std::function<void()> work) {
   changed_.notify_all();
   if (has_thread_) return;
   has_thread_ = true;
-  // Not the caller's way of rounding, nor its name: tests count threads of the library.
+  // A thread of the standard library's would inherit how its creator rounds, and its name, by which tests count the library's threads.
   const auto thread = start_thread("standin-stream", [self = shared_from_this()] { self->run(); });
   if (!thread) std::abort();
   pthread_detach(*thread);
 }
 
-// The thread stays for what may come next. One for each piece of work were tens of thousands in a test: the kernel then gives numbers of
-// threads anew, by which a sanitizer tells them apart.
+// The thread stays for what may come next. If each piece of work had a thread of its own, a test would start tens of thousands: the kernel
+// then gives the numbers of ended threads to new ones, and a sanitizer, which knows threads by number, reports leaks that are none.
 void Queue::run() {
   constexpr auto kIdle = std::chrono::milliseconds(20);
   std::unique_lock lock(mutex_);

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that includes point one way: api -> core -> backend <- {host, cuda}, all of them -> control -> base.
+"""Checks that includes point one way: api -> core -> backend <- {host, cuda}, all of them -> control -> base; api and core -> files -> base.
 
 Also: third-party headers only in the files made for them, the core never names UCX, CUDA or NCCL, megadp.h includes two headers and no
 more, tests of the public API and the examples see nothing but the public API.

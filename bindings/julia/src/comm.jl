@@ -292,6 +292,7 @@ What the library is and what it sees, as one line of JSON: version, backends, tr
 """
 info() = text_of(Raw.mdp_info)
 
+"What a function of the header that answers with text says: `call(bytes, capacity, needed)`."
 function text_of(call)
     needed = Ref{Csize_t}(0)
     check(call(C_NULL, 0, needed))

@@ -122,9 +122,12 @@ all. With [`state`](@ref), to restore what was saved; to be called alike on all 
 `:INVALID`.
 """
 function set_steps!(optimizer::Optimizer, taken::Integer, steps = nothing)
-    all(>=(0), something(steps, taken)) || throw(invalid("steps are counted from 0"))
-    counts = steps === nothing ? C_NULL : convert(Vector{UInt64}, steps)
-    check(Raw.mdp_optimizer_set_steps(optimizer, taken, counts, steps === nothing ? 0 : length(steps)))
+    taken >= 0 || throw(invalid("taken is $taken; it has to be 0 or more"))
+    steps === nothing && return check(Raw.mdp_optimizer_set_steps(optimizer, taken, C_NULL, 0))
+    for (i, each) in enumerate(steps)
+        each >= 0 || throw(invalid("steps[$i] is $each; it has to be 0 or more"; param = i))
+    end
+    check(Raw.mdp_optimizer_set_steps(optimizer, taken, convert(Vector{UInt64}, steps), length(steps)))
 end
 
 """

@@ -139,6 +139,8 @@ testcase("parameters are known by their names too") do
     @test [MegaDP.steps(optimizer, i) for i in (1, 3)] == [9, 7]
     @test occursin("at most taken", caught(() -> set_steps!(optimizer, 8, [9, 8, 7])).text)
     @test caught(() -> set_steps!(optimizer, 8, Int[])).kind == caught(() -> set_steps!(optimizer, -1)).kind == :INVALID
+    problem = caught(() -> set_steps!(optimizer, 9, [9, 9, -1]))
+    @test problem.kind == :INVALID && problem.param == 3 && occursin("steps[3] is -1", problem.text)
     @test startswith(MegaDP.info(optimizer), "{\"rule\":\"AdamW\",\"steps\":9,\"lr\":0.5,")
     count = bucket_count(buffer)
     @test count == maximum(piece -> piece.bucket, owned(buffer)) && all(k -> bucket(buffer, k).state == :whole, 1:count)

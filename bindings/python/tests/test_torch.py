@@ -330,6 +330,10 @@ class Refusals(World):
             self.wrap(linear, use_order=[0])
         with self.assertRaisesRegex(megadp.InvalidError, "wire_dtype"):
             self.wrap(linear, wire_dtype="f16")
+        with self.assertRaisesRegex(megadp.InvalidError, "state_dict has \\[\\]"):
+            megadp.torch.ShardedAdamW(self.wrap(linear)).load_state_dict({})
+        with self.assertRaisesRegex(megadp.InvalidError, "betas and eps of \\(\\), None"):
+            megadp.torch.ShardedAdamW(self.wrap(linear)).load_state_dict(torch.optim.SGD(linear.parameters(), lr=0.1).state_dict())
 
     def test_loading_parameters(self):
         """load_state_dict writes into the library's memory; the masters of bfloat16 parameters follow."""

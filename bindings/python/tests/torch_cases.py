@@ -108,12 +108,12 @@ def case_clip_grad_norm():
     ways = {"as it is": {}, "foreach": dict(foreach=True), "one by one": dict(foreach=False), "infinity norm": dict(norm_type=float("inf")),
             "first norm": dict(norm_type=1.0), "checked": dict(error_if_nonfinite=True)}
     for name, options in ways.items():
-        clip = lambda ps, options=options: torch.nn.utils.clip_grad_norm_(ps, 0.3, **options)  # noqa: E731
+        clip = lambda ps, options=options: torch.nn.utils.clip_grad_norm_(ps, 0.3, **options)
         (mine, norms), (reference, expected) = (clipped(make, data, clip) for make in (ours, theirs))
         compare(f"losses, {name}", mine, reference)
         compare(f"norms, {name}", norms, expected)
-    part = lambda model: list(model.module.last.parameters())  # noqa: E731
-    clip = lambda ps: torch.nn.utils.clip_grad_norm_(ps, 0.1)  # noqa: E731
+    part = lambda model: list(model.module.last.parameters())
+    clip = lambda ps: torch.nn.utils.clip_grad_norm_(ps, 0.1)
     (mine, norms), (reference, expected) = (clipped(make, data, clip, part) for make in (ours, theirs))
     compare("losses, a part", mine, reference)
     compare("norms, a part", norms, expected)
@@ -124,7 +124,7 @@ def case_clip_grad_norm():
 def case_clip_grad_value():
     data = batches(12)
     for foreach in (None, True, False):
-        clip = lambda ps, foreach=foreach: torch.nn.utils.clip_grad_value_(ps, 0.004, foreach=foreach) or 0  # noqa: E731
+        clip = lambda ps, foreach=foreach: torch.nn.utils.clip_grad_value_(ps, 0.004, foreach=foreach) or 0
         (mine, _), (reference, _) = (clipped(make, data, clip) for make in (ours, theirs))
         compare(f"losses, foreach={foreach}", mine, reference)
 
@@ -265,10 +265,7 @@ def saved(model, optimizer):
 
 def case_resumed():
     """What a script saves on each rank, new models go on from with the same bits; and from what DDP's script saved, as that one goes on."""
-    def step(_, loss):
-        loss.backward()
-        optimizer.step()
-
+    step = lambda _, loss: (loss.backward(), optimizer.step())
     for sharding in ("zero_0", "zero_1", "zero_2"):
         for dtype in (torch.float32, torch.bfloat16):
             data = batches(6, dtype=dtype)
@@ -303,6 +300,8 @@ def case_resumed():
     small = middle["optimizer"]
     small["state"][2]["exp_avg"] = torch.zeros(3)
     refused("'exp_avg' of shape (3,) for 'side.weight'", lambda: optimizer.load_state_dict(small))
+    del small["state"][2]["exp_avg"]
+    refused("['exp_avg_sq', 'step'] of 'side.weight'", lambda: optimizer.load_state_dict(small))
     small["param_groups"][0]["eps"] = 0.5
     refused("eps of", lambda: optimizer.load_state_dict(small))
     small["param_groups"][0]["params"].pop()

@@ -149,13 +149,13 @@ func (o *Optimizer) Steps(param int) (int64, error) {
 
 // SetSteps goes on as after taken steps, from which reports count on; steps is in how many of them each parameter has taken part, nil: in
 // all. It restores what was saved, with State. To be called alike on all ranks.
-func (o *Optimizer) SetSteps(taken uint64, steps []uint64) error {
+func (o *Optimizer) SetSteps(taken int64, steps []uint64) error {
 	if steps == nil {
-		return call(o, func(failure shim.Failure) { o.raw.Set_steps(int64(taken), failure) })
+		return call(o, func(failure shim.Failure) { o.raw.Set_steps(taken, failure) })
 	}
 	list := countsOf(steps)
 	defer shim.DeleteCounts(list)
-	return call(o, func(failure shim.Failure) { o.raw.Set_steps_of(int64(taken), list, failure) })
+	return call(o, func(failure shim.Failure) { o.raw.Set_steps_of(taken, list, failure) })
 }
 
 // Info is the rule, its values, groups, steps taken and what State lends, as JSON. It waits for the last step.

@@ -115,8 +115,12 @@ class Optimizer(Closable):
         all). With what state lends, to restore what was saved; to be called alike on all ranks. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (forked child), those of a lost communicator."""
         number = whole(taken, "taken", 0, 2**64)
-        counts = None if steps is None else (ctypes.c_uint64 * max(len(steps), 1))(*[whole(each, f"steps[{p}]", 0, 2**64) for p, each in enumerate(steps)])
-        run(lambda: self._call(lib.mdp_optimizer_set_steps, number, counts, 0 if steps is None else len(steps)))
+        if steps is None:
+            run(lambda: self._call(lib.mdp_optimizer_set_steps, number, None, 0))
+            return
+        listed = [whole(each, f"steps[{p}]", 0, 2**64) for p, each in enumerate(steps)]
+        counts = (ctypes.c_uint64 * len(listed))(*listed)
+        run(lambda: self._call(lib.mdp_optimizer_set_steps, number, counts, len(listed)))
 
     def info(self) -> Dict[str, Any]:
         """The rule, its values, param_groups, steps taken, and the arrays that state lends: the fields of mdp_optimizer_info. Waits for the

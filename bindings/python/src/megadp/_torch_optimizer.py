@@ -108,22 +108,21 @@ class ShardedAdamW(torch.optim.Optimizer):
         arrays are as large as the parameters. Takes over the values of groups as well, as torch does. The model's comes before: parameters
         that are written afterwards are what their masters follow. To be called alike on all ranks. Local.
         Raises MegaDPError: INVALID (what does not fit; then nothing has changed)."""
-        groups = state_dict["param_groups"]
-        self._check_groups(groups)
+        groups = self._groups_of(state_dict)
         saved = dict(zip((number for group in groups for number in group["params"]), self._listed()))
-        number_of = {id(p): i for i, p in self.model.trained.items()}
+        number_of, begins = {id(p): i for i, p in self.model.trained.items()}, self._begins()
         loaded: List[Tuple[torch.Tensor, torch.Tensor]] = []
         steps = [0] * len(self.model.storage.params)
         for number, p in saved.items():
             i = number_of[id(p)]
             entry = state_dict["state"].get(number, {})  # torch has none of a parameter before its first step
             steps[i] = int(entry.get("step", 0))
-            loaded += self._arrays_of(i, p, entry)
+            loaded += self._arrays_of(i, p, entry, begins.get(i, 0))
         self._native.set_steps(int(state_dict.get("step", max(steps))), steps)
         for to, values in loaded:
             to.copy_(values)
         for group, values in zip(self.param_groups, groups):
-            group.update({name: value for name, value in values.items() if name in group and name != "params" or name == "initial_lr"})
+            group.update({name: values[name] for name in values if name != "params" and (name in group or name == "initial_lr")})
 
     def _listed(self) -> List[torch.Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
@@ -131,27 +130,33 @@ class ShardedAdamW(torch.optim.Optimizer):
     def _begins(self) -> Dict[int, int]:
         return {piece.param: piece.param_begin for piece in self.model.storage.owned()}
 
-    def _check_groups(self, groups: Any) -> None:
+    def _groups_of(self, state_dict: Dict[str, Any]) -> Any:
+        if "state" not in state_dict or "param_groups" not in state_dict:
+            raise invalid(f"state_dict has {sorted(state_dict)}; an optimizer's has 'state' and 'param_groups'")
+        groups = state_dict["param_groups"]
         sizes, mine = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
         if sizes != mine:
             raise invalid(f"state_dict has parameter groups of {sizes} parameters; this optimizer has {mine}, of those that are trained")
         for number, group in enumerate(groups):
-            if (tuple(group["betas"]), group["eps"]) != self._fixed:
-                raise invalid(f"state_dict has betas and eps of {group['betas']}, {group['eps']} in group {number}; this optimizer was made "
-                              f"with {self._fixed[0]}, {self._fixed[1]}, which are fixed")
+            betas, eps = tuple(group.get("betas", ())), group.get("eps")
+            if (betas, eps) != self._fixed:
+                raise invalid(f"state_dict has betas and eps of {betas}, {eps} in group {number}; this optimizer was made with "
+                              f"{self._fixed[0]}, {self._fixed[1]}, which are fixed")
             for name in _REFUSED:
                 if group.get(name):
                     raise invalid(f"state_dict was saved with {name} in group {number}, which is not an option of ShardedAdamW")
+        return groups
 
-    def _arrays_of(self, i: int, p: torch.Tensor, entry: Dict[str, Any]) -> List[Tuple[torch.Tensor, torch.Tensor]]:
+    def _arrays_of(self, i: int, p: torch.Tensor, entry: Dict[str, Any], begin: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
         """(view of the state, what is saved of it) of one parameter. A master that is the parameter itself is the model's to load."""
-        name, begin = self.model.storage.params[i].name, self._begins().get(i, 0)
-        found = []
+        name, found = self.model.storage.params[i].name, []
         for array in (*_MOMENTS, "master") if "master" in entry and p.dtype != torch.float32 else _MOMENTS:
             view = as_tensor(self._native.state(i, array))
             values = entry.get(array)
-            if values is None:
+            if not entry:
                 values = torch.zeros_like(view)
+            elif values is None:
+                raise invalid(f"state_dict has {sorted(entry)} of '{name}'; AdamW's state has '{array}'")
             elif "begin" in entry:
                 if (entry["begin"], values.numel()) != (begin, view.numel()):
                     raise invalid(f"state_dict has elements {entry['begin']} to {entry['begin'] + values.numel()} of '{name}'; this rank owns "
