@@ -202,6 +202,11 @@ enum {                     /* mdp_step_report.flags */
   MDP_STEPPED_CLIPPED = 2  /* the gradient was scaled down to max_grad_norm                            */
 };
 
+enum {                            /* mdp_checkpoint_config.flags, to load */
+  MDP_CHECKPOINT_PARAMS_ONLY = 1, /* not the optimizers' state: moments are zero, no step was taken */
+  MDP_CHECKPOINT_LOAD_HYPER = 2   /* learning rates, groups and what else the optimizers were told, too */
+};
+
 typedef uint32_t mdp_bucket_state;
 enum {
   MDP_BUCKET_FILLING = 0,   /* waiting for gradients                                    */
@@ -432,6 +437,40 @@ typedef struct { /* CLOCK_MONOTONIC, nanoseconds; 0: has not happened */
   uint64_t gather_end_ns;
   uint64_t sync_ns; /* mdp_grad_sync was called                                 */
 } mdp_bucket_report;
+
+typedef struct { /* a buffer in a checkpoint */
+  uint32_t struct_size;
+  uint32_t reserved;
+  mdp_buffer* buffer;
+  mdp_optimizer* optimizer; /* of the buffer; NULL: its state is neither saved nor loaded */
+} mdp_checkpoint_part;
+
+typedef struct { /* an array of the caller's in a checkpoint: frozen parameters, module buffers. Ranks that hold replicas of dense
+                    parameters give the same */
+  uint32_t struct_size;
+  mdp_placement placement; /* over the tensor-parallel ranks of the first part's grid, as of mdp_param */
+  const char* name;
+  const mdp_tensor* tensor; /* any strides; to load it is written to */
+  int32_t shard_dim;
+  int32_t shard_stride;
+} mdp_checkpoint_tensor;
+
+typedef struct { /* on all ranks the same, but for memory and rank_data */
+  uint32_t struct_size;
+  uint32_t reserved;
+  const char* directory; /* of checkpoints, on a file system that all hosts share; to load also one of them */
+  const mdp_checkpoint_part* parts;
+  uint64_t part_count; /* at least 1; of the same ranks */
+  const mdp_checkpoint_tensor* tensors;
+  uint64_t tensor_count;
+  const void* shared_data; /* to save: any bytes, rank 0's count; see mdp_checkpoint_data */
+  uint64_t shared_bytes;
+  const void* rank_data; /* to save: any bytes of this rank */
+  uint64_t rank_bytes;
+  uint64_t keep;        /* to save: so many of the newest stay; 0: all */
+  const char* optional; /* to load: NULL, or patterns (as of fnmatch), one a line, of names that only one side may have */
+  uint64_t flags;       /* MDP_CHECKPOINT_* */
+} mdp_checkpoint_config;
 
 /* `text` is NUL-terminated and borrowed for the call. */
 typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
@@ -785,6 +824,33 @@ MDP_API mdp_status mdp_optimizer_set_steps(mdp_optimizer* optimizer, uint64_t ta
 MDP_API mdp_status mdp_optimizer_info(mdp_optimizer* optimizer, char* json, size_t capacity, size_t* needed);
 
 MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
+
+/* ── Checkpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
+ *
+ *   DIR/checkpoint-000007/manifest.json, rank-00000.safetensors, ...
+ *
+ * Each rank writes a part of what it holds; together they write everything once. A checkpoint is written under another name, and renamed
+ * when all of it is on its device: there are no half ones, whatever is killed. Names of parameters and tensors are unique in the model. It
+ * loads on any number of ranks and hosts, with any sharding, buckets, instances, tensor-parallel size, and type of parameters (f32, bf16,
+ * f16, said in the log). To be called between steps. docs/checkpoints.md has the format. */
+
+/* Saves parameters, optimizer state, step counts, tensors and data, with the next free number. Collective over the world of the parts,
+ * blocking: it waits for files longer than the timeout. Errors, on all ranks; no checkpoint is there then, older ones stay: INVALID (names
+ * that differ or come twice), DESYNC, STATE, SYSTEM (names the file). */
+MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config);
+
+/* Loads the directory's newest checkpoint. Collective over the world of the parts, blocking, as mdp_checkpoint_save. Errors, on all ranks,
+ * and nothing has changed: INVALID (another model, another rule), UNSUPPORTED (of a later version), SYSTEM, CORRUPT. If data turns out
+ * CORRUPT (names file and bytes), parameters, views, states and steps are STATE until one has been loaded. */
+MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
+
+/* The manifest of the directory's newest checkpoint, and its path, as one line of JSON. Local. Text: see mdp_info. Errors: SYSTEM,
+ * CORRUPT, UNSUPPORTED. */
+MDP_API mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t capacity, size_t* needed);
+
+/* The bytes that rank `rank` gave as rank_data, or, -1, those given as shared_data, of the directory's newest checkpoint. *needed becomes
+ * their number, also if capacity is too small (INVALID). Local. Errors: as mdp_checkpoint_info; INVALID (rank). */
+MDP_API mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void* data, size_t capacity, size_t* needed);
 
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 FOLDER = ".gpu"
-PACKAGES = ["libhwy-dev", "nlohmann-json3-dev", "libcli11-dev", "libfmt-dev", "libcmocka-dev", "libcmocka0", "librapidcheck-dev"]
+PACKAGES = ["libhwy-dev", "libxxhash-dev", "nlohmann-json3-dev", "libcli11-dev", "libfmt-dev", "libcmocka-dev", "libcmocka0", "librapidcheck-dev"]
 FMT_LIBRARIES = ["libfmt9", "libfmt10", "libfmt8"]  # its CMake files ask for the library although only the headers are used
 LIMIT_BYTES = 50 << 20
 # The host's losses are recorded with these; the text is the project's own, so that both machines have the same. With f32 parameters alone:

@@ -40,9 +40,9 @@ Result<std::vector<StoredTensor>> read_header(const std::string& path) {
   auto header = read_front(file, *length);
   if (file.bad()) return cannot(path, "read");
   if (header->size() < *length) return wrong("its header should have ", *length, " bytes, and the file ends after ", header->size());
-  auto tensors = parse_safetensors_header(*header);
-  if (!tensors) return wrong(tensors.status().text());
-  return tensors;
+  auto parsed = parse_safetensors_header(*header);
+  if (!parsed) return wrong(parsed.status().text());
+  return std::move(parsed->tensors);
 }
 
 // F32, BF16 and F16 are what can be trained; nothing: whole numbers and truth values.

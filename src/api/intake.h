@@ -64,6 +64,12 @@ inline constexpr StructKind kKind<mdp_step_report> = kind_of<mdp_step_report>("m
 template <>
 inline constexpr StructKind kKind<mdp_stats_report> = kind_of<mdp_stats_report>("mdp_stats_report", 80);
 template <>
+inline constexpr StructKind kKind<mdp_checkpoint_part> = kind_of<mdp_checkpoint_part>("mdp_checkpoint_part", 24);
+template <>
+inline constexpr StructKind kKind<mdp_checkpoint_tensor> = kind_of<mdp_checkpoint_tensor>("mdp_checkpoint_tensor", 32);
+template <>
+inline constexpr StructKind kKind<mdp_checkpoint_config> = kind_of<mdp_checkpoint_config>("mdp_checkpoint_config", 104);
+template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 
 // Not NULL, and a multiple of `alignment`.

@@ -2,6 +2,7 @@
 set(MEGADP_api_SOURCES
     backends.cc
     buffer.cc
+    checkpoint.cc
     collectives.cc
     comm.cc
     config.cc

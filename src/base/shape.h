@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/checked.h"
+#include "base/text.h"
 
 namespace megadp {
 
@@ -34,6 +36,13 @@ inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
     stride *= std::max<int64_t>(shape[d], 1);
   }
   return strides;
+}
+
+// "[4,8]"
+inline std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string out = "[";
+  for (size_t d = 0; d < shape.size(); ++d) out += text(d == 0 ? "" : ",", shape[d]);
+  return out + "]";
 }
 
 }  // namespace megadp

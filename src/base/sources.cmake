@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-set(MEGADP_base_SOURCES log.cc status.cc text.cc thread.cc)
+set(MEGADP_base_SOURCES fd.cc log.cc status.cc text.cc thread.cc)

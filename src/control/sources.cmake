@@ -23,7 +23,6 @@ set(MEGADP_control_SOURCES
     monitor/monitor_thread.cc
     monitor/relay.cc
     net/bounded_call.cc
-    net/fd.cc
     net/frame.cc
     net/link.cc
     net/socket.cc)

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/fd.h"
 #include "base/status.h"
-#include "control/net/fd.h"
 
 namespace megadp {
 
@@ -78,6 +78,7 @@ class World {
   // members, so that it costs rank 0 the square of their number; compare and broadcast receive what does not grow with it. Each gives bytes
   // (at most 64 MiB) and gets everyone's, in the order of members.
   static constexpr uint64_t kLines = uint64_t{1} << 24;
+  static constexpr uint64_t kFilesLine = kLines - 1;  // of the one series that waits for files; the others' are below
   virtual Result<std::vector<std::string>> exchange(const std::vector<int>& members, const char* what, const std::string& mine,
                                                     uint64_t line = 0) = 0;
   // Each gives bytes, and all learn whether they are the same, and otherwise what the first member gave and the first that differs from it.

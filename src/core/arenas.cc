@@ -232,6 +232,23 @@ const OwnedRange* Arenas::owned(size_t param) const {
   return at != owned.end() && at->param == param ? &*at : nullptr;
 }
 
+Status Arenas::settle() const {
+  for (const std::shared_ptr<Channel>& channel : {grads_, gathers_, across_}) {
+    if (!channel) continue;
+    auto end = channel->stream().record();
+    if (!end) return end.status();
+    if (Status reached = (*end)->await(); !reached) return reached;
+  }
+  return {};
+}
+
+Status Arenas::check_loaded() const {
+  if (is_loaded_.load(std::memory_order_acquire)) return {};
+  return bad_state(
+      "the last mdp_checkpoint_load of this buffer has failed half-way: its parameters are neither the old nor the new ones "
+      "until one succeeds");
+}
+
 Status Arenas::check_param(size_t param) const {
   if (param >= plan_.params.size()) {
     return invalid("param is ", param, "; this buffer has ", plan_.params.size(), " parameters, counted from 0");
@@ -240,7 +257,7 @@ Status Arenas::check_param(size_t param) const {
     return Status(Code::state, text(param_label(param, plan_.params[param].name), " is frozen: the library holds nothing of it"),
                   Blame{.param = static_cast<int64_t>(param)});
   }
-  return {};
+  return check_loaded();
 }
 
 StridedArray Arenas::param_array(size_t param) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -121,6 +122,8 @@ class Arenas {
   std::span<const Tie> ties() const noexcept { return ties_; }
   // Whether no earlier stage holds a copy.
   bool is_first_copy(size_t param) const;
+  // Returns when all that was submitted to them has ended.
+  Status settle() const;
   // Where a step ends: gathers(), if there is anything to gather.
   Channel& last() const noexcept { return is_sharded_ ? *gathers_ : *grads_; }
 
@@ -129,7 +132,10 @@ class Arenas {
   const Arena& arena_of(size_t param) const { return arenas_[places_[param].arena]; }
   uint32_t local_bucket(size_t param) const { return plan_.launch_order[places_[param].bucket].bucket; }  // its number in the arena
   const Arena& arena_of(const BucketRef& bucket) const { return arenas_[bucket.arena]; }
-  // Code::invalid or Code::state if it is not the number of a parameter that lies here.
+  // Whether what is in the arenas is whole: not while a checkpoint is being loaded, nor after that has failed. Any thread.
+  Status check_loaded() const;
+  void set_loaded(bool loaded) noexcept { is_loaded_.store(loaded, std::memory_order_release); }
+  // Code::invalid or Code::state if it is not the number of a parameter that lies here, or is not loaded.
   Status check_param(size_t param) const;
   StridedArray param_array(size_t param) const;
   StridedArray grad_array(size_t param) const;  // with a pool: while the slot is its bucket's
@@ -168,6 +174,7 @@ class Arenas {
   std::vector<ParamPlace> places_;                    // by registration index
   std::vector<std::array<int64_t, 2>> owned_shapes_;  // likewise
   bool is_sharded_ = false;
+  std::atomic<bool> is_loaded_ = true;
 };
 
 }  // namespace megadp

@@ -50,6 +50,16 @@ Result<std::shared_ptr<Buffer>> Buffer::create(std::shared_ptr<ProcessGrid> grid
   return buffer;
 }
 
+Status Buffer::gather_params() {
+  for (const std::vector<uint32_t>& launch : gradients().launches()) {
+    auto written = arenas().grads().stream().record();
+    if (!written) return written.status();
+    if (Status submitted = params().gather(launch, *written); !submitted) return submitted;
+  }
+  auto end = params().record();
+  return end ? (*end)->await() : end.status();
+}
+
 // The dense and the expert part are compared even if they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
   const Replica held = registered([this](bool expert) { return describe_registration(plan(), expert); }, &Grid::replica_axes);

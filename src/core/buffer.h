@@ -29,6 +29,10 @@ class Buffer {
   Params& params() const noexcept { return *components_->params; }
   Gradients& gradients() const noexcept { return *components_->gradients; }
 
+  // Gives the owned ranges of all parameters, which have been written, to the ranks that hold replicas of them. Collective over the grid's
+  // world, blocking.
+  Status gather_params();
+
   // Compares what ranks should hold alike. Collective over the grid's world; the same outcome on all ranks. In verify.cc.
   Status verify();
 

@@ -186,6 +186,15 @@ Status Optimizer::set_group(size_t group, const ParamGroup& value) {
   return {};
 }
 
+void Optimizer::set_config(OptimizerConfig config) {
+  impl_->config = std::move(config);
+}
+
+void Optimizer::adopt(size_t param) {
+  const auto lock = buffer_->gradients().lock();
+  impl_->versions[param] = buffer_->params().count_change(param);
+}
+
 Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const OwnedRange& owned) {
   Arenas& arenas = buffer.arenas();
   if (!Plan::has_master(*arenas.all()[arena].plan)) return {};

@@ -18,6 +18,7 @@
 
 #include "backend/backend.h"
 #include "core/buffer.h"
+#include "files/manifest_json.h"
 
 namespace megadp {
 
@@ -72,6 +73,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status set_steps(uint64_t taken, std::span<const uint64_t> steps);
   // {"rule":"AdamW","steps":7,"lr":0.001,…,"groups":[{"lr":0.001,"weight_decay":0.1}],"state":[{"name":"master","dtype":"f32"},…]}
   Result<std::string> json();
+
+  // ── for checkpoints, between steps ──
+  Result<StoredOptimizer> stored();  // what it is
+  // Its configuration with the values that another one had.
+  Result<OptimizerConfig> config_from(const StoredOptimizer& stored) const;
+  void set_config(OptimizerConfig config);
+  // The parameter's values and master have been written: its master stands for them.
+  void adopt(size_t param);
 
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);

@@ -179,6 +179,7 @@ Status Optimizer::submit_updates(double lr) {
 
 Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
   Gradients& gradients = buffer_->gradients();
+  if (Status loaded = buffer_->arenas().check_loaded(); !loaded) return loaded;
   if (Status synced = gradients.sync_for_step(options.caller); !synced) return synced;
   Context& context = buffer_->context();
   const Channel& last = buffer_->arenas().last();

@@ -86,12 +86,6 @@ const char* name_of(Placement placement) noexcept {
   return kNames[static_cast<size_t>(placement)];
 }
 
-std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t d = 0; d < shape.size(); ++d) out += text(d == 0 ? "" : ",", shape[d]);
-  return out + "]";
-}
-
 std::string param_label(size_t index, const std::string& name) {
   constexpr size_t kShown = 80;
   const std::string_view front = utf8_prefix(name, kShown);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/shape.h"
 #include "base/status.h"
 
 namespace megadp {
@@ -42,8 +43,6 @@ struct ParamSpec {
 
 // How sentences name a parameter: "parameter 3 'w'". Any name will do, even one that check_param would refuse.
 std::string param_label(size_t index, const std::string& name);
-
-std::string shape_text(const std::vector<int64_t>& shape);  // "[4,8]"
 
 // Checks one parameter by itself and fills in its numel from the shape. needs_placement: it may not be left unset.
 Status check_param(size_t index, bool needs_placement, ParamSpec* param);

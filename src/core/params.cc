@@ -169,11 +169,7 @@ size_t Params::digested_param(bool expert, size_t position) const {
 Status Params::verify() {
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   // On the host's thread, whatever the backend: what is read here is not read on its streams.
-  for (const Channel* const channel : {&arenas_->grads(), &arenas_->gathers()}) {
-    auto settled = channel->stream().record();
-    if (!settled) return settled.status();
-    if (Status reached = (*settled)->await(); !reached) return reached;
-  }
+  if (Status settled = arenas_->settle(); !settled) return settled;
   std::array<std::string, 2> bytes;  // of the digests, dense and expert
   Replica held{.call = "mdp_buffer_verify", .digests = {}, .detail = {}};
   for (const bool expert : {false, true}) {

@@ -81,7 +81,7 @@ void Gpu::give_back_event(void* event) noexcept {
 uint64_t Gpu::line_of(const std::vector<int>& members) {
   const std::lock_guard lock(mutex_);
   uint64_t& taken = lines_[members];
-  taken = taken % (World::kLines - 1) + 1;
+  taken = taken % (World::kFilesLine - 1) + 1;
   return taken;
 }
 

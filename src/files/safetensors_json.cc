@@ -46,6 +46,9 @@ class Reader : public nlohmann::json_sax<Json> {
   std::string problem_;
 };
 
+constexpr std::pair<DType, const char*> kStoredNames[] = {{DType::f32, "F32"}, {DType::bf16, "BF16"}, {DType::f16, "F16"},
+                                                          {DType::f64, "F64"}, {DType::i64, "I64"},   {DType::u8, "U8"}};
+
 uint64_t bits_of(std::string_view dtype) {
   constexpr std::pair<std::string_view, uint64_t> kBits[] = {
       {"BOOL", 8}, {"U8", 8},    {"I8", 8},   {"F8_E4M3", 8}, {"F8_E5M2", 8}, {"F8_E8M0", 8}, {"I16", 16}, {"U16", 16},
@@ -57,7 +60,7 @@ uint64_t bits_of(std::string_view dtype) {
 
 class HeaderReader : public Reader {
  public:
-  std::vector<StoredTensor> tensors;
+  SafetensorsHeader header;
 
   bool start_object(std::size_t) override {
     if (depth_ == 2 || (depth_ == 1 && in_array_)) return unexpected("an object");
@@ -68,29 +71,32 @@ class HeaderReader : public Reader {
     if (depth_ == 1) {
       is_metadata_ = name == "__metadata__";
       if (is_metadata_) return true;
-      if (tensors.size() == kMostStored) return refuse(text("it has more than ", kMostStored, " tensors"));
-      tensors.emplace_back();
-      tensors.back().name = name;
+      if (header.tensors.size() == kMostStored) return refuse(text("it has more than ", kMostStored, " tensors"));
+      header.tensors.emplace_back();
+      header.tensors.back().name = name;
       has_shape_ = false;
       offsets_.clear();
       return true;
     }
     member_ = name;
     if (!is_metadata_ && name != "dtype" && name != "shape" && name != "data_offsets")
-      return refuse(text("tensor ", in_quotes(tensors.back().name), " has a member ", in_quotes(name),
+      return refuse(text("tensor ", in_quotes(header.tensors.back().name), " has a member ", in_quotes(name),
                          ", which is neither dtype, shape nor data_offsets"));
     return true;
   }
   bool string(string_t& value) override {
     if (depth_ != 2 || in_array_) return unexpected("a string");
-    if (is_metadata_) return true;
+    if (is_metadata_) {
+      header.metadata[member_] = value;
+      return true;
+    }
     if (member_ != "dtype") return unexpected("a string");
-    tensors.back().dtype = value;
+    header.tensors.back().dtype = value;
     return true;
   }
   bool start_array(std::size_t) override {
     if (depth_ != 2 || in_array_ || is_metadata_ || member_ == "dtype") return unexpected("an array");
-    StoredTensor& tensor = tensors.back();
+    StoredTensor& tensor = header.tensors.back();
     const bool again = member_ == "shape" ? has_shape_ : !offsets_.empty();
     if (again) return refuse(text("tensor ", in_quotes(tensor.name), " has ", member_, " twice"));
     in_array_ = true;
@@ -103,7 +109,7 @@ class HeaderReader : public Reader {
   }
   bool number_unsigned(number_unsigned_t value) override {
     if (!in_array_) return unexpected("a number");
-    StoredTensor& tensor = tensors.back();
+    StoredTensor& tensor = header.tensors.back();
     if (member_ == "data_offsets") {
       if (offsets_.size() == 2) return refuse(text("tensor ", in_quotes(tensor.name), " has more than two data_offsets"));
       offsets_.push_back(value);
@@ -117,14 +123,14 @@ class HeaderReader : public Reader {
   }
   bool end_object() override {
     if (depth_-- != 2 || is_metadata_) return true;
-    return check(tensors.back());
+    return check(header.tensors.back());
   }
 
  protected:
   bool unexpected(const char* what) override {
-    return depth_ == 0 || tensors.empty() || is_metadata_
+    return depth_ == 0 || header.tensors.empty() || is_metadata_
                ? Reader::unexpected(what)
-               : refuse(text(what, " stands where none belongs in tensor ", in_quotes(tensors.back().name)));
+               : refuse(text(what, " stands where none belongs in tensor ", in_quotes(header.tensors.back().name)));
   }
 
  private:
@@ -217,11 +223,27 @@ Result<uint64_t> safetensors_header_bytes(std::string_view front) {
   return Status(Code::corrupt, text("its header would have ", length, " bytes, and at most ", kLongestHeader, " are allowed"));
 }
 
-Result<std::vector<StoredTensor>> parse_safetensors_header(std::string_view header) {
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view header) {
   if (header.empty() || header.front() != '{') return Status(Code::corrupt, "its header does not begin with {");
   HeaderReader reader;
   if (Status parsed = read(header, &reader); !parsed) return parsed;
-  return std::move(reader.tensors);
+  return std::move(reader.header);
+}
+
+std::string json_string(const std::string& text) {
+  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+const char* stored_name(DType type) noexcept {
+  for (const auto& [known, name] : kStoredNames)
+    if (known == type) return name;
+  return "?";
+}
+
+std::optional<DType> dtype_of_stored(std::string_view given) noexcept {
+  for (const auto& [type, name] : kStoredNames)
+    if (given == name) return type;
+  return {};
 }
 
 Result<SafetensorsIndex> parse_safetensors_index(std::string_view json) {

@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "base/dtype.h"
 #include "base/status.h"
 
 namespace megadp {
@@ -29,8 +31,19 @@ struct StoredTensor {
 
 // From the first 8 bytes of a file (fewer if it has no more): how many bytes the header behind them takes.
 Result<uint64_t> safetensors_header_bytes(std::string_view front);
-// In the order of the header. Names may come twice.
-Result<std::vector<StoredTensor>> parse_safetensors_header(std::string_view header);
+// The tensors in the order of the header. Names may come twice.
+struct SafetensorsHeader {
+  std::vector<StoredTensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+Result<SafetensorsHeader> parse_safetensors_header(std::string_view header);
+
+// A JSON string, with its quotation marks.
+std::string json_string(const std::string& text);
+
+// The format's name of an element type; and back, none for one that the library does not have.
+const char* stored_name(DType type) noexcept;
+std::optional<DType> dtype_of_stored(std::string_view name) noexcept;
 
 // {"metadata":{...},"weight_map":{"NAME":"FILE",...}}
 struct SafetensorsIndex {

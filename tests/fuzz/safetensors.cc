@@ -37,15 +37,15 @@ std::string run(const std::string& input) {
   const auto length = safetensors_header_bytes(bytes.some(8));
   if (!length) return refused(length.status());
   must(*length <= kLongestHeader, "a header that is too long");
-  const auto tensors = parse_safetensors_header(bytes.some(*length));
-  if (!tensors) return refused(tensors.status());
-  for (const StoredTensor& tensor : *tensors) {
+  const auto header = parse_safetensors_header(bytes.some(*length));
+  if (!header) return refused(header.status());
+  for (const StoredTensor& tensor : header->tensors) {
     uint64_t elements = 0;
     size_t at = 0;
     must(count_elements(tensor.shape, INT64_MAX / 8, &elements, &at), "more elements than can be counted");
     must(tensor.end >= tensor.begin && (elements == 0 || (tensor.end - tensor.begin) % elements == 0), "bytes that are not the elements'");
   }
-  return text("a header of ", tensors->size());
+  return text("a header of ", header->tensors.size());
 }
 
 std::string file(const std::string& header) {

@@ -76,6 +76,10 @@ const FUNCTIONS = (
     :mdp_optimizer_set_steps,
     :mdp_optimizer_info,
     :mdp_optimizer_destroy,
+    :mdp_checkpoint_save,
+    :mdp_checkpoint_load,
+    :mdp_checkpoint_info,
+    :mdp_checkpoint_data,
     :mdp_request_test,
     :mdp_request_wait,
     :mdp_request_free,
@@ -229,9 +233,17 @@ mdp_optimizer_info(optimizer, json, capacity, needed) =
     @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
     ccall(entries[74], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+mdp_checkpoint_save(config) =
+    ccall(entries[75], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+mdp_checkpoint_load(config) =
+    ccall(entries[76], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+mdp_checkpoint_info(directory, json, capacity, needed) =
+    ccall(entries[77], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+mdp_checkpoint_data(directory, rank, data, capacity, needed) =
+    ccall(entries[78], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_request_test(request) =
-    ccall(entries[75], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[79], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[76], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[80], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[77], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[81], Cvoid, (Ptr{mdp_request},), request)

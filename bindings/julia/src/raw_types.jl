@@ -253,6 +253,45 @@ end
 mdp_bucket_report(; state = 0, ready_ns = 0, reduce_begin_ns = 0, reduce_end_ns = 0, gather_begin_ns = 0, gather_end_ns = 0, sync_ns = 0) =
     mdp_bucket_report(sizeof(mdp_bucket_report), state, ready_ns, reduce_begin_ns, reduce_end_ns, gather_begin_ns, gather_end_ns, sync_ns)
 
+struct mdp_checkpoint_part
+    struct_size::UInt32
+    reserved::UInt32
+    buffer::Ptr{mdp_buffer}
+    optimizer::Ptr{mdp_optimizer}
+end
+mdp_checkpoint_part(; reserved = 0, buffer = C_NULL, optimizer = C_NULL) =
+    mdp_checkpoint_part(sizeof(mdp_checkpoint_part), reserved, buffer, optimizer)
+
+struct mdp_checkpoint_tensor
+    struct_size::UInt32
+    placement::mdp_placement
+    name::Ptr{UInt8}
+    tensor::Ptr{mdp_tensor}
+    shard_dim::Int32
+    shard_stride::Int32
+end
+mdp_checkpoint_tensor(; placement = 0, name = C_NULL, tensor = C_NULL, shard_dim = 0, shard_stride = 0) =
+    mdp_checkpoint_tensor(sizeof(mdp_checkpoint_tensor), placement, name, tensor, shard_dim, shard_stride)
+
+struct mdp_checkpoint_config
+    struct_size::UInt32
+    reserved::UInt32
+    directory::Ptr{UInt8}
+    parts::Ptr{mdp_checkpoint_part}
+    part_count::UInt64
+    tensors::Ptr{mdp_checkpoint_tensor}
+    tensor_count::UInt64
+    shared_data::Ptr{Cvoid}
+    shared_bytes::UInt64
+    rank_data::Ptr{Cvoid}
+    rank_bytes::UInt64
+    keep::UInt64
+    optional::Ptr{UInt8}
+    flags::UInt64
+end
+mdp_checkpoint_config(; reserved = 0, directory = C_NULL, parts = C_NULL, part_count = 0, tensors = C_NULL, tensor_count = 0, shared_data = C_NULL, shared_bytes = 0, rank_data = C_NULL, rank_bytes = 0, keep = 0, optional = C_NULL, flags = 0) =
+    mdp_checkpoint_config(sizeof(mdp_checkpoint_config), reserved, directory, parts, part_count, tensors, tensor_count, shared_data, shared_bytes, rank_data, rank_bytes, keep, optional, flags)
+
 const MDP_OK = Int32(0)
 const MDP_PENDING = Int32(1)
 const MDP_E_INVALID = Int32(-1)
@@ -350,6 +389,9 @@ const MDP_STEP_SET_LR = Int(1)
 
 const MDP_STEPPED_SKIPPED = Int(1)
 const MDP_STEPPED_CLIPPED = Int(2)
+
+const MDP_CHECKPOINT_PARAMS_ONLY = Int(1)
+const MDP_CHECKPOINT_LOAD_HYPER = Int(2)
 
 const MDP_BUCKET_FILLING = UInt32(0)
 const MDP_BUCKET_READY = UInt32(1)

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/fd.h"
 #include "base/status.h"
-#include "control/net/fd.h"
 
 namespace megadp {
 

@@ -84,6 +84,8 @@ MDP_OPTIMIZER_SET_BETA2 = 4
 MDP_STEP_SET_LR = 1
 MDP_STEPPED_SKIPPED = 1
 MDP_STEPPED_CLIPPED = 2
+MDP_CHECKPOINT_PARAMS_ONLY = 1
+MDP_CHECKPOINT_LOAD_HYPER = 2
 MDP_BUCKET_FILLING = 0
 MDP_BUCKET_READY = 1
 MDP_BUCKET_IN_FLIGHT = 2
@@ -378,6 +380,45 @@ class mdp_bucket_report(ctypes.Structure):
         ("sync_ns", ctypes.c_uint64),
     ]
 
+
+class mdp_checkpoint_part(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("buffer", ctypes.POINTER(mdp_buffer)),
+        ("optimizer", ctypes.POINTER(mdp_optimizer)),
+    ]
+
+
+class mdp_checkpoint_tensor(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("placement", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("tensor", ctypes.POINTER(mdp_tensor)),
+        ("shard_dim", ctypes.c_int32),
+        ("shard_stride", ctypes.c_int32),
+    ]
+
+
+class mdp_checkpoint_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("directory", ctypes.c_char_p),
+        ("parts", ctypes.POINTER(mdp_checkpoint_part)),
+        ("part_count", ctypes.c_uint64),
+        ("tensors", ctypes.POINTER(mdp_checkpoint_tensor)),
+        ("tensor_count", ctypes.c_uint64),
+        ("shared_data", ctypes.c_void_p),
+        ("shared_bytes", ctypes.c_uint64),
+        ("rank_data", ctypes.c_void_p),
+        ("rank_bytes", ctypes.c_uint64),
+        ("keep", ctypes.c_uint64),
+        ("optional", ctypes.c_char_p),
+        ("flags", ctypes.c_uint64),
+    ]
+
 STRUCTS = (
     mdp_unique_id,
     mdp_error_info,
@@ -396,6 +437,9 @@ STRUCTS = (
     mdp_grad_summary,
     mdp_stats_report,
     mdp_bucket_report,
+    mdp_checkpoint_part,
+    mdp_checkpoint_tensor,
+    mdp_checkpoint_config,
 )
 
 PROTOTYPES = {
@@ -473,6 +517,10 @@ PROTOTYPES = {
     "mdp_optimizer_set_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]),
     "mdp_optimizer_info": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_optimizer_destroy": (None, [ctypes.POINTER(mdp_optimizer)]),
+    "mdp_checkpoint_save": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
+    "mdp_checkpoint_load": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
+    "mdp_checkpoint_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_checkpoint_data": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_request_test": (ctypes.c_int32, [ctypes.POINTER(mdp_request)]),
     "mdp_request_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_request), ctypes.c_uint64]),
     "mdp_request_free": (None, [ctypes.POINTER(mdp_request)]),

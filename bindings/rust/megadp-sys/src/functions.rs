@@ -109,6 +109,12 @@ unsafe extern "C" {
     pub fn mdp_optimizer_info(optimizer: *mut mdp_optimizer, json: *mut c_char, capacity: usize,
         needed: *mut usize) -> mdp_status;
     pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
+    pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config) -> mdp_status;
+    pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
+    pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_checkpoint_data(directory: *const c_char, rank: i32, data: *mut c_void, capacity: usize,
+        needed: *mut usize) -> mdp_status;
     pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
     pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;
     pub fn mdp_request_free(request: *mut mdp_request);

@@ -189,6 +189,36 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("gather_end_ns", offset_of!(super::mdp_bucket_report, gather_end_ns)),
         ("sync_ns", offset_of!(super::mdp_bucket_report, sync_ns)),
     ]),
+    ("mdp_checkpoint_part", size_of::<super::mdp_checkpoint_part>(), align_of::<super::mdp_checkpoint_part>(), &[
+        ("struct_size", offset_of!(super::mdp_checkpoint_part, struct_size)),
+        ("reserved", offset_of!(super::mdp_checkpoint_part, reserved)),
+        ("buffer", offset_of!(super::mdp_checkpoint_part, buffer)),
+        ("optimizer", offset_of!(super::mdp_checkpoint_part, optimizer)),
+    ]),
+    ("mdp_checkpoint_tensor", size_of::<super::mdp_checkpoint_tensor>(), align_of::<super::mdp_checkpoint_tensor>(), &[
+        ("struct_size", offset_of!(super::mdp_checkpoint_tensor, struct_size)),
+        ("placement", offset_of!(super::mdp_checkpoint_tensor, placement)),
+        ("name", offset_of!(super::mdp_checkpoint_tensor, name)),
+        ("tensor", offset_of!(super::mdp_checkpoint_tensor, tensor)),
+        ("shard_dim", offset_of!(super::mdp_checkpoint_tensor, shard_dim)),
+        ("shard_stride", offset_of!(super::mdp_checkpoint_tensor, shard_stride)),
+    ]),
+    ("mdp_checkpoint_config", size_of::<super::mdp_checkpoint_config>(), align_of::<super::mdp_checkpoint_config>(), &[
+        ("struct_size", offset_of!(super::mdp_checkpoint_config, struct_size)),
+        ("reserved", offset_of!(super::mdp_checkpoint_config, reserved)),
+        ("directory", offset_of!(super::mdp_checkpoint_config, directory)),
+        ("parts", offset_of!(super::mdp_checkpoint_config, parts)),
+        ("part_count", offset_of!(super::mdp_checkpoint_config, part_count)),
+        ("tensors", offset_of!(super::mdp_checkpoint_config, tensors)),
+        ("tensor_count", offset_of!(super::mdp_checkpoint_config, tensor_count)),
+        ("shared_data", offset_of!(super::mdp_checkpoint_config, shared_data)),
+        ("shared_bytes", offset_of!(super::mdp_checkpoint_config, shared_bytes)),
+        ("rank_data", offset_of!(super::mdp_checkpoint_config, rank_data)),
+        ("rank_bytes", offset_of!(super::mdp_checkpoint_config, rank_bytes)),
+        ("keep", offset_of!(super::mdp_checkpoint_config, keep)),
+        ("optional", offset_of!(super::mdp_checkpoint_config, optional)),
+        ("flags", offset_of!(super::mdp_checkpoint_config, flags)),
+    ]),
 ];
 
 pub(crate) const VALUES: &[(&str, i64)] = &[
@@ -270,6 +300,8 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_STEP_SET_LR", super::MDP_STEP_SET_LR as i64),
     ("MDP_STEPPED_SKIPPED", super::MDP_STEPPED_SKIPPED as i64),
     ("MDP_STEPPED_CLIPPED", super::MDP_STEPPED_CLIPPED as i64),
+    ("MDP_CHECKPOINT_PARAMS_ONLY", super::MDP_CHECKPOINT_PARAMS_ONLY as i64),
+    ("MDP_CHECKPOINT_LOAD_HYPER", super::MDP_CHECKPOINT_LOAD_HYPER as i64),
     ("MDP_BUCKET_FILLING", super::MDP_BUCKET_FILLING as i64),
     ("MDP_BUCKET_READY", super::MDP_BUCKET_READY as i64),
     ("MDP_BUCKET_IN_FLIGHT", super::MDP_BUCKET_IN_FLIGHT as i64),
@@ -283,7 +315,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 77] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 81] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -359,6 +391,10 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 77] {
         ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),
         ("mdp_optimizer_info", super::mdp_optimizer_info as *const ()),
         ("mdp_optimizer_destroy", super::mdp_optimizer_destroy as *const ()),
+        ("mdp_checkpoint_save", super::mdp_checkpoint_save as *const ()),
+        ("mdp_checkpoint_load", super::mdp_checkpoint_load as *const ()),
+        ("mdp_checkpoint_info", super::mdp_checkpoint_info as *const ()),
+        ("mdp_checkpoint_data", super::mdp_checkpoint_data as *const ()),
         ("mdp_request_test", super::mdp_request_test as *const ()),
         ("mdp_request_wait", super::mdp_request_wait as *const ()),
         ("mdp_request_free", super::mdp_request_free as *const ()),

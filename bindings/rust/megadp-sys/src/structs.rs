@@ -507,3 +507,90 @@ impl Default for mdp_bucket_report {
     }
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_checkpoint_part {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub buffer: *mut mdp_buffer,
+    pub optimizer: *mut mdp_optimizer,
+}
+
+impl mdp_checkpoint_part {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_checkpoint_part {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_checkpoint_tensor {
+    pub struct_size: u32,
+    pub placement: mdp_placement,
+    pub name: *const c_char,
+    pub tensor: *const mdp_tensor,
+    pub shard_dim: i32,
+    pub shard_stride: i32,
+}
+
+impl mdp_checkpoint_tensor {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_checkpoint_tensor {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_checkpoint_config {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub directory: *const c_char,
+    pub parts: *const mdp_checkpoint_part,
+    pub part_count: u64,
+    pub tensors: *const mdp_checkpoint_tensor,
+    pub tensor_count: u64,
+    pub shared_data: *const c_void,
+    pub shared_bytes: u64,
+    pub rank_data: *const c_void,
+    pub rank_bytes: u64,
+    pub keep: u64,
+    pub optional: *const c_char,
+    pub flags: u64,
+}
+
+impl mdp_checkpoint_config {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_checkpoint_config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+

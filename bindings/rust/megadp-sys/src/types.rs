@@ -152,6 +152,9 @@ pub const MDP_STEP_SET_LR: u64 = 1;
 pub const MDP_STEPPED_SKIPPED: u64 = 1;
 pub const MDP_STEPPED_CLIPPED: u64 = 2;
 
+pub const MDP_CHECKPOINT_PARAMS_ONLY: u64 = 1;
+pub const MDP_CHECKPOINT_LOAD_HYPER: u64 = 2;
+
 pub const MDP_BUCKET_FILLING: mdp_bucket_state = 0;
 pub const MDP_BUCKET_READY: mdp_bucket_state = 1;
 pub const MDP_BUCKET_IN_FLIGHT: mdp_bucket_state = 2;

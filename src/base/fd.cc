@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "control/net/fd.h"
+#include "base/fd.h"
 
 #include <fcntl.h>
 #include <unistd.h>

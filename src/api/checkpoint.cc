@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints.
+#include "core/checkpoint.h"
+
+#include <climits>
+#include <cstring>
+#include <string_view>
+
+#include "api/error.h"
+#include "api/handle.h"
+#include "api/intake.h"
+#include "api/tensor.h"
+#include "core/checkpoint_source.h"
+
+using namespace megadp;
+
+namespace {
+
+Result<std::string> take_directory(const char* given, const char* argument) {
+  if (given == nullptr) return invalid(argument, " is NULL; give a path");
+  const size_t length = strnlen(given, PATH_MAX);
+  if (length == 0) return invalid(argument, " is empty; give a path, such as \".\"");
+  if (length == PATH_MAX) return invalid(argument, " is longer than ", PATH_MAX - 1, " bytes");
+  std::string path(given, length);
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+Result<std::span<const std::byte>> take_bytes(const void* data, uint64_t bytes, const char* argument) {
+  if (data == nullptr && bytes > 0) return invalid(argument, " is NULL, and ", bytes, " bytes of it are given");
+  if (bytes > INT64_MAX) return invalid(argument, " would have ", bytes, " bytes");
+  return std::span(static_cast<const std::byte*>(data), bytes);
+}
+
+Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) {
+  if (given.part_count == 0) return invalid("config.part_count is 0; a checkpoint has at least one buffer");
+  auto array = Array<mdp_checkpoint_part>::open(given.parts, given.part_count, "config.parts");
+  if (!array) return array.status();
+  for (size_t i = 0; i < array->count(); ++i) {
+    auto part = array->take_at(i);
+    if (!part) return part.status();
+    if (Status status = check_reserved(part->reserved, array->name(i) + ".reserved"); !status) return status;
+    if (Status status = check_handle(part->buffer, (array->name(i) + ".buffer").c_str(), Need::all_ranks); !status) return status;
+    CheckpointPart ours{part->buffer->object, nullptr};
+    if (part->optimizer != nullptr) {
+      if (Status status = check_handle(part->optimizer, (array->name(i) + ".optimizer").c_str(), Need::all_ranks); !status) return status;
+      if (part->optimizer->buffer != ours.buffer) return invalid(array->name(i), ".optimizer is not one of the buffer beside it");
+      ours.optimizer = part->optimizer->object;
+    }
+    for (size_t before = 0; before < config->parts.size(); ++before) {
+      if (config->parts[before].buffer == ours.buffer)
+        return invalid(array->name(i), ".buffer is that of ", array->name(before), " already");
+    }
+    config->parts.push_back(std::move(ours));
+    const Arenas& arenas = config->parts.back().buffer->arenas();
+    if (&arenas.context() != &config->context() || arenas.grid()->world()->group().members() != config->members()) {
+      return invalid(array->name(i), ".buffer is of other ranks than that of ", array->name(0));
+    }
+  }
+  return {};
+}
+
+Result<CheckpointTensor> take_checkpoint_tensor(const mdp_checkpoint_tensor& given, const std::string& argument, Access access,
+                                                const CheckpointConfig& config) {
+  if (given.name == nullptr) return invalid(argument, ".name is NULL");
+  auto tensor = take_tensor(given.tensor, (argument + ".tensor").c_str(), access, config.context().backend->place());
+  if (!tensor) return tensor.status();
+  if (given.placement > MDP_PLACEMENT_SHARDED) {
+    return invalid(argument, ".placement is ", given.placement, "; it must be MDP_PLACEMENT_REPLICATED (1) or MDP_PLACEMENT_SHARDED (2), ",
+                   "or 0 without tensor parallelism");
+  }
+  ParamSpec like;  // what is said of both is checked alike
+  constexpr size_t longest = 256;
+  like.name.assign(given.name, strnlen(given.name, longest));
+  like.shape = tensor->shape;
+  like.placement = static_cast<Placement>(given.placement);
+  like.shard_dim = given.shard_dim;
+  like.shard_stride = given.shard_stride == 0 ? 1 : given.shard_stride;
+  if (Status status = check_param(0, config.grid()->grid().size(kTp) > 1, &like); !status) return status.with_context(argument);
+  return CheckpointTensor{like.name, like.placement, like.shard_dim, like.shard_stride, *tensor, tensor->place.type};
+}
+
+std::vector<std::string> take_lines(const char* given) {
+  std::vector<std::string> lines;
+  std::string_view rest = given == nullptr ? "" : given;
+  while (!rest.empty()) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    if (!line.empty()) lines.emplace_back(line);
+  }
+  return lines;
+}
+
+Result<CheckpointConfig> take_checkpoint_config(const mdp_checkpoint_config* given, Access access) {
+  auto ours = take(given, "config");
+  if (!ours) return ours.status();
+  CheckpointConfig config;
+  if (Status status = check_reserved(ours->reserved, "config.reserved"); !status) return status;
+  constexpr uint64_t known = MDP_CHECKPOINT_PARAMS_ONLY | MDP_CHECKPOINT_LOAD_HYPER;
+  if (Status status = check_flags(ours->flags, access == Access::write ? known : 0, "config.flags",
+                                  access == Access::write ? "MDP_CHECKPOINT_PARAMS_ONLY (1) and MDP_CHECKPOINT_LOAD_HYPER (2)" : "none");
+      !status) {
+    return status;
+  }
+  auto directory = take_directory(ours->directory, "config.directory");
+  if (!directory) return directory.status();
+  config.directory = *std::move(directory);
+  if (Status status = take_parts(*ours, &config); !status) return status;
+  if (ours->tensor_count > 0) {
+    auto array = Array<mdp_checkpoint_tensor>::open(ours->tensors, ours->tensor_count, "config.tensors");
+    if (!array) return array.status();
+    for (size_t i = 0; i < array->count(); ++i) {
+      auto one = array->take_at(i);
+      if (!one) return one.status();
+      auto tensor = take_checkpoint_tensor(*one, array->name(i), access, config);
+      if (!tensor) return tensor.status();
+      config.tensors.push_back(*std::move(tensor));
+    }
+  }
+  auto shared = take_bytes(ours->shared_data, ours->shared_bytes, "config.shared_data");
+  if (!shared) return shared.status();
+  auto of_rank = take_bytes(ours->rank_data, ours->rank_bytes, "config.rank_data");
+  if (!of_rank) return of_rank.status();
+  config.shared_data = *shared;
+  config.rank_data = *of_rank;
+  config.keep = ours->keep;
+  config.optional = take_lines(ours->optional);
+  config.params_only = (ours->flags & MDP_CHECKPOINT_PARAMS_ONLY) != 0;
+  config.load_hyper = (ours->flags & MDP_CHECKPOINT_LOAD_HYPER) != 0;
+  return config;
+}
+
+}  // namespace
+
+mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config) {
+  return guard([&]() -> Status {
+    auto ours = take_checkpoint_config(config, Access::read);
+    return ours ? save_checkpoint(*ours) : ours.status();
+  });
+}
+
+mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config) {
+  return guard([&]() -> Status {
+    auto ours = take_checkpoint_config(config, Access::write);
+    return ours ? load_checkpoint(*ours) : ours.status();
+  });
+}
+
+mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (Status status = check_text_output(json, capacity, needed); !status) return status;
+    auto path = take_directory(directory, "directory");
+    if (!path) return path.status();
+    auto folder = find_checkpoint(*path);
+    if (!folder) return folder.status();
+    auto opened = read_manifest(*folder);
+    if (!opened) return opened.status();
+    return give_text(text("{\"path\":", json_string(folder->path()), ",", opened->manifest.json().substr(1)), json, capacity, needed);
+  });
+}
+
+mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void* data, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(needed, "needed"); !status) return status;
+    if (data == nullptr && capacity > 0) return invalid("data is NULL, and capacity is ", capacity);
+    auto path = take_directory(directory, "directory");
+    if (!path) return path.status();
+    auto source = CheckpointSource::open(*path);
+    if (!source) return source.status();
+    const std::vector<StoredFile>& files = source->manifest().files;
+    if (rank < -1 || (rank >= 0 && static_cast<size_t>(rank) >= files.size())) {
+      return invalid("rank is ", rank, "; the checkpoint was saved by ranks 0 to ", files.size() - 1,
+                     ", and -1 asks for what was given for all");
+    }
+    const uint64_t bytes = rank < 0 ? source->manifest().shared_bytes : files[static_cast<size_t>(rank)].user_bytes;
+    *needed = bytes;
+    if (bytes == 0) return {};
+    if (capacity < bytes) return invalid("capacity is ", capacity, "; ", bytes, " bytes were given");
+    return source->read_bytes(rank < 0 ? 0 : static_cast<uint32_t>(rank), rank < 0 ? kSharedData : kUserData, bytes, data);
+  });
+}

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/checkpoint.h"
+
+namespace megadp {
+
+Status compare_checkpoint_configs(const CheckpointConfig& config, const char* call) {
+  std::string mine = text("directory '", config.directory, "', keep ", config.keep, ", parameters only ", config.params_only ? "yes" : "no",
+                          ", load hyperparameters ", config.load_hyper ? "yes" : "no", ", optimizers");
+  for (const CheckpointPart& part : config.parts) mine += part.optimizer ? " 1" : " 0";
+  for (const std::string& pattern : config.optional) mine += text(", optional '", pattern, "'");
+  auto compared = config.context().world->compare(config.members(), call, mine);
+  if (!compared) return compared.status();
+  if (!*compared) return {};
+  const Mismatch& found = **compared;
+  return Status(Code::desync,
+                text(call, ": ranks ", found.first, " and ", found.other, " ask for different things: ", found.first_bytes, "; and ",
+                     found.other_bytes),
+                Blame{.rank = found.other});
+}
+
+}  // namespace megadp

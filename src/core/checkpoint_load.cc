@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loading. Everything that can be known without reading data is checked on all ranks before anything changes.
+#include <fnmatch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+#include "control/agreement.h"
+#include "core/checkpoint_arrays.h"
+#include "core/checkpoint_source.h"
+
+namespace megadp {
+namespace {
+
+constexpr const char* kCall = "mdp_checkpoint_load";
+
+// One state of what this rank holds of an array: where it goes, and what it comes from.
+struct Job {
+  const StoredArray *source, *target;
+  LocalArray local;
+  std::string state;  // of the source; empty: zeros
+  DType stored_type;
+  DType type;  // here
+  void* data;
+  uint64_t begin, end;  // elements of the local part
+  size_t number;        // of the state: each lies together in the files
+  bool on_device;
+};
+
+class Load {
+ public:
+  explicit Load(const CheckpointConfig& config) : config_(config), world_(*config.context().world) {
+    for (const CheckpointPart& part : config.parts) was_loaded_.push_back(part.buffer->arenas().check_loaded().ok());
+  }
+
+  Status run() {
+    if (Status same = compare_checkpoint_configs(config_, kCall); !same) return same;
+    mark(true);  // so that one that failed can be made good
+    if (Status ready = agree_on(prepare()); !ready) {
+      restore_marks();
+      return ready;
+    }
+    mark(false);
+    if (Status copied = agree_on(copy()); !copied) return copied;
+    mark(true);
+    if (Status finished = agree_on(finish()); !finished) {
+      mark(false);
+      return finished;
+    }
+    return verify();
+  }
+
+ private:
+  Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kCall}, mine, World::kFilesLine); }
+
+  void mark(bool loaded) {
+    for (const CheckpointPart& part : config_.parts) part.buffer->arenas().set_loaded(loaded);
+  }
+  void restore_marks() {
+    for (size_t i = 0; i < config_.parts.size(); ++i) config_.parts[i].buffer->arenas().set_loaded(was_loaded_[i]);
+  }
+
+  // All ranks come through every collective of it, or none comes to the next.
+  Status prepare() {
+    auto here = gather_arrays(config_, kCall);
+    if (Status all = agree_on(here.status()); !all) return all;
+    here_ = *std::move(here);
+    if (Status opened = open_source(); !opened) return opened;
+    if (Status same = compare_arrays(); !same) return same;
+    Status planned;
+    for (const StoredArray& target : here_.arrays) {
+      if (planned.ok()) planned = plan(target);
+    }
+    if (planned.ok()) planned = plan_optimizers();
+    if (!planned.ok()) return planned;
+    order_jobs();
+    for (const Job& job : jobs_) {
+      if (job.state.empty()) continue;
+      if (Status stored = source_->check(range_of(job), job.state, job.stored_type); !stored) return stored;
+    }
+    return {};
+  }
+
+  // Rank 0 finds the checkpoint, so that all read the same while another job may save.
+  Status open_source() {
+    const bool first = config_.grid()->world()->rank() == 0;
+    Status found;
+    if (first) {
+      auto source = CheckpointSource::open(config_.directory);
+      found = source.status();
+      if (source) source_ = std::make_unique<CheckpointSource>(*std::move(source));
+    }
+    const std::string mine = source_ ? text(source_->path(), "\n", source_->digest()) : std::string();
+    auto told = world_.broadcast(config_.members(), kCall, mine, World::kFilesLine);
+    if (!told) return told.status();
+    if (!first && !told->empty()) {
+      const std::string path = told->substr(0, told->find('\n'));
+      auto source = CheckpointSource::open(path);
+      found = source.status().with_context(text("of ", path, ", which rank 0 has found"));
+      if (source) {
+        source_ = std::make_unique<CheckpointSource>(*std::move(source));
+        if (text(path, "\n", source_->digest()) != *told) {
+          found = Status(Code::corrupt,
+                         text(path, " holds another checkpoint here than on rank 0: the directory must be the same on all hosts"));
+        }
+      }
+    }
+    return agree_on(found);
+  }
+
+  bool is_optional(const std::string& name) const {
+    return std::any_of(config_.optional.begin(), config_.optional.end(),
+                       [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
+  }
+
+  // What one side has and the other has not, and what is not the same array. All ranks know both lists.
+  Status compare_arrays() const {
+    const auto wrong = [](const auto&... words) { return invalid("this is another model: ", words...); };
+    std::vector<std::string_view> known;
+    for (const StoredArray& target : here_.arrays) {
+      const StoredArray* const source = source_->find(target.name);
+      if (source == nullptr) {
+        if (is_optional(target.name)) continue;
+        return wrong(in_quotes(target.name), " is here, ", name_of(target.type), shape_text(target.shape), ", and not in ",
+                     source_->path());
+      }
+      known.push_back(source->name);
+      if (source->shape == target.shape) continue;
+      return wrong(in_quotes(target.name), " is ", name_of(target.type), shape_text(target.shape), " here, and ", name_of(source->type),
+                   shape_text(source->shape), " in ", source_->path());
+    }
+    std::sort(known.begin(), known.end());
+    for (const StoredArray& source : source_->manifest().arrays) {
+      if (std::binary_search(known.begin(), known.end(), std::string_view(source.name))) continue;
+      if (here_.frozen.count(source.name) > 0 || is_optional(source.name)) continue;
+      return wrong(in_quotes(source.name), " is in ", source_->path(), ", ", name_of(source.type), shape_text(source.shape),
+                   ", and not here");
+    }
+    return {};
+  }
+
+  // What this rank holds of one array, under any of its names.
+  Status plan(const StoredArray& target) {
+    const StoredArray* const source = source_->find(target.name);
+    if (source == nullptr) return {};
+    if (source->type != target.type) {
+      if (size_of(source->type) > 4 || size_of(target.type) > 4 || source->type == DType::u8 || target.type == DType::u8) {
+        return invalid(in_quotes(target.name), " is ", name_of(target.type), " here and ", name_of(source->type), " in ", source_->path(),
+                       "; only f32, bf16 and f16 are cast");
+      }
+      if (casts_++ == 0) first_cast_ = text(in_quotes(target.name), " from ", name_of(source->type), " to ", name_of(target.type));
+    }
+    Status planned = plan_as(target.name, *source, target);
+    for (const std::string& alias : target.aliases) {
+      if (planned.ok()) planned = plan_as(alias, *source, target);
+    }
+    return planned;
+  }
+
+  Status plan_as(const std::string& name, const StoredArray& source, const StoredArray& target) {
+    const auto local = find_local(config_, name, target.cut);
+    if (!local) return {};
+    if (local->part == nullptr) return plan_tensor(source, target, *local);
+    const Arenas& arenas = local->part->buffer->arenas();
+    const OwnedRange* const owned = arenas.owned(local->index);
+    loaded_.push_back({local->part, local->index, &source});
+    if (owned == nullptr) return local->part->optimizer ? check_rule(source, *local->part) : Status();
+    const bool on_device = arenas.backend().place().type != DeviceType::cpu;
+    const uint64_t begin = owned->param_begin, end = begin + (owned->end - owned->begin);
+    const Arena& arena = arenas.arena_of(local->index);
+    const auto add = [&](const std::string& state, DType stored, DType type, void* data, size_t number) {
+      jobs_.push_back({&source, &target, *local, state, stored, type, data, begin, end, number, on_device});
+    };
+    // What a master knows the rounded parameter does not.
+    const DType* const master = source_->type_of(source, kMasterState);
+    const bool from_master = master != nullptr && source.type != target.type;
+    add(from_master ? kMasterState : kParamState, from_master ? *master : source.type, target.type, arena.param_at(owned->begin), 0);
+    if (!local->part->optimizer) return {};
+    if (Status fits = check_rule(source, *local->part); !fits) return fits;
+    size_t number = 0;
+    for (const StoredState& state : here_.optimizers[static_cast<size_t>(target.optimizer)].state) {
+      ++number;
+      const bool is_master = state.name == kMasterState;
+      if (is_master && !Plan::has_master(*arena.plan)) continue;
+      auto slice = local->part->optimizer->state(local->index, state.name);
+      if (!slice) return slice.status();
+      const DType* stored = source_->type_of(source, state.name);
+      if (is_master) {
+        add(stored != nullptr ? kMasterState : kParamState, stored != nullptr ? *stored : source.type, slice->type, slice->data, number);
+      } else {
+        add(config_.params_only ? "" : state.name, config_.params_only ? slice->type : *stored, slice->type, slice->data, number);
+      }
+    }
+    return {};
+  }
+
+  Status plan_tensor(const StoredArray& source, const StoredArray& target, const LocalArray& local) {
+    const CheckpointTensor& tensor = config_.tensors[local.index];
+    uint64_t elements = 0;
+    size_t unused = 0;
+    if (!count_elements(tensor.array.shape, INT64_MAX, &elements, &unused)) return internal_error(kCall, ": the size of ", tensor.name);
+    tensors_.push_back({&tensor, std::vector<std::byte>(elements * size_of(tensor.array.type))});
+    jobs_.push_back({&source, &target, local, kParamState, source.type, target.type, tensors_.back().second.data(), 0, elements, 0, false});
+    return {};
+  }
+
+  // Whether the optimizer can take over what the checkpoint has of the parameter.
+  Status check_rule(const StoredArray& source, const CheckpointPart& part) const {
+    if (config_.params_only) return {};
+    auto mine = part.optimizer->stored();
+    if (!mine) return mine.status();
+    if (source.optimizer < 0) {
+      return invalid(source_->path(), " has no optimizer state of ", in_quotes(source.name),
+                     "; with MDP_CHECKPOINT_PARAMS_ONLY (1) it begins with zeros");
+    }
+    const StoredOptimizer& stored = source_->manifest().optimizers[static_cast<size_t>(source.optimizer)];
+    if (stored.rule != mine->rule) {
+      return invalid(source_->path(), " has ", in_quotes(source.name), " with the state of ", in_quotes(stored.rule),
+                     ", and the optimizer here is ", mine->rule, "; with MDP_CHECKPOINT_PARAMS_ONLY (1) its state begins with zeros");
+    }
+    for (const StoredState& state : mine->state) {
+      if (state.name == kMasterState || source_->type_of(source, state.name) != nullptr) continue;
+      return Status(Code::corrupt, text(source_->path(), " has no ", state.name, " of ", in_quotes(source.name)));
+    }
+    return {};
+  }
+
+  // Step counts, and what the optimizers were told there, if that is asked for.
+  Status plan_optimizers() {
+    for (const CheckpointPart& part : config_.parts) {
+      Progress progress{&part, 0, std::vector<uint64_t>(part.buffer->plan().params.size()), {}};
+      const StoredOptimizer* from = nullptr;
+      for (const Loaded& loaded : loaded_) {
+        if (loaded.part != &part || !part.optimizer || config_.params_only) continue;
+        from = &source_->manifest().optimizers[static_cast<size_t>(loaded.source->optimizer)];
+        progress.taken = std::max(progress.taken, from->steps);
+        progress.steps[loaded.param] = loaded.source->steps;
+      }
+      if (const auto most = std::max_element(progress.steps.begin(), progress.steps.end());
+          most != progress.steps.end() && *most > progress.taken) {
+        return Status(Code::corrupt, text(source_->path(), " has a parameter that has taken ", *most, " steps of ", progress.taken));
+      }
+      if (from != nullptr && config_.load_hyper) {
+        auto hyper = part.optimizer->config_from(*from);
+        if (!hyper) return hyper.status();
+        progress.config = *std::move(hyper);
+      }
+      if (part.optimizer) progress_.push_back(std::move(progress));
+    }
+    return {};
+  }
+
+  // As they lie in the files: state after state.
+  void order_jobs() {
+    std::stable_sort(jobs_.begin(), jobs_.end(), [](const Job& a, const Job& b) {
+      const size_t a_size = size_of(a.stored_type), b_size = size_of(b.stored_type);
+      if (a_size != b_size) return a_size > b_size;
+      return a.number != b.number ? a.number < b.number : a.source < b.source;
+    });
+    for (const Job& job : jobs_) {
+      cuttings_.try_emplace(job.source, *job.source);
+      cuttings_.try_emplace(job.target, *job.target);
+    }
+  }
+
+  CheckpointSource::Range range_of(const Job& job) const {
+    return {job.source, &cuttings_.at(job.source), &cuttings_.at(job.target), job.local.tp_part, job.begin, job.end};
+  }
+
+  Status copy() {
+    for (const Job& job : jobs_) {
+      if (Status copied = copy(job); !copied) return copied;
+    }
+    Backend& backend = *config_.context().backend;
+    for (const auto& [tensor, values] : tensors_) {
+      StridedArray dense = tensor->array;
+      dense.strides = dense_strides(dense.shape);
+      dense.data = const_cast<std::byte*>(values.data());
+      Backend& of = tensor->where == DeviceType::cpu ? backend.control() : backend;
+      if (Status copied = of.copy(tensor->array, dense, false, nullptr); !copied) return copied;
+    }
+    return {};
+  }
+
+  // On a device all of it at once, from the host's memory.
+  Status copy(const Job& job) {
+    Backend& backend = *config_.context().backend;
+    const size_t size = size_of(job.type);
+    std::vector<std::byte> staging(job.on_device ? (job.end - job.begin) * size : 0);
+    auto* const to = job.on_device ? staging.data() : static_cast<std::byte*>(job.data);
+    if (job.state.empty()) {
+      if (job.end > job.begin) std::memset(to, 0, (job.end - job.begin) * size);
+    } else {
+      const auto give = [&](uint64_t at, const char* data, uint64_t count) -> Status {
+        if (job.stored_type == job.type) {
+          std::memcpy(to + at * size, data, count * size);
+          return {};
+        }
+        const std::vector<int64_t> shape{static_cast<int64_t>(count)}, strides{1};
+        return backend.control().copy({to + at * size, job.type, shape, strides},
+                                      {const_cast<char*>(data), job.stored_type, shape, strides}, false, nullptr);
+      };
+      if (Status read = source_->read(range_of(job), job.state, job.stored_type, give); !read) return read;
+    }
+    return staging.empty() ? Status() : backend.write(job.data, staging.data(), staging.size());
+  }
+
+  // What follows from the owned ranges: step counts, versions, and the other ranks' ranges.
+  Status finish() {
+    for (const Progress& progress : progress_) {
+      Optimizer& optimizer = *progress.part->optimizer;
+      if (Status set = optimizer.set_steps(progress.taken, progress.steps); !set) return set;
+      if (progress.config) optimizer.set_config(*progress.config);
+    }
+    for (const Loaded& loaded : loaded_) {
+      if (loaded.part->optimizer) {
+        loaded.part->optimizer->adopt(loaded.param);
+      } else {
+        (void)loaded.part->buffer->params().count_change(loaded.param);
+      }
+    }
+    for (const CheckpointPart& part : config_.parts) {
+      if (Status gathered = part.buffer->gather_params(); !gathered) return gathered;
+    }
+    if (casts_ > 0 && config_.grid()->world()->rank() == 0) {
+      log(LogLevel::warning, text(kCall, ": ", casts_, casts_ == 1 ? " array is" : " arrays are", " cast, the first ", first_cast_));
+    }
+    return {};
+  }
+
+  Status verify() {
+    for (const CheckpointPart& part : config_.parts) {
+      if (Status same = part.buffer->verify(); !same) {
+        mark(false);
+        return same.with_context(kCall);
+      }
+    }
+    return {};
+  }
+
+  struct Loaded {
+    const CheckpointPart* part;
+    size_t param;
+    const StoredArray* source;
+  };
+  struct Progress {
+    const CheckpointPart* part;
+    uint64_t taken;
+    std::vector<uint64_t> steps;
+    std::optional<OptimizerConfig> config;
+  };
+
+  const CheckpointConfig& config_;
+  World& world_;
+  std::vector<bool> was_loaded_;
+  CheckpointArrays here_;
+  std::unique_ptr<CheckpointSource> source_;
+  std::vector<Job> jobs_;
+  std::unordered_map<const StoredArray*, Cutting> cuttings_;
+  std::vector<Loaded> loaded_;
+  std::vector<Progress> progress_;
+  std::vector<std::pair<const CheckpointTensor*, std::vector<std::byte>>> tensors_;
+  size_t casts_ = 0;
+  std::string first_cast_;
+};
+
+}  // namespace
+
+Status load_checkpoint(const CheckpointConfig& config) {
+  return Load(config).run();
+}
+
+}  // namespace megadp

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// CheckpointSource: a checkpoint that is there, to be read by ranges of its arrays, wherever they lie.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+#include "core/cutting.h"
+#include "files/checkpoint_folder.h"
+
+namespace megadp {
+
+class CheckpointSource {
+ public:
+  // The directory's newest checkpoint, or the directory itself if it is one.
+  static Result<CheckpointSource> open(const std::string& directory);
+
+  const std::string& path() const noexcept { return folder_.path(); }
+  const Manifest& manifest() const noexcept { return opened_.manifest; }
+  uint64_t digest() const noexcept { return opened_.digest; }
+  // By its name, or that of a copy; null: it is not there.
+  const StoredArray* find(const std::string& name) const;
+  // Whether it has this state of the array, and of what type. "param" is the array itself.
+  const DType* type_of(const StoredArray& array, const std::string& state) const;
+
+  // A range of elements of one part of an array as it is cut here, which may be another cut than it had.
+  struct Range {
+    const StoredArray* source;
+    const Cutting *from, *to;  // of the source, and as it is cut here
+    size_t part;               // of `to`
+    uint64_t begin, end;
+  };
+  // Each stored run of it: `at` counts elements from the range's beginning. Code::corrupt if something of it is nowhere stored.
+  struct StoredRun {
+    const StoredPiece* piece;
+    uint64_t in_piece, at, count;
+  };
+  static Status for_each_run(const Range& range, const std::function<Status(const StoredRun&)>& each);
+
+  // Whether the files have what the manifest says, without reading data.
+  Status check(const Range& range, const std::string& state, DType type);
+  // Elements of one state, in pieces; each is checked before it is handed out.
+  Status read(const Range& range, const std::string& state, DType type,
+              const std::function<Status(uint64_t at, const char* data, uint64_t count)>& give);
+  // Bytes of a tensor that is whole in one file.
+  Status read_bytes(uint32_t file, const std::string& name, uint64_t bytes, void* to);
+
+ private:
+  CheckpointSource(Folder folder, OpenManifest opened);
+  Result<SafetensorsReader*> file(uint32_t number);
+  Result<const StoredTensor*> tensor(const StoredPiece& piece, const std::string& state, DType type, const std::string& array,
+                                     SafetensorsReader** reader);
+
+  Folder folder_;
+  OpenManifest opened_;
+  std::unordered_map<std::string, size_t> by_name_;
+  std::list<std::pair<uint32_t, SafetensorsReader>> open_;  // the last used first
+};
+
+}  // namespace megadp

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "files/checkpoint_folder.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "base/log.h"
+#include "files/checksum.h"
+
+namespace megadp {
+namespace {
+
+constexpr std::string_view kCheckpoint = "checkpoint-", kSaving = ".saving-", kRemoving = ".removing-";
+constexpr size_t kNumberDigits = 6;  // at least
+
+std::string numbered(std::string_view front, uint64_t number, size_t digits) {
+  const std::string value = std::to_string(number);
+  return std::string(front) + std::string(digits - std::min(digits, value.size()), '0') + value;
+}
+
+// Of "checkpoint-000007" 7.
+std::optional<uint64_t> number_of(std::string_view name) {
+  if (!name.starts_with(kCheckpoint)) return {};
+  const std::string_view digits = name.substr(kCheckpoint.size());
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+  if (error != std::errc() || end != digits.data() + digits.size() || digits.size() < kNumberDigits) return {};
+  return number;
+}
+
+// From the newest on.
+Result<std::vector<uint64_t>> checkpoints_in(const Folder& directory) {
+  auto names = directory.list();
+  if (!names) return names.status();
+  std::vector<uint64_t> numbers;
+  for (const std::string& name : *names) {
+    if (const auto number = number_of(name)) numbers.push_back(*number);
+  }
+  std::sort(numbers.rbegin(), numbers.rend());
+  return numbers;
+}
+
+// A part of a file name, whatever the host is called.
+std::string host_name() {
+  char name[256] = "";
+  (void)::gethostname(name, sizeof name - 1);
+  std::string out = name;
+  for (char& c : out)
+    if (c == '/') c = '-';
+  return out;
+}
+
+// Who saves holds a lock on its folder, which the system takes back when the process dies. Folders of other hosts are left alone: not all
+// file systems tell hosts of each other's locks.
+void remove_left_behind(const Folder& directory) noexcept {
+  auto names = directory.list();
+  if (!names) return;
+  const std::string mine = text(kSaving, host_name(), "-");
+  for (const std::string& name : *names) {
+    if (!name.starts_with(mine) && !name.starts_with(kRemoving)) continue;
+    auto folder = directory.open_folder(name);
+    if (!folder || !folder->lock()) continue;
+    if (Status removed = directory.remove_folder(name); !removed) {
+      log(LogLevel::warning, text("what a process that died has left cannot be removed: ", removed.text()));
+    }
+  }
+}
+
+}  // namespace
+
+std::string rank_file_name(int rank) {
+  return numbered("rank-", static_cast<uint64_t>(rank), 5) + ".safetensors";
+}
+
+Result<std::string> random_id() {
+  uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) return system_error("getrandom", errno);
+  std::string digits;
+  append_digits(&digits, bits);
+  return digits;
+}
+
+Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory, const std::string& save_id) {
+  auto in = Folder::make(directory);
+  if (!in) return in.status();
+  remove_left_behind(*in);
+  for (int attempt = 0;; ++attempt) {
+    const std::string name = text(kSaving, host_name(), "-", save_id, attempt == 0 ? "" : text("-", attempt));
+    auto folder = in->make_folder(name);
+    if (!folder) return folder.status();
+    // Another process may have taken it for one left behind, before it was locked.
+    if (!folder->lock() || folder->is_named(*in, name)) return PendingCheckpoint(*std::move(in), *std::move(folder), name);
+  }
+}
+
+Result<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
+  auto file = folder_.create_file(kManifestName);
+  if (!file) return file.status();
+  const std::string json = manifest.json();
+  if (Status written = file->write(json.data(), json.size(), 0); !written) return written;
+  if (Status synced = file->sync(); !synced) return synced;
+  if (Status synced = folder_.sync(); !synced) return synced;
+  for (;;) {
+    auto numbers = checkpoints_in(directory_);
+    if (!numbers) return numbers.status();
+    const std::string name = numbered(kCheckpoint, numbers->empty() ? 1 : numbers->front() + 1, kNumberDigits);
+    auto renamed = directory_.rename_new(name_, name);
+    if (!renamed) return renamed.status();
+    if (!*renamed) continue;  // another job's
+    name_ = name;
+    if (Status synced = directory_.sync(); !synced) return synced;
+    return name;
+  }
+}
+
+void PendingCheckpoint::remove_old(uint64_t keep) noexcept {
+  auto numbers = checkpoints_in(directory_);
+  auto id = random_id();
+  if (keep == 0 || !numbers || !id) return;
+  for (size_t i = keep; i < numbers->size(); ++i) {
+    const std::string name = numbered(kCheckpoint, (*numbers)[i], kNumberDigits), away = text(kRemoving, *id, "-", i);
+    // Under the other name nobody takes it for a checkpoint while its files go.
+    auto renamed = directory_.rename_new(name, away);
+    if (renamed && *renamed) (void)directory_.sync();
+    const Status removed = renamed ? directory_.remove_folder(away) : renamed.status();
+    if (!removed) log(LogLevel::warning, text("an old checkpoint stays: ", removed.text()));
+  }
+}
+
+void PendingCheckpoint::abandon() noexcept {
+  (void)directory_.remove_folder(name_);
+}
+
+Result<Folder> find_checkpoint(const std::string& directory) {
+  auto in = Folder::open(directory);
+  if (!in || in->has(kManifestName)) return in;
+  auto numbers = checkpoints_in(*in);
+  if (!numbers) return numbers.status();
+  for (const uint64_t number : *numbers) {
+    auto folder = in->open_folder(numbered(kCheckpoint, number, kNumberDigits));
+    if (folder && folder->has(kManifestName)) return folder;
+  }
+  return system_error(text("there is no checkpoint in ", directory), ENOENT);
+}
+
+Result<OpenManifest> read_manifest(const Folder& checkpoint) {
+  auto file = checkpoint.open_file(kManifestName);
+  if (!file) return file.status();
+  auto bytes = file->bytes();
+  if (!bytes) return bytes.status();
+  if (*bytes > kLongestManifest) return Status(Code::corrupt, text(file->path(), " has ", *bytes, " bytes, more than any manifest"));
+  OpenManifest out;
+  out.text.resize(*bytes);
+  if (Status read = file->read(out.text.data(), out.text.size(), 0); !read) return read;
+  out.digest = checksum(out.text.data(), out.text.size());
+  auto manifest = parse_manifest(out.text);
+  if (!manifest) return manifest.status().with_context(file->path());
+  out.manifest = *std::move(manifest);
+  return out;
+}
+
+}  // namespace megadp

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "files/folder.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <memory>
+#include <utility>
+
+namespace megadp {
+namespace {
+
+constexpr mode_t kFolderMode = 0777, kFileMode = 0666;  // less what the process's umask says
+constexpr size_t kMostAtOnce = size_t{1} << 30;         // of one system call
+
+template <class Call>
+auto again_if_interrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+}  // namespace
+
+Status File::write(const void* data, size_t bytes, uint64_t at) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const size_t count = std::min(bytes, kMostAtOnce);
+    const ssize_t written = again_if_interrupted([&] { return ::pwrite(fd_.get(), from, count, static_cast<off_t>(at)); });
+    if (written < 0) return system_error(text("writing ", path_), errno);
+    if (written == 0) return Status(Code::system, text("writing ", path_, ": nothing more is taken after byte ", at));
+    from += written;
+    at += static_cast<uint64_t>(written);
+    bytes -= static_cast<size_t>(written);
+  }
+  return {};
+}
+
+Status File::read(void* data, size_t bytes, uint64_t at) const {
+  auto* to = static_cast<char*>(data);
+  while (bytes > 0) {
+    const size_t count = std::min(bytes, kMostAtOnce);
+    const ssize_t got = again_if_interrupted([&] { return ::pread(fd_.get(), to, count, static_cast<off_t>(at)); });
+    if (got < 0) return system_error(text("reading ", path_), errno);
+    if (got == 0) return Status(Code::corrupt, text(path_, " ends at byte ", at, ", and ", bytes, " more are needed"));
+    to += got;
+    at += static_cast<uint64_t>(got);
+    bytes -= static_cast<size_t>(got);
+  }
+  return {};
+}
+
+Result<uint64_t> File::bytes() const {
+  struct stat about;
+  if (::fstat(fd_.get(), &about) != 0) return system_error(text("looking at ", path_), errno);
+  return static_cast<uint64_t>(about.st_size);
+}
+
+void File::start_writeback(uint64_t begin, uint64_t end) noexcept {
+  (void)::sync_file_range(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(end - begin), SYNC_FILE_RANGE_WRITE);
+}
+
+void File::expect_sequential_reads() noexcept {
+  (void)::posix_fadvise(fd_.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
+}
+
+Status File::sync() {
+  if (again_if_interrupted([&] { return ::fsync(fd_.get()); }) == 0) return {};
+  return system_error(text("writing ", path_, " to its device"), errno);
+}
+
+Result<Folder> Folder::open_at(int in, const std::string& name, std::string path) {
+  Fd fd(again_if_interrupted([&] { return ::openat(in, name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  if (!fd.valid()) return system_error(text("opening the folder ", path), errno);
+  return Folder(std::move(fd), std::move(path));
+}
+
+Result<Folder> Folder::open(const std::string& path) {
+  return open_at(AT_FDCWD, path, path);
+}
+
+Result<Folder> Folder::make(const std::string& path) {
+  for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
+    const std::string part = path.substr(0, end);
+    if (::mkdir(part.c_str(), kFolderMode) == 0) {
+      const size_t slash = part.rfind('/');
+      auto above = open(slash == std::string::npos ? "." : slash == 0 ? "/" : part.substr(0, slash));
+      if (!above) return above.status();
+      if (Status synced = above->sync(); !synced) return synced;
+    } else if (errno != EEXIST && end == std::string::npos) {
+      return system_error(text("making the folder ", part), errno);
+    }
+    if (end == std::string::npos) return open(path);
+  }
+}
+
+Result<Folder> Folder::open_folder(const std::string& name) const {
+  return open_at(fd_.get(), name, path_of(name));
+}
+
+Result<Folder> Folder::make_folder(const std::string& name) const {
+  if (::mkdirat(fd_.get(), name.c_str(), kFolderMode) != 0) return system_error(text("making the folder ", path_of(name)), errno);
+  return open_folder(name);
+}
+
+Result<File> Folder::create_file(const std::string& name) const {
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+  Fd fd(again_if_interrupted([&] { return ::openat(fd_.get(), name.c_str(), kFlags, kFileMode); }));
+  if (!fd.valid()) return system_error(text("making ", path_of(name)), errno);
+  return File(std::move(fd), path_of(name));
+}
+
+Result<File> Folder::open_file(const std::string& name) const {
+  // Without waiting: what is no ordinary file, such as a pipe, may keep an open back for ever.
+  Fd fd(again_if_interrupted([&] { return ::openat(fd_.get(), name.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); }));
+  struct stat about;
+  if (!fd.valid() || ::fstat(fd.get(), &about) != 0) return system_error(text("opening ", path_of(name)), errno);
+  if (!S_ISREG(about.st_mode)) return Status(Code::corrupt, text(path_of(name), " is not an ordinary file"));
+  return File(std::move(fd), path_of(name));
+}
+
+bool Folder::has(const std::string& name) const noexcept {
+  return ::faccessat(fd_.get(), name.c_str(), F_OK, 0) == 0;
+}
+
+Result<std::vector<std::string>> Folder::list() const {
+  // A descriptor of its own: its position is where the list is read.
+  Fd fd(again_if_interrupted([&] { return ::openat(fd_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); }));
+  const auto failed = [this] { return system_error(text("listing ", path_), errno); };
+  if (!fd.valid()) return failed();
+  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::fdopendir(fd.get()), &::closedir);
+  if (!entries) return failed();
+  (void)fd.release();
+  std::vector<std::string> names;
+  for (;;) {
+    errno = 0;
+    const dirent* const entry = ::readdir(entries.get());
+    if (entry == nullptr) break;
+    const std::string name = entry->d_name;
+    if (name != "." && name != "..") names.push_back(name);
+  }
+  if (errno != 0) return failed();
+  return names;
+}
+
+Status Folder::sync() const {
+  if (again_if_interrupted([&] { return ::fsync(fd_.get()); }) == 0) return {};
+  if (errno == EINVAL) return {};  // a file system that has nothing to write for a folder
+  return system_error(text("writing the folder ", path_, " to its device"), errno);
+}
+
+Result<bool> Folder::rename_new(const std::string& from, const std::string& to) const {
+  if (::renameat2(fd_.get(), from.c_str(), fd_.get(), to.c_str(), RENAME_NOREPLACE) == 0) return true;
+  // Where the flag is not known a plain one will do: it replaces no folder that has anything in it.
+  if ((errno == EINVAL || errno == ENOSYS) && ::renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str()) == 0) return true;
+  if (errno == EEXIST || errno == ENOTEMPTY) return false;
+  return system_error(text("renaming ", path_of(from), " to ", to), errno);
+}
+
+Status Folder::remove(const std::string& name) const {
+  if (::unlinkat(fd_.get(), name.c_str(), 0) == 0 || errno == ENOENT) return {};
+  return system_error(text("removing ", path_of(name)), errno);
+}
+
+Status Folder::remove_folder(const std::string& name) const {
+  auto folder = open_folder(name);
+  if (!folder) return folder.status();
+  auto names = folder->list();
+  if (!names) return names.status();
+  for (const std::string& each : *names) {
+    if (Status removed = folder->remove(each); !removed) return removed;
+  }
+  if (::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) == 0 || errno == ENOENT) return {};
+  return system_error(text("removing the folder ", path_of(name)), errno);
+}
+
+bool Folder::lock() const noexcept {
+  return again_if_interrupted([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) == 0;
+}
+
+bool Folder::is_named(const Folder& in, const std::string& name) const noexcept {
+  struct stat mine, named;
+  return ::fstat(fd_.get(), &mine) == 0 && ::fstatat(in.fd_.get(), name.c_str(), &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+         mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
+}
+
+}  // namespace megadp

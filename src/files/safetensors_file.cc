@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "files/safetensors_file.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "files/checksum.h"
+
+namespace megadp {
+namespace {
+
+constexpr const char* kChecksums = "megadp.checksums";
+constexpr uint64_t kLengthBytes = 8, kHeaderAlignment = 64;
+constexpr uint64_t kWriteback = uint64_t{8} << 20;  // the device is kept busy while more is written
+
+std::string describe(const TensorToStore& tensor, uint64_t begin) {
+  std::string out = text(",", json_string(tensor.name), ":{\"dtype\":\"", stored_name(tensor.type), "\",\"shape\":[");
+  for (size_t d = 0; d < tensor.shape.size(); ++d) out += text(d == 0 ? "" : ",", tensor.shape[d]);
+  return out + text("],\"data_offsets\":[", begin, ",", begin + tensor.bytes, "]}");
+}
+
+uint64_t chunks_of(uint64_t bytes) {
+  return (bytes + kChunkBytes - 1) / kChunkBytes;
+}
+
+}  // namespace
+
+SafetensorsWriter::SafetensorsWriter(File file, std::string tensors, uint64_t data_bytes)
+    : file_(std::move(file)), tensors_(std::move(tensors)), data_bytes_(data_bytes) {
+  chunk_.reserve(kChunkBytes);
+}
+
+// The same length whatever the checksums are.
+std::string SafetensorsWriter::header(const std::string& checksums) const {
+  std::string json = text("{\"__metadata__\":{\"", kChecksums, "\":\"", checksums, "\"}", tensors_, "}");
+  json.resize((json.size() + kLengthBytes + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment - kLengthBytes, ' ');
+  return json;
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors) {
+  std::string described;
+  uint64_t bytes = 0;
+  for (const TensorToStore& tensor : tensors) {
+    described += describe(tensor, bytes);
+    bytes += tensor.bytes;
+  }
+  auto file = in.create_file(name);
+  if (!file) return file.status();
+  SafetensorsWriter writer(*std::move(file), std::move(described), bytes);
+  const uint64_t length = writer.header(std::string(chunks_of(bytes) * kChecksumDigits, '0')).size();
+  if (length > kLongestHeader) {
+    return unsupported(in.path_of(name), ": ", tensors.size(), " pieces want a header of ", length, " bytes, and readers take at most ",
+                       kLongestHeader);
+  }
+  writer.header_bytes_ = kLengthBytes + length;
+  return writer;
+}
+
+Status SafetensorsWriter::write_chunk(const void* data, size_t bytes) {
+  append_digits(&checksums_, checksum(data, bytes));
+  if (Status written = file_.write(data, bytes, header_bytes_ + written_); !written) return written;
+  written_ += bytes;
+  if (written_ - written_back_ < kWriteback) return {};
+  file_.start_writeback(header_bytes_ + written_back_, header_bytes_ + written_);
+  written_back_ = written_;
+  return {};
+}
+
+Status SafetensorsWriter::append(const void* data, size_t bytes) {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    if (chunk_.empty() && bytes >= kChunkBytes) {
+      if (Status written = write_chunk(from, kChunkBytes); !written) return written;
+      from += kChunkBytes;
+      bytes -= kChunkBytes;
+      continue;
+    }
+    const size_t count = std::min(bytes, kChunkBytes - chunk_.size());
+    chunk_.insert(chunk_.end(), from, from + count);
+    from += count;
+    bytes -= count;
+    if (chunk_.size() < kChunkBytes) continue;
+    if (Status written = write_chunk(chunk_.data(), chunk_.size()); !written) return written;
+    chunk_.clear();
+  }
+  return {};
+}
+
+Result<WrittenFile> SafetensorsWriter::finish() {
+  if (!chunk_.empty()) {
+    if (Status written = write_chunk(chunk_.data(), chunk_.size()); !written) return written;
+  }
+  if (written_ != data_bytes_) return internal_error(file_.path(), ": ", written_, " bytes of data were given, not ", data_bytes_);
+  const std::string json = header(checksums_);
+  std::string front;
+  for (uint64_t i = 0; i < kLengthBytes; ++i) front += static_cast<char>(json.size() >> (8 * i));
+  front += json;
+  if (Status written = file_.write(front.data(), front.size(), 0); !written) return written;
+  if (Status synced = file_.sync(); !synced) return synced;
+  return WrittenFile{header_bytes_ + data_bytes_, checksum(front.data(), front.size())};
+}
+
+Result<SafetensorsReader> SafetensorsReader::open(const Folder& in, const std::string& name, const WrittenFile& expected) {
+  auto file = in.open_file(name);
+  if (!file) return file.status();
+  SafetensorsReader reader(*std::move(file));
+  const auto wrong = [&](const auto&... words) { return Status(Code::corrupt, text(reader.path(), " is damaged: ", words...)); };
+  auto bytes = reader.file_.bytes();
+  if (!bytes) return bytes.status();
+  if (*bytes != expected.bytes) return wrong("it has ", *bytes, " bytes, and ", expected.bytes, " were written");
+  char length[kLengthBytes];
+  if (Status read = reader.file_.read(length, sizeof length, 0); !read) return read;
+  auto header_bytes = safetensors_header_bytes({length, sizeof length});
+  if (!header_bytes) return wrong(header_bytes.status().text());
+  if (*header_bytes > *bytes - kLengthBytes) return wrong("its header would have ", *header_bytes, " bytes");
+  std::string front(kLengthBytes + *header_bytes, '\0');
+  if (Status read = reader.file_.read(front.data(), front.size(), 0); !read) return read;
+  if (checksum(front.data(), front.size()) != expected.header_checksum)
+    return wrong("the checksum of its header, bytes 0 to ", front.size(), ", differs");
+  if (Status taken = reader.take_header(std::string_view(front).substr(kLengthBytes), *bytes); !taken) return wrong(taken.text());
+  reader.file_.expect_sequential_reads();
+  return reader;
+}
+
+Status SafetensorsReader::take_header(std::string_view json, uint64_t file_bytes) {
+  auto header = parse_safetensors_header(json);
+  if (!header) return header.status();
+  data_begin_ = kLengthBytes + json.size();
+  data_bytes_ = file_bytes - data_begin_;
+  tensors_ = std::move(header->tensors);
+  for (size_t i = 0; i < tensors_.size(); ++i) {
+    const StoredTensor& tensor = tensors_[i];
+    if (tensor.end > data_bytes_) return Status(Code::corrupt, text("tensor ", in_quotes(tensor.name), " lies beyond its end"));
+    if (!by_name_.emplace(tensor.name, i).second) return Status(Code::corrupt, text("it has tensor ", in_quotes(tensor.name), " twice"));
+  }
+  const std::string& digits = header->metadata[kChecksums];
+  const uint64_t chunks = chunks_of(data_bytes_);
+  if (digits.size() != chunks * kChecksumDigits) return Status(Code::corrupt, text("it has no ", chunks, " checksums"));
+  checksums_.resize(chunks);
+  for (size_t i = 0; i < chunks; ++i) {
+    if (!read_digits(std::string_view(digits).substr(i * kChecksumDigits, kChecksumDigits), &checksums_[i])) {
+      return Status(Code::corrupt, text("its checksum number ", i, " is none"));
+    }
+  }
+  return {};
+}
+
+const StoredTensor* SafetensorsReader::find(const std::string& name) const {
+  const auto found = by_name_.find(name);
+  return found == by_name_.end() ? nullptr : &tensors_[found->second];
+}
+
+Status SafetensorsReader::load_chunk(uint64_t number) {
+  if (number == chunk_number_) return {};
+  const uint64_t begin = number * kChunkBytes;
+  chunk_number_ = UINT64_MAX;
+  chunk_.resize(std::min<uint64_t>(kChunkBytes, data_bytes_ - begin));
+  if (Status read = file_.read(chunk_.data(), chunk_.size(), data_begin_ + begin); !read) return read;
+  if (checksum(chunk_.data(), chunk_.size()) != checksums_[number]) {
+    return Status(Code::corrupt, text(path(), " is damaged: the checksum of bytes ", data_begin_ + begin, " to ",
+                                      data_begin_ + begin + chunk_.size(), " differs"));
+  }
+  chunk_number_ = number;
+  return {};
+}
+
+Status SafetensorsReader::read(uint64_t begin, uint64_t end, const std::function<Status(const char* data, size_t bytes)>& give) {
+  while (begin < end) {
+    if (Status loaded = load_chunk(begin / kChunkBytes); !loaded) return loaded;
+    const size_t at = begin % kChunkBytes;
+    const size_t count = std::min<uint64_t>(end - begin, chunk_.size() - at);
+    if (Status given = give(chunk_.data() + at, count); !given) return given;
+    begin += count;
+  }
+  return {};
+}
+
+}  // namespace megadp

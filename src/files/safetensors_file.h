@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// A safetensors file with checksums: one for every MiB of its data, in the header's metadata, and one for the header, which is kept
+// elsewhere.
+//
+//   | length | {"__metadata__":{"megadp.checksums":"<16 digits for each MiB>"},"NAME":{...},...}, spaces | data, tensor after tensor |
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/status.h"
+#include "files/folder.h"
+#include "files/safetensors_json.h"
+
+namespace megadp {
+
+constexpr size_t kChunkBytes = size_t{1} << 20;  // that a checksum is of
+
+struct TensorToStore {
+  std::string name;
+  DType type = DType::f32;
+  std::vector<int64_t> shape;
+  uint64_t bytes = 0;
+};
+
+struct WrittenFile {
+  uint64_t bytes = 0;  // with the header
+  uint64_t header_checksum = 0;
+};
+
+// Takes the data of the tensors one after another, in pieces of any size. The largest element type must come first: then all lie as
+// their type wants. What is not finished is not a file that a reader takes.
+class SafetensorsWriter {
+ public:
+  // Code::unsupported if the header would be longer than readers take.
+  static Result<SafetensorsWriter> create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors);
+  Status append(const void* data, size_t bytes);
+  Result<WrittenFile> finish();
+
+ private:
+  SafetensorsWriter(File file, std::string tensors, uint64_t data_bytes);
+  Status write_chunk(const void* data, size_t bytes);
+  std::string header(const std::string& checksums) const;
+
+  File file_;
+  std::string tensors_;  // of the header
+  uint64_t data_bytes_, header_bytes_ = 0, written_ = 0, written_back_ = 0;
+  std::string checksums_;
+  std::vector<char> chunk_;  // what is not a whole one yet
+};
+
+class SafetensorsReader {
+ public:
+  // With what its writer said of it. Code::corrupt if it is not that any more.
+  static Result<SafetensorsReader> open(const Folder& in, const std::string& name, const WrittenFile& expected);
+
+  const std::string& path() const noexcept { return file_.path(); }
+  const StoredTensor* find(const std::string& name) const;
+  const std::vector<StoredTensor>& tensors() const noexcept { return tensors_; }
+  uint64_t data_bytes() const noexcept { return data_bytes_; }
+  // Hands out bytes begin to end of the data, in pieces, one after another. Chunks are read whole, and compared with their checksums before
+  // anything of them is handed out; the last one is kept.
+  Status read(uint64_t begin, uint64_t end, const std::function<Status(const char* data, size_t bytes)>& give);
+
+ private:
+  explicit SafetensorsReader(File file) : file_(std::move(file)) {}
+  Status take_header(std::string_view header, uint64_t file_bytes);
+  Status load_chunk(uint64_t number);
+
+  File file_;
+  std::vector<StoredTensor> tensors_;
+  std::unordered_map<std::string, size_t> by_name_;
+  std::vector<uint64_t> checksums_;
+  uint64_t data_begin_ = 0, data_bytes_ = 0;
+  std::vector<char> chunk_;
+  uint64_t chunk_number_ = UINT64_MAX;
+};
+
+}  // namespace megadp
