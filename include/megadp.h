@@ -445,12 +445,11 @@ typedef struct { /* a buffer in a checkpoint */
   mdp_optimizer* optimizer; /* of the buffer; NULL: its state is neither saved nor loaded */
 } mdp_checkpoint_part;
 
-typedef struct { /* an array of the caller's in a checkpoint: frozen parameters, module buffers. Ranks that hold replicas of dense
-                    parameters give the same */
+typedef struct { /* in a checkpoint an array of the caller's: frozen parameters, module buffers; the same on all replicas */
   uint32_t struct_size;
-  mdp_placement placement; /* over the tensor-parallel ranks of the first part's grid, as of mdp_param */
+  mdp_placement placement; /* as of mdp_param, in the first part's grid */
   const char* name;
-  const mdp_tensor* tensor; /* any strides; to load it is written to */
+  const mdp_tensor* tensor; /* to load: written to */
   int32_t shard_dim;
   int32_t shard_stride;
 } mdp_checkpoint_tensor;
@@ -458,17 +457,17 @@ typedef struct { /* an array of the caller's in a checkpoint: frozen parameters,
 typedef struct { /* on all ranks the same, but for memory and rank_data */
   uint32_t struct_size;
   uint32_t reserved;
-  const char* directory; /* of checkpoints, on a file system that all hosts share; to load also one of them */
+  const char* directory; /* of checkpoints, shared by all hosts; to load also one of them */
   const mdp_checkpoint_part* parts;
   uint64_t part_count; /* at least 1; of the same ranks */
   const mdp_checkpoint_tensor* tensors;
   uint64_t tensor_count;
-  const void* shared_data; /* to save: any bytes, rank 0's count; see mdp_checkpoint_data */
+  const void* shared_data; /* to save: any bytes, rank 0's count */
   uint64_t shared_bytes;
-  const void* rank_data; /* to save: any bytes of this rank */
+  const void* rank_data; /* this rank's */
   uint64_t rank_bytes;
-  uint64_t keep;        /* to save: so many of the newest stay; 0: all */
-  const char* optional; /* to load: NULL, or patterns (as of fnmatch), one a line, of names that only one side may have */
+  uint64_t keep;        /* to save: how many stay; 0: all */
+  const char* optional; /* to load: NULL, or patterns, one a line, of names that one side may lack */
   uint64_t flags;       /* MDP_CHECKPOINT_* */
 } mdp_checkpoint_config;
 
@@ -829,27 +828,24 @@ MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
  *
  *   DIR/checkpoint-000007/manifest.json, rank-00000.safetensors, ...
  *
- * Each rank writes a part of what it holds; together they write everything once. A checkpoint is written under another name, and renamed
- * when all of it is on its device: there are no half ones, whatever is killed. Names of parameters and tensors are unique in the model. It
- * loads on any number of ranks and hosts, with any sharding, buckets, instances, tensor-parallel size, and type of parameters (f32, bf16,
- * f16, said in the log). To be called between steps. docs/checkpoints.md has the format. */
+ * Ranks write everything once, under another name, which is changed when all is on its device: there are no half checkpoints. They load on
+ * any number of ranks, with any sharding, buckets, instances, tensor-parallel size and type of parameters (casts are logged). Names are
+ * unique in the model. To be called between steps. docs/checkpoints.md has the format. */
 
-/* Saves parameters, optimizer state, step counts, tensors and data, with the next free number. Collective over the world of the parts,
- * blocking: it waits for files longer than the timeout. Errors, on all ranks; no checkpoint is there then, older ones stay: INVALID (names
- * that differ or come twice), DESYNC, STATE, SYSTEM (names the file). */
+/* Saves parameters, optimizer state, step counts, tensors and data, with the next free number. Collective over the parts' world; blocking,
+ * for files also beyond the timeout. Errors, on all ranks, older ones stay: INVALID (names that come twice), DESYNC, STATE, SYSTEM. */
 MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config);
 
-/* Loads the directory's newest checkpoint. Collective over the world of the parts, blocking, as mdp_checkpoint_save. Errors, on all ranks,
- * and nothing has changed: INVALID (another model, another rule), UNSUPPORTED (of a later version), SYSTEM, CORRUPT. If data turns out
- * CORRUPT (names file and bytes), parameters, views, states and steps are STATE until one has been loaded. */
+/* Loads the newest checkpoint. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID (another model or rule),
+ * UNSUPPORTED (a later version), SYSTEM, CORRUPT (names file and bytes). Mostly nothing has changed; where data was found CORRUPT half-way,
+ * parameters, views, states and steps are STATE until one has been loaded. */
 MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 
-/* The manifest of the directory's newest checkpoint, and its path, as one line of JSON. Local. Text: see mdp_info. Errors: SYSTEM,
- * CORRUPT, UNSUPPORTED. */
+/* The newest checkpoint's path and manifest, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */
 MDP_API mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t capacity, size_t* needed);
 
-/* The bytes that rank `rank` gave as rank_data, or, -1, those given as shared_data, of the directory's newest checkpoint. *needed becomes
- * their number, also if capacity is too small (INVALID). Local. Errors: as mdp_checkpoint_info; INVALID (rank). */
+/* The newest checkpoint's rank_data of rank `rank`, or, -1, shared_data. *needed becomes its length, also if capacity is too small (INVALID).
+ * Local. Errors: as mdp_checkpoint_info; INVALID (rank). */
 MDP_API mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void* data, size_t capacity, size_t* needed);
 
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */

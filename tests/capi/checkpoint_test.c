@@ -2,7 +2,6 @@
  * Checkpoints: what is loaded is what was saved, on any number of ranks, with any sharding and buckets; and training goes on with the bits
  * of a run that was never interrupted. Gradients are small integers, the same on all ranks, so that sums are exact. */
 #include <dirent.h>
-#include <ftw.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,21 +32,12 @@ static char folder[256], path[512];
 static int setup(void** state) {
   (void)state;
   be_alone();
-  const char* const in = getenv("TMPDIR");
-  snprintf(folder, sizeof folder, "%s/megadp-checkpoint-XXXXXX", in != NULL ? in : "/tmp");
-  return mkdtemp(folder) == NULL;
-}
-
-static int remove_one(const char* at, const struct stat* about, int kind, struct FTW* where) {
-  (void)about;
-  (void)kind;
-  (void)where;
-  return remove(at);
+  return make_folder(folder, sizeof folder);
 }
 
 static int teardown(void** state) {
   (void)state;
-  return nftw(folder, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+  return remove_folder(folder);
 }
 
 static const char* directory_of(const char* name) {

@@ -2,6 +2,7 @@
  * See fixture.h. */
 #include "fixture.h"
 
+#include <ftw.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -204,4 +205,21 @@ void run_ranks(int32_t nranks, rank_body body, void* argument) {
     if (pthread_create(&threads[r], NULL, run_one, &starts[r]) != 0) abort();
   }
   for (int32_t r = 0; r < nranks; ++r) pthread_join(threads[r], NULL);
+}
+
+int make_folder(char* path, size_t room) {
+  const char* const in = getenv("TMPDIR");
+  snprintf(path, room, "%s/megadp-test-XXXXXX", in != NULL ? in : "/tmp");
+  return mkdtemp(path) == NULL;
+}
+
+static int remove_one(const char* at, const struct stat* about, int kind, struct FTW* where) {
+  (void)about;
+  (void)kind;
+  (void)where;
+  return remove(at);
+}
+
+int remove_folder(const char* path) {
+  return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }

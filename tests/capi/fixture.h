@@ -106,6 +106,10 @@ size_t owned_ranges(mdp_buffer* buffer, mdp_range* ranges, size_t room);
 
 mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint64_t timeout_ns);
 
+/* A new folder, and its end with all that is in it. 0: done. */
+int make_folder(char* path, size_t room);
+int remove_folder(const char* path);
+
 /* Runs `body` as n ranks, each a thread with the same id. */
 typedef void (*rank_body)(const mdp_unique_id* id, int32_t rank, int32_t nranks, void* argument);
 void run_ranks(int32_t nranks, rank_body body, void* argument);

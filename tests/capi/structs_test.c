@@ -8,6 +8,7 @@
 #include "fixture.h"
 
 static job alone;
+static char checkpoints[256];
 static float numbers[16];
 static const int64_t six = 6;
 static const uint64_t six_counts[] = {6};
@@ -16,13 +17,13 @@ static int open_job(void** state) {
   (void)state;
   be_alone();
   alone = job_open(NULL, 0, 1);
-  return 0;
+  return make_folder(checkpoints, sizeof checkpoints);
 }
 
 static int close_job(void** state) {
   (void)state;
   job_close(&alone);
-  return 0;
+  return remove_folder(checkpoints);
 }
 
 /* ── One entry for each struct argument of each function. `given` is that argument, all others are right. ── */
@@ -244,6 +245,45 @@ static mdp_status stats(void* given) {
 static mdp_status bucket(void* given) {
   return mdp_buffer_bucket(alone.buffer, 0, given);
 }
+static mdp_checkpoint_part own_part(void) {
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = alone.buffer, .optimizer = alone.optimizer};
+  return part;
+}
+static void fill_part(void* given) {
+  ((mdp_checkpoint_part*)given)->buffer = alone.buffer;
+}
+static void fill_tensor_to_store(void* given) {
+  static const float value = 1;
+  static const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = MDP_DTYPE_F32, .data = (void*)&value};
+  ((mdp_checkpoint_tensor*)given)->name = "t";
+  ((mdp_checkpoint_tensor*)given)->tensor = &tensor;
+}
+static mdp_status checkpoint_save(void* given) {
+  return mdp_checkpoint_save(given);
+}
+static mdp_status checkpoint_load(void* given) {
+  return mdp_checkpoint_load(given);
+}
+static void fill_checkpoint(void* given) {
+  static mdp_checkpoint_part part;
+  part = own_part();
+  ((mdp_checkpoint_config*)given)->directory = checkpoints;
+  ((mdp_checkpoint_config*)given)->parts = &part;
+  ((mdp_checkpoint_config*)given)->part_count = 1;
+  ((mdp_checkpoint_config*)given)->keep = 1;
+  ((mdp_checkpoint_config*)given)->optional = "t"; /* what another entry has saved */
+}
+static mdp_status checkpoint_parts(void* given) {
+  const mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = checkpoints, .parts = given, .part_count = 1};
+  return mdp_checkpoint_save(&config);
+}
+static mdp_status checkpoint_tensors(void* given) {
+  const mdp_checkpoint_part part = own_part();
+  mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = checkpoints, .parts = &part, .part_count = 1};
+  config.tensors = given;
+  config.tensor_count = 1;
+  return mdp_checkpoint_save(&config);
+}
 static void fill_first(void* given) {
   fill_vector(given);
   ((mdp_tensor*)given)->ndim = job_params[FIRST].ndim;
@@ -340,6 +380,10 @@ static const entry entries[] = {
     {"mdp_optimizer_step", "config", sizeof(mdp_step_config), IN_OR_DEFAULTS, NULL, step_config},
     {"mdp_optimizer_step", "report", sizeof(mdp_step_report), OUT_OR_NONE, NULL, step_report},
     {"mdp_optimizer_state", "out", sizeof(mdp_tensor), OUT, NULL, state_out},
+    {"mdp_checkpoint_save", "config", sizeof(mdp_checkpoint_config), IN, fill_checkpoint, checkpoint_save},
+    {"mdp_checkpoint_load", "config", sizeof(mdp_checkpoint_config), IN, fill_checkpoint, checkpoint_load},
+    {"mdp_checkpoint_save", "config.parts", sizeof(mdp_checkpoint_part), IN, fill_part, checkpoint_parts},
+    {"mdp_checkpoint_save", "config.tensors", sizeof(mdp_checkpoint_tensor), IN, fill_tensor_to_store, checkpoint_tensors},
 };
 enum {
   ENTRIES = sizeof entries / sizeof entries[0]
