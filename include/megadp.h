@@ -844,8 +844,8 @@ MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 /* The newest checkpoint's path and manifest, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */
 MDP_API mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t capacity, size_t* needed);
 
-/* The newest checkpoint's rank_data of rank `rank`, or, -1, shared_data. *needed becomes its length, also if capacity is too small (INVALID).
- * Local. Errors: as mdp_checkpoint_info; INVALID (rank). */
+/* The newest checkpoint's rank_data of rank `rank`, or, -1, shared_data. *needed becomes its length, also if capacity is too small
+ * (INVALID). Local. Errors: as mdp_checkpoint_info; INVALID (rank). */
 MDP_API mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void* data, size_t capacity, size_t* needed);
 
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */

@@ -84,8 +84,7 @@ std::vector<std::string> take_lines(const char* given) {
   std::vector<std::string> lines;
   std::string_view rest = given == nullptr ? "" : given;
   while (!rest.empty()) {
-    const std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    const std::string_view line = take_line(&rest);
     if (!line.empty()) lines.emplace_back(line);
   }
   return lines;

@@ -3,6 +3,7 @@
 // appended as they are; what else a stream can print goes through one.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <charconv>
 #include <concepts>
@@ -36,6 +37,13 @@ std::string text(const Args&... args) {
   std::string out;
   (append_text(&out, args), ...);
   return out;
+}
+
+// The first line of a text, without its end; both are taken off.
+inline std::string_view take_line(std::string_view* text) {
+  const std::string_view line = text->substr(0, text->find('\n'));
+  text->remove_prefix(std::min(line.size() + 1, text->size()));
+  return line;
 }
 
 // For sentences: what a file or a command line holds, cut short, and without what a terminal would obey.

@@ -263,12 +263,6 @@ Result<std::string> describe(const CheckpointConfig& config, int files) {
   return out;
 }
 
-std::string_view take_line(std::string_view* lines) {
-  const std::string_view line = lines->substr(0, lines->find('\n'));
-  lines->remove_prefix(std::min(line.size() + 1, lines->size()));
-  return line;
-}
-
 Status merge(const CheckpointConfig& config, const std::vector<std::string>& told, CheckpointArrays* out) {
   Merge merge(config.members(), out);
   std::vector<std::string_view> rest(told.begin(), told.end());

@@ -16,7 +16,7 @@
 namespace megadp {
 namespace {
 
-constexpr const char* kCall = "mdp_checkpoint_load";
+constexpr const char* kLoad = "mdp_checkpoint_load";
 
 // One state of what this rank holds of an array: where it goes, and what it comes from.
 struct Job {
@@ -38,7 +38,7 @@ class Load {
   }
 
   Status run() {
-    if (Status same = compare_checkpoint_configs(config_, kCall); !same) return same;
+    if (Status same = compare_checkpoint_configs(config_, kLoad); !same) return same;
     mark(true);  // so that one that failed can be made good
     if (Status ready = agree_on(prepare()); !ready) {
       restore_marks();
@@ -55,7 +55,7 @@ class Load {
   }
 
  private:
-  Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kCall}, mine, World::kFilesLine); }
+  Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kLoad}, mine, World::kFilesLine); }
 
   void mark(bool loaded) {
     for (const CheckpointPart& part : config_.parts) part.buffer->arenas().set_loaded(loaded);
@@ -66,7 +66,7 @@ class Load {
 
   // All ranks come through every collective of it, or none comes to the next.
   Status prepare() {
-    auto here = gather_arrays(config_, kCall);
+    auto here = gather_arrays(config_, kLoad);
     if (Status all = agree_on(here.status()); !all) return all;
     here_ = *std::move(here);
     if (Status opened = open_source(); !opened) return opened;
@@ -95,7 +95,7 @@ class Load {
       if (source) source_ = std::make_unique<CheckpointSource>(*std::move(source));
     }
     const std::string mine = source_ ? text(source_->path(), "\n", source_->digest()) : std::string();
-    auto told = world_.broadcast(config_.members(), kCall, mine, World::kFilesLine);
+    auto told = world_.broadcast(config_.members(), kLoad, mine, World::kFilesLine);
     if (!told) return told.status();
     if (!first && !told->empty()) {
       const std::string path = told->substr(0, told->find('\n'));
@@ -202,7 +202,7 @@ class Load {
     const CheckpointTensor& tensor = config_.tensors[local.index];
     uint64_t elements = 0;
     size_t unused = 0;
-    if (!count_elements(tensor.array.shape, INT64_MAX, &elements, &unused)) return internal_error(kCall, ": the size of ", tensor.name);
+    if (!count_elements(tensor.array.shape, INT64_MAX, &elements, &unused)) return internal_error(kLoad, ": the size of ", tensor.name);
     tensors_.push_back({&tensor, std::vector<std::byte>(elements * size_of(tensor.array.type))});
     jobs_.push_back({&source, &target, local, kParamState, source.type, target.type, tensors_.back().second.data(), 0, elements, 0, false});
     return {};
@@ -327,7 +327,7 @@ class Load {
       if (Status gathered = part.buffer->gather_params(); !gathered) return gathered;
     }
     if (casts_ > 0 && config_.grid()->world()->rank() == 0) {
-      log(LogLevel::warning, text(kCall, ": ", casts_, casts_ == 1 ? " array is" : " arrays are", " cast, the first ", first_cast_));
+      log(LogLevel::warning, text(kLoad, ": ", casts_, casts_ == 1 ? " array is" : " arrays are", " cast, the first ", first_cast_));
     }
     return {};
   }
@@ -336,7 +336,7 @@ class Load {
     for (const CheckpointPart& part : config_.parts) {
       if (Status same = part.buffer->verify(); !same) {
         mark(false);
-        return same.with_context(kCall);
+        return same.with_context(kLoad);
       }
     }
     return {};

@@ -12,7 +12,7 @@
 namespace megadp {
 namespace {
 
-constexpr const char* kCall = "mdp_checkpoint_save";
+constexpr const char* kSave = "mdp_checkpoint_save";
 
 // What this rank writes: one state of one piece, or bytes of the caller's.
 struct Item {
@@ -27,8 +27,8 @@ class Save {
   explicit Save(const CheckpointConfig& config) : config_(config), world_(*config.context().world), rank_(config.grid()->world()->rank()) {}
 
   Status run() {
-    if (Status same = compare_checkpoint_configs(config_, kCall); !same) return same;
-    auto arrays = gather_arrays(config_, kCall);
+    if (Status same = compare_checkpoint_configs(config_, kSave); !same) return same;
+    auto arrays = gather_arrays(config_, kSave);
     if (Status all = agree_on(arrays.status()); !all) return all;
     arrays_ = *std::move(arrays);
     Status mine = open_folder();
@@ -41,14 +41,14 @@ class Save {
   }
 
  private:
-  Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kCall}, mine, World::kFilesLine); }
+  Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kSave}, mine, World::kFilesLine); }
   const std::string& host(int rank) const { return world_.host_name(config_.members()[static_cast<size_t>(rank)]); }
   const Folder& folder() const { return pending_ ? pending_->folder() : *folder_; }
 
   // Made by rank 0, and found by the others under a name that nobody can have known before.
   Status open_folder() {
     const Status made = rank_ == 0 ? make_folder() : Status();
-    auto name = world_.broadcast(config_.members(), kCall, pending_ ? pending_->name() : std::string(), World::kFilesLine);
+    auto name = world_.broadcast(config_.members(), kSave, pending_ ? pending_->name() : std::string(), World::kFilesLine);
     if (!name) return name.status();
     if (rank_ == 0 || name->empty()) return made;
     auto directory = Folder::open(config_.directory);
@@ -106,7 +106,7 @@ class Save {
       for (const StoredPiece& piece : array.pieces) {
         if (piece.file != static_cast<uint32_t>(rank_)) continue;
         const auto local = find_local(config_, array.name, array.cut);
-        if (!local) return internal_error(kCall, ": '", array.name, "' is to be written by rank ", rank_, ", which does not have it");
+        if (!local) return internal_error(kSave, ": '", array.name, "' is to be written by rank ", rank_, ", which does not have it");
         if (Status added = local->part != nullptr ? add_param(array, piece, *local) : add_tensor(array, piece, local->index); !added)
           return added;
       }
@@ -160,7 +160,7 @@ class Save {
       dense.strides = dense_strides(dense.shape);
       uint64_t elements = 0;
       size_t unused = 0;
-      if (!count_elements(dense.shape, INT64_MAX, &elements, &unused)) return internal_error(kCall, ": the size of '", array.name, "'");
+      if (!count_elements(dense.shape, INT64_MAX, &elements, &unused)) return internal_error(kSave, ": the size of '", array.name, "'");
       copies_.emplace_back(elements * size_of(dense.type));
       dense.data = copies_.back().data();
       Backend& backend = tensor.where == DeviceType::cpu ? config_.context().backend->control() : *config_.context().backend;
@@ -178,7 +178,7 @@ class Save {
       uint64_t user_bytes, shared_bytes;
     };
     const Told mine{written_, config_.rank_data.size(), config_.shared_data.size()};
-    auto told = exchange_as<Told>(world_, config_.members(), kCall, mine, World::kFilesLine);
+    auto told = exchange_as<Told>(world_, config_.members(), kSave, mine, World::kFilesLine);
     if (!told) return told.status();
     for (size_t rank = 0; rank < told->size(); ++rank) {
       manifest_.files.push_back({rank_file_name(static_cast<int>(rank)), (*told)[rank].written, (*told)[rank].user_bytes});

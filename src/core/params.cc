@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "core/replicas.h"
+#include "files/checksum.h"
 
 namespace megadp {
 
@@ -135,11 +136,21 @@ Status Params::broadcast_ties() {
 }
 
 Result<uint64_t> Params::digest_value(size_t param) {
+  constexpr size_t kAtOnce = size_t{1} << 20;  // bytes; on a device they come to the host
   const Arena& arena = arenas_->arena_of(param);
-  std::vector<std::byte> values(arenas_->plan().params[param].numel * size_of(arena.plan->param_type));
-  Status read = arenas_->backend().read(values.data(), arena.param_at(arenas_->place(param).begin), values.size());
-  if (!read) return read;
-  return hash_bytes(values.data(), values.size());
+  const auto* const values = arena.param_at(arenas_->place(param).begin);
+  const size_t bytes = arenas_->plan().params[param].numel * size_of(arena.plan->param_type);
+  std::vector<std::byte> staging(arenas_->context().on_device() ? std::min(bytes, kAtOnce) : 0);
+  uint64_t digest = 0;
+  for (size_t at = 0; at < bytes; at += kAtOnce) {
+    const size_t count = std::min(kAtOnce, bytes - at);
+    if (!staging.empty()) {
+      if (Status read = arenas_->backend().read(staging.data(), values + at, count); !read) return read;
+    }
+    const uint64_t of_these = checksum(staging.empty() ? values + at : staging.data(), count);
+    digest = hash_bytes(&of_these, sizeof of_these, digest);
+  }
+  return digest;
 }
 
 // The digests of one part's parameters, in the order of arenas and in these of registration: the same on all that share the part.

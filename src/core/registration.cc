@@ -61,13 +61,6 @@ std::string describe_config(const Grid& grid, const BufferConfig& config) {
               "pool buckets: ", config.pool_buckets == 0 ? kPoolBuckets : config.pool_buckets, "\n");
 }
 
-std::string_view take_line(std::string_view* text) {
-  const size_t end = std::min(text->find('\n'), text->size());
-  const std::string_view line = text->substr(0, end);
-  text->remove_prefix(std::min(end + 1, text->size()));
-  return line;
-}
-
 struct Line {
   std::string_view what, value;
 };

@@ -16,7 +16,6 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "megadp checkpoint";
-constexpr size_t kMostDims = 16;
 constexpr uint64_t kMostElements = uint64_t{1} << 58;
 
 Json piece_json(const StoredPiece& piece) {
@@ -44,7 +43,7 @@ Json optimizer_json(const StoredOptimizer& optimizer) {
 }
 
 // Reads with the first thing that is wrong kept: what comes after it counts no more.
-class Reader {
+class ManifestReader {
  public:
   const std::string& problem() const { return problem_; }
   bool ok() const { return problem_.empty(); }
@@ -99,7 +98,7 @@ class Reader {
   std::string problem_;
 };
 
-StoredFile take_file(Reader& reader, const Json& json, const std::string& where) {
+StoredFile take_file(ManifestReader& reader, const Json& json, const std::string& where) {
   StoredFile file;
   file.name = reader.string(reader.member(json, "name", where), where + ".name");
   if (file.name.empty() || file.name == "." || file.name == ".." || file.name.find_first_of(std::string("/\0", 2)) != std::string::npos) {
@@ -113,7 +112,7 @@ StoredFile take_file(Reader& reader, const Json& json, const std::string& where)
   return file;
 }
 
-StoredOptimizer take_optimizer(Reader& reader, const Json& json, const std::string& where) {
+StoredOptimizer take_optimizer(ManifestReader& reader, const Json& json, const std::string& where) {
   StoredOptimizer optimizer;
   optimizer.rule = reader.string(reader.member(json, "rule", where), where + ".rule");
   optimizer.steps = reader.number(reader.member(json, "steps", where), where + ".steps");
@@ -128,7 +127,7 @@ StoredOptimizer take_optimizer(Reader& reader, const Json& json, const std::stri
   return optimizer;
 }
 
-Cut take_cut(Reader& reader, const Json& json, const std::string& where, const std::vector<int64_t>& shape) {
+Cut take_cut(ManifestReader& reader, const Json& json, const std::string& where, const std::vector<int64_t>& shape) {
   Cut cut;
   if (shape.empty()) {
     reader.refuse(where + " has no dimensions and is cut");
@@ -148,7 +147,7 @@ Cut take_cut(Reader& reader, const Json& json, const std::string& where, const s
   return cut;
 }
 
-void take_pieces(Reader& reader, const Json& json, const std::string& where, size_t files, StoredArray* array) {
+void take_pieces(ManifestReader& reader, const Json& json, const std::string& where, size_t files, StoredArray* array) {
   std::vector<uint64_t> elements;
   for (size_t part = 0; part < array->cut.parts(); ++part) {
     uint64_t count = 0;
@@ -170,7 +169,7 @@ void take_pieces(Reader& reader, const Json& json, const std::string& where, siz
   }
 }
 
-StoredArray take_array(Reader& reader, const Json& json, const Manifest& manifest) {
+StoredArray take_array(ManifestReader& reader, const Json& json, const Manifest& manifest) {
   StoredArray array;
   array.name = reader.string(reader.member(json, "name", "an array"), "the name of an array");
   const std::string where = "array " + in_quotes(array.name);
@@ -227,7 +226,7 @@ Result<Manifest> parse_manifest(std::string_view given) {
   const auto corrupt = [](const std::string& problem) { return Status(Code::corrupt, problem); };
   const Json json = Json::parse(given, nullptr, false);
   if (json.is_discarded()) return corrupt("it is not JSON");
-  Reader reader;
+  ManifestReader reader;
   if (reader.string(reader.member(json, "format", "it"), "format") != kFormat) return corrupt("it is not the manifest of a checkpoint");
   const uint64_t version = reader.number(reader.member(json, "version", "it"), "version");
   if (reader.ok() && version > kManifestVersion) {

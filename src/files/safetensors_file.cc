@@ -12,6 +12,7 @@ namespace {
 
 constexpr const char* kChecksums = "megadp.checksums";
 constexpr uint64_t kLengthBytes = 8, kHeaderAlignment = 64;
+constexpr uint64_t kReadAhead = uint64_t{8} << 20;
 constexpr uint64_t kWriteback = uint64_t{8} << 20;  // the device is kept busy while more is written
 
 std::string describe(const TensorToStore& tensor, uint64_t begin) {
@@ -119,7 +120,6 @@ Result<SafetensorsReader> SafetensorsReader::open(const Folder& in, const std::s
   if (checksum(front.data(), front.size()) != expected.header_checksum)
     return wrong("the checksum of its header, bytes 0 to ", front.size(), ", differs");
   if (Status taken = reader.take_header(std::string_view(front).substr(kLengthBytes), *bytes); !taken) return wrong(taken.text());
-  reader.file_.expect_sequential_reads();
   return reader;
 }
 
@@ -154,6 +154,15 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
 Status SafetensorsReader::load_chunk(uint64_t number) {
   if (number == chunk_number_) return {};
   const uint64_t begin = number * kChunkBytes;
+  if (number == chunk_number_ + 1) {  // most files are read from front to back: the device works while a chunk is looked through
+    const uint64_t from = std::max(begun_, begin), to = std::min(begin + kReadAhead, data_bytes_);
+    if (to > from && (to == data_bytes_ || to - from >= kReadAhead / 2)) {
+      file_.start_reading(data_begin_ + from, data_begin_ + to);
+      begun_ = to;
+    }
+  } else {
+    begun_ = 0;
+  }
   chunk_number_ = UINT64_MAX;
   chunk_.resize(std::min<uint64_t>(kChunkBytes, data_bytes_ - begin));
   if (Status read = file_.read(chunk_.data(), chunk_.size(), data_begin_ + begin); !read) return read;

@@ -80,6 +80,7 @@ class SafetensorsReader {
   uint64_t data_begin_ = 0, data_bytes_ = 0;
   std::vector<char> chunk_;
   uint64_t chunk_number_ = UINT64_MAX;
+  uint64_t begun_ = 0;  // bytes of the data that are being read ahead
 };
 
 }  // namespace megadp

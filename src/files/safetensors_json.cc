@@ -15,8 +15,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMostDims = 16;
-
 // The parts of JSON that both files consist of; what a file does not hold is refused where it stands, and nothing of it is kept.
 class Reader : public nlohmann::json_sax<Json> {
  public:
