@@ -52,7 +52,7 @@ class ManifestReader {
   }
 
   const Json& member(const Json& of, const char* name, const std::string& where) {
-    static const Json kNothing;
+    static const Json& kNothing = *new Json;  // never freed: other threads may read at exit
     if (of.is_object()) {
       const auto found = of.find(name);
       if (found != of.end()) return *found;
@@ -71,7 +71,7 @@ class ManifestReader {
     return {};
   }
   const Json& list(const Json& json, const std::string& what) {
-    static const Json kEmpty = Json::array();
+    static const Json& kEmpty = *new Json(Json::array());
     if (json.is_array()) return json;
     refuse(text(what, " is not an array"));
     return kEmpty;
