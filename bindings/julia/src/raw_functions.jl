@@ -234,13 +234,13 @@ mdp_optimizer_info(optimizer, json, capacity, needed) =
 mdp_optimizer_destroy(optimizer) =
     ccall(entries[74], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_checkpoint_save(config) =
-    ccall(entries[75], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[75], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_load(config) =
-    ccall(entries[76], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[76], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    ccall(entries[77], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[77], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    ccall(entries[78], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[78], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_request_test(request) =
     ccall(entries[79], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =

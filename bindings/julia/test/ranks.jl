@@ -40,6 +40,20 @@ testcase("two ranks: zero2 has the bits of zero1, with gradients handed over at 
     @test !occursin("came before its turn", outcome.output)  # gradients are handed over in the order in which buckets leave
 end
 
+testcase("three ranks go on with the bits of two, from their checkpoint") do
+    mktempdir() do folder
+        saved, loaded = run_ranks(2, "checkpoint.jl", folder), run_ranks(3, "checkpoint.jl", folder)
+        @test succeeded(saved) && succeeded(loaded)
+        for (name, expected) in (("frozen", [1, 2, 3, 4]), ("steps", 2), ("data", "all"))
+            @test (name, said(saved, name), said(loaded, name)) == (name, fill(expected, 2), fill(expected, 3))
+        end
+        for name in ("loaded", "stepped")
+            @test said(saved, name)[[1, 1, 2]] == said(loaded, name)
+        end
+        @test said(saved, "loaded") != said(saved, "stepped")
+    end
+end
+
 testcase("an interrupt gets into calls that wait in one piece") do
     flag = tempname()
     outcome = run_ranks(2, "interrupted.jl", flag)

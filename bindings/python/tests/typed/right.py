@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What type checkers must accept, and what they must know of it; never run."""
+from pathlib import Path
 from typing import Dict, List, Optional
 
 import numpy as np
@@ -35,6 +36,11 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), max_grad_value=1, norm="inf",
                                  param_groups=[megadp.ParamGroup(weight_decay=0.1), megadp.ParamGroup(lr=0)])
     optimizer.state("w", "exp_avg").numpy()[:] = 0
+    megadp.save_checkpoint("checkpoints", buffer, optimizer, tensors={"x": np.zeros(3)}, shared_data=b"all", rank_data=bytearray(1), keep=3)
+    megadp.load_checkpoint(Path("checkpoints"), optimizer, tensors={"x": megadp.CheckpointTensor(np.zeros(3), "sharded", shard_dim=0)},
+                           optional=["x.*"], params_only=True, load_hyper=False)
+    assert_type(megadp.checkpoint_data("checkpoints", rank=0), bytes)
+    assert megadp.checkpoint_info("checkpoints")["path"]
     buffer.broadcast()
     sent = buffer.broadcast(root=1, wait=False)
     assert sent is not None and sent.wait(1.0) and comm.barrier(wait=False) is not None

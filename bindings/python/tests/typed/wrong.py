@@ -24,5 +24,9 @@ def train(comm: megadp.Comm, array: object) -> None:
     comm.all_reduce(array, op="mean")  # wrong
     comm.reduce_scatter(array, array, "mean")  # wrong
     megadp.Optimizer(buffer, lr=0.1).state("w", "momentum")  # wrong
+    megadp.save_checkpoint("checkpoints", comm)  # wrong
+    megadp.save_checkpoint("checkpoints", buffer, optional="x")  # wrong
+    megadp.load_checkpoint(3, buffer)  # wrong
+    megadp.CheckpointTensor(array, placement="partial_sum")  # wrong
     buffer.param("w").numpy().shpae  # wrong
     buffer.read("w").shpae  # wrong

@@ -312,7 +312,7 @@ impl Optimizer {
         Ok((report, request))
     }
 
-    fn check_buffer(&self, buffer: &Buffer) -> Result<()> {
+    pub(crate) fn check_buffer(&self, buffer: &Buffer) -> Result<()> {
         if Arc::ptr_eq(&self.shared, &buffer.shared) {
             return Ok(());
         }

@@ -120,6 +120,17 @@ impl Param {
         self.tie = Some(tie.into());
         self
     }
+
+    /// How an array of this placement lies in a checkpoint; name and memory are the caller's to say.
+    pub(crate) fn checkpoint_tensor(&self) -> Result<sys::mdp_checkpoint_tensor> {
+        let (shard_dim, shard_stride) = self.raw_shards()?;
+        Ok(sys::mdp_checkpoint_tensor { placement: self.raw.placement, shard_dim, shard_stride, ..sys::mdp_checkpoint_tensor::new() })
+    }
+
+    fn raw_shards(&self) -> Result<(i32, i32)> {
+        let is_sharded = self.raw.placement == sys::MDP_PLACEMENT_SHARDED;
+        Ok((narrow(self.shard_dim, "the dimension that is cut")?, if is_sharded { narrow(self.shard_stride, "pieces")? } else { 0 }))
+    }
 }
 
 /// The C structs of parameters, and what they point to.
@@ -148,13 +159,14 @@ impl RawParams {
             .transpose()
             .map_err(|_| Error::new(Code::Invalid, format!("the tie {:?} holds a NUL; ties are text", param.tie)))?;
         let shape = param.shape.iter().map(|&size| narrow(size, "a size")).collect::<Result<Vec<i64>>>()?;
+        let (shard_dim, shard_stride) = param.raw_shards()?;
         self.raw.push(sys::mdp_param {
             name: name.as_ptr(),
             shape: shape.as_ptr(),
             ndim: narrow(shape.len(), "the number of dimensions")?,
             uses_per_step: narrow(param.uses_per_step, "uses_per_step")?,
-            shard_dim: narrow(param.shard_dim, "the dimension that is cut")?,
-            shard_stride: if param.raw.placement == sys::MDP_PLACEMENT_SHARDED { narrow(param.shard_stride, "pieces")? } else { 0 },
+            shard_dim,
+            shard_stride,
             param_group: narrow(param.param_group, "param_group")?,
             tie: tie.as_ref().map_or(std::ptr::null(), |tie| tie.as_ptr()),
             ..param.raw

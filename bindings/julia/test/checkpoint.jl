@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+# Checkpoints in a world of one rank; programs/checkpoint.jl has those of several.
+
+"A job of a parameter w, whose values are given, and b."
+function checkpoint_job(w = zeros(2, 3); names = ("w", "b"), keywords...)
+    buffer = Buffer(world, [Param(names[1], (2, 3)), Param(names[2], (2,))])
+    write!(buffer, 1, w)
+    return buffer, MegaDP.Optimizer(buffer; keywords...)
+end
+
+testcase("a checkpoint has parameters, state, steps, arrays and bytes") do
+    mktempdir() do folder
+        w, wide = Float32[1 2 3; 4 5 6], zeros(4, 6)
+        buffer, optimizer = checkpoint_job(w; lr = 0.5)
+        set_steps!(optimizer, 5)
+        MegaDP.state(optimizer, "b", :exp_avg) .= 0.75
+        wide[1:2, 1:2:5] = w
+        tensors = Dict("view" => view(wide, 1:2, 1:2:5), "lazy" => 1.0:3.0, "whole" => CheckpointTensor([7, 8]))
+        save_checkpoint(folder, optimizer; tensors = tensors, shared_data = "all", rank_data = UInt8[0, 9])
+        @test checkpoint_data(folder) == codeunits("all") && checkpoint_data(folder, 0) == [0, 9]
+        @test caught(() -> checkpoint_data(folder, 1)).kind == :INVALID
+        @test read_json(checkpoint_info(folder))["path"] == joinpath(folder, "checkpoint-000001")
+        for (keywords, lr, taken, moment) in (((), 0.25, 5, 0.75), ((params_only = true,), 0.25, 0, 0), ((load_hyper = true,), 0.5, 5, 0.75))
+            other, adamw = checkpoint_job(; lr = 0.25)
+            into = Dict("view" => zeros(2, 3), "lazy" => view(zeros(6), 6:-2:1), "whole" => [0, 0])
+            load_checkpoint!(folder, other, adamw; tensors = into, keywords...)
+            @test param_view(other, 1) == into["view"] == w && into["lazy"] == 1:3 && into["whole"] == [7, 8]
+            @test read_json(MegaDP.info(adamw))["lr"] == lr && MegaDP.steps(adamw, "b") == taken
+            @test MegaDP.state(adamw, "b", :exp_avg) == [moment, moment]
+            foreach(close, (adamw, other))
+        end
+        foreach(close, (optimizer, buffer))
+    end
+end
+
+testcase("what of a checkpoint is refused, and which ones are kept") do
+    mktempdir() do folder
+        buffer, optimizer = checkpoint_job()
+        second = MegaDP.Optimizer(buffer)
+        for (word, body) in (("part_count", () -> save_checkpoint(folder)), ("Comm", () -> save_checkpoint(folder, world)),
+                             ("two Optimizers", () -> save_checkpoint(folder, optimizer, second)), ("keep", () -> save_checkpoint(folder, buffer; keep = -1)),
+                             ("Float32", () -> save_checkpoint(folder, buffer; rank_data = Float32[1])), ("NUL", () -> save_checkpoint("a\0b", buffer)),
+                             ("'w'", () -> save_checkpoint(folder, buffer; tensors = Dict("w" => [1.0]))),
+                             ("placement", () -> save_checkpoint(folder, buffer; tensors = Dict("x" => CheckpointTensor([1.0]; placement = :partial_sum)))),
+                             ("shard_dim", () -> save_checkpoint(folder, buffer; tensors = Dict("x" => CheckpointTensor([1.0]; placement = :sharded, shard_dim = 2)))),
+                             ("no memory", () -> load_checkpoint!(folder, buffer; tensors = Dict("x" => 1:3))),
+                             ("one line", () -> load_checkpoint!(folder, buffer; optional = ("*\n",))))
+            problem = caught(body)
+            @test problem.kind == :INVALID && (word, occursin(word, problem.text)) == (word, true)
+        end
+        @test isempty(readdir(folder)) && caught(() -> checkpoint_info(folder)).kind == caught(() -> checkpoint_data(folder)).kind == :SYSTEM
+        for _ in 1:3
+            save_checkpoint(folder, buffer; keep = 2)
+        end
+        @test length(filter(name -> startswith(name, "checkpoint-"), readdir(folder))) == 2
+        other, adamw = checkpoint_job(ones(2, 3); names = ("w", "c"))
+        for optional in ((), "c", ("b",))
+            @test caught(() -> load_checkpoint!(folder, other; optional = optional)).kind == :INVALID
+        end
+        @test param_view(other, 1) == ones(2, 3)
+        load_checkpoint!(folder, other; optional = ("b", "c"))
+        @test param_view(other, 1) == zeros(2, 3)
+        close(optimizer)
+        @test caught(() -> save_checkpoint(folder, optimizer)).kind == :STATE
+        foreach(close, (adamw, other, second, buffer))
+    end
+end

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: all ranks save parameters, optimizer state, arrays and bytes of the caller's; any number of ranks load them."""
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable, Dict, Literal, Mapping, Optional, Sequence, Tuple, Union
+
+from . import _raw
+from ._buffer import Buffer
+from ._comm import c_text, choice, whole
+from ._errors import MegaDPError, invalid
+from ._handles import Handle
+from ._library import lib, sized, text_of
+from ._optimizer import Optimizer
+from ._tensor import operand
+from ._waiting import run
+
+if TYPE_CHECKING:
+    Path = Union[str, "os.PathLike[str]"]
+    Bytes = Union[bytes, bytearray, memoryview]
+
+PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_REPLICATED, "sharded": _raw.MDP_PLACEMENT_SHARDED}
+_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """An array of the caller's in a checkpoint, where ranks are tensor-parallel: placement, shard_dim and shard_stride are as of Param."""
+
+    array: Any
+    placement: Optional[Literal["replicated", "sharded"]] = None
+    shard_dim: int = 0
+    shard_stride: int = 0
+
+
+def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,
+                    shared_data: "Bytes" = b"", rank_data: "Bytes" = b"", keep: int = 0) -> None:
+    """Saves a checkpoint of the parts in `directory`, under the next free number; it is there as a whole or not at all.
+
+    parts: Optimizers, each with its Buffer, and Buffers, whose parameters are saved without an optimizer's state if their Optimizer is not
+    given too. tensors: arrays of the caller's (frozen parameters, module buffers), by name; a CheckpointTensor where ranks are
+    tensor-parallel. shared_data: any bytes, rank 0's count; rank_data: any bytes of this rank; checkpoint_data gives them back. keep: so
+    many of the newest checkpoints stay (0: all). To be called between steps. Collective over the world of the parts; blocking: it waits
+    for files longer than the timeout.
+    Raises MegaDPError, on all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names the
+    file), those of a lost communicator."""
+    fields = {"keep": whole(keep, "keep", 0, 2**64 - 1)}
+    kept = []
+    for name, data in (("shared", shared_data), ("rank", rank_data)):
+        kept.append(_bytes(data, f"{name}_data"))
+        fields.update({f"{name}_data": ctypes.addressof(kept[-1]), f"{name}_bytes": len(kept[-1])})
+    _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields)
+
+
+def load_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,
+                    optional: Union[str, Sequence[str]] = (), params_only: bool = False, load_hyper: bool = False) -> None:
+    """Loads the newest checkpoint in `directory`, or the one that is `directory`, into the parts and tensors, which are those of
+    save_checkpoint; saved by any number of ranks, with any sharding and buckets.
+
+    optional: patterns (as of fnmatch) of names that only the checkpoint or only this program may have. params_only: not the optimizers'
+    state; moments are zero then, and no step was taken. load_hyper: also learning rates, groups and what else the optimizers were told. To be
+    called between steps. Collective over the world of the parts; blocking: it waits for files longer than the timeout.
+    Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model), UNSUPPORTED (of a later version), SYSTEM, CORRUPT,
+    those of a lost communicator. If data turns out CORRUPT, parameters, views, states and steps are STATE until a checkpoint was loaded."""
+    patterns = (optional,) if isinstance(optional, str) else tuple(optional)
+    for pattern in patterns:
+        if "\n" in pattern:
+            raise invalid(f"optional has {pattern!r}, with a line feed in it; each is one pattern")
+    flags = (_raw.MDP_CHECKPOINT_PARAMS_ONLY if params_only else 0) | (_raw.MDP_CHECKPOINT_LOAD_HYPER if load_hyper else 0)
+    fields = {"optional": c_text("\n".join(patterns), "optional") if patterns else None, "flags": flags}
+    _collective(lib.mdp_checkpoint_load, directory, parts, tensors, True, fields)
+
+
+def checkpoint_info(directory: "Path") -> Dict[str, Any]:
+    """The manifest of the newest checkpoint in `directory`, or of the one that is `directory`: names and shapes, optimizers, files; and
+    "path". Local, any thread. Raises MegaDPError: SYSTEM, CORRUPT, UNSUPPORTED."""
+    path = _path(directory)
+    found: Dict[str, Any] = text_of(lambda *text: lib.mdp_checkpoint_info(path, *text))
+    return found
+
+
+def checkpoint_data(directory: "Path", rank: int = -1) -> bytes:
+    """The rank_data that rank `rank` gave to the newest checkpoint in `directory`; -1: the shared_data. Local, any thread.
+    Raises MegaDPError: INVALID (rank), SYSTEM, CORRUPT, UNSUPPORTED."""
+    path, number = _path(directory), whole(rank, "rank", -_INT32 - 1, _INT32)
+    needed = ctypes.c_size_t()
+    room = ctypes.create_string_buffer(0)
+    while True:  # a newer checkpoint may have come between two calls
+        had = len(room)
+        try:
+            lib.mdp_checkpoint_data(path, number, room if had else None, had, ctypes.byref(needed))
+            return room.raw[:needed.value]
+        except MegaDPError:
+            if needed.value <= had:
+                raise
+        room = ctypes.create_string_buffer(needed.value)
+
+
+def _path(directory: "Path") -> bytes:
+    try:
+        path = os.fsencode(directory)
+    except TypeError:
+        raise invalid(f"directory is {directory!r}; it must be a path") from None
+    if b"\0" in path:
+        raise invalid(f"directory is {directory!r}, with a NUL in it")
+    return path
+
+
+def _bytes(data: "Bytes", argument: str) -> Any:
+    try:
+        return (ctypes.c_char * memoryview(data).nbytes).from_buffer_copy(memoryview(data).tobytes())
+    except TypeError:
+        raise invalid(f"{argument} is a {type(data).__name__}; it must be bytes") from None
+
+
+def _pairs(parts: Sequence[Any]) -> Dict[Buffer, Optional[Optimizer]]:
+    """Each buffer once, with its optimizer if that is among the parts."""
+    found: Dict[Buffer, Optional[Optimizer]] = {}
+    for i, part in enumerate(parts):
+        if isinstance(part, Optimizer):
+            if found.get(part._buffer) not in (None, part):
+                raise invalid(f"parts[{i}] is a second Optimizer of one Buffer; a checkpoint has the state of one")
+            found[part._buffer] = part
+        elif isinstance(part, Buffer):
+            found.setdefault(part, None)
+        else:
+            raise invalid(f"parts[{i}] is a {type(part).__name__}; it must be a Buffer or an Optimizer")
+    return found
+
+
+def _native_tensors(tensors: Optional[Mapping[str, Any]], writable: bool) -> Tuple[Any, int, Any]:
+    """Structs, how many, and what keeps their memory alive."""
+    given = tensors or {}
+    structs = (_raw.mdp_checkpoint_tensor * max(1, len(given)))()
+    kept = []
+    for struct, (name, value) in zip(structs, given.items()):
+        what = f"of tensor {name!r}"
+        about = value if isinstance(value, CheckpointTensor) else CheckpointTensor(value)
+        tensor, keep = operand(about.array, f"tensor {name!r}", writable)
+        kept.append((tensor, keep))
+        struct.struct_size = ctypes.sizeof(struct)
+        struct.name = c_text(name, f"the name {what}")
+        struct.placement = choice(about.placement, f"placement {what}", PLACEMENTS)
+        struct.tensor = ctypes.pointer(tensor)
+        struct.shard_dim = whole(about.shard_dim, f"shard_dim {what}", -_INT32, _INT32)
+        struct.shard_stride = whole(about.shard_stride, f"shard_stride {what}", -_INT32, _INT32)
+    return structs, len(given), kept
+
+
+def _inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) -> Any:
+    """call(*pointers) of the handles; none is destroyed meanwhile."""
+    if not handles:
+        return call(*pointers)
+    return handles[0].call(lambda pointer: _inside(handles[1:], call, *pointers, pointer))
+
+
+def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors: Optional[Mapping[str, Any]], writable: bool,
+                fields: Dict[str, Any]) -> None:
+    path, pairs = _path(directory), _pairs(parts)
+    arrays, count, _keep = _native_tensors(tensors, writable)
+    handles = [each._handle for pair in pairs.items() for each in pair if each is not None]
+
+    def call(*pointers: Any) -> None:
+        pointer_of = {id(handle): pointer for handle, pointer in zip(handles, pointers)}
+        structs = (_raw.mdp_checkpoint_part * max(1, len(pairs)))()
+        for struct, (buffer, optimizer) in zip(structs, pairs.items()):
+            struct.struct_size = ctypes.sizeof(struct)
+            struct.buffer = pointer_of[id(buffer._handle)]
+            if optimizer is not None:
+                struct.optimizer = pointer_of[id(optimizer._handle)]
+        config = sized(_raw.mdp_checkpoint_config, directory=path, parts=structs, part_count=len(pairs), tensors=arrays, tensor_count=count,
+                       **fields)
+        function(ctypes.byref(config))
+
+    run(lambda: _inside(handles, call))
