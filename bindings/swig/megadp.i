@@ -5,7 +5,7 @@
 %module megadp
 
 %begin %{
-#include "shim/optimizer.h"  // before the hosts' headers, some of which define words of the standard library as macros
+#include "shim/checkpoint.h"  // before the hosts' headers, some of which define words of the standard library as macros
 %}
 
 %include "stdint.i"
@@ -65,6 +65,8 @@
 %nodefaultdtor megadp::Library;
 %nodefaultctor megadp::Plan;
 %nodefaultdtor megadp::Plan;
+%nodefaultctor megadp::Checkpoint;
+%nodefaultdtor megadp::Checkpoint;
 
 #if defined(SWIGJAVA)
 %include "java/java.i"
@@ -86,3 +88,4 @@
 %include "shim/params.h"
 %include "shim/buffer.h"
 %include "shim/optimizer.h"
+%include "shim/checkpoint.h"

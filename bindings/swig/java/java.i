@@ -48,12 +48,12 @@
     return object == null ? 0 : object.swigCPtr;
   }
 %}
-%typemap(javabody) megadp::Library, megadp::Plan %{
+%typemap(javabody) megadp::Library, megadp::Plan, megadp::Checkpoint %{
   private $javaclassname() {}
 %}
 %typemap(javafinalize) SWIGTYPE ""
 %typemap(javadestruct, methodname="unused", methodmodifiers="private") SWIGTYPE "{}"
-%typemap(javadestruct, methodname="unused", methodmodifiers="private") megadp::Library, megadp::Plan ""
+%typemap(javadestruct, methodname="unused", methodmodifiers="private") megadp::Library, megadp::Plan, megadp::Checkpoint ""
 
 %typemap(javacode) megadp::Comm %{
   /** The world, from the launcher's environment, with all defaults. Collective over the ranks of the job. */

@@ -215,6 +215,9 @@ class Optimizer {
 #ifndef SWIG
   Optimizer(mdp_optimizer* optimizer, std::shared_ptr<Leases> leases)
       : optimizer_("Optimizer", optimizer, mdp_optimizer_destroy), leases_(std::move(leases)) {}
+  const Handle<mdp_optimizer>& handle() const {
+    return optimizer_;
+  }
 #endif
 
  private:

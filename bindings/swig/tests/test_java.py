@@ -55,6 +55,10 @@ class Java(unittest.TestCase):
         self.assertEqual(self.case("reducedGradients", 2), ["done"] * 2 + ["reduced 5.0 3.0 0.0 3.0 1.5 2.5 steps 110"] * 2 +
                          ['set 100 7 {"rule":"AdamW","steps":9'] * 2)
 
+    def test_checkpoints(self):
+        self.assertEqual(self.case("checkpoints", 2), ["data true rank 1 true"] * 2 + ["done"] * 2 + ["loaded [1.0, 2.0, 3.0, 4.0] 0"] * 2 +
+                         ["loaded [1.0, 2.0, 3.0, 4.0] 5"] * 2)
+
     def test_checked_gradients(self):
         self.assertEqual(self.case("checkedGradients", 2), ["checked 2.0078125 false [1, 0] 0"] * 2 + ["checked true [1, 0] 0"] * 2 + ["done"] * 2)
 

@@ -17,7 +17,7 @@ OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "M
 RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE"}  # ERROR is a macro or a word in some languages
 # Flags become members of the options. Messages go where the library sends them.
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
-         "MDP_STEP_", "MDP_STEPPED_", "MDP_RULE_", "MDP_LOG_")
+         "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_RULE_", "MDP_LOG_")
 
 
 def enumerators(abi):
@@ -99,7 +99,7 @@ class Mirror(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "mirror.cc")
             with open(path, "w", encoding="ascii") as file:
-                file.write('#include "shim/optimizer.h"\n' + "\n".join(lines) + "\n")
+                file.write('#include "shim/checkpoint.h"\n' + "\n".join(lines) + "\n")
             made = ["-o", program, ranks.LIBRARY] if program else ["-fsyntax-only"]
             return subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", ranks.SWIG,
                                    "-I", os.path.join(ranks.ROOT, "include"), path, *made], capture_output=True, text=True, check=False)

@@ -7,6 +7,8 @@ import java.util.Arrays;
 import megadp.Axis;
 import megadp.Buffer;
 import megadp.BufferOptions;
+import megadp.Checkpoint;
+import megadp.CheckpointOptions;
 import megadp.Comm;
 import megadp.CommOptions;
 import megadp.Counts;
@@ -190,6 +192,45 @@ public final class Failures {
       fails(Status.E_INVALID, () -> optimizer.setSteps(-1), "-1");
       fails(Status.E_INVALID, () -> optimizer.steps(3), "3");
       fails(Status.E_INVALID, () -> optimizer.steps(-1), "-1");
+    }
+  }
+
+  /** With two ranks: what is saved comes back, with its steps and data; and what is refused. */
+  static void checkpoints() throws Exception {
+    String directory = Paths.get(System.getenv("FAILURES_FLAG")).getParent().toString();
+    try (Comm comm = Comm.create();
+        Buffer buffer = Buffer.create(comm, TWO);
+        Optimizer optimizer = Optimizer.create(buffer, new OptimizerOptions())) {
+      buffer.write(1, B);
+      optimizer.setSteps(5);
+      CheckpointOptions options = new CheckpointOptions();
+      options.setSharedData("für alle");
+      options.setRankData("rank " + comm.rank());
+      options.setKeep(1);
+      Checkpoint.save(directory, buffer, optimizer, options);
+      Checkpoint.save(directory, buffer, optimizer, options);
+      for (boolean paramsOnly : new boolean[] {false, true}) {
+        CheckpointOptions how = new CheckpointOptions();
+        how.setParamsOnly(paramsOnly);
+        how.setOptional("x\ny*");
+        buffer.write(1, new float[4]);
+        optimizer.setSteps(1);
+        Checkpoint.load(directory, buffer, optimizer, how);
+        float[] values = new float[4];
+        buffer.read(1, values);
+        System.out.println("loaded " + Arrays.toString(values) + " " + optimizer.steps(0));
+      }
+      System.out.println("data " + Checkpoint.info(directory).contains("checkpoint-000002") + " " + Checkpoint.data(directory, 1) + " "
+          + Checkpoint.data(directory, -1).equals("für alle"));
+      fails(Status.E_INVALID, () -> Checkpoint.data(directory, 2), "rank is 2");
+      fails(Status.E_SYSTEM, () -> Checkpoint.info(directory + "/absent"), "absent");
+      fails(Status.E_INVALID, () -> Checkpoint.load("a\0b", buffer, optimizer, options), "NUL");
+      fails(Status.E_INVALID, () -> Checkpoint.info(null), "directory", "null");
+      options.setKeep(-1);
+      fails(Status.E_INVALID, () -> Checkpoint.save(directory, buffer, optimizer, options), "keep");
+      Optimizer closed = Optimizer.create(buffer, new OptimizerOptions());
+      closed.close();
+      fails(Status.E_STATE, () -> Checkpoint.save(directory, buffer, closed, new CheckpointOptions()), "closed");
     }
   }
 

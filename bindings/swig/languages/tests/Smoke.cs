@@ -47,6 +47,23 @@ static class Smoke {
     Fails("listed", () => buffer.GradNormOf(One(7)));
   }
 
+  // A checkpoint brings back what was saved.
+  static void Restored(MegaDP.Buffer buffer, Optimizer optimizer, int rank, string directory) {
+    double saved = buffer.Read(0)[0];
+    var about = new CheckpointOptions();
+    about.SharedData = "all";
+    about.RankData = "r" + rank;
+    about.Keep = 1;
+    Checkpoint.Save(directory, buffer, optimizer, about);
+    buffer.Write(0, One(99));
+    optimizer.SetSteps(1);
+    Checkpoint.Load(directory, buffer, optimizer, new CheckpointOptions());
+    Console.WriteLine("restored {0} {1} {2} {3}", buffer.Read(0)[0] == saved ? 1 : 0, optimizer.Steps(1), Checkpoint.Data(directory, -1),
+        Checkpoint.Data(directory, 0));
+    if (!Checkpoint.Info(directory).Contains("checkpoint-000001")) throw new Exception("unnamed");
+    Fails("absent", () => Checkpoint.Info(directory + "/absent"));
+  }
+
   static void Named(Comm comm, MegaDP.Buffer buffer) {
     int rank = comm.Rank(), ranks = comm.Size();
     var reversed = comm.Split(0, -rank);
@@ -179,6 +196,7 @@ static class Smoke {
     optimizer.SetStepsOf(9, counts);
     Console.WriteLine("set {0} {1} {2}", before, optimizer.Steps(1), optimizer.Info().Substring(9, 5));
     buffer.WaitAll();
+    Restored(buffer, optimizer, rank, Environment.GetEnvironmentVariable("MEGADP_CHECKPOINTS"));
     Named(comm, buffer);
     Checked(comm);
     string one = ShardedStep(comm, Sharding.ZERO_1, 1), two = ShardedStep(comm, Sharding.ZERO_2, 1);

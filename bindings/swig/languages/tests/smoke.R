@@ -57,6 +57,23 @@ sharded_step <- function(comm, rank, sharding, instances) {
   c(norm, size, Buffer_read(pooled, 0), Buffer_read(pooled, 1))
 }
 
+# A checkpoint brings back what was saved.
+restored <- function(buffer, optimizer, rank, directory) {
+  saved <- Buffer_read(buffer, 0)
+  about <- CheckpointOptions()
+  CheckpointOptions_shared_data_set(about, "all")
+  CheckpointOptions_rank_data_set(about, paste0("r", rank))
+  CheckpointOptions_keep_set(about, 1)
+  Checkpoint_save(directory, buffer, optimizer, about)
+  Buffer_write(buffer, 0, 99.0)
+  Optimizer_set_steps(optimizer, 1)
+  Checkpoint_load(directory, buffer, optimizer, CheckpointOptions())
+  same <- if (identical(saved, Buffer_read(buffer, 0))) 1 else 0
+  cat("restored", same, Optimizer_steps(optimizer, 1), Checkpoint_data(directory, -1), Checkpoint_data(directory, 0), "\n")
+  stopifnot(grepl("checkpoint-000001", Checkpoint_info(directory)))
+  fails("absent", function() Checkpoint_info(paste0(directory, "/absent")))
+}
+
 # Sent as bf16 and checked; and in which order gradients came.
 checked <- function(comm, last) {
   sent <- BufferOptions()
@@ -139,6 +156,7 @@ main <- function() {
   Optimizer_set_steps_of(optimizer, 9, counts)
   cat("set", before, Optimizer_steps(optimizer, 1), substr(Optimizer_info(optimizer), 10, 14), "\n")
   Buffer_wait_all(buffer)
+  restored(buffer, optimizer, rank, Sys.getenv("MEGADP_CHECKPOINTS"))
 
   reversed <- Comm_split(comm, 0, -rank)
   cat("names", Buffer_find(buffer, "b"), Buffer_find(buffer, "w"), Buffer_buckets(buffer), Comm_world_rank(reversed, 0) - (ranks - 1), "\n")

@@ -64,6 +64,16 @@ counts:add(7)
 optimizer:set_steps_of(9, counts)
 print(string.format("set %d %d %s", before, optimizer:steps(1), optimizer:info():sub(10, 14)))
 buffer:wait_all()
+local saved, directory, about = buffer:read(0)[1], os.getenv("MEGADP_CHECKPOINTS"), megadp.CheckpointOptions()
+about.shared_data, about.rank_data, about.keep = "all", string.format("r%d", rank), 1
+megadp.Checkpoint.save(directory, buffer, optimizer, about)
+buffer:write(0, { 99 })
+optimizer:set_steps(1)
+megadp.Checkpoint.load(directory, buffer, optimizer, megadp.CheckpointOptions())
+local same = buffer:read(0)[1] == saved and 1 or 0
+print(string.format("restored %d %d", same, optimizer:steps(1)), megadp.Checkpoint.data(directory, -1), megadp.Checkpoint.data(directory, 0))
+assert(megadp.Checkpoint.info(directory):find("checkpoint-000001", 1, true))
+fails("absent", megadp.Checkpoint.info, directory .. "/absent")
 
 local reversed = comm:split(0, -rank)
 local last = reversed:world_rank(0) - (ranks - 1)

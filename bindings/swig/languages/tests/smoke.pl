@@ -67,6 +67,16 @@ $counts->add($_) for 9, 7;
 $optimizer->set_steps_of(9, $counts);
 printf "set %d %d %s\n", $before, $optimizer->steps(1), substr($optimizer->info, 9, 5);
 $buffer->wait_all;
+my ($saved, $directory, $about) = ($buffer->read(0)->[0], $ENV{MEGADP_CHECKPOINTS}, megadp::CheckpointOptions->new);
+($about->{shared_data}, $about->{rank_data}, $about->{keep}) = ("all", "r$rank", 1);
+megadp::Checkpoint::save($directory, $buffer, $optimizer, $about);
+$buffer->write(0, [99]);
+$optimizer->set_steps(1);
+megadp::Checkpoint::load($directory, $buffer, $optimizer, megadp::CheckpointOptions->new);
+printf "restored %d %d %s %s\n", $buffer->read(0)->[0] == $saved, $optimizer->steps(1), megadp::Checkpoint::data($directory, -1),
+  megadp::Checkpoint::data($directory, 0);
+die "unnamed" if index(megadp::Checkpoint::info($directory), "checkpoint-000001") < 0;
+fails("absent", sub { megadp::Checkpoint::info("$directory/absent") });
 
 my $reversed = $comm->split(0, -$rank);
 printf "names %d %d %d %d\n", $buffer->find("b"), $buffer->find("w"), $buffer->buckets, $reversed->world_rank(0) - ($ranks - 1);

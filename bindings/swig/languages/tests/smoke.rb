@@ -77,6 +77,16 @@ before, counts = optimizer.steps(1), Megadp::Counts.new
 optimizer.set_steps_of(9, counts)
 puts "set #{before} #{optimizer.steps(1)} #{optimizer.info[9, 5]}"
 buffer.wait_all
+saved, directory, about = buffer.read(0)[0], ENV["MEGADP_CHECKPOINTS"], Megadp::CheckpointOptions.new
+about.shared_data, about.rank_data, about.keep = "all", "r#{rank}", 1
+Megadp::Checkpoint.save(directory, buffer, optimizer, about)
+buffer.write(0, [99])
+optimizer.set_steps(1)
+Megadp::Checkpoint.load(directory, buffer, optimizer, Megadp::CheckpointOptions.new)
+same = buffer.read(0)[0] == saved ? 1 : 0
+puts "restored #{same} #{optimizer.steps(1)} #{Megadp::Checkpoint.data(directory, -1)} #{Megadp::Checkpoint.data(directory, 0)}"
+raise "unnamed" unless Megadp::Checkpoint.info(directory).include?("checkpoint-000001")
+fails("absent") { Megadp::Checkpoint.info("#{directory}/absent") }
 
 reversed = comm.split(0, -rank)
 puts "names #{buffer.find("b")} #{buffer.find("w")} #{buffer.buckets} #{reversed.world_rank(0) - (ranks - 1)}"

@@ -72,6 +72,19 @@ counts add 7
 megadp::Optimizer_set_steps_of $optimizer 9 counts
 puts "set $before [megadp::Optimizer_steps $optimizer 1] [string range [megadp::Optimizer_info $optimizer] 9 13]"
 megadp::Buffer_wait_all $buffer
+set saved [lindex [megadp::Buffer_read $buffer 0] 0]
+set directory $env(MEGADP_CHECKPOINTS)
+megadp::CheckpointOptions about
+about configure -shared_data all -rank_data r$rank -keep 1
+megadp::Checkpoint_save $directory $buffer $optimizer about
+megadp::Buffer_write $buffer 0 {99}
+megadp::Optimizer_set_steps $optimizer 1
+megadp::CheckpointOptions checkpointOptions
+megadp::Checkpoint_load $directory $buffer $optimizer checkpointOptions
+set same [expr {[lindex [megadp::Buffer_read $buffer 0] 0] == $saved}]
+puts "restored $same [megadp::Optimizer_steps $optimizer 1] [megadp::Checkpoint_data $directory -1] [megadp::Checkpoint_data $directory 0]"
+if {[string first checkpoint-000001 [megadp::Checkpoint_info $directory]] < 0} {error unnamed}
+fails absent {megadp::Checkpoint_info $directory/absent}
 
 set reversed [megadp::Comm_split $comm 0 -$rank]
 set last [expr {[megadp::Comm_world_rank $reversed 0] - ($ranks - 1)}]

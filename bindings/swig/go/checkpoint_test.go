@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package megadp_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"megadp"
+)
+
+// checkpointJob is a buffer of w and b, whose w has this value, and its optimizer after so many steps.
+func checkpointJob(comm *megadp.Comm, value float32, steps int64) (*megadp.Buffer, *megadp.Optimizer, error) {
+	params := []megadp.Param{{Name: "w", Shape: []int64{3}}, {Name: "b", Shape: []int64{2}}}
+	buffer, err := megadp.NewBuffer(comm, params, megadp.BufferOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{LR: 0.5})
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := megadp.Write(buffer, 0, []float32{value, value, value}); err != nil {
+		return nil, nil, err
+	}
+	return buffer, optimizer, optimizer.SetSteps(steps, nil)
+}
+
+// checkpointed saves a job and loads it into others.
+func checkpointed() error {
+	comm, err := megadp.NewComm(megadp.CommOptions{})
+	if err != nil {
+		return err
+	}
+	rank, err := comm.Rank()
+	if err != nil {
+		return err
+	}
+	directory := os.Getenv("MEGADP_CHECKPOINTS")
+	buffer, optimizer, err := checkpointJob(comm, 7, 5)
+	if err != nil {
+		return err
+	}
+	data := []byte{0, byte(rank), 255}
+	for i := 0; i < 3; i++ {
+		if err := megadp.SaveCheckpoint(directory, buffer, optimizer, megadp.SaveOptions{SharedData: []byte("all"), RankData: data, Keep: 2}); err != nil {
+			return err
+		}
+	}
+	for _, options := range []megadp.LoadOptions{{}, {ParamsOnly: true, Optional: []string{"x", "y*"}}} {
+		other, adamw, err := checkpointJob(comm, 1, 1)
+		if err != nil {
+			return err
+		}
+		if err := megadp.LoadCheckpoint(directory, other, adamw, options); err != nil {
+			return err
+		}
+		values := make([]float32, 3)
+		if err := megadp.Read(other, 0, values); err != nil {
+			return err
+		}
+		steps, err := adamw.Steps(1)
+		if err != nil {
+			return err
+		}
+		fmt.Println("loaded", values, steps)
+	}
+	info, err := megadp.CheckpointInfo(directory)
+	if err != nil {
+		return err
+	}
+	shared, err := megadp.CheckpointData(directory, -1)
+	if err != nil {
+		return err
+	}
+	last, err := megadp.CheckpointData(directory, 1)
+	fmt.Println("data", strings.Contains(info, "checkpoint-000003"), string(shared), last, err)
+	for _, wrong := range []string{
+		mismatch(second(megadp.CheckpointData(directory, 2)), megadp.ErrInvalid, "rank is 2"),
+		mismatch(second(megadp.CheckpointInfo(directory+"/absent")), megadp.ErrSystem, "absent"),
+		mismatch(megadp.LoadCheckpoint("a\x00b", buffer, optimizer, megadp.LoadOptions{}), megadp.ErrInvalid, "NUL"),
+		mismatch(megadp.SaveCheckpoint(directory, buffer, optimizer, megadp.SaveOptions{Keep: -1}), megadp.ErrInvalid, "keep"),
+	} {
+		if wrong != "" {
+			return errors.New(wrong)
+		}
+	}
+	if err := optimizer.Close(); err != nil {
+		return err
+	}
+	if wrong := mismatch(megadp.SaveCheckpoint(directory, buffer, optimizer, megadp.SaveOptions{}), megadp.ErrState, "closed"); wrong != "" {
+		return errors.New(wrong)
+	}
+	return nil
+}
+
+func TestCheckpoints(t *testing.T) {
+	directory := t.TempDir()
+	t.Setenv("MEGADP_CHECKPOINTS", directory)
+	lines, status := runRanks(t, 2, "checkpointed", self(t))
+	expectLines(t, lines, "data true all [0 1 255] <nil>", "data true all [0 1 255] <nil>", "loaded [7 7 7] 0", "loaded [7 7 7] 0",
+		"loaded [7 7 7] 5", "loaded [7 7 7] 5")
+	entries, err := os.ReadDir(directory)
+	if status != 0 || err != nil || len(entries) < 2 || len(entries) > 3 {
+		t.Error(status, lines, err, entries)
+	}
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checkpoints.
+#pragma once
+
+#include "optimizer.h"
+
+namespace megadp {
+
+/// To save: shared_data is any text, rank 0's counts, rank_data that of this rank, and so many of the newest checkpoints stay as keep says
+/// (0: all). To load: optional has patterns (as of fnmatch), one a line, of names that only the checkpoint or only this program may have;
+/// with params_only moments are zero and no step was taken; with load_hyper learning rates, groups and what else the optimizer was told are
+/// loaded too.
+struct CheckpointOptions {
+  std::string shared_data;
+  std::string rank_data;
+  long long keep = 0;
+  std::string optional;
+  bool params_only = false;
+  bool load_hyper = false;
+};
+
+/// Parameters, optimizer state and steps, saved by all ranks, loaded on any number of ranks with any sharding and buckets. To be called between
+/// steps. `directory` is one of checkpoints, on a file system that all hosts share.
+class Checkpoint {
+ public:
+  /// Saves one more, which is there as a whole or not at all. Collective over the buffer's world; waits for files longer than the timeout.
+  static void save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
+                   Failure& failure) {
+    if (!not_negative("keep", options.keep, failure)) return;
+    mdp_checkpoint_config config{};
+    config.shared_data = options.shared_data.data();
+    config.shared_bytes = options.shared_data.size();
+    config.rank_data = options.rank_data.data();
+    config.rank_bytes = options.rank_data.size();
+    config.keep = static_cast<uint64_t>(options.keep);
+    call(mdp_checkpoint_save, directory, buffer, optimizer, config, failure);
+  }
+
+  /// Loads the directory's newest one, or the one that is `directory`. Collective over the buffer's world; waits for files longer than the
+  /// timeout. If it fails, nothing has changed; but if data turns out CORRUPT, parameters and state are not to be used until one was loaded.
+  static void load(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
+                   Failure& failure) {
+    mdp_checkpoint_config config{};
+    config.optional = options.optional.c_str();
+    config.flags = (options.params_only ? MDP_CHECKPOINT_PARAMS_ONLY : 0) | (options.load_hyper ? MDP_CHECKPOINT_LOAD_HYPER : 0);
+    call(mdp_checkpoint_load, directory, buffer, optimizer, config, failure);
+  }
+
+  /// The manifest of the directory's newest checkpoint, and its path, as JSON. Local.
+  static std::string info(const std::string& directory, Failure& failure) {
+    if (!is_path(directory, failure)) return std::string();
+    return Library::text(failure, [&](char* json, size_t capacity, size_t* needed) {
+      return mdp_checkpoint_info(directory.c_str(), json, capacity, needed);
+    });
+  }
+
+  /// The rank_data of rank `rank` in the directory's newest checkpoint; -1: the shared_data. Local.
+  static std::string data(const std::string& directory, int rank, Failure& failure) {
+    return guarded(failure, [&] {
+      std::string bytes;
+      while (is_path(directory, failure)) {  // a newer checkpoint may come between two calls
+        size_t needed = 0;
+        const mdp_status status = mdp_checkpoint_data(directory.c_str(), rank, &bytes[0], bytes.size(), &needed);
+        const bool is_short = needed > bytes.size();
+        if (!is_short && !failure.take(status)) return std::string();
+        bytes.resize(needed);
+        if (!is_short) break;
+      }
+      return bytes;
+    });
+  }
+
+ private:
+  static bool is_path(const std::string& directory, Failure& failure) {
+    const bool good = directory.find('\0') == std::string::npos;
+    if (!good) failure.refuse(MDP_E_INVALID, "directory has a NUL in it, after %s", directory.c_str());
+    return good;
+  }
+
+  template <class Function>
+  static void call(Function function, const std::string& directory, const Buffer& buffer, const Optimizer& optimizer,
+                   mdp_checkpoint_config& config, Failure& failure) {
+    if (!is_path(directory, failure)) return;
+    const auto registered = buffer.handle().use(failure);
+    if (!registered) return;
+    const auto of_it = optimizer.handle().use(failure);
+    if (!of_it) return;
+    mdp_checkpoint_part part{};
+    part.struct_size = sizeof part;
+    part.buffer = registered.get();
+    part.optimizer = of_it.get();
+    config.struct_size = sizeof config;
+    config.directory = directory.c_str();
+    config.parts = &part;
+    config.part_count = 1;
+    failure.take(function(&config));
+  }
+};
+
+}  // namespace megadp
