@@ -59,10 +59,12 @@ class Languages(unittest.TestCase):
         return numbers(self.ended([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", str(ranks), *command], environment))
 
     def python(self, ranks, folder, what):
-        return self.launch(ranks, sys.executable, "-B", "-c", PYTHON_PROGRAM, folder, what, PYTHONPATH=os.path.join(BINDINGS, "python", "src"))
+        return self.launch(ranks, sys.executable, "-B", "-c", PYTHON_PROGRAM, folder, what,
+                           PYTHONPATH=os.path.join(BINDINGS, "python", "src"))
 
     def julia(self, ranks, folder):
-        found = subprocess.run([os.path.join(ROOT, "scripts", "setup_julia"), "--print-path"], stdout=subprocess.PIPE, text=True, check=True)
+        setup = os.path.join(ROOT, "scripts", "setup_julia")
+        found = subprocess.run([setup, "--print-path"], stdout=subprocess.PIPE, text=True, check=True)
         if not found.stdout.strip():
             self.skipTest("no julia (scripts/setup_julia makes one on Debian 12)")
         return self.launch(ranks, found.stdout.strip(), "-O0", "--startup-file=no", "--project=" + os.path.join(BINDINGS, "julia"),

@@ -45,9 +45,9 @@ end
     load_checkpoint!(directory, parts...; tensors = Dict(), optional = (), params_only = false, load_hyper = false, row_major = false)
 
 Loads the newest checkpoint in `directory`, or the one that is `directory`, into the parts and tensors, which are those of
-[`save_checkpoint`](@ref); saved by any number of ranks, with any sharding and buckets. `optional` has patterns (as of fnmatch) of names that
-only the checkpoint or only this program may have. With `params_only` not the optimizers' state: moments are zero then, and no step was taken.
-With `load_hyper` also learning rates, groups and what else the optimizers were told.
+[`save_checkpoint`](@ref); saved by any number of ranks, with any sharding and buckets. `optional` has patterns (as of fnmatch) of names
+that only the checkpoint or only this program may have. With `params_only` not the optimizers' state: moments are zero then, and no step was
+taken. With `load_hyper` also learning rates, groups and what else the optimizers were told.
 
 To be called between steps. Collective over the world of the parts; blocking: it waits for files longer than the timeout. Throws
 `MegaDPError` on all ranks, and nothing has changed: `:INVALID` (another model), `:UNSUPPORTED` (of a later version), `:SYSTEM`, `:CORRUPT`,
@@ -83,8 +83,8 @@ end
 """
     checkpoint_data(directory, rank = -1) -> Vector{UInt8}
 
-The `rank_data` that rank `rank` gave to the newest checkpoint in `directory`; -1: the `shared_data`. Local. Throws `MegaDPError`: `:INVALID`
-(no such rank), `:SYSTEM`, `:CORRUPT`, `:UNSUPPORTED`.
+The `rank_data` that rank `rank` gave to the newest checkpoint in `directory`; -1: the `shared_data`. Local. Throws `MegaDPError`:
+`:INVALID` (no such rank), `:SYSTEM`, `:CORRUPT`, `:UNSUPPORTED`.
 """
 function checkpoint_data(directory, rank::Integer = -1)
     path, bytes = path_of(directory), UInt8[]
@@ -152,7 +152,8 @@ function call_checkpoint(call, directory, given, arrays, row_major; keywords...)
     borrowed = [borrow(about.array, row_major) for (_, about) in arrays]
     GC.@preserve path parts arrays borrowed begin
         raw_parts = Raw.mdp_checkpoint_part[raw_part(part) for part in parts]
-        raw_tensors = Raw.mdp_checkpoint_tensor[raw_checkpoint_tensor(name, about, one, row_major) for ((name, about), one) in zip(arrays, borrowed)]
+        raw_tensors = Raw.mdp_checkpoint_tensor[raw_checkpoint_tensor(name, about, one, row_major)
+                                                for ((name, about), one) in zip(arrays, borrowed)]
         GC.@preserve raw_parts raw_tensors begin
             config = Ref(Raw.mdp_checkpoint_config(; directory = pointer(path), parts = pointer(raw_parts), part_count = length(parts),
                                                    tensors = pointer(raw_tensors), tensor_count = length(arrays), keywords...))

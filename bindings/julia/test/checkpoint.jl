@@ -20,7 +20,8 @@ testcase("a checkpoint has parameters, state, steps, arrays and bytes") do
         @test checkpoint_data(folder) == codeunits("all") && checkpoint_data(folder, 0) == [0, 9]
         @test caught(() -> checkpoint_data(folder, 1)).kind == :INVALID
         @test read_json(checkpoint_info(folder))["path"] == joinpath(folder, "checkpoint-000001")
-        for (keywords, lr, taken, moment) in (((), 0.25, 5, 0.75), ((params_only = true,), 0.25, 0, 0), ((load_hyper = true,), 0.5, 5, 0.75))
+        for (keywords, lr, taken, moment) in (((), 0.25, 5, 0.75), ((params_only = true,), 0.25, 0, 0),
+                                              ((load_hyper = true,), 0.5, 5, 0.75))
             other, adamw = checkpoint_job(; lr = 0.25)
             into = Dict("view" => zeros(2, 3), "lazy" => view(zeros(6), 6:-2:1), "whole" => [0, 0])
             load_checkpoint!(folder, other, adamw; tensors = into, keywords...)
@@ -37,18 +38,21 @@ testcase("what of a checkpoint is refused, and which ones are kept") do
     mktempdir() do folder
         buffer, optimizer = checkpoint_job()
         second = MegaDP.Optimizer(buffer)
+        save(; keywords...) = save_checkpoint(folder, buffer; keywords...)
+        save_tensor(; how...) = save(; tensors = Dict("x" => CheckpointTensor([1.0]; how...)))
         for (word, body) in (("part_count", () -> save_checkpoint(folder)), ("Comm", () -> save_checkpoint(folder, world)),
-                             ("two Optimizers", () -> save_checkpoint(folder, optimizer, second)), ("keep", () -> save_checkpoint(folder, buffer; keep = -1)),
-                             ("Float32", () -> save_checkpoint(folder, buffer; rank_data = Float32[1])), ("NUL", () -> save_checkpoint("a\0b", buffer)),
-                             ("'w'", () -> save_checkpoint(folder, buffer; tensors = Dict("w" => [1.0]))),
-                             ("placement", () -> save_checkpoint(folder, buffer; tensors = Dict("x" => CheckpointTensor([1.0]; placement = :partial_sum)))),
-                             ("shard_dim", () -> save_checkpoint(folder, buffer; tensors = Dict("x" => CheckpointTensor([1.0]; placement = :sharded, shard_dim = 2)))),
+                             ("two Optimizers", () -> save_checkpoint(folder, optimizer, second)), ("keep", () -> save(; keep = -1)),
+                             ("Float32", () -> save(; rank_data = Float32[1])), ("NUL", () -> save_checkpoint("a\0b", buffer)),
+                             ("'w'", () -> save(; tensors = Dict("w" => [1.0]))),
+                             ("placement", () -> save_tensor(; placement = :partial_sum)),
+                             ("shard_dim", () -> save_tensor(; placement = :sharded, shard_dim = 2)),
                              ("no memory", () -> load_checkpoint!(folder, buffer; tensors = Dict("x" => 1:3))),
                              ("one line", () -> load_checkpoint!(folder, buffer; optional = ("*\n",))))
             problem = caught(body)
             @test problem.kind == :INVALID && (word, occursin(word, problem.text)) == (word, true)
         end
-        @test isempty(readdir(folder)) && caught(() -> checkpoint_info(folder)).kind == caught(() -> checkpoint_data(folder)).kind == :SYSTEM
+        @test isempty(readdir(folder))
+        @test caught(() -> checkpoint_info(folder)).kind == caught(() -> checkpoint_data(folder)).kind == :SYSTEM
         for _ in 1:3
             save_checkpoint(folder, buffer; keep = 2)
         end

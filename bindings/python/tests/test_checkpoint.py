@@ -58,8 +58,8 @@ class Checkpoints(unittest.TestCase):
         for number in (1, 2):
             step(buffer, optimizer, number)
         frozen = array.array("d", [0.5, 0.25])
-        megadp.save_checkpoint(os.environ["CHECKPOINTS"], buffer, optimizer, tensors={"frozen": frozen}, shared_data=b"\\0all" if comm.rank == 0 else b"no",
-                               rank_data=b"r" * (2 * comm.rank))
+        megadp.save_checkpoint(os.environ["CHECKPOINTS"], buffer, optimizer, tensors={"frozen": frozen},
+                               shared_data=b"\\0all" if comm.rank == 0 else b"no", rank_data=b"r" * (2 * comm.rank))
         saved = values(buffer)
         step(buffer, optimizer, 3)
         print([saved, values(buffer)], flush=True)
@@ -94,7 +94,8 @@ class Checkpoints(unittest.TestCase):
             buffer.write("w", array.array("f", [1, 2, 3, 4]))
             optimizer.state("w", "exp_avg").memoryview[0] = 0.75
             megadp.save_checkpoint(self.directory, optimizer)
-            for params_only, load_hyper, lr, steps, moment in ((False, False, 0.25, 5, 0.75), (True, False, 0.25, 0, 0.0), (False, True, 0.5, 5, 0.75)):
+            for params_only, load_hyper, lr, steps, moment in ((False, False, 0.25, 5, 0.75), (True, False, 0.25, 0, 0.0),
+                                                               (False, True, 0.5, 5, 0.75)):
                 with self.subTest(params_only=params_only, load_hyper=load_hyper):
                     other, adamw = self.job(comm, lr=0.25)
                     megadp.load_checkpoint(self.directory, other, adamw, params_only=params_only, load_hyper=load_hyper)
@@ -134,8 +135,9 @@ class Checkpoints(unittest.TestCase):
             second = megadp.Optimizer(buffer)
             for word, parts, options in (("part_count", (), {}), ("Comm", (comm,), {}), ("second Optimizer", (optimizer, second), {}),
                                          ("keep", (buffer,), {"keep": -1}), ("rank_data", (buffer,), {"rank_data": "text"}),
-                                         ("tensor 'x'", (buffer,), {"tensors": {"x": [1, 2]}}), ("'w'", (buffer,), {"tensors": {"w": array.array("f", [1])}}),
-                                         ("placement", (buffer,), {"tensors": {"x": megadp.CheckpointTensor(b"1", placement="partial_sum")}})):
+                                         ("tensor 'x'", (buffer,), {"tensors": {"x": [1, 2]}}),
+                                         ("'w'", (buffer,), {"tensors": {"w": array.array("f", [1])}}),
+                                         ("placement", (buffer,), {"tensors": {"x": megadp.CheckpointTensor(b"1", "partial_sum")}})):
                 self.refused(invalid, word, megadp.save_checkpoint, self.directory, *parts, **options)
             for directory in ("", "a\0b", 3):
                 self.refused(invalid, "directory", megadp.save_checkpoint, directory, buffer)
@@ -145,7 +147,8 @@ class Checkpoints(unittest.TestCase):
                 self.refused(megadp.Status.SYSTEM, self.directory, call, self.directory)
             optimizer.close()
             self.refused(megadp.Status.STATE, "closed", megadp.save_checkpoint, self.directory, buffer, optimizer)
-            megadp.save_checkpoint(self.directory, buffer, tensors={"x": megadp.CheckpointTensor(b"123", "sharded", 0, 1)}, rank_data=bytearray(b"r"))
+            sharded = megadp.CheckpointTensor(b"123", "sharded", 0, 1)
+            megadp.save_checkpoint(self.directory, buffer, tensors={"x": sharded}, rank_data=bytearray(b"r"))
             into = bytearray(3)
             megadp.load_checkpoint(self.directory, buffer, tensors={"x": into})
             self.assertEqual((into, megadp.checkpoint_data(self.directory, 0)), (b"123", b"r"))

@@ -9,15 +9,15 @@ import (
 	"megadp/internal/shim"
 )
 
-// SaveOptions says what a checkpoint has besides parameters and state: SharedData is any bytes, rank 0's count, RankData those of this rank;
-// and how many of the newest checkpoints stay, 0: all.
+// SaveOptions says what a checkpoint has besides parameters and state: SharedData is any bytes, rank 0's count, RankData those of this
+// rank; and how many of the newest checkpoints stay, 0: all.
 type SaveOptions struct {
 	SharedData, RankData []byte
 	Keep                 int64
 }
 
-// LoadOptions: Optional has patterns (as of fnmatch) of names that only the checkpoint or only this program may have. With ParamsOnly moments
-// are zero and no step was taken; with LoadHyper learning rates, groups and what else the optimizer was told are loaded too.
+// LoadOptions: Optional has patterns (as of fnmatch) of names that only the checkpoint or only this program may have. With ParamsOnly
+// moments are zero and no step was taken; with LoadHyper learning rates, groups and what else the optimizer was told are loaded too.
 type LoadOptions struct {
 	Optional              []string
 	ParamsOnly, LoadHyper bool

@@ -45,8 +45,9 @@ func checkpointed() error {
 		return err
 	}
 	data := []byte{0, byte(rank), 255}
+	saved := megadp.SaveOptions{SharedData: []byte("all"), RankData: data, Keep: 2}
 	for i := 0; i < 3; i++ {
-		if err := megadp.SaveCheckpoint(directory, buffer, optimizer, megadp.SaveOptions{SharedData: []byte("all"), RankData: data, Keep: 2}); err != nil {
+		if err := megadp.SaveCheckpoint(directory, buffer, optimizer, saved); err != nil {
 			return err
 		}
 	}

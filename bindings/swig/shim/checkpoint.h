@@ -19,8 +19,8 @@ struct CheckpointOptions {
   bool load_hyper = false;
 };
 
-/// Parameters, optimizer state and steps, saved by all ranks, loaded on any number of ranks with any sharding and buckets. To be called between
-/// steps. `directory` is one of checkpoints, on a file system that all hosts share.
+/// Parameters, optimizer state and steps, saved by all ranks, loaded on any number of ranks with any sharding and buckets. To be called
+/// between steps. `directory` is one of checkpoints, on a file system that all hosts share.
 class Checkpoint {
  public:
   /// Saves one more, which is there as a whole or not at all. Collective over the buffer's world; waits for files longer than the timeout.
@@ -37,7 +37,8 @@ class Checkpoint {
   }
 
   /// Loads the directory's newest one, or the one that is `directory`. Collective over the buffer's world; waits for files longer than the
-  /// timeout. If it fails, nothing has changed; but if data turns out CORRUPT, parameters and state are not to be used until one was loaded.
+  /// timeout. If it fails, nothing has changed; but if data turns out CORRUPT, parameters and state are not to be used until one was
+  /// loaded.
   static void load(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
                    Failure& failure) {
     mdp_checkpoint_config config{};

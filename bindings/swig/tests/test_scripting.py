@@ -60,7 +60,8 @@ class Language:
         command = self.command(folder)
         for count in (1, 2):
             with tempfile.TemporaryDirectory() as empty:
-                env = ranks.environment(MEGADP_MODULE=folder, MEGADP_FLAG=os.path.join(empty, "flag"), MEGADP_CHECKPOINTS=empty, **self.environment(folder))
+                env = ranks.environment(MEGADP_MODULE=folder, MEGADP_FLAG=os.path.join(empty, "flag"), MEGADP_CHECKPOINTS=empty,
+                                        **self.environment(folder))
                 ended = ranks.run_ranks(count, command, env=env)
             printed = sorted(" ".join(line.split()) for line in ranks.check_ended(self, ended).splitlines())
             self.assertEqual(printed, sorted(expected(count) * count))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Any number of ranks: loads the checkpoint that is there, or saves one after two steps; then takes a step. tests/bindings/checkpoints.py runs
-# it on other languages' checkpoints too.
+# Any number of ranks: loads the checkpoint that is there, or saves one after two steps; then takes a step.
+# tests/bindings/checkpoints.py runs it on other languages' checkpoints too.
 include("rank.jl")
 
 function taken!(buffer, optimizer, number)

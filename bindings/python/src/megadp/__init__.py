@@ -23,6 +23,6 @@ from ._tensor import Tensor
 from ._waiting import Request
 
 __version__ = version_text(lib.mdp_version())
-__all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError", "Optimizer",
-           "Param", "ParamGroup", "Plan", "Range", "Request", "Stats", "Status", "StepReport", "Tensor", "checkpoint_data",
+__all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError",
+           "Optimizer", "Param", "ParamGroup", "Plan", "Range", "Request", "Stats", "Status", "StepReport", "Tensor", "checkpoint_data",
            "checkpoint_info", "grid_groups", "info", "load_checkpoint", "log_to", "plan", "plan_layout", "save_checkpoint", "unique_id"]

@@ -42,8 +42,8 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
     tensor-parallel. shared_data: any bytes, rank 0's count; rank_data: any bytes of this rank; checkpoint_data gives them back. keep: so
     many of the newest checkpoints stay (0: all). To be called between steps. Collective over the world of the parts; blocking: it waits
     for files longer than the timeout.
-    Raises MegaDPError, on all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names the
-    file), those of a lost communicator."""
+    Raises MegaDPError, on all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names
+    the file), those of a lost communicator."""
     fields = {"keep": whole(keep, "keep", 0, 2**64 - 1)}
     kept = []
     for name, data in (("shared", shared_data), ("rank", rank_data)):
@@ -58,8 +58,8 @@ def load_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
     save_checkpoint; saved by any number of ranks, with any sharding and buckets.
 
     optional: patterns (as of fnmatch) of names that only the checkpoint or only this program may have. params_only: not the optimizers'
-    state; moments are zero then, and no step was taken. load_hyper: also learning rates, groups and what else the optimizers were told. To be
-    called between steps. Collective over the world of the parts; blocking: it waits for files longer than the timeout.
+    state; moments are zero then, and no step was taken. load_hyper: also learning rates, groups and what else the optimizers were told. To
+    be called between steps. Collective over the world of the parts; blocking: it waits for files longer than the timeout.
     Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model), UNSUPPORTED (of a later version), SYSTEM, CORRUPT,
     those of a lost communicator. If data turns out CORRUPT, parameters, views, states and steps are STATE until a checkpoint was loaded."""
     patterns = (optional,) if isinstance(optional, str) else tuple(optional)

@@ -61,7 +61,8 @@ impl<'a> SaveCheckpoint<'a> {
         self
     }
 
-    /// An array of the caller's: a frozen parameter, say. Of `about` name, shape and placement count; ranks that hold replicas give the same.
+    /// An array of the caller's: a frozen parameter, say. Of `about` name, shape and placement count; ranks that hold replicas give the
+    /// same.
     pub fn tensor<T: Element>(mut self, about: &Param, from: impl Into<Strided<'a, T>>) -> Self {
         let from = from.into();
         self.arrays.push(Array::new(about, |shape| from.tensor(shape)));
@@ -86,12 +87,12 @@ impl<'a> SaveCheckpoint<'a> {
         self
     }
 
-    /// Saves, under the next free number: the checkpoint is there as a whole or not at all. Collective over the world of the parts, blocking: it
-    /// waits for files longer than the timeout.
+    /// Saves, under the next free number: the checkpoint is there as a whole or not at all. Collective over the world of the parts,
+    /// blocking: it waits for files longer than the timeout.
     ///
     /// # Errors
-    /// On all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names the file), those of a
-    /// lost communicator.
+    /// On all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names the file), those
+    /// of a lost communicator.
     pub fn save(self) -> Result<()> {
         let mut config = sys::mdp_checkpoint_config::new();
         (config.shared_data, config.shared_bytes) = (self.shared_data.as_ptr().cast(), self.shared_data.len() as u64);
@@ -102,8 +103,8 @@ impl<'a> SaveCheckpoint<'a> {
     }
 }
 
-/// What is loaded, from where and into what; saved by any number of ranks, with any sharding and buckets. To be said alike on all ranks, and
-/// between steps. See [`SaveCheckpoint`].
+/// What is loaded, from where and into what; saved by any number of ranks, with any sharding and buckets. To be said alike on all ranks,
+/// and between steps. See [`SaveCheckpoint`].
 #[derive(Debug)]
 #[must_use = "nothing is loaded before load() is called"]
 pub struct LoadCheckpoint<'a> {
@@ -169,8 +170,8 @@ impl<'a> LoadCheckpoint<'a> {
         }
         let optional = c_string(self.optional.join("\n").as_bytes(), "optional")?;
         let config = sys::mdp_checkpoint_config { optional: optional.as_ptr(), flags: self.flags, ..sys::mdp_checkpoint_config::new() };
-        // SAFETY: call() hands over a configuration whose handles and arrays are borrowed mutably by this value, so that no slice of them is
-        // in use; the patterns live through it.
+        // SAFETY: call() hands over a configuration whose handles and arrays are borrowed mutably by this value, so that no slice of them
+        // is in use; the patterns live through it.
         call(&self.directory, self.parts, self.arrays, config, |config| unsafe { sys::mdp_checkpoint_load(config) })
     }
 }

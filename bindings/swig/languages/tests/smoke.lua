@@ -71,7 +71,8 @@ buffer:write(0, { 99 })
 optimizer:set_steps(1)
 megadp.Checkpoint.load(directory, buffer, optimizer, megadp.CheckpointOptions())
 local same = buffer:read(0)[1] == saved and 1 or 0
-print(string.format("restored %d %d", same, optimizer:steps(1)), megadp.Checkpoint.data(directory, -1), megadp.Checkpoint.data(directory, 0))
+local texts = megadp.Checkpoint.data(directory, -1) .. " " .. megadp.Checkpoint.data(directory, 0)
+print(string.format("restored %d %d %s", same, optimizer:steps(1), texts))
 assert(megadp.Checkpoint.info(directory):find("checkpoint-000001", 1, true))
 fails("absent", megadp.Checkpoint.info, directory .. "/absent")
 
