@@ -67,15 +67,16 @@ void read_plain(const std::string& path, std::vector<char>* data) {
   ::close(fd);
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  must(argc > 1, "give a directory");
-  const std::string directory = argv[1];
-  const int64_t mib = argc > 2 ? std::atoll(argv[2]) : 512, rounds = argc > 3 ? std::atoll(argv[3]) : 5;
+struct Model {
   mdp_comm* comm = nullptr;
-  MUST(mdp_comm_create(nullptr, nullptr, &comm));
-  const int32_t rank = mdp_comm_rank(comm), size = mdp_comm_size(comm);
+  mdp_buffer* buffer = nullptr;
+  mdp_optimizer* optimizer = nullptr;
+};
+
+// With so much state over all ranks, and values in it.
+Model make_model(int64_t mib) {
+  Model model;
+  MUST(mdp_comm_create(nullptr, nullptr, &model.comm));
   // f32: the parameter and two moments.
   constexpr int64_t kParams = 64;
   const int64_t elements = mib * (1 << 20) / 12 / kParams;
@@ -90,10 +91,8 @@ int main(int argc, char** argv) {
     params[p].shape = &elements;
     params[p].ndim = 1;
   }
-  mdp_buffer* buffer = nullptr;
-  mdp_optimizer* optimizer = nullptr;
-  MUST(mdp_buffer_register(comm, nullptr, nullptr, params.data(), params.size(), &buffer));
-  MUST(mdp_optimizer_create(buffer, nullptr, &optimizer));
+  MUST(mdp_buffer_register(model.comm, nullptr, nullptr, params.data(), params.size(), &model.buffer));
+  MUST(mdp_optimizer_create(model.buffer, nullptr, &model.optimizer));
   std::vector<float> values(static_cast<size_t>(elements));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i * 2654435761U % 1000003) / 1000003;
   for (size_t p = 0; p < params.size(); ++p) {
@@ -103,12 +102,23 @@ int main(int argc, char** argv) {
     tensor.data = values.data();
     tensor.shape = &elements;
     tensor.ndim = 1;
-    MUST(mdp_param_write(buffer, p, &tensor, nullptr));
+    MUST(mdp_param_write(model.buffer, p, &tensor, nullptr));
   }
+  return model;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  must(argc > 1, "give a directory");
+  const std::string directory = argv[1];
+  const int64_t mib = argc > 2 ? std::atoll(argv[2]) : 512, rounds = argc > 3 ? std::atoll(argv[3]) : 5;
+  const Model model = make_model(mib);
+  const int32_t rank = mdp_comm_rank(model.comm), size = mdp_comm_size(model.comm);
   mdp_checkpoint_part part{};
   part.struct_size = sizeof part;
-  part.buffer = buffer;
-  part.optimizer = optimizer;
+  part.buffer = model.buffer;
+  part.optimizer = model.optimizer;
   mdp_checkpoint_config config{};
   config.struct_size = sizeof config;
   config.directory = directory.c_str();
@@ -119,10 +129,10 @@ int main(int argc, char** argv) {
   const std::string file = directory + ".plain." + std::to_string(rank);
   std::vector<double> times[4];
   const auto timed = [&](int which, const auto& work) {
-    MUST(mdp_barrier(comm, nullptr));
+    MUST(mdp_barrier(model.comm, nullptr));
     const auto begin = Clock::now();
     work();
-    MUST(mdp_barrier(comm, nullptr));
+    MUST(mdp_barrier(model.comm, nullptr));
     times[which].push_back(seconds(begin));
   };
   for (int64_t round = 0; round <= rounds; ++round) {
@@ -137,7 +147,7 @@ int main(int argc, char** argv) {
     if (rank == 0) drop_from_memory(directory);
     timed(2, [&] { read_plain(file, &plain); });
     timed(3, [&] { MUST(mdp_checkpoint_load(&config)); });
-    MUST(mdp_barrier(comm, nullptr));
+    MUST(mdp_barrier(model.comm, nullptr));
     std::filesystem::remove(file);
     if (rank == 0) std::filesystem::remove_all(directory);
   }
@@ -148,7 +158,7 @@ int main(int argc, char** argv) {
               << " of its speed\n"
               << "plain files read " << read << " s, checkpoint loaded " << loaded << " s: " << read / loaded << " of its speed\n";
   }
-  mdp_optimizer_destroy(optimizer);
-  mdp_buffer_destroy(buffer);
-  mdp_comm_destroy(comm);
+  mdp_optimizer_destroy(model.optimizer);
+  mdp_buffer_destroy(model.buffer);
+  mdp_comm_destroy(model.comm);
 }

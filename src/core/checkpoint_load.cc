@@ -168,7 +168,11 @@ class Load {
     const Arenas& arenas = local->part->buffer->arenas();
     const OwnedRange* const owned = arenas.owned(local->index);
     loaded_.push_back({local->part, local->index, &source});
-    if (owned == nullptr) return local->part->optimizer ? check_rule(source, *local->part) : Status();
+    const StoredOptimizer* const optimizer = local->part->optimizer ? &here_.optimizers[static_cast<size_t>(target.optimizer)] : nullptr;
+    if (optimizer != nullptr) {
+      if (Status fits = check_rule(source, *optimizer); !fits) return fits;
+    }
+    if (owned == nullptr) return {};
     const bool on_device = arenas.backend().place().type != DeviceType::cpu;
     const uint64_t begin = owned->param_begin, end = begin + (owned->end - owned->begin);
     const Arena& arena = arenas.arena_of(local->index);
@@ -179,10 +183,9 @@ class Load {
     const DType* const master = source_->type_of(source, kMasterState);
     const bool from_master = master != nullptr && source.type != target.type;
     add(from_master ? kMasterState : kParamState, from_master ? *master : source.type, target.type, arena.param_at(owned->begin), 0);
-    if (!local->part->optimizer) return {};
-    if (Status fits = check_rule(source, *local->part); !fits) return fits;
+    if (optimizer == nullptr) return {};
     size_t number = 0;
-    for (const StoredState& state : here_.optimizers[static_cast<size_t>(target.optimizer)].state) {
+    for (const StoredState& state : optimizer->state) {
       ++number;
       const bool is_master = state.name == kMasterState;
       if (is_master && !Plan::has_master(*arena.plan)) continue;
@@ -209,20 +212,18 @@ class Load {
   }
 
   // Whether the optimizer can take over what the checkpoint has of the parameter.
-  Status check_rule(const StoredArray& source, const CheckpointPart& part) const {
+  Status check_rule(const StoredArray& source, const StoredOptimizer& mine) const {
     if (config_.params_only) return {};
-    auto mine = part.optimizer->stored();
-    if (!mine) return mine.status();
     if (source.optimizer < 0) {
       return invalid(source_->path(), " has no optimizer state of ", in_quotes(source.name),
                      "; with MDP_CHECKPOINT_PARAMS_ONLY (1) it begins with zeros");
     }
     const StoredOptimizer& stored = source_->manifest().optimizers[static_cast<size_t>(source.optimizer)];
-    if (stored.rule != mine->rule) {
+    if (stored.rule != mine.rule) {
       return invalid(source_->path(), " has ", in_quotes(source.name), " with the state of ", in_quotes(stored.rule),
-                     ", and the optimizer here is ", mine->rule, "; with MDP_CHECKPOINT_PARAMS_ONLY (1) its state begins with zeros");
+                     ", and the optimizer here is ", mine.rule, "; with MDP_CHECKPOINT_PARAMS_ONLY (1) its state begins with zeros");
     }
-    for (const StoredState& state : mine->state) {
+    for (const StoredState& state : mine.state) {
       if (state.name == kMasterState || source_->type_of(source, state.name) != nullptr) continue;
       return Status(Code::corrupt, text(source_->path(), " has no ", state.name, " of ", in_quotes(source.name)));
     }
