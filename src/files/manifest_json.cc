@@ -165,6 +165,13 @@ void take_pieces(ManifestReader& reader, const Json& json, const std::string& wh
         piece.end > elements[piece.part]) {
       return reader.refuse(text(where, " has the piece ", shape_text(numbers), ", which cannot be"));
     }
+    // They are searched, and read one after another.
+    if (!array->pieces.empty()) {
+      const StoredPiece& last = array->pieces.back();
+      if (piece.part < last.part || (piece.part == last.part && piece.begin < last.end)) {
+        return reader.refuse(text(where, " has the piece ", shape_text(numbers), ", which is out of order, or overlaps"));
+      }
+    }
     array->pieces.push_back(piece);
   }
 }

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The header of a safetensors file, and the index of a model in several: an input is a file, whose first byte says which of the two
-// follows.
+// The header of a safetensors file, the index of a model in several, and a whole file with checksums, as it is opened and read: an input
+// is a file, whose first byte says which of them follows.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+
 #include "base/shape.h"
 #include "base/text.h"
-#include "files/safetensors_json.h"
+#include "files/checksum.h"
+#include "files/safetensors_file.h"
 #include "fuzz.h"
 
 using namespace megadp;
@@ -31,9 +38,43 @@ std::string run_index(std::string_view json) {
   return text("an index of ", index->files.size());
 }
 
+// A file in memory, the same one every time: a reader opens it by a name.
+Folder open_files() {
+  auto folder = Folder::open("/proc/self/fd");
+  must(folder.ok(), "/proc/self/fd cannot be opened");
+  return *std::move(folder);
+}
+
+std::string run_file(std::string_view content) {
+  static const Folder folder = open_files();
+  static const int fd = ::memfd_create("fuzzed", MFD_CLOEXEC);
+  must(fd >= 0 && ::ftruncate(fd, 0) == 0, "no file in memory");
+  must(::pwrite(fd, content.data(), content.size(), 0) == static_cast<ssize_t>(content.size()), "a file in memory cannot be written");
+  // The header's checksum is right: what lies behind it is to be reached.
+  const auto length = safetensors_header_bytes(content.substr(0, 8));
+  const size_t front = length ? static_cast<size_t>(std::min<uint64_t>(8 + *length, content.size())) : 0;
+  auto reader = SafetensorsReader::open(folder, std::to_string(fd), {content.size(), checksum(content.data(), front)});
+  if (!reader) return refused(reader.status());
+  for (const StoredTensor& tensor : reader->tensors()) {
+    must(reader->find(tensor.name) == &tensor, "a tensor that is not found");
+    uint64_t got = 0;
+    const Status read = reader->read(tensor.begin, tensor.end, [&](const char* data, size_t bytes) {
+      const std::string_view expected = content.substr(front + tensor.begin + got, bytes);
+      must(std::string_view(data, bytes) == expected, "bytes that are not the file's");
+      got += bytes;
+      return Status();
+    });
+    if (!read) return refused(read);
+    must(got == tensor.end - tensor.begin, "fewer bytes than the tensor's");
+  }
+  return text("a file of ", reader->tensors().size());
+}
+
 std::string run(const std::string& input) {
   Bytes bytes(input);
-  if (bytes.number<char>() == 'i') return run_index(bytes.rest());
+  const char kind = bytes.number<char>();
+  if (kind == 'i') return run_index(bytes.rest());
+  if (kind == 'f') return run_file(bytes.rest());
   const auto length = safetensors_header_bytes(bytes.some(8));
   if (!length) return refused(length.status());
   must(*length <= kLongestHeader, "a header that is too long");
@@ -52,41 +93,53 @@ std::string file(const std::string& header) {
   return "h" + bytes_of(static_cast<uint64_t>(header.size())) + header;
 }
 
+// With its data, and a checksum of them.
+std::string whole_file(const std::string& tensors, const std::string& data) {
+  std::string digits;
+  if (!data.empty()) append_digits(&digits, checksum(data.data(), data.size()));
+  std::string whole = file(R"({"__metadata__":{"megadp.checksums":")" + digits + "\"}" + tensors + "}") + data;
+  whole[0] = 'f';
+  return whole;
+}
+
 const std::string kGood = R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return fuzz(argc, argv,
-              {{file("{}"), file(R"({"a":)" + kGood + "}"),
-                file(R"({"__metadata__":{"format":"pt"},"a":)" + kGood + R"(,"b\u0000":)" + kGood + "}"),
-                file(R"({"a":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},"b":{"dtype":"I64","shape":[0,7],"data_offsets":[0,0]}})"),
-                R"(i{"metadata":{"total_size":60,"more":[1,null,true,0.5,-1]},"weight_map":{"c":"2.safetensors","a":"1.safetensors"}})"},
-               {"{",
-                "}",
-                "[",
-                "]",
-                ":",
-                ",",
-                "\"",
-                "null",
-                "true",
-                "-1",
-                "0.5",
-                "1e400",
-                "18446744073709551615",
-                "9223372036854775808",
-                "4294967296",
-                "[[[[[[[[",
-                "\\ud800",
-                "\xff",
-                kGood,
-                "\"shape\"",
-                "\"dtype\"",
-                "\"data_offsets\"",
-                "\"__metadata__\"",
-                "\"weight_map\"",
-                "\"F64\"",
-                "../x"},
-               run});
+  return fuzz(
+      argc, argv,
+      {{file("{}"), file(R"({"a":)" + kGood + "}"),
+        file(R"({"__metadata__":{"format":"pt"},"a":)" + kGood + R"(,"b\u0000":)" + kGood + "}"),
+        file(R"({"a":{"dtype":"BF16","shape":[],"data_offsets":[8,10]},"b":{"dtype":"I64","shape":[0,7],"data_offsets":[0,0]}})"),
+        whole_file("", ""), whole_file(R"(,"a":)" + kGood + R"(,"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]})", "12345678abc"),
+        R"(i{"metadata":{"total_size":60,"more":[1,null,true,0.5,-1]},"weight_map":{"c":"2.safetensors","a":"1.safetensors"}})"},
+       {"{",
+        "}",
+        "[",
+        "]",
+        ":",
+        ",",
+        "\"",
+        "null",
+        "true",
+        "-1",
+        "0.5",
+        "1e400",
+        "18446744073709551615",
+        "9223372036854775808",
+        "4294967296",
+        "[[[[[[[[",
+        "\\ud800",
+        "\xff",
+        kGood,
+        "\"shape\"",
+        "\"dtype\"",
+        "\"data_offsets\"",
+        "\"__metadata__\"",
+        "\"megadp.checksums\"",
+        "\"weight_map\"",
+        "\"F64\"",
+        "../x"},
+       run});
 }
