@@ -16,6 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "megadp checkpoint";
+constexpr int kMostNested = 32;
 constexpr uint64_t kMostElements = uint64_t{1} << 58;
 
 Json piece_json(const StoredPiece& piece) {
@@ -231,7 +232,13 @@ std::string Manifest::json() const {
 
 Result<Manifest> parse_manifest(std::string_view given) {
   const auto corrupt = [](const std::string& problem) { return Status(Code::corrupt, problem); };
-  const Json json = Json::parse(given, nullptr, false);
+  bool is_deep = false;  // than any manifest: it would be written again by calls that deep
+  const auto look = [&is_deep](int depth, Json::parse_event_t, const Json&) {
+    is_deep |= depth > kMostNested;
+    return depth <= kMostNested;
+  };
+  const Json json = Json::parse(given, look, false);
+  if (is_deep) return corrupt(text("it is nested deeper than ", kMostNested, " levels"));
   if (json.is_discarded()) return corrupt("it is not JSON");
   ManifestReader reader;
   if (reader.string(reader.member(json, "format", "it"), "format") != kFormat) return corrupt("it is not the manifest of a checkpoint");
