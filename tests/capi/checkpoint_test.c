@@ -2,6 +2,7 @@
  * Checkpoints: what is loaded is what was saved, on any number of ranks, with any sharding and buckets; and training goes on with the bits
  * of a run that was never interrupted. Gradients are small integers, the same on all ranks, so that sums are exact. */
 #include <dirent.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -85,7 +86,10 @@ typedef struct {
   uint64_t steps[COUNT];
 } everything;
 
-/* Each rank adds what it has. */
+/* What is between ranks that are threads ThreadSanitizer does not see. */
+static pthread_mutex_t collecting = PTHREAD_MUTEX_INITIALIZER;
+
+/* Each rank adds what it has; replicas have the same. */
 static void collect(const job* j, everything* all) {
   mdp_range ranges[256];
   const size_t count = owned_ranges(j->buffer, ranges, 256);
@@ -94,21 +98,29 @@ static void collect(const job* j, everything* all) {
     float values[LONGEST];
     const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &lengths[p]);
     OK(mdp_param_read(j->buffer, p, &t, NULL));
-    if (mdp_comm_rank(j->comm) == 0) {
-      memcpy(all->params[p], values, (size_t)lengths[p] * sizeof(float));
-      OK(mdp_optimizer_steps(j->optimizer, p, &all->steps[p]));
-    }
+    uint64_t steps = 0;
+    OK(mdp_optimizer_steps(j->optimizer, p, &steps));
+    pthread_mutex_lock(&collecting);
+    memcpy(all->params[p], values, (size_t)lengths[p] * sizeof(float));
+    all->steps[p] = steps;
+    pthread_mutex_unlock(&collecting);
   }
   for (size_t i = 0; i < count; ++i) {
     for (int k = 0; k < STATES; ++k) {
       SIZED(mdp_tensor, view);
       OK(mdp_optimizer_state(j->optimizer, (size_t)ranges[i].param, state_names[k], &view));
+      pthread_mutex_lock(&collecting);
       memcpy(all->states[k][ranges[i].param] + ranges[i].param_begin, view.data, (size_t)view.shape[0] * sizeof(float));
+      pthread_mutex_unlock(&collecting);
     }
   }
 }
 
-static void set_everything(const job* j, const everything* all) {
+static void set_everything(const job* j, const everything* shared) {
+  everything* const all = malloc(sizeof *all);
+  pthread_mutex_lock(&collecting);
+  memcpy(all, shared, sizeof *all);
+  pthread_mutex_unlock(&collecting);
   mdp_range ranges[256];
   const size_t count = owned_ranges(j->buffer, ranges, 256);
   for (size_t p = 0; p < COUNT; ++p) {
@@ -128,6 +140,7 @@ static void set_everything(const job* j, const everything* all) {
   uint64_t taken = 0;
   for (int p = 0; p < COUNT; ++p) taken = all->steps[p] > taken ? all->steps[p] : taken;
   OK(mdp_optimizer_set_steps(j->optimizer, taken, all->steps, COUNT));
+  free(all);
 }
 
 static void first_values(const job* j) {

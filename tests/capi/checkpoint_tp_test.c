@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Checkpoints over tensor-parallel sizes: what is saved with one placement over so many ranks is loaded over any other number. Values say
  * where in the whole parameter they belong. And pipeline stages: what is tied is stored once. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,6 +79,8 @@ static job job_of(const mdp_unique_id* id, int32_t rank, const stage* s) {
   return j;
 }
 
+static pthread_mutex_t moving = PTHREAD_MUTEX_INITIALIZER; /* replicas have the same */
+
 /* Of what this rank has of the states. write: into them. Otherwise each rank adds it to `all`. */
 static void move_states(const job* j, int t, const stage* s, int write) {
   mdp_range ranges[256];
@@ -88,6 +91,7 @@ static void move_states(const job* j, int t, const stage* s, int write) {
       SIZED(mdp_tensor, view);
       OK(mdp_optimizer_state(j->optimizer, (size_t)p, state_names[k], &view));
       float* const values = view.data;
+      pthread_mutex_lock(&moving);
       for (int64_t e = 0; e < view.shape[0]; ++e) {
         float* const whole = &s->states[1 + k][p][in_whole(p, t, s->tp, (int)(ranges[i].param_begin + e))];
         if (write) {
@@ -96,6 +100,7 @@ static void move_states(const job* j, int t, const stage* s, int write) {
           *whole = values[e];
         }
       }
+      pthread_mutex_unlock(&moving);
     }
   }
 }
@@ -111,7 +116,9 @@ static void move_params(const job* j, int t, const stage* s, int write) {
     tensor.shape = view.shape;
     for (int i = 0; write && i < count; ++i) values[i] = s->states[0][p][in_whole(p, t, s->tp, i)];
     OK((write ? mdp_param_write : mdp_param_read)(j->buffer, (size_t)p, &tensor, NULL));
+    pthread_mutex_lock(&moving);
     for (int i = 0; !write && i < count; ++i) s->states[0][p][in_whole(p, t, s->tp, i)] = values[i];
+    pthread_mutex_unlock(&moving);
   }
 }
 
