@@ -27,6 +27,13 @@ namespace megadp {
   return true;
 }
 
+// Of a shape that has been checked.
+inline uint64_t elements_of(const std::vector<int64_t>& shape) noexcept {
+  uint64_t product = 1;
+  for (const int64_t size : shape) product *= static_cast<uint64_t>(size);
+  return product;
+}
+
 // Row-major and without gaps.
 inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size());

@@ -18,4 +18,13 @@ Status compare_checkpoint_configs(const CheckpointConfig& config, const char* ca
                 Blame{.rank = found.other});
 }
 
+Status copy_tensor(const CheckpointConfig& config, const CheckpointTensor& tensor, std::span<std::byte> dense, Copy direction) {
+  StridedArray array = tensor.array;
+  array.data = dense.data();
+  array.strides = dense_strides(array.shape);
+  Backend& backend = tensor.where == DeviceType::cpu ? config.context().backend->control() : *config.context().backend;
+  return direction == Copy::to_dense ? backend.copy(array, tensor.array, false, nullptr)
+                                     : backend.copy(tensor.array, array, false, nullptr);
+}
+
 }  // namespace megadp

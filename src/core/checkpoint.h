@@ -45,6 +45,13 @@ struct CheckpointConfig {
   const std::vector<int>& members() const { return grid()->world()->group().members(); }
 };
 
+// All of a tensor, as the other side of a file: dense, in the host's memory.
+enum class Copy {
+  to_dense,
+  from_dense
+};
+Status copy_tensor(const CheckpointConfig& config, const CheckpointTensor& tensor, std::span<std::byte> dense, Copy direction);
+
 // Collective over the world of the parts, blocking.
 Status save_checkpoint(const CheckpointConfig& config);
 Status load_checkpoint(const CheckpointConfig& config);

@@ -113,8 +113,7 @@ std::vector<StoredArray> describe_tensors(const CheckpointConfig& config) {
     array.shape = tensor.array.shape;
     array.is_param = false;
     place(tensor.placement, tensor.shard_dim, tensor.shard_stride, &array);
-    uint64_t elements = 1;
-    for (const int64_t size : array.shape) elements *= static_cast<uint64_t>(size);
+    const uint64_t elements = elements_of(array.shape);
     const Share mine = array.cut.is_cut() ? Share{0, elements} : share_of(elements, tp.index, tp.size);
     add_pieces(group, mine.begin, mine.end, &array);
     arrays.push_back(std::move(array));

@@ -34,35 +34,30 @@ struct Job {
 class Load {
  public:
   explicit Load(const CheckpointConfig& config) : config_(config), world_(*config.context().world) {
-    for (const CheckpointPart& part : config.parts) was_loaded_.push_back(part.buffer->arenas().check_loaded().ok());
+    for (const CheckpointPart& part : config.parts) leave_loaded_.push_back(part.buffer->arenas().check_loaded().ok());
   }
+  // However it ends, also for want of memory.
+  ~Load() {
+    for (size_t i = 0; i < config_.parts.size(); ++i) config_.parts[i].buffer->arenas().set_loaded(leave_loaded_[i]);
+  }
+  Load(const Load&) = delete;
+  Load& operator=(const Load&) = delete;
 
   Status run() {
     if (Status same = compare_checkpoint_configs(config_, kLoad); !same) return same;
-    mark(true);  // so that one that failed can be made good
-    if (Status ready = agree_on(prepare()); !ready) {
-      restore_marks();
-      return ready;
-    }
-    mark(false);
+    // So that one that failed can be made good.
+    for (const CheckpointPart& part : config_.parts) part.buffer->arenas().set_loaded(true);
+    if (Status ready = agree_on(prepare()); !ready) return ready;
+    leave_loaded_.assign(config_.parts.size(), false);
     if (Status copied = agree_on(copy()); !copied) return copied;
-    mark(true);
-    if (Status finished = agree_on(finish()); !finished) {
-      mark(false);
-      return finished;
-    }
-    return verify();
+    if (Status finished = agree_on(finish()); !finished) return finished;
+    if (Status same = verify(); !same) return same;
+    leave_loaded_.assign(config_.parts.size(), true);
+    return {};
   }
 
  private:
   Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kLoad}, mine, World::kFilesLine); }
-
-  void mark(bool loaded) {
-    for (const CheckpointPart& part : config_.parts) part.buffer->arenas().set_loaded(loaded);
-  }
-  void restore_marks() {
-    for (size_t i = 0; i < config_.parts.size(); ++i) config_.parts[i].buffer->arenas().set_loaded(was_loaded_[i]);
-  }
 
   // All ranks come through every collective of it, or none comes to the next.
   Status prepare() {
@@ -203,9 +198,7 @@ class Load {
 
   Status plan_tensor(const StoredArray& source, const StoredArray& target, const LocalArray& local) {
     const CheckpointTensor& tensor = config_.tensors[local.index];
-    uint64_t elements = 0;
-    size_t unused = 0;
-    if (!count_elements(tensor.array.shape, INT64_MAX, &elements, &unused)) return internal_error(kLoad, ": the size of ", tensor.name);
+    const uint64_t elements = elements_of(tensor.array.shape);
     tensors_.push_back({&tensor, std::vector<std::byte>(elements * size_of(tensor.array.type))});
     jobs_.push_back({&source, &target, local, kParamState, source.type, target.type, tensors_.back().second.data(), 0, elements, 0, false});
     return {};
@@ -276,13 +269,8 @@ class Load {
     for (const Job& job : jobs_) {
       if (Status copied = copy(job); !copied) return copied;
     }
-    Backend& backend = *config_.context().backend;
-    for (const auto& [tensor, values] : tensors_) {
-      StridedArray dense = tensor->array;
-      dense.strides = dense_strides(dense.shape);
-      dense.data = const_cast<std::byte*>(values.data());
-      Backend& of = tensor->where == DeviceType::cpu ? backend.control() : backend;
-      if (Status copied = of.copy(tensor->array, dense, false, nullptr); !copied) return copied;
+    for (auto& [tensor, values] : tensors_) {
+      if (Status copied = copy_tensor(config_, *tensor, values, Copy::from_dense); !copied) return copied;
     }
     return {};
   }
@@ -335,10 +323,7 @@ class Load {
 
   Status verify() {
     for (const CheckpointPart& part : config_.parts) {
-      if (Status same = part.buffer->verify(); !same) {
-        mark(false);
-        return same.with_context(kLoad);
-      }
+      if (Status same = part.buffer->verify(); !same) return same.with_context(kLoad);
     }
     return {};
   }
@@ -357,7 +342,7 @@ class Load {
 
   const CheckpointConfig& config_;
   World& world_;
-  std::vector<bool> was_loaded_;
+  std::vector<bool> leave_loaded_;  // at the end, by part
   CheckpointArrays here_;
   std::unique_ptr<CheckpointSource> source_;
   std::vector<Job> jobs_;

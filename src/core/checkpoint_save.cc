@@ -156,15 +156,8 @@ class Save {
     const CheckpointTensor& tensor = config_.tensors[index];
     const auto* data = static_cast<const std::byte*>(tensor.array.data);
     if (tensor.where != DeviceType::cpu || tensor.array.strides != dense_strides(tensor.array.shape)) {
-      StridedArray dense = tensor.array;
-      dense.strides = dense_strides(dense.shape);
-      uint64_t elements = 0;
-      size_t unused = 0;
-      if (!count_elements(dense.shape, INT64_MAX, &elements, &unused)) return internal_error(kSave, ": the size of '", array.name, "'");
-      copies_.emplace_back(elements * size_of(dense.type));
-      dense.data = copies_.back().data();
-      Backend& backend = tensor.where == DeviceType::cpu ? config_.context().backend->control() : *config_.context().backend;
-      if (Status copied = backend.copy(dense, tensor.array, false, nullptr); !copied) return copied;
+      copies_.emplace_back(elements_of(tensor.array.shape) * size_of(tensor.array.type));
+      if (Status copied = copy_tensor(config_, tensor, copies_.back(), Copy::to_dense); !copied) return copied;
       data = copies_.back().data();
     }
     add(kParamState, 0, array.type, array, piece, data + piece.begin * size_of(array.type), false);
@@ -188,7 +181,7 @@ class Save {
   }
 
   Status commit() {
-    manifest_.library = MEGADP_VERSION_STRING;
+    manifest_.written_by = MEGADP_VERSION_STRING;
     const GridConfig& grid = config_.grid()->grid().config();
     manifest_.grid =
         text("tp ", grid.tp, " cp ", grid.cp, " ep ", grid.ep, " pp ", grid.pp, " expert_tp ", grid.expert_tp, " order ", grid.order);

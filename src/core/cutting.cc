@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
+#include "base/shape.h"
+
 namespace megadp {
 
 Cutting::Cutting(const StoredArray& array) {
   const Cut& cut = array.cut;
   if (!cut.is_cut()) {
-    uint64_t elements = 1;
-    for (const int64_t size : array.shape) elements *= static_cast<uint64_t>(size);
+    const uint64_t elements = elements_of(array.shape);
     whole_size_ = elements;
     part_sizes_ = {elements};
     of_part_.resize(1);
@@ -24,6 +25,7 @@ Cutting::Cutting(const StoredArray& array) {
   for (size_t d = dim + 1; d < array.shape.size(); ++d) inner_ *= static_cast<uint64_t>(array.shape[d]);
   for (const int64_t size : cut.sizes) part_sizes_.push_back(static_cast<uint64_t>(size));
   of_part_.resize(cut.sizes.size());
+  if (whole_size_ == 0) return;  // also where a file claims any stride
   uint64_t in_whole = 0;
   const auto stride = static_cast<uint64_t>(cut.stride);
   for (uint64_t turn = 0; turn < stride; ++turn) {

@@ -216,7 +216,7 @@ std::vector<int64_t> StoredArray::shape_of(size_t part) const {
 }
 
 std::string Manifest::json() const {
-  Json json{{"format", kFormat}, {"version", kManifestVersion}, {"library", library}, {"save_id", save_id}, {"grid", grid}};
+  Json json{{"format", kFormat}, {"version", kManifestVersion}, {"written_by", written_by}, {"save_id", save_id}, {"grid", grid}};
   json["shared_bytes"] = shared_bytes;
   json["scaler"] = nullptr;
   json["files"] = json["optimizers"] = json["arrays"] = Json::array();
@@ -248,7 +248,7 @@ Result<Manifest> parse_manifest(std::string_view given) {
                        kManifestVersion);
   }
   Manifest manifest;
-  manifest.library = reader.string(reader.member(json, "library", "it"), "library");
+  manifest.written_by = reader.string(reader.member(json, "written_by", "it"), "written_by");
   manifest.save_id = reader.string(reader.member(json, "save_id", "it"), "save_id");
   manifest.grid = reader.string(reader.member(json, "grid", "it"), "grid");
   manifest.shared_bytes = reader.number(reader.member(json, "shared_bytes", "it"), "shared_bytes");

@@ -68,9 +68,9 @@ struct StoredFile {
 };
 
 struct Manifest {
-  std::string library, save_id;
-  std::string grid;               // in words
-  std::vector<StoredFile> files;  // of the ranks
+  std::string written_by, save_id;  // the version of megadp
+  std::string grid;                 // in words
+  std::vector<StoredFile> files;    // of the ranks
   std::vector<StoredOptimizer> optimizers;
   std::vector<StoredArray> arrays;
   uint64_t shared_bytes = 0;  // that the caller has given for all, in file 0

@@ -180,6 +180,30 @@ void watch_for_the_end() {
 
 }  // namespace
 
+std::vector<std::string> with_json(const std::vector<std::string>& words) {
+  std::vector<std::string> all = {"{",
+                                  "}",
+                                  "[",
+                                  "]",
+                                  ":",
+                                  ",",
+                                  "\"",
+                                  "null",
+                                  "true",
+                                  "-1",
+                                  "0.5",
+                                  "1e400",
+                                  "\\ud800",
+                                  "\xff",
+                                  "[[[[[[[[",
+                                  "../x",
+                                  "4294967296",
+                                  "9223372036854775808",
+                                  "18446744073709551615"};
+  all.insert(all.end(), words.begin(), words.end());
+  return all;
+}
+
 void must(bool holds, std::string_view what) {
   if (holds) return;
   std::fprintf(stderr, "%.*s\n", static_cast<int>(what.size()), what.data());

@@ -19,6 +19,9 @@ struct FuzzTarget {
   std::function<std::string(const std::string& input)> run;
 };
 
+// The words that all JSON has, and paths and numbers that go wrong; and those of one target.
+std::vector<std::string> with_json(const std::vector<std::string>& words);
+
 // main() of a target. Arguments: --seconds=N, --seed=N (one is drawn and printed otherwise), --input=HEX (that input alone).
 int fuzz(int argc, char** argv, const FuzzTarget& target);
 

@@ -96,7 +96,7 @@ std::string run(const std::string& input) {
 
 Manifest good() {
   Manifest manifest;
-  manifest.library = "1.0";
+  manifest.written_by = "1.0";
   manifest.save_id = "0123456789abcdef";
   manifest.grid = "tp 2";
   manifest.files = {{"rank-00000.safetensors", {4096, 0xF0}, 3}, {"rank-00001.safetensors", {4096, 0xF1}, 0}};
@@ -135,44 +135,15 @@ std::string alone() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Deeper than inputs here get. What writes it again would go as deep.
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  std::string nested = good().json();
+  nested.insert(nested.find("\"lr\":"), "\"unknown\":" + deep + ",");
+  must(parse_manifest(nested).status().code() == Code::corrupt, "a manifest that is nested deep is taken");
   return fuzz(argc, argv,
               {{good().json(), alone()},
-               {"{",
-                "}",
-                "[",
-                "]",
-                ":",
-                ",",
-                "\"",
-                "null",
-                "true",
-                "-1",
-                "0.5",
-                "1e400",
-                "\\ud800",
-                "\xff",
-                "[[[[[[[[",
-                "18446744073709551615",
-                "9223372036854775807",
-                "4294967296",
-                "288230376151711744",
-                "[0,0,0,3]",
-                "[1,1,1,2],",
-                "\"cut\":{",
-                "\"dim\"",
-                "\"stride\"",
-                "\"sizes\"",
-                "\"pieces\"",
-                "\"optimizer\":0,",
-                "\"steps\":1,",
-                "\"aliases\"",
-                "\"kind\"",
-                "\"files\"",
-                "\"arrays\"",
-                "\"optimizers\"",
-                "\"shape\":[",
-                "../x",
-                "\\u0000",
-                "\\/"},
+               with_json({"9223372036854775807", "288230376151711744", "[0,0,0,3]", "[1,1,1,2],", "\"cut\":{", "\"dim\"", "\"stride\"",
+                          "\"sizes\"", "\"pieces\"", "\"optimizer\":0,", "\"steps\":1,", "\"aliases\"", "\"kind\"", "\"files\"",
+                          "\"arrays\"", "\"optimizers\"", "\"shape\":[", "\\u0000", "\\/"}),
                run});
 }
