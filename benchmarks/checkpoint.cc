@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a checkpoint takes to be saved and loaded, beside plain files of as many bytes: written in pieces of 1 MiB and synced, and read,
 // none of it in memory before. Rounds in turn, medians; the first one, in which memory is
-// used for the first time, does not count.
+// used for the first time, does not count. Then how long steps take while a checkpoint is written in the background, beside steps without,
+// and how long the call takes that copies the state.
 //
 // usage: megadp run -n 2 bench_checkpoint DIRECTORY [MiB of state, over all ranks: 512] [rounds: 5]
 #include <fcntl.h>
@@ -67,7 +68,9 @@ void read_plain(const std::string& path, std::vector<char>* data) {
   ::close(fd);
 }
 
+constexpr size_t kParams = 64;
 struct Model {
+  int64_t elements = 0;  // of each parameter
   mdp_comm* comm = nullptr;
   mdp_buffer* buffer = nullptr;
   mdp_optimizer* optimizer = nullptr;
@@ -78,10 +81,9 @@ Model make_model(int64_t mib) {
   Model model;
   MUST(mdp_comm_create(nullptr, nullptr, &model.comm));
   // f32: the parameter and two moments.
-  constexpr int64_t kParams = 64;
-  const int64_t elements = mib * (1 << 20) / 12 / kParams;
+  const int64_t elements = model.elements = mib * (1 << 20) / 12 / static_cast<int64_t>(kParams);
   std::vector<std::string> names;
-  for (int64_t p = 0; p < kParams; ++p) names.push_back("layer." + std::to_string(p) + ".weight");
+  for (size_t p = 0; p < kParams; ++p) names.push_back("layer." + std::to_string(p) + ".weight");
   std::vector<mdp_param> params(kParams);
   for (size_t p = 0; p < params.size(); ++p) {
     params[p] = {};
@@ -105,6 +107,62 @@ Model make_model(int64_t mib) {
     MUST(mdp_param_write(model.buffer, p, &tensor, nullptr));
   }
   return model;
+}
+
+// Gradients of the next step, and the step.
+void step(const Model& model, const std::vector<float>& values) {
+  const int64_t elements = static_cast<int64_t>(values.size());
+  mdp_tensor tensor{};
+  tensor.struct_size = sizeof tensor;
+  tensor.dtype = MDP_DTYPE_F32;
+  tensor.data = const_cast<float*>(values.data());
+  tensor.shape = &elements;
+  tensor.ndim = 1;
+  for (size_t p = kParams; p-- > 0;) MUST(mdp_grad_put(model.buffer, p, &tensor, 0, nullptr));
+  MUST(mdp_optimizer_step(model.optimizer, nullptr, nullptr, nullptr));
+}
+
+struct Overlap {
+  double alone, saving, copy, written;
+};
+Overlap measure_overlap(const Model& model, const mdp_checkpoint_config* config, int64_t rounds) {
+  const std::vector<float> values(static_cast<size_t>(model.elements), 0.125F);
+  std::vector<double> alone, saving, copy, written;
+  const auto timed_step = [&](std::vector<double>* times) {
+    const auto begin = Clock::now();
+    step(model, values);
+    times->push_back(seconds(begin));
+  };
+  for (int64_t round = 0; round <= rounds; ++round) {
+    if (round == 1) {
+      for (std::vector<double>* each : {&alone, &saving, &copy, &written}) each->clear();
+    }
+    mdp_request* request = nullptr;
+    const auto begin = Clock::now();
+    MUST(mdp_checkpoint_save(config, &request));
+    copy.push_back(seconds(begin));
+    // So many on all ranks, as none may leave the others alone.
+    int steps = 0;
+    for (bool is_over = false; !is_over; ++steps) {
+      timed_step(&saving);
+      int64_t pending = mdp_request_test(request) == MDP_PENDING ? 1 : 0;
+      const int64_t one = 1;
+      mdp_tensor tensor{};
+      tensor.struct_size = sizeof tensor;
+      tensor.dtype = MDP_DTYPE_I64;
+      tensor.data = &pending;
+      tensor.shape = &one;
+      tensor.ndim = 1;
+      MUST(mdp_all_reduce(model.comm, &tensor, &tensor, MDP_OP_MAX, nullptr, nullptr));
+      is_over = pending == 0;
+    }
+    saving.pop_back();  // only in part beside it
+    written.push_back(seconds(begin) - copy.back());
+    MUST(mdp_request_wait(request, UINT64_MAX));
+    mdp_request_free(request);
+    for (int i = 0; i < steps; ++i) timed_step(&alone);
+  }
+  return {median(alone), median(saving), median(copy), median(written)};
 }
 
 }  // namespace
@@ -140,7 +198,7 @@ int main(int argc, char** argv) {
       for (std::vector<double>& each : times) each.clear();
     }
     timed(0, [&] { write_plain(file, plain); });
-    timed(1, [&] { MUST(mdp_checkpoint_save(&config)); });
+    timed(1, [&] { MUST(mdp_checkpoint_save(&config, nullptr)); });
     const int fd = ::open(file.c_str(), O_RDONLY);
     must(fd >= 0 && ::posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED) == 0, file);
     ::close(fd);
@@ -151,11 +209,16 @@ int main(int argc, char** argv) {
     std::filesystem::remove(file);
     if (rank == 0) std::filesystem::remove_all(directory);
   }
+  const Overlap overlap = measure_overlap(model, &config, rounds);
   if (rank == 0) {
+    std::filesystem::remove_all(directory);
     const double written = median(times[0]), saved = median(times[1]), read = median(times[2]), loaded = median(times[3]);
     std::cout << mib << " MiB, " << size << " ranks, " << rounds << " rounds, medians\n"
               << "plain files written and synced " << written << " s, checkpoint saved " << saved << " s: " << written / saved
               << " of its speed\n"
+              << "step " << overlap.alone << " s, while a checkpoint is written " << overlap.saving
+              << " s: " << overlap.saving / overlap.alone << " of it; the copy before " << overlap.copy << " s, written in "
+              << overlap.written << " s\n"
               << "plain files read " << read << " s, checkpoint loaded " << loaded << " s: " << read / loaded << " of its speed\n";
   }
   mdp_optimizer_destroy(model.optimizer);

@@ -828,17 +828,17 @@ MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
  *
  *   DIR/checkpoint-000007/manifest.json, rank-00000.safetensors, ...
  *
- * Ranks write everything once, under another name, which is changed when all is on its device: there are no half checkpoints. They load on
- * any number of ranks, with any sharding, buckets, instances, tensor-parallel size and type of parameters (casts are logged). Names are
- * unique in the model. To be called between steps. docs/checkpoints.md has the format. */
+ * Whole or not there. They load on any number of ranks, with any sharding, buckets, instances, tensor-parallel size and type of parameters
+ * (casts are logged). Names are unique in the model. Between steps: docs/checkpoints.md. */
 
-/* Saves parameters, optimizer state, step counts, tensors and data, with the next free number. Collective over the parts' world; blocking,
- * for files also beyond the timeout. Errors, on all ranks, older ones stay: INVALID (names that come twice), DESYNC, STATE, SYSTEM. */
-MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config);
+/* Saves parameters, optimizer state, step counts, tensors and data, with the next free number. Collective over the parts' world; waits for
+ * files beyond the timeout. With `out` it returns when all is copied, to memory that stays; later saves and loads wait for it, and a save
+ * tells of a failure that no request told. Errors, on all ranks, older ones stay: INVALID, DESYNC, STATE, SYSTEM, ABORTED. */
+MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_request** out);
 
 /* Loads the newest checkpoint. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID (another model or rule),
- * UNSUPPORTED (a later version), SYSTEM, CORRUPT (names file and bytes). Mostly nothing has changed; where data was found CORRUPT half-way,
- * parameters, views, states and steps are STATE until one has been loaded. */
+ * UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data was found CORRUPT half-way, parameters,
+ * views, states and steps are STATE until one has been loaded. */
 MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 
 /* The newest checkpoint's path and manifest, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */

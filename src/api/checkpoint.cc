@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "api/error.h"
+#include "api/event.h"
 #include "api/handle.h"
 #include "api/intake.h"
 #include "api/tensor.h"
@@ -131,10 +132,16 @@ Result<CheckpointConfig> take_checkpoint_config(const mdp_checkpoint_config* giv
 
 }  // namespace
 
-mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config) {
+mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_request** out) {
   return guard([&]() -> Status {
+    if (Status status = check_request_out(out); !status) return status;
     auto ours = take_checkpoint_config(config, Access::read);
-    return ours ? save_checkpoint(*ours) : ours.status();
+    if (!ours) return ours.status();
+    if (out == nullptr) return save_checkpoint(*ours);
+    auto request = prepare_request(out, ours->grid()->world()->shared_context(), nullptr);
+    auto pending = start_saving_checkpoint(*ours);
+    if (!pending) return pending.status();
+    return give_request(std::move(request), *std::move(pending), out);
   });
 }
 

@@ -7,7 +7,7 @@
 //   - In a collective call the World fails, and interrupted() stays false: every wait ends by the World's failure, as after an abort by
 //     another thread, and so the work that uses the caller's arrays has ended before the call does.
 //   - In a local call, and before there is a World, interrupted() is true from then on: the wait gives up with interruption().
-// The library's own threads have no call and are never asked.
+// The library's own threads have no call and are never asked, but for the one that writes a checkpoint (core/saves.h).
 #pragma once
 
 #include <algorithm>

@@ -54,6 +54,8 @@ Status copy_tensor(const CheckpointConfig& config, const CheckpointTensor& tenso
 
 // Collective over the world of the parts, blocking.
 Status save_checkpoint(const CheckpointConfig& config);
+// Returns when all of it is copied; it is written in the background.
+Result<std::shared_ptr<Request>> start_saving_checkpoint(const CheckpointConfig& config);
 Status load_checkpoint(const CheckpointConfig& config);
 
 // Of both: what ranks must give alike.

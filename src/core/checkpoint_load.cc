@@ -44,7 +44,9 @@ class Load {
   Load& operator=(const Load&) = delete;
 
   Status run() {
+    const Status waited = config_.context().saves.wait();
     if (Status same = compare_checkpoint_configs(config_, kLoad); !same) return same;
+    if (!waited.ok()) return waited;  // the World has failed
     // So that one that failed can be made good.
     for (const CheckpointPart& part : config_.parts) part.buffer->arenas().set_loaded(true);
     if (Status ready = agree_on(prepare()); !ready) return ready;

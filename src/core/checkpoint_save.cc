@@ -1,123 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saving. Each rank writes its own file; rank 0 makes the folder, and of it a checkpoint when all have written. What waits for files waits
-// for as long as a file system takes, not for the communicator's timeout.
+// Saving: what each rank has to write is agreed on and collected here, then written (CheckpointWrite): at once, or, from a copy, on a
+// thread while the training goes on.
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "control/agreement.h"
 #include "core/checkpoint_arrays.h"
-#include "files/checkpoint_folder.h"
+#include "core/checkpoint_write.h"
+#include "core/request.h"
+#include "core/saves.h"
 
 namespace megadp {
 namespace {
 
-constexpr const char* kSave = "mdp_checkpoint_save";
-
-// What this rank writes: one state of one piece, or bytes of the caller's.
-struct Item {
-  TensorToStore tensor;
-  const std::byte* data;
-  bool on_device;
-  size_t state;  // its number: each lies together, as it is loaded
-};
-
 class Save {
  public:
-  explicit Save(const CheckpointConfig& config) : config_(config), world_(*config.context().world), rank_(config.grid()->world()->rank()) {}
+  explicit Save(const CheckpointConfig& config) : config_(config), context_(config.context()) {
+    write_->world = context_.world;
+    write_->members = config.members();
+    write_->rank = config.grid()->world()->rank();
+    write_->directory = config.directory;
+    write_->keep = config.keep;
+    write_->user_bytes = config.rank_data.size();
+    write_->shared_bytes = config.shared_data.size();
+  }
 
   Status run() {
-    if (Status same = compare_checkpoint_configs(config_, kSave); !same) return same;
-    auto arrays = gather_arrays(config_, kSave);
-    if (Status all = agree_on(arrays.status()); !all) return all;
-    arrays_ = *std::move(arrays);
-    Status mine = open_folder();
-    if (mine.ok()) mine = write();
-    Status all = agree_on(mine);
-    if (all.ok()) all = tell_files();
-    if (all.ok()) all = agree_on(pending_ ? commit() : Status());
-    if (!all.ok() && pending_) pending_->abandon();
-    return all;
+    if (Status ready = prepare(); !ready) return ready;
+    return write_->run(collect());
+  }
+
+  // In the background, from a copy. The others write also if this rank cannot, and learn of it.
+  Result<std::shared_ptr<Request>> start() {
+    if (Status ready = prepare(); !ready) return ready;
+    Status mine = collect();
+    if (mine.ok()) mine = copy_pieces();
+    write_->given_up = given_up();
+    if (Status submitted = context_.saves.submit(context_.backend->control(), write_, mine); !submitted) {
+      (void)write_->run(submitted);
+      return submitted;
+    }
+    return context_.saves.request(config_.parts.front().buffer->arenas().shared_context());
   }
 
  private:
-  Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kSave}, mine, World::kFilesLine); }
-  const std::string& host(int rank) const { return world_.host_name(config_.members()[static_cast<size_t>(rank)]); }
-  const Folder& folder() const { return pending_ ? pending_->folder() : *folder_; }
+  std::vector<PieceToWrite>& pieces() { return write_->pieces; }
+  Status agree_on(const Status& mine) const { return agree(*context_.world, config_.members(), {kSaveCall}, mine, World::kFilesLine); }
 
-  // Made by rank 0, and found by the others under a name that nobody can have known before.
-  Status open_folder() {
-    const Status made = rank_ == 0 ? make_folder() : Status();
-    auto name = world_.broadcast(config_.members(), kSave, pending_ ? pending_->name() : std::string(), World::kFilesLine);
-    if (!name) return name.status();
-    if (rank_ == 0 || name->empty()) return made;
-    auto directory = Folder::open(config_.directory);
-    auto found = directory ? directory->open_folder(*name) : std::move(directory);
-    if (!found) {
-      return found.status().with_context(text("what rank 0 has made in ", config_.directory, " on ", host(0), " is not there on ",
-                                              host(rank_), ": the directory must be the same on all hosts"));
-    }
-    folder_ = *std::move(found);
+  Status prepare() {
+    const Status waited = context_.saves.wait();
+    if (Status same = compare_checkpoint_configs(config_, kSaveCall); !same) return same;
+    if (Status all = agree_on(waited.ok() ? context_.saves.unseen_failure() : waited); !all) return all;
+    auto arrays = gather_arrays(config_, kSaveCall);
+    if (Status all = agree_on(arrays.status()); !all) return all;
+    arrays_ = *std::move(arrays);
     return {};
   }
 
-  Status make_folder() {
-    auto id = random_id();
-    if (!id) return id.status();
-    auto pending = PendingCheckpoint::create(config_.directory, *id);
-    if (!pending) return pending.status();
-    manifest_.save_id = *id;
-    pending_ = *std::move(pending);
-    return {};
-  }
-
-  Status write() {
-    if (!pending_ && !folder_) return {};  // rank 0 has no folder, and says why
-    if (Status collected = collect(); !collected) return collected;
-    std::vector<TensorToStore> tensors;
-    tensors.reserve(items_.size());
-    for (const Item& item : items_) tensors.push_back(item.tensor);
-    auto writer = SafetensorsWriter::create(folder(), rank_file_name(rank_), tensors);
-    if (!writer) return writer.status();
-    for (const Item& item : items_) {
-      if (Status appended = append(item, &*writer); !appended) return appended;
-    }
-    auto written = writer->finish();
-    if (!written) return written.status();
-    written_ = *written;
-    return {};
-  }
-
-  Status append(const Item& item, SafetensorsWriter* writer) {
-    if (!item.on_device) return writer->append(item.data, item.tensor.bytes);
-    staging_.resize(kChunkBytes);
-    for (uint64_t at = 0; at < item.tensor.bytes;) {
-      const size_t count = std::min<uint64_t>(staging_.size(), item.tensor.bytes - at);
-      if (Status read = config_.context().backend->read(staging_.data(), item.data + at, count); !read) return read;
-      if (Status appended = writer->append(staging_.data(), count); !appended) return appended;
-      at += count;
-    }
+  // What the other half has to know, which nothing of the buffers is needed for then.
+  Status collect() {
+    if (Status collected = collect_pieces(); !collected) return collected;
+    Manifest& manifest = write_->manifest;
+    manifest.written_by = MEGADP_VERSION_STRING;
+    const GridConfig& grid = config_.grid()->grid().config();
+    manifest.grid =
+        text("tp ", grid.tp, " cp ", grid.cp, " ep ", grid.ep, " pp ", grid.pp, " expert_tp ", grid.expert_tp, " order ", grid.order);
+    manifest.optimizers = std::move(arrays_.optimizers);
+    manifest.arrays = std::move(arrays_.arrays);
     return {};
   }
 
   // Everything that this rank is to write, in the order of the file: the largest elements first.
-  Status collect() {
+  Status collect_pieces() {
     for (const StoredArray& array : arrays_.arrays) {
       for (const StoredPiece& piece : array.pieces) {
-        if (piece.file != static_cast<uint32_t>(rank_)) continue;
+        if (piece.file != static_cast<uint32_t>(write_->rank)) continue;
         const auto local = find_local(config_, array.name, array.cut);
-        if (!local) return internal_error(kSave, ": '", array.name, "' is to be written by rank ", rank_, ", which does not have it");
+        if (!local)
+          return internal_error(kSaveCall, ": '", array.name, "' is to be written by rank ", write_->rank, ", which does not have it");
         if (Status added = local->part != nullptr ? add_param(array, piece, *local) : add_tensor(array, piece, local->index); !added)
           return added;
       }
     }
     const auto add_bytes = [this](const char* name, std::span<const std::byte> bytes) {
       if (bytes.empty()) return;
-      items_.push_back({{name, DType::u8, {static_cast<int64_t>(bytes.size())}, bytes.size()}, bytes.data(), false, 0});
+      pieces().push_back({{name, DType::u8, {static_cast<int64_t>(bytes.size())}, bytes.size()}, bytes.data(), nullptr, 0});
     };
     add_bytes(kUserData, config_.rank_data);
-    if (rank_ == 0) add_bytes(kSharedData, config_.shared_data);
-    std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) {
+    if (write_->rank == 0) add_bytes(kSharedData, config_.shared_data);
+    std::stable_sort(pieces().begin(), pieces().end(), [](const PieceToWrite& a, const PieceToWrite& b) {
       const size_t a_size = size_of(a.tensor.type), b_size = size_of(b.tensor.type);
       return a_size != b_size ? a_size > b_size : a.state < b.state;
     });
@@ -125,19 +98,19 @@ class Save {
   }
 
   void add(const char* state, size_t number, DType type, const StoredArray& array, const StoredPiece& piece, const void* data,
-           bool on_device) {
+           Backend* device) {
     const uint64_t count = piece.end - piece.begin;
-    items_.push_back({{piece_name(state, piece, array.name), type, {static_cast<int64_t>(count)}, count * size_of(type)},
-                      static_cast<const std::byte*>(data),
-                      on_device,
-                      number});
+    pieces().push_back({{piece_name(state, piece, array.name), type, {static_cast<int64_t>(count)}, count * size_of(type)},
+                        static_cast<const std::byte*>(data),
+                        device,
+                        number});
   }
 
   Status add_param(const StoredArray& array, const StoredPiece& piece, const LocalArray& local) {
     const Arenas& arenas = local.part->buffer->arenas();
-    const bool on_device = arenas.backend().place().type != DeviceType::cpu;
+    Backend* const device = config_.context().on_device() ? &arenas.backend() : nullptr;
     const Arena& arena = arenas.arena_of(local.index);
-    add(kParamState, 0, array.type, array, piece, arena.param_at(arenas.place(local.index).begin + piece.begin), on_device);
+    add(kParamState, 0, array.type, array, piece, arena.param_at(arenas.place(local.index).begin + piece.begin), device);
     if (!local.part->optimizer) return {};
     const OwnedRange* const owned = arenas.owned(local.index);
     size_t number = 0;
@@ -147,7 +120,7 @@ class Save {
       auto slice = local.part->optimizer->state(local.index, state.name);
       if (!slice) return slice.status();
       const auto* const data = static_cast<const std::byte*>(slice->data) + (piece.begin - owned->param_begin) * size_of(slice->type);
-      add(state.name.c_str(), number, slice->type, array, piece, data, on_device);
+      add(state.name.c_str(), number, slice->type, array, piece, data, device);
     }
     return {};
   }
@@ -160,56 +133,61 @@ class Save {
       if (Status copied = copy_tensor(config_, tensor, copies_.back(), Copy::to_dense); !copied) return copied;
       data = copies_.back().data();
     }
-    add(kParamState, 0, array.type, array, piece, data + piece.begin * size_of(array.type), false);
+    add(kParamState, 0, array.type, array, piece, data + piece.begin * size_of(array.type), nullptr);
     return {};
   }
 
-  // Rank 0 must know all files.
-  Status tell_files() {
-    struct Told {
-      WrittenFile written;
-      uint64_t user_bytes, shared_bytes;
-    };
-    const Told mine{written_, config_.rank_data.size(), config_.shared_data.size()};
-    auto told = exchange_as<Told>(world_, config_.members(), kSave, mine, World::kFilesLine);
-    if (!told) return told.status();
-    for (size_t rank = 0; rank < told->size(); ++rank) {
-      manifest_.files.push_back({rank_file_name(static_cast<int>(rank)), (*told)[rank].written, (*told)[rank].user_bytes});
+  // All of it into memory of the saves', so that the training may write to its own.
+  Status copy_pieces() {
+    constexpr uint64_t alignment = 64;
+    const auto rounded = [](uint64_t bytes) { return (bytes + alignment - 1) / alignment * alignment; };
+    uint64_t bytes = 0;
+    for (const PieceToWrite& piece : pieces()) bytes += rounded(piece.tensor.bytes);
+    auto room = context_.saves.room(*context_.backend, bytes);
+    if (!room) return room.status();
+    std::byte* to = *room;
+    for (PieceToWrite& piece : pieces()) {
+      if (piece.device == nullptr) {
+        std::memcpy(to, piece.data, piece.tensor.bytes);
+      } else if (Status read = piece.device->read(to, piece.data, piece.tensor.bytes); !read) {
+        return read;
+      }
+      piece.data = to;
+      piece.device = nullptr;
+      to += rounded(piece.tensor.bytes);
     }
-    manifest_.shared_bytes = told->front().shared_bytes;
+    copies_.clear();
     return {};
   }
 
-  Status commit() {
-    manifest_.written_by = MEGADP_VERSION_STRING;
-    const GridConfig& grid = config_.grid()->grid().config();
-    manifest_.grid =
-        text("tp ", grid.tp, " cp ", grid.cp, " ep ", grid.ep, " pp ", grid.pp, " expert_tp ", grid.expert_tp, " order ", grid.order);
-    manifest_.optimizers = std::move(arrays_.optimizers);
-    manifest_.arrays = std::move(arrays_.arrays);
-    auto name = pending_->commit(manifest_);
-    if (!name) return name.status();
-    pending_->remove_old(config_.keep);
-    return {};
+  // Where one of what it is of is destroyed before it is whole, nobody waits for it any more.
+  std::function<Status()> given_up() const {
+    std::vector<std::weak_ptr<const void>> parts;
+    for (const CheckpointPart& part : config_.parts) {
+      parts.emplace_back(part.buffer);
+      if (part.optimizer) parts.emplace_back(part.optimizer);
+    }
+    return [parts = std::move(parts)]() -> Status {
+      if (std::none_of(parts.begin(), parts.end(), [](const auto& part) { return part.expired(); })) return {};
+      return Status(Code::aborted, "a buffer or an optimizer was destroyed before its checkpoint was written; wait for the save first");
+    };
   }
 
   const CheckpointConfig& config_;
-  World& world_;
-  const int rank_;
+  Context& context_;
   CheckpointArrays arrays_;
-  std::optional<PendingCheckpoint> pending_;  // on rank 0
-  std::optional<Folder> folder_;              // on the others
-  std::vector<Item> items_;
-  std::vector<std::vector<std::byte>> copies_;
-  std::vector<std::byte> staging_;
-  WrittenFile written_;
-  Manifest manifest_;
+  std::vector<std::vector<std::byte>> copies_;  // of tensors that are not dense in the host's memory
+  const std::shared_ptr<CheckpointWrite> write_ = std::make_shared<CheckpointWrite>();
 };
 
 }  // namespace
 
 Status save_checkpoint(const CheckpointConfig& config) {
   return Save(config).run();
+}
+
+Result<std::shared_ptr<Request>> start_saving_checkpoint(const CheckpointConfig& config) {
+  return Save(config).start();
 }
 
 }  // namespace megadp

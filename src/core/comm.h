@@ -15,6 +15,7 @@
 #include "control/interrupt.h"
 #include "control/world.h"
 #include "core/channel.h"
+#include "core/saves.h"
 
 namespace megadp {
 
@@ -39,6 +40,8 @@ struct Context {
   std::vector<Passing> passing;  // under mutex
   void retire(std::unique_ptr<Channel> channel) noexcept;
   void drop_passed() noexcept;
+
+  Saves saves;  // goes first: it may still be writing
 
   // ok while the context is usable: not in a forked child, no rank lost, nothing aborted.
   Status usable() const;

@@ -91,6 +91,9 @@ struct ArenaPlan {
 // communicators: of a device, if that is the backend; an estimate, which is judged by nobody.
 struct MemoryPlan {
   uint64_t param = 0, grad = 0, grad_shard = 0, spill = 0, master = 0, state = 0, scratch = 0, communicators = 0, feedback = 0;
+  // The most that a checkpoint copies which is written while training goes on; not before the first one. Tensors of the caller's come on
+  // top.
+  uint64_t snapshot = 0;
 };
 
 // What a device's library takes for a communicator whose ranks form a ring: 16 channels, each with the buffers of one connection, for each

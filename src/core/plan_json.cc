@@ -55,7 +55,8 @@ std::string bytes_json(const MemoryPlan& bytes) {
                {"master", bytes.master},
                {"state", bytes.state},
                {"scratch", bytes.scratch},
-               {"communicators", bytes.communicators}})
+               {"communicators", bytes.communicators},
+               {"snapshot", bytes.snapshot}})
       .dump();
 }
 

@@ -103,7 +103,9 @@ MemoryPlan Plan::memory(uint32_t rule) const {
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
     if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
     for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
+    bytes.snapshot += shard_elements(arena) * size_of(arena.param_type);
   }
+  bytes.snapshot += bytes.master + bytes.state;
   if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);
   bytes.scratch = scratch_bytes(*this);
   bytes.communicators = communicators(*this) * kCommunicatorBytes + summing_groups(*this) * kSumBytes;

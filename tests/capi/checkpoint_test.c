@@ -186,7 +186,7 @@ static mdp_checkpoint_config config_of(const char* directory, const mdp_checkpoi
 static mdp_status save(const job* j, const char* directory) {
   const mdp_checkpoint_part part = part_of(j);
   const mdp_checkpoint_config config = config_of(directory, &part);
-  return mdp_checkpoint_save(&config);
+  return mdp_checkpoint_save(&config, NULL);
 }
 
 static mdp_status load(const job* j, const char* directory) {
@@ -295,7 +295,7 @@ static void along(const mdp_unique_id* id, int32_t rank, int32_t n, void* argume
   config.shared_bytes = 10;
   config.rank_data = &rank;
   config.rank_bytes = sizeof rank;
-  OK(mdp_checkpoint_save(&config));
+  OK(mdp_checkpoint_save(&config, NULL));
   memset(counters, 0, sizeof counters);
   memset(fixed, 0, sizeof fixed);
   OK(mdp_checkpoint_load(&config));
@@ -398,11 +398,11 @@ static void the_newest_are_kept(void** state) {
   const mdp_checkpoint_part part = part_of(&j);
   mdp_checkpoint_config config = config_of(directory, &part);
   FAILS(MDP_E_SYSTEM, "keep", mdp_checkpoint_load(&config));
-  OK(mdp_checkpoint_save(&config));
-  OK(mdp_checkpoint_save(&config));
+  OK(mdp_checkpoint_save(&config, NULL));
+  OK(mdp_checkpoint_save(&config, NULL));
   CHECK(exists(directory, "checkpoint-000001/manifest.json") && exists(directory, "checkpoint-000002/rank-00000.safetensors"));
   config.keep = 2;
-  OK(mdp_checkpoint_save(&config));
+  OK(mdp_checkpoint_save(&config, NULL));
   CHECK(entries(directory) == 2 && exists(directory, "checkpoint-000002") && exists(directory, "checkpoint-000003"));
   /* One without a manifest is none, but its number is taken. */
   char at[800];
@@ -413,7 +413,7 @@ static void the_newest_are_kept(void** state) {
   CHECK(strstr(json, "/keep/checkpoint-000003\",\"format\":\"megadp checkpoint\"") != NULL);
   OK(mdp_checkpoint_load(&config));
   config.keep = 0;
-  OK(mdp_checkpoint_save(&config));
+  OK(mdp_checkpoint_save(&config, NULL));
   CHECK(exists(directory, "checkpoint-000010/manifest.json"));
   snprintf(at, sizeof at, "%s/checkpoint-000002/", directory);
   config.directory = at;
@@ -504,10 +504,10 @@ static void other_models_are_refused(void** state) {
           mdp_checkpoint_part mixed = part_of(&j);
           mixed.buffer = other.buffer;
           mdp_checkpoint_config wrong = config_of(directory, &mixed);
-          mdp_checkpoint_save(&wrong);
+          mdp_checkpoint_save(&wrong, NULL);
         }));
   config.part_count = 0;
-  FAILS(MDP_E_INVALID, "config.part_count is 0", mdp_checkpoint_save(&config));
+  FAILS(MDP_E_INVALID, "config.part_count is 0", mdp_checkpoint_save(&config, NULL));
   job_close(&other);
   job_close(&j);
 }
@@ -547,7 +547,7 @@ static void different_wishes(const mdp_unique_id* id, int32_t rank, int32_t n, v
   job j = trained(id, rank, n, 1);
   const mdp_checkpoint_part part = part_of(&j);
   mdp_checkpoint_config config = config_of(rank == 0 ? "one" : "two", &part);
-  FAILS(MDP_E_DESYNC, "directory 'one'", mdp_checkpoint_save(&config));
+  FAILS(MDP_E_DESYNC, "directory 'one'", mdp_checkpoint_save(&config, NULL));
   OK(mdp_barrier(j.comm, NULL));
   job_close(&j);
 }

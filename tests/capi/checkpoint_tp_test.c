@@ -156,7 +156,7 @@ static void one_stage(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
     move_params(&j, t, s, 0);
     move_states(&j, t, s, 0);
   }
-  OK(mdp_checkpoint_save(&config));
+  OK(mdp_checkpoint_save(&config, NULL));
   job_close(&j);
 }
 
@@ -196,7 +196,7 @@ static void conflicts(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
   char directory[512];
   snprintf(directory, sizeof directory, "%s/names", folder);
   const mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = directory, .parts = &part, .part_count = 1};
-  FAILS(MDP_E_INVALID, "ranks 0 and 1 both have 'w', which are different arrays", mdp_checkpoint_save(&config));
+  FAILS(MDP_E_INVALID, "ranks 0 and 1 both have 'w', which are different arrays", mdp_checkpoint_save(&config, NULL));
 
   /* Tied it is one, under two names. */
   mdp_buffer_destroy(j.buffer);
@@ -209,7 +209,7 @@ static void conflicts(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
   const mdp_checkpoint_part tied = {.struct_size = sizeof tied, .buffer = j.buffer};
   mdp_checkpoint_config of_tied = config;
   of_tied.parts = &tied;
-  OK(mdp_checkpoint_save(&of_tied));
+  OK(mdp_checkpoint_save(&of_tied, NULL));
   char json[4096];
   OK(mdp_checkpoint_info(directory, json, sizeof json, NULL));
   CHECK(strstr(json, "\"aliases\":[\"head\"]") != NULL && strstr(json, "\"name\":\"head\"") == NULL);

@@ -259,7 +259,7 @@ static void fill_tensor_to_store(void* given) {
   ((mdp_checkpoint_tensor*)given)->tensor = &tensor;
 }
 static mdp_status checkpoint_save(void* given) {
-  return mdp_checkpoint_save(given);
+  return mdp_checkpoint_save(given, NULL);
 }
 static mdp_status checkpoint_load(void* given) {
   return mdp_checkpoint_load(given);
@@ -275,14 +275,14 @@ static void fill_checkpoint(void* given) {
 }
 static mdp_status checkpoint_parts(void* given) {
   const mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = checkpoints, .parts = given, .part_count = 1};
-  return mdp_checkpoint_save(&config);
+  return mdp_checkpoint_save(&config, NULL);
 }
 static mdp_status checkpoint_tensors(void* given) {
   const mdp_checkpoint_part part = own_part();
   mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = checkpoints, .parts = &part, .part_count = 1};
   config.tensors = given;
   config.tensor_count = 1;
-  return mdp_checkpoint_save(&config);
+  return mdp_checkpoint_save(&config, NULL);
 }
 static void fill_first(void* given) {
   fill_vector(given);

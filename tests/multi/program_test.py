@@ -131,7 +131,8 @@ class Plan(ProgramTest):
             scratch = rank.pop("scratch")
             self.assertGreaterEqual(scratch, 0)
             self.assertEqual(rank.pop("communicators"), 2 * (147 << 20))  # on a device: for gradients, and for gathers
-            self.assertEqual(rank, {"param": 3840, "grad": 7680, "grad_shard": 0, "spill": 0, "feedback": 0, "master": 1920, "state": 3840})
+            self.assertEqual(rank, {"param": 3840, "grad": 7680, "grad_shard": 0, "spill": 0, "feedback": 0, "master": 1920, "state": 3840,
+                                    "snapshot": 960 + 1920 + 3840})
 
     def test_defaults(self):
         plan = self.answer("plan", "--sizes", "7")

@@ -91,7 +91,7 @@ static void save(const job* j, const char* directory, uint64_t times, uint64_t k
     ++number;
     set_values(j, number);
     ok(mdp_optimizer_set_steps(j->optimizer, number, &number, 1));
-    ok(mdp_checkpoint_save(&config));
+    ok(mdp_checkpoint_save(&config, NULL));
     char line[64];
     const int length = snprintf(line, sizeof line, "saved %" PRIu64 "\n", number);
     if (mdp_comm_rank(j->comm) == 0 && write(STDOUT_FILENO, line, (size_t)length) != length) exit(2);

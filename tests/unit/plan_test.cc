@@ -572,7 +572,8 @@ void json_agrees() {
                                         {"master", m.master},
                                         {"state", m.state},
                                         {"scratch", m.scratch},
-                                        {"communicators", m.communicators}}));
+                                        {"communicators", m.communicators},
+                                        {"snapshot", m.snapshot}}));
   }
 }
 

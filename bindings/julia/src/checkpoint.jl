@@ -18,7 +18,7 @@ CheckpointTensor(array; placement = :unset, shard_dim = nothing, shard_stride = 
 CheckpointTensor(tensor::CheckpointTensor) = tensor
 
 """
-    save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UInt8[], rank_data = UInt8[], keep = 0, row_major = false)
+    save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UInt8[], rank_data = UInt8[], keep = 0, row_major = false, async = false)
 
 Saves a checkpoint in `directory`, under the next free number; it is there as a whole or not at all. `parts` are `Optimizer`s, each with its
 `Buffer`; `Buffer`s, whose parameters are saved without an optimizer's state if their `Optimizer` is not there too; and `DataParallel`s.
@@ -29,15 +29,22 @@ them back. So many of the newest checkpoints stay as `keep` says (0: all).
 To be called between steps. Collective over the world of the parts; blocking: it waits for files longer than the timeout. Throws
 `MegaDPError` on all ranks, and older checkpoints stay: `:INVALID` (names that differ or come twice), `:DESYNC`, `:STATE`, `:SYSTEM` (names
 the file), and those of a lost communicator.
+
+With `async` it returns a [`Request`](@ref) when all is copied, and the copy is written while training goes on. One is written at a time:
+the next save or load waits for it. If a part is closed before the request has ended there is no checkpoint (`:ABORTED`); a failure whose
+request nobody has waited for is thrown by the next save.
 """
-function save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UInt8[], rank_data = UInt8[], keep = 0, row_major = false)
+function save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UInt8[], rank_data = UInt8[], keep = 0, row_major = false,
+                         async = false)
     keep >= 0 || throw(invalid("keep is $keep; it has to be 0 or more"))
     shared, of_rank = bytes_of(shared_data), bytes_of(rank_data)
     arrays = [(String(name), CheckpointTensor(tensor)) for (name, tensor) in pairs(tensors)]
     arrays = [(name, strided(tensor.array) === nothing ? with_array(tensor, collect(tensor.array)) : tensor) for (name, tensor) in arrays]
     GC.@preserve shared of_rank begin
-        call_checkpoint(Raw.mdp_checkpoint_save, directory, parts, arrays, row_major; shared_data = pointer(shared),
-                        shared_bytes = length(shared), rank_data = pointer(of_rank), rank_bytes = length(of_rank), keep = keep)
+        save(out) = call_checkpoint(config -> Raw.mdp_checkpoint_save(config, out), directory, parts, arrays, row_major;
+                                    shared_data = pointer(shared), shared_bytes = length(shared), rank_data = pointer(of_rank),
+                                    rank_bytes = length(of_rank), keep = keep)
+        return async ? submit(save) : check(save(C_NULL))
     end
 end
 
@@ -65,7 +72,7 @@ function load_checkpoint!(directory, parts...; tensors = Dict(), optional = (), 
     lines = join(patterns, "\n")
     flags = (params_only ? Raw.MDP_CHECKPOINT_PARAMS_ONLY : 0) | (load_hyper ? Raw.MDP_CHECKPOINT_LOAD_HYPER : 0)
     GC.@preserve lines begin
-        call_checkpoint(Raw.mdp_checkpoint_load, directory, parts, arrays, row_major; optional = pointer(lines), flags = flags)
+        check(call_checkpoint(Raw.mdp_checkpoint_load, directory, parts, arrays, row_major; optional = pointer(lines), flags = flags))
     end
 end
 
@@ -157,7 +164,7 @@ function call_checkpoint(call, directory, given, arrays, row_major; keywords...)
         GC.@preserve raw_parts raw_tensors begin
             config = Ref(Raw.mdp_checkpoint_config(; directory = pointer(path), parts = pointer(raw_parts), part_count = length(parts),
                                                    tensors = pointer(raw_tensors), tensor_count = length(arrays), keywords...))
-            check(call(config))
+            return call(config)
         end
     end
 end

@@ -233,8 +233,8 @@ mdp_optimizer_info(optimizer, json, capacity, needed) =
     @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
     ccall(entries[74], Cvoid, (Ptr{mdp_optimizer},), optimizer)
-mdp_checkpoint_save(config) =
-    @waiting(entries[75], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+mdp_checkpoint_save(config, out) =
+    @waiting(entries[75], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
     @waiting(entries[76], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =

@@ -39,7 +39,8 @@ function submit(start, kept...)
             Threads.threadid() == 1 && (Raw.held_back[] = false)
         end
         request = finalizer(release, Request(Slot(UInt(out[])), kept))
-        lock(in_flight_lock) do
+        # Asking takes note of a failure, so that only those are asked that have something to let go of.
+        isempty(kept) || lock(in_flight_lock) do
             filter!(other -> Raw.mdp_request_test(other) == Raw.MDP_PENDING, in_flight)
             push!(in_flight, request)
         end

@@ -34,6 +34,22 @@ testcase("a checkpoint has parameters, state, steps, arrays and bytes") do
     end
 end
 
+testcase("a checkpoint is written while training goes on") do
+    mktempdir() do folder
+        buffer, optimizer = checkpoint_job(ones(2, 3))
+        request = save_checkpoint(folder, optimizer; async = true)
+        write!(buffer, 1, zeros(2, 3))
+        wait(request)
+        load_checkpoint!(folder, optimizer)
+        @test param_view(buffer, 1) == ones(2, 3)
+        @test caught(() -> wait(save_checkpoint("/dev/null", buffer; async = true))).kind == :SYSTEM
+        save_checkpoint("/dev/null", buffer; async = true)
+        problem = caught(() -> save_checkpoint(folder, buffer))
+        @test problem.kind == :SYSTEM && occursin("the save before this one", problem.text)
+        foreach(close, (optimizer, buffer))
+    end
+end
+
 testcase("what of a checkpoint is refused, and which ones are kept") do
     mktempdir() do folder
         buffer, optimizer = checkpoint_job()

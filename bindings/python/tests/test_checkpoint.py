@@ -50,6 +50,23 @@ class Checkpoints(unittest.TestCase):
             call(*arguments, **keywords)
         self.assertEqual(caught.exception.code, code)
 
+    def test_training_goes_on_while_it_is_written(self):
+        """What is loaded is what was there when the call returned; a failure comes out of the request, or of the next save."""
+        with megadp.Comm() as comm:
+            buffer, optimizer = self.job(comm)
+            buffer.write("w", array.array("f", [1, 2, 3, 4]))
+            request = megadp.save_checkpoint(self.directory, optimizer, wait=False)
+            buffer.write("w", array.array("f", [5, 6, 7, 8]))
+            self.assertTrue(request.wait() and request.done())
+            megadp.load_checkpoint(self.directory, optimizer)
+            self.assertEqual(buffer.param("w").memoryview.tolist(), [1, 2, 3, 4])
+            request = megadp.save_checkpoint("/dev/null", buffer, wait=False)
+            self.refused(megadp.Status.SYSTEM, "Not a directory", request.wait)
+            self.assertIsNone(megadp.save_checkpoint(self.directory, buffer))
+            del request
+            megadp.save_checkpoint("/dev/null", buffer, wait=False)
+            self.refused(megadp.Status.SYSTEM, "the save before this one", megadp.save_checkpoint, self.directory, buffer)
+
     def test_other_ranks_go_on(self):
         """Two ranks save after two steps and take a third; one and three ranks load, and take the same third."""
         ended = self.run_ranks(2, """

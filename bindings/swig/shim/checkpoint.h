@@ -33,7 +33,8 @@ class Checkpoint {
     config.rank_data = options.rank_data.data();
     config.rank_bytes = options.rank_data.size();
     config.keep = static_cast<uint64_t>(options.keep);
-    call(mdp_checkpoint_save, directory, buffer, optimizer, config, failure);
+    call([](const mdp_checkpoint_config* saved) { return mdp_checkpoint_save(saved, nullptr); }, directory, buffer, optimizer, config,
+         failure);
   }
 
   /// Loads the directory's newest one, or the one that is `directory`. Collective over the buffer's world; waits for files longer than the

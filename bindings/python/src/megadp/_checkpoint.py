@@ -13,7 +13,7 @@ from ._handles import Handle
 from ._library import lib, sized, text_of
 from ._optimizer import Optimizer
 from ._tensor import operand
-from ._waiting import run
+from ._waiting import Request, run
 
 if TYPE_CHECKING:
     Path = Union[str, "os.PathLike[str]"]
@@ -34,14 +34,16 @@ class CheckpointTensor:
 
 
 def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,
-                    shared_data: "Bytes" = b"", rank_data: "Bytes" = b"", keep: int = 0) -> None:
+                    shared_data: "Bytes" = b"", rank_data: "Bytes" = b"", keep: int = 0, wait: bool = True) -> Optional[Request]:
     """Saves a checkpoint of the parts in `directory`, under the next free number; it is there as a whole or not at all.
 
     parts: Optimizers, each with its Buffer, and Buffers, whose parameters are saved without an optimizer's state if their Optimizer is not
     given too. tensors: arrays of the caller's (frozen parameters, module buffers), by name; a CheckpointTensor where ranks are
     tensor-parallel. shared_data: any bytes, rank 0's count; rank_data: any bytes of this rank; checkpoint_data gives them back. keep: so
     many of the newest checkpoints stay (0: all). To be called between steps. Collective over the world of the parts; blocking: it waits
-    for files longer than the timeout.
+    for files longer than the timeout. With wait=False it returns a Request when all is copied, and the copy is written while training goes
+    on. One is written at a time: the next save or load waits for it. If the Optimizer or Buffer is closed before the Request has ended,
+    there is no checkpoint (ABORTED); a failure whose Request nobody has waited for is raised by the next save.
     Raises MegaDPError, on all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names
     the file), those of a lost communicator."""
     fields = {"keep": whole(keep, "keep", 0, 2**64 - 1)}
@@ -49,7 +51,9 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
     for name, data in (("shared", shared_data), ("rank", rank_data)):
         kept.append(_bytes(data, f"{name}_data"))
         fields.update({f"{name}_data": ctypes.addressof(kept[-1]), f"{name}_bytes": len(kept[-1])})
-    _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields)
+    out = None if wait else ctypes.POINTER(_raw.mdp_request)()
+    _collective(lib.mdp_checkpoint_save, directory, parts, tensors, False, fields, None if out is None else ctypes.byref(out))
+    return None if out is None else Request(out)
 
 
 def load_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,
@@ -155,7 +159,7 @@ def _inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any)
 
 
 def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors: Optional[Mapping[str, Any]], writable: bool,
-                fields: Dict[str, Any]) -> None:
+                fields: Dict[str, Any], *more: Any) -> None:
     path, pairs = _path(directory), _pairs(parts)
     arrays, count, _keep = _native_tensors(tensors, writable)
     handles = [each._handle for pair in pairs.items() for each in pair if each is not None]
@@ -170,6 +174,6 @@ def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors:
                 struct.optimizer = pointer_of[id(optimizer._handle)]
         config = sized(_raw.mdp_checkpoint_config, directory=path, parts=structs, part_count=len(pairs), tensors=arrays, tensor_count=count,
                        **fields)
-        function(ctypes.byref(config))
+        function(ctypes.byref(config), *more)
 
     run(lambda: _inside(handles, call))

@@ -517,7 +517,7 @@ PROTOTYPES = {
     "mdp_optimizer_set_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]),
     "mdp_optimizer_info": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_optimizer_destroy": (None, [ctypes.POINTER(mdp_optimizer)]),
-    "mdp_checkpoint_save": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
+    "mdp_checkpoint_save": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_checkpoint_load": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
     "mdp_checkpoint_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_checkpoint_data": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),

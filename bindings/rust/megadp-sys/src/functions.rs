@@ -109,7 +109,7 @@ unsafe extern "C" {
     pub fn mdp_optimizer_info(optimizer: *mut mdp_optimizer, json: *mut c_char, capacity: usize,
         needed: *mut usize) -> mdp_status;
     pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
-    pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config) -> mdp_status;
+    pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
     pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,
         needed: *mut usize) -> mdp_status;

@@ -7,6 +7,7 @@ use crate::handle::Tree;
 use crate::library::text;
 use crate::optimizer::Optimizer;
 use crate::param::Param;
+use crate::request::Request;
 use crate::sys;
 use std::ffi::CString;
 use std::marker::PhantomData;
@@ -94,12 +95,36 @@ impl<'a> SaveCheckpoint<'a> {
     /// On all ranks, and older checkpoints stay: INVALID (names that differ or come twice), DESYNC, STATE, SYSTEM (names the file), those
     /// of a lost communicator.
     pub fn save(self) -> Result<()> {
+        let config = self.config();
+        call(&self.directory, self.parts, self.arrays, config, |config, _| {
+            // SAFETY: call() hands over a configuration whose handles and arrays are borrowed by this value; of arrays it only reads.
+            check(unsafe { sys::mdp_checkpoint_save(config, ptr::null_mut()) })
+        })
+    }
+
+    /// The same in the background: returns when all is copied, and the copy is written while training goes on. One is written at a time:
+    /// the next save or load waits for it.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save). The request has those of writing, and ABORTED if a buffer or an optimizer was dropped before it had ended:
+    /// then there is no checkpoint. The next save has them if nobody has waited for the request.
+    pub fn start(self) -> Result<Request> {
+        let config = self.config();
+        call(&self.directory, self.parts, self.arrays, config, |config, tree| {
+            let mut out = ptr::null_mut();
+            // SAFETY: as in save(); what outlives the call is a copy.
+            check(unsafe { sys::mdp_checkpoint_save(config, &mut out) })?;
+            // SAFETY: the call has succeeded.
+            unsafe { Request::new(out, tree) }
+        })
+    }
+
+    fn config(&self) -> sys::mdp_checkpoint_config {
         let mut config = sys::mdp_checkpoint_config::new();
         (config.shared_data, config.shared_bytes) = (self.shared_data.as_ptr().cast(), self.shared_data.len() as u64);
         (config.rank_data, config.rank_bytes) = (self.rank_data.as_ptr().cast(), self.rank_data.len() as u64);
         config.keep = self.keep;
-        // SAFETY: call() hands over a configuration whose handles and arrays are borrowed by this value; of arrays it only reads.
-        call(&self.directory, self.parts, self.arrays, config, |config| unsafe { sys::mdp_checkpoint_save(config) })
+        config
     }
 }
 
@@ -172,7 +197,7 @@ impl<'a> LoadCheckpoint<'a> {
         let config = sys::mdp_checkpoint_config { optional: optional.as_ptr(), flags: self.flags, ..sys::mdp_checkpoint_config::new() };
         // SAFETY: call() hands over a configuration whose handles and arrays are borrowed mutably by this value, so that no slice of them
         // is in use; the patterns live through it.
-        call(&self.directory, self.parts, self.arrays, config, |config| unsafe { sys::mdp_checkpoint_load(config) })
+        call(&self.directory, self.parts, self.arrays, config, |config, _| check(unsafe { sys::mdp_checkpoint_load(config) }))
     }
 }
 
@@ -249,13 +274,13 @@ impl Array<'_> {
 }
 
 /// Fills in what saving and loading have in common, and makes the call under the lock of the parts' tree.
-fn call(
+fn call<T>(
     directory: &Path,
     parts: Vec<(&Buffer, Option<&Optimizer>)>,
     arrays: Vec<Array<'_>>,
     mut config: sys::mdp_checkpoint_config,
-    function: impl FnOnce(&sys::mdp_checkpoint_config) -> sys::mdp_status,
-) -> Result<()> {
+    function: impl FnOnce(&sys::mdp_checkpoint_config, &Arc<Tree>) -> Result<T>,
+) -> Result<T> {
     let directory = c_path(directory)?;
     let tree: Arc<Tree> = match parts.first() {
         Some((buffer, _)) => buffer.tree.clone(),
@@ -282,7 +307,7 @@ fn call(
     (config.parts, config.part_count) = (raw_parts.as_ptr(), raw_parts.len() as u64);
     (config.tensors, config.tensor_count) = (raw_arrays.as_ptr(), raw_arrays.len() as u64);
     let _inside = tree.enter();
-    check(function(&config))
+    function(&config, &tree)
 }
 
 fn c_path(path: &Path) -> Result<CString> {

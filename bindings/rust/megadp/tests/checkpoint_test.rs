@@ -124,6 +124,24 @@ fn parameters_without_state_and_values_of_the_optimizer() {
 }
 
 #[test]
+fn training_goes_on_while_it_is_written() {
+    let (folder, comm) = (Folder::new("background"), alone());
+    let mut buffer = register(&comm, &Buffer::builder(), &[small("w")]);
+    let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+    buffer.write_param(0, &[1f32, 2.0, 3.0, 4.0]).unwrap();
+    let request = SaveCheckpoint::new(&folder).part(&buffer, &optimizer).start().unwrap();
+    buffer.write_param(0, &[5f32; 4]).unwrap();
+    request.wait().unwrap();
+    LoadCheckpoint::new(&folder).part(&mut buffer, &mut optimizer).load().unwrap();
+    assert_eq!(buffer.param::<f32>(0).unwrap(), [1.0, 2.0, 3.0, 4.0]);
+    let fails = || SaveCheckpoint::new("/dev/null").buffer(&buffer).start().unwrap();
+    assert_eq!(fails().wait().unwrap_err().code, Code::System);
+    drop(fails());
+    let error = SaveCheckpoint::new(&folder).buffer(&buffer).save().unwrap_err();
+    assert!(error.code == Code::System && error.text.contains("the save before this one"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_saved_is_named() {
     let (folder, comm) = (Folder::new("refused"), alone());
     let buffer = register(&comm, &Buffer::builder(), &[small("w")]);

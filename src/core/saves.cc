@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/saves.h"
+
+#include <sys/resource.h>
+
+#include <utility>
+
+#include "control/interrupt.h"
+#include "core/checkpoint_write.h"
+#include "core/comm.h"
+#include "core/request.h"
+
+namespace megadp {
+namespace {
+
+constexpr int kNice = 10;  // the training goes first: about a tenth of a processor is left where there is none to spare
+
+}  // namespace
+
+// Its thread ends at its next look: a wait for other ranks is a call that is interrupted.
+Saves::~Saves() {
+  is_leaving_->store(true);
+}
+
+Status Saves::wait() {
+  if (!outcome_) return {};
+  auto end = stream_->record();
+  if (!end) return end.status();
+  const Status reached = (*end)->wait(Deadline::never());
+  return reached.code() == Code::pending ? interruption() : Status();
+}
+
+Status Saves::unseen_failure() {
+  const auto outcome = std::exchange(outcome_, nullptr);
+  if (!outcome || outcome->is_seen.exchange(true)) return {};
+  return outcome->status.with_context("the save before this one, whose request nobody has waited for");
+}
+
+Result<std::byte*> Saves::room(Backend& backend, uint64_t bytes) {
+  if (!room_ || room_->bytes() < bytes) {
+    room_.reset();
+    auto memory = backend.allocate_host(bytes);
+    if (!memory) return memory.status();
+    room_ = *std::move(memory);
+  }
+  return static_cast<std::byte*>(room_->data());
+}
+
+Status Saves::submit(Backend& control, const std::shared_ptr<CheckpointWrite>& write, const Status& mine) {
+  if (!stream_) {
+    auto stream = control.create_stream("mdp-save");
+    if (!stream) return stream.status();
+    stream_ = *std::move(stream);
+  }
+  write->given_up = [wanted = std::move(write->given_up), leaving = is_leaving_]() -> Status {
+    return leaving->load() ? Outcome().status : wanted();
+  };
+  auto outcome = std::make_shared<Outcome>();
+  const auto work = [write, outcome, mine, leaving = is_leaving_] {
+    (void)::setpriority(PRIO_PROCESS, 0, kNice);  // of this thread
+    const CallInWait call(kSaveCall);
+    const auto asked = [](void* is_leaving) -> int32_t { return static_cast<std::atomic<bool>*>(is_leaving)->load() ? 1 : 0; };
+    ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
+    outcome->status = write->run(mine);
+  };
+  if (Status submitted = control.run(*stream_, work); !submitted) return submitted;
+  outcome_ = std::move(outcome);
+  return {};
+}
+
+Result<std::shared_ptr<Request>> Saves::request(const std::shared_ptr<Context>& context) {
+  const int notified = context->notified_fd;
+  auto end = stream_->record(notified);
+  if (!end) return end.status();
+  return std::make_shared<Request>(context, *end, notified >= 0, [outcome = outcome_] {
+    outcome->is_seen.store(true);
+    return outcome->status;
+  });
+}
+
+}  // namespace megadp
