@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, one program for all of it, since starting takes long."""
+"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py and torch_state_cases.py, one program for many cases,
+since starting takes long."""
 import os
 import subprocess
 import sys
@@ -7,17 +8,18 @@ import unittest
 
 import support
 
-PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torch_cases.py")
-CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "resumed", "zero_2", "instances",
+HERE = os.path.dirname(os.path.abspath(__file__))
+CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log", "grad_scaler", "zero_2", "instances",
          "changed_gradients", "batch_norm", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier", "thrown_away",
          "own_optimizer", "words")
+STATE_CASES = ("resumed", "torch_and_back", "consolidated")
 
 
-class BesideDDP(unittest.TestCase):
+class Cases:
     @classmethod
     def setUpClass(cls):
-        cases = os.environ.get("MEGADP_TORCH_CASES", " ".join(CASES)).split()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", PROGRAM, *cases]
+        cases = [case for case in os.environ.get("MEGADP_TORCH_CASES", " ".join(cls.CASES)).split() if case in cls.CASES]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", os.path.join(HERE, cls.PROGRAM), *cases]
         environment = {name: value for name, value in support.environment(OMP_NUM_THREADS="1").items() if not name.startswith("MEGADP_R")}
         ended = subprocess.run(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=2 * support.PATIENCE)
         cls.lines = ended.stdout.splitlines()
@@ -33,8 +35,17 @@ def of(case):
     return test
 
 
-for name in CASES:
-    setattr(BesideDDP, "test_" + name, of(name))
+class BesideDDP(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_cases.py", CASES
+
+
+class State(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_state_cases.py", STATE_CASES
+
+
+for owner in (BesideDDP, State):
+    for name in owner.CASES:
+        setattr(owner, "test_" + name, of(name))
 
 
 if __name__ == "__main__":

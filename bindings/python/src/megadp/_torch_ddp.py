@@ -141,10 +141,11 @@ def unwrapped(module: torch.nn.Module, training: bool) -> Unwrapped:
     return made
 
 
-def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[torch.nn.Parameter]) -> Tuple[Any, Dict[int, int]]:
-    """([{options}], {id of a parameter: its group}) of torch's form of parameter groups; parameters that none names go to the first."""
+def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[torch.nn.Parameter]) -> Tuple[Any, Any, Dict[int, int]]:
+    """([{options}], [parameters as they were listed], {id of a parameter: its group}) of torch's form of parameter groups; parameters that
+    none names go to the first."""
     if not param_groups:
-        return [{}], {}
+        return [{}], [trained], {}
     listed = [dict(group, params=[group["params"]] if isinstance(group["params"], torch.Tensor) else list(group["params"]))
               for group in param_groups]
     numbers = {id(p): number for number, group in enumerate(listed) for p in group["params"]}
@@ -155,4 +156,5 @@ def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[
     strange = {name for group in options for name in group} - {"lr", "weight_decay"}
     if strange:
         raise invalid(f"param_groups sets {', '.join(sorted(strange))}; a group has params, lr and weight_decay of its own")
-    return options, numbers
+    listed[0]["params"] += [p for p in trained if id(p) not in numbers]
+    return options, [group["params"] for group in listed], numbers

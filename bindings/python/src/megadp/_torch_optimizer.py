@@ -6,14 +6,15 @@ import torch
 
 from ._errors import MegaDPError, Status, invalid
 from ._optimizer import Optimizer, ParamGroup, StepReport
-from ._torch_steps import as_tensor, stream_of
+from ._torch_state import ShardedState, explained
+from ._torch_steps import stream_of
 
 if TYPE_CHECKING:
     from .torch import DataParallel
 
 _NO_EFFECT = ("foreach", "fused")  # how torch's goes over its tensors
 _REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+_OF_ALL = ". state_dict() of ShardedAdamW collects what all ranks keep: call it on all of them, and torch.save on one"
 
 
 class ShardedAdamW(torch.optim.Optimizer):
@@ -35,11 +36,11 @@ class ShardedAdamW(torch.optim.Optimizer):
         for name, value in options.items():
             if name not in _NO_EFFECT and (name not in _REFUSED or value):
                 raise invalid(f"{name} is not an option of ShardedAdamW")
-        groups: List[Dict[str, Any]] = [dict(values, params=[]) for values in model.group_options]
-        for i, p in model.trained.items():
-            groups[model.storage.params[i].param_group]["params"].append(p)
+        groups = [dict(values, params=params) for values, params in zip(model.group_options, model.group_params)]
+        # All that torch's groups have, so that torch's AdamW loads what state_dict gives.
+        torchs = torch.optim.AdamW([torch.zeros(1)]).defaults
         self._complete = False
-        super().__init__(groups, dict(lr=lr, betas=tuple(betas), eps=eps, weight_decay=weight_decay))
+        super().__init__(groups, {**torchs, **options, "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
         self._complete = True
         self.model = model
         self.report = None
@@ -47,6 +48,8 @@ class ShardedAdamW(torch.optim.Optimizer):
         self._told = [self._values(group) for group in self.param_groups]
         self._native = Optimizer(model.storage, lr=float(lr), betas=tuple(betas), eps=eps, max_grad_norm=max_grad_norm,
                                  param_groups=self._told)
+        self._sharded = ShardedState(model, self._native)
+        self._collected: Optional[Tuple[int, Any]] = None  # by consolidate_state_dict: the rank that has it, and there what it has
 
     @staticmethod
     def _values(group: Dict[str, Any]) -> ParamGroup:
@@ -76,6 +79,8 @@ class ShardedAdamW(torch.optim.Optimizer):
             if self._values(group) != self._told[number]:
                 self._told[number] = self._values(group)
                 self._native.set_param_group(number, self._told[number])
+        self._sharded.settle()
+        self._collected = None
         self.model.sync()
         stream = next((stream_of(p) for p in self.model.trained.values() if p.is_cuda), 0)
         self.report = self._native.step(wait=not self.model.gather_in_forward, stream=stream)
@@ -87,84 +92,82 @@ class ShardedAdamW(torch.optim.Optimizer):
         self.model.zero_grad(set_to_none)
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
-        """This rank's shard, as copies: for each parameter "exp_avg", "exp_avg_sq" and "master" (float32, what this rank owns of the
-        flattened parameter), "begin", where that begins, and "step", how many steps it has taken part in. So each rank saves its own.
-        Local."""
-        begins = self._begins()
-        position = {id(p): i for i, p in enumerate(self._listed())}
-        state = {}
-        for i, p in self.model.trained.items():
-            entry: Dict[str, Any] = {name: as_tensor(self._native.state(i, name)).clone() for name in (*_MOMENTS, "master")}
-            entry["begin"] = begins.get(i, 0)
-            entry["step"] = self._native.steps(i)
-            state[position[id(p)]] = entry
-        groups = [{**{name: value for name, value in group.items() if name != "params"}, "params": [position[id(p)] for p in group["params"]]}
-                  for group in self.param_groups]
-        return {"state": state, "param_groups": groups, "step": self._native.info()["steps"]}
+        """What torch.optim.AdamW's state_dict is after the same steps, whole and the same on all ranks, in copies on the CPU, float32; of a
+        parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one.
+        With sharding="zero_0" or one rank local; otherwise collective and blocking, unless consolidate_state_dict was called
+        before. Raises MegaDPError: STATE (collected on another rank), those of a lost communicator (TIMEOUT, if not all ranks call it)."""
+        if self._collected is None:
+            state = self._collect(None)
+        else:
+            rank, state = self._collected
+            if state is None:
+                raise MegaDPError(Status.STATE, f"state_dict() on rank {self.model._comm.rank}: consolidate_state_dict(to={rank}) has "
+                                  f"collected the state on rank {rank}; call it there, or on all ranks without consolidate_state_dict()")
+        self.state.update(state)
+        try:
+            return super().state_dict()
+        finally:
+            self.state.clear()
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Collects on rank `to` alone, which has memory for it; until the next step state_dict() is local there, and an error elsewhere. As of
+        torch.distributed.optim.ZeroRedundancyOptimizer. Collective; blocking. Raises MegaDPError: INVALID, those of a lost communicator."""
+        if not (isinstance(to, int) and 0 <= to < self.model._comm.size):
+            raise invalid(f"to is {to!r}; it must be a rank, from 0 to {self.model._comm.size - 1}")
+        self._collected = None
+        self._collected = (to, self._collect(to))
+
+    def _collect(self, rank: Optional[int]) -> Any:
+        try:
+            return self._sharded.collect(rank)
+        except MegaDPError as error:
+            raise explained(error, _OF_ALL) from None
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """Goes on from what state_dict gave on this rank, with as many ranks; or, on all ranks, from what torch.optim.AdamW's gave, whose
-        arrays are as large as the parameters. Takes over the values of groups as well, as torch does. The model's comes before: parameters
-        that are written afterwards are what their masters follow. To be called alike on all ranks. Local.
-        Raises MegaDPError: INVALID (what does not fit; then nothing has changed)."""
-        groups = self._groups_of(state_dict)
-        saved = dict(zip((number for group in groups for number in group["params"]), self._listed()))
-        number_of, begins = {id(p): i for i, p in self.model.trained.items()}, self._begins()
-        loaded: List[Tuple[torch.Tensor, torch.Tensor]] = []
-        steps = [0] * len(self.model.storage.params)
-        for number, p in saved.items():
-            i = number_of[id(p)]
-            entry = state_dict["state"].get(number, {})  # torch has none of a parameter before its first step
-            steps[i] = int(entry.get("step", 0))
-            loaded += self._arrays_of(i, p, entry, begins.get(i, 0))
-        self._native.set_steps(int(state_dict.get("step", max(steps))), steps)
-        for to, values in loaded:
-            to.copy_(values)
+        """Goes on from what state_dict gave, with any number of ranks and any sharding, or torch.optim.AdamW's. Takes over the values of groups
+        as well, as torch does. The model may be loaded before or after, up to the next step: a master that does not round to its
+        parameter then follows it, with a warning; one that was not saved, or not as float32, follows too. To be called alike on all ranks.
+        Local. Raises MegaDPError: INVALID (what does not fit; then nothing has changed)."""
+        for hook in getattr(self, "_optimizer_load_state_dict_pre_hooks", {}).values():
+            state_dict = hook(self, state_dict) or state_dict
+        groups, params = self._groups_of(state_dict)
+        number_of = {id(p): i for i, p in self.model.trained.items()}
+        saved = zip((number for group in groups for number in group["params"]), params)
+        # torch has no state of a parameter before its first step, and none of a frozen one
+        self._sharded.load({number_of[id(p)]: state_dict["state"].get(number, {}) for number, p in saved if id(p) in number_of})
+        self.take_groups(groups)
+        self._collected = None
+        for hook in getattr(self, "_optimizer_load_state_dict_post_hooks", {}).values():
+            hook(self)
+
+    def take_groups(self, groups: List[Dict[str, Any]]) -> None:
+        """Takes over the values of saved groups (lr, weight_decay, what schedulers keep there). Local."""
         for group, values in zip(self.param_groups, groups):
-            group.update({name: values[name] for name in values if name != "params" and (name in group or name == "initial_lr")})
+            group.update({name: value for name, value in values.items() if name != "params"})
+            group["betas"] = tuple(group["betas"])
 
-    def _listed(self) -> List[torch.Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
-    def _begins(self) -> Dict[int, int]:
-        return {piece.param: piece.param_begin for piece in self.model.storage.owned()}
-
-    def _groups_of(self, state_dict: Dict[str, Any]) -> Any:
-        if "state" not in state_dict or "param_groups" not in state_dict:
+    def _groups_of(self, state_dict: Dict[str, Any]) -> Tuple[List[Dict[str, Any]], List[torch.Tensor]]:
+        """The groups, and the parameters that theirs are, in order."""
+        if not isinstance(state_dict, dict) or "state" not in state_dict or "param_groups" not in state_dict:
             raise invalid(f"state_dict has {sorted(state_dict)}; an optimizer's has 'state' and 'param_groups'")
         groups = state_dict["param_groups"]
+        self.check_groups(groups, "state_dict")
         sizes, mine = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
+        every: List[torch.Tensor] = list(self.model.module.parameters())
+        if sizes != mine and len(mine) == 1 and sizes == [len(every)]:  # torch.optim.AdamW(model.parameters()) has the frozen ones too
+            return groups, every
         if sizes != mine:
             raise invalid(f"state_dict has parameter groups of {sizes} parameters; this optimizer has {mine}, of those that are trained")
+        return groups, [p for group in self.param_groups for p in group["params"]]
+
+    def check_groups(self, groups: List[Dict[str, Any]], what: str) -> None:
+        """That this optimizer can go on with the values of saved groups. Raises MegaDPError: INVALID."""
         for number, group in enumerate(groups):
             betas, eps = tuple(group.get("betas", ())), group.get("eps")
             if (betas, eps) != self._fixed:
-                raise invalid(f"state_dict has betas and eps of {betas}, {eps} in group {number}; this optimizer was made with "
+                raise invalid(f"{what} has betas and eps of {betas}, {eps} in group {number}; this optimizer was made with "
                               f"{self._fixed[0]}, {self._fixed[1]}, which are fixed")
             for name in _REFUSED:
                 if group.get(name):
-                    raise invalid(f"state_dict was saved with {name} in group {number}, which is not an option of ShardedAdamW")
-        return groups
-
-    def _arrays_of(self, i: int, p: torch.Tensor, entry: Dict[str, Any], begin: int) -> List[Tuple[torch.Tensor, torch.Tensor]]:
-        """(view of the state, what is saved of it) of one parameter. A master that is the parameter itself is the model's to load."""
-        name, found = self.model.storage.params[i].name, []
-        for array in (*_MOMENTS, "master") if "master" in entry and p.dtype != torch.float32 else _MOMENTS:
-            view = as_tensor(self._native.state(i, array))
-            values = entry.get(array)
-            if not entry:
-                values = torch.zeros_like(view)
-            elif values is None:
-                raise invalid(f"state_dict has {sorted(entry)} of '{name}'; AdamW's state has '{array}'")
-            elif "begin" in entry:
-                if (entry["begin"], values.numel()) != (begin, view.numel()):
-                    raise invalid(f"state_dict has elements {entry['begin']} to {entry['begin'] + values.numel()} of '{name}'; this rank owns "
-                                  f"{begin} to {begin + view.numel()}. Each rank saves its own state and loads it, with as many ranks and the "
-                                  "same options")
-            elif values.shape != p.shape:
-                raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', whose shape is {tuple(p.shape)}")
-            else:
-                values = values.reshape(-1)[begin:begin + view.numel()]
-            found.append((view, values))
-        return found
+                    raise invalid(f"{what} was saved with {name} in group {number}, which is not an option of ShardedAdamW")

@@ -216,7 +216,8 @@ class Gradients:
         if error.code == Status.DESYNC and self.pooled:
             error.text += ". With zero_2 all ranks make as many passes inside no_sync"
         error.text += (". If the data of that rank has ended earlier: give all ranks the same number of batches (DistributedSampler), or let "
-                       "one without data call model.sync() in place of forward and backward as long as others go on")
+                       "one without data call model.sync() in place of forward and backward as long as others go on. If it collects the "
+                       "optimizer's state_dict(), all ranks have to")
         error.args = (error.args[0], error.text, *error.args[2:])
         return error
 

@@ -4,7 +4,7 @@
 docs/from-ddp.md says what becomes of scripts written for DistributedDataParallel.
 """
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, NoReturn, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, Iterator, Mapping, NoReturn, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -18,7 +18,7 @@ from ._torch_ddp import Unwrapped
 from ._torch_gather import Gathering
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedAdamW
-from ._torch_steps import Gradients, as_tensor
+from ._torch_steps import Gradients, as_tensor, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -83,7 +83,7 @@ class DataParallel(torch.nn.Module):
         self.names = [name for name, _ in named]
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
-        self.group_options, groups = ddp.read_groups(param_groups, list(self.trained.values()))
+        self.group_options, self.group_params, groups = ddp.read_groups(param_groups, list(self.trained.values()))
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
                                             frozen=i not in self.trained, use_order=orders[i]) for i, (name, p) in enumerate(named)],
                               **buffer_options)
@@ -95,6 +95,8 @@ class DataParallel(torch.nn.Module):
         self.gradients.hook()
         self.broadcasts_buffers = ddp.broadcasts_buffers(broadcast_buffers, forward_sync_buffers)
         self._share_the_rest()
+        ids = set(map(id, self.trained.values()))
+        self._slots = [(part._parameters, name, p) for part in module.modules() for name, p in part._parameters.items() if id(p) in ids]
         self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
 
     @staticmethod
@@ -115,6 +117,8 @@ class DataParallel(torch.nn.Module):
                 self._places[i] = memory.data_ptr()
         self.storage.changed()
         self.storage.broadcast()
+        # Of those whose masters have more bits, what was written last. Where torch writes it counts; the library's writes do not.
+        self._versions = {i: p._version for i, p in self.trained.items() if p.dtype != torch.float32}
 
     def _share_the_rest(self) -> None:
         join_batch_norms(self.module, self._comm)
@@ -181,6 +185,12 @@ class DataParallel(torch.nn.Module):
             if p.numel() and p.data_ptr() != self._places[i]:
                 raise invalid(f"parameter {self.names[i]!r} has left the library's memory (.to(), .half() or an assignment to .data): "
                               "convert modules before they are wrapped")
+        for parameters, name, own in self._slots:
+            now = parameters.get(name)
+            if now is not None and now is not own:
+                number = next(i for i, each in self.trained.items() if each is own)
+                raise invalid(f"parameter {self.names[number]!r} was replaced by another, which would not be trained (assign=True of "
+                              "load_state_dict does that, and an assignment to a module's attribute): copy values into it")
         self.gradients.finish()
         self.gradients.check()
 
@@ -196,6 +206,7 @@ class DataParallel(torch.nn.Module):
         self._forwarded = False
         self.gradients.used(by_library=False)
         self.storage.changed()
+        self._versions = {i: self.trained[i]._version for i in self._versions}
 
     def wait(self) -> None:
         """Returns when all parameters hold their values after the last step. Local."""
@@ -218,15 +229,31 @@ class DataParallel(torch.nn.Module):
         ddp.refuse_comm_hook()
 
     def state_dict(self, *arguments: Any, **named: Any) -> Any:
+        """The names of DDP's, with "module." before the wrapped module's. Views, as torch's. Local; it waits for the last step."""
         self.wait()
         return super().state_dict(*arguments, **named)
 
-    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
-        """Writes parameters, alike on all ranks; the optimizer's masters follow. Local."""
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Writes parameters and module buffers, to be called alike on all ranks; the optimizer's masters follow (module.load_state_dict does
+        the same). Also takes names without "module.", as the module had them before it was wrapped. Local.
+        Raises MegaDPError: INVALID (assign: parameters' memory is the library's); torch's RuntimeError for names that do not fit."""
+        if assign:
+            raise invalid("assign is True; parameters stay in the library's memory, so their values are copied: leave assign away")
         self.wait()
-        found = super().load_state_dict(*arguments, **named)
-        self.storage.changed()
+        alone = bool(state_dict) and not any(name.startswith("module.") for name in state_dict)
+        found = self.module.load_state_dict(state_dict, strict) if alone else super().load_state_dict(state_dict, strict)
+        self._follow_writes()
         return found
+
+    def _follow_writes(self) -> None:
+        """Tells the library of parameters that torch has written, whose masters follow then; those of others keep all their bits."""
+        for i, version in self._versions.items():
+            p = self.trained[i]
+            with torch._C.DisableTorchFunctionSubclass():  # which it has while it is awaited
+                now = p._version
+            if now != version:
+                self._versions[i] = now
+                self.storage.write(i, p.detach().clone(), stream=stream_of(p))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """copy.deepcopy, AveragedModel and torch.save get an Unwrapped."""

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The state of ShardedAdamW as torch.optim.AdamW has it: collected from the shards of all ranks, and cut into shards again."""
+import warnings
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, Tuple
+
+import torch
+
+from ._errors import MegaDPError, Status, invalid
+from ._optimizer import Optimizer
+from ._torch_steps import as_tensor, stream_of
+
+if TYPE_CHECKING:
+    from .torch import DataParallel
+
+Array = Literal["master", "exp_avg", "exp_avg_sq"]
+MOMENTS: Tuple[Array, ...] = ("exp_avg", "exp_avg_sq")
+ALL: Tuple[Array, ...] = (*MOMENTS, "master")
+_LOST = (Status.PEER, Status.DESYNC, Status.TIMEOUT, Status.ABORTED)
+
+
+def explained(error: MegaDPError, more: str) -> MegaDPError:
+    """The same error, which says too what a script may have done, where other ranks have not come."""
+    if error.code in _LOST:
+        error.text += more
+        error.args = (error.args[0], error.text, *error.args[2:])
+    return error
+
+
+class ShardedState:
+    """What a model's Optimizer keeps of each parameter, by the parameter's number."""
+
+    def __init__(self, model: "DataParallel", native: Optimizer) -> None:
+        self._model, self._native = model, native
+        # Loaded masters of half-width parameters. They wait for the next step, since a script may load the model before or after.
+        self._masters: Dict[int, torch.Tensor] = {}
+        self._begins = {piece.param: piece.param_begin for piece in model.storage.owned()}
+
+    def collect(self, rank: Optional[int]) -> Optional[Dict[torch.Tensor, Dict[str, torch.Tensor]]]:
+        """Of each trained parameter that has taken part in a step what torch.optim.AdamW keeps; and "master", float32, of one of less than
+        32 bits. On the CPU; None on other ranks than `rank` (None: all have it). Collective over the data-parallel ranks; blocking."""
+        self.settle()
+        keeps = rank is None or rank == self._model._comm.rank
+        found: Dict[torch.Tensor, Dict[str, torch.Tensor]] = {}
+        for i, p in self._model.trained.items():
+            steps, half = self._native.steps(i), p.dtype != torch.float32
+            if not (steps or half):  # torch has none before the first step
+                continue
+            arrays = {name: self._whole(i, p, name, keeps) for name in ALL if half or name != "master"}
+            if keeps:
+                found[p] = {"step": torch.tensor(float(steps)), **{name: values for name, values in arrays.items() if values is not None}}
+        return found if keeps else None
+
+    def _whole(self, i: int, p: torch.Tensor, array: Array, keeps: bool) -> Optional[torch.Tensor]:
+        own, begin = as_tensor(self._native.state(i, array)), self._begins.get(i, 0)
+        if self._model.gradients.whole:
+            return own.clone().view(p.shape).cpu() if keeps else None
+        whole = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
+        whole[begin:begin + own.numel()] = own
+        if whole.numel():  # of bytes the largest: elements are on one rank, or alike on the ranks of several instances, so all bits stay
+            self._model._comm.all_reduce(whole.view(torch.uint8), op="max", stream=stream_of(whole))
+        return whole.view(p.shape).cpu() if keeps else None
+
+    def load(self, entries: Mapping[int, Mapping[str, Any]]) -> None:
+        """Goes on from what collect gave, or torch.optim.AdamW has; a parameter that is not among them has taken no step. Local."""
+        steps = [0] * len(self._model.storage.params)
+        arrays: List[Tuple[torch.Tensor, torch.Tensor]] = []
+        masters: Dict[int, torch.Tensor] = {}
+        for i, p in self._model.trained.items():
+            entry = entries.get(i, {})
+            steps[i] = int(entry.get("step", 0))
+            arrays += [(as_tensor(self._native.state(i, name)), self._cut(i, p, entry, name)) for name in MOMENTS]
+            # torch casts what it does not know to the parameter's type, and goes on without it: such a master is of no use.
+            if p.dtype != torch.float32 and getattr(entry.get("master"), "dtype", None) == torch.float32:
+                masters[i] = self._cut(i, p, entry, "master").clone()
+        self._native.set_steps(max(steps, default=0), steps)
+        for to, values in arrays:
+            to.copy_(values)
+        self._masters = masters
+
+    def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: Array) -> torch.Tensor:
+        name, begin, count = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array)).numel()
+        values = entry.get(array)
+        if not entry:
+            return torch.zeros(count)
+        if not isinstance(values, torch.Tensor):
+            raise invalid(f"state_dict has {sorted(entry)} of '{name}'; AdamW's state has '{array}', a tensor")
+        if values.shape != p.shape:
+            raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', whose shape is {tuple(p.shape)}")
+        return values.detach().reshape(-1)[begin:begin + count]
+
+    def forget(self) -> None:
+        """Masters have come by another way."""
+        self._masters = {}
+
+    def settle(self) -> None:
+        """Masters follow parameters that were written, and are then what was loaded, where that rounds to the parameter. Local."""
+        self._model._follow_writes()
+        others = total = 0
+        for i, loaded in self._masters.items():
+            view, begin, p = as_tensor(self._native.state(i, "master")), self._begins.get(i, 0), self._model.trained[i].detach()
+            values = p.reshape(-1)[begin:begin + view.numel()]
+            loaded = loaded.to(view.device)
+            fits = loaded.to(p.dtype) == values
+            view.copy_(torch.where(fits, loaded, values.float()))
+            others, total = others + int((~fits).sum()), total + fits.numel()
+        self._masters = {}
+        if others:
+            warnings.warn(f"{others} of {total} masters that load_state_dict of the optimizer has loaded on this rank do not round to the "
+                          "model's parameters, which they now follow: load the model from the same checkpoint", stacklevel=3)
