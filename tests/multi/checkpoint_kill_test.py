@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Two ranks that save are killed at random moments. What has been saved before loads, and what was left is cleared away.
+"""Two ranks that save, in turn blocking and beside the training, are killed at random moments. What has been saved before loads,
+and what was left is cleared away.
 
 usage: checkpoint_kill_test.py MEGADP SAVER [KILLS]    MEGADP_SEED=N repeats a run's moments
 """
@@ -52,9 +53,9 @@ def load(directory):
     return 0
 
 
-def save_and_kill(directory, moment):
+def save_and_kill(how, directory, moment):
     """The number of the last save that had returned."""
-    run = subprocess.Popen([MEGADP, "run", "-n", "2", SAVER, "save", directory, "1000000", str(KEEP)], env=without_launcher(),
+    run = subprocess.Popen([MEGADP, "run", "-n", "2", SAVER, how, directory, "1000000", str(KEEP)], env=without_launcher(),
                            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     first = run.stdout.readline()  # so that most are killed inside a save, not before the first
     time.sleep(moment)
@@ -70,7 +71,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="megadp-kill-") as folder:
         directory, left, newest = os.path.join(folder, "saved"), 0, 0
         for number in range(KILLS):
-            returned = save_and_kill(directory, rng.random() * 0.05)
+            returned = save_and_kill(("save", "beside")[number % 2], directory, rng.random() * 0.05)
             left += any(name.startswith(".") for name in os.listdir(directory))
             loaded = load(directory)
             assert loaded >= returned and loaded >= newest, f"kill {number}: {loaded} was loaded, and {returned} had been saved, {newest} before"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The power goes while checkpoints are saved: a save is recorded call by call, cut off after every one, and what a device may then hold is
-laid out and loaded. A file's bytes are sure after an fsync of the file, names in a folder after one of the folder; of the rest any part may
-be there. MEGADP_SEED=N repeats a run.
+"""The power goes while checkpoints are saved, blocking or beside the training: a save is recorded call by call, cut off after every one, and
+what a device may then hold is laid out and loaded. A file's bytes are sure after an fsync of the file, names in a folder after one of the
+folder; of the rest any part may be there. MEGADP_SEED=N repeats a run.
 
 usage: power_loss_test.py SAVER RECORDER
 """
@@ -98,12 +98,12 @@ def lay_out(tree, path):
                 file.write(content)
 
 
-def record(folder):
+def record(folder, how):
     """The inode of the folder that is recorded, and the calls."""
     below, to = os.path.join(folder, "recorded"), os.path.join(folder, "calls")
     os.mkdir(below)
     environment = {**without_launcher(), "LD_PRELOAD": RECORDER, "RECORD_BELOW": below, "RECORD_TO": to}
-    subprocess.run([SAVER, "save", os.path.join(below, "saved"), str(SAVES), "1"], env=environment, check=True, timeout=LIMIT,
+    subprocess.run([SAVER, how, os.path.join(below, "saved"), str(SAVES), "1"], env=environment, check=True, timeout=LIMIT,
                    stdout=subprocess.DEVNULL)
     with open(to, encoding="utf-8") as file:
         return os.stat(below).st_ino, file.read().splitlines()
@@ -131,9 +131,9 @@ def wrong(returned, tree, outcome):
     return returned > 0 or not outcome.startswith("MDP_E_SYSTEM") or none not in outcome
 
 
-def main():
+def fails(how):
     with tempfile.TemporaryDirectory(prefix="megadp-power-") as folder:
-        inode, calls = record(folder)
+        inode, calls = record(folder, how)
         states = list(states_of(inode, calls))
         paths = []
         for number, (_, _, tree) in enumerate(states):
@@ -149,8 +149,12 @@ def main():
         numbers = {outcome for outcome in loaded if outcome.isdigit()}
         # Otherwise something else was recorded than what the test is about.
         whole = len(numbers) == SAVES and sum(call.startswith("rename") for call in calls) == 2 * SAVES - 1
-        print(f"{len(calls) + 1} cuts, {len(states)} states, {len(failures)} failures, numbers {sorted(numbers)}")
-    return 1 if failures or not whole else 0
+        print(f"{how}: {len(calls) + 1} cuts, {len(states)} states, {len(failures)} failures, numbers {sorted(numbers)}")
+    return bool(failures) or not whole
+
+
+def main():
+    return 1 if any([fails(how) for how in ("save", "beside")]) else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
  * Saves checkpoints whose values tell their number, or says which number folders of checkpoints have.
  *
  * usage: saver save DIRECTORY TIMES KEEP     goes on from the newest checkpoint; a line "saved N" after each
+ *        saver beside DIRECTORY TIMES KEEP   the same, written beside a training that goes on
  *        saver load < PATHS                  a line each: the number, or the error */
 #include <inttypes.h>
 #include <stdio.h>
@@ -75,7 +76,20 @@ static mdp_checkpoint_config config_of(const char* directory, const mdp_checkpoi
   return config;
 }
 
-static void save(const job* j, const char* directory, uint64_t times, uint64_t keep) {
+static void set_number(const job* j, uint64_t number) {
+  set_values(j, number);
+  ok(mdp_optimizer_set_steps(j->optimizer, number, &number, 1));
+}
+
+static void save_beside(const job* j, const mdp_checkpoint_config* config) {
+  mdp_request* request = NULL;
+  ok(mdp_checkpoint_save(config, &request));
+  set_number(j, 1000000); /* which is in no checkpoint */
+  ok(mdp_request_wait(request, UINT64_MAX));
+  mdp_request_free(request);
+}
+
+static void save(const job* j, const char* directory, uint64_t times, uint64_t keep, int beside) {
   const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j->buffer, .optimizer = j->optimizer};
   mdp_checkpoint_config config = config_of(directory, &part);
   uint64_t number = 0;
@@ -89,9 +103,12 @@ static void save(const job* j, const char* directory, uint64_t times, uint64_t k
   config.shared_bytes = sizeof number;
   for (const uint64_t end = number + times; number < end;) {
     ++number;
-    set_values(j, number);
-    ok(mdp_optimizer_set_steps(j->optimizer, number, &number, 1));
-    ok(mdp_checkpoint_save(&config, NULL));
+    set_number(j, number);
+    if (beside) {
+      save_beside(j, &config);
+    } else {
+      ok(mdp_checkpoint_save(&config, NULL));
+    }
     char line[64];
     const int length = snprintf(line, sizeof line, "saved %" PRIu64 "\n", number);
     if (mdp_comm_rank(j->comm) == 0 && write(STDOUT_FILENO, line, (size_t)length) != length) exit(2);
@@ -114,10 +131,11 @@ static void load_all(const job* j) {
 }
 
 int main(int argc, char** argv) {
-  if (argc < 2 || (argc < 5 && strcmp(argv[1], "save") == 0)) return 2;
+  const int loads = argc == 2 && strcmp(argv[1], "load") == 0;
+  if (!loads && argc != 5) return 2;
   const job j = open_job();
-  if (strcmp(argv[1], "save") == 0) {
-    save(&j, argv[2], strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
+  if (!loads) {
+    save(&j, argv[2], strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10), strcmp(argv[1], "beside") == 0);
   } else {
     load_all(&j);
   }
