@@ -457,7 +457,7 @@ typedef struct { /* in a checkpoint an array of the caller's: frozen parameters,
 typedef struct { /* on all ranks the same, but for memory and rank_data */
   uint32_t struct_size;
   uint32_t reserved;
-  const char* directory; /* of checkpoints, shared by all hosts; to load also one of them */
+  const char* directory; /* of checkpoints, shared by all hosts; to load also one of them, or a model (see mdp_checkpoint_load) */
   const mdp_checkpoint_part* parts;
   uint64_t part_count; /* at least 1; of the same ranks */
   const mdp_checkpoint_tensor* tensors;
@@ -836,17 +836,27 @@ MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
  * tells of a failure that no request told. Errors, on all ranks, older ones stay: INVALID, DESYNC, STATE, SYSTEM, ABORTED. */
 MDP_API mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_request** out);
 
-/* Loads the newest checkpoint. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID (another model or rule),
- * UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data was found CORRUPT half-way, parameters,
- * views, states and steps are STATE until one has been loaded. */
+/* Loads the newest checkpoint; or, with MDP_CHECKPOINT_PARAMS_ONLY, a model: a safetensors file of whole arrays, an index (.json) of
+ * several, or a folder with model.safetensors or its index. Collective, blocking, as mdp_checkpoint_save. Errors, on all ranks: INVALID
+ * (another model or rule), UNSUPPORTED (a later version), SYSTEM, CORRUPT. Mostly nothing has changed; where data was found CORRUPT
+ * half-way, parameters, views, states and steps are STATE until one has been loaded. */
 MDP_API mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config);
 
-/* The newest checkpoint's path and manifest, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */
+/* The newest checkpoint's path and manifest, or a model's, as JSON. Local. Text: see mdp_info. Errors: SYSTEM, CORRUPT, UNSUPPORTED. */
 MDP_API mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t capacity, size_t* needed);
 
 /* The newest checkpoint's rank_data of rank `rank`, or, -1, shared_data. *needed becomes its length, also if capacity is too small
  * (INVALID). Local. Errors: as mdp_checkpoint_info; INVALID (rank). */
 MDP_API mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void* data, size_t capacity, size_t* needed);
+
+/* Reads all of the newest checkpoint. Each damage is a line of `damage`, which is cut off at capacity; *needed becomes what all takes, with
+ * the NUL. Both may be NULL. Local. Errors: CORRUPT (something is damaged), SYSTEM, UNSUPPORTED, INVALID. Since 1.0. */
+MDP_API mdp_status mdp_checkpoint_verify(const char* directory, char* damage, size_t capacity, size_t* needed);
+
+/* Writes the newest checkpoint's parameters and tensors, whole, under their names, as an ordinary safetensors file, path. With more than
+ * most_bytes of data (0: any) as several and path.index.json. Over nothing; whole or not there. Local; needs 2 MiB. Errors: INVALID (path,
+ * or it is there), SYSTEM, CORRUPT, UNSUPPORTED. */
+MDP_API mdp_status mdp_checkpoint_export(const char* directory, const char* path, uint64_t most_bytes);
 
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */
 

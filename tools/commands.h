@@ -20,6 +20,7 @@ Command add_run(CLI::App& app);
 Command add_info(CLI::App& app);
 Command add_plan(CLI::App& app);
 Command add_bench(CLI::App& app);
+Command add_checkpoint(CLI::App& app);
 
 // Print "megadp <command>: <sentence>" on stderr; and the exit status that goes with it.
 int used_wrongly(const char* command, const std::string& sentence);  // 2, and where to find help

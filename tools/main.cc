@@ -82,7 +82,7 @@ int run_program(int argc, char** argv) {
   app.require_subcommand(1);
 
   std::vector<std::pair<const CLI::App*, Command>> commands;
-  for (auto add : {add_run, add_info, add_plan, add_bench}) {
+  for (auto add : {add_run, add_info, add_plan, add_checkpoint, add_bench}) {
     Command command = add(app);
     commands.emplace_back(app.get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }

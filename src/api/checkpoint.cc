@@ -11,6 +11,7 @@
 #include "api/handle.h"
 #include "api/intake.h"
 #include "api/tensor.h"
+#include "core/checkpoint_export.h"
 #include "core/checkpoint_source.h"
 
 using namespace megadp;
@@ -157,11 +158,41 @@ mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t capacit
     if (Status status = check_text_output(json, capacity, needed); !status) return status;
     auto path = take_directory(directory, "directory");
     if (!path) return path.status();
-    auto folder = find_checkpoint(*path);
-    if (!folder) return folder.status();
-    auto opened = read_manifest(*folder);
-    if (!opened) return opened.status();
-    return give_text(text("{\"path\":", json_string(folder->path()), ",", opened->manifest.json().substr(1)), json, capacity, needed);
+    auto source = CheckpointSource::open(*path);
+    if (!source) return source.status();
+    return give_text(text("{\"path\":", json_string(source->path()), ",", source->manifest().json().substr(1)), json, capacity, needed);
+  });
+}
+
+mdp_status mdp_checkpoint_verify(const char* directory, char* damage, size_t capacity, size_t* needed) {
+  return guard([&]() -> Status {
+    if (damage == nullptr && capacity > 0) return invalid("damage is NULL, and capacity is ", capacity);
+    if (needed != nullptr) {
+      if (Status status = check_pointer(needed, "needed", alignof(size_t)); !status) return status;
+    }
+    auto path = take_directory(directory, "directory");
+    if (!path) return path.status();
+    const std::vector<Status> found = verify_checkpoint(*path);
+    std::string lines;
+    for (const Status& each : found) lines += each.text() + "\n";
+    // Also where all of it does not fit: nobody reads everything twice for the rest.
+    if (capacity > 0) damage[lines.copy(damage, capacity - 1)] = '\0';
+    if (needed != nullptr) *needed = lines.size() + 1;
+    if (found.size() < 2) return found.empty() ? Status() : found.front();
+    return found.front().with_context(text(*path, " is damaged in ", found.size(), " places, the first"));
+  });
+}
+
+mdp_status mdp_checkpoint_export(const char* directory, const char* path, uint64_t most_bytes) {
+  return guard([&]() -> Status {
+    auto from = take_directory(directory, "directory");
+    if (!from) return from.status();
+    auto to = take_directory(path, "path");
+    if (!to) return to.status();
+    if (!std::string_view(split_path(*to).name).ends_with(kModelSuffix)) {
+      return invalid("path is '", *to, "'; it must be a file that is called ....safetensors");
+    }
+    return export_checkpoint(*from, *to, most_bytes);
   });
 }
 

@@ -114,27 +114,43 @@ class Load {
                        [&](const std::string& pattern) { return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0; });
   }
 
+  // Under any of its names: a model has what is tied under one of them.
+  const StoredArray* source_of(const StoredArray& target) const {
+    const StoredArray* found = source_->find(target.name);
+    for (size_t i = 0; found == nullptr && i < target.aliases.size(); ++i) found = source_->find(target.aliases[i]);
+    return found;
+  }
+
   // What one side has and the other has not, and what is not the same array. All ranks know both lists.
   Status compare_arrays() const {
     const auto wrong = [](const auto&... words) { return invalid("this is another model: ", words...); };
     std::vector<std::string_view> known;
     for (const StoredArray& target : here_.arrays) {
-      const StoredArray* const source = source_->find(target.name);
+      const StoredArray* const source = source_of(target);
       if (source == nullptr) {
         if (is_optional(target.name)) continue;
         return wrong(in_quotes(target.name), " is here, ", name_of(target.type), shape_text(target.shape), ", and not in ",
                      source_->path());
       }
       known.push_back(source->name);
+      if (!source->foreign.empty()) {
+        return unsupported(in_quotes(target.name), " is ", source->foreign, " in ", source_->path(),
+                           ", which the library does not have; give it as ", name_of(target.type));
+      }
       if (source->shape == target.shape) continue;
-      return wrong(in_quotes(target.name), " is ", name_of(target.type), shape_text(target.shape), " here, and ", name_of(source->type),
+      return wrong(in_quotes(target.name), " is ", name_of(target.type), shape_text(target.shape), " here, and ", source->type_name(),
                    shape_text(source->shape), " in ", source_->path());
     }
     std::sort(known.begin(), known.end());
     for (const StoredArray& source : source_->manifest().arrays) {
       if (std::binary_search(known.begin(), known.end(), std::string_view(source.name))) continue;
       if (here_.frozen.count(source.name) > 0 || is_optional(source.name)) continue;
-      return wrong(in_quotes(source.name), " is in ", source_->path(), ", ", name_of(source.type), shape_text(source.shape),
+      for (const StoredArray& target : here_.arrays) {
+        if (std::find(target.aliases.begin(), target.aliases.end(), source.name) == target.aliases.end()) continue;
+        return wrong(in_quotes(source.name), " is in ", source_->path(), " beside ", in_quotes(target.name),
+                     ", with which it is tied here");
+      }
+      return wrong(in_quotes(source.name), " is in ", source_->path(), ", ", source.type_name(), shape_text(source.shape),
                    ", and not here");
     }
     return {};
@@ -142,7 +158,7 @@ class Load {
 
   // What this rank holds of one array, under any of its names.
   Status plan(const StoredArray& target) {
-    const StoredArray* const source = source_->find(target.name);
+    const StoredArray* const source = source_of(target);
     if (source == nullptr) return {};
     if (source->type != target.type) {
       if (size_of(source->type) > 4 || size_of(target.type) > 4 || source->type == DType::u8 || target.type == DType::u8) {

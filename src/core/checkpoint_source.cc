@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "base/shape.h"
+
 namespace megadp {
 namespace {
 
@@ -10,7 +12,8 @@ constexpr size_t kMostOpen = 64;  // files, each with a chunk
 
 }  // namespace
 
-CheckpointSource::CheckpointSource(Folder folder, OpenManifest opened) : folder_(std::move(folder)), opened_(std::move(opened)) {
+CheckpointSource::CheckpointSource(Folder folder, OpenManifest opened, std::string path)
+    : folder_(std::move(folder)), opened_(std::move(opened)), path_(std::move(path)) {
   for (size_t i = 0; i < manifest().arrays.size(); ++i) {
     by_name_.emplace(manifest().arrays[i].name, i);
     for (const std::string& alias : manifest().arrays[i].aliases) by_name_.emplace(alias, i);
@@ -18,11 +21,22 @@ CheckpointSource::CheckpointSource(Folder folder, OpenManifest opened) : folder_
 }
 
 Result<CheckpointSource> CheckpointSource::open(const std::string& directory) {
+  if (is_file(directory)) return of_model(directory);
   auto folder = find_checkpoint(directory);
-  if (!folder) return folder.status();
+  if (!folder) {
+    const auto model = find_model(directory);
+    return model ? of_model(*model) : folder.status();
+  }
   auto opened = read_manifest(*folder);
   if (!opened) return opened.status();
-  return CheckpointSource(*std::move(folder), *std::move(opened));
+  std::string path = folder->path();
+  return CheckpointSource(*std::move(folder), *std::move(opened), std::move(path));
+}
+
+Result<CheckpointSource> CheckpointSource::of_model(const std::string& path) {
+  auto model = open_model(path);
+  if (!model) return model.status();
+  return CheckpointSource(std::move(model->folder), {std::move(model->manifest), model->digest}, path);
 }
 
 const StoredArray* CheckpointSource::find(const std::string& name) const {
@@ -69,8 +83,10 @@ Result<SafetensorsReader*> CheckpointSource::file(uint32_t number) {
     return &open_.front().second;
   }
   const StoredFile& stored = manifest().files[number];
-  auto reader = SafetensorsReader::open(folder_, stored.name, stored.written);
+  auto reader = manifest().is_model ? SafetensorsReader::open_model(folder_, stored.name)
+                                    : SafetensorsReader::open(folder_, stored.name, stored.written);
   if (!reader) return reader.status();
+  if (reader->about() != stored.written) return Status(Code::corrupt, text(reader->path(), " has been changed since it was opened"));
   if (open_.size() == kMostOpen) open_.pop_back();
   open_.emplace_front(number, *std::move(reader));
   return &open_.front().second;
@@ -81,7 +97,7 @@ Result<const StoredTensor*> CheckpointSource::tensor(const StoredPiece& piece, c
   auto opened = file(piece.file);
   if (!opened) return opened.status();
   *reader = *opened;
-  const std::string name = piece_name(state, piece, array);
+  const std::string name = manifest().is_model ? array : piece_name(state, piece, array);
   const StoredTensor* const found = (*reader)->find(name);
   const auto wrong = [&](const auto&... words) {
     return Status(Code::corrupt, text((*reader)->path(), " does not fit the manifest: tensor ", in_quotes(name), words...));
@@ -89,8 +105,42 @@ Result<const StoredTensor*> CheckpointSource::tensor(const StoredPiece& piece, c
   if (found == nullptr) return wrong(" is not in it");
   if (dtype_of_stored(found->dtype) != type) return wrong(" is ", found->dtype, ", not ", stored_name(type));
   if (found->end - found->begin != (piece.end - piece.begin) * size_of(type)) return wrong(" has ", found->end - found->begin, " bytes");
-  if (found->begin % size_of(type) != 0) return wrong(" lies askew");
+  if (!manifest().is_model && found->begin % size_of(type) != 0) return wrong(" lies askew");
   return found;
+}
+
+std::vector<Status> verify_checkpoint(const std::string& directory) {
+  auto source = CheckpointSource::open(directory);
+  if (!source) return {source.status()};
+  std::vector<Status> found;
+  source->verify([&found](const Status& one) { found.push_back(one); });
+  return found;
+}
+
+void CheckpointSource::verify(const std::function<void(const Status&)>& tell) {
+  for (size_t number = 0; number < manifest().files.size(); ++number) {
+    auto reader = file(static_cast<uint32_t>(number));
+    if (reader) {
+      (*reader)->check_data(tell);
+    } else {
+      tell(reader.status());
+    }
+  }
+  for (const StoredArray& array : manifest().arrays) {
+    if (array.is_frozen || !array.foreign.empty()) continue;
+    const Cutting cutting(array);
+    const auto check_state = [&](const std::string& state, DType type) {
+      for (size_t part = 0; part < array.cut.parts(); ++part) {
+        const Range range{&array, &cutting, &cutting, part, 0, elements_of(array.shape_of(part))};
+        if (Status stored = check(range, state, type); !stored) tell(stored);
+      }
+    };
+    check_state(kParamState, array.type);
+    if (array.optimizer < 0) continue;
+    for (const StoredState& state : manifest().optimizers[static_cast<size_t>(array.optimizer)].state) {
+      if (state.name != kMasterState || array.type != DType::f32) check_state(state.name, state.type);
+    }
+  }
 }
 
 Status CheckpointSource::check(const Range& range, const std::string& state, DType type) {
@@ -108,7 +158,7 @@ Status CheckpointSource::read(const Range& range, const std::string& state, DTyp
     if (!stored) return stored.status();
     const uint64_t begin = (*stored)->begin + run.in_piece * size_of(type);
     uint64_t at = run.at;
-    return reader->read(begin, begin + run.count * size_of(type), [&](const char* data, size_t bytes) {
+    return reader->read(begin, begin + run.count * size_of(type), size_of(type), [&](const char* data, size_t bytes) {
       const uint64_t count = bytes / size_of(type);
       const Status given = give(at, data, count);
       at += count;
@@ -125,7 +175,7 @@ Status CheckpointSource::read_bytes(uint32_t number, const std::string& name, ui
     return Status(Code::corrupt, text((*reader)->path(), " does not fit the manifest: ", name, " has not ", bytes, " bytes"));
   }
   auto* at = static_cast<char*>(to);
-  return (*reader)->read(found->begin, found->end, [&at](const char* data, size_t count) {
+  return (*reader)->read(found->begin, found->end, 1, [&at](const char* data, size_t count) {
     at = std::copy_n(data, count, at);
     return Status();
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CheckpointSource: a checkpoint that is there, to be read by ranges of its arrays, wherever they lie.
+// CheckpointSource: a checkpoint or a model that is there, to be read by ranges of its arrays, wherever they lie.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,20 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/cutting.h"
 #include "files/checkpoint_folder.h"
+#include "files/model_files.h"
 
 namespace megadp {
 
 class CheckpointSource {
  public:
-  // The directory's newest checkpoint, or the directory itself if it is one.
+  // The directory's newest checkpoint, or the directory itself if it is one; without any, the model in it; or a file of a model.
   static Result<CheckpointSource> open(const std::string& directory);
 
-  const std::string& path() const noexcept { return folder_.path(); }
+  const std::string& path() const noexcept { return path_; }
   const Manifest& manifest() const noexcept { return opened_.manifest; }
   uint64_t digest() const noexcept { return opened_.digest; }
   // By its name, or that of a copy; null: it is not there.
@@ -46,19 +48,26 @@ class CheckpointSource {
   // Elements of one state, in pieces; each is checked before it is handed out.
   Status read(const Range& range, const std::string& state, DType type,
               const std::function<Status(uint64_t at, const char* data, uint64_t count)>& give);
+  // Looks at all that is stored; what is damaged is told piece by piece.
+  void verify(const std::function<void(const Status&)>& tell);
   // Bytes of a tensor that is whole in one file.
   Status read_bytes(uint32_t file, const std::string& name, uint64_t bytes, void* to);
 
  private:
-  CheckpointSource(Folder folder, OpenManifest opened);
+  CheckpointSource(Folder folder, OpenManifest opened, std::string path);
+  static Result<CheckpointSource> of_model(const std::string& path);
   Result<SafetensorsReader*> file(uint32_t number);
   Result<const StoredTensor*> tensor(const StoredPiece& piece, const std::string& state, DType type, const std::string& array,
                                      SafetensorsReader** reader);
 
   Folder folder_;
   OpenManifest opened_;
+  std::string path_;  // by which it can be opened again
   std::unordered_map<std::string, size_t> by_name_;
   std::list<std::pair<uint32_t, SafetensorsReader>> open_;  // the last used first
 };
+
+// What is damaged of what CheckpointSource::open finds; nothing: it is whole.
+std::vector<Status> verify_checkpoint(const std::string& directory);
 
 }  // namespace megadp

@@ -66,7 +66,7 @@ void remove_left_behind(const Folder& directory) noexcept {
   for (const std::string& name : *names) {
     if (!name.starts_with(mine) && !name.starts_with(kRemoving)) continue;
     auto folder = directory.open_folder(name);
-    if (!folder || !folder->lock()) continue;
+    if (!folder || folder->lock() != Folder::Lock::mine) continue;
     if (Status removed = directory.remove_folder(name); !removed) {
       log(LogLevel::warning, text("what a process that died has left cannot be removed: ", removed.text()));
     }
@@ -95,8 +95,10 @@ Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory
     const std::string name = text(kSaving, host_name(), "-", save_id, attempt == 0 ? "" : text("-", attempt));
     auto folder = in->make_folder(name);
     if (!folder) return folder.status();
-    // Another process may have taken it for one left behind, before it was locked.
-    if (!folder->lock() || folder->is_named(*in, name)) return PendingCheckpoint(*std::move(in), *std::move(folder), name);
+    // Another process may have taken it for one left behind, before it was locked: it removes it then, or has done so.
+    const Folder::Lock lock = folder->lock();
+    if (lock == Folder::Lock::unknown || (lock == Folder::Lock::mine && folder->is_named(*in, name)))
+      return PendingCheckpoint(*std::move(in), *std::move(folder), name);
   }
 }
 
@@ -134,6 +136,26 @@ void PendingCheckpoint::remove_old(uint64_t keep) noexcept {
   }
 }
 
+Status PendingCheckpoint::commit_files(const std::vector<std::string>& files) {
+  if (Status synced = folder_.sync(); !synced) return synced;
+  size_t done = 0;
+  Status status;
+  while (status.ok() && done < files.size()) {
+    auto renamed = directory_.rename_new(text(name_, "/", files[done]), files[done]);
+    if (!renamed) {
+      status = renamed.status();
+    } else if (!*renamed) {
+      status = invalid(directory_.path_of(files[done]), " is there already; nothing is written over");
+    } else {
+      ++done;
+      status = directory_.sync();  // the last one, which names the others, is there only if they are
+    }
+  }
+  if (status.ok()) return directory_.remove_folder(name_);
+  while (done > 0) (void)directory_.remove(files[--done]);
+  return status;
+}
+
 void PendingCheckpoint::abandon() noexcept {
   (void)directory_.remove_folder(name_);
 }
@@ -157,10 +179,10 @@ Result<OpenManifest> read_manifest(const Folder& checkpoint) {
   if (!bytes) return bytes.status();
   if (*bytes > kLongestManifest) return Status(Code::corrupt, text(file->path(), " has ", *bytes, " bytes, more than any manifest"));
   OpenManifest out;
-  out.text.resize(*bytes);
-  if (Status read = file->read(out.text.data(), out.text.size(), 0); !read) return read;
-  out.digest = checksum(out.text.data(), out.text.size());
-  auto manifest = parse_manifest(out.text);
+  std::string json(*bytes, '\0');
+  if (Status read = file->read(json.data(), json.size(), 0); !read) return read;
+  out.digest = checksum(json.data(), json.size());
+  auto manifest = parse_manifest(json);
   if (!manifest) return manifest.status().with_context(file->path());
   out.manifest = *std::move(manifest);
   return out;

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 #include "files/folder.h"
@@ -18,7 +19,7 @@
 
 namespace megadp {
 
-// A checkpoint that is being saved: on one rank; the others open its folder by name.
+// A checkpoint that is being saved: on one rank; the others open its folder by name. Or files of an export.
 class PendingCheckpoint {
  public:
   // Makes the directory if it is not there, and removes what processes of this host that have died have left in it.
@@ -29,6 +30,8 @@ class PendingCheckpoint {
   Result<std::string> commit(const Manifest& manifest);
   // All but the newest `keep` go. Failures are logged: the new checkpoint is there already.
   void remove_old(uint64_t keep) noexcept;
+  // Of an export: its files become the directory's, one after another, and it goes. Code::invalid if the directory has one of them already.
+  Status commit_files(const std::vector<std::string>& files);
   void abandon() noexcept;
 
  private:
@@ -49,7 +52,6 @@ Result<Folder> find_checkpoint(const std::string& directory);
 struct OpenManifest {
   Manifest manifest;
   uint64_t digest = 0;  // of its text
-  std::string text;
 };
 Result<OpenManifest> read_manifest(const Folder& checkpoint);
 

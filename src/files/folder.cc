@@ -157,8 +157,10 @@ Status Folder::sync() const {
 
 Result<bool> Folder::rename_new(const std::string& from, const std::string& to) const {
   if (::renameat2(fd_.get(), from.c_str(), fd_.get(), to.c_str(), RENAME_NOREPLACE) == 0) return true;
-  // Where the flag is not known a plain one will do: it replaces no folder that has anything in it.
-  if ((errno == EINVAL || errno == ENOSYS) && ::renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str()) == 0) return true;
+  if (errno == EINVAL || errno == ENOSYS) {  // the flag is not known; a plain one replaces no folder that has anything in it, but a file
+    if (has(to)) return false;
+    if (::renameat(fd_.get(), from.c_str(), fd_.get(), to.c_str()) == 0) return true;
+  }
   if (errno == EEXIST || errno == ENOTEMPTY) return false;
   return system_error(text("renaming ", path_of(from), " to ", to), errno);
 }
@@ -180,8 +182,9 @@ Status Folder::remove_folder(const std::string& name) const {
   return system_error(text("removing the folder ", path_of(name)), errno);
 }
 
-bool Folder::lock() const noexcept {
-  return again_if_interrupted([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) == 0;
+Folder::Lock Folder::lock() const noexcept {
+  if (again_if_interrupted([&] { return ::flock(fd_.get(), LOCK_EX | LOCK_NB); }) == 0) return Lock::mine;
+  return errno == EWOULDBLOCK ? Lock::of_another : Lock::unknown;
 }
 
 bool Folder::is_named(const Folder& in, const std::string& name) const noexcept {

@@ -51,13 +51,18 @@ class Folder {
   Result<std::vector<std::string>> list() const;  // in no order
   // Names made or removed in it survive a loss of power.
   Status sync() const;
-  // Of a folder. false: `to` is there already, and nothing was changed.
+  // false: `to` is there already, and nothing was changed.
   Result<bool> rename_new(const std::string& from, const std::string& to) const;
   Status remove(const std::string& name) const;         // a file
   Status remove_folder(const std::string& name) const;  // with the files in it
   // Whether this process has got the folder for itself, until the folder is closed, or the process dies. Not all file systems of several
   // hosts tell these of one another.
-  bool lock() const noexcept;
+  enum class Lock {
+    mine,
+    of_another,
+    unknown  // a file system without locks
+  };
+  Lock lock() const noexcept;
   // Whether it still has this name in `in`.
   bool is_named(const Folder& in, const std::string& name) const noexcept;
 

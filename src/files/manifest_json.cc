@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kFormat = "megadp checkpoint";
+constexpr const char *kFormat = "megadp checkpoint", *kModelFormat = "safetensors";
 constexpr int kMostNested = 32;
 constexpr uint64_t kMostElements = uint64_t{1} << 58;
 
@@ -24,7 +24,7 @@ Json piece_json(const StoredPiece& piece) {
 }
 
 Json array_json(const StoredArray& array) {
-  Json json{{"name", array.name}, {"dtype", name_of(array.type)}, {"shape", array.shape}};
+  Json json{{"name", array.name}, {"dtype", array.type_name()}, {"shape", array.shape}};
   if (array.cut.is_cut()) json["cut"] = {{"dim", array.cut.dim}, {"stride", array.cut.stride}, {"sizes", array.cut.sizes}};
   json["kind"] = array.is_frozen ? "frozen" : array.is_param ? "parameter" : "tensor";
   if (array.optimizer >= 0) {
@@ -216,7 +216,11 @@ std::vector<int64_t> StoredArray::shape_of(size_t part) const {
 }
 
 std::string Manifest::json() const {
-  Json json{{"format", kFormat}, {"version", kManifestVersion}, {"written_by", written_by}, {"save_id", save_id}, {"grid", grid}};
+  Json json{{"format", is_model ? kModelFormat : kFormat},
+            {"version", kManifestVersion},
+            {"written_by", written_by},
+            {"save_id", save_id},
+            {"grid", grid}};
   json["shared_bytes"] = shared_bytes;
   json["scaler"] = nullptr;
   json["files"] = json["optimizers"] = json["arrays"] = Json::array();

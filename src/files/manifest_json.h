@@ -46,7 +46,10 @@ struct StoredArray {
   std::string tie;                   // where it is tied: what its copies are tied as
   std::vector<std::string> aliases;  // names of its copies
   std::vector<StoredPiece> pieces;   // by part and begin
+  std::string foreign;               // in a model, its dtype if the library has none such
 
+  // As sentences name it.
+  std::string type_name() const { return foreign.empty() ? name_of(type) : foreign; }
   std::vector<int64_t> shape_of(size_t part) const;
 };
 
@@ -70,6 +73,7 @@ struct StoredFile {
 struct Manifest {
   std::string written_by, save_id;  // the version of megadp
   std::string grid;                 // in words
+  bool is_model = false;            // ordinary safetensors files, each array under its own name in one of them; nothing else
   std::vector<StoredFile> files;    // of the ranks
   std::vector<StoredOptimizer> optimizers;
   std::vector<StoredArray> arrays;

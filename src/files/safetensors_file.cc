@@ -27,28 +27,37 @@ uint64_t chunks_of(uint64_t bytes) {
 
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(File file, std::string tensors, uint64_t data_bytes)
-    : file_(std::move(file)), tensors_(std::move(tensors)), data_bytes_(data_bytes) {
+SafetensorsWriter::SafetensorsWriter(File file, std::string tensors, std::string metadata, bool has_checksums, uint64_t data_bytes)
+    : file_(std::move(file)),
+      tensors_(std::move(tensors)),
+      metadata_(std::move(metadata)),
+      has_checksums_(has_checksums),
+      data_bytes_(data_bytes) {
   chunk_.reserve(kChunkBytes);
 }
 
 // The same length whatever the checksums are.
 std::string SafetensorsWriter::header(const std::string& checksums) const {
-  std::string json = text("{\"__metadata__\":{\"", kChecksums, "\":\"", checksums, "\"}", tensors_, "}");
+  const std::string metadata = has_checksums_ ? text("\"", kChecksums, "\":\"", checksums, "\"") : metadata_;
+  std::string json = text("{\"__metadata__\":{", metadata, "}", tensors_, "}");
   json.resize((json.size() + kLengthBytes + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment - kLengthBytes, ' ');
   return json;
 }
 
-Result<SafetensorsWriter> SafetensorsWriter::create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors) {
-  std::string described;
+Result<SafetensorsWriter> SafetensorsWriter::create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors,
+                                                    const std::map<std::string, std::string>* metadata) {
+  std::string described, members;
   uint64_t bytes = 0;
   for (const TensorToStore& tensor : tensors) {
     described += describe(tensor, bytes);
     bytes += tensor.bytes;
   }
+  if (metadata != nullptr) {
+    for (const auto& [key, value] : *metadata) members += text(members.empty() ? "" : ",", json_string(key), ":", json_string(value));
+  }
   auto file = in.create_file(name);
   if (!file) return file.status();
-  SafetensorsWriter writer(*std::move(file), std::move(described), bytes);
+  SafetensorsWriter writer(*std::move(file), std::move(described), std::move(members), metadata == nullptr, bytes);
   const uint64_t length = writer.header(std::string(chunks_of(bytes) * kChecksumDigits, '0')).size();
   if (length > kLongestHeader) {
     return unsupported(in.path_of(name), ": ", tensors.size(), " pieces want a header of ", length, " bytes, and readers take at most ",
@@ -56,6 +65,15 @@ Result<SafetensorsWriter> SafetensorsWriter::create(const Folder& in, const std:
   }
   writer.header_bytes_ = kLengthBytes + length;
   return writer;
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors) {
+  return create(in, name, tensors, nullptr);
+}
+
+Result<SafetensorsWriter> SafetensorsWriter::create_model(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors,
+                                                          const std::map<std::string, std::string>& metadata) {
+  return create(in, name, tensors, &metadata);
 }
 
 Status SafetensorsWriter::write_chunk(const void* data, size_t bytes) {
@@ -102,25 +120,38 @@ Result<WrittenFile> SafetensorsWriter::finish() {
   return WrittenFile{header_bytes_ + data_bytes_, checksum(front.data(), front.size())};
 }
 
-Result<SafetensorsReader> SafetensorsReader::open(const Folder& in, const std::string& name, const WrittenFile& expected) {
+Result<SafetensorsReader> SafetensorsReader::open(const Folder& in, const std::string& name, const WrittenFile* expected) {
   auto file = in.open_file(name);
   if (!file) return file.status();
   SafetensorsReader reader(*std::move(file));
-  const auto wrong = [&](const auto&... words) { return Status(Code::corrupt, text(reader.path(), " is damaged: ", words...)); };
+  const auto wrong = [&](const auto&... words) {
+    return Status(Code::corrupt, text(reader.path(), expected != nullptr ? " is damaged: " : " is no safetensors file: ", words...));
+  };
   auto bytes = reader.file_.bytes();
   if (!bytes) return bytes.status();
-  if (*bytes != expected.bytes) return wrong("it has ", *bytes, " bytes, and ", expected.bytes, " were written");
-  char length[kLengthBytes];
-  if (Status read = reader.file_.read(length, sizeof length, 0); !read) return read;
-  auto header_bytes = safetensors_header_bytes({length, sizeof length});
+  if (expected != nullptr && *bytes != expected->bytes) return wrong("it has ", *bytes, " bytes, and ", expected->bytes, " were written");
+  std::string front(std::min<uint64_t>(*bytes, kLengthBytes), '\0');
+  if (Status read = reader.file_.read(front.data(), front.size(), 0); !read) return read;
+  auto header_bytes = safetensors_header_bytes(front);
   if (!header_bytes) return wrong(header_bytes.status().text());
   if (*header_bytes > *bytes - kLengthBytes) return wrong("its header would have ", *header_bytes, " bytes");
-  std::string front(kLengthBytes + *header_bytes, '\0');
+  front.resize(kLengthBytes + *header_bytes);
   if (Status read = reader.file_.read(front.data(), front.size(), 0); !read) return read;
-  if (checksum(front.data(), front.size()) != expected.header_checksum)
+  reader.about_ = {*bytes, checksum(front.data(), front.size())};
+  if (expected != nullptr && reader.about_.header_checksum != expected->header_checksum)
     return wrong("the checksum of its header, bytes 0 to ", front.size(), ", differs");
-  if (Status taken = reader.take_header(std::string_view(front).substr(kLengthBytes), *bytes); !taken) return wrong(taken.text());
+  Status taken = reader.take_header(std::string_view(front).substr(kLengthBytes), *bytes);
+  if (taken.ok() && expected != nullptr) taken = reader.take_checksums(reader.metadata_[kChecksums]);
+  if (!taken.ok()) return wrong(taken.text());
   return reader;
+}
+
+Result<SafetensorsReader> SafetensorsReader::open(const Folder& in, const std::string& name, const WrittenFile& expected) {
+  return open(in, name, &expected);
+}
+
+Result<SafetensorsReader> SafetensorsReader::open_model(const Folder& in, const std::string& name) {
+  return open(in, name, nullptr);
 }
 
 Status SafetensorsReader::take_header(std::string_view json, uint64_t file_bytes) {
@@ -129,17 +160,21 @@ Status SafetensorsReader::take_header(std::string_view json, uint64_t file_bytes
   data_begin_ = kLengthBytes + json.size();
   data_bytes_ = file_bytes - data_begin_;
   tensors_ = std::move(header->tensors);
+  metadata_ = std::move(header->metadata);
   for (size_t i = 0; i < tensors_.size(); ++i) {
     const StoredTensor& tensor = tensors_[i];
     if (tensor.end > data_bytes_) return Status(Code::corrupt, text("tensor ", in_quotes(tensor.name), " lies beyond its end"));
     if (!by_name_.emplace(tensor.name, i).second) return Status(Code::corrupt, text("it has tensor ", in_quotes(tensor.name), " twice"));
   }
-  const std::string& digits = header->metadata[kChecksums];
+  return {};
+}
+
+Status SafetensorsReader::take_checksums(std::string_view digits) {
   const uint64_t chunks = chunks_of(data_bytes_);
   if (digits.size() != chunks * kChecksumDigits) return Status(Code::corrupt, text("it has no ", chunks, " checksums"));
   checksums_.resize(chunks);
   for (size_t i = 0; i < chunks; ++i) {
-    if (!read_digits(std::string_view(digits).substr(i * kChecksumDigits, kChecksumDigits), &checksums_[i])) {
+    if (!read_digits(digits.substr(i * kChecksumDigits, kChecksumDigits), &checksums_[i])) {
       return Status(Code::corrupt, text("its checksum number ", i, " is none"));
     }
   }
@@ -151,10 +186,9 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
   return found == by_name_.end() ? nullptr : &tensors_[found->second];
 }
 
-Status SafetensorsReader::load_chunk(uint64_t number) {
-  if (number == chunk_number_) return {};
-  const uint64_t begin = number * kChunkBytes;
-  if (number == chunk_number_ + 1) {  // most files are read from front to back: the device works while a chunk is looked through
+Status SafetensorsReader::load_chunk(uint64_t begin) {
+  if (begin == chunk_begin_) return {};
+  if (begin == chunk_begin_ + kChunkBytes) {  // most files are read from front to back: the device works while a chunk is looked through
     const uint64_t from = std::max(begun_, begin), to = std::min(begin + kReadAhead, data_bytes_);
     if (to > from && (to == data_bytes_ || to - from >= kReadAhead / 2)) {
       file_.start_reading(data_begin_ + from, data_begin_ + to);
@@ -163,26 +197,34 @@ Status SafetensorsReader::load_chunk(uint64_t number) {
   } else {
     begun_ = 0;
   }
-  chunk_number_ = UINT64_MAX;
+  chunk_begin_ = kNoChunk;
   chunk_.resize(std::min<uint64_t>(kChunkBytes, data_bytes_ - begin));
   if (Status read = file_.read(chunk_.data(), chunk_.size(), data_begin_ + begin); !read) return read;
-  if (checksum(chunk_.data(), chunk_.size()) != checksums_[number]) {
+  if (!checksums_.empty() && checksum(chunk_.data(), chunk_.size()) != checksums_[begin / kChunkBytes]) {
     return Status(Code::corrupt, text(path(), " is damaged: the checksum of bytes ", data_begin_ + begin, " to ",
                                       data_begin_ + begin + chunk_.size(), " differs"));
   }
-  chunk_number_ = number;
+  chunk_begin_ = begin;
   return {};
 }
 
-Status SafetensorsReader::read(uint64_t begin, uint64_t end, const std::function<Status(const char* data, size_t bytes)>& give) {
+Status SafetensorsReader::read(uint64_t begin, uint64_t end, size_t element_bytes,
+                               const std::function<Status(const char* data, size_t bytes)>& give) {
+  const uint64_t askew = begin % element_bytes;
   while (begin < end) {
-    if (Status loaded = load_chunk(begin / kChunkBytes); !loaded) return loaded;
-    const size_t at = begin % kChunkBytes;
+    const size_t at = (begin - askew) % kChunkBytes;
+    if (Status loaded = load_chunk(begin - at); !loaded) return loaded;
     const size_t count = std::min<uint64_t>(end - begin, chunk_.size() - at);
     if (Status given = give(chunk_.data() + at, count); !given) return given;
     begin += count;
   }
   return {};
+}
+
+void SafetensorsReader::check_data(const std::function<void(const Status&)>& tell) {
+  for (uint64_t begin = 0; begin < data_bytes_; begin += kChunkBytes) {
+    if (Status loaded = load_chunk(begin); !loaded) tell(loaded);
+  }
 }
 
 }  // namespace megadp

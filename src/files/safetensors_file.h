@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A safetensors file with checksums: one for every MiB of its data, in the header's metadata, and one for the header, which is kept
-// elsewhere.
+// Safetensors files. Those of checkpoints have checksums: one for every MiB of the data, in the header's metadata, and one for the header,
+// which is kept elsewhere. Those of models, which others write and read, have none.
 //
 //   | length | {"__metadata__":{"megadp.checksums":"<16 digits for each MiB>"},"NAME":{...},...}, spaces | data, tensor after tensor |
 #pragma once
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -32,6 +33,8 @@ struct TensorToStore {
 struct WrittenFile {
   uint64_t bytes = 0;  // with the header
   uint64_t header_checksum = 0;
+
+  bool operator==(const WrittenFile&) const = default;
 };
 
 // Takes the data of the tensors one after another, in pieces of any size. The largest element type must come first: then all lie as
@@ -40,16 +43,23 @@ class SafetensorsWriter {
  public:
   // Code::unsupported if the header would be longer than readers take.
   static Result<SafetensorsWriter> create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors);
+  // Of a model: without checksums.
+  static Result<SafetensorsWriter> create_model(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors,
+                                                const std::map<std::string, std::string>& metadata);
   Status append(const void* data, size_t bytes);
   Result<WrittenFile> finish();
 
  private:
-  SafetensorsWriter(File file, std::string tensors, uint64_t data_bytes);
+  // Without metadata: with checksums.
+  static Result<SafetensorsWriter> create(const Folder& in, const std::string& name, std::span<const TensorToStore> tensors,
+                                          const std::map<std::string, std::string>* metadata);
+  SafetensorsWriter(File file, std::string tensors, std::string metadata, bool has_checksums, uint64_t data_bytes);
   Status write_chunk(const void* data, size_t bytes);
   std::string header(const std::string& checksums) const;
 
   File file_;
-  std::string tensors_;  // of the header
+  std::string tensors_, metadata_;  // of the header
+  bool has_checksums_;
   uint64_t data_bytes_, header_bytes_ = 0, written_ = 0, written_back_ = 0;
   std::string checksums_;
   std::vector<char> chunk_;  // what is not a whole one yet
@@ -59,27 +69,39 @@ class SafetensorsReader {
  public:
   // With what its writer said of it. Code::corrupt if it is not that any more.
   static Result<SafetensorsReader> open(const Folder& in, const std::string& name, const WrittenFile& expected);
+  // A model's, of any writer: its data are handed out unchecked.
+  static Result<SafetensorsReader> open_model(const Folder& in, const std::string& name);
 
   const std::string& path() const noexcept { return file_.path(); }
   const StoredTensor* find(const std::string& name) const;
   const std::vector<StoredTensor>& tensors() const noexcept { return tensors_; }
+  const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   uint64_t data_bytes() const noexcept { return data_bytes_; }
+  const WrittenFile& about() const noexcept { return about_; }
   // Hands out bytes begin to end of the data, in pieces, one after another. Chunks are read whole, and compared with their checksums before
-  // anything of them is handed out; the last one is kept.
-  Status read(uint64_t begin, uint64_t end, const std::function<Status(const char* data, size_t bytes)>& give);
+  // anything of them is handed out; the last one is kept. No element is handed out in two: where another writer has put a tensor askew,
+  // chunks lie so too.
+  Status read(uint64_t begin, uint64_t end, size_t element_bytes, const std::function<Status(const char* data, size_t bytes)>& give);
+  // Reads all of it; what cannot be read, or differs from its checksum, is told piece by piece.
+  void check_data(const std::function<void(const Status&)>& tell);
 
  private:
+  static constexpr uint64_t kNoChunk = UINT64_MAX - kChunkBytes;  // nor is there one behind it
   explicit SafetensorsReader(File file) : file_(std::move(file)) {}
+  static Result<SafetensorsReader> open(const Folder& in, const std::string& name, const WrittenFile* expected);
   Status take_header(std::string_view header, uint64_t file_bytes);
-  Status load_chunk(uint64_t number);
+  Status take_checksums(std::string_view digits);
+  Status load_chunk(uint64_t begin);
 
   File file_;
   std::vector<StoredTensor> tensors_;
   std::unordered_map<std::string, size_t> by_name_;
-  std::vector<uint64_t> checksums_;
+  std::map<std::string, std::string> metadata_;
+  WrittenFile about_;
+  std::vector<uint64_t> checksums_;  // none: of a model
   uint64_t data_begin_ = 0, data_bytes_ = 0;
   std::vector<char> chunk_;
-  uint64_t chunk_number_ = UINT64_MAX;
+  uint64_t chunk_begin_ = kNoChunk;
   uint64_t begun_ = 0;  // bytes of the data that are being read ahead
 };
 

@@ -35,6 +35,7 @@ typedef struct {
   int32_t tp, dp;
   mdp_sharding sharding;
   int number;
+  const char* model;            /* a file with the parameters alone, instead of the newest checkpoint */
   float (*states)[COUNT][SIZE]; /* of the whole parameters: the parameters themselves, then the states */
 } stage;
 
@@ -147,16 +148,22 @@ static void one_stage(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
     move_states(&j, t, s, 1);
     OK(mdp_optimizer_set_steps(j.optimizer, 9, NULL, 0));
   } else {
+    if (s->model != NULL) {
+      config.directory = s->model;
+      FAILS(MDP_E_INVALID, "with MDP_CHECKPOINT_PARAMS_ONLY (1) it begins with zeros", mdp_checkpoint_load(&config));
+      config.flags = MDP_CHECKPOINT_PARAMS_ONLY;
+    }
     OK(mdp_checkpoint_load(&config));
     for (int64_t i = 0; i < cut_size; ++i) CHECK(cut[i] == (float)(t * cut_size + i));
     CHECK(whole[0] == 0.5F && whole[1] == 1.5F);
     uint64_t steps = 0;
     OK(mdp_optimizer_steps(j.optimizer, 2, &steps));
-    CHECK(steps == 9);
+    CHECK(steps == (s->model != NULL ? 0 : 9));
     move_params(&j, t, s, 0);
     move_states(&j, t, s, 0);
   }
-  OK(mdp_checkpoint_save(&config, NULL));
+  if (s->model == NULL) OK(mdp_checkpoint_save(&config, NULL));
+  OK(mdp_barrier(j.comm, NULL));
   job_close(&j);
 }
 
@@ -169,13 +176,26 @@ static void loads_over_any_tensor_parallel_size(void** state) {
         wanted[k][p][i] = (float)(i + 1) / 256 * (float)(k < 2 ? 1 : k); /* also as a bf16; f32 are their masters */
     }
   }
-  stage stages[] = {{2, 2, MDP_SHARDING_ZERO_1, 0, wanted}, {1, 3, MDP_SHARDING_ZERO_2, 1, got}, {4, 1, MDP_SHARDING_ZERO_0, 2, got},
-                    {2, 1, MDP_SHARDING_ZERO_1, 3, got},    {1, 1, MDP_SHARDING_ZERO_1, 4, got}, {4, 2, MDP_SHARDING_ZERO_1, 5, got}};
+  stage stages[] = {{2, 2, MDP_SHARDING_ZERO_1, 0, NULL, wanted}, {1, 3, MDP_SHARDING_ZERO_2, 1, NULL, got},
+                    {4, 1, MDP_SHARDING_ZERO_0, 2, NULL, got},    {2, 1, MDP_SHARDING_ZERO_1, 3, NULL, got},
+                    {1, 1, MDP_SHARDING_ZERO_1, 4, NULL, got},    {4, 2, MDP_SHARDING_ZERO_1, 5, NULL, got}};
   const int count = UNDER_THREAD_SANITIZER ? 3 : (int)(sizeof stages / sizeof *stages);
   for (int number = 0; number < count; ++number) {
     memset(got, 0, sizeof got);
     run_ranks(stages[number].tp * stages[number].dp, one_stage, &stages[number]);
     CHECK(number == 0 || memcmp(got, wanted, sizeof got) == 0);
+  }
+
+  /* Exported from parts, and taken in as other parts: whole in one file, or each array in its own. */
+  char path[512];
+  stage from_model[] = {{1, 1, MDP_SHARDING_ZERO_1, 1, path, got}, {4, 1, MDP_SHARDING_ZERO_2, 2, path, got}};
+  for (int several = 0; several < 2; ++several) {
+    snprintf(path, sizeof path, "%s/models/%d.safetensors", folder, several);
+    OK(mdp_checkpoint_export(folder, path, (uint64_t)several));
+    if (several) strcat(path, ".index.json");
+    memset(got, 0, sizeof got);
+    run_ranks(from_model[several].tp, one_stage, &from_model[several]);
+    CHECK(memcmp(got[0], wanted[0], sizeof got[0]) == 0);
   }
 }
 
@@ -213,8 +233,18 @@ static void conflicts(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
   char json[4096];
   OK(mdp_checkpoint_info(directory, json, sizeof json, NULL));
   CHECK(strstr(json, "\"aliases\":[\"head\"]") != NULL && strstr(json, "\"name\":\"head\"") == NULL);
+  char model[600];
+  snprintf(model, sizeof model, "%s/model.safetensors", directory);
+  if (pp == 0) OK(mdp_checkpoint_export(directory, model, 0));
+  OK(mdp_barrier(j.comm, NULL));
   memset(values, 0, sizeof values);
   OK(mdp_param_write(j.buffer, 0, &tensor, NULL));
+  OK(mdp_checkpoint_load(&of_tied));
+  OK(mdp_param_read(j.buffer, 0, &tensor, NULL));
+  for (int i = 0; i < 4; ++i) CHECK(values[i] == (float)i + 1);
+  memset(values, 0, sizeof values);
+  OK(mdp_param_write(j.buffer, 0, &tensor, NULL));
+  of_tied.directory = model;
   OK(mdp_checkpoint_load(&of_tied));
   OK(mdp_param_read(j.buffer, 0, &tensor, NULL));
   for (int i = 0; i < 4; ++i) CHECK(values[i] == (float)i + 1);

@@ -80,6 +80,8 @@ const FUNCTIONS = (
     :mdp_checkpoint_load,
     :mdp_checkpoint_info,
     :mdp_checkpoint_data,
+    :mdp_checkpoint_verify,
+    :mdp_checkpoint_export,
     :mdp_request_test,
     :mdp_request_wait,
     :mdp_request_free,
@@ -241,9 +243,13 @@ mdp_checkpoint_info(directory, json, capacity, needed) =
     @waiting(entries[77], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
     @waiting(entries[78], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+mdp_checkpoint_verify(directory, damage, capacity, needed) =
+    ccall(entries[79], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+mdp_checkpoint_export(directory, path, most_bytes) =
+    ccall(entries[80], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[79], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[81], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[80], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[82], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[81], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[83], Cvoid, (Ptr{mdp_request},), request)

@@ -521,6 +521,8 @@ PROTOTYPES = {
     "mdp_checkpoint_load": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
     "mdp_checkpoint_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_checkpoint_data": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_checkpoint_verify": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
+    "mdp_checkpoint_export": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
     "mdp_request_test": (ctypes.c_int32, [ctypes.POINTER(mdp_request)]),
     "mdp_request_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_request), ctypes.c_uint64]),
     "mdp_request_free": (None, [ctypes.POINTER(mdp_request)]),

@@ -115,6 +115,9 @@ unsafe extern "C" {
         needed: *mut usize) -> mdp_status;
     pub fn mdp_checkpoint_data(directory: *const c_char, rank: i32, data: *mut c_void, capacity: usize,
         needed: *mut usize) -> mdp_status;
+    pub fn mdp_checkpoint_verify(directory: *const c_char, damage: *mut c_char, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_checkpoint_export(directory: *const c_char, path: *const c_char, most_bytes: u64) -> mdp_status;
     pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
     pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;
     pub fn mdp_request_free(request: *mut mdp_request);

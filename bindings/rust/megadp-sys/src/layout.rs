@@ -315,7 +315,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 81] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 83] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -395,6 +395,8 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 81] {
         ("mdp_checkpoint_load", super::mdp_checkpoint_load as *const ()),
         ("mdp_checkpoint_info", super::mdp_checkpoint_info as *const ()),
         ("mdp_checkpoint_data", super::mdp_checkpoint_data as *const ()),
+        ("mdp_checkpoint_verify", super::mdp_checkpoint_verify as *const ()),
+        ("mdp_checkpoint_export", super::mdp_checkpoint_export as *const ()),
         ("mdp_request_test", super::mdp_request_test as *const ()),
         ("mdp_request_wait", super::mdp_request_wait as *const ()),
         ("mdp_request_free", super::mdp_request_free as *const ()),
