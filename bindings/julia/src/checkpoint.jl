@@ -107,6 +107,26 @@ function checkpoint_data(directory, rank::Integer = -1)
     end
 end
 
+"""
+    verify_checkpoint(directory)
+
+Reads all of the newest checkpoint; `megadp checkpoint verify` tells every damage. Local. Throws `MegaDPError`: `:CORRUPT` (something is
+damaged), `:SYSTEM`, `:UNSUPPORTED`.
+"""
+verify_checkpoint(directory) = check(Raw.mdp_checkpoint_verify(path_of(directory), C_NULL, 0, C_NULL))
+
+"""
+    export_checkpoint(directory, path; most_bytes = 0)
+
+Writes the newest checkpoint's parameters and arrays, whole and under their names, as an ordinary safetensors file; with more than
+`most_bytes` of data (0: any) as several with an index. Nothing is written over. `load_checkpoint!` takes it with `params_only`. Local.
+Throws `MegaDPError`: `:INVALID` (`path`, or it is there), `:SYSTEM`, `:CORRUPT`, `:UNSUPPORTED`.
+"""
+function export_checkpoint(directory, path; most_bytes::Integer = 0)
+    0 <= most_bytes <= typemax(UInt64) || throw(invalid("most_bytes is $most_bytes; it must be at least 0, of 64 bits"))
+    check(Raw.mdp_checkpoint_export(path_of(directory), path_of(path), most_bytes))
+end
+
 with_array(tensor, array) = CheckpointTensor(array, tensor.placement, tensor.shard_dim, tensor.shard_stride)
 
 bytes_of(data::Union{AbstractString,AbstractVector{UInt8}}) = Vector{UInt8}(data)

@@ -244,9 +244,9 @@ mdp_checkpoint_info(directory, json, capacity, needed) =
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
     @waiting(entries[78], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    ccall(entries[79], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[79], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    ccall(entries[80], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[80], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
     ccall(entries[81], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =

@@ -20,6 +20,14 @@ testcase("a checkpoint has parameters, state, steps, arrays and bytes") do
         @test checkpoint_data(folder) == codeunits("all") && checkpoint_data(folder, 0) == [0, 9]
         @test caught(() -> checkpoint_data(folder, 1)).kind == :INVALID
         @test read_json(checkpoint_info(folder))["path"] == joinpath(folder, "checkpoint-000001")
+        verify_checkpoint(folder)
+        model = joinpath(folder, "model.safetensors")
+        export_checkpoint(folder, model)
+        @test caught(() -> export_checkpoint(folder, model)).kind == :INVALID
+        @test caught(() -> export_checkpoint(folder, model; most_bytes = -1)).kind == :INVALID
+        other, adamw = checkpoint_job(; lr = 0.25)
+        load_checkpoint!(model, other, adamw; params_only = true, optional = ("view", "lazy", "whole"))
+        @test param_view(other, 1) == w
         for (keywords, lr, taken, moment) in (((), 0.25, 5, 0.75), ((params_only = true,), 0.25, 0, 0),
                                               ((load_hyper = true,), 0.5, 5, 0.75))
             other, adamw = checkpoint_job(; lr = 0.25)

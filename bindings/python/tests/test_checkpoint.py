@@ -2,6 +2,7 @@
 """Checkpoints: what is saved is loaded, on another number of ranks too; what is refused. Without numpy."""
 import array
 import ast
+import json
 import os
 import tempfile
 import unittest
@@ -101,8 +102,36 @@ class Checkpoints(unittest.TestCase):
         info = megadp.checkpoint_info(self.directory)
         self.assertEqual(os.path.dirname(info["path"]), self.directory)
         self.assertEqual((len(info["files"]), sorted(one["name"] for one in info["arrays"])), (2, ["b", "frozen", "w"]))
+        megadp.verify_checkpoint(self.directory)
         self.refused(megadp.Status.INVALID, "rank is 2", megadp.checkpoint_data, self.directory, 2)
         self.refused(megadp.Status.INVALID, "rank is -2", megadp.checkpoint_data, self.directory, -2)
+
+    def test_models(self):
+        """A checkpoint is exported as others write models; such a model is loaded, also from several files."""
+        with megadp.Comm() as comm:
+            buffer, optimizer = self.job(comm)
+            buffer.write("w", array.array("f", [1, 2, 3, 4]))
+            megadp.save_checkpoint(self.directory, optimizer, tensors={"frozen": array.array("d", [0.5])})
+            path = os.path.join(self.directory, "model.safetensors")
+            megadp.export_checkpoint(self.directory, path)
+            with open(path, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                data = file.read()
+            self.assertEqual((header.pop("__metadata__"), sorted(header)), ({"format": "pt"}, ["b", "frozen", "w"]))
+            self.assertEqual((header["w"]["dtype"], header["w"]["shape"]), ("F32", [4]))
+            begin, end = header["w"]["data_offsets"]
+            self.assertEqual(data[begin:end], array.array("f", [1, 2, 3, 4]).tobytes())
+            several = os.path.join(self.directory, "parts.safetensors")
+            megadp.export_checkpoint(self.directory, several, most_bytes=1)
+            for model in (path, several + ".index.json"):
+                buffer.write("w", array.array("f", [0, 0, 0, 0]))
+                self.refused(megadp.Status.INVALID, "PARAMS_ONLY", megadp.load_checkpoint, model, optimizer, optional="frozen")
+                megadp.load_checkpoint(model, optimizer, params_only=True, optional="frozen")
+                self.assertEqual(buffer.param("w").memoryview.tolist(), [1, 2, 3, 4])
+            self.refused(megadp.Status.INVALID, "is there already", megadp.export_checkpoint, self.directory, path)
+            self.refused(megadp.Status.INVALID, "most_bytes is -1", megadp.export_checkpoint, self.directory, path, most_bytes=-1)
+            self.refused(megadp.Status.INVALID, "path is 3", megadp.export_checkpoint, self.directory, 3)
+            self.refused(megadp.Status.SYSTEM, "absent", megadp.verify_checkpoint, os.path.join(self.directory, "absent"))
 
     def test_parameters_without_state_and_values_of_the_optimizer(self):
         with megadp.Comm() as comm:

@@ -58,3 +58,15 @@ func CheckpointData(directory string, rank int) ([]byte, error) {
 	data, err := ask(nil, func(failure shim.Failure) string { return shim.CheckpointData(directory, rank, failure) })
 	return []byte(data), err
 }
+
+// VerifyCheckpoint reads all of the directory's newest checkpoint; it is ErrCorrupt if something is damaged. `megadp checkpoint verify`
+// tells every damage.
+func VerifyCheckpoint(directory string) error {
+	return call(nil, func(failure shim.Failure) { shim.CheckpointVerify(directory, failure) })
+}
+
+// ExportCheckpoint writes the newest checkpoint's parameters and tensors, whole and under their names, as an ordinary safetensors file;
+// with more than mostBytes of data (0: any) as several with an index. Nothing is written over. LoadCheckpoint takes it with ParamsOnly.
+func ExportCheckpoint(directory, path string, mostBytes int64) error {
+	return call(nil, func(failure shim.Failure) { shim.CheckpointExport_model(directory, path, mostBytes, failure) })
+}

@@ -80,7 +80,16 @@ func checkpointed() error {
 	}
 	last, err := megadp.CheckpointData(directory, 1)
 	fmt.Println("data", strings.Contains(info, "checkpoint-000003"), string(shared), last, err)
+	if err := megadp.VerifyCheckpoint(directory); err != nil {
+		return err
+	}
+	model := fmt.Sprintf("%s/model-%d.safetensors", directory, rank)
+	if err := megadp.ExportCheckpoint(directory, model, 0); err != nil {
+		return err
+	}
 	for _, wrong := range []string{
+		mismatch(megadp.ExportCheckpoint(directory, model, 0), megadp.ErrInvalid, "is there already"),
+		mismatch(megadp.ExportCheckpoint(directory, model, -1), megadp.ErrInvalid, "most_bytes"),
 		mismatch(second(megadp.CheckpointData(directory, 2)), megadp.ErrInvalid, "rank is 2"),
 		mismatch(second(megadp.CheckpointInfo(directory+"/absent")), megadp.ErrSystem, "absent"),
 		mismatch(megadp.LoadCheckpoint("a\x00b", buffer, optimizer, megadp.LoadOptions{}), megadp.ErrInvalid, "NUL"),

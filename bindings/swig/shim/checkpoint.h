@@ -72,6 +72,18 @@ class Checkpoint {
     });
   }
 
+  /// Reads all of the directory's newest checkpoint; `megadp checkpoint verify` tells every damage. Local.
+  static void verify(const std::string& directory, Failure& failure) {
+    if (is_path(directory, failure)) failure.take(mdp_checkpoint_verify(directory.c_str(), nullptr, 0, nullptr));
+  }
+
+  /// Writes the newest checkpoint's parameters and tensors, whole and under their names, as an ordinary safetensors file; with more than
+  /// most_bytes of data (0: any) as several with an index. Nothing is written over. load takes it with params_only. Local.
+  static void export_model(const std::string& directory, const std::string& path, long long most_bytes, Failure& failure) {
+    if (!is_path(directory, failure) || !is_path(path, failure) || !not_negative("most_bytes", most_bytes, failure)) return;
+    failure.take(mdp_checkpoint_export(directory.c_str(), path.c_str(), static_cast<uint64_t>(most_bytes)));
+  }
+
  private:
   static bool is_path(const std::string& directory, Failure& failure) {
     const bool good = directory.find('\0') == std::string::npos;

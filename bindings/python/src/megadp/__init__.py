@@ -11,7 +11,7 @@ Every failure is a MegaDPError. Needs nothing but the library; numpy where numpy
 imported on their own.
 """
 from ._buffer import Bucket, Buffer, GradSummary, Range, Stats
-from ._checkpoint import CheckpointTensor, checkpoint_data, checkpoint_info, load_checkpoint, save_checkpoint
+from ._checkpoint import CheckpointTensor, checkpoint_data, checkpoint_info, export_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
 from ._comm import Comm, unique_id
 from ._errors import InvalidError, MegaDPError, Status
 from ._grid import Grid
@@ -25,4 +25,4 @@ from ._waiting import Request
 __version__ = version_text(lib.mdp_version())
 __all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError",
            "Optimizer", "Param", "ParamGroup", "Plan", "Range", "Request", "Stats", "Status", "StepReport", "Tensor", "checkpoint_data",
-           "checkpoint_info", "grid_groups", "info", "load_checkpoint", "log_to", "plan", "plan_layout", "save_checkpoint", "unique_id"]
+           "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "plan", "plan_layout", "save_checkpoint", "unique_id", "verify_checkpoint"]

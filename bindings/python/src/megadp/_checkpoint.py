@@ -59,7 +59,8 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
 def load_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors: Optional[Mapping[str, Any]] = None,
                     optional: Union[str, Sequence[str]] = (), params_only: bool = False, load_hyper: bool = False) -> None:
     """Loads the newest checkpoint in `directory`, or the one that is `directory`, into the parts and tensors, which are those of
-    save_checkpoint; saved by any number of ranks, with any sharding and buckets.
+    save_checkpoint; saved by any number of ranks, with any sharding and buckets. With params_only also a model of whole arrays: a
+    safetensors file, an index (.json) of several, or a folder with model.safetensors or its index.
 
     optional: patterns (as of fnmatch) of names that only the checkpoint or only this program may have. params_only: not the optimizers'
     state; moments are zero then, and no step was taken. load_hyper: also learning rates, groups and what else the optimizers were told. To
@@ -100,13 +101,28 @@ def checkpoint_data(directory: "Path", rank: int = -1) -> bytes:
         room = ctypes.create_string_buffer(needed.value)
 
 
-def _path(directory: "Path") -> bytes:
+def verify_checkpoint(directory: "Path") -> None:
+    """Reads all of the newest checkpoint in `directory`, or of the one that is `directory`. `megadp checkpoint verify` tells every damage.
+    Local, any thread. Raises MegaDPError: CORRUPT (something is damaged), SYSTEM, UNSUPPORTED."""
+    lib.mdp_checkpoint_verify(_path(directory), None, 0, None)
+
+
+def export_checkpoint(directory: "Path", path: "Path", *, most_bytes: int = 0) -> None:
+    """Writes the newest checkpoint's parameters and tensors, whole and under their names, as an ordinary safetensors file, which other
+    libraries read; with more than most_bytes of data (0: any) as several with an index, path + ".index.json". Nothing is written over.
+    load_checkpoint takes it with params_only. Local, any thread. Raises MegaDPError: INVALID (path, or it is there), SYSTEM, CORRUPT,
+    UNSUPPORTED."""
+    most = whole(most_bytes, "most_bytes", 0, 2**64 - 1)
+    lib.mdp_checkpoint_export(_path(directory), _path(path, "path"), most)
+
+
+def _path(directory: "Path", argument: str = "directory") -> bytes:
     try:
         path = os.fsencode(directory)
     except TypeError:
-        raise invalid(f"directory is {directory!r}; it must be a path") from None
+        raise invalid(f"{argument} is {directory!r}; it must be a path") from None
     if b"\0" in path:
-        raise invalid(f"directory is {directory!r}, with a NUL in it")
+        raise invalid(f"{argument} is {directory!r}, with a NUL in it")
     return path
 
 

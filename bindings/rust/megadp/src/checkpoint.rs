@@ -235,6 +235,29 @@ pub fn checkpoint_data(directory: impl AsRef<Path>, rank: Option<usize>) -> Resu
     }
 }
 
+/// Reads all of a directory's newest checkpoint; `megadp checkpoint verify` tells every damage. Local.
+///
+/// # Errors
+/// CORRUPT (something is damaged), SYSTEM, UNSUPPORTED (of a later version).
+pub fn verify_checkpoint(directory: impl AsRef<Path>) -> Result<()> {
+    let directory = c_path(directory.as_ref())?;
+    // SAFETY: the path lives through the call, and no text is asked for.
+    check(unsafe { sys::mdp_checkpoint_verify(directory.as_ptr(), ptr::null_mut(), 0, ptr::null_mut()) })
+}
+
+/// Writes the newest checkpoint's parameters and arrays, whole and under their names, as an ordinary safetensors file; with more than
+/// `most_bytes` of data (0: any) as several with an index. Nothing is written over. [`LoadCheckpoint`] takes it with
+/// [`params_only`](LoadCheckpoint::params_only). Local.
+///
+/// # Errors
+/// INVALID (the path, or it is there), SYSTEM, CORRUPT, UNSUPPORTED (of a later version).
+pub fn export_checkpoint(directory: impl AsRef<Path>, path: impl AsRef<Path>, most_bytes: u64) -> Result<()> {
+    let directory = c_path(directory.as_ref())?;
+    let path = c_string(path.as_ref().as_os_str().as_bytes(), "path")?;
+    // SAFETY: both paths live through the call.
+    check(unsafe { sys::mdp_checkpoint_export(directory.as_ptr(), path.as_ptr(), most_bytes) })
+}
+
 /// An array of the caller's. Errors wait for save() or load().
 #[derive(Debug)]
 struct Array<'a> {

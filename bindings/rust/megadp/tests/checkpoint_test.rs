@@ -87,6 +87,14 @@ fn other_ranks_go_on_with_the_same_bits() {
     let info: serde_json::Value = serde_json::from_str(&megadp::checkpoint_info(&folder).unwrap()).unwrap();
     assert_eq!((info["files"].as_array().unwrap().len(), info["arrays"].as_array().unwrap().len()), (2, 3));
     assert!(Path::new(info["path"].as_str().unwrap()).starts_with(&folder));
+    megadp::verify_checkpoint(&folder).unwrap();
+    let model = Path::new(&folder).join("model.safetensors");
+    megadp::export_checkpoint(&folder, &model, 0).unwrap();
+    assert_eq!(megadp::export_checkpoint(&folder, &model, 0).unwrap_err().code, Code::Invalid);
+    let comm = alone();
+    let (mut buffer, mut optimizer) = job(&comm, &Buffer::builder());
+    LoadCheckpoint::new(&model).part(&mut buffer, &mut optimizer).params_only().optional(["frozen"]).load().unwrap();
+    assert_eq!(&values(&buffer), saved);
 }
 
 #[test]
