@@ -46,8 +46,9 @@ class Job:
         self.comm = comm
         self.model = megadp.torch.DataParallel(Net(getattr(torch, dtype)), comm, sharding=sharding, **options)
         self.optimizer = megadp.torch.ShardedAdamW(self.model, lr=lr, max_grad_norm=1.0)
-        self.scheduler = torch.optim.lr_scheduler.SequentialLR(self.optimizer, [
-            torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5), torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [1, 2], 0.5)], [4])
+        rates = torch.optim.lr_scheduler
+        self.scheduler = rates.SequentialLR(self.optimizer, [rates.StepLR(self.optimizer, 2, 0.5),
+                                                             rates.MultiStepLR(self.optimizer, [1, 2], 0.5)], [4])
         torch.manual_seed(100 + comm.rank)  # of dropout: each rank's own
         random.seed(200 + comm.rank)
 
@@ -126,7 +127,7 @@ def case_again(comm, directory, **options):
     for _ in range(STEPS):
         job.step()
     request = job.save(directory, wait=False)
-    losses, after = [job.step() for _ in range(STEPS)], None
+    losses = [job.step() for _ in range(STEPS)]
     after = job.everything()
     del request
     with torch.no_grad():

@@ -30,8 +30,8 @@ def pack(value: Any, what: str) -> Any:
     if type(value) is tuple:
         return {"!": "tuple", "items": [pack(item, f"{what}[{number}]") for number, item in enumerate(value)]}
     if type(value) in (dict, collections.Counter):
-        return {"!": type(value).__name__, "items": [[pack(key, f"a key of {what}"), pack(item, f"{what}[{key!r}]")]
-                                                     for key, item in value.items()]}
+        pairs = [[pack(key, f"a key of {what}"), pack(item, f"{what}[{key!r}]")] for key, item in value.items()]
+        return {"!": type(value).__name__, "items": pairs}
     raise invalid(f"{what} is a {type(value).__name__}, which a checkpoint's text cannot hold: it may be None, a bool, a number, a string, "
                   "and lists, tuples and dicts of these")
 
@@ -64,6 +64,14 @@ def world_of(where: Union[Comm, Grid], comm: Comm, call: str) -> Tuple[int, int]
     return rank, size
 
 
+def wait_for_last(home: Any) -> None:
+    """What is found in the directory is then what was saved last. home._saving holds its Request, so the library takes a failure of it for
+    known: it is told here unless the script has heard of it."""
+    saving, home._saving = home._saving, None
+    if saving is not None and not saving._failed:
+        saving.wait()
+
+
 def random_state() -> Any:
     """Of Python's own generator."""
     return pack(random.getstate(), "random.getstate()")
@@ -75,7 +83,7 @@ def set_random_state(state: Any) -> None:
 
 def find_checkpoint(comm: Comm, directory: Any, kind: str) -> Tuple[str, Dict[str, Any], int]:
     """(path, what was saved by `kind`, by how many ranks) of the newest checkpoint, as rank 0 has found it, so that all ranks read the same
-    while another job may save. Collective; blocking. Raises MegaDPError, on all ranks: as checkpoint_info, INVALID (saved by something else)."""
+    while another job may save. Collective; blocking. Raises MegaDPError, on all ranks: as checkpoint_info, INVALID (something else)."""
     text = bytearray(to_bytes(_find(directory, kind)) if comm.rank == 0 else b"")
     length = bytearray(len(text).to_bytes(8, "little"))
     comm.broadcast(length)

@@ -11,7 +11,8 @@ from ._buffer import Buffer
 from ._checkpoint import load_checkpoint as load_native, save_checkpoint as save_native
 from ._errors import MegaDPError, Status, invalid
 from ._optimizer import Optimizer
-from ._saved import VERSION, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, unpack, world_of
+from ._saved import (VERSION, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, unpack, wait_for_last,
+                     world_of)
 from ._torch_modules import broadcast_each
 from ._torch_optimizer import ShardedAdamW
 from ._torch_steps import USED
@@ -26,19 +27,21 @@ KIND = "megadp.torch"
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)
 
 
-def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None, extra: Any = None,
-                    keep: int = 0, wait: bool = True) -> Optional[Request]:
-    """Saves a training in `directory`, under the next free number: parameters, also frozen ones, and module buffers (those of state_dict, rank
-    0's values); the optimizer's state and the values of its groups; the scheduler's state_dict; and of each rank the states of torch's
-    random generators (the CPU's, and the model's GPU's) and of Python's `random`.
+def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
+                    extra: Any = None, keep: int = 0, wait: bool = True) -> Optional[Request]:
+    """Saves a training in `directory`, under the next free number: parameters, also frozen ones, and module buffers (those of state_dict,
+    rank 0's values); the optimizer's state and the values of its groups; the scheduler's state_dict; and of each rank the states of torch's
+    random generators (the CPU's, and that of the model's GPU) and of Python's `random`.
 
-    optimizer: None saves parameters without one's state. extra: whatever else the script goes on from (an epoch, GradScaler's state_dict),
-    of None, bools, numbers, strings, lists, tuples and dicts; rank 0's counts. keep: so many of the newest checkpoints stay (0: all). To be
-    called between step and the next backward. Collective; blocking: it waits for files longer than the timeout. With wait=False it
-    returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended. One is written at
-    a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the program ends.
-    Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key), STATE (gradients that
-    no step has used), UNSUPPORTED (a grid of other than data-parallel ranks), SYSTEM (names the file), those of a lost communicator."""
+    optimizer: None saves parameters without one's state. extra: whatever else the script goes on from (an epoch, GradScaler's
+    state_dict), of None, bools, numbers, strings, lists, tuples and dicts; rank 0's counts. keep: so many of the newest checkpoints stay
+    (0: all). To be called between step and the next backward. Collective; blocking: it waits for files longer than the timeout. With
+    wait=False it returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended.
+    One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the
+    program ends.
+    Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key), STATE (gradients
+    that no step has used), UNSUPPORTED (a grid of other than data-parallel ranks), SYSTEM (names the file), those of a lost
+    communicator."""
     rank, _ = _begin("save_checkpoint", model, optimizer)
     shared = {KIND: VERSION, "extra": pack(extra, "extra")}
     shared["modules"] = {name: pack(part.get_extra_state(), f"get_extra_state() of module {name!r}")
@@ -49,7 +52,7 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
         shared["groups"] = [pack({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
                             for number, group in enumerate(optimizer.param_groups)]
         optimizer._sharded.settle()
-    _wait_for_last(model)
+    wait_for_last(model)
     model.wait()
     arrays = Arrays(model, copied=True)
     shared["dtypes"] = arrays.dtypes
@@ -62,20 +65,20 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
 
 def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
                     params_only: bool = False, optional: Union[str, Sequence[str]] = ()) -> Any:
-    """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks, with
-    any sharding. Returns extra. The states of random generators come back where there are as many ranks as then; otherwise they stay.
+    """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks,
+    with any sharding. Returns extra. The states of random generators come back where there are as many ranks as then; otherwise they stay.
 
-    model, optimizer, scheduler: made as in the script that saved. optimizer=None: parameters and module buffers only. params_only: likewise,
-    and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of fnmatch) of
-    names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. To be called between steps.
-    Collective; blocking: it waits for files longer than the timeout.
+    model, optimizer, scheduler: made as in the script that saved. optimizer=None: parameters and module buffers only. params_only:
+    likewise, and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of
+    fnmatch) of names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. To be called
+    between steps. Collective; blocking: it waits for files longer than the timeout.
     Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; betas or eps; no scheduler's state), STATE
     (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
     was loaded), those of a lost communicator."""
     rank, size = _begin("load_checkpoint", model, optimizer)
     if params_only and scheduler is not None:
         raise invalid("scheduler is given beside params_only, which loads no state of the training; leave one of them away")
-    _wait_for_last(model)
+    wait_for_last(model)
     path, saved, ranks = find_checkpoint(model._comm, directory, KIND)
     whole = optimizer is not None and not params_only
     groups = _check(path, saved, optimizer if whole else None, scheduler)
@@ -109,21 +112,13 @@ def _begin(call: str, model: "DataParallel", optimizer: Optional[ShardedAdamW]) 
     if optimizer is not None and optimizer.model is not model:
         raise invalid("optimizer is of another model than model")
     if model.gradients.phase != USED or model.gradients._backward:
-        raise MegaDPError(Status.STATE, f"{call} while there are gradients that no step has used: call it after optimizer.step() and before "
-                          "the next backward(), or throw them away by optimizer.zero_grad()")
+        raise MegaDPError(Status.STATE, f"{call} while there are gradients that no step has used: call it after optimizer.step() and "
+                          "before the next backward(), or throw them away by optimizer.zero_grad()")
     return world_of(model._where, model._comm, call)
 
 
 def _part(model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Union[Buffer, Optimizer]:
     return model.storage if optimizer is None else optimizer._native
-
-
-def _wait_for_last(model: "DataParallel") -> None:
-    """What is found in the directory is then what was saved last. We hold its Request, so the library takes its failure for known: it is told
-    here unless the script has heard of it."""
-    saving, model._saving = model._saving, None
-    if saving is not None and not saving._failed:
-        saving.wait()
 
 
 def _check(path: str, saved: Mapping[str, Any], optimizer: Optional[ShardedAdamW], scheduler: Any) -> List[Dict[str, Any]]:
