@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """megadp.jax: the digits with 1 and 2 ranks on both paths, gradients that leave in backward order, overlap; averages for optax."""
+import ast
 import importlib.util
 import os
+import tempfile
 import unittest
 
 import support
@@ -253,6 +255,72 @@ assert float(mean["a"][0, 0]) == 1.5
 print("ordered", flush=True)
 """
 
+# One training, saved half-way ("save") or gone on with, with a pytree of state of many types beside it.
+CHECKPOINT = """
+import os, sys
+import jax, jax.numpy as jnp, numpy as np
+import megadp, megadp.jax
+mode, directory, sharding = sys.argv[1:]
+with megadp.Comm(timeout=60) as comm:
+    def start(number):
+        w = jax.random.normal(jax.random.key(number), (5, 3))
+        return megadp.jax.DataParallel(comm, {"w": w, "half": jnp.ones(3, jnp.bfloat16)}, lr=0.1 / number, sharding=sharding)
+    @jax.jit
+    def gradients(p, key, mean):
+        x = jax.random.normal(jax.random.fold_in(key, comm.rank), (8, 5))
+        def loss(p):
+            return ((x @ p["w"] + p["half"].astype(jnp.float32) - x[:, :3] - mean) ** 2).mean()
+        return *jax.value_and_grad(loss)(p), 0.9 * mean + 0.1 * x[:, :3].mean()
+    def step(training, state):
+        state["key"], key = jax.random.split(state["key"])
+        loss, grads, own = gradients(training.read(), key, state["mean"])
+        state["mean"] = own
+        averaged = np.array(own)
+        comm.all_reduce(averaged, op="avg")
+        state.update(mean=jnp.asarray(averaged), count=state["count"] + 1)
+        training.put(grads)
+        training.step()
+        return float(loss).hex()
+    def bits(training, state):
+        leaves = jax.tree.leaves([training.read(), {**state, "key": jax.random.key_data(state["key"])}])
+        return [(np.asarray(leaf).dtype.name, np.asarray(leaf).tobytes().hex()) for leaf in leaves]
+    training = start(1 if mode == "save" else 2)
+    state = {"key": jax.random.key(4), "old": jax.random.PRNGKey(3), "mean": jnp.zeros(3), "count": 0, "scale": np.float64(0.5),
+             "mask": np.array([True, False]), "none": None, "empty": np.zeros((0, 2), np.int32), "small": jnp.int8(-3), "rate": 0.25}
+    if mode == "save":
+        for _ in range(3):
+            step(training, state)
+        saving = megadp.jax.save_checkpoint(directory, training, state=state, extra={"epoch": (2, "x")}, wait=False)
+        saved = bits(training, state)
+        losses = [step(training, state)]
+        assert saving.wait()
+    else:
+        state = jax.tree.map(lambda leaf: leaf if jnp.ndim(leaf) and not leaf.size else leaf * 0 if not jnp.issubdtype(
+            jnp.result_type(leaf), jax.dtypes.prng_key) else jax.random.key(9), state)
+        state["mask"] = np.array([False, False])
+        for word, changed in (("state['more']", {**state, "more": 1}), ("is bool here and int8", {**state, "small": jnp.bool_(0)}),
+                              ("state['text'] is a str", {**state, "text": "x"}), ("state['count']", {**state, "count": np.zeros(3, int)})):
+            try:
+                megadp.jax.load_checkpoint(directory, training, state=changed)
+                raise SystemExit(f"nothing was said of {word}")
+            except megadp.InvalidError as error:
+                assert word in error.text, error
+        again = megadp.jax.load_checkpoint(directory, training, state={**state, "more": 5}, optional="*more*")[0]
+        assert again["more"] == 5
+        state, extra = megadp.jax.load_checkpoint(directory, training, state=state)
+        assert extra == {"epoch": (2, "x")} and state["count"] == 3 and type(state["count"]) is int and type(state["scale"]) is np.float64
+        assert state["none"] is None and state["small"].dtype == jnp.int8 and training.optimizer.info()["lr"] == 0.1
+        saved = bits(training, state)
+        losses = [step(training, state)]
+    losses += [step(training, state) for _ in range(2)]
+    try:
+        megadp.jax.save_checkpoint(directory, megadp.jax.Averaging(comm, state["mean"]))
+    except megadp.InvalidError as error:
+        assert "Averaging" in error.text
+    sys.stdout.write(repr((saved, losses, bits(training, state))) + "\\n")
+    sys.stdout.flush()
+"""
+
 
 class Jax(unittest.TestCase):
     def losses(self, ranks, *options):
@@ -290,6 +358,19 @@ class Jax(unittest.TestCase):
 
     def test_order_of_use(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(2, ["-c", ORDER])).split(), ["ordered"] * 2)
+
+    def test_checkpoints(self):
+        """Fresh processes go on with the same bits, parameters and state, and with as many ranks as there were the same losses."""
+        def run(ranks, *arguments):
+            found = support.check_ended(self, support.run_ranks(ranks, ["-c", CHECKPOINT, *arguments])).splitlines()
+            self.assertEqual(len(found), ranks)
+            return sorted(ast.literal_eval(line) for line in found)
+
+        with tempfile.TemporaryDirectory() as folder:
+            reference = run(2, "save", folder, "zero_1")
+            self.assertEqual(run(2, "load", folder, "zero_2"), reference)
+            for ranks in (1, 3):
+                self.assertEqual([saved for saved, *_ in run(ranks, "load", folder, "zero_1")], ranks * [reference[0][0]])
 
     def test_details(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(1, ["-c", DETAILS])).split("\n")[:2], ["missing", "too often"])

@@ -25,6 +25,7 @@ class Grid(Closable):
         config = grid_config(tp, cp, ep, pp, expert_tp, instances, order)
         self._instances = max(1, instances)
         self._tree = comm._tree
+        self._rank, self._size = comm.rank, comm.size
         self._own(self._tree.make(comm._handle, lib.mdp_grid_create, _raw.mdp_grid, lib.mdp_grid_destroy, ctypes.byref(config)),
                   lib.mdp_grid_destroy)
 

@@ -147,6 +147,16 @@ class ShardedAdamW(torch.optim.Optimizer):
             group.update({name: value for name, value in values.items() if name != "params"})
             group["betas"] = tuple(group["betas"])
 
+    def _loaded(self, groups: Optional[List[Dict[str, Any]]]) -> None:
+        """State has come from a checkpoint, with the saved groups' values; None: it begins anew, with those that are here. Local."""
+        if groups is not None:
+            self.take_groups(groups)
+            self._told = [self._values(group) for group in self.param_groups]
+            for number, values in enumerate(self._told):
+                self._native.set_param_group(number, values)
+        self._sharded.forget()
+        self._collected = None
+
     def _groups_of(self, state_dict: Dict[str, Any]) -> Tuple[List[Dict[str, Any]], List[torch.Tensor]]:
         """The groups, and the parameters that theirs are, in order."""
         if not isinstance(state_dict, dict) or "state" not in state_dict or "param_groups" not in state_dict:

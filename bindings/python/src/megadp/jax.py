@@ -15,11 +15,15 @@ from ._buffer import Buffer
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
+from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._optimizer import Optimizer, StepReport
 from ._params import BufferOptions, Param
+from ._waiting import Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+__all__ = ["Averaging", "DataParallel", "Gradients", "load_checkpoint", "save_checkpoint"]
 
 
 def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
@@ -174,6 +178,9 @@ class DataParallel(Gradients):
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
         self.buffer.broadcast()
+        self._where = comm
+        self._comm = comm if isinstance(comm, Comm) else comm.comm("dp-cp")
+        self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
         self.optimizer = Optimizer(self.buffer, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
 
     def read(self) -> Any:

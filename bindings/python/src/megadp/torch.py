@@ -14,16 +14,18 @@ from ._comm import Comm
 from ._errors import invalid
 from ._grid import Grid
 from ._params import Param
+from ._torch_checkpoint import load_checkpoint, save_checkpoint
 from ._torch_ddp import Unwrapped
 from ._torch_gather import Gathering
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedAdamW
 from ._torch_steps import Gradients, as_tensor, stream_of
+from ._waiting import Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DataParallel", "ShardedAdamW", "SyncBatchNorm", "Unwrapped", "as_tensor"]
+__all__ = ["DataParallel", "ShardedAdamW", "SyncBatchNorm", "Unwrapped", "as_tensor", "load_checkpoint", "save_checkpoint"]
 
 
 class DataParallel(torch.nn.Module):
@@ -98,6 +100,7 @@ class DataParallel(torch.nn.Module):
         ids = set(map(id, self.trained.values()))
         self._slots = [(part._parameters, name, p) for part in module.modules() for name, p in part._parameters.items() if id(p) in ids]
         self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
+        self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
 
     @staticmethod
     def _groups_of(where: Union[Comm, Grid], unsharded: bool) -> Tuple[Comm, Optional[Comm], bool]:
@@ -254,6 +257,12 @@ class DataParallel(torch.nn.Module):
             if now != version:
                 self._versions[i] = now
                 self.storage.write(i, p.detach().clone(), stream=stream_of(p))
+
+    def _loaded(self) -> None:
+        """The library has written parameters and module buffers, alike on all ranks, and knows the masters. Local."""
+        self.wait()
+        self._buffers_due = self._forwarded = False
+        self._versions = {i: self.trained[i]._version for i in self._versions}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """copy.deepcopy, AveragedModel and torch.save get an Unwrapped."""

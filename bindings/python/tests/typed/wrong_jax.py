@@ -15,3 +15,8 @@ def train(comm: megadp.Comm, params: Any) -> None:
     megadp.jax.Averaging(comm, params, missing="skip")
     megadp.jax.Averaging(comm, params, missing="skipped")  # wrong
     megadp.jax.Averaging(comm, params, lr=0.1)  # wrong
+    training = megadp.jax.DataParallel(comm, params)
+    megadp.jax.save_checkpoint("checkpoints", training, state={"x": 1}, extra=(1, "x"), keep=3, wait=False)
+    megadp.jax.save_checkpoint("checkpoints", megadp.jax.Averaging(comm, params))  # wrong
+    state, extra = megadp.jax.load_checkpoint("checkpoints", training, state={"x": 1}, params_only=True, optional="x")
+    megadp.jax.load_checkpoint("checkpoints", training, scheduler=None)  # wrong

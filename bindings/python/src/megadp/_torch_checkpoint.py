@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A training by DataParallel and ShardedAdamW in a checkpoint: what torch.save writes of it on one rank, written by all ranks and without
+pickle, to be loaded on any number of ranks."""
+import base64
+import warnings
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import torch
+
+from ._buffer import Buffer
+from ._checkpoint import load_checkpoint as load_native, save_checkpoint as save_native
+from ._errors import MegaDPError, Status, invalid
+from ._optimizer import Optimizer
+from ._saved import (VERSION, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, unpack, wait_for_last,
+                     world_of)
+from ._torch_modules import broadcast_each
+from ._torch_optimizer import ShardedAdamW
+from ._torch_steps import USED
+from ._waiting import Request
+
+if TYPE_CHECKING:
+    from ._checkpoint import Path
+    from .torch import DataParallel
+
+KIND = "megadp.torch"
+# What the library has words for. Others are stored as their bytes.
+_KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)
+
+
+def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
+                    extra: Any = None, keep: int = 0, wait: bool = True) -> Optional[Request]:
+    """Saves a training in `directory`, under the next free number: parameters, also frozen ones, and module buffers (those of state_dict,
+    rank 0's values); the optimizer's state and the values of its groups; the scheduler's state_dict; and of each rank the states of torch's
+    random generators (the CPU's, and that of the model's GPU) and of Python's `random`.
+
+    optimizer: None saves parameters without one's state. extra: whatever else the script goes on from (an epoch, GradScaler's
+    state_dict), of None, bools, numbers, strings, lists, tuples and dicts; rank 0's counts. keep: so many of the newest checkpoints stay
+    (0: all). To be called between step and the next backward. Collective; blocking: it waits for files longer than the timeout. With
+    wait=False it returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended.
+    One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the
+    program ends.
+    Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key), STATE (gradients
+    that no step has used), UNSUPPORTED (a grid of other than data-parallel ranks), SYSTEM (names the file), those of a lost
+    communicator."""
+    rank, _ = _begin("save_checkpoint", model, optimizer)
+    shared = {KIND: VERSION, "extra": pack(extra, "extra")}
+    shared["modules"] = {name: pack(part.get_extra_state(), f"get_extra_state() of module {name!r}")
+                         for name, part in _extra_states(model.module).items()}
+    if scheduler is not None:
+        shared["scheduler"] = pack(scheduler.state_dict(), "the scheduler's state_dict()")
+    if optimizer is not None:
+        shared["groups"] = [pack({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
+                            for number, group in enumerate(optimizer.param_groups)]
+        optimizer._sharded.settle()
+    wait_for_last(model)
+    model.wait()
+    arrays = Arrays(model, copied=True)
+    shared["dtypes"] = arrays.dtypes
+    device = _synchronize(model)
+    saving = save_native(directory, _part(model, optimizer), tensors=arrays.tensors, shared_data=to_bytes(shared) if rank == 0 else b"",
+                         rank_data=to_bytes(_random_states(device)), keep=keep, wait=wait)
+    model._saving = saving
+    return saving
+
+
+def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
+                    params_only: bool = False, optional: Union[str, Sequence[str]] = ()) -> Any:
+    """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks,
+    with any sharding. Returns extra. The states of random generators come back where there are as many ranks as then; otherwise they stay.
+
+    model, optimizer, scheduler: made as in the script that saved. optimizer=None: parameters and module buffers only. params_only:
+    likewise, and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of
+    fnmatch) of names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. To be called
+    between steps. Collective; blocking: it waits for files longer than the timeout.
+    Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; betas or eps; no scheduler's state), STATE
+    (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
+    was loaded), those of a lost communicator."""
+    rank, size = _begin("load_checkpoint", model, optimizer)
+    if params_only and scheduler is not None:
+        raise invalid("scheduler is given beside params_only, which loads no state of the training; leave one of them away")
+    wait_for_last(model)
+    path, saved, ranks = find_checkpoint(model._comm, directory, KIND)
+    whole = optimizer is not None and not params_only
+    groups = _check(path, saved, optimizer if whole else None, scheduler)
+    states = of_rank(model._comm, path, rank) if whole and ranks == size else {}
+    model.wait()
+    arrays = Arrays(model, copied=False)
+    arrays.compare(saved["dtypes"], path)
+    device = _synchronize(model)
+    load_native(path, _part(model, optimizer), tensors=arrays.tensors, optional=optional, params_only=params_only, load_hyper=whole)
+    arrays.loaded()
+    for name, part in _extra_states(model.module).items():
+        if name in saved["modules"]:
+            part.set_extra_state(unpack(saved["modules"][name]))
+    model._loaded()
+    if optimizer is not None:
+        optimizer._loaded(groups if whole else None)
+    if scheduler is not None:
+        scheduler.load_state_dict(unpack(saved["scheduler"]))
+    if states:
+        _set_random_states(states, device)
+    return unpack(saved["extra"])
+
+
+def _begin(call: str, model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Tuple[int, int]:
+    """The rank and how many there are, once what is given can be saved or loaded."""
+    if not hasattr(model, "group_options"):
+        raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel")
+    if optimizer is not None and not isinstance(optimizer, ShardedAdamW):
+        raise invalid(f"optimizer is a {type(optimizer).__name__}; it must be a megadp.torch.ShardedAdamW, or None (then give what another "
+                      "optimizer keeps as extra, or save it as before)")
+    if optimizer is not None and optimizer.model is not model:
+        raise invalid("optimizer is of another model than model")
+    if model.gradients.phase != USED or model.gradients._backward:
+        raise MegaDPError(Status.STATE, f"{call} while there are gradients that no step has used: call it after optimizer.step() and "
+                          "before the next backward(), or throw them away by optimizer.zero_grad()")
+    return world_of(model._where, model._comm, call)
+
+
+def _part(model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Union[Buffer, Optimizer]:
+    return model.storage if optimizer is None else optimizer._native
+
+
+def _check(path: str, saved: Mapping[str, Any], optimizer: Optional[ShardedAdamW], scheduler: Any) -> List[Dict[str, Any]]:
+    """The saved groups, if the optimizer and the scheduler can go on from the checkpoint."""
+    if scheduler is not None and "scheduler" not in saved:
+        raise invalid(f"{path} has no scheduler's state: it was saved without scheduler=; load it without")
+    if optimizer is None:
+        return []
+    if scheduler is None and "scheduler" in saved:
+        warnings.warn(f"{path} has a scheduler's state, and load_checkpoint was given no scheduler", stacklevel=3)
+    if "groups" not in saved:
+        raise invalid(f"{path} was saved without an optimizer; with params_only=True its state begins with zeros")
+    groups: List[Dict[str, Any]] = unpack(saved["groups"])
+    if len(groups) != len(optimizer.param_groups):
+        raise invalid(f"{path} has {len(groups)} parameter groups, and the optimizer {len(optimizer.param_groups)}")
+    optimizer.check_groups(groups, path)
+    return groups
+
+
+class Arrays:
+    """Module buffers and frozen parameters, by their names in the module's state_dict, as the library takes them."""
+
+    def __init__(self, model: "DataParallel", copied: bool) -> None:
+        """copied: to save; of module buffers rank 0's values, since each rank writes a part of each. Then collective; blocking."""
+        buffers = dict(_buffers(model.module))
+        if copied:
+            buffers = {name: values.detach().clone() for name, values in buffers.items()}
+            broadcast_each(model._comm, list(buffers.values()))
+        self._all = {**{name: p.detach() for name, p in model._left_out}, **buffers}
+        self.dtypes = {name: str(values.dtype) for name, values in self._all.items()}
+        self._staged: Dict[str, torch.Tensor] = {}
+        self.tensors: Dict[str, torch.Tensor] = {}
+        for name, values in self._all.items():
+            if values.dtype not in _KNOWN:
+                size = values.element_size()
+                self._staged[name] = values.contiguous().clone().view(-1).view(torch.uint8).view(*values.shape, size)
+            self.tensors[name] = self._staged.get(name, values)
+
+    def compare(self, saved: Mapping[str, str], path: str) -> None:
+        """Bytes do not say what they are of."""
+        for name, dtype in self.dtypes.items():
+            was = saved.get(name, dtype)
+            if was != dtype and (name in self._staged or was not in map(str, _KNOWN)):
+                raise invalid(f"{name!r} is {dtype} here and {was} in {path}; only float32, bfloat16 and float16 are cast")
+
+    def loaded(self) -> None:
+        for name, stage in self._staged.items():
+            values = self._all[name]
+            values.copy_(stage.view(-1).view(values.dtype).view(values.shape))
+
+
+def _buffers(module: torch.nn.Module) -> List[Tuple[str, torch.Tensor]]:
+    """Those that torch's state_dict has, each once."""
+    found, seen = [], set()
+    for prefix, part in module.named_modules():
+        before = f"{prefix}." if prefix else ""
+        for name, values in part._buffers.items():
+            if values is not None and name not in part._non_persistent_buffers_set and id(values) not in seen:
+                seen.add(id(values))
+                found.append((before + name, values))
+    return found
+
+
+def _extra_states(module: torch.nn.Module) -> Dict[str, torch.nn.Module]:
+    """The parts that keep more than tensors, by name."""
+    return {name: part for name, part in module.named_modules() if type(part).get_extra_state is not torch.nn.Module.get_extra_state}
+
+
+def _synchronize(model: "DataParallel") -> Optional[torch.device]:
+    """The library's copies then come after what torch has written. The model's GPU; None on a CPU."""
+    device = next((p.device for p in model.module.parameters() if p.is_cuda), None)
+    if device is not None:
+        torch.cuda.synchronize(device)
+    return device
+
+
+def _random_states(device: Optional[torch.device]) -> Dict[str, Any]:
+    def text(state: torch.Tensor) -> str:
+        return base64.b64encode(bytes(state.tolist())).decode()
+
+    states = {"python": random_state(), "torch": text(torch.get_rng_state())}
+    return states if device is None else {**states, "cuda": text(torch.cuda.get_rng_state(device))}
+
+
+def _set_random_states(states: Mapping[str, Any], device: Optional[torch.device]) -> None:
+    def state(text: str) -> torch.Tensor:
+        return torch.tensor(list(base64.b64decode(text)), dtype=torch.uint8)
+
+    set_random_state(states["python"])
+    torch.set_rng_state(state(states["torch"]))
+    if device is not None and "cuda" in states:
+        torch.cuda.set_rng_state(state(states["cuda"]), device)
