@@ -145,6 +145,35 @@ static void others_files_are_taken(void** state) {
   job_close(&j);
 }
 
+/* Where it is read piece by piece no element is cut in two. */
+static void long_arrays_may_lie_askew(void** state) {
+  (void)state;
+  enum {
+    LONG = 600001
+  };
+  const int64_t length = LONG;
+  float *const written = malloc(LONG * sizeof(float)), *const read = malloc(LONG * sizeof(float));
+  char *const data = calloc(LONG + 1, sizeof(float)), header[200];
+  for (int i = 0; i < LONG; ++i) written[i] = (float)i;
+  memcpy(data + 3, written, LONG * sizeof(float));
+  snprintf(header, sizeof header,
+           "{\"m\":{\"dtype\":\"BOOL\",\"shape\":[3],\"data_offsets\":[0,3]},\"long\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":["
+           "3,%d]}}",
+           LONG, 3 + 4 * LONG);
+  write_file("long.safetensors", header, data, 3 + LONG * sizeof(float));
+  job j = {.comm = comm_open(NULL, 0, 1, UINT64_C(60000000000))};
+  const mdp_param param = {.struct_size = sizeof param, .name = "long", .dtype = MDP_DTYPE_F32, .ndim = 1, .shape = &length};
+  OK(mdp_buffer_register(j.comm, NULL, NULL, &param, 1, &j.buffer));
+  OK(load_params(&j, "long.safetensors", "m"));
+  const mdp_tensor t = tensor_of(MDP_DTYPE_F32, read, &length);
+  OK(mdp_param_read(j.buffer, 0, &t, NULL));
+  CHECK(memcmp(read, written, LONG * sizeof(float)) == 0);
+  job_close(&j);
+  free(written);
+  free(read);
+  free(data);
+}
+
 static void what_is_no_model_is_refused(void** state) {
   (void)state;
   job j = two_params(NULL);
@@ -271,7 +300,7 @@ static void every_damage_is_told(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(others_files_are_taken), TEST(what_is_no_model_is_refused), TEST(exports_are_models),
-                                     TEST(every_damage_is_told)};
+  const struct CMUnitTest tests[] = {TEST(others_files_are_taken), TEST(long_arrays_may_lie_askew), TEST(what_is_no_model_is_refused),
+                                     TEST(exports_are_models), TEST(every_damage_is_told)};
   return cmocka_run_group_tests(tests, setup, teardown);
 }

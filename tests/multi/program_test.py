@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-# `megadp info`, `plan` and `bench`, from outside: their answers, for programs and for people, and how they refuse.
+# `megadp info`, `plan`, `checkpoint` and `bench`, from outside: their answers, for programs and for people, and how they refuse.
 # Usage: program_test.py PATH_TO_MEGADP [unittest arguments]
 import json
 import math
 import os
 import re
+import shutil
+import struct
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from launcher_variables import without_launcher
@@ -35,21 +38,74 @@ class ProgramTest(unittest.TestCase):
             self.assertIn(words, done.stderr)
 
 
+class Checkpoints(ProgramTest):
+    """On the one that an earlier version has written."""
+
+    KEPT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "checkpoint-0.1")
+
+    def failed(self, command, *arguments, words):
+        done = megadp("checkpoint", command, *arguments)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr, rf"^megadp checkpoint {command}: [^\n]*{words}[^\n]*\n$")
+        return done.stdout
+
+    def test_info(self):
+        self.assertEqual(self.answer("checkpoint", "info", self.KEPT)["format"], "megadp checkpoint")
+        text = megadp("checkpoint", "info", self.KEPT).stdout
+        for words in ("/checkpoint-000001\n", "AdamW, 7 steps taken\n", " f32[6,4] ", "embed  cut along 0\n", "mask  tensor\n"):
+            self.assertIn(words, text)
+        self.failed("info", self.KEPT + "/absent", words="absent: No such file or directory")
+        self.assertEqual(megadp("checkpoint").returncode, 2)
+
+    def test_verify(self):
+        self.assertEqual(megadp("checkpoint", "verify", self.KEPT).stdout, f"{self.KEPT}: whole\n")
+        with tempfile.TemporaryDirectory() as folder:
+            damaged = os.path.join(folder, "damaged")
+            shutil.copytree(self.KEPT, damaged)
+            with open(os.path.join(damaged, "checkpoint-000001", "rank-00001.safetensors"), "r+b") as file:
+                file.seek(-1, os.SEEK_END)
+                last = file.read(1)
+                file.seek(-1, os.SEEK_END)
+                file.write(bytes([last[0] ^ 1]))
+            told = self.failed("verify", damaged, words="rank-00001.safetensors is damaged")
+            self.assertRegex(told, r"^[^\n]*the checksum of bytes \d+ to 1456 differs\n$")
+
+    def test_export(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            self.assertEqual(megadp("checkpoint", "export", self.KEPT, path).returncode, 0)
+            with open(path, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+                data = file.read()
+            shapes = {name: (about["dtype"], about["shape"]) for name, about in header.items() if name != "__metadata__"}
+            self.assertEqual(shapes, {"embed": ("F32", [6, 4]), "norm": ("BF16", [5]), "head": ("BF16", [4, 6]), "mask": ("U8", [3]),
+                                      "count": ("I64", [])})
+            begin, end = header["embed"]["data_offsets"]
+            self.assertEqual(struct.unpack("<24f", data[begin:end]), tuple((i + 1) / 8 for i in range(24)))
+            begin, end = header["head"]["data_offsets"]
+            halves = struct.unpack("<24H", data[begin:end])
+            self.assertEqual([struct.unpack("<f", struct.pack("<I", half << 16))[0] for half in halves], [(17 + i) / 8 for i in range(24)])
+            self.failed("export", self.KEPT, path, words="is there already")
+            several = os.path.join(folder, "several.safetensors")
+            self.assertEqual(megadp("checkpoint", "export", self.KEPT, several, "--most-bytes", "100").returncode, 0)
+            self.assertEqual(len(self.answer("checkpoint", "info", several + ".index.json")["files"]), 3)
+
+
 class Program(ProgramTest):
     def test_help_everywhere(self):
-        for command in ((), ("run",), ("info",), ("plan",), ("bench",), ("bench", "collectives"), ("bench", "step")):
+        for command in ((), ("run",), ("info",), ("plan",), ("checkpoint",), ("bench",), ("bench", "collectives"), ("bench", "step")):
             done = megadp(*command, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("Usage: megadp " + " ".join(command), done.stdout)
-            if command not in ((), ("bench",)):
+            if command not in ((), ("bench",), ("checkpoint",)):
                 self.assertIn("--json", done.stdout)
 
     def test_version(self):
         self.assertEqual(megadp("--version").stdout, f"megadp {self.answer('info')['version']}\n")
 
     def test_refusals(self):
-        self.refused(words="the command is missing; there are: run, info, plan, bench.")
-        self.refused("nonsense", words="there is no command 'nonsense'; there are: run, info, plan, bench.")
+        self.refused(words="the command is missing; there are: run, info, plan, checkpoint, bench.")
+        self.refused("nonsense", words="there is no command 'nonsense'; there are: run, info, plan, checkpoint, bench.")
         self.refused("info", "more", words="more")
         self.refused("bench", words="the command is missing; there are: collectives, step.")
         self.refused("bench", "nonsense", words="there is no command 'nonsense'")
