@@ -47,7 +47,7 @@ class Job:
         self.model = megadp.torch.DataParallel(Net(getattr(torch, dtype)), comm, sharding=sharding, **options)
         self.optimizer = megadp.torch.ShardedAdamW(self.model, lr=lr, max_grad_norm=1.0)
         rates = torch.optim.lr_scheduler
-        self.scheduler = rates.SequentialLR(self.optimizer, [rates.StepLR(self.optimizer, 2, 0.5),
+        self.scheduler = rates.SequentialLR(self.optimizer, [rates.StepLR(self.optimizer, STEPS, 0.5),
                                                              rates.MultiStepLR(self.optimizer, [1, 2], 0.5)], [4])
         torch.manual_seed(100 + comm.rank)  # of dropout: each rank's own
         random.seed(200 + comm.rank)
