@@ -87,6 +87,7 @@ func checkpointed() error {
 	if err := megadp.ExportCheckpoint(directory, model, 0); err != nil {
 		return err
 	}
+	defer os.Remove(model)
 	for _, wrong := range []string{
 		mismatch(megadp.ExportCheckpoint(directory, model, 0), megadp.ErrInvalid, "is there already"),
 		mismatch(megadp.ExportCheckpoint(directory, model, -1), megadp.ErrInvalid, "most_bytes"),

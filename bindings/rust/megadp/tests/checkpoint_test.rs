@@ -88,7 +88,7 @@ fn other_ranks_go_on_with_the_same_bits() {
     assert_eq!((info["files"].as_array().unwrap().len(), info["arrays"].as_array().unwrap().len()), (2, 3));
     assert!(Path::new(info["path"].as_str().unwrap()).starts_with(&folder));
     megadp::verify_checkpoint(&folder).unwrap();
-    let model = Path::new(&folder).join("model.safetensors");
+    let model = folder.0.join("model.safetensors");
     megadp::export_checkpoint(&folder, &model, 0).unwrap();
     assert_eq!(megadp::export_checkpoint(&folder, &model, 0).unwrap_err().code, Code::Invalid);
     let comm = alone();
