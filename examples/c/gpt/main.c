@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checkpoints.h"
 #include "gemm.h"
 #include "options.h"
 #include "parallel.h"
@@ -54,22 +55,27 @@ static int gather_memory(parallel* ranks, memory_use* out) {
   return parallel_gather(ranks, (const int64_t*)&mine, sizeof mine / sizeof(int64_t), (int64_t*)out);
 }
 
-/* All steps, then the summary; rank 0 prints. */
-static int train_all(trainer* t, report_summary* summary) {
-  const options* opts = t->opts;
-  report_progress progress = {0};
-  if (t->ranks->rank == 0) report_start(t);
-  const double begin = train_clock();
-  progress.clock = begin;
-  for (uint64_t i = 0; i < opts->steps; i++) {
+static int train_steps(trainer* t, checkpoints* saving, report_summary* summary) {
+  report_progress progress = {.clock = train_clock()};
+  for (uint64_t i = summary->first_step; i < t->opts->steps; i++) {
     train_step step;
     if (train_one(t, i, &step)) return -1;
-    if (i == 0) summary->loss_first = step.loss;
+    if (i == summary->first_step) summary->loss_first = step.loss;
     summary->loss_last = step.loss;
     summary->skipped += (uint64_t)step.skipped;
     if (t->ranks->rank == 0) report_step(&progress, t, &step);
+    if (checkpoints_step(saving, i + 1)) return -1;
   }
-  if (parallel_finish(t->ranks)) return -1;
+  return parallel_finish(t->ranks) || checkpoints_finish(saving) ? -1 : 0;
+}
+
+/* All steps, then the summary; rank 0 prints. */
+static int train_all(trainer* t, checkpoints* saving, report_summary* summary) {
+  const options* opts = t->opts;
+  if (t->ranks->rank == 0) report_start(t);
+  if (checkpoints_resume(saving, &summary->first_step)) return -1;
+  const double begin = train_clock();
+  if (train_steps(t, saving, summary)) return -1;
   summary->seconds = train_clock() - begin;
   if (parallel_param_hash(t->ranks, &summary->hash) || parallel_same(t->ranks, summary->hash, "the parameters") ||
       parallel_stats(t->ranks, &summary->stats) || train_held_out(t, &summary->held_out) || gather_memory(t->ranks, summary->memory))
@@ -85,10 +91,13 @@ static int train_all(trainer* t, report_summary* summary) {
 static int run_model(const options* opts, const corpus* text, gpt_model* model, parallel* ranks) {
   report_summary summary;
   trainer t;
+  checkpoints saving;
   memset(&summary, 0, sizeof summary);
+  checkpoints_open(&saving, opts, text, ranks);
   if (parallel_register(ranks, model, opts)) return EXIT_FAILURE;
   summary.memory = calloc((size_t)ranks->ranks, sizeof *summary.memory);
-  const int failed = !summary.memory || train_open(&t, opts, text, model, ranks) || train_all(&t, &summary);
+  const int failed = !summary.memory || train_open(&t, opts, text, model, ranks) || train_all(&t, &saving, &summary);
+  mdp_request_free(saving.writing);
   if (summary.memory) train_close(&t);
   free(summary.memory);
   return failed ? EXIT_FAILURE : 0;

@@ -58,6 +58,10 @@ static const option_row ROWS[] = {
      "cut the ranks into so many runs of neighbours, each with all optimizer state (1)"},
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
+    {"--save", KIND_TEXT, AT(save), 0, 0, "DIR", "save checkpoints in this directory: one at the end"},
+    {"--save-every", KIND_COUNT, AT(save_every), 1, 1e9, "N", "and one every so many steps, written while training goes on"},
+    {"--keep", KIND_COUNT, AT(keep), 0, 1e9, "N", "checkpoints that stay, the newest ones; 0: all (3)"},
+    {"--resume", KIND_FLAG, AT(resume), 0, 0, NULL, "go on from the newest checkpoint in --save, if there is one; on any number of ranks"},
     {"--json", KIND_FLAG, AT(json), 0, 0, NULL, "one JSON object a line instead of text"},
     {"--no-hash", KIND_FLAG, AT(no_hash), 0, 0, NULL,
      "with --json: hash the parameters at the end only, as each hash waits for all of them"},
@@ -203,7 +207,8 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
                             .clip = 1,
                             .microbatches = 1,
                             .instances = 1,
-                            .threads = 1};
+                            .threads = 1,
+                            .keep = 3};
   *out = defaults;
   const options_outcome outcome = parse_all(out, argc, argv, error, size);
   if (outcome == OPTIONS_RUN && out->width % out->heads) {
@@ -212,6 +217,10 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
   }
   if (outcome == OPTIONS_RUN && out->no_shard && out->zero_2) {
     snprintf(error, size, "--no-shard and --zero-2 exclude each other; give one of them");
+    return OPTIONS_BAD;
+  }
+  if (outcome == OPTIONS_RUN && !out->save && (out->resume || out->save_every)) {
+    snprintf(error, size, "%s needs --save, the directory of checkpoints", out->resume ? "--resume" : "--save-every");
     return OPTIONS_BAD;
   }
   return outcome;

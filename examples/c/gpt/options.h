@@ -28,7 +28,9 @@ typedef struct {
   uint64_t microbatches, instances;
   double timeout; /* seconds; 0: the library's */
   uint64_t threads;
-  int no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash;
+  const char* save;          /* the directory of checkpoints; NULL: none are made */
+  uint64_t save_every, keep; /* steps, 0: at the end only; checkpoints that stay, 0: all */
+  int no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
 } options;
 
 typedef enum {

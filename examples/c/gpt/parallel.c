@@ -15,7 +15,7 @@ enum {
   DEVICE_CPU = 1 /* as DLPack numbers it */
 };
 
-static int check(const parallel* p, mdp_status status, const char* call) {
+int parallel_check(const parallel* p, mdp_status status, const char* call) {
   if (status >= 0) return 0;
   fprintf(stderr, "gpt: rank %d: %s: %s: %s\n", p->rank, call, mdp_status_name(status), mdp_last_error());
   return -1;
@@ -49,7 +49,7 @@ int parallel_join(parallel* out, const options* opts) {
   }
   out->rank = mdp_comm_rank(out->comm);
   out->ranks = mdp_comm_size(out->comm);
-  return check(out, mdp_grid_create(out->comm, &grid, &out->grid), "mdp_grid_create");
+  return parallel_check(out, mdp_grid_create(out->comm, &grid, &out->grid), "mdp_grid_create");
 }
 
 void parallel_leave(parallel* p) {
@@ -89,8 +89,8 @@ static int register_buffer(parallel* p, const options* opts) {
     params[i].param_group = from->decays ? 0 : 1;
   }
   p->plan.struct_size = sizeof p->plan;
-  int failed = check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
-               check(p, mdp_buffer_register(NULL, p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
+  int failed = parallel_check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
+               parallel_check(p, mdp_buffer_register(NULL, p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
   free(params);
   return failed ? -1 : 0;
 }
@@ -106,7 +106,7 @@ static int place_params(parallel* p, int zero_2) {
   gpt_model* model = p->model;
   size_t total = 0;
   mdp_tensor first = {.struct_size = sizeof first};
-  if (check(p, mdp_buffer_param_view(p->buffer, 0, &first), "mdp_buffer_param_view")) return -1;
+  if (parallel_check(p, mdp_buffer_param_view(p->buffer, 0, &first), "mdp_buffer_param_view")) return -1;
   p->copies = p->dtype != MDP_DTYPE_F32 || first.device_type != DEVICE_CPU;
   p->puts = p->copies || zero_2;
   p->fresh = calloc(model->nparams, 1);
@@ -121,8 +121,8 @@ static int place_params(parallel* p, int zero_2) {
   for (size_t i = 0; i < model->nparams; i++) {
     gpt_param* param = &model->params[i];
     mdp_tensor value = {.struct_size = sizeof value, .data = value_at}, grad = {.struct_size = sizeof grad, .data = grad_at};
-    if ((!p->copies && check(p, mdp_buffer_param_view(p->buffer, i, &value), "mdp_buffer_param_view")) ||
-        (!p->puts && check(p, mdp_buffer_grad_view(p->buffer, i, &grad), "mdp_buffer_grad_view"))) {
+    if ((!p->copies && parallel_check(p, mdp_buffer_param_view(p->buffer, i, &value), "mdp_buffer_param_view")) ||
+        (!p->puts && parallel_check(p, mdp_buffer_grad_view(p->buffer, i, &grad), "mdp_buffer_grad_view"))) {
       return -1;
     }
     param->value = value.data;
@@ -141,11 +141,11 @@ static int start_params(parallel* p, uint64_t seed) {
   for (size_t i = 0; p->rank == 0 && i < model->nparams && !failed; i++) {
     gpt_param_start(model, i, seed, values);
     const mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, model->params[i].ndim, model->params[i].shape);
-    failed = check(p, mdp_param_write(p->buffer, i, &from, NULL), "mdp_param_write");
+    failed = parallel_check(p, mdp_param_write(p->buffer, i, &from, NULL), "mdp_param_write");
   }
   free(values);
   if (failed) return -1;
-  return check(p, mdp_buffer_broadcast(p->buffer, 0, NULL), "mdp_buffer_broadcast");
+  return parallel_check(p, mdp_buffer_broadcast(p->buffer, 0, NULL), "mdp_buffer_broadcast");
 }
 
 int parallel_register(parallel* p, gpt_model* model, const options* opts) {
@@ -162,7 +162,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
   if (register_buffer(p, opts) || place_params(p, opts->zero_2) || start_params(p, opts->seed)) return -1;
-  return check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
+  return parallel_check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
 }
 
 /* ── The hooks ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -172,22 +172,22 @@ static int need_param(void* user, size_t param) {
   if (p->fresh[param]) return 0;
   p->fresh[param] = 1;
   /* The last step's gathers go on behind the layers that have theirs already. */
-  if (check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
+  if (parallel_check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
   const gpt_param* to = &p->model->params[param];
   if (!p->copies) { /* backward adds into the view, which the step has done with */
     if (!p->puts) memset(to->grad, 0, to->size * sizeof(real));
     return 0;
   }
   const mdp_tensor copy = tensor_of(MDP_DTYPE_F32, to->value, to->ndim, to->shape);
-  return check(p, mdp_param_read(p->buffer, param, &copy, NULL), "mdp_param_read");
+  return parallel_check(p, mdp_param_read(p->buffer, param, &copy, NULL), "mdp_param_read");
 }
 
 static int final_grad(void* user, size_t param) {
   parallel* p = user;
-  if (!p->puts) return check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
+  if (!p->puts) return parallel_check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
   const gpt_param* from = &p->model->params[param];
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, from->grad, from->ndim, from->shape);
-  return check(p, mdp_grad_put(p->buffer, param, &grad, 0, NULL), "mdp_grad_put");
+  return parallel_check(p, mdp_grad_put(p->buffer, param, &grad, 0, NULL), "mdp_grad_put");
 }
 
 gpt_hooks parallel_hooks(parallel* p) {
@@ -202,7 +202,7 @@ int parallel_microbatch_begin(parallel* p, int is_last) {
   for (size_t i = 0; p->puts && i < p->model->nparams; i++) {
     memset(p->model->params[i].grad, 0, p->model->params[i].size * sizeof(real));
   }
-  return check(p, mdp_microbatch_begin(p->buffer, is_last), "mdp_microbatch_begin");
+  return parallel_check(p, mdp_microbatch_begin(p->buffer, is_last), "mdp_microbatch_begin");
 }
 
 double parallel_loss_scale(const parallel* p) {
@@ -220,7 +220,7 @@ static void move_loss_scale(parallel* p, const mdp_step_report* report) {
 }
 
 int parallel_reduce(parallel* p) {
-  return check(p, mdp_grad_sync(p->buffer, NULL, NULL), "mdp_grad_sync");
+  return parallel_check(p, mdp_grad_sync(p->buffer, NULL, NULL), "mdp_grad_sync");
 }
 
 int parallel_step(parallel* p, double lr, mdp_step_report* report) {
@@ -229,14 +229,14 @@ int parallel_step(parallel* p, double lr, mdp_step_report* report) {
   report->struct_size = sizeof *report;
   /* Every parameter of the last step has been waited for by now; its request says so too. With a request, this one returns when the
    * report is there, and the parameters follow. */
-  if (parallel_finish(p) || check(p, mdp_optimizer_step(p->optimizer, &config, report, &p->step), "mdp_optimizer_step")) return -1;
+  if (parallel_finish(p) || parallel_check(p, mdp_optimizer_step(p->optimizer, &config, report, &p->step), "mdp_optimizer_step")) return -1;
   if (p->loss_scale > 0) move_loss_scale(p, report);
   memset(p->fresh, 0, p->model->nparams);
   return 0;
 }
 
 int parallel_finish(parallel* p) {
-  const int failed = p->step ? check(p, mdp_request_wait(p->step, UINT64_MAX), "mdp_request_wait") : 0;
+  const int failed = p->step ? parallel_check(p, mdp_request_wait(p->step, UINT64_MAX), "mdp_request_wait") : 0;
   mdp_request_free(p->step);
   p->step = NULL;
   return failed;
@@ -247,14 +247,20 @@ int parallel_finish(parallel* p) {
 int parallel_sum(parallel* p, double* values, size_t count) {
   const int64_t shape = (int64_t)count;
   const mdp_tensor tensor = tensor_of(MDP_DTYPE_F64, values, 1, &shape);
-  return check(p, mdp_all_reduce(p->comm, &tensor, &tensor, MDP_OP_SUM, NULL, NULL), "mdp_all_reduce");
+  return parallel_check(p, mdp_all_reduce(p->comm, &tensor, &tensor, MDP_OP_SUM, NULL, NULL), "mdp_all_reduce");
 }
 
 int parallel_gather(parallel* p, const int64_t* values, size_t count, int64_t* out) {
   const int64_t shape = (int64_t)count, gathered = shape * p->ranks;
   const mdp_tensor from = tensor_of(MDP_DTYPE_I64, (void*)(uintptr_t)values, 1, &shape);
   const mdp_tensor to = tensor_of(MDP_DTYPE_I64, out, 1, &gathered);
-  return check(p, mdp_all_gather(p->comm, &from, &to, NULL, NULL), "mdp_all_gather");
+  return parallel_check(p, mdp_all_gather(p->comm, &from, &to, NULL, NULL), "mdp_all_gather");
+}
+
+int parallel_from_first(parallel* p, int64_t* values, size_t count) {
+  const int64_t shape = (int64_t)count;
+  const mdp_tensor tensor = tensor_of(MDP_DTYPE_I64, values, 1, &shape);
+  return parallel_check(p, mdp_broadcast(p->comm, &tensor, 0, NULL, NULL), "mdp_broadcast");
 }
 
 int parallel_same(parallel* p, uint64_t value, const char* what) {
@@ -279,11 +285,11 @@ int parallel_param_hash(parallel* p, uint64_t* out) {
   for (size_t i = 0; i < p->model->nparams; i++) {
     const gpt_param* param = &p->model->params[i];
     mdp_tensor stored = {.struct_size = sizeof stored};
-    if (check(p, mdp_param_wait(p->buffer, i, NULL), "mdp_param_wait")) return -1;
+    if (parallel_check(p, mdp_param_wait(p->buffer, i, NULL), "mdp_param_wait")) return -1;
     if (p->copies) {
       stored = tensor_of(p->dtype, p->stored, param->ndim, param->shape);
-      if (check(p, mdp_param_read(p->buffer, i, &stored, NULL), "mdp_param_read")) return -1;
-    } else if (check(p, mdp_buffer_param_view(p->buffer, i, &stored), "mdp_buffer_param_view")) {
+      if (parallel_check(p, mdp_param_read(p->buffer, i, &stored, NULL), "mdp_param_read")) return -1;
+    } else if (parallel_check(p, mdp_buffer_param_view(p->buffer, i, &stored), "mdp_buffer_param_view")) {
       return -1;
     }
     hash = hash_bytes(hash, stored.data, param->size * (p->dtype == MDP_DTYPE_F32 ? sizeof(float) : 2));
@@ -295,5 +301,5 @@ int parallel_param_hash(parallel* p, uint64_t* out) {
 int parallel_stats(parallel* p, mdp_stats_report* out) {
   memset(out, 0, sizeof *out);
   out->struct_size = sizeof *out;
-  return check(p, mdp_buffer_stats(p->buffer, out), "mdp_buffer_stats");
+  return parallel_check(p, mdp_buffer_stats(p->buffer, out), "mdp_buffer_stats");
 }

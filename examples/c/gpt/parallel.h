@@ -59,10 +59,14 @@ int parallel_finish(parallel* p);
 int parallel_sum(parallel* p, double* values, size_t count);
 /* out[ranks][count], in order of rank */
 int parallel_gather(parallel* p, const int64_t* values, size_t count, int64_t* out);
+/* They become those of rank 0. */
+int parallel_from_first(parallel* p, int64_t* values, size_t count);
 /* Fails, naming two ranks, unless `value` is the same on all. */
 int parallel_same(parallel* p, uint64_t value, const char* what);
 /* Hash over this rank's whole parameters in forward order. */
 int parallel_param_hash(parallel* p, uint64_t* out);
 int parallel_stats(parallel* p, mdp_stats_report* out);
+/* For calls of megadp's. */
+int parallel_check(const parallel* p, mdp_status status, const char* call);
 
 #endif

@@ -213,7 +213,7 @@ void report_end(const trainer* t, const report_summary* s) {
     json_end(t, s);
     return;
   }
-  const uint64_t tokens = t->opts->steps * t->opts->batch * t->opts->context;
+  const uint64_t tokens = (t->opts->steps - s->first_step) * t->opts->batch * t->opts->context;
   print_sample(s);
   printf("\nloss            %.4f at the first step, %.4f at the last; %.1f s, %.0f tokens/s\n", s->loss_first, s->loss_last, s->seconds,
          (double)tokens / s->seconds);

@@ -19,6 +19,7 @@ enum {
 
 typedef struct {
   double loss_first, loss_last, held_out, bigram;
+  uint64_t first_step;    /* steps that were taken before this run */
   double seconds;         /* of training, all steps */
   mdp_stats_report stats; /* of training */
   uint64_t skipped;       /* steps that f16 left out */
