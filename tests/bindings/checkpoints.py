@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""One language's checkpoint in the others: two ranks of Python save one, and two of Julia another; Python, Rust and Julia, of which each is
-left out where it is not installed, load both and find the same numbers."""
+"""One language's checkpoint in the others: two ranks of C, of Python and of Julia each save one; Python, Rust and Julia, of which each is
+left out where it is not installed, load all of them and find the same numbers."""
 import os
 import re
 import struct
@@ -91,6 +91,10 @@ class Languages(unittest.TestCase):
             with self.subTest(language):
                 found = load()
                 self.assertEqual(found, saved)
+
+    def test_of_c(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.all_load(folder, self.launch(2, os.environ["MEGADP_C_CHECKPOINT"], folder))
 
     def test_of_python(self):
         with tempfile.TemporaryDirectory() as folder:
