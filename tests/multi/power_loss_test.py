@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The power goes while checkpoints are saved, blocking or beside the training: a save is recorded call by call, cut off after every one, and
-what a device may then hold is laid out and loaded. A file's bytes are sure after an fsync of the file, names in a folder after one of the
-folder; of the rest any part may be there. MEGADP_SEED=N repeats a run.
+"""The power goes while checkpoints are saved, blocking or beside the training, or exported: it is recorded call by call, cut off after every
+one, and what a device may then hold is laid out and loaded. A file's bytes are sure after an fsync of the file, names in a folder after one
+of the folder; of the rest any part may be there. MEGADP_SEED=N repeats a run.
 
-usage: power_loss_test.py SAVER RECORDER
+usage: power_loss_test.py SAVER RECORDER [MEGADP]
 """
 
 import os
@@ -18,6 +18,7 @@ from launcher_variables import without_launcher
 SAVER, RECORDER = sys.argv[1], sys.argv[2]
 SEED = int(os.environ.get("MEGADP_SEED", 1))
 SAVES, SUBSETS, LIMIT = 3, 20, 120
+KEPT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "data", "checkpoint-0.1")
 
 
 class Node:
@@ -74,11 +75,21 @@ class Device:
         elif call == "fsync":
             node.sync()
         elif call == "rename":
-            node.change((words[1], words[2], node.names[words[1]]))
+            self.rename(node, *words[1:])
         elif call == "unlink":
             node.change((words[1], None, node.names[words[1]]))
         else:
             raise ValueError(line)
+
+    def rename(self, node, before, after):
+        """Out of a folder below these are two changes of names."""
+        folder, _, name = before.rpartition("/")
+        if folder:
+            moved = node.names[folder].names[name]
+            node.names[folder].change((name, None, moved))
+            node.change((None, after, moved))
+        else:
+            node.change((before, after, node.names[before]))
 
     def state(self, keep):
         """A tree of what is left: dicts are folders."""
@@ -98,13 +109,12 @@ def lay_out(tree, path):
                 file.write(content)
 
 
-def record(folder, how):
-    """The inode of the folder that is recorded, and the calls."""
+def record(folder, command):
+    """The inode of the folder that is recorded, and the calls. command: from the path of the folder below it."""
     below, to = os.path.join(folder, "recorded"), os.path.join(folder, "calls")
     os.mkdir(below)
     environment = {**without_launcher(), "LD_PRELOAD": RECORDER, "RECORD_BELOW": below, "RECORD_TO": to}
-    subprocess.run([SAVER, how, os.path.join(below, "saved"), str(SAVES), "1"], env=environment, check=True, timeout=LIMIT,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run(command(os.path.join(below, "saved")), env=environment, check=True, timeout=LIMIT, stdout=subprocess.DEVNULL)
     with open(to, encoding="utf-8") as file:
         return os.stat(below).st_ino, file.read().splitlines()
 
@@ -133,7 +143,7 @@ def wrong(returned, tree, outcome):
 
 def fails(how):
     with tempfile.TemporaryDirectory(prefix="megadp-power-") as folder:
-        inode, calls = record(folder, how)
+        inode, calls = record(folder, lambda saved: [SAVER, how, saved, str(SAVES), "1"])
         states = list(states_of(inode, calls))
         paths = []
         for number, (_, _, tree) in enumerate(states):
@@ -153,8 +163,45 @@ def fails(how):
     return bool(failures) or not whole
 
 
+def export(megadp, source, path, most_bytes=0):
+    done = subprocess.run([megadp, "checkpoint", "export", source, path, "--most-bytes", str(most_bytes)], env=without_launcher(), timeout=LIMIT,
+                          stderr=subprocess.PIPE, text=True)
+    return "" if done.returncode == 0 else done.stderr
+
+
+def content(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def export_fails(megadp, name, most_bytes):
+    """Whatever is left, the file with this name, which comes last, is there as a whole model or not at all; in the end it is."""
+    with tempfile.TemporaryDirectory(prefix="megadp-power-") as folder:
+        reference = os.path.join(folder, "reference.safetensors")
+        assert export(megadp, KEPT, reference) == ""
+        inode, calls = record(folder, lambda saved: [megadp, "checkpoint", "export", KEPT, os.path.join(saved, "model.safetensors"),
+                                                     "--most-bytes", str(most_bytes)])
+        there = failures = states = 0
+        for cut, _, tree in states_of(inode, calls):
+            states += 1
+            at = os.path.join(folder, f"state-{states}")
+            lay_out(tree, at)
+            last, again = os.path.join(at, "saved", name), os.path.join(at, "again.safetensors")
+            found = os.path.exists(last)
+            there += found
+            problem = export(megadp, last, again) if found else ""
+            if problem or (found and content(again) != content(reference)) or (cut == len(calls) and not found):
+                failures += 1
+                print(f"cut after call {cut} ({calls[cut - 1][:100] if cut else 'none'}): {problem or 'another model, or none'}")
+        print(f"export of {name}: {len(calls) + 1} cuts, {states} states, {failures} failures, in {there} it was there")
+    return failures > 0 or there == 0
+
+
 def main():
-    return 1 if any([fails(how) for how in ("save", "beside")]) else 0
+    failed = [fails(how) for how in ("save", "beside")]
+    for megadp in sys.argv[3:]:
+        failed += [export_fails(megadp, "model.safetensors", 0), export_fails(megadp, "model.safetensors.index.json", 100)]
+    return 1 if any(failed) else 0
 
 
 if __name__ == "__main__":
