@@ -42,6 +42,7 @@
 %newobject megadp::Buffer::start_broadcast;
 %newobject megadp::Optimizer::create;
 %newobject megadp::Optimizer::start_step;
+%newobject megadp::Checkpoint::start_save;
 %newobject megadp::Optimizer::state;
 
 /* A value that is given is meant literally, also 0: to set a member sets the one that says so, which no language sees. */

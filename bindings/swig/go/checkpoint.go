@@ -26,13 +26,29 @@ type LoadOptions struct {
 // SaveCheckpoint saves parameters, optimizer state and steps in a directory of checkpoints, on a file system that all hosts share. The
 // checkpoint is there as a whole or not at all. To be called between steps. Collective; it waits for files longer than the timeout.
 func SaveCheckpoint(directory string, buffer *Buffer, optimizer *Optimizer, options SaveOptions) error {
-	raw := shim.NewCheckpointOptions()
+	raw := options.raw()
 	defer shim.DeleteCheckpointOptions(raw)
-	raw.SetShared_data(string(options.SharedData))
-	raw.SetRank_data(string(options.RankData))
-	raw.SetKeep(options.Keep)
 	defer runtime.KeepAlive(optimizer)
 	return call(buffer, func(failure shim.Failure) { shim.CheckpointSave(directory, buffer.raw, optimizer.raw, raw, failure) })
+}
+
+// StartSaveCheckpoint does the same while training goes on: it returns when what this rank writes is copied, and the request ends when the
+// checkpoint is there, or says why it is not. One is written at a time. Wait before the program ends. Collective.
+func StartSaveCheckpoint(directory string, buffer *Buffer, optimizer *Optimizer, options SaveOptions) (*Request, error) {
+	raw := options.raw()
+	defer shim.DeleteCheckpointOptions(raw)
+	defer runtime.KeepAlive(optimizer)
+	return newRequest(ask(buffer, func(failure shim.Failure) shim.Request {
+		return shim.CheckpointStart_save(directory, buffer.raw, optimizer.raw, raw, failure)
+	}))
+}
+
+func (o SaveOptions) raw() shim.CheckpointOptions {
+	raw := shim.NewCheckpointOptions()
+	raw.SetShared_data(string(o.SharedData))
+	raw.SetRank_data(string(o.RankData))
+	raw.SetKeep(o.Keep)
+	return raw
 }
 
 // LoadCheckpoint loads the directory's newest checkpoint, or the one that is the directory, which any number of ranks has saved, with any

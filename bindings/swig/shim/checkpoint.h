@@ -26,15 +26,18 @@ class Checkpoint {
   /// Saves one more, which is there as a whole or not at all. Collective over the buffer's world; waits for files longer than the timeout.
   static void save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
                    Failure& failure) {
-    if (!not_negative("keep", options.keep, failure)) return;
-    mdp_checkpoint_config config{};
-    config.shared_data = options.shared_data.data();
-    config.shared_bytes = options.shared_data.size();
-    config.rank_data = options.rank_data.data();
-    config.rank_bytes = options.rank_data.size();
-    config.keep = static_cast<uint64_t>(options.keep);
-    call([](const mdp_checkpoint_config* saved) { return mdp_checkpoint_save(saved, nullptr); }, directory, buffer, optimizer, config,
-         failure);
+    save(directory, buffer, optimizer, options, nullptr, failure);
+  }
+
+  /// The same while training goes on: returns when what this rank writes is copied; the request ends when the checkpoint is there, or says
+  /// why it is not. One is written at a time. Wait before the program ends. Collective.
+  static Request* start_save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer,
+                             const CheckpointOptions& options, Failure& failure) {
+    return guarded(failure, [&]() -> Request* {
+      mdp_request* request = nullptr;
+      save(directory, buffer, optimizer, options, &request, failure);
+      return failure.failed() ? nullptr : new Request(request);
+    });
   }
 
   /// Loads the directory's newest one, or the one that is `directory`. Collective over the buffer's world; waits for files longer than the
@@ -85,6 +88,20 @@ class Checkpoint {
   }
 
  private:
+  // request: null, or it is written while training goes on.
+  static void save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
+                   mdp_request** request, Failure& failure) {
+    if (!not_negative("keep", options.keep, failure)) return;
+    mdp_checkpoint_config config{};
+    config.shared_data = options.shared_data.data();
+    config.shared_bytes = options.shared_data.size();
+    config.rank_data = options.rank_data.data();
+    config.rank_bytes = options.rank_data.size();
+    config.keep = static_cast<uint64_t>(options.keep);
+    call([request](const mdp_checkpoint_config* saved) { return mdp_checkpoint_save(saved, request); }, directory, buffer, optimizer,
+         config, failure);
+  }
+
   static bool is_path(const std::string& directory, Failure& failure) {
     const bool good = directory.find('\0') == std::string::npos;
     if (!good) failure.refuse(MDP_E_INVALID, "directory has a NUL in it, after %s", directory.c_str());

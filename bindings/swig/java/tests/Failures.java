@@ -208,7 +208,10 @@ public final class Failures {
       options.setRankData("rank " + comm.rank());
       options.setKeep(1);
       Checkpoint.save(directory, buffer, optimizer, options);
-      Checkpoint.save(directory, buffer, optimizer, options);
+      try (Request writing = Checkpoint.startSave(directory, buffer, optimizer, options)) {
+        buffer.write(1, new float[4]);
+        writing.await();
+      }
       for (boolean paramsOnly : new boolean[] {false, true}) {
         CheckpointOptions how = new CheckpointOptions();
         how.setParamsOnly(paramsOnly);
@@ -228,6 +231,7 @@ public final class Failures {
       fails(Status.E_INVALID, () -> Checkpoint.info(null), "directory", "null");
       options.setKeep(-1);
       fails(Status.E_INVALID, () -> Checkpoint.save(directory, buffer, optimizer, options), "keep");
+      fails(Status.E_INVALID, () -> Checkpoint.startSave(directory, buffer, optimizer, options), "keep");
       Optimizer closed = Optimizer.create(buffer, new OptimizerOptions());
       closed.close();
       fails(Status.E_STATE, () -> Checkpoint.save(directory, buffer, closed, new CheckpointOptions()), "closed");
