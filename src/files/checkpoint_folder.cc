@@ -93,12 +93,14 @@ Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory
   remove_left_behind(*in);
   for (int attempt = 0;; ++attempt) {
     const std::string name = text(kSaving, host_name(), "-", save_id, attempt == 0 ? "" : text("-", attempt));
-    auto folder = in->make_folder(name);
-    if (!folder) return folder.status();
+    auto made = in->make_folder(name);
+    if (!made) return made.status();
     // Another process may have taken it for one left behind, before it was locked: it removes it then, or has done so.
-    const Folder::Lock lock = folder->lock();
-    if (lock == Folder::Lock::unknown || (lock == Folder::Lock::mine && folder->is_named(*in, name)))
-      return PendingCheckpoint(*std::move(in), *std::move(folder), name);
+    if (!*made) continue;
+    Folder& folder = **made;
+    const Folder::Lock lock = folder.lock();
+    if (lock == Folder::Lock::unknown || (lock == Folder::Lock::mine && folder.is_named(*in, name)))
+      return PendingCheckpoint(*std::move(in), std::move(folder), name);
   }
 }
 

@@ -104,9 +104,12 @@ Result<Folder> Folder::open_folder(const std::string& name) const {
   return open_at(fd_.get(), name, path_of(name));
 }
 
-Result<Folder> Folder::make_folder(const std::string& name) const {
+Result<std::optional<Folder>> Folder::make_folder(const std::string& name) const {
   if (::mkdirat(fd_.get(), name.c_str(), kFolderMode) != 0) return system_error(text("making the folder ", path_of(name)), errno);
-  return open_folder(name);
+  auto opened = open_folder(name);
+  if (!opened && !has(name)) return std::optional<Folder>();
+  if (!opened) return opened.status();
+  return std::optional<Folder>(*std::move(opened));
 }
 
 Result<File> Folder::create_file(const std::string& name) const {

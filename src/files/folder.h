@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,9 +45,10 @@ class Folder {
   const std::string& path() const noexcept { return path_; }
   std::string path_of(const std::string& name) const { return path_ + "/" + name; }
   Result<Folder> open_folder(const std::string& name) const;
-  Result<Folder> make_folder(const std::string& name) const;  // must not be there yet
-  Result<File> create_file(const std::string& name) const;    // likewise
-  Result<File> open_file(const std::string& name) const;      // to read; an ordinary file
+  // Must not be there yet. None: another process has removed it already.
+  Result<std::optional<Folder>> make_folder(const std::string& name) const;
+  Result<File> create_file(const std::string& name) const;  // must not be there yet
+  Result<File> open_file(const std::string& name) const;    // to read; an ordinary file
   bool has(const std::string& name) const noexcept;
   Result<std::vector<std::string>> list() const;  // in no order
   // Names made or removed in it survive a loss of power.

@@ -30,6 +30,14 @@ def children(pid):
     return found
 
 
+def is_alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def kill_all(pid):
     try:
         pids = [pid] + children(pid)
@@ -40,6 +48,10 @@ def kill_all(pid):
             os.kill(one, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    end = time.monotonic() + LIMIT
+    while any(is_alive(one) for one in pids[1:]):  # what it waits for may hold a process back, and with it its locks
+        assert time.monotonic() < end, f"processes {pids} do not die"
+        time.sleep(0.001)
 
 
 def load(directory):

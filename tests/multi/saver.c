@@ -115,18 +115,29 @@ static void save(const job* j, const char* directory, uint64_t times, uint64_t k
   }
 }
 
+/* The path of the newest one: another may come while it is loaded. */
+static mdp_status find(const char* directory, char* path, size_t size) {
+  static const char member[] = "{\"path\":\"";
+  char json[16384];
+  const mdp_status found = mdp_checkpoint_info(directory, json, sizeof json, NULL);
+  if (found >= 0) snprintf(path, size, "%.*s", (int)strcspn(json + strlen(member), "\""), json + strlen(member));
+  return found;
+}
+
 static void load_all(const job* j) {
-  char path[4096];
-  while (fgets(path, sizeof path, stdin) != NULL) {
-    path[strcspn(path, "\n")] = '\0';
+  char directory[4096], path[4096];
+  while (fgets(directory, sizeof directory, stdin) != NULL) {
+    directory[strcspn(directory, "\n")] = '\0';
     const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j->buffer, .optimizer = j->optimizer};
     const mdp_checkpoint_config config = config_of(path, &part);
-    const mdp_status loaded = mdp_checkpoint_load(&config);
+    mdp_status loaded = find(directory, path, sizeof path);
+    if (loaded >= 0) loaded = mdp_checkpoint_load(&config);
     if (loaded < 0) {
       printf("%s: %s\n", mdp_status_name(loaded), mdp_last_error());
     } else {
       printf("%" PRId64 "\n", number_of(j, path));
     }
+    fflush(stdout);
   }
 }
 
