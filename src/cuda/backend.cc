@@ -195,6 +195,14 @@ Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool 
   return copy_arrays({gpu_, *host_, staging_}, to, from, add, caller);
 }
 
+Status CudaBackend::gemm(const Matrix& /*c*/, const Matrix& /*a*/, const Matrix& /*b*/, bool /*add*/, void* /*caller*/) {
+  return gemm_library().status();
+}
+
+Result<std::string> CudaBackend::gemm_library() {
+  return unsupported("matrix products are not there yet on a device");
+}
+
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {
   return move(host_to, from, bytes);
 }

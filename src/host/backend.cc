@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "host/gemm.h"
 #include "host/group.h"
 #include "host/kernels.h"
 #include "host/memory.h"
@@ -124,6 +125,15 @@ Status HostBackend::copy(const StridedArray& to, const StridedArray& from, bool 
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
   if (to.shape != from.shape) return invalid("copy: the shapes of the two arrays differ");
   return copy_strided(to, from, add);
+}
+
+Status HostBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) {
+  if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  return host::gemm(c, a, b, add);
+}
+
+Result<std::string> HostBackend::gemm_library() {
+  return host::gemm_library();
 }
 
 Status HostBackend::read(void* host_to, const void* from, size_t bytes) {

@@ -20,6 +20,7 @@ set(MEGADP_host_SOURCES
     copy_past.cc
     copy_strided.cc
     event.cc
+    gemm.cc
     group.cc
     group_network.cc
     group_setup.cc
