@@ -54,6 +54,8 @@ typedef struct mdp_grid mdp_grid;           /* the world cut into tp x cp x ep x
 typedef struct mdp_buffer mdp_buffer;       /* parameters and gradients: laid out, bucketed, owned         */
 typedef struct mdp_optimizer mdp_optimizer; /* this rank's shard of optimizer state                        */
 typedef struct mdp_request mdp_request;     /* one pending operation                                       */
+typedef struct mdp_tp_linear mdp_tp_linear; /* a linear layer cut over the ranks of a communicator         */
+typedef struct mdp_tp_saved mdp_tp_saved;   /* what the backward of one of its forwards needs              */
 typedef void* mdp_stream;                   /* NULL on the host; a cudaStream_t with CUDA                  */
 struct DLManagedTensorVersioned;            /* dlpack.h (1.0 or newer), only for who uses it               */
 
@@ -200,6 +202,42 @@ enum {                /* mdp_step_config.flags */
 enum {                     /* mdp_step_report.flags */
   MDP_STEPPED_SKIPPED = 1, /* a gradient was not finite: nothing was changed or counted                */
   MDP_STEPPED_CLIPPED = 2  /* the gradient was scaled down to max_grad_norm                            */
+};
+
+typedef uint32_t mdp_tp_region; /* an operator on a tensor that is replicated, or cut along a dimension, over the ranks */
+enum {
+  MDP_TP_REGION_UNSET = 0,
+  MDP_TP_COPY = 1,           /* replicated: the same on                                                     */
+  MDP_TP_REDUCE = 2,         /* to the sum over ranks, on all of them                                       */
+  MDP_TP_SCATTER = 3,        /* replicated to cut: each keeps its part                                      */
+  MDP_TP_GATHER = 4,         /* cut to replicated: all parts together                                       */
+  MDP_TP_REDUCE_SCATTER = 5, /* to this rank's part of the sum over ranks                                   */
+  MDP_TP_EXCHANGE = 6        /* cut along dim to cut along to_dim, such as sequence and heads: an all-to-all */
+};
+
+typedef uint32_t mdp_tp_grad; /* the gradient that comes back of what is replicated */
+enum {
+  MDP_TP_GRAD_UNSET = 0,
+  MDP_TP_GRAD_PARTIAL = 1,   /* each rank's is a part: they are summed */
+  MDP_TP_GRAD_REPLICATED = 2 /* it is the same on all ranks            */
+};
+
+typedef uint32_t mdp_tp_split; /* of a linear layer y = x W^T + b, with W of [out_features, in_features] */
+enum {
+  MDP_TP_SPLIT_UNSET = 0,
+  MDP_TP_COLUMN = 1, /* out_features: each rank computes some features of y             */
+  MDP_TP_ROW = 2     /* in_features: each rank computes a part of the sum that makes y */
+};
+enum {                                /* mdp_tp_linear_config.flags */
+  MDP_TP_LINEAR_BIAS = 1,             /* has a bias: added once, to the sum */
+  MDP_TP_LINEAR_TRANSPOSED = 2,       /* the weight is [in_features, out_features] */
+  MDP_TP_LINEAR_SEQUENCE = 4,         /* sequence parallel: x (COLUMN) or y (ROW) is cut along its first dimension outside the layer */
+  MDP_TP_LINEAR_GATHER_OUTPUT = 8,    /* COLUMN: y is whole on all ranks */
+  MDP_TP_LINEAR_WHOLE_INPUT = 16,     /* ROW: x is whole on all ranks, each takes its part */
+  MDP_TP_LINEAR_CHECK_REPLICATED = 32 /* compares over the ranks what should be the same on all; waits, for debugging */
+};
+enum {                               /* mdp_tp_region_config.flags */
+  MDP_TP_REGION_CHECK_REPLICATED = 1 /* likewise */
 };
 
 enum {                            /* mdp_checkpoint_config.flags, to load */
@@ -470,6 +508,33 @@ typedef struct { /* on all ranks the same, but for memory and rank_data */
   const char* optional; /* to load: NULL, or patterns, one a line, of names that one side may lack */
   uint64_t flags;       /* MDP_CHECKPOINT_* */
 } mdp_checkpoint_config;
+
+typedef struct {
+  uint32_t struct_size;
+  mdp_tp_region region;
+  mdp_tp_grad grad; /* of COPY, REDUCE and GATHER: must be said                                          */
+  int32_t dim;      /* that is cut over the ranks; not of COPY and REDUCE. Of EXCHANGE: of the input */
+  int32_t to_dim;   /* of EXCHANGE: of the output                                                        */
+  uint32_t reserved;
+  const uint64_t* parts;    /* sizes of the ranks' parts along dim, one a rank; NULL: equal ones                 */
+  const uint64_t* to_parts; /* likewise along to_dim                                                             */
+  uint64_t flags;           /* MDP_TP_REGION_* */
+} mdp_tp_region_config;
+
+typedef struct { /* the same on all ranks */
+  uint32_t struct_size;
+  mdp_tp_split split;
+  int64_t in_features, out_features; /* of the whole layer                                                      */
+  const int64_t* blocks;             /* NULL, or sizes along the cut dimension of what is fused (q, k, v): each is cut over the ranks by
+                                        itself, and a rank holds its parts of all, one after another */
+  uint64_t block_count;
+  mdp_buffer* buffer; /* that holds weight and bias, each rank's part; NULL: they are arrays of the caller's      */
+  uint64_t weight;    /* with buffer: number of the parameter                                                     */
+  uint64_t bias;      /* likewise, with LINEAR_BIAS                                                               */
+  mdp_dtype dtype;    /* of all operands: F32 (default) or BF16, whose sums are f32                               */
+  mdp_tp_grad grad;   /* of y where it is replicated (ROW without SEQUENCE, GATHER_OUTPUT): must be said          */
+  uint64_t flags;     /* MDP_TP_LINEAR_* */
+} mdp_tp_linear_config;
 
 /* `text` is NUL-terminated and borrowed for the call. */
 typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
@@ -823,6 +888,46 @@ MDP_API mdp_status mdp_optimizer_set_steps(mdp_optimizer* optimizer, uint64_t ta
 MDP_API mdp_status mdp_optimizer_info(mdp_optimizer* optimizer, char* json, size_t capacity, size_t* needed);
 
 MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
+
+/* ── Tensor and sequence parallelism ─────────────────────────────────────────────────────────────────────────────────────────────
+ *
+ * The halves of operators, for an autodiff to wrap; docs/tensor-parallel.md shows how, and layers made of them. comm: the
+ * tensor-parallel ranks. Arrays are in the memory of its backend, with any strides. Outputs do not overlap inputs. Collective over comm,
+ * in the order of its other collectives, which do not wait for gradients or gathers; blocking. Sums are as in mdp_all_reduce. */
+
+/* to = what the operator makes of `from`. `to` has the shape of `from`, with the size of a part in the place of a whole, or the other way
+ * round. Errors: INVALID (region, shapes, sizes that do not divide; with CHECK_REPLICATED, on all ranks, an operand that is not).
+ * Since 1.0. */
+MDP_API mdp_status mdp_tp_region_fwd(mdp_comm* comm, const mdp_tp_region_config* config, const mdp_tensor* from, const mdp_tensor* to,
+                                     mdp_stream stream);
+/* The gradient of the input, `to`, from that of the output, `from`: of COPY and REDUCE their sum if partial, else the same; of SCATTER and
+ * REDUCE_SCATTER all parts; of GATHER this rank's part, of their sum if partial; of EXCHANGE the inverse. Since 1.0. */
+MDP_API mdp_status mdp_tp_region_bwd(mdp_comm* comm, const mdp_tp_region_config* config, const mdp_tensor* from, const mdp_tensor* to,
+                                     mdp_stream stream);
+
+/* A linear layer cut over comm; nothing is initialised. With config.buffer weight and bias are its parameters, each a rank's part, of
+ * placement SHARDED over the same ranks (the bias of ROW: REPLICATED, with SEQUENCE PARTIAL_SUM); what is frozen is the caller's array.
+ * Products are a library's, found at run time. Collective; blocking. Errors: INVALID (sizes that do not divide; a parameter's shape, dtype
+ * or placement), UNSUPPORTED (no such library), DESYNC. Since 1.0. */
+MDP_API mdp_status mdp_tp_linear_create(mdp_comm* comm, const mdp_tp_linear_config* config, mdp_tp_linear** out);
+
+/* output = input W^T + bias; features are the last dimension, the sequence (with SEQUENCE) is the first. weight and bias: NULL for
+ * parameters of the buffer, whose values it waits for. saved NULL: the caller keeps the input for mdp_tp_linear_bwd. Else *saved is a copy
+ * of it, for one backward; any number may be alive. Errors: INVALID (shapes). Since 1.0. */
+MDP_API mdp_status mdp_tp_linear_fwd(mdp_tp_linear* linear, const mdp_tensor* input, const mdp_tensor* weight, const mdp_tensor* bias,
+                                     const mdp_tensor* output, mdp_stream stream, mdp_tp_saved** saved);
+
+/* The gradients. Either `saved` or `input` is given; neither, if the weight needs none. Outputs that are NULL are not computed, but those
+ * of the buffer's parameters always: they are written where they belong and counted as ready (mdp_grad_acquire, _ready). With flags
+ * MDP_GRAD_ADD gradients of the caller's weight and bias are added to. Errors: INVALID, STATE (saved was used, or is another layer's; as
+ * mdp_grad_acquire). Since 1.0. */
+MDP_API mdp_status mdp_tp_linear_bwd(mdp_tp_linear* linear, mdp_tp_saved* saved, const mdp_tensor* input, const mdp_tensor* weight,
+                                     const mdp_tensor* grad_output, const mdp_tensor* grad_input, const mdp_tensor* grad_weight,
+                                     const mdp_tensor* grad_bias, uint64_t flags, mdp_stream stream);
+
+/* Drops it, with the memory it holds; used or not. */
+MDP_API void mdp_tp_saved_free(mdp_tp_saved* saved);
+MDP_API void mdp_tp_linear_destroy(mdp_tp_linear* linear);
 
 /* ── Checkpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
  *

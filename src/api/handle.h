@@ -14,6 +14,7 @@
 #include "core/comm.h"
 #include "core/optimizer.h"
 #include "core/request.h"
+#include "core/tp_linear.h"
 #include "megadp.h"
 
 namespace megadp {
@@ -34,6 +35,8 @@ inline constexpr HandleKind kGridHandle{mark_of("mdp-grid"), "mdp_grid"};
 inline constexpr HandleKind kBufferHandle{mark_of("mdp-bufr"), "mdp_buffer"};
 inline constexpr HandleKind kOptimizerHandle{mark_of("mdp-optm"), "mdp_optimizer"};
 inline constexpr HandleKind kRequestHandle{mark_of("mdp-rqst"), "mdp_request"};
+inline constexpr HandleKind kTpLinearHandle{mark_of("mdp-tpln"), "mdp_tp_linear"};
+inline constexpr HandleKind kTpSavedHandle{mark_of("mdp-tpsv"), "mdp_tp_saved"};
 
 template <class Object, const HandleKind& handle_kind>
 struct Handle {
@@ -70,6 +73,15 @@ struct mdp_optimizer : megadp::Handle<megadp::Optimizer, megadp::kOptimizerHandl
 struct mdp_request : megadp::Handle<megadp::Request, megadp::kRequestHandle> {
   using Handle::Handle;
   std::shared_ptr<void> owner;  // what the operation works on: stays alive with the request
+};
+
+struct mdp_tp_linear : megadp::Handle<megadp::TpLinear, megadp::kTpLinearHandle> {
+  using Handle::Handle;
+};
+
+struct mdp_tp_saved : megadp::Handle<megadp::TpSaved, megadp::kTpSavedHandle> {
+  using Handle::Handle;
+  std::shared_ptr<megadp::TpLinear> layer;
 };
 
 namespace megadp {

@@ -70,6 +70,10 @@ inline constexpr StructKind kKind<mdp_checkpoint_tensor> = kind_of<mdp_checkpoin
 template <>
 inline constexpr StructKind kKind<mdp_checkpoint_config> = kind_of<mdp_checkpoint_config>("mdp_checkpoint_config", 104);
 template <>
+inline constexpr StructKind kKind<mdp_tp_region_config> = kind_of<mdp_tp_region_config>("mdp_tp_region_config", 48);
+template <>
+inline constexpr StructKind kKind<mdp_tp_linear_config> = kind_of<mdp_tp_linear_config>("mdp_tp_linear_config", 80);
+template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 
 // Not NULL, and a multiple of `alignment`.

@@ -17,4 +17,5 @@ set(MEGADP_api_SOURCES
     plan.cc
     request.cc
     step.cc
-    tensor.cc)
+    tensor.cc
+    tp.cc)

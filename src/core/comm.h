@@ -16,6 +16,7 @@
 #include "control/world.h"
 #include "core/channel.h"
 #include "core/saves.h"
+#include "core/scratch.h"
 
 namespace megadp {
 
@@ -66,6 +67,7 @@ class Comm {
   const Channel& channel() const noexcept { return *channel_; }
   Context& context() noexcept { return *context_; }
   const std::shared_ptr<Context>& shared_context() const noexcept { return context_; }
+  Scratch& scratch() noexcept { return scratch_; }
   // This process's rank in the world.
   int world_rank() const noexcept { return context_->world->rank(); }
 
@@ -84,6 +86,7 @@ class Comm {
   std::shared_ptr<Context> context_;  // in this order: groups go first
   std::shared_ptr<Channel> channel_;
   std::shared_ptr<Group> group_;
+  Scratch scratch_;
 };
 
 }  // namespace megadp

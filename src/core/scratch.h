@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scratch: memory of the backend that the calls on one communicator share, since they come one after another: a few pieces, each as large
+// as the largest that was asked for.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <memory>
+
+#include "backend/backend.h"
+
+namespace megadp {
+
+class Comm;
+
+// What tensor-parallel calls keep apart.
+enum class ScratchPiece : size_t {
+  sent,      // what is packed to be sent, and
+  received,  // to be unpacked
+  input,     // of a layer: gathered over the ranks, or packed
+  output,    // of a layer, before it is reduced or gathered
+  grad,      // the gradient of its output, likewise
+  weight,    // packed
+  ones
+};
+
+class Scratch {
+ public:
+  // At least so many bytes, of any content. A smaller piece goes when the work that uses it has passed.
+  Result<void*> take(Comm& comm, ScratchPiece piece, size_t bytes);
+  // `count` ones of that type, f32 or bf16.
+  Result<const void*> ones(Comm& comm, DType type, size_t count);
+
+ private:
+  std::array<std::shared_ptr<Memory>, 7> pieces_;
+  DType ones_type_ = DType::f32;
+  size_t ones_ = 0;  // how many there are of it
+};
+
+}  // namespace megadp

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// TpLinear: a linear layer y = x W^T + b whose weight is cut over the ranks of a communicator.
+//
+//                 input x                     weight                   output y               backward
+//   column        replicated, or cut along    W's rows: out / p        its features: out / p  input: summed over the ranks, or
+//                 the sequence and gathered                                                   reduce-scattered along the sequence
+//   row           its features: in / p        W's columns: in / p      summed over the ranks  output: as it comes, or gathered along
+//                                                                      or reduce-scattered    the sequence
+//
+// Products run where the caller computes: on the calling thread, or the caller's stream of a device. Collectives run on the communicator's
+// channel meanwhile: backward computes the gradient of the weight while that of the input is reduced.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/buffer.h"
+#include "core/tp_collectives.h"
+#include "core/tp_operands.h"
+
+namespace megadp {
+
+enum class TpSplit : uint32_t {  // the values of mdp_tp_split
+  column = 1,
+  row = 2
+};
+
+struct TpLinearConfig {
+  TpSplit split = TpSplit::column;
+  int64_t in = 0, out = 0;      // features of the whole layer
+  std::vector<int64_t> blocks;  // of the cut dimension; one, if nothing is fused
+  DType type = DType::f32;
+  bool has_bias = false, transposed = false, sequence = false, gathers_output = false, takes_whole_input = false, checks = false;
+  bool grad_is_partial = false;        // of an output that is replicated
+  std::shared_ptr<Buffer> buffer;      // null: weight and bias are the caller's
+  std::optional<size_t> weight, bias;  // numbers of the buffer's parameters
+  bool output_is_replicated() const { return split == TpSplit::row ? !sequence : gathers_output; }
+};
+
+// A copy of an input, for one backward.
+struct TpSaved {
+  std::shared_ptr<Memory> memory;
+  StridedArray input;
+  const void* layer = nullptr;
+  bool used = false;
+};
+
+class TpLinear {
+ public:
+  // Collective over the communicator, blocking.
+  static Result<std::shared_ptr<TpLinear>> create(std::shared_ptr<Comm> comm, TpLinearConfig config);
+
+  // Null: not given, or not wanted.
+  struct Forward {
+    const StridedArray *input = nullptr, *weight = nullptr, *bias = nullptr, *output = nullptr;
+  };
+  struct Backward {
+    TpSaved* saved = nullptr;
+    const StridedArray *input = nullptr, *weight = nullptr, *grad_output = nullptr;
+    const StridedArray *grad_input = nullptr, *grad_weight = nullptr, *grad_bias = nullptr;
+    bool adds = false;  // to grad_weight and grad_bias
+  };
+  Status forward(const Forward& given, void* caller);
+  Result<std::unique_ptr<TpSaved>> save(const StridedArray& input, void* caller);
+  Status backward(const Backward& given, void* caller);
+
+  Comm& comm() const noexcept { return *comm_; }
+
+ private:
+  TpLinear(std::shared_ptr<Comm> comm, TpLinearConfig config);
+
+  // In elements of this rank's part.
+  int64_t local_in() const { return config_.split == TpSplit::row ? config_.in / size() : config_.in; }
+  int64_t local_out() const { return config_.split == TpSplit::column ? config_.out / size() : config_.out; }
+  int64_t input_features() const { return config_.takes_whole_input ? config_.in : local_in(); }
+  int64_t output_features() const { return config_.gathers_output ? config_.out : local_out(); }
+  int64_t size() const noexcept { return comm_->size(); }
+  bool has_sequence() const noexcept { return config_.sequence && size() > 1; }
+  Backend& backend() const noexcept { return *comm_->context().backend; }
+
+  Status check_config() const;
+  Status check_parameter(const char* field, size_t param, std::vector<int64_t> shape, Placement placement, int shard_dim) const;
+  Status check_parameters() const;
+  Status check_same() const;
+
+  Status check_input(const StridedArray& input, const char* argument) const;
+  Status check_output(const StridedArray& output, const StridedArray& input, const char* argument, const char* input_argument) const;
+  Status check_weight(const StridedArray* given, const char* argument, bool is_bias, bool wanted) const;
+  std::vector<int64_t> weight_shape() const;
+  bool is_registered(const std::optional<size_t>& param) const;
+
+  // One call: what its steps share.
+  struct Call {
+    TpCollectives collectives;
+    void* caller;
+  };
+  Result<Matrix> weight(const StridedArray* given, void* caller) const;  // [out, in], whatever it lies like
+  Result<StridedArray> bias(const StridedArray* given, void* caller) const;
+  Status add_bias(const Matrix& output, const StridedArray& bias, void* caller) const;
+  DimCut sequence_cut(int64_t length) const;
+  Result<StridedArray> in_scratch(const std::vector<int64_t>& shape, ScratchPiece piece) const;
+
+  // The parts of this rank, and of all: by block along the features.
+  struct Piece {
+    uint64_t whole_at, local_at, part;  // elements, `part` of them on each rank
+  };
+  std::vector<Piece> pieces() const;
+  Status gather_features(const StridedArray& to, const StridedArray& from, Call& call) const;
+  Status scatter_features(const StridedArray& to, const StridedArray& from, Call& call) const;
+  Result<StridedArray> own_features(const StridedArray& input, Call& call) const;
+  Status reduce_scatter_features(const StridedArray& to, const StridedArray& from, Call& call) const;
+
+  Status forward_column(const Forward& given, Call& call);
+  Status forward_row(const Forward& given, Call& call);
+
+  // In tp_linear_bwd.cc.
+  struct Wanted {
+    bool weight, bias;
+  };
+  Wanted wanted(const Backward& given) const;
+  Status check_backward(const Backward& given, const StridedArray* input) const;
+  Status check_gradients(const Backward& given) const;
+  std::vector<int64_t> input_shape_for(const StridedArray& output) const;
+  struct Gathered;  // an input on its way from all ranks
+  Result<Gathered> start_gather(const StridedArray& input, Call& call) const;
+  Status backward_column(const Backward& given, const StridedArray* input, Call& call);
+  Status backward_row(const Backward& given, const StridedArray* input, Call& call);
+  Status start_input_gradient(const Backward& given, const Matrix& dy, std::optional<MatrixOut>* dx, Call& call);
+  Status weight_gradients(const Backward& given, const Matrix& dy, const Matrix& x, const Matrix& bias_dy, Call& call);
+  struct Target {  // of a gradient: a parameter's place, or an array of the caller's
+    const std::optional<size_t>& param;
+    const StridedArray* given;
+    std::vector<int64_t> shape;
+    bool transposed;
+  };
+  Status into_gradient(const Target& target, const Matrix& left, const Matrix& right, bool adds, Call& call);
+
+  const std::shared_ptr<Comm> comm_;
+  const TpLinearConfig config_;
+};
+
+}  // namespace megadp

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/tp_operands.h"
+
+#include <algorithm>
+
+#include "base/shape.h"
+#include "core/tp_collectives.h"
+
+namespace megadp {
+namespace {
+
+int64_t rows_of(const StridedArray& array) {
+  int64_t rows = 1;
+  for (size_t d = 0; d + 1 < array.shape.size(); ++d) rows *= array.shape[d];
+  return rows;
+}
+
+// The stride of the rows, if all are equally far apart.
+std::optional<int64_t> row_stride(const StridedArray& array) {
+  std::optional<int64_t> stride;  // of the innermost dimension of rows that is stepped along
+  int64_t next = 0;
+  for (size_t d = array.shape.size() - 1; d-- > 0;) {
+    if (array.shape[d] == 1) continue;
+    if (!stride) {
+      stride = array.strides[d];
+    } else if (array.strides[d] != next) {
+      return std::nullopt;
+    }
+    next = array.strides[d] * array.shape[d];
+  }
+  return stride ? *stride : std::max<int64_t>(array.shape.back(), 1);
+}
+
+StridedArray in_scratch(void* memory, const StridedArray& like) {
+  return dense_array(memory, like.type, like.shape);
+}
+
+Matrix matrix_in_scratch(const StridedArray& array) {
+  return dense_matrix(array.data, array.type, rows_of(array), array.shape.back());
+}
+
+}  // namespace
+
+Matrix dense_matrix(void* data, DType type, int64_t rows, int64_t columns) {
+  return {data, type, rows, columns, std::max<int64_t>(columns, 1), 1};
+}
+
+std::optional<Matrix> fold(const StridedArray& array) {
+  const auto stride = row_stride(array);
+  if (!stride) return std::nullopt;
+  Matrix matrix{array.data, array.type, rows_of(array), array.shape.back(), *stride, array.strides.back()};
+  if (matrix.columns == 1 && matrix.rows != 1) matrix.column_stride = 1;  // never stepped along
+  if (matrix.column_stride == 1 && matrix.row_stride >= std::max<int64_t>(matrix.columns, 1)) return matrix;
+  if (matrix.rows == 1) matrix.row_stride = 1;
+  if (matrix.row_stride == 1 && matrix.column_stride >= std::max<int64_t>(matrix.rows, 1)) return matrix;
+  return std::nullopt;
+}
+
+Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller) {
+  if (const auto matrix = fold(array)) return *matrix;
+  auto memory = comm.scratch().take(comm, piece, elements_of(array.shape) * size_of(array.type));
+  if (!memory) return memory.status();
+  const StridedArray packed = in_scratch(*memory, array);
+  if (Status copied = comm.context().backend->copy(packed, array, false, caller); !copied) return copied;
+  return matrix_in_scratch(packed);
+}
+
+Status MatrixOut::finish(Comm& comm, void* caller, bool add) const {
+  if (!packed) return {};
+  return comm.context().backend->copy(to, in_scratch(matrix.data, to), add, caller);
+}
+
+Result<MatrixOut> matrix_out(const StridedArray& to, bool dense, Comm& comm, ScratchPiece piece) {
+  if (!dense || is_dense(to)) {
+    if (const auto matrix = fold(to)) return MatrixOut{*matrix, to, false};
+  }
+  auto memory = comm.scratch().take(comm, piece, elements_of(to.shape) * size_of(to.type));
+  if (!memory) return memory.status();
+  return MatrixOut{matrix_in_scratch(in_scratch(*memory, to)), to, true};
+}
+
+}  // namespace megadp

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arrays of any strides as matrices: all dimensions but the last, the features, are rows. What cannot be seen so where it lies is packed
+// into scratch memory, and an output is copied out of it at the end.
+#pragma once
+
+#include <optional>
+
+#include "base/matrix.h"
+#include "core/comm.h"
+
+namespace megadp {
+
+// Where it lies, if its rows are equally far apart and one of the strides is 1.
+std::optional<Matrix> fold(const StridedArray& array);
+// Of a dense one.
+Matrix dense_matrix(void* data, DType type, int64_t rows, int64_t columns);
+
+// An input.
+Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller);
+
+// An output: `matrix` is what is computed; finish() brings it to its place, or adds it to what is there. With `dense` it can go through a
+// collective too.
+struct MatrixOut {
+  Matrix matrix;
+  StridedArray to;
+  bool packed = false;
+  Status finish(Comm& comm, void* caller, bool add = false) const;
+};
+Result<MatrixOut> matrix_out(const StridedArray& to, bool dense, Comm& comm, ScratchPiece piece);
+
+}  // namespace megadp
