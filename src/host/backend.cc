@@ -2,6 +2,7 @@
 // The host backend: puts memory, streams, groups and kernels together.
 #include "host/backend.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -127,12 +128,20 @@ Status HostBackend::copy(const StridedArray& to, const StridedArray& from, bool 
   return copy_strided(to, from, add);
 }
 
+// The library, if it is loaded now, works with this rank's part of the processors: the others of the node multiply at the same time.
+void HostBackend::share_processors() {
+  const auto others = on_other_nodes(*world_, all_ranks(world_->size())).size();
+  set_gemm_threads(std::max(usable_processors() / (world_->size() - static_cast<int>(others)), 1));
+}
+
 Status HostBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) {
   if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  std::call_once(processors_shared_, [this] { share_processors(); });
   return host::gemm(c, a, b, add);
 }
 
 Result<std::string> HostBackend::gemm_library() {
+  std::call_once(processors_shared_, [this] { share_processors(); });
   return host::gemm_library();
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <string_view>
 #include <vector>
 
@@ -48,11 +49,13 @@ class HostBackend final : public Backend {
   Status write(void* to, const void* host_from, size_t bytes) override;
 
  private:
+  void share_processors();
   HostBackend(std::shared_ptr<World> world, std::shared_ptr<Network> network) noexcept
       : world_(std::move(world)), network_(std::move(network)) {}
 
   const std::shared_ptr<World> world_;
   const std::shared_ptr<Network> network_;  // none when all ranks share one node
+  std::once_flag processors_shared_;
 };
 
 }  // namespace megadp::host

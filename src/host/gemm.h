@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products on the host, by a library that is found at run time and never linked.
+// Matrix products on the host, by a library that is found at run time and never linked (host/gemm_library.h says which).
 #pragma once
 
 #include <string>
@@ -9,8 +9,17 @@
 
 namespace megadp::host {
 
-// As Backend's of the same names, finished on return.
+// As Backend's of the same names, finished on return. Any threads at once. The library is loaded with the first call of either, and kept
+// for the life of the process; so is the failure to find one.
 Status gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add);
 Result<std::string> gemm_library();
+
+// With how many threads a library works that this process had not loaded before; 0 (the default): one for each processor that the calling
+// thread may run on. To be set before the library is loaded. A library of the program's own, or one whose threads the environment says
+// (OMP_NUM_THREADS, OPENBLAS_NUM_THREADS), keeps what it has.
+void set_gemm_threads(int threads);
+
+// On which the calling thread may run, at least 1.
+int usable_processors() noexcept;
 
 }  // namespace megadp::host

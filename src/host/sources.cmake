@@ -17,10 +17,12 @@ endif()
 
 set(MEGADP_host_SOURCES
     backend.cc
+    blas_library.cc
     copy_past.cc
     copy_strided.cc
     event.cc
     gemm.cc
+    gemm_library.cc
     group.cc
     group_network.cc
     group_setup.cc
@@ -31,6 +33,7 @@ set(MEGADP_host_SOURCES
     memory.cc
     messages.cc
     network_devices.cc
+    onednn_library.cc
     operation.cc
     pipe.cc
     shared_memory.cc
