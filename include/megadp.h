@@ -204,40 +204,40 @@ enum {                     /* mdp_step_report.flags */
   MDP_STEPPED_CLIPPED = 2  /* the gradient was scaled down to max_grad_norm                            */
 };
 
-typedef uint32_t mdp_tp_region; /* an operator on a tensor that is replicated, or cut along a dimension, over the ranks */
+typedef uint32_t mdp_tp_region; /* of a tensor, replicated or cut along a dimension over the ranks */
 enum {
   MDP_TP_REGION_UNSET = 0,
-  MDP_TP_COPY = 1,           /* replicated: the same on                                                     */
-  MDP_TP_REDUCE = 2,         /* to the sum over ranks, on all of them                                       */
-  MDP_TP_SCATTER = 3,        /* replicated to cut: each keeps its part                                      */
-  MDP_TP_GATHER = 4,         /* cut to replicated: all parts together                                       */
-  MDP_TP_REDUCE_SCATTER = 5, /* to this rank's part of the sum over ranks                                   */
-  MDP_TP_EXCHANGE = 6        /* cut along dim to cut along to_dim, such as sequence and heads: an all-to-all */
+  MDP_TP_COPY = 1,           /* f */
+  MDP_TP_REDUCE = 2,         /* g: the sum */
+  MDP_TP_SCATTER = 3,        /* replicated to cut */
+  MDP_TP_GATHER = 4,         /* cut to replicated */
+  MDP_TP_REDUCE_SCATTER = 5, /* the own part of the sum */
+  MDP_TP_EXCHANGE = 6        /* cut along dim to cut along to_dim: all-to-all */
 };
 
-typedef uint32_t mdp_tp_grad; /* the gradient that comes back of what is replicated */
+typedef uint32_t mdp_tp_grad; /* what comes back of something replicated */
 enum {
   MDP_TP_GRAD_UNSET = 0,
-  MDP_TP_GRAD_PARTIAL = 1,   /* each rank's is a part: they are summed */
-  MDP_TP_GRAD_REPLICATED = 2 /* it is the same on all ranks            */
+  MDP_TP_GRAD_PARTIAL = 1, /* a part on each rank: summed */
+  MDP_TP_GRAD_REPLICATED = 2
 };
 
-typedef uint32_t mdp_tp_split; /* of a linear layer y = x W^T + b, with W of [out_features, in_features] */
+typedef uint32_t mdp_tp_split; /* of W, [out_features, in_features] */
 enum {
   MDP_TP_SPLIT_UNSET = 0,
-  MDP_TP_COLUMN = 1, /* out_features: each rank computes some features of y             */
-  MDP_TP_ROW = 2     /* in_features: each rank computes a part of the sum that makes y */
+  MDP_TP_COLUMN = 1, /* cuts out_features */
+  MDP_TP_ROW = 2     /* cuts in_features */
 };
-enum {                                /* mdp_tp_linear_config.flags */
-  MDP_TP_LINEAR_BIAS = 1,             /* has a bias: added once, to the sum */
+enum { /* mdp_tp_linear_config.flags */
+  MDP_TP_LINEAR_BIAS = 1,
   MDP_TP_LINEAR_TRANSPOSED = 2,       /* the weight is [in_features, out_features] */
-  MDP_TP_LINEAR_SEQUENCE = 4,         /* sequence parallel: x (COLUMN) or y (ROW) is cut along its first dimension outside the layer */
-  MDP_TP_LINEAR_GATHER_OUTPUT = 8,    /* COLUMN: y is whole on all ranks */
-  MDP_TP_LINEAR_WHOLE_INPUT = 16,     /* ROW: x is whole on all ranks, each takes its part */
-  MDP_TP_LINEAR_CHECK_REPLICATED = 32 /* compares over the ranks what should be the same on all; waits, for debugging */
+  MDP_TP_LINEAR_SEQUENCE = 4,         /* the input of COLUMN, the output of ROW is cut along its first dimension */
+  MDP_TP_LINEAR_GATHER_OUTPUT = 8,    /* of COLUMN: whole */
+  MDP_TP_LINEAR_WHOLE_INPUT = 16,     /* of ROW */
+  MDP_TP_LINEAR_CHECK_REPLICATED = 32 /* compares operands over ranks: for debugging */
 };
-enum {                               /* mdp_tp_region_config.flags */
-  MDP_TP_REGION_CHECK_REPLICATED = 1 /* likewise */
+enum { /* mdp_tp_region_config.flags */
+  MDP_TP_REGION_CHECK_REPLICATED = 1
 };
 
 enum {                            /* mdp_checkpoint_config.flags, to load */
@@ -512,27 +512,26 @@ typedef struct { /* on all ranks the same, but for memory and rank_data */
 typedef struct {
   uint32_t struct_size;
   mdp_tp_region region;
-  mdp_tp_grad grad; /* of COPY, REDUCE and GATHER: must be said                                          */
-  int32_t dim;      /* that is cut over the ranks; not of COPY and REDUCE. Of EXCHANGE: of the input */
-  int32_t to_dim;   /* of EXCHANGE: of the output                                                        */
+  mdp_tp_grad grad; /* of COPY, REDUCE and GATHER */
+  int32_t dim;      /* cut over the ranks; of EXCHANGE in the input */
+  int32_t to_dim;   /* of EXCHANGE: in the output */
   uint32_t reserved;
-  const uint64_t* parts;    /* sizes of the ranks' parts along dim, one a rank; NULL: equal ones                 */
-  const uint64_t* to_parts; /* likewise along to_dim                                                             */
+  const uint64_t* parts;    /* each rank's size along dim; NULL: equal */
+  const uint64_t* to_parts; /* along to_dim */
   uint64_t flags;           /* MDP_TP_REGION_* */
 } mdp_tp_region_config;
 
 typedef struct { /* the same on all ranks */
   uint32_t struct_size;
   mdp_tp_split split;
-  int64_t in_features, out_features; /* of the whole layer                                                      */
-  const int64_t* blocks;             /* NULL, or sizes along the cut dimension of what is fused (q, k, v): each is cut over the ranks by
-                                        itself, and a rank holds its parts of all, one after another */
+  int64_t in_features, out_features; /* of the whole layer */
+  const int64_t* blocks;             /* NULL, or the sizes of what is fused along the cut dimension (q, k, v): each is cut by itself */
   uint64_t block_count;
-  mdp_buffer* buffer; /* that holds weight and bias, each rank's part; NULL: they are arrays of the caller's      */
-  uint64_t weight;    /* with buffer: number of the parameter                                                     */
-  uint64_t bias;      /* likewise, with LINEAR_BIAS                                                               */
-  mdp_dtype dtype;    /* of all operands: F32 (default) or BF16, whose sums are f32                               */
-  mdp_tp_grad grad;   /* of y where it is replicated (ROW without SEQUENCE, GATHER_OUTPUT): must be said          */
+  mdp_buffer* buffer; /* NULL: weight and bias are the caller's arrays */
+  uint64_t weight;    /* parameter of the buffer */
+  uint64_t bias;      /* with LINEAR_BIAS */
+  mdp_dtype dtype;    /* F32 (default) or BF16 */
+  mdp_tp_grad grad;   /* of ROW without SEQUENCE, and GATHER_OUTPUT */
   uint64_t flags;     /* MDP_TP_LINEAR_* */
 } mdp_tp_linear_config;
 
@@ -891,41 +890,34 @@ MDP_API void mdp_optimizer_destroy(mdp_optimizer* optimizer);
 
 /* ── Tensor and sequence parallelism ─────────────────────────────────────────────────────────────────────────────────────────────
  *
- * The halves of operators, for an autodiff to wrap; docs/tensor-parallel.md shows how, and layers made of them. comm: the
- * tensor-parallel ranks. Arrays are in the memory of its backend, with any strides. Outputs do not overlap inputs. Collective over comm,
- * in the order of its other collectives, which do not wait for gradients or gathers; blocking. Sums are as in mdp_all_reduce. */
+ * Halves of operators for an autodiff to wrap (docs/tensor-parallel.md). Arrays lie in the memory of comm's backend, with any strides;
+ * outputs do not overlap inputs. Collective over comm; blocking. */
 
-/* to = what the operator makes of `from`. `to` has the shape of `from`, with the size of a part in the place of a whole, or the other way
- * round. Errors: INVALID (region, shapes, sizes that do not divide; with CHECK_REPLICATED, on all ranks, an operand that is not).
- * Since 1.0. */
+/* to = the operator of `from`: its shape, with a part's size for the whole's or the other way round. Errors: INVALID (region, shapes,
+ * sizes that do not divide; what CHECK_REPLICATED finds). */
 MDP_API mdp_status mdp_tp_region_fwd(mdp_comm* comm, const mdp_tp_region_config* config, const mdp_tensor* from, const mdp_tensor* to,
                                      mdp_stream stream);
-/* The gradient of the input, `to`, from that of the output, `from`: of COPY and REDUCE their sum if partial, else the same; of SCATTER and
- * REDUCE_SCATTER all parts; of GATHER this rank's part, of their sum if partial; of EXCHANGE the inverse. Since 1.0. */
+/* From the gradient of the output that of the input, `to`. */
 MDP_API mdp_status mdp_tp_region_bwd(mdp_comm* comm, const mdp_tp_region_config* config, const mdp_tensor* from, const mdp_tensor* to,
                                      mdp_stream stream);
 
-/* A linear layer cut over comm; nothing is initialised. With config.buffer weight and bias are its parameters, each a rank's part, of
- * placement SHARDED over the same ranks (the bias of ROW: REPLICATED, with SEQUENCE PARTIAL_SUM); what is frozen is the caller's array.
- * Products are a library's, found at run time. Collective; blocking. Errors: INVALID (sizes that do not divide; a parameter's shape, dtype
- * or placement), UNSUPPORTED (no such library), DESYNC. Since 1.0. */
+/* A linear layer cut over comm. Parameters of config.buffer are each rank's parts, placed SHARDED over the same ranks (the bias of ROW:
+ * REPLICATED, with SEQUENCE PARTIAL_SUM); frozen ones are arrays. Errors: INVALID (sizes that do not divide; a parameter), UNSUPPORTED (no
+ * library for products), DESYNC. */
 MDP_API mdp_status mdp_tp_linear_create(mdp_comm* comm, const mdp_tp_linear_config* config, mdp_tp_linear** out);
 
-/* output = input W^T + bias; features are the last dimension, the sequence (with SEQUENCE) is the first. weight and bias: NULL for
- * parameters of the buffer, whose values it waits for. saved NULL: the caller keeps the input for mdp_tp_linear_bwd. Else *saved is a copy
- * of it, for one backward; any number may be alive. Errors: INVALID (shapes). Since 1.0. */
+/* output = input W^T + bias. Features are the last dimension, the sequence is the first. weight, bias: NULL for parameters, which it waits
+ * for. Without `saved` the caller keeps the input for backward; *saved is a copy of it, for one. */
 MDP_API mdp_status mdp_tp_linear_fwd(mdp_tp_linear* linear, const mdp_tensor* input, const mdp_tensor* weight, const mdp_tensor* bias,
                                      const mdp_tensor* output, mdp_stream stream, mdp_tp_saved** saved);
 
-/* The gradients. Either `saved` or `input` is given; neither, if the weight needs none. Outputs that are NULL are not computed, but those
- * of the buffer's parameters always: they are written where they belong and counted as ready (mdp_grad_acquire, _ready). With flags
- * MDP_GRAD_ADD gradients of the caller's weight and bias are added to. Errors: INVALID, STATE (saved was used, or is another layer's; as
- * mdp_grad_acquire). Since 1.0. */
+/* Give `saved` or `input`; neither if the weight needs no gradient. What is NULL is not computed, but gradients of parameters always: they
+ * are written where they belong and counted as ready. MDP_GRAD_ADD adds to the arrays of weight and bias. Errors: STATE (saved was used, or
+ * is another layer's; as mdp_grad_acquire). */
 MDP_API mdp_status mdp_tp_linear_bwd(mdp_tp_linear* linear, mdp_tp_saved* saved, const mdp_tensor* input, const mdp_tensor* weight,
                                      const mdp_tensor* grad_output, const mdp_tensor* grad_input, const mdp_tensor* grad_weight,
                                      const mdp_tensor* grad_bias, uint64_t flags, mdp_stream stream);
 
-/* Drops it, with the memory it holds; used or not. */
 MDP_API void mdp_tp_saved_free(mdp_tp_saved* saved);
 MDP_API void mdp_tp_linear_destroy(mdp_tp_linear* linear);
 
@@ -955,7 +947,7 @@ MDP_API mdp_status mdp_checkpoint_info(const char* directory, char* json, size_t
 MDP_API mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void* data, size_t capacity, size_t* needed);
 
 /* Reads all of the newest checkpoint. Each damage is a line of `damage`, which is cut off at capacity; *needed becomes what all takes, with
- * the NUL. Both may be NULL. Local. Errors: CORRUPT (something is damaged), SYSTEM, UNSUPPORTED, INVALID. Since 1.0. */
+ * the NUL. Both may be NULL. Local. Errors: CORRUPT (something is damaged), SYSTEM, UNSUPPORTED, INVALID. */
 MDP_API mdp_status mdp_checkpoint_verify(const char* directory, char* damage, size_t capacity, size_t* needed);
 
 /* Writes the newest checkpoint's parameters and tensors, whole, under their names, as an ordinary safetensors file, path. With more than

@@ -8,7 +8,8 @@ namespace megadp {
 namespace {
 
 const char* known_kind(uint64_t mark) noexcept {
-  for (const HandleKind* kind : {&kCommHandle, &kGridHandle, &kBufferHandle, &kOptimizerHandle, &kRequestHandle}) {
+  for (const HandleKind* kind :
+       {&kCommHandle, &kGridHandle, &kBufferHandle, &kOptimizerHandle, &kRequestHandle, &kTpLinearHandle, &kTpSavedHandle}) {
     if (mark == kind->mark) return kind->name;
   }
   return nullptr;

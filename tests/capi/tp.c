@@ -4,9 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-tp_rank tp_open(const mdp_unique_id* id, int32_t rank, int32_t size, size_t room) {
-  tp_rank r = {.rank = rank, .size = size, .room = room};
-  r.comm = comm_open(id, rank, size, UINT64_C(60000000000));
+tp_rank tp_on(mdp_comm* comm, size_t room) {
+  tp_rank r = {.comm = comm, .rank = mdp_comm_rank(comm), .size = mdp_comm_size(comm), .room = room};
   const int64_t floats = (int64_t)(room / sizeof(float));
   const mdp_param all = {.struct_size = sizeof all, .name = "room", .shape = &floats, .ndim = 1};
   SIZED(mdp_buffer_config, config);
@@ -15,6 +14,10 @@ tp_rank tp_open(const mdp_unique_id* id, int32_t rank, int32_t size, size_t room
   r.view.struct_size = sizeof r.view;
   OK(mdp_buffer_param_view(r.memory, 0, &r.view));
   return r;
+}
+
+tp_rank tp_open(const mdp_unique_id* id, int32_t rank, int32_t size, size_t room) {
+  return tp_on(comm_open(id, rank, size, UINT64_C(60000000000)), room);
 }
 
 void tp_close(tp_rank* r) {

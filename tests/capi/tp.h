@@ -27,6 +27,8 @@ typedef struct {
   int64_t shape[3], strides[3];
 } tp_array;
 
+/* With a communicator of the caller's, which it then owns. */
+tp_rank tp_on(mdp_comm* comm, size_t room);
 tp_rank tp_open(const mdp_unique_id* id, int32_t rank, int32_t size, size_t room);
 void tp_close(tp_rank* r);
 /* All that was taken is free again. */

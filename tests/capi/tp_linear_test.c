@@ -431,9 +431,6 @@ static int setup(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      TEST(every_way),
-      TEST(vectors),
-  };
+  const struct CMUnitTest tests[] = {TEST(every_way), TEST(vectors)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -248,6 +248,21 @@ static void what_is_refused(const mdp_unique_id* id, int32_t rank, int32_t n, vo
   FAILS(MDP_E_INVALID, "from.dtype is bf16 and to.dtype is f32", FWD(&halves.tensor, &whole.tensor));
   FAILS(MDP_E_INVALID, "dimension 2 must be the same", FWD(&part.tensor, &other.tensor));
   FAILS(MDP_E_INVALID, "dimension 0 of from is 4; this rank's part of 4 is 2", FWD(&whole.tensor, &whole.tensor));
+#undef FWD
+  tp_close(&r);
+}
+
+static void what_is_refused_of_shapes(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  tp_rank r = tp_open(id, rank, n, 1 << 12);
+  const int64_t shape[] = {4, 3, 2}, half[] = {2, 3, 2};
+  tp_array whole, part;
+  tp_take(&r, &whole, MDP_DTYPE_F32, DENSE, 3, shape);
+  tp_take(&r, &part, MDP_DTYPE_F32, DENSE, 3, half);
+  SIZED(mdp_tp_region_config, config);
+  config.region = MDP_TP_GATHER;
+  config.grad = MDP_TP_GRAD_PARTIAL;
+#define FWD(from, to) mdp_tp_region_fwd(r.comm, &config, from, to, NULL)
   mdp_tensor flat = whole.tensor;
   flat.ndim = 2;
   FAILS(MDP_E_INVALID, "from has 3 dimensions and to 2", FWD(&part.tensor, &flat));
@@ -281,6 +296,7 @@ static void what_is_refused(const mdp_unique_id* id, int32_t rank, int32_t n, vo
 static void refused(void** state) {
   (void)state;
   run_ranks(2, what_is_refused, NULL);
+  run_ranks(2, what_is_refused_of_shapes, NULL);
 }
 
 /* Another region on another rank: both learn it. */
