@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "bench_commands.h"
+#include "run_environment.h"
+#include "run_supervise.h"
 
 namespace megadp::tool {
 
@@ -20,11 +22,23 @@ DType dtype_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : name == "f16" ? DType::f16 : DType::f32;
 }
 
+int start_ranks(int ranks, const std::vector<std::string>& arguments) {
+  RunConfig config;
+  Result<std::string> name = unique_name();
+  Result<std::string> secret = random_secret();
+  if (!name || !secret) return failed("bench", (name ? secret.status() : name.status()).text());
+  config.job = {ranks, ranks, 0, *name, *name, *secret, ""};
+  config.prefix = false;
+  config.command = {"/proc/self/exe", "bench"};
+  config.command.insert(config.command.end(), arguments.begin(), arguments.end());
+  return supervise(config);
+}
+
 Command add_bench(CLI::App& app) {
   CLI::App* bench = app.add_subcommand("bench", "Measure this machine and the library on it");
   bench->require_subcommand(1);
   std::vector<std::pair<const CLI::App*, Command>> commands;
-  for (auto add : {add_bench_collectives, add_bench_step}) {
+  for (auto add : {add_bench_collectives, add_bench_step, add_bench_linear}) {
     Command command = add(*bench);
     commands.emplace_back(bench->get_subcommands([](CLI::App*) { return true; }).back(), std::move(command));
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `megadp bench collectives`: starts its own ranks, which are this program again, by the launcher of `megadp run`.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cmath>
@@ -13,8 +12,6 @@
 #include "bench_commands.h"
 #include "bench_device.h"
 #include "bench_rank.h"
-#include "run_environment.h"
-#include "run_supervise.h"
 
 namespace megadp::tool {
 namespace {
@@ -70,23 +67,16 @@ int be_rank(const Options& options) {
   return written("bench");
 }
 
-int start_ranks(const Options& options) {
-  RunConfig config;
-  Result<std::string> name = unique_name();
-  Result<std::string> secret = random_secret();
-  if (!name || !secret) return failed("bench", (name ? secret.status() : name.status()).text());
-  config.job = {options.ranks, options.ranks, 0, *name, *name, *secret, ""};
-  config.prefix = false;
-  config.command = {"/proc/self/exe", "bench",
-                    "collectives",    "--as-rank",
-                    "--op",           options.op,
-                    "--backend",      options.backend,
-                    "--dtype",        options.dtype,
-                    "--ranks",        std::to_string(options.ranks),
-                    "--rounds",       std::to_string(options.rounds),
-                    "--mib",          fmt::format("{}", options.mib)};
-  if (options.json) config.command.push_back("--json");
-  return supervise(config);
+int start(const Options& options) {
+  std::vector<std::string> command{"collectives", "--as-rank",
+                                   "--op",        options.op,
+                                   "--backend",   options.backend,
+                                   "--dtype",     options.dtype,
+                                   "--ranks",     std::to_string(options.ranks),
+                                   "--rounds",    std::to_string(options.rounds),
+                                   "--mib",       fmt::format("{}", options.mib)};
+  if (options.json) command.push_back("--json");
+  return start_ranks(options.ranks, command);
 }
 
 }  // namespace
@@ -109,7 +99,7 @@ Command add_bench_collectives(CLI::App& bench) {
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("bench", "nothing may follow --.");
     if (!std::isfinite(options->mib)) return used_wrongly("bench", "--mib must be a number.");
-    return options->as_rank ? be_rank(*options) : start_ranks(*options);
+    return options->as_rank ? be_rank(*options) : start(*options);
   };
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "api/backends.h"
 #include "base/dtype.h"
@@ -12,6 +13,10 @@ namespace megadp::tool {
 
 Command add_bench_collectives(CLI::App& bench);
 Command add_bench_step(CLI::App& bench);
+Command add_bench_linear(CLI::App& bench);
+
+// Runs `megadp bench ARGUMENTS...` as so many ranks, by the launcher of `megadp run`.
+int start_ranks(int ranks, const std::vector<std::string>& arguments);
 
 void add_backend_option(CLI::App& sub, std::string* to);
 BackendKind backend_of(const std::string& name);
