@@ -2,6 +2,7 @@
 // Matrix: a two-dimensional view of an array, by rows or by columns, as matrix products take it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "base/dtype.h"
@@ -24,5 +25,8 @@ struct Matrix {
 constexpr Matrix transposed(const Matrix& matrix) noexcept {
   return {matrix.data, matrix.type, matrix.columns, matrix.rows, matrix.column_stride, matrix.row_stride};
 }
+
+// What products take of a device's memory beside their operands: once for each backend on a device that multiplies at all.
+constexpr size_t kGemmWorkspaceBytes = size_t{32} << 20;
 
 }  // namespace megadp

@@ -75,7 +75,12 @@ Status agree_on_devices(const Gpu& gpu) {
 }  // namespace
 
 CudaBackend::CudaBackend(std::shared_ptr<Gpu> gpu, std::shared_ptr<Backend> host, bool exact)
-    : gpu_(std::move(gpu)), watch_(std::make_shared<Watch>(gpu_->world())), host_(std::move(host)), exact_(exact), staging_(gpu_, watch_) {}
+    : gpu_(std::move(gpu)),
+      watch_(std::make_shared<Watch>(gpu_->world())),
+      host_(std::move(host)),
+      exact_(exact),
+      staging_(gpu_, watch_),
+      gemm_(gpu_, watch_) {}
 
 CudaBackend::~CudaBackend() {
   if (!gpu_->usable_here()) return;
@@ -195,12 +200,13 @@ Status CudaBackend::copy(const StridedArray& to, const StridedArray& from, bool 
   return copy_arrays({gpu_, *host_, staging_}, to, from, add, caller);
 }
 
-Status CudaBackend::gemm(const Matrix& /*c*/, const Matrix& /*a*/, const Matrix& /*b*/, bool /*add*/, void* /*caller*/) {
-  return gemm_library().status();
+Status CudaBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) {
+  if (gpu_->failed()) return gpu_->failure();
+  return gemm_.multiply(c, a, b, add, caller);
 }
 
 Result<std::string> CudaBackend::gemm_library() {
-  return unsupported("matrix products are not there yet on a device");
+  return gemm_.library();
 }
 
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {

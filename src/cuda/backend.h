@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "cuda/gemm.h"
 #include "cuda/staging.h"
 #include "cuda/stream.h"
 #include "cuda/watch.h"
@@ -69,6 +70,7 @@ class CudaBackend final : public Backend {
   const std::shared_ptr<Backend> host_;
   const bool exact_;
   Staging staging_;  // of copy()
+  DeviceGemm gemm_;
   std::mutex moving_;
   void* moving_stream_ = nullptr;  // of read() and write()
 };

@@ -48,7 +48,7 @@ Status Gpu::check(int32_t result, std::string_view what) const {
   char why[512] = "";
   plugin_->explain(result, nccl_, why, sizeof why);
   Code code = Code::backend;
-  if (result == kOutOfMemory || result == kNoHostMemory) code = Code::memory;
+  if (result == kOutOfMemory || result == kNoHostMemory || result == kCublasNoMemory) code = Code::memory;
   if (result == kBadArgument || result == kUnsupported) code = Code::unsupported;
   return Status(code, text(what, " on CUDA device ", index_, ": ", why), Blame{.rank = world_->rank()});
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C table through which libmegadp uses libmegadp_cuda.so, the one piece that is built with the CUDA toolkit. What crosses is plain
 // data: numbers, pointers, POD structs; no exception, no C++ object, no memory to be freed by the other side. So libmegadp itself knows no
-// CUDA and no NCCL, runs if neither is installed, and its backend (the other files of this folder) can be tried against a table that
-// works on host memory.
+// CUDA, no NCCL and no cuBLAS, runs if none of them is installed, and its backend (the other files of this folder) can be tried against a
+// table that works on host memory.
 //
 //   libmegadp.so                          libmegadp_cuda.so
-//   Backend, Stream, Event, Group   ──►   CUDA runtime (linked in), kernels, NCCL (loaded by name)
+//   Backend, Stream, Event, Group   ──►   CUDA runtime (linked in), kernels, NCCL and cuBLASLt (loaded by name)
 //   order, deadlines, failures            one call each, every result checked
 //
 // Every function that can fail returns 0 when done, kPending when not yet (queries and non-blocking NCCL calls), otherwise a number that
@@ -19,32 +19,36 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "base/matrix.h"
 #include "base/update.h"
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 4;
+constexpr uint32_t kPluginVersion = 5;
 constexpr int32_t kPending = 1;
 
-// Where a failure comes from: these plus a cudaError_t, plus an ncclResult_t, and the plugin's own.
+// Where a failure comes from: these plus a cudaError_t, an ncclResult_t, what is the plugin's own, a cublasStatus_t.
 constexpr int32_t kCudaFailure = 0x10000;
 constexpr int32_t kNcclFailure = 0x20000;
 constexpr int32_t kOwnFailure = 0x30000;
+constexpr int32_t kCublasFailure = 0x40000;
 
 constexpr int32_t kOutOfMemory = kCudaFailure + 2;        // cudaErrorMemoryAllocation: of the device or of pinned host memory
 constexpr int32_t kNcclRemoteFailure = kNcclFailure + 6;  // ncclRemoteError: another rank is gone
+constexpr int32_t kCublasNoMemory = kCublasFailure + 3;   // CUBLAS_STATUS_ALLOC_FAILED
 constexpr int32_t kBadArgument = kOwnFailure + 1;         // a type, operation or shape that this call does not know
-constexpr int32_t kUnsupported = kOwnFailure + 2;         // known, but not offered by this NCCL
+constexpr int32_t kUnsupported = kOwnFailure + 2;         // known, but not offered by this NCCL or cuBLASLt
 constexpr int32_t kNoHostMemory = kOwnFailure + 3;
 constexpr int32_t kAborted = kOwnFailure + 4;  // the communicator was aborted before
 
 constexpr int32_t kind_of(int32_t result) {
-  return result & ~0xffff;  // 0: done or pending; kCudaFailure, kNcclFailure, kOwnFailure
+  return result & ~0xffff;  // 0: done or pending; kCudaFailure, kNcclFailure, kOwnFailure, kCublasFailure
 }
 
 struct Device;    // one GPU as used by one context: its scratch memory and its counters
 struct Nccl;      // a loaded NCCL library
 struct NcclComm;  // one communicator of NCCL, with the Nccl and the Device it belongs to
+struct Gemm;      // a loaded cuBLASLt as it multiplies on one Device: its handle, its workspace, the algorithms that it has chosen
 
 struct DeviceInfo {
   char name[128];
@@ -177,6 +181,16 @@ struct PluginTable {
   // the end may be kPending as above.
   int32_t (*comm_group_begin)(NcclComm* comm);
   int32_t (*comm_group_end)(NcclComm* comm);
+
+  // ── matrix products, by cuBLASLt ──
+  // path NULL: the copy this process has mapped already, otherwise "libcublasLt.so.13" or an older one by name. Asks nothing of the device.
+  // Fails with a sentence in `why`.
+  int32_t (*gemm_open)(Device* device, const char* path, Gemm** out, char* why, size_t size);
+  void (*gemm_close)(Gemm* gemm);             // may wait for the device; the library stays mapped
+  int32_t (*gemm_version)(const Gemm* gemm);  // 130100 for 13.1.0
+  // As Backend's, on matrices in device memory. Any thread. The first one that needs a workspace allocates it, kGemmWorkspaceBytes, which
+  // may wait for the device.
+  int32_t (*gemm)(Gemm* gemm, void* stream, const Matrix* c, const Matrix* a, const Matrix* b, bool add);
 };
 
 }  // namespace megadp::cuda

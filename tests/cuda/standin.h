@@ -109,8 +109,12 @@ std::atomic<bool>& failing_id();
 // How many groups of two collectives or more were started.
 std::atomic<int>& groups_of_collectives();
 
-// Fills in the part of the table that stands for NCCL.
+// There is no cuBLASLt.
+std::atomic<bool>& no_gemm_library();
+
+// Fill in the parts of the table that stand for NCCL and for cuBLASLt.
 void put_nccl(cuda::PluginTable* table);
+void put_gemm(cuda::PluginTable* table);
 
 }  // namespace megadp::standin
 

@@ -373,6 +373,7 @@ PluginTable make_table() {
   table.update = &update;
   table.reduce = &reduce;
   put_nccl(&table);
+  put_gemm(&table);
   return table;
 }
 

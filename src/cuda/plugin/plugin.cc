@@ -6,6 +6,7 @@
 
 #include "cuda/build.h"
 #include "cuda/plugin/device.h"
+#include "cuda/plugin/gemm_library.h"
 #include "cuda/plugin/nccl_library.h"
 
 namespace megadp::cuda {
@@ -16,7 +17,7 @@ const char* own_sentence(int32_t result) {
     case kBadArgument:
       return "an element type, operation, shape or divisor that this call of the CUDA plugin does not know";
     case kUnsupported:
-      return "not offered by this version of NCCL";
+      return "not offered by this version of NCCL or cuBLASLt";
     case kNoHostMemory:
       return "out of memory on the host";
     case kAborted:
@@ -44,6 +45,9 @@ void explain(int32_t result, const Nccl* nccl, char* text, size_t size) {
     std::snprintf(text, size, "%s (%d): %s", cudaGetErrorName(error), number, cudaGetErrorString(error));
   } else if (kind_of(result) == kNcclFailure) {
     explain_nccl(static_cast<ncclResult_t>(number), nccl, text, size);
+  } else if (kind_of(result) == kCublasFailure) {
+    const char* const name = name_of_cublas(number);
+    std::snprintf(text, size, "%s (%d)", name != nullptr ? name : "a status of cuBLAS", number);
   } else {
     std::snprintf(text, size, "%s (%d)", own_sentence(result), number);
   }
@@ -112,6 +116,10 @@ PluginTable make_table() {
   table.comm_exchange = comm_exchange;
   table.comm_group_begin = comm_group_begin;
   table.comm_group_end = comm_group_end;
+  table.gemm_open = gemm_open;
+  table.gemm_close = gemm_close;
+  table.gemm_version = gemm_version;
+  table.gemm = gemm;
   return table;
 }
 
