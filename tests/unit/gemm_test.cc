@@ -10,7 +10,7 @@
 
 #include "base/math.h"
 #include "check.h"
-#include "host/blas_library.h"
+#include "host/blas_gemm.h"
 #include "host/gemm.h"
 #include "host/gemm_library.h"
 
@@ -48,13 +48,12 @@ class Array {
     if (type_ == DType::f32) return read<float>(i);
     return to_f32(read<Bf16>(i));
   }
-  // Every element from a sequence of whole numbers from -8 to 8, or of fractions.
+  // Whole numbers from -8 to 8, or fractions from -0.5 to 0.5.
   void fill(uint32_t seed, bool whole) {
     for (int64_t row = 0; row < matrix_.rows; row++) {
       for (int64_t column = 0; column < matrix_.columns; column++) {
         seed = seed * 1664525 + 1013904223;
-        set(row, column, whole ? static_cast<double>(seed >> 16) / 3856 - 8.5 + 0.5 : static_cast<double>(seed) * 0x1p-32 - 0.5);
-        if (whole) set(row, column, std::nearbyint(get(row, column)));
+        set(row, column, whole ? static_cast<double>((seed >> 16) % 17) - 8 : seed * 0x1p-32 - 0.5);
       }
     }
   }
@@ -146,9 +145,10 @@ void products(GemmLibrary& library) {
         }
       }
     }
-    // Longer than a block that is widened at a time.
+    // Longer than blocks, those that are copied at a time and those of the library.
     try_product(library, {type, c_type, 1030, 3, 1100, 7, 1, true});
     try_product(library, {type, c_type, 3, 1030, 1100, 5, 1, true});
+    try_product(library, {type, c_type, 70, 60, 9000, 5, 0, true});
   }
 }
 
@@ -199,7 +199,7 @@ void cut_products() {
     std::cerr << "skipped products that are cut: libopenblas.so.0 is not installed\n";
     return;
   }
-  auto library = host::open_blas(handle, "libopenblas.so.0", 1, {.call = 8, .widened = 5});
+  auto library = host::open_blas(handle, "libopenblas.so.0", 1, {.call = 8, .copied = 5});
   if (!check(library.ok(), library.status().text())) return;
   for (unsigned order = 0; order < 8; order++) {
     for (const bool add : {false, true}) {
