@@ -16,9 +16,11 @@
 namespace megadp::host {
 namespace {
 
-// Larger scratch memory is not taken: the product is cut. It grows with c where c is bf16 and has gaps between its rows.
-constexpr size_t kMostScratch = size_t{64} << 20;
-constexpr int64_t kEdge = 1024;  // of blocks that are copied to f32
+// Products that want more scratch memory than this are cut. Some of it belongs to each thread; what grows with the product is a copy of c
+// in f32, where c is bf16 and has gaps between its rows.
+constexpr size_t kScratch = size_t{32} << 20, kScratchOfThread = size_t{2} << 20;
+constexpr int64_t kFewRows = 256;  // are not cut
+constexpr int64_t kEdge = 1024;    // of blocks that are copied to f32
 
 // The OpenMP runtime that the library runs on; its functions are missing if it runs on another kind of threads.
 struct OpenMp {
@@ -75,7 +77,8 @@ class OneDnn final : public GemmLibrary {
           c, a, b, add, kEdge, c.type == DType::f32, &scratch_,
           [this](const Matrix& to, const Matrix& left, const Matrix& right, bool added) { return sgemm(to, left, right, added); });
     }
-    if ((*plan)->scratch_bytes() > kMostScratch && c.rows > 1) {
+    const size_t most = kScratch + kScratchOfThread * static_cast<size_t>(threads);
+    if ((*plan)->scratch_bytes() > most && c.rows > 2 * kFewRows) {
       return for_blocks(c.rows, (c.rows + 1) / 2, [&](int64_t row, int64_t rows) {
         return multiply_part(part(c, row, rows, 0, c.columns), part(a, row, rows, 0, a.columns), b, add, threads);
       });
