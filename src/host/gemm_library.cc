@@ -10,9 +10,9 @@
 #include <cstdlib>
 #include <utility>
 
-#include "host/blas_library.h"
+#include "host/blas_gemm.h"
 #include "host/gemm.h"
-#include "host/onednn_library.h"
+#include "host/onednn_gemm.h"
 
 namespace megadp::host {
 namespace {

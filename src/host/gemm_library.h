@@ -5,6 +5,7 @@
 // other's threads. Where another one is mapped, as those of a Python wheel are, only OpenBLAS is loaded anew.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -23,6 +24,11 @@ class GemmLibrary {
   // 1, there is one row or one column.
   virtual Status multiply(const Matrix& c, const Matrix& a, const Matrix& b, bool add) = 0;
 };
+
+// The leading dimension as libraries look at it. A single row or column is not stepped over, and its own may be shorter.
+inline int64_t leading_of(const Matrix& matrix) noexcept {
+  return std::max(matrix.leading(), matrix.is_row_major() ? matrix.columns : matrix.rows);
+}
 
 struct GemmChoice {
   std::string file;  // a soname or path; empty: among what the program itself exports

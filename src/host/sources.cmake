@@ -17,11 +17,12 @@ endif()
 
 set(MEGADP_host_SOURCES
     backend.cc
-    blas_library.cc
+    blas_gemm.cc
     copy_past.cc
     copy_strided.cc
     event.cc
     gemm.cc
+    gemm_blocks.cc
     gemm_library.cc
     group.cc
     group_network.cc
@@ -33,7 +34,8 @@ set(MEGADP_host_SOURCES
     memory.cc
     messages.cc
     network_devices.cc
-    onednn_library.cc
+    onednn_gemm.cc
+    onednn_plan.cc
     operation.cc
     pipe.cc
     shared_memory.cc

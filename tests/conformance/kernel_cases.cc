@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory and the stream-ordered kernels as the core uses them; their bits are the business of the unit tests.
+#include <array>
 #include <cfenv>
 #include <cmath>
 #include <cstring>
+#include <iostream>
 
 #include "base/finding.h"
+#include "base/math.h"
 #include "device_array.h"
 #include "suite.h"
 
@@ -172,6 +175,102 @@ void floating_point_environment(Suite& suite) {
   });
 }
 
+// A matrix of fractions in the backend's memory, by rows or by columns, with gaps after them.
+struct Table {
+  Table(Rank& rank, DType type, int64_t rows, int64_t columns, bool by_rows, uint32_t seed)
+      : leading((by_rows ? columns : rows) + 3),
+        values(static_cast<size_t>(leading * (by_rows ? rows : columns))),
+        array(rank, values.size() * size_of(type)),
+        matrix{array.data(), type, rows, columns, by_rows ? leading : 1, by_rows ? 1 : leading} {
+    std::vector<Bf16> halves(values.size());
+    for (size_t i = 0; i < values.size(); i++) {
+      seed = seed * 1664525 + 1013904223;
+      values[i] = static_cast<float>(seed >> 8) * 0x1p-24F - 0.5F;
+      from_f32(&halves[i], values[i]);
+      if (type == DType::bf16) values[i] = to_f32(halves[i]);
+    }
+    if (type == DType::bf16) put_values(rank, array.data(), halves);
+    if (type == DType::f32) put_values(rank, array.data(), values);
+  }
+  std::vector<float> now(Rank& rank) {
+    if (matrix.type == DType::f32) return get_values<float>(rank, array.data(), values.size());
+    std::vector<float> out;
+    for (const Bf16 half : get_values<Bf16>(rank, array.data(), values.size())) out.push_back(to_f32(half));
+    return out;
+  }
+  size_t at(int64_t row, int64_t column) const { return static_cast<size_t>(row * matrix.row_stride + column * matrix.column_stride); }
+
+  int64_t leading;
+  std::vector<float> values;
+  DeviceArray array;
+  Matrix matrix;
+};
+
+void check_product(Rank& rank, const Table& c, const std::vector<float>& got, const Table& a, const Table& b, bool add) {
+  std::vector<bool> written(got.size());
+  for (int64_t row = 0; row < c.matrix.rows; row++) {
+    for (int64_t column = 0; column < c.matrix.columns; column++) {
+      double sum = add ? c.values[c.at(row, column)] : 0, magnitude = std::fabs(sum);
+      for (int64_t i = 0; i < a.matrix.columns; i++) {
+        const double term = double{a.values[a.at(row, i)]} * b.values[b.at(i, column)];
+        sum += term;
+        magnitude += std::fabs(term);
+      }
+      written[c.at(row, column)] = true;
+      const double allowed = magnitude * 1e-5 + (c.matrix.type == DType::bf16 ? std::fabs(sum) * 0x1p-8 : 0), is = got[c.at(row, column)];
+      if (!(std::fabs(is - sum) <= allowed)) {
+        rank.check(false, text("a product of ", name_of(a.matrix.type), " into ", name_of(c.matrix.type), add ? ", added," : "",
+                               " has at (", row, ", ", column, ") ", is, ", not ", sum));
+        return;
+      }
+    }
+  }
+  for (size_t i = 0; i < got.size(); i++) {
+    if (!written[i] && got[i] != c.values[i]) rank.check(false, text("a product was written to element ", i, ", between its rows"));
+  }
+  rank.check(true, "");
+}
+
+void gemm(Suite& suite) {
+  suite.run(1, [](Rank& rank) {
+    Backend& backend = rank.backend();
+    auto library = backend.gemm_library();
+    const auto multiply = [&](DType type, DType c_type, unsigned order, bool add, const std::array<int64_t, 3>& size) {
+      Table a(rank, type, size[0], size[2], (order & 1) != 0, 1), b(rank, type, size[2], size[1], (order & 2) != 0, 2);
+      Table c(rank, c_type, size[0], size[1], (order & 4) != 0, 3);
+      const Status done = backend.gemm(c.matrix, a.matrix, b.matrix, add, nullptr);
+      if (!library.ok()) return rank.fails(done, Code::unsupported, {library.status().text()});
+      rank.must(done);
+      check_product(rank, c, c.now(rank), a, b, add);
+      return true;
+    };
+    if (!library.ok()) {
+      rank.fails(library.status(), Code::unsupported, {});
+      std::cout << "skipped kernels.gemm: " << library.status().text() << std::endl;
+      multiply(DType::f32, DType::f32, 7, false, {4, 4, 4});
+      return;
+    }
+    rank.check(library->find_first_of("0123456789") != std::string::npos, text("'", *library, "' says no version"));
+    const std::pair<DType, DType> types[] = {{DType::f32, DType::f32}, {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
+    for (const auto& [type, c_type] : types) {
+      for (unsigned order = 0; order < 8; order++) {
+        for (const bool add : {false, true}) {
+          multiply(type, c_type, order, add, {13, 21, 70});
+          multiply(type, c_type, order, add, {64, 32, 48});
+          multiply(type, c_type, order, add, {1, 5, 3});
+          multiply(type, c_type, order, add, {5, 1, 1});
+          multiply(type, c_type, order, add, {3, 4, 0});
+          multiply(type, c_type, order, add, {0, 4, 3});
+        }
+      }
+    }
+    Table square(rank, DType::f32, 4, 4, true, 4), other(rank, DType::f32, 4, 4, true, 5);
+    if (!on_device(rank)) {
+      rank.fails(backend.gemm(square.matrix, other.matrix, other.matrix, false, &square), Code::invalid, {"host streams are NULL"});
+    }
+  });
+}
+
 void identity(Suite& suite) {
   suite.run(2, [](Rank& rank) {
     rank.check(&rank.backend().world() == &rank.world(), "the backend has another world");
@@ -187,6 +286,7 @@ std::vector<Case> kernel_cases() {
           {"kernels.step", step},
           {"kernels.nonfinite", nonfinite},
           {"kernels.floating_point_environment", floating_point_environment},
+          {"kernels.gemm", gemm},
           {"kernels.identity", identity}};
 }
 

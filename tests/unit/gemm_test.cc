@@ -2,6 +2,8 @@
 // Matrix products on the host by every library that this machine has, against sums in double; which library is taken; bad arguments.
 // Most matrices hold small whole numbers: sums in f32 are then exact in any order, and one rounding has one outcome.
 #include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -10,7 +12,7 @@
 
 #include "base/math.h"
 #include "check.h"
-#include "host/blas_library.h"
+#include "host/blas_gemm.h"
 #include "host/gemm.h"
 #include "host/gemm_library.h"
 
@@ -48,13 +50,12 @@ class Array {
     if (type_ == DType::f32) return read<float>(i);
     return to_f32(read<Bf16>(i));
   }
-  // Every element from a sequence of whole numbers from -8 to 8, or of fractions.
+  // Whole numbers from -8 to 8, or fractions from -0.5 to 0.5.
   void fill(uint32_t seed, bool whole) {
     for (int64_t row = 0; row < matrix_.rows; row++) {
       for (int64_t column = 0; column < matrix_.columns; column++) {
         seed = seed * 1664525 + 1013904223;
-        set(row, column, whole ? static_cast<double>(seed >> 16) / 3856 - 8.5 + 0.5 : static_cast<double>(seed) * 0x1p-32 - 0.5);
-        if (whole) set(row, column, std::nearbyint(get(row, column)));
+        set(row, column, whole ? static_cast<double>((seed >> 16) % 17) - 8 : seed * 0x1p-32 - 0.5);
       }
     }
   }
@@ -146,10 +147,13 @@ void products(GemmLibrary& library) {
         }
       }
     }
-    // Longer than a block that is widened at a time.
+    // Longer than blocks, those that are copied at a time and those of the library.
     try_product(library, {type, c_type, 1030, 3, 1100, 7, 1, true});
     try_product(library, {type, c_type, 3, 1030, 1100, 5, 1, true});
+    try_product(library, {type, c_type, 70, 60, 9000, 5, 0, true});
   }
+  // Where oneDNN would take more scratch memory than it is given.
+  try_product(library, {DType::bf16, DType::bf16, 521, 10240, 2, 5, 1, true});
 }
 
 void two_threads(GemmLibrary& library) {
@@ -178,6 +182,29 @@ void two_threads(GemmLibrary& library) {
   check_equal(good[1], 20, "right products of the second of two threads");
 }
 
+// A child has none of the library's threads.
+void after_fork(GemmLibrary& library) {
+#if !defined(__SANITIZE_THREAD__)  // which ends a child that begins threads
+  const pid_t child = fork();
+  if (child == 0) _exit(try_product(library, {DType::f32, DType::f32, 200, 300, 400, 7, 0, false}) ? 0 : 1);
+  int status = 0;
+  check(waitpid(child, &status, 0) == child && status == 0, text("products in a forked child: status ", status));
+#else
+  (void)library;
+#endif
+}
+
+// The number of threads that the program has chosen for OpenMP is the same afterwards.
+void leaves_openmp_alone(GemmLibrary& library) {
+  void* const openmp = dlopen("libgomp.so.1", RTLD_NOW | RTLD_NOLOAD);
+  if (openmp == nullptr) return;
+  auto* const set = reinterpret_cast<void (*)(int)>(dlsym(openmp, "omp_set_num_threads"));
+  auto* const get = reinterpret_cast<int (*)()>(dlsym(openmp, "omp_get_max_threads"));
+  set(3);
+  try_product(library, {DType::f32, DType::f32, 20, 30, 40, 7, 0, false});
+  check_equal(get(), 3, "threads of the program's OpenMP after a product");
+}
+
 // One library by its soname; without it there is nothing to test.
 void one_library(const char* soname) {
   auto library = host::open_gemm_library({.file = soname}, 2);
@@ -190,6 +217,8 @@ void one_library(const char* soname) {
   check((*library)->name().find_first_of("0123456789") != std::string::npos, text("'", (*library)->name(), "' says no version"));
   products(**library);
   two_threads(**library);
+  after_fork(**library);
+  leaves_openmp_alone(**library);
 }
 
 // What is larger than an int, at a size that can be tried: calls of 8 rows and columns at most, bf16 in blocks of 5.
@@ -199,7 +228,7 @@ void cut_products() {
     std::cerr << "skipped products that are cut: libopenblas.so.0 is not installed\n";
     return;
   }
-  auto library = host::open_blas(handle, "libopenblas.so.0", 1, {.call = 8, .widened = 5});
+  auto library = host::open_blas(handle, "libopenblas.so.0", 1, {.call = 8, .copied = 5});
   if (!check(library.ok(), library.status().text())) return;
   for (unsigned order = 0; order < 8; order++) {
     for (const bool add : {false, true}) {
@@ -245,6 +274,10 @@ void not_found() {
   fails(host::find_gemm_library(0).status(), Code::unsupported, {"MEGADP_GEMM", "libnothing.so.9", "cannot open"});
   setenv("MEGADP_GEMM", "libm.so.6", 1);
   fails(host::find_gemm_library(0).status(), Code::unsupported, {"libm.so.6", "lacks cblas_sgemm"});
+  setenv("MEGADP_GEMM", "openblas", 1);
+  auto openblas = host::find_gemm_library(1);
+  check(openblas.ok() ? (*openblas)->name().rfind("OpenBLAS", 0) == 0 : openblas.status().code() == Code::unsupported,
+        text("MEGADP_GEMM=openblas gives ", openblas.ok() ? (*openblas)->name() : openblas.status().text()));
   unsetenv("MEGADP_GEMM");
   fails(host::open_gemm_library({.file = "libnothing.so.9", .must_be_mapped = true}, 0).status(), Code::unsupported, {"libnothing.so.9"});
 }
@@ -312,9 +345,28 @@ void by_default() {
   check_equal(std::vector<float>(c, c + 4), {4, 5, 6, 8}, "a row");
 }
 
+// other_openmp: a library that is called like Intel's OpenMP runtime.
+void beside_another_openmp(const char* other_openmp) {
+  check(dlopen(other_openmp, RTLD_NOW | RTLD_LOCAL) != nullptr, text("cannot load ", other_openmp));
+  auto found = host::find_gemm_library(1);
+  check(found.ok() ? (*found)->name().rfind("oneDNN", 0) != 0 : found.status().code() == Code::unsupported,
+        text("beside another OpenMP it is ", found.ok() ? (*found)->name() : found.status().text()));
+  for (const char* soname : {"libdnnl.so.3", "libdnnl.so.2"}) {
+    auto opened = host::open_gemm_library({.file = soname}, 1);
+    fails(opened.status(), Code::unsupported, {soname});
+    if (opened.status().text().find("cannot open") == std::string::npos)
+      fails(opened.status(), Code::unsupported, {"another OpenMP", "libiomp5.so"});
+  }
+}
+
 }  // namespace
 
-int main() {
+// usage: unit_gemm [OTHER_OPENMP]
+int main(int argc, char** argv) {
+  if (argc > 1) {
+    beside_another_openmp(argv[1]);
+    return finish();
+  }
   choices();
   not_found();
   bad_arguments();

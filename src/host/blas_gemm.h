@@ -13,7 +13,7 @@ namespace megadp::host {
 // How much of a product is done at a time.
 struct BlasBlocks {
   int64_t call = std::numeric_limits<int>::max();  // the most rows or columns, and the largest leading dimension, of one call
-  int64_t widened = 1024;                          // bf16: rows and columns of a block that is widened to f32
+  int64_t copied = 1024;                           // rows and columns of a block that is copied to f32
 };
 
 // handle: of dlopen(); closed by the caller if this fails. threads: how many to work with, 0: as many as the library is set to. `blocks` is

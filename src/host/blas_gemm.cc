@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of bf16 are done in blocks that are widened to f32: scratch memory stays bounded, and every element of c is summed in f32 over
-// the whole inner dimension before it is rounded.
-#include "host/blas_library.h"
+#include "host/blas_gemm.h"
 
 #include <algorithm>
 #include <array>
@@ -9,9 +7,8 @@
 #include <string_view>
 #include <utility>
 
-#include "backend/backend.h"
 #include "base/symbol.h"
-#include "host/kernels.h"
+#include "host/gemm_blocks.h"
 #include "host/scratch.h"
 
 namespace megadp::host {
@@ -36,31 +33,6 @@ struct Functions {
   GetVersion* mkl_version = may_have("mkl_get_version_string");
 };
 
-// Rows [row, row + rows) and columns [column, column + columns).
-Matrix part(const Matrix& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  const int64_t offset = row * matrix.row_stride + column * matrix.column_stride;
-  void* const data = static_cast<std::byte*>(matrix.data) + offset * static_cast<int64_t>(size_of(matrix.type));
-  return {data, matrix.type, rows, columns, matrix.row_stride, matrix.column_stride};
-}
-
-StridedArray array(const Matrix& matrix) {
-  return {matrix.data, matrix.type, {matrix.rows, matrix.columns}, {matrix.row_stride, matrix.column_stride}};
-}
-
-// An f32 matrix of the same shape in `memory`, in the order in which `like` lies.
-Matrix dense(float* memory, const Matrix& like) {
-  const bool by_rows = like.is_row_major();
-  return {memory, DType::f32, like.rows, like.columns, by_rows ? like.columns : 1, by_rows ? 1 : like.rows};
-}
-
-template <class Work>
-Status for_blocks(int64_t count, int64_t block, const Work& work) {
-  for (int64_t begin = 0; begin < count; begin += block) {
-    if (Status done = work(begin, std::min(block, count - begin)); !done.ok()) return done;
-  }
-  return {};
-}
-
 class Blas final : public GemmLibrary {
  public:
   Blas(const Functions& functions, std::string name, const BlasBlocks& blocks)
@@ -70,15 +42,13 @@ class Blas final : public GemmLibrary {
 
   Status multiply(const Matrix& c, const Matrix& a, const Matrix& b, bool add) override {
     // A leading dimension that no int holds is met by copying, too.
-    const auto fits = [this](const Matrix& matrix) { return matrix.type == DType::f32 && matrix.leading() <= blocks_.call; };
+    const auto fits = [this](const Matrix& matrix) { return matrix.type == DType::f32 && leading_of(matrix) <= blocks_.call; };
     if (fits(a) && fits(b) && fits(c)) return in_calls(c, a, b, add);
-    const int64_t edge = std::min(blocks_.widened, blocks_.call);
-    return for_blocks(c.columns, edge, [&](int64_t column, int64_t columns) {
-      return for_blocks(c.rows, edge, [&](int64_t row, int64_t rows) {
-        return widened(part(c, row, rows, column, columns), part(a, row, rows, 0, a.columns), part(b, 0, b.rows, column, columns), add,
-                       !fits(c));
-      });
-    });
+    return multiply_in_blocks(c, a, b, add, std::min(blocks_.copied, blocks_.call), fits(c), &scratch_,
+                              [this](const Matrix& to, const Matrix& left, const Matrix& right, bool added) {
+                                call(to, left, right, added);
+                                return Status();
+                              });
   }
 
  private:
@@ -94,33 +64,10 @@ class Blas final : public GemmLibrary {
     });
   }
 
-  // One block of c, with the rows of a and the columns of b that belong to it.
-  Status widened(const Matrix& c, const Matrix& a, const Matrix& b, bool add, bool sum_apart) {
-    const int64_t edge = std::min({blocks_.widened, blocks_.call, a.columns});
-    auto scratch = scratch_.take(static_cast<size_t>(c.rows * edge + edge * c.columns + c.rows * c.columns) * sizeof(float));
-    if (!scratch.ok()) return scratch.status();
-    auto* const memory = static_cast<float*>(scratch->data());
-    float *const wide_a = memory, *const wide_b = wide_a + c.rows * edge, *const wide_c = wide_b + edge * c.columns;
-    const Matrix sum = sum_apart ? dense(wide_c, c) : c;
-    Status done = for_blocks(a.columns, edge, [&](int64_t inner, int64_t inners) {
-      const Matrix from_a = part(a, 0, a.rows, inner, inners), from_b = part(b, inner, inners, 0, b.columns);
-      const Matrix to_a = dense(wide_a, from_a), to_b = dense(wide_b, from_b);
-      if (Status copied = copy_strided(array(to_a), array(from_a), false); !copied.ok()) return copied;
-      if (Status copied = copy_strided(array(to_b), array(from_b), false); !copied.ok()) return copied;
-      call(sum, to_a, to_b, inner > 0 || (add && !sum_apart));
-      return Status();
-    });
-    if (!done.ok() || !sum_apart) return done;
-    return copy_strided(array(c), array(sum), add);  // rounds once
-  }
-
   // All f32, and sizes that an int holds.
   void call(const Matrix& c, const Matrix& a, const Matrix& b, bool add) const {
     const auto order = [](const Matrix& matrix) { return matrix.is_row_major() ? kNotTransposed : kTransposed; };
-    // Of a single row or column the leading dimension is never stepped, and may be shorter than a CBLAS lets pass.
-    const auto leading = [](const Matrix& matrix) {
-      return static_cast<int>(std::max(matrix.leading(), matrix.is_row_major() ? matrix.columns : matrix.rows));
-    };
+    const auto leading = [](const Matrix& matrix) { return static_cast<int>(leading_of(matrix)); };
     functions_.sgemm(kRowMajor, order(a), order(b), static_cast<int>(c.rows), static_cast<int>(c.columns), static_cast<int>(a.columns), 1,
                      static_cast<const float*>(a.data), leading(a), static_cast<const float*>(b.data), leading(b), add ? 1 : 0,
                      static_cast<float*>(c.data), leading(c));
