@@ -2,6 +2,9 @@
 // The plugin's side of cuBLASLt, against a stand-in (cublaslt_standin.c) that multiplies on the host by what the descriptors say: which
 // library is taken, that the descriptors mean the product, and that every failure has its name and leaves nothing behind.
 // gemm_test PLUGIN STANDIN STANDIN_THAT_LACKS_PRODUCTS NO_CUBLASLT
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <random>
 #include <string>
 #include <vector>
@@ -75,14 +78,21 @@ Gemm* open(const char* path, test::Place at = test::Place::current()) {
   return gemm;
 }
 
-// Before the stand-in is mapped, on a machine that has no cuBLASLt where the loader looks.
+// In a process of its own, before the stand-in is mapped: where the machine has a cuBLASLt, that would be mapped here from now on.
 void none_is_there() {
-  for (const int version : {11, 12, 13}) {
-    if (dlopen(text("libcublasLt.so.", version).c_str(), RTLD_LAZY | RTLD_LOCAL) == nullptr) continue;
-    std::cerr << "libcublasLt.so." << version << " is here: what happens without one is not tried\n";
-    return;
+  const pid_t child = fork();
+  if (child == 0) {
+    Gemm* gemm = nullptr;
+    char why[512] = "";
+    if (plugin->gemm_open(nullptr, nullptr, &gemm, why, sizeof why) == 0) {
+      std::cerr << "cuBLASLt " << plugin->gemm_version(gemm) << " is here: what happens without one is not tried\n";
+    } else {
+      refused(nullptr, {"libcublasLt.so.13, .12 and .11", "No such file", "install cuBLAS", "nvidia-cublas", "LD_LIBRARY_PATH"});
+    }
+    _exit(finish());
   }
-  refused(nullptr, {"libcublasLt.so.13, .12 and .11", "No such file", "install cuBLAS", "nvidia-cublas", "LD_LIBRARY_PATH"});
+  int outcome = -1;
+  check(child > 0 && waitpid(child, &outcome, 0) == child && outcome == 0, "what is said where there is no cuBLASLt");
 }
 
 void loading(const char* no_cublaslt) {
