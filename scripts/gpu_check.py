@@ -42,6 +42,7 @@ def run(check, place):
     stage("example", f"examples/c/gpt, 50 steps, on the device and on the host: losses equal to {pack.LOSS_LIMIT:g}", stages.example)
     stage("step", "megadp bench step: the optimizer's kernels beside a copy of as many bytes", speed.step)
     stage("torch", "PyTorch's fused AdamW beside it (benchmarks/peers/torch_adamw.py)", speed.torch)
+    stage("products", "matrix products by cuBLASLt, 4096 x 4096 x 4096", speed.products)
     stage("collectives", "megadp bench collectives on device windows, 64 MiB", speed.collectives)
     stage("trace", "that a step makes the host wait for nothing", speed.trace)
     stage("conformance", "conformance_test cuda, ranks as processes on one device", stages.conformance)

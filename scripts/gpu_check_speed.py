@@ -48,6 +48,20 @@ def step(stage, place):
         stage["notes"].append(f"Wanted: no wait of the host, and AdamW at {LEAST_SHARE:.0%} of the copy's bytes per second.")
 
 
+def products(stage, place):
+    place.need_device()
+    done = place.check.run([place.program("cuda_gemm_speed"), place.plugin()], 60, place.env)
+    if done.code == 77:
+        raise Stop("skipped", done.output.strip())
+    figures = answer(done)
+    if figures is None:
+        raise Stop("failed", f"cuda_gemm_speed: {done.how()}\n{tail(done)}")
+    for dtype in ("f32", "bf16"):
+        row(stage, dtype, True, size=figures["size"], cuBLASLt=figures["cublaslt"], ms=figures[dtype]["median_ms"],
+            TFLOP_per_s=figures[dtype]["tflops"])
+    stage["notes"].append("Each product alone between two events; whether they are right is said by cuda.device, in the stage plugin.")
+
+
 def collectives(stage, place):
     place.need_device()
     for op in ("reduce_scatter", "all_reduce", "all_gather"):

@@ -14,7 +14,7 @@ from gpu_check_run import Stop, row, tail
 
 RANKS_AS_PROCESSES = "NCCL before 2.30 refuses ranks whose host and device are equal; ranks as processes are given hosts of their own by " \
                      "NCCL_HOSTID, threads of one process cannot be"
-TARGETS = ["megadp", "megadp_cuda", "megadp_tool", "gpt", "cuda_thread_work", "cuda_device", "conformance_test"]
+TARGETS = ["megadp", "megadp_cuda", "megadp_tool", "gpt", "cuda_thread_work", "cuda_device", "cuda_gemm_speed", "conformance_test"]
 
 
 class Place:
@@ -23,7 +23,7 @@ class Place:
     def __init__(self, check, build, jobs):
         self.check, self.build, self.jobs = check, os.path.abspath(build), jobs
         self.packages = os.path.join(self.build, "packages")
-        self.nccl, self.device, self.capability = None, None, None
+        self.nccl, self.cublas, self.device, self.capability = None, None, None, None
         self.cuda_home = next((home for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home and os.path.exists(home)), None)
         self.env = {}
 
@@ -48,16 +48,17 @@ class Place:
         return shutil.which(name) or next((path for path in glob.glob(f"{self.cuda_home}/bin/{name}") if os.access(path, os.X_OK)), None)
 
 
-def nccl_folder():
-    """Where the wheel of NCCL that PyTorch uses has its library."""
+def library_folder(packages, libraries):
+    """Where the wheels that PyTorch uses have a library, or the system has: its folder and its name, or None twice."""
     folders = []
-    try:
-        spec = importlib.util.find_spec("nvidia.nccl")
-        folders = list(spec.submodule_search_locations or []) if spec else []
-    except (ImportError, AttributeError, ValueError):
-        pass
-    folders = [os.path.join(folder, "lib") for folder in folders] + ["/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/lib64"]
-    return next((folder for folder in folders if os.path.exists(os.path.join(folder, "libnccl.so.2"))), None)
+    for package in packages:
+        try:
+            spec = importlib.util.find_spec(package)
+            folders += [os.path.join(folder, "lib") for folder in (spec.submodule_search_locations or [] if spec else [])]
+        except (ImportError, AttributeError, ValueError):
+            pass
+    folders += ["/usr/lib/x86_64-linux-gnu", "/usr/local/cuda/lib64"]
+    return next(((folder, name) for folder in folders for name in libraries if os.path.exists(os.path.join(folder, name))), (None, None))
 
 
 def look_around(stage, place):
@@ -70,13 +71,17 @@ def look_around(stage, place):
     asked["nvcc"] = asked["nvcc"].splitlines()[-1]
     for name in ("g++", "cmake"):
         asked[name] = asked[name].splitlines()[0]
-    place.nccl = nccl_folder()
+    place.nccl, _ = library_folder(["nvidia.nccl"], ["libnccl.so.2"])
     asked["libnccl.so.2"] = place.nccl or "not there"
+    folder, library = library_folder(["nvidia.cu13", "nvidia.cublas"], [f"libcublasLt.so.{version}" for version in (13, 12, 11)])
+    place.cublas = folder and os.path.join(folder, library)
+    asked["libcublasLt.so"] = place.cublas or "not there"
     # Ranks that share a device: NCCL from 2.30 on by the first, older ones by the host ids that each rank gets. Between such hosts it takes
     # the loopback.
     place.env = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN"}
-    if place.nccl:
-        place.env["LD_LIBRARY_PATH"] = ":".join(filter(None, [place.nccl, os.environ.get("LD_LIBRARY_PATH")]))
+    folders = [place.nccl, folder, os.environ.get("LD_LIBRARY_PATH")]
+    if place.nccl or folder:
+        place.env["LD_LIBRARY_PATH"] = ":".join(filter(None, folders))
     if place.tool("nvidia-smi"):
         query = "name,uuid,driver_version,memory.total,compute_cap"
         done = check.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], 30)
@@ -105,6 +110,8 @@ def configure(stage, place):
             break
     if place.nccl:
         options["MEGADP_NCCL_LIBRARY"] = os.path.join(place.nccl, "libnccl.so.2")
+    if place.cublas:
+        options["MEGADP_CUBLASLT_LIBRARY"] = place.cublas
     compiler = os.environ.get("CUDACXX") or place.tool("nvcc")
     env = {"CUDACXX": compiler} if compiler else {}
     for stale in ("CMakeCache.txt", "CMakeFiles"):  # another machine's, or another device's
@@ -123,7 +130,7 @@ def build(stage, place):
     """Everything that later stages run. One target that cannot be built does not keep the others from it."""
     on = "-k0" if os.path.exists(os.path.join(place.build, "build.ninja")) else "-k"
     help_text = place.check.run(["cmake", "--build", place.build, "--target", "help"], 30).output
-    more = sorted(set(re.findall(r"^(?:\.\.\. )?((?:capi|cuda|nccl)_[a-z_0-9]+)(?::|$| )", help_text, re.M)))
+    more = sorted(set(re.findall(r"^(?:\.\.\. )?((?:capi|cuda|nccl|cublaslt)_[a-z_0-9]+)(?::|$| )", help_text, re.M)))
     targets = TARGETS + [target for target in more if target not in TARGETS]
     done = place.check.run(["cmake", "--build", place.build, "-j", place.jobs, "--target", *targets, "--", on], 330)
     row(stage, f"{len(targets)} targets", done.good, seconds=round(done.seconds, 1), jobs=place.jobs)

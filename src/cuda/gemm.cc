@@ -5,6 +5,10 @@
 
 namespace megadp::cuda {
 
+std::string gemm_library_name(int32_t version) {
+  return text("cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
 DeviceGemm::Opened::~Opened() {
   if (gemm != nullptr && gpu->usable_here()) gpu->plugin().gemm_close(gemm);
 }
@@ -39,8 +43,7 @@ Status DeviceGemm::multiply(const Matrix& c, const Matrix& a, const Matrix& b, b
 Result<std::string> DeviceGemm::library() {
   auto gemm = open();
   if (!gemm) return gemm.status();
-  const int32_t version = gpu_->plugin().gemm_version(*gemm);
-  return text("cuBLASLt ", version / 10000, ".", version / 100 % 100, ".", version % 100);
+  return gemm_library_name(gpu_->plugin().gemm_version(*gemm));
 }
 
 }  // namespace megadp::cuda

@@ -13,6 +13,9 @@
 
 namespace megadp::cuda {
 
+// "cuBLASLt 13.1.0", of the plugin's gemm_version().
+std::string gemm_library_name(int32_t version);
+
 class DeviceGemm {
  public:
   DeviceGemm(std::shared_ptr<Gpu> gpu, std::shared_ptr<Watch> watch) noexcept;

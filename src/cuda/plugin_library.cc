@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cuda/build.h"
+#include "cuda/gemm.h"
 
 namespace megadp::cuda {
 namespace {
@@ -67,6 +68,16 @@ std::string describe(const PluginTable& table, int32_t index) {
   return text(info.name, " (", info.memory_bytes >> 30, " GiB, sm_", info.major, info.minor, ")");
 }
 
+// Without it everything works but matrix products.
+std::string describe_gemm(const PluginTable& table) {
+  Gemm* gemm = nullptr;
+  char why[512] = "";
+  if (table.gemm_open(nullptr, nullptr, &gemm, why, sizeof why) != 0) return text("no matrix products: ", why);
+  std::string name = gemm_library_name(table.gemm_version(gemm));
+  table.gemm_close(gemm);
+  return name;
+}
+
 }  // namespace
 
 Result<const PluginTable*> load_plugin() {
@@ -98,7 +109,7 @@ PluginInfo plugin_info() {
   if (table.nccl_open(nullptr, &nccl, why, sizeof why) != 0) return {false, text(devices, "; but NCCL cannot be used: ", why)};
   const int32_t version = table.nccl_version(nccl);
   table.nccl_close(nccl);
-  return {true, text(devices, "; NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100)};
+  return {true, text(devices, "; NCCL ", version / 10000, ".", version / 100 % 100, ".", version % 100, "; ", describe_gemm(table))};
 }
 
 }  // namespace megadp::cuda

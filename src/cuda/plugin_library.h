@@ -16,7 +16,7 @@ Result<const PluginTable*> load_plugin();
 // For tests, before anything is loaded: this table is the plugin.
 void use_plugin(const PluginTable& table);
 
-// A plugin with its devices, for `megadp info`: "NVIDIA H200 (139 GiB, sm_90), driver 13.0" or why there is none.
+// A plugin with its devices, for `megadp info`: "NVIDIA H200 (139 GiB, sm_90); NCCL 2.28.9; cuBLASLt 13.1.0", or why there is none.
 struct PluginInfo {
   bool available;
   std::string detail;

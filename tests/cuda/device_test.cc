@@ -3,7 +3,6 @@
 // (77) if there is no device.
 // device_test PLUGIN [small]: small leaves out the largest arrays and the products, for compute-sanitizer.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -13,6 +12,7 @@
 #include "base/finding.h"
 #include "host/kernels.h"
 #include "plugin_test.h"
+#include "product_oracle.h"
 
 using namespace megadp;
 using namespace megadp::cuda;
@@ -263,60 +263,29 @@ void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
   }
 }
 
-// A matrix that lies by rows or by columns, with a gap behind each.
+// On both sides, filled as a Twin is.
 struct TwinMatrix {
-  int64_t rows, columns, leading;
-  bool by_rows;
+  LaidMatrix laid;
   Twin twin;
 
-  TwinMatrix(DType type, int64_t r, int64_t c, bool lies_by_rows, int64_t gap)
-      : rows(r),
-        columns(c),
-        leading((lies_by_rows ? c : r) + gap),
-        by_rows(lies_by_rows),
-        twin(type, static_cast<size_t>((by_rows ? rows : columns) * leading), some_offset()) {}
-  Matrix on_device() const { return {twin.on_device, twin.type, rows, columns, by_rows ? leading : 1, by_rows ? 1 : leading}; }
-  size_t place(int64_t row, int64_t column) const { return static_cast<size_t>(by_rows ? row * leading + column : column * leading + row); }
-  double at(const std::vector<std::byte>& memory, int64_t row, int64_t column) const {
-    const std::byte* const element = memory.data() + place(row, column) * size_of(twin.type);
-    return twin.type == DType::f32 ? *reinterpret_cast<const float*>(element) : to_f32(*reinterpret_cast<const Bf16*>(element));
-  }
+  explicit TwinMatrix(const LaidMatrix& as) : laid(as), twin(as.type, as.elements(), some_offset()) {}
+  Matrix on_device() const { return laid.view(twin.on_device); }
+  Matrix on_host() const { return laid.view(const_cast<std::byte*>(twin.host.data())); }
 };
 
-// In f64, and as far from it as sums of f32 may be in any order: no further, so not by TF32. What lies between is untouched.
 void compare_product(const TwinMatrix& c, const TwinMatrix& a, const TwinMatrix& b, bool add, const std::string& what) {
-  const std::vector<std::byte>& before = c.twin.host;
-  std::vector<std::byte> seen(c.twin.bytes), between = before;
+  std::vector<std::byte> seen(c.twin.bytes);
   ok(plugin->copy(device, stream, seen.data(), c.twin.on_device, c.twin.bytes), "copy from the device");
   ok(plugin->stream_synchronize(device, stream), "stream_synchronize");
-  const size_t width = size_of(c.twin.type);
-  for (int64_t row = 0; row < c.rows; row++) {
-    for (int64_t column = 0; column < c.columns; column++) {
-      double sum = add ? c.at(before, row, column) : 0, magnitudes = std::abs(sum);
-      for (int64_t k = 0; k < a.columns; k++) {
-        const double term = a.at(a.twin.host, row, k) * b.at(b.twin.host, k, column);
-        sum += term;
-        magnitudes += std::abs(term);
-      }
-      const double rounding = c.twin.type == DType::bf16 ? std::ldexp(std::abs(sum), -8) : 0;
-      const double may = rounding + 1e-37 + std::ldexp(static_cast<double>(a.columns + 2) * magnitudes, -24);
-      const double is = c.at(seen, row, column);
-      if (!check(std::abs(is - sum) <= may, text(what, ": element ", row, ",", column, " is ", is, ", not ", sum))) return;
-      std::memcpy(between.data() + c.place(row, column) * width, seen.data() + c.place(row, column) * width, width);
-    }
-  }
-  check(seen == between, text(what, ": something was written between the rows or columns"));
+  const std::string wrong = wrong_in_product(c.laid, seen, c.twin.host, a.on_host(), b.on_host(), add);
+  check(wrong.empty(), text(what, ": ", wrong));
 }
 
-void product(Gemm* gemm, DType type, DType c_type, const int64_t* sizes, unsigned layouts, bool add) {
-  const int64_t m = sizes[0], n = sizes[1], k = sizes[2];
-  const auto gap = [] { return static_cast<int64_t>(random_bits() % 3 * 8 / 3); };
-  const TwinMatrix a(type, m, k, (layouts & 1) != 0, gap()), b(type, k, n, (layouts & 2) != 0, gap()),
-      c(c_type, m, n, (layouts & 4) != 0, gap());
+void product(Gemm* gemm, const ProductCase& one) {
+  const TwinMatrix a(one.a), b(one.b), c(one.c);
   const Matrix on_c = c.on_device(), on_a = a.on_device(), on_b = b.on_device();
-  const std::string what = text(add ? "adding a product of " : "a product of ", m, " x ", k, " x ", n, " ", name_of(type), ", layouts ",
-                                layouts, ", to ", name_of(c_type));
-  if (ok(plugin->gemm(gemm, stream, &on_c, &on_a, &on_b, add), what.c_str())) compare_product(c, a, b, add, what);
+  const std::string what = one.name();
+  if (ok(plugin->gemm(gemm, stream, &on_c, &on_a, &on_b, one.add), what.c_str())) compare_product(c, a, b, one.add, what);
 }
 
 // Two streams at once, whose algorithms may share the workspace: a long inner dimension is divided among blocks.
@@ -324,8 +293,8 @@ void products_on_two_streams(Gemm* gemm) {
   void* const first = stream;
   void* second = nullptr;
   ok(plugin->stream_create(device, false, &second), "stream_create");
-  const TwinMatrix a(DType::bf16, 16, 8192, true, 0), b(DType::bf16, 8192, 16, false, 0);
-  const TwinMatrix one(DType::bf16, 16, 16, true, 0), two(DType::bf16, 16, 16, true, 0);
+  const TwinMatrix a({DType::bf16, 16, 8192, true, 0}), b({DType::bf16, 8192, 16, false, 0});
+  const TwinMatrix one({DType::bf16, 16, 16, true, 0}), two({DType::bf16, 16, 16, true, 0});
   const Matrix on_a = a.on_device(), on_b = b.on_device(), on_one = one.on_device(), on_two = two.on_device();
   for (int i = 0; i < 50; i++) {
     ok(plugin->gemm(gemm, first, &on_one, &on_a, &on_b, false), "a product on one stream");
@@ -346,17 +315,7 @@ void products() {
     return;
   }
   std::cerr << "cuBLASLt " << plugin->gemm_version(gemm) << "\n";
-  constexpr int64_t kSizes[][3] = {{1, 1, 1},    {3, 5, 7},      {64, 64, 64}, {17, 33, 129}, {200, 1, 70},
-                                   {1, 200, 70}, {96, 128, 100}, {5, 6, 0},    {0, 4, 3},     {4, 0, 3}};
-  for (const auto& sizes : kSizes) {
-    for (unsigned layouts = 0; layouts < 8; layouts++) {
-      for (const bool add : {false, true}) {
-        product(gemm, DType::f32, DType::f32, sizes, layouts, add);
-        product(gemm, DType::bf16, DType::f32, sizes, layouts, add);
-        product(gemm, DType::bf16, DType::bf16, sizes, layouts, add);
-      }
-    }
-  }
+  for (const ProductCase& one : product_cases()) product(gemm, one);
   products_on_two_streams(gemm);
   plugin->gemm_close(gemm);
 }

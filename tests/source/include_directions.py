@@ -45,6 +45,7 @@ THIRD_PARTY = {
     "mpi.h": r"(tests|benchmarks)/.*",
     "sanitizer/": r"tests/.*",
     "nccl.h": r"src/cuda/plugin/nccl_\w+\.(h|cc)",
+    "cublasLt.h": r"tests/cuda/cublaslt_types_check\.cc",
     "cuda.h": r"src/cuda/plugin/.*",
     "cuda_": r"src/cuda/plugin/.*",
 }
