@@ -111,7 +111,8 @@ static int run(const options* opts, parallel* ranks) {
   code = load_text(&text, opts, ranks);
   if (!code) {
     const gpt_shape shape = {opts->layers, opts->width, opts->heads, opts->context, text.vocab};
-    if (gpt_create(&model, shape, opts->batch / ((size_t)ranks->ranks * opts->microbatches))) {
+    const gpt_cut whole = {.parts = 1};
+    if (gpt_create(&model, shape, whole, opts->batch / ((size_t)ranks->ranks * opts->microbatches))) {
       fprintf(stderr, "gpt: rank %d: out of memory for %" PRIu64 " layers of width %" PRIu64 "\n", ranks->rank, opts->layers, opts->width);
       code = EXIT_FAILURE;
     } else {

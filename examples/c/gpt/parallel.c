@@ -191,7 +191,7 @@ static int final_grad(void* user, size_t param) {
 }
 
 gpt_hooks parallel_hooks(parallel* p) {
-  const gpt_hooks hooks = {need_param, final_grad, p};
+  const gpt_hooks hooks = {need_param, final_grad, p, NULL};
   return hooks;
 }
 
