@@ -122,6 +122,16 @@ class Hosts(unittest.TestCase):
             self.assertEqual(config["nranks"], 4)
             self.assertEqual(trace(steps), expected)
 
+    def test_tensor_parallel(self):
+        """A model within each host, and one over both; a replica's ranks sample while the others have left."""
+        hosts = TwoHosts(self)
+        for way in (("--tp", "2"), ("--tp", "2", "--sp"), ("--tp", "4"), ("--tp", "4", "--sp")):
+            of_one_host = train(4, "--heads", 4, "--steps", 5, *way)
+            lines = hosts.run(MEGADP, (2, 2), gpt("--heads", 4, "--steps", 5, *way))
+            _, steps, summary = parse(run_all([(line, clean_environment()) for line in lines]))
+            self.assertEqual(trace(steps), trace(of_one_host[1]))
+            self.assertEqual(summary["sample"], of_one_host[2]["sample"])
+
     def test_bf16_wire(self):
         hosts = TwoHosts(self)
         way = ("--bf16-wire", "--error-feedback")

@@ -35,6 +35,17 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--bucket-size", "some"], ["--bucket-size", "'some'"]),
     (["--microbatches", "0"], ["--microbatches", "0"]),
     (["--instances", "0"], ["--instances", "0", "1 to"]),
+    (["--tp", "0"], ["--tp", "0", "1 to"]),
+    (["--tp", "two"], ["--tp", "'two'"]),
+    (["--tp", "3"], ["--tp 3", "--heads 4"]),
+    (["--tp", "8", "--heads", "4"], ["--tp 8", "--heads 4"]),
+    (["--tp", "2"], ["--tp 2", "number of ranks, 1"]),
+    (["--sp"], ["--sp needs --tp above 1", "--tp is 1"]),
+    (["--sp=1", "--tp", "2"], ["--sp", "'1'"]),
+    (["--tp", "2", "--sp", "--context", "33"], ["--tp 2", "--context 33", "--sp"]),
+    (["--tp", "2", "--dtype", "bf16"], ["--dtype bf16", "--tp 2"]),
+    (["--tp", "4", "--dtype", "f16"], ["--dtype f16", "--tp 4"]),
+    (["--tp", "2", "--backend", "cuda"], ["--backend cuda", "--tp 2"]),
     (["--timeout", "soon"], ["--timeout", "'soon'"]),
     (["--threads", "0"], ["--threads", "0"]),
     (["--json=yes"], ["--json", "'yes'"]),
@@ -127,7 +138,7 @@ def main():
         wrong += not without_device(gpt, folder)
         wrong += sum(not notices_full_disk(gpt, folder, *more) for more in ([], ["--json"], ["--help"]))
     shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
-    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--json"):
+    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--tp", "--sp", "--json"):
         if option not in shown:
             wrong += 1
             print(f"--help does not tell of {option}")

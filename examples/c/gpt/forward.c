@@ -16,9 +16,12 @@ static int need(const gpt_hooks* hooks, size_t first, size_t count) {
 
 static void embed(gpt_model* model, real* out, const unsigned char* tokens, size_t n, size_t time) {
   const size_t c = model->shape.width;
+  size_t first = 0;
+  const size_t own = gpt_own_rows(model, n, &first);
   const real *token = model->params[GPT_TOKEN_EMBEDDING].value, *position = model->params[GPT_POSITION_EMBEDDING].value;
-  for (size_t i = 0; i < n; i++) {
-    for (size_t j = 0; j < c; j++) out[i * c + j] = token[tokens[i] * c + j] + position[i % time * c + j];
+  for (size_t i = first; i < first + own; i++) {
+    real* row = out + (i - first) * c;
+    for (size_t j = 0; j < c; j++) row[j] = token[tokens[i] * c + j] + position[i % time * c + j];
   }
 }
 
@@ -26,30 +29,43 @@ static void add(real* to, const real* from, size_t n) {
   for (size_t i = 0; i < n; i++) to[i] += from[i];
 }
 
+static int linear(gpt_model* model, size_t number, size_t which, real* out, const real* in, size_t n, const gpt_hooks* hooks) {
+  const gpt_linear* l = &GPT_LINEARS[which];
+  const size_t c = model->shape.width;
+  const gpt_param* weight = &model->params[gpt_block_param(number, l->weight)];
+  if (hooks->linears) return hooks->linears->forward(hooks->linears->user, number, which, out, in, n);
+  linear_forward(out, in, weight->value, weight[1].value, n, l->ins * c, l->outs * c);
+  return 0;
+}
+
 static int forward_block(gpt_model* model, size_t number, real* out, size_t sequences, size_t time, const gpt_hooks* hooks) {
-  const size_t c = model->shape.width, n = sequences * time;
+  const size_t c = model->shape.width, n = sequences * time, own = gpt_own_rows(model, n, NULL), parts = model->cut.parts;
   const gpt_param* p = &model->params[gpt_block_param(number, 0)];
   const gpt_block* b = &model->blocks[number];
-  const attention_shape shape = {sequences, time, c, model->shape.heads};
-  const int stop = need(hooks, gpt_block_param(number, 0), BLOCK_PARAMS);
+  const attention_shape shape = {sequences, time, c / parts, model->shape.heads / parts};
+  int stop = need(hooks, gpt_block_param(number, 0), BLOCK_PARAMS);
   if (stop) return stop;
 
-  layernorm_forward(b->normal1, b->mean1, b->inverse1, b->in, p[BLOCK_LN1_GAIN].value, p[BLOCK_LN1_BIAS].value, n, c);
-  linear_forward(b->qkv, b->normal1, p[BLOCK_QKV_WEIGHT].value, p[BLOCK_QKV_BIAS].value, n, c, 3 * c);
+  layernorm_forward(b->normal1, b->mean1, b->inverse1, b->in, p[BLOCK_LN1_GAIN].value, p[BLOCK_LN1_BIAS].value, own, c);
+  stop = linear(model, number, LINEAR_QKV, b->qkv, b->normal1, n, hooks);
+  if (stop) return stop;
   attention_forward(b->attended, b->weights, b->qkv, shape);
-  linear_forward(b->middle, b->attended, p[BLOCK_PROJ_WEIGHT].value, p[BLOCK_PROJ_BIAS].value, n, c, c);
-  add(b->middle, b->in, n * c);
+  stop = linear(model, number, LINEAR_PROJ, b->middle, b->attended, n, hooks);
+  if (stop) return stop;
+  add(b->middle, b->in, own * c);
 
-  layernorm_forward(b->normal2, b->mean2, b->inverse2, b->middle, p[BLOCK_LN2_GAIN].value, p[BLOCK_LN2_BIAS].value, n, c);
-  linear_forward(b->inner, b->normal2, p[BLOCK_FC_WEIGHT].value, p[BLOCK_FC_BIAS].value, n, c, 4 * c);
-  gelu_forward(b->active, b->tanhs, b->inner, n * 4 * c);
-  linear_forward(out, b->active, p[BLOCK_OUT_WEIGHT].value, p[BLOCK_OUT_BIAS].value, n, 4 * c, c);
-  add(out, b->middle, n * c);
+  layernorm_forward(b->normal2, b->mean2, b->inverse2, b->middle, p[BLOCK_LN2_GAIN].value, p[BLOCK_LN2_BIAS].value, own, c);
+  stop = linear(model, number, LINEAR_FC, b->inner, b->normal2, n, hooks);
+  if (stop) return stop;
+  gelu_forward(b->active, b->tanhs, b->inner, n * 4 * c / parts);
+  stop = linear(model, number, LINEAR_OUT, out, b->active, n, hooks);
+  if (stop) return stop;
+  add(out, b->middle, own * c);
   return 0;
 }
 
 int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences, size_t time, const gpt_hooks* hooks) {
-  const size_t c = model->shape.width, n = sequences * time, layers = model->shape.layers;
+  const size_t c = model->shape.width, n = sequences * time, own = gpt_own_rows(model, n, NULL), layers = model->shape.layers;
   const gpt_param* end = &model->params[gpt_end_param(model, 0)];
   int stop = need(hooks, GPT_TOKEN_EMBEDDING, GPT_FIRST_BLOCK);
   if (stop) return stop;
@@ -62,7 +78,7 @@ int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences,
   stop = need(hooks, gpt_end_param(model, 0), END_PARAMS);
   if (stop) return stop;
   layernorm_forward(model->end_normal, model->end_mean, model->end_inverse, model->end_in, end[END_LN_GAIN].value, end[END_LN_BIAS].value,
-                    n, c);
-  linear_forward(model->logits, model->end_normal, end[END_HEAD_WEIGHT].value, NULL, n, c, model->shape.vocab);
+                    own, c);
+  linear_forward(model->logits, model->end_normal, end[END_HEAD_WEIGHT].value, NULL, own, c, model->shape.vocab);
   return 0;
 }

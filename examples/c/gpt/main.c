@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Trains a character-level GPT, data-parallel. Exit code: 0 done, 1 something failed on the way, 2 the command line or the text is wrong.
+ * Trains a character-level GPT, data- and tensor-parallel. Exit code: 0 done, 1 something failed on the way, 2 the command line or the text
+ * is wrong.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -38,14 +39,22 @@ static int load_text(corpus* text, const options* opts, parallel* ranks) {
   return parallel_same(ranks, text->hash, "the text") ? EXIT_FAILURE : 0;
 }
 
-static int check_batch(const options* opts, const parallel* ranks) {
-  const uint64_t shares = (uint64_t)ranks->ranks * opts->microbatches;
+static int check_ranks(const options* opts, const parallel* ranks) {
+  char parts[48] = "";
+  if ((uint64_t)ranks->ranks % opts->tp) {
+    if (ranks->rank == 0) {
+      fprintf(stderr, "gpt: --tp %" PRIu64 " does not divide the number of ranks, %d: each model takes so many\n", opts->tp, ranks->ranks);
+    }
+    return EXIT_BAD_INPUT;
+  }
+  const uint64_t shares = (uint64_t)ranks->ranks / opts->tp * opts->microbatches;
   if (opts->batch % shares == 0) return 0;
+  if (opts->tp > 1) snprintf(parts, sizeof parts, ", --tp %" PRIu64, opts->tp);
   if (ranks->rank == 0) {
     fprintf(stderr,
-            "gpt: --batch %" PRIu64 " cannot be shared out evenly: with %d ranks and --microbatches %" PRIu64
+            "gpt: --batch %" PRIu64 " cannot be shared out evenly: with %d ranks%s and --microbatches %" PRIu64
             " it must be a multiple of %" PRIu64 "\n",
-            opts->batch, ranks->ranks, opts->microbatches, shares);
+            opts->batch, ranks->ranks, parts, opts->microbatches, shares);
   }
   return EXIT_BAD_INPUT;
 }
@@ -77,13 +86,14 @@ static int train_all(trainer* t, checkpoints* saving, report_summary* summary) {
   const double begin = train_clock();
   if (train_steps(t, saving, summary)) return -1;
   summary->seconds = train_clock() - begin;
-  if (parallel_param_hash(t->ranks, &summary->hash) || parallel_same(t->ranks, summary->hash, "the parameters") ||
-      parallel_stats(t->ranks, &summary->stats) || train_held_out(t, &summary->held_out) || gather_memory(t->ranks, summary->memory))
+  if (parallel_param_hash(t->ranks, &summary->hash) || parallel_stats(t->ranks, &summary->stats) || train_held_out(t, &summary->held_out) ||
+      gather_memory(t->ranks, summary->memory))
     return -1;
-  if (t->ranks->rank != 0) return 0;
-  summary->bigram = corpus_bigram_loss(t->text, opts->context);
+  if (t->ranks->replica != 0) return 0; /* the parts of the first one write a sample together */
   const gpt_hooks hooks = parallel_hooks(t->ranks);
   if (sample_text(t->model, t->text, opts->seed, &hooks, summary->sample, sizeof summary->sample)) return -1;
+  if (t->ranks->rank != 0) return 0;
+  summary->bigram = corpus_bigram_loss(t->text, opts->context);
   report_end(t, summary);
   return 0;
 }
@@ -106,12 +116,14 @@ static int run_model(const options* opts, const corpus* text, gpt_model* model, 
 static int run(const options* opts, parallel* ranks) {
   corpus text;
   gpt_model model;
-  int code = check_batch(opts, ranks);
+  int code = check_ranks(opts, ranks);
   if (code) return code;
+  if (parallel_cut(ranks, opts)) return EXIT_FAILURE;
   code = load_text(&text, opts, ranks);
   if (!code) {
     const gpt_shape shape = {opts->layers, opts->width, opts->heads, opts->context, text.vocab};
-    if (gpt_create(&model, shape, opts->batch / ((size_t)ranks->ranks * opts->microbatches))) {
+    const gpt_cut cut = {(size_t)ranks->parts, (size_t)ranks->part, opts->sp};
+    if (gpt_create(&model, shape, cut, opts->batch / ((size_t)ranks->replicas * opts->microbatches))) {
       fprintf(stderr, "gpt: rank %d: out of memory for %" PRIu64 " layers of width %" PRIu64 "\n", ranks->rank, opts->layers, opts->width);
       code = EXIT_FAILURE;
     } else {

@@ -6,7 +6,10 @@
  *     end:        layernorm ─ head ─ logits
  *
  * The model owns no parameters: `value` and `grad` point to memory of the caller's. It tells the caller, by two hooks, which parameter it
- * is about to read and which gradient has just become final; that is all that data-parallel training needs to know of a model. */
+ * is about to read and which gradient has just become final; that is all that data-parallel training needs to know of a model.
+ *
+ * A model may also be one of several parts (gpt_cut) that compute together. Each has some of the heads and of the mlp's inner columns; its
+ * linear layers are the caller's then, whose functions (gpt_linears) put the parts together. */
 #ifndef GPT_MODEL_H
 #define GPT_MODEL_H
 
@@ -48,36 +51,61 @@ enum { /* after the last block */
   END_PARAMS
 };
 
+enum { /* the linear layers of a block */
+  LINEAR_QKV,
+  LINEAR_PROJ,
+  LINEAR_FC,
+  LINEAR_OUT,
+  BLOCK_LINEARS
+};
+
+typedef struct {    /* of the whole model */
+  size_t weight;    /* in the block; the bias comes next */
+  size_t ins, outs; /* in widths of the model            */
+  int cuts_outs;    /* between parts; or else the ins    */
+  size_t fused;     /* what lies side by side in the cut dimension, each to be cut by itself: 3 of query, key and value */
+} gpt_linear;
+
+extern const gpt_linear GPT_LINEARS[BLOCK_LINEARS];
+
+typedef struct { /* which part of a model this is */
+  size_t parts, index;
+  int rows; /* norms, residuals, embeddings and logits are of own rows alone: an equal share of all sequences * time */
+} gpt_cut;
+
 typedef struct {
   char name[40];
-  int64_t shape[2];
+  int64_t shape[2]; /* of this part */
   int ndim;
-  size_t size;
+  size_t size, whole_size;
+  int cut_dim;          /* cut between the parts along it; -1: not cut               */
+  size_t fused;         /* along cut_dim: so many matrices, of which each part has some */
   real fill, deviation; /* at the start: fill + deviation * normal */
   int decays;           /* matrices decay, vectors and embeddings do not */
   real* value;
   real* grad;
 } gpt_param;
 
-typedef struct { /* what one block keeps from forward for backward; n = sequences * time rows */
-  real* in;      /* n x width                          */
-  real* normal1; /* n x width                          */
+typedef struct { /* what one block keeps from forward for backward; n = sequences * time rows, own: of these; part: width / parts */
+  real* in;      /* own x width                        */
+  real* normal1; /* own x width                        */
   real* mean1;
   real* inverse1;
-  real* qkv;     /* n x 3 width                        */
-  real* weights; /* sequences x heads x time x time    */
-  real* attended;
-  real* middle;
+  real* qkv;      /* n x 3 part                         */
+  real* weights;  /* sequences x heads of this part x time x time */
+  real* attended; /* n x part                           */
+  real* middle;   /* own x width                        */
   real* normal2;
   real* mean2;
   real* inverse2;
-  real* inner; /* n x 4 width                        */
+  real* inner; /* n x 4 part                         */
   real* tanhs;
   real* active;
 } gpt_block;
 
 typedef struct {
-  gpt_shape shape;
+  gpt_shape shape; /* of the whole */
+  gpt_cut cut;
   gpt_param* params;
   size_t nparams;
   size_t max_sequences;
@@ -85,26 +113,41 @@ typedef struct {
   size_t memory_bytes;
   gpt_block* blocks;
   real *end_in, *end_normal, *end_mean, *end_inverse;
-  real* logits; /* n x vocab                         */
+  real* logits; /* own x vocab                       */
   real *d_stream, *d_row, *d_wide, *d_scores;
 } gpt_model;
+
+typedef struct { /* of a model in parts; each waits for the other parts. need and final have nothing to do for their parameters */
+  /* Linear layer `which` of a block, over n rows in all: of its input and output one has all rows and this part's columns, the other own
+   * rows and all columns. */
+  int (*forward)(void* user, size_t block, size_t which, real* out, const real* in, size_t n);
+  int (*backward)(void* user, size_t block, size_t which, real* d_in, const real* d_out, const real* in, size_t n);
+  /* *number becomes that of one part, on all. */
+  int (*take)(void* user, size_t part, int64_t* number);
+  void* user;
+} gpt_linears;
 
 typedef struct { /* 0: go on; anything else stops the pass, which returns it */
   int (*need)(void* user, size_t param);
   int (*final)(void* user, size_t param);
   void* user;
+  const gpt_linears* linears; /* NULL: the model is whole */
 } gpt_hooks;
 
-/* Activations for at most `max_sequences` sequences of `context` tokens. 0, or -1 when there is no memory. */
-int gpt_create(gpt_model* model, gpt_shape shape, size_t max_sequences);
+/* Activations for at most `max_sequences` sequences of `context` tokens. `parts` divides the heads and, with cut.rows, the rows. 0, or -1
+ * when there is no memory. */
+int gpt_create(gpt_model* model, gpt_shape shape, gpt_cut cut, size_t max_sequences);
 void gpt_destroy(gpt_model* model);
 size_t gpt_block_param(size_t block, size_t which);
 size_t gpt_end_param(const gpt_model* model, size_t which);
 
-/* Values to start from: a function of the seed and of the parameter alone. */
+/* How many of n rows are this part's own, from *first on (if not NULL). All are where rows are not cut. */
+size_t gpt_own_rows(const gpt_model* model, size_t n, size_t* first);
+
+/* Values to start from: a function of the seed and of the whole parameter alone, of which a part takes its own. */
 void gpt_param_start(const gpt_model* model, size_t param, uint64_t seed, real* out);
 
-/* Leaves the logits in model->logits, row by row. `time` may be shorter than the context. */
+/* Leaves the logits of own rows in model->logits. `time` may be shorter than the context. */
 int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences, size_t time, const gpt_hooks* hooks);
 
 /* After gpt_forward on the same tokens, with the gradient of the logits in model->logits: adds to every `grad`. */

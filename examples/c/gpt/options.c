@@ -56,6 +56,11 @@ static const option_row ROWS[] = {
     {"--check-finite", KIND_FLAG, AT(check_finite), 0, 0, NULL, "a gradient that is not finite is found and named before it is sent"},
     {"--instances", KIND_COUNT, AT(instances), 1, 65536, "N",
      "cut the ranks into so many runs of neighbours, each with all optimizer state (1)"},
+    {"--tp", KIND_COUNT, AT(tp), 1, 256, "N",
+     "tensor-parallel ranks: so many neighbours share a model, each with some of its heads; must divide ranks and heads (1); f32, on the "
+     "host"},
+    {"--sp", KIND_FLAG, AT(sp), 0, 0, NULL,
+     "with --tp: sequence parallelism, outside of attention and mlp each of them has some of the rows; --tp must divide the context"},
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
     {"--save", KIND_TEXT, AT(save), 0, 0, "DIR", "save checkpoints in this directory: one at the end"},
@@ -84,7 +89,9 @@ const char* options_backend_name(option_backend backend) {
 }
 
 void options_help(void) {
-  printf("gpt: trains a character-level GPT, data-parallel over the ranks that a launcher started (or alone).\n\n  gpt [options]\n\n");
+  printf(
+      "gpt: trains a character-level GPT, data- and tensor-parallel over the ranks that a launcher started (or alone).\n\n  gpt "
+      "[options]\n\n");
   for (size_t i = 0; i < ROW_COUNT; i++) {
     char left[40];
     snprintf(left, sizeof left, "%s %s", ROWS[i].name, ROWS[i].value ? ROWS[i].value : "");
@@ -195,6 +202,28 @@ static options_outcome parse_all(options* out, int argc, char** argv, char* erro
   return OPTIONS_RUN;
 }
 
+/* 0, or -1 with a sentence in `error` */
+static int check_parts(const options* o, char* error, size_t size) {
+  const unsigned long long tp = (unsigned long long)o->tp;
+  if (o->heads % o->tp) {
+    snprintf(error, size, "--tp %llu does not divide --heads %llu: each rank has as many of them", tp, (unsigned long long)o->heads);
+  } else if (o->sp && o->tp == 1) {
+    snprintf(error, size, "--sp needs --tp above 1, but --tp is 1: it cuts the rows over the tensor-parallel ranks");
+  } else if (o->sp && o->context % o->tp) {
+    snprintf(error, size, "--tp %llu does not divide --context %llu, which --sp cuts into as many parts", tp,
+             (unsigned long long)o->context);
+  } else if (o->tp > 1 && o->dtype != DTYPE_F32) {
+    snprintf(error, size, "--dtype %s does not go with --tp %llu: the model computes in f32, and its layers take parameters as they are",
+             DTYPES[o->dtype], tp);
+  } else if (o->tp > 1 && o->backend == BACKEND_CUDA) {
+    snprintf(error, size, "--backend cuda does not go with --tp %llu: the model computes on the host, and its layers take parameters there",
+             tp);
+  } else {
+    return 0;
+  }
+  return -1;
+}
+
 options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size) {
   const options defaults = {.steps = 300,
                             .batch = 24,
@@ -207,6 +236,7 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
                             .clip = 1,
                             .microbatches = 1,
                             .instances = 1,
+                            .tp = 1,
                             .threads = 1,
                             .keep = 3};
   *out = defaults;
@@ -223,5 +253,6 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
     snprintf(error, size, "%s needs --save, the directory of checkpoints", out->resume ? "--resume" : "--save-every");
     return OPTIONS_BAD;
   }
+  if (outcome == OPTIONS_RUN && check_parts(out, error, size)) return OPTIONS_BAD;
   return outcome;
 }

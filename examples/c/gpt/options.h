@@ -25,12 +25,12 @@ typedef struct {
   option_dtype dtype;
   option_backend backend;
   uint64_t bucket_size; /* elements; 0: the library decides; UINT64_MAX: one bucket */
-  uint64_t microbatches, instances;
+  uint64_t microbatches, instances, tp;
   double timeout; /* seconds; 0: the library's */
   uint64_t threads;
   const char* save;          /* the directory of checkpoints; NULL: none are made */
   uint64_t save_every, keep; /* steps, 0: at the end only; checkpoints that stay, 0: all */
-  int no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
+  int sp, no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
 } options;
 
 typedef enum {

@@ -32,15 +32,16 @@ static mdp_tensor tensor_of(mdp_dtype dtype, void* data, int32_t ndim, const int
 }
 
 static mdp_grid_config grid_of(const options* opts) {
-  const mdp_grid_config grid = {.struct_size = sizeof grid, .instances = (int32_t)opts->instances};
+  const mdp_grid_config grid = {.struct_size = sizeof grid, .tp = (int32_t)opts->tp, .instances = (int32_t)opts->instances};
   return grid;
 }
 
 int parallel_join(parallel* out, const options* opts) {
   static const mdp_backend BACKENDS[] = {MDP_BACKEND_AUTO, MDP_BACKEND_HOST, MDP_BACKEND_CUDA};
-  mdp_comm_config config = {
-      .struct_size = sizeof config, .backend = BACKENDS[opts->backend], .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
-  const mdp_grid_config grid = grid_of(opts);
+  /* The layers that are cut take their parameters where they are, and the model's activations are on the host. */
+  const mdp_comm_config config = {.struct_size = sizeof config,
+                                  .backend = opts->tp > 1 ? MDP_BACKEND_HOST : BACKENDS[opts->backend],
+                                  .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
   memset(out, 0, sizeof *out);
   const mdp_status status = mdp_comm_create(&config, NULL, &out->comm);
   if (status < 0) { /* no rank to name yet */
@@ -49,10 +50,20 @@ int parallel_join(parallel* out, const options* opts) {
   }
   out->rank = mdp_comm_rank(out->comm);
   out->ranks = mdp_comm_size(out->comm);
-  return parallel_check(out, mdp_grid_create(out->comm, &grid, &out->grid), "mdp_grid_create");
+  return 0;
+}
+
+int parallel_cut(parallel* p, const options* opts) {
+  const mdp_grid_config grid = grid_of(opts);
+  if (parallel_check(p, mdp_grid_create(p->comm, &grid, &p->grid), "mdp_grid_create") ||
+      parallel_check(p, mdp_grid_coords(p->grid, MDP_AXIS_TP, &p->part, &p->parts), "mdp_grid_coords")) {
+    return -1;
+  }
+  return parallel_check(p, mdp_grid_coords(p->grid, MDP_AXIS_DP, &p->replica, &p->replicas), "mdp_grid_coords");
 }
 
 void parallel_leave(parallel* p) {
+  tensor_parallel_close(&p->tp);
   mdp_optimizer_destroy(p->optimizer);
   mdp_buffer_destroy(p->buffer);
   mdp_grid_destroy(p->grid);
@@ -87,6 +98,7 @@ static int register_buffer(parallel* p, const options* opts) {
     params[i].shape = from->shape;
     params[i].ndim = from->ndim;
     params[i].param_group = from->decays ? 0 : 1;
+    if (p->parts > 1) tensor_parallel_place(&params[i], p->model, i);
   }
   p->plan.struct_size = sizeof p->plan;
   int failed = parallel_check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
@@ -138,7 +150,7 @@ static int start_params(parallel* p, uint64_t seed) {
   real* values = malloc(largest_param(model) * sizeof *values);
   if (!values) return no_memory(p);
   int failed = 0;
-  for (size_t i = 0; p->rank == 0 && i < model->nparams && !failed; i++) {
+  for (size_t i = 0; p->replica == 0 && i < model->nparams && !failed; i++) {
     gpt_param_start(model, i, seed, values);
     const mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, model->params[i].ndim, model->params[i].shape);
     failed = parallel_check(p, mdp_param_write(p->buffer, i, &from, NULL), "mdp_param_write");
@@ -162,6 +174,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
   if (register_buffer(p, opts) || place_params(p, opts->zero_2) || start_params(p, opts->seed)) return -1;
+  if (p->parts > 1 && tensor_parallel_open(&p->tp, p->grid, p->buffer, model)) return -1;
   return parallel_check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
 }
 
@@ -169,7 +182,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
 
 static int need_param(void* user, size_t param) {
   parallel* p = user;
-  if (p->fresh[param]) return 0;
+  if (p->fresh[param] || tensor_parallel_has(p->model, param)) return 0;
   p->fresh[param] = 1;
   /* The last step's gathers go on behind the layers that have theirs already. */
   if (parallel_check(p, mdp_param_wait(p->buffer, param, NULL), "mdp_param_wait")) return -1;
@@ -184,6 +197,7 @@ static int need_param(void* user, size_t param) {
 
 static int final_grad(void* user, size_t param) {
   parallel* p = user;
+  if (tensor_parallel_has(p->model, param)) return 0;
   if (!p->puts) return parallel_check(p, mdp_grad_ready(p->buffer, param, NULL), "mdp_grad_ready");
   const gpt_param* from = &p->model->params[param];
   const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, from->grad, from->ndim, from->shape);
@@ -191,7 +205,7 @@ static int final_grad(void* user, size_t param) {
 }
 
 gpt_hooks parallel_hooks(parallel* p) {
-  const gpt_hooks hooks = {need_param, final_grad, p};
+  const gpt_hooks hooks = {need_param, final_grad, p, p->parts > 1 ? &p->tp.functions : NULL};
   return hooks;
 }
 
@@ -280,7 +294,8 @@ int parallel_same(parallel* p, uint64_t value, const char* what) {
   return failed;
 }
 
-int parallel_param_hash(parallel* p, uint64_t* out) {
+/* Of what this rank has. */
+static int own_hash(parallel* p, uint64_t* out) {
   uint64_t hash = HASH_START;
   for (size_t i = 0; i < p->model->nparams; i++) {
     const gpt_param* param = &p->model->params[i];
@@ -296,6 +311,21 @@ int parallel_param_hash(parallel* p, uint64_t* out) {
   }
   *out = hash;
   return 0;
+}
+
+int parallel_param_hash(parallel* p, uint64_t* out) {
+  uint64_t mine = 0;
+  if (own_hash(p, &mine)) return -1;
+  *out = mine;
+  if (p->parts == 1) return parallel_same(p, mine, "the parameters");
+  /* Replicas, and what the parts of one have alike. */
+  if (parallel_check(p, mdp_buffer_verify(p->buffer), "mdp_buffer_verify")) return -1;
+  int64_t* all = malloc((size_t)p->ranks * sizeof *all);
+  if (!all) return no_memory(p);
+  const int failed = parallel_gather(p, (const int64_t*)&mine, 1, all);
+  if (!failed) *out = hash_bytes(HASH_START, all, (size_t)p->parts * sizeof *all); /* the first ranks are the parts of the first replica */
+  free(all);
+  return failed;
 }
 
 int parallel_stats(parallel* p, mdp_stats_report* out) {

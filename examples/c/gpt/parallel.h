@@ -9,6 +9,8 @@
  *
  * Forward and backward compute on the host. With parameters on a device, its copies are what stages them.
  *
+ * With --tp neighbours share a model (tensor_parallel.h), and replicas of it are data-parallel: rank = part + parts * replica.
+ *
  * Every function that returns int returns 0, or -1 after it has said on stderr what is wrong and on which rank. */
 #ifndef GPT_PARALLEL_H
 #define GPT_PARALLEL_H
@@ -17,6 +19,7 @@
 
 #include "model.h"
 #include "options.h"
+#include "tensor_parallel.h"
 
 typedef struct {
   mdp_comm* comm;
@@ -24,6 +27,9 @@ typedef struct {
   mdp_buffer* buffer;
   mdp_optimizer* optimizer;
   int rank, ranks;
+  int part, parts;       /* of the model that this rank has; tensor-parallel ranks */
+  int replica, replicas; /* data-parallel ones */
+  tensor_parallel tp;    /* with parts */
   gpt_model* model;
   mdp_plan_report plan;
   mdp_dtype dtype;      /* of the parameters */
@@ -38,7 +44,9 @@ typedef struct {
 } parallel;
 
 int parallel_join(parallel* out, const options* opts);
-/* Registers the model's parameters, starts them from the seed on rank 0, and hands them to all ranks. */
+/* Cuts the ranks, which --tp divides, into a grid. */
+int parallel_cut(parallel* p, const options* opts);
+/* Registers the model's parameters, starts them from the seed on the first replica, and hands them to all. */
 int parallel_register(parallel* p, gpt_model* model, const options* opts);
 void parallel_leave(parallel* p);
 
@@ -63,7 +71,8 @@ int parallel_gather(parallel* p, const int64_t* values, size_t count, int64_t* o
 int parallel_from_first(parallel* p, int64_t* values, size_t count);
 /* Fails, naming two ranks, unless `value` is the same on all. */
 int parallel_same(parallel* p, uint64_t value, const char* what);
-/* Hash over this rank's whole parameters in forward order. */
+/* Hash over this rank's parameters in forward order; of a model in parts, over the hashes of its parts. Fails, naming two ranks, unless all
+ * replicas have the same. */
 int parallel_param_hash(parallel* p, uint64_t* out);
 int parallel_stats(parallel* p, mdp_stats_report* out);
 /* For calls of megadp's. */

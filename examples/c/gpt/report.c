@@ -15,7 +15,7 @@ static double mib(uint64_t bytes) {
 
 static size_t param_elements(const gpt_model* model) {
   size_t total = 0;
-  for (size_t i = 0; i < model->nparams; i++) total += model->params[i].size;
+  for (size_t i = 0; i < model->nparams; i++) total += model->params[i].whole_size;
   return total;
 }
 
@@ -34,7 +34,7 @@ static void json_config(json_writer* json, const trainer* t) {
   const char *dtype = options_dtype_name(o->dtype), *backend = options_backend_name(o->backend);
   json_open(json, "config", '{');
   json_count(json, "nranks", (uint64_t)t->ranks->ranks);
-  json_count(json, "tokens_per_rank", o->batch / (uint64_t)t->ranks->ranks * o->context);
+  json_count(json, "tokens_per_rank", o->batch / (uint64_t)t->ranks->replicas * o->context);
   json_count(json, "parameters", param_elements(t->model));
   json_count(json, "vocab", t->model->shape.vocab);
   json_count(json, "text_bytes", t->text->count);
@@ -60,6 +60,8 @@ static void json_config(json_writer* json, const trainer* t) {
   json_flag(json, "error_feedback", o->error_feedback);
   json_flag(json, "check_finite", o->check_finite);
   json_count(json, "instances", o->instances);
+  json_count(json, "tp", o->tp);
+  json_flag(json, "sp", o->sp);
   json_real(json, "timeout", o->timeout);
   json_count(json, "threads", o->threads);
   json_close(json, '}');
@@ -95,6 +97,10 @@ void report_start(const trainer* t) {
   printf("%d rank%s, %zu parameters (%s) in %" PRIu64 " buckets; %zu characters of text, the last %zu held out, %zu different ones\n",
          t->ranks->ranks, t->ranks->ranks == 1 ? "" : "s", param_elements(t->model), options_dtype_name(o->dtype), plan->buckets,
          t->text->count, t->text->count - t->text->train, t->model->shape.vocab);
+  if (o->tp > 1) {
+    printf("%d replica%s of the model, each on %" PRIu64 " ranks that share its heads%s\n", t->ranks->replicas,
+           t->ranks->replicas == 1 ? "" : "s", o->tp, o->sp ? ", and its rows where there are no heads" : "");
+  }
   printf("%" PRIu64 " layers of width %" PRIu64 ", %" PRIu64 " heads; %" PRIu64 " steps of %" PRIu64 " sequences of %" PRIu64
          " characters\n",
          o->layers, o->width, o->heads, o->steps, o->batch, o->context);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Text from the trained model: one whole forward pass a character. Slow and plain; a paragraph takes a second. */
+ * Text from the trained model: one whole forward pass a character. Slow and plain; a paragraph takes a second. The parts of a model that is
+ * cut do it together. */
 #include "sample.h"
 
 #include <math.h>
@@ -21,6 +22,23 @@ static size_t draw(const real* logits, size_t classes, double uniform) {
   return classes - 1;
 }
 
+/* The token after window[0 .. filled). */
+static int next_token(gpt_model* model, unsigned char* window, size_t filled, double uniform, const gpt_hooks* hooks, size_t* out) {
+  /* Rows that are cut are made to divide: the last ones say nothing to those before. */
+  const size_t parts = model->cut.rows ? model->cut.parts : 1, time = (filled + parts - 1) / parts * parts;
+  memset(window + filled, 0, time - filled);
+  const int stop = gpt_forward(model, window, 1, time, hooks);
+  if (stop) return stop;
+  size_t first = 0;
+  const size_t own = gpt_own_rows(model, time, &first), row = filled - 1;
+  int64_t token = 0;
+  if (row >= first && row < first + own)
+    token = (int64_t)draw(model->logits + (row - first) * model->shape.vocab, model->shape.vocab, uniform);
+  const int failed = hooks->linears ? hooks->linears->take(hooks->linears->user, model->cut.rows ? row / own : 0, &token) : 0;
+  *out = (size_t)token;
+  return failed;
+}
+
 int sample_text(gpt_model* model, const corpus* text, uint64_t seed, const gpt_hooks* hooks, char* out, size_t count) {
   const size_t context = model->shape.context;
   unsigned char window[8192]; /* the largest context that the options allow */
@@ -28,10 +46,9 @@ int sample_text(gpt_model* model, const corpus* text, uint64_t seed, const gpt_h
   const unsigned char* newline = memchr(text->symbols, '\n', text->vocab);
   window[0] = newline ? (unsigned char)(newline - text->symbols) : 0;
   for (size_t i = 0; i < count; i++) {
-    const int stop = gpt_forward(model, window, 1, filled, hooks);
+    size_t next = 0;
+    const int stop = next_token(model, window, filled, random_uniform(seed, UINT64_C(1) << 33, i), hooks, &next);
     if (stop) return stop;
-    const real* last = model->logits + (filled - 1) * model->shape.vocab;
-    const size_t next = draw(last, model->shape.vocab, random_uniform(seed, UINT64_C(1) << 33, i));
     out[i] = (char)text->symbols[next];
     if (filled == context) memmove(window, window + 1, --filled);
     window[filled++] = (unsigned char)next;

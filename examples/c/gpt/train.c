@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The training loop. Every rank computes an equal share of each global batch, so that the mean over the ranks of their mean gradients is
- * the gradient of the global mean. */
+ * The training loop. Every replica of the model (a rank, or with --tp several) computes an equal share of each global batch, so that the
+ * mean over the replicas of their mean gradients is the gradient of the global mean. */
 #include "train.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ int train_open(trainer* out, const options* opts, const corpus* text, gpt_model*
   out->text = text;
   out->model = model;
   out->ranks = ranks;
-  out->share = opts->batch / ((size_t)ranks->ranks * opts->microbatches);
+  out->share = opts->batch / ((size_t)ranks->replicas * opts->microbatches);
   out->tokens = malloc(out->share * opts->context);
   out->targets = malloc(out->share * opts->context);
   if (!out->tokens || !out->targets) {
@@ -48,18 +48,26 @@ static double learning_rate(const options* opts, uint64_t step) {
   return opts->lr * (0.1 + 0.45 * (1 + cos(3.141592653589793 * done)));
 }
 
-/* Sequence `i` of the global batch of a step is the same whatever the number of ranks; a rank takes a contiguous share. */
+/* Of the logits that are here: the loss, which over all ranks adds up to that of the batch, and its gradient. */
+static double loss_here(const trainer* t, size_t sequences, real scale) {
+  size_t first = 0;
+  const size_t rows = gpt_own_rows(t->model, sequences * t->opts->context, &first);
+  const double loss = cross_entropy(t->model->logits, t->targets + first, rows, t->model->shape.vocab, scale);
+  return t->model->cut.rows || t->model->cut.index == 0 ? loss : 0; /* with all rows on each part one of them counts */
+}
+
+/* Sequence `i` of the global batch of a step is the same whatever the number of ranks; a replica takes a contiguous share. */
 static int run_microbatch(trainer* t, uint64_t step, uint64_t number, double* loss) {
-  const size_t time = t->opts->context, of_rank = t->share * t->opts->microbatches;
-  const uint64_t first = (uint64_t)t->ranks->rank * of_rank + number * t->share;
-  const real scale = (real)(parallel_loss_scale(t->ranks) / (double)(of_rank * time));
+  const size_t time = t->opts->context, of_replica = t->share * t->opts->microbatches;
+  const uint64_t first = (uint64_t)t->ranks->replica * of_replica + number * t->share;
+  const real scale = (real)(parallel_loss_scale(t->ranks) / (double)(of_replica * time));
   const gpt_hooks hooks = parallel_hooks(t->ranks);
   for (size_t i = 0; i < t->share; i++) {
     corpus_sequence(t->text, t->opts->seed, step, first + i, time, t->tokens + i * time, t->targets + i * time);
   }
   if (parallel_microbatch_begin(t->ranks, number + 1 == t->opts->microbatches)) return -1;
   if (gpt_forward(t->model, t->tokens, t->share, time, &hooks)) return -1;
-  *loss += cross_entropy(t->model->logits, t->targets, t->share * time, t->model->shape.vocab, scale);
+  *loss += loss_here(t, t->share, scale);
   return gpt_backward(t->model, t->tokens, t->share, time, &hooks);
 }
 
@@ -95,23 +103,21 @@ int train_one(trainer* t, uint64_t step, train_step* out) {
       fprintf(stderr, "gpt: the loss of step %llu is not finite; try a lower --lr than %g\n", (unsigned long long)out->step, t->opts->lr);
     return -1;
   }
-  if (t->opts->json && !t->opts->no_hash &&
-      (parallel_param_hash(t->ranks, &out->hash) || parallel_same(t->ranks, out->hash, "the parameters")))
-    return -1;
+  if (t->opts->json && !t->opts->no_hash && parallel_param_hash(t->ranks, &out->hash)) return -1;
   return note_times(t, out);
 }
 
 int train_held_out(trainer* t, double* out) {
   const size_t time = t->opts->context, windows = corpus_windows(t->text, time);
-  const size_t begin = windows * (size_t)t->ranks->rank / (size_t)t->ranks->ranks;
-  const size_t end = windows * (size_t)(t->ranks->rank + 1) / (size_t)t->ranks->ranks;
+  const size_t begin = windows * (size_t)t->ranks->replica / (size_t)t->ranks->replicas;
+  const size_t end = windows * (size_t)(t->ranks->replica + 1) / (size_t)t->ranks->replicas;
   const gpt_hooks hooks = parallel_hooks(t->ranks);
   double loss = 0;
   for (size_t at = begin; at < end; at += t->share) {
     const size_t count = end - at < t->share ? end - at : t->share;
     for (size_t i = 0; i < count; i++) corpus_window(t->text, at + i, time, t->tokens + i * time, t->targets + i * time);
     if (gpt_forward(t->model, t->tokens, count, time, &hooks)) return -1;
-    loss += cross_entropy(t->model->logits, t->targets, count * time, t->model->shape.vocab, 0);
+    loss += loss_here(t, count, 0);
   }
   if (parallel_sum(t->ranks, &loss, 1)) return -1;
   *out = loss / (double)(windows * time);

@@ -21,7 +21,7 @@ typedef struct {
   const corpus* text;
   gpt_model* model;
   parallel* ranks;
-  size_t share; /* sequences of this rank in a microbatch */
+  size_t share; /* sequences of this rank, or of those that share its model, in a microbatch */
   unsigned char *tokens, *targets;
   mdp_stats_report before;
   double clock; /* when the last step ended */
@@ -33,7 +33,7 @@ double train_clock(void);
 int train_open(trainer* out, const options* opts, const corpus* text, gpt_model* model, parallel* ranks);
 void train_close(trainer* t);
 int train_one(trainer* t, uint64_t step, train_step* out);
-/* Mean over the held-out part, in nats per character; each rank computes its share. */
+/* Mean over the held-out part, in nats per character; each replica of the model computes its share. */
 int train_held_out(trainer* t, double* out);
 
 #endif

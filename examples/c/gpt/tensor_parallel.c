@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "tensor_parallel.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int check(const tensor_parallel* t, mdp_status status, const char* call) {
+  if (status >= 0) return 0;
+  const int rank = t->comm ? mdp_comm_world_rank(t->comm, mdp_comm_rank(t->comm)) : -1;
+  fprintf(stderr, "gpt: rank %d: %s: %s: %s\n", rank, call, mdp_status_name(status), mdp_last_error());
+  return -1;
+}
+
+void tensor_parallel_place(mdp_param* out, const gpt_model* model, size_t param) {
+  const gpt_param* from = &model->params[param];
+  /* With own rows only, a rank has a part of the gradient of what is whole. */
+  out->placement = model->cut.rows ? MDP_PLACEMENT_PARTIAL_SUM : MDP_PLACEMENT_REPLICATED;
+  if (from->cut_dim < 0) return;
+  out->placement = MDP_PLACEMENT_SHARDED;
+  out->shard_dim = from->cut_dim;
+  out->shard_stride = (int32_t)from->fused;
+}
+
+int tensor_parallel_has(const gpt_model* model, size_t param) {
+  if (model->cut.parts == 1 || param < GPT_FIRST_BLOCK || param >= gpt_end_param(model, 0)) return 0;
+  const size_t in_block = (param - GPT_FIRST_BLOCK) % BLOCK_PARAMS;
+  for (size_t i = 0; i < BLOCK_LINEARS; i++) {
+    if (in_block == GPT_LINEARS[i].weight || in_block == GPT_LINEARS[i].weight + 1) return 1;
+  }
+  return 0;
+}
+
+/* ── What the model calls ────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+typedef struct {
+  int64_t in[2], out[2];
+} layer_shapes;
+
+static layer_shapes shapes_of(const gpt_model* model, size_t which, size_t n) {
+  const gpt_linear* l = &GPT_LINEARS[which];
+  const size_t own = gpt_own_rows(model, n, NULL), ins = l->ins * model->shape.width, outs = l->outs * model->shape.width;
+  const size_t parts = model->cut.parts;
+  const layer_shapes columns = {{(int64_t)own, (int64_t)ins}, {(int64_t)n, (int64_t)(outs / parts)}};
+  const layer_shapes rows = {{(int64_t)n, (int64_t)(ins / parts)}, {(int64_t)own, (int64_t)outs}};
+  return l->cuts_outs ? columns : rows;
+}
+
+static mdp_tensor matrix(const real* data, const int64_t* shape) {
+  const mdp_tensor tensor = {
+      .struct_size = sizeof tensor, .dtype = MDP_DTYPE_F32, .ndim = 2, .data = (void*)(uintptr_t)data, .shape = shape};
+  return tensor;
+}
+
+static int forward(void* user, size_t block, size_t which, real* out, const real* in, size_t n) {
+  const tensor_parallel* t = user;
+  const layer_shapes shapes = shapes_of(t->model, which, n);
+  const mdp_tensor input = matrix(in, shapes.in), output = matrix(out, shapes.out);
+  mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
+  /* Nothing is saved: the model keeps its activations. */
+  return check(t, mdp_tp_linear_fwd(layer, &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
+}
+
+static int backward(void* user, size_t block, size_t which, real* d_in, const real* d_out, const real* in, size_t n) {
+  const tensor_parallel* t = user;
+  const layer_shapes shapes = shapes_of(t->model, which, n);
+  const mdp_tensor input = matrix(in, shapes.in), grad_input = matrix(d_in, shapes.in), grad_output = matrix(d_out, shapes.out);
+  mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
+  return check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad_output, &grad_input, NULL, NULL, 0, NULL), "mdp_tp_linear_bwd");
+}
+
+static int take_number(void* user, size_t part, int64_t* number) {
+  const tensor_parallel* t = user;
+  const int64_t one = 1;
+  const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = MDP_DTYPE_I64, .ndim = 1, .data = number, .shape = &one};
+  return check(t, mdp_broadcast(t->comm, &tensor, (int32_t)part, NULL, NULL), "mdp_broadcast");
+}
+
+/* ── The layers ──────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+static int make_layer(tensor_parallel* t, mdp_buffer* buffer, size_t block, size_t which) {
+  const gpt_linear* l = &GPT_LINEARS[which];
+  const int64_t width = (int64_t)t->model->shape.width, ins = (int64_t)l->ins * width, outs = (int64_t)l->outs * width;
+  const int64_t fused = (l->cuts_outs ? outs : ins) / (int64_t)l->fused, blocks[] = {fused, fused, fused};
+  const size_t weight = gpt_block_param(block, l->weight);
+  const mdp_tp_linear_config config = {.struct_size = sizeof config,
+                                       .split = l->cuts_outs ? MDP_TP_COLUMN : MDP_TP_ROW,
+                                       .in_features = ins,
+                                       .out_features = outs,
+                                       .blocks = blocks,
+                                       .block_count = l->fused,
+                                       .buffer = buffer,
+                                       .weight = weight,
+                                       .bias = weight + 1,
+                                       /* what follows a layer that is summed is the same on all ranks, and so is its gradient */
+                                       .grad = MDP_TP_GRAD_REPLICATED,
+                                       .flags = MDP_TP_LINEAR_BIAS | (t->model->cut.rows ? MDP_TP_LINEAR_SEQUENCE : 0)};
+  return check(t, mdp_tp_linear_create(t->comm, &config, &t->layers[block * BLOCK_LINEARS + which]), "mdp_tp_linear_create");
+}
+
+int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model) {
+  const gpt_linears functions = {forward, backward, take_number, out};
+  memset(out, 0, sizeof *out);
+  out->model = model;
+  out->count = model->shape.layers * BLOCK_LINEARS;
+  out->functions = functions;
+  if (check(out, mdp_grid_comm(grid, MDP_AXIS_TP, &out->comm), "mdp_grid_comm")) return -1;
+  out->layers = calloc(out->count, sizeof *out->layers);
+  if (!out->layers) return check(out, MDP_E_MEMORY, "calloc");
+  int failed = 0;
+  for (size_t i = 0; i < out->count && !failed; i++) failed = make_layer(out, buffer, i / BLOCK_LINEARS, i % BLOCK_LINEARS);
+  return failed;
+}
+
+void tensor_parallel_close(tensor_parallel* t) {
+  for (size_t i = 0; t->layers && i < t->count; i++) mdp_tp_linear_destroy(t->layers[i]);
+  free(t->layers);
+  mdp_comm_destroy(t->comm);
+  memset(t, 0, sizeof *t);
+}

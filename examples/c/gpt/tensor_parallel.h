@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The linear layers of a model that is cut over tensor-parallel ranks, by mdp_tp_linear:
+ *
+ *   qkv, fc     cut by columns: each rank has some outputs (of qkv the query, key and value of some heads)
+ *   proj, out   cut by rows: each rank has some inputs, and outputs are summed over the ranks
+ *
+ * Between the two lies what needs no other rank: attention, head by head, and GELU. All else is the same on every rank; or, with the rows
+ * of the batch cut too (sequence parallelism), each rank's own: rows are gathered before qkv and fc, and scattered after proj and out.
+ *
+ * Functions return 0, or -1 after they have said on stderr what is wrong and on which rank. */
+#ifndef GPT_TENSOR_PARALLEL_H
+#define GPT_TENSOR_PARALLEL_H
+
+#include <megadp.h>
+
+#include "model.h"
+
+typedef struct {
+  mdp_comm* comm;         /* of the ranks that share the model: rank i has its part i */
+  mdp_tp_linear** layers; /* block by block */
+  size_t count;
+  const gpt_model* model;
+  gpt_linears functions;
+} tensor_parallel;
+
+/* Of a parameter of the model, which is in parts. */
+void tensor_parallel_place(mdp_param* out, const gpt_model* model, size_t param);
+/* Whether it belongs to these layers, which wait for its value, and write its gradient and count it as ready. */
+int tensor_parallel_has(const gpt_model* model, size_t param);
+/* Of a buffer with all parameters of the model, in its order. */
+int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model);
+void tensor_parallel_close(tensor_parallel* t);
+
+#endif
