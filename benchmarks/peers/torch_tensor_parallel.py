@@ -134,7 +134,7 @@ def main():
         run(arguments)
         return 0
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(arguments.ranks), *sys.argv]
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, env=dict(os.environ, OMP_NUM_THREADS="1"), check=False).returncode
 
 
 if __name__ == "__main__":
