@@ -268,7 +268,7 @@ Result<Arenas::View> Gradients::acquire(size_t param, bool* first, void* produce
     state.lent = false;
     return stepped;
   }
-  return Arenas::View{place->data, place->type, &arenas_->plan().params[param].shape, &arenas_->place(param).strides};
+  return Arenas::View{place->data, place->type, &arenas_->plan().params[param].shape, arenas_->strides(param)};
 }
 
 Status Gradients::release(size_t param) {
