@@ -803,8 +803,9 @@ MDP_API mdp_status mdp_grad_release(mdp_buffer* buffer, size_t param);
  * not block, any thread. Errors: as mdp_grad_put, and STATE while another thread puts the same parameter. */
 MDP_API mdp_status mdp_grad_ready(mdp_buffer* buffer, size_t param, mdp_stream producer);
 
-/* This rank has no gradient of the parameter in this microbatch. If none of the step's brings one, it adds zero; if that is so on all
- * ranks, the optimizer leaves the parameter and its state alone. Local, does not block, any thread. Errors: as mdp_grad_ready. */
+/* This rank has no gradient of the parameter in this microbatch. If none of the step's brings one, it adds zero, whatever `missing` says of
+ * the others; if that is so on all ranks, the optimizer leaves the parameter and its state alone. Local, does not block, any thread.
+ * Errors: as mdp_grad_ready. */
 MDP_API mdp_status mdp_grad_skip(mdp_buffer* buffer, size_t param);
 
 /* With MDP_SCALING_TOKENS: over how many tokens (or samples) this rank's losses of the step are summed. Steps and norms divide by the sum

@@ -147,7 +147,7 @@ void give_view(const Place& place, const Arenas::View& view, mdp_tensor* out) {
   tensor.ndim = static_cast<int32_t>(view.shape->size());
   tensor.data = view.data;
   tensor.shape = view.shape->data();
-  tensor.strides = view.strides->data();
+  tensor.strides = view.strides;
   give(tensor, out);
 }
 

@@ -76,7 +76,10 @@ template <class F>
 MEGADP_ELEMENT F scaled(F x, F factor) {
   return x * factor;
 }
+// No limit is NaN, so that half of what larger() and smaller() compare is known; NaN stays.
 template <class F>
 MEGADP_ELEMENT F clipped(F x, F factor, F limit) {
-  return smaller(larger(scaled(x, factor), F(0) - limit), limit);
+  const F value = scaled(x, factor), least = F(0) - limit;
+  const F above = select_at_least(least, value, least, value);
+  return select_at_least(above, limit, limit, above);
 }

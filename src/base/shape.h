@@ -34,22 +34,30 @@ inline uint64_t elements_of(const std::vector<int64_t>& shape) noexcept {
   return product;
 }
 
-// Row-major and without gaps.
-inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
-  std::vector<int64_t> strides(shape.size());
+// Row-major and without gaps: as many as the shape has sizes.
+inline void fill_dense_strides(const std::vector<int64_t>& shape, int64_t* strides) {
   int64_t stride = 1;
   for (size_t d = shape.size(); d-- > 0;) {
     strides[d] = stride;
     stride *= std::max<int64_t>(shape[d], 1);
   }
+}
+inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size());
+  fill_dense_strides(shape, strides.data());
   return strides;
 }
 
 // "[4,8]"
+inline void append_shape(std::string* out, const std::vector<int64_t>& shape) {
+  *out += '[';
+  for (size_t d = 0; d < shape.size(); ++d) append_all(out, d == 0 ? "" : ",", shape[d]);
+  *out += ']';
+}
 inline std::string shape_text(const std::vector<int64_t>& shape) {
-  std::string out = "[";
-  for (size_t d = 0; d < shape.size(); ++d) out += text(d == 0 ? "" : ",", shape[d]);
-  return out + "]";
+  std::string out;
+  append_shape(&out, shape);
+  return out;
 }
 
 }  // namespace megadp

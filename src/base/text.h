@@ -33,9 +33,14 @@ void append_text(std::string* out, const T& value) {
 }
 
 template <class... Args>
+void append_all(std::string* out, const Args&... args) {
+  (append_text(out, args), ...);
+}
+
+template <class... Args>
 std::string text(const Args&... args) {
   std::string out;
-  (append_text(&out, args), ...);
+  append_all(&out, args...);
   return out;
 }
 

@@ -220,8 +220,14 @@ void Arenas::index() {
     const BucketRange& range = layout.buckets[ref.bucket];
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
       const size_t param = layout.slots[slot].param;
-      places_[param] = {ref.arena, number, layout.slots[slot].begin, dense_strides(plan_.params[param].shape)};
+      places_[param] = {ref.arena, number, layout.slots[slot].begin, 0};
     }
+  }
+  for (size_t param = 0; param < places_.size(); ++param) {
+    const std::vector<int64_t>& shape = plan_.params[param].shape;
+    places_[param].strides = strides_.size();
+    strides_.resize(strides_.size() + shape.size());
+    fill_dense_strides(shape, strides_.data() + places_[param].strides);
   }
 }
 
@@ -260,20 +266,25 @@ Status Arenas::check_param(size_t param) const {
   return check_loaded();
 }
 
+StridedArray Arenas::strided(size_t param, void* data, DType type) const {
+  const std::vector<int64_t>& shape = plan_.params[param].shape;
+  return {data, type, shape, std::vector<int64_t>(strides(param), strides(param) + shape.size())};
+}
+
 StridedArray Arenas::param_array(size_t param) const {
   const Arena& arena = arena_of(param);
-  return {arena.param_at(place(param).begin), arena.plan->param_type, plan_.params[param].shape, place(param).strides};
+  return strided(param, arena.param_at(place(param).begin), arena.plan->param_type);
 }
 
 StridedArray Arenas::grad_array(size_t param) const {
   const Arena& arena = arena_of(param);
-  return {arena.grad_at(local_bucket(param), place(param).begin), arena.plan->grad_type, plan_.params[param].shape, place(param).strides};
+  return strided(param, arena.grad_at(local_bucket(param), place(param).begin), arena.plan->grad_type);
 }
 
 Result<Arenas::View> Arenas::param_view(size_t param) const {
   if (Status status = check_param(param); !status) return status;
   const Arena& arena = arena_of(param);
-  return View{arena.param_at(place(param).begin), arena.plan->param_type, &plan_.params[param].shape, &place(param).strides};
+  return View{arena.param_at(place(param).begin), arena.plan->param_type, &plan_.params[param].shape, strides(param)};
 }
 
 Result<Arenas::View> Arenas::grad_view(size_t param) const {
@@ -284,8 +295,7 @@ Result<Arenas::View> Arenas::grad_view(size_t param) const {
         "with MDP_SHARDING_ZERO_2 a gradient has no place of its own: write it where mdp_grad_acquire says, and read what "
         "this rank owns of the reduced one with mdp_grad_owned");
   }
-  return View{arena.grad_at(local_bucket(param), place(param).begin), arena.plan->grad_type, &plan_.params[param].shape,
-              &place(param).strides};
+  return View{arena.grad_at(local_bucket(param), place(param).begin), arena.plan->grad_type, &plan_.params[param].shape, strides(param)};
 }
 
 }  // namespace megadp

@@ -74,7 +74,7 @@ struct Arena {
 struct ParamPlace {
   uint32_t arena = 0, bucket = 0;  // the bucket's number in launch order
   uint64_t begin = 0;              // element of the arena
-  std::vector<int64_t> strides;    // dense row-major
+  size_t strides = 0;              // where its strides begin among those of all
 };
 
 // What this rank owns of a parameter's gradient, master or state, as one dimension; no data if it owns nothing of it.
@@ -137,6 +137,7 @@ class Arenas {
   void set_loaded(bool loaded) noexcept { is_loaded_.store(loaded, std::memory_order_release); }
   // Code::invalid or Code::state if it is not the number of a parameter that lies here, or is not loaded.
   Status check_param(size_t param) const;
+  const int64_t* strides(size_t param) const { return strides_.data() + places_[param].strides; }  // dense row-major
   StridedArray param_array(size_t param) const;
   StridedArray grad_array(size_t param) const;  // with a pool: while the slot is its bucket's
   // The range of a parameter that this rank owns; nullptr if it owns nothing of it.
@@ -146,7 +147,8 @@ class Arenas {
   struct View {
     void* data;
     DType type;
-    const std::vector<int64_t>*shape, *strides;
+    const std::vector<int64_t>* shape;
+    const int64_t* strides;  // as many
   };
   Result<View> param_view(size_t param) const;
   Result<View> grad_view(size_t param) const;
@@ -161,6 +163,7 @@ class Arenas {
   Status make_tie_comms();
   Status add(const ArenaPlan& plan, const ReplicaComms& comms);
   void index();
+  StridedArray strided(size_t param, void* data, DType type) const;
 
   const std::shared_ptr<ProcessGrid> grid_;
   const Plan plan_;
@@ -172,6 +175,7 @@ class Arenas {
   std::shared_ptr<KeepAlive> kept_ = std::make_shared<KeepAlive>();
   std::vector<Arena> arenas_;
   std::vector<ParamPlace> places_;                    // by registration index
+  std::vector<int64_t> strides_;                      // of all parameters
   std::vector<std::array<int64_t, 2>> owned_shapes_;  // likewise
   bool is_sharded_ = false;
   std::atomic<bool> is_loaded_ = true;

@@ -2,6 +2,9 @@
 // Registration: agreement on what is registered, and its memory.
 #include "core/buffer.h"
 
+#include <array>
+#include <utility>
+
 #include "base/hash.h"
 #include "control/agreement.h"
 #include "control/memory_check.h"
@@ -11,13 +14,13 @@ namespace megadp {
 namespace {
 
 // What this rank has registered, for those of the axes to compare with.
-Replica registered(std::function<std::string(bool expert)> describe, Axes (*axes)(bool expert)) {
-  Replica held{.call = "mdp_buffer_register", .digests = {}, .detail = std::move(describe), .axes = axes};
-  for (const bool expert : {false, true}) {
-    const std::string text = held.detail(expert);
-    held.digests[expert ? 1 : 0] = hash_bytes(text.data(), text.size());
-  }
-  return held;
+Replica registered(std::array<uint64_t, 2> digests, std::function<std::string(bool expert)> describe, Axes (*axes)(bool expert)) {
+  return {.call = "mdp_buffer_register", .digests = digests, .detail = std::move(describe), .axes = axes};
+}
+
+uint64_t digest_partial(const Plan& plan, bool expert) {
+  const std::string text = describe_partial(plan, expert);
+  return hash_bytes(text.data(), text.size());
 }
 
 }  // namespace
@@ -62,7 +65,8 @@ Status Buffer::gather_params() {
 
 // The dense and the expert part are compared even if they are empty: another rank's may not be.
 Status Buffer::agree_on_registration() {
-  const Replica held = registered([this](bool expert) { return describe_registration(plan(), expert); }, &Grid::replica_axes);
+  const Replica held = registered(
+      digest_registration(plan()), [this](bool expert) { return describe_registration(plan(), expert); }, &Grid::replica_axes);
   const Status same = compare_replicas(*arenas().grid(), held, [](const ReplicaPair& pair) {
     const std::string difference = first_difference(pair.first_detail, pair.other_detail, pair.other);
     return Explanation{text("ranks ", pair.first, " and ", pair.other, " registered different parameters",
@@ -75,7 +79,9 @@ Status Buffer::agree_on_registration() {
 Status Buffer::agree_on_partial() {
   const Grid& grid = plan().grid;
   if (grid.size(Grid::tp_axes(false)) == 1 && grid.size(Grid::tp_axes(true)) == 1) return {};
-  const Replica held = registered([this](bool expert) { return describe_partial(plan(), expert); }, &Grid::tp_axes);
+  const Replica held = registered(
+      {digest_partial(plan(), false), digest_partial(plan(), true)}, [this](bool expert) { return describe_partial(plan(), expert); },
+      &Grid::tp_axes);
   return compare_replicas(*arenas().grid(), held, [](const ReplicaPair& pair) {
     return Explanation{text("tensor-parallel ranks ", pair.first, " and ", pair.other,
                             " cut the parameters differently whose gradients they add up: on rank ", pair.first, " ",

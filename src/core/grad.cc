@@ -268,7 +268,7 @@ Result<Arenas::View> Gradients::acquire(size_t param, bool* first, void* produce
     state.lent = false;
     return stepped;
   }
-  return Arenas::View{place->data, place->type, &arenas_->plan().params[param].shape, &arenas_->place(param).strides};
+  return Arenas::View{place->data, place->type, &arenas_->plan().params[param].shape, arenas_->strides(param)};
 }
 
 Status Gradients::release(size_t param) {
@@ -289,7 +289,10 @@ Status Gradients::skip(size_t param) {
   if (Status may = may_arrive("mdp_grad_skip", param); !may) return may;
   ParamState& state = states_[param];
   microbatch_touched_ = touched_ = true;
-  if (!is_last_ && !is_pooled()) return {};  // this microbatch adds nothing; what earlier ones added stays
+  if (!is_last_ && !is_pooled()) {  // this microbatch adds nothing; what earlier ones added stays
+    state.came = true;
+    return {};
+  }
   if (Status cleared = clear_if_empty(param); !cleared) return cleared;
   state.skipped = !state.has_gradient;
   state.arrivals = arenas_->plan().params[param].uses_per_step;

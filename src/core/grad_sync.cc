@@ -35,7 +35,8 @@ Result<SyncHeader> Gradients::settle_missing() {
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
       const size_t param = layout.slots[slot].param;
       ParamState& state = states_[param];
-      if (state.ready || (state.came && !state.has_gradient)) continue;  // with a pool: whole, now or in an earlier microbatch
+      // With a pool: whole, now or in an earlier microbatch.
+      if (state.ready || (is_pooled() && state.came && !state.has_gradient)) continue;
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
       if (arenas_->plan().config.missing == MissingPolicy::skip) state.skipped = !state.has_gradient;
       if (missing++ == 0 && arenas_->plan().config.missing == MissingPolicy::error && is_last_) {
@@ -47,7 +48,7 @@ Result<SyncHeader> Gradients::settle_missing() {
     }
     bucket.waiting = 0;
   }
-  for (ParamState& state : states_) {  // with a pool: what is so in this microbatch need not be so in the step
+  for (ParamState& state : states_) {  // what is so in this microbatch need not be so in the step
     state.skipped = (state.skipped || (state.came && !state.has_gradient)) && !state.had_gradient;
   }
   if (const std::optional<size_t> lent = find_lent()) {

@@ -82,7 +82,7 @@ void Gradients::index() {
     const bool first_replica = plan.is_first_replica(*arena.plan, arenas_->grid()->rank());
     for (const size_t param : arena.plan->params) {
       ParamState& state = states_[param];
-      state.counts = first_replica && (plan.params[param].placement == Placement::sharded || first_of_tp) && arenas_->is_first_copy(param);
+      state.counts = first_replica && (first_of_tp || plan.params[param].placement == Placement::sharded) && arenas_->is_first_copy(param);
       state.checked = first_replica && !state.counts;
       ++buckets_[arenas_->place(param).bucket].params;
     }

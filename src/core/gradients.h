@@ -151,10 +151,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     DType spill_type = DType::f32;
 
     // of the step
-    bool had_gradient = false, came = false;  // with a pool: had one, or was ready, in an earlier microbatch
-    uint32_t turn = 0;                        // in which its last gradient came in the last microbatch, from 1 on; 0: none
-    uint32_t seen_turn = 0;                   // of the last step that was synced
-    bool skipped_everywhere = false;          // agreed by the last sync
+    bool had_gradient = false;        // with a pool: in an earlier microbatch
+    bool came = false;                // in an earlier microbatch: was skipped; with a pool also, was ready
+    uint32_t turn = 0;                // in which its last gradient came in the last microbatch, from 1 on; 0: none
+    uint32_t seen_turn = 0;           // of the last step that was synced
+    bool skipped_everywhere = false;  // agreed by the last sync
   };
   struct Bucket {
     uint32_t params = 0, waiting = 0;

@@ -17,7 +17,8 @@ constexpr uint64_t kHighBandwidthUnit = 64 * 1024;  // elements; lets a collecti
 // Fills one layout front to back. The open bucket is [begin_, cursor) of the slots from first_slot_ on.
 class Builder {
  public:
-  explicit Builder(const LayoutRules& rules) : rules_(rules) {
+  Builder(const LayoutRules& rules, size_t params) : rules_(rules) {
+    layout_.slots.reserve(params);
     if (!rules.sharded) return;
     end_unit_ = std::lcm(static_cast<uint64_t>(rules.shards), kBucketAlignment);
     if (rules.high_bandwidth_padding) end_unit_ = std::lcm(end_unit_, kHighBandwidthUnit);
@@ -61,13 +62,14 @@ class Builder {
 }  // namespace
 
 Layout make_layout(const std::vector<LayoutParam>& params, const LayoutRules& rules) {
-  Builder builder(rules);
+  Builder builder(rules, params.size());
   for (size_t i = params.size(); i-- > 0;) builder.place(i, params[i]);
   return builder.finish();
 }
 
 std::vector<OwnedRange> owned_ranges(const Layout& layout, int shards, int shard) {
   std::vector<OwnedRange> owned;
+  owned.reserve(layout.slots.size() / static_cast<size_t>(shards) + layout.buckets.size());
   for (uint32_t b = 0; b < layout.buckets.size(); ++b) {
     const BucketRange& bucket = layout.buckets[b];
     const uint64_t piece = (bucket.end - bucket.begin) / static_cast<uint64_t>(shards);

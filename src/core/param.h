@@ -27,15 +27,15 @@ const char* name_of(Placement placement) noexcept;
 
 struct ParamSpec {
   std::string name;
-  DType dtype = DType::f32;
   std::vector<int64_t> shape;
   uint64_t numel = 0;  // follows from the shape; check_param fills it in
+  DType dtype = DType::f32;
   int uses_per_step = 1;
-  bool expert = false;
   Placement placement = Placement::unset;
   int shard_dim = 0, shard_stride = 1;
   int group = 0;
   int32_t use_order = 0;  // parameters are used in ascending order of this, equal ones as registered
+  bool expert = false;
   bool frozen = false;
   bool own_bucket = false;
   std::string tie;  // empty: none

@@ -3,6 +3,7 @@
 #include "core/plan.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -41,13 +42,28 @@ Status check_config(const BufferConfig& config) {
   return {};
 }
 
+// First by the leading bits of the digest, as many as make a few to a place, then within each place: in time that grows with the number.
+template <class Before>
+std::vector<Plan::Name> sort_by_digest(const std::vector<Plan::Name>& unsorted, const Before& before) {
+  const int bits = static_cast<int>(std::bit_width(unsorted.size() / 4 + 1));
+  const auto place_of = [bits](const Plan::Name& name) { return static_cast<size_t>(name.digest >> (64 - bits)); };
+  std::vector<uint32_t> ends((size_t{1} << bits) + 1);  // of what lies before a place, until it is filled
+  for (const Plan::Name& name : unsorted) ++ends[place_of(name) + 1];
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  std::vector<Plan::Name> all(unsorted.size());
+  for (const Plan::Name& name : unsorted) all[ends[place_of(name)]++] = name;
+  size_t begin = 0;
+  for (size_t place = 0; place + 1 < ends.size(); begin = ends[place++]) std::sort(all.begin() + begin, all.begin() + ends[place], before);
+  return all;
+}
+
 // By digests in order: a table of hundreds of thousands of names is slow to walk through in any other.
 Result<std::vector<Plan::Name>> sort_names(const std::vector<ParamSpec>& params) {
   using Name = Plan::Name;
   std::vector<Name> all;
   all.reserve(params.size());
   for (size_t i = 0; i < params.size(); ++i) all.push_back({hash_bytes(params[i].name.data(), params[i].name.size()), i});
-  std::sort(all.begin(), all.end(), [&](const Name& a, const Name& b) {
+  all = sort_by_digest(all, [&](const Name& a, const Name& b) {
     if (a.digest != b.digest) return a.digest < b.digest;
     const int order = params[a.param].name.compare(params[b.param].name);
     return order != 0 ? order < 0 : a.param < b.param;
@@ -81,12 +97,13 @@ Status check_params(Plan* plan) {
   std::vector<ParamSpec>& params = plan->params;
   if (params.size() > UINT32_MAX) return invalid("there are ", params.size(), " parameters; at most ", UINT32_MAX, " are allowed");
   const GridConfig& sizes = plan->grid.config();
-  bool trainable = false;
+  bool trainable = false, tied = false;
   for (size_t i = 0; i < params.size(); ++i) {
     ParamSpec& param = params[i];
     const bool needs_placement = sizes.tp > 1 || sizes.ep > 1 || (param.expert && sizes.expert_tp > 1);
     if (Status bad = check_param(i, needs_placement, &param); !bad) return bad;
     trainable |= !param.frozen;
+    tied |= !param.tie.empty();
     if (plan->config.check_finite && !param.frozen && param.numel >= kMostFindingElements) {
       return invalid(param_label(i, param.name), " has ", param.numel, " elements; with MDP_BUFFER_CHECK_FINITE it must have less than ",
                      kMostFindingElements)
@@ -97,7 +114,7 @@ Status check_params(Plan* plan) {
   auto names = sort_names(params);
   if (!names) return names.status();
   plan->names = *std::move(names);
-  if (Status bad = check_ties(params); !bad) return bad;
+  if (Status bad = tied ? check_ties(params) : Status(); !bad) return bad;
   if (!trainable) return invalid("all ", params.size(), " parameters are frozen; at least one must be trainable");
   return {};
 }
@@ -137,13 +154,14 @@ LayoutRules layout_rules(const Plan& plan, const ArenaPlan& arena) {
 }
 
 // No sum of sizes may come near the end of the integers, not even with the most padding there could be: each parameter aligned, and in a
-// bucket of its own.
-Status check_total(const Plan& plan) {
+// bucket of its own. Counts each arena's elements.
+Status check_total(Plan* plan) {
   uint64_t total = 0;
-  for (const ArenaPlan& arena : plan.arenas) {
+  for (ArenaPlan& arena : plan->arenas) {
     const uint64_t padding = 64 + std::lcm(static_cast<uint64_t>(arena.shards), uint64_t{65536});
     for (const size_t i : arena.params) {
-      const ParamSpec& param = plan.params[i];
+      const ParamSpec& param = plan->params[i];
+      arena.elements += param.numel;
       if (!checked_add(total, param.numel, &total) || !checked_add(total, padding, &total) || total > kMaxElements) {
         return invalid(param_label(i, param.name), " has ", param.numel, " elements, which makes more than ", kMaxElements,
                        " in all with padding: that much cannot be laid out")
@@ -154,12 +172,6 @@ Status check_total(const Plan& plan) {
   return {};
 }
 
-uint64_t elements_of(const Plan& plan, const ArenaPlan& arena) {
-  uint64_t sum = 0;
-  for (const size_t i : arena.params) sum += plan.params[i].numel;
-  return sum;
-}
-
 uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
   const BufferConfig& config = plan.config;
   // One threshold for dense and expert parameters, as in the reference.
@@ -167,19 +179,32 @@ uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
   if (config.no_overlap) return UINT64_MAX;  // nothing is launched early, so one launch is cheapest
   if (config.reference_buckets) return reference_bucket_elements(group_size);
   if (config.bucket_elements != 0) return config.bucket_elements;
-  if (config.bucket_count == 0) return default_bucket_elements(elements_of(plan, arena), group_size);
+  if (config.bucket_count == 0) return default_bucket_elements(arena.elements, group_size);
   uint64_t total = 0;
-  for (const ArenaPlan& each : plan.arenas) total += elements_of(plan, each);
+  for (const ArenaPlan& each : plan.arenas) total += each.elements;
   return std::max<uint64_t>(total / config.bucket_count, 1);
 }
 
-void lay_out(const Plan& plan, ArenaPlan* arena) {
-  std::vector<size_t> used = arena->params;  // in the order of the forward pass
-  const auto before = [&plan](size_t a, size_t b) { return plan.used_before(a, b); };
-  if (!std::is_sorted(used.begin(), used.end(), before)) std::sort(used.begin(), used.end(), before);  // mostly it is: one look at each
+// `used`: an arena's parameters, which come to be in the order of the forward pass. Mostly they are: then one look at each is enough.
+std::vector<LayoutParam> in_order_of_use(const Plan& plan, std::vector<size_t>* used) {
   std::vector<LayoutParam> params;
-  params.reserve(used.size());
-  for (const size_t i : used) params.push_back({plan.params[i].numel, plan.params[i].own_bucket || plan.is_tied(i)});
+  params.reserve(used->size());
+  int32_t last = INT32_MIN;
+  for (const size_t i : *used) {
+    const ParamSpec& param = plan.params[i];
+    if (param.use_order < last) {
+      std::sort(used->begin(), used->end(), [&plan](size_t a, size_t b) { return plan.used_before(a, b); });
+      return in_order_of_use(plan, used);
+    }
+    last = param.use_order;
+    params.push_back({param.numel, param.own_bucket || plan.is_tied(i)});
+  }
+  return params;
+}
+
+void lay_out(const Plan& plan, ArenaPlan* arena) {
+  std::vector<size_t> used = arena->params;
+  const std::vector<LayoutParam> params = in_order_of_use(plan, &used);
   arena->layout = make_layout(params, layout_rules(plan, *arena));
   for (Slot& slot : arena->layout.slots) slot.param = used[slot.param];
   const bool pooled = plan.config.sharding == Sharding::zero_2;
@@ -236,7 +261,7 @@ Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector
   plan.params = std::move(params);
   if (Status bad = check_params(&plan); !bad) return bad;
   plan.arenas = sort_into_arenas(plan);
-  if (Status bad = check_total(plan); !bad) return bad;
+  if (Status bad = check_total(&plan); !bad) return bad;
   for (ArenaPlan& arena : plan.arenas) {
     arena.bucket_elements = resolve_bucket_elements(plan, arena);
     lay_out(plan, &arena);
@@ -292,21 +317,26 @@ bool Plan::has_partial(bool expert) const {
 // Dense, expert, and of each the partial ones, which tensor-parallel ranks must agree on as well; and the world if none of these is the
 // whole of it: other pipeline stages and expert ranks must learn of a problem too. What is tied all agree on.
 std::vector<AgreementPlan> Plan::agreements() const {
+  AgreementPlan parts[4];  // plain, partial; then the experts'
+  bool apart[2];
+  for (const bool expert : {false, true}) {
+    AgreementPlan* const part = parts + (expert ? 2 : 0);
+    part[0].axes = Grid::replica_axes(expert);
+    part[1].axes = part[0].axes | Grid::tp_axes(expert);
+    apart[expert ? 1 : 0] = has_partial(expert);
+  }
+  for (size_t param = 0; param < params.size(); ++param) {
+    const ParamSpec& spec = params[param];
+    if (spec.frozen || is_tied(param)) continue;
+    const size_t expert = spec.expert ? 1 : 0;
+    parts[2 * expert + (apart[expert] && is_partial(spec.placement) ? 1 : 0)].params.push_back(param);
+  }
   std::vector<AgreementPlan> all;
   bool world_covered = false;
-  for (const bool expert : {false, true}) {
-    const Axes axes = Grid::replica_axes(expert), tp = Grid::tp_axes(expert);
-    const bool apart = has_partial(expert);
-    AgreementPlan plain{axes, {}}, partial{axes | tp, {}};
-    for (size_t param = 0; param < params.size(); ++param) {
-      if (params[param].frozen || params[param].expert != expert || is_tied(param)) continue;
-      (apart && is_partial(params[param].placement) ? partial : plain).params.push_back(param);
-    }
-    for (AgreementPlan* const one : {&plain, &partial}) {
-      if (one->params.empty()) continue;
-      world_covered = world_covered || grid.size(one->axes) == grid.world();
-      all.push_back(std::move(*one));
-    }
+  for (AgreementPlan& one : parts) {
+    if (one.params.empty()) continue;
+    world_covered = world_covered || grid.size(one.axes) == grid.world();
+    all.push_back(std::move(one));
   }
   if (world_covered) return all;
   all.push_back({0, {}});

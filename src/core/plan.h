@@ -3,6 +3,7 @@
 // what mdp_buffer_register then allocates are the same object.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -65,6 +66,7 @@ struct ArenaPlan {
   int group_size = 1;                     // ranks that hold replicas of these parameters
   int instances = 1;                      // of the optimizer, each with all of the state; 1 with zero_0
   int shards = 1;                         // group_size / instances, 1 with zero_0
+  uint64_t elements = 0;                  // of its parameters, without padding
   uint64_t bucket_elements = UINT64_MAX;  // what the configuration came to: a bucket closes at this length
   // With zero_2 a bucket's gradients lie in one of a few slots, which buckets take in turn; else, with 0 slots, each has a place of its
   // own.
@@ -185,6 +187,7 @@ constexpr uint64_t agreement_bytes(uint64_t params) {
 // parameters are counted among themselves, so that ranks may hold different numbers of experts; experts by their registration index,
 // because ranks that share them must interleave them equally with the others.
 std::string describe_registration(const Plan& plan, bool expert);
+std::array<uint64_t, 2> digest_registration(const Plan& plan);  // of these texts, dense and expert, without making them
 // What tensor-parallel ranks must agree on: their partial parameters, and how these are cut.
 std::string describe_partial(const Plan& plan, bool expert);
 std::string first_difference(const std::string& mine, const std::string& theirs, int their_rank);

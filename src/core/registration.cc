@@ -2,7 +2,9 @@
 // What ranks must agree on, written as text: equal text means equal layouts, buckets and order of launches.
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
+#include "base/hash.h"
 #include "base/utf8.h"
 #include "core/plan.h"
 
@@ -12,35 +14,38 @@ namespace {
 constexpr std::string_view kAfterParams = "bucket elements of ";  // how the lines after those of the parameters begin
 
 // In quotes, with nothing in it that could be taken for the end of a line.
-std::string escaped(const std::string& name) {
+void append_escaped(std::string* out, const std::string& name) {
   constexpr char kHex[] = "0123456789abcdef";
-  std::string out = "'";
+  *out += '\'';
   for (const char c : name) {
     const auto byte = static_cast<unsigned char>(c);
     if (byte < 0x20 || byte == 0x7f) {
-      out += "\\x";
-      out += kHex[byte >> 4];
-      out += kHex[byte & 15];
+      *out += "\\x";
+      *out += kHex[byte >> 4];
+      *out += kHex[byte & 15];
     } else {
-      if (c == '\\' || c == '\'') out += '\\';
-      out += c;
+      if (c == '\\' || c == '\'') *out += '\\';
+      *out += c;
     }
   }
-  return out + "'";
+  *out += '\'';
 }
 
-std::string describe_param(const ParamSpec& param) {
-  std::string out = escaped(param.name) + " " + name_of(param.dtype) + shape_text(param.shape);
+void append_param(std::string* out, const ParamSpec& param) {
+  append_escaped(out, param.name);
+  append_all(out, " ", name_of(param.dtype));
+  append_shape(out, param.shape);
   // What is said of few parameters only is left out of the others' lines.
-  if (param.uses_per_step != 1) out += text(" used ", param.uses_per_step, " times");
-  if (param.placement != Placement::unset) out += text(" ", name_of(param.placement));
-  if (param.placement == Placement::sharded) out += text(" on dimension ", param.shard_dim, " by ", param.shard_stride);
-  if (param.group != 0) out += text(" group ", param.group);
-  if (param.frozen) out += " frozen";
-  if (param.own_bucket) out += " own bucket";
-  if (param.use_order != 0) out += text(" use order ", param.use_order);
-  if (!param.tie.empty()) out += " tied as " + escaped(param.tie);
-  return out;
+  if (param.uses_per_step != 1) append_all(out, " used ", param.uses_per_step, " times");
+  if (param.placement != Placement::unset) append_all(out, " ", name_of(param.placement));
+  if (param.placement == Placement::sharded) append_all(out, " on dimension ", param.shard_dim, " by ", param.shard_stride);
+  if (param.group != 0) append_all(out, " group ", param.group);
+  if (param.frozen) *out += " frozen";
+  if (param.own_bucket) *out += " own bucket";
+  if (param.use_order != 0) append_all(out, " use order ", param.use_order);
+  if (param.tie.empty()) return;
+  *out += " tied as ";
+  append_escaped(out, param.tie);
 }
 
 std::string describe_config(const Grid& grid, const BufferConfig& config) {
@@ -90,21 +95,43 @@ size_t window(std::string_view a, std::string_view b) {
   return at <= kNear ? 0 : at - kBefore;
 }
 
-}  // namespace
-
-std::string describe_registration(const Plan& plan, bool expert) {
-  std::string out = describe_config(plan.grid, plan.config);
+// take(expert, lines): a line or several at a time. Of hundreds of thousands of parameters the whole text is tens of megabytes.
+template <class Take>
+void tell_registration(const Plan& plan, const Take& take) {
+  std::string line = describe_config(plan.grid, plan.config);
+  for (const bool expert : {false, true}) take(expert, line);
   size_t number = 0;
   for (size_t i = 0; i < plan.params.size(); ++i) {
-    if (plan.params[i].expert != expert) continue;
-    out += text("parameter ", expert ? i : number++, ": ", describe_param(plan.params[i]), "\n");
+    const bool expert = plan.params[i].expert;
+    line.clear();
+    append_all(&line, "parameter ", expert ? i : number++, ": ");
+    append_param(&line, plan.params[i]);
+    line += '\n';
+    take(expert, line);
   }
   // Last, because they follow from the parameters: where those differ too, they are what is to be told.
   for (const ArenaPlan& arena : plan.arenas) {
-    if (arena.expert != expert) continue;
-    out += text(kAfterParams, name_of(arena.param_type), " parameters: ", arena.bucket_elements, "\n");
+    take(arena.expert, text(kAfterParams, name_of(arena.param_type), " parameters: ", arena.bucket_elements, "\n"));
   }
+}
+
+}  // namespace
+
+std::string describe_registration(const Plan& plan, bool expert) {
+  std::string out;
+  tell_registration(plan, [&](bool of_expert, const std::string& lines) {
+    if (of_expert == expert) out += lines;
+  });
   return out;
+}
+
+std::array<uint64_t, 2> digest_registration(const Plan& plan) {
+  std::array<uint64_t, 2> digests{};
+  tell_registration(plan, [&digests](bool expert, const std::string& lines) {
+    uint64_t& digest = digests[expert ? 1 : 0];
+    digest = hash_bytes(lines.data(), lines.size(), digest);
+  });
+  return digests;
 }
 
 std::string describe_partial(const Plan& plan, bool expert) {
@@ -116,8 +143,10 @@ std::string describe_partial(const Plan& plan, bool expert) {
       const ParamSpec& param = plan.params[slot.param];
       if (!is_partial(param.placement)) continue;
       const BucketRange& bucket = arena.layout.buckets[slot.bucket];
-      lines.emplace_back(slot.param, text("partial ", describe_param(param), ": at element ", slot.begin - bucket.begin, " of a bucket of ",
-                                          bucket.end - bucket.begin, "\n"));
+      std::string line = "partial ";
+      append_param(&line, param);
+      append_all(&line, ": at element ", slot.begin - bucket.begin, " of a bucket of ", bucket.end - bucket.begin, "\n");
+      lines.emplace_back(slot.param, std::move(line));
     }
   }
   std::sort(lines.begin(), lines.end());

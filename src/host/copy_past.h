@@ -11,6 +11,9 @@
 
 namespace megadp::host {
 
+// From so many bytes on no cache would hold what is written: each line would be fetched only to be overwritten.
+constexpr size_t kBeyondCaches = size_t{4} << 20;
+
 // Regions do not overlap. What was written is seen by whoever sees a later atomic store of this thread.
 void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) noexcept;
 

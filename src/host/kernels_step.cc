@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an optimizer step does to elements: the sum of squares, a factor, the update rules; compiled once per SIMD target.
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 #include <utility>
 
 #include "base/rules.h"
+#include "host/copy_past.h"
 #include "host/simd.h"
 #include "host/simd_targets.h"
+#include "hwy/cache_control.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "host/kernels_step.cc"
@@ -115,6 +118,8 @@ size_t first_nonfinite(const void* bytes, size_t n) {
 #include "base/rule_list.h"
 #undef MEGADP_ELEMENT
 
+constexpr size_t kLine = 64;  // of a cache
+
 // One element or lanes() of them, by F.
 template <class F, class T>
 HWY_INLINE F get(const T* from) {
@@ -145,25 +150,40 @@ struct UpdateLoop<Rule, Grad, Param, std::index_sequence<k...>> {
     float* master;
     Param* param;
   };
-  template <class F>
+  template <bool past, class F>
   static HWY_INLINE void at(size_t i, const Work& work, StateType<Rule, k>*... state) {
     F values[] = {get<F>(work.master + i), get<F>(state + i)...};
     const F gradient = HWY_NAMESPACE::clipped(get<F>(work.grad + i), F(work.factor), F(work.limit));
     Rule::element(work.constants, gradient, values[0], values[k + 1]...);
     put(values[0], work.master + i);
     (put(values[k + 1], state + i), ...);
-    if constexpr (!std::is_same_v<Param, float>) put(values[0], work.param + i);
+    if constexpr (!std::is_same_v<Param, float>) {
+      if constexpr (past && std::is_same_v<F, F32>) {
+        store_past_caches(values[0], work.param + i);
+      } else {
+        put(values[0], work.param + i);
+      }
+    }
   }
+  template <bool past>
   static HWY_INLINE void run(const Work& work, size_t n, StateType<Rule, k>*... state) {
     size_t i = 0;
-    for (; i + lanes() <= n; i += lanes()) at<F32>(i, work, state...);
-    for (; i < n; i++) at<float>(i, work, state...);
+    if constexpr (past) {
+      for (; i < n && reinterpret_cast<uintptr_t>(work.param + i) % kLine != 0; i++) at<false, float>(i, work, state...);
+    }
+    for (; i + lanes() <= n; i += lanes()) at<past, F32>(i, work, state...);
+    for (; i < n; i++) at<false, float>(i, work, state...);
+    if constexpr (past) hwy::FlushStream();
   }
   static void update(const Update& u) {
     const Work work{
         Rule::constants(u.hyper, *u.steps), u.scalars->grad_factor, u.scalars->grad_limit, static_cast<const Grad*>(u.grad), u.master,
         static_cast<Param*>(u.param)};
-    run(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
+    if constexpr (!std::is_same_v<Param, float>) {
+      // It is only written, and so long that no cache would hold it: each line would be fetched first for nothing.
+      if (u.count * sizeof(Param) >= kBeyondCaches) return run<true>(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
+    }
+    run<false>(work, u.count, static_cast<StateType<Rule, k>*>(u.state[k])...);
   }
 };
 

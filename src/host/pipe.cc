@@ -17,7 +17,6 @@ namespace megadp::host {
 namespace {
 
 constexpr size_t kPieceBytes = 128 << 10;
-constexpr size_t kBeyondCaches = 4 << 20;                      // what is received is written past them: no cache would hold it anyway
 constexpr uint64_t kPieces = kStagingHalfBytes / kPieceBytes;  // that fit in at a time
 
 // Also a message of nothing is one piece: its receiver has to say that it came.

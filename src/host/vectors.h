@@ -109,11 +109,11 @@ HWY_INLINE F32 load(const Bf16* from) {
 HWY_INLINE void store(F32 value, float* to) {
   hn::StoreU(value.v, FloatTag(), to);
 }
-HWY_INLINE void store_halves(U32 value, uint16_t* to) {
-  hn::StoreU(hn::TruncateTo(HalfTag(), value.v), HalfTag(), to);
+HWY_INLINE hn::Vec<HalfTag> halves(U32 value) {
+  return hn::TruncateTo(HalfTag(), value.v);
 }
-HWY_INLINE void store(F32 value, Bf16* to) {
-  store_halves(bf16_from_bits(as_bits(value)), &to->bits);
+HWY_INLINE hn::Vec<HalfTag> rounded(F32 value, const Bf16*) {
+  return halves(bf16_from_bits(as_bits(value)));
 }
 
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
@@ -122,17 +122,32 @@ using F16Tag = hn::Rebind<hwy::float16_t, FloatTag>;
 HWY_INLINE F32 load(const F16* from) {
   return F32(hn::PromoteTo(FloatTag(), hn::BitCast(F16Tag(), hn::LoadU(HalfTag(), &from->bits))));
 }
-HWY_INLINE void store(F32 value, F16* to) {
-  hn::StoreU(hn::BitCast(HalfTag(), hn::DemoteTo(F16Tag(), value.v)), HalfTag(), &to->bits);
+HWY_INLINE hn::Vec<HalfTag> rounded(F32 value, const F16*) {
+  return hn::BitCast(HalfTag(), hn::DemoteTo(F16Tag(), value.v));
 }
 #else
 HWY_INLINE F32 load(const F16* from) {
   return as_float(bits_from_f16(load_halves(&from->bits)));
 }
-HWY_INLINE void store(F32 value, F16* to) {
-  store_halves(f16_from_bits(as_bits(value)), &to->bits);
+HWY_INLINE hn::Vec<HalfTag> rounded(F32 value, const F16*) {
+  return halves(f16_from_bits(as_bits(value)));
 }
 #endif
+
+template <class T>
+HWY_INLINE void store(F32 value, T* to) {
+  hn::StoreU(rounded(value, to), HalfTag(), &to->bits);
+}
+// Past the caches, to a multiple of as many bytes as are written; hwy::FlushStream orders them before later stores. Highway writes no less
+// than 16 bytes that way: where lanes() halves are shorter, as any store.
+template <class T>
+HWY_INLINE void store_past_caches(F32 value, T* to) {
+#if HWY_MAX_BYTES >= 32
+  hn::Stream(rounded(value, to), HalfTag(), &to->bits);
+#else
+  store(value, to);
+#endif
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace megadp::host

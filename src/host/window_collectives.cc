@@ -34,7 +34,6 @@ bool is_staged(const Call& call) {
 
 // A piece that no cache holds anyway is written past them: a quarter faster than fetching each line to overwrite it.
 void copy_piece(std::byte* to, const std::byte* from, size_t bytes) {
-  constexpr size_t kBeyondCaches = 4 << 20;
   if (bytes >= kBeyondCaches) {
     copy_past_caches(to, from, bytes);
   } else {

@@ -404,8 +404,10 @@ static void the_newest_are_kept(void** state) {
   config.keep = 2;
   OK(mdp_checkpoint_save(&config, NULL));
   CHECK(entries(directory) == 2 && exists(directory, "checkpoint-000002") && exists(directory, "checkpoint-000003"));
-  /* One without a manifest is none, but its number is taken. */
+  /* One without a manifest is none, but its number is taken; with less digits it is a folder of somebody else's. */
   char at[800];
+  snprintf(at, sizeof at, "%s/checkpoint-77", directory);
+  CHECK(mkdir(at, 0700) == 0);
   snprintf(at, sizeof at, "%s/checkpoint-000009", directory);
   CHECK(mkdir(at, 0700) == 0);
   char json[20000];

@@ -3,6 +3,7 @@
  * ranks get from them. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "channels.h"
 
@@ -236,7 +237,41 @@ static void different(void** state) {
   run_ranks(2, disagree, NULL);
 }
 
+/* Of two peers that do not come the one that was to be sent to is blamed. And a rank that has gone on is not said to wait in a message that
+ * is over. */
+static void late(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, UINT64_C(1500000000));
+  double data[3] = {0}, got[3] = {0};
+  const mdp_tensor t = array(data, &three), u = array(got, &three);
+  if (rank == 1) OK(mdp_send(comm, &t, 0, NULL, NULL));
+  if (rank == 0) OK(mdp_recv(comm, &u, 1, NULL, NULL));
+  if (rank == 0) {
+    const mdp_status status = mdp_send_recv(comm, &t, 1, &u, 2, NULL, NULL);
+    const char* const sentence = mdp_last_error();
+    CHECK(status == MDP_E_TIMEOUT);
+    if (!CHECK(strstr(sentence, "waits in send") == NULL)) fprintf(stderr, "  %s\n", sentence);
+    SIZED(mdp_error_info, info);
+    OK(mdp_comm_error_info(comm, &info));
+    CHECK(info.status == MDP_E_TIMEOUT && info.rank == 1);
+  }
+  for (int wait = 0; rank != 0 && wait < 600; ++wait) { /* that rank 0 has given up says the communicator */
+    SIZED(mdp_error_info, info);
+    OK(mdp_comm_error_info(comm, &info));
+    if (info.status != MDP_OK) break;
+    usleep(100000);
+  }
+  mdp_comm_destroy(comm);
+}
+
+static void late_peers(void** state) {
+  (void)state;
+  if (ON_CUDA) SKIP("lanes have messages of their own");
+  run_ranks(3, late, NULL);
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(counts), TEST(ranks), TEST(copies), TEST(exchanges), TEST(exchanges_on_device), TEST(different)};
+  const struct CMUnitTest tests[] = {TEST(counts),    TEST(ranks),     TEST(copies), TEST(exchanges), TEST(exchanges_on_device),
+                                     TEST(different), TEST(late_peers)};
   return cmocka_run_group_tests(tests, open_alone, close_alone);
 }

@@ -370,11 +370,40 @@ static void looked_at_masters_follow(void** state) {
   model_close(&m);
 }
 
+/* An infinite norm calls for clipping, and a step that is skipped has clipped nothing. */
+static void a_skipped_step_is_not_clipped(void** state) {
+  (void)state;
+  model m = model_open(0);
+  mdp_param_group groups[COUNT] = {{.struct_size = sizeof groups[0]}, {.struct_size = sizeof groups[0]}, {.struct_size = sizeof groups[0]}};
+  SIZED(mdp_optimizer_config, config);
+  config.max_grad_norm = 1;
+  config.param_groups = groups;
+  config.param_group_count = COUNT;
+  mdp_optimizer* clipping = NULL;
+  OK(mdp_optimizer_create(m.buffer, &config, &clipping));
+  for (int finite = 0; finite < 2; ++finite) {
+    for (size_t p = 0; p < COUNT; ++p) {
+      float values[70];
+      for (int i = 0; i < 70; ++i) values[i] = 3;
+      if (!finite) values[1] = INFINITY;
+      const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &sizes[p]);
+      OK(mdp_grad_put(m.buffer, p, &t, 0, NULL));
+    }
+    SIZED(mdp_step_config, scaled);
+    SIZED(mdp_step_report, report);
+    scaled.loss_scale = 2;
+    OK(mdp_optimizer_step(clipping, &scaled, &report, NULL));
+    CHECK(report.clip_factor < 1 && report.flags == (finite ? MDP_STEPPED_CLIPPED : MDP_STEPPED_SKIPPED));
+  }
+  mdp_optimizer_destroy(clipping);
+  model_close(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(gaps_stay_zero),           TEST(merged_updates_have_the_same_bits), TEST(ranges_say_the_bucket),
       TEST(the_place_is_named),       TEST(the_place_is_named_by_its_owner),   TEST(written_state_holds),
-      TEST(looked_at_masters_follow),
+      TEST(looked_at_masters_follow), TEST(a_skipped_step_is_not_clipped),
   };
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -73,7 +73,7 @@ static int action(const model* m, unsigned step, unsigned b, unsigned rank, unsi
   if (drawn(m->seed, EVERYWHERE, step, p, 0, 8) == 0) return SKIPPED; /* on all ranks, in all microbatches */
   const unsigned chance = drawn(m->seed, ACTION, step * 4 + b, rank, p, 10);
   if (chance < 2) return m->missing == MDP_MISSING_ERROR && b + 1 == microbatches(m, step) ? PUT : ABSENT;
-  return chance == 2 && m->missing != MDP_MISSING_ZERO ? SKIPPED : PUT;
+  return chance == 2 ? SKIPPED : PUT;
 }
 
 static unsigned parts(const model* m, unsigned step, unsigned b, unsigned rank, unsigned p) {

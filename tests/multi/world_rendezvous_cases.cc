@@ -115,6 +115,19 @@ void different_sizes_are_refused() {
   says(log.all(), {"refused rank 1", "one of 3 ranks"});
 }
 
+// Once a rank has come as it should, nobody is told any more how it was refused before.
+void a_refusal_is_forgotten() {
+  const std::string job = fresh_job();
+  on_threads(2, [&](int rank) {
+    if (rank == 1) {
+      fails(World::join(launch_of(job, 1, 2), 60 * kSecond).status(), Code::invalid, {"rank 1 was started as one of 2 ranks"});
+    }
+    const Status status = World::join(launch_of(job, rank, 3), (rank == 1 ? 3 : 60) * kSecond).status();
+    fails(status, Code::timeout, {"rank 2 did not come"});
+    check(status.text().find("refused") == std::string::npos, "an old refusal is told: " + status.text());
+  });
+}
+
 // A second rank 1 is told so when its time is over; and until then it waits for the next rendezvous of the job.
 void a_rank_may_come_once() {
   std::string job = fresh_job();
@@ -485,6 +498,7 @@ void rendezvous_cases() {
   a_missing_hub_is_named();
   the_earliest_deadline_counts_for_all();
   different_sizes_are_refused();
+  a_refusal_is_forgotten();
   a_rank_may_come_once();
   jobs_do_not_meet("", 0);
   jobs_do_not_meet("127.0.0.1", port.number());

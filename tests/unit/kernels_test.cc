@@ -517,6 +517,26 @@ void updates(const Kernels& kernels, uint32_t number, DType grad_type, DType par
   }
 }
 
+// So many elements that the parameter is written past the caches: the bits of as many in pieces, which are not.
+void long_updates(const Kernels& kernels, DType param_type) {
+  constexpr size_t n = (size_t{1} << 21) + 77, piece = 99991;
+  Launch launch(0, DType::f32, param_type, n), expected = launch;
+  check(host::update(launch.update(), kernels).ok(), "update");
+  for (size_t begin = 0; begin < n; begin += piece) {
+    Update part = expected.update();
+    part.count = std::min(piece, n - begin);
+    part.grad = static_cast<const float*>(part.grad) + begin;
+    part.master += begin;
+    part.param = static_cast<std::byte*>(part.param) + begin * size_of(param_type);
+    for (size_t k = 0; k < launch.state.size(); k++) part.state[k] = static_cast<float*>(part.state[k]) + begin;
+    check(host::update(part, kernels).ok(), "update");
+  }
+  const std::string what = name(kernels, "a long update", DType::f32, param_type, n);
+  arrays_equal(launch.master, expected.master, true, what + " master");
+  arrays_equal(launch.param, expected.param, true, what + " param");
+  for (size_t k = 0; k < launch.state.size(); k++) arrays_equal(launch.state[k], expected.state[k], true, what + " state");
+}
+
 // 40 steps beside a float64 AdamW on the same gradients, written from the paper. A step rounds p three times (the decay's factor, the
 // product, the difference), each by half a unit of 2^-23 at most; what the rounding of an update of size lr adds is far below that. The
 // hyperparameters are large, so that a wrong order of operations shows.
@@ -576,6 +596,7 @@ int main() {
         for (const DType param_type : kStorage) updates(kernels, rule, grad_type, param_type);
       }
     }
+    for (const DType param_type : {DType::bf16, DType::f16}) long_updates(kernels, param_type);
     adamw_formula(kernels);
   }
   average_of_f64_ones();

@@ -386,6 +386,35 @@ void compares_registrations() {
   check_equal(describe({param("v\n", {2})}).find("'v\\x0a' f32[2]") != std::string::npos, true, "escapes");
 }
 
+// The digests differ where the texts do, whatever comes behind.
+void digests_registrations() {
+  const auto digest = [](const std::vector<ParamSpec>& params) { return digest_registration(plan_of(2, {}, params)); };
+  auto expert = param("e", {7});
+  expert.expert = true;
+  const auto base = digest({param("v", {2}), expert, param("w", {4, 8})});
+  check(base == digest({param("v", {2}), expert, param("w", {4, 8})}), "the same");
+  const auto other = digest({param("v", {3}), expert, param("w", {4, 8})});
+  check(base[0] != other[0] && base[1] == other[1], "another dense parameter");
+  const auto moved = digest({expert, param("v", {2}), param("w", {4, 8})});
+  check(base[0] == moved[0] && base[1] != moved[1], "an expert elsewhere");
+}
+
+// Of many names each is found, and one that comes twice is refused, wherever the two are.
+void finds_names() {
+  std::vector<ParamSpec> params;
+  for (size_t i = 0; i < 3000; ++i) params.push_back(param(text("p", i), {1}));
+  const Plan plan = plan_of(2, {}, params);
+  size_t wrong = 0;
+  for (size_t i = 0; i < params.size(); ++i) wrong += plan.find(params[i].name) != i;
+  check_equal(wrong, 0U, "names not found");
+  check(!plan.find("p3000") && !plan.find(""), "a name that is not there");
+  for (size_t i = 0; i < params.size(); i += 100) {
+    std::vector<ParamSpec> twice = params;
+    twice.push_back(params[i]);
+    refuse(twice, {"parameter 3000", text("same name as parameter ", i)}, 3000);
+  }
+}
+
 // Strange text from another rank is only ever a difference.
 void compares_anything() {
   const std::string mine = *rc::gen::string<std::string>(), theirs = *rc::gen::string<std::string>();
@@ -660,6 +689,8 @@ int main() {
   counts_communicators();
   orders_launches();
   compares_registrations();
+  digests_registrations();
+  finds_names();
   writes_the_documented_line();
   plans_for_many_ranks();
   check(rc::check("plans are whole", plans_are_whole), "whole");

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A parameter that is put, skipped or left out, in all ways over the microbatches of a step and over ranks: every sharding judges it alike.
+ * Gradients are small whole numbers, so that all orders of adding have the same bits. */
+#include "layers.h"
+
+static int setup(void** state) {
+  (void)state;
+  be_alone();
+  return 0;
+}
+
+enum {
+  MICROBATCHES = 3,
+  PATTERNS = 27, /* of three choices in each of them */
+  STEPS = 27
+};
+enum {
+  LEFT_OUT,
+  SKIPPED,
+  PUT
+};
+
+/* What a rank does about a parameter: within STEPS steps all patterns, beside others of the other rank. */
+static int choice(int32_t rank, int p, int step, int microbatch) {
+  int pattern = (step + p * 5 + rank * (7 + 3 * p)) % PATTERNS;
+  for (int i = 0; i < microbatch; ++i) pattern /= 3;
+  return pattern % 3;
+}
+
+static void bring(const model* m, int step, int microbatch) {
+  for (int p = LAYERS; p-- > 0;) {
+    const int what = choice(m->rank, p, step, microbatch);
+    if (what == SKIPPED) OK(mdp_grad_skip(m->buffer, (size_t)p));
+    if (what != PUT) continue;
+    float values[LONGEST];
+    for (int64_t i = 0; i < lengths[p]; ++i) values[i] = (float)((i * 7 + p + step + m->rank * 5 + microbatch * 3) % 11 - 5);
+    const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &lengths[p]);
+    OK(mdp_grad_put(m->buffer, (size_t)p, &t, 0, NULL));
+  }
+}
+
+/* Whether the step takes the parameter along: a rank has a gradient of it, or adds a zero that nobody told it to leave out. */
+static int is_taken(const kind* k, int32_t ranks, int p, int step) {
+  for (int32_t rank = 0; rank < ranks; ++rank) {
+    int puts = 0, skips = 0;
+    for (int b = 0; b < MICROBATCHES; ++b) {
+      puts += choice(rank, p, step, b) == PUT;
+      skips += choice(rank, p, step, b) == SKIPPED;
+    }
+    if (puts > 0 || (skips == 0 && k->missing == MDP_MISSING_ZERO)) return 1;
+  }
+  return 0;
+}
+
+static void train(mdp_comm* comm, const void* argument) {
+  static const mdp_sharding shardings[] = {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2};
+  kind kinds[3];
+  model models[3];
+  for (int i = 0; i < 3; ++i) {
+    kinds[i] = *(const kind*)argument;
+    kinds[i].sharding = shardings[i];
+    models[i] = model_on(comm, &kinds[i]);
+  }
+  uint64_t expected[LAYERS] = {0};
+  for (int step = 0; step < STEPS; ++step) {
+    for (int i = 0; i < 3; ++i) {
+      for (int b = 0; b < MICROBATCHES; ++b) {
+        OK(mdp_microbatch_begin(models[i].buffer, b == MICROBATCHES - 1));
+        bring(&models[i], step, b);
+      }
+      step_and_wait(models[i].optimizer);
+    }
+    for (int p = 0; p < LAYERS; ++p) {
+      expected[p] += (uint64_t)is_taken(&kinds[0], models[0].size, p, step);
+      for (int i = 0; i < 3; ++i) {
+        uint64_t steps = 0;
+        OK(mdp_optimizer_steps(models[i].optimizer, (size_t)p, &steps));
+        if (CHECK(steps == expected[p])) continue;
+        fprintf(stderr, "  policy %u, sharding %u, %d ranks, step %d, parameter %d: %d steps, not %d\n", kinds[i].missing,
+                kinds[i].sharding, (int)models[0].size, step, p, (int)steps, (int)expected[p]);
+      }
+    }
+    CHECK(same_params(&models[0], &models[1]));
+    CHECK(same_params(&models[0], &models[2]));
+  }
+  for (int i = 0; i < 3; ++i) model_drop(&models[i]);
+}
+
+static void shardings_judge_alike(void** state) {
+  (void)state;
+  for (int32_t ranks = 1; ranks <= 2; ++ranks) {
+    for (mdp_missing missing = MDP_MISSING_ZERO; missing <= MDP_MISSING_SKIP; ++missing) {
+      const kind k = {.missing = missing, .tp = 1, .max_grad_norm = -1};
+      run_on_comms(ranks, train, &k);
+    }
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike)};
+  return cmocka_run_group_tests(tests, setup, NULL);
+}
