@@ -357,6 +357,8 @@ class Load {
   Status verify() {
     for (const CheckpointPart& part : config_.parts) {
       if (Status same = part.buffer->verify(); !same) return same.with_context(kLoad);
+      if (!part.optimizer) continue;
+      if (Status same = part.optimizer->verify(kLoad); !same) return same;
     }
     return {};
   }
