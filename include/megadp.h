@@ -952,8 +952,8 @@ MDP_API mdp_status mdp_checkpoint_data(const char* directory, int32_t rank, void
 MDP_API mdp_status mdp_checkpoint_verify(const char* directory, char* damage, size_t capacity, size_t* needed);
 
 /* Writes the newest checkpoint's parameters and tensors, whole, under their names, as an ordinary safetensors file, path. With more than
- * most_bytes of data (0: any) as several and path.index.json. Over nothing; whole or not there. Local; needs 2 MiB. Errors: INVALID (path,
- * or it is there), SYSTEM, CORRUPT, UNSUPPORTED. */
+ * most_bytes of data (0: any) as several and path.index.json. Over nothing; whole or not there. Local; needs 2 MiB, and 1 MiB for each rank
+ * that has saved, of 64 at most. Errors: INVALID (path, or it is there), SYSTEM, CORRUPT, UNSUPPORTED. */
 MDP_API mdp_status mdp_checkpoint_export(const char* directory, const char* path, uint64_t most_bytes);
 
 /* ── Request. Local, any thread ──────────────────────────────────────────────────────────────────────────────────────────────── */

@@ -11,8 +11,10 @@
 #include "api/handle.h"
 #include "api/intake.h"
 #include "api/tensor.h"
+#include "control/agreement.h"
 #include "core/checkpoint_export.h"
 #include "core/checkpoint_source.h"
+#include "files/json_value.h"
 
 using namespace megadp;
 
@@ -131,25 +133,48 @@ Result<CheckpointConfig> take_checkpoint_config(const mdp_checkpoint_config* giv
   return config;
 }
 
+// Of the ranks that make a call with this; null if it is no good. What is good takes no memory to look at.
+World* world_of(const mdp_checkpoint_config* given) {
+  const auto config = take(given, "config");
+  if (!config || config->part_count == 0) return nullptr;
+  const auto parts = Array<mdp_checkpoint_part>::open(config->parts, config->part_count, "config.parts");
+  if (!parts) return nullptr;
+  const auto part = parts->take_at(0);
+  if (!part || !has_mark(part->buffer, kBufferHandle)) return nullptr;
+  World* const world = part->buffer->context->world.get();
+  return world->in_forked_child() ? nullptr : world;
+}
+
+// The others wait for this rank: also where it has no memory to read its arguments.
+template <class Body>
+Status call_with_others(const mdp_checkpoint_config* given, const Body& body) {
+  World* const world = world_of(given);
+  return world == nullptr ? body() : with_others(*world, body);
+}
+
 }  // namespace
 
 mdp_status mdp_checkpoint_save(const mdp_checkpoint_config* config, mdp_request** out) {
   return guard([&]() -> Status {
     if (Status status = check_request_out(out); !status) return status;
-    auto ours = take_checkpoint_config(config, Access::read);
-    if (!ours) return ours.status();
-    if (out == nullptr) return save_checkpoint(*ours);
-    auto request = prepare_request(out, ours->grid()->world()->shared_context(), nullptr);
-    auto pending = start_saving_checkpoint(*ours);
-    if (!pending) return pending.status();
-    return give_request(std::move(request), *std::move(pending), out);
+    return call_with_others(config, [&]() -> Status {
+      auto ours = take_checkpoint_config(config, Access::read);
+      if (!ours) return ours.status();
+      if (out == nullptr) return save_checkpoint(*ours);
+      auto request = prepare_request(out, ours->grid()->world()->shared_context(), nullptr);
+      auto pending = start_saving_checkpoint(*ours);
+      if (!pending) return pending.status();
+      return give_request(std::move(request), *std::move(pending), out);
+    });
   });
 }
 
 mdp_status mdp_checkpoint_load(const mdp_checkpoint_config* config) {
   return guard([&]() -> Status {
-    auto ours = take_checkpoint_config(config, Access::write);
-    return ours ? load_checkpoint(*ours) : ours.status();
+    return call_with_others(config, [&]() -> Status {
+      auto ours = take_checkpoint_config(config, Access::write);
+      return ours ? load_checkpoint(*ours) : ours.status();
+    });
   });
 }
 

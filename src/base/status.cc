@@ -2,6 +2,7 @@
 #include "base/status.h"
 
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 namespace megadp {
@@ -40,6 +41,15 @@ const char* code_name(Code code) noexcept {
       return "MDP_E_INTERNAL";
   }
   return "unknown status";
+}
+
+Status Status::out_of_memory() noexcept {
+  // So short that the string holds it itself; owned by nobody, and never destroyed.
+  alignas(Detail) static std::byte room[sizeof(Detail)];
+  static const Detail* const detail = new (room) Detail{Code::memory, {}, "out of memory"};
+  Status status;
+  status.detail_ = std::shared_ptr<const Detail>(std::shared_ptr<const Detail>(), detail);
+  return status;
 }
 
 const std::string& Status::text() const noexcept {

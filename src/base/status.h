@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Status: the outcome of a call as a value. Free when all is well (one null pointer); otherwise a code, a sentence for a person, and what
 // is known of who and what is to blame. Result<T>: a T or a failed Status. Exceptions are not used for outcomes; what the standard
-// library throws (bad_alloc) is caught at the C boundary.
+// library throws (bad_alloc) is caught at the C boundary, or by attempt() where other ranks wait for this one.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -47,6 +48,8 @@ class [[nodiscard]] Status {
   Status() noexcept = default;
   Status(Code code, std::string text, Blame blame = {})
       : detail_(code == Code::ok ? nullptr : std::make_shared<const Detail>(Detail{code, blame, std::move(text)})) {}
+  // Code::memory, made without any.
+  static Status out_of_memory() noexcept;
 
   bool ok() const noexcept { return detail_ == nullptr; }
   explicit operator bool() const noexcept { return ok(); }
@@ -87,6 +90,16 @@ Status internal_error(const Args&... args) {
 
 // "what: strerror(error)".
 Status system_error(const std::string& what, int error);
+
+// Memory that runs out in the body is a failure like any other.
+template <class Body>
+Status attempt(Body&& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    return Status::out_of_memory();
+  }
+}
 
 template <class T>
 class [[nodiscard]] Result {

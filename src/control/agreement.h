@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -24,6 +25,18 @@ struct Subject {
 // returned on each. Where the World fails meanwhile, `mine` if that is a failure, otherwise the World's. Collective, blocking. `line`: see
 // World::exchange.
 Status agree(World& world, const std::vector<int>& members, const Subject& on, const Status& mine, uint64_t line = 0);
+
+// A body that the other ranks take part in. Where memory runs out in it, in the midst of an exchange, they learn of it as a failure of the
+// World: they do not agree any more on where they are. What each rank does by itself is better an attempt(), which they agree on.
+template <class Body>
+Status with_others(World& world, Body&& body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    world.fail(Status::out_of_memory());
+    return Status::out_of_memory();
+  }
+}
 
 // World::exchange of plain data without pointers.
 template <class T>

@@ -293,26 +293,32 @@ Status merge(const CheckpointConfig& config, const std::vector<std::string>& tol
 }  // namespace
 
 Result<CheckpointArrays> gather_arrays(const CheckpointConfig& config, const char* call) {
-  const auto describe_mine = [&]() -> Result<std::string> {
+  std::string mine;
+  const Status described = attempt([&]() -> Status {
     for (const CheckpointPart& part : config.parts) {
       if (Status loaded = part.buffer->arenas().check_loaded(); !loaded) return loaded;
       if (Status settled = part.buffer->arenas().settle(); !settled) return settled;
     }
-    return describe(config, config.grid()->world()->size());
-  };
-  const auto mine = describe_mine();
+    auto arrays = describe(config, config.grid()->world()->size());
+    if (arrays) mine = *std::move(arrays);
+    return arrays.status();
+  });
   World& world = *config.context().world;
-  if (Status all = agree(world, config.members(), {call}, mine.status()); !all) return all;
-  auto told = world.exchange(config.members(), call, *mine);
+  if (Status all = agree(world, config.members(), {call}, described); !all) return all;
+  auto told = world.exchange(config.members(), call, mine);
   if (!told) return told.status();
   CheckpointArrays all;
-  if (Status merged = merge(config, *told, &all); !merged) return merged;
-  for (const CheckpointPart& part : config.parts) {
-    if (!part.optimizer) continue;
-    auto described = part.optimizer->stored();
-    if (!described) return described.status();
-    all.optimizers.push_back(*std::move(described));
-  }
+  const Status merged = attempt([&]() -> Status {
+    if (Status same = merge(config, *told, &all); !same) return same;
+    for (const CheckpointPart& part : config.parts) {
+      if (!part.optimizer) continue;
+      auto stored = part.optimizer->stored();
+      if (!stored) return stored.status();
+      all.optimizers.push_back(*std::move(stored));
+    }
+    return {};
+  });
+  if (!merged) return merged;
   return all;
 }
 

@@ -10,9 +10,9 @@
 #include "base/shape.h"
 #include "core/checkpoint_source.h"
 #include "files/checkpoint_folder.h"
+#include "files/json_value.h"
 #include "files/model_files.h"
 #include "files/safetensors_file.h"
-#include "files/safetensors_json.h"
 
 namespace megadp {
 namespace {
@@ -161,9 +161,9 @@ Status export_checkpoint(const std::string& directory, const std::string& path, 
   if (!id) return id.status();
   auto pending = PendingCheckpoint::create(folder, *id);
   if (!pending) return pending.status();
-  Status done = model.write(pending->folder());
+  Status done = attempt([&] { return model.write(pending->folder()); });
   if (done.ok()) done = pending->commit_files(names);
-  if (!done.ok()) pending->abandon();
+  pending->abandon();
   return done;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint's arrays, whole, as ordinary safetensors files. Local: needs no ranks, and memory for a MiB at a time.
+// A checkpoint's arrays, whole, as ordinary safetensors files. Local: needs no ranks, and memory for a MiB at a time and
+// one more of each file that is open (see CheckpointSource).
 #pragma once
 
 #include <cstdint>

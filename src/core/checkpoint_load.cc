@@ -44,15 +44,14 @@ class Load {
   Load& operator=(const Load&) = delete;
 
   Status run() {
-    const Status waited = config_.context().saves.wait();
+    const Status waited = attempt([this] { return config_.context().saves.wait(); });
     if (Status same = compare_checkpoint_configs(config_, kLoad); !same) return same;
-    if (!waited.ok()) return waited;  // the World has failed
     // So that one that failed can be made good.
     for (const CheckpointPart& part : config_.parts) part.buffer->arenas().set_loaded(true);
-    if (Status ready = agree_on(prepare()); !ready) return ready;
+    if (Status ready = prepare(waited); !ready) return ready;
     leave_loaded_.assign(config_.parts.size(), false);
-    if (Status copied = agree_on(copy()); !copied) return copied;
-    if (Status finished = agree_on(finish()); !finished) return finished;
+    if (Status copied = agree_on(attempt([this] { return copy(); })); !copied) return copied;
+    if (Status gathered = agree_on(gather()); !gathered) return gathered;
     if (Status same = verify(); !same) return same;
     leave_loaded_.assign(config_.parts.size(), true);
     return {};
@@ -62,11 +61,16 @@ class Load {
   Status agree_on(const Status& mine) { return agree(world_, config_.members(), {kLoad}, mine, World::kFilesLine); }
 
   // All ranks come through every collective of it, or none comes to the next.
-  Status prepare() {
+  Status prepare(const Status& waited) {
+    if (Status all = agree_on(waited); !all) return all;
     auto here = gather_arrays(config_, kLoad);
     if (Status all = agree_on(here.status()); !all) return all;
     here_ = *std::move(here);
     if (Status opened = open_source(); !opened) return opened;
+    return agree_on(attempt([this] { return plan_all(); }));
+  }
+
+  Status plan_all() {
     if (Status same = compare_arrays(); !same) return same;
     Status planned;
     for (const StoredArray& target : here_.arrays) {
@@ -85,29 +89,35 @@ class Load {
   // Rank 0 finds the checkpoint, so that all read the same while another job may save.
   Status open_source() {
     const bool first = config_.grid()->world()->rank() == 0;
+    std::string mine;
     Status found;
     if (first) {
-      auto source = CheckpointSource::open(config_.directory);
-      found = source.status();
-      if (source) source_ = std::make_unique<CheckpointSource>(*std::move(source));
+      found = attempt([&]() -> Status {
+        if (Status opened = open_source(config_.directory); !opened) return opened;
+        mine = name_of_source();
+        return {};
+      });
     }
-    const std::string mine = source_ ? text(source_->path(), "\n", source_->digest()) : std::string();
     auto told = world_.broadcast(config_.members(), kLoad, mine, World::kFilesLine);
     if (!told) return told.status();
     if (!first && !told->empty()) {
-      const std::string path = told->substr(0, told->find('\n'));
-      auto source = CheckpointSource::open(path);
-      found = source.status().with_context(text("of ", path, ", which rank 0 has found"));
-      if (source) {
-        source_ = std::make_unique<CheckpointSource>(*std::move(source));
-        if (text(path, "\n", source_->digest()) != *told) {
-          found = Status(Code::corrupt,
-                         text(path, " holds another checkpoint here than on rank 0: the directory must be the same on all hosts"));
-        }
-      }
+      found = attempt([&]() -> Status {
+        const std::string path = told->substr(0, told->find('\n'));
+        if (Status opened = open_source(path); !opened) return opened.with_context(text("of ", path, ", which rank 0 has found"));
+        if (name_of_source() == *told) return {};
+        return Status(Code::corrupt,
+                      text(path, " holds another checkpoint here than on rank 0: the directory must be the same on all hosts"));
+      });
     }
     return agree_on(found);
   }
+
+  Status open_source(const std::string& directory) {
+    auto source = CheckpointSource::open(directory);
+    if (source) source_ = std::make_unique<CheckpointSource>(*std::move(source));
+    return source.status();
+  }
+  std::string name_of_source() const { return text(source_->path(), "\n", source_->digest()); }
 
   bool is_optional(const std::string& name) const {
     return std::any_of(config_.optional.begin(), config_.optional.end(),
@@ -290,7 +300,7 @@ class Load {
     for (auto& [tensor, values] : tensors_) {
       if (Status copied = copy_tensor(config_, *tensor, values, Copy::from_dense); !copied) return copied;
     }
-    return {};
+    return adopt();
   }
 
   // On a device all of it at once, from the host's memory.
@@ -316,8 +326,8 @@ class Load {
     return staging.empty() ? Status() : backend.write(job.data, staging.data(), staging.size());
   }
 
-  // What follows from the owned ranges: step counts, versions, and the other ranks' ranges.
-  Status finish() {
+  // What goes with the owned ranges: step counts and versions.
+  Status adopt() {
     for (const Progress& progress : progress_) {
       Optimizer& optimizer = *progress.part->optimizer;
       if (Status set = optimizer.set_steps(progress.taken, progress.steps); !set) return set;
@@ -330,11 +340,16 @@ class Load {
         (void)loaded.part->buffer->params().count_change(loaded.param);
       }
     }
-    for (const CheckpointPart& part : config_.parts) {
-      if (Status gathered = part.buffer->gather_params(); !gathered) return gathered;
-    }
     if (casts_ > 0 && config_.grid()->world()->rank() == 0) {
       log(LogLevel::warning, text(kLoad, ": ", casts_, casts_ == 1 ? " array is" : " arrays are", " cast, the first ", first_cast_));
+    }
+    return {};
+  }
+
+  // The other ranks' ranges.
+  Status gather() {
+    for (const CheckpointPart& part : config_.parts) {
+      if (Status gathered = part.buffer->gather_params(); !gathered) return gathered;
     }
     return {};
   }
@@ -342,6 +357,8 @@ class Load {
   Status verify() {
     for (const CheckpointPart& part : config_.parts) {
       if (Status same = part.buffer->verify(); !same) return same.with_context(kLoad);
+      if (!part.optimizer) continue;
+      if (Status same = part.optimizer->verify(kLoad); !same) return same;
     }
     return {};
   }

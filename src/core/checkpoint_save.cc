@@ -29,20 +29,18 @@ class Save {
 
   Status run() {
     if (Status ready = prepare(); !ready) return ready;
-    return write_->run(collect());
+    return write_->run(attempt([this] { return collect(); }));
   }
 
   // In the background, from a copy. The others write also if this rank cannot, and learn of it.
   Result<std::shared_ptr<Request>> start() {
     if (Status ready = prepare(); !ready) return ready;
-    Status mine = collect();
-    if (mine.ok()) mine = copy_pieces();
-    write_->given_up = given_up();
-    if (Status submitted = context_.saves.submit(context_.backend->control(), write_, mine); !submitted) {
-      (void)write_->run(submitted);
-      return submitted;
-    }
-    return context_.saves.request(config_.parts.front().buffer->arenas().shared_context());
+    const Status mine = attempt([this]() -> Status {
+      write_->given_up = given_up();
+      if (Status collected = collect(); !collected) return collected;
+      return copy_pieces();
+    });
+    return context_.saves.submit(config_.parts.front().buffer->arenas().shared_context(), write_, mine);
   }
 
  private:
@@ -50,9 +48,9 @@ class Save {
   Status agree_on(const Status& mine) const { return agree(*context_.world, config_.members(), {kSaveCall}, mine, World::kFilesLine); }
 
   Status prepare() {
-    const Status waited = context_.saves.wait();
+    const Status waited = attempt([this] { return context_.saves.wait(); });
     if (Status same = compare_checkpoint_configs(config_, kSaveCall); !same) return same;
-    if (Status all = agree_on(waited.ok() ? context_.saves.unseen_failure() : waited); !all) return all;
+    if (Status all = agree_on(waited.ok() ? attempt([this] { return context_.saves.unseen_failure(); }) : waited); !all) return all;
     auto arrays = gather_arrays(config_, kSaveCall);
     if (Status all = agree_on(arrays.status()); !all) return all;
     arrays_ = *std::move(arrays);

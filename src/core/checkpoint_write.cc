@@ -14,29 +14,41 @@ constexpr uint64_t kBetweenAsks = uint64_t{16} << 20;  // bytes that are written
 
 }  // namespace
 
-Status CheckpointWrite::run(Status mine) {
-  const Status opened = open_folder();
-  if (mine.ok()) mine = opened;
-  if (mine.ok()) mine = write();
-  Status all = agree_on(mine);
-  if (all.ok()) all = tell_files();
-  if (all.ok()) all = agree_on(pending_ ? commit() : Status());
+Status CheckpointWrite::run(const Status& mine) {
+  Status all = with_others(*world, [&] { return run_with_others(mine); });
   if (!all.ok() && pending_) pending_->abandon();
   return all;
 }
 
+// What a rank does by itself is an attempt, whose outcome all learn; what is between these is a failure of the World if it fails.
+Status CheckpointWrite::run_with_others(Status mine) {
+  const Status opened = open_folder();
+  if (mine.ok()) mine = opened;
+  if (mine.ok()) mine = attempt([this] { return write(); });
+  if (Status all = agree_on(mine); !all) return all;
+  // Rank 0 must know all files.
+  auto told = exchange_as<Told>(*world, members, kSaveCall, Told{written_, user_bytes, shared_bytes}, World::kFilesLine);
+  if (!told) return told.status();
+  return agree_on(pending_ ? attempt([&] { return commit(*told); }) : Status());
+}
+
 Status CheckpointWrite::agree_on(const Status& mine) const {
-  return agree(*world, members, {kSaveCall}, mine, World::kFilesLine);
+  const Status all = agree(*world, members, {kSaveCall}, mine, World::kFilesLine);
+  // Why the World has failed says more than what has come of it, such as a folder that rank 0 has removed.
+  return !all.ok() && world->failed() ? world->failure() : all;
 }
 
 // Made by rank 0, and found by the others under a name that nobody can have known before.
 Status CheckpointWrite::open_folder() {
-  const Status made = rank == 0 ? make_folder() : Status();
+  const Status made = rank == 0 ? attempt([this] { return make_folder(); }) : Status();
   auto name = world->broadcast(members, kSaveCall, pending_ ? pending_->name() : std::string(), World::kFilesLine);
   if (!name) return name.status();
-  if (rank == 0 || name->empty()) return made;
+  return rank == 0 || name->empty() ? made : attempt([&] { return find_folder(*name); });
+}
+
+Status CheckpointWrite::find_folder(const std::string& name) {
   auto opened = Folder::open(directory);
-  auto found = opened ? opened->open_folder(*name) : std::move(opened);
+  auto found = opened ? opened->open_folder(name) : std::move(opened);
   if (!found) {
     return found.status().with_context(text("what rank 0 has made in ", directory, " on ", host(0), " is not there on ", host(rank),
                                             ": the directory must be the same on all hosts"));
@@ -50,7 +62,7 @@ Status CheckpointWrite::make_folder() {
   if (!id) return id.status();
   auto pending = PendingCheckpoint::create(directory, *id);
   if (!pending) return pending.status();
-  manifest.save_id = *id;
+  manifest.save_id = *std::move(id);
   pending_ = *std::move(pending);
   return {};
 }
@@ -88,25 +100,13 @@ Status CheckpointWrite::append(const PieceToWrite& piece, SafetensorsWriter* wri
   return {};
 }
 
-// Rank 0 must know all files.
-Status CheckpointWrite::tell_files() {
-  struct Told {
-    WrittenFile written;
-    uint64_t user_bytes, shared_bytes;
-  };
-  auto told = exchange_as<Told>(*world, members, kSaveCall, Told{written_, user_bytes, shared_bytes}, World::kFilesLine);
-  if (!told) return told.status();
-  for (size_t of = 0; of < told->size(); ++of) {
-    manifest.files.push_back({rank_file_name(static_cast<int>(of)), (*told)[of].written, (*told)[of].user_bytes});
+Status CheckpointWrite::commit(const std::vector<Told>& told) {
+  for (size_t of = 0; of < told.size(); ++of) {
+    manifest.files.push_back({rank_file_name(static_cast<int>(of)), told[of].written, told[of].user_bytes});
   }
-  manifest.shared_bytes = told->front().shared_bytes;
-  return {};
-}
-
-Status CheckpointWrite::commit() {
+  manifest.shared_bytes = told.front().shared_bytes;
   if (Status wanted = check_wanted(); !wanted) return wanted;
-  auto name = pending_->commit(manifest);
-  if (!name) return name.status();
+  if (Status committed = pending_->commit(manifest); !committed) return committed;
   pending_->remove_old(keep);
   return {};
 }

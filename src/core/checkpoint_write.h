@@ -40,20 +40,25 @@ class CheckpointWrite {
   Manifest manifest;                 // but for the files and the id
   std::function<Status()> given_up;  // asked now and then: why it is not to be a checkpoint any more
 
-  // Collective over the members. mine: what this rank has had to say before.
-  Status run(Status mine);
+  // Collective over the members. mine: what this rank has had to say before. Throws nothing.
+  Status run(const Status& mine);
 
  private:
+  Status run_with_others(Status mine);
   Status agree_on(const Status& mine) const;
   const std::string& host(int of) const { return world->host_name(members[static_cast<size_t>(of)]); }
   const Folder& folder() const { return pending_ ? pending_->folder() : *folder_; }
   Status open_folder();
+  Status find_folder(const std::string& name);
   Status make_folder();
   Status write();
   Status append(const PieceToWrite& piece, SafetensorsWriter* writer);
   Status check_wanted() const { return given_up ? given_up() : Status(); }
-  Status tell_files();
-  Status commit();
+  struct Told {  // of each rank's file
+    WrittenFile written;
+    uint64_t user_bytes, shared_bytes;
+  };
+  Status commit(const std::vector<Told>& told);
 
   std::optional<PendingCheckpoint> pending_;  // on rank 0
   std::optional<Folder> folder_;              // on the others

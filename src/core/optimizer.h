@@ -79,6 +79,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Its configuration with the values that another one had.
   Result<OptimizerConfig> config_from(const StoredOptimizer& stored) const;
   void set_config(OptimizerConfig config);
+  // Compares what ranks hold alike of the state: those of several instances, or all where it is not sharded. Collective over the world; the
+  // same outcome on all ranks. In optimizer_verify.cc.
+  Status verify(const char* call);
   // The parameter's values and master have been written: its master stands for them.
   void adopt(size_t param);
 

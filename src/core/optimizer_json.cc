@@ -1,32 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an optimizer is, as one line of JSON.
 #include <cmath>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "core/optimizer_impl.h"
+#include "files/json_value.h"
 
 namespace megadp {
-
-using Json = nlohmann::ordered_json;
 
 Result<StoredOptimizer> Optimizer::stored() {
   const auto scalars = read_scalars();
   if (!scalars) return scalars.status();
   const OptimizerConfig& config = impl_->config;
-  Json json{{"rule", impl_->rule().name}, {"steps", scalars->step}};
-  for (const HyperParameter& each : impl_->rule().hyper) json[each.name] = config.hyper.*each.value;
-  json["max_grad_norm"] = config.max_grad_norm;
-  json["max_grad_value"] = config.max_grad_value;
-  json["norm"] = config.norm == Norm::inf ? "inf" : "l2";
+  StoredOptimizer out{impl_->rule().name, scalars->step, {{kMasterState, DType::f32}}, {}};
+  for (const StateArray& each : impl_->rule().state) out.state.push_back({each.name, each.type});
+  std::string& json = out.info;
+  json = text("{\"rule\":", json_string(out.rule), ",\"steps\":", out.steps);
+  for (const HyperParameter& each : impl_->rule().hyper) json += text(",\"", each.name, "\":", json_number(config.hyper.*each.value));
+  json += text(",\"max_grad_norm\":", json_number(config.max_grad_norm), ",\"max_grad_value\":", json_number(config.max_grad_value),
+               ",\"norm\":\"", config.norm == Norm::inf ? "inf" : "l2", "\",\"groups\":[");
   for (size_t group = 0; group < config.groups.size(); ++group) {
     const Hyper hyper = impl_->hyper(static_cast<int>(group), config.hyper.lr);
-    json["groups"].push_back({{"lr", hyper.lr}, {"weight_decay", hyper.weight_decay}});
+    json += text(group == 0 ? "" : ",", "{\"lr\":", json_number(hyper.lr), ",\"weight_decay\":", json_number(hyper.weight_decay), "}");
   }
-  json["state"].push_back({{"name", "master"}, {"dtype", name_of(DType::f32)}});
-  for (const StateArray& each : impl_->rule().state) json["state"].push_back({{"name", each.name}, {"dtype", name_of(each.type)}});
-  StoredOptimizer out{impl_->rule().name, scalars->step, {{kMasterState, DType::f32}}, json.dump()};
-  for (const StateArray& each : impl_->rule().state) out.state.push_back({each.name, each.type});
+  json += "],\"state\":[";
+  const char* comma = "";
+  for (const StoredState& each : out.state) {
+    json += text(comma, "{\"name\":", json_string(each.name), ",\"dtype\":\"", name_of(each.type), "\"}");
+    comma = ",";
+  }
+  json += "]}";
   return out;
 }
 
@@ -38,10 +41,10 @@ Result<std::string> Optimizer::json() {
 
 namespace {
 
-bool take_number(const Json& from, const char* name, double* out) {
-  const auto found = from.find(name);
-  if (found == from.end() || !found->is_number()) return false;
-  *out = found->get<double>();
+bool take_number(const JsonValue& from, const char* name, double* out) {
+  const JsonValue* const found = from.find(name);
+  const auto value = found != nullptr ? found->number() : std::nullopt;
+  *out = value.value_or(-1);
   return std::isfinite(*out) && *out >= 0;
 }
 
@@ -54,16 +57,17 @@ std::optional<double> group_value(const std::optional<double>& mine, double stor
 
 Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) const {
   OptimizerConfig config = impl_->config;
-  const Json json = Json::parse(stored.info, nullptr, false);
+  const auto json = JsonValue::parse(stored.info);
   const auto wrong = [](const char* name) { return Status(Code::corrupt, text("the optimizer's ", name, " is not what it may be")); };
-  if (!json.is_object()) return wrong("description");
+  if (!json || !json->is_object()) return wrong("description");
   for (const HyperParameter& each : impl_->rule().hyper) {
-    if (!take_number(json, each.name, &(config.hyper.*each.value))) return wrong(each.name);
+    if (!take_number(*json, each.name, &(config.hyper.*each.value))) return wrong(each.name);
   }
-  if (!take_number(json, "max_grad_norm", &config.max_grad_norm)) return wrong("max_grad_norm");
-  if (!take_number(json, "max_grad_value", &config.max_grad_value)) return wrong("max_grad_value");
-  const Json groups = json.value("groups", Json::array());
-  if (!groups.is_array() || groups.size() != config.groups.size()) {
+  if (!take_number(*json, "max_grad_norm", &config.max_grad_norm)) return wrong("max_grad_norm");
+  if (!take_number(*json, "max_grad_value", &config.max_grad_value)) return wrong("max_grad_value");
+  const JsonValue* const given = json->find("groups");
+  const std::vector<JsonValue> groups = given != nullptr ? given->items() : std::vector<JsonValue>();
+  if (groups.size() != config.groups.size() || !given->is_array()) {
     return invalid("the checkpoint's optimizer has ", groups.size(), " parameter groups, and this one ", config.groups.size(),
                    "; leave MDP_CHECKPOINT_LOAD_HYPER (2) out, and it keeps its own values");
   }

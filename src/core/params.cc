@@ -135,22 +135,25 @@ Status Params::broadcast_ties() {
   return follow(gathers, stream);
 }
 
-Result<uint64_t> Params::digest_value(size_t param) {
+Result<uint64_t> digest_memory(const Arenas& arenas, const std::byte* values, size_t bytes) {
   constexpr size_t kAtOnce = size_t{1} << 20;  // bytes; on a device they come to the host
-  const Arena& arena = arenas_->arena_of(param);
-  const auto* const values = arena.param_at(arenas_->place(param).begin);
-  const size_t bytes = arenas_->plan().params[param].numel * size_of(arena.plan->param_type);
-  std::vector<std::byte> staging(arenas_->context().on_device() ? std::min(bytes, kAtOnce) : 0);
+  std::vector<std::byte> staging(arenas.context().on_device() ? std::min(bytes, kAtOnce) : 0);
   uint64_t digest = 0;
   for (size_t at = 0; at < bytes; at += kAtOnce) {
     const size_t count = std::min(kAtOnce, bytes - at);
     if (!staging.empty()) {
-      if (Status read = arenas_->backend().read(staging.data(), values + at, count); !read) return read;
+      if (Status read = arenas.backend().read(staging.data(), values + at, count); !read) return read;
     }
     const uint64_t of_these = checksum(staging.empty() ? values + at : staging.data(), count);
     digest = hash_bytes(&of_these, sizeof of_these, digest);
   }
   return digest;
+}
+
+Result<uint64_t> Params::digest_value(size_t param) {
+  const Arena& arena = arenas_->arena_of(param);
+  return digest_memory(*arenas_, arena.param_at(arenas_->place(param).begin),
+                       arenas_->plan().params[param].numel * size_of(arena.plan->param_type));
 }
 
 // The digests of one part's parameters, in the order of arenas and in these of registration: the same on all that share the part.

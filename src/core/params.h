@@ -3,6 +3,7 @@
 // a step, in which buckets that an optimizer has updated are gathered.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -14,6 +15,9 @@
 #include "core/transfer.h"
 
 namespace megadp {
+
+// Of memory of the backend's, once nothing writes it.
+Result<uint64_t> digest_memory(const Arenas& arenas, const std::byte* values, size_t bytes);
 
 class Params {
  public:

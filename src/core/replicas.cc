@@ -20,13 +20,23 @@ std::vector<int> in_world(const ProcessGrid& grid, std::vector<int> ranks) {
   return ranks;
 }
 
+// The ranks of this grid that hold the same as this one.
+std::vector<int> holders(const ProcessGrid& grid, const Replica& held, bool expert) {
+  const std::vector<int> group = grid.grid().group(held.axes(expert), grid.rank());
+  const auto shards = static_cast<size_t>(held.shards[expert ? 1 : 0]);
+  std::vector<int> ranks;
+  for (size_t at = static_cast<size_t>(grid.grid().index(held.axes(expert), grid.rank())) % shards; at < group.size(); at += shards)
+    ranks.push_back(group[at]);
+  return ranks;
+}
+
 // What is found, on the first of the two ranks that differ; elsewhere nothing. Only the two send what they hold, and only to each other.
 // What is too long to be exchanged is cut: the difference will most likely be seen all the same.
 Result<std::optional<Difference>> compare_group(ProcessGrid& grid, const Replica& held, bool expert,
                                                 const std::function<Explanation(const ReplicaPair&)>& explain) {
   World& world = *grid.world()->context().world;
   const uint64_t digest = held.digests[expert ? 1 : 0];
-  auto compared = world.compare(in_world(grid, grid.grid().group(held.axes(expert), grid.rank())), held.call,
+  auto compared = world.compare(in_world(grid, holders(grid, held, expert)), held.call,
                                 std::string(reinterpret_cast<const char*>(&digest), sizeof digest));
   if (!compared) return compared.status();
   if (!*compared || (world.rank() != (*compared)->first && world.rank() != (*compared)->other)) return std::optional<Difference>();

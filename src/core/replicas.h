@@ -23,6 +23,7 @@ struct Replica {
   std::array<uint64_t, 2> digests{};  // dense, expert
   std::function<std::string(bool expert)> detail;
   Axes (*axes)(bool expert) = &Grid::replica_axes;
+  std::array<int, 2> shards{1, 1};  // dense, expert: of these ranks every so manieth holds the same
 };
 
 // The sentence about two ranks that differ, and what is to blame besides the second of them.

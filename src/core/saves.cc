@@ -46,7 +46,8 @@ Result<std::byte*> Saves::room(Backend& backend, uint64_t bytes) {
   return static_cast<std::byte*>(room_->data());
 }
 
-Status Saves::submit(Backend& control, const std::shared_ptr<CheckpointWrite>& write, const Status& mine) {
+// If it fails, nothing runs.
+Status Saves::put(Backend& control, const std::shared_ptr<CheckpointWrite>& write, const std::shared_ptr<Start>& start) {
   if (!stream_) {
     auto stream = control.create_stream("mdp-save");
     if (!stream) return stream.status();
@@ -56,26 +57,49 @@ Status Saves::submit(Backend& control, const std::shared_ptr<CheckpointWrite>& w
     return leaving->load() ? Outcome().status : wanted();
   };
   auto outcome = std::make_shared<Outcome>();
-  const auto work = [write, outcome, mine, leaving = is_leaving_] {
+  const auto work = [write, outcome, start, leaving = is_leaving_] {
+    start->is_known.wait(false);
     (void)::setpriority(PRIO_PROCESS, 0, kNice);  // of this thread
     const CallInWait call(kSaveCall);
     const auto asked = [](void* is_leaving) -> int32_t { return static_cast<std::atomic<bool>*>(is_leaving)->load() ? 1 : 0; };
     ask_while_waiting({asked, leaving.get()}, write->world->rank(), nullptr);
-    outcome->status = write->run(mine);
+    outcome->status = write->run(start->mine);
   };
   if (Status submitted = control.run(*stream_, work); !submitted) return submitted;
   outcome_ = std::move(outcome);
   return {};
 }
 
-Result<std::shared_ptr<Request>> Saves::request(const std::shared_ptr<Context>& context) {
+Status Saves::make_request(const std::shared_ptr<Context>& context, std::shared_ptr<Request>* request) {
   const int notified = context->notified_fd;
   auto end = stream_->record(notified);
   if (!end) return end.status();
-  return std::make_shared<Request>(context, *end, notified >= 0, [outcome = outcome_] {
+  *request = std::make_shared<Request>(context, *end, notified >= 0, [outcome = outcome_] {
     outcome->is_seen.store(true);
     return outcome->status;
   });
+  return {};
+}
+
+Result<std::shared_ptr<Request>> Saves::submit(const std::shared_ptr<Context>& context, const std::shared_ptr<CheckpointWrite>& write,
+                                               const Status& mine) {
+  std::shared_ptr<Start> start;
+  const Status submitted = attempt([&] {
+    start = std::make_shared<Start>();
+    return put(context->backend->control(), write, start);
+  });
+  if (!submitted) {
+    (void)write->run(submitted);
+    return submitted;
+  }
+  std::shared_ptr<Request> request;
+  const Status made = attempt([&] { return make_request(context, &request); });
+  if (!made) outcome_->is_seen.store(true);  // the caller is told now
+  start->mine = made.ok() ? mine : made;
+  start->is_known.store(true);
+  start->is_known.notify_one();
+  if (!made) return made;
+  return request;
 }
 
 }  // namespace megadp

@@ -32,16 +32,23 @@ class Saves {
   Status unseen_failure();
   // Memory of the host for a copy, which the device reaches fast. Kept for the next one.
   Result<std::byte*> room(Backend& backend, uint64_t bytes);
-  // mine: what CheckpointWrite::run is given. If it fails nothing runs. None may be under way.
-  Status submit(Backend& control, const std::shared_ptr<CheckpointWrite>& write, const Status& mine);
-  // For what was submitted.
-  Result<std::shared_ptr<Request>> request(const std::shared_ptr<Context>& context);
+  // mine: what CheckpointWrite::run is given. Its request; or why this rank cannot have one, which the others learn then. None may be under
+  // way.
+  Result<std::shared_ptr<Request>> submit(const std::shared_ptr<Context>& context, const std::shared_ptr<CheckpointWrite>& write,
+                                          const Status& mine);
 
  private:
+  struct Start {  // what is awaited before the write begins: that there is a request for it
+    std::atomic<bool> is_known{false};
+    Status mine;
+  };
   struct Outcome {
     Status status{Code::aborted, "the communicator was destroyed before the checkpoint was written"};
     std::atomic<bool> is_seen{false};
   };
+
+  Status put(Backend& control, const std::shared_ptr<CheckpointWrite>& write, const std::shared_ptr<Start>& start);
+  Status make_request(const std::shared_ptr<Context>& context, std::shared_ptr<Request>* request);
 
   std::unique_ptr<Memory> room_;
   std::shared_ptr<Outcome> outcome_;  // of the last one

@@ -59,7 +59,7 @@ std::string host_name() {
 
 // Who saves holds a lock on its folder, which the system takes back when the process dies. Folders of other hosts are left alone: not all
 // file systems tell hosts of each other's locks.
-void remove_left_behind(const Folder& directory) noexcept {
+void remove_left_behind(const Folder& directory) {
   auto names = directory.list();
   if (!names) return;
   const std::string mine = text(kSaving, host_name(), "-");
@@ -104,7 +104,7 @@ Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory
   }
 }
 
-Result<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
+Status PendingCheckpoint::commit(const Manifest& manifest) {
   auto file = folder_.create_file(kManifestName);
   if (!file) return file.status();
   const std::string json = manifest.json();
@@ -118,48 +118,54 @@ Result<std::string> PendingCheckpoint::commit(const Manifest& manifest) {
     auto renamed = directory_.rename_new(name_, name);
     if (!renamed) return renamed.status();
     if (!*renamed) continue;  // another job's
-    name_ = name;
-    if (Status synced = directory_.sync(); !synced) return synced;
-    return name;
+    if (Status synced = directory_.sync(); !synced) {
+      (void)directory_.rename_new(name, name_);
+      return synced;
+    }
+    is_committed_ = true;
+    return {};
   }
 }
 
 void PendingCheckpoint::remove_old(uint64_t keep) noexcept {
-  auto numbers = checkpoints_in(directory_);
-  auto id = random_id();
-  if (keep == 0 || !numbers || !id) return;
-  for (size_t i = keep; i < numbers->size(); ++i) {
-    const std::string name = numbered(kCheckpoint, (*numbers)[i], kNumberDigits), away = text(kRemoving, *id, "-", i);
-    // Under the other name nobody takes it for a checkpoint while its files go.
-    auto renamed = directory_.rename_new(name, away);
-    if (renamed && *renamed) (void)directory_.sync();
-    const Status removed = renamed ? directory_.remove_folder(away) : renamed.status();
-    if (!removed) log(LogLevel::warning, text("an old checkpoint stays: ", removed.text()));
-  }
+  (void)attempt([&]() -> Status {
+    auto numbers = checkpoints_in(directory_);
+    auto id = random_id();
+    if (keep == 0 || !numbers || !id) return {};
+    for (size_t i = keep; i < numbers->size(); ++i) {
+      const std::string name = numbered(kCheckpoint, (*numbers)[i], kNumberDigits), away = text(kRemoving, *id, "-", i);
+      // Under the other name nobody takes it for a checkpoint while its files go.
+      auto renamed = directory_.rename_new(name, away);
+      if (renamed && *renamed) (void)directory_.sync();
+      const Status removed = renamed ? directory_.remove_folder(away) : renamed.status();
+      if (!removed) log(LogLevel::warning, text("an old checkpoint stays: ", removed.text()));
+    }
+    return {};
+  });
 }
 
 Status PendingCheckpoint::commit_files(const std::vector<std::string>& files) {
   if (Status synced = folder_.sync(); !synced) return synced;
   size_t done = 0;
-  Status status;
-  while (status.ok() && done < files.size()) {
-    auto renamed = directory_.rename_new(text(name_, "/", files[done]), files[done]);
-    if (!renamed) {
-      status = renamed.status();
-    } else if (!*renamed) {
-      status = invalid(directory_.path_of(files[done]), " is there already; nothing is written over");
-    } else {
+  const Status status = attempt([&]() -> Status {
+    while (done < files.size()) {
+      auto renamed = directory_.rename_new(text(name_, "/", files[done]), files[done]);
+      if (!renamed) return renamed.status();
+      if (!*renamed) return invalid(directory_.path_of(files[done]), " is there already; nothing is written over");
       ++done;
-      status = directory_.sync();  // the last one, which names the others, is there only if they are
+      // The last one, which names the others, is there only if they are.
+      if (Status synced = directory_.sync(); !synced) return synced;
     }
-  }
-  if (status.ok()) return directory_.remove_folder(name_);
-  while (done > 0) (void)directory_.remove(files[--done]);
+    return {};
+  });
+  if (status.ok()) return {};
+  while (done > 0) (void)attempt([&] { return directory_.remove(files[--done]); });
   return status;
 }
 
 void PendingCheckpoint::abandon() noexcept {
-  (void)directory_.remove_folder(name_);
+  if (is_committed_) return;
+  (void)attempt([&] { return directory_.remove_folder(name_); });
 }
 
 Result<Folder> find_checkpoint(const std::string& directory) {

@@ -26,12 +26,13 @@ class PendingCheckpoint {
   static Result<PendingCheckpoint> create(const std::string& directory, const std::string& save_id);
   const std::string& name() const noexcept { return name_; }
   const Folder& folder() const noexcept { return folder_; }
-  // When all files are written and synced. The name of the checkpoint, with the next free number.
-  Result<std::string> commit(const Manifest& manifest);
+  // When all files are written and synced: it is a checkpoint then, with the next free number, and stays one.
+  Status commit(const Manifest& manifest);
   // All but the newest `keep` go. Failures are logged: the new checkpoint is there already.
   void remove_old(uint64_t keep) noexcept;
-  // Of an export: its files become the directory's, one after another, and it goes. Code::invalid if the directory has one of them already.
+  // Of an export: its files become the directory's, one after another, all or none. Code::invalid if the directory has one of them already.
   Status commit_files(const std::vector<std::string>& files);
+  // Its folder goes, unless it has become a checkpoint. What cannot be removed now the next save removes.
   void abandon() noexcept;
 
  private:
@@ -39,6 +40,7 @@ class PendingCheckpoint {
       : directory_(std::move(directory)), folder_(std::move(folder)), name_(std::move(name)) {}
   Folder directory_, folder_;
   std::string name_;
+  bool is_committed_ = false;
 };
 
 std::string rank_file_name(int rank);

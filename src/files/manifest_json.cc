@@ -2,45 +2,59 @@
 #include "files/manifest_json.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
-#include <numeric>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/shape.h"
 #include "files/checksum.h"
+#include "files/json_value.h"
 
 namespace megadp {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 constexpr const char *kFormat = "megadp checkpoint", *kModelFormat = "safetensors";
-constexpr int kMostNested = 32;
 constexpr uint64_t kMostElements = uint64_t{1} << 58;
 
-Json piece_json(const StoredPiece& piece) {
-  return Json::array({piece.file, piece.part, piece.begin, piece.end});
+// "[...]"
+template <class Range, class Describe>
+std::string list_json(const Range& range, const Describe& describe) {
+  std::string out = "[";
+  for (const auto& each : range) out += text(out.size() == 1 ? "" : ",", describe(each));
+  return out + "]";
 }
 
-Json array_json(const StoredArray& array) {
-  Json json{{"name", array.name}, {"dtype", array.type_name()}, {"shape", array.shape}};
-  if (array.cut.is_cut()) json["cut"] = {{"dim", array.cut.dim}, {"stride", array.cut.stride}, {"sizes", array.cut.sizes}};
-  json["kind"] = array.is_frozen ? "frozen" : array.is_param ? "parameter" : "tensor";
-  if (array.optimizer >= 0) {
-    json["optimizer"] = array.optimizer;
-    json["steps"] = array.steps;
+std::string file_json(const StoredFile& file) {
+  std::string header;
+  append_digits(&header, file.written.header_checksum);
+  return text("{\"name\":", json_string(file.name), ",\"bytes\":", file.written.bytes, ",\"header\":\"", header,
+              "\",\"user_bytes\":", file.user_bytes, "}");
+}
+
+// What mdp_optimizer_info says, and who keeps state, unless another has said it.
+std::string optimizer_json(const StoredOptimizer& optimizer) {
+  const auto info = JsonValue::parse(optimizer.info);
+  if (!info || info->find("ownership") != nullptr) return optimizer.info;
+  return text(std::string_view(optimizer.info).substr(0, optimizer.info.size() - 1), ",\"ownership\":\"elements\"}");
+}
+
+std::string array_json(const StoredArray& array) {
+  const auto same = [](int64_t value) { return value; };
+  std::string out = text("{\"name\":", json_string(array.name), ",\"dtype\":", json_string(array.type_name()),
+                         ",\"shape\":", list_json(array.shape, same));
+  if (array.cut.is_cut()) {
+    out +=
+        text(",\"cut\":{\"dim\":", array.cut.dim, ",\"stride\":", array.cut.stride, ",\"sizes\":", list_json(array.cut.sizes, same), "}");
   }
-  if (!array.tie.empty()) json["tie"] = array.tie;
-  if (!array.aliases.empty()) json["aliases"] = array.aliases;
-  for (const StoredPiece& piece : array.pieces) json["pieces"].push_back(piece_json(piece));
-  return json;
-}
-
-Json optimizer_json(const StoredOptimizer& optimizer) {
-  Json json = Json::parse(optimizer.info);
-  json["ownership"] = "elements";
-  return json;
+  out += text(",\"kind\":\"", array.is_frozen ? "frozen" : array.is_param ? "parameter" : "tensor", "\"");
+  if (array.optimizer >= 0) out += text(",\"optimizer\":", array.optimizer, ",\"steps\":", array.steps);
+  if (!array.tie.empty()) out += text(",\"tie\":", json_string(array.tie));
+  if (!array.aliases.empty()) out += text(",\"aliases\":", list_json(array.aliases, json_string));
+  const auto piece_json = [](const StoredPiece& piece) {
+    return text("[", piece.file, ",", piece.part, ",", piece.begin, ",", piece.end, "]");
+  };
+  if (!array.pieces.empty()) out += text(",\"pieces\":", list_json(array.pieces, piece_json));
+  return out + "}";
 }
 
 // Reads with the first thing that is wrong kept: what comes after it counts no more.
@@ -52,42 +66,39 @@ class ManifestReader {
     if (ok()) problem_ = std::move(sentence);
   }
 
-  const Json& member(const Json& of, const char* name, const std::string& where) {
-    static const Json& kNothing = *new Json;  // never freed: other threads may read at exit
-    if (of.is_object()) {
-      const auto found = of.find(name);
-      if (found != of.end()) return *found;
-    }
-    refuse(text(where, " has no ", name));
-    return kNothing;
+  // Null if it is not there, of which the others then say nothing.
+  const JsonValue* member(const JsonValue& of, const char* name, const std::string& where) {
+    const JsonValue* const found = of.find(name);
+    if (found == nullptr) refuse(text(where, " has no ", name));
+    return found;
   }
-  uint64_t number(const Json& json, const std::string& what, uint64_t most = INT64_MAX) {
-    if (json.is_number_unsigned() && json.get<uint64_t>() <= most) return json.get<uint64_t>();
+  uint64_t number(const JsonValue* json, const std::string& what, uint64_t most = INT64_MAX) {
+    const auto value = json != nullptr ? json->whole_number() : std::nullopt;
+    if (value && *value <= most) return *value;
     refuse(text(what, " is not a whole number from 0 to ", most));
     return 0;
   }
-  std::string string(const Json& json, const std::string& what) {
-    if (json.is_string()) return json.get<std::string>();
+  std::string string(const JsonValue* json, const std::string& what) {
+    if (json != nullptr && json->string() != nullptr) return *json->string();
     refuse(text(what, " is not a string"));
     return {};
   }
-  const Json& list(const Json& json, const std::string& what) {
-    static const Json& kEmpty = *new Json(Json::array());
-    if (json.is_array()) return json;
+  std::span<const JsonValue> list(const JsonValue* json, const std::string& what) {
+    if (json != nullptr && json->is_array()) return json->items();
     refuse(text(what, " is not an array"));
-    return kEmpty;
+    return {};
   }
-  std::vector<int64_t> sizes(const Json& json, const std::string& what, size_t most) {
+  std::vector<int64_t> sizes(const JsonValue* json, const std::string& what, size_t most) {
     std::vector<int64_t> out;
-    const Json& given = list(json, what);
+    const std::span<const JsonValue> given = list(json, what);
     if (given.size() > most) refuse(text(what, " has ", given.size(), " sizes"));
-    for (const Json& each : given) {
+    for (const JsonValue& each : given) {
       if (!ok()) break;
-      out.push_back(static_cast<int64_t>(number(each, what, kMostElements)));
+      out.push_back(static_cast<int64_t>(number(&each, what, kMostElements)));
     }
     return out;
   }
-  DType dtype(const Json& json, const std::string& what) {
+  DType dtype(const JsonValue* json, const std::string& what) {
     const std::string name = string(json, what);
     for (const DType type : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::i64, DType::u8})
       if (name == name_of(type)) return type;
@@ -99,7 +110,7 @@ class ManifestReader {
   std::string problem_;
 };
 
-StoredFile take_file(ManifestReader& reader, const Json& json, const std::string& where) {
+StoredFile take_file(ManifestReader& reader, const JsonValue& json, const std::string& where) {
   StoredFile file;
   file.name = reader.string(reader.member(json, "name", where), where + ".name");
   if (file.name.empty() || file.name == "." || file.name == ".." || file.name.find_first_of(std::string("/\0", 2)) != std::string::npos) {
@@ -113,22 +124,22 @@ StoredFile take_file(ManifestReader& reader, const Json& json, const std::string
   return file;
 }
 
-StoredOptimizer take_optimizer(ManifestReader& reader, const Json& json, const std::string& where) {
+StoredOptimizer take_optimizer(ManifestReader& reader, const JsonValue& json, const std::string& where) {
   StoredOptimizer optimizer;
   optimizer.rule = reader.string(reader.member(json, "rule", where), where + ".rule");
   optimizer.steps = reader.number(reader.member(json, "steps", where), where + ".steps");
   const std::string ownership = reader.string(reader.member(json, "ownership", where), where + ".ownership");
   if (reader.ok() && ownership != "elements") reader.refuse(text(where, ".ownership is ", in_quotes(ownership), ", not 'elements'"));
-  for (const Json& state : reader.list(reader.member(json, "state", where), where + ".state")) {
+  for (const JsonValue& state : reader.list(reader.member(json, "state", where), where + ".state")) {
     if (!reader.ok()) break;
     optimizer.state.push_back({reader.string(reader.member(state, "name", where), where + ".state"),
                                reader.dtype(reader.member(state, "dtype", where), where + ".state")});
   }
-  if (reader.ok()) optimizer.info = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  if (reader.ok()) optimizer.info = json.dump();
   return optimizer;
 }
 
-Cut take_cut(ManifestReader& reader, const Json& json, const std::string& where, const std::vector<int64_t>& shape) {
+Cut take_cut(ManifestReader& reader, const JsonValue& json, const std::string& where, const std::vector<int64_t>& shape) {
   Cut cut;
   if (shape.empty()) {
     reader.refuse(where + " has no dimensions and is cut");
@@ -148,7 +159,7 @@ Cut take_cut(ManifestReader& reader, const Json& json, const std::string& where,
   return cut;
 }
 
-void take_pieces(ManifestReader& reader, const Json& json, const std::string& where, size_t files, StoredArray* array) {
+void take_pieces(ManifestReader& reader, const JsonValue& json, const std::string& where, size_t files, StoredArray* array) {
   std::vector<uint64_t> elements;
   for (size_t part = 0; part < array->cut.parts(); ++part) {
     uint64_t count = 0;
@@ -156,8 +167,8 @@ void take_pieces(ManifestReader& reader, const Json& json, const std::string& wh
     if (!count_elements(array->shape_of(part), kMostElements, &count, &at)) return reader.refuse(where + " has too many elements");
     elements.push_back(count);
   }
-  for (const Json& given : reader.list(json, where + ".pieces")) {
-    const std::vector<int64_t> numbers = reader.sizes(given, where + ".pieces", 4);
+  for (const JsonValue& given : reader.list(&json, where + ".pieces")) {
+    const std::vector<int64_t> numbers = reader.sizes(&given, where + ".pieces", 4);
     if (reader.ok() && numbers.size() != 4) reader.refuse(where + ".pieces must be file, part, begin and end");
     if (!reader.ok()) return;
     const StoredPiece piece{static_cast<uint32_t>(numbers[0]), static_cast<uint32_t>(numbers[1]), static_cast<uint64_t>(numbers[2]),
@@ -177,7 +188,7 @@ void take_pieces(ManifestReader& reader, const Json& json, const std::string& wh
   }
 }
 
-StoredArray take_array(ManifestReader& reader, const Json& json, const Manifest& manifest) {
+StoredArray take_array(ManifestReader& reader, const JsonValue& json, const Manifest& manifest) {
   StoredArray array;
   array.name = reader.string(reader.member(json, "name", "an array"), "the name of an array");
   const std::string where = "array " + in_quotes(array.name);
@@ -190,20 +201,21 @@ StoredArray take_array(ManifestReader& reader, const Json& json, const Manifest&
   uint64_t elements = 0;
   size_t at = 0;
   if (!count_elements(array.shape, kMostElements, &elements, &at)) reader.refuse(where + " has too many elements");
-  if (json.contains("cut")) array.cut = take_cut(reader, json["cut"], where, array.shape);
-  if (json.contains("optimizer")) {
+  if (const JsonValue* const cut = json.find("cut")) array.cut = take_cut(reader, *cut, where, array.shape);
+  if (const JsonValue* const optimizer = json.find("optimizer")) {
     if (manifest.optimizers.empty())
       reader.refuse(where + " has an optimizer that is not there");
     else
-      array.optimizer = static_cast<int>(reader.number(json["optimizer"], where + ".optimizer", manifest.optimizers.size() - 1));
+      array.optimizer = static_cast<int>(reader.number(optimizer, where + ".optimizer", manifest.optimizers.size() - 1));
     array.steps = reader.number(reader.member(json, "steps", where), where + ".steps");
   }
-  if (json.contains("tie")) array.tie = reader.string(json["tie"], where + ".tie");
-  if (json.contains("aliases")) {
-    for (const Json& alias : reader.list(json["aliases"], where + ".aliases"))
-      array.aliases.push_back(reader.string(alias, where + ".aliases"));
+  if (const JsonValue* const tie = json.find("tie")) array.tie = reader.string(tie, where + ".tie");
+  if (const JsonValue* const aliases = json.find("aliases")) {
+    for (const JsonValue& alias : reader.list(aliases, where + ".aliases"))
+      array.aliases.push_back(reader.string(&alias, where + ".aliases"));
   }
-  if (reader.ok() && json.contains("pieces")) take_pieces(reader, json["pieces"], where, manifest.files.size(), &array);
+  const JsonValue* const pieces = json.find("pieces");
+  if (reader.ok() && pieces != nullptr) take_pieces(reader, *pieces, where, manifest.files.size(), &array);
   return array;
 }
 
@@ -216,34 +228,17 @@ std::vector<int64_t> StoredArray::shape_of(size_t part) const {
 }
 
 std::string Manifest::json() const {
-  Json json{{"format", is_model ? kModelFormat : kFormat},
-            {"version", kManifestVersion},
-            {"written_by", written_by},
-            {"save_id", save_id},
-            {"grid", grid}};
-  json["shared_bytes"] = shared_bytes;
-  json["scaler"] = nullptr;
-  json["files"] = json["optimizers"] = json["arrays"] = Json::array();
-  for (const StoredFile& file : files) {
-    std::string header;
-    append_digits(&header, file.written.header_checksum);
-    json["files"].push_back({{"name", file.name}, {"bytes", file.written.bytes}, {"header", header}, {"user_bytes", file.user_bytes}});
-  }
-  for (const StoredOptimizer& optimizer : optimizers) json["optimizers"].push_back(optimizer_json(optimizer));
-  for (const StoredArray& array : arrays) json["arrays"].push_back(array_json(array));
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  return text("{\"format\":", json_string(is_model ? kModelFormat : kFormat), ",\"version\":", kManifestVersion,
+              ",\"written_by\":", json_string(written_by), ",\"save_id\":", json_string(save_id), ",\"grid\":", json_string(grid),
+              ",\"shared_bytes\":", shared_bytes, ",\"scaler\":null,\"arrays\":", list_json(arrays, array_json),
+              ",\"optimizers\":", list_json(optimizers, optimizer_json), ",\"files\":", list_json(files, file_json), "}\n");
 }
 
 Result<Manifest> parse_manifest(std::string_view given) {
   const auto corrupt = [](const std::string& problem) { return Status(Code::corrupt, problem); };
-  bool is_deep = false;  // than any manifest: it would be written again by calls that deep
-  const auto look = [&is_deep](int depth, Json::parse_event_t, const Json&) {
-    is_deep |= depth > kMostNested;
-    return depth <= kMostNested;
-  };
-  const Json json = Json::parse(given, look, false);
-  if (is_deep) return corrupt(text("it is nested deeper than ", kMostNested, " levels"));
-  if (json.is_discarded()) return corrupt("it is not JSON");
+  const auto parsed = JsonValue::parse(given);
+  if (!parsed) return parsed.status();
+  const JsonValue& json = *parsed;
   ManifestReader reader;
   if (reader.string(reader.member(json, "format", "it"), "format") != kFormat) return corrupt("it is not the manifest of a checkpoint");
   const uint64_t version = reader.number(reader.member(json, "version", "it"), "version");
@@ -257,16 +252,16 @@ Result<Manifest> parse_manifest(std::string_view given) {
   manifest.grid = reader.string(reader.member(json, "grid", "it"), "grid");
   manifest.shared_bytes = reader.number(reader.member(json, "shared_bytes", "it"), "shared_bytes");
   size_t number = 0;
-  for (const Json& file : reader.list(reader.member(json, "files", "it"), "files")) {
+  for (const JsonValue& file : reader.list(reader.member(json, "files", "it"), "files")) {
     if (reader.ok()) manifest.files.push_back(take_file(reader, file, text("files[", number++, "]")));
   }
   if (manifest.files.empty()) reader.refuse("it names no files");
   number = 0;
-  for (const Json& optimizer : reader.list(reader.member(json, "optimizers", "it"), "optimizers")) {
+  for (const JsonValue& optimizer : reader.list(reader.member(json, "optimizers", "it"), "optimizers")) {
     if (reader.ok()) manifest.optimizers.push_back(take_optimizer(reader, optimizer, text("optimizers[", number++, "]")));
   }
   std::set<std::string_view> names;
-  for (const Json& array : reader.list(reader.member(json, "arrays", "it"), "arrays")) {
+  for (const JsonValue& array : reader.list(reader.member(json, "arrays", "it"), "arrays")) {
     if (reader.ok()) manifest.arrays.push_back(take_array(reader, array, manifest));
   }
   for (const StoredArray& array : manifest.arrays) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "files/checksum.h"
+#include "files/json_value.h"
 
 namespace megadp {
 namespace {

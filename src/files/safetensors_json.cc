@@ -228,10 +228,6 @@ Result<SafetensorsHeader> parse_safetensors_header(std::string_view header) {
   return std::move(reader.header);
 }
 
-std::string json_string(const std::string& text) {
-  return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
-}
-
 const char* stored_name(DType type) noexcept {
   for (const auto& [known, name] : kStoredNames)
     if (known == type) return name;

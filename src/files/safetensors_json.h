@@ -39,9 +39,6 @@ struct SafetensorsHeader {
 };
 Result<SafetensorsHeader> parse_safetensors_header(std::string_view header);
 
-// A JSON string, with its quotation marks.
-std::string json_string(const std::string& text);
-
 // The format's name of an element type; and back, none for one that the library does not have.
 const char* stored_name(DType type) noexcept;
 std::optional<DType> dtype_of_stored(std::string_view name) noexcept;

@@ -6,4 +6,4 @@ if(NOT MEGADP_XXHASH_INCLUDE)
 endif()
 target_include_directories(megadp_objects SYSTEM PRIVATE ${MEGADP_XXHASH_INCLUDE})
 
-set(MEGADP_files_SOURCES checkpoint_folder.cc checksum.cc folder.cc manifest_json.cc model_files.cc safetensors_file.cc safetensors_json.cc)
+set(MEGADP_files_SOURCES checkpoint_folder.cc checksum.cc folder.cc json_value.cc manifest_json.cc model_files.cc safetensors_file.cc safetensors_json.cc)

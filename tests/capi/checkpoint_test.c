@@ -264,6 +264,73 @@ static void loads_at_any_size(void** state) {
   job_close(&whole);
 }
 
+/* ── Replicas ── */
+
+typedef struct {
+  const char* directory;
+  shape_of_job how;
+  int32_t changed_on; /* -1: nowhere */
+} replicas;
+
+/* What the checkpoint does not have stays as it is: there a replica may have another moment. */
+static void load_beside_a_moment(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const replicas* const r = argument;
+  (void)n;
+  job j = job_of(id, rank, &r->how);
+  first_values(&j);
+  const mdp_checkpoint_part part = part_of(&j);
+  mdp_checkpoint_config config = config_of(r->directory, &part);
+  config.optional = "*";
+  const int64_t two = 2;
+  float values[2] = {1, 2};
+  const mdp_tensor other = tensor_of(MDP_DTYPE_F32, values, &two);
+  const mdp_checkpoint_tensor tensor = {.struct_size = sizeof tensor, .name = "another", .tensor = &other};
+  if (rank == r->changed_on) {
+    SIZED(mdp_tensor, view);
+    size_t p = 0; /* of which it owns something */
+    do OK(mdp_optimizer_state(j.optimizer, p, "exp_avg_sq", &view));
+    while (view.shape[0] == 0 && ++p < COUNT);
+    ((float*)view.data)[0] += 1;
+  }
+  config.tensors = &tensor;
+  config.tensor_count = 1;
+  if (r->changed_on < 0) {
+    OK(mdp_checkpoint_load(&config));
+    OK(mdp_buffer_verify(j.buffer));
+  } else {
+    FAILS(MDP_E_DESYNC, "mdp_checkpoint_load: exp_avg_sq of parameter", mdp_checkpoint_load(&config));
+    FAILS(MDP_E_STATE, NULL, mdp_optimizer_step(j.optimizer, NULL, NULL, NULL));
+  }
+  OK(mdp_barrier(j.comm, NULL));
+  job_close(&j);
+}
+
+/* A checkpoint that has none of the parameters. */
+static void save_another(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)n;
+  const mdp_param param = {.struct_size = sizeof param, .dtype = MDP_DTYPE_F32, .name = "another model's", .shape = &lengths[0], .ndim = 1};
+  job j = {.comm = comm_open(id, rank, 1, UINT64_C(60000000000))};
+  OK(mdp_buffer_register(j.comm, NULL, NULL, &param, 1, &j.buffer));
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j.buffer};
+  const mdp_checkpoint_config config = config_of(argument, &part);
+  OK(mdp_checkpoint_save(&config, NULL));
+  job_close(&j);
+}
+
+static void replicas_have_the_same_moments(void** state) {
+  (void)state;
+  char directory[512];
+  snprintf(directory, sizeof directory, "%s", directory_of("another"));
+  run_ranks(1, save_another, directory);
+  static const shape_of_job hows[] = {{2, MDP_SHARDING_ZERO_0, 400, 1}, {4, MDP_SHARDING_ZERO_1, 400, 2}, {2, MDP_SHARDING_ZERO_1, 400, 1}};
+  for (size_t k = 0; k < 3; ++k) {
+    for (int32_t rank = -1; rank < (k < 2 ? 2 : 0); ++rank) {
+      replicas r = {directory, hows[k], rank};
+      run_ranks(hows[k].n, load_beside_a_moment, &r);
+    }
+  }
+}
+
 /* ── What goes along ── */
 
 static job trained(const mdp_unique_id* id, int32_t rank, int32_t n, int steps) {
@@ -561,13 +628,10 @@ static void ranks_must_ask_for_the_same(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(loads_at_any_size),
-      TEST(tensors_and_data_go_along),
-      TEST(parameters_alone_and_hyperparameters),
-      TEST(the_newest_are_kept),
-      TEST(damage_is_found),
-      TEST(other_models_are_refused),
-      TEST(folders_that_cannot_be_used),
+      TEST(loads_at_any_size),           TEST(replicas_have_the_same_moments),
+      TEST(tensors_and_data_go_along),   TEST(parameters_alone_and_hyperparameters),
+      TEST(the_newest_are_kept),         TEST(damage_is_found),
+      TEST(other_models_are_refused),    TEST(folders_that_cannot_be_used),
       TEST(ranks_must_ask_for_the_same),
   };
   return cmocka_run_group_tests(tests, setup, teardown);

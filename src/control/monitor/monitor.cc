@@ -118,7 +118,14 @@ void Monitor::fail(const Status& why) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!failure_.ok()) return;
   set_failure(why);
-  spread_failure(rank_, why);
+  spread_own_failure();
+}
+
+void Monitor::spread_own_failure() noexcept {
+  is_untold_ = !attempt([&] {
+                  spread_failure(rank_, failure_);
+                  return Status();
+                }).ok();
 }
 
 void Monitor::found(const Status& why) {

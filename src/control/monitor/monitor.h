@@ -103,6 +103,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   void wake() noexcept;
   void set_failure(const Status& why);
   void spread_failure(int reporter, const Status& why);
+  void spread_own_failure() noexcept;
   void found(const Status& why);  // fail, on behalf of this monitor
   void emit(int rank, const OperationKey& key, const std::shared_ptr<const Relay::Answer>& answer);
   void answer_pending(const OperationKey& key, std::shared_ptr<const Relay::Answer> answer);
@@ -144,6 +145,7 @@ class Monitor : public std::enable_shared_from_this<Monitor> {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   Status failure_;
+  bool is_untold_ = false;               // there was no memory to spread it: done at the next tick
   std::vector<Connection> connections_;  // a closed one keeps its place, without its link
   std::vector<Watch> watches_;
   std::map<int, uint64_t> suspects_;          // rank → when its process, known to have ended, is taken for dead

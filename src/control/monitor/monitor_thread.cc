@@ -26,9 +26,10 @@ constexpr int kDescriptorRetryMs = 5;
 void Monitor::run() {
   try {
     serve();
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     std::lock_guard<std::mutex> lock(mutex_);
-    set_failure(Status(Code::memory, text("the monitor thread of rank ", rank_, " could not go on: ", error.what())));
+    set_failure(Status::out_of_memory());
+    spread_own_failure();  // if that cannot be, the end of the connections tells
   }
   std::lock_guard<std::mutex> lock(mutex_);
   connections_.clear();
@@ -201,6 +202,7 @@ void Monitor::tick(uint64_t now) {
   last_tick_ns_ = now;
   encoded_answer_.reset();
   encoded_payload_.reset();
+  if (is_untold_) spread_own_failure();
   send_heartbeats();
   check_suspects(now);
   const uint64_t limit = std::max(timeout_ns_, kMinSilenceNs);

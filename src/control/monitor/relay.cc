@@ -66,12 +66,12 @@ bool read_key(FrameReader* reader, int nranks, MemberLists* lists, OperationKey*
 }
 
 Relay::Operations::iterator Relay::find_or_begin(const OperationKey& key) {
-  const auto [at, begun] = operations_.try_emplace(key);
-  if (begun) {
-    at->second.parts.resize(key.members.size());
-    at->second.answered.resize(key.members.size());
-  }
-  return at;
+  const auto known = operations_.find(key);
+  if (known != operations_.end()) return known;
+  Operation begun;  // whole before it is known: memory may run out
+  begun.parts.resize(key.members.size());
+  begun.answered.resize(key.members.size());
+  return operations_.emplace(key, std::move(begun)).first;
 }
 
 bool Relay::give(int rank, const OperationKey& key, Contribution part) {
@@ -112,7 +112,7 @@ void Relay::complete(Operations::iterator at) {
     return fail(at, Status(Code::system, text("rank ", members[i], " has no descriptor to share: ", parts[i]->bytes), Blame{members[i]}));
   }
   const OperationKey key = at->first;
-  const auto answer = std::make_shared<const Answer>(result_of(key.kind, std::move(at->second.parts)));
+  const auto answer = std::make_shared<const Answer>(result_of(key.kind, at->second.parts));
   operations_.erase(at);
   for (const int32_t member : key.members) emit_(member, key, answer);
 }
