@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is used of cuBLASLt's ABI: types, numbers and functions. Declared here because its headers come in packages of hundreds of
-// megabytes, which nobody should need in order to build. The facts are those of cublasLt.h and cublas_api.h of cuBLAS 11 (2021) and 13.1, which
-// agree on them; where a cublasLt.h is found, tests/cuda/cublaslt_types_check.cc compares. Descriptors are made by the library, never
+// megabytes, which nobody should need in order to build. The facts are those of cublasLt.h and cublas_api.h of cuBLAS 11 (2021) and 13.1,
+// which agree on them; where a cublasLt.h is found, tests/cuda/cublaslt_types_check.cc compares. Descriptors are made by the library, never
 // here: their sizes differ from version to version.
 #pragma once
 
