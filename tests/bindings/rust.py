@@ -102,7 +102,7 @@ def candle(stage):
     if why := without_digits():
         skip(why)
     stage.run_cargo("build", "-p", "megadp", "--features", "candle", "--example", "candle_digits")
-    stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--test", "candle_test", "--", "--nocapture")
+    stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--test", "candle_test", "--test", "candle_tp_test", "--", "--nocapture")
     stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--doc", "candle")
 
 
