@@ -86,6 +86,10 @@ class Java(unittest.TestCase):
     def test_given_values(self):
         self.assertEqual(self.case("givenValues"), ["0.75 1.0 0.875 0.75 1.0 0.875 moments 3.0 9.0", "done"])
 
+    def test_tensor_parallelism(self):
+        ended = ranks.run_ranks(2, self.java("TensorParallelism"))
+        self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
+
     def test_plans(self):
         self.assertEqual(self.case("plans"), ["done"])
 
