@@ -50,11 +50,22 @@ class Go(unittest.TestCase):
     def test_readme(self):
         """Its first example runs as printed."""
         source, commands = ranks.first_example(self, os.path.join(GO, "README.md"), "go")
+        self.assertEqual(self.printed(source, commands), ["[0] w 2.00 b -1.00"])
+
+    def test_readme_layers(self):
+        """Its layers that are cut over two ranks run as printed, by the first example's commands."""
+        with open(os.path.join(GO, "README.md"), encoding="utf-8") as file:
+            section = file.read().split("## Tensor and sequence parallelism")[1]
+        _, commands = ranks.first_example(self, os.path.join(GO, "README.md"), "go")
+        promised = re.search(r"As two ranks it prints `(.*?)`", section)[1]
+        self.assertEqual(self.printed(re.search(r"^```go\n(.*?)^```", section, re.M | re.S)[1], commands), [f"[0] {promised}"])
+
+    def printed(self, source, commands):
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "main.go"), "w", encoding="utf-8") as file:
                 file.write(source)
             ended = ranks.run(["bash", "-euc", commands], cwd=folder, env=dict(self.env, MEGADP=ranks.ROOT))
-            self.assertEqual(ranks.check_ended(self, ended).splitlines(), ["[0] w 2.00 b -1.00"])
+            return ranks.check_ended(self, ended).splitlines()
 
 
 if __name__ == "__main__":

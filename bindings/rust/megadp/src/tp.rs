@@ -24,9 +24,9 @@
 //! assert_eq!(y, [4.0; 6]); // summed over the ranks
 //!
 //! let (dy, mut dh, mut dw) = ([1f32; 6], vec![0f32; 3 * hidden], vec![0f32; 2 * hidden]);
-//! let (mut dh_out, mut dw_out) = (ArrayMut::new(&mut dh, &[3, hidden])?, ArrayMut::new(&mut dw, &[2, hidden])?);
-//! let backward = down.backward(&Array::new(&dy, &[3, 2])?).input(&h).weight(&down_weight);
-//! backward.grad_input(&mut dh_out).grad_weight(&mut dw_out).run()?;
+//! let (mut to_dh, mut to_dw) = (ArrayMut::new(&mut dh, &[3, hidden])?, ArrayMut::new(&mut dw, &[2, hidden])?);
+//! let dy = Array::new(&dy, &[3, 2])?;
+//! down.backward(&dy).input(&h).weight(&down_weight).grad_input(&mut to_dh).grad_weight(&mut to_dw).run()?;
 //! assert!(dh.iter().all(|&value| value == 0.5) && dw.iter().all(|&value| value == 6.0));
 //! # Ok(())
 //! # }
