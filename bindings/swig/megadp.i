@@ -5,7 +5,9 @@
 %module megadp
 
 %begin %{
-#include "shim/checkpoint.h"  // before the hosts' headers, some of which define words of the standard library as macros
+// Before the hosts' headers, some of which define words of the standard library as macros.
+#include "shim/checkpoint.h"
+#include "shim/tp.h"
 %}
 
 %include "stdint.i"
@@ -44,6 +46,10 @@
 %newobject megadp::Optimizer::start_step;
 %newobject megadp::Checkpoint::start_save;
 %newobject megadp::Optimizer::state;
+%newobject megadp::TpLinear::create;
+%newobject megadp::TpLinear::create_in;
+%newobject megadp::TpLinear::forward_saving;
+%newobject megadp::TpLinear::backward;
 
 /* A value that is given is meant literally, also 0: to set a member sets the one that says so, which no language sees. */
 %typemap(memberin) megadp::Given, megadp::GivenDevice "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
@@ -68,6 +74,11 @@
 %nodefaultdtor megadp::Plan;
 %nodefaultctor megadp::Checkpoint;
 %nodefaultdtor megadp::Checkpoint;
+%nodefaultctor megadp::TpLinear;
+%nodefaultctor megadp::TpSaved;
+%nodefaultctor megadp::TpGradients;
+%nodefaultctor megadp::TensorParallel;
+%nodefaultdtor megadp::TensorParallel;
 
 #if defined(SWIGJAVA)
 %include "java/java.i"
@@ -90,3 +101,4 @@
 %include "shim/buffer.h"
 %include "shim/optimizer.h"
 %include "shim/checkpoint.h"
+%include "shim/tp.h"

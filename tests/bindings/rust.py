@@ -102,7 +102,7 @@ def candle(stage):
     if why := without_digits():
         skip(why)
     stage.run_cargo("build", "-p", "megadp", "--features", "candle", "--example", "candle_digits")
-    stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--test", "candle_test", "--", "--nocapture")
+    stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--test", "candle_test", "--test", "candle_tp_test", "--", "--nocapture")
     stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--doc", "candle")
 
 
@@ -170,7 +170,7 @@ def expect(output, ranks):
 
 
 def new_crate(stage):
-    """The README's first program in a crate of its own, as printed there: by cargo run, and as two ranks."""
+    """The README's programs in a crate of its own, as printed there: the first by cargo run, and both as two ranks."""
     crate = start_crate(stage, "first")
     expect(stage.run_cargo_alone("run", folder=crate), 1)
     write(crate, "build.rs", readme_blocks("rust")[1])
@@ -178,7 +178,20 @@ def new_crate(stage):
     program = os.path.join(stage.env["CARGO_TARGET_DIR"], "debug", "first")
     # Without the variable that it was built with: the program itself knows where the library lies.
     expect(stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", "2", program], crate, MEGADP_LIBRARY=""), 2)
-    stage.passed = 2
+    expect_layers(stage, crate)
+    stage.passed = 3
+
+
+def expect_layers(stage, crate):
+    """The README's layers that are cut over two ranks, in place of the first program."""
+    write(crate, "src/main.rs", readme_blocks("rust")[2])
+    stage.run_cargo_alone("build", folder=crate)
+    program = os.path.join(stage.env["CARGO_TARGET_DIR"], "debug", "first")
+    printed = stage.run([os.environ["MEGADP_PROGRAM"], "run", "--no-prefix", "-n", "2", program], crate, MEGADP_LIBRARY="")
+    with open(os.path.join(RUST, "README.md"), encoding="utf-8") as file:
+        promised = re.search(r"As two ranks it prints `(.*?)`", file.read())[1]
+    if promised not in printed.splitlines():
+        sys.exit(f"the README promises {promised!r}")
 
 
 def like_the_library(build_dir):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The rule by which a wrapped layer hands over its gradients: in the layer's own pullback, while backward has yet to do the layers before it.
+# The rule by which a wrapped layer hands over its gradients: in the layer's own pullback, while backward has yet to do the layers before it. And
+# the rules of tensor parallelism, whose pullbacks are collective: all ranks run them, in the same order, so nothing of them is a thunk.
 module MegaDPChainRulesCoreExt
 
 using ChainRulesCore: ChainRulesCore, AbstractThunk, AbstractZero, NoTangent, Tangent, unthunk
@@ -33,6 +34,31 @@ MegaDP.absent(::AbstractZero) = true
 MegaDP.entries(tangent::Structural) = keys(tangent)
 MegaDP.child(::AbstractZero, _) = nothing
 MegaDP.child(tangent::Structural, key) = key in keys(tangent) ? MegaDP.plain(getproperty(tangent, key)) : nothing
+
+"The gradient of `output` as an array with strides, of the same type; an AD may have another, or none, where other ranks have one."
+function dense_change(change, output)
+    change = unthunk(change)
+    change isa AbstractZero && return fill!(similar(output), 0)
+    return eltype(change) == eltype(output) && MegaDP.strided(change) !== nothing ? change : copyto!(similar(output), change)
+end
+
+function ChainRulesCore.rrule(region::MegaDP.TpRegion, x::AbstractArray)
+    y = region(x)
+    region_pullback(change) = (NoTangent(), MegaDP.backward!(region, similar(x, size(x)), dense_change(change, y)))
+    return y, region_pullback
+end
+
+function ChainRulesCore.rrule(layer::MegaDP.TpLinear, x::AbstractArray, arrays...)
+    y = layer(x, arrays...)
+    function linear_pullback(change)
+        dx, grads = similar(x, size(x)), map(array -> array === nothing ? nothing : similar(array, size(array)), arrays)
+        weight, grad_weight = isempty(arrays) ? (nothing, nothing) : (arrays[1], grads[1])
+        MegaDP.backward!(layer, dense_change(change, y), x; weight = weight, grad_input = dx, grad_weight = grad_weight,
+                         grad_bias = length(grads) > 1 ? grads[2] : nothing)
+        return (NoTangent(), dx, map(grad -> grad === nothing ? NoTangent() : grad, grads)...)
+    end
+    return y, linear_pullback
+end
 
 ChainRulesCore.@non_differentiable MegaDP.local_rank(::Any)
 ChainRulesCore.@non_differentiable MegaDP.total_workers(::Any)

@@ -220,4 +220,13 @@ testcase("stand-in ChainRulesCore and MPI: gradients of wrapped layers leave whi
         [round.(Int, (times[4] .- times[1:3]) ./ 1000) for times in said(outcome, "times")[end]], " (ready, reduce begun, ended)")
 end
 
+testcase("stand-in ChainRulesCore: layers cut over two ranks, and the operators between them, give what the unsplit layer gives, and its gradients") do
+    outcome = run_ranks(2, "tensor_parallel.jl")
+    @test succeeded(outcome)
+    for (name, count) in (("pair", 9), ("others", 1), ("buffer", 2), ("regions", 3))
+        @test (name, said(outcome, name)) == (name, fill(true, 2count))
+    end
+    @test said(outcome, "refused") == [["INVALID", true], ["INVALID", true]]
+end
+
 close(world_of_one)

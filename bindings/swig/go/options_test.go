@@ -58,6 +58,8 @@ func TestOptions(t *testing.T) {
 	expectFull(t, full[StepOptions]().raw())
 	expectFull(t, full[ParamGroup]().raw())
 	expectFull(t, full[GridOptions]().raw())
+	expectFull(t, full[TpLinearOptions]().raw())
+	expectFull(t, full[Region]().raw())
 	if none := (CommOptions{}).raw(); none.GetSockets() || none.GetBackend() != shim.Backend_AUTO {
 		t.Error("zero is the default")
 	}

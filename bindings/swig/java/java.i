@@ -29,7 +29,8 @@
   }
 %}
 
-%typemap(javainterfaces) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request "AutoCloseable"
+%typemap(javainterfaces) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::TpLinear,
+               megadp::TpSaved "AutoCloseable"
 %typemap(javabody) SWIGTYPE %{
   private final long swigCPtr;
 
@@ -48,12 +49,12 @@
     return object == null ? 0 : object.swigCPtr;
   }
 %}
-%typemap(javabody) megadp::Library, megadp::Plan, megadp::Checkpoint %{
+%typemap(javabody) megadp::Library, megadp::Plan, megadp::Checkpoint, megadp::TensorParallel %{
   private $javaclassname() {}
 %}
 %typemap(javafinalize) SWIGTYPE ""
 %typemap(javadestruct, methodname="unused", methodmodifiers="private") SWIGTYPE "{}"
-%typemap(javadestruct, methodname="unused", methodmodifiers="private") megadp::Library, megadp::Plan, megadp::Checkpoint ""
+%typemap(javadestruct, methodname="unused", methodmodifiers="private") megadp::Library, megadp::Plan, megadp::Checkpoint, megadp::TensorParallel ""
 
 %typemap(javacode) megadp::Comm %{
   /** The world, from the launcher's environment, with all defaults. Collective over the ranks of the job. */

@@ -70,6 +70,26 @@ class string;
   $2 = static_cast<long long>(jenv->GetDirectBufferCapacity($input));
 %}
 
+/* The same that may be null: what is not given, or not wanted. */
+%define MEGADP_OPTIONAL_MEMORY(TYPE, NAME, WRITTEN)
+%typemap(jni) (TYPE* NAME, long long NAME ## _bytes) "jobject"
+%typemap(jtype) (TYPE* NAME, long long NAME ## _bytes) "java.nio.ByteBuffer"
+%typemap(jstype) (TYPE* NAME, long long NAME ## _bytes) "java.nio.ByteBuffer"
+%typemap(javain) (TYPE* NAME, long long NAME ## _bytes) "Direct.optional($javainput, \"NAME\", WRITTEN)"
+%typemap(in) (TYPE* NAME, long long NAME ## _bytes) %{
+  $1 = $input ? static_cast<unsigned char*>(jenv->GetDirectBufferAddress($input)) : NULL;
+  $2 = $input ? static_cast<long long>(jenv->GetDirectBufferCapacity($input)) : 0;
+%}
+%enddef
+MEGADP_OPTIONAL_MEMORY(const unsigned char, input, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, weight, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, bias, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, grad_output, false)
+MEGADP_OPTIONAL_MEMORY(unsigned char, output, true)
+MEGADP_OPTIONAL_MEMORY(unsigned char, grad_input, true)
+MEGADP_OPTIONAL_MEMORY(unsigned char, grad_weight, true)
+MEGADP_OPTIONAL_MEMORY(unsigned char, grad_bias, true)
+
 /* A list of parameters. */
 %typemap(jni) (const long long* params, long long count) "jlongArray"
 %typemap(jtype) (const long long* params, long long count) "long[]"

@@ -85,6 +85,31 @@ enum class Norm {
   INF = MDP_NORM_INF
 };
 
+/// An operator on an array that is replicated, or cut along a dimension, over the ranks of a communicator.
+enum class TpRegion {
+  UNSET = MDP_TP_REGION_UNSET,
+  COPY = MDP_TP_COPY,
+  REDUCE = MDP_TP_REDUCE,
+  SCATTER = MDP_TP_SCATTER,
+  GATHER = MDP_TP_GATHER,
+  REDUCE_SCATTER = MDP_TP_REDUCE_SCATTER,
+  EXCHANGE = MDP_TP_EXCHANGE
+};
+
+/// The gradient that comes back of what is replicated: each rank's is a part, or it is the same on all.
+enum class TpGrad {
+  UNSET = MDP_TP_GRAD_UNSET,
+  PARTIAL = MDP_TP_GRAD_PARTIAL,
+  REPLICATED = MDP_TP_GRAD_REPLICATED
+};
+
+/// Of a linear layer: by features of its output, or of its input.
+enum class TpSplit {
+  UNSET = MDP_TP_SPLIT_UNSET,
+  COLUMN = MDP_TP_COLUMN,
+  ROW = MDP_TP_ROW
+};
+
 enum class BucketState {
   FILLING = MDP_BUCKET_FILLING,
   READY = MDP_BUCKET_READY,

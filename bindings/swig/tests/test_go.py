@@ -45,16 +45,27 @@ class Go(unittest.TestCase):
         ended = ranks.run([self.go, "test", "-count=1", "-v", "."], cwd=GO, env=self.env)
         print(ended.stdout, flush=True)
         ranks.check_ended(self, ended)
-        self.assertEqual(len(re.findall(r"^--- PASS", ended.stdout, re.M)) + len(re.findall(r"^--- SKIP", ended.stdout, re.M)), 19)
+        self.assertEqual(len(re.findall(r"^--- PASS", ended.stdout, re.M)) + len(re.findall(r"^--- SKIP", ended.stdout, re.M)), 21)
 
     def test_readme(self):
         """Its first example runs as printed."""
         source, commands = ranks.first_example(self, os.path.join(GO, "README.md"), "go")
+        self.assertEqual(self.printed(source, commands), ["[0] w 2.00 b -1.00"])
+
+    def test_readme_layers(self):
+        """Its layers that are cut over two ranks run as printed, by the first example's commands."""
+        with open(os.path.join(GO, "README.md"), encoding="utf-8") as file:
+            section = file.read().split("## Tensor and sequence parallelism")[1]
+        _, commands = ranks.first_example(self, os.path.join(GO, "README.md"), "go")
+        promised = re.search(r"As two ranks it prints `(.*?)`", section)[1]
+        self.assertEqual(self.printed(re.search(r"^```go\n(.*?)^```", section, re.M | re.S)[1], commands), [f"[0] {promised}"])
+
+    def printed(self, source, commands):
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(folder, "main.go"), "w", encoding="utf-8") as file:
                 file.write(source)
             ended = ranks.run(["bash", "-euc", commands], cwd=folder, env=dict(self.env, MEGADP=ranks.ROOT))
-            self.assertEqual(ranks.check_ended(self, ended).splitlines(), ["[0] w 2.00 b -1.00"])
+            return ranks.check_ended(self, ended).splitlines()
 
 
 if __name__ == "__main__":

@@ -86,6 +86,10 @@ class Java(unittest.TestCase):
     def test_given_values(self):
         self.assertEqual(self.case("givenValues"), ["0.75 1.0 0.875 0.75 1.0 0.875 moments 3.0 9.0", "done"])
 
+    def test_tensor_parallelism(self):
+        ended = ranks.run_ranks(2, self.java("TensorParallelism"))
+        self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
+
     def test_plans(self):
         self.assertEqual(self.case("plans"), ["done"])
 
@@ -122,12 +126,24 @@ class Java(unittest.TestCase):
             ended = ranks.run(["bash", "-euc", commands], cwd=folder, env=ranks.environment(PATH=path))
             self.assertEqual(ranks.check_ended(self, ended).splitlines(), ["[0] w 2.00 b -1.00"])
 
+    def test_readme_layers(self):
+        """Its layers that are cut over two ranks run as printed."""
+        with open(os.path.join(JAVA, "README.md"), encoding="utf-8") as file:
+            section = file.read().split("## Tensor and sequence parallelism")[1]
+        source = re.search(r"^```java\n(.*?)^```", section, re.M | re.S)[1]
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "Layers.java"), "w", encoding="utf-8") as file:
+                file.write(source)
+            build.run("javac", "--release", "8", "-Xlint:-options", "-cp", self.jar, "-d", folder, os.path.join(folder, "Layers.java"))
+            ended = ranks.run_ranks(2, ["java", "-cp", f"{self.jar}{os.pathsep}{folder}", "Layers"])
+        self.assertEqual(ranks.check_ended(self, ended), re.search(r"As two ranks it prints `(.*?)`", section)[1] + "\n")
 
     def test_readme_snippets(self):
         """Its other pieces of a program run as printed, in place of the first example's step."""
         with open(os.path.join(JAVA, "README.md"), encoding="utf-8") as file:
             text = file.read()
         example, *snippets = re.findall(r"^```java\n(.*?)^```", text, re.M | re.S)
+        snippets = [snippet for snippet in snippets if not snippet.startswith("import")]
         self.assertTrue(snippets)
         step = "        optimizer.step(); // with the mean of all ranks' gradients\n"
         self.assertIn(step, example)

@@ -13,11 +13,14 @@ import ranks
 # Enumerators that megadp.h groups by these prefixes, and the shim's enumeration for them.
 OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "MDP_AXIS_": "Axis", "MDP_PARAM_CLASS_": "ParamClass",
            "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling", "MDP_NORM_": "Norm",
-           "MDP_BUCKET_": "BucketState"}
-RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE"}  # ERROR is a macro or a word in some languages
+           "MDP_BUCKET_": "BucketState", "MDP_TP_REGION_": "TpRegion", "MDP_TP_GRAD_": "TpGrad", "MDP_TP_SPLIT_": "TpSplit"}
+# ERROR is a macro or a word in some languages; megadp.h names regions and splits without their enumeration.
+RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE", "MDP_TP_COLUMN": "TpSplit::COLUMN", "MDP_TP_ROW": "TpSplit::ROW",
+           **{f"MDP_TP_{name}": f"TpRegion::{name}" for name in ("COPY", "REDUCE", "SCATTER", "GATHER", "REDUCE_SCATTER", "EXCHANGE")}}
 # Flags become members of the options. Messages go where the library sends them.
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
-         "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_RULE_", "MDP_LOG_")
+         "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
+         "MDP_RULE_", "MDP_LOG_")
 
 
 def enumerators(abi):
@@ -59,16 +62,22 @@ CONFIGURATIONS = {
     "mdp_param_group": ("ParamGroup", "config()", "MDP_PARAM_GROUP_"),
     "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
+    "mdp_tp_linear_config": ("TpLinearOptions", "config()", "MDP_TP_LINEAR_"),
+    "mdp_tp_region_config": ("TpRegionOptions", "config({1}, {1})", "MDP_TP_REGION_CHECK_"),
 }
+# What is given by a method, and not as a member.
+ADDED = {"OptimizerOptions": "add_param_group(megadp::ParamGroup())", "TpLinearOptions": "add_block(1)"}
 # For the future; a choice of one, which is 0; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).
 LEFT_OUT = ("reserved", "rule", "bootstrap", "interrupted", "interrupted_context")
+# Arguments of TpLinear::create_in.
+LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias")}
 
 
 def options_of(name):
     """The members of a struct of the shim: (type, name)."""
     with_members = []
-    for header in ("comm.h", "params.h", "optimizer.h"):
+    for header in ("comm.h", "params.h", "optimizer.h", "tp.h"):
         with open(os.path.join(ranks.SWIG, "shim", header), encoding="utf-8") as file:
             with_members += re.findall(rf"^struct {name} {{$(.*?)^}};$", file.read(), re.M | re.S)
     return re.findall(r"^  (long long|[\w:]+) (\w+)(?: = [^;]*)?;", with_members[0], re.M)
@@ -81,11 +90,11 @@ def configuring(abi):
         yield f"  {{\n    megadp::{options} options;\n    {struct} config{{}};"
         for kind, name in options_of(options):
             yield f'    options.{name} = {"std::string(1, 0)" if kind == "std::string" else f"static_cast<{kind}>(1)"};'
-        if options == "OptimizerOptions":
-            yield "    options.add_param_group(megadp::ParamGroup());"
+        if options in ADDED:
+            yield f"    options.{ADDED[options]};"
         yield f"    options.{made};" if made.startswith("describe") else f"    config = options.{made};"
         for field in abi["structs"][struct]["fields"]:
-            if field not in LEFT_OUT:
+            if field not in LEFT_OUT + LEFT_OUT_OF.get(struct, ()):
                 yield f'    if (!config.{field}) std::puts("{struct}.{field}");'
         for name, _ in enumerators(abi):
             if name.startswith(flags):
@@ -99,7 +108,7 @@ class Mirror(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "mirror.cc")
             with open(path, "w", encoding="ascii") as file:
-                file.write('#include "shim/checkpoint.h"\n' + "\n".join(lines) + "\n")
+                file.write('#include "shim/checkpoint.h"\n#include "shim/tp.h"\n' + "\n".join(lines) + "\n")
             made = ["-o", program, ranks.LIBRARY] if program else ["-fsyntax-only"]
             return subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", ranks.SWIG,
                                    "-I", os.path.join(ranks.ROOT, "include"), path, *made], capture_output=True, text=True, check=False)

@@ -76,6 +76,17 @@ class Lua(Language, unittest.TestCase):
     def environment(self, folder):
         return {"LUA_CPATH": os.path.join(folder, "?.so")}
 
+    def test_tensor_parallelism(self):
+        """On lists, which all of these languages have by the same code."""
+        folder = os.path.join(ranks.MADE, self.name)
+        try:
+            build.build(self.name, folder)
+        except build.Missing as missing:
+            self.skipTest(str(missing))
+        program = os.path.join(PROGRAMS, "tensor_parallel.lua")
+        ended = ranks.run_ranks(2, [self.command(folder)[0], program], env=ranks.environment(**self.environment(folder)))
+        self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
+
 
 class Ruby(Language, unittest.TestCase):
     name = "ruby"

@@ -52,6 +52,8 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+pub mod tp;
+
 /// What calls of this module return.
 pub type Result<T> = std::result::Result<T, Error>;
 

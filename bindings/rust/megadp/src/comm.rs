@@ -232,6 +232,12 @@ impl Comm {
         (self.tree.enter(), self.handle.as_ptr())
     }
 
+    /// The same communicator as another value, that may be used on another thread: calls on one tree take turns.
+    #[cfg(feature = "candle")]
+    pub(crate) fn same(&self) -> Self {
+        Comm { handle: self.handle.clone(), tree: self.tree.clone(), not_sync: NotSync::default() }
+    }
+
     /// The C handle, for calls through [`sys`]: it stays this value's, and the thread rules of the header are the caller's to keep.
     pub fn as_raw(&self) -> *mut sys::mdp_comm {
         self.handle.as_ptr()

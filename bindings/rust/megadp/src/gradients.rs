@@ -22,7 +22,7 @@ struct Slot {
 pub(crate) struct ParamFacts {
     pub(crate) shape: Vec<i64>,
     uses: usize,
-    frozen: bool,
+    pub(crate) frozen: bool,
     slot: Mutex<Slot>,
 }
 
@@ -111,6 +111,14 @@ impl Shared {
             slot.arrivals += count(facts);
         }
         called
+    }
+
+    /// One call that brings a gradient of each of several parameters, all different ones.
+    pub(crate) fn arrive_together(&self, params: &[usize], call: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        match params {
+            [] => call(),
+            [first, others @ ..] => self.arrive(*first, |_| 1, |_| self.arrive_together(others, call)),
+        }
     }
 
     pub(crate) fn lend<T>(&self, param: usize, data: *mut T, len: usize) -> Result<GradMut<'_, T>> {

@@ -80,6 +80,7 @@ mod param;
 mod plan;
 mod request;
 mod sync;
+pub mod tp;
 
 pub use broadcast::Broadcasting;
 pub use buffer::{Buffer, ParamMut};

@@ -22,6 +22,11 @@ final class Direct {
     return memory.slice();
   }
 
+  /** The same; null stays null. */
+  static ByteBuffer optional(ByteBuffer memory, String argument, boolean written) {
+    return memory == null ? null : checked(memory, argument, written);
+  }
+
   static long[] checked(long[] list, String argument) {
     if (list == null) {
       throw MegaDPException.invalid(argument + " must be an array of numbers, not null");

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+# Tensor parallelism in a world of one rank: what is refused. programs/tensor_parallel.jl has the numbers.
+
+testcase("arguments of layers and operators that cannot be meant are named") do
+    for (made, told) in ((() -> TpLinear(world, :diagonal, 2 => 3), "split is :diagonal"),
+                         (() -> TpLinear(world, :row, 2 => 3), "config.grad"),
+                         (() -> TpLinear(world, :column, 2 => 3; dtype = Float64), "config.dtype"),
+                         (() -> TpLinear(world, :column, 2 => 3; weight = 1), "a buffer, which is not given"),
+                         (() -> TpRegion(world, :sum), "region is :sum"), (() -> TpRegion(world, :copy; grad = :some), "grad is :some"),
+                         (() -> TpRegion(world, :gather; grad = :partial), "dim is not given"),
+                         (() -> TpRegion(world, :exchange; dim = 1), "to_dim is not given"),
+                         (() -> TpRegion(world, :scatter; dim = 1, parts = [1, 2]), "parts has 2 numbers"),
+                         (() -> TpRegion(world, :scatter; dim = 3)(ones(2, 2)), "dim is 3; the array has 2 dimensions"),
+                         (() -> TpRegion(world, :reduce)(ones(2)), "config.grad"))
+        problem = caught(made)
+        @test (problem.kind, told) == (:INVALID, occursin(told, problem.text) ? told : problem.text)
+    end
+    buffer = Buffer(world, [Param("w", (3, 2))])
+    @test occursin("bias is true", caught(() -> TpLinear(world, :column, 2 => 3; buffer = buffer, weight = 1)).text)
+    @test occursin("weight is not given", caught(() -> TpLinear(world, :column, 2 => 3; buffer = buffer)).text)
+    @test occursin("'v'", caught(() -> TpLinear(world, :column, 2 => 3; buffer = buffer, weight = "v", bias = false)).text)
+    close(buffer)
+end
+
+testcase("a layer says what is wrong with its arrays, and that it is closed") do
+    layer = TpLinear(world, :column, 2 => 3)
+    weight, bias = Float32[1 2; 3 4; 5 6], Float32[1, 2, 3]
+    @test layer(Float32[1, 10], weight, bias) == [22, 45, 68]
+    @test occursin("bias is NULL", caught(() -> layer(ones(Float32, 2), weight)).text)
+    @test occursin("weight has shape", caught(() -> layer(ones(Float32, 2), permutedims(weight), bias)).text)
+    @test occursin("input has shape", caught(() -> layer(ones(Float32, 3), weight, bias)).text)
+    @test occursin("input.dtype", caught(() -> layer(ones(2), weight, bias)).text)
+    @test layer(Diagonal(Float32[1, 2]), weight, bias) == weight * Diagonal([1, 2]) .+ bias  # an array without strides
+    close(layer)
+    @test caught(() -> layer(ones(Float32, 2), weight, bias)).kind == :STATE
+end
+
+testcase("every flag of a layer can be given") do
+    flags = [getfield(Raw, name) for name in names(Raw; all = true) if startswith(string(name), "MDP_TP_LINEAR_")]
+    @test MegaDP.linear_flags(true, true, true, true, true, true) == reduce(|, flags)
+    given = [MegaDP.linear_flags((i == k for k in 1:6)...) for i in 1:6]
+    @test sort(given) == sort(flags) && MegaDP.linear_flags(fill(false, 6)...) == 0
+end

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Layers of candle models that are cut over ranks, against the unsplit ones, with candle's own gradients. Numbers are small multiples of 1/4,
+//! so that products and sums are exact however they are cut.
+mod ranks;
+
+use candle_core::{DType, Device, Result, Tensor, Var};
+use megadp::candle::DataParallel;
+use megadp::candle::tp::{Linear, Region};
+use megadp::tp::{self, Grad};
+use megadp::{Buffer, Comm};
+use ranks::{alone, threads};
+
+const SIZES: [usize; 3] = [5, 8, 4];
+
+fn small(rows: usize, columns: usize, salt: usize) -> Tensor {
+    let data: Vec<f32> = (0..rows * columns).map(|i| ((i * 7 + salt * 5) % 9) as f32 / 4.0 - 1.0).collect();
+    Tensor::from_vec(data, (rows, columns), &Device::Cpu).unwrap()
+}
+
+fn rows(tensor: &Tensor) -> Vec<Vec<f32>> {
+    tensor.to_dtype(DType::F32).unwrap().to_vec2().unwrap()
+}
+
+struct Model {
+    w1: Var,
+    b1: Var,
+    w2: Var,
+    b2: Var,
+}
+
+impl Model {
+    /// The whole one, or this rank's part.
+    fn new(part: Option<(usize, usize)>) -> Result<Self> {
+        let [inputs, hidden, outputs] = SIZES;
+        let (rank, ranks) = part.unwrap_or((0, 1));
+        let (first, size) = (rank * hidden / ranks, hidden / ranks);
+        Ok(Model {
+            w1: Var::from_tensor(&small(hidden, inputs, 1).narrow(0, first, size)?)?,
+            b1: Var::from_tensor(&small(1, hidden, 2).narrow(1, first, size)?.squeeze(0)?)?,
+            w2: Var::from_tensor(&small(outputs, hidden, 3).narrow(1, first, size)?.contiguous()?)?,
+            b2: Var::from_tensor(&small(1, outputs, 4).squeeze(0)?)?,
+        })
+    }
+
+    fn all(&self) -> [&Var; 4] {
+        [&self.w1, &self.b1, &self.w2, &self.b2]
+    }
+
+    fn whole(&self, x: &Tensor) -> Result<Tensor> {
+        let hidden = x.matmul(&self.w1.t()?)?.broadcast_add(&self.b1)?.relu()?;
+        hidden.matmul(&self.w2.t()?)?.broadcast_add(&self.b2)
+    }
+}
+
+/// Of all ranks together, along a dimension.
+fn together(parts: &[Tensor], dim: usize) -> Vec<Vec<f32>> {
+    rows(&Tensor::cat(parts, dim).unwrap())
+}
+
+fn cut(comm: &Comm, sequence: bool) -> Result<Vec<Tensor>> {
+    let part = (comm.rank().unwrap(), comm.size().unwrap());
+    let [inputs, hidden, outputs] = SIZES;
+    let (up, down) = (tp::Linear::column(inputs, hidden).bias(), tp::Linear::row(hidden, outputs).bias());
+    let (up, down) = if sequence { (up.sequence(), down.sequence()) } else { (up, down.grad(Grad::Replicated)) };
+    let (up, down) = (Linear::new(up.create(comm).unwrap()), Linear::new(down.create(comm).unwrap()));
+    let model = Model::new(Some(part))?;
+    let x = if sequence { small(6, inputs, 5).narrow(0, part.0 * 6 / part.1, 6 / part.1)? } else { small(6, inputs, 5) };
+    let x = Var::from_tensor(&x.t()?.contiguous()?)?; // whose other half is strides
+    let y = down.forward(&up.forward(&x.t()?, &model.w1, Some(&model.b1))?.relu()?, &model.w2, Some(&model.b2))?;
+    let grads = y.sqr()?.sum_all()?.backward()?;
+    let of = |var: &Var| grads.get(var).unwrap().clone();
+    let list = |var: &Var| of(var).unsqueeze(0);
+    Ok(vec![y.detach(), of(&model.w1), list(&model.b1)?, of(&model.w2), list(&model.b2)?, of(&x).t()?.contiguous()?])
+}
+
+#[test]
+fn a_pair_of_cut_layers_has_the_unsplit_ones_gradients() {
+    let (model, x) = (Model::new(None).unwrap(), Var::from_tensor(&small(6, SIZES[0], 5)).unwrap());
+    let y = model.whole(&x).unwrap();
+    let grads = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    let [w1, b1, w2, b2] = model.all().map(|var| {
+        let grad = grads.get(var).unwrap().clone();
+        rows(&if grad.rank() == 1 { grad.unsqueeze(0).unwrap() } else { grad })
+    });
+    let dx = rows(grads.get(&x).unwrap());
+    for (size, sequence) in [(1, false), (2, false), (2, true), (1, true)] {
+        let found = threads(size, |comm| cut(&comm, sequence).unwrap());
+        let of = |i: usize| found.iter().map(|tensors| tensors[i].clone()).collect::<Vec<_>>();
+        assert_eq!((together(&of(1), 0), together(&of(2), 1), together(&of(3), 1)), (w1.clone(), b1.clone(), w2.clone()));
+        if sequence {
+            let sum = of(4).into_iter().reduce(|a, b| a.add(&b).unwrap()).unwrap();
+            assert_eq!((together(&of(0), 0), rows(&sum), together(&of(5), 0)), (rows(&y), b2.clone(), dx.clone()));
+        } else {
+            for rank in &found {
+                assert_eq!((rows(&rank[0]), rows(&rank[4]), rows(&rank[5])), (rows(&y), b2.clone(), dx.clone()));
+            }
+        }
+    }
+}
+
+#[test]
+fn operators_have_their_gradients() {
+    threads(2, |comm| {
+        let (rank, whole) = (comm.rank().unwrap(), small(4, 3, 1));
+        let mine = Var::from_tensor(&whole.narrow(0, 2 * rank, 2).unwrap()).unwrap();
+        let gather = Region::new(&comm, tp::Region::gather(0, Grad::Partial));
+        let found = gather.forward(&mine).unwrap();
+        assert_eq!(rows(&found), rows(&whole));
+        // Each rank's part of the loss is a part of what comes back: they are summed.
+        let loss = found.affine((rank + 1) as f64, 0.0).unwrap().sum_all().unwrap();
+        assert_eq!(rows(loss.backward().unwrap().get(&mine).unwrap()), [[3.0; 3]; 2]);
+        let scattered = Region::new(&comm, tp::Region::scatter(0)).forward(&found.detach()).unwrap();
+        assert_eq!(rows(&scattered), rows(&mine));
+        let refused = Region::new(&comm, tp::Region::scatter(1)).forward(&found.detach()).unwrap_err();
+        assert!(refused.to_string().contains("2 ranks cannot share evenly"), "{refused}");
+    });
+}
+
+#[test]
+fn weights_of_a_data_parallel_hand_their_gradients_over() {
+    let comm = alone();
+    let weight = Var::from_tensor(&small(4, 5, 1)).unwrap();
+    let mut parallel = DataParallel::register(&comm, &Buffer::builder(), [("w", weight.clone())]).unwrap();
+    let layer = Linear::new(tp::Linear::column(5, 4).create(&comm).unwrap());
+    let x = small(3, 5, 2);
+    let loss = layer.forward(&x, &parallel.tensor("w").unwrap(), None).unwrap().sqr().unwrap().sum_all().unwrap();
+    parallel.backward(&loss).unwrap();
+    let expected = x.matmul(&weight.t().unwrap()).unwrap().sqr().unwrap().sum_all().unwrap().backward().unwrap();
+    let expected = expected.get(&weight).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert_eq!(parallel.buffer_mut().sync().unwrap().grad::<f32>(0).unwrap(), expected);
+}
+
+#[test]
+fn bf16_layers_and_what_is_refused() {
+    let comm = alone();
+    let layer = Linear::new(tp::Linear::column(5, 4).dtype(megadp::DType::Bf16).create(&comm).unwrap());
+    let (x, w) = (small(3, 5, 1), small(4, 5, 2));
+    let weight = Var::from_tensor(&w.to_dtype(DType::BF16).unwrap()).unwrap();
+    let y = layer.forward(&x.to_dtype(DType::BF16).unwrap(), &weight, None).unwrap();
+    assert_eq!(rows(&y), rows(&x.matmul(&w.t().unwrap()).unwrap()));
+    let grad = y.sum_all().unwrap().backward().unwrap().get(&weight).unwrap().clone();
+    assert_eq!(grad.dtype(), DType::BF16);
+    assert_eq!(rows(&grad), rows(&Tensor::ones((4, 3), DType::F32, &Device::Cpu).unwrap().matmul(&x).unwrap()));
+    let mixed = layer.forward(&x, &weight, None).unwrap_err();
+    assert!(mixed.to_string().contains("dtype"), "{mixed}");
+    let doubles = layer.forward(&x.to_dtype(DType::F64).unwrap(), &weight, None).unwrap_err();
+    assert!(doubles.to_string().contains("F64"), "{doubles}");
+}

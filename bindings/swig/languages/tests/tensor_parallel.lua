@@ -1,0 +1,105 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- With two ranks, on lists: a column-parallel layer and a row-parallel one on what it gives, forward and backward, as the unsplit pair; operators;
+-- and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
+local megadp = require("megadp")
+
+local comm = megadp.Comm.create(megadp.CommOptions())
+local rank = comm:rank()
+
+-- Lists are row-major.
+local function matrix(rows, columns, at)
+  local made = {}
+  for row = 0, rows - 1 do
+    for column = 0, columns - 1 do made[#made + 1] = at(row, column) end
+  end
+  return made
+end
+
+local function small(rows, columns, salt)
+  return matrix(rows, columns, function(row, column) return (7 * row + 3 * column + 5 * salt) % 9 - 4 end)
+end
+
+local function turned(list, columns)
+  return matrix(columns, #list // columns, function(row, column) return list[column * columns + row + 1] end)
+end
+
+-- `inner` is the length of what is summed over.
+local function times(left, right, inner)
+  local columns = #right // inner
+  return matrix(#left // inner, columns, function(row, column)
+    local sum = 0
+    for k = 0, inner - 1 do sum = sum + left[row * inner + k + 1] * right[k * columns + column + 1] end
+    return sum
+  end)
+end
+
+local function half(list)
+  return table.move(list, rank * #list // 2 + 1, (rank + 1) * #list // 2, 1, {})
+end
+
+local function columns_of(list, columns)
+  return turned(half(turned(list, columns)), #list // columns)
+end
+
+local function same(found, expected, what)
+  assert(#found == #expected, what .. ": " .. #found .. " numbers; expected " .. #expected)
+  for i = 1, #expected do assert(found[i] == expected[i], what .. ": number " .. i .. " is " .. found[i] .. "; expected " .. expected[i]) end
+end
+
+local function fails(name, call)
+  local good, problem = pcall(call)
+  assert(not good and problem.name == name, "expected " .. name .. ", not " .. tostring(problem))
+end
+
+local function options(split, inputs, outputs, sequence)
+  local made = megadp.TpLinearOptions()
+  made.split, made.in_features, made.out_features, made.sequence = split, inputs, outputs, sequence
+  return made
+end
+
+local function pair(sequence)
+  local w1, b1, w2, x, dy = small(8, 5, 1), small(1, 8, 2), small(4, 8, 3), small(6, 5, 4), small(6, 4, 5)
+  local h = times(x, turned(w1, 5), 5)
+  for i = 1, #h do h[i] = h[i] + b1[(i - 1) % 8 + 1] end
+  local dh = times(dy, w2, 4)
+  local function own(list) return sequence and half(list) or list end
+  local up, down = options(megadp.TpSplit_COLUMN, 5, 8, sequence), options(megadp.TpSplit_ROW, 8, 4, sequence)
+  up.bias = true
+  down.grad = megadp.TpGrad_REPLICATED
+  local first, second = megadp.TpLinear.create(comm, up), megadp.TpLinear.create(comm, down)
+  local found = first:forward(own(x), half(w1), half(b1))
+  same(found, columns_of(h, 8), "hidden")
+  same(second:forward(found, columns_of(w2, 8), {}), own(times(h, turned(w2, 8), 8)), "output")
+  local gradients = second:backward(found, columns_of(w2, 8), own(dy))
+  same(gradients:input(), columns_of(dh, 8), "gradient of hidden")
+  same(gradients:weight(), columns_of(times(turned(dy, 4), h, 6), 8), "gradient of the second weight")
+  same(gradients:bias(), {}, "gradient of no bias")
+  gradients = first:backward(own(x), half(w1), gradients:input())
+  same(gradients:input(), own(times(dh, w1, 8)), "gradient of the input")
+  same(gradients:weight(), half(times(turned(dh, 8), x, 6)), "gradient of the first weight")
+  same(gradients:bias(), half(times({1, 1, 1, 1, 1, 1}, dh, 6)), "gradient of the first bias")
+  fails("MDP_E_INVALID", function() first:forward(own(x), {1, 2, 3}, half(b1)) end)
+  first:close()
+  fails("MDP_E_STATE", function() first:forward(own(x), half(w1), half(b1)) end)
+end
+
+local function regions()
+  local whole, other = small(4, 3, 1), small(4, 3, 2)
+  local mine = rank == 0 and whole or other
+  local sum = {}
+  for i = 1, #whole do sum[i] = whole[i] + other[i] end
+  local region = megadp.TpRegionOptions()
+  region.region, region.dim = megadp.TpRegion_REDUCE_SCATTER, 0
+  region:add_dimension(4)
+  region:add_dimension(3)
+  same(megadp.TensorParallel.region_forward(comm, region, mine), half(sum), "summed and scattered")
+  same(megadp.TensorParallel.region_backward(comm, region, half(other)), other, "its gradient")
+  region.dim = 2
+  fails("MDP_E_INVALID", function() megadp.TensorParallel.region_forward(comm, region, mine) end)
+end
+
+pair(false)
+pair(true)
+regions()
+comm:close()
+print("as unsplit")
