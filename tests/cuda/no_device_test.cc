@@ -169,8 +169,10 @@ void sentences(const PluginTable& plugin) {
   check_equal(sentence(plugin, kPending), std::string("not done yet"));
   check_equal(sentence(plugin, kOutOfMemory), std::string("cudaErrorMemoryAllocation (2): out of memory"));
   check(sentence(plugin, kNcclRemoteFailure).find("ncclRemoteError (6)") == 0, "ncclRemoteError has no name");
+  check_equal(sentence(plugin, kCublasFailure + 15), std::string("CUBLAS_STATUS_NOT_SUPPORTED (15)"));
   check(sentence(plugin, kAborted).find("aborted") != std::string::npos, "kAborted has no sentence");
-  for (const int32_t strange : {-1, 2, 99, kCudaFailure + 54321, kNcclFailure + 77, kOwnFailure + 77, INT32_MIN, INT32_MAX}) {
+  for (const int32_t strange :
+       {-1, 2, 99, kCudaFailure + 54321, kNcclFailure + 77, kOwnFailure + 77, kCublasFailure + 77, INT32_MIN, INT32_MAX}) {
     check(!sentence(plugin, strange).empty(), text("no sentence for ", strange));
   }
   char tiny[5] = "";

@@ -4,17 +4,16 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <cstdio>
 
 namespace megadp::cuda {
 namespace {
 
 constexpr int kNewest = 13, kOldest = 11;
-constexpr int kToolkit = CUDART_VERSION / 1000;
 
 // The version of the toolkit that this was built with comes first: where several are installed, that is the one of this plugin's runtime.
-constexpr int kVersions[] = {kToolkit, kNewest, 12, kOldest};
-static_assert(kToolkit >= kOldest && kToolkit <= kNewest, "a toolkit whose cuBLASLt is not known here");
+constexpr int kVersions[] = {std::min(CUDART_VERSION / 1000, kNewest), kNewest, 12, kOldest};
 
 void* load(int version, int flags) {
   char name[32];
