@@ -76,6 +76,13 @@ const FUNCTIONS = (
     :mdp_optimizer_set_steps,
     :mdp_optimizer_info,
     :mdp_optimizer_destroy,
+    :mdp_tp_region_fwd,
+    :mdp_tp_region_bwd,
+    :mdp_tp_linear_create,
+    :mdp_tp_linear_fwd,
+    :mdp_tp_linear_bwd,
+    :mdp_tp_saved_free,
+    :mdp_tp_linear_destroy,
     :mdp_checkpoint_save,
     :mdp_checkpoint_load,
     :mdp_checkpoint_info,
@@ -235,21 +242,35 @@ mdp_optimizer_info(optimizer, json, capacity, needed) =
     @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
     ccall(entries[74], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+mdp_tp_region_fwd(comm, config, from, to, stream) =
+    ccall(entries[75], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+mdp_tp_region_bwd(comm, config, from, to, stream) =
+    ccall(entries[76], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+mdp_tp_linear_create(comm, config, out) =
+    ccall(entries[77], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
+mdp_tp_linear_fwd(linear, input, weight, bias, output, stream, saved) =
+    ccall(entries[78], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
+mdp_tp_linear_bwd(linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream) =
+    ccall(entries[79], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
+mdp_tp_saved_free(saved) =
+    ccall(entries[80], Cvoid, (Ptr{mdp_tp_saved},), saved)
+mdp_tp_linear_destroy(linear) =
+    ccall(entries[81], Cvoid, (Ptr{mdp_tp_linear},), linear)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[75], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[82], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[76], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[83], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[77], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[84], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[78], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[85], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[79], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[86], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[80], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[87], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[81], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[88], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[82], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[89], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[83], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[90], Cvoid, (Ptr{mdp_request},), request)

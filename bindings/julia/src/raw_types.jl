@@ -6,6 +6,8 @@ mutable struct mdp_grid end
 mutable struct mdp_buffer end
 mutable struct mdp_optimizer end
 mutable struct mdp_request end
+mutable struct mdp_tp_linear end
+mutable struct mdp_tp_saved end
 mutable struct DLManagedTensorVersioned end
 
 const mdp_stream = Ptr{Cvoid}
@@ -20,6 +22,9 @@ const mdp_scaling = UInt32
 const mdp_rule = UInt32
 const mdp_norm = UInt32
 const mdp_missing = UInt32
+const mdp_tp_region = UInt32
+const mdp_tp_grad = UInt32
+const mdp_tp_split = UInt32
 const mdp_bucket_state = UInt32
 const mdp_log_level = Int32
 
@@ -292,6 +297,37 @@ end
 mdp_checkpoint_config(; reserved = 0, directory = C_NULL, parts = C_NULL, part_count = 0, tensors = C_NULL, tensor_count = 0, shared_data = C_NULL, shared_bytes = 0, rank_data = C_NULL, rank_bytes = 0, keep = 0, optional = C_NULL, flags = 0) =
     mdp_checkpoint_config(sizeof(mdp_checkpoint_config), reserved, directory, parts, part_count, tensors, tensor_count, shared_data, shared_bytes, rank_data, rank_bytes, keep, optional, flags)
 
+struct mdp_tp_region_config
+    struct_size::UInt32
+    region::mdp_tp_region
+    grad::mdp_tp_grad
+    dim::Int32
+    to_dim::Int32
+    reserved::UInt32
+    parts::Ptr{UInt64}
+    to_parts::Ptr{UInt64}
+    flags::UInt64
+end
+mdp_tp_region_config(; region = 0, grad = 0, dim = 0, to_dim = 0, reserved = 0, parts = C_NULL, to_parts = C_NULL, flags = 0) =
+    mdp_tp_region_config(sizeof(mdp_tp_region_config), region, grad, dim, to_dim, reserved, parts, to_parts, flags)
+
+struct mdp_tp_linear_config
+    struct_size::UInt32
+    split::mdp_tp_split
+    in_features::Int64
+    out_features::Int64
+    blocks::Ptr{Int64}
+    block_count::UInt64
+    buffer::Ptr{mdp_buffer}
+    weight::UInt64
+    bias::UInt64
+    dtype::mdp_dtype
+    grad::mdp_tp_grad
+    flags::UInt64
+end
+mdp_tp_linear_config(; split = 0, in_features = 0, out_features = 0, blocks = C_NULL, block_count = 0, buffer = C_NULL, weight = 0, bias = 0, dtype = 0, grad = 0, flags = 0) =
+    mdp_tp_linear_config(sizeof(mdp_tp_linear_config), split, in_features, out_features, blocks, block_count, buffer, weight, bias, dtype, grad, flags)
+
 const MDP_OK = Int32(0)
 const MDP_PENDING = Int32(1)
 const MDP_E_INVALID = Int32(-1)
@@ -389,6 +425,31 @@ const MDP_STEP_SET_LR = Int(1)
 
 const MDP_STEPPED_SKIPPED = Int(1)
 const MDP_STEPPED_CLIPPED = Int(2)
+
+const MDP_TP_REGION_UNSET = UInt32(0)
+const MDP_TP_COPY = UInt32(1)
+const MDP_TP_REDUCE = UInt32(2)
+const MDP_TP_SCATTER = UInt32(3)
+const MDP_TP_GATHER = UInt32(4)
+const MDP_TP_REDUCE_SCATTER = UInt32(5)
+const MDP_TP_EXCHANGE = UInt32(6)
+
+const MDP_TP_GRAD_UNSET = UInt32(0)
+const MDP_TP_GRAD_PARTIAL = UInt32(1)
+const MDP_TP_GRAD_REPLICATED = UInt32(2)
+
+const MDP_TP_SPLIT_UNSET = UInt32(0)
+const MDP_TP_COLUMN = UInt32(1)
+const MDP_TP_ROW = UInt32(2)
+
+const MDP_TP_LINEAR_BIAS = Int(1)
+const MDP_TP_LINEAR_TRANSPOSED = Int(2)
+const MDP_TP_LINEAR_SEQUENCE = Int(4)
+const MDP_TP_LINEAR_GATHER_OUTPUT = Int(8)
+const MDP_TP_LINEAR_WHOLE_INPUT = Int(16)
+const MDP_TP_LINEAR_CHECK_REPLICATED = Int(32)
+
+const MDP_TP_REGION_CHECK_REPLICATED = Int(1)
 
 const MDP_CHECKPOINT_PARAMS_ONLY = Int(1)
 const MDP_CHECKPOINT_LOAD_HYPER = Int(2)

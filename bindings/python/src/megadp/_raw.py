@@ -84,6 +84,26 @@ MDP_OPTIMIZER_SET_BETA2 = 4
 MDP_STEP_SET_LR = 1
 MDP_STEPPED_SKIPPED = 1
 MDP_STEPPED_CLIPPED = 2
+MDP_TP_REGION_UNSET = 0
+MDP_TP_COPY = 1
+MDP_TP_REDUCE = 2
+MDP_TP_SCATTER = 3
+MDP_TP_GATHER = 4
+MDP_TP_REDUCE_SCATTER = 5
+MDP_TP_EXCHANGE = 6
+MDP_TP_GRAD_UNSET = 0
+MDP_TP_GRAD_PARTIAL = 1
+MDP_TP_GRAD_REPLICATED = 2
+MDP_TP_SPLIT_UNSET = 0
+MDP_TP_COLUMN = 1
+MDP_TP_ROW = 2
+MDP_TP_LINEAR_BIAS = 1
+MDP_TP_LINEAR_TRANSPOSED = 2
+MDP_TP_LINEAR_SEQUENCE = 4
+MDP_TP_LINEAR_GATHER_OUTPUT = 8
+MDP_TP_LINEAR_WHOLE_INPUT = 16
+MDP_TP_LINEAR_CHECK_REPLICATED = 32
+MDP_TP_REGION_CHECK_REPLICATED = 1
 MDP_CHECKPOINT_PARAMS_ONLY = 1
 MDP_CHECKPOINT_LOAD_HYPER = 2
 MDP_BUCKET_FILLING = 0
@@ -111,6 +131,9 @@ ALIASES = {
     "mdp_rule": ctypes.c_uint32,
     "mdp_norm": ctypes.c_uint32,
     "mdp_missing": ctypes.c_uint32,
+    "mdp_tp_region": ctypes.c_uint32,
+    "mdp_tp_grad": ctypes.c_uint32,
+    "mdp_tp_split": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
     "mdp_log_level": ctypes.c_int32,
 }
@@ -133,6 +156,14 @@ class mdp_optimizer(ctypes.Structure):
 
 
 class mdp_request(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_tp_linear(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_tp_saved(ctypes.Structure):
     """Opaque."""
 
 
@@ -419,6 +450,37 @@ class mdp_checkpoint_config(ctypes.Structure):
         ("flags", ctypes.c_uint64),
     ]
 
+
+class mdp_tp_region_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("region", ctypes.c_uint32),
+        ("grad", ctypes.c_uint32),
+        ("dim", ctypes.c_int32),
+        ("to_dim", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+        ("parts", ctypes.POINTER(ctypes.c_uint64)),
+        ("to_parts", ctypes.POINTER(ctypes.c_uint64)),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_tp_linear_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("split", ctypes.c_uint32),
+        ("in_features", ctypes.c_int64),
+        ("out_features", ctypes.c_int64),
+        ("blocks", ctypes.POINTER(ctypes.c_int64)),
+        ("block_count", ctypes.c_uint64),
+        ("buffer", ctypes.POINTER(mdp_buffer)),
+        ("weight", ctypes.c_uint64),
+        ("bias", ctypes.c_uint64),
+        ("dtype", ctypes.c_uint32),
+        ("grad", ctypes.c_uint32),
+        ("flags", ctypes.c_uint64),
+    ]
+
 STRUCTS = (
     mdp_unique_id,
     mdp_error_info,
@@ -440,6 +502,8 @@ STRUCTS = (
     mdp_checkpoint_part,
     mdp_checkpoint_tensor,
     mdp_checkpoint_config,
+    mdp_tp_region_config,
+    mdp_tp_linear_config,
 )
 
 PROTOTYPES = {
@@ -517,6 +581,13 @@ PROTOTYPES = {
     "mdp_optimizer_set_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]),
     "mdp_optimizer_info": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
     "mdp_optimizer_destroy": (None, [ctypes.POINTER(mdp_optimizer)]),
+    "mdp_tp_region_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_region_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
+    "mdp_tp_region_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_region_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
+    "mdp_tp_linear_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_linear_config), ctypes.POINTER(ctypes.POINTER(mdp_tp_linear))]),
+    "mdp_tp_linear_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_tp_linear), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_tp_saved))]),
+    "mdp_tp_linear_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_tp_linear), ctypes.POINTER(mdp_tp_saved), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
+    "mdp_tp_saved_free": (None, [ctypes.POINTER(mdp_tp_saved)]),
+    "mdp_tp_linear_destroy": (None, [ctypes.POINTER(mdp_tp_linear)]),
     "mdp_checkpoint_save": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_checkpoint_load": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
     "mdp_checkpoint_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),

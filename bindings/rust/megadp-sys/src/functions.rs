@@ -109,6 +109,20 @@ unsafe extern "C" {
     pub fn mdp_optimizer_info(optimizer: *mut mdp_optimizer, json: *mut c_char, capacity: usize,
         needed: *mut usize) -> mdp_status;
     pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
+    pub fn mdp_tp_region_fwd(comm: *mut mdp_comm, config: *const mdp_tp_region_config, from: *const mdp_tensor,
+        to: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_tp_region_bwd(comm: *mut mdp_comm, config: *const mdp_tp_region_config, from: *const mdp_tensor,
+        to: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_tp_linear_create(comm: *mut mdp_comm, config: *const mdp_tp_linear_config,
+        out: *mut *mut mdp_tp_linear) -> mdp_status;
+    pub fn mdp_tp_linear_fwd(linear: *mut mdp_tp_linear, input: *const mdp_tensor, weight: *const mdp_tensor,
+        bias: *const mdp_tensor, output: *const mdp_tensor, stream: mdp_stream,
+        saved: *mut *mut mdp_tp_saved) -> mdp_status;
+    pub fn mdp_tp_linear_bwd(linear: *mut mdp_tp_linear, saved: *mut mdp_tp_saved, input: *const mdp_tensor,
+        weight: *const mdp_tensor, grad_output: *const mdp_tensor, grad_input: *const mdp_tensor,
+        grad_weight: *const mdp_tensor, grad_bias: *const mdp_tensor, flags: u64, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_tp_saved_free(saved: *mut mdp_tp_saved);
+    pub fn mdp_tp_linear_destroy(linear: *mut mdp_tp_linear);
     pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
     pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,

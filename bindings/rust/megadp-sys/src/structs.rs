@@ -594,3 +594,66 @@ impl Default for mdp_checkpoint_config {
     }
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_tp_region_config {
+    pub struct_size: u32,
+    pub region: mdp_tp_region,
+    pub grad: mdp_tp_grad,
+    pub dim: i32,
+    pub to_dim: i32,
+    pub reserved: u32,
+    pub parts: *const u64,
+    pub to_parts: *const u64,
+    pub flags: u64,
+}
+
+impl mdp_tp_region_config {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_tp_region_config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_tp_linear_config {
+    pub struct_size: u32,
+    pub split: mdp_tp_split,
+    pub in_features: i64,
+    pub out_features: i64,
+    pub blocks: *const i64,
+    pub block_count: u64,
+    pub buffer: *mut mdp_buffer,
+    pub weight: u64,
+    pub bias: u64,
+    pub dtype: mdp_dtype,
+    pub grad: mdp_tp_grad,
+    pub flags: u64,
+}
+
+impl mdp_tp_linear_config {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_tp_linear_config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+

@@ -34,6 +34,18 @@ pub struct mdp_request {
 }
 
 #[repr(C)]
+pub struct mdp_tp_linear {
+    _bytes: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+#[repr(C)]
+pub struct mdp_tp_saved {
+    _bytes: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+#[repr(C)]
 pub struct DLManagedTensorVersioned {
     _bytes: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -51,6 +63,9 @@ pub type mdp_scaling = u32;
 pub type mdp_rule = u32;
 pub type mdp_norm = u32;
 pub type mdp_missing = u32;
+pub type mdp_tp_region = u32;
+pub type mdp_tp_grad = u32;
+pub type mdp_tp_split = u32;
 pub type mdp_bucket_state = u32;
 pub type mdp_log_level = i32;
 
@@ -151,6 +166,31 @@ pub const MDP_STEP_SET_LR: u64 = 1;
 
 pub const MDP_STEPPED_SKIPPED: u64 = 1;
 pub const MDP_STEPPED_CLIPPED: u64 = 2;
+
+pub const MDP_TP_REGION_UNSET: mdp_tp_region = 0;
+pub const MDP_TP_COPY: mdp_tp_region = 1;
+pub const MDP_TP_REDUCE: mdp_tp_region = 2;
+pub const MDP_TP_SCATTER: mdp_tp_region = 3;
+pub const MDP_TP_GATHER: mdp_tp_region = 4;
+pub const MDP_TP_REDUCE_SCATTER: mdp_tp_region = 5;
+pub const MDP_TP_EXCHANGE: mdp_tp_region = 6;
+
+pub const MDP_TP_GRAD_UNSET: mdp_tp_grad = 0;
+pub const MDP_TP_GRAD_PARTIAL: mdp_tp_grad = 1;
+pub const MDP_TP_GRAD_REPLICATED: mdp_tp_grad = 2;
+
+pub const MDP_TP_SPLIT_UNSET: mdp_tp_split = 0;
+pub const MDP_TP_COLUMN: mdp_tp_split = 1;
+pub const MDP_TP_ROW: mdp_tp_split = 2;
+
+pub const MDP_TP_LINEAR_BIAS: u64 = 1;
+pub const MDP_TP_LINEAR_TRANSPOSED: u64 = 2;
+pub const MDP_TP_LINEAR_SEQUENCE: u64 = 4;
+pub const MDP_TP_LINEAR_GATHER_OUTPUT: u64 = 8;
+pub const MDP_TP_LINEAR_WHOLE_INPUT: u64 = 16;
+pub const MDP_TP_LINEAR_CHECK_REPLICATED: u64 = 32;
+
+pub const MDP_TP_REGION_CHECK_REPLICATED: u64 = 1;
 
 pub const MDP_CHECKPOINT_PARAMS_ONLY: u64 = 1;
 pub const MDP_CHECKPOINT_LOAD_HYPER: u64 = 2;
