@@ -17,22 +17,10 @@ with open(support.ABI_JSON, encoding="utf-8") as abi_file:
     ABI = json.load(abi_file)
 
 
-def no_products():
-    """Why layers cannot be made on this machine, or None."""
-    with megadp.Comm(backend="host") as comm:
-        try:
-            megadp.TpLinear(comm, "column", 2, 2).close()
-        except megadp.MegaDPError as error:
-            if error.code != megadp.Status.UNSUPPORTED:
-                raise
-            return error.text
-    return None
-
-
 @unittest.skipIf(importlib.util.find_spec("numpy") is None, "numpy is not installed")
 class Tp(unittest.TestCase):
     def run_case(self, ranks, case, *more, needs_products=True):
-        reason = no_products() if needs_products else None
+        reason = support.no_products() if needs_products else None
         if reason:
             self.skipTest(reason)
         out = support.check_ended(self, support.run_ranks(ranks, [CASES, case, *map(str, more)]))
@@ -58,23 +46,23 @@ class Tp(unittest.TestCase):
     def test_refused(self):
         self.run_case(2, "refused")
 
-    def losses(self, ranks, tensor_parallel, sequence):
-        out = self.run_case(ranks, "training", tensor_parallel, int(sequence))
+    def losses(self, ranks, tensor_parallel):
+        """Whole, and with sequence parallelism."""
+        out = self.run_case(ranks, "training", tensor_parallel)
         found = [json.loads(line) for line in re.findall(r"losses (\[.*\])", out)]
-        self.assertEqual((len(found), len(found[0])), (1, 20), out)
-        return found[0]
+        self.assertEqual([len(losses) for losses in found], [20, 20], out)
+        return found
 
     def test_training(self):
         """A layer of columns and one of rows in a buffer, 20 steps of AdamW."""
-        whole = self.losses(1, 1, False)
+        whole, _ = self.losses(1, 1)
         self.assertLess(whole[-1], 0.7 * whole[0])
         for ranks in (2, 4):
-            for sequence in (False, True):
-                with self.subTest(ranks=ranks, sequence=sequence):
-                    cut = self.losses(ranks, 2, sequence)
-                    apart = max(abs(a - b) / abs(b) for a, b in zip(cut, whole))
-                    print(f"tp 2 x dp {ranks // 2}, sequence {sequence}: losses {cut[0]:.6f} to {cut[-1]:.6f}, at most {apart:.1e} apart", flush=True)
-                    self.assertLess(apart, 1e-5)
+            for sequence, cut in enumerate(self.losses(ranks, 2)):
+                apart = max(abs(a - b) / abs(b) for a, b in zip(cut, whole))
+                print(f"tp 2 x dp {ranks // 2}, sequence {bool(sequence)}: losses {cut[0]:.6f} to {cut[-1]:.6f}, at most {apart:.1e} apart",
+                      flush=True)
+                self.assertLess(apart, 1e-5)
 
 
 class Options(unittest.TestCase):

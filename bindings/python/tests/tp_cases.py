@@ -3,6 +3,7 @@
 
 usage: tp_cases.py CASE [ARGUMENT ...]
 """
+import contextlib
 import itertools
 import json
 import sys
@@ -248,14 +249,46 @@ def params_of(size, sequence):
             megadp.Param("b2", (IN,), placement="partial_sum" if sequence else "replicated")]
 
 
-def training(comm, size, sequence):
+class Plain:
+    """A layer of numpy's, in the place of one that is cut."""
+
+    slices = (slice(0, HIDDEN),)
+
+    def __init__(self, buffer, weight, bias):
+        self.buffer, self.weight, self.bias = buffer, weight, bias
+
+    def forward(self, x, out):
+        self.buffer.wait()
+        out[...] = x @ self.buffer.param(self.weight).numpy().T + self.buffer.param(self.bias).numpy()
+        return Kept(x)
+
+    def backward(self, grad, grad_x=None, *, saved):
+        if grad_x is not None:
+            grad_x[...] = grad @ self.buffer.param(self.weight).numpy()
+        self.buffer.put(self.bias, grad.sum((0, 1)))
+        self.buffer.put(self.weight, np.einsum("tbo,tbi->oi", grad, saved.x))
+
+
+class Kept(contextlib.nullcontext):
+    def __init__(self, x):
+        super().__init__(self)
+        self.x = x
+
+
+def training(comm, size):
+    for sequence in (False, True):
+        train(comm, size, sequence)
+
+
+def train(comm, size, sequence):
     """Of [tokens, batch, features], each data-parallel rank takes some of the batch."""
-    sequence = sequence == "1"
     with megadp.Grid(comm, tp=int(size)) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
         buffer = megadp.Buffer(grid, params_of(over.size, sequence))
         column = megadp.TpLinear(over, "column", IN, HIDDEN, bias=True, sequence=sequence, buffer=buffer, weight="w1", bias_param="b1")
         row = megadp.TpLinear(over, "row", HIDDEN, IN, bias=True, sequence=sequence, grad=None if sequence else "replicated", buffer=buffer,
                               weight="w2", bias_param="b2")
+        if size == "1":
+            column, row = Plain(buffer, "w1", "b1"), Plain(buffer, "w2", "b2")
         own = column.slices[0]
         for name, values in (("w1", draw(1, HIDDEN, IN)[own] / 4), ("w2", draw(2, IN, HIDDEN)[:, own] / 4)):
             buffer.write(name, values)

@@ -5,7 +5,7 @@ rows. Forward and backward are calls of their own, for an autodiff to wrap; mega
 comm is the communicator of the tensor-parallel ranks, such as Grid.comm("tp"). Its collectives are called in the same order on all of them.
 """
 import ctypes
-from typing import Any, Literal, Optional, Sequence, Tuple, overload
+from typing import Any, Literal, NamedTuple, Optional, Sequence, Tuple, overload
 
 from . import _raw
 from ._buffer import Buffer, Which
@@ -14,9 +14,10 @@ from ._dtypes import trained_dtype
 from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
+from ._params import Placement
 from ._tensor import operand
 
-__all__ = ["Grad", "Region", "Split", "TpLinear", "TpSaved", "part_slices", "region"]
+__all__ = ["Grad", "Placed", "Region", "Split", "TpLinear", "TpSaved", "part_slices", "region", "region_shape"]
 
 Region = Literal["copy", "reduce", "scatter", "gather", "reduce_scatter", "exchange"]
 Split = Literal["column", "row"]
@@ -26,6 +27,14 @@ REGIONS = {"copy": _raw.MDP_TP_COPY, "reduce": _raw.MDP_TP_REDUCE, "scatter": _r
 GRADS = {None: _raw.MDP_TP_GRAD_UNSET, "partial": _raw.MDP_TP_GRAD_PARTIAL, "replicated": _raw.MDP_TP_GRAD_REPLICATED}
 SPLITS = {"column": _raw.MDP_TP_COLUMN, "row": _raw.MDP_TP_ROW}
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
+
+
+class Placed(NamedTuple):
+    """How tensor-parallel ranks hold a parameter: fields of Param."""
+
+    placement: Placement
+    shard_dim: int = 0
+    shard_stride: int = 0
 
 
 def region(comm: Comm, kind: Region, array: Any, out: Any, *, dim: int = 0, to_dim: int = 0, grad: Optional[Grad] = None,
@@ -49,6 +58,30 @@ def region(comm: Comm, kind: Region, array: Any, out: Any, *, dim: int = 0, to_d
     target, _keep_target = operand(out, "out", writable=True, stream=stream)
     comm._tree.run(comm._handle, lib.mdp_tp_region_bwd if backward else lib.mdp_tp_region_fwd, ctypes.byref(config), ctypes.byref(source),
                    ctypes.byref(target), stream or None)
+
+
+def region_shape(comm: Comm, kind: Region, shape: Sequence[int], dim: int = 0, to_dim: int = 0, parts: Optional[Sequence[int]] = None,
+                 to_parts: Optional[Sequence[int]] = None) -> Tuple[int, ...]:
+    """Of what the operator makes of an array of this shape, as region takes it, on this rank. Local. Raises MegaDPError: INVALID."""
+    found = list(shape)
+    for value, name in ((dim, "dim"), (to_dim, "to_dim")):
+        if not 0 <= whole(value, name, -_INT32, _INT32) < max(1, len(found)):
+            raise invalid(f"{name} is {value}; the array has {len(found)} dimensions")
+
+    for sizes, name in ((parts, "parts"), (to_parts, "to_parts")):
+        if sizes is not None:
+            comm._counts(sizes, name)
+
+    def becomes_part(axis: int, sizes: Optional[Sequence[int]]) -> None:  # what does not divide is refused by region
+        found[axis] = found[axis] // comm.size if sizes is None else sizes[comm.rank]
+
+    if kind in ("scatter", "reduce_scatter"):
+        becomes_part(dim, parts)
+    elif kind in ("gather", "exchange"):
+        found[dim] = found[dim] * comm.size if parts is None else sum(parts)
+    if kind == "exchange":
+        becomes_part(to_dim, to_parts)
+    return tuple(found)
 
 
 def part_slices(size: int, rank: int, features: int, blocks: Sequence[int] = ()) -> Tuple[slice, ...]:
@@ -88,7 +121,7 @@ class TpLinear(Closable):
 
     buffer: holds the weight and the bias, each this rank's part, under the names or numbers `weight` and `bias_param`, of placement
     "sharded" (the bias of row: "replicated", with sequence "partial_sum"). Without it they are arrays of the caller's, as what is frozen
-    is. slices: of the cut features those that are this rank's. weight_shape, bias_shape: this rank's parts.
+    is. slices: of the cut features those that are this rank's. weight_shape, bias_shape: this rank's parts. bias_placement: of the bias.
     Collective over comm, with equal arguments; blocking. comm may be closed afterwards.
     Raises MegaDPError: INVALID (sizes that do not divide; a parameter's shape, dtype or placement), UNSUPPORTED (no library for matrix
     products was found), DESYNC, those of a lost communicator.
@@ -125,6 +158,28 @@ class TpLinear(Closable):
         outs, ins = (out_features // comm.size, in_features) if column else (out_features, in_features // comm.size)
         self.weight_shape = (ins, outs) if transposed else (outs, ins)
         self.bias_shape: Optional[Tuple[int]] = (outs,) if bias else None
+        self._column, self._size, self._blocks = column, comm.size, sizes
+        self._cut_dim = 0 if column != transposed else 1
+        self._sequence = sequence and comm.size > 1
+        self._features_out = out_features if gather_output else outs
+        self.bias_placement = (Placed("sharded", 0, max(1, len(sizes))) if column else Placed("partial_sum" if sequence else "replicated"))
+
+    @property
+    def weight_placement(self) -> Placed:
+        """Of the weight, in a Param or a checkpoint. Raises MegaDPError: INVALID (blocks of different sizes: no placement describes them)."""
+        if len(set(self._blocks)) > 1 and self._size > 1:
+            raise invalid(f"blocks are {tuple(self._blocks)}; a placement describes blocks of equal sizes, also in checkpoints: make a layer of "
+                          "each size")
+        return Placed("sharded", self._cut_dim, max(1, len(self._blocks)))
+
+    def out_shape(self, x_shape: Sequence[int]) -> Tuple[int, ...]:
+        """Of the output for an input of this shape, on this rank. Local."""
+        shape = list(x_shape)
+        if shape:
+            shape[-1] = self._features_out
+        if self._sequence and len(shape) > 1:
+            shape[0] = shape[0] * self._size if self._column else shape[0] // self._size
+        return tuple(shape)
 
     @overload
     def forward(self, x: Any, out: Any, *, weight: Any = None, bias: Any = None, save: Literal[True] = True, stream: int = 0) -> TpSaved: ...
