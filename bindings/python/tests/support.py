@@ -33,6 +33,20 @@ def run_source(ranks, source, **options):
     return run_ranks(ranks, ["-c", textwrap.dedent(source)], **options)
 
 
+def no_products():
+    """Why layers of tensor parallelism cannot be made on this machine, or None."""
+    import megadp
+
+    with megadp.Comm(backend="host") as comm:
+        try:
+            megadp.TpLinear(comm, "column", 2, 2).close()
+        except megadp.MegaDPError as error:
+            if error.code != megadp.Status.UNSUPPORTED:
+                raise
+            return error.text
+    return None
+
+
 def reference_losses():
     with open(os.path.join(ROOT, "tests", "bindings", "mlp_losses.json"), encoding="ascii") as file:
         return json.load(file)["losses"]

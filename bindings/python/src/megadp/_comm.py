@@ -172,6 +172,10 @@ class Comm(Closable):
     def __repr__(self) -> str:
         return f"<megadp.Comm rank {self.rank} of {self.size}{', closed' if self.closed else ''}>"
 
+    def __deepcopy__(self, memo: Any) -> "Comm":
+        """Itself: a module that holds one can be copied, and its copy uses the same ranks."""
+        return self
+
     def __exit__(self, kind: Optional[type], error: Optional[BaseException], traceback: Any) -> None:
         if error is not None and not (isinstance(error, SystemExit) and not error.code):
             self._tree.abort()

@@ -5,7 +5,7 @@ JAX makes its own gradient arrays, so each is copied once into the library's mem
 identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
 import threading
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import jax
 import numpy
@@ -16,14 +16,19 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
+from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
+                      reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._optimizer import Optimizer, StepReport
-from ._params import BufferOptions, Param
+from ._params import BufferOptions, Param, Placement
 from ._waiting import Request
+from .tp import Placed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Averaging", "DataParallel", "Gradients", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Averaging", "DataParallel", "Gradients", "ParallelLinear", "all_to_all_tensor_parallel", "copy_to_tensor_parallel",
+           "gather_from_tensor_parallel", "load_checkpoint", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel",
+           "save_checkpoint", "scatter_to_tensor_parallel"]
 
 
 def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
@@ -43,10 +48,15 @@ def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:
     return identity
 
 
+def _placed(value: Union[Placement, Placed]) -> Dict[str, Any]:
+    return (Placed(value) if isinstance(value, str) else value)._asdict()
+
+
 class Gradients:
     """What Averaging and DataParallel have in common: a pytree's gradients on their way into `buffer`, which may be used directly."""
 
-    def __init__(self, comm: Union[Comm, Grid], params: Any, use_order: Optional[Sequence[int]], options: BufferOptions) -> None:
+    def __init__(self, comm: Union[Comm, Grid], params: Any, use_order: Optional[Sequence[int]], options: BufferOptions,
+                 placements: Any = None) -> None:
         self._tree: Any
         named, self._tree = jax.tree_util.tree_flatten_with_path(params)
         self._names = [jax.tree_util.keystr(path) or "params" for path, _ in named]
@@ -54,8 +64,9 @@ class Gradients:
         if len(orders) != len(named):
             raise invalid(f"use_order has {len(orders)} entries; params has {len(named)} leaves")
         self._last_first = sorted(range(len(named)), key=lambda i: (orders[i], i), reverse=True)
-        self.buffer = Buffer(comm, [Param(name, tuple(value.shape), value.dtype, use_order=order)
-                                    for name, (_, value), order in zip(self._names, named, orders)], **options)
+        placed = [{}] * len(named) if placements is None else list(map(_placed, self._tree.flatten_up_to(placements)))
+        self.buffer = Buffer(comm, [Param(name, tuple(value.shape), value.dtype, use_order=order, **where)
+                                    for name, (_, value), order, where in zip(self._names, named, orders, placed)], **options)
         self._dtypes = [value.dtype for _, value in named]
         self._failure: Optional[BaseException] = None
         self._lock = threading.Lock()
@@ -166,15 +177,16 @@ class DataParallel(Gradients):
 
     params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. use_order: of each leaf when it is used, as
     use_order() of an earlier one says; buckets then fill one after another (JAX puts a dict's leaves in alphabetical order; None: they
-    are used in the order of the pytree). optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and options of Buffer may be
+    are used in the order of the pytree). placements: on a Grid with tensor-parallel ranks a pytree like params of how these hold each:
+    "replicated", "partial_sum", or what ParallelLinear.placements says; rank 0 is then that of each data-parallel group. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and options of Buffer may be
     given. buffer and optimizer are there to be used directly. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
     def __init__(self, comm: Union[Comm, Grid], params: Any, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
-                 use_order: Optional[Sequence[int]] = None, **options: "Unpack[BufferOptions]") -> None:
-        super().__init__(comm, params, use_order, options)
+                 use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
+        super().__init__(comm, params, use_order, options, placements)
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
         self.buffer.broadcast()

@@ -17,15 +17,21 @@ from ._params import Param
 from ._torch_checkpoint import load_checkpoint, save_checkpoint
 from ._torch_ddp import Unwrapped
 from ._torch_gather import Gathering
+from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedAdamW
+from ._torch_placement import place, registered_with
+from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
+                             reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_steps import Gradients, as_tensor, stream_of
 from ._waiting import Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["DataParallel", "ShardedAdamW", "SyncBatchNorm", "Unwrapped", "as_tensor", "load_checkpoint", "save_checkpoint"]
+__all__ = ["ColumnParallelLinear", "DataParallel", "RowParallelLinear", "ShardedAdamW", "SyncBatchNorm", "Unwrapped",
+           "all_to_all_tensor_parallel", "as_tensor", "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place",
+           "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel"]
 
 
 class DataParallel(torch.nn.Module):
@@ -43,6 +49,9 @@ class DataParallel(torch.nn.Module):
     use_order: of each of module.parameters() when it is used, as storage.use_order() says after a step; None: in that order.
     options: those of Buffer, and DDP's other keywords, which have no effect (find_unused_parameters, static_graph,
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
+
+    where is a Grid with tensor-parallel ranks (tp): each has its parts of ColumnParallelLinear and RowParallelLinear; of other parameters
+    place() says what they have. Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others.
 
     instances: the ranks in so many runs of neighbours, each with all of the optimizer's state, as Grid(comm, instances=...) has them.
 
@@ -86,9 +95,10 @@ class DataParallel(torch.nn.Module):
         self.trained = {i: p for i, (_, p) in enumerate(named) if p.requires_grad or register_frozen}
         self._left_out = [(name, p) for i, (name, p) in enumerate(named) if i not in self.trained]
         self.group_options, self.group_params, groups = ddp.read_groups(param_groups, list(self.trained.values()))
+        places = registered_with(module, named, where)
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
-                                            frozen=i not in self.trained, use_order=orders[i]) for i, (name, p) in enumerate(named)],
-                              **buffer_options)
+                                            frozen=i not in self.trained, use_order=orders[i], **places[i])
+                                      for i, (name, p) in enumerate(named)], **buffer_options)
         self._comm, norms_over, whole = self._groups_of(where, buffer_options.get("sharding") == "zero_0")
         self._places: Dict[int, int] = {}
         self._take_memory()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What type checkers must accept, and what they must know of it; never run."""
 from pathlib import Path
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,16 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     assert sent is not None and sent.wait(1.0) and comm.barrier(wait=False) is not None
     assert_type(buffer.index("w") + buffer.bucket_count + comm.world_rank() + comm.world_rank(0), int)
     return optimizer.step(wait=False, grad_divisor=2)
+
+
+def tensor_parallel(comm: megadp.Comm, buffer: megadp.Buffer, x: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
+    megadp.tp.region(comm, "gather", x, out, dim=1, grad="partial", parts=[1, 2], backward=True)
+    layer = megadp.TpLinear(comm, split="row", in_features=4, out_features=2, bias=True, grad="replicated", buffer=buffer, weight="w",
+                            bias_param=1, blocks=(2, 2), dtype=np.float32)
+    assert_type(layer.forward(x, out), megadp.TpSaved)
+    with layer.forward(x, out, weight=x, save=True) as saved:
+        layer.backward(out, x, saved=saved, grad_weight=x, add=True)
+    assert_type(layer.weight_shape, Tuple[int, int])
 
 
 def connect(id: bytes) -> None:

@@ -30,3 +30,8 @@ def train(comm: megadp.Comm, array: object) -> None:
     megadp.CheckpointTensor(array, placement="partial_sum")  # wrong
     buffer.param("w").numpy().shpae  # wrong
     buffer.read("w").shpae  # wrong
+    megadp.tp.region(comm, "gathered", array, array)  # wrong
+    megadp.tp.region(comm, "gather", array, array, grad="sum")  # wrong
+    megadp.TpLinear(comm, "columns", 4, 4)  # wrong
+    megadp.TpLinear(comm, "column", 4, 4, sequential=True)  # wrong
+    megadp.TpLinear(comm, "column", 4, 4).forward(array, array, save=False).close()  # wrong

@@ -20,3 +20,8 @@ def train(comm: megadp.Comm, params: Any) -> None:
     megadp.jax.save_checkpoint("checkpoints", megadp.jax.Averaging(comm, params))  # wrong
     state, extra = megadp.jax.load_checkpoint("checkpoints", training, state={"x": 1}, params_only=True, optional="x")
     megadp.jax.load_checkpoint("checkpoints", training, scheduler=None)  # wrong
+    layer = megadp.jax.ParallelLinear(comm, "column", 4, 4, sequence=True, gather_output=True, grad="replicated")
+    megadp.jax.DataParallel(comm, params, placements=layer.placements)
+    megadp.jax.ParallelLinear(comm, "colum", 4, 4)  # wrong
+    megadp.jax.gather_from_tensor_parallel(params, comm)  # wrong
+    megadp.jax.gather_from_tensor_parallel(params, comm, dim=0, grad="same")  # wrong

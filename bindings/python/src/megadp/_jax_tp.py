@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallelism in JAX: linear layers cut over ranks, and operators between what is replicated and what is cut, with their gradients.
+
+Each is a jax.custom_vjp whose two halves are ordered io_callbacks: XLA runs these one after another in the order of the program, inside jit
+and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. What JAX refuses for ordered
+effects is refused here too: jax.checkpoint (remat), vmap, and pmap over these functions.
+"""
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import jax
+import numpy
+from jax.experimental import io_callback
+
+from ._comm import Comm
+from ._errors import invalid
+from .tp import Grad, Placed, Region, Split, TpLinear, region, region_shape
+
+Arrays = Tuple[Any, ...]
+
+
+def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype: Any, *arguments: Any) -> List[Any]:
+    """call(outputs, arguments) on numpy arrays, outputs of these shapes."""
+    def run(*given: Any) -> List[Any]:
+        outputs = [numpy.empty(shape, dtype) for shape in shapes]
+        call(outputs, list(map(numpy.asarray, given)))
+        return outputs
+
+    told = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]  # type: ignore[no-untyped-call, unused-ignore]
+    found: List[Any] = io_callback(run, told, *arguments, ordered=True)
+    return found
+
+
+class ParallelLinear:
+    """A linear layer cut over the tensor-parallel ranks of comm: layer(x, weight, bias), of this rank's parts, is differentiable in all of
+    them. Options: as megadp.TpLinear; transposed (True): weights are [in_features, out_features], as JAX has them.
+
+    part(weight, bias) cuts whole arrays; placements are those of the parts, for megadp.jax.DataParallel on a Grid; weight_shape and bias_shape
+    their shapes. The calls are collective and blocking, forward and backward, in the order of the program; before comm is used otherwise,
+    jax.effects_barrier() waits for them. Collective over comm; blocking. Raises MegaDPError: as TpLinear.
+    """
+
+    def __init__(self, comm: Comm, split: Split, in_features: int, out_features: int, *, bias: bool = True, sequence: bool = False,
+                 gather_output: bool = False, whole_input: bool = False, transposed: bool = True, blocks: Sequence[int] = (),
+                 grad: Optional[Grad] = None, dtype: Any = "f32", check_replicated: bool = False) -> None:
+        self._native = TpLinear(comm, split, in_features, out_features, bias=bias, sequence=sequence, gather_output=gather_output,
+                                whole_input=whole_input, transposed=transposed, blocks=blocks, grad=grad, dtype=dtype,
+                                check_replicated=check_replicated)
+        self._cuts_bias = split == "column"
+        self._cut_dim = 0 if (split == "column") != transposed else 1
+        self.weight_shape, self.bias_shape = self._native.weight_shape, self._native.bias_shape
+        self._apply = self._differentiable()
+
+    def _differentiable(self) -> Callable[[Any, Arrays], Any]:
+        native = self._native
+
+        @jax.custom_vjp
+        def apply(x: Any, params: Arrays) -> Any:
+            def call(outputs: List[Any], given: List[Any]) -> None:
+                native.forward(given[0], outputs[0], weight=given[1], bias=given[2] if len(given) > 2 else None, save=False)
+
+            return _on_host(call, [native.out_shape(x.shape)], x.dtype, x, *params)[0]
+
+        def forward(x: Any, params: Arrays) -> Tuple[Any, Any]:
+            return apply(x, params), (x, params)
+
+        def backward(kept: Any, grad: Any) -> Tuple[Any, Arrays]:
+            x, params = kept
+
+            def call(outputs: List[Any], given: List[Any]) -> None:
+                native.backward(given[0], outputs[0], x=given[1], weight=given[2], grad_weight=outputs[1],
+                                grad_bias=outputs[2] if len(outputs) > 2 else None)
+
+            of_x, *of_params = _on_host(call, [x.shape, *(p.shape for p in params)], x.dtype, grad, x, params[0])
+            return of_x, tuple(of_params)
+
+        apply.defvjp(forward, backward)
+        return apply
+
+    def __call__(self, x: Any, weight: Any, bias: Any = None) -> Any:
+        if (bias is None) != (self.bias_shape is None):
+            raise invalid("the layer has " + ("no bias, and one is given" if self.bias_shape is None else "a bias, and none is given"))
+        given = (weight,) if bias is None else (weight, bias)
+        for values, shape, name in zip(given, (self.weight_shape, self.bias_shape), ("weight", "bias")):
+            if values.shape != shape or values.dtype != x.dtype:
+                raise invalid(f"{name} is {values.dtype} of shape {values.shape}; this rank's part has {shape}, and x is {x.dtype}")
+        return self._apply(x, given)
+
+    def part(self, weight: Any, bias: Any = None) -> Arrays:
+        """This rank's parts of a whole layer's weight and bias (None: of the weight alone, a tuple of one). Local."""
+        def cut(whole: Any, dim: int) -> Any:
+            return jax.numpy.concatenate([jax.lax.slice_in_dim(whole, at.start, at.stop, axis=dim) for at in self._native.slices], dim)
+
+        own = cut(weight, self._cut_dim)
+        return (own,) if bias is None else (own, cut(bias, 0) if self._cuts_bias else bias)
+
+    @property
+    def placements(self) -> Tuple[Placed, ...]:
+        """Of the weight and, where there is one, the bias. Raises MegaDPError: INVALID (blocks of different sizes)."""
+        return (self._native.weight_placement, self._native.bias_placement)[:1 if self.bias_shape is None else 2]
+
+
+def _region(x: Any, comm: Comm, kind: Region, **options: Any) -> Any:
+    for name in ("dim", "to_dim"):
+        if name in options and options[name] < 0:  # as JAX counts
+            options[name] += x.ndim
+    cut: Dict[str, Any] = {name: value for name, value in options.items() if name != "grad"}
+
+    def half(values: Any, shape: Tuple[int, ...], backward: bool) -> Any:
+        def call(outputs: List[Any], given: List[Any]) -> None:
+            region(comm, kind, given[0], outputs[0], backward=backward, **options)
+
+        return _on_host(call, [shape], values.dtype, values)[0]
+
+    @jax.custom_vjp
+    def apply(values: Any) -> Any:
+        return values if kind == "copy" else half(values, region_shape(comm, kind, values.shape, **cut), False)
+
+    def forward(values: Any) -> Tuple[Any, None]:
+        return apply(values), None
+
+    def backward(_: None, grad: Any) -> Tuple[Any]:
+        return (half(grad, x.shape, True) if kind not in ("copy", "reduce") or options["grad"] == "partial" else grad,)
+
+    apply.defvjp(forward, backward)
+    return apply(x)
+
+
+def copy_to_tensor_parallel(x: Any, comm: Comm, grad: Grad = "partial") -> Any:
+    """x, which is the same on all ranks, for each rank's part of the model: gradients that come back are parts of a sum, and are summed.
+    comm: the tensor-parallel ranks, as for all of these functions, and grad: as megadp.tp.region. Backward collective; blocking."""
+    return _region(x, comm, "copy", grad=grad)
+
+
+def reduce_from_tensor_parallel(x: Any, comm: Comm, grad: Grad = "replicated") -> Any:
+    """The sum of x over ranks, on all of them, for what is the same on all: so are the gradients that come back. Collective; blocking."""
+    return _region(x, comm, "reduce", grad=grad)
+
+
+def scatter_to_tensor_parallel(x: Any, comm: Comm, dim: int = -1, parts: Optional[Sequence[int]] = None) -> Any:
+    """This rank's part along dim of x, which is the same on all ranks; parts: sizes, one a rank (None: equal ones). Backward collective;
+    blocking."""
+    return _region(x, comm, "scatter", dim=dim, parts=parts)
+
+
+def gather_from_tensor_parallel(x: Any, comm: Comm, dim: int = -1, *, grad: Grad, parts: Optional[Sequence[int]] = None) -> Any:
+    """The parts along dim of all ranks together. grad: what comes back is the same on all ranks ("replicated": a loss that all of them
+    compute alike), or a part on each ("partial": each rank's part of the model goes on with it). Collective; blocking."""
+    return _region(x, comm, "gather", dim=dim, parts=parts, grad=grad)
+
+
+def reduce_scatter_to_tensor_parallel(x: Any, comm: Comm, dim: int = 0, parts: Optional[Sequence[int]] = None) -> Any:
+    """This rank's part along dim of the sum of x over ranks. Collective; blocking."""
+    return _region(x, comm, "reduce_scatter", dim=dim, parts=parts)
+
+
+def all_to_all_tensor_parallel(x: Any, comm: Comm, dim: int, to_dim: int, parts: Optional[Sequence[int]] = None,
+                               to_parts: Optional[Sequence[int]] = None) -> Any:
+    """What is cut along dim comes out whole there, and cut along to_dim: from the sequence to heads and back. Collective; blocking."""
+    return _region(x, comm, "exchange", dim=dim, to_dim=to_dim, parts=parts, to_parts=to_parts)

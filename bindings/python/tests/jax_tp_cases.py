@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of test_jax_tp.py, one rank each.
+
+usage: jax_tp_cases.py CASE [ARGUMENT ...]
+"""
+import itertools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import megadp
+import megadp.jax as mj
+
+FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
+
+
+def draw(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
+
+
+def close(found, expected, tolerance=1e-5):
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max(initial=1))
+
+
+def part(whole, dim, comm):
+    return jnp.split(whole, comm.size, dim)[comm.rank]
+
+
+def pulled(function, *inputs):
+    """Outside jit and inside: the output, and gradients of its product with fixed weights."""
+    weights = draw(9, *jax.eval_shape(function, *inputs).shape)
+    every = jax.value_and_grad(lambda *given: (lambda out: ((out * weights).sum(), out))(function(*given)), tuple(range(len(inputs))), has_aux=True)
+    found = []
+    for run in (every, jax.jit(every)):
+        (_, out), grads = run(*inputs)
+        found.append((out, *grads))
+    for a, b in zip(*found):
+        assert np.array_equal(a, b)
+    assert np.array_equal(jax.jit(function)(*inputs), found[0][0])  # without a gradient
+    return (*found[0], weights)
+
+
+def regions(comm):
+    n = comm.size
+    whole, mine, total = draw(1, 4, 6, 2), draw(2 + comm.rank, 4, 6, 2), sum(draw(2 + rank, 4, 6, 2) for rank in range(n))
+    out, grad, weights = pulled(lambda x: mj.copy_to_tensor_parallel(x, comm) * (comm.rank + 1), whole)
+    close(out, whole * (comm.rank + 1))
+    close(grad, weights * sum(range(n + 1)))
+    out, grad, weights = pulled(lambda x: mj.reduce_from_tensor_parallel(x, comm), mine)
+    close(out, total)
+    close(grad, weights)
+    for dim in (0, 1, -1):
+        out, grad, weights = pulled(lambda x: mj.scatter_to_tensor_parallel(x, comm, dim), whole)
+        close(out, part(whole, dim, comm))
+        close(grad, jnp.concatenate([weights] * n, dim))
+        for kind, factor in (("replicated", 1), ("partial", n)):
+            out, grad, weights = pulled(lambda x: mj.gather_from_tensor_parallel(x, comm, dim, grad=kind), part(whole, dim, comm))
+            close(out, whole)
+            close(grad, factor * part(weights, dim, comm))
+        out, grad, weights = pulled(lambda x: mj.reduce_scatter_to_tensor_parallel(x, comm, dim), mine)
+        close(out, part(total, dim, comm))
+        close(grad, jnp.concatenate([weights] * n, dim))
+    out, grad, weights = pulled(lambda x: mj.all_to_all_tensor_parallel(x, comm, 0, -1), part(whole, 0, comm))
+    close(out, part(whole, 2, comm))
+    close(grad, part(jnp.concatenate([weights] * n, 2), 0, comm))
+
+
+def layers(comm):
+    count = 0
+    for split, bias, sequence, transposed, whole_io in itertools.product(("column", "row"), *[(False, True)] * 4):
+        column = split == "column"
+        if whole_io and sequence and not column:
+            continue
+        replicated = whole_io if column else not sequence
+        layer = mj.ParallelLinear(comm, split, FEATURES, HIDDEN, bias=bias, sequence=sequence, transposed=transposed,
+                                  gather_output=column and whole_io, whole_input=whole_io and not column,
+                                  grad="replicated" if replicated else None)
+        w, b, x = draw(1, FEATURES, HIDDEN), draw(2, HIDDEN), draw(3, TOKENS, BATCH, FEATURES)
+        tokens = (lambda values: part(values, 0, comm)) if sequence else (lambda values: values)
+        into = tokens(x) if column else x if whole_io else part(x, -1, comm)
+        to = (lambda values: values if whole_io else part(values, -1, comm)) if column else tokens
+        params = layer.part(w if transposed else w.T, *([b] if bias else []))
+        assert [p.shape for p in params] == [layer.weight_shape, *([layer.bias_shape] if bias else [])]
+        out, dx, dw, *db, _ = pulled(layer, into, *params)
+        y, back = jax.vjp(lambda x, w, b: x @ w + b * bias, x, w, b)
+        close(out, to(y))
+        weights = draw(9, *out.shape)  # of this rank's output
+        if not (column and whole_io) and (column or sequence):
+            weights = mj.gather_from_tensor_parallel(weights, comm, -1 if column else 0, grad="replicated")
+        whole_dx, whole_dw, whole_db = back(weights)
+        close(dx, tokens(whole_dx) if column else whole_dx if whole_io else part(whole_dx, -1, comm))
+        close(dw, layer.part(whole_dw if transposed else whole_dw.T)[0])
+        if bias:
+            close(db[0], part(whole_db, 0, comm) if column else draw(9, *out.shape).sum((0, 1)))
+        count += 1
+    half = mj.ParallelLinear(comm, "column", FEATURES, HIDDEN, bias=False, dtype="bf16")
+    w, x = draw(1, FEATURES, HIDDEN).astype(jnp.bfloat16), draw(3, 5, FEATURES).astype(jnp.bfloat16)
+    out = jax.jit(half)(x, *half.part(w))
+    assert out.dtype == jnp.bfloat16
+    close(out.astype(jnp.float32), part(x @ w, -1, comm).astype(jnp.float32), 0.05)
+    for call in (lambda: half(x, w), lambda: half(x, *half.part(w), w), lambda: half(x.astype(jnp.float32), *half.part(w))):
+        try:
+            call()
+            raise AssertionError("not refused")
+        except megadp.InvalidError:
+            pass
+    print(f"{count} layers", flush=True)
+
+
+def order(comm):
+    """Branches that do not depend on each other: their collectives come in the same order on all ranks, forward and backward."""
+    def loss(x):
+        every = [mj.reduce_from_tensor_parallel(x[i] * (i + 1), comm, grad="partial") for i in range(12)]
+        return sum(value.sum() * (i + 1) for i, value in enumerate(every))
+
+    gradient = jax.value_and_grad(loss)
+    text = str(jax.make_jaxpr(gradient)(draw(0, 12, 3)))
+    assert (text.count("ordered=True"), text.count("ordered=False")) == (24, 0), text
+    gradient = jax.jit(gradient)
+    for step in range(5):
+        value, grad = gradient(draw(step, 12, 3))
+        close(value, comm.size * sum((i + 1) ** 2 * draw(step, 12, 3)[i].sum() for i in range(12)), 1e-4)
+        close(grad, comm.size * jnp.broadcast_to(jnp.arange(1.0, 13)[:, None] ** 2, (12, 3)))
+    jax.effects_barrier()
+
+
+def start():
+    return {"norm": jnp.ones(FEATURES), "up": (0.3 * draw(1, FEATURES, HIDDEN), 0.1 * draw(2, HIDDEN)),
+            "down": (0.2 * draw(3, HIDDEN, FEATURES), 0.1 * draw(4, FEATURES))}
+
+
+def normal(x, scale):
+    return x * jax.lax.rsqrt((x ** 2).mean(-1, keepdims=True) + 1e-5) * scale
+
+
+def batch_of(step, comm):
+    """This data-parallel rank's, [tokens, batch, features]."""
+    rows = slice(comm.rank * BATCH // comm.size, (comm.rank + 1) * BATCH // comm.size)
+    return draw(100 + 2 * (step % 4), TOKENS, BATCH, FEATURES)[:, rows], jnp.tanh(draw(101 + 2 * (step % 4), TOKENS, BATCH, FEATURES))[:, rows]
+
+
+def training(comm, size):
+    for sequence in (False, True):
+        train(comm, int(size), sequence)
+
+
+def plain(x, weight, bias):
+    return x @ weight + bias
+
+
+def train(comm, size, sequence):
+    """Of size 1 without the layers that are tested."""
+    with megadp.Grid(comm, tp=size) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
+        up = mj.ParallelLinear(over, "column", FEATURES, HIDDEN, sequence=sequence)
+        down = mj.ParallelLinear(over, "row", HIDDEN, FEATURES, sequence=sequence, grad=None if sequence else "replicated")
+        whole = start()
+        params = {"norm": whole["norm"], "up": up.part(*whole["up"]), "down": down.part(*whole["down"])}
+        first, second = (up, down) if size > 1 else (plain, plain)
+        placements = {"norm": "partial_sum" if sequence else "replicated", "up": up.placements, "down": down.placements}
+        trained = mj.DataParallel(grid, params, lr=1e-2, max_grad_norm=0.3, placements=placements)
+
+        def loss(params, x, target):
+            params = trained.track(params)
+            x = mj.scatter_to_tensor_parallel(x, over, 0) if sequence else x
+            x = x + second(jax.nn.relu(first(normal(x, params["norm"]), *params["up"])), *params["down"])
+            x = mj.gather_from_tensor_parallel(x, over, 0, grad="replicated") if sequence else x
+            return ((x - target) ** 2).mean()
+
+        gradient, losses = jax.jit(jax.value_and_grad(loss)), []
+        for step in range(20):
+            value, _ = gradient(trained.read(), *batch_of(step, data_parallel))
+            trained.step()
+            total = np.array([value])
+            data_parallel.all_reduce(total, op="avg")
+            losses.append(float(total[0]))
+        trained.buffer.verify()
+        if comm.rank == 0:
+            print("losses", json.dumps(losses), flush=True)
+
+
+if __name__ == "__main__":
+    name, *more = sys.argv[1:]
+    with megadp.Comm(backend="host") as world:
+        globals()[name](world, *more)
+    print(f"{name} done", flush=True)
