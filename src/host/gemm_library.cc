@@ -19,7 +19,6 @@ namespace {
 
 constexpr const char* kOneDnn[] = {"libdnnl.so.3", "libdnnl.so.2"};
 constexpr const char* kOpenBlas = "libopenblas.so.0";
-constexpr const char* kOpenMp = "libgomp.so.1";  // what oneDNN of distributions is built for
 
 std::string_view file_name(std::string_view path) {
   return path.substr(path.rfind('/') + 1);  // npos + 1 is 0
@@ -66,7 +65,7 @@ int usable_processors() noexcept {
 std::vector<std::string> openmp_runtimes(const std::vector<std::string>& files) {
   std::vector<std::string> found;
   for (const std::string& file : files) {
-    for (const char* stem : {"libgomp", "libomp", "libomp5", "libiomp5", "libomp-14"}) {
+    for (const char* stem : {"libgomp", "libomp", "libiomp5"}) {
       if (has_stem(file, stem)) {
         found.emplace_back(file_name(file));
         break;
@@ -81,13 +80,17 @@ std::vector<GemmChoice> gemm_choices(std::string_view wanted, const std::vector<
   const bool any = wanted.empty(), onednn = any || wanted == "onednn", openblas = any || wanted == "openblas";
   if (!onednn && !openblas) return {{.file = std::string(wanted), .any_openmp = true}};
   if (onednn) add_mapped(&choices, "libdnnl", mapped);
-  if (openblas) add_mapped(&choices, "libopenblas", mapped);
+  for (const char* stem : {"libopenblas", "libopenblasp", "libopenblaso"}) {  // the last two: builds for threads and for OpenMP
+    if (openblas) add_mapped(&choices, stem, mapped);
+  }
   if (any) {
     for (const char* stem : {"libmkl_rt", "libblis", "libcblas"}) add_mapped(&choices, stem, mapped);
     choices.push_back({.file = "", .must_be_mapped = true});
   }
   const std::vector<std::string> runtimes = openmp_runtimes(mapped);
-  const bool other_openmp = !runtimes.empty() && std::find(runtimes.begin(), runtimes.end(), kOpenMp) == runtimes.end();
+  // oneDNN of distributions is built for libgomp.so.1. A wheel's copy has a name of its own, and does not count as that.
+  const bool same_openmp = std::any_of(runtimes.begin(), runtimes.end(), [](const auto& name) { return name.rfind("libgomp.so", 0) == 0; });
+  const bool other_openmp = !runtimes.empty() && !same_openmp;
   if (onednn && !(any && other_openmp)) {
     for (const char* file : kOneDnn) choices.push_back({.file = file, .any_openmp = !any});
   }
