@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the raw layer of the Python binding: megadp.h as ctypes structs, integers and prototypes."""
+import textwrap
+
 OUTPUT = "python/src/megadp/_raw.py"
 
 HEAD = '''\
@@ -82,7 +84,7 @@ def emit(header):
     parts.append("\n" + "".join(writer.callback(*item) for item in header.callbacks.items()))  # before the structs that hold them
     for name, fields in header.structs.items():
         parts.append("\n" + writer.struct(name, fields))
-    parts.append("STRUCTS = (\n" + "".join(f"    {name},\n" for name in header.structs) + ")\n")
+    parts.append("STRUCTS = (\n" + textwrap.fill(", ".join(header.structs), 140, initial_indent="    ", subsequent_indent="    ") + ")\n")
     parts.append("PROTOTYPES = {\n" + "".join(writer.prototype(function) for function in header.functions) + "}\n")
     parts.append("\n" + DECLARE)
     return "\n".join(parts)

@@ -31,6 +31,13 @@ x = jax.random.normal(jax.random.key(comm.rank), (64, 8))
 batches = 300 * [(x, x.sum(1))]
 first = float(loss(params, x, batches[0][1]))
 """
+BEFORE_TENSOR_PARALLEL = """\
+import torch, megadp, megadp.torch
+comm = megadp.Comm()
+x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
+batches, criterion = 300 * [(x, x.sum(1, keepdim=True))], torch.nn.MSELoss()
+first = batches[0][1].square().mean().item()
+"""
 AFTER_TORCH = "print('fell by', first - loss.item())\n"
 AFTER_JAX = "print('fell by', first - float(loss(training.read(), x, y)))\n"
 
@@ -52,6 +59,12 @@ class Readme(unittest.TestCase):
 
     def test_torch(self):
         self.framework("torch", BEFORE_TORCH, AFTER_TORCH)
+
+    def test_tensor_parallel(self):
+        reason = support.no_products()
+        if reason:
+            self.skipTest(reason)
+        self.framework("torch", BEFORE_TENSOR_PARALLEL, AFTER_TORCH, "ColumnParallelLinear")
 
     def test_jax(self):
         self.framework("jax", BEFORE_JAX, AFTER_JAX)

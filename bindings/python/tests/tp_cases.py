@@ -136,7 +136,8 @@ def check_layer(comm, split, bias, transposed, sequence, blocks, whole_io, parti
                             check_replicated=True)
     rows = slice(4 * r // n, 4 * (r + 1) // n) if sequence else slice(None)
     if column:
-        x, out, w, b = whole.x[rows], y if whole_io else features(y, layer.slices), features(whole.w.T, layer.slices).T, features(whole.b, layer.slices)
+        x, out = whole.x[rows], y if whole_io else features(y, layer.slices)
+        w, b = features(whole.w.T, layer.slices).T, features(whole.b, layer.slices)
         dy, dx = whole.dy if whole_io else features(whole.dy, layer.slices), whole.dx[rows]
         dw, db = features(whole.dw.T, layer.slices).T, features(whole.db, layer.slices)
     else:

@@ -2,8 +2,8 @@
 """Tensor parallelism in JAX: linear layers cut over ranks, and operators between what is replicated and what is cut, with their gradients.
 
 Each is a jax.custom_vjp whose two halves are ordered io_callbacks: XLA runs these one after another in the order of the program, inside jit
-and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. What JAX refuses for ordered
-effects is refused here too: jax.checkpoint (remat), vmap, and pmap over these functions.
+and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. JAX refuses
+ordered effects in jax.checkpoint (remat) and in vmap, and so these functions there.
 """
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 

@@ -482,29 +482,9 @@ class mdp_tp_linear_config(ctypes.Structure):
     ]
 
 STRUCTS = (
-    mdp_unique_id,
-    mdp_error_info,
-    mdp_bootstrap,
-    mdp_comm_config,
-    mdp_grid_config,
-    mdp_tensor,
-    mdp_param,
-    mdp_buffer_config,
-    mdp_plan_report,
-    mdp_range,
-    mdp_param_group,
-    mdp_optimizer_config,
-    mdp_step_config,
-    mdp_step_report,
-    mdp_grad_summary,
-    mdp_stats_report,
-    mdp_bucket_report,
-    mdp_checkpoint_part,
-    mdp_checkpoint_tensor,
-    mdp_checkpoint_config,
-    mdp_tp_region_config,
-    mdp_tp_linear_config,
-)
+    mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
+    mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_step_config, mdp_step_report, mdp_grad_summary, mdp_stats_report,
+    mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config)
 
 PROTOTYPES = {
     "mdp_version": (ctypes.c_uint32, []),

@@ -168,8 +168,8 @@ class RowParallelLinear(ParallelLinear):
 
     x is this rank's features, as a ColumnParallelLinear gives them, or, with whole_input, all of them on all ranks. The output is the sum on
     all ranks, and `grad` says whether the gradient that comes back is the same on all ranks ("replicated") or a part on each ("partial"). With
-    sequence=True it is this rank's part of the sum along the first dimension. The bias is whole on all ranks, and added once. blocks: sizes of what is
-    fused along the input features. The rest is as of ColumnParallelLinear.
+    sequence=True it is this rank's part of the sum along the first dimension. The bias is whole on all ranks, and added once. blocks: sizes
+    of what is fused along the input features. The rest is as of ColumnParallelLinear.
     """
 
     _column = False

@@ -178,8 +178,9 @@ class DataParallel(Gradients):
     params: a pytree of arrays, float32, bfloat16 or float16; rank 0's values go to all ranks. use_order: of each leaf when it is used, as
     use_order() of an earlier one says; buckets then fill one after another (JAX puts a dict's leaves in alphabetical order; None: they
     are used in the order of the pytree). placements: on a Grid with tensor-parallel ranks a pytree like params of how these hold each:
-    "replicated", "partial_sum", or what ParallelLinear.placements says; rank 0 is then that of each data-parallel group. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and options of Buffer may be
-    given. buffer and optimizer are there to be used directly. Collective; blocking.
+    "replicated", "partial_sum", or what ParallelLinear.placements says; each data-parallel group then begins with the values of its first
+    rank. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and options of Buffer may be given. buffer and optimizer are there to
+    be used directly. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
