@@ -44,14 +44,14 @@ end
 
 function ChainRulesCore.rrule(region::MegaDP.TpRegion, x::AbstractArray)
     y = region(x)
-    region_pullback(change) = (NoTangent(), MegaDP.backward!(region, similar(x, size(x)), dense_change(change, y)))
+    region_pullback(change) = (NoTangent(), MegaDP.backward!(region, MegaDP.fresh(x), dense_change(change, y)))
     return y, region_pullback
 end
 
 function ChainRulesCore.rrule(layer::MegaDP.TpLinear, x::AbstractArray, arrays...)
     y = layer(x, arrays...)
     function linear_pullback(change)
-        dx, grads = similar(x, size(x)), map(array -> array === nothing ? nothing : similar(array, size(array)), arrays)
+        dx, grads = MegaDP.fresh(x), map(array -> array === nothing ? nothing : MegaDP.fresh(array), arrays)
         weight, grad_weight = isempty(arrays) ? (nothing, nothing) : (arrays[1], grads[1])
         MegaDP.backward!(layer, dense_change(change, y), x; weight = weight, grad_input = dx, grad_weight = grad_weight,
                          grad_bias = length(grads) > 1 ? grads[2] : nothing)

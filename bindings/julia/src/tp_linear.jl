@@ -95,7 +95,7 @@ function forward!(layer::TpLinear, y::AbstractArray, x::AbstractArray, weight = 
 end
 
 (layer::TpLinear)(x::AbstractArray, weight = nothing, bias = nothing) =
-    forward!(layer, similar(x, output_size(layer, x)), x, weight, bias)
+    forward!(layer, fresh(x, output_size(layer, x)), x, weight, bias)
 
 function backward!(layer::TpLinear, dy::AbstractArray, x; weight = nothing, grad_input = nothing, grad_weight = nothing,
                    grad_bias = nothing, add = false)

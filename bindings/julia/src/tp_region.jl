@@ -73,8 +73,14 @@ function output_size(region::TpRegion, x)
     return Tuple(sizes)
 end
 
+"An array to write, of the same elements and in the same memory; but what is similar to an array without strides may have none either."
+function fresh(like::AbstractArray, sizes = size(like))
+    made = similar(like, sizes)
+    return strided(made) === nothing ? Array{eltype(like)}(undef, sizes) : made
+end
+
 "The array itself, or a copy where it has no strides."
-lying(array::AbstractArray) = strided(array) === nothing ? copyto!(similar(array, size(array)), array) : array
+lying(array::AbstractArray) = strided(array) === nothing ? copyto!(fresh(array), array) : array
 
 "`borrow` of what may be left out."
 borrow_or_null(::Nothing, row_major) = C_NULL
@@ -109,4 +115,4 @@ are written where they belong, and counted as ready. `x` is the input of the for
 """
 backward!(region::TpRegion, dx::AbstractArray, dy::AbstractArray) = run_region(Raw.mdp_tp_region_bwd, region, dy, dx)
 
-(region::TpRegion)(x::AbstractArray) = forward!(region, similar(x, output_size(region, x)), x)
+(region::TpRegion)(x::AbstractArray) = forward!(region, fresh(x, output_size(region, x)), x)

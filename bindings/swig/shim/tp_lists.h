@@ -33,6 +33,10 @@ inline std::vector<double> TpLinear::forward(const std::vector<double>& input, c
     if (!is_f32(failure)) return std::vector<double>();
     const std::vector<float> x = to_floats(input), w = to_floats(weight), b = to_floats(bias);
     long long count = static_cast<long long>(x.size()) / input_features();
+    if (static_cast<long long>(x.size()) != count * input_features()) {
+      failure.refuse(MDP_E_INVALID, "input has %zu numbers; this layer's rows have %lld each", x.size(), input_features());
+      return std::vector<double>();
+    }
     if (options_.sequence) count = options_.split == TpSplit::COLUMN ? count * ranks_ : count / ranks_;
     std::vector<float> y(static_cast<size_t>(count * output_features()));
     forward(bytes_or_null(x), byte_count(x), bytes_or_null(w), byte_count(w), bytes_or_null(b), byte_count(b), writable_bytes(y),

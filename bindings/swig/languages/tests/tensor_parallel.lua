@@ -46,9 +46,9 @@ local function same(found, expected, what)
   for i = 1, #expected do assert(found[i] == expected[i], what .. ": number " .. i .. " is " .. found[i] .. "; expected " .. expected[i]) end
 end
 
-local function fails(name, call)
+local function fails(name, words, call)
   local good, problem = pcall(call)
-  assert(not good and problem.name == name, "expected " .. name .. ", not " .. tostring(problem))
+  assert(not good and problem.name == name and problem.text:find(words, 1, true), "expected " .. name .. ", not " .. tostring(problem))
 end
 
 local function options(split, inputs, outputs, sequence)
@@ -78,9 +78,10 @@ local function pair(sequence)
   same(gradients:input(), own(times(dh, w1, 8)), "gradient of the input")
   same(gradients:weight(), half(times(turned(dh, 8), x, 6)), "gradient of the first weight")
   same(gradients:bias(), half(times({1, 1, 1, 1, 1, 1}, dh, 6)), "gradient of the first bias")
-  fails("MDP_E_INVALID", function() first:forward(own(x), {1, 2, 3}, half(b1)) end)
+  fails("MDP_E_INVALID", "weight has shape", function() first:forward(own(x), {1, 2, 3}, half(b1)) end)
+  fails("MDP_E_INVALID", "rows have 5", function() first:forward({1, 2, 3}, half(w1), half(b1)) end)
   first:close()
-  fails("MDP_E_STATE", function() first:forward(own(x), half(w1), half(b1)) end)
+  fails("MDP_E_STATE", "closed", function() first:forward(own(x), half(w1), half(b1)) end)
 end
 
 local function regions()
@@ -95,7 +96,7 @@ local function regions()
   same(megadp.TensorParallel.region_forward(comm, region, mine), half(sum), "summed and scattered")
   same(megadp.TensorParallel.region_backward(comm, region, half(other)), other, "its gradient")
   region.dim = 2
-  fails("MDP_E_INVALID", function() megadp.TensorParallel.region_forward(comm, region, mine) end)
+  fails("MDP_E_INVALID", "config.dim", function() megadp.TensorParallel.region_forward(comm, region, mine) end)
 end
 
 pair(false)
