@@ -235,7 +235,7 @@ pub fn checkpoint_data(directory: impl AsRef<Path>, rank: Option<usize>) -> Resu
     }
 }
 
-/// Reads all of a directory's newest checkpoint; `megadp checkpoint verify` tells every damage. Local.
+/// Reads all of a directory's newest checkpoint; [`checkpoint_damage`] tells every damage. Local.
 ///
 /// # Errors
 /// CORRUPT (something is damaged), SYSTEM, UNSUPPORTED (of a later version).
@@ -243,6 +243,22 @@ pub fn verify_checkpoint(directory: impl AsRef<Path>) -> Result<()> {
     let directory = c_path(directory.as_ref())?;
     // SAFETY: the path lives through the call, and no text is asked for.
     check(unsafe { sys::mdp_checkpoint_verify(directory.as_ptr(), ptr::null_mut(), 0, ptr::null_mut()) })
+}
+
+/// Reads all of a directory's newest checkpoint: a sentence for each damage, or why it cannot be read; none if it is whole. Local.
+///
+/// # Errors
+/// INVALID (the path).
+pub fn checkpoint_damage(directory: impl AsRef<Path>) -> Result<Vec<String>> {
+    let directory = c_path(directory.as_ref())?;
+    let mut text = vec![0u8; 1 << 20]; // what does not fit is cut off
+    // SAFETY: the path and the text live through the call, and the text has that size.
+    let status = unsafe { sys::mdp_checkpoint_verify(directory.as_ptr(), text.as_mut_ptr().cast(), text.len(), ptr::null_mut()) };
+    let length = text.iter().position(|&byte| byte == 0).unwrap_or(0);
+    match check(status) {
+        Err(error) if length == 0 => Err(error),
+        _ => Ok(String::from_utf8_lossy(&text[..length]).lines().map(str::to_owned).collect()),
+    }
 }
 
 /// Writes the newest checkpoint's parameters and arrays, whole and under their names, as an ordinary safetensors file; with more than

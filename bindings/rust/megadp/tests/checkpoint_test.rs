@@ -95,6 +95,18 @@ fn other_ranks_go_on_with_the_same_bits() {
     let (mut buffer, mut optimizer) = job(&comm, &Buffer::builder());
     LoadCheckpoint::new(&model).part(&mut buffer, &mut optimizer).params_only().optional(["frozen"]).load().unwrap();
     assert_eq!(&values(&buffer), saved);
+
+    assert_eq!(megadp::checkpoint_damage(&folder).unwrap(), Vec::<String>::new());
+    for rank in 0..2 {
+        let file = Path::new(info["path"].as_str().unwrap()).join(format!("rank-0000{rank}.safetensors"));
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+    }
+    let damage = megadp::checkpoint_damage(&folder).unwrap();
+    assert_eq!(damage.len(), 2, "{damage:?}");
+    assert!(damage[0].contains("rank-00000.safetensors") && damage[1].contains("rank-00001.safetensors"), "{damage:?}");
+    assert_eq!(megadp::verify_checkpoint(&folder).unwrap_err().code, Code::Corrupt);
 }
 
 #[test]
