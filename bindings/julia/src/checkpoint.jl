@@ -110,10 +110,22 @@ end
 """
     verify_checkpoint(directory)
 
-Reads all of the newest checkpoint; `megadp checkpoint verify` tells every damage. Local. Throws `MegaDPError`: `:CORRUPT` (something is
+Reads all of the newest checkpoint; `checkpoint_damage` tells every damage. Local. Throws `MegaDPError`: `:CORRUPT` (something is
 damaged), `:SYSTEM`, `:UNSUPPORTED`.
 """
 verify_checkpoint(directory) = check(Raw.mdp_checkpoint_verify(path_of(directory), C_NULL, 0, C_NULL))
+
+"""
+    checkpoint_damage(directory)
+
+Reads all of the newest checkpoint: a sentence for each damage, or why it cannot be read; none if it is whole. Local.
+"""
+function checkpoint_damage(directory)
+    text = zeros(UInt8, 1 << 20)  # what does not fit is cut off
+    status = Raw.mdp_checkpoint_verify(path_of(directory), text, length(text), C_NULL)
+    text[1] == 0 && check(status)
+    return String.(split(String(text[1:(findfirst(iszero, text) - 1)]), '\n'; keepempty = false))
+end
 
 """
     export_checkpoint(directory, path; most_bytes = 0)

@@ -38,6 +38,10 @@ testcase("a checkpoint has parameters, state, steps, arrays and bytes") do
             @test MegaDP.state(adamw, "b", :exp_avg) == [moment, moment]
             foreach(close, (adamw, other))
         end
+        @test isempty(checkpoint_damage(folder))
+        rm(joinpath(folder, "checkpoint-000001", "rank-00000.safetensors"))
+        damage = checkpoint_damage(folder)
+        @test length(damage) > 1 && all(line -> occursin("rank-00000.safetensors", line), damage)
         foreach(close, (optimizer, buffer))
     end
 end

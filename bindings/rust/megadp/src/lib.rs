@@ -86,7 +86,9 @@ pub use broadcast::Broadcasting;
 pub use buffer::{Buffer, ParamMut};
 pub use buffer_builder::{BufferBuilder, Missing, Scaling, Sharding};
 pub use buffer_report::{BucketReport, BucketState, OwnedRange, Stats};
-pub use checkpoint::{LoadCheckpoint, SaveCheckpoint, checkpoint_damage, checkpoint_data, checkpoint_info, export_checkpoint, verify_checkpoint};
+pub use checkpoint::{
+    LoadCheckpoint, SaveCheckpoint, checkpoint_damage, checkpoint_data, checkpoint_info, export_checkpoint, verify_checkpoint,
+};
 pub use collectives::{Op, Pending};
 pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
 pub use element::{DType, Element, Strided};
