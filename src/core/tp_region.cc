@@ -124,11 +124,11 @@ Status run_region(Comm& comm, RegionConfig config, Direction direction, const St
     return invalid("from.data and to.data are the same memory; only COPY and REDUCE work in place, with equal strides");
   }
   TpCollectives collectives(comm, caller, ahead ? "a tensor-parallel region, forward" : "a tensor-parallel region, backward");
+  if (Status entered = collectives.enter(); !entered) return entered;
   const bool replicated = ahead ? takes_replicated(config.region) : gives_replicated(config.region) && !config.grad_is_partial;
   if (config.checks && replicated) {
     if (Status same = collectives.check_replicated(from, "from"); !same) return same;
   }
-  if (Status entered = collectives.enter(); !entered) return entered;
   const auto rank = static_cast<size_t>(comm.rank());
   const Status done = ahead ? forward(collectives, rank, config, *cuts, from, to) : backward(collectives, rank, config, *cuts, from, to);
   return done.ok() ? collectives.begin() : done;
