@@ -2,6 +2,7 @@
 #include "core/tp_linear.h"
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "base/shape.h"
@@ -97,6 +98,11 @@ Status TpLinear::check_parameter(const char* field, size_t param, std::vector<in
   if (placement == Placement::sharded && spec.shard_dim != shard_dim) {
     return invalid(label, " is cut along dimension ", spec.shard_dim, " (shard_dim); in this layer it is ", shard_dim);
   }
+  // By its placement a checkpoint puts the parts together at another tensor-parallel size.
+  if (placement == Placement::sharded && static_cast<size_t>(spec.shard_stride) != config_.blocks.size()) {
+    return invalid(label, " has ", spec.shard_stride, " pieces a rank (shard_stride); in this layer it has ", config_.blocks.size(),
+                   ", one of each of config.blocks");
+  }
   const ProcessGrid& grid = *config_.buffer->arenas().grid();
   if (config_.buffer->arenas().members(Grid::tp_axes(spec.expert)) == comm_->group().members()) return {};
   return invalid("comm has ", size(), " ranks that are not the tensor-parallel ranks of ", label, ", of which there are ",
@@ -107,6 +113,11 @@ Status TpLinear::check_parameters() const {
   if (!config_.buffer) return {};
   if (config_.buffer->arenas().shared_context() != comm_->shared_context()) {
     return invalid("config.buffer and comm were not made from the same communicator");
+  }
+  if (size() > 1 && std::adjacent_find(config_.blocks.begin(), config_.blocks.end(), std::not_equal_to<>()) != config_.blocks.end()) {
+    return invalid(
+        "config.blocks has sizes that differ, but a parameter's placement, by which checkpoints go, knows equal ones (shard_stride); "
+        "make a layer of each size, or leave config.buffer NULL");
   }
   const bool column = config_.split == TpSplit::column;
   const int dim = column == config_.transposed ? 1 : 0;

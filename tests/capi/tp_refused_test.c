@@ -200,6 +200,14 @@ static void bad_parameters(tp_rank* r) {
   }
   c.weight = 0;
   c.bias = 1;
+  const int64_t halves[] = {4, 4}, uneven[] = {6, 2};
+  c.block_count = 2;
+  c.blocks = halves;
+  FAILS(MDP_E_INVALID, "config.weight: parameter 0 'w' has 1 pieces a rank (shard_stride); in this layer it has 2",
+        mdp_tp_linear_create(r->comm, &c, &layer));
+  c.blocks = uneven;
+  FAILS(MDP_E_INVALID, "config.blocks has sizes that differ", mdp_tp_linear_create(r->comm, &c, &layer));
+  c.block_count = 0;
   OK(mdp_tp_linear_create(r->comm, &c, &layer));
   mdp_tp_linear_destroy(layer);
   mdp_buffer_destroy(buffer);
