@@ -235,12 +235,15 @@ void gemm(Suite& suite) {
   suite.run(1, [](Rank& rank) {
     Backend& backend = rank.backend();
     auto library = backend.gemm_library();
+    auto stream = rank.must(backend.create_stream("products"));
     const auto multiply = [&](DType type, DType c_type, unsigned order, bool add, const std::array<int64_t, 3>& size) {
       Table a(rank, type, size[0], size[2], (order & 1) != 0, 1), b(rank, type, size[2], size[1], (order & 2) != 0, 2);
       Table c(rank, c_type, size[0], size[1], (order & 4) != 0, 3);
       const Status done = backend.gemm(c.matrix, a.matrix, b.matrix, add, nullptr);
       if (!library.ok()) return rank.fails(done, Code::unsupported, {library.status().text()});
       rank.must(done);
+      rank.must(stream->wait_for_caller(nullptr));  // reading a device's memory does not
+      rank.must(finish(*stream));
       check_product(rank, c, c.now(rank), a, b, add);
       return true;
     };

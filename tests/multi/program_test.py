@@ -93,7 +93,8 @@ class Checkpoints(ProgramTest):
 
 class Program(ProgramTest):
     def test_help_everywhere(self):
-        for command in ((), ("run",), ("info",), ("plan",), ("checkpoint",), ("bench",), ("bench", "collectives"), ("bench", "step")):
+        for command in ((), ("run",), ("info",), ("plan",), ("checkpoint",), ("bench",), ("bench", "collectives"), ("bench", "step"),
+                        ("bench", "linear")):
             done = megadp(*command, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""))
             self.assertIn("Usage: megadp " + " ".join(command), done.stdout)
@@ -107,9 +108,10 @@ class Program(ProgramTest):
         self.refused(words="the command is missing; there are: run, info, plan, checkpoint, bench.")
         self.refused("nonsense", words="there is no command 'nonsense'; there are: run, info, plan, checkpoint, bench.")
         self.refused("info", "more", words="more")
-        self.refused("bench", words="the command is missing; there are: collectives, step.")
+        self.refused("bench", words="the command is missing; there are: collectives, step, linear.")
         self.refused("bench", "nonsense", words="there is no command 'nonsense'")
-        for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce"), ("bench", "step")):
+        for command in (("info",), ("plan", "--sizes", "1"), ("bench", "collectives", "--op", "all_reduce"), ("bench", "step"),
+                        ("bench", "linear")):
             done = megadp(*command, "--", "more")
             self.assertEqual((done.returncode, done.stdout), (2, ""))
 
@@ -361,6 +363,36 @@ class BenchStep(ProgramTest):
         if done.returncode != 0:
             self.assertEqual((done.returncode, done.stdout), (1, ""))
             self.assertRegex(done.stderr, r"^megadp bench step: backend is cuda[:,] .+\n$")
+
+
+class BenchLinear(ProgramTest):
+    def test_figures(self):
+        for more in ((), ("--sequence",), ("--dtype", "bf16")):
+            for ranks in ("1", "2"):
+                with self.subTest(more=more, ranks=ranks):
+                    figures = self.answer("bench", "linear", "--features", "64", "--hidden", "32", "--batch", "8", "--rounds", "5", "--ranks",
+                                          ranks, *more)
+                    self.assertEqual((figures["ranks"], figures["features"], figures["hidden"], figures["batch"]), (int(ranks), 64, 32, 8))
+                    self.assertEqual((figures["sequence"], figures["dtype"]), ("--sequence" in more, "bf16" if "bf16" in more else "f32"))
+                    self.assertGreater(figures["layers_ms"], 0)
+                    self.assertGreater(figures["products_ms"], 0)
+                    self.assertTrue(figures["library"])
+
+    def test_for_a_person(self):
+        done = megadp("bench", "linear", "--features", "64", "--hidden", "32", "--batch", "8", "--rounds", "5")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertIn("of the layers' time", done.stdout)
+
+    def test_refusals(self):
+        for more in (("--rounds", "4"), ("--ranks", "0"), ("--dtype", "f16"), ("--batch", "0"), ("--features", "no")):
+            with self.subTest(more):
+                self.refused("bench", "linear", *more, words=more[-2])
+        for more, words in ((("--hidden", "33"), "33, which 2 ranks cannot share evenly; 32 or 34 would do"),
+                            (("--batch", "7", "--sequence"), "--batch is 7, which 2 ranks cannot share evenly")):
+            with self.subTest(more):
+                done = megadp("bench", "linear", "--ranks", "2", *more)
+                self.assertEqual((done.returncode, done.stdout), (1, ""))
+                self.assertIn(words, done.stderr)
 
 
 if __name__ == "__main__":
