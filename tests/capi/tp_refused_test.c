@@ -149,6 +149,18 @@ static void bad_backwards(const operands* a) {
   mdp_tp_linear_destroy(a->other);
 }
 
+/* Blocks that the weight's placement does not know. */
+static void bad_pieces(tp_rank* r, mdp_tp_linear_config c) {
+  mdp_tp_linear* layer = NULL;
+  const int64_t halves[] = {4, 4}, uneven[] = {6, 2};
+  c.block_count = 2;
+  c.blocks = halves;
+  FAILS(MDP_E_INVALID, "config.weight: parameter 0 'w' has 1 pieces a rank (shard_stride); in this layer it has 2",
+        mdp_tp_linear_create(r->comm, &c, &layer));
+  c.blocks = uneven;
+  FAILS(MDP_E_INVALID, "config.blocks has sizes that differ", mdp_tp_linear_create(r->comm, &c, &layer));
+}
+
 /* Parameters that are not the layer's: the same sentence on all ranks, whichever has the wrong one. */
 static void bad_parameters(tp_rank* r) {
   SIZED(mdp_grid_config, cut);
@@ -200,14 +212,7 @@ static void bad_parameters(tp_rank* r) {
   }
   c.weight = 0;
   c.bias = 1;
-  const int64_t halves[] = {4, 4}, uneven[] = {6, 2};
-  c.block_count = 2;
-  c.blocks = halves;
-  FAILS(MDP_E_INVALID, "config.weight: parameter 0 'w' has 1 pieces a rank (shard_stride); in this layer it has 2",
-        mdp_tp_linear_create(r->comm, &c, &layer));
-  c.blocks = uneven;
-  FAILS(MDP_E_INVALID, "config.blocks has sizes that differ", mdp_tp_linear_create(r->comm, &c, &layer));
-  c.block_count = 0;
+  bad_pieces(r, c);
   OK(mdp_tp_linear_create(r->comm, &c, &layer));
   mdp_tp_linear_destroy(layer);
   mdp_buffer_destroy(buffer);
