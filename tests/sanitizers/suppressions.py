@@ -7,7 +7,7 @@ usage: suppressions.py FILE... | --self-test
 import re
 import sys
 
-THIRD_PARTIES = r"lib(ucp|ucs|uct|ucm|mpi|open-pal|open-rte|pmix|mpich|openblas|gomp|ibverbs|rdmacm|nl|event)[\w+.-]*|rc::"
+THIRD_PARTIES = r"lib(ucp|ucs|uct|ucm|mpi|open-pal|open-rte|pmix|mpich|openblas|dnnl|gomp|ibverbs|rdmacm|nl|event)[\w+.-]*|rc::"
 
 
 def complaints(name, text):
