@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/structs.rs: the #[repr(C)] structs, each with a new() that is all zero but for its size."""
+"""Writes megadp-sys's src/structs.rs: the #[repr(C)] structs. What they are at first is in raw_rust_defaults.py."""
 from raw_rust import named, rust_type
 
 OUTPUT = "rust/megadp-sys/src/structs.rs"
@@ -19,22 +19,6 @@ def emit_structs(header):
         for item in fields:
             yield f"    pub {named(item.name)}: {rust_type(header, item.type)},"
         yield "}\n"
-        yield f"impl {name} {{"
-        if fields[0].name == "struct_size":
-            yield "    /// All zero, but for the struct_size."
-            yield "    pub const fn new() -> Self {"
-            yield "        // SAFETY: integers, numbers and raw pointers may all be zero."
-            yield "        let mut new: Self = unsafe { core::mem::zeroed() };"
-            yield "        new.struct_size = core::mem::size_of::<Self>() as u32;"
-            yield "        new"
-        else:
-            yield "    /// All zero."
-            yield "    pub const fn new() -> Self {"
-            yield "        // SAFETY: integers may all be zero."
-            yield "        unsafe { core::mem::zeroed() }"
-        yield "    }\n}\n"
-        yield f"impl Default for {name} {{"
-        yield "    fn default() -> Self {\n        Self::new()\n    }\n}\n"
 
 
 def emit(header):

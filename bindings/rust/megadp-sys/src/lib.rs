@@ -19,6 +19,8 @@
 #![allow(non_camel_case_types)]
 
 #[rustfmt::skip]
+mod defaults;
+#[rustfmt::skip]
 #[allow(missing_docs)]
 mod functions;
 #[rustfmt::skip]

@@ -9,20 +9,6 @@ pub struct mdp_unique_id {
     pub bytes: [u8; 128],
 }
 
-impl mdp_unique_id {
-    /// All zero.
-    pub const fn new() -> Self {
-        // SAFETY: integers may all be zero.
-        unsafe { core::mem::zeroed() }
-    }
-}
-
-impl Default for mdp_unique_id {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_error_info {
@@ -35,22 +21,6 @@ pub struct mdp_error_info {
     pub text: [c_char; 1024],
 }
 
-impl mdp_error_info {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_error_info {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_bootstrap {
@@ -60,22 +30,6 @@ pub struct mdp_bootstrap {
     pub allgather_start: mdp_allgather_start_fn,
     pub allgather_test: mdp_allgather_test_fn,
     pub allgather_free: mdp_allgather_free_fn,
-}
-
-impl mdp_bootstrap {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_bootstrap {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -94,22 +48,6 @@ pub struct mdp_comm_config {
     pub interrupted_context: *mut c_void,
 }
 
-impl mdp_comm_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_comm_config {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_grid_config {
@@ -125,22 +63,6 @@ pub struct mdp_grid_config {
     pub flags: u64,
 }
 
-impl mdp_grid_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_grid_config {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_tensor {
@@ -153,22 +75,6 @@ pub struct mdp_tensor {
     pub data: *mut c_void,
     pub shape: *const i64,
     pub strides: *const i64,
-}
-
-impl mdp_tensor {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_tensor {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -190,22 +96,6 @@ pub struct mdp_param {
     pub tie: *const c_char,
 }
 
-impl mdp_param {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_param {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_buffer_config {
@@ -220,22 +110,6 @@ pub struct mdp_buffer_config {
     pub spill_limit: u64,
     pub scaling: mdp_scaling,
     pub wire_dtype: mdp_dtype,
-}
-
-impl mdp_buffer_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_buffer_config {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -257,22 +131,6 @@ pub struct mdp_plan_report {
     pub feedback_bytes: u64,
 }
 
-impl mdp_plan_report {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_plan_report {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_range {
@@ -286,22 +144,6 @@ pub struct mdp_range {
     pub param_begin: i64,
 }
 
-impl mdp_range {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_range {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_param_group {
@@ -310,22 +152,6 @@ pub struct mdp_param_group {
     pub lr: f64,
     pub weight_decay: f64,
     pub flags: u64,
-}
-
-impl mdp_param_group {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_param_group {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -347,22 +173,6 @@ pub struct mdp_optimizer_config {
     pub reserved: u32,
 }
 
-impl mdp_optimizer_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_optimizer_config {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_step_config {
@@ -373,22 +183,6 @@ pub struct mdp_step_config {
     pub stream: mdp_stream,
     pub flags: u64,
     pub grad_divisor: f64,
-}
-
-impl mdp_step_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_step_config {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -403,22 +197,6 @@ pub struct mdp_step_report {
     pub flags: u64,
 }
 
-impl mdp_step_report {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_step_report {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_grad_summary {
@@ -428,22 +206,6 @@ pub struct mdp_grad_summary {
     pub inf_norm: f64,
     pub zeros: u64,
     pub nonfinite: u64,
-}
-
-impl mdp_grad_summary {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_grad_summary {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -462,22 +224,6 @@ pub struct mdp_stats_report {
     pub large_gradients: u64,
 }
 
-impl mdp_stats_report {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_stats_report {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_bucket_report {
@@ -491,22 +237,6 @@ pub struct mdp_bucket_report {
     pub sync_ns: u64,
 }
 
-impl mdp_bucket_report {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_bucket_report {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_checkpoint_part {
@@ -514,22 +244,6 @@ pub struct mdp_checkpoint_part {
     pub reserved: u32,
     pub buffer: *mut mdp_buffer,
     pub optimizer: *mut mdp_optimizer,
-}
-
-impl mdp_checkpoint_part {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_checkpoint_part {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -541,22 +255,6 @@ pub struct mdp_checkpoint_tensor {
     pub tensor: *const mdp_tensor,
     pub shard_dim: i32,
     pub shard_stride: i32,
-}
-
-impl mdp_checkpoint_tensor {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_checkpoint_tensor {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -578,22 +276,6 @@ pub struct mdp_checkpoint_config {
     pub flags: u64,
 }
 
-impl mdp_checkpoint_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_checkpoint_config {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct mdp_tp_region_config {
@@ -606,22 +288,6 @@ pub struct mdp_tp_region_config {
     pub parts: *const u64,
     pub to_parts: *const u64,
     pub flags: u64,
-}
-
-impl mdp_tp_region_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_tp_region_config {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 #[repr(C)]
@@ -639,21 +305,5 @@ pub struct mdp_tp_linear_config {
     pub dtype: mdp_dtype,
     pub grad: mdp_tp_grad,
     pub flags: u64,
-}
-
-impl mdp_tp_linear_config {
-    /// All zero, but for the struct_size.
-    pub const fn new() -> Self {
-        // SAFETY: integers, numbers and raw pointers may all be zero.
-        let mut new: Self = unsafe { core::mem::zeroed() };
-        new.struct_size = core::mem::size_of::<Self>() as u32;
-        new
-    }
-}
-
-impl Default for mdp_tp_linear_config {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
