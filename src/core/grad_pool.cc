@@ -6,6 +6,7 @@
 //   put → slot, or spill ── launch: copy spills in, clear the rest ── reduce-scatter ── this rank's piece into, or added to, its sums ──
 //   slot is free
 #include <algorithm>
+#include <new>
 
 #include "base/log.h"
 #include "core/gradients.h"
@@ -80,32 +81,54 @@ Result<std::shared_ptr<Memory>> Gradients::take_spill(size_t param, size_t bytes
 
 // What the bucket's parameters add in this microbatch, in its slot; zeros where there is nothing, and in the gaps.
 Status Gradients::fill_slot(uint32_t number) {
-  Backend& backend = arenas_->backend();
-  Stream& stream = arenas_->grads().stream();
   const BucketRef ref = arenas_->plan().launch_order[number];
   const Arena& arena = arenas_->arena_of(ref);
-  const BucketRange& range = arena.range(ref.bucket);
+  const Status filled = copy_into_slot(arena, ref.bucket);
+  leave_spills(arena, ref.bucket);
+  return filled;
+}
+
+Status Gradients::copy_into_slot(const Arena& arena, uint32_t bucket) {
+  Backend& backend = arenas_->backend();
+  Stream& stream = arenas_->grads().stream();
+  const BucketRange& range = arena.range(bucket);
   uint64_t clear_from = range.begin;  // nothing from here on counts, so far
   const auto clear_to = [&](uint64_t end) {
     const uint64_t count = end - std::min(end, clear_from);
-    return count == 0 ? Status() : backend.zero(stream, arena.grad_at(ref.bucket, clear_from), count * size_of(arena.plan->grad_type));
+    return count == 0 ? Status() : backend.zero(stream, arena.grad_at(bucket, clear_from), count * size_of(arena.plan->grad_type));
   };
   for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
     const Slot& place = arena.plan->layout.slots[slot];
-    ParamState& state = states_[place.param];
+    const ParamState& state = states_[place.param];
     if (!state.has_gradient) continue;
     if (Status cleared = clear_to(place.begin); !cleared) return cleared;
     clear_from = place.end;
     if (state.spill == nullptr) continue;
     const uint64_t count = place.end - place.begin;
-    if (Status copied = backend.cast(stream, arena.grad_at(ref.bucket, place.begin), arena.plan->grad_type, state.spill->data(),
-                                     state.spill_type, count);
+    if (Status copied =
+            backend.cast(stream, arena.grad_at(bucket, place.begin), arena.plan->grad_type, state.spill->data(), state.spill_type, count);
         !copied) {
       return copied;
     }
-    arenas_->grads().retain(std::exchange(state.spill, nullptr));
   }
   return clear_to(range.end);
+}
+
+// Once the stream has come to this point they have been copied.
+void Gradients::leave_spills(const Arena& arena, uint32_t bucket) noexcept {
+  const BucketRange& range = arena.range(bucket);
+  std::shared_ptr<Event> passed;
+  const auto leave = [&](std::shared_ptr<Memory>& spill) {
+    try {
+      if (auto here = passed == nullptr ? arenas_->grads().stream().record() : passed; here) passed = *here;
+    } catch (const std::bad_alloc&) {  // then the stream retains it
+    }
+    return passed != nullptr && spill_.leave(spill, passed);
+  };
+  for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
+    std::shared_ptr<Memory>& spill = states_[arena.plan->layout.slots[slot].param].spill;
+    if (spill != nullptr && !leave(spill)) arenas_->grads().retain(std::exchange(spill, nullptr));
+  }
 }
 
 // Whether the next reduction of the bucket writes its sum where the step's sums are, so that nothing is left to add.

@@ -30,6 +30,10 @@ Gradients::Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> par
       checks_(arenas_),
       spill_(arenas_->backend(), arenas_->plan().config.spill_limit) {}
 
+Gradients::~Gradients() {
+  for (Spill::Left& left : spill_.left()) arenas_->grads().retain(std::move(left.memory));
+}
+
 Status Gradients::allocate() {
   for (AgreementPlan& plan : arenas_->plan().agreements()) {
     if (plan.axes == 0) {  // bits for all ties of the world: the plan knows only those that this rank holds

@@ -63,6 +63,7 @@ static_assert(sizeof(SyncHeader) == kSyncHeaderBytes);
 class Gradients : public std::enable_shared_from_this<Gradients> {
  public:
   Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> params);
+  ~Gradients();
   // The arenas have been allocated. Local.
   Status allocate();
 
@@ -211,6 +212,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   bool slot_is_free(uint32_t bucket) const;
   Result<std::shared_ptr<Memory>> take_spill(size_t param, size_t bytes);
   Status fill_slot(uint32_t bucket);
+  Status copy_into_slot(const Arena& arena, uint32_t bucket);
+  void leave_spills(const Arena& arena, uint32_t bucket) noexcept;
   bool goes_to_sums(uint32_t bucket) const;
   Status add_up(std::span<const uint32_t> buckets);
   Status next_microbatch();

@@ -44,6 +44,7 @@ struct Spill::Store {
 Spill::Spill(Backend& backend, uint64_t limit) : backend_(backend), limit_(limit), store_(std::make_shared<Store>()) {}
 
 Result<std::shared_ptr<Memory>> Spill::take(size_t bytes) {
+  while (!left_.empty() && left_.front().passed->done()) left_.pop_front();
   std::unique_lock lock(store_->mutex);
   const uint64_t used = store_->used + bytes;
   if (limit_ != 0 && used > limit_) {
@@ -63,6 +64,16 @@ Result<std::shared_ptr<Memory>> Spill::take(size_t bytes) {
   store_->peak = std::max(store_->peak, used);
   lock.unlock();  // the pointer may be given back as it is made
   return std::shared_ptr<Memory>(memory.release(), [store = store_](Memory* taken) { store->give_back(std::unique_ptr<Memory>(taken)); });
+}
+
+bool Spill::leave(std::shared_ptr<Memory>& memory, const std::shared_ptr<Event>& passed) noexcept {
+  try {
+    left_.push_back({passed, memory});
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+  memory.reset();
+  return true;
 }
 
 uint64_t Spill::peak() const {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 
 #include "backend/backend.h"
@@ -16,15 +17,24 @@ class Spill {
   Spill(Backend& backend, uint64_t limit);
 
   // Memory of so many bytes, which comes back when its last reference goes, from any thread. What it holds is unspecified.
-  // Code::memory beyond the limit.
+  // Code::memory beyond the limit. Not at the same time as leave().
   Result<std::shared_ptr<Memory>> take(size_t bytes);
-  uint64_t peak() const;  // the most bytes in use at a time
+  // Gives the reference up once `passed` is done: the next take() sees it, however late a stream drops what it retains. False, and
+  // nothing happens, if there is no memory for that.
+  bool leave(std::shared_ptr<Memory>& memory, const std::shared_ptr<Event>& passed) noexcept;
+  struct Left {
+    std::shared_ptr<Event> passed;
+    std::shared_ptr<Memory> memory;
+  };
+  std::deque<Left>& left() noexcept { return left_; }  // what may still be read, oldest first
+  uint64_t peak() const;                               // the most bytes in use at a time
 
  private:
   struct Store;
   Backend& backend_;
   const uint64_t limit_;
   const std::shared_ptr<Store> store_;  // outlived by what was taken
+  std::deque<Left> left_;
 };
 
 }  // namespace megadp
