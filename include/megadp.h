@@ -239,6 +239,22 @@ enum { /* mdp_tp_linear_config.flags */
 enum { /* mdp_tp_region_config.flags */
   MDP_TP_REGION_CHECK_REPLICATED = 1
 };
+enum {                           /* mdp_tp_embedding_config.flags */
+  MDP_TP_EMBEDDING_SEQUENCE = 1, /* the output is cut along its first dimension */
+  MDP_TP_EMBEDDING_CHECK_REPLICATED = 2
+};
+enum {                             /* mdp_tp_cross_entropy_config.flags */
+  MDP_TP_CROSS_ENTROPY_IGNORE = 1, /* ignore_index is meant */
+  MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = 2
+};
+
+typedef uint32_t mdp_random; /* which ranks draw the same random numbers */
+enum {
+  MDP_RANDOM_UNSET = 0,
+  MDP_RANDOM_REPLICATED = 1, /* all: of what is replicated over tensor-parallel ranks */
+  MDP_RANDOM_TENSOR = 2,     /* tensor-parallel ranks draw different ones: of what is cut over them */
+  MDP_RANDOM_EXPERT = 3      /* expert-parallel ranks too: inside experts */
+};
 
 enum {                            /* mdp_checkpoint_config.flags, to load */
   MDP_CHECKPOINT_PARAMS_ONLY = 1, /* not the optimizers' state: moments are zero, no step was taken */
@@ -535,6 +551,23 @@ typedef struct { /* the same on all ranks */
   uint64_t flags;     /* MDP_TP_LINEAR_* */
 } mdp_tp_linear_config;
 
+typedef struct { /* the same on all ranks */
+  uint32_t struct_size;
+  mdp_tp_grad grad; /* of the output without SEQUENCE */
+  int64_t rows;     /* of the whole table */
+  uint64_t flags;   /* MDP_TP_EMBEDDING_* */
+} mdp_tp_embedding_config;
+
+typedef struct { /* the same on all ranks */
+  uint32_t struct_size;
+  uint32_t reserved;
+  int64_t classes;        /* 0: as many as all ranks have columns; those beyond are padding and do not count */
+  int64_t ignore_index;   /* with CROSS_ENTROPY_IGNORE: a target without loss and gradient */
+  double label_smoothing; /* the target has probability 1 - label_smoothing, each other class label_smoothing / (classes - 1) */
+  double z_loss;          /* adds z_loss * log(sum of exp(logits))^2 */
+  uint64_t flags;         /* MDP_TP_CROSS_ENTROPY_* */
+} mdp_tp_cross_entropy_config;
+
 /* `text` is NUL-terminated and borrowed for the call. */
 typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
 
@@ -675,6 +708,10 @@ MDP_API mdp_status mdp_grid_create(mdp_comm* world, const mdp_grid_config* confi
 /* This rank's index in the group that the axes (MDP_AXIS_*) span together, and the group's size. Local. Errors: INVALID (no axis, EP on the
  * dense grid, CP on the expert grid). */
 MDP_API mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index, int32_t* size);
+
+/* The seed of this rank's random numbers (dropout, initial values): seed; TENSOR seed + 2718 + its index along TP; EXPERT seed + 1024 +
+ * 100 times that along EP + that along the expert grid's TP. Local. The numbers are Megatron-LM's. Errors: INVALID. */
+MDP_API mdp_status mdp_grid_seed(mdp_grid* grid, uint64_t seed, mdp_random random, uint64_t* out);
 
 /* The communicator of that group, ranks in the order of config.order. Asking again gives another handle of the same one.
  * Collective over the whole world the first time; blocking. Errors: as mdp_grid_coords. */
@@ -921,6 +958,26 @@ MDP_API mdp_status mdp_tp_linear_bwd(mdp_tp_linear* linear, mdp_tp_saved* saved,
 
 MDP_API void mdp_tp_saved_free(mdp_tp_saved* saved);
 MDP_API void mdp_tp_linear_destroy(mdp_tp_linear* linear);
+
+/* output = rows `ids` (I64, any shape) of a table cut by rows over comm, of which weight, [rows / size, features], is this rank's part.
+ * Errors: INVALID (rows that do not divide; on the host, an id that is not in the table: on a device its row is NaN). */
+MDP_API mdp_status mdp_tp_embedding_fwd(mdp_comm* comm, const mdp_tp_embedding_config* config, const mdp_tensor* ids,
+                                        const mdp_tensor* weight, const mdp_tensor* output, mdp_stream stream);
+/* Each row is summed in f32 in the order of ids; zeros where none came. MDP_GRAD_ADD adds to grad_weight, which may be what
+ * mdp_grad_acquire lends. */
+MDP_API mdp_status mdp_tp_embedding_bwd(mdp_comm* comm, const mdp_tp_embedding_config* config, const mdp_tensor* ids,
+                                        const mdp_tensor* grad_output, const mdp_tensor* grad_weight, uint64_t flags, mdp_stream stream);
+
+/* losses (F32, as targets) of logits, [.., classes of this rank], the same number on each, and targets, I64: classes of the whole. All
+ * ranks get the same losses. saved: F32, [.., 2], for backward; or NULL. One collective of 16 bytes a token and rank. Errors: INVALID (as
+ * above: NaN losses on a device), DESYNC. */
+MDP_API mdp_status mdp_tp_cross_entropy_fwd(mdp_comm* comm, const mdp_tp_cross_entropy_config* config, const mdp_tensor* logits,
+                                            const mdp_tensor* targets, const mdp_tensor* losses, const mdp_tensor* saved,
+                                            mdp_stream stream);
+/* grad_logits may be logits itself, which is otherwise left as it is. Any number of times. Local. */
+MDP_API mdp_status mdp_tp_cross_entropy_bwd(mdp_comm* comm, const mdp_tp_cross_entropy_config* config, const mdp_tensor* logits,
+                                            const mdp_tensor* targets, const mdp_tensor* saved, const mdp_tensor* grad_losses,
+                                            const mdp_tensor* grad_logits, mdp_stream stream);
 
 /* ── Checkpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
  *

@@ -33,6 +33,27 @@ mdp_status mdp_grid_coords(mdp_grid* grid, uint32_t axes, int32_t* index, int32_
   });
 }
 
+mdp_status mdp_grid_seed(mdp_grid* grid, uint64_t seed, mdp_random random, uint64_t* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_out(out, "out"); !status) return status;
+    if (Status status = check_handle(grid, "grid", Need::process); !status) return status;
+    const auto index = [&](uint32_t axes) { return static_cast<uint64_t>(grid->object->grid().index(axes, grid->object->rank())); };
+    switch (random) {
+      case MDP_RANDOM_REPLICATED:
+        *out = seed;
+        return {};
+      case MDP_RANDOM_TENSOR:
+        *out = seed + 2718 + index(MDP_AXIS_TP);
+        return {};
+      case MDP_RANDOM_EXPERT:
+        *out = seed + 1024 + 100 * index(MDP_AXIS_EXPERT_GRID | MDP_AXIS_EP) + index(MDP_AXIS_EXPERT_GRID | MDP_AXIS_TP);
+        return {};
+      default:
+        return invalid("random is ", random, "; it must be MDP_RANDOM_REPLICATED (1), MDP_RANDOM_TENSOR (2) or MDP_RANDOM_EXPERT (3)");
+    }
+  });
+}
+
 mdp_status mdp_grid_comm(mdp_grid* grid, uint32_t axes, mdp_comm** out) {
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;

@@ -74,6 +74,10 @@ inline constexpr StructKind kKind<mdp_tp_region_config> = kind_of<mdp_tp_region_
 template <>
 inline constexpr StructKind kKind<mdp_tp_linear_config> = kind_of<mdp_tp_linear_config>("mdp_tp_linear_config", 80);
 template <>
+inline constexpr StructKind kKind<mdp_tp_embedding_config> = kind_of<mdp_tp_embedding_config>("mdp_tp_embedding_config", 24);
+template <>
+inline constexpr StructKind kKind<mdp_tp_cross_entropy_config> = kind_of<mdp_tp_cross_entropy_config>("mdp_tp_cross_entropy_config", 48);
+template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 
 // Not NULL, and a multiple of `alignment`.

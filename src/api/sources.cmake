@@ -18,4 +18,5 @@ set(MEGADP_api_SOURCES
     request.cc
     step.cc
     tensor.cc
-    tp.cc)
+    tp.cc
+    tp_vocabulary.cc)

@@ -18,6 +18,7 @@
 #include "base/matrix.h"
 #include "base/status.h"
 #include "base/update.h"
+#include "base/vocabulary.h"
 
 namespace megadp {
 
@@ -105,6 +106,11 @@ class Backend {
   virtual Status gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) = 0;
   // The library that gemm() calls, with its version: "oneDNN 3.2.0". Loaded with the first call of either.
   virtual Result<std::string> gemm_library() = 0;
+  // output = rows of the table, or `gradient`: table = the sums of rows of output. Ordered on `caller` as copy(). An id outside the whole
+  // table: on the host Code::invalid, on a device a row of NaN.
+  virtual Status look_up(const Lookup& work, bool gradient, void* caller) = 0;
+  // Likewise; of a target outside the loss, and in backward the gradients, are NaN.
+  virtual Status cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) = 0;
   // Finished on return.
   virtual Status read(void* host_to, const void* from, size_t bytes) = 0;
   virtual Status write(void* to, const void* host_from, size_t bytes) = 0;

@@ -83,3 +83,19 @@ MEGADP_ELEMENT F clipped(F x, F factor, F limit) {
   const F above = select_at_least(least, value, least, value);
   return select_at_least(above, limit, limit, above);
 }
+
+// ── e^x to about a unit of the last place, for x up to 88; 0 below -87.33. The polynomial is that of Cephes' expf ──
+template <class F>
+MEGADP_ELEMENT F exponential(F x) {
+  const F least = F(-87.33F), shift = F(12582912.0F);  // 1.5 * 2^23: the sum's last bits are the integer
+  const F sum = x * F(1.44269504F) + shift, n = sum - shift;
+  const F r = x - n * F(0.693359375F) + n * F(2.12194440e-4F);  // log 2 in two parts, the first one exact in the product
+  F p = r * F(1.9875691500e-4F) + F(1.3981999507e-3F);
+  p = p * r + F(8.3334519073e-3F);
+  p = p * r + F(4.1665795894e-2F);
+  p = p * r + F(1.6666665459e-1F);
+  p = p * r + F(5.0000001201e-1F);
+  const F power = p * (r * r) + r + F(1.0F);
+  const F raised = as_float(as_bits(power) + (as_bits(sum) << 23));
+  return select_at_least(x, least, raised, select_at_least(least, x, F(0), x));  // NaN stays
+}

@@ -56,8 +56,8 @@ std::optional<Matrix> fold(const StridedArray& array) {
   return std::nullopt;
 }
 
-Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller) {
-  if (const auto matrix = fold(array)) return *matrix;
+Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller, bool by_rows) {
+  if (const auto matrix = fold(array); matrix && (!by_rows || matrix->is_row_major())) return *matrix;
   auto memory = comm.scratch().take(comm, piece, elements_of(array.shape) * size_of(array.type));
   if (!memory) return memory.status();
   const StridedArray packed = in_scratch(*memory, array);
@@ -65,14 +65,23 @@ Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece pie
   return matrix_in_scratch(packed);
 }
 
+Result<const void*> dense_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller) {
+  if (is_dense(array)) return static_cast<const void*>(array.data);
+  auto memory = comm.scratch().take(comm, piece, elements_of(array.shape) * size_of(array.type));
+  if (!memory) return memory.status();
+  if (Status copied = comm.context().backend->copy(in_scratch(*memory, array), array, false, caller); !copied) return copied;
+  return static_cast<const void*>(*memory);
+}
+
 Status MatrixOut::finish(Comm& comm, void* caller, bool add) const {
   if (!packed) return {};
   return comm.context().backend->copy(to, in_scratch(matrix.data, to), add, caller);
 }
 
-Result<MatrixOut> matrix_out(const StridedArray& to, bool dense, Comm& comm, ScratchPiece piece) {
-  if (!dense || is_dense(to)) {
-    if (const auto matrix = fold(to)) return MatrixOut{*matrix, to, false};
+Result<MatrixOut> matrix_out(const StridedArray& to, Lies lies, Comm& comm, ScratchPiece piece) {
+  if (lies != Lies::dense || is_dense(to)) {
+    const auto matrix = fold(to);
+    if (matrix && (lies == Lies::anyhow || matrix->is_row_major())) return MatrixOut{*matrix, to, false};
   }
   auto memory = comm.scratch().take(comm, piece, elements_of(to.shape) * size_of(to.type));
   if (!memory) return memory.status();

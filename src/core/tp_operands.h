@@ -15,17 +15,23 @@ std::optional<Matrix> fold(const StridedArray& array);
 // Of a dense one.
 Matrix dense_matrix(void* data, DType type, int64_t rows, int64_t columns);
 
-// An input.
-Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller);
+// An input. by_rows: its rows must not be scattered.
+Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller, bool by_rows = false);
+// One whose elements lie one after another, in the order of its indices.
+Result<const void*> dense_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller);
 
-// An output: `matrix` is what is computed; finish() brings it to its place, or adds it to what is there. With `dense` it can go through a
-// collective too.
+// An output: `matrix` is what is computed; finish() brings it to its place, or adds it to what is there.
 struct MatrixOut {
   Matrix matrix;
   StridedArray to;
   bool packed = false;
   Status finish(Comm& comm, void* caller, bool add = false) const;
 };
-Result<MatrixOut> matrix_out(const StridedArray& to, bool dense, Comm& comm, ScratchPiece piece);
+enum class Lies {
+  anyhow,
+  by_rows,
+  dense  // so that it can go through a collective too
+};
+Result<MatrixOut> matrix_out(const StridedArray& to, Lies lies, Comm& comm, ScratchPiece piece);
 
 }  // namespace megadp

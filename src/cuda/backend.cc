@@ -209,6 +209,16 @@ Result<std::string> CudaBackend::gemm_library() {
   return gemm_.library();
 }
 
+Status CudaBackend::look_up(const Lookup& work, bool gradient, void* caller) {
+  if (gpu_->failed()) return gpu_->failure();
+  return check(gpu_->plugin().look_up(gpu_->device(), caller, &work, gradient), "rows of an embedding");
+}
+
+Status CudaBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) {
+  if (gpu_->failed()) return gpu_->failure();
+  return check(gpu_->plugin().cross_entropy(gpu_->device(), caller, &work, pass), "a cross-entropy");
+}
+
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {
   return move(host_to, from, bytes);
 }

@@ -57,6 +57,8 @@ class CudaBackend final : public Backend {
   Status find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) override;
   Status gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) override;
   Result<std::string> gemm_library() override;
+  Status look_up(const Lookup& work, bool gradient, void* caller) override;
+  Status cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) override;
   Status read(void* host_to, const void* from, size_t bytes) override;
   Status write(void* to, const void* host_from, size_t bytes) override;
 

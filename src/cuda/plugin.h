@@ -21,10 +21,11 @@
 #include "base/dtype.h"
 #include "base/matrix.h"
 #include "base/update.h"
+#include "base/vocabulary.h"
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 5;
+constexpr uint32_t kPluginVersion = 6;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, an ncclResult_t, what is the plugin's own, a cublasStatus_t.
@@ -143,6 +144,10 @@ struct PluginTable {
   // u8. `to` may lie within `from`, exactly on one of its parts.
   int32_t (*reduce)(Device* device, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
                     double divisor);
+
+  // As Backend's; all that the work points to is device memory.
+  int32_t (*look_up)(Device* device, void* stream, const Lookup* work, bool gradient);
+  int32_t (*cross_entropy)(Device* device, void* stream, const CrossEntropy* work, CrossEntropyPass pass);
 
   // ── NCCL. Communicators are non-blocking: a call may return kPending, and comm_state() is then to be asked until it says 0. Until then
   //    no other call of the communicator may come but comm_abort(), and a collective may not be in its stream yet: nothing that is to come

@@ -11,6 +11,7 @@
 #include "host/kernels.h"
 #include "host/memory.h"
 #include "host/stream.h"
+#include "host/vocabulary.h"
 
 namespace megadp::host {
 namespace {
@@ -143,6 +144,28 @@ Status HostBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool
 Result<std::string> HostBackend::gemm_library() {
   std::call_once(processors_shared_, [this] { share_processors(); });
   return host::gemm_library();
+}
+
+Status HostBackend::look_up(const Lookup& work, bool gradient, void* caller) {
+  if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  if (Status known = check_ids("ids", work.ids, work.tokens, work.all_rows, nullptr); !known) return known;
+  return gradient ? host::add_up_rows(work) : host::look_up(work);
+}
+
+Status HostBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) {
+  if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  if (pass != CrossEntropyPass::losses) {
+    const int64_t* const ignored = work.ignores ? &work.ignored : nullptr;
+    if (Status known = check_ids("targets", work.targets, work.tokens, work.classes, ignored); !known) return known;
+  }
+  if (pass == CrossEntropyPass::losses) {
+    if (const int32_t other = find_other_settings(work); other >= 0) {
+      return Status(Code::desync, text("ranks ", work.rank, " and ", other,
+                                       " of the communicator give a cross-entropy different numbers of columns or classes, or another "
+                                       "label_smoothing or z_loss"));
+    }
+  }
+  return host::cross_entropy(work, pass);
 }
 
 Status HostBackend::read(void* host_to, const void* from, size_t bytes) {

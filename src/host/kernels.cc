@@ -12,12 +12,6 @@
 namespace megadp::host {
 namespace {
 
-int storage_index(DType type) noexcept {
-  return static_cast<int>(type) - static_cast<int>(DType::f32);
-}
-static_assert(static_cast<int>(DType::bf16) == static_cast<int>(DType::f32) + 1);
-static_assert(static_cast<int>(DType::f16) == static_cast<int>(DType::f32) + 2);
-
 // Calls fn with a value of the storage type.
 template <class Fn>
 void with_storage_type(DType type, Fn fn) {

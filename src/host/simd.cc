@@ -62,8 +62,8 @@ std::vector<Kernels> find_kernels() {
                                  {SimdTarget::baseline, "baseline"}};
   std::vector<Kernels> found;
   for (const auto& [target, name] : best_first) {
-    const Kernels kernels{target, name, cast_table(target), reduce_table(target), step_table(target)};
-    if (machine_runs(target) && kernels.casts && kernels.reduces && kernels.steps) found.push_back(kernels);
+    const Kernels kernels{target, name, cast_table(target), reduce_table(target), step_table(target), vocabulary_table(target)};
+    if (machine_runs(target) && kernels.casts && kernels.reduces && kernels.steps && kernels.vocabulary) found.push_back(kernels);
   }
   return found;
 }

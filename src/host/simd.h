@@ -10,6 +10,7 @@
 
 #include "base/math.h"
 #include "base/update.h"
+#include "base/vocabulary.h"
 
 namespace megadp::host {
 
@@ -24,6 +25,10 @@ enum class SimdTarget {
 
 // Storage types in the order of the tables' indexes: f32, bf16, f16.
 inline constexpr int kStorageTypes = 3;
+constexpr int storage_index(DType type) noexcept {
+  return static_cast<int>(type) - static_cast<int>(DType::f32);
+}
+static_assert(storage_index(DType::bf16) == 1 && storage_index(DType::f16) == 2);
 inline constexpr size_t kSquareLanes = 16;
 inline constexpr size_t kSquareBlock = 4096;  // elements whose squares are summed by themselves
 
@@ -38,6 +43,9 @@ using ScaleFn = void (*)(void* data, size_t n, float factor);
 // The first element that is not finite; n if all are.
 using FindFn = size_t (*)(const void* data, size_t n);
 using UpdateFn = void (*)(const Update& update);
+// All of the score but the target's.
+using ScoreFn = void (*)(const void* logits, size_t n, TokenScore* score);
+using GradientFn = void (*)(void* to, const void* logits, size_t n, const TokenGradient& gradient);
 
 struct CastTable {
   CastFn cast[kStorageTypes][kStorageTypes];      // [to][from]
@@ -58,11 +66,16 @@ struct StepTable {
   const UpdateTable* updates;  // by the rule's number
   size_t rules;
 };
+struct VocabularyTable {
+  ScoreFn score[kStorageTypes];
+  GradientFn gradient[kStorageTypes];
+};
 
 // NULL if this build has no code for the target.
 const CastTable* cast_table(SimdTarget target) noexcept;
 const ReduceTable* reduce_table(SimdTarget target) noexcept;
 const StepTable* step_table(SimdTarget target) noexcept;
+const VocabularyTable* vocabulary_table(SimdTarget target) noexcept;
 
 struct Kernels {
   SimdTarget target;
@@ -70,6 +83,7 @@ struct Kernels {
   const CastTable* casts;
   const ReduceTable* reduces;
   const StepTable* steps;
+  const VocabularyTable* vocabulary;
 };
 
 // All that this build has code for and this machine can run, best first; never empty.

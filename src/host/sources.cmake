@@ -31,6 +31,7 @@ set(MEGADP_host_SOURCES
     kernels_cast.cc
     kernels_reduce.cc
     kernels_step.cc
+    kernels_vocabulary.cc
     memory.cc
     messages.cc
     network_devices.cc
@@ -49,10 +50,11 @@ set(MEGADP_host_SOURCES
     ucx_library.cc
     ucx_network.cc
     ucx_transport.cc
+    vocabulary.cc
     window_collectives.cc)
 
 if(MEGADP_SANITIZE) # where the rest is not optimized
-  foreach(file copy_past copy_strided kernels kernels_cast kernels_reduce kernels_step)
+  foreach(file copy_past copy_strided kernels kernels_cast kernels_reduce kernels_step kernels_vocabulary)
     set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/host/${file}.cc PROPERTIES COMPILE_OPTIONS -O1)
   endforeach()
 endif()

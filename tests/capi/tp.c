@@ -29,6 +29,10 @@ void tp_reset(tp_rank* r) {
   r->used = 0;
 }
 
+static size_t bytes_of(mdp_dtype dtype) {
+  return dtype == MDP_DTYPE_I64 ? 8 : dtype == MDP_DTYPE_BF16 ? 2 : 4;
+}
+
 void tp_take(tp_rank* r, tp_array* out, mdp_dtype dtype, tp_layout layout, int32_t ndim, const int64_t* shape) {
   int64_t reach = 1;
   for (int32_t i = 0; i < ndim; ++i) {
@@ -38,7 +42,7 @@ void tp_take(tp_rank* r, tp_array* out, mdp_dtype dtype, tp_layout layout, int32
     reach *= shape[d] > 0 ? shape[d] : 1;
     if (layout == PADDED && i == 0) reach += 3;
   }
-  const size_t bytes = ((size_t)reach * (dtype == MDP_DTYPE_BF16 ? 2 : 4) + 63) / 64 * 64;
+  const size_t bytes = ((size_t)reach * bytes_of(dtype) + 63) / 64 * 64;
   if (r->used + bytes > r->room) {
     fprintf(stderr, "tp_take: no room for %zu bytes\n", bytes);
     exit(1);
@@ -59,7 +63,7 @@ void tp_take(tp_rank* r, tp_array* out, mdp_dtype dtype, tp_layout layout, int32
 static char* place_of_element(const tp_array* a, const int64_t* index) {
   int64_t at = 0;
   for (int32_t d = 0; d < a->tensor.ndim; ++d) at += index[d] * a->strides[d];
-  return (char*)a->tensor.data + at * (a->tensor.dtype == MDP_DTYPE_BF16 ? 2 : 4);
+  return (char*)a->tensor.data + at * (int64_t)bytes_of(a->tensor.dtype);
 }
 
 void tp_set(const tp_array* a, const int64_t* index, float value) {
@@ -70,6 +74,9 @@ void tp_set(const tp_array* a, const int64_t* index, float value) {
     memcpy(&bits, &rounded, sizeof bits);
     const uint16_t half = (uint16_t)(bits >> 16);
     memcpy(to, &half, sizeof half);
+  } else if (a->tensor.dtype == MDP_DTYPE_I64) {
+    const int64_t whole = (int64_t)value;
+    memcpy(to, &whole, sizeof whole);
   } else {
     memcpy(to, &value, sizeof value);
   }

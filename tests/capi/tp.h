@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * What the tests of tensor parallelism share: memory of a rank's backend, and arrays of up to three dimensions in it, of several layouts,
- * whose elements are set and read as floats. */
+ * whose elements are set and read as floats; integers are only set. */
 #ifndef MEGADP_TESTS_CAPI_TP_H
 #define MEGADP_TESTS_CAPI_TP_H
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <set>
 #include <string>
@@ -15,6 +16,7 @@
 #include "base/thread.h"
 #include "cuda/build.h"
 #include "host/kernels.h"
+#include "host/vocabulary.h"
 #include "standin.h"
 
 namespace megadp::standin {
@@ -333,6 +335,30 @@ int32_t reduce(Device* device, void* stream, void* to, const void* from, size_t 
   return 0;
 }
 
+// What is outside is a NaN on a device, where the host refuses it.
+int32_t look_up(Device* device, void* stream, const Lookup* work, bool gradient) {
+  if (!all_on_device(work->ids, work->table, work->output)) return kBadMemory;
+  queue_of(device, stream)->submit([work = *work, gradient] {
+    (void)(gradient ? host::add_up_rows(work) : host::look_up(work));
+    for (uint64_t t = 0; t < work.tokens && !gradient; ++t) {
+      if (work.ids[t] >= 0 && work.ids[t] < work.all_rows) continue;
+      const std::vector<float> nan(work.features, std::numeric_limits<float>::quiet_NaN());
+      const auto at = static_cast<int64_t>(t) * work.output_stride * static_cast<int64_t>(size_of(work.output_type));
+      (void)host::cast(static_cast<std::byte*>(work.output) + at, work.output_type, nan.data(), DType::f32, nan.size());
+    }
+  });
+  return 0;
+}
+
+int32_t cross_entropy(Device* device, void* stream, const CrossEntropy* work, CrossEntropyPass pass) {
+  if (!all_on_device(work->targets)) return kBadMemory;
+  if (pass != CrossEntropyPass::losses && !all_on_device(work->logits)) return kBadMemory;
+  if (pass == CrossEntropyPass::losses && !all_on_device(work->gathered, work->losses)) return kBadMemory;
+  if (pass == CrossEntropyPass::gradient && !all_on_device(work->sums, work->grad_losses, work->grad_logits)) return kBadMemory;
+  queue_of(device, stream)->submit([work = *work, pass] { (void)host::cross_entropy(work, pass); });
+  return 0;
+}
+
 PluginTable make_table() {
   PluginTable table{};
   table.version = kPluginVersion;
@@ -372,6 +398,8 @@ PluginTable make_table() {
   table.count_steps = &count_steps;
   table.update = &update;
   table.reduce = &reduce;
+  table.look_up = &look_up;
+  table.cross_entropy = &cross_entropy;
   put_nccl(&table);
   put_gemm(&table);
   return table;

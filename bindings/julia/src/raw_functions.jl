@@ -32,6 +32,7 @@ const FUNCTIONS = (
     :mdp_send_recv,
     :mdp_grid_create,
     :mdp_grid_coords,
+    :mdp_grid_seed,
     :mdp_grid_comm,
     :mdp_grid_destroy,
     :mdp_grid_groups_json,
@@ -83,6 +84,10 @@ const FUNCTIONS = (
     :mdp_tp_linear_bwd,
     :mdp_tp_saved_free,
     :mdp_tp_linear_destroy,
+    :mdp_tp_embedding_fwd,
+    :mdp_tp_embedding_bwd,
+    :mdp_tp_cross_entropy_fwd,
+    :mdp_tp_cross_entropy_bwd,
     :mdp_checkpoint_save,
     :mdp_checkpoint_load,
     :mdp_checkpoint_info,
@@ -154,123 +159,133 @@ mdp_grid_create(world, config, out) =
     @waiting(entries[29], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid_config}, Ptr{Ptr{mdp_grid}}), world, config, out)
 mdp_grid_coords(grid, axes, index, size) =
     ccall(entries[30], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Int32}, Ptr{Int32}), grid, axes, index, size)
+mdp_grid_seed(grid, seed, random, out) =
+    ccall(entries[31], mdp_status, (Ptr{mdp_grid}, UInt64, mdp_random, Ptr{UInt64}), grid, seed, random, out)
 mdp_grid_comm(grid, axes, out) =
-    @waiting(entries[31], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Ptr{mdp_comm}}), grid, axes, out)
+    @waiting(entries[32], mdp_status, (Ptr{mdp_grid}, UInt32, Ptr{Ptr{mdp_comm}}), grid, axes, out)
 mdp_grid_destroy(grid) =
-    ccall(entries[32], Cvoid, (Ptr{mdp_grid},), grid)
+    ccall(entries[33], Cvoid, (Ptr{mdp_grid},), grid)
 mdp_grid_groups_json(grid, size, axes, json, capacity, needed) =
-    ccall(entries[33], mdp_status, (Ptr{mdp_grid_config}, Int32, UInt32, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, axes, json, capacity, needed)
+    ccall(entries[34], mdp_status, (Ptr{mdp_grid_config}, Int32, UInt32, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, axes, json, capacity, needed)
 mdp_plan(grid, size, rank, config, params, count, out) =
-    ccall(entries[34], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_plan_report}), grid, size, rank, config, params, count, out)
+    ccall(entries[35], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_plan_report}), grid, size, rank, config, params, count, out)
 mdp_plan_json(grid, size, config, params, count, json, capacity, needed) =
-    ccall(entries[35], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, config, params, count, json, capacity, needed)
+    ccall(entries[36], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, config, params, count, json, capacity, needed)
 mdp_buffer_register(comm, grid, config, params, count, out) =
-    @waiting(entries[36], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid}, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{Ptr{mdp_buffer}}), comm, grid, config, params, count, out)
+    @waiting(entries[37], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid}, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{Ptr{mdp_buffer}}), comm, grid, config, params, count, out)
 mdp_buffer_owned(buffer, ranges, capacity, needed) =
-    ccall(entries[37], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_range}, Csize_t, Ptr{Csize_t}), buffer, ranges, capacity, needed)
+    ccall(entries[38], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_range}, Csize_t, Ptr{Csize_t}), buffer, ranges, capacity, needed)
 mdp_buffer_find(buffer, name, param) =
-    ccall(entries[38], mdp_status, (Ptr{mdp_buffer}, Cstring, Ptr{Csize_t}), buffer, name, param)
+    ccall(entries[39], mdp_status, (Ptr{mdp_buffer}, Cstring, Ptr{Csize_t}), buffer, name, param)
 mdp_buffer_counts(buffer, params, buckets) =
-    ccall(entries[39], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Ptr{Csize_t}), buffer, params, buckets)
+    ccall(entries[40], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Ptr{Csize_t}), buffer, params, buckets)
 mdp_buffer_param_view(buffer, param, out) =
-    ccall(entries[40], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
-mdp_buffer_grad_view(buffer, param, out) =
     ccall(entries[41], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+mdp_buffer_grad_view(buffer, param, out) =
+    ccall(entries[42], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
 mdp_buffer_to_dlpack(owner, view, out) =
-    ccall(entries[42], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_tensor}, Ptr{Ptr{DLManagedTensorVersioned}}), owner, view, out)
+    ccall(entries[43], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_tensor}, Ptr{Ptr{DLManagedTensorVersioned}}), owner, view, out)
 mdp_buffer_broadcast(buffer, root, out) =
-    @waiting(entries[43], mdp_status, (Ptr{mdp_buffer}, Int32, Ptr{Ptr{mdp_request}}), buffer, root, out)
+    @waiting(entries[44], mdp_status, (Ptr{mdp_buffer}, Int32, Ptr{Ptr{mdp_request}}), buffer, root, out)
 mdp_buffer_verify(buffer) =
-    @waiting(entries[44], mdp_status, (Ptr{mdp_buffer},), buffer)
+    @waiting(entries[45], mdp_status, (Ptr{mdp_buffer},), buffer)
 mdp_buffer_zero_grad(buffer, stream) =
-    @waiting(entries[45], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, stream)
+    @waiting(entries[46], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, stream)
 mdp_buffer_stats(buffer, out) =
-    ccall(entries[46], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_stats_report}), buffer, out)
+    ccall(entries[47], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_stats_report}), buffer, out)
 mdp_buffer_bucket(buffer, bucket, out) =
-    ccall(entries[47], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
+    ccall(entries[48], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_bucket_report}), buffer, bucket, out)
 mdp_buffer_use_order(buffer, use_order, count) =
-    ccall(entries[48], mdp_status, (Ptr{mdp_buffer}, Ptr{Int32}, Csize_t), buffer, use_order, count)
+    ccall(entries[49], mdp_status, (Ptr{mdp_buffer}, Ptr{Int32}, Csize_t), buffer, use_order, count)
 mdp_buffer_destroy(buffer) =
-    ccall(entries[49], Cvoid, (Ptr{mdp_buffer},), buffer)
+    ccall(entries[50], Cvoid, (Ptr{mdp_buffer},), buffer)
 mdp_microbatch_begin(buffer, is_last) =
-    @waiting(entries[50], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
+    @waiting(entries[51], mdp_status, (Ptr{mdp_buffer}, Int32), buffer, is_last)
 mdp_param_wait(buffer, param, consumer) =
-    @waiting(entries[51], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
+    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, consumer)
 mdp_param_read(buffer, param, to, stream) =
-    @waiting(entries[52], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
+    @waiting(entries[53], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, to, stream)
 mdp_param_write(buffer, param, from, stream) =
-    @waiting(entries[53], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
+    @waiting(entries[54], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Cvoid}), buffer, param, from, stream)
 mdp_param_changed(buffer) =
-    ccall(entries[54], mdp_status, (Ptr{mdp_buffer},), buffer)
+    ccall(entries[55], mdp_status, (Ptr{mdp_buffer},), buffer)
 mdp_grad_put(buffer, param, grad, flags, producer) =
-    @waiting(entries[55], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
+    @waiting(entries[56], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), buffer, param, grad, flags, producer)
 mdp_grad_acquire(buffer, param, out, first, producer) =
-    @waiting(entries[56], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Int32}, Ptr{Cvoid}), buffer, param, out, first, producer)
+    @waiting(entries[57], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}, Ptr{Int32}, Ptr{Cvoid}), buffer, param, out, first, producer)
 mdp_grad_release(buffer, param) =
-    ccall(entries[57], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+    ccall(entries[58], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
 mdp_grad_ready(buffer, param, producer) =
-    ccall(entries[58], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
+    ccall(entries[59], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{Cvoid}), buffer, param, producer)
 mdp_grad_skip(buffer, param) =
-    ccall(entries[59], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
+    ccall(entries[60], mdp_status, (Ptr{mdp_buffer}, Csize_t), buffer, param)
 mdp_grad_tokens(buffer, count) =
-    ccall(entries[60], mdp_status, (Ptr{mdp_buffer}, Cdouble), buffer, count)
+    ccall(entries[61], mdp_status, (Ptr{mdp_buffer}, Cdouble), buffer, count)
 mdp_grad_sync(buffer, consumer, out) =
-    @waiting(entries[61], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
+    @waiting(entries[62], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), buffer, consumer, out)
 mdp_grad_norm(buffer, params, count, norm) =
-    @waiting(entries[62], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
+    @waiting(entries[63], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{Cdouble}), buffer, params, count, norm)
 mdp_grad_summarize(buffer, sets, count, out) =
-    ccall(entries[63], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{mdp_grad_summary}), buffer, sets, count, out)
+    ccall(entries[64], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Ptr{mdp_grad_summary}), buffer, sets, count, out)
 mdp_grad_scale(buffer, params, count, factor, stream) =
-    ccall(entries[64], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
+    ccall(entries[65], mdp_status, (Ptr{mdp_buffer}, Ptr{Csize_t}, Csize_t, Cdouble, Ptr{Cvoid}), buffer, params, count, factor, stream)
 mdp_grad_owned(buffer, param, out) =
-    ccall(entries[65], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
+    ccall(entries[66], mdp_status, (Ptr{mdp_buffer}, Csize_t, Ptr{mdp_tensor}), buffer, param, out)
 mdp_grad_changed(buffer, producer) =
-    ccall(entries[66], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
+    ccall(entries[67], mdp_status, (Ptr{mdp_buffer}, Ptr{Cvoid}), buffer, producer)
 mdp_optimizer_create(buffer, config, out) =
-    @waiting(entries[67], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
+    @waiting(entries[68], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
 mdp_optimizer_set_param_group(optimizer, group, value) =
-    ccall(entries[68], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
+    ccall(entries[69], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
 mdp_optimizer_step(optimizer, config, report, out) =
-    @waiting(entries[69], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+    @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[71], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
-    @waiting(entries[71], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+    @waiting(entries[72], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_set_steps(optimizer, taken, steps, count) =
-    @waiting(entries[72], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
+    @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
 mdp_optimizer_info(optimizer, json, capacity, needed) =
-    @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
+    @waiting(entries[74], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[74], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[75], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_tp_region_fwd(comm, config, from, to, stream) =
-    @waiting(entries[75], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
-mdp_tp_region_bwd(comm, config, from, to, stream) =
     @waiting(entries[76], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+mdp_tp_region_bwd(comm, config, from, to, stream) =
+    @waiting(entries[77], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
 mdp_tp_linear_create(comm, config, out) =
-    @waiting(entries[77], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
+    @waiting(entries[78], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
 mdp_tp_linear_fwd(linear, input, weight, bias, output, stream, saved) =
-    @waiting(entries[78], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
+    @waiting(entries[79], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
 mdp_tp_linear_bwd(linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream) =
-    @waiting(entries[79], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
+    @waiting(entries[80], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
 mdp_tp_saved_free(saved) =
-    ccall(entries[80], Cvoid, (Ptr{mdp_tp_saved},), saved)
+    ccall(entries[81], Cvoid, (Ptr{mdp_tp_saved},), saved)
 mdp_tp_linear_destroy(linear) =
-    ccall(entries[81], Cvoid, (Ptr{mdp_tp_linear},), linear)
+    ccall(entries[82], Cvoid, (Ptr{mdp_tp_linear},), linear)
+mdp_tp_embedding_fwd(comm, config, ids, weight, output, stream) =
+    ccall(entries[83], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
+mdp_tp_embedding_bwd(comm, config, ids, grad_output, grad_weight, flags, stream) =
+    ccall(entries[84], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
+mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
+    ccall(entries[85], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
+mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
+    ccall(entries[86], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[82], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[87], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[83], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[88], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[84], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[89], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[85], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[90], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[86], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[91], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[87], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[92], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[88], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[93], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[89], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[94], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[90], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[95], Cvoid, (Ptr{mdp_request},), request)

@@ -25,6 +25,7 @@ const mdp_missing = UInt32
 const mdp_tp_region = UInt32
 const mdp_tp_grad = UInt32
 const mdp_tp_split = UInt32
+const mdp_random = UInt32
 const mdp_bucket_state = UInt32
 const mdp_log_level = Int32
 
@@ -328,6 +329,27 @@ end
 mdp_tp_linear_config(; split = 0, in_features = 0, out_features = 0, blocks = C_NULL, block_count = 0, buffer = C_NULL, weight = 0, bias = 0, dtype = 0, grad = 0, flags = 0) =
     mdp_tp_linear_config(sizeof(mdp_tp_linear_config), split, in_features, out_features, blocks, block_count, buffer, weight, bias, dtype, grad, flags)
 
+struct mdp_tp_embedding_config
+    struct_size::UInt32
+    grad::mdp_tp_grad
+    rows::Int64
+    flags::UInt64
+end
+mdp_tp_embedding_config(; grad = 0, rows = 0, flags = 0) =
+    mdp_tp_embedding_config(sizeof(mdp_tp_embedding_config), grad, rows, flags)
+
+struct mdp_tp_cross_entropy_config
+    struct_size::UInt32
+    reserved::UInt32
+    classes::Int64
+    ignore_index::Int64
+    label_smoothing::Cdouble
+    z_loss::Cdouble
+    flags::UInt64
+end
+mdp_tp_cross_entropy_config(; reserved = 0, classes = 0, ignore_index = 0, label_smoothing = 0, z_loss = 0, flags = 0) =
+    mdp_tp_cross_entropy_config(sizeof(mdp_tp_cross_entropy_config), reserved, classes, ignore_index, label_smoothing, z_loss, flags)
+
 const MDP_OK = Int32(0)
 const MDP_PENDING = Int32(1)
 const MDP_E_INVALID = Int32(-1)
@@ -450,6 +472,17 @@ const MDP_TP_LINEAR_WHOLE_INPUT = Int(16)
 const MDP_TP_LINEAR_CHECK_REPLICATED = Int(32)
 
 const MDP_TP_REGION_CHECK_REPLICATED = Int(1)
+
+const MDP_TP_EMBEDDING_SEQUENCE = Int(1)
+const MDP_TP_EMBEDDING_CHECK_REPLICATED = Int(2)
+
+const MDP_TP_CROSS_ENTROPY_IGNORE = Int(1)
+const MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = Int(2)
+
+const MDP_RANDOM_UNSET = UInt32(0)
+const MDP_RANDOM_REPLICATED = UInt32(1)
+const MDP_RANDOM_TENSOR = UInt32(2)
+const MDP_RANDOM_EXPERT = UInt32(3)
 
 const MDP_CHECKPOINT_PARAMS_ONLY = Int(1)
 const MDP_CHECKPOINT_LOAD_HYPER = Int(2)

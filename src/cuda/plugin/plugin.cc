@@ -66,6 +66,8 @@ void add_kernels(PluginTable* table) {
   table->count_steps = count_steps;
   table->update = update;
   table->reduce = reduce;
+  table->look_up = look_up;
+  table->cross_entropy = cross_entropy;
 }
 
 PluginTable make_table() {

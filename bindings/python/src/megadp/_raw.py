@@ -104,6 +104,14 @@ MDP_TP_LINEAR_GATHER_OUTPUT = 8
 MDP_TP_LINEAR_WHOLE_INPUT = 16
 MDP_TP_LINEAR_CHECK_REPLICATED = 32
 MDP_TP_REGION_CHECK_REPLICATED = 1
+MDP_TP_EMBEDDING_SEQUENCE = 1
+MDP_TP_EMBEDDING_CHECK_REPLICATED = 2
+MDP_TP_CROSS_ENTROPY_IGNORE = 1
+MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = 2
+MDP_RANDOM_UNSET = 0
+MDP_RANDOM_REPLICATED = 1
+MDP_RANDOM_TENSOR = 2
+MDP_RANDOM_EXPERT = 3
 MDP_CHECKPOINT_PARAMS_ONLY = 1
 MDP_CHECKPOINT_LOAD_HYPER = 2
 MDP_BUCKET_FILLING = 0
@@ -134,6 +142,7 @@ ALIASES = {
     "mdp_tp_region": ctypes.c_uint32,
     "mdp_tp_grad": ctypes.c_uint32,
     "mdp_tp_split": ctypes.c_uint32,
+    "mdp_random": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
     "mdp_log_level": ctypes.c_int32,
 }
@@ -481,10 +490,32 @@ class mdp_tp_linear_config(ctypes.Structure):
         ("flags", ctypes.c_uint64),
     ]
 
+
+class mdp_tp_embedding_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("grad", ctypes.c_uint32),
+        ("rows", ctypes.c_int64),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_tp_cross_entropy_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("classes", ctypes.c_int64),
+        ("ignore_index", ctypes.c_int64),
+        ("label_smoothing", ctypes.c_double),
+        ("z_loss", ctypes.c_double),
+        ("flags", ctypes.c_uint64),
+    ]
+
 STRUCTS = (
     mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
     mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_step_config, mdp_step_report, mdp_grad_summary, mdp_stats_report,
-    mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config)
+    mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config,
+    mdp_tp_embedding_config, mdp_tp_cross_entropy_config)
 
 PROTOTYPES = {
     "mdp_version": (ctypes.c_uint32, []),
@@ -517,6 +548,7 @@ PROTOTYPES = {
     "mdp_send_recv": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_grid_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_grid_config), ctypes.POINTER(ctypes.POINTER(mdp_grid))]),
     "mdp_grid_coords": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32)]),
+    "mdp_grid_seed": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
     "mdp_grid_comm": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
     "mdp_grid_destroy": (None, [ctypes.POINTER(mdp_grid)]),
     "mdp_grid_groups_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
@@ -568,6 +600,10 @@ PROTOTYPES = {
     "mdp_tp_linear_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_tp_linear), ctypes.POINTER(mdp_tp_saved), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
     "mdp_tp_saved_free": (None, [ctypes.POINTER(mdp_tp_saved)]),
     "mdp_tp_linear_destroy": (None, [ctypes.POINTER(mdp_tp_linear)]),
+    "mdp_tp_embedding_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_embedding_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
+    "mdp_tp_embedding_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_embedding_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
+    "mdp_tp_cross_entropy_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_cross_entropy_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
+    "mdp_tp_cross_entropy_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_cross_entropy_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
     "mdp_checkpoint_save": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
     "mdp_checkpoint_load": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
     "mdp_checkpoint_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),

@@ -352,3 +352,35 @@ impl Default for mdp_tp_linear_config {
     }
 }
 
+impl mdp_tp_embedding_config {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_tp_embedding_config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl mdp_tp_cross_entropy_config {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_tp_cross_entropy_config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+

@@ -47,6 +47,7 @@ unsafe extern "C" {
         from_rank: i32, stream: mdp_stream, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_grid_create(world: *mut mdp_comm, config: *const mdp_grid_config, out: *mut *mut mdp_grid) -> mdp_status;
     pub fn mdp_grid_coords(grid: *mut mdp_grid, axes: u32, index: *mut i32, size: *mut i32) -> mdp_status;
+    pub fn mdp_grid_seed(grid: *mut mdp_grid, seed: u64, random: mdp_random, out: *mut u64) -> mdp_status;
     pub fn mdp_grid_comm(grid: *mut mdp_grid, axes: u32, out: *mut *mut mdp_comm) -> mdp_status;
     pub fn mdp_grid_destroy(grid: *mut mdp_grid);
     pub fn mdp_grid_groups_json(grid: *const mdp_grid_config, size: i32, axes: u32, json: *mut c_char, capacity: usize,
@@ -123,6 +124,16 @@ unsafe extern "C" {
         grad_weight: *const mdp_tensor, grad_bias: *const mdp_tensor, flags: u64, stream: mdp_stream) -> mdp_status;
     pub fn mdp_tp_saved_free(saved: *mut mdp_tp_saved);
     pub fn mdp_tp_linear_destroy(linear: *mut mdp_tp_linear);
+    pub fn mdp_tp_embedding_fwd(comm: *mut mdp_comm, config: *const mdp_tp_embedding_config, ids: *const mdp_tensor,
+        weight: *const mdp_tensor, output: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_tp_embedding_bwd(comm: *mut mdp_comm, config: *const mdp_tp_embedding_config, ids: *const mdp_tensor,
+        grad_output: *const mdp_tensor, grad_weight: *const mdp_tensor, flags: u64, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_tp_cross_entropy_fwd(comm: *mut mdp_comm, config: *const mdp_tp_cross_entropy_config,
+        logits: *const mdp_tensor, targets: *const mdp_tensor, losses: *const mdp_tensor, saved: *const mdp_tensor,
+        stream: mdp_stream) -> mdp_status;
+    pub fn mdp_tp_cross_entropy_bwd(comm: *mut mdp_comm, config: *const mdp_tp_cross_entropy_config,
+        logits: *const mdp_tensor, targets: *const mdp_tensor, saved: *const mdp_tensor,
+        grad_losses: *const mdp_tensor, grad_logits: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
     pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
     pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,

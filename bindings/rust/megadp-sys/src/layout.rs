@@ -244,6 +244,21 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("grad", offset_of!(super::mdp_tp_linear_config, grad)),
         ("flags", offset_of!(super::mdp_tp_linear_config, flags)),
     ]),
+    ("mdp_tp_embedding_config", size_of::<super::mdp_tp_embedding_config>(), align_of::<super::mdp_tp_embedding_config>(), &[
+        ("struct_size", offset_of!(super::mdp_tp_embedding_config, struct_size)),
+        ("grad", offset_of!(super::mdp_tp_embedding_config, grad)),
+        ("rows", offset_of!(super::mdp_tp_embedding_config, rows)),
+        ("flags", offset_of!(super::mdp_tp_embedding_config, flags)),
+    ]),
+    ("mdp_tp_cross_entropy_config", size_of::<super::mdp_tp_cross_entropy_config>(), align_of::<super::mdp_tp_cross_entropy_config>(), &[
+        ("struct_size", offset_of!(super::mdp_tp_cross_entropy_config, struct_size)),
+        ("reserved", offset_of!(super::mdp_tp_cross_entropy_config, reserved)),
+        ("classes", offset_of!(super::mdp_tp_cross_entropy_config, classes)),
+        ("ignore_index", offset_of!(super::mdp_tp_cross_entropy_config, ignore_index)),
+        ("label_smoothing", offset_of!(super::mdp_tp_cross_entropy_config, label_smoothing)),
+        ("z_loss", offset_of!(super::mdp_tp_cross_entropy_config, z_loss)),
+        ("flags", offset_of!(super::mdp_tp_cross_entropy_config, flags)),
+    ]),
 ];
 
 pub(crate) const VALUES: &[(&str, i64)] = &[
@@ -345,6 +360,14 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_TP_LINEAR_WHOLE_INPUT", super::MDP_TP_LINEAR_WHOLE_INPUT as i64),
     ("MDP_TP_LINEAR_CHECK_REPLICATED", super::MDP_TP_LINEAR_CHECK_REPLICATED as i64),
     ("MDP_TP_REGION_CHECK_REPLICATED", super::MDP_TP_REGION_CHECK_REPLICATED as i64),
+    ("MDP_TP_EMBEDDING_SEQUENCE", super::MDP_TP_EMBEDDING_SEQUENCE as i64),
+    ("MDP_TP_EMBEDDING_CHECK_REPLICATED", super::MDP_TP_EMBEDDING_CHECK_REPLICATED as i64),
+    ("MDP_TP_CROSS_ENTROPY_IGNORE", super::MDP_TP_CROSS_ENTROPY_IGNORE as i64),
+    ("MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED", super::MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED as i64),
+    ("MDP_RANDOM_UNSET", super::MDP_RANDOM_UNSET as i64),
+    ("MDP_RANDOM_REPLICATED", super::MDP_RANDOM_REPLICATED as i64),
+    ("MDP_RANDOM_TENSOR", super::MDP_RANDOM_TENSOR as i64),
+    ("MDP_RANDOM_EXPERT", super::MDP_RANDOM_EXPERT as i64),
     ("MDP_CHECKPOINT_PARAMS_ONLY", super::MDP_CHECKPOINT_PARAMS_ONLY as i64),
     ("MDP_CHECKPOINT_LOAD_HYPER", super::MDP_CHECKPOINT_LOAD_HYPER as i64),
     ("MDP_BUCKET_FILLING", super::MDP_BUCKET_FILLING as i64),
@@ -360,7 +383,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 90] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 95] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -392,6 +415,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 90] {
         ("mdp_send_recv", super::mdp_send_recv as *const ()),
         ("mdp_grid_create", super::mdp_grid_create as *const ()),
         ("mdp_grid_coords", super::mdp_grid_coords as *const ()),
+        ("mdp_grid_seed", super::mdp_grid_seed as *const ()),
         ("mdp_grid_comm", super::mdp_grid_comm as *const ()),
         ("mdp_grid_destroy", super::mdp_grid_destroy as *const ()),
         ("mdp_grid_groups_json", super::mdp_grid_groups_json as *const ()),
@@ -443,6 +467,10 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 90] {
         ("mdp_tp_linear_bwd", super::mdp_tp_linear_bwd as *const ()),
         ("mdp_tp_saved_free", super::mdp_tp_saved_free as *const ()),
         ("mdp_tp_linear_destroy", super::mdp_tp_linear_destroy as *const ()),
+        ("mdp_tp_embedding_fwd", super::mdp_tp_embedding_fwd as *const ()),
+        ("mdp_tp_embedding_bwd", super::mdp_tp_embedding_bwd as *const ()),
+        ("mdp_tp_cross_entropy_fwd", super::mdp_tp_cross_entropy_fwd as *const ()),
+        ("mdp_tp_cross_entropy_bwd", super::mdp_tp_cross_entropy_bwd as *const ()),
         ("mdp_checkpoint_save", super::mdp_checkpoint_save as *const ()),
         ("mdp_checkpoint_load", super::mdp_checkpoint_load as *const ()),
         ("mdp_checkpoint_info", super::mdp_checkpoint_info as *const ()),

@@ -307,3 +307,24 @@ pub struct mdp_tp_linear_config {
     pub flags: u64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_tp_embedding_config {
+    pub struct_size: u32,
+    pub grad: mdp_tp_grad,
+    pub rows: i64,
+    pub flags: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_tp_cross_entropy_config {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub classes: i64,
+    pub ignore_index: i64,
+    pub label_smoothing: f64,
+    pub z_loss: f64,
+    pub flags: u64,
+}
+

@@ -66,6 +66,7 @@ pub type mdp_missing = u32;
 pub type mdp_tp_region = u32;
 pub type mdp_tp_grad = u32;
 pub type mdp_tp_split = u32;
+pub type mdp_random = u32;
 pub type mdp_bucket_state = u32;
 pub type mdp_log_level = i32;
 
@@ -191,6 +192,17 @@ pub const MDP_TP_LINEAR_WHOLE_INPUT: u64 = 16;
 pub const MDP_TP_LINEAR_CHECK_REPLICATED: u64 = 32;
 
 pub const MDP_TP_REGION_CHECK_REPLICATED: u64 = 1;
+
+pub const MDP_TP_EMBEDDING_SEQUENCE: u64 = 1;
+pub const MDP_TP_EMBEDDING_CHECK_REPLICATED: u64 = 2;
+
+pub const MDP_TP_CROSS_ENTROPY_IGNORE: u64 = 1;
+pub const MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED: u64 = 2;
+
+pub const MDP_RANDOM_UNSET: mdp_random = 0;
+pub const MDP_RANDOM_REPLICATED: mdp_random = 1;
+pub const MDP_RANDOM_TENSOR: mdp_random = 2;
+pub const MDP_RANDOM_EXPERT: mdp_random = 3;
 
 pub const MDP_CHECKPOINT_PARAMS_ONLY: u64 = 1;
 pub const MDP_CHECKPOINT_LOAD_HYPER: u64 = 2;
