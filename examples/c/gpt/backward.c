@@ -54,34 +54,40 @@ static int backward_attention(gpt_model* model, size_t number, size_t sequences,
   return final(hooks, gpt_block_param(number, 0), BLOCK_LN2_GAIN);
 }
 
-static void embed_backward(gpt_model* model, const unsigned char* tokens, size_t n, size_t time) {
+static int embed_backward(gpt_model* model, const unsigned char* tokens, size_t n, size_t time, const gpt_hooks* hooks) {
   const size_t c = model->shape.width;
   size_t first = 0;
   const size_t own = gpt_own_rows(model, n, &first);
   real *token = model->params[GPT_TOKEN_EMBEDDING].grad, *position = model->params[GPT_POSITION_EMBEDDING].grad;
   for (size_t i = first; i < first + own; i++) {
     const real* d = model->d_stream + (i - first) * c;
-    for (size_t j = 0; j < c; j++) {
-      token[tokens[i] * c + j] += d[j];
-      position[i % time * c + j] += d[j];
-    }
+    for (size_t j = 0; j < c; j++) position[i % time * c + j] += d[j];
+    for (size_t j = 0; j < c && !model->cut.vocab; j++) token[tokens[i] * c + j] += d[j];
   }
+  return model->cut.vocab ? hooks->linears->embed_backward(hooks->linears->user, model->d_stream, tokens, n) : 0;
 }
 
 int gpt_backward(gpt_model* model, const unsigned char* tokens, size_t sequences, size_t time, const gpt_hooks* hooks) {
   const size_t c = model->shape.width, n = sequences * time, own = gpt_own_rows(model, n, NULL);
   const gpt_param* end = &model->params[gpt_end_param(model, 0)];
-  linear_backward(model->d_row, end[END_HEAD_WEIGHT].grad, NULL, model->logits, model->end_normal, end[END_HEAD_WEIGHT].value, own, c,
-                  model->shape.vocab);
+  int stop = 0;
+  if (model->cut.vocab) {
+    stop = hooks->linears->head_backward(hooks->linears->user, model->d_row, model->logits, model->end_normal, n);
+    if (stop) return stop;
+  } else {
+    linear_backward(model->d_row, end[END_HEAD_WEIGHT].grad, NULL, model->logits, model->end_normal, end[END_HEAD_WEIGHT].value, own, c,
+                    model->shape.vocab);
+  }
   memset(model->d_stream, 0, own * c * sizeof(real));
   layernorm_backward(model->d_stream, end[END_LN_GAIN].grad, end[END_LN_BIAS].grad, model->d_row, model->end_in, model->end_mean,
                      model->end_inverse, end[END_LN_GAIN].value, own, c);
-  int stop = final(hooks, gpt_end_param(model, 0), END_PARAMS);
+  stop = final(hooks, gpt_end_param(model, 0), END_PARAMS);
   for (size_t i = model->shape.layers; i-- > 0 && !stop;) {
     stop = backward_mlp(model, i, n, hooks);
     if (!stop) stop = backward_attention(model, i, sequences, time, hooks);
   }
   if (stop) return stop;
-  embed_backward(model, tokens, n, time);
+  stop = embed_backward(model, tokens, n, time, hooks);
+  if (stop) return stop;
   return final(hooks, GPT_TOKEN_EMBEDDING, GPT_FIRST_BLOCK);
 }

@@ -42,6 +42,8 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--tp", "2"], ["--tp 2", "number of ranks, 1"]),
     (["--sp"], ["--sp needs --tp above 1", "--tp is 1"]),
     (["--sp=1", "--tp", "2"], ["--sp", "'1'"]),
+    (["--vocab-parallel"], ["--vocab-parallel needs --tp above 1", "--tp is 1"]),
+    (["--tp", "3", "--heads", "6", "--width", "48", "--vocab-parallel"], ["--tp 3 does not divide 64", "--vocab-parallel"]),
     (["--tp", "2", "--sp", "--context", "33"], ["--tp 2", "--context 33", "--sp"]),
     (["--tp", "2", "--dtype", "bf16"], ["--dtype bf16", "--tp 2"]),
     (["--tp", "4", "--dtype", "f16"], ["--dtype f16", "--tp 4"]),
@@ -138,7 +140,7 @@ def main():
         wrong += not without_device(gpt, folder)
         wrong += sum(not notices_full_disk(gpt, folder, *more) for more in ([], ["--json"], ["--help"]))
     shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
-    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--tp", "--sp", "--json"):
+    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--tp", "--sp", "--vocab-parallel", "--json"):
         if option not in shown:
             wrong += 1
             print(f"--help does not tell of {option}")

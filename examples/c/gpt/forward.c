@@ -14,15 +14,21 @@ static int need(const gpt_hooks* hooks, size_t first, size_t count) {
   return 0;
 }
 
-static void embed(gpt_model* model, real* out, const unsigned char* tokens, size_t n, size_t time) {
+static int embed(gpt_model* model, real* out, const unsigned char* tokens, size_t n, size_t time, const gpt_hooks* hooks) {
   const size_t c = model->shape.width;
   size_t first = 0;
   const size_t own = gpt_own_rows(model, n, &first);
   const real *token = model->params[GPT_TOKEN_EMBEDDING].value, *position = model->params[GPT_POSITION_EMBEDDING].value;
-  for (size_t i = first; i < first + own; i++) {
-    real* row = out + (i - first) * c;
-    for (size_t j = 0; j < c; j++) row[j] = token[tokens[i] * c + j] + position[i % time * c + j];
+  if (model->cut.vocab) {
+    const int stop = hooks->linears->embed(hooks->linears->user, out, tokens, n);
+    if (stop) return stop;
+  } else {
+    for (size_t i = 0; i < own; i++) memcpy(out + i * c, token + tokens[first + i] * c, c * sizeof *out);
   }
+  for (size_t i = 0; i < own; i++) {
+    for (size_t j = 0; j < c; j++) out[i * c + j] += position[(first + i) % time * c + j];
+  }
+  return 0;
 }
 
 static void add(real* to, const real* from, size_t n) {
@@ -69,7 +75,8 @@ int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences,
   const gpt_param* end = &model->params[gpt_end_param(model, 0)];
   int stop = need(hooks, GPT_TOKEN_EMBEDDING, GPT_FIRST_BLOCK);
   if (stop) return stop;
-  embed(model, model->blocks[0].in, tokens, n, time);
+  stop = embed(model, model->blocks[0].in, tokens, n, time, hooks);
+  if (stop) return stop;
   for (size_t i = 0; i < layers; i++) {
     real* out = i + 1 < layers ? model->blocks[i + 1].in : model->end_in;
     stop = forward_block(model, i, out, sequences, time, hooks);
@@ -79,6 +86,7 @@ int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences,
   if (stop) return stop;
   layernorm_forward(model->end_normal, model->end_mean, model->end_inverse, model->end_in, end[END_LN_GAIN].value, end[END_LN_BIAS].value,
                     own, c);
+  if (model->cut.vocab) return hooks->linears->head(hooks->linears->user, model->logits, model->end_normal, n);
   linear_forward(model->logits, model->end_normal, end[END_HEAD_WEIGHT].value, NULL, own, c, model->shape.vocab);
   return 0;
 }

@@ -121,8 +121,9 @@ static int run(const options* opts, parallel* ranks) {
   if (parallel_cut(ranks, opts)) return EXIT_FAILURE;
   code = load_text(&text, opts, ranks);
   if (!code) {
-    const gpt_shape shape = {opts->layers, opts->width, opts->heads, opts->context, text.vocab};
-    const gpt_cut cut = {(size_t)ranks->parts, (size_t)ranks->part, opts->sp};
+    const gpt_shape shape = {opts->layers,  opts->width, opts->heads,
+                             opts->context, text.vocab,  opts->vocab_parallel ? options_table_rows(text.vocab) : text.vocab};
+    const gpt_cut cut = {(size_t)ranks->parts, (size_t)ranks->part, opts->sp, opts->vocab_parallel};
     if (gpt_create(&model, shape, cut, opts->batch / ((size_t)ranks->replicas * opts->microbatches))) {
       fprintf(stderr, "gpt: rank %d: out of memory for %" PRIu64 " layers of width %" PRIu64 "\n", ranks->rank, opts->layers, opts->width);
       code = EXIT_FAILURE;

@@ -51,7 +51,7 @@ static void list_params(gpt_model* model) {
   const double deviation = 0.5 / sqrt((double)c);
   const double residual = deviation / sqrt(2.0 * (double)model->shape.layers); /* keeps the sum over all blocks of unit size */
   const param_row front[] = {
-      {"embedding.token", model->shape.vocab, c, 0, 0.1, 0},
+      {"embedding.token", model->shape.table, c, 0, 0.1, 0},
       {"embedding.position", model->shape.context, c, 0, 0.1, 0},
   };
   const param_row block[BLOCK_PARAMS] = {
@@ -71,7 +71,7 @@ static void list_params(gpt_model* model) {
   const param_row end[END_PARAMS] = {
       {"end.ln.gain", c, 0, 1, 0, 0},
       {"end.ln.bias", c, 0, 0, 0, 0},
-      {"head.weight", model->shape.vocab, c, 0, deviation, 1},
+      {"head.weight", model->shape.table, c, 0, deviation, 1},
   };
   for (size_t i = 0; i < GPT_FIRST_BLOCK; i++) set_param(&model->params[i], "", front[i]);
   for (size_t b = 0; b < model->shape.layers; b++) {
@@ -91,6 +91,10 @@ static void cut_param(gpt_param* param, int dim, size_t fused, size_t parts) {
 
 /* The bias of a layer that is cut along its inputs is added to the sum of the parts, so each has all of it. */
 static void cut_params(gpt_model* model) {
+  if (model->cut.vocab) {
+    cut_param(&model->params[GPT_TOKEN_EMBEDDING], 0, 1, model->cut.parts);
+    cut_param(&model->params[gpt_end_param(model, END_HEAD_WEIGHT)], 0, 1, model->cut.parts);
+  }
   for (size_t b = 0; b < model->shape.layers && model->cut.parts > 1; b++) {
     for (size_t i = 0; i < BLOCK_LINEARS; i++) {
       const gpt_linear* linear = &GPT_LINEARS[i];
@@ -131,7 +135,7 @@ static size_t place_activations(gpt_model* model, real* at) {
   model->end_normal = take(&at, &total, own * c);
   model->end_mean = take(&at, &total, own);
   model->end_inverse = take(&at, &total, own);
-  model->logits = take(&at, &total, own * model->shape.vocab);
+  model->logits = take(&at, &total, model->cut.vocab ? n * (model->shape.table / parts) : own * model->shape.vocab);
   model->d_stream = take(&at, &total, own * c);
   model->d_row = take(&at, &total, own * c); /* also n rows of a part's width, which are no more */
   model->d_wide = take(&at, &total, n * 4 * part);
@@ -148,6 +152,7 @@ size_t gpt_own_rows(const gpt_model* model, size_t n, size_t* first) {
 int gpt_create(gpt_model* model, gpt_shape shape, gpt_cut cut, size_t max_sequences) {
   memset(model, 0, sizeof *model);
   model->shape = shape;
+  if (shape.table == 0) model->shape.table = shape.vocab;
   model->cut = cut;
   model->max_sequences = max_sequences;
   model->nparams = GPT_FIRST_BLOCK + shape.layers * BLOCK_PARAMS + END_PARAMS;

@@ -20,6 +20,7 @@
 
 typedef struct {
   size_t layers, width, heads, context, vocab;
+  size_t table; /* rows of the token embedding and of the head: at least vocab, which 0 is taken as */
 } gpt_shape;
 
 enum { /* index of a parameter: these two, BLOCK_PARAMS for each block, then those of the end */
@@ -70,7 +71,8 @@ extern const gpt_linear GPT_LINEARS[BLOCK_LINEARS];
 
 typedef struct { /* which part of a model this is */
   size_t parts, index;
-  int rows; /* norms, residuals, embeddings and logits are of own rows alone: an equal share of all sequences * time */
+  int rows;  /* norms, residuals, embeddings and logits are of own rows alone: an equal share of all sequences * time */
+  int vocab; /* token embedding and head are cut by their rows, and logits are of all rows and this part's columns */
 } gpt_cut;
 
 typedef struct {
@@ -113,7 +115,7 @@ typedef struct {
   size_t memory_bytes;
   gpt_block* blocks;
   real *end_in, *end_normal, *end_mean, *end_inverse;
-  real* logits; /* own x vocab                       */
+  real* logits; /* own x vocab; with cut.vocab n x table / parts */
   real *d_stream, *d_row, *d_wide, *d_scores;
 } gpt_model;
 
@@ -124,6 +126,15 @@ typedef struct { /* of a model in parts; each waits for the other parts. need an
   int (*backward)(void* user, size_t block, size_t which, real* d_in, const real* d_out, const real* in, size_t n);
   /* *number becomes that of one part, on all. */
   int (*take)(void* user, size_t part, int64_t* number);
+  /* With cut.vocab, over n rows in all: the token embedding of own rows, whose gradient is added up where the parameter's is; the head,
+   * from own rows to logits and back, and its parameter's gradient; the sum of losses and, if scale is not 0, logits replaced by their
+   * gradient; the logits of one row, of all parts. */
+  int (*embed)(void* user, real* out, const unsigned char* tokens, size_t n);
+  int (*embed_backward)(void* user, const real* d_out, const unsigned char* tokens, size_t n);
+  int (*head)(void* user, real* logits, const real* in, size_t n);
+  int (*head_backward)(void* user, real* d_in, const real* d_logits, const real* in, size_t n);
+  int (*loss)(void* user, real* logits, const unsigned char* targets, size_t n, real scale, double* loss);
+  int (*whole_row)(void* user, real* out, const real* logits);
   void* user;
 } gpt_linears;
 

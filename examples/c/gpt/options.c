@@ -61,6 +61,8 @@ static const option_row ROWS[] = {
      "host"},
     {"--sp", KIND_FLAG, AT(sp), 0, 0, NULL,
      "with --tp: sequence parallelism, outside of attention and mlp each of them has some of the rows; --tp must divide the context"},
+    {"--vocab-parallel", KIND_FLAG, AT(vocab_parallel), 0, 0, NULL,
+     "with --tp: each of them has some rows of the token embedding and of the head, padded to a multiple of 64, which --tp must divide"},
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
     {"--save", KIND_TEXT, AT(save), 0, 0, "DIR", "save checkpoints in this directory: one at the end"},
@@ -202,6 +204,14 @@ static options_outcome parse_all(options* out, int argc, char** argv, char* erro
   return OPTIONS_RUN;
 }
 
+enum {
+  TABLE_MULTIPLE = 64
+};
+
+size_t options_table_rows(size_t vocab) {
+  return (vocab + TABLE_MULTIPLE - 1) / TABLE_MULTIPLE * TABLE_MULTIPLE;
+}
+
 /* 0, or -1 with a sentence in `error` */
 static int check_parts(const options* o, char* error, size_t size) {
   const unsigned long long tp = (unsigned long long)o->tp;
@@ -212,6 +222,10 @@ static int check_parts(const options* o, char* error, size_t size) {
   } else if (o->sp && o->context % o->tp) {
     snprintf(error, size, "--tp %llu does not divide --context %llu, which --sp cuts into as many parts", tp,
              (unsigned long long)o->context);
+  } else if (o->vocab_parallel && o->tp == 1) {
+    snprintf(error, size, "--vocab-parallel needs --tp above 1, but --tp is 1: it cuts the vocabulary over the tensor-parallel ranks");
+  } else if (o->vocab_parallel && TABLE_MULTIPLE % o->tp) {
+    snprintf(error, size, "--tp %llu does not divide %d, which --vocab-parallel makes the vocabulary a multiple of", tp, TABLE_MULTIPLE);
   } else if (o->tp > 1 && o->dtype != DTYPE_F32) {
     snprintf(error, size, "--dtype %s does not go with --tp %llu: the model computes in f32, and its layers take parameters as they are",
              DTYPES[o->dtype], tp);

@@ -30,7 +30,7 @@ typedef struct {
   uint64_t threads;
   const char* save;          /* the directory of checkpoints; NULL: none are made */
   uint64_t save_every, keep; /* steps, 0: at the end only; checkpoints that stay, 0: all */
-  int sp, no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
+  int sp, vocab_parallel, no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
 } options;
 
 typedef enum {
@@ -42,6 +42,8 @@ typedef enum {
 /* On OPTIONS_BAD `error` (of `size` bytes) holds a sentence naming option and value. */
 options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size);
 void options_help(void);
+/* Rows of a token embedding and a head that --vocab-parallel cuts: the same with every --tp, so that a checkpoint goes on with another. */
+size_t options_table_rows(size_t vocab);
 const char* options_dtype_name(option_dtype dtype);
 const char* options_backend_name(option_backend backend);
 

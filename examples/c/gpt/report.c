@@ -62,6 +62,7 @@ static void json_config(json_writer* json, const trainer* t) {
   json_count(json, "instances", o->instances);
   json_count(json, "tp", o->tp);
   json_flag(json, "sp", o->sp);
+  json_flag(json, "vocab_parallel", o->vocab_parallel);
   json_real(json, "timeout", o->timeout);
   json_count(json, "threads", o->threads);
   json_close(json, '}');
@@ -98,8 +99,9 @@ void report_start(const trainer* t) {
          t->ranks->ranks, t->ranks->ranks == 1 ? "" : "s", param_elements(t->model), options_dtype_name(o->dtype), plan->buckets,
          t->text->count, t->text->count - t->text->train, t->model->shape.vocab);
   if (o->tp > 1) {
-    printf("%d replica%s of the model, each on %" PRIu64 " ranks that share its heads%s\n", t->ranks->replicas,
-           t->ranks->replicas == 1 ? "" : "s", o->tp, o->sp ? ", and its rows where there are no heads" : "");
+    printf("%d replica%s of the model, each on %" PRIu64 " ranks that share its heads%s%s\n", t->ranks->replicas,
+           t->ranks->replicas == 1 ? "" : "s", o->tp, o->vocab_parallel ? ", its vocabulary" : "",
+           o->sp ? ", and its rows where there are no heads" : "");
   }
   printf("%" PRIu64 " layers of width %" PRIu64 ", %" PRIu64 " heads; %" PRIu64 " steps of %" PRIu64 " sequences of %" PRIu64
          " characters\n",

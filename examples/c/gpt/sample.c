@@ -32,6 +32,13 @@ static int next_token(gpt_model* model, unsigned char* window, size_t filled, do
   size_t first = 0;
   const size_t own = gpt_own_rows(model, time, &first), row = filled - 1;
   int64_t token = 0;
+  if (model->cut.vocab) { /* all draw the same of the same */
+    real whole[512];      /* bytes have 256 values */
+    const int failed =
+        hooks->linears->whole_row(hooks->linears->user, whole, model->logits + row * (model->shape.table / model->cut.parts));
+    *out = failed ? 0 : draw(whole, model->shape.vocab, uniform);
+    return failed;
+  }
   if (row >= first && row < first + own)
     token = (int64_t)draw(model->logits + (row - first) * model->shape.vocab, model->shape.vocab, uniform);
   const int failed = hooks->linears ? hooks->linears->take(hooks->linears->user, model->cut.rows ? row / own : 0, &token) : 0;

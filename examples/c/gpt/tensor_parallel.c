@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int check(const tensor_parallel* t, mdp_status status, const char* call) {
+int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call) {
   if (status >= 0) return 0;
   const int rank = t->comm ? mdp_comm_world_rank(t->comm, mdp_comm_rank(t->comm)) : -1;
   fprintf(stderr, "gpt: rank %d: %s: %s: %s\n", rank, call, mdp_status_name(status), mdp_last_error());
@@ -23,6 +23,7 @@ void tensor_parallel_place(mdp_param* out, const gpt_model* model, size_t param)
 }
 
 int tensor_parallel_has(const gpt_model* model, size_t param) {
+  if (model->cut.vocab && param == gpt_end_param(model, END_HEAD_WEIGHT)) return 1;
   if (model->cut.parts == 1 || param < GPT_FIRST_BLOCK || param >= gpt_end_param(model, 0)) return 0;
   const size_t in_block = (param - GPT_FIRST_BLOCK) % BLOCK_PARAMS;
   for (size_t i = 0; i < BLOCK_LINEARS; i++) {
@@ -58,7 +59,7 @@ static int forward(void* user, size_t block, size_t which, real* out, const real
   const mdp_tensor input = matrix(in, shapes.in), output = matrix(out, shapes.out);
   mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
   /* Nothing is saved: the model keeps its activations. */
-  return check(t, mdp_tp_linear_fwd(layer, &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
+  return tensor_parallel_check(t, mdp_tp_linear_fwd(layer, &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
 }
 
 static int backward(void* user, size_t block, size_t which, real* d_in, const real* d_out, const real* in, size_t n) {
@@ -66,14 +67,15 @@ static int backward(void* user, size_t block, size_t which, real* d_in, const re
   const layer_shapes shapes = shapes_of(t->model, which, n);
   const mdp_tensor input = matrix(in, shapes.in), grad_input = matrix(d_in, shapes.in), grad_output = matrix(d_out, shapes.out);
   mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
-  return check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad_output, &grad_input, NULL, NULL, 0, NULL), "mdp_tp_linear_bwd");
+  return tensor_parallel_check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad_output, &grad_input, NULL, NULL, 0, NULL),
+                               "mdp_tp_linear_bwd");
 }
 
 static int take_number(void* user, size_t part, int64_t* number) {
   const tensor_parallel* t = user;
   const int64_t one = 1;
   const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = MDP_DTYPE_I64, .ndim = 1, .data = number, .shape = &one};
-  return check(t, mdp_broadcast(t->comm, &tensor, (int32_t)part, NULL, NULL), "mdp_broadcast");
+  return tensor_parallel_check(t, mdp_broadcast(t->comm, &tensor, (int32_t)part, NULL, NULL), "mdp_broadcast");
 }
 
 /* ── The layers ──────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
@@ -95,26 +97,30 @@ static int make_layer(tensor_parallel* t, mdp_buffer* buffer, size_t block, size
                                        /* what follows a layer that is summed is the same on all ranks, and so is its gradient */
                                        .grad = MDP_TP_GRAD_REPLICATED,
                                        .flags = MDP_TP_LINEAR_BIAS | (t->model->cut.rows ? MDP_TP_LINEAR_SEQUENCE : 0)};
-  return check(t, mdp_tp_linear_create(t->comm, &config, &t->layers[block * BLOCK_LINEARS + which]), "mdp_tp_linear_create");
+  return tensor_parallel_check(t, mdp_tp_linear_create(t->comm, &config, &t->layers[block * BLOCK_LINEARS + which]),
+                               "mdp_tp_linear_create");
 }
 
 int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model) {
-  const gpt_linears functions = {forward, backward, take_number, out};
+  const gpt_linears functions = {.forward = forward, .backward = backward, .take = take_number, .user = out};
   memset(out, 0, sizeof *out);
   out->model = model;
-  out->count = model->shape.layers * BLOCK_LINEARS;
+  const size_t in_blocks = model->shape.layers * BLOCK_LINEARS;
+  out->count = in_blocks + (model->cut.vocab ? 1 : 0);
   out->functions = functions;
-  if (check(out, mdp_grid_comm(grid, MDP_AXIS_TP, &out->comm), "mdp_grid_comm")) return -1;
+  if (tensor_parallel_check(out, mdp_grid_comm(grid, MDP_AXIS_TP, &out->comm), "mdp_grid_comm")) return -1;
   out->layers = calloc(out->count, sizeof *out->layers);
-  if (!out->layers) return check(out, MDP_E_MEMORY, "calloc");
+  if (!out->layers) return tensor_parallel_check(out, MDP_E_MEMORY, "calloc");
   int failed = 0;
-  for (size_t i = 0; i < out->count && !failed; i++) failed = make_layer(out, buffer, i / BLOCK_LINEARS, i % BLOCK_LINEARS);
-  return failed;
+  for (size_t i = 0; i < in_blocks && !failed; i++) failed = make_layer(out, buffer, i / BLOCK_LINEARS, i % BLOCK_LINEARS);
+  return failed || (model->cut.vocab && vocabulary_open(out, buffer)) ? -1 : 0;
 }
 
 void tensor_parallel_close(tensor_parallel* t) {
   for (size_t i = 0; t->layers && i < t->count; i++) mdp_tp_linear_destroy(t->layers[i]);
   free(t->layers);
+  free(t->ids);
+  free(t->tokens);
   mdp_comm_destroy(t->comm);
   memset(t, 0, sizeof *t);
 }

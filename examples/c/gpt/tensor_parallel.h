@@ -7,6 +7,9 @@
  * Between the two lies what needs no other rank: attention, head by head, and GELU. All else is the same on every rank; or, with the rows
  * of the batch cut too (sequence parallelism), each rank's own: rows are gathered before qkv and fc, and scattered after proj and out.
  *
+ * With the vocabulary cut too, each rank has some rows of the token embedding and of the head: a token's row comes from the rank that has
+ * it, and the loss is computed of logits that are nowhere whole (vocabulary.c).
+ *
  * Functions return 0, or -1 after they have said on stderr what is wrong and on which rank. */
 #ifndef GPT_TENSOR_PARALLEL_H
 #define GPT_TENSOR_PARALLEL_H
@@ -17,8 +20,10 @@
 
 typedef struct {
   mdp_comm* comm;         /* of the ranks that share the model: rank i has its part i */
-  mdp_tp_linear** layers; /* block by block */
+  mdp_tp_linear** layers; /* block by block, then the head where the vocabulary is cut */
   size_t count;
+  int64_t* ids;  /* tokens of a batch, for the calls that take integers of 64 bits */
+  float* tokens; /* 4 numbers of each: its loss, what backward needs of it (2), the gradient of its loss */
   const gpt_model* model;
   gpt_linears functions;
 } tensor_parallel;
@@ -30,5 +35,9 @@ int tensor_parallel_has(const gpt_model* model, size_t param);
 /* Of a buffer with all parameters of the model, in its order. */
 int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model);
 void tensor_parallel_close(tensor_parallel* t);
+
+/* For this file and vocabulary.c. */
+int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call);
+int vocabulary_open(tensor_parallel* t, mdp_buffer* buffer);
 
 #endif

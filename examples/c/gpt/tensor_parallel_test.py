@@ -83,6 +83,10 @@ def compare_cuts():
         rows = train(tp * dp, *cut(tp, "--sp"), *STEPS)
         compare(f"tp {tp}, dp {dp}, sp", rows, whole)
         check((rows[0]["tp"], rows[0]["sp"]) == (tp, True), f"config says {rows[0]}")
+        for more in ([], ["--sp"]):
+            vocabulary = train(tp * dp, *cut(tp, "--vocab-parallel", *more), *STEPS)
+            compare(f"tp {tp}, dp {dp}, vocabulary {more}", vocabulary, whole)
+            check(vocabulary[0]["vocab_parallel"] is True, f"config says {vocabulary[0]}")
         sizes = [of * dp / activations(whole) for of in (activations(plain), activations(rows))]
         check(1 / tp < sizes[0] < 0.8 and sizes[1] < 1.02 / tp, f"tp {tp}: {sizes} of the activations, without and with --sp")
     print(f"cuts: the loss falls by {fall:.3f}")
@@ -92,25 +96,27 @@ def compare_cuts():
 def compare_ways(whole):
     short = whole[1][:10]
     for ranks, options in ((4, cut(2, "--sp", "--zero-2", "--microbatches", "3")), (4, cut(2, "--no-shard", "--bucket-size", "1000")),
+                           (4, cut(2, "--sp", "--vocab-parallel", "--zero-2", "--microbatches", "3")),
                            (4, cut(4, "--sp", "--microbatches", "24")), (4, cut(2, "--instances", "2", "--no-overlap"))):
         worst = apart(train(ranks, *options, *STEPS)[1][:10], short)
         check(worst <= LIMIT, f"{' '.join(options)}: losses are {worst} from those of one rank")
-    for more in ([], ["--sp"]):
+    for more in ([], ["--sp", "--vocab-parallel"]):
         twice = [train(4, *cut(2, *more), "--steps", "5") for _ in range(2)]
         hashes = [[step["param_hash"] for step in steps] for _, steps, _ in twice]
         check(hashes[0] == hashes[1] and len(set(hashes[0])) == 5, f"{more}: the same run twice has hashes {hashes}")
 
 
-def compare_checkpoints(folder):
+def compare_checkpoints(folder, first, others):
+    """The last of the others is as the first."""
     directory = os.path.join(folder, "saved")
     common = ["--steps", "20", "--save", directory]
-    _, steps, _ = train(4, *cut(2), *common, "--save-every", "10")
+    _, steps, _ = train(4, *first, *common, "--save-every", "10")
     shutil.rmtree(os.path.join(directory, "checkpoint-000002"))
-    for ranks, options in ((3, []), (4, cut(4)), (4, cut(4, "--sp")), (4, cut(2))):
+    for ranks, options in [*others, (4, first)]:
         _, rest, _ = train(ranks, *options, *common, "--resume")
         shutil.rmtree(os.path.join(directory, "checkpoint-000002"))
         worst = apart(rest, steps[10:])
-        check(worst <= LIMIT, f"{ranks} ranks {options} went on from tp 2, dp 2: losses {worst} apart")
+        check(worst <= LIMIT, f"{ranks} ranks {options} went on from 4 ranks {first}: losses {worst} apart")
     check([step["param_hash"] for step in rest] == [step["param_hash"] for step in steps[10:]], "the same ranks went on to other bits")
 
 
@@ -133,7 +139,10 @@ def main():
     whole = compare_cuts()
     compare_ways(whole)
     with tempfile.TemporaryDirectory() as folder:
-        compare_checkpoints(folder)
+        compare_checkpoints(folder, cut(2), [(3, []), (4, cut(4)), (4, cut(4, "--sp"))])
+        shutil.rmtree(os.path.join(folder, "saved"))
+        vocabulary = ["--vocab-parallel"]
+        compare_checkpoints(folder, cut(2, *vocabulary), [(2, cut(2, *vocabulary)), (4, cut(4, "--sp", *vocabulary))])
     are_refused()
     print(f"tensor parallel: {checks} checks, {len(problems)} wrong")
     sys.exit(1 if problems else 0)

@@ -49,11 +49,18 @@ static double learning_rate(const options* opts, uint64_t step) {
 }
 
 /* Of the logits that are here: the loss, which over all ranks adds up to that of the batch, and its gradient. */
-static double loss_here(const trainer* t, size_t sequences, real scale) {
+static int loss_here(const trainer* t, size_t sequences, real scale, const gpt_hooks* hooks, double* sum) {
   size_t first = 0;
+  double loss = 0;
   const size_t rows = gpt_own_rows(t->model, sequences * t->opts->context, &first);
-  const double loss = cross_entropy(t->model->logits, t->targets + first, rows, t->model->shape.vocab, scale);
-  return t->model->cut.rows || t->model->cut.index == 0 ? loss : 0; /* with all rows on each part one of them counts */
+  const int whole = t->model->cut.vocab;
+  if (whole) {
+    if (hooks->linears->loss(hooks->linears->user, t->model->logits, t->targets, sequences * t->opts->context, scale, &loss)) return -1;
+  } else {
+    loss = cross_entropy(t->model->logits, t->targets + first, rows, t->model->shape.vocab, scale);
+  }
+  if ((t->model->cut.rows && !whole) || t->model->cut.index == 0) *sum += loss; /* with all rows on each part one of them counts */
+  return 0;
 }
 
 /* Sequence `i` of the global batch of a step is the same whatever the number of ranks; a replica takes a contiguous share. */
@@ -67,7 +74,7 @@ static int run_microbatch(trainer* t, uint64_t step, uint64_t number, double* lo
   }
   if (parallel_microbatch_begin(t->ranks, number + 1 == t->opts->microbatches)) return -1;
   if (gpt_forward(t->model, t->tokens, t->share, time, &hooks)) return -1;
-  *loss += loss_here(t, t->share, scale);
+  if (loss_here(t, t->share, scale, &hooks, loss)) return -1;
   return gpt_backward(t->model, t->tokens, t->share, time, &hooks);
 }
 
@@ -117,7 +124,7 @@ int train_held_out(trainer* t, double* out) {
     const size_t count = end - at < t->share ? end - at : t->share;
     for (size_t i = 0; i < count; i++) corpus_window(t->text, at + i, time, t->tokens + i * time, t->targets + i * time);
     if (gpt_forward(t->model, t->tokens, count, time, &hooks)) return -1;
-    loss += loss_here(t, count, 0);
+    if (loss_here(t, count, 0, &hooks, &loss)) return -1;
   }
   if (parallel_sum(t->ranks, &loss, 1)) return -1;
   *out = loss / (double)(windows * time);
