@@ -3,6 +3,7 @@
 // (77) if there is no device.
 // device_test PLUGIN [small]: small leaves out the largest arrays and the products, for compute-sanitizer.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -11,6 +12,7 @@
 #include "backend/backend.h"
 #include "base/finding.h"
 #include "host/kernels.h"
+#include "host/vocabulary.h"
 #include "plugin_test.h"
 #include "product_oracle.h"
 
@@ -320,6 +322,136 @@ void products() {
   plugin->gemm_close(gemm);
 }
 
+// ── a vocabulary ──
+
+// Ids, and targets: rows 100 to 219 of 400 are this rank's; one id is none.
+std::vector<int64_t> some_ids(size_t count) {
+  std::vector<int64_t> ids(count);
+  for (size_t i = 0; i < count; i++) ids[i] = i == 5 ? -1 : static_cast<int64_t>(random_bits() % 400);
+  return ids;
+}
+
+struct OnDevice {  // bytes of the host's, copied there
+  void* at = nullptr;
+  OnDevice(const void* data, size_t bytes) {
+    ok(plugin->allocate(device, bytes, &at), "allocate");
+    if (data != nullptr) ok(plugin->copy(device, stream, at, data, bytes), "copy to the device");
+    ok(plugin->stream_synchronize(device, stream), "stream_synchronize");
+  }
+  ~OnDevice() { ok(plugin->release(device, at), "release"); }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+};
+
+void embedding_rows(DType table_type, DType output_type, uint64_t features) {
+  constexpr uint64_t tokens = 777;
+  const std::vector<int64_t> ids = some_ids(tokens);
+  const OnDevice ids_there(ids.data(), tokens * sizeof(int64_t));
+  Twin table(table_type, 120 * features, 0), output(output_type, tokens * features, 0), grads(output_type, tokens * features, 0);
+  Lookup here;
+  here.ids = ids.data();
+  here.tokens = tokens;
+  here.features = features;
+  here.first = 100;
+  here.rows = 120;
+  here.all_rows = 400;
+  here.table = table.host.data();
+  here.table_stride = here.output_stride = static_cast<int64_t>(features);
+  here.table_type = table_type;
+  here.output = output.host.data();
+  here.output_type = output_type;
+  Lookup there = here;
+  there.ids = static_cast<const int64_t*>(ids_there.at);
+  there.table = table.on_device;
+  there.output = output.on_device;
+  check(host::look_up(here).ok(), "the host's rows");
+  const std::vector<float> nan(features, as_float(0x7fc00000U));
+  check(host::cast(output.host.data() + 5 * features * size_of(output_type), output_type, nan.data(), DType::f32, features).ok(), "cast");
+  ok(plugin->look_up(device, stream, &there, false), "look_up");
+  output.compare(text("rows of ", name_of(table_type), " as ", name_of(output_type)));
+  here.output = grads.host.data();
+  there.output = grads.on_device;
+  for (const bool add : {false, true}) {
+    here.add = there.add = add;
+    check(host::add_up_rows(here).ok(), "the host's sums of rows");
+    ok(plugin->look_up(device, stream, &there, true), "look_up of gradients");
+    table.compare(text("sums of rows of ", name_of(output_type), " in ", name_of(table_type), add ? ", added" : ""));
+  }
+}
+
+void compare_near(const std::vector<float>& seen, const std::vector<float>& wanted, float most, const std::string& what) {
+  for (size_t i = 0; i < wanted.size(); i++) {
+    if (std::isnan(seen[i]) && std::isnan(wanted[i])) continue;
+    if (!check(std::fabs(seen[i] - wanted[i]) <= most * (1 + std::fabs(wanted[i])), text(what, " ", i, ": ", seen[i], ", not ", wanted[i])))
+      return;
+  }
+}
+
+// Of one rank, with padding, an ignored target and one that is none. The order of a device's sums is its own.
+void losses(DType type, int64_t columns) {
+  constexpr size_t tokens = 37;
+  const auto elements = tokens * static_cast<size_t>(columns);
+  std::vector<int64_t> targets(tokens);
+  for (size_t i = 0; i < tokens; i++) targets[i] = i == 3 ? -100 : i == 4 ? columns : static_cast<int64_t>(i * 31) % (columns - 1);
+  Twin logits(type, elements, 0), grads(type, elements, 0);
+  std::vector<float> each(tokens), given(tokens, 0.5F), there_each(tokens);
+  std::vector<TokenScore> scores(tokens + 1);
+  std::vector<TokenSum> sums(tokens);
+  const OnDevice targets_there(targets.data(), tokens * sizeof(int64_t)), given_there(given.data(), tokens * sizeof(float));
+  const OnDevice each_there(nullptr, tokens * sizeof(float)), scores_there(nullptr, (tokens + 1) * sizeof(TokenScore));
+  const OnDevice sums_there(nullptr, tokens * sizeof(TokenSum));
+  CrossEntropy here;
+  here.logits = logits.host.data();
+  here.logits_stride = here.grad_stride = here.columns = columns;
+  here.classes = columns - 1;
+  here.type = type;
+  here.targets = targets.data();
+  here.tokens = tokens;
+  here.ignores = true;
+  here.ignored = -100;
+  here.smoothing = 0.1;
+  here.z = 1e-4;
+  here.scores = scores.data();
+  here.gathered = scores.data();
+  here.losses = each.data();
+  here.sums = sums.data();
+  here.grad_losses = given.data();
+  here.grad_logits = grads.host.data();
+  CrossEntropy there = here;
+  there.logits = logits.on_device;
+  there.targets = static_cast<const int64_t*>(targets_there.at);
+  there.scores = static_cast<TokenScore*>(scores_there.at);
+  there.gathered = there.scores;
+  there.losses = static_cast<float*>(each_there.at);
+  there.sums = static_cast<TokenSum*>(sums_there.at);
+  there.grad_losses = static_cast<const float*>(given_there.at);
+  there.grad_logits = grads.on_device;
+  for (const auto pass : {CrossEntropyPass::scores, CrossEntropyPass::losses, CrossEntropyPass::gradient}) {
+    check(host::cross_entropy(here, pass).ok(), "the host's cross-entropy");
+    ok(plugin->cross_entropy(device, stream, &there, pass), "cross_entropy");
+  }
+  std::vector<std::byte> seen(grads.bytes);
+  ok(plugin->copy(device, stream, there_each.data(), each_there.at, tokens * sizeof(float)), "copy from the device");
+  ok(plugin->copy(device, stream, seen.data(), grads.on_device, grads.bytes), "copy from the device");
+  ok(plugin->stream_synchronize(device, stream), "stream_synchronize");
+  const std::string what = text(columns, " logits of ", name_of(type));
+  compare_near(there_each, each, 1e-5F, what + ", loss");
+  std::vector<float> ours(elements), theirs(elements);
+  check(host::cast(ours.data(), DType::f32, grads.host.data(), type, elements).ok(), "cast");
+  check(host::cast(theirs.data(), DType::f32, seen.data(), type, elements).ok(), "cast");
+  compare_near(theirs, ours, type == DType::f32 ? 1e-5F : 1e-2F, what + ", gradient");
+}
+
+void vocabularies() {
+  for (const DType table : kTrainable) {
+    for (const DType output : kTrainable) embedding_rows(table, output, 65);
+  }
+  embedding_rows(DType::bf16, DType::bf16, 3001);
+  for (const DType type : kTrainable) {
+    for (const int64_t columns : {3, 255, 256, 50257}) losses(type, columns);
+  }
+}
+
 void streams_and_memory() {
   void *other = nullptr, *begin = nullptr, *end = nullptr, *pinned = nullptr;
   ok(plugin->stream_create(device, true, &other), "stream_create");
@@ -380,6 +512,7 @@ int main(int count_of_arguments, char** arguments) {
       for (const size_t n : counts) steps(grad, param, n, false);
     }
   }
+  vocabularies();
   if (!small) products();  // the kernels of cuBLASLt are not ours to be looked into
   streams_and_memory();
   plugin->poison(device);

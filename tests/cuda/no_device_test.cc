@@ -107,7 +107,20 @@ void kernels(const PluginTable& plugin, const char* error) {
     names(plugin, plugin.extremes(nullptr, nullptr, memory, grad, 8, &zeros, &largest), kCudaFailure, error, "extremes");
     names(plugin, plugin.round_with_feedback(nullptr, nullptr, memory, &largest, &largest, 1), kCudaFailure, error, "round_with_feedback");
     names(plugin, plugin.find_nonfinite(nullptr, nullptr, memory, grad, 8, 0, &zeros), kCudaFailure, error, "find_nonfinite");
+    CrossEntropy loss;
+    loss.type = grad;
+    loss.tokens = 1;
+    for (const auto pass : {CrossEntropyPass::scores, CrossEntropyPass::losses, CrossEntropyPass::gradient}) {
+      names(plugin, plugin.cross_entropy(nullptr, nullptr, &loss, pass), kCudaFailure, error, "cross_entropy");
+    }
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
+      Lookup lookup;
+      lookup.tokens = lookup.features = 1;
+      lookup.rows = 1;
+      lookup.table_type = grad;
+      lookup.output_type = param;
+      names(plugin, plugin.look_up(nullptr, nullptr, &lookup, false), kCudaFailure, error, "look_up");
+      names(plugin, plugin.look_up(nullptr, nullptr, &lookup, true), kCudaFailure, error, "look_up of gradients");
       for (uint32_t rule = 0; rule < kRules; rule++) {
         const Update update = update_of(rule, grad, param, 8, &scalars, &count);
         names(plugin, plugin.update(nullptr, nullptr, &update), kCudaFailure, error, "update");
@@ -126,6 +139,14 @@ void refused_without_asking(const PluginTable& plugin) {
   refused(plugin.extremes(nullptr, nullptr, memory, DType::f64, 8, &zeros, &largest), "extremes of f64");
   refused(plugin.find_nonfinite(nullptr, nullptr, memory, DType::f64, 8, 0, &zeros), "find_nonfinite in f64");
   refused(plugin.scale(nullptr, nullptr, memory, DType::f64, 8, 0.5F), "scaling f64");
+  Lookup lookup;
+  lookup.tokens = lookup.features = 1;
+  lookup.table_type = DType::f64;
+  refused(plugin.look_up(nullptr, nullptr, &lookup, false), "rows of f64");
+  CrossEntropy loss;
+  loss.tokens = 1;
+  loss.type = DType::i64;
+  refused(plugin.cross_entropy(nullptr, nullptr, &loss, CrossEntropyPass::scores), "logits of i64");
   const auto refused_update = [&](uint32_t rule, DType grad, DType param, const char* what) {
     const Update update = update_of(rule, grad, param, 8, &scalars, &count);
     refused(plugin.update(nullptr, nullptr, &update), what);
@@ -162,6 +183,10 @@ void nothing_to_do(const PluginTable& plugin) {
   const Update update = update_of(0, DType::f32, DType::f32, 0, &scalars, &count);
   check_equal(plugin.update(nullptr, nullptr, &update), 0, "update of nothing");
   check_equal(plugin.reduce(nullptr, nullptr, memory, memory, 8, 2, 0, DType::f32, Op::sum, 1), 0, "reduce of nothing");
+  const Lookup no_rows;
+  check_equal(plugin.look_up(nullptr, nullptr, &no_rows, true), 0, "rows of nothing");
+  const CrossEntropy no_tokens;
+  check_equal(plugin.cross_entropy(nullptr, nullptr, &no_tokens, CrossEntropyPass::losses), 0, "losses of nothing");
 }
 
 void sentences(const PluginTable& plugin) {
