@@ -313,15 +313,14 @@ class Load {
       if (job.end > job.begin) std::memset(to, 0, (job.end - job.begin) * size);
     } else {
       const auto give = [&](uint64_t at, const char* data, uint64_t count) -> Status {
-        if (job.stored_type == job.type) {
-          std::memcpy(to + at * size, data, count * size);
-          return {};
-        }
         const std::vector<int64_t> shape{static_cast<int64_t>(count)}, strides{1};
         return backend.control().copy({to + at * size, job.type, shape, strides},
                                       {const_cast<char*>(data), job.stored_type, shape, strides}, false, nullptr);
       };
-      if (Status read = source_->read(range_of(job), job.state, job.stored_type, give); !read) return read;
+      const CheckpointSource::Range range = range_of(job);
+      const Status read = job.stored_type == job.type ? source_->read_into(range, job.state, job.type, to)
+                                                      : source_->read(range, job.state, job.stored_type, give);
+      if (!read) return read;
     }
     return staging.empty() ? Status() : backend.write(job.data, staging.data(), staging.size());
   }

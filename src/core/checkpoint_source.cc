@@ -167,6 +167,16 @@ Status CheckpointSource::read(const Range& range, const std::string& state, DTyp
   });
 }
 
+Status CheckpointSource::read_into(const Range& range, const std::string& state, DType type, std::byte* to) {
+  return for_each_run(range, [&](const StoredRun& run) -> Status {
+    SafetensorsReader* reader = nullptr;
+    auto stored = tensor(*run.piece, state, type, range.source->name, &reader);
+    if (!stored) return stored.status();
+    const uint64_t begin = (*stored)->begin + run.in_piece * size_of(type);
+    return reader->read_into(begin, begin + run.count * size_of(type), reinterpret_cast<char*>(to + run.at * size_of(type)));
+  });
+}
+
 Status CheckpointSource::read_bytes(uint32_t number, const std::string& name, uint64_t bytes, void* to) {
   auto reader = file(number);
   if (!reader) return reader.status();

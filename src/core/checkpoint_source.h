@@ -48,6 +48,8 @@ class CheckpointSource {
   // Elements of one state, in pieces; each is checked before it is handed out.
   Status read(const Range& range, const std::string& state, DType type,
               const std::function<Status(uint64_t at, const char* data, uint64_t count)>& give);
+  // All of them into `to`, where a damaged one is not to be used.
+  Status read_into(const Range& range, const std::string& state, DType type, std::byte* to);
   // Looks at all that is stored; what is damaged is told piece by piece.
   void verify(const std::function<void(const Status&)>& tell);
   // Bytes of a tensor that is whole in one file.

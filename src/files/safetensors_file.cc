@@ -189,23 +189,47 @@ const StoredTensor* SafetensorsReader::find(const std::string& name) const {
 
 Status SafetensorsReader::load_chunk(uint64_t begin) {
   if (begin == chunk_begin_) return {};
-  if (begin == chunk_begin_ + kChunkBytes) {  // most files are read from front to back: the device works while a chunk is looked through
-    const uint64_t from = std::max(begun_, begin), to = std::min(begin + kReadAhead, data_bytes_);
-    if (to > from && (to == data_bytes_ || to - from >= kReadAhead / 2)) {
-      file_.start_reading(data_begin_ + from, data_begin_ + to);
-      begun_ = to;
+  chunk_begin_ = kNoChunk;
+  chunk_.resize(chunk_bytes(begin));
+  if (Status read = read_chunk(begin, chunk_.data()); !read) return read;
+  chunk_begin_ = begin;
+  return {};
+}
+
+Status SafetensorsReader::read_chunk(uint64_t begin, char* to) {
+  if (begin == last_begin_ + kChunkBytes) {  // most files are read from front to back: the device works while a chunk is looked through
+    const uint64_t from = std::max(begun_, begin), until = std::min(begin + kReadAhead, data_bytes_);
+    if (until > from && (until == data_bytes_ || until - from >= kReadAhead / 2)) {
+      file_.start_reading(data_begin_ + from, data_begin_ + until);
+      begun_ = until;
     }
   } else {
     begun_ = 0;
   }
-  chunk_begin_ = kNoChunk;
-  chunk_.resize(std::min<uint64_t>(kChunkBytes, data_bytes_ - begin));
-  if (Status read = file_.read(chunk_.data(), chunk_.size(), data_begin_ + begin); !read) return read;
-  if (!checksums_.empty() && checksum(chunk_.data(), chunk_.size()) != checksums_[begin / kChunkBytes]) {
+  last_begin_ = kNoChunk;
+  const size_t bytes = chunk_bytes(begin);
+  if (Status read = file_.read(to, bytes, data_begin_ + begin); !read) return read;
+  if (!checksums_.empty() && checksum(to, bytes) != checksums_[begin / kChunkBytes]) {
     return Status(Code::corrupt, text(path(), " is damaged: the checksum of bytes ", data_begin_ + begin, " to ",
-                                      data_begin_ + begin + chunk_.size(), " differs"));
+                                      data_begin_ + begin + bytes, " differs"));
   }
-  chunk_begin_ = begin;
+  last_begin_ = begin;
+  return {};
+}
+
+Status SafetensorsReader::read_into(uint64_t begin, uint64_t end, char* to) {
+  while (begin < end) {
+    const uint64_t at = begin % kChunkBytes, chunk = begin - at, whole = chunk_bytes(chunk);
+    const uint64_t count = std::min(end - begin, whole - at);
+    if (count == whole && chunk != chunk_begin_) {
+      if (Status read = read_chunk(chunk, to); !read) return read;
+    } else {
+      if (Status loaded = load_chunk(chunk); !loaded) return loaded;
+      std::copy_n(chunk_.data() + at, count, to);
+    }
+    begin += count;
+    to += count;
+  }
   return {};
 }
 

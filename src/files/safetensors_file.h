@@ -82,6 +82,8 @@ class SafetensorsReader {
   // anything of them is handed out; the last one is kept. No element is handed out in two: where another writer has put a tensor askew,
   // chunks lie so too.
   Status read(uint64_t begin, uint64_t end, size_t element_bytes, const std::function<Status(const char* data, size_t bytes)>& give);
+  // Bytes begin to end into `to`, whole chunks with no copy between: what a damaged one leaves there is not to be used.
+  Status read_into(uint64_t begin, uint64_t end, char* to);
   // Reads all of it; what cannot be read, or differs from its checksum, is told piece by piece.
   void check_data(const std::function<void(const Status&)>& tell);
 
@@ -91,7 +93,9 @@ class SafetensorsReader {
   static Result<SafetensorsReader> open(const Folder& in, const std::string& name, const WrittenFile* expected);
   Status take_header(std::string_view header, uint64_t file_bytes);
   Status take_checksums(std::string_view digits);
+  uint64_t chunk_bytes(uint64_t begin) const noexcept { return std::min<uint64_t>(kChunkBytes, data_bytes_ - begin); }
   Status load_chunk(uint64_t begin);
+  Status read_chunk(uint64_t begin, char* to);
 
   File file_;
   std::vector<StoredTensor> tensors_;
@@ -101,8 +105,9 @@ class SafetensorsReader {
   std::vector<uint64_t> checksums_;  // none: of a model
   uint64_t data_begin_ = 0, data_bytes_ = 0;
   std::vector<char> chunk_;
-  uint64_t chunk_begin_ = kNoChunk;
-  uint64_t begun_ = 0;  // bytes of the data that are being read ahead
+  uint64_t chunk_begin_ = kNoChunk;  // of what is in chunk_
+  uint64_t last_begin_ = kNoChunk;   // of what was read last
+  uint64_t begun_ = 0;               // bytes of the data that are being read ahead
 };
 
 }  // namespace megadp

@@ -411,11 +411,125 @@ static void vector_40(tp_rank* r) {
   mdp_tp_linear_destroy(layer);
 }
 
+/* Which rows of the whole a rank's rows are: a bias that tells them, and the output gathered. */
+static void rows_of_blocks(tp_rank* r, const int64_t* blocks, uint64_t count, const float* rows) {
+  int64_t whole = 0;
+  for (uint64_t i = 0; i < count; ++i) whole += blocks[i];
+  const int64_t part = whole / r->size, x_shape[] = {1, 1}, y_shape[] = {1, whole}, w_shape[] = {part, 1}, first[] = {0, 0};
+  tp_array x, w, b, y;
+  tp_reset(r);
+  tp_take(r, &x, MDP_DTYPE_F32, DENSE, 2, x_shape);
+  tp_take(r, &w, MDP_DTYPE_F32, DENSE, 2, w_shape);
+  tp_take(r, &b, MDP_DTYPE_F32, DENSE, 1, &part);
+  tp_take(r, &y, MDP_DTYPE_F32, DENSE, 2, y_shape);
+  tp_set(&x, first, 1);
+  for (int64_t i = 0; i < part; ++i) {
+    const int64_t at[] = {i, 0};
+    tp_set(&w, at, 0);
+    tp_set(&b, &i, rows[r->rank * part + i]);
+  }
+  SIZED(mdp_tp_linear_config, config);
+  config.split = MDP_TP_COLUMN;
+  config.in_features = 1;
+  config.out_features = whole;
+  config.blocks = blocks;
+  config.block_count = count;
+  config.flags = MDP_TP_LINEAR_BIAS | MDP_TP_LINEAR_GATHER_OUTPUT;
+  config.grad = MDP_TP_GRAD_REPLICATED;
+  mdp_tp_linear* layer = NULL;
+  OK(mdp_tp_linear_create(r->comm, &config, &layer));
+  OK(mdp_tp_linear_fwd(layer, &x.tensor, &w.tensor, &b.tensor, &y.tensor, NULL, NULL));
+  tp_settle(r);
+  for (int64_t i = 0; i < whole; ++i) {
+    const int64_t at[] = {0, i};
+    CHECK(tp_get(&y, at) == (float)i);
+  }
+  mdp_tp_linear_destroy(layer);
+}
+
+/* Where a shard_stride of 2 or 3 puts rows: equal blocks, each cut by itself. */
+static void vector_42(tp_rank* r) {
+  const int64_t two[] = {4, 4}, three[] = {4, 4, 4}, seven[] = {7};
+  const float of_two[] = {0, 1, 4, 5, 2, 3, 6, 7}, of_three[] = {0, 1, 4, 5, 8, 9, 2, 3, 6, 7, 10, 11};
+  rows_of_blocks(r, two, 2, of_two);
+  rows_of_blocks(r, three, 3, of_three);
+  SIZED(mdp_tp_linear_config, config);
+  config.split = MDP_TP_COLUMN;
+  config.in_features = 1;
+  config.out_features = 7;
+  config.blocks = seven;
+  config.block_count = 1;
+  mdp_tp_linear* layer = NULL;
+  FAILS(MDP_E_INVALID, "is 7, which 2 ranks cannot share evenly; 6 or 8 would do", mdp_tp_linear_create(r->comm, &config, &layer));
+}
+
+/* ── what a saved input takes, as the system counts it ── */
+
+/* Of this process, which all ranks are threads of, while none of them goes on. */
+static long resident_kb(const tp_rank* r) {
+  OK(mdp_barrier(r->comm, NULL));
+  FILE* const file = fopen("/proc/self/smaps_rollup", "r");
+  char line[128];
+  long kb = -1;
+  while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+    if (sscanf(line, "Anonymous: %ld kB", &kb) == 1) break;
+  }
+  if (file != NULL) (void)fclose(file);
+  OK(mdp_barrier(r->comm, NULL));
+  return kb;
+}
+
+/* 32 inputs of 1 MiB, with sequence parallelism of so much less. */
+static void memory_of_saved(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  (void)rank;
+  tp_rank r = tp_open(id, rank, n, 4 << 20);
+  const int64_t features = 512, part = features / n, rows = 512;
+  for (int sequence = 0; sequence < 2; ++sequence) {
+    const int64_t own = sequence ? rows / n : rows, x_shape[] = {own, features}, w_shape[] = {part, features}, y_shape[] = {rows, part};
+    tp_array x, w, y;
+    tp_reset(&r);
+    tp_take(&r, &x, MDP_DTYPE_F32, DENSE, 2, x_shape);
+    tp_take(&r, &w, MDP_DTYPE_F32, DENSE, 2, w_shape);
+    tp_take(&r, &y, MDP_DTYPE_F32, DENSE, 2, y_shape);
+    memset(x.tensor.data, 0, (size_t)(own * features) * sizeof(float));
+    memset(w.tensor.data, 0, (size_t)(part * features) * sizeof(float));
+    SIZED(mdp_tp_linear_config, config);
+    config.split = MDP_TP_COLUMN;
+    config.in_features = config.out_features = features;
+    config.flags = sequence ? MDP_TP_LINEAR_SEQUENCE : 0;
+    mdp_tp_linear* layer = NULL;
+    mdp_tp_saved* saved[33];
+    OK(mdp_tp_linear_create(r.comm, &config, &layer));
+    long before = 0;
+    for (int i = 0; i < 33; ++i) {
+      OK(mdp_tp_linear_fwd(layer, &x.tensor, &w.tensor, NULL, &y.tensor, NULL, &saved[i]));
+      if (i == 0) before = resident_kb(&r); /* with all that the layer and the library for products keep */
+    }
+    const double taken = (double)(resident_kb(&r) - before), formula = 32.0 * (double)(n * own * features) * sizeof(float) / 1024;
+    if (before < 0 || taken < 0.95 * formula || taken > 1.05 * formula) {
+      fprintf(stderr, "rank %d of %d, sequence %d: 32 saved inputs take %.0f kB, and %.0f are meant\n", rank, n, sequence, taken, formula);
+      CHECK(0);
+    }
+    for (int i = 0; i < 33; ++i) mdp_tp_saved_free(saved[i]);
+    mdp_tp_linear_destroy(layer);
+  }
+  tp_close(&r);
+}
+
+static void saved_memory(void** state) {
+  (void)state;
+  if (ON_CUDA) SKIP("a device's memory is not the system's");
+  if (UNDER_SANITIZER) SKIP("a sanitizer keeps memory that was freed");
+  for (int32_t n = 1; n <= MOST; n *= 2) run_ranks(n, memory_of_saved, NULL);
+}
+
 static void two_ranks(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   tp_rank r = tp_open(id, rank, n, 1 << 12);
   vector_39(&r);
   vector_40(&r);
+  vector_42(&r);
   tp_close(&r);
 }
 
@@ -431,6 +545,6 @@ static int setup(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(every_way), TEST(vectors)};
+  const struct CMUnitTest tests[] = {TEST(every_way), TEST(vectors), TEST(saved_memory)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
