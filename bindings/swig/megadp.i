@@ -50,9 +50,10 @@
 %newobject megadp::TpLinear::create_in;
 %newobject megadp::TpLinear::forward_saving;
 %newobject megadp::TpLinear::backward;
+%newobject megadp::TensorParallel::cross_entropy_forward;
 
 /* A value that is given is meant literally, also 0: to set a member sets the one that says so, which no language sees. */
-%typemap(memberin) megadp::Given, megadp::GivenDevice "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
+%typemap(memberin) megadp::Given, megadp::GivenDevice, megadp::GivenClass "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
 %ignore megadp::CommOptions::set_device;
 %ignore megadp::ParamGroup::set_lr;
 %ignore megadp::ParamGroup::set_weight_decay;
@@ -60,6 +61,7 @@
 %ignore megadp::OptimizerOptions::set_beta1;
 %ignore megadp::OptimizerOptions::set_beta2;
 %ignore megadp::StepOptions::set_lr;
+%ignore megadp::TpCrossEntropyOptions::set_ignore_index;
 
 /* Made by the methods above only. */
 %nodefaultctor megadp::Comm;
@@ -77,6 +79,7 @@
 %nodefaultctor megadp::TpLinear;
 %nodefaultctor megadp::TpSaved;
 %nodefaultctor megadp::TpGradients;
+%nodefaultctor megadp::TpLosses;
 %nodefaultctor megadp::TensorParallel;
 %nodefaultdtor megadp::TensorParallel;
 

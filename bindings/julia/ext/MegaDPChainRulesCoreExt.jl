@@ -60,6 +60,22 @@ function ChainRulesCore.rrule(layer::MegaDP.TpLinear, x::AbstractArray, arrays..
     return y, linear_pullback
 end
 
+function ChainRulesCore.rrule(embedding::MegaDP.TpEmbedding, ids::AbstractArray, weight::AbstractMatrix)
+    y = embedding(ids, weight)
+    embedding_pullback(change) =
+        (NoTangent(), NoTangent(), MegaDP.backward!(embedding, MegaDP.fresh(weight), dense_change(change, y), ids))
+    return y, embedding_pullback
+end
+
+function ChainRulesCore.rrule(loss::MegaDP.TpCrossEntropy, logits::AbstractArray, targets::AbstractArray)
+    losses, saved = MegaDP.fresh_floats(logits, size(targets)), MegaDP.fresh_floats(logits, (2, size(targets)...))
+    MegaDP.forward!(loss, losses, logits, targets; saved = saved)
+    cross_entropy_pullback(change) =
+        (NoTangent(), MegaDP.backward!(loss, MegaDP.fresh(logits), dense_change(change, losses), logits, targets, saved), NoTangent())
+    return losses, cross_entropy_pullback
+end
+
+ChainRulesCore.@non_differentiable MegaDP.random_seed(::Any, ::Any, ::Any)
 ChainRulesCore.@non_differentiable MegaDP.local_rank(::Any)
 ChainRulesCore.@non_differentiable MegaDP.total_workers(::Any)
 ChainRulesCore.@non_differentiable MegaDP.barrier(::Any)

@@ -46,6 +46,21 @@ function coordinates(grid::Grid, axes; expert = false)
     return (Int(index[]), Int(size[]))
 end
 
+const RANDOMS = Dict(:replicated => Raw.MDP_RANDOM_REPLICATED, :tensor => Raw.MDP_RANDOM_TENSOR, :expert => Raw.MDP_RANDOM_EXPERT)
+
+"""
+    random_seed(grid, seed, random) -> UInt64
+
+The seed of this rank's random numbers, for dropout and initial values, of one that is the same on all ranks. With `random = :replicated` all ranks
+draw the same ones (of what is replicated over tensor-parallel ranks), with `:tensor` those of a tensor-parallel group draw different ones,
+with `:expert` those of an expert-parallel group, too. Local. Throws `MegaDPError`: `:INVALID`.
+"""
+function random_seed(grid::Grid, seed::Integer, random::Symbol)
+    out = Ref{UInt64}(0)
+    check(Raw.mdp_grid_seed(grid, seed % UInt64, choose(RANDOMS, "random", random), out))
+    return out[]
+end
+
 """
     Comm(grid, axes; expert = false) -> Comm
 

@@ -95,8 +95,11 @@ end
 """
     MegaDP.forward!(region, y, x) -> y
     MegaDP.forward!(layer, y, x, weight = nothing, bias = nothing) -> y
+    MegaDP.forward!(embedding, y, ids, weight) -> y
+    MegaDP.forward!(loss, losses, logits, targets; saved = nothing) -> losses
 
-`y` becomes `region(x)`, or `layer(x, weight, bias)`. As these otherwise.
+`y` becomes `region(x)`, `layer(x, weight, bias)` or `embedding(ids, weight)`; `losses` become `loss(logits, targets)`, and `saved`, `Float32` of (2,
+size of targets...), what its backward needs. As these otherwise.
 """
 forward!(region::TpRegion, y::AbstractArray, x::AbstractArray) = run_region(Raw.mdp_tp_region_fwd, region, x, y)
 
@@ -112,6 +115,12 @@ forward!(region::TpRegion, y::AbstractArray, x::AbstractArray) = run_region(Raw.
 The gradients of a [`TpLinear`](@ref), in the arrays that are given; what is `nothing` is not computed, but those of a buffer's parameters always: they
 are written where they belong, and counted as ready. `x` is the input of the forward, or `nothing` if the weight needs no gradient. With
 `add` those of weight and bias are added to what is there. As `layer(x)` otherwise.
+
+    MegaDP.backward!(embedding, grad_weight, dy, ids; add = false) -> grad_weight
+    MegaDP.backward!(loss, grad_logits, grad_losses, logits, targets, saved) -> grad_logits
+
+The gradients of a [`TpEmbedding`](@ref)'s weight, with zeros where no id came, and of a [`TpCrossEntropy`](@ref)'s logits, whose array `grad_logits`
+may be; the latter is local.
 """
 backward!(region::TpRegion, dx::AbstractArray, dy::AbstractArray) = run_region(Raw.mdp_tp_region_bwd, region, dy, dx)
 

@@ -223,7 +223,7 @@ end
 testcase("stand-in ChainRulesCore: layers cut over two ranks, and the operators between them, give what the unsplit layer gives, and its gradients") do
     outcome = run_ranks(2, "tensor_parallel.jl")
     @test succeeded(outcome)
-    for (name, count) in (("pair", 9), ("others", 1), ("buffer", 2), ("regions", 3))
+    for (name, count) in (("pair", 9), ("others", 1), ("buffer", 2), ("regions", 3), ("embedding", 9), ("losses", 6), ("token", 1), ("seeds", 1))
         @test (name, said(outcome, name)) == (name, fill(true, 2count))
     end
     @test said(outcome, "refused") == [["INVALID", true], ["INVALID", true]]

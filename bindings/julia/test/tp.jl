@@ -35,6 +35,32 @@ testcase("a layer says what is wrong with its arrays, and that it is closed") do
     @test caught(() -> layer(ones(Float32, 2), weight, bias)).kind == :STATE
 end
 
+testcase("arguments of embeddings, losses and seeds that cannot be meant are named") do
+    weight, logits, grid = ones(Float32, 3, 4), zeros(Float32, 3, 2), Grid(world)
+    for (made, told) in ((() -> TpEmbedding(world, 4; grad = :some), "grad is :some"),
+                         (() -> TpEmbedding(world, 4)([1], weight), "config.grad"),
+                         (() -> TpEmbedding(world, 5; grad = :partial)([1], weight), "this rank's part of 5 rows"),
+                         (() -> TpEmbedding(world, 4; grad = :partial)([1, 5], weight), "ids[1] is 4"),
+                         (() -> TpEmbedding(world, 4; grad = :partial)([1.0], weight), "ids has elements of Float64"),
+                         (() -> TpEmbedding(world, 4; sequence = true)(fill(1), weight), "ids have no dimensions"),
+                         (() -> TpCrossEntropy(world)(logits, [1, 4]), "targets[1] is 3"),
+                         (() -> TpCrossEntropy(world)(logits, [1]), "logits has shape"),
+                         (() -> TpCrossEntropy(world; classes = 4)(logits, [1, 2]), "config.classes is 4"),
+                         (() -> TpCrossEntropy(world; label_smoothing = 1)(logits, [1, 2]), "config.label_smoothing is 1"),
+                         (() -> random_seed(grid, 5, :all), "random is :all"))
+        problem = caught(made)
+        @test (problem.kind, told) == (:INVALID, occursin(told, problem.text) ? told : problem.text)
+    end
+    close(grid)
+end
+
+testcase("every flag of embeddings and losses can be given") do
+    flags(prefix) = sort([getfield(Raw, name) for name in names(Raw; all = true) if startswith(string(name), prefix)])
+    given(make) = sort([make((i == k for k in 1:2)...) for i in 1:2])
+    @test given(MegaDP.embedding_flags) == flags("MDP_TP_EMBEDDING_") && MegaDP.embedding_flags(false, false) == 0
+    @test given(MegaDP.cross_entropy_flags) == flags("MDP_TP_CROSS_ENTROPY_") && MegaDP.cross_entropy_flags(false, false) == 0
+end
+
 testcase("every flag of a layer can be given") do
     flags = [getfield(Raw, name) for name in names(Raw; all = true) if startswith(string(name), "MDP_TP_LINEAR_")]
     @test MegaDP.linear_flags(true, true, true, true, true, true) == reduce(|, flags)

@@ -60,6 +60,8 @@ func TestOptions(t *testing.T) {
 	expectFull(t, full[GridOptions]().raw())
 	expectFull(t, full[TpLinearOptions]().raw())
 	expectFull(t, full[Region]().raw())
+	expectFull(t, full[Embedding]().raw())
+	expectFull(t, full[CrossEntropy]().raw())
 	if none := (CommOptions{}).raw(); none.GetSockets() || none.GetBackend() != shim.Backend_AUTO {
 		t.Error("zero is the default")
 	}

@@ -138,6 +138,23 @@ func (g *Grid) Comm(axes Axis) (*Comm, error) {
 	return newComm(comm), nil
 }
 
+// Random says which ranks draw the same random numbers.
+type Random int
+
+// SameRandom: all, of what is replicated over tensor-parallel ranks. TensorRandom: those of a tensor-parallel group draw different ones.
+// ExpertRandom: those of an expert-parallel group, too.
+var (
+	SameRandom   = Random(shim.Random_REPLICATED)
+	TensorRandom = Random(shim.Random_TENSOR)
+	ExpertRandom = Random(shim.Random_EXPERT)
+)
+
+// Seed is the seed of this rank's random numbers (dropout, initial values). Local.
+func (g *Grid) Seed(seed uint64, random Random) (uint64, error) {
+	found, err := ask(g, func(failure shim.Failure) int64 { return g.raw.Seed(int64(seed), shim.MegadpRandom(random), failure) })
+	return uint64(found), err
+}
+
 // Close drops the handle.
 func (g *Grid) Close() error {
 	g.raw.Close()

@@ -94,7 +94,10 @@ func tensorParallel() error {
 			return err
 		}
 	}
-	return tensorParallelRegions(comm, rank)
+	if err := tensorParallelRegions(comm, rank); err != nil {
+		return err
+	}
+	return tensorParallelVocabulary(comm, rank)
 }
 
 func tensorParallelPair(comm *megadp.Comm, rank int, sequence bool) error {
@@ -174,7 +177,7 @@ func tensorParallelRegions(comm *megadp.Comm, rank int) error {
 
 func TestTensorParallel(t *testing.T) {
 	lines, status := runRanks(t, 2, "tensor parallel", self(t))
-	expectLines(t, lines, "as unsplit", "as unsplit", "as unsplit", "as unsplit", "regions", "regions")
+	expectLines(t, lines, "as unsplit", "as unsplit", "as unsplit", "as unsplit", "regions", "regions", "vocabulary", "vocabulary")
 	if status != 0 {
 		t.Error(status)
 	}

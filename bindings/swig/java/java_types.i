@@ -89,6 +89,14 @@ MEGADP_OPTIONAL_MEMORY(unsigned char, output, true)
 MEGADP_OPTIONAL_MEMORY(unsigned char, grad_input, true)
 MEGADP_OPTIONAL_MEMORY(unsigned char, grad_weight, true)
 MEGADP_OPTIONAL_MEMORY(unsigned char, grad_bias, true)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, ids, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, logits, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, targets, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, saved, false)
+MEGADP_OPTIONAL_MEMORY(const unsigned char, grad_losses, false)
+MEGADP_OPTIONAL_MEMORY(unsigned char, losses, true)
+MEGADP_OPTIONAL_MEMORY(unsigned char, saved, true)
+MEGADP_OPTIONAL_MEMORY(unsigned char, grad_logits, true)
 
 /* A list of parameters. */
 %typemap(jni) (const long long* params, long long count) "jlongArray"

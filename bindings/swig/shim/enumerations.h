@@ -110,6 +110,15 @@ enum class TpSplit {
   ROW = MDP_TP_ROW
 };
 
+/// Which ranks draw the same random numbers: all (of what is replicated over tensor-parallel ranks); TENSOR: those of a tensor-parallel
+/// group draw different ones; EXPERT: those of an expert-parallel group, too.
+enum class Random {
+  UNSET = MDP_RANDOM_UNSET,
+  REPLICATED = MDP_RANDOM_REPLICATED,
+  TENSOR = MDP_RANDOM_TENSOR,
+  EXPERT = MDP_RANDOM_EXPERT
+};
+
 enum class BucketState {
   FILLING = MDP_BUCKET_FILLING,
   READY = MDP_BUCKET_READY,
@@ -122,5 +131,6 @@ enum class BucketState {
 /// Numbers that count as given once they are set, also to 0. In C++ a member set_... beside says so.
 typedef double Given;
 typedef int GivenDevice;
+typedef long long GivenClass;
 
 }  // namespace megadp

@@ -59,6 +59,15 @@ class Grid {
     });
   }
 
+  /// The seed of this rank's random numbers (dropout, initial values). Seeds of 64 bits: from 2^63 on both are negative. Local.
+  long long seed(long long seed, Random random, Failure& failure) const {
+    uint64_t found = 0;
+    if (const auto grid = grid_.use(failure)) {
+      failure.take(mdp_grid_seed(grid.get(), static_cast<uint64_t>(seed), static_cast<mdp_random>(random), &found));
+    }
+    return static_cast<long long>(found);
+  }
+
   void close() { grid_.close(); }
   bool closed() const { return grid_.closed(); }
 

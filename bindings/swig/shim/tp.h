@@ -91,6 +91,52 @@ struct TpRegionOptions {
   Counts parts_, to_parts_;
 };
 
+/// A table of rows, cut by rows over the ranks. grad must be said where the output is the same on all ranks (not with sequence). The same
+/// on all ranks.
+struct TpEmbeddingOptions {
+  long long rows = 0;            ///< of the whole table
+  long long features = 0;        ///< of a row
+  DType dtype = DType::DEFAULT;  ///< of weight and output and its gradient: F32, BF16 or F16. The gradient of the weight is F32
+  TpGrad grad = TpGrad::UNSET;
+  bool sequence = false;          ///< the output is cut along its first dimension
+  bool check_replicated = false;  ///< as in TpLinearOptions
+
+#ifndef SWIG
+  mdp_tp_embedding_config config() const {
+    mdp_tp_embedding_config config{};
+    config.struct_size = sizeof config;
+    config.grad = static_cast<mdp_tp_grad>(grad);
+    config.rows = rows;
+    config.flags = (sequence ? MDP_TP_EMBEDDING_SEQUENCE : 0) | (check_replicated ? MDP_TP_EMBEDDING_CHECK_REPLICATED : 0);
+    return config;
+  }
+#endif
+};
+
+/// The cross-entropy of logits whose classes are cut over the ranks, the same number on each. The same on all ranks.
+struct TpCrossEntropyOptions {
+  long long classes = 0;          ///< 0: as many as all ranks have columns; those beyond are padding and do not count
+  GivenClass ignore_index = 0;    ///< unset: none. A target without loss and gradient
+  double label_smoothing = 0;     ///< the target has probability 1 - label_smoothing, each other class label_smoothing / (classes - 1)
+  double z_loss = 0;              ///< adds z_loss * log(sum of exp(logits))^2
+  DType dtype = DType::DEFAULT;   ///< of logits and their gradient: F32, BF16 or F16. All else is F32
+  bool check_replicated = false;  ///< as in TpLinearOptions
+  bool set_ignore_index = false;
+
+#ifndef SWIG
+  mdp_tp_cross_entropy_config config() const {
+    mdp_tp_cross_entropy_config config{};
+    config.struct_size = sizeof config;
+    config.classes = classes;
+    config.ignore_index = set_ignore_index ? ignore_index : 0;
+    config.label_smoothing = label_smoothing;
+    config.z_loss = z_loss;
+    config.flags = (set_ignore_index ? MDP_TP_CROSS_ENTROPY_IGNORE : 0) | (check_replicated ? MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED : 0);
+    return config;
+  }
+#endif
+};
+
 /// A copy of a layer's input, for one backward.
 class TpSaved {
  public:
@@ -123,6 +169,24 @@ class TpGradients {
 
  private:
   std::vector<double> input_, weight_, bias_;
+};
+#endif
+
+#if !defined(SWIGJAVA) && !defined(SWIGGO)
+/// Losses, one for each target, and what their gradient needs.
+class TpLosses {
+ public:
+  std::vector<double> values() const { return std::vector<double>(losses_.begin(), losses_.end()); }
+
+#ifndef SWIG
+  TpLosses(std::vector<float> losses, std::vector<float> saved) : losses_(std::move(losses)), saved_(std::move(saved)) {}
+  const std::vector<float>& saved() const {
+    return saved_;
+  }
+#endif
+
+ private:
+  std::vector<float> losses_, saved_;
 };
 #endif
 
@@ -210,12 +274,41 @@ class TensorParallel {
   /// The gradient of what forward was given, `to`, from that of what it gave, `from`.
   static void region_backward(const Comm& comm, const TpRegionOptions& options, DType dtype, const unsigned char* from,
                               long long from_bytes, unsigned char* to, long long to_bytes, Failure& failure);
+  /// output: the rows `ids` (I64, from 0) of a table, of which weight, [rows / ranks, features], is this rank's part.
+  static void embedding_forward(const Comm& comm, const TpEmbeddingOptions& options, const unsigned char* ids, long long ids_bytes,
+                                const unsigned char* weight, long long weight_bytes, unsigned char* output, long long output_bytes,
+                                Failure& failure);
+  /// The gradient of weight, F32, zeros where no id came. add: to what is there.
+  static void embedding_backward(const Comm& comm, const TpEmbeddingOptions& options, const unsigned char* ids, long long ids_bytes,
+                                 const unsigned char* grad_output, long long grad_output_bytes, unsigned char* grad_weight,
+                                 long long grad_weight_bytes, bool add, Failure& failure);
+  /// losses, one for each of targets (I64, classes of the whole, from 0), of this rank's columns of logits. saved: two numbers a target for
+  /// backward, or null.
+  static void cross_entropy_forward(const Comm& comm, const TpCrossEntropyOptions& options, const unsigned char* logits,
+                                    long long logits_bytes, const unsigned char* targets, long long targets_bytes, unsigned char* losses,
+                                    long long losses_bytes, unsigned char* saved, long long saved_bytes, Failure& failure);
+  /// grad_logits may be the memory of logits. Local.
+  static void cross_entropy_backward(const Comm& comm, const TpCrossEntropyOptions& options, const unsigned char* logits,
+                                     long long logits_bytes, const unsigned char* targets, long long targets_bytes,
+                                     const unsigned char* saved, long long saved_bytes, const unsigned char* grad_losses,
+                                     long long grad_losses_bytes, unsigned char* grad_logits, long long grad_logits_bytes,
+                                     Failure& failure);
 #endif
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
   static std::vector<double> region_forward(const Comm& comm, const TpRegionOptions& options, const std::vector<double>& values,
                                             Failure& failure);
   static std::vector<double> region_backward(const Comm& comm, const TpRegionOptions& options, const std::vector<double>& values,
                                              Failure& failure);
+  /// On lists, of F32 tables and logits. ids and targets are whole numbers, from 0.
+  static std::vector<double> embedding_forward(const Comm& comm, const TpEmbeddingOptions& options, const std::vector<double>& ids,
+                                               const std::vector<double>& weight, Failure& failure);
+  static std::vector<double> embedding_backward(const Comm& comm, const TpEmbeddingOptions& options, const std::vector<double>& ids,
+                                                const std::vector<double>& grad_output, Failure& failure);
+  static TpLosses* cross_entropy_forward(const Comm& comm, const TpCrossEntropyOptions& options, const std::vector<double>& logits,
+                                         const std::vector<double>& targets, Failure& failure);
+  static std::vector<double> cross_entropy_backward(const Comm& comm, const TpCrossEntropyOptions& options,
+                                                    const std::vector<double>& logits, const std::vector<double>& targets,
+                                                    const TpLosses& losses, const std::vector<double>& grad_losses, Failure& failure);
 #endif
 };
 
@@ -223,4 +316,8 @@ class TensorParallel {
 
 #ifndef SWIG
 #include "tp_calls.h"
+#include "tp_vocabulary.h"
+#if !defined(SWIGJAVA) && !defined(SWIGGO)
+#include "tp_lists.h"
+#endif
 #endif

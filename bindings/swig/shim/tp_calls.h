@@ -222,7 +222,3 @@ inline void TensorParallel::region_backward(const Comm& comm, const TpRegionOpti
 }
 
 }  // namespace megadp
-
-#if !defined(SWIGJAVA) && !defined(SWIGGO)
-#include "tp_lists.h"
-#endif

@@ -13,13 +13,15 @@ import ranks
 # Enumerators that megadp.h groups by these prefixes, and the shim's enumeration for them.
 OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "MDP_AXIS_": "Axis", "MDP_PARAM_CLASS_": "ParamClass",
            "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling", "MDP_NORM_": "Norm",
-           "MDP_BUCKET_": "BucketState", "MDP_TP_REGION_": "TpRegion", "MDP_TP_GRAD_": "TpGrad", "MDP_TP_SPLIT_": "TpSplit"}
+           "MDP_BUCKET_": "BucketState", "MDP_TP_REGION_": "TpRegion", "MDP_TP_GRAD_": "TpGrad", "MDP_TP_SPLIT_": "TpSplit",
+           "MDP_RANDOM_": "Random"}
 # ERROR is a macro or a word in some languages; megadp.h names regions and splits without their enumeration.
 RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE", "MDP_TP_COLUMN": "TpSplit::COLUMN", "MDP_TP_ROW": "TpSplit::ROW",
            **{f"MDP_TP_{name}": f"TpRegion::{name}" for name in ("COPY", "REDUCE", "SCATTER", "GATHER", "REDUCE_SCATTER", "EXCHANGE")}}
 # Flags become members of the options. Messages go where the library sends them.
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
          "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
+         "MDP_TP_EMBEDDING_", "MDP_TP_CROSS_ENTROPY_",
          "MDP_RULE_", "MDP_LOG_")
 
 
@@ -64,6 +66,8 @@ CONFIGURATIONS = {
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
     "mdp_tp_linear_config": ("TpLinearOptions", "config()", "MDP_TP_LINEAR_"),
     "mdp_tp_region_config": ("TpRegionOptions", "config({1}, {1})", "MDP_TP_REGION_CHECK_"),
+    "mdp_tp_embedding_config": ("TpEmbeddingOptions", "config()", "MDP_TP_EMBEDDING_"),
+    "mdp_tp_cross_entropy_config": ("TpCrossEntropyOptions", "config()", "MDP_TP_CROSS_ENTROPY_"),
 }
 # What is given by a method, and not as a member.
 ADDED = {"OptimizerOptions": "add_param_group(megadp::ParamGroup())", "TpLinearOptions": "add_block(1)"}

@@ -18,7 +18,7 @@ whole_gradients(weight, x, dy) = (reshape(weight' * flat(dy), size(x)), flat(dy)
 "The same array where its memory lies otherwise: turned, and in every second place of a larger one."
 turned(array) = PermutedDimsArray(permutedims(array, ndims(array):-1:1), Tuple(ndims(array):-1:1))
 function spread(array)
-    wide = fill(NaN32, 2 .* size(array))
+    wide = fill(eltype(array) <: Integer ? typemin(eltype(array)) : eltype(array)(NaN), 2 .* size(array))
     place = view(wide, map(n -> 1:2:2n, size(array))...)
     place .= array
     return place
@@ -127,6 +127,8 @@ function regions(comm, lay)
     return good && place == sums
 end
 
+include("tp_vocabulary.jl")
+
 Comm() do comm
     for lay in (identity, turned, spread), (sequence, grad) in ((false, :replicated), (false, :partial), (true, :unset))
         report(comm, "pair", pair(comm, sequence, grad, lay))
@@ -135,6 +137,7 @@ Comm() do comm
     grid = Grid(comm; tp = 2)
     foreach(row_major -> report(comm, "buffer", in_buffer(Comm(grid, :tp), grid, row_major)), (false, true))
     foreach(lay -> report(comm, "regions", regions(comm, lay)), (identity, turned, spread))
+    vocabulary(comm, grid)
     uneven = caught(() -> TpRegion(comm, :scatter; dim = 1)(ones(Float32, 3)))
     report(comm, "refused", [uneven.kind, occursin("2 ranks cannot share evenly", uneven.text)])
 end

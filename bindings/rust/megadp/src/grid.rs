@@ -141,6 +141,19 @@ pub struct Grid {
     not_sync: NotSync,
 }
 
+/// Which ranks draw the same random numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Random {
+    /// All: of what is replicated over tensor-parallel ranks.
+    Replicated = sys::MDP_RANDOM_REPLICATED,
+    /// The ranks of a tensor-parallel group draw different ones: of what is cut over them.
+    Tensor = sys::MDP_RANDOM_TENSOR,
+    /// Those of an expert-parallel group, too: inside experts.
+    Expert = sys::MDP_RANDOM_EXPERT,
+}
+
 /// Whose parameters a buffer has: a communicator's ranks, all of them data parallel, or those of a grid.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
@@ -217,6 +230,18 @@ impl Grid {
         // SAFETY: a live handle, the tree's only call.
         check(unsafe { sys::mdp_grid_coords(self.handle.as_ptr(), axes.0, &mut index, &mut size) })?;
         Ok((narrow(index, "index")?, narrow(size, "size")?))
+    }
+
+    /// The seed of this rank's random numbers, for dropout and initial values, of one that is the same on all ranks. Local.
+    ///
+    /// # Errors
+    /// STATE (forked child).
+    pub fn seed(&self, seed: u64, random: Random) -> Result<u64> {
+        let _inside = self.tree.enter();
+        let mut found = 0;
+        // SAFETY: a live handle, the tree's only call.
+        check(unsafe { sys::mdp_grid_seed(self.handle.as_ptr(), seed, random as u32, &mut found) })?;
+        Ok(found)
     }
 
     /// The communicator of that group; asking again gives another value of the same one. Collective over the whole world the first time;

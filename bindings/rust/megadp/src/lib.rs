@@ -94,7 +94,7 @@ pub use comm::{Aborter, Backend, Comm, CommBuilder, UniqueId};
 pub use element::{DType, Element, Strided};
 pub use error::{Code, Error, Result};
 pub use gradients::{Acquired, GradMut, Gradients};
-pub use grid::{Axes, Grid, GridBuilder, Ranks};
+pub use grid::{Axes, Grid, GridBuilder, Random, Ranks};
 pub use library::{info, version};
 pub use optimizer::{Norm, Optimizer, OptimizerBuilder, ParamGroup, StateKind, StepOptions, StepReport};
 pub use param::Param;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tensor and sequence parallelism: linear layers whose weights are cut over ranks, and the operators between what is replicated and what is
-//! cut. These are the halves, forward and backward, for an autodiff to wrap; with the feature `candle`, `megadp::candle::tp` has them wrapped.
+//! Tensor and sequence parallelism: linear layers whose weights are cut over ranks, embeddings and cross-entropy of a vocabulary that is cut, and
+//! the operators between what is replicated and what is cut. These are the halves, forward and backward, for an autodiff to wrap; with the feature `candle`, `megadp::candle::tp` has them wrapped.
 //!
 //! A column-parallel layer, and a row-parallel one on what it gives:
 //!
@@ -40,9 +40,11 @@ use std::marker::PhantomData;
 
 mod linear;
 mod region;
+mod vocabulary;
 
 pub use linear::{Backward, Forward, Linear, LinearBuilder, Saved};
 pub use region::Region;
+pub use vocabulary::{CrossEntropy, Embedding};
 
 /// The gradient that comes back of what is the same on all ranks. To take the one for the other gives wrong numbers without a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ mod ranks;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use megadp::candle::DataParallel;
-use megadp::candle::tp::{Linear, Region};
+use megadp::candle::tp::{CrossEntropy, Embedding, Linear, Region};
 use megadp::tp::{self, Grad};
 use megadp::{Buffer, Comm};
 use ranks::{alone, threads};
@@ -145,4 +145,62 @@ fn bf16_layers_and_what_is_refused() {
     assert!(mixed.to_string().contains("dtype"), "{mixed}");
     let doubles = layer.forward(&x.to_dtype(DType::F64).unwrap(), &weight, None).unwrap_err();
     assert!(doubles.to_string().contains("F64"), "{doubles}");
+}
+
+const ROWS: usize = 6;
+const FEATURES: usize = 3;
+
+fn table() -> Tensor {
+    let data: Vec<f32> = (0..ROWS * FEATURES).map(|i| ((i * 7 + 5) % 9) as f32 / 4.0 - 1.0).collect();
+    Tensor::from_vec(data, (ROWS, FEATURES), &Device::Cpu).unwrap()
+}
+
+fn close(found: &Tensor, expected: &Tensor) {
+    let apart = (found - expected).unwrap().abs().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert!(apart.iter().all(|&apart| apart < 1e-5), "{found} is not {expected}");
+}
+
+/// A vocabulary that is cut, with one table for what goes in and what comes out.
+fn vocabulary(comm: &Comm) -> Result<()> {
+    let (ids, targets) = (Tensor::new(&[5u32, 0, 2, 5], &Device::Cpu)?, Tensor::new(&[0i64, 2, 5, 1], &Device::Cpu)?);
+    let whole = Var::from_tensor(&table())?;
+    let logits = whole.index_select(&ids, 0)?.matmul(&whole.t()?)?;
+    let expected = candle_nn::loss::cross_entropy(&logits, &targets)?;
+    let gradient = expected.backward()?.get(&whole).unwrap().clone();
+
+    let (rank, size) = (comm.rank().unwrap(), ROWS / comm.size().unwrap());
+    let mine = Var::from_tensor(&table().narrow(0, rank * size, size)?.contiguous()?)?;
+    let embedding = Embedding::new(comm, tp::Embedding::new(ROWS).grad(Grad::Replicated));
+    let head = Linear::new(tp::Linear::column(FEATURES, ROWS).create(comm).unwrap());
+    let hidden = embedding.forward(&ids, &mine)?;
+    let losses = CrossEntropy::new(comm, tp::CrossEntropy::new()).forward(&head.forward(&hidden, &mine, None)?, &targets)?;
+    let loss = losses.mean_all()?;
+    close(&loss, &expected);
+    close(loss.backward()?.get(&mine).unwrap(), &gradient.narrow(0, rank * size, size)?);
+    Ok(())
+}
+
+#[test]
+fn a_cut_vocabulary_trains_as_the_whole_one() {
+    for size in 1..=2 {
+        threads(size, |comm| vocabulary(&comm).unwrap());
+    }
+}
+
+#[test]
+fn bf16_tables_and_what_is_refused() {
+    let comm = alone();
+    let layer = Embedding::new(&comm, tp::Embedding::new(ROWS).grad(Grad::Replicated));
+    let weight = Var::from_tensor(&table().to_dtype(DType::BF16).unwrap()).unwrap();
+    let ids = Tensor::new(&[[3u32], [1]], &Device::Cpu).unwrap();
+    let y = layer.forward(&ids, &weight).unwrap();
+    assert_eq!((y.dims(), y.dtype()), (&[2, 1, FEATURES][..], DType::BF16));
+    let grad = y.sum_all().unwrap().backward().unwrap().get(&weight).unwrap().to_dtype(DType::F32).unwrap();
+    let counts: Vec<f32> = grad.sum(1).unwrap().to_vec1().unwrap();
+    assert_eq!(counts, [0.0, 3.0, 0.0, 3.0, 0.0, 0.0]);
+    let error = layer.forward(&ids.to_dtype(DType::F32).unwrap(), &weight).unwrap_err();
+    assert!(error.to_string().contains("ids have elements of F32"), "{error}");
+    let loss = CrossEntropy::new(&comm, tp::CrossEntropy::new());
+    let error = loss.forward(&table(), &ids).unwrap_err();
+    assert!(error.to_string().contains("logits has shape"), "{error}");
 }

@@ -7,11 +7,16 @@ import megadp.Buffer;
 import megadp.Comm;
 import megadp.Counts;
 import megadp.DType;
+import megadp.Grid;
+import megadp.GridOptions;
 import megadp.MegaDPException;
 import megadp.Param;
 import megadp.Params;
+import megadp.Random;
 import megadp.Status;
 import megadp.TensorParallel;
+import megadp.TpCrossEntropyOptions;
+import megadp.TpEmbeddingOptions;
 import megadp.TpGrad;
 import megadp.TpLinear;
 import megadp.TpLinearOptions;
@@ -21,8 +26,8 @@ import megadp.TpSaved;
 import megadp.TpSplit;
 
 /**
- * With two ranks: a column-parallel layer and a row-parallel one on what it gives, forward and backward, as the unsplit pair; operators; weights
- * in a buffer; and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
+ * With two ranks: a column-parallel layer and a row-parallel one on what it gives, forward and backward, as the unsplit pair; operators; an
+ * embedding and a cross-entropy of a vocabulary that is cut; weights in a buffer; and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
  */
 public final class TensorParallelism {
   /** Row-major, in direct memory. */
@@ -192,6 +197,80 @@ public final class TensorParallelism {
     fails(Status.E_INVALID, () -> TensorParallel.regionForward(comm, gather, DType.F32, part.memory, found.memory), "config.grad");
   }
 
+  private static ByteBuffer integers(long... values) {
+    ByteBuffer memory = ByteBuffer.allocateDirect(8 * values.length).order(ByteOrder.nativeOrder());
+    memory.asLongBuffer().put(values);
+    return memory;
+  }
+
+  private static void embedding(Comm comm, boolean sequence) {
+    int rank = comm.rank();
+    int[] ids = {5, 0, 2, 5};
+    ByteBuffer given = integers(5, 0, 2, 5);
+    Matrix table = small(6, 3, 1);
+    Matrix dy = small(4, 3, 2);
+    Matrix y = new Matrix(4, 3, (row, column) -> table.at(ids[row], column));
+    Matrix grad = new Matrix(6, 3, (row, column) -> {
+      int sum = 1; // what was there
+      for (int i = 0; i < ids.length; i++) {
+        sum += ids[i] == row ? dy.at(i, column) : 0;
+      }
+      return sum;
+    });
+    TpEmbeddingOptions options = new TpEmbeddingOptions();
+    options.setRows(6);
+    options.setFeatures(3);
+    options.setGrad(TpGrad.REPLICATED);
+    options.setSequence(sequence);
+    Matrix found = (sequence ? y.half(rank) : y).filled(-1);
+    Matrix dw = table.half(rank).filled(1);
+    TensorParallel.embeddingForward(comm, options, given, table.half(rank).memory, found.memory);
+    TensorParallel.embeddingBackward(comm, options, given, (sequence ? dy.half(rank) : dy).memory, dw.memory, true);
+    same(found, sequence ? y.half(rank) : y, "rows of the table");
+    same(dw, grad.half(rank), "gradient of the table");
+    options.setRows(7);
+    fails(Status.E_INVALID, () -> TensorParallel.embeddingForward(comm, options, given, table.memory, found.memory), "config.rows is 7");
+  }
+
+  /** Of classes that are all as likely, of which the last column is padding; target -1 is ignored. */
+  private static void crossEntropy(Comm comm) {
+    int rank = comm.rank();
+    Matrix logits = new Matrix(3, 2, (row, column) -> rank == 1 && column == 1 ? 50 : 2);
+    ByteBuffer targets = integers(2, -1, 0);
+    TpCrossEntropyOptions options = new TpCrossEntropyOptions();
+    options.setClasses(3);
+    options.setIgnoreIndex(-1);
+    Matrix losses = new Matrix(1, 3, (row, column) -> -1);
+    Matrix saved = new Matrix(3, 2, (row, column) -> -1);
+    Matrix given = new Matrix(1, 3, (row, column) -> 3 * (column + 1));
+    Matrix dx = logits.filled(-1);
+    TensorParallel.crossEntropyForward(comm, options, logits.memory, targets, losses.memory, saved.memory);
+    TensorParallel.crossEntropyBackward(comm, options, logits.memory, targets, saved.memory, given.memory, dx.memory);
+    float[] found = losses.values();
+    for (int token = 0; token < 3; token++) {
+      if (Math.abs(found[token] - (token == 1 ? 0 : Math.log(3))) > 1e-6) {
+        throw new AssertionError("losses are " + Arrays.toString(found) + "; expected log 3, 0, log 3");
+      }
+    }
+    int[][] grads = {{1, 1, -2, 0}, {0, 0, 0, 0}, {-6, 3, 3, 0}};
+    Matrix rounded = new Matrix(3, 2, dx::at);
+    same(rounded, new Matrix(3, 2, (row, column) -> grads[row][2 * rank + column]), "gradient of the logits");
+    options.setLabelSmoothing(1);
+    fails(Status.E_INVALID, () -> TensorParallel.crossEntropyForward(comm, options, logits.memory, targets, losses.memory, null),
+        "config.label_smoothing is 1");
+  }
+
+  private static void seeds(Comm comm) {
+    GridOptions cut = new GridOptions();
+    cut.setTp(2);
+    try (Grid grid = Grid.create(comm, cut)) {
+      if (grid.seed(-5, Random.REPLICATED) != -5 || grid.seed(5, Random.TENSOR) != 5 + 2718 + comm.rank()) {
+        throw new AssertionError("seeds are " + grid.seed(-5, Random.REPLICATED) + " and " + grid.seed(5, Random.TENSOR));
+      }
+      fails(Status.E_INVALID, () -> grid.seed(5, Random.UNSET), "random is 0");
+    }
+  }
+
   /** A layer of a buffer's parameters, for a world of one. */
   private static void inABuffer(Comm comm) {
     Comm alone = comm.split(comm.rank(), 0);
@@ -222,6 +301,10 @@ public final class TensorParallelism {
       pair(comm, false);
       pair(comm, true);
       regions(comm);
+      embedding(comm, false);
+      embedding(comm, true);
+      crossEntropy(comm);
+      seeds(comm);
       inABuffer(comm);
       TpLinear closed = TpLinear.create(comm, options(TpSplit.COLUMN, 2, 4, false));
       closed.close();

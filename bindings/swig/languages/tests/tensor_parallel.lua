@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- With two ranks, on lists: a column-parallel layer and a row-parallel one on what it gives, forward and backward, as the unsplit pair; operators;
--- and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
+-- a vocabulary that is cut; and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
 local megadp = require("megadp")
 
 local comm = megadp.Comm.create(megadp.CommOptions())
@@ -99,8 +99,41 @@ local function regions()
   fails("MDP_E_INVALID", "config.dim", function() megadp.TensorParallel.region_forward(comm, region, mine) end)
 end
 
+local function vocabulary()
+  local table_, dy, ids = small(6, 3, 1), small(4, 3, 2), {5, 0, 2, 5}
+  local options = megadp.TpEmbeddingOptions()
+  options.rows, options.features, options.grad = 6, 3, megadp.TpGrad_REPLICATED
+  local tp = megadp.TensorParallel
+  same(tp.embedding_forward(comm, options, ids, half(table_)), matrix(4, 3, function(row, column)
+    return table_[ids[row + 1] * 3 + column + 1]
+  end), "rows of the table")
+  same(tp.embedding_backward(comm, options, ids, dy), half(matrix(6, 3, function(row, column)
+    local sum = 0
+    for i, id in ipairs(ids) do sum = sum + (id == row and dy[(i - 1) * 3 + column + 1] or 0) end
+    return sum
+  end)), "gradient of the table")
+  fails("MDP_E_INVALID", "it must be whole", function() tp.embedding_forward(comm, options, {1, 0.5}, half(table_)) end)
+
+  -- Classes that are all as likely, of which the last column is padding; target -1 is ignored.
+  local loss = megadp.TpCrossEntropyOptions()
+  loss.classes, loss.ignore_index = 3, -1
+  local logits, targets = matrix(3, 2, function(_, column) return rank == 1 and column == 1 and 50 or 2 end), {2, -1, 0}
+  local losses = tp.cross_entropy_forward(comm, loss, logits, targets)
+  local function rounded(list) return matrix(1, #list, function(_, i) return math.floor(list[i + 1] * 1e4 + 0.5) end) end
+  same(rounded(losses:values()), rounded({math.log(3), 0, math.log(3)}), "losses")
+  local grads = rank == 0 and {1, 1, 0, 0, -6, 3} or {-2, 0, 0, 0, 3, 0}
+  same(rounded(tp.cross_entropy_backward(comm, loss, logits, targets, losses, {3, 6, 9})), rounded(grads), "gradient of the logits")
+  fails("MDP_E_INVALID", "logits has shape", function() tp.cross_entropy_forward(comm, loss, {1, 2}, targets) end)
+
+  local cut = megadp.GridOptions()
+  cut.tp = 2
+  local grid = megadp.Grid.create(comm, cut)
+  assert(grid:seed(5, megadp.Random_TENSOR) == 5 + 2718 + rank and grid:seed(5, megadp.Random_REPLICATED) == 5, "seeds")
+end
+
 pair(false)
 pair(true)
 regions()
+vocabulary()
 comm:close()
 print("as unsplit")

@@ -92,6 +92,10 @@ macro_rules! by_dtype {
     };
 }
 
+mod vocabulary; // after the macro, which it uses
+
+pub use vocabulary::{CrossEntropy, Embedding};
+
 /// A [`tp::Linear`] that was made without a buffer. Clones are the same layer.
 #[derive(Clone, Debug)]
 pub struct Linear(Arc<Mutex<tp::Linear>>);
