@@ -10,8 +10,9 @@ WAITING = frozenset(f"mdp_{name}" for name in (
     "all_gather_v", "all_to_all_v", "send", "recv", "send_recv", "grid_create", "grid_comm", "buffer_register", "buffer_broadcast",
     "buffer_verify", "param_wait", "param_read", "param_write", "grad_put", "grad_acquire", "grad_sync", "grad_norm", "microbatch_begin",
     "buffer_zero_grad", "optimizer_create", "optimizer_step", "optimizer_state", "optimizer_steps", "optimizer_set_steps",
-    "optimizer_info", "tp_region_fwd", "tp_region_bwd", "tp_linear_create", "tp_linear_fwd", "tp_linear_bwd", "checkpoint_save",
-    "checkpoint_load", "checkpoint_info", "checkpoint_data", "checkpoint_verify", "checkpoint_export", "request_wait"))
+    "optimizer_info", "tp_region_fwd", "tp_region_bwd", "tp_linear_create", "tp_linear_fwd", "tp_linear_bwd", "tp_embedding_fwd",
+    "tp_embedding_bwd", "tp_cross_entropy_fwd", "checkpoint_save", "checkpoint_load", "checkpoint_info", "checkpoint_data",
+    "checkpoint_verify", "checkpoint_export", "request_wait"))
 
 
 def function(header, number, declared):

@@ -264,11 +264,11 @@ mdp_tp_saved_free(saved) =
 mdp_tp_linear_destroy(linear) =
     ccall(entries[82], Cvoid, (Ptr{mdp_tp_linear},), linear)
 mdp_tp_embedding_fwd(comm, config, ids, weight, output, stream) =
-    ccall(entries[83], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
+    @waiting(entries[83], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
 mdp_tp_embedding_bwd(comm, config, ids, grad_output, grad_weight, flags, stream) =
-    ccall(entries[84], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
+    @waiting(entries[84], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
 mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
-    ccall(entries[85], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
+    @waiting(entries[85], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
 mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
     ccall(entries[86], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
 mdp_checkpoint_save(config, out) =

@@ -2,21 +2,6 @@
 # Embeddings, and the cross-entropy of logits, of a vocabulary that is cut over tensor-parallel ranks. Ids and classes count from 1 here and from 0
 # in the library.
 
-# The three calls that wait for other ranks. Raw's own are plain calls, as the generator does not list them among those that wait: a wait inside of one
-# would look for a Ctrl-C where none is held back, and end the call.
-wait_embedding_fwd(comm, config, ids, weight, output, stream) =
-    Raw.@waiting(entries[findfirst(==(:mdp_tp_embedding_fwd), FUNCTIONS)], mdp_status,
-                 (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}),
-                 comm, config, ids, weight, output, stream)
-wait_embedding_bwd(comm, config, ids, grad_output, grad_weight, flags, stream) =
-    Raw.@waiting(entries[findfirst(==(:mdp_tp_embedding_bwd), FUNCTIONS)], mdp_status,
-                 (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}),
-                 comm, config, ids, grad_output, grad_weight, flags, stream)
-wait_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
-    Raw.@waiting(entries[findfirst(==(:mdp_tp_cross_entropy_fwd), FUNCTIONS)], mdp_status,
-                 (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor},
-                  Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
-
 "A copy of ids as the library's, `Int64` from 0, in the same memory."
 function from_zero(ids, argument)
     eltype(ids) <: Integer || throw(invalid("$argument has elements of $(eltype(ids)); they must be integers, counted from 1"))
@@ -69,7 +54,7 @@ function output_size(embedding::TpEmbedding, ids, weight)
 end
 
 function forward!(embedding::TpEmbedding, y::AbstractArray, ids::AbstractArray, weight::AbstractMatrix)
-    check(wait_embedding_fwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(weight), false),
+    check(Raw.mdp_tp_embedding_fwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(weight), false),
                              borrow(y, false), stream_of(y)))
     return y
 end
@@ -78,7 +63,7 @@ end
     forward!(embedding, fresh(weight, output_size(embedding, ids, weight)), ids, weight)
 
 function backward!(embedding::TpEmbedding, grad_weight::AbstractMatrix, dy::AbstractArray, ids::AbstractArray; add = false)
-    check(wait_embedding_bwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(dy), false),
+    check(Raw.mdp_tp_embedding_bwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(dy), false),
                              borrow(grad_weight, false), add ? Raw.MDP_GRAD_ADD : 0, stream_of(grad_weight)))
     return grad_weight
 end
@@ -124,7 +109,7 @@ raw_cross_entropy(loss::TpCrossEntropy) =
                                         flags = cross_entropy_flags(loss.ignore !== nothing, loss.check_replicated)))
 
 function forward!(loss::TpCrossEntropy, losses::AbstractArray, logits::AbstractArray, targets::AbstractArray; saved = nothing)
-    check(wait_cross_entropy_fwd(loss.comm, raw_cross_entropy(loss), borrow(lying(logits), false),
+    check(Raw.mdp_tp_cross_entropy_fwd(loss.comm, raw_cross_entropy(loss), borrow(lying(logits), false),
                                  borrow(from_zero(targets, "targets"), false), borrow(losses, false),
                                  saved === nothing ? C_NULL : borrow(saved, false), stream_of(losses)))
     return losses
