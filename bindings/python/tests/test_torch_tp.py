@@ -43,8 +43,9 @@ class TorchTp(unittest.TestCase):
         self.run_case(2, "vocabulary_values")
 
     def test_vocabulary_training(self):
-        """An embedding whose weight is the last layer's too."""
-        for ranks, runs in ((2, ("whole", "sequence")), (4, ("whole", "sequence-gather", "whole-zero_0", "sequence-zero_2"))):
+        """An embedding whose weight is the last layer's too, and one of its own."""
+        for ranks, runs in ((2, ("whole", "sequence", "whole-untied")),
+                            (4, ("whole", "sequence-gather", "whole-zero_0", "sequence-zero_2", "sequence-untied"))):
             with tempfile.TemporaryDirectory() as folder:
                 out = self.run_case(ranks, "vocabulary_training", folder, *runs)
             self.tell(ranks, runs, out)

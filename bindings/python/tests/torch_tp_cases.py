@@ -255,7 +255,7 @@ def check_cross_entropy(comm, classes, ignored, smoothing, reduction, dtype, tol
 class Tied(torch.nn.Module):
     """A word model whose embedding and last layer have one weight; tokens are [sequence, batch]. comm None: whole."""
 
-    def __init__(self, comm, sequence=False):
+    def __init__(self, comm, sequence=False, tie=True):
         super().__init__()
         self.comm, self.sequence = comm, sequence
         if comm is None:
@@ -265,7 +265,8 @@ class Tied(torch.nn.Module):
             self.middle = torch.nn.Linear(DIM, DIM)
             self.head = ColumnParallelLinear(DIM, ROWS, comm, False, sequence=sequence)
             mt.place(self.middle, "partial_sum" if sequence else "replicated")
-        self.head.weight = self.embedding.weight
+        if tie:
+            self.head.weight = self.embedding.weight
 
     def forward(self, ids, targets):
         logits = self.head(torch.tanh(self.middle(self.embedding(ids))))
@@ -305,45 +306,62 @@ def check_tied(comm):
             close(grad, b.grad)
 
 
-def vocabulary_training(comm, folder, *runs):
-    """A tied weight, wrapped: losses and norms of the whole, and its values at the end, also from a checkpoint."""
+def words_reference(tie):
+    """Of the model without this library: it, and losses and norms of gradients."""
     torch.manual_seed(11)
-    whole = Tied(None)
-    optimizer, expected = torch.optim.AdamW(whole.parameters(), lr=1e-2), []
+    model = Tied(None, tie=tie)
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for step in range(20):
         optimizer.zero_grad()
-        loss = whole(*words(step, None))
+        loss = model(*words(step, None))
         loss.backward()
-        expected += [loss.item(), float(torch.nn.utils.clip_grad_norm_(whole.parameters(), 0.3))]
+        found += [loss.item(), float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))]
         optimizer.step()
-    assert expected[-2] < 0.9 * expected[0], expected
+    assert found[-2] < 0.9 * found[0], found
+    return model, found
+
+
+def vocabulary_training(comm, folder, *runs):
+    """Each against the reference, with its values at the end, also from a checkpoint. Of a run are told sequence or whole, untied, and options of
+    DataParallel."""
+    references = {tie: words_reference(tie) for tie in (True, False)}
     with megadp.Grid(comm, tp=2) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
         for run in runs:
             options = run.split("-")
-            torch.manual_seed(11)
-            model = mt.DataParallel(Tied(over, "sequence" in options), grid, gather_in_forward="gather" in options,
-                                    sharding=next((name for name in options if name.startswith("zero")), "zero_1"))
-            optimizer, found = mt.ShardedAdamW(model, lr=1e-2), []
-            for step in range(20):
-                loss = model(*words(step, data_parallel))
-                loss.backward()
-                norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))
-                optimizer.step()
-                optimizer.zero_grad()
-                total = loss.detach().reshape(1).clone()
-                data_parallel.all_reduce(total, op="avg")
-                found += [total.item(), norm]
-            model.wait()
-            apart = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
-            assert apart < 1e-5, (run, apart, found, expected)
-            close(model.module.embedding.to_embedding().weight, whole.embedding.weight, 1e-4)
-            megadp.save_checkpoint(f"{folder}/{run}", model.storage)
-            again = mt.DataParallel(Tied(None), comm)
-            megadp.load_checkpoint(f"{folder}/{run}", again.storage, params_only=True)
-            again.wait()
-            assert torch.equal(again.module.head.weight, model.module.embedding.to_embedding().weight)
+            found = trained_on_words(comm, f"{folder}/{run}", options, grid, over, data_parallel, *references["untied" not in options])
             if comm.rank == 0:
-                print(run, json.dumps((found[0], found[-2], apart)), flush=True)
+                print(run, json.dumps(found), flush=True)
+
+
+def trained_on_words(comm, folder, options, grid, over, data_parallel, whole, expected):
+    tie = "untied" not in options
+    torch.manual_seed(11)
+    module = Tied(over, "sequence" in options, tie)
+    model = mt.DataParallel(module, grid, gather_in_forward="gather" in options,
+                            sharding=next((name for name in options if name.startswith("zero")), "zero_1"))
+    optimizer, found = mt.ShardedAdamW(model, lr=1e-2), []
+    for step in range(20):
+        loss = model(*words(step, data_parallel))
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().reshape(1).clone()
+        data_parallel.all_reduce(total, op="avg")
+        found += [total.item(), norm]
+    model.wait()
+    apart = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
+    assert apart < 1e-5, (options, apart, found, expected)
+    ends = module.embedding.to_embedding().weight, module.head.to_linear().weight
+    close(ends[0], whole.embedding.weight, 1e-4)
+    close(ends[1], whole.head.weight, 1e-4)
+    assert torch.equal(*ends) == tie
+    megadp.save_checkpoint(folder, model.storage)
+    again = mt.DataParallel(Tied(None, tie=tie), comm)
+    megadp.load_checkpoint(folder, again.storage, params_only=True)
+    again.wait()
+    assert torch.equal(again.module.embedding.weight, ends[0]) and torch.equal(again.module.head.weight, ends[1])
+    return found[0], found[-2], apart
 
 
 def vocabulary_values(comm):
