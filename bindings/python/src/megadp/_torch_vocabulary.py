@@ -10,7 +10,7 @@ from ._errors import invalid
 from ._torch_linear import Shared, check_drawn
 from ._torch_placement import mark
 from ._torch_steps import stream_of
-from .tp import CrossEntropy, Embedding, Grad, Placed, region
+from .tp import CrossEntropy, Embedding, Grad, Placed, region, share_of_others
 
 Reduction = Literal["none", "mean", "sum"]
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
@@ -144,14 +144,10 @@ def vocab_parallel_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, co
     are not ignore_index. Collective over comm, which stays open, forward; blocking. Backward is local.
     Raises MegaDPError: INVALID (on the CPU a target that is no class; on a GPU its loss is NaN), those of a lost communicator."""
     choice(reduction, "reduction", _REDUCTIONS)
-    if not 0 <= label_smoothing <= 1:
-        raise invalid(f"label_smoothing is {label_smoothing}; it must be from 0 to 1")
     if logits.dim() == 0:
         raise invalid("logits has no dimension; its last one is this rank's classes")
-    count = classes or logits.shape[-1] * comm.size
-    others = label_smoothing * (count - 1) / count if count > 0 else 0.0  # the library's is what the target gives to the others
     targets = _integers(targets, "targets")
-    loss = CrossEntropy(comm, classes, ignore_index, others, z_loss)
+    loss = CrossEntropy(comm, classes, ignore_index, share_of_others(label_smoothing, classes or logits.shape[-1] * comm.size), z_loss)
     losses: torch.Tensor = _Losses.apply(logits, targets, loss)  # type: ignore[no-untyped-call, unused-ignore]
     if reduction == "none":
         return losses

@@ -333,6 +333,13 @@ class CrossEntropy:
         return grad_logits
 
 
+def share_of_others(label_smoothing: float, classes: int) -> float:
+    """CrossEntropy's label_smoothing where every class, the target too, is to have label_smoothing / classes, as torch and optax have it."""
+    if not 0 <= label_smoothing <= 1:
+        raise invalid(f"label_smoothing is {label_smoothing}; it must be from 0 to 1")
+    return label_smoothing * (classes - 1) / classes if classes > 0 else 0.0
+
+
 def _integers(array: Any, argument: str, stream: int) -> Tuple[Any, Any]:
     dtype = getattr(array, "dtype", None)
     if getattr(dtype, "kind", "") in ("i", "u") and hasattr(array, "astype"):  # as numpy's; as it is where it is int64
