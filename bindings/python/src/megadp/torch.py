@@ -53,8 +53,8 @@ class DataParallel(torch.nn.Module):
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
 
     where is a Grid with tensor-parallel ranks (tp): each has its parts of ColumnParallelLinear, RowParallelLinear and
-    VocabParallelEmbedding; of other parameters place() says what they have. Dropout between layers that are cut draws other numbers on each of
-    them (torch.manual_seed(grid.seed(seed, "tensor"))), what all compute alike draws the same (grid.seed(seed, "replicated")).
+    VocabParallelEmbedding; of other parameters place() says what they have. Dropout of what is cut is seeded by grid.seed(seed, "tensor"), of
+    what all of them compute alike by grid.seed(seed, "replicated").
     Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others.
 
     instances: the ranks in so many runs of neighbours, each with all of the optimizer's state, as Grid(comm, instances=...) has them.
