@@ -111,6 +111,50 @@ def layers(comm):
     print(f"{count} layers", flush=True)
 
 
+def vocabulary(comm):
+    """Of 12 rows, 11 classes and one of padding."""
+    n, count = comm.size, 0
+    table, ids = draw(1, 12, FEATURES), jnp.asarray(np.random.default_rng(2).integers(0, 12, (TOKENS, BATCH)))
+    for sequence, grad in ((False, "replicated"), (False, "partial"), (True, "replicated")):
+        tokens = (lambda values: part(values, 0, comm)) if sequence else (lambda values: values)
+        out, of_table, weights = pulled(
+            lambda w: mj.vocab_parallel_embedding(ids, w, comm, grad=grad, sequence_parallel=sequence), part(table, 0, comm))
+        close(out, tokens(table[ids]))
+        if sequence:
+            weights = mj.gather_from_tensor_parallel(weights, comm, 0, grad="replicated")
+        _, back = jax.vjp(lambda w: w[ids], table)
+        close(of_table, (n if grad == "partial" else 1) * part(back(weights)[0], 0, comm))
+        count += 1
+    inside = jax.jit(lambda rows, w: mj.vocab_parallel_embedding(rows, w, comm))  # of ids that are not constants
+    close(inside(ids, part(table, 0, comm)), table[ids])
+
+    logits = draw(3, TOKENS, BATCH, 12)
+    for classes, ignored, smoothing, z in itertools.product((0, 11), (-100, 3), (0.0, 0.1), (0.0, 0.01)):
+        targets = jnp.asarray(np.random.default_rng(4).integers(0, 11, (TOKENS, BATCH))).at[2].set(ignored)
+
+        def expected(x):
+            x = x[..., :classes or 12]
+            wanted = (1 - smoothing) * jax.nn.one_hot(targets, x.shape[-1]) + smoothing / x.shape[-1]
+            losses = -(wanted * jax.nn.log_softmax(x)).sum(-1) + z * jax.nn.logsumexp(x, -1) ** 2
+            return jnp.where(targets == ignored, 0, losses)
+
+        out, grad, weights = pulled(lambda x: mj.vocab_parallel_cross_entropy(
+            x, targets, comm, ignore_index=ignored, label_smoothing=smoothing, z_loss=z, classes=classes), part(logits, -1, comm))
+        losses, back = jax.vjp(expected, logits)
+        close(out, losses)
+        close(grad, part(back(weights)[0], -1, comm))
+        count += 1
+    for call in (lambda: mj.vocab_parallel_embedding(logits, table, comm), lambda: mj.vocab_parallel_cross_entropy(logits, logits[..., 0], comm),
+                 lambda: mj.vocab_parallel_cross_entropy(logits, ids, comm, label_smoothing=1.1)):
+        try:
+            call()
+            raise AssertionError("not refused")
+        except megadp.InvalidError:
+            pass
+    jax.effects_barrier()
+    print(f"{count} of a vocabulary", flush=True)
+
+
 def order(comm):
     """Branches that do not depend on each other: their collectives come in the same order on all ranks, forward and backward."""
     def loss(x):

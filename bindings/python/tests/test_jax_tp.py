@@ -26,6 +26,11 @@ class JaxTp(unittest.TestCase):
         out = self.run_case(2, "layers")
         self.assertEqual(set(re.findall(r"(\d+) layers", out)), {"28"}, out)
 
+    def test_vocabulary(self):
+        for ranks in (1, 2):
+            out = self.run_case(ranks, "vocabulary", needs_products=False)
+            self.assertEqual(set(re.findall(r"(\d+) of a vocabulary", out)), {"19"}, out)
+
     def test_order(self):
         self.run_case(3, "order", needs_products=False)
 

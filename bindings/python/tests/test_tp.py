@@ -10,7 +10,7 @@ from unittest import mock
 
 import megadp
 import support
-from megadp import tp
+from megadp import _grid, tp
 
 CASES = os.path.join(support.PACKAGE, "tests", "tp_cases.py")
 with open(support.ABI_JSON, encoding="utf-8") as abi_file:
@@ -45,6 +45,16 @@ class Tp(unittest.TestCase):
 
     def test_refused(self):
         self.run_case(2, "refused")
+
+    def test_vocabulary(self):
+        """Embeddings and cross-entropies against numpy's of the whole."""
+        for ranks in (1, 2, 3, 4):
+            out = self.run_case(ranks, "vocabulary", needs_products=False)
+            self.assertEqual(set(re.findall(r"(\d+) of a vocabulary", out)), {"33"}, out)
+
+    def test_vocabulary_refused(self):
+        """And the seeds of a grid."""
+        self.run_case(2, "vocabulary_refused", needs_products=False)
 
     def losses(self, ranks, tensor_parallel):
         """Whole, and with sequence parallelism."""
@@ -96,6 +106,10 @@ class Options(unittest.TestCase):
                 grad="replicated", buffer=buffer, weight="w", bias_param="b", dtype="bf16", check_replicated=True))
             self.check_flags(config, "MDP_TP_LINEAR_")
             self.assertEqual((config.weight, config.bias), (1, 2))
+            self.check_flags(self.given("mdp_tp_embedding_config", lambda: tp.Embedding(
+                comm, 2, grad="partial", sequence=True, check_replicated=True).forward(bytearray(1), bytearray(1))), "MDP_TP_EMBEDDING_")
+            self.check_flags(self.given("mdp_tp_cross_entropy_config", lambda: tp.CrossEntropy(
+                comm, 2, 1, 0.1, 0.1, check_replicated=True).forward(bytearray(1), bytearray(1))), "MDP_TP_CROSS_ENTROPY_")
 
     def test_words(self):
         """Of each enumeration all values, but that of a region which says nothing."""
@@ -103,6 +117,8 @@ class Options(unittest.TestCase):
             for word, value in words.items():
                 self.assertEqual(ABI["enums"][f"{prefix}{(word or 'unset').upper()}"], value)
             self.assertEqual(sorted(words.values()), list(range(first, first + len(words))))
+        known = {name: value for name, value in ABI["enums"].items() if name.startswith("MDP_RANDOM_") and value}
+        self.assertEqual({f"MDP_RANDOM_{word.upper()}": value for word, value in _grid.RANDOM.items()}, known)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 import megadp
 import megadp.torch as mt
-from megadp.torch import ColumnParallelLinear, RowParallelLinear
+from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, vocab_parallel_cross_entropy
 
 FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
 torch.set_num_threads(1)
@@ -186,6 +186,223 @@ def values(comm):
         refused(lambda: mt.place(mixed, "cut"), "placement is 'cut'")
         uneven = ColumnParallelLinear.from_linear(torch.nn.Linear(8, 8), over, blocks=(4, 2, 2))
         refused(lambda: mt.DataParallel(uneven, grid), "blocks are (4, 2, 2)")
+
+
+ROWS, CLASSES, DIM = 12, 11, 6  # one row is padding
+
+
+def vocabulary(comm):
+    """Against torch.nn.Embedding and torch.nn.functional.cross_entropy."""
+    count = 0
+    for sequence, grad, dtype in itertools.product((False, True), ("replicated", "partial"), (torch.float32, torch.bfloat16)):
+        check_embedding(comm, sequence, grad, dtype)
+        count += 1
+    for classes, ignored, smoothing, reduction in itertools.product((0, CLASSES), (-100, 3), (0.0, 0.1, 1.0), ("none", "mean", "sum")):
+        check_cross_entropy(comm, classes, ignored, smoothing, reduction, torch.float32, 1e-5)
+        count += 1
+    check_cross_entropy(comm, CLASSES, -100, 0.1, "mean", torch.bfloat16, 0.02)
+    check_tied(comm)
+    print(f"{count} of a vocabulary", flush=True)
+
+
+def check_embedding(comm, sequence, grad, dtype):
+    torch.manual_seed(3)
+    whole = torch.nn.Embedding(ROWS, DIM, dtype=dtype)
+    torch.manual_seed(3)
+    layer = VocabParallelEmbedding(ROWS, DIM, comm, grad=grad, sequence_parallel=sequence, dtype=dtype)
+    assert torch.equal(layer.weight, part(whole.weight, 0, comm)) and torch.equal(layer.to_embedding().weight, whole.weight)
+    layer = VocabParallelEmbedding.from_embedding(whole, comm, grad=grad, sequence_parallel=sequence)
+    ids = torch.randint(ROWS, (ROWS, BATCH), generator=torch.Generator().manual_seed(4))
+    dy = draw(5, ROWS, BATCH, DIM, dtype=dtype)
+    y = whole(ids)
+    y.backward(dy)
+    tokens = (lambda values: part(values, 0, comm)) if sequence else (lambda values: values)
+    given = tokens(dy)
+    if grad == "partial" and not sequence:  # one rank has all of it
+        given = given * (comm.rank == 0)
+    for kind in (torch.int64, torch.int32):
+        layer.weight.grad = None
+        out = layer(ids.to(kind).transpose(0, 1).contiguous().transpose(0, 1))  # of other strides
+        assert torch.equal(out, tokens(y)) and out.dtype == dtype
+        out.backward(given)
+        close(layer.weight.grad, part(whole.weight.grad, 0, comm), 1e-6 if dtype == torch.float32 else 0.02)
+
+
+def check_cross_entropy(comm, classes, ignored, smoothing, reduction, dtype, tolerance):
+    count = classes or ROWS
+    whole = draw(6, TOKENS, BATCH, ROWS, dtype=dtype).requires_grad_()
+    targets = torch.randint(count, (TOKENS, BATCH), generator=torch.Generator().manual_seed(7))
+    targets[2] = ignored
+    expected = torch.nn.functional.cross_entropy(whole[..., :count].float().flatten(0, 1), targets.flatten(), ignore_index=ignored,
+                                                 label_smoothing=smoothing, reduction=reduction)
+    mine = part(whole, -1, comm).detach().clone().requires_grad_()
+    found = vocab_parallel_cross_entropy(mine, targets.to(torch.int16), comm, ignore_index=ignored, label_smoothing=smoothing,
+                                         classes=classes, reduction=reduction)
+    if reduction == "none":
+        assert found.shape == targets.shape
+        expected = expected.view(targets.shape)
+    assert found.dtype == torch.float32
+    close(found, expected)
+    weights = draw(8, *found.shape)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    close(mine.grad, part(whole.grad, -1, comm), tolerance)
+    z = vocab_parallel_cross_entropy(mine, targets, comm, ignore_index=ignored, z_loss=0.1, classes=classes, reduction="sum")
+    z = z - vocab_parallel_cross_entropy(mine, targets, comm, ignore_index=ignored, classes=classes, reduction="sum")
+    close(z, 0.1 * (whole[..., :count].float().logsumexp(-1).square() * (targets != ignored)).sum(), 1e-4)
+
+
+class Tied(torch.nn.Module):
+    """A word model whose embedding and last layer have one weight; tokens are [sequence, batch]. comm None: whole."""
+
+    def __init__(self, comm, sequence=False, tie=True):
+        super().__init__()
+        self.comm, self.sequence = comm, sequence
+        if comm is None:
+            self.embedding, self.middle, self.head = torch.nn.Embedding(ROWS, DIM), torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, ROWS, False)
+        else:
+            self.embedding = VocabParallelEmbedding(ROWS, DIM, comm, sequence_parallel=sequence)
+            self.middle = torch.nn.Linear(DIM, DIM)
+            self.head = ColumnParallelLinear(DIM, ROWS, comm, False, sequence=sequence)
+            mt.place(self.middle, "partial_sum" if sequence else "replicated")
+        if tie:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids, targets):
+        logits = self.head(torch.tanh(self.middle(self.embedding(ids))))
+        if self.comm is not None:
+            return vocab_parallel_cross_entropy(logits, targets, self.comm, label_smoothing=0.1, classes=CLASSES)
+        return torch.nn.functional.cross_entropy(logits[..., :CLASSES].flatten(0, 1), targets.flatten(), label_smoothing=0.1)
+
+
+def words(step, over):
+    """This data-parallel rank's tokens and targets."""
+    found = torch.randint(CLASSES, (2, ROWS, BATCH), generator=torch.Generator().manual_seed(20 + step % 4))
+    rows = slice(over.rank * BATCH // over.size, (over.rank + 1) * BATCH // over.size) if over is not None else slice(None)
+    return found[0, :, rows], (found[0, :, rows] * 3 + 1) % CLASSES
+
+
+def tied_pair(comm, sequence):
+    models = []
+    for over in (None, comm):
+        torch.manual_seed(11)
+        models.append(Tied(over, sequence))
+    return models
+
+
+def check_tied(comm):
+    for sequence in (False, True):
+        whole, model = tied_pair(comm, sequence)
+        assert [name for name, _ in model.named_parameters()] == [name for name, _ in whole.named_parameters()]
+        expected, found = (each(*words(0, None)) for each in (whole, model))
+        close(found, expected)
+        expected.backward()
+        found.backward()
+        close(model.embedding.weight.grad, part(whole.embedding.weight.grad, 0, comm))
+        for a, b in zip(model.middle.parameters(), whole.middle.parameters()):
+            grad = a.grad.clone()
+            if sequence:
+                comm.all_reduce(grad)
+            close(grad, b.grad)
+
+
+def words_reference(tie):
+    """Of the model without this library: it, and losses and norms of gradients."""
+    torch.manual_seed(11)
+    model = Tied(None, tie=tie)
+    optimizer, found = torch.optim.AdamW(model.parameters(), lr=1e-2), []
+    for step in range(20):
+        optimizer.zero_grad()
+        loss = model(*words(step, None))
+        loss.backward()
+        found += [loss.item(), float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))]
+        optimizer.step()
+    assert found[-2] < 0.9 * found[0], found
+    return model, found
+
+
+def vocabulary_training(comm, folder, *runs):
+    """Each against the reference, with its values at the end, also from a checkpoint. Of a run are told sequence or whole, untied, and options of
+    DataParallel."""
+    references = {tie: words_reference(tie) for tie in (True, False)}
+    with megadp.Grid(comm, tp=2) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
+        for run in runs:
+            options = run.split("-")
+            found = trained_on_words(comm, f"{folder}/{run}", options, grid, over, data_parallel, *references["untied" not in options])
+            if comm.rank == 0:
+                print(run, json.dumps(found), flush=True)
+
+
+def trained_on_words(comm, folder, options, grid, over, data_parallel, whole, expected):
+    tie = "untied" not in options
+    torch.manual_seed(11)
+    module = Tied(over, "sequence" in options, tie)
+    model = mt.DataParallel(module, grid, gather_in_forward="gather" in options,
+                            sharding=next((name for name in options if name.startswith("zero")), "zero_1"))
+    optimizer, found = mt.ShardedAdamW(model, lr=1e-2), []
+    for step in range(20):
+        loss = model(*words(step, data_parallel))
+        loss.backward()
+        norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().reshape(1).clone()
+        data_parallel.all_reduce(total, op="avg")
+        found += [total.item(), norm]
+    model.wait()
+    apart = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
+    assert apart < 1e-5, (options, apart, found, expected)
+    ends = module.embedding.to_embedding().weight, module.head.to_linear().weight
+    close(ends[0], whole.embedding.weight, 1e-4)
+    close(ends[1], whole.head.weight, 1e-4)
+    assert torch.equal(*ends) == tie
+    megadp.save_checkpoint(folder, model.storage)
+    again = mt.DataParallel(Tied(None, tie=tie), comm)
+    megadp.load_checkpoint(folder, again.storage, params_only=True)
+    again.wait()
+    assert torch.equal(again.module.embedding.weight, ends[0]) and torch.equal(again.module.head.weight, ends[1])
+    return found[0], found[-2], apart
+
+
+def vocabulary_values(comm):
+    """How an embedding begins, copies, files, refusals; seeds."""
+    torch.manual_seed(5)
+    whole = torch.nn.Embedding(8, DIM)
+    torch.manual_seed(5)
+    layer = VocabParallelEmbedding(8, DIM, comm)
+    assert torch.equal(layer.to_embedding().weight, whole.weight)
+    torch.manual_seed(5)
+    torch.nn.init.zeros_(layer.weight)
+    layer.reset_parameters()
+    assert torch.equal(layer.weight, part(whole.weight, 0, comm))
+    assert list(layer.state_dict()) == list(whole.state_dict())
+    layer._tell_placements()
+    assert tuple(layer.weight._megadp_placement) == ("sharded", 0, 1)
+    ids, twin = torch.tensor([0, 7, 3]), copy.deepcopy(layer)
+    torch.nn.init.zeros_(twin.weight)
+    assert torch.equal(layer(ids), whole(ids)) and not twin(ids).any()
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(twin(ids), whole(ids))
+    layer.weight.requires_grad_(False)
+    assert not layer(ids).requires_grad and not layer.to_embedding().weight.requires_grad
+    refused(lambda: torch.save(layer, io.BytesIO()), "to_embedding()")
+    refused(lambda: VocabParallelEmbedding(7, DIM, comm), "num_embeddings is 7, which 2 ranks cannot share evenly; 8 would do")
+    refused(lambda: VocabParallelEmbedding.from_embedding(torch.nn.Embedding(8, DIM, padding_idx=1), comm), "padding_idx=1")
+    refused(lambda: VocabParallelEmbedding.from_embedding(torch.nn.Embedding(8, DIM, max_norm=1.0), comm), "max_norm=1.0")
+    refused(lambda: VocabParallelEmbedding(8, DIM, comm, grad="same"), "grad is 'same'")
+    refused(lambda: layer(ids.float()), "ids has dtype torch.float32")
+    refused(lambda: layer(ids + 8), "between 0 and 7")
+    refused(lambda: mt.DataParallel(torch.nn.Sequential(VocabParallelEmbedding.from_embedding(whole, comm)), comm), "comm('tp')")
+    torch.manual_seed(comm.rank)
+    refused(lambda: VocabParallelEmbedding(8, DIM, comm), "from_embedding")
+    logits, targets = draw(1, 3, 4), torch.tensor([0, 7, 3])
+    refused(lambda: vocab_parallel_cross_entropy(logits, targets > 0, comm), "targets has dtype torch.bool")
+    refused(lambda: vocab_parallel_cross_entropy(logits, targets, comm, reduction="avg"), "reduction is 'avg'")
+    refused(lambda: vocab_parallel_cross_entropy(logits, targets, comm, label_smoothing=1.1), "label_smoothing is 1.1")
+    refused(lambda: vocab_parallel_cross_entropy(logits, targets, comm, classes=7), "targets")
+    refused(lambda: vocab_parallel_cross_entropy(logits, targets[:2], comm), "it goes with targets")
+    refused(lambda: vocab_parallel_cross_entropy(logits.double(), targets, comm), "logits.dtype is f64")
+    assert vocab_parallel_cross_entropy(logits, targets * 0 - 100, comm).isnan()  # as torch: none is left
 
 
 class Whole(torch.nn.Module):

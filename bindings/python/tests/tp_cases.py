@@ -238,6 +238,103 @@ def refused_calls(comm):
         held.forward(x, out, save=False)
 
 
+# A vocabulary
+
+CLASSES, FEATURES, SEQUENCE = 11, 3, 12  # of 12 rows, one is padding; tokens that 1 to 4 ranks can share
+
+
+def vocabulary(comm):
+    count = 0
+    for sequence, partial in ((False, False), (False, True), (True, False)):
+        for ids_type in (np.int64, np.int32, np.uint8):
+            check_embedding(comm, sequence, partial, ids_type)
+            count += 1
+    for classes, ignored, smoothing, z in itertools.product((0, CLASSES), (None, 3, -100), (0.0, 0.2), (0.0, 0.01)):
+        check_cross_entropy(comm, classes, ignored, smoothing, z)
+        count += 1
+    print(f"{count} of a vocabulary", flush=True)
+
+
+def check_embedding(comm, sequence, partial, ids_type):
+    n, r, rows = comm.size, comm.rank, 12
+    whole, ids = draw(1, rows, FEATURES), np.random.default_rng(2).integers(0, rows, (SEQUENCE, 2)).astype(ids_type)
+    table, dy = cut(whole, 0, [rows // n] * n, r), draw(3, SEQUENCE, 2, FEATURES)
+    tokens = (lambda values: cut(values, 0, [SEQUENCE // n] * n, r)) if sequence else (lambda values: values)
+    embedding = tp.Embedding(comm, rows, grad="partial" if partial else None if sequence else "replicated", sequence=sequence,
+                             check_replicated=True)
+    out = scattered(tokens(dy).shape)
+    assert embedding.forward(like(ids), like(table), out) is out
+    close(out, tokens(whole[ids]))
+    assert np.array_equal(embedding.forward(ids, table), out)
+    grads = np.zeros(whole.shape, np.float64)
+    np.add.at(grads, ids, dy.astype(np.float64))
+    expected = cut(grads, 0, [rows // n] * n, r)
+    given = tokens(dy) * (2 * (r + 1) / (n * (n + 1)) if partial else 1)  # shares that add up
+    given = given.astype(np.float32)
+    found = embedding.backward(ids, like(given))
+    close(found, expected)
+    grad = like(table)
+    embedding.backward(ids, given, grad, add=True)
+    close(grad, table + expected)
+
+
+def check_cross_entropy(comm, classes, ignored, smoothing, z):
+    n, r, columns = comm.size, comm.rank, 12 // comm.size
+    x, dy, count = draw(4, 5, 2, 12), draw(5, 5, 2), classes or 12
+    targets = np.random.default_rng(6).integers(0, count, (5, 2))
+    if ignored is not None:
+        targets[1] = ignored
+    kept = (targets != ignored)[..., None] if ignored is not None else np.ones((5, 2, 1), bool)
+    logits = x[..., :count].astype(np.float64)
+    log_sum = np.log(np.exp(logits).sum(-1, keepdims=True))
+    at = np.arange(count) == targets[..., None]
+    wanted = np.where(at, 1 - smoothing, smoothing / (count - 1))
+    losses = kept[..., 0] * ((wanted * (log_sum - logits)).sum(-1) + z * log_sum[..., 0] ** 2)
+    grads = np.zeros(x.shape)
+    grads[..., :count] = kept * dy[..., None] * (np.exp(logits - log_sum) * (1 + 2 * z * log_sum) - wanted)
+    own = slice(r * columns, (r + 1) * columns)
+    loss = tp.CrossEntropy(comm, classes, ignored, smoothing, z, check_replicated=True)
+    given = like(x[..., own])
+    found, saved = loss.forward(given, like(targets))
+    assert found.dtype == saved.dtype == np.float32
+    close(found, losses)
+    again, kept_too = scattered(found.shape), scattered(saved.shape)
+    assert loss.forward(given, targets.astype(np.int16), again, kept_too)[0] is again
+    assert np.array_equal(again, found) and np.array_equal(kept_too, saved)
+    close(loss.backward(given, targets, like(saved), like(dy)), grads[..., own])
+    assert loss.backward(given, targets, saved, dy, given) is given  # in the logits' place
+    close(given, grads[..., own])
+
+
+def vocabulary_refused(comm):
+    invalid, table, ids = megadp.Status.INVALID, np.ones((3, 2), np.float32), np.zeros(4, np.int64)
+    embedding = tp.Embedding(comm, 6, grad="replicated")
+    for wrong, text in ((np.zeros(4, np.float32), "ids has dtype float32; it must be int64"), (np.zeros(4, bool), "ids has dtype bool"),
+                        ([0, 1], "ids is [0, 1], a list"), (memoryview(b"ab"), "ids has elements of format 'B'; it must be int64")):
+        refused(lambda: embedding.forward(wrong, table), invalid, text)
+    refused(lambda: embedding.forward(ids, table[:2]), invalid, "weight has shape")
+    refused(lambda: embedding.forward(np.array([6]), table), invalid, "between 0 and 5")
+    refused(lambda: embedding.forward(np.array([-1], np.int8), table), invalid, "between 0 and 5")
+    refused(lambda: embedding.backward(ids, np.ones((4, 2), np.float32), add=True), invalid, "add is True and grad_weight is None")
+    refused(lambda: tp.Embedding(comm, 5, grad="partial").forward(ids, table), invalid, "cannot share evenly")
+    refused(lambda: tp.Embedding(comm, 6).forward(ids, table), invalid, "MDP_TP_GRAD")
+    refused(lambda: tp.Embedding(comm, 6, grad="sum"), invalid, "grad is 'sum'")
+    refused(lambda: tp.Embedding(comm, 6.0), invalid, "rows is 6.0")
+    logits = np.ones((4, 3), np.float32)
+    refused(lambda: tp.CrossEntropy(comm).forward(logits, ids.astype(np.float32)), invalid, "targets has dtype float32; it must be int64")
+    refused(lambda: tp.CrossEntropy(comm, 5).forward(logits, ids + 5), invalid, "targets")
+    refused(lambda: tp.CrossEntropy(comm, 7).forward(logits, ids), invalid, "config.classes is 7")
+    refused(lambda: tp.CrossEntropy(comm, ignore_index=0.5), invalid, "ignore_index is 0.5")
+    refused(lambda: tp.CrossEntropy(comm, label_smoothing=1.5).forward(logits, ids), invalid, "label_smoothing is 1.5")
+    refused(lambda: tp.CrossEntropy(comm).forward(logits, ids[:3]), invalid, "it goes with targets")
+    with megadp.Grid(comm, tp=2) as grid:
+        assert [grid.seed(7, stream) for stream in ("replicated", "tensor")] == [7, 7 + 2718 + comm.rank]
+        refused(lambda: grid.seed(7, "dropout"), invalid, "stream is 'dropout'")
+        refused(lambda: grid.seed(-1, "tensor"), invalid, "seed is -1")
+    with megadp.Grid(comm, ep=2) as grid:
+        assert grid.seed(2**63, "expert") == 2**63 + 1024 + 100 * comm.rank
+
+
 # A network whose parameters are in a buffer
 
 HIDDEN, TOKENS, BATCH = 32, 8, 4

@@ -32,12 +32,13 @@ SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64
 BY_NAME: Dict[str, DType] = {**{dtype.name: dtype for dtype in DTYPES}, **{SHORT[dtype.name]: dtype for dtype in DTYPES}}
 
 
-TRAINED, FLOATS = DTYPES[:3], DTYPES[:4]  # what parameters may be; what gradients and values of parameters may be
+# What parameters may be; what gradients and values of parameters may be; what numbers of rows and classes are.
+TRAINED, FLOATS, INTEGERS = DTYPES[:3], DTYPES[:4], DTYPES[4:5]
 
 
 def one_of(among: Iterable[DType]) -> str:
     *first, last = (dtype.name for dtype in among)
-    return f"must be {', '.join(first)} or {last}"
+    return f"must be {', '.join(first)} or {last}" if first else f"must be {last}"
 
 
 def trained_dtype(value: Any, argument: str) -> DType:

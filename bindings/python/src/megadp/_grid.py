@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The world cut into parallel groups."""
 import ctypes
-from typing import Optional, Tuple
+from typing import Literal, Optional, Tuple
 
 from . import _raw
-from ._comm import Comm
+from ._comm import Comm, choice, whole
 from ._handles import Closable
 from ._library import lib
 from ._params import axes_code, grid_config
 
+Random = Literal["replicated", "tensor", "expert"]
+RANDOM = {"replicated": _raw.MDP_RANDOM_REPLICATED, "tensor": _raw.MDP_RANDOM_TENSOR, "expert": _raw.MDP_RANDOM_EXPERT}
 
 class Grid(Closable):
     """A communicator cut into tensor (tp), context (cp), expert (ep), data (dp, what is left) and pipeline (pp) parallel groups.
@@ -38,3 +40,11 @@ class Grid(Closable):
     def comm(self, axes: str, expert: bool = False) -> Comm:
         """The communicator of that group, to be closed by the caller. Collective over the whole world the first time; blocking."""
         return Comm._of(self._tree.make(self._handle, lib.mdp_grid_comm, _raw.mdp_comm, lib.mdp_comm_destroy, axes_code(axes, expert)))
+
+    def seed(self, seed: int, stream: Random) -> int:
+        """This rank's seed of a stream of random numbers (dropout, initial values), made from one that all ranks have: "replicated" (seed
+        itself: of what tensor-parallel ranks compute alike), "tensor" (another one on each tensor-parallel rank: of what is cut over them),
+        "expert" (on each expert-parallel rank too: inside experts). The numbers are Megatron-LM's. Local. Raises MegaDPError: INVALID."""
+        found = ctypes.c_uint64()
+        self._call(lib.mdp_grid_seed, whole(seed, "seed", 0, 2**64 - 1), choice(stream, "stream", RANDOM), ctypes.byref(found))
+        return found.value

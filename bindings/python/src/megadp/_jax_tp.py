@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallelism in JAX: linear layers cut over ranks, and operators between what is replicated and what is cut, with their gradients.
+"""Tensor parallelism in JAX: linear layers cut over ranks, operators between what is replicated and what is cut, embeddings and cross-entropies
+of a vocabulary that is cut, with their gradients.
 
 Each is a jax.custom_vjp whose two halves are ordered io_callbacks: XLA runs these one after another in the order of the program, inside jit
 and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. JAX refuses
@@ -13,7 +14,7 @@ from jax.experimental import io_callback
 
 from ._comm import Comm
 from ._errors import invalid
-from .tp import Grad, Placed, Region, Split, TpLinear, region, region_shape
+from .tp import CrossEntropy, Embedding, Grad, Placed, Region, Split, TpLinear, region, region_shape, share_of_others
 
 Arrays = Tuple[Any, ...]
 
@@ -157,3 +158,77 @@ def all_to_all_tensor_parallel(x: Any, comm: Comm, dim: int, to_dim: int, parts:
                                to_parts: Optional[Sequence[int]] = None) -> Any:
     """What is cut along dim comes out whole there, and cut along to_dim: from the sequence to heads and back. Collective; blocking."""
     return _region(x, comm, "exchange", dim=dim, to_dim=to_dim, parts=parts, to_parts=to_parts)
+
+
+def vocab_parallel_embedding(ids: Any, weight: Any, comm: Comm, *, grad: Grad = "replicated", sequence_parallel: bool = False) -> Any:
+    """Rows `ids`, integers that are the same on all ranks, of a table whose rows are cut over the ranks of comm, the same number on each; weight,
+    [rows / size, features], is this rank's part, of placement Placed("sharded", 0). The output is whole on all ranks, and grad is as
+    megadp.tp.region; with sequence_parallel it is cut along its first dimension. Collective; blocking, and so is its backward.
+    Raises MegaDPError: INVALID (ids of another type; what is found in a callback comes as JAX's own error)."""
+    _check_integers(ids, "ids")
+    table = Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence_parallel)
+
+    @jax.custom_vjp
+    def apply(values: Any, rows: Any) -> Any:
+        def call(outputs: List[Any], given: List[Any]) -> None:
+            table.forward(given[1], given[0], outputs[0])
+
+        return _on_host(call, [table.out_shape(rows.shape, values.shape[1])], values.dtype, values, rows)[0]
+
+    def forward(values: Any, rows: Any) -> Tuple[Any, Any]:
+        return apply(values, rows), rows
+
+    def backward(rows: Any, grad_out: Any) -> Tuple[Any, Any]:
+        def call(outputs: List[Any], given: List[Any]) -> None:
+            table.backward(given[1], given[0], outputs[0])
+
+        return _on_host(call, [weight.shape], grad_out.dtype, grad_out, rows)[0], _no_gradient(rows)
+
+    apply.defvjp(forward, backward)
+    return apply(weight, ids)
+
+
+def vocab_parallel_cross_entropy(logits: Any, targets: Any, comm: Comm, *, ignore_index: int = -100, label_smoothing: float = 0.0,
+                                 z_loss: float = 0.0, classes: int = 0) -> Any:
+    """The losses, float32 and the same on all ranks, of logits whose last dimension, the classes, is cut over the ranks of comm, the same number
+    on each; the gradient that comes back must be the same on all ranks too. targets, integers that number the whole's classes, have the
+    other dimensions; one that is ignore_index has no loss and no gradient. classes: how many there are (0: as many as all ranks have
+    columns); columns beyond are padding, and do not count. label_smoothing: every class, the target too, gets label_smoothing / classes, as
+    optax.smooth_labels has it. z_loss: adds z_loss * logsumexp(logits)^2. Collective; blocking; backward is local.
+    Raises MegaDPError: INVALID (options, targets of another type; what is found in a callback comes as JAX's own error)."""
+    _check_integers(targets, "targets")
+    loss = CrossEntropy(comm, classes, ignore_index, share_of_others(label_smoothing, classes or logits.shape[-1] * comm.size), z_loss)
+
+    def both(values: Any, wanted: Any) -> List[Any]:
+        def call(outputs: List[Any], given: List[Any]) -> None:
+            loss.forward(given[0], given[1], outputs[0], outputs[1])
+
+        return _on_host(call, [wanted.shape, (*wanted.shape, 2)], numpy.float32, values, wanted)
+
+    @jax.custom_vjp
+    def apply(values: Any, wanted: Any) -> Any:
+        return both(values, wanted)[0]
+
+    def forward(values: Any, wanted: Any) -> Tuple[Any, Any]:
+        losses, saved = both(values, wanted)
+        return losses, (values, wanted, saved)
+
+    def backward(kept: Any, grad: Any) -> Tuple[Any, Any]:
+        values, wanted, _ = kept
+
+        def call(outputs: List[Any], given: List[Any]) -> None:
+            loss.backward(given[0], given[1], given[2], given[3], outputs[0])
+
+        return _on_host(call, [values.shape], values.dtype, *kept, grad)[0], _no_gradient(wanted)
+
+    apply.defvjp(forward, backward)
+    return apply(logits, targets)
+
+
+def _check_integers(values: Any, argument: str) -> None:
+    if not jax.numpy.issubdtype(values.dtype, jax.numpy.integer):
+        raise invalid(f"{argument} has dtype {values.dtype}; it must be int64, or other integers")
+
+
+def _no_gradient(integers: Any) -> Any:
+    return numpy.zeros(integers.shape, jax.dtypes.float0)

@@ -208,7 +208,7 @@ def _from_interface(array: Any, argument: str, writable: bool, stream: int, amon
     dtype = BY_DLPACK[4, 16] if name == "bfloat16" else BY_TYPESTR.get(interface["typestr"])
     if dtype is None or dtype not in among:
         raise invalid(f"{argument} has dtype {name or interface['typestr']}; it {one_of(among)}, in this machine's byte order: "
-                      ".astype(numpy.float32), say")
+                      f".astype(numpy.{among[0].name}), say")
     data, readonly = interface["data"]
     if writable and readonly:
         _refuse_read_only(argument, array)

@@ -52,7 +52,7 @@ class ParallelLinear(torch.nn.Module):
         self.in_features, self.out_features = like.in_features, like.out_features
         self.skip_bias_add, self.blocks = skip_bias_add, tuple(blocks)
         self._options = options
-        self._shared = _Shared(comm)
+        self._shared = Shared(comm)
         self._tensor_parallel = (comm.rank, comm.size)
         self.register_parameter("weight", None)  # in the order of torch.nn.Linear
         self.register_parameter("bias", None)
@@ -187,18 +187,19 @@ class RowParallelLinear(ParallelLinear):
         return cls._from(linear, comm, skip_bias_add, blocks, {"sequence": sequence, "whole_input": whole_input, "grad": grad})
 
 
-class _Shared:
+class Shared:
     """What a module's copies have in common: the ranks, and the library's layers."""
 
     def __init__(self, comm: Comm) -> None:
         self.comm = comm
         self.layers: Dict[torch.dtype, TpLinear] = {}
 
-    def __deepcopy__(self, memo: Any) -> "_Shared":
+    def __deepcopy__(self, memo: Any) -> "Shared":
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise MegaDPError(Status.UNSUPPORTED, "a layer that is cut over ranks cannot be pickled: save its state_dict(), or to_linear()")
+        raise MegaDPError(Status.UNSUPPORTED, "a layer that is cut over ranks cannot be pickled: save its state_dict(), or the whole layer "
+                           "(to_linear(), to_embedding())")
 
 
 def _column_options(sequence: bool, gather_output: bool, grad: Optional[Grad], skip_bias_add: bool) -> Dict[str, Any]:
@@ -210,17 +211,22 @@ def _column_options(sequence: bool, gather_output: bool, grad: Optional[Grad], s
 def _drawn(in_features: int, out_features: int, bias: bool, device: Any, dtype: Optional[torch.dtype], comm: Comm) -> torch.nn.Linear:
     """A whole layer of torch's, with the values that it begins with; the same on all ranks."""
     whole = torch.nn.Linear(in_features, out_features, bias, device=device, dtype=dtype)
-    if comm.size == 1 or whole.weight.is_meta:
-        return whole
-    bits = _BITS.get(whole.weight.element_size())
+    check_drawn(list(whole.parameters()), comm, "torch.nn.Linear by from_linear")
+    return whole
+
+
+def check_drawn(values: Sequence[torch.Tensor], comm: Comm, other_way: str) -> None:
+    """Refuses what is not the same on all ranks."""
+    if comm.size == 1 or values[0].is_meta:
+        return
+    bits = _BITS.get(values[0].element_size())
     if bits is not None:  # other types are refused when the layer is made
-        total = torch.stack([p.detach().view(bits).sum(dtype=torch.int64) for p in whole.parameters()]).sum()
+        total = torch.stack([p.detach().view(bits).sum(dtype=torch.int64) for p in values]).sum()
         ends = torch.stack([total, -total])
         comm.all_reduce(ends, op="max", stream=stream_of(ends))
         if int(ends[0]) != -int(ends[1]):
             raise invalid("tensor-parallel ranks have drawn different values of the same layer: call torch.manual_seed with the same number on "
-                          "all of them before, or make it from the same torch.nn.Linear by from_linear")
-    return whole
+                          f"all of them before, or make it from the same {other_way}")
 
 
 def _autocast_dtype(device: str) -> Optional[torch.dtype]:

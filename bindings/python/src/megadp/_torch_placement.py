@@ -20,8 +20,9 @@ def mark(parameter: torch.Tensor, placed: Placed) -> None:
 def place(what: Union[torch.nn.Module, torch.nn.Parameter], placement: Placement, shard_dim: int = 0, shard_stride: int = 0) -> None:
     """Says how tensor-parallel ranks hold a parameter, or all of a module's of which it was not said yet: "replicated" (the same gradient on
     all), "partial_sum" (the same, but each rank has a part of the gradient: what works on a part of the sequence, such as a LayerNorm
-    between layers with sequence=True), "sharded" along shard_dim, in shard_stride pieces a rank. ColumnParallelLinear and
-    RowParallelLinear say their own. Before DataParallel; a copy of a module forgets it. Local. Raises MegaDPError: INVALID."""
+    between layers with sequence=True), "sharded" along shard_dim, in shard_stride pieces a rank. ColumnParallelLinear,
+    RowParallelLinear and VocabParallelEmbedding say their own. Before DataParallel; a copy of a module forgets it. Local.
+    Raises MegaDPError: INVALID."""
     choice(placement, "placement", {name: code for name, code in PLACEMENTS.items() if name})
     parameters = [what] if isinstance(what, torch.nn.Parameter) else list(what.parameters())
     if isinstance(what, torch.nn.Module):

@@ -17,7 +17,7 @@ from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
-                      reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
+                      reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
 from ._optimizer import Optimizer, StepReport
 from ._params import BufferOptions, Param, Placement
 from ._waiting import Request
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Averaging", "DataParallel", "Gradients", "ParallelLinear", "all_to_all_tensor_parallel", "copy_to_tensor_parallel",
            "gather_from_tensor_parallel", "load_checkpoint", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel",
-           "save_checkpoint", "scatter_to_tensor_parallel"]
+           "save_checkpoint", "scatter_to_tensor_parallel", "vocab_parallel_cross_entropy", "vocab_parallel_embedding"]
 
 
 def _reporting(report: Callable[[Any], None]) -> Callable[[Any], Any]:

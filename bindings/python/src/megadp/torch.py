@@ -24,14 +24,16 @@ from ._torch_placement import place, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_steps import Gradients, as_tensor, stream_of
+from ._torch_vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from ._waiting import Request
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["ColumnParallelLinear", "DataParallel", "RowParallelLinear", "ShardedAdamW", "SyncBatchNorm", "Unwrapped",
-           "all_to_all_tensor_parallel", "as_tensor", "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place",
-           "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel"]
+           "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor", "copy_to_tensor_parallel", "gather_from_tensor_parallel",
+           "load_checkpoint", "place", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel", "save_checkpoint",
+           "scatter_to_tensor_parallel", "vocab_parallel_cross_entropy"]
 
 
 class DataParallel(torch.nn.Module):
@@ -50,8 +52,10 @@ class DataParallel(torch.nn.Module):
     options: those of Buffer, and DDP's other keywords, which have no effect (find_unused_parameters, static_graph,
     gradient_as_bucket_view: always so) or are refused by name. bucket_cap_mb: bucket_elements, in MiB of fp32.
 
-    where is a Grid with tensor-parallel ranks (tp): each has its parts of ColumnParallelLinear and RowParallelLinear; of other parameters
-    place() says what they have. Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others.
+    where is a Grid with tensor-parallel ranks (tp): each has its parts of ColumnParallelLinear, RowParallelLinear and
+    VocabParallelEmbedding; of other parameters place() says what they have. Dropout of what is cut is seeded by grid.seed(seed, "tensor"), of
+    what all of them compute alike by grid.seed(seed, "replicated").
+    Ranks with the same batch are then the tensor-parallel ones; gradients are averaged over the others.
 
     instances: the ranks in so many runs of neighbours, each with all of the optimizer's state, as Grid(comm, instances=...) has them.
 

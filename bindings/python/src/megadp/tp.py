@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor and sequence parallelism: operators between what is replicated and what is cut over ranks, and linear layers cut by columns or
-rows. Forward and backward are calls of their own, for an autodiff to wrap; megadp.torch and megadp.jax have done so.
+"""Tensor and sequence parallelism: operators between what is replicated and what is cut over ranks, linear layers cut by columns or rows,
+and embeddings and the cross-entropy of a vocabulary that is cut. Forward and backward are calls of their own, for an autodiff to wrap;
+megadp.torch and megadp.jax have done so.
 
 comm is the communicator of the tensor-parallel ranks, such as Grid.comm("tp"). Its collectives are called in the same order on all of them.
 """
@@ -10,14 +11,14 @@ from typing import Any, Literal, NamedTuple, Optional, Sequence, Tuple, overload
 from . import _raw
 from ._buffer import Buffer, Which
 from ._comm import Comm, choice, whole
-from ._dtypes import trained_dtype
+from ._dtypes import BY_CODE, INTEGERS, trained_dtype
 from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
 from ._params import Placement
 from ._tensor import operand
 
-__all__ = ["Grad", "Placed", "Region", "Split", "TpLinear", "TpSaved", "part_slices", "region", "region_shape"]
+__all__ = ["CrossEntropy", "Embedding", "Grad", "Placed", "Region", "Split", "TpLinear", "TpSaved", "part_slices", "region", "region_shape"]
 
 Region = Literal["copy", "reduce", "scatter", "gather", "reduce_scatter", "exchange"]
 Split = Literal["column", "row"]
@@ -222,6 +223,141 @@ class TpLinear(Closable):
             return call(layer, None) if saved is None else saved._call(lambda kept: call(layer, kept))
 
         self._tree.run(self._handle, with_saved)
+
+
+class Embedding:
+    """Rows of a table whose `rows` rows are cut over the ranks of comm, one rank's after another's; weight, [rows / size, features], is this
+    rank's part.
+
+    sequence: the output is cut along its first dimension. grad: of an output that is not, the gradient is "partial", a part on each rank, or
+    "replicated"; it must be said then. check_replicated: as region. comm stays open. Holds no arrays. Local.
+    Raises MegaDPError: INVALID.
+    """
+
+    def __init__(self, comm: Comm, rows: int, *, grad: Optional[Grad] = None, sequence: bool = False, check_replicated: bool = False) -> None:
+        self._config = sized(_raw.mdp_tp_embedding_config, rows=whole(rows, "rows", -_INT64, _INT64), grad=choice(grad, "grad", GRADS),
+                             flags=(_raw.MDP_TP_EMBEDDING_SEQUENCE if sequence else 0) |
+                                   (_raw.MDP_TP_EMBEDDING_CHECK_REPLICATED if check_replicated else 0))
+        self._comm, self._sequence = comm, sequence
+        self.rows = rows // comm.size  # what does not divide is refused by forward
+
+    def out_shape(self, ids_shape: Sequence[int], features: int) -> Tuple[int, ...]:
+        """Of the output for ids of this shape, on this rank. Local."""
+        shape = [*ids_shape, features]
+        if self._sequence and len(shape) > 1:
+            shape[0] //= self._comm.size
+        return tuple(shape)
+
+    def forward(self, ids: Any, weight: Any, out: Any = None, *, stream: int = 0) -> Any:
+        """Rows `ids`, which are the same on all ranks, of the whole table: out, or a new numpy array, of ids' shape and features. Arrays have
+        any strides; ids are integers (int64; others are converted). Collective over comm; blocking.
+        Raises MegaDPError: INVALID (shapes, dtypes, rows that do not divide; on the host an id that is not in the table: on a GPU its row is
+        NaN), those of a lost communicator."""
+        rows, _keep_rows = _integers(ids, "ids", stream)
+        table, _keep_table = operand(weight, "weight", stream=stream)
+        if out is None:
+            out = _empty(self.out_shape(rows.shape[:rows.ndim], table.shape[table.ndim - 1] if table.ndim else 1), table.dtype)
+        target, _keep = operand(out, "out", writable=True, stream=stream)
+        comm = self._comm
+        comm._tree.run(comm._handle, lib.mdp_tp_embedding_fwd, ctypes.byref(self._config), ctypes.byref(rows), ctypes.byref(table),
+                       ctypes.byref(target), stream or None)
+        return out
+
+    def backward(self, ids: Any, grad_output: Any, grad_weight: Any = None, add: bool = False, *, stream: int = 0) -> Any:
+        """The gradient of this rank's part of the table, from that of out: grad_weight, or a new numpy array of grad_output's type. Each row is
+        summed in float32, in the order of ids; rows that none asked for are zero. add: what is there of grad_weight is added to. Collective
+        over comm; blocking. Raises MegaDPError: as forward."""
+        rows, _keep_rows = _integers(ids, "ids", stream)
+        given, _keep_given = operand(grad_output, "grad_output", stream=stream)
+        if grad_weight is None:
+            if add:
+                raise invalid("add is True and grad_weight is None; it must be the array that is added to")
+            grad_weight = _empty((self.rows, given.shape[given.ndim - 1] if given.ndim else 1), given.dtype)
+        target, _keep = operand(grad_weight, "grad_weight", writable=True, stream=stream)
+        comm = self._comm
+        comm._tree.run(comm._handle, lib.mdp_tp_embedding_bwd, ctypes.byref(self._config), ctypes.byref(rows), ctypes.byref(given),
+                       ctypes.byref(target), _raw.MDP_GRAD_ADD if add else 0, stream or None)
+        return grad_weight
+
+
+class CrossEntropy:
+    """The cross-entropy of logits whose last dimension, the classes, is cut over the ranks of comm: the same number on each, one rank's after
+    another's. No rank sees the whole.
+
+    classes: how many there are (0: as many as all ranks have columns); columns beyond are padding, and do not count. ignore_index: a target
+    without loss and gradient. label_smoothing: the target has probability 1 - label_smoothing, each other class label_smoothing / (classes -
+    1). z_loss: adds z_loss * log(sum of exp(logits))^2. check_replicated: as region. comm stays open. Holds no arrays. Local.
+    Raises MegaDPError: INVALID.
+    """
+
+    def __init__(self, comm: Comm, classes: int = 0, ignore_index: Optional[int] = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
+                 check_replicated: bool = False) -> None:
+        ignored = 0 if ignore_index is None else whole(ignore_index, "ignore_index", -_INT64 - 1, _INT64)
+        self._config = sized(_raw.mdp_tp_cross_entropy_config, classes=whole(classes, "classes", -_INT64, _INT64), ignore_index=ignored,
+                             label_smoothing=label_smoothing, z_loss=z_loss,
+                             flags=(0 if ignore_index is None else _raw.MDP_TP_CROSS_ENTROPY_IGNORE) |
+                                   (_raw.MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED if check_replicated else 0))
+        self._comm = comm
+
+    def forward(self, logits: Any, targets: Any, losses: Any = None, saved: Any = None, *, stream: int = 0) -> Tuple[Any, Any]:
+        """(losses, saved) of this rank's logits, [.., columns], and targets, [..], which are the same on all ranks: integers (int64; others are
+        converted) that number the whole's classes. losses: float32 as targets, the same on all ranks; saved: float32, [.., 2], for backward.
+        Those that are None are new numpy arrays. Collective over comm; blocking.
+        Raises MegaDPError: INVALID (shapes, dtypes; on the host a target that is no class: on a GPU its loss is NaN), those of a lost
+        communicator."""
+        x, _keep_x = operand(logits, "logits", stream=stream)
+        wanted, _keep_wanted = _integers(targets, "targets", stream)
+        shape = tuple(wanted.shape[:wanted.ndim])
+        losses = _empty(shape) if losses is None else losses
+        saved = _empty((*shape, 2)) if saved is None else saved
+        to, _keep_to = operand(losses, "losses", writable=True, stream=stream)
+        kept, _keep_kept = operand(saved, "saved", writable=True, stream=stream)
+        comm = self._comm
+        comm._tree.run(comm._handle, lib.mdp_tp_cross_entropy_fwd, ctypes.byref(self._config), ctypes.byref(x), ctypes.byref(wanted),
+                       ctypes.byref(to), ctypes.byref(kept), stream or None)
+        return losses, saved
+
+    def backward(self, logits: Any, targets: Any, saved: Any, grad_losses: Any, grad_logits: Any = None, *, stream: int = 0) -> Any:
+        """The gradient of this rank's logits, from that of the losses, float32: grad_logits, which may be logits itself, or a new numpy array.
+        Any number of times. Local. Raises MegaDPError: as forward."""
+        x, _keep_x = operand(logits, "logits", stream=stream)
+        wanted, _keep_wanted = _integers(targets, "targets", stream)
+        kept, _keep_kept = operand(saved, "saved", stream=stream)
+        given, _keep_given = operand(grad_losses, "grad_losses", stream=stream)
+        if grad_logits is None:
+            grad_logits = _empty(x.shape[:x.ndim], x.dtype)
+        target, _keep = operand(grad_logits, "grad_logits", writable=True, stream=stream)
+        comm = self._comm
+        comm._tree.run(comm._handle, lib.mdp_tp_cross_entropy_bwd, ctypes.byref(self._config), ctypes.byref(x), ctypes.byref(wanted),
+                       ctypes.byref(kept), ctypes.byref(given), ctypes.byref(target), stream or None)
+        return grad_logits
+
+
+def share_of_others(label_smoothing: float, classes: int) -> float:
+    """CrossEntropy's label_smoothing where every class, the target too, is to have label_smoothing / classes, as torch and optax have it."""
+    if not 0 <= label_smoothing <= 1:
+        raise invalid(f"label_smoothing is {label_smoothing}; it must be from 0 to 1")
+    return label_smoothing * (classes - 1) / classes if classes > 0 else 0.0
+
+
+def _integers(array: Any, argument: str, stream: int) -> Tuple[Any, Any]:
+    dtype = getattr(array, "dtype", None)
+    if getattr(dtype, "kind", "") in ("i", "u") and hasattr(array, "astype"):  # as numpy's; as it is where it is int64
+        array = array.astype("int64", copy=False)
+    return operand(array, argument, stream=stream, among=INTEGERS)
+
+
+def _empty(shape: Sequence[int], code: int = _raw.MDP_DTYPE_F32) -> Any:
+    """A new numpy array of an mdp_dtype."""
+    import numpy
+
+    if code != _raw.MDP_DTYPE_BF16:
+        return numpy.empty(tuple(shape), BY_CODE[code].name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError("numpy has no bfloat16 of its own: install ml_dtypes, or give the array that is to be written") from None
+    return numpy.empty(tuple(shape), ml_dtypes.bfloat16)
 
 
 def _number(buffer: Optional[Buffer], param: Which, argument: str) -> int:

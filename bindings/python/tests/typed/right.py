@@ -56,6 +56,13 @@ def tensor_parallel(comm: megadp.Comm, buffer: megadp.Buffer, x: npt.NDArray[np.
     with layer.forward(x, out, weight=x, save=True) as saved:
         layer.backward(out, x, saved=saved, grad_weight=x, add=True)
     assert_type(layer.weight_shape, Tuple[int, int])
+    embedding = megadp.tp.Embedding(comm, rows=8, grad="partial", sequence=True, check_replicated=True)
+    embedding.backward(x, embedding.forward(x, out), grad_weight=x, add=True, stream=0)
+    assert_type(embedding.out_shape((2, 3), 4), Tuple[int, ...])
+    loss = megadp.tp.CrossEntropy(comm, classes=8, ignore_index=-100, label_smoothing=0.1, z_loss=1e-4)
+    losses, saved_sums = loss.forward(x, x, losses=out)
+    loss.backward(x, x, saved_sums, losses, grad_logits=x)
+    assert_type(megadp.Grid(comm, tp=2).seed(1, "tensor"), int)
 
 
 def connect(id: bytes) -> None:

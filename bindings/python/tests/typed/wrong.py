@@ -35,3 +35,6 @@ def train(comm: megadp.Comm, array: object) -> None:
     megadp.TpLinear(comm, "columns", 4, 4)  # wrong
     megadp.TpLinear(comm, "column", 4, 4, sequential=True)  # wrong
     megadp.TpLinear(comm, "column", 4, 4).forward(array, array, save=False).close()  # wrong
+    megadp.tp.Embedding(comm, 8, grad="sum")  # wrong
+    megadp.tp.CrossEntropy(comm, classes=8, ignored=3)  # wrong
+    megadp.Grid(comm, tp=2).seed(1, "dropout")  # wrong

@@ -25,3 +25,6 @@ def train(comm: megadp.Comm, params: Any) -> None:
     megadp.jax.ParallelLinear(comm, "colum", 4, 4)  # wrong
     megadp.jax.gather_from_tensor_parallel(params, comm)  # wrong
     megadp.jax.gather_from_tensor_parallel(params, comm, dim=0, grad="same")  # wrong
+    megadp.jax.vocab_parallel_cross_entropy(params, megadp.jax.vocab_parallel_embedding(params, params, comm, grad="partial"), comm, classes=3)
+    megadp.jax.vocab_parallel_embedding(params, params, comm, grad="sum")  # wrong
+    megadp.jax.vocab_parallel_cross_entropy(params, params, comm, reduction="mean")  # wrong
