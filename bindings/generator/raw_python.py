@@ -8,8 +8,8 @@ HEAD = '''\
 # SPDX-License-Identifier: Apache-2.0
 """megadp.h for ctypes. Written by bindings/generate.py; do not edit.
 
-Enumerations are plain integers, structs are ctypes.Structure, handles are pointers to opaque structs. declare() gives the functions of a
-loaded library their types. Nothing here loads a library.
+Enumerations are plain integers, structs are ctypes.Structure, handles are pointers to opaque structs. _raw_functions.py has the functions.
+Nothing here loads a library.
 """
 import ctypes
 '''
@@ -57,20 +57,6 @@ class Writer:
         lines += [f'        ("{field.name}", {self.expression(field.type)}),\n' for field in fields]
         return "".join([*lines, "    ]\n"])
 
-    def prototype(self, function):
-        params = ", ".join(self.expression(param.type) for param in function.params)
-        return f'    "{function.name}": ({self.expression(function.result)}, [{params}]),\n'
-
-
-DECLARE = '''\
-def declare(library: ctypes.CDLL) -> None:
-    """Gives the functions of `library`, a ctypes.CDLL of libmegadp, their types. AttributeError names the first one that it lacks."""
-    for name, (result, parameters) in PROTOTYPES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = parameters
-'''
-
 
 def emit(header):
     writer = Writer(header)
@@ -85,6 +71,4 @@ def emit(header):
     for name, fields in header.structs.items():
         parts.append("\n" + writer.struct(name, fields))
     parts.append("STRUCTS = (\n" + textwrap.fill(", ".join(header.structs), 140, initial_indent="    ", subsequent_indent="    ") + ")\n")
-    parts.append("PROTOTYPES = {\n" + "".join(writer.prototype(function) for function in header.functions) + "}\n")
-    parts.append("\n" + DECLARE)
     return "\n".join(parts)

@@ -95,6 +95,17 @@ MEGADP_HOST_DEVICE inline int32_t find_other_settings(const CrossEntropy& work) 
   return -1;
 }
 
+// Some of a token's logits, one after another; nothing of a maximum of -inf, which all of them then are.
+struct LogitSums {
+  float exps = 0, sum = 0;
+  MEGADP_HOST_DEVICE void add(float x, float max) {
+    if (as_bits(max) == 0xff800000U) return;
+    const float below = x - max;
+    exps = exps + exponential(below);
+    sum = sum + below;
+  }
+};
+
 // The target's row of `scores`, once its maximum is known.
 template <class T>
 MEGADP_HOST_DEVICE inline float target_score(const CrossEntropy& work, const T* row, int64_t target, float max) {
@@ -156,6 +167,12 @@ MEGADP_HOST_DEVICE inline TokenGradient gradient_of(const CrossEntropy& work, ui
   const int64_t here = target - work.first();
   if (here >= 0 && here < work.columns) out.target = here;
   return out;
+}
+
+// Of one column's logit.
+MEGADP_HOST_DEVICE inline float gradient_at(const TokenGradient& of, float x, int64_t column) {
+  const float minus = column == of.target ? of.at_target : of.others;
+  return exponential((x - of.max) - of.log_sum) * of.factor - minus;
 }
 
 }  // namespace megadp

@@ -76,10 +76,7 @@ void gradient_row(void* to, const void* logits, size_t n, const TokenGradient& g
     using F = decltype(x);
     return exponential((x - F(gradient.max)) - F(gradient.log_sum)) * F(gradient.factor);
   };
-  const auto own = [&](size_t i) HWY_ATTR {
-    const float minus = static_cast<int64_t>(i) == gradient.target ? gradient.at_target : gradient.others;
-    from_f32(out + i, at(to_f32(row[i])) - minus);
-  };
+  const auto own = [&](size_t i) HWY_ATTR { from_f32(out + i, gradient_at(gradient, to_f32(row[i]), static_cast<int64_t>(i))); };
   const size_t target = gradient.target < 0 ? n : static_cast<size_t>(gradient.target);
   size_t i = 0;
   while (i < n) {

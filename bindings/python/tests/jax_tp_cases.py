@@ -118,7 +118,7 @@ def vocabulary(comm):
     for sequence, grad in ((False, "replicated"), (False, "partial"), (True, "replicated")):
         tokens = (lambda values: part(values, 0, comm)) if sequence else (lambda values: values)
         out, of_table, weights = pulled(
-            lambda w: mj.vocab_parallel_embedding(ids, w, comm, grad=grad, sequence_parallel=sequence), part(table, 0, comm))
+            lambda w: mj.vocab_parallel_embedding(ids, w, comm, grad=grad, sequence=sequence), part(table, 0, comm))
         close(out, tokens(table[ids]))
         if sequence:
             weights = mj.gather_from_tensor_parallel(weights, comm, 0, grad="replicated")

@@ -6,7 +6,7 @@ import unittest
 
 import megadp
 import support
-from megadp import _raw
+from megadp import _raw, _raw_functions
 
 with open(support.ABI_JSON, encoding="utf-8") as abi_file:
     ABI = json.load(abi_file)
@@ -28,7 +28,7 @@ class Mirror(unittest.TestCase):
         self.assertEqual({name: ctypes.sizeof(kind) for name, kind in _raw.ALIASES.items()}, ABI["types"])
 
     def test_functions(self):
-        self.assertEqual(sorted(_raw.PROTOTYPES), sorted(ABI["functions"]))
+        self.assertEqual(sorted(_raw_functions.PROTOTYPES), sorted(ABI["functions"]))
 
     def test_version(self):
         self.assertEqual(megadp.__version__, ABI["version"])

@@ -209,9 +209,9 @@ def check_embedding(comm, sequence, grad, dtype):
     torch.manual_seed(3)
     whole = torch.nn.Embedding(ROWS, DIM, dtype=dtype)
     torch.manual_seed(3)
-    layer = VocabParallelEmbedding(ROWS, DIM, comm, grad=grad, sequence_parallel=sequence, dtype=dtype)
+    layer = VocabParallelEmbedding(ROWS, DIM, comm, grad=grad, sequence=sequence, dtype=dtype)
     assert torch.equal(layer.weight, part(whole.weight, 0, comm)) and torch.equal(layer.to_embedding().weight, whole.weight)
-    layer = VocabParallelEmbedding.from_embedding(whole, comm, grad=grad, sequence_parallel=sequence)
+    layer = VocabParallelEmbedding.from_embedding(whole, comm, grad=grad, sequence=sequence)
     ids = torch.randint(ROWS, (ROWS, BATCH), generator=torch.Generator().manual_seed(4))
     dy = draw(5, ROWS, BATCH, DIM, dtype=dtype)
     y = whole(ids)
@@ -261,7 +261,7 @@ class Tied(torch.nn.Module):
         if comm is None:
             self.embedding, self.middle, self.head = torch.nn.Embedding(ROWS, DIM), torch.nn.Linear(DIM, DIM), torch.nn.Linear(DIM, ROWS, False)
         else:
-            self.embedding = VocabParallelEmbedding(ROWS, DIM, comm, sequence_parallel=sequence)
+            self.embedding = VocabParallelEmbedding(ROWS, DIM, comm, sequence=sequence)
             self.middle = torch.nn.Linear(DIM, DIM)
             self.head = ColumnParallelLinear(DIM, ROWS, comm, False, sequence=sequence)
             mt.place(self.middle, "partial_sum" if sequence else "replicated")

@@ -88,7 +88,7 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) score_tokens(CrossEntropy work) {
   __shared__ double shared[kThreads];
   if (blockIdx.x == 0 && threadIdx.x == 0) work.scores[work.tokens] = settings_of(work);
-  const auto plus = [](double a, double b) { return a + b; };
+  const auto plus = [](double a, double b) { return add(a, b); };
   const int64_t counted = work.counted(work.rank);
   const float none = as_float(0xff800000U);  // -inf
   for (uint64_t token = blockIdx.x; token < work.tokens; token += gridDim.x) {
@@ -96,16 +96,10 @@ __global__ void __launch_bounds__(kThreads) score_tokens(CrossEntropy work) {
     float most = none;
     for (int64_t i = threadIdx.x; i < counted; i += kThreads) most = larger(most, to_f32(row[i]));
     const float max = over_block(most, reinterpret_cast<float*>(shared), [](float a, float b) { return larger(a, b); });
-    float exps = 0, sum = 0;
-    if (max != none) {
-      for (int64_t i = threadIdx.x; i < counted; i += kThreads) {
-        const float below = to_f32(row[i]) - max;
-        exps += exponential(below);
-        sum += below;
-      }
-    }
-    const double all_exps = over_block(static_cast<double>(exps), shared, plus);
-    const double all = over_block(static_cast<double>(sum), shared, plus);
+    LogitSums sums;
+    for (int64_t i = threadIdx.x; i < counted; i += kThreads) sums.add(to_f32(row[i]), max);
+    const double all_exps = over_block(static_cast<double>(sums.exps), shared, plus);
+    const double all = over_block(static_cast<double>(sums.sum), shared, plus);
     if (threadIdx.x != 0) continue;
     work.scores[token] = {max, static_cast<float>(all_exps), target_score(work, row, work.targets[token], max), static_cast<float>(all)};
   }
@@ -125,9 +119,7 @@ __global__ void __launch_bounds__(kThreads) differentiate_tokens(CrossEntropy wo
     const bool ignored = work.is_ignored(work.targets[token]);
     const TokenGradient gradient = gradient_of(work, token);
     for (int64_t i = threadIdx.x; i < work.columns; i += kThreads) {
-      const float minus = i == gradient.target ? gradient.at_target : gradient.others;
-      from_f32(to + i,
-               ignored || i >= counted ? 0.0F : exponential((to_f32(row[i]) - gradient.max) - gradient.log_sum) * gradient.factor - minus);
+      from_f32(to + i, ignored || i >= counted ? 0.0F : gradient_at(gradient, to_f32(row[i]), i));
     }
   }
 }

@@ -160,13 +160,13 @@ def all_to_all_tensor_parallel(x: Any, comm: Comm, dim: int, to_dim: int, parts:
     return _region(x, comm, "exchange", dim=dim, to_dim=to_dim, parts=parts, to_parts=to_parts)
 
 
-def vocab_parallel_embedding(ids: Any, weight: Any, comm: Comm, *, grad: Grad = "replicated", sequence_parallel: bool = False) -> Any:
+def vocab_parallel_embedding(ids: Any, weight: Any, comm: Comm, *, grad: Grad = "replicated", sequence: bool = False) -> Any:
     """Rows `ids`, integers that are the same on all ranks, of a table whose rows are cut over the ranks of comm, the same number on each; weight,
     [rows / size, features], is this rank's part, of placement Placed("sharded", 0). The output is whole on all ranks, and grad is as
-    megadp.tp.region; with sequence_parallel it is cut along its first dimension. Collective; blocking, and so is its backward.
+    megadp.tp.region; with sequence it is cut along its first dimension. Collective; blocking, and so is its backward.
     Raises MegaDPError: INVALID (ids of another type; what is found in a callback comes as JAX's own error)."""
     _check_integers(ids, "ids")
-    table = Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence_parallel)
+    table = Embedding(comm, weight.shape[0] * comm.size, grad=grad, sequence=sequence)
 
     @jax.custom_vjp
     def apply(values: Any, rows: Any) -> Any:

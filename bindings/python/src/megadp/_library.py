@@ -9,7 +9,7 @@ import json
 import os
 from typing import Any, Dict
 
-from . import _raw
+from . import _raw, _raw_functions
 from ._errors import from_info
 
 VERSION = (0, 1)  # of megadp.h, as _raw.py has it. Until 1.0 a minor release may change the ABI
@@ -34,7 +34,7 @@ def _load() -> ctypes.CDLL:
     name = find_library()
     try:
         library = ctypes.CDLL(name)
-        _raw.declare(library)
+        _raw_functions.declare(library)
     except (OSError, AttributeError) as error:
         raise ImportError(f"libmegadp cannot be loaded as {name!r}: {error}. Install the wheel, build the library (scripts/build), or let "
                           "MEGADP_LIBRARY name its file") from None
@@ -92,7 +92,7 @@ def info() -> Dict[str, Any]:
 
 
 def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
-    for name in _raw.PROTOTYPES:
+    for name in _raw_functions.PROTOTYPES:
         if _returns_status(name):
             getattr(library, name).errcheck = _check
     return library
@@ -101,7 +101,7 @@ def _bind(library: ctypes.CDLL) -> ctypes.CDLL:
 def _returns_status(name: str) -> bool:
     """All that are int32_t, also mdp_comm_world_rank (-1 is a failure), but the two whose argument is never wrong. mdp_last_error_info is
     called while an error is made."""
-    return (_raw.PROTOTYPES[name][0] is ctypes.c_int32 and
+    return (_raw_functions.PROTOTYPES[name][0] is ctypes.c_int32 and
             name not in ("mdp_comm_rank", "mdp_comm_size", "mdp_last_error_info"))
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """megadp.h for ctypes. Written by bindings/generate.py; do not edit.
 
-Enumerations are plain integers, structs are ctypes.Structure, handles are pointers to opaque structs. declare() gives the functions of a
-loaded library their types. Nothing here loads a library.
+Enumerations are plain integers, structs are ctypes.Structure, handles are pointers to opaque structs. _raw_functions.py has the functions.
+Nothing here loads a library.
 """
 import ctypes
 
@@ -516,109 +516,3 @@ STRUCTS = (
     mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_step_config, mdp_step_report, mdp_grad_summary, mdp_stats_report,
     mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config,
     mdp_tp_embedding_config, mdp_tp_cross_entropy_config)
-
-PROTOTYPES = {
-    "mdp_version": (ctypes.c_uint32, []),
-    "mdp_status_name": (ctypes.c_char_p, [ctypes.c_int32]),
-    "mdp_last_error": (ctypes.c_char_p, []),
-    "mdp_last_error_info": (ctypes.c_int32, [ctypes.POINTER(mdp_error_info)]),
-    "mdp_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_log_set": (ctypes.c_int32, [mdp_log_fn, ctypes.c_void_p]),
-    "mdp_unique_id_create": (ctypes.c_int32, [ctypes.POINTER(mdp_unique_id)]),
-    "mdp_comm_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm_config), ctypes.POINTER(mdp_unique_id), ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
-    "mdp_comm_split": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
-    "mdp_comm_rank": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
-    "mdp_comm_size": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
-    "mdp_comm_world_rank": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.c_int32]),
-    "mdp_comm_error_info": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_error_info)]),
-    "mdp_comm_event_fd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(ctypes.c_int32)]),
-    "mdp_comm_abort": (ctypes.c_int32, [ctypes.POINTER(mdp_comm)]),
-    "mdp_comm_destroy": (None, [ctypes.POINTER(mdp_comm)]),
-    "mdp_all_reduce": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_reduce_scatter": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_all_gather": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_all_to_all": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_barrier": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_reduce_scatter_v": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.c_uint64), ctypes.c_uint32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_all_gather_v": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_all_to_all_v": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.c_uint64), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_send": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_recv": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_send_recv": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.POINTER(mdp_tensor), ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_grid_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_grid_config), ctypes.POINTER(ctypes.POINTER(mdp_grid))]),
-    "mdp_grid_coords": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.c_int32), ctypes.POINTER(ctypes.c_int32)]),
-    "mdp_grid_seed": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint64, ctypes.c_uint32, ctypes.POINTER(ctypes.c_uint64)]),
-    "mdp_grid_comm": (ctypes.c_int32, [ctypes.POINTER(mdp_grid), ctypes.c_uint32, ctypes.POINTER(ctypes.POINTER(mdp_comm))]),
-    "mdp_grid_destroy": (None, [ctypes.POINTER(mdp_grid)]),
-    "mdp_grid_groups_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_plan": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.c_int32, ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(mdp_plan_report)]),
-    "mdp_plan_json": (ctypes.c_int32, [ctypes.POINTER(mdp_grid_config), ctypes.c_int32, ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_buffer_register": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_grid), ctypes.POINTER(mdp_buffer_config), ctypes.POINTER(mdp_param), ctypes.c_size_t, ctypes.POINTER(ctypes.POINTER(mdp_buffer))]),
-    "mdp_buffer_owned": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_range), ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_buffer_find": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_char_p, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_buffer_counts": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_buffer_param_view": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
-    "mdp_buffer_grad_view": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
-    "mdp_buffer_to_dlpack": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.POINTER(DLManagedTensorVersioned))]),
-    "mdp_buffer_broadcast": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_buffer_verify": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer)]),
-    "mdp_buffer_zero_grad": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
-    "mdp_buffer_stats": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_stats_report)]),
-    "mdp_buffer_bucket": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_bucket_report)]),
-    "mdp_buffer_use_order": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t]),
-    "mdp_buffer_destroy": (None, [ctypes.POINTER(mdp_buffer)]),
-    "mdp_microbatch_begin": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_int32]),
-    "mdp_param_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),
-    "mdp_param_read": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_param_write": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_param_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer)]),
-    "mdp_grad_put": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
-    "mdp_grad_acquire": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor), ctypes.POINTER(ctypes.c_int32), ctypes.c_void_p]),
-    "mdp_grad_release": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
-    "mdp_grad_ready": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.c_void_p]),
-    "mdp_grad_skip": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t]),
-    "mdp_grad_tokens": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_double]),
-    "mdp_grad_sync": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_grad_norm": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(ctypes.c_double)]),
-    "mdp_grad_summarize": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.POINTER(mdp_grad_summary)]),
-    "mdp_grad_scale": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(ctypes.c_size_t), ctypes.c_size_t, ctypes.c_double, ctypes.c_void_p]),
-    "mdp_grad_owned": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_size_t, ctypes.POINTER(mdp_tensor)]),
-    "mdp_grad_changed": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.c_void_p]),
-    "mdp_optimizer_create": (ctypes.c_int32, [ctypes.POINTER(mdp_buffer), ctypes.POINTER(mdp_optimizer_config), ctypes.POINTER(ctypes.POINTER(mdp_optimizer))]),
-    "mdp_optimizer_set_param_group": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(mdp_param_group)]),
-    "mdp_optimizer_step": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.POINTER(mdp_step_config), ctypes.POINTER(mdp_step_report), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_optimizer_state": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.c_char_p, ctypes.POINTER(mdp_tensor)]),
-    "mdp_optimizer_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]),
-    "mdp_optimizer_set_steps": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]),
-    "mdp_optimizer_info": (ctypes.c_int32, [ctypes.POINTER(mdp_optimizer), ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_optimizer_destroy": (None, [ctypes.POINTER(mdp_optimizer)]),
-    "mdp_tp_region_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_region_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_tp_region_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_region_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_tp_linear_create": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_linear_config), ctypes.POINTER(ctypes.POINTER(mdp_tp_linear))]),
-    "mdp_tp_linear_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_tp_linear), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(mdp_tp_saved))]),
-    "mdp_tp_linear_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_tp_linear), ctypes.POINTER(mdp_tp_saved), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
-    "mdp_tp_saved_free": (None, [ctypes.POINTER(mdp_tp_saved)]),
-    "mdp_tp_linear_destroy": (None, [ctypes.POINTER(mdp_tp_linear)]),
-    "mdp_tp_embedding_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_embedding_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_tp_embedding_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_embedding_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_uint64, ctypes.c_void_p]),
-    "mdp_tp_cross_entropy_fwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_cross_entropy_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_tp_cross_entropy_bwd": (ctypes.c_int32, [ctypes.POINTER(mdp_comm), ctypes.POINTER(mdp_tp_cross_entropy_config), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.POINTER(mdp_tensor), ctypes.c_void_p]),
-    "mdp_checkpoint_save": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config), ctypes.POINTER(ctypes.POINTER(mdp_request))]),
-    "mdp_checkpoint_load": (ctypes.c_int32, [ctypes.POINTER(mdp_checkpoint_config)]),
-    "mdp_checkpoint_info": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_checkpoint_data": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_checkpoint_verify": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t)]),
-    "mdp_checkpoint_export": (ctypes.c_int32, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint64]),
-    "mdp_request_test": (ctypes.c_int32, [ctypes.POINTER(mdp_request)]),
-    "mdp_request_wait": (ctypes.c_int32, [ctypes.POINTER(mdp_request), ctypes.c_uint64]),
-    "mdp_request_free": (None, [ctypes.POINTER(mdp_request)]),
-}
-
-
-def declare(library: ctypes.CDLL) -> None:
-    """Gives the functions of `library`, a ctypes.CDLL of libmegadp, their types. AttributeError names the first one that it lacks."""
-    for name, (result, parameters) in PROTOTYPES.items():
-        function = getattr(library, name)
-        function.restype = result
-        function.argtypes = parameters

@@ -56,7 +56,7 @@ class VocabParallelEmbedding(torch.nn.Module):
     """torch.nn.Embedding whose rows are cut over the ranks of comm (a Grid's comm("tp")): weight is this rank's, under torch's name.
 
     ids, integers, are the same on all ranks, and so is the output; `grad` says whether the gradient that comes back is the same on all
-    ranks ("replicated") or a part on each ("partial"). With sequence_parallel=True the output is cut along its first dimension, and grad
+    ranks ("replicated") or a part on each ("partial"). With sequence=True the output is cut along its first dimension, and grad
     has no meaning. num_embeddings divides by the number of ranks: round it up, and say by `classes` of vocab_parallel_cross_entropy how
     many count. dtype: float32, bfloat16 or float16. Values begin as torch.nn.Embedding's do: see reset_parameters. DataParallel with the Grid
     knows which part the weight is. comm stays open. A copy uses the same ranks; state_dict has this rank's part.
@@ -69,20 +69,20 @@ class VocabParallelEmbedding(torch.nn.Module):
     weight: torch.nn.Parameter
 
     def __init__(self, num_embeddings: int, embedding_dim: int, comm: Comm, *, grad: Grad = "replicated",
-                 sequence_parallel: bool = False, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
-        self._set_up(_drawn(num_embeddings, embedding_dim, device, dtype, comm), comm, grad, sequence_parallel)
+                 sequence: bool = False, device: Any = None, dtype: Optional[torch.dtype] = None) -> None:
+        self._set_up(_drawn(num_embeddings, embedding_dim, device, dtype, comm), comm, grad, sequence)
 
-    def _set_up(self, like: torch.nn.Embedding, comm: Comm, grad: Grad, sequence_parallel: bool) -> None:
+    def _set_up(self, like: torch.nn.Embedding, comm: Comm, grad: Grad, sequence: bool) -> None:
         torch.nn.Module.__init__(self)
         self.num_embeddings, self.embedding_dim = like.num_embeddings, like.embedding_dim
-        self.sequence_parallel = sequence_parallel
+        self.sequence = sequence
         if like.num_embeddings % comm.size:
             raise invalid(f"num_embeddings is {like.num_embeddings}, which {comm.size} ranks cannot share evenly; "
                           f"{like.num_embeddings + -like.num_embeddings % comm.size} would do")
         self._grad = grad
         self._shared = Shared(comm)
         self._tensor_parallel = (comm.rank, comm.size)
-        self._table = Embedding(comm, like.num_embeddings, grad=grad, sequence=sequence_parallel)
+        self._table = Embedding(comm, like.num_embeddings, grad=grad, sequence=sequence)
         self.weight = torch.nn.Parameter(self._own(like.weight.detach()), like.weight.requires_grad)
 
     def _own(self, whole: torch.Tensor) -> torch.Tensor:
@@ -105,13 +105,13 @@ class VocabParallelEmbedding(torch.nn.Module):
 
     @classmethod
     def from_embedding(cls, whole: torch.nn.Embedding, comm: Comm, *, grad: Grad = "replicated",
-                       sequence_parallel: bool = False) -> "VocabParallelEmbedding":
+                       sequence: bool = False) -> "VocabParallelEmbedding":
         """This rank's part of a table that is the same on all ranks; copies. Collective; blocking."""
         for name in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
             if getattr(whole, name) not in (None, False):
                 raise invalid(f"whole has {name}={getattr(whole, name)!r}; an embedding that is cut over ranks has no such option: make it without")
         layer = cls.__new__(cls)
-        layer._set_up(whole, comm, grad, sequence_parallel)
+        layer._set_up(whole, comm, grad, sequence)
         return layer.train(whole.training)
 
     @torch.no_grad()
@@ -128,7 +128,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
     def extra_repr(self) -> str:
         rank, size = self._tensor_parallel
-        told = ", sequence_parallel=True" if self.sequence_parallel else f", grad={self._grad!r}"
+        told = ", sequence=True" if self.sequence else f", grad={self._grad!r}"
         return f"{self.num_embeddings}, {self.embedding_dim}, rank {rank} of {size}{told}"
 
 
