@@ -103,6 +103,18 @@ class Checkpoints(unittest.TestCase):
         self.assertEqual(os.path.dirname(info["path"]), self.directory)
         self.assertEqual((len(info["files"]), sorted(one["name"] for one in info["arrays"])), (2, ["b", "frozen", "w"]))
         megadp.verify_checkpoint(self.directory)
+        self.assertEqual(megadp.checkpoint_damage(self.directory), [])
+        for file in info["files"]:
+            with open(os.path.join(info["path"], file["name"]), "r+b") as damaged:
+                damaged.seek(-1, os.SEEK_END)
+                last = damaged.read(1)
+                damaged.seek(-1, os.SEEK_END)
+                damaged.write(bytes([last[0] ^ 1]))
+        found = megadp.checkpoint_damage(self.directory)
+        self.assertEqual(len(found), 2)
+        self.assertTrue(all("the checksum of bytes" in one for one in found), found)
+        self.refused(megadp.Status.CORRUPT, "the checksum of bytes", megadp.verify_checkpoint, self.directory)
+        self.assertEqual(len(megadp.checkpoint_damage(os.path.join(self.directory, "absent"))), 1)
         self.refused(megadp.Status.INVALID, "rank is 2", megadp.checkpoint_data, self.directory, 2)
         self.refused(megadp.Status.INVALID, "rank is -2", megadp.checkpoint_data, self.directory, -2)
 

@@ -11,7 +11,7 @@ Every failure is a MegaDPError. Needs nothing but the library; numpy where numpy
 imported on their own.
 """
 from ._buffer import Bucket, Buffer, GradSummary, Range, Stats
-from ._checkpoint import CheckpointTensor, checkpoint_data, checkpoint_info, export_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
+from ._checkpoint import CheckpointTensor, checkpoint_damage, checkpoint_data, checkpoint_info, export_checkpoint, load_checkpoint, save_checkpoint, verify_checkpoint
 from ._comm import Comm, unique_id
 from ._errors import InvalidError, MegaDPError, Status
 from ._grid import Grid
@@ -26,4 +26,4 @@ from .tp import TpLinear, TpSaved
 __version__ = version_text(lib.mdp_version())
 __all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError",
            "Optimizer", "Param", "ParamGroup", "Plan", "Range", "Request", "Stats", "Status", "StepReport", "Tensor", "TpLinear", "TpSaved",
-           "checkpoint_data", "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "plan", "plan_layout", "save_checkpoint", "unique_id", "verify_checkpoint"]
+           "checkpoint_damage", "checkpoint_data", "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "plan", "plan_layout", "save_checkpoint", "unique_id", "verify_checkpoint"]

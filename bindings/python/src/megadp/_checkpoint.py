@@ -3,7 +3,7 @@
 import ctypes
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _raw
 from ._buffer import Buffer
@@ -102,9 +102,21 @@ def checkpoint_data(directory: "Path", rank: int = -1) -> bytes:
 
 
 def verify_checkpoint(directory: "Path") -> None:
-    """Reads all of the newest checkpoint in `directory`, or of the one that is `directory`. `megadp checkpoint verify` tells every damage.
-    Local, any thread. Raises MegaDPError: CORRUPT (something is damaged), SYSTEM, UNSUPPORTED."""
+    """Reads all of the newest checkpoint in `directory`, or of the one that is `directory`. checkpoint_damage tells every damage. Local,
+    any thread. Raises MegaDPError: CORRUPT (something is damaged), SYSTEM, UNSUPPORTED."""
     lib.mdp_checkpoint_verify(_path(directory), None, 0, None)
+
+
+def checkpoint_damage(directory: "Path") -> List[str]:
+    """Reads all of the newest checkpoint in `directory`, or of the one that is `directory`: a sentence for each damage, or why it cannot be
+    read; none if it is whole. Local, any thread. Raises MegaDPError: INVALID (the path)."""
+    text = ctypes.create_string_buffer(1 << 20)  # what does not fit is cut off
+    try:
+        lib.mdp_checkpoint_verify(_path(directory), text, len(text), None)
+    except MegaDPError:
+        if not text.value:
+            raise
+    return text.value.decode(errors="replace").splitlines()
 
 
 def export_checkpoint(directory: "Path", path: "Path", *, most_bytes: int = 0) -> None:
