@@ -14,6 +14,12 @@
 
 namespace megadp {
 
+// An array, and what the caller knows it as.
+struct NamedArray {
+  const StridedArray& array;
+  const char* name;
+};
+
 // A dimension that is cut over the ranks, and the sizes of their parts in its order.
 struct DimCut {
   size_t dim = 0;

@@ -6,14 +6,9 @@
 namespace megadp {
 namespace {
 
-struct Named {
-  const StridedArray& array;
-  const char* name;
-};
-
 // The cut of a dimension: the list that was given, or equal parts of `whole`, or as many as `part` on each rank.
-Result<DimCut> take_cut(const Comm& comm, size_t dim, const char* dim_name, Counts parts, const char* parts_name, const Named& whole,
-                        const Named& part) {
+Result<DimCut> take_cut(const Comm& comm, size_t dim, const char* dim_name, Counts parts, const char* parts_name, const NamedArray& whole,
+                        const NamedArray& part) {
   const auto ranks = static_cast<uint64_t>(comm.size());
   if (dim >= whole.array.shape.size()) {
     return invalid("config.", dim_name, " is ", dim, "; ", whole.name, " has dimensions 0 to ",
@@ -36,7 +31,7 @@ Result<DimCut> take_cut(const Comm& comm, size_t dim, const char* dim_name, Coun
   return invalid("dimension ", dim, " of ", part.name, " is ", part.array.shape[dim], "; this rank's part of ", length, " is ", own);
 }
 
-Status check_rest(const Named& input, const Named& output, bool skip, size_t dim, size_t to_dim) {
+Status check_rest(const NamedArray& input, const NamedArray& output, bool skip, size_t dim, size_t to_dim) {
   for (size_t d = 0; d < input.array.shape.size(); ++d) {
     if (skip && (d == dim || d == to_dim)) continue;
     if (input.array.shape[d] == output.array.shape[d]) continue;
@@ -50,7 +45,7 @@ struct Cuts {
   DimCut dim, to_dim;
 };
 
-Result<Cuts> take_cuts(const Comm& comm, const RegionConfig& config, const Named& input, const Named& output) {
+Result<Cuts> take_cuts(const Comm& comm, const RegionConfig& config, const NamedArray& input, const NamedArray& output) {
   if (input.array.shape.size() != output.array.shape.size()) {
     return invalid(input.name, " has ", input.array.shape.size(), " dimensions and ", output.name, " ", output.array.shape.size(),
                    "; they must have as many");
@@ -116,7 +111,7 @@ Status run_region(Comm& comm, RegionConfig config, Direction direction, const St
   if (from.type != to.type)
     return invalid("from.dtype is ", name_of(from.type), " and to.dtype is ", name_of(to.type), "; they must be equal");
   const bool ahead = direction == Direction::forward;
-  const Named given{from, "from"}, made{to, "to"};
+  const NamedArray given{from, "from"}, made{to, "to"};
   auto cuts = take_cuts(comm, config, ahead ? given : made, ahead ? made : given);
   if (!cuts) return cuts.status();
   const bool in_place = config.region == Region::copy || config.region == Region::reduce;

@@ -9,21 +9,16 @@
 namespace megadp {
 namespace {
 
-struct Named {
-  const StridedArray& array;
-  const char* name;
-};
-
-Status check_shape(const Named& of, std::vector<int64_t> shape, const char* why) {
+Status check_shape(const NamedArray& of, std::vector<int64_t> shape, const char* why) {
   if (of.array.shape == shape) return {};
   return invalid(of.name, " has shape ", shape_text(of.array.shape), "; ", why, ", so it must be ", shape_text(shape));
 }
 
-Status check_integers(const Named& of) {
+Status check_integers(const NamedArray& of) {
   return of.array.type == DType::i64 ? Status() : invalid(of.name, ".dtype is ", name_of(of.array.type), "; it must be i64");
 }
 
-Status check_trainable(const Named& of) {
+Status check_trainable(const NamedArray& of) {
   return is_trainable(of.array.type) ? Status() : invalid(of.name, ".dtype is ", name_of(of.array.type), "; it must be f32, bf16 or f16");
 }
 
@@ -50,7 +45,7 @@ struct Embedding {
 };
 
 Status Embedding::check() const {
-  const Named ids{arrays.ids, "ids"}, table{arrays.table, arrays.table_name}, output{arrays.output, arrays.output_name};
+  const NamedArray ids{arrays.ids, "ids"}, table{arrays.table, arrays.table_name}, output{arrays.output, arrays.output_name};
   if (config.rows % size() != 0) {
     return invalid("config.rows is ", config.rows, ", which ", size(), " ranks cannot share evenly; ", (config.rows / size() + 1) * size(),
                    " would do");
@@ -164,13 +159,13 @@ struct Loss {
   TpCollectives collectives;
   CrossEntropy work = {};
 
-  Status check(const Named& logits, const Named& targets, const Named& losses, const StridedArray* saved) const;
+  Status check(const NamedArray& logits, const NamedArray& targets, const NamedArray& losses, const StridedArray* saved) const;
   Status take(const StridedArray& logits, const StridedArray& targets);
   Status run(CrossEntropyPass pass) const { return comm.context().backend->cross_entropy(work, pass, caller); }
   Status gather_scores();
 };
 
-Status Loss::check(const Named& logits, const Named& targets, const Named& losses, const StridedArray* saved) const {
+Status Loss::check(const NamedArray& logits, const NamedArray& targets, const NamedArray& losses, const StridedArray* saved) const {
   if (Status good = check_trainable(logits); !good) return good;
   if (Status good = check_integers(targets); !good) return good;
   if (logits.array.shape.empty() || logits.array.shape.back() < 1) {
@@ -184,7 +179,7 @@ Status Loss::check(const Named& logits, const Named& targets, const Named& losse
   if (config.smoothing != 0 && (config.classes == 0 ? all : config.classes) < 2) {
     return invalid("config.label_smoothing is ", config.smoothing, "; with 1 class it must be 0");
   }
-  const auto check_f32 = [](const Named& of, std::vector<int64_t> shape) -> Status {
+  const auto check_f32 = [](const NamedArray& of, std::vector<int64_t> shape) -> Status {
     if (of.array.type != DType::f32) return invalid(of.name, ".dtype is ", name_of(of.array.type), "; it must be f32");
     return check_shape(of, std::move(shape), "it goes with targets");
   };
