@@ -424,6 +424,7 @@ static void refused_of_losses(tp_rank* r) {
   FAILS(MDP_E_INVALID, "grad_logits has shape [4,2] of f32; logits has [4,3] of f32",
         mdp_tp_cross_entropy_bwd(r->comm, &config, &x.tensor, &t.tensor, &saved.tensor, &losses.tensor, &saved.tensor, NULL));
   OK(FWD(&x.tensor, &t.tensor, &losses.tensor, &saved.tensor));
+  tp_settle(r);
   tp_set(&t, &last, 6);
   if (ON_CUDA) { /* where nobody has looked at it */
     OK(FWD(&x.tensor, &t.tensor, &losses.tensor, NULL));
