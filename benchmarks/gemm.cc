@@ -21,7 +21,7 @@ using namespace megadp;
 constexpr int64_t kSize = 4096;
 
 struct Timed {
-  std::unique_ptr<host::GemmLibrary> library;
+  std::unique_ptr<host::GemmLibrary> gemm;
   double least_ms = 0;
 };
 
@@ -42,8 +42,8 @@ void measure(std::vector<Timed>& libraries, const Product& product, int rounds) 
   for (int round = 0; round <= rounds; round++) {  // the first is not counted
     for (Timed& timed : libraries) {
       const double begin = now_ms();
-      if (const Status done = host::gemm_by(*timed.library, product.c, product.a, product.b, product.add); !done.ok()) {
-        std::fprintf(stderr, "bench_gemm: %s: %s\n", timed.library->name().c_str(), done.text().c_str());
+      if (const Status done = host::gemm_by(*timed.gemm, product.c, product.a, product.b, product.add); !done.ok()) {
+        std::fprintf(stderr, "bench_gemm: %s: %s\n", timed.gemm->name().c_str(), done.text().c_str());
         std::exit(1);
       }
       if (round > 0) timed.least_ms = std::min(timed.least_ms, now_ms() - begin);
@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
     if (opened.ok()) libraries.push_back({*std::move(opened)});
   }
   std::printf("%-24s", "product");
-  for (const Timed& timed : libraries) std::printf(" %20s", timed.library->name().c_str());
+  for (const Timed& timed : libraries) std::printf(" %20s", timed.gemm->name().c_str());
   std::printf("\n");
   const size_t most = 512 * kSize * sizeof(float), square = kSize * kSize * sizeof(float);
   std::vector<std::byte> rows_memory(most), out_memory(most), weight_memory(square);

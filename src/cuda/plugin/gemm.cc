@@ -43,7 +43,7 @@ constexpr uint64_t kPlans = 256;
 }  // namespace
 
 struct Gemm {
-  CublasLt library;
+  CublasLt functions;
   Device* device;
   std::mutex mutex{};  // of all that follows
   cublaslt::Handle handle = nullptr;
@@ -132,7 +132,7 @@ cublaslt::Status set_preference(const CublasLt& library, const Request& request,
 }
 
 cublaslt::Status choose(Gemm& gemm, Plan* plan, cublaslt::Preference preference) {
-  const CublasLt& library = gemm.library;
+  const CublasLt& library = gemm.functions;
   cublaslt::Status status = set_preference(library, plan->request, preference);
   if (status == 0 && gemm.handle == nullptr) status = library.create(&gemm.handle);
   if (status != 0) return status;
@@ -143,7 +143,7 @@ cublaslt::Status choose(Gemm& gemm, Plan* plan, cublaslt::Preference preference)
 }
 
 cublaslt::Status make_plan(Gemm& gemm, Plan* plan) {
-  const CublasLt& library = gemm.library;
+  const CublasLt& library = gemm.functions;
   cublaslt::Status status = describe(library, plan);
   cublaslt::Preference preference = nullptr;
   if (status == 0) status = library.preference_create(&preference);
@@ -158,10 +158,10 @@ int32_t find_plan(Gemm& gemm, const Request& request, const Plan** out) {
   Plan* plan = std::find_if(gemm.plans, end, [&](const Plan& one) { return one.request == request; });
   if (plan == end) {
     plan = &gemm.plans[gemm.plans_made % kPlans];
-    forget(gemm.library, plan);
+    forget(gemm.functions, plan);
     plan->request = request;
     if (const cublaslt::Status status = make_plan(gemm, plan); status != 0) {
-      forget(gemm.library, plan);  // what is there has no rows: nobody asks for it
+      forget(gemm.functions, plan);  // what is there has no rows: nobody asks for it
       return result_of_cublas(status);
     }
     ++gemm.plans_made;
@@ -193,8 +193,8 @@ int32_t run(Gemm& gemm, const Plan& plan, void* stream, void* c, const void* a, 
   }
   const float alpha = 1, beta = add ? 1 : 0;
   const cublaslt::Status status =
-      gemm.library.matmul(gemm.handle, plan.desc, &alpha, a, plan.a, b, plan.b, &beta, c, plan.c, c, plan.c, &plan.chosen.algorithm,
-                          shares ? gemm.workspace : nullptr, plan.chosen.workspace, stream_of(stream));
+      gemm.functions.matmul(gemm.handle, plan.desc, &alpha, a, plan.a, b, plan.b, &beta, c, plan.c, c, plan.c, &plan.chosen.algorithm,
+                            shares ? gemm.workspace : nullptr, plan.chosen.workspace, stream_of(stream));
   const cudaError_t freed = shares ? cudaEventRecord(gemm.workspace_free, stream_of(stream)) : cudaSuccess;
   return status != 0 ? result_of_cublas(status) : result_of(freed);
 }
@@ -217,7 +217,7 @@ int32_t gemm_open(Device* device, const char* path, Gemm** out, char* why, size_
   if (gemm == nullptr) {
     std::snprintf(why, size, "out of memory while loading cuBLASLt");
     result = kNoHostMemory;
-  } else if (const char* const missing = gemm->library.find.missing(); missing != nullptr) {
+  } else if (const char* const missing = gemm->functions.find.missing(); missing != nullptr) {
     std::snprintf(why, size, "cuBLASLt %d.%d.%d lacks %s", version / 10000, version / 100 % 100, version % 100, missing);
     result = kUnsupported;
   }
@@ -234,16 +234,16 @@ void gemm_close(Gemm* gemm) {
   if (gemm == nullptr) return;
   {
     const Current current(gemm->device);
-    for (Plan& plan : gemm->plans) forget(gemm->library, &plan);
+    for (Plan& plan : gemm->plans) forget(gemm->functions, &plan);
     if (gemm->workspace != nullptr) static_cast<void>(cudaFree(gemm->workspace));
     if (gemm->workspace_free != nullptr) static_cast<void>(cudaEventDestroy(gemm->workspace_free));
-    if (gemm->handle != nullptr) gemm->library.destroy(gemm->handle);
+    if (gemm->handle != nullptr) gemm->functions.destroy(gemm->handle);
   }
   delete gemm;
 }
 
 int32_t gemm_version(const Gemm* gemm) {
-  return gemm->library.version;
+  return gemm->functions.version;
 }
 
 // By columns c = a b; if c lies by rows, what lies there by columns is its transpose, which is b's times a's.
