@@ -56,9 +56,8 @@ mdp_status region(mdp_comm* comm, const mdp_tp_region_config* config, const mdp_
                   Direction direction, const char* call = __builtin_FUNCTION()) {
   return guard(
       [&]() -> Status {
-        if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
+        if (Status status = check_call(comm, "comm", stream); !status) return status;
         const Place place = place_of(*comm);
-        if (Status status = check_stream(stream, "stream", place); !status) return status;
         auto ours = take_region(config, *comm->object);
         if (!ours) return ours.status();
         std::optional<Tensor> given, made;
@@ -143,11 +142,6 @@ Result<TpLinearConfig> take_linear(const mdp_tp_linear_config* given) {
   return ours;
 }
 
-Status check_layer(mdp_tp_linear* linear, mdp_stream stream) {
-  if (Status status = check_handle(linear, "linear", Need::all_ranks); !status) return status;
-  return check_stream(stream, "stream", place_of(*linear));
-}
-
 }  // namespace
 
 mdp_status mdp_tp_region_fwd(mdp_comm* comm, const mdp_tp_region_config* config, const mdp_tensor* from, const mdp_tensor* to,
@@ -179,7 +173,7 @@ mdp_status mdp_tp_linear_fwd(mdp_tp_linear* linear, const mdp_tensor* input, con
     if (saved != nullptr) {
       if (Status status = check_out(saved, "saved"); !status) return status;
     }
-    if (Status status = check_layer(linear, stream); !status) return status;
+    if (Status status = check_call(linear, "linear", stream); !status) return status;
     const Place place = place_of(*linear);
     std::optional<Tensor> x, w, b, y;
     if (Status status = take_array(input, "input", Access::read, place, &x); !status) return status;
@@ -203,7 +197,7 @@ mdp_status mdp_tp_linear_bwd(mdp_tp_linear* linear, mdp_tp_saved* saved, const m
                              const mdp_tensor* grad_output, const mdp_tensor* grad_input, const mdp_tensor* grad_weight,
                              const mdp_tensor* grad_bias, uint64_t flags, mdp_stream stream) {
   return guard([&]() -> Status {
-    if (Status status = check_layer(linear, stream); !status) return status;
+    if (Status status = check_call(linear, "linear", stream); !status) return status;
     if (saved != nullptr) {
       if (Status status = check_handle(saved, "saved", Need::usable); !status) return status;
     }

@@ -4,9 +4,17 @@
 
 #include <optional>
 
+#include "api/handle.h"
 #include "api/tensor.h"
 
 namespace megadp {
+
+// Of a handle that all ranks call on: whether it can be called, with this stream.
+template <class Handle>
+Status check_call(Handle* handle, const char* argument, mdp_stream stream) {
+  if (Status status = check_handle(handle, argument, Need::all_ranks); !status) return status;
+  return check_stream(stream, "stream", place_of(*handle));
+}
 
 inline Status take_array(const mdp_tensor* given, const char* argument, Access access, const Place& place, std::optional<Tensor>* out) {
   auto tensor = take_tensor(given, argument, access, place);

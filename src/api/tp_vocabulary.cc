@@ -14,11 +14,6 @@ using namespace megadp;
 
 namespace {
 
-Status check_call(mdp_comm* comm, mdp_stream stream) {
-  if (Status status = check_handle(comm, "comm", Need::all_ranks); !status) return status;
-  return check_stream(stream, "stream", place_of(*comm));
-}
-
 Result<EmbeddingConfig> take_embedding(const mdp_tp_embedding_config* given) {
   auto config = take(given, "config");
   if (!config) return config.status();
@@ -77,7 +72,7 @@ Result<CrossEntropyConfig> take_cross_entropy(const mdp_tp_cross_entropy_config*
 mdp_status mdp_tp_embedding_fwd(mdp_comm* comm, const mdp_tp_embedding_config* config, const mdp_tensor* ids, const mdp_tensor* weight,
                                 const mdp_tensor* output, mdp_stream stream) {
   return guard([&]() -> Status {
-    if (Status status = check_call(comm, stream); !status) return status;
+    if (Status status = check_call(comm, "comm", stream); !status) return status;
     auto ours = take_embedding(config);
     if (!ours) return ours.status();
     const Place place = place_of(*comm);
@@ -96,7 +91,7 @@ mdp_status mdp_tp_embedding_fwd(mdp_comm* comm, const mdp_tp_embedding_config* c
 mdp_status mdp_tp_embedding_bwd(mdp_comm* comm, const mdp_tp_embedding_config* config, const mdp_tensor* ids, const mdp_tensor* grad_output,
                                 const mdp_tensor* grad_weight, uint64_t flags, mdp_stream stream) {
   return guard([&]() -> Status {
-    if (Status status = check_call(comm, stream); !status) return status;
+    if (Status status = check_call(comm, "comm", stream); !status) return status;
     auto ours = take_embedding(config);
     if (!ours) return ours.status();
     if (Status status = check_flags(flags, MDP_GRAD_ADD, "flags", "MDP_GRAD_ADD (1)"); !status) return status;
@@ -114,7 +109,7 @@ mdp_status mdp_tp_embedding_bwd(mdp_comm* comm, const mdp_tp_embedding_config* c
 mdp_status mdp_tp_cross_entropy_fwd(mdp_comm* comm, const mdp_tp_cross_entropy_config* config, const mdp_tensor* logits,
                                     const mdp_tensor* targets, const mdp_tensor* losses, const mdp_tensor* saved, mdp_stream stream) {
   return guard([&]() -> Status {
-    if (Status status = check_call(comm, stream); !status) return status;
+    if (Status status = check_call(comm, "comm", stream); !status) return status;
     auto ours = take_cross_entropy(config);
     if (!ours) return ours.status();
     const Place place = place_of(*comm);
@@ -131,7 +126,7 @@ mdp_status mdp_tp_cross_entropy_bwd(mdp_comm* comm, const mdp_tp_cross_entropy_c
                                     const mdp_tensor* targets, const mdp_tensor* saved, const mdp_tensor* grad_losses,
                                     const mdp_tensor* grad_logits, mdp_stream stream) {
   return guard([&]() -> Status {
-    if (Status status = check_call(comm, stream); !status) return status;
+    if (Status status = check_call(comm, "comm", stream); !status) return status;
     auto ours = take_cross_entropy(config);
     if (!ours) return ours.status();
     const Place place = place_of(*comm);

@@ -99,3 +99,9 @@ MEGADP_ELEMENT F exponential(F x) {
   const F raised = as_float(as_bits(power) + (as_bits(sum) << 23));
   return select_at_least(x, least, raised, select_at_least(least, x, F(0), x));  // NaN stays
 }
+
+// ── factor times a softmax's element, e^(x - max) / e^log_sum, less a number ──
+template <class F>
+MEGADP_ELEMENT F softmax_gradient(F x, F max, F log_sum, F factor, F minus) {
+  return exponential((x - max) - log_sum) * factor - minus;
+}

@@ -111,7 +111,8 @@ template <class T>
 MEGADP_HOST_DEVICE inline float target_score(const CrossEntropy& work, const T* row, int64_t target, float max) {
   const int64_t here = target - work.first();
   if (work.is_ignored(target) || !work.is_class(target) || here < 0 || here >= work.columns) return 0;
-  return to_f32(row[here]) - max;
+  const float x = to_f32(row[here]);
+  return x == max ? 0 : x - max;  // also of -inf, where all are
 }
 
 // From the scores of all ranks, in their order: the same on each.
@@ -123,7 +124,7 @@ MEGADP_HOST_DEVICE inline void finish_loss(const CrossEntropy& work, uint64_t to
   double sum_exp = 0, sum = 0;
   for (int32_t r = 0; r < work.ranks; ++r) {
     const double below = static_cast<double>(of(r).max) - max;
-    if (of(r).sum_exp > 0 || of(r).sum_exp != of(r).sum_exp) sum_exp += of(r).sum_exp * std::exp(below);
+    if (!(of(r).sum_exp == 0)) sum_exp += of(r).sum_exp * std::exp(below);  // nothing where all are -inf, also in all of the ranks
     if (work.smoothing != 0 && work.counted(r) > 0) sum += of(r).sum + below * static_cast<double>(work.counted(r));
   }
   const double log_sum = std::log(sum_exp), whole = max + log_sum;
@@ -140,9 +141,9 @@ MEGADP_HOST_DEVICE inline void finish_loss(const CrossEntropy& work, uint64_t to
   const double to_target = log_sum - (owner.target + (static_cast<double>(owner.max) - max));
   double loss = to_target;
   if (work.smoothing != 0) {
-    const double classes = static_cast<double>(work.classes);
-    const double to_all = classes * log_sum - sum;
-    loss = (1 - work.smoothing) * to_target + work.smoothing / (classes - 1) * (to_all - to_target);
+    // With what the target gets beside the others', so that no infinity is taken from another.
+    const double classes = static_cast<double>(work.classes), others = work.smoothing / (classes - 1);
+    loss = (1 - work.smoothing - others) * to_target + others * (classes * log_sum - sum);
   }
   if (work.z != 0) loss += work.z * whole * whole;
   work.losses[token] = static_cast<float>(loss);
@@ -171,8 +172,7 @@ MEGADP_HOST_DEVICE inline TokenGradient gradient_of(const CrossEntropy& work, ui
 
 // Of one column's logit.
 MEGADP_HOST_DEVICE inline float gradient_at(const TokenGradient& of, float x, int64_t column) {
-  const float minus = column == of.target ? of.at_target : of.others;
-  return exponential((x - of.max) - of.log_sum) * of.factor - minus;
+  return softmax_gradient(x, of.max, of.log_sum, of.factor, column == of.target ? of.at_target : of.others);
 }
 
 }  // namespace megadp

@@ -120,7 +120,10 @@ void Gradients::leave_spills(const Arena& arena, uint32_t bucket) noexcept {
   std::shared_ptr<Event> passed;
   const auto leave = [&](std::shared_ptr<Memory>& spill) {
     try {
-      if (auto here = passed == nullptr ? arenas_->grads().stream().record() : passed; here) passed = *here;
+      if (passed == nullptr) {
+        auto here = arenas_->grads().stream().record();
+        if (here) passed = *std::move(here);
+      }
     } catch (const std::bad_alloc&) {  // then the stream retains it
     }
     return passed != nullptr && spill_.leave(spill, passed);

@@ -40,6 +40,7 @@ struct Embedding {
   DimCut sequence_cut() const { return {0, Counts(static_cast<size_t>(size()), static_cast<uint64_t>(arrays.ids.shape[0] / size()))}; }
   std::vector<int64_t> whole_shape() const { return with_last(arrays.ids.shape, arrays.table.shape[1]); }
   Status check() const;
+  Status enter(bool checks, const NamedArray& replicated);
   Result<StridedArray> whole_in_scratch(ScratchPiece piece) const;
   Status look_up(const Matrix& table, const Matrix& output, bool gradient, bool adds) const;
 };
@@ -66,6 +67,12 @@ Status Embedding::check() const {
   }
   if (Status good = check_shape(output, std::move(shape), "it goes with ids and the features of the table"); !good) return good;
   return check_trainable(output);
+}
+
+Status Embedding::enter(bool checks, const NamedArray& replicated) {
+  if (Status good = check(); !good) return good;
+  if (Status entered = collectives.enter(); !entered || !checks) return entered;
+  return collectives.check_replicated(replicated.array, replicated.name);
 }
 
 Result<StridedArray> Embedding::whole_in_scratch(ScratchPiece piece) const {
@@ -100,11 +107,7 @@ Status Embedding::look_up(const Matrix& table, const Matrix& output, bool gradie
 Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const EmbeddingArrays& arrays, void* caller) {
   if (Status usable = comm.context().usable(); !usable) return usable;
   Embedding embedding{comm, config, arrays, caller, TpCollectives(comm, caller, "an embedding, forward")};
-  if (Status good = embedding.check(); !good) return good;
-  if (Status entered = embedding.collectives.enter(); !entered) return entered;
-  if (config.checks) {
-    if (Status same = embedding.collectives.check_replicated(arrays.ids, "ids"); !same) return same;
-  }
+  if (Status entered = embedding.enter(config.checks, {arrays.ids, "ids"}); !entered) return entered;
   auto table = matrix_of(arrays.table, comm, ScratchPiece::input, caller, true);
   if (!table) return table.status();
   StridedArray rows = arrays.output;  // of this rank's part; zeros for the others'
@@ -125,11 +128,8 @@ Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const Embedd
 Status embedding_backward(Comm& comm, const EmbeddingConfig& config, const EmbeddingArrays& arrays, bool adds, void* caller) {
   if (Status usable = comm.context().usable(); !usable) return usable;
   Embedding embedding{comm, config, arrays, caller, TpCollectives(comm, caller, "an embedding, backward")};
-  if (Status good = embedding.check(); !good) return good;
-  if (Status entered = embedding.collectives.enter(); !entered) return entered;
-  if (config.checks && !config.sequence && !config.grad_is_partial) {
-    if (Status same = embedding.collectives.check_replicated(arrays.output, arrays.output_name); !same) return same;
-  }
+  const bool replicated = !config.sequence && !config.grad_is_partial;
+  if (Status entered = embedding.enter(config.checks && replicated, {arrays.output, arrays.output_name}); !entered) return entered;
   StridedArray grad = arrays.output;
   if (comm.size() > 1 && (config.sequence || config.grad_is_partial)) {
     auto whole = embedding.whole_in_scratch(ScratchPiece::grad);

@@ -5,6 +5,7 @@
 //   | length | {"__metadata__":{"megadp.checksums":"<16 digits for each MiB>"},"NAME":{...},...}, spaces | data, tensor after tensor |
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>

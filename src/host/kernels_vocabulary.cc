@@ -32,7 +32,7 @@ float largest_of(const T* row, size_t n) {
   return most;
 }
 
-// A short block is filled up with what adds nothing.
+// What a block has beside whole vectors goes to its first lanes.
 template <class T>
 void score_row(const void* logits, size_t n, TokenScore* score) {
   const T* const row = static_cast<const T*>(logits);
@@ -72,10 +72,7 @@ template <class T>
 void gradient_row(void* to, const void* logits, size_t n, const TokenGradient& gradient) {
   const T* const row = static_cast<const T*>(logits);
   T* const out = static_cast<T*>(to);
-  const auto at = [&](auto x) HWY_ATTR {
-    using F = decltype(x);
-    return exponential((x - F(gradient.max)) - F(gradient.log_sum)) * F(gradient.factor);
-  };
+  const F32 max(gradient.max), log_sum(gradient.log_sum), factor(gradient.factor), others(gradient.others);
   const auto own = [&](size_t i) HWY_ATTR { from_f32(out + i, gradient_at(gradient, to_f32(row[i]), static_cast<int64_t>(i))); };
   const size_t target = gradient.target < 0 ? n : static_cast<size_t>(gradient.target);
   size_t i = 0;
@@ -86,7 +83,7 @@ void gradient_row(void* to, const void* logits, size_t n, const TokenGradient& g
       continue;
     }
     const size_t end = target > i ? std::min(n, target) : n;  // of vectors without the target
-    for (; i + lanes() <= end; i += lanes()) store(at(load(row + i)) - F32(gradient.others), out + i);
+    for (; i + lanes() <= end; i += lanes()) store(softmax_gradient(load(row + i), max, log_sum, factor, others), out + i);
   }
 }
 

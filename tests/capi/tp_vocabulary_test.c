@@ -140,7 +140,10 @@ static void every_way(void** state) {
 static void extremes_of_a_rank(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   tp_rank r = tp_open(id, rank, n, 1 << 14);
-  const int64_t shape[] = {4, COLUMNS}, tokens[] = {4}, sums[] = {4, 2};
+  enum {
+    CASES = 5
+  };
+  const int64_t shape[] = {CASES, COLUMNS}, tokens[] = {CASES}, sums[] = {CASES, 2};
   tp_array x, t, losses, saved, dlosses, dx;
   tp_take(&r, &x, MDP_DTYPE_F32, DENSE, 2, shape);
   tp_take(&r, &t, MDP_DTYPE_I64, DENSE, 1, tokens);
@@ -148,30 +151,38 @@ static void extremes_of_a_rank(const mdp_unique_id* id, int32_t rank, int32_t n,
   tp_take(&r, &saved, MDP_DTYPE_F32, DENSE, 2, sums);
   tp_take(&r, &dlosses, MDP_DTYPE_F32, DENSE, 1, tokens);
   tp_take(&r, &dx, MDP_DTYPE_F32, DENSE, 2, shape);
-  for (int64_t token = 0; token < 4; ++token) {
-    tp_set(&t, &token, 0);
+  for (int64_t token = 0; token < CASES; ++token) {
+    tp_set(&t, &token, token == 4 ? (float)(COLUMNS * n - 1) : 0);
     tp_set(&dlosses, &token, 1);
     for (int64_t c = 0; c < COLUMNS; ++c) {
       const int64_t at[] = {token, c};
       const int first = rank == 0 && c == 0;
-      /* All of the other ranks masked out; far apart; one NaN; all so large that their exponentials overflow. */
-      const float values[] = {rank == 0 ? 1.0F : -INFINITY, first ? 0 : 30000.0F, first ? NAN : 1.0F, 3e38F};
+      /* All of the other ranks masked out; far apart; one NaN; all so large that their exponentials overflow; all but one masked out,
+       * also the target. */
+      const float values[] = {rank == 0 ? 1.0F : -INFINITY, first ? 0 : 30000.0F, first ? NAN : 1.0F, 3e38F, first ? 1.0F : -INFINITY};
       tp_set(&x, at, values[token]);
     }
   }
+  const int64_t token[] = {0, 1, 2, 3, 4};
   SIZED(mdp_tp_cross_entropy_config, config);
+  config.label_smoothing = 0.1;
+  OK(mdp_tp_cross_entropy_fwd(r.comm, &config, &x.tensor, &t.tensor, &losses.tensor, NULL, NULL));
+  tp_settle(&r);
+  CHECK(tp_get(&losses, &token[4]) == INFINITY); /* as all that has probability and no chance */
+  config.label_smoothing = 0;
   OK(mdp_tp_cross_entropy_fwd(r.comm, &config, &x.tensor, &t.tensor, &losses.tensor, &saved.tensor, NULL));
   OK(mdp_tp_cross_entropy_bwd(r.comm, &config, &x.tensor, &t.tensor, &saved.tensor, &dlosses.tensor, &dx.tensor, NULL));
   tp_settle(&r);
-  const int64_t token[] = {0, 1, 2, 3};
   const double others = COLUMNS * n - 1;
   near(tp_get(&losses, &token[0]), log(COLUMNS), 1e-6, "the loss", 0);
   near(tp_get(&losses, &token[1]), 30000 + log(others), 1e-6, "the loss", 1);
   CHECK(isnan(tp_get(&losses, &token[2])));
   near(tp_get(&losses, &token[3]), log(others + 1), 1e-6, "the loss", 3);
+  CHECK(tp_get(&losses, &token[4]) == INFINITY);
   for (int64_t c = 0; c < COLUMNS; ++c) {
-    const int first = rank == 0 && c == 0;
-    const int64_t masked[] = {0, c}, far[] = {1, c}, bad[] = {2, c};
+    const int first = rank == 0 && c == 0, last = rank + 1 == n && c + 1 == COLUMNS;
+    const int64_t masked[] = {0, c}, far[] = {1, c}, bad[] = {2, c}, hopeless[] = {4, c};
+    near(tp_get(&dx, hopeless), first ? 1 : last ? -1 : 0, 1e-6, "the gradient", 4);
     near(tp_get(&dx, masked), rank != 0 ? 0 : first ? 1.0 / COLUMNS - 1 : 1.0 / COLUMNS, 1e-6, "the gradient", 0);
     near(tp_get(&dx, far), first ? -1 : 1 / others, 1e-6, "the gradient", 1);
     CHECK(isnan(tp_get(&dx, bad)));

@@ -55,7 +55,7 @@ end
 
 function forward!(embedding::TpEmbedding, y::AbstractArray, ids::AbstractArray, weight::AbstractMatrix)
     check(Raw.mdp_tp_embedding_fwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(weight), false),
-                             borrow(y, false), stream_of(y)))
+                                   borrow(y, false), stream_of(y)))
     return y
 end
 
@@ -64,7 +64,7 @@ end
 
 function backward!(embedding::TpEmbedding, grad_weight::AbstractMatrix, dy::AbstractArray, ids::AbstractArray; add = false)
     check(Raw.mdp_tp_embedding_bwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(dy), false),
-                             borrow(grad_weight, false), add ? Raw.MDP_GRAD_ADD : 0, stream_of(grad_weight)))
+                                   borrow(grad_weight, false), add ? Raw.MDP_GRAD_ADD : 0, stream_of(grad_weight)))
     return grad_weight
 end
 
@@ -110,8 +110,8 @@ raw_cross_entropy(loss::TpCrossEntropy) =
 
 function forward!(loss::TpCrossEntropy, losses::AbstractArray, logits::AbstractArray, targets::AbstractArray; saved = nothing)
     check(Raw.mdp_tp_cross_entropy_fwd(loss.comm, raw_cross_entropy(loss), borrow(lying(logits), false),
-                                 borrow(from_zero(targets, "targets"), false), borrow(losses, false),
-                                 saved === nothing ? C_NULL : borrow(saved, false), stream_of(losses)))
+                                       borrow(from_zero(targets, "targets"), false), borrow(losses, false),
+                                       saved === nothing ? C_NULL : borrow(saved, false), stream_of(losses)))
     return losses
 end
 

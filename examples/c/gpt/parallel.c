@@ -26,11 +26,6 @@ static int no_memory(const parallel* p) {
   return -1;
 }
 
-static mdp_tensor tensor_of(mdp_dtype dtype, void* data, int32_t ndim, const int64_t* shape) {
-  const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = dtype, .ndim = ndim, .data = data, .shape = shape};
-  return tensor;
-}
-
 static mdp_grid_config grid_of(const options* opts) {
   const mdp_grid_config grid = {.struct_size = sizeof grid, .tp = (int32_t)opts->tp, .instances = (int32_t)opts->instances};
   return grid;
@@ -266,7 +261,7 @@ int parallel_sum(parallel* p, double* values, size_t count) {
 
 int parallel_gather(parallel* p, const int64_t* values, size_t count, int64_t* out) {
   const int64_t shape = (int64_t)count, gathered = shape * p->ranks;
-  const mdp_tensor from = tensor_of(MDP_DTYPE_I64, (void*)(uintptr_t)values, 1, &shape);
+  const mdp_tensor from = tensor_of(MDP_DTYPE_I64, values, 1, &shape);
   const mdp_tensor to = tensor_of(MDP_DTYPE_I64, out, 1, &gathered);
   return parallel_check(p, mdp_all_gather(p->comm, &from, &to, NULL, NULL), "mdp_all_gather");
 }

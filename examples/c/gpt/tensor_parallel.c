@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+mdp_tensor tensor_of(mdp_dtype dtype, const void* data, int32_t ndim, const int64_t* shape) {
+  const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = dtype, .ndim = ndim, .data = (void*)(uintptr_t)data, .shape = shape};
+  return tensor;
+}
+
 int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call) {
   if (status >= 0) return 0;
   const int rank = t->comm ? mdp_comm_world_rank(t->comm, mdp_comm_rank(t->comm)) : -1;
@@ -47,16 +52,10 @@ static layer_shapes shapes_of(const gpt_model* model, size_t which, size_t n) {
   return l->cuts_outs ? columns : rows;
 }
 
-static mdp_tensor matrix(const real* data, const int64_t* shape) {
-  const mdp_tensor tensor = {
-      .struct_size = sizeof tensor, .dtype = MDP_DTYPE_F32, .ndim = 2, .data = (void*)(uintptr_t)data, .shape = shape};
-  return tensor;
-}
-
 static int forward(void* user, size_t block, size_t which, real* out, const real* in, size_t n) {
   const tensor_parallel* t = user;
   const layer_shapes shapes = shapes_of(t->model, which, n);
-  const mdp_tensor input = matrix(in, shapes.in), output = matrix(out, shapes.out);
+  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.in), output = tensor_of(MDP_DTYPE_F32, out, 2, shapes.out);
   mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
   /* Nothing is saved: the model keeps its activations. */
   return tensor_parallel_check(t, mdp_tp_linear_fwd(layer, &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
@@ -65,7 +64,8 @@ static int forward(void* user, size_t block, size_t which, real* out, const real
 static int backward(void* user, size_t block, size_t which, real* d_in, const real* d_out, const real* in, size_t n) {
   const tensor_parallel* t = user;
   const layer_shapes shapes = shapes_of(t->model, which, n);
-  const mdp_tensor input = matrix(in, shapes.in), grad_input = matrix(d_in, shapes.in), grad_output = matrix(d_out, shapes.out);
+  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.in), grad_input = tensor_of(MDP_DTYPE_F32, d_in, 2, shapes.in),
+                   grad_output = tensor_of(MDP_DTYPE_F32, d_out, 2, shapes.out);
   mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
   return tensor_parallel_check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad_output, &grad_input, NULL, NULL, 0, NULL),
                                "mdp_tp_linear_bwd");
@@ -74,7 +74,7 @@ static int backward(void* user, size_t block, size_t which, real* d_in, const re
 static int take_number(void* user, size_t part, int64_t* number) {
   const tensor_parallel* t = user;
   const int64_t one = 1;
-  const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = MDP_DTYPE_I64, .ndim = 1, .data = number, .shape = &one};
+  const mdp_tensor tensor = tensor_of(MDP_DTYPE_I64, number, 1, &one);
   return tensor_parallel_check(t, mdp_broadcast(t->comm, &tensor, (int32_t)part, NULL, NULL), "mdp_broadcast");
 }
 

@@ -36,6 +36,8 @@ int tensor_parallel_has(const gpt_model* model, size_t param);
 int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model);
 void tensor_parallel_close(tensor_parallel* t);
 
+/* A dense array of the library's; the data are written only where a call says so. */
+mdp_tensor tensor_of(mdp_dtype dtype, const void* data, int32_t ndim, const int64_t* shape);
 /* For this file and vocabulary.c. */
 int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call);
 int vocabulary_open(tensor_parallel* t, mdp_buffer* buffer);

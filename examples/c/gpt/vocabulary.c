@@ -4,11 +4,6 @@
 
 #include "tensor_parallel.h"
 
-static mdp_tensor array(mdp_dtype dtype, const void* data, int32_t ndim, const int64_t* shape) {
-  const mdp_tensor tensor = {.struct_size = sizeof tensor, .dtype = dtype, .ndim = ndim, .data = (void*)(uintptr_t)data, .shape = shape};
-  return tensor;
-}
-
 typedef struct {
   int64_t n[1], own[2], table[2], logits[2], pairs[2];
 } vocabulary_shapes;
@@ -21,7 +16,7 @@ static vocabulary_shapes shapes_of(const gpt_model* model, size_t n) {
 
 static mdp_tensor ids_of(const tensor_parallel* t, const unsigned char* tokens, const vocabulary_shapes* shapes) {
   for (int64_t i = 0; i < shapes->n[0]; i++) t->ids[i] = tokens[i];
-  return array(MDP_DTYPE_I64, t->ids, 1, shapes->n);
+  return tensor_of(MDP_DTYPE_I64, t->ids, 1, shapes->n);
 }
 
 static mdp_tp_embedding_config embedding_of(const gpt_model* model) {
@@ -36,8 +31,8 @@ static int embed(void* user, real* out, const unsigned char* tokens, size_t n) {
   const tensor_parallel* t = user;
   const vocabulary_shapes shapes = shapes_of(t->model, n);
   const mdp_tp_embedding_config config = embedding_of(t->model);
-  const mdp_tensor ids = ids_of(t, tokens, &shapes), output = array(MDP_DTYPE_F32, out, 2, shapes.own);
-  const mdp_tensor table = array(MDP_DTYPE_F32, t->model->params[GPT_TOKEN_EMBEDDING].value, 2, shapes.table);
+  const mdp_tensor ids = ids_of(t, tokens, &shapes), output = tensor_of(MDP_DTYPE_F32, out, 2, shapes.own);
+  const mdp_tensor table = tensor_of(MDP_DTYPE_F32, t->model->params[GPT_TOKEN_EMBEDDING].value, 2, shapes.table);
   return tensor_parallel_check(t, mdp_tp_embedding_fwd(t->comm, &config, &ids, &table, &output, NULL), "mdp_tp_embedding_fwd");
 }
 
@@ -45,23 +40,23 @@ static int embed_backward(void* user, const real* d_out, const unsigned char* to
   const tensor_parallel* t = user;
   const vocabulary_shapes shapes = shapes_of(t->model, n);
   const mdp_tp_embedding_config config = embedding_of(t->model);
-  const mdp_tensor ids = ids_of(t, tokens, &shapes), grad = array(MDP_DTYPE_F32, d_out, 2, shapes.own);
-  const mdp_tensor table = array(MDP_DTYPE_F32, t->model->params[GPT_TOKEN_EMBEDDING].grad, 2, shapes.table);
+  const mdp_tensor ids = ids_of(t, tokens, &shapes), grad = tensor_of(MDP_DTYPE_F32, d_out, 2, shapes.own);
+  const mdp_tensor table = tensor_of(MDP_DTYPE_F32, t->model->params[GPT_TOKEN_EMBEDDING].grad, 2, shapes.table);
   return tensor_parallel_check(t, mdp_tp_embedding_bwd(t->comm, &config, &ids, &grad, &table, MDP_GRAD_ADD, NULL), "mdp_tp_embedding_bwd");
 }
 
 static int head(void* user, real* logits, const real* in, size_t n) {
   const tensor_parallel* t = user;
   const vocabulary_shapes shapes = shapes_of(t->model, n);
-  const mdp_tensor input = array(MDP_DTYPE_F32, in, 2, shapes.own), output = array(MDP_DTYPE_F32, logits, 2, shapes.logits);
+  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.own), output = tensor_of(MDP_DTYPE_F32, logits, 2, shapes.logits);
   return tensor_parallel_check(t, mdp_tp_linear_fwd(t->layers[t->count - 1], &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
 }
 
 static int head_backward(void* user, real* d_in, const real* d_logits, const real* in, size_t n) {
   const tensor_parallel* t = user;
   const vocabulary_shapes shapes = shapes_of(t->model, n);
-  const mdp_tensor input = array(MDP_DTYPE_F32, in, 2, shapes.own), grad_input = array(MDP_DTYPE_F32, d_in, 2, shapes.own);
-  const mdp_tensor grad = array(MDP_DTYPE_F32, d_logits, 2, shapes.logits);
+  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.own), grad_input = tensor_of(MDP_DTYPE_F32, d_in, 2, shapes.own);
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, d_logits, 2, shapes.logits);
   mdp_tp_linear* layer = t->layers[t->count - 1];
   return tensor_parallel_check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad, &grad_input, NULL, NULL, 0, NULL),
                                "mdp_tp_linear_bwd");
@@ -71,16 +66,16 @@ static int loss(void* user, real* logits, const unsigned char* targets, size_t n
   const tensor_parallel* t = user;
   const vocabulary_shapes shapes = shapes_of(t->model, n);
   const mdp_tp_cross_entropy_config config = {.struct_size = sizeof config, .classes = (int64_t)t->model->shape.vocab};
-  const mdp_tensor x = array(MDP_DTYPE_F32, logits, 2, shapes.logits), ids = ids_of(t, targets, &shapes);
+  const mdp_tensor x = tensor_of(MDP_DTYPE_F32, logits, 2, shapes.logits), ids = ids_of(t, targets, &shapes);
   float *losses = t->tokens, *grads = losses + n, *pairs = grads + n;
-  const mdp_tensor each = array(MDP_DTYPE_F32, losses, 1, shapes.n), saved = array(MDP_DTYPE_F32, pairs, 2, shapes.pairs);
+  const mdp_tensor each = tensor_of(MDP_DTYPE_F32, losses, 1, shapes.n), saved = tensor_of(MDP_DTYPE_F32, pairs, 2, shapes.pairs);
   if (tensor_parallel_check(t, mdp_tp_cross_entropy_fwd(t->comm, &config, &x, &ids, &each, &saved, NULL), "mdp_tp_cross_entropy_fwd"))
     return -1;
   *sum = 0;
   for (size_t i = 0; i < n; i++) *sum += losses[i];
   if (scale == 0) return 0;
   for (size_t i = 0; i < n; i++) grads[i] = (float)scale;
-  const mdp_tensor grad = array(MDP_DTYPE_F32, grads, 1, shapes.n);
+  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, grads, 1, shapes.n);
   return tensor_parallel_check(t, mdp_tp_cross_entropy_bwd(t->comm, &config, &x, &ids, &saved, &grad, &x, NULL),
                                "mdp_tp_cross_entropy_bwd");
 }
@@ -89,7 +84,7 @@ static int whole_row(void* user, real* out, const real* logits) {
   const tensor_parallel* t = user;
   const int64_t part[] = {(int64_t)(t->model->shape.table / t->model->cut.parts)}, all[] = {(int64_t)t->model->shape.table};
   const mdp_tp_region_config config = {.struct_size = sizeof config, .region = MDP_TP_GATHER, .grad = MDP_TP_GRAD_REPLICATED};
-  const mdp_tensor from = array(MDP_DTYPE_F32, logits, 1, part), to = array(MDP_DTYPE_F32, out, 1, all);
+  const mdp_tensor from = tensor_of(MDP_DTYPE_F32, logits, 1, part), to = tensor_of(MDP_DTYPE_F32, out, 1, all);
   return tensor_parallel_check(t, mdp_tp_region_fwd(t->comm, &config, &from, &to, NULL), "mdp_tp_region_fwd");
 }
 
