@@ -106,7 +106,7 @@ struct LogitSums {
   }
 };
 
-// The target's row of `scores`, once its maximum is known.
+// TokenScore::target, once the maximum is known.
 template <class T>
 MEGADP_HOST_DEVICE inline float target_score(const CrossEntropy& work, const T* row, int64_t target, float max) {
   const int64_t here = target - work.first();
@@ -124,7 +124,7 @@ MEGADP_HOST_DEVICE inline void finish_loss(const CrossEntropy& work, uint64_t to
   double sum_exp = 0, sum = 0;
   for (int32_t r = 0; r < work.ranks; ++r) {
     const double below = static_cast<double>(of(r).max) - max;
-    if (!(of(r).sum_exp == 0)) sum_exp += of(r).sum_exp * std::exp(below);  // nothing where all are -inf, also in all of the ranks
+    if (!(of(r).sum_exp == 0)) sum_exp += of(r).sum_exp * std::exp(below);  // a rank of nothing but -inf adds nothing
     if (work.smoothing != 0 && work.counted(r) > 0) sum += of(r).sum + below * static_cast<double>(work.counted(r));
   }
   const double log_sum = std::log(sum_exp), whole = max + log_sum;

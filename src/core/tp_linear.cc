@@ -309,7 +309,7 @@ Status TpLinear::forward_column(const Forward& given, Call& call) {
     if (!part) return part.status();
     target = *part;
   }
-  auto y = matrix_out(target, Lies::anyhow, *comm_, ScratchPiece::output);
+  auto y = matrix_out(target, Packing::any, *comm_, ScratchPiece::output);
   if (!y) return y.status();
   if (Status multiplied = backend().gemm(y->matrix, *x, transposed(*w), false, call.caller); !multiplied) return multiplied;
   if (config_.has_bias) {
@@ -338,11 +338,11 @@ Status TpLinear::forward_row(const Forward& given, Call& call) {
     if (!whole) return whole.status();
     sum = *whole;
   }
-  auto y = matrix_out(sum, size() > 1 ? Lies::dense : Lies::anyhow, *comm_, ScratchPiece::output);
+  auto y = matrix_out(sum, size() > 1 ? Packing::dense : Packing::any, *comm_, ScratchPiece::output);
   if (!y) return y.status();
   if (Status multiplied = backend().gemm(y->matrix, *x, transposed(*w), false, call.caller); !multiplied) return multiplied;
   if (has_sequence()) {
-    y = matrix_out(*given.output, Lies::dense, *comm_, ScratchPiece::grad);
+    y = matrix_out(*given.output, Packing::dense, *comm_, ScratchPiece::grad);
     if (!y) return y.status();
     const StridedArray part = dense_array(y->matrix.data, config_.type, given.output->shape);
     if (Status reduced = call.collectives.reduce_scatter(part, sum, sequence_cut(sum.shape[0])); !reduced) return reduced;

@@ -145,7 +145,7 @@ Status TpLinear::start_input_gradient(const Backward& given, const Matrix& dy, s
   auto w = weight(given.weight, call.caller);
   if (!w) return w.status();
   const bool sequence = has_sequence();
-  auto own = matrix_out(*given.grad_input, size() > 1 ? Lies::dense : Lies::anyhow, *comm_, ScratchPiece::received);
+  auto own = matrix_out(*given.grad_input, size() > 1 ? Packing::dense : Packing::any, *comm_, ScratchPiece::received);
   if (!own) return own.status();
   Matrix partial = own->matrix;
   if (sequence) {
@@ -188,7 +188,7 @@ Status TpLinear::backward_row(const Backward& given, const StridedArray* input, 
       if (!memory) return memory.status();
       part = *memory;
     }
-    auto dx = matrix_out(part, Lies::anyhow, *comm_, ScratchPiece::output);
+    auto dx = matrix_out(part, Packing::any, *comm_, ScratchPiece::output);
     if (!dx) return dx.status();
     if (Status multiplied = backend().gemm(dx->matrix, *dy, *w, false, call.caller); !multiplied) return multiplied;
     if (Status placed = whole_input ? gather_features(*grad_input, part, call) : dx->finish(*comm_, call.caller); !placed) return placed;
@@ -232,7 +232,7 @@ Status TpLinear::into_gradient(const Target& target, const Matrix& left, const M
       to.shape.insert(to.shape.begin(), 1);
       to.strides.insert(to.strides.begin(), to.shape[1]);
     }
-    auto out = matrix_out(to, Lies::anyhow, *comm_, ScratchPiece::weight);
+    auto out = matrix_out(to, Packing::any, *comm_, ScratchPiece::weight);
     if (!out) return out.status();
     if (Status done = backend().gemm(logical(out->matrix), left, right, adds && !out->packed, call.caller); !done) return done;
     return out->finish(*comm_, call.caller, adds);

@@ -56,15 +56,6 @@ std::optional<Matrix> fold(const StridedArray& array) {
   return std::nullopt;
 }
 
-Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller, bool by_rows) {
-  if (const auto matrix = fold(array); matrix && (!by_rows || matrix->is_row_major())) return *matrix;
-  auto memory = comm.scratch().take(comm, piece, elements_of(array.shape) * size_of(array.type));
-  if (!memory) return memory.status();
-  const StridedArray packed = in_scratch(*memory, array);
-  if (Status copied = comm.context().backend->copy(packed, array, false, caller); !copied) return copied;
-  return matrix_in_scratch(packed);
-}
-
 Result<const void*> dense_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller) {
   if (is_dense(array)) return static_cast<const void*>(array.data);
   auto memory = comm.scratch().take(comm, piece, elements_of(array.shape) * size_of(array.type));
@@ -73,15 +64,22 @@ Result<const void*> dense_of(const StridedArray& array, Comm& comm, ScratchPiece
   return static_cast<const void*>(*memory);
 }
 
+Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller, Packing packing) {
+  if (const auto matrix = fold(array); matrix && (packing == Packing::any || matrix->is_row_major())) return *matrix;
+  auto packed = dense_of(array, comm, piece, caller);
+  if (!packed) return packed.status();
+  return dense_matrix(const_cast<void*>(*packed), array.type, rows_of(array), array.shape.back());
+}
+
 Status MatrixOut::finish(Comm& comm, void* caller, bool add) const {
   if (!packed) return {};
   return comm.context().backend->copy(to, in_scratch(matrix.data, to), add, caller);
 }
 
-Result<MatrixOut> matrix_out(const StridedArray& to, Lies lies, Comm& comm, ScratchPiece piece) {
-  if (lies != Lies::dense || is_dense(to)) {
+Result<MatrixOut> matrix_out(const StridedArray& to, Packing packing, Comm& comm, ScratchPiece piece) {
+  if (packing != Packing::dense || is_dense(to)) {
     const auto matrix = fold(to);
-    if (matrix && (lies == Lies::anyhow || matrix->is_row_major())) return MatrixOut{*matrix, to, false};
+    if (matrix && (packing == Packing::any || matrix->is_row_major())) return MatrixOut{*matrix, to, false};
   }
   auto memory = comm.scratch().take(comm, piece, elements_of(to.shape) * size_of(to.type));
   if (!memory) return memory.status();

@@ -15,9 +15,16 @@ std::optional<Matrix> fold(const StridedArray& array);
 // Of a dense one.
 Matrix dense_matrix(void* data, DType type, int64_t rows, int64_t columns);
 
-// An input. by_rows: its rows must not be scattered.
-Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller, bool by_rows = false);
-// One whose elements lie one after another, in the order of its indices.
+// How a matrix lies in memory.
+enum class Packing {
+  any,   // by rows or by columns
+  rows,  // the elements of a row are neighbours
+  dense  // and rows follow each other without gaps, so that it can go through a collective
+};
+
+// An input; `packing` is any or rows.
+Result<Matrix> matrix_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller, Packing packing = Packing::any);
+// An input whose elements lie one after another, in the order of its indices.
 Result<const void*> dense_of(const StridedArray& array, Comm& comm, ScratchPiece piece, void* caller);
 
 // An output: `matrix` is what is computed; finish() brings it to its place, or adds it to what is there.
@@ -27,11 +34,6 @@ struct MatrixOut {
   bool packed = false;
   Status finish(Comm& comm, void* caller, bool add = false) const;
 };
-enum class Lies {
-  anyhow,
-  by_rows,
-  dense  // so that it can go through a collective too
-};
-Result<MatrixOut> matrix_out(const StridedArray& to, Lies lies, Comm& comm, ScratchPiece piece);
+Result<MatrixOut> matrix_out(const StridedArray& to, Packing packing, Comm& comm, ScratchPiece piece);
 
 }  // namespace megadp

@@ -108,7 +108,7 @@ Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const Embedd
   if (Status usable = comm.context().usable(); !usable) return usable;
   Embedding embedding{comm, config, arrays, caller, TpCollectives(comm, caller, "an embedding, forward")};
   if (Status entered = embedding.enter(config.checks, {arrays.ids, "ids"}); !entered) return entered;
-  auto table = matrix_of(arrays.table, comm, ScratchPiece::input, caller, true);
+  auto table = matrix_of(arrays.table, comm, ScratchPiece::input, caller, Packing::rows);
   if (!table) return table.status();
   StridedArray rows = arrays.output;  // of this rank's part; zeros for the others'
   if (comm.size() > 1) {
@@ -116,7 +116,7 @@ Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const Embedd
     if (!whole) return whole.status();
     rows = *whole;
   }
-  auto out = matrix_out(rows, Lies::by_rows, comm, ScratchPiece::output);
+  auto out = matrix_out(rows, Packing::rows, comm, ScratchPiece::output);
   if (!out) return out.status();
   if (Status found = embedding.look_up(*table, out->matrix, false, false); !found) return found;
   Status done = comm.size() == 1  ? out->finish(comm, caller)
@@ -139,9 +139,9 @@ Status embedding_backward(Comm& comm, const EmbeddingConfig& config, const Embed
     if (!done) return done;
     grad = *whole;
   }
-  auto rows = matrix_of(grad, comm, ScratchPiece::grad, caller, true);
+  auto rows = matrix_of(grad, comm, ScratchPiece::grad, caller, Packing::rows);
   if (!rows) return rows.status();
-  auto table = matrix_out(arrays.table, Lies::by_rows, comm, ScratchPiece::input);
+  auto table = matrix_out(arrays.table, Packing::rows, comm, ScratchPiece::input);
   if (!table) return table.status();
   if (Status added = embedding.look_up(table->matrix, *rows, true, adds && !table->packed); !added) return added;
   const Status done = table->finish(comm, caller, adds);
@@ -188,7 +188,7 @@ Status Loss::check(const NamedArray& logits, const NamedArray& targets, const Na
 }
 
 Status Loss::take(const StridedArray& logits, const StridedArray& targets) {
-  auto rows = matrix_of(logits, comm, ScratchPiece::input, caller, true);
+  auto rows = matrix_of(logits, comm, ScratchPiece::input, caller, Packing::rows);
   if (!rows) return rows.status();
   auto classes = dense_of(targets, comm, ScratchPiece::weight, caller);
   if (!classes) return classes.status();
@@ -243,12 +243,12 @@ Status cross_entropy_forward(Comm& comm, const CrossEntropyConfig& config, const
     if (out.shape.empty()) out.shape = out.strides = {1};
     return out;
   };
-  auto to = matrix_out(row(losses), Lies::dense, comm, ScratchPiece::sent);
+  auto to = matrix_out(row(losses), Packing::dense, comm, ScratchPiece::sent);
   if (!to) return to.status();
   loss.work.losses = static_cast<float*>(to->matrix.data);
   std::optional<MatrixOut> sums;
   if (saved != nullptr) {
-    auto out = matrix_out(*saved, Lies::dense, comm, ScratchPiece::grad);
+    auto out = matrix_out(*saved, Packing::dense, comm, ScratchPiece::grad);
     if (!out) return out.status();
     sums = *out;
     loss.work.sums = static_cast<TokenSum*>(sums->matrix.data);
@@ -277,7 +277,7 @@ Status cross_entropy_backward(Comm& comm, const CrossEntropyConfig& config, cons
   if (!sums) return sums.status();
   auto given = dense_of(grad_losses, comm, ScratchPiece::sent, caller);
   if (!given) return given.status();
-  auto to = matrix_out(grad_logits, Lies::by_rows, comm, ScratchPiece::grad);
+  auto to = matrix_out(grad_logits, Packing::rows, comm, ScratchPiece::grad);
   if (!to) return to.status();
   loss.work.sums = static_cast<TokenSum*>(const_cast<void*>(*sums));
   loss.work.grad_losses = static_cast<const float*>(*given);
