@@ -199,7 +199,7 @@ fn bf16_tables_and_what_is_refused() {
     let counts: Vec<f32> = grad.sum(1).unwrap().to_vec1().unwrap();
     assert_eq!(counts, [0.0, 3.0, 0.0, 3.0, 0.0, 0.0]);
     let error = layer.forward(&ids.to_dtype(DType::F32).unwrap(), &weight).unwrap_err();
-    assert!(error.to_string().contains("ids have elements of F32"), "{error}");
+    assert!(error.to_string().contains("ids has elements of F32"), "{error}");
     let loss = CrossEntropy::new(&comm, tp::CrossEntropy::new());
     let error = loss.forward(&table(), &ids).unwrap_err();
     assert!(error.to_string().contains("logits has shape"), "{error}");

@@ -18,9 +18,9 @@ struct Ids {
 }
 
 impl Ids {
-    fn new(tensor: &Tensor) -> Result<Self> {
+    fn new(tensor: &Tensor, argument: &str) -> Result<Self> {
         if !matches!(tensor.dtype(), DType::I64 | DType::U32 | DType::U8) {
-            return Err(refused(format!("ids have elements of {:?}; these operations take I64, U32 and U8", tensor.dtype())));
+            return Err(refused(format!("{argument} has elements of {:?}; these operations take I64, U32 and U8", tensor.dtype())));
         }
         Ok(Ids { data: tensor.flatten_all()?.to_dtype(DType::I64)?.to_vec1()?, shape: tensor.dims().to_vec() })
     }
@@ -48,7 +48,7 @@ impl Embedding {
     /// # Errors
     /// As [`tp::Embedding::forward`].
     pub fn forward(&self, ids: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        weight.apply_op1(Lookup { of: self.clone(), ids: Ids::new(ids)? })
+        weight.apply_op1(Lookup { of: self.clone(), ids: Ids::new(ids, "ids")? })
     }
 }
 
@@ -110,7 +110,7 @@ impl CrossEntropy {
     /// # Errors
     /// As [`tp::CrossEntropy::forward`].
     pub fn forward(&self, logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
-        logits.apply_op1(Loss { of: self.clone(), targets: Ids::new(targets)?, saved: Mutex::default() })
+        logits.apply_op1(Loss { of: self.clone(), targets: Ids::new(targets, "targets")?, saved: Mutex::default() })
     }
 }
 
