@@ -66,10 +66,6 @@ void File::start_writeback(uint64_t begin, uint64_t end) noexcept {
   (void)::sync_file_range(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(end - begin), SYNC_FILE_RANGE_WRITE);
 }
 
-void File::start_reading(uint64_t begin, uint64_t end) const noexcept {
-  (void)::posix_fadvise(fd_.get(), static_cast<off_t>(begin), static_cast<off_t>(end - begin), POSIX_FADV_WILLNEED);
-}
-
 Status File::sync() {
   if (again_if_interrupted([&] { return ::fsync(fd_.get()); }) == 0) return {};
   return system_error(text("writing ", path_, " to its device"), errno);

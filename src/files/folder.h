@@ -24,8 +24,6 @@ class File {
   Result<uint64_t> bytes() const;
   // Begins to write back what lies before `end`; a hint.
   void start_writeback(uint64_t begin, uint64_t end) noexcept;
-  // Begins to read what will be read next; a hint.
-  void start_reading(uint64_t begin, uint64_t end) const noexcept;
   // What was written survives a loss of power.
   Status sync();
 

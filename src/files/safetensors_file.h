@@ -89,7 +89,7 @@ class SafetensorsReader {
   void check_data(const std::function<void(const Status&)>& tell);
 
  private:
-  static constexpr uint64_t kNoChunk = UINT64_MAX - kChunkBytes;  // nor is there one behind it
+  static constexpr uint64_t kNoChunk = UINT64_MAX;
   explicit SafetensorsReader(File file) : file_(std::move(file)) {}
   static Result<SafetensorsReader> open(const Folder& in, const std::string& name, const WrittenFile* expected);
   Status take_header(std::string_view header, uint64_t file_bytes);
@@ -107,8 +107,6 @@ class SafetensorsReader {
   uint64_t data_begin_ = 0, data_bytes_ = 0;
   std::vector<char> chunk_;
   uint64_t chunk_begin_ = kNoChunk;  // of what is in chunk_
-  uint64_t last_begin_ = kNoChunk;   // of what was read last
-  uint64_t begun_ = 0;               // bytes of the data that are being read ahead
 };
 
 }  // namespace megadp
