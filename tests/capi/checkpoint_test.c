@@ -502,6 +502,20 @@ static void flip(const char* name, long at) {
   fclose(file);
 }
 
+/* `what`, which is there once, becomes `by`, of the same length. */
+static void replace_in(const char* name, const char* what, const char* by) {
+  static char content[1 << 16];
+  FILE* const file = fopen(name, "r+b");
+  if (!CHECK(file != NULL)) return;
+  content[fread(content, 1, sizeof content - 1, file)] = '\0';
+  const char* const at = strstr(content, what);
+  if (CHECK(at != NULL && strlen(what) == strlen(by))) {
+    fseek(file, at - content, SEEK_SET);
+    fwrite(by, 1, strlen(by), file);
+  }
+  fclose(file);
+}
+
 /* A failed check has changed nothing. */
 static void refused_unchanged(const job* j, const char* directory, mdp_status code, const char* words) {
   everything *before = calloc(1, sizeof *before), *after = calloc(1, sizeof *after);
@@ -533,6 +547,11 @@ static void damage_is_found(void** state) {
   CHECK(stat(file, &about) == 0 && truncate(file, about.st_size + 1) == 0);
   refused_unchanged(&j, directory, MDP_E_CORRUPT, "bytes, and ");
   CHECK(truncate(file, about.st_size) == 0);
+
+  /* Numbers that contradict each other. */
+  replace_in(manifest, "\"rule\":\"AdamW\",\"steps\":2", "\"rule\":\"AdamW\",\"steps\":1");
+  refused_unchanged(&j, directory, MDP_E_CORRUPT, "has a parameter that has taken 2 steps of 1");
+  replace_in(manifest, "\"rule\":\"AdamW\",\"steps\":1", "\"rule\":\"AdamW\",\"steps\":2");
 
   flip(file, -1); /* in the data: found while it is copied */
   SIZED(mdp_tensor, view);

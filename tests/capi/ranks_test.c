@@ -294,6 +294,88 @@ static void different_registrations(void** state) {
   for (int how = 0; how < 3; ++how) run_ranks(3, register_differently, &how);
 }
 
+enum {
+  WAYS = 23
+};
+
+/* What rank 1 registers otherwise; and what all are told. */
+static const char* otherwise(int way, int is_other, mdp_buffer_config* config, mdp_param* param) {
+  const mdp_param all_param = *param;
+  const mdp_buffer_config all_config = *config;
+  const char* told = NULL;
+  switch (way) {
+#define WAY(number, words, change) \
+  case number:                     \
+    change;                        \
+    told = words;                  \
+    break
+    WAY(0, "gradient type: ", config->grad_dtype = MDP_DTYPE_SAME);
+    WAY(1, "sharding: ", config->sharding = MDP_SHARDING_ZERO_0);
+    WAY(2, "missing gradients: ", config->missing = MDP_MISSING_ZERO);
+    WAY(3, "missing gradients: ", config->missing = MDP_MISSING_SKIP);
+    WAY(4, "scaling: ", config->scaling = MDP_SCALING_SUM);
+    WAY(5, "high-bandwidth padding: ", config->flags = MDP_BUFFER_HIGH_BANDWIDTH_PADDING);
+    WAY(6, "overlap: ", config->flags = MDP_BUFFER_NO_OVERLAP);
+    WAY(7, "gradients between ranks: ", config->wire_dtype = MDP_DTYPE_BF16);
+    WAY(8, "checks: ", config->flags = MDP_BUFFER_CHECK_FINITE);
+    WAY(9, "checks: ", config->flags = MDP_BUFFER_CHECK_LARGE);
+    WAY(10, "bucket elements of f32 parameters: ", config->bucket_elements = 4096);
+    WAY(11, "'w' bf16", param->dtype = MDP_DTYPE_BF16);
+    WAY(12, "used 2 times", param->uses_per_step = 2);
+    WAY(13, "replicated", param->placement = MDP_PLACEMENT_REPLICATED; param->shard_dim = param->shard_stride = 0);
+    WAY(14, "on dimension 1 by 1", param->shard_dim = 1);
+    WAY(15, "on dimension 0 by 2", param->shard_stride = 2);
+    WAY(16, "group 1", param->param_group = 1);
+    WAY(17, "frozen", param->flags = MDP_PARAM_FROZEN);
+    WAY(18, "own bucket", param->flags = MDP_PARAM_OWN_BUCKET);
+    WAY(19, "use order 3", param->use_order = 3);
+    WAY(20, "tied as 'both'", param->tie = "both");
+    WAY(21, "with feedback", config->flags = MDP_BUFFER_ERROR_FEEDBACK);
+    WAY(22, "pool buckets: ", config->pool_buckets = 3);
+#undef WAY
+  }
+  if (!is_other) {
+    *param = all_param;
+    *config = all_config;
+  }
+  if (way == 21) config->wire_dtype = MDP_DTYPE_BF16; /* on both: these say nothing without it */
+  if (way == 22) config->sharding = MDP_SHARDING_ZERO_2;
+  return told;
+}
+
+/* A field that is left out of the comparison would lay out, add up or step differently on the two ranks, and tell nobody. */
+static void register_each_field_otherwise(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, timeout_ns);
+  mdp_grid* grid = cut(comm, 1, 1);
+  const int64_t shape[] = {64, 64};
+  for (int way = 0; way < WAYS; ++way) {
+    mdp_param params[2];
+    memset(params, 0, sizeof params);
+    for (int p = 0; p < 2; ++p) {
+      params[p].struct_size = sizeof params[p];
+      params[p].name = p == 0 ? "w" : "other"; /* not all are frozen */
+      params[p].dtype = MDP_DTYPE_F32;
+      params[p].shape = shape;
+      params[p].ndim = 2;
+      params[p].placement = MDP_PLACEMENT_SHARDED;
+      params[p].shard_stride = 1;
+    }
+    SIZED(mdp_buffer_config, config);
+    const char* const told = otherwise(way, rank == 1, &config, &params[0]);
+    mdp_buffer* buffer = NULL;
+    FAILS(MDP_E_DESYNC, told, mdp_buffer_register(NULL, grid, &config, params, 2, &buffer));
+    CHECK(buffer == NULL && strstr(mdp_last_error(), "ranks 0 and 1 registered different parameters") != NULL);
+  }
+  mdp_grid_destroy(grid);
+  mdp_comm_destroy(comm);
+}
+
+static void each_field_is_compared(void** state) {
+  (void)state;
+  run_ranks(2, register_each_field_otherwise, NULL);
+}
+
 /* An expert parameter that one rank does not know, although the grid has no expert parallelism: both must come to the comparison. */
 static void register_an_expert(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
@@ -619,6 +701,7 @@ int main(void) {
       TEST(gradients_from_threads),
       TEST(a_sync_while_a_gradient_is_put),
       TEST(different_registrations),
+      TEST(each_field_is_compared),
       TEST(an_expert_on_one_rank),
       TEST(a_column_that_differs),
       TEST(different_configurations),

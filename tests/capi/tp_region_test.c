@@ -289,6 +289,13 @@ static void what_is_refused_of_shapes(const mdp_unique_id* id, int32_t rank, int
   crowded.strides = none;
   config.region = MDP_TP_COPY;
   FAILS(MDP_E_INVALID, "share memory", FWD(&whole.tensor, &crowded));
+  int64_t otherwise[] = {1, 8, 4}; /* the same memory, in another order: what is written is still to be read */
+  mdp_tensor mixed = whole.tensor;
+  mixed.strides = otherwise;
+  for (config.region = MDP_TP_COPY; config.region <= MDP_TP_REDUCE; ++config.region) {
+    FAILS(MDP_E_INVALID, "only COPY and REDUCE work in place, with equal strides", FWD(&whole.tensor, &mixed));
+    OK(FWD(&whole.tensor, &whole.tensor));
+  }
 #undef FWD
   tp_close(&r);
 }

@@ -457,7 +457,8 @@ static void lending_is_refused(void** state) {
     FAILS(MDP_E_STATE, sentence, mdp_buffer_zero_grad(m.buffer, NULL));
     FAILS(MDP_E_STATE, "on rank 0 parameter 2 'layer2' is lent by mdp_grad_acquire; call mdp_grad_ready or mdp_grad_release first",
           mdp_grad_sync(m.buffer, NULL, NULL));
-    FAILS(MDP_E_STATE, sentence, mdp_microbatch_begin(m.buffer, 1)); /* nor does a step begin anew meanwhile */
+    FAILS(MDP_E_STATE, "comes after mdp_grad_sync", mdp_grad_ready(m.buffer, 2, NULL)); /* what is refused gives nothing back */
+    FAILS(MDP_E_STATE, sentence, mdp_microbatch_begin(m.buffer, 1));                    /* nor does a step begin anew meanwhile */
     FAILS(MDP_E_STATE, sentence, mdp_buffer_zero_grad(m.buffer, NULL));
     OK(mdp_grad_release(m.buffer, 2));
     for (int b = 0; b < 2; ++b) { /* also if it came in an earlier microbatch */

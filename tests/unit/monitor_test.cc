@@ -57,6 +57,13 @@ class Played {
     link_->flush();
     check(link_->idle(), "what was sent is on its way");
   }
+  // And then the end: by one look of the Monitor's, since nothing is sent before all is queued.
+  void send_together(std::vector<std::pair<FrameType, std::string>> frames) {
+    for (auto& [type, payload] : frames) link_->send(type, std::move(payload));
+    link_->flush();
+    check(link_->idle(), "what was sent is on its way");
+    close();
+  }
   void send_with_a_descriptor(FrameType type, std::string payload) {
     link_->send(type, std::make_shared<const std::string>(std::move(payload)), {std::make_shared<const Fd>(::dup(1))});
     link_->flush();
@@ -130,6 +137,25 @@ void silence_is_measured_by_the_timeout() {
   strict->leave();
 }
 
+// Of ranks that it has no connection to a rank knows what the hub says, last.
+void silence_is_told_by_the_hub() {
+  Played hub;
+  auto monitor = make(1, 60 * kSecondNs, table_of(4));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  FrameWriter one_silent;
+  one_silent.u32(1);
+  one_silent.i32(2);
+  one_silent.u64(7'500'000'000);
+  hub.send(FrameType::heartbeat, one_silent.take());
+  check(wait_until([&] { return monitor->describe(2).find("has not been heard of for 7.5 s") != std::string::npos; }),
+        monitor->describe(2));
+  check(monitor->describe(3).find("is alive") != std::string::npos, monitor->describe(3));
+  hub.heartbeat();
+  check(wait_until([&] { return monitor->describe(2).find("is alive") != std::string::npos; }), monitor->describe(2));
+  monitor->leave();
+}
+
 // The hub goes in peace while somebody still waits for what it was to carry: that is answered at once, not after the timeout.
 void calls_are_answered_when_the_relay_goes() {
   Played hub;
@@ -147,6 +173,32 @@ void calls_are_answered_when_the_relay_goes() {
   fails(told, Code::peer, {"rank 0 (pid ", "which relays control messages, has left"});
   check_equal(told.blame().rank, 0, "the rank to blame");
   fails(monitor->operate(OperationKind::exchange, {1, 2}, {"test", "mine", nullptr}).status(), Code::peer, {"rank 0", "has left"});
+  check(!monitor->failed(), "leaving is no failure");
+  monitor->leave();
+}
+
+// Its answer was there before the hub went: that counts.
+void an_answer_that_has_come_stays() {
+  Played hub;
+  auto monitor = make(1, 60 * kSecondNs, table_of(3));
+  monitor->add_connection(hub.connection(0, true));
+  check(monitor->start().ok(), "the monitor starts");
+  Result<std::shared_ptr<const Relay::Answer>> told = Status();
+  std::thread caller([&] { told = monitor->operate(OperationKind::broadcast, {1, 2}, {"test", "mine", nullptr}); });
+  Frame give;
+  check(hub.receives(FrameType::give, &give), "the call reaches the hub");
+  OperationKey key;
+  FrameReader given(give.payload);
+  MemberLists lists;
+  check(read_key(&given, 3, &lists, &key), "it names the call");
+  FrameWriter answer, bye;
+  write_key(&answer, key, false);
+  answer.bytes("from rank 1");
+  bye.i32(0);
+  // At once, so that all is read before the caller can wake.
+  hub.send_together({{FrameType::result, answer.take()}, {FrameType::goodbye, bye.take()}});
+  caller.join();
+  if (check(told.ok(), told.status().text())) check_equal((*told)->parts.front()->bytes, "from rank 1", "the answer");
   check(!monitor->failed(), "leaving is no failure");
   monitor->leave();
 }
@@ -348,7 +400,9 @@ void the_thread_takes_no_signals() {
 
 int main() {
   silence_is_measured_by_the_timeout();
+  silence_is_told_by_the_hub();
   calls_are_answered_when_the_relay_goes();
+  an_answer_that_has_come_stays();
   a_call_that_is_given_up_is_withdrawn();
   a_goodbye_on_its_way_is_waited_for();
   leaving_after_a_failure_is_not_peaceful();

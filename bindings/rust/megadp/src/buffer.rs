@@ -228,6 +228,7 @@ impl Buffer {
 
     fn begin(&mut self, call: impl FnOnce(*mut sys::mdp_buffer) -> sys::mdp_status) -> Result<()> {
         let inside = self.tree.enter();
+        self.shared.take_back();
         self.shared.begin(|| check(call(self.shared.as_ptr())))?;
         drop(inside);
         self.closed = false;

@@ -97,6 +97,19 @@ impl Shared {
         Ok(result)
     }
 
+    /// Takes back what was lent through guards that were forgotten, as if they had been dropped. For whoever borrows the buffer mutably: a
+    /// guard borrows it too, so nobody can have one any more.
+    pub(crate) fn take_back(&self) {
+        for (param, facts) in self.params.iter().enumerate() {
+            let mut slot = facts.slot();
+            if std::mem::take(&mut slot.lent) {
+                // It fails if the library has lent nothing (GradMut), or the communicator is lost, and every later call says so.
+                // SAFETY: a live handle; allowed from any thread at any time. The slice is gone.
+                let _ = unsafe { sys::mdp_grad_release(self.as_ptr(), param) };
+            }
+        }
+    }
+
     /// One arrival: a call that counts as `count` of the gradients that are expected, if it succeeds.
     fn arrive(&self, param: usize, count: impl FnOnce(&ParamFacts) -> usize, call: impl FnOnce(&ParamFacts) -> Result<()>) -> Result<()> {
         let facts = self.check(param)?;
@@ -274,7 +287,9 @@ impl Buffer {
     /// Lends the memory where a gradient goes, whatever is sharded: written there, it is not copied. It is for one use in this microbatch,
     /// row-major, in the gradient's dtype; f32 with [`Sharding::Zero2`](crate::Sharding::Zero2) where gradients are half as wide and
     /// uses_per_step is above 1. Several may be lent at a time, each of another parameter, and be written by other threads. While one is, the
-    /// compiler allows neither a microbatch to begin nor a sync nor a step. Local; waits as [`Gradients::put`].
+    /// compiler allows neither a microbatch to begin nor a sync nor a step. After [`std::mem::forget`] it is still lent: a sync or step is STATE
+    /// on all ranks and names the parameter, until [`Buffer::begin_microbatch`] or [`Buffer::zero_grad`] takes it back. Local; waits as
+    /// [`Gradients::put`].
     ///
     /// # Errors
     /// INVALID (no such parameter; elements of another type), STATE (frozen; lent, ready or skipped already; after a sync), MEMORY (beyond

@@ -148,18 +148,37 @@ fn what_is_lent_is_a_gradient_of_every_sharding() {
     }
 }
 
-/// A slice that nobody will ever give back: the ranks are told, and no step begins while it may still be written.
+/// A slice whose guard is forgotten: all ranks are told at the end of the step, and the next beginning takes it back.
 #[test]
 fn what_is_never_given_back_is_named() {
-    let comm = alone();
-    let mut buffer = register(&comm, &zero2(), &[small("kept"), small("other")]);
-    std::mem::forget(buffer.acquire::<f32>(0).unwrap());
-    assert!(buffer.gradients().ready(0).unwrap_err().text.contains("acquire"));
-    assert!(buffer.zero_grad().unwrap_err().text.contains("'kept' is lent"));
-    assert!(buffer.begin_microbatch(true).unwrap_err().text.contains("'kept' is lent"));
-    let error = buffer.sync().unwrap_err();
-    assert!(error.code == Code::State && error.param == Some(0) && error.text.contains("is lent"), "{error}");
-    assert!(buffer.begin_microbatch(true).unwrap_err().text.contains("'kept' is lent"));
+    threads(2, |comm| {
+        let mut buffer = register(&comm, &zero2(), &[small("kept"), small("other")]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        let first = comm.rank().unwrap() == 0;
+        let one = [1f32; 4];
+        type Beginning = fn(&mut Buffer) -> megadp::Result<()>;
+        let beginnings: [Beginning; 2] = [Buffer::zero_grad, |buffer| buffer.begin_microbatch(true)];
+        for begin in beginnings {
+            buffer.gradients().put(1, &one).unwrap();
+            if first {
+                std::mem::forget(buffer.acquire::<f32>(0).unwrap());
+                assert!(buffer.gradients().ready(0).unwrap_err().text.contains("acquire"));
+            } else {
+                buffer.gradients().put(0, &one).unwrap();
+            }
+            let error = buffer.sync().unwrap_err();
+            assert!(error.code == Code::State && error.param == Some(0) && error.rank == Some(0), "{error}");
+            assert!(error.text.contains("'kept' is lent"), "{error}");
+            assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap_err().code, Code::State);
+            begin(&mut buffer).unwrap();
+            // Nothing of what was forgotten is left.
+            for param in 0..2 {
+                buffer.gradients().put(param, &one).unwrap();
+            }
+            optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+        }
+        assert_eq!(optimizer.steps(0).unwrap(), 2);
+    });
 }
 
 #[test]
