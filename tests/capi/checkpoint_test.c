@@ -636,6 +636,24 @@ static void different_wishes(const mdp_unique_id* id, int32_t rank, int32_t n, v
   const mdp_checkpoint_part part = part_of(&j);
   mdp_checkpoint_config config = config_of(rank == 0 ? "one" : "two", &part);
   FAILS(MDP_E_DESYNC, "directory 'one'", mdp_checkpoint_save(&config, NULL));
+  FAILS(MDP_E_DESYNC, "directory 'one'", mdp_checkpoint_load(&config));
+  const mdp_checkpoint_config same = config_of("one", &part);
+  config = same;
+  config.keep = rank == 0 ? 3 : 4;
+  FAILS(MDP_E_DESYNC, "keep 4", mdp_checkpoint_save(&config, NULL));
+  config = same;
+  config.flags = rank == 0 ? 0 : MDP_CHECKPOINT_PARAMS_ONLY;
+  FAILS(MDP_E_DESYNC, "parameters only yes", mdp_checkpoint_load(&config));
+  config.flags = rank == 0 ? 0 : MDP_CHECKPOINT_LOAD_HYPER;
+  FAILS(MDP_E_DESYNC, "load hyperparameters yes", mdp_checkpoint_load(&config));
+  config = same;
+  config.optional = rank == 0 ? "a\nb*" : "a\nb";
+  FAILS(MDP_E_DESYNC, "optional 'b*'", mdp_checkpoint_load(&config));
+  mdp_checkpoint_part without = part;
+  without.optimizer = rank == 0 ? j.optimizer : NULL;
+  config = same;
+  config.parts = &without;
+  FAILS(MDP_E_DESYNC, "optimizers 0", mdp_checkpoint_save(&config, NULL));
   OK(mdp_barrier(j.comm, NULL));
   job_close(&j);
 }

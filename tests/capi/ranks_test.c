@@ -428,10 +428,16 @@ static void a_column_that_differs(void** state) {
 static void configure_differently(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   job j = job_open(id, rank, n);
-  SIZED(mdp_grid_config, grid_config);
-  grid_config.tp = rank == 1 ? 2 : 1;
+  static const char* const axes[] = {"tp 2 ", "cp 2 ", "ep 2 ", "pp 2 ", "expert_tp 2 ", "instances 2 ", "order dp-tp-cp-ep-pp"};
   mdp_grid* grid = NULL;
-  FAILS(MDP_E_DESYNC, NULL, mdp_grid_create(j.comm, &grid_config, &grid));
+  for (int axis = 0; axis < 7; ++axis) {
+    SIZED(mdp_grid_config, grid_config);
+    int32_t* const sizes[] = {&grid_config.tp, &grid_config.cp,        &grid_config.ep,
+                              &grid_config.pp, &grid_config.expert_tp, &grid_config.instances};
+    if (rank == 1 && axis < 6) *sizes[axis] = 2;
+    if (rank == 1 && axis == 6) grid_config.order = "dp-tp-cp-ep-pp";
+    FAILS(MDP_E_DESYNC, axes[axis], mdp_grid_create(j.comm, &grid_config, &grid));
+  }
   SIZED(mdp_optimizer_config, config);
   config.lr = rank == 1 ? 0.5 : 0.25;
   mdp_optimizer* optimizer = NULL;

@@ -64,6 +64,35 @@ static void bad_layers(tp_rank* r) {
 #undef MAKE
 }
 
+/* Whatever one rank asks for otherwise. */
+static void different_layers(tp_rank* r) {
+  static const int64_t halves[] = {4, 4};
+  static const char* const told[] = {
+      "'row of 8 to 8", "of 4 to 8",  "blocks 4 4",      "bf16",          ", bias",
+      ", transposed",   ", sequence", ", gather output", ", whole input", ", gather output, partial gradient'"};
+  const int other = r->rank == 1;
+  for (int way = 0; way < 10; ++way) {
+    SIZED(mdp_tp_linear_config, c);
+    c.split = way == 8 || (way == 0 && other) ? MDP_TP_ROW : MDP_TP_COLUMN;
+    c.in_features = way == 1 && other ? 4 : 8;
+    c.out_features = 8;
+    c.grad = c.split == MDP_TP_ROW || way >= 7 ? MDP_TP_GRAD_PARTIAL : MDP_TP_GRAD_UNSET;
+    if (way == 2 && other) c.blocks = halves;
+    if (way == 2 && other) c.block_count = 2;
+    if (way == 3 && other) c.dtype = MDP_DTYPE_BF16;
+    if (way == 4 && other) c.flags = MDP_TP_LINEAR_BIAS;
+    if (way == 5 && other) c.flags = MDP_TP_LINEAR_TRANSPOSED;
+    if (way == 6 && other) c.flags = MDP_TP_LINEAR_SEQUENCE;
+    if (way == 7 && !other) c.grad = MDP_TP_GRAD_UNSET;
+    if ((way == 7 && other) || way == 9) c.flags = MDP_TP_LINEAR_GATHER_OUTPUT;
+    if (way == 8 && other) c.flags = MDP_TP_LINEAR_WHOLE_INPUT;
+    if (way == 9 && !other) c.grad = MDP_TP_GRAD_REPLICATED;
+    mdp_tp_linear* layer = NULL;
+    FAILS(MDP_E_DESYNC, told[way], mdp_tp_linear_create(r->comm, &c, &layer));
+    CHECK(layer == NULL && strstr(mdp_last_error(), "ranks 0 and 1 create different layers") != NULL);
+  }
+}
+
 typedef struct {
   mdp_tp_linear *layer, *other; /* without and with a bias */
   tp_array x, x_odd, y, y_whole, w, vector, b, half, dx, dw;
@@ -223,6 +252,7 @@ static void refuse(const mdp_unique_id* id, int32_t rank, int32_t n, void* argum
   (void)argument;
   tp_rank r = tp_open(id, rank, n, 1 << 13);
   bad_layers(&r);
+  different_layers(&r);
   operands a;
   take_operands(&r, &a);
   bad_forwards(&a);
