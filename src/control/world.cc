@@ -137,9 +137,12 @@ class JoinedWorld final : public World {
       return std::make_shared<const Relay::Answer>(Relay::Answer{{}, {std::move(own)}});
     }
     auto answer = monitor_->operate(kind, members, {what, mine, nullptr}, line);
-    if (!answer.ok()) return ended(answer.status());
+    if (!answer.ok()) return is_callers(line) ? answer.status() : ended(answer.status());
     return answer;
   }
+
+  // Whoever has a line of its own knows what its exchange was for, and fails the World with that.
+  static bool is_callers(uint64_t line) noexcept { return line != 0 && line != kFilesLine; }
 
   // A rank that goes on after this would meet the others in the middle of another call.
   Status ended(const Status& why) {

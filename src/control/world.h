@@ -73,7 +73,8 @@ class World {
   //    not wait for each other. All that has no line of its own is on line 0; on the others a rank that does not come is no timeout ──
   // `what` (a literal of at most 100 bytes) names the call that this is part of: if ranks come for different ones, all of them get
   // Code::desync, which says who called what. That, a rank that has left (Code::peer) and one that does not come (Code::timeout) become
-  // the failure() of the World: the ranks do not agree any more on where they are.
+  // the failure() of the World: the ranks do not agree any more on where they are. On a line of its own the caller sees to that, and can
+  // say what it was for.
   // All move what they carry through rank 0 (share: through the first rank of the node). Per rank exchange receives the bytes of all
   // members, so that it costs rank 0 the square of their number; compare and broadcast receive what does not grow with it. Each gives bytes
   // (at most 64 MiB) and gets everyone's, in the order of members.

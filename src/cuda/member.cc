@@ -139,7 +139,7 @@ Status Member::launch(Launcher& on, std::span<Submission> all) {
   }
   std::optional<LaunchOrder::InLine> line;
   Status done = set_up(all);
-  if (done.ok()) done = take_turn(on, all.front().number, *end, &line);
+  if (done.ok()) done = take_turn(on, all.front().number, *end, &line).with_context(all.front().name);
   if (done.ok()) done = put(on.stream(), all);
   if (!done) gpu_->fail(done);  // before the end, which may seem to be reached then
   Status ended = ending.record();

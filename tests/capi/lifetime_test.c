@@ -520,6 +520,62 @@ static void cycles_of_two(void** state) {
   CHECK(UNDER_SANITIZER || grown < 2048);
 }
 
+/* ── An operation that nobody holds on to any more ── */
+
+enum {
+  COMES,
+  LEAVES
+};
+
+/* Rank 1 drops the communicator and the request of a collective that rank 0 has not come to yet. It goes on all the same: with rank 0 if
+ * that comes, and if it leaves instead, what waits for it has lost a rank, and says what that was. */
+static void operation_goes_on(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const int what = *(const int*)argument;
+  mdp_comm* comm = comm_open(id, rank, n, long_ns);
+  const int64_t count = 16;
+  const mdp_param param = {.struct_size = sizeof param, .name = "memory", .shape = &count, .ndim = 1};
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(comm, NULL, NULL, &param, 1, &buffer));
+  SIZED(mdp_tensor, t);
+  OK(mdp_buffer_param_view(buffer, 0, &t));
+  float* const values = t.data;
+  for (int i = 0; i < 16; ++i) values[i] = (float)(rank + 1);
+  mdp_comm* part = NULL;
+  OK(mdp_comm_split(comm, 0, rank, &part));
+  mdp_request* request = NULL;
+  if (rank == 1) OK(mdp_all_reduce(part, &t, &t, MDP_OP_SUM, NULL, &request));
+  if (rank == 1) mdp_request_free(request);
+  if (rank == 1) mdp_comm_destroy(part);
+  OK(mdp_barrier(comm, NULL));
+  SIZED(mdp_error_info, info);
+  if (rank == 0 && what == COMES) {
+    OK(mdp_all_reduce(part, &t, &t, MDP_OP_SUM, NULL, &request));
+    OK(mdp_request_wait(request, UINT64_MAX));
+    mdp_request_free(request);
+    for (int i = 0; i < 16; ++i) CHECK(values[i] == 3);
+  }
+  if (rank == 0) mdp_comm_destroy(part);
+  if (what == COMES) OK(mdp_barrier(comm, NULL));
+  if (rank == 1 && what == LEAVES) {
+    for (int i = 0; i < 1000 && info.status == MDP_OK; ++i) {
+      nap(10);
+      OK(mdp_comm_error_info(comm, &info));
+    }
+    CHECK(info.status == MDP_E_PEER && info.rank == 0);
+    if (!CHECK(strstr(info.text, "all_reduce of 16 f32 (all-reduce, operation 1 of the group)") != NULL))
+      fprintf(stderr, "%s\n", info.text);
+  }
+  OK(mdp_comm_error_info(comm, &info));
+  CHECK((info.status == MDP_OK) == (rank == 0 || what == COMES));
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
+static void dropped_before_the_other_has_come(void** state) {
+  (void)state;
+  for (int what = COMES; what <= LEAVES; ++what) run_ranks(2, operation_goes_on, &what);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       TEST(parents_first),
@@ -528,6 +584,7 @@ int main(void) {
       TEST(requests),
       TEST(dropped_in_flight),
       TEST(step_dropped_in_flight),
+      TEST(dropped_before_the_other_has_come),
       TEST(event_descriptors),
       TEST(dlpack),
       TEST(log_callback),
