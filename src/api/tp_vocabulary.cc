@@ -14,7 +14,7 @@ using namespace megadp;
 
 namespace {
 
-Result<EmbeddingConfig> take_embedding(const mdp_tp_embedding_config* given) {
+Result<EmbeddingShape> take_embedding(const mdp_tp_embedding_config* given) {
   auto config = take(given, "config");
   if (!config) return config.status();
   constexpr int64_t most = int64_t{1} << 40;
@@ -24,7 +24,7 @@ Result<EmbeddingConfig> take_embedding(const mdp_tp_embedding_config* given) {
       !status) {
     return status;
   }
-  EmbeddingConfig ours;
+  EmbeddingShape ours;
   ours.rows = config->rows;
   ours.sequence = (config->flags & MDP_TP_EMBEDDING_SEQUENCE) != 0;
   ours.checks = (config->flags & MDP_TP_EMBEDDING_CHECK_REPLICATED) != 0;

@@ -37,6 +37,10 @@ struct TokenScore {
   float target;        // the target's x - max, on the rank that has it
   float sum;           // of x - max
 };
+// Of this rank's tokens, and of its settings after them.
+constexpr uint64_t score_bytes(uint64_t tokens) {
+  return (tokens + 1) * sizeof(TokenScore);
+}
 // What the backward needs of a token.
 struct TokenSum {
   float max, log_sum;

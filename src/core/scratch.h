@@ -23,16 +23,18 @@ enum class ScratchPiece : size_t {
   weight,    // packed
   ones
 };
+constexpr size_t kScratchPieces = 7;
 
 class Scratch {
  public:
   // At least so many bytes, of any content. A smaller piece goes when the work that uses it has passed.
   Result<void*> take(Comm& comm, ScratchPiece piece, size_t bytes);
-  // `count` ones of that type, f32 or bf16.
+  static constexpr uint64_t bytes_of(uint64_t asked) { return asked < 64 ? 64 : asked; }
+  // `count` ones of that type: f32, bf16 or f64.
   Result<const void*> ones(Comm& comm, DType type, size_t count);
 
  private:
-  std::array<std::shared_ptr<Memory>, 7> pieces_;
+  std::array<std::shared_ptr<Memory>, kScratchPieces> pieces_;
   DType ones_type_ = DType::f32;
   size_t ones_ = 0;  // how many there are of it
 };

@@ -2,7 +2,6 @@
 #include "core/tp_linear.h"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 #include "base/shape.h"
@@ -19,11 +18,12 @@ TpLinear::TpLinear(std::shared_ptr<Comm> comm, TpLinearConfig config) : comm_(st
 
 Result<std::shared_ptr<TpLinear>> TpLinear::create(std::shared_ptr<Comm> comm, TpLinearConfig config) {
   if (Status usable = comm->context().usable(); !usable) return usable;
+  config.ranks = comm->size();
   if (config.blocks.empty()) config.blocks = {config.split == TpSplit::column ? config.out : config.in};
   std::shared_ptr<TpLinear> layer(new TpLinear(std::move(comm), std::move(config)));
   // What depends on the configuration alone is compared first, so that all ranks find the same; then they agree on the rest.
   if (Status same = layer->check_same(); !same) return same;
-  if (Status good = layer->check_config(); !good) return good;
+  if (Status good = layer->config_.check(); !good) return good;
   Status mine = layer->check_parameters();
   if (mine.ok()) {
     auto library = layer->backend().gemm_library();
@@ -49,37 +49,6 @@ Status TpLinear::check_same() const {
                 text("ranks ", found.first, " and ", found.other, " create different layers: '", found.first_bytes, "' and '",
                      found.other_bytes, "'"),
                 Blame{.rank = found.other});
-}
-
-Status TpLinear::check_config() const {
-  const bool column = config_.split == TpSplit::column;
-  const char* const cut = column ? "config.out_features" : "config.in_features";
-  const int64_t whole = column ? config_.out : config_.in;
-  int64_t sum = 0;
-  for (size_t i = 0; i < config_.blocks.size(); ++i) {
-    const int64_t block = config_.blocks[i];
-    sum += block;
-    if (block % size() == 0) continue;
-    const int64_t below = block / size() * size();
-    const std::string which = config_.blocks.size() == 1 ? std::string(cut) : text("config.blocks[", i, "]");
-    return invalid(which, " is ", block, ", which ", size(), " ranks cannot share evenly; ",
-                   below > 0 ? text(below, " or ", below + size()) : text(size()), " would do");
-  }
-  if (sum != whole) return invalid("the sum of config.blocks is ", sum, "; it must be ", cut, ", ", whole);
-  if (config_.gathers_output && !column) return invalid("config.flags has LINEAR_GATHER_OUTPUT (8), which is of MDP_TP_COLUMN");
-  if (config_.takes_whole_input && column) return invalid("config.flags has LINEAR_WHOLE_INPUT (16), which is of MDP_TP_ROW");
-  if (config_.takes_whole_input && config_.sequence) {
-    return invalid(
-        "config.flags has LINEAR_WHOLE_INPUT (16) and LINEAR_SEQUENCE (4); with the latter the input of MDP_TP_ROW is cut "
-        "along its features");
-  }
-  return {};
-}
-
-std::vector<int64_t> TpLinear::weight_shape() const {
-  std::vector<int64_t> shape{local_out(), local_in()};
-  if (config_.transposed) std::swap(shape[0], shape[1]);
-  return shape;
 }
 
 Status TpLinear::check_parameter(const char* field, size_t param, std::vector<int64_t> shape, Placement placement, int shard_dim) const {
@@ -114,17 +83,13 @@ Status TpLinear::check_parameters() const {
   if (config_.buffer->arenas().shared_context() != comm_->shared_context()) {
     return invalid("config.buffer and comm were not made from the same communicator");
   }
-  if (size() > 1 && std::adjacent_find(config_.blocks.begin(), config_.blocks.end(), std::not_equal_to<>()) != config_.blocks.end()) {
-    return invalid(
-        "config.blocks has sizes that differ, but a parameter's placement, by which checkpoints go, knows equal ones (shard_stride); "
-        "make a layer of each size, or leave config.buffer NULL");
-  }
+  if (Status good = config_.check_blocks_in_buffer(); !good) return good;
   const bool column = config_.split == TpSplit::column;
   const int dim = column == config_.transposed ? 1 : 0;
-  if (Status good = check_parameter("weight", *config_.weight, weight_shape(), Placement::sharded, dim); !good) return good;
+  if (Status good = check_parameter("weight", *config_.weight, config_.weight_shape(), Placement::sharded, dim); !good) return good;
   if (!config_.has_bias) return {};
   const Placement placement = column ? Placement::sharded : config_.sequence ? Placement::partial_sum : Placement::replicated;
-  return check_parameter("bias", *config_.bias, {local_out()}, placement, 0);
+  return check_parameter("bias", *config_.bias, {config_.local_out()}, placement, 0);
 }
 
 // ── operands ──
@@ -139,11 +104,11 @@ Status TpLinear::check_input(const StridedArray& input, const char* argument) co
     return invalid(argument, " has ", input.shape.size(), " dimensions; it must have ", least, " or more, of which the last is features");
   }
   if (input.type != config_.type) return invalid(argument, ".dtype is ", name_of(input.type), "; the layer's is ", name_of(config_.type));
-  if (input.shape.back() != input_features()) {
-    return invalid(argument, " has shape ", shape_text(input.shape), "; its last dimension must be ", input_features(), ", ",
+  if (input.shape.back() != config_.input_features()) {
+    return invalid(argument, " has shape ", shape_text(input.shape), "; its last dimension must be ", config_.input_features(), ", ",
                    config_.split == TpSplit::row && !config_.takes_whole_input ? "this rank's part of in_features" : "in_features");
   }
-  if (has_sequence() && config_.split == TpSplit::row && input.shape[0] % size() != 0) {
+  if (config_.has_sequence() && config_.split == TpSplit::row && input.shape[0] % size() != 0) {
     return invalid(argument, " has shape ", shape_text(input.shape), "; its first dimension is cut over ", size(),
                    " ranks, which cannot share it evenly");
   }
@@ -153,8 +118,8 @@ Status TpLinear::check_input(const StridedArray& input, const char* argument) co
 Status TpLinear::check_output(const StridedArray& output, const StridedArray& input, const char* argument,
                               const char* input_argument) const {
   std::vector<int64_t> shape = input.shape;
-  shape.back() = output_features();
-  if (has_sequence()) shape[0] = config_.split == TpSplit::column ? shape[0] * size() : shape[0] / size();
+  shape.back() = config_.output_features();
+  if (config_.has_sequence()) shape[0] = config_.split == TpSplit::column ? shape[0] * size() : shape[0] / size();
   if (output.type != config_.type) return invalid(argument, ".dtype is ", name_of(output.type), "; the layer's is ", name_of(config_.type));
   if (output.shape == shape) return {};
   return invalid(argument, " has shape ", shape_text(output.shape), "; with ", input_argument, " of shape ", shape_text(input.shape),
@@ -168,7 +133,7 @@ Status TpLinear::check_weight(const StridedArray* given, const char* argument, b
   }
   if (!wanted) return invalid(argument, " is given, but the layer has no bias; leave it NULL");
   if (registered) return invalid(argument, " is given, but it is a parameter of the layer's buffer; leave it NULL");
-  const std::vector<int64_t> shape = is_bias ? std::vector<int64_t>{local_out()} : weight_shape();
+  const std::vector<int64_t> shape = is_bias ? std::vector<int64_t>{config_.local_out()} : config_.weight_shape();
   if (given->shape != shape)
     return invalid(argument, " has shape ", shape_text(given->shape), "; this rank's part has ", shape_text(shape));
   if (given->type == config_.type) return {};
@@ -253,7 +218,7 @@ Status TpLinear::scatter_features(const StridedArray& to, const StridedArray& fr
 // Of a whole input of MDP_TP_ROW.
 Result<StridedArray> TpLinear::own_features(const StridedArray& input, Call& call) const {
   std::vector<int64_t> shape = input.shape;
-  shape.back() = local_in();
+  shape.back() = config_.local_in();
   auto part = in_scratch(shape, ScratchPiece::input);
   if (!part) return part.status();
   if (Status taken = scatter_features(*part, input, call); !taken) return taken;
@@ -289,7 +254,7 @@ Status TpLinear::forward(const Forward& given, void* caller) {
 
 Status TpLinear::forward_column(const Forward& given, Call& call) {
   StridedArray input = *given.input;
-  if (has_sequence()) {
+  if (config_.input() == TpMove::gather_sequence) {
     std::vector<int64_t> shape = input.shape;
     shape[0] *= size();
     auto whole = in_scratch(shape, ScratchPiece::input);
@@ -302,9 +267,9 @@ Status TpLinear::forward_column(const Forward& given, Call& call) {
   auto w = weight(given.weight, call.caller);
   if (!w) return w.status();
   StridedArray target = *given.output;
-  const bool gathers = config_.gathers_output && size() > 1;
+  const bool gathers = config_.output() == TpMove::gather_features;
   if (gathers) {
-    target.shape.back() = local_out();
+    target.shape.back() = config_.local_out();
     auto part = in_scratch(target.shape, ScratchPiece::output);
     if (!part) return part.status();
     target = *part;
@@ -322,7 +287,7 @@ Status TpLinear::forward_column(const Forward& given, Call& call) {
 
 Status TpLinear::forward_row(const Forward& given, Call& call) {
   StridedArray input = *given.input;
-  if (config_.takes_whole_input && size() > 1) {
+  if (config_.input() == TpMove::own_features) {
     auto part = own_features(input, call);
     if (!part) return part.status();
     input = *part;
@@ -331,22 +296,23 @@ Status TpLinear::forward_row(const Forward& given, Call& call) {
   if (!x) return x.status();
   auto w = weight(given.weight, call.caller);
   if (!w) return w.status();
+  const TpMove move = config_.output();
   StridedArray sum = *given.output;  // of this rank's features, all of the sequence
-  if (has_sequence()) {
+  if (move == TpMove::sum_sequence) {
     sum.shape[0] = input.shape[0];
     auto whole = in_scratch(sum.shape, ScratchPiece::output);
     if (!whole) return whole.status();
     sum = *whole;
   }
-  auto y = matrix_out(sum, size() > 1 ? Packing::dense : Packing::any, *comm_, ScratchPiece::output);
+  auto y = matrix_out(sum, move != TpMove::none ? Packing::dense : Packing::any, *comm_, ScratchPiece::output);
   if (!y) return y.status();
   if (Status multiplied = backend().gemm(y->matrix, *x, transposed(*w), false, call.caller); !multiplied) return multiplied;
-  if (has_sequence()) {
+  if (move == TpMove::sum_sequence) {
     y = matrix_out(*given.output, Packing::dense, *comm_, ScratchPiece::grad);
     if (!y) return y.status();
     const StridedArray part = dense_array(y->matrix.data, config_.type, given.output->shape);
     if (Status reduced = call.collectives.reduce_scatter(part, sum, sequence_cut(sum.shape[0])); !reduced) return reduced;
-  } else if (size() > 1) {
+  } else if (move == TpMove::sum) {
     const uint64_t count = static_cast<uint64_t>(y->matrix.rows) * static_cast<uint64_t>(y->matrix.columns);
     if (Status begun = call.collectives.begin(); !begun) return begun;
     if (Status reduced = call.collectives.submit_all_reduce(y->matrix.data, y->matrix.data, count, config_.type); !reduced) return reduced;
@@ -361,7 +327,7 @@ Status TpLinear::forward_row(const Forward& given, Call& call) {
 }
 
 Result<std::unique_ptr<TpSaved>> TpLinear::save(const StridedArray& input, void* caller) {
-  auto memory = backend().allocate(std::max<size_t>(elements_of(input.shape) * size_of(input.type), 64));
+  auto memory = backend().allocate(std::max<size_t>(saved_bytes(input.shape, input.type), 64));
   if (!memory) return memory.status();
   auto saved = std::make_unique<TpSaved>();
   saved->memory = *std::move(memory);

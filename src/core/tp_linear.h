@@ -18,24 +18,13 @@
 #include "core/buffer.h"
 #include "core/tp_collectives.h"
 #include "core/tp_operands.h"
+#include "core/tp_shape.h"
 
 namespace megadp {
 
-enum class TpSplit : uint32_t {  // the values of mdp_tp_split
-  column = 1,
-  row = 2
-};
-
-struct TpLinearConfig {
-  TpSplit split = TpSplit::column;
-  int64_t in = 0, out = 0;      // features of the whole layer
-  std::vector<int64_t> blocks;  // of the cut dimension; one, if nothing is fused
-  DType type = DType::f32;
-  bool has_bias = false, transposed = false, sequence = false, gathers_output = false, takes_whole_input = false, checks = false;
-  bool grad_is_partial = false;        // of an output that is replicated
+struct TpLinearConfig : TpLinearShape {
   std::shared_ptr<Buffer> buffer;      // null: weight and bias are the caller's
   std::optional<size_t> weight, bias;  // numbers of the buffer's parameters
-  bool output_is_replicated() const { return split == TpSplit::row ? !sequence : gathers_output; }
 };
 
 // A copy of an input, for one backward.
@@ -70,16 +59,9 @@ class TpLinear {
  private:
   TpLinear(std::shared_ptr<Comm> comm, TpLinearConfig config);
 
-  // In elements of this rank's part.
-  int64_t local_in() const { return config_.split == TpSplit::row ? config_.in / size() : config_.in; }
-  int64_t local_out() const { return config_.split == TpSplit::column ? config_.out / size() : config_.out; }
-  int64_t input_features() const { return config_.takes_whole_input ? config_.in : local_in(); }
-  int64_t output_features() const { return config_.gathers_output ? config_.out : local_out(); }
   int64_t size() const noexcept { return comm_->size(); }
-  bool has_sequence() const noexcept { return config_.sequence && size() > 1; }
   Backend& backend() const noexcept { return *comm_->context().backend; }
 
-  Status check_config() const;
   Status check_parameter(const char* field, size_t param, std::vector<int64_t> shape, Placement placement, int shard_dim) const;
   Status check_parameters() const;
   Status check_same() const;
@@ -87,7 +69,6 @@ class TpLinear {
   Status check_input(const StridedArray& input, const char* argument) const;
   Status check_output(const StridedArray& output, const StridedArray& input, const char* argument, const char* input_argument) const;
   Status check_weight(const StridedArray* given, const char* argument, bool is_bias, bool wanted) const;
-  std::vector<int64_t> weight_shape() const;
   bool is_registered(const std::optional<size_t>& param) const;
 
   // One call: what its steps share.

@@ -24,8 +24,8 @@ TpLinear::Wanted TpLinear::wanted(const Backward& given) const {
 std::vector<int64_t> TpLinear::input_shape_for(const StridedArray& output) const {
   std::vector<int64_t> shape = output.shape;
   if (shape.empty()) return shape;
-  shape.back() = input_features();
-  if (has_sequence()) shape[0] = config_.split == TpSplit::column ? shape[0] / size() : shape[0] * size();
+  shape.back() = config_.input_features();
+  if (config_.has_sequence()) shape[0] = config_.split == TpSplit::column ? shape[0] / size() : shape[0] * size();
   return shape;
 }
 
@@ -40,8 +40,8 @@ Status TpLinear::check_gradients(const Backward& given) const {
     return invalid(argument, ".dtype is ", name_of(grad->type), "; it must be ", name_of(config_.type), ", the layer's, or f32");
   };
   if (given.grad_bias != nullptr && !config_.has_bias) return invalid("grad_bias is given, but the layer has no bias; leave it NULL");
-  if (Status good = check(given.grad_weight, "grad_weight", config_.weight, weight_shape()); !good) return good;
-  return check(given.grad_bias, "grad_bias", config_.bias, {local_out()});
+  if (Status good = check(given.grad_weight, "grad_weight", config_.weight, config_.weight_shape()); !good) return good;
+  return check(given.grad_bias, "grad_bias", config_.bias, {config_.local_out()});
 }
 
 Status TpLinear::check_backward(const Backward& given, const StridedArray* input) const {
@@ -108,12 +108,12 @@ Result<TpLinear::Gathered> TpLinear::start_gather(const StridedArray& input, Cal
 
 Status TpLinear::backward_column(const Backward& given, const StridedArray* input, Call& call) {
   StridedArray grad_output = *given.grad_output;
-  if (config_.gathers_output && size() > 1) {
-    grad_output.shape.back() = local_out();
+  if (const TpMove move = config_.grad_output(); move != TpMove::none) {
+    grad_output.shape.back() = config_.local_out();
     auto part = in_scratch(grad_output.shape, ScratchPiece::grad);
     if (!part) return part.status();
-    const Status taken = config_.grad_is_partial ? reduce_scatter_features(*part, *given.grad_output, call)
-                                                 : scatter_features(*part, *given.grad_output, call);
+    const Status taken = move == TpMove::sum_features ? reduce_scatter_features(*part, *given.grad_output, call)
+                                                      : scatter_features(*part, *given.grad_output, call);
     if (!taken) return taken;
     grad_output = *part;
   }
@@ -121,7 +121,7 @@ Status TpLinear::backward_column(const Backward& given, const StridedArray* inpu
   if (!dy) return dy.status();
   const Wanted want = wanted(given);
   std::optional<Gathered> gathered;
-  if (want.weight && has_sequence()) {
+  if (want.weight && config_.input() == TpMove::gather_sequence) {
     auto started = start_gather(*input, call);
     if (!started) return started.status();
     gathered = *std::move(started);
@@ -144,11 +144,11 @@ Status TpLinear::backward_column(const Backward& given, const StridedArray* inpu
 Status TpLinear::start_input_gradient(const Backward& given, const Matrix& dy, std::optional<MatrixOut>* dx, Call& call) {
   auto w = weight(given.weight, call.caller);
   if (!w) return w.status();
-  const bool sequence = has_sequence();
-  auto own = matrix_out(*given.grad_input, size() > 1 ? Packing::dense : Packing::any, *comm_, ScratchPiece::received);
+  const TpMove move = config_.grad_input();
+  auto own = matrix_out(*given.grad_input, move != TpMove::none ? Packing::dense : Packing::any, *comm_, ScratchPiece::received);
   if (!own) return own.status();
   Matrix partial = own->matrix;
-  if (sequence) {
+  if (move == TpMove::sum_sequence) {
     std::vector<int64_t> shape = given.grad_input->shape;
     shape[0] *= size();
     auto whole = in_scratch(shape, ScratchPiece::output);
@@ -157,33 +157,34 @@ Status TpLinear::start_input_gradient(const Backward& given, const Matrix& dy, s
   }
   if (Status multiplied = backend().gemm(partial, dy, *w, false, call.caller); !multiplied) return multiplied;
   *dx = *own;
-  if (size() == 1) return {};
+  if (move == TpMove::none) return {};
   if (Status begun = call.collectives.begin(); !begun) return begun;
   const uint64_t count = elements_of(given.grad_input->shape);
-  if (!sequence) return call.collectives.submit_all_reduce(partial.data, partial.data, count, config_.type);
+  if (move == TpMove::sum) return call.collectives.submit_all_reduce(partial.data, partial.data, count, config_.type);
   return call.collectives.submit_reduce_scatter(own->matrix.data, partial.data, Counts(static_cast<size_t>(size()), count), config_.type);
 }
 
 Status TpLinear::backward_row(const Backward& given, const StridedArray* input, Call& call) {
   StridedArray grad_output = *given.grad_output;
-  if (size() > 1 && (config_.sequence || config_.grad_is_partial)) {
-    if (config_.sequence) grad_output.shape[0] *= size();
+  if (const TpMove move = config_.grad_output(); move != TpMove::none) {
+    const bool gathers = move == TpMove::gather_sequence;
+    if (gathers) grad_output.shape[0] *= size();
     auto whole = in_scratch(grad_output.shape, ScratchPiece::grad);
     if (!whole) return whole.status();
-    const Status done = config_.sequence ? call.collectives.gather(*whole, *given.grad_output, sequence_cut(whole->shape[0]))
-                                         : call.collectives.all_reduce(*whole, *given.grad_output);
+    const Status done = gathers ? call.collectives.gather(*whole, *given.grad_output, sequence_cut(whole->shape[0]))
+                                : call.collectives.all_reduce(*whole, *given.grad_output);
     if (!done) return done;
     grad_output = *whole;
   }
   auto dy = matrix_of(grad_output, *comm_, ScratchPiece::grad, call.caller);
   if (!dy) return dy.status();
-  const bool whole_input = config_.takes_whole_input && size() > 1;
+  const bool whole_input = config_.input() == TpMove::own_features;
   if (const StridedArray* grad_input = given.grad_input; grad_input != nullptr) {
     auto w = weight(given.weight, call.caller);
     if (!w) return w.status();
     StridedArray part = *grad_input;
     if (whole_input) {
-      part.shape.back() = local_in();
+      part.shape.back() = config_.local_in();
       auto memory = in_scratch(part.shape, ScratchPiece::output);
       if (!memory) return memory.status();
       part = *memory;
@@ -191,7 +192,8 @@ Status TpLinear::backward_row(const Backward& given, const StridedArray* input, 
     auto dx = matrix_out(part, Packing::any, *comm_, ScratchPiece::output);
     if (!dx) return dx.status();
     if (Status multiplied = backend().gemm(dx->matrix, *dy, *w, false, call.caller); !multiplied) return multiplied;
-    if (Status placed = whole_input ? gather_features(*grad_input, part, call) : dx->finish(*comm_, call.caller); !placed) return placed;
+    const bool gathers = config_.grad_input() == TpMove::gather_features;
+    if (Status placed = gathers ? gather_features(*grad_input, part, call) : dx->finish(*comm_, call.caller); !placed) return placed;
   }
   const Wanted want = wanted(given);
   StridedArray x;
@@ -204,7 +206,7 @@ Status TpLinear::backward_row(const Backward& given, const StridedArray* input, 
   if (!x_matrix) return x_matrix.status();
   // Along the sequence each rank has a part of the bias's gradient, which is summed at the end of backward.
   auto bias_dy =
-      has_sequence() && want.bias ? matrix_of(*given.grad_output, *comm_, ScratchPiece::output, call.caller) : Result<Matrix>(*dy);
+      config_.has_sequence() && want.bias ? matrix_of(*given.grad_output, *comm_, ScratchPiece::output, call.caller) : Result<Matrix>(*dy);
   if (!bias_dy) return bias_dy.status();
   return weight_gradients(given, *dy, *x_matrix, *bias_dy, call);
 }
@@ -213,14 +215,14 @@ Status TpLinear::weight_gradients(const Backward& given, const Matrix& dy, const
   const Wanted want = wanted(given);
   if (want.weight) {
     const Status done =
-        into_gradient({config_.weight, given.grad_weight, weight_shape(), config_.transposed}, transposed(dy), x, given.adds, call);
+        into_gradient({config_.weight, given.grad_weight, config_.weight_shape(), config_.transposed}, transposed(dy), x, given.adds, call);
     if (!done) return done;
   }
   if (!want.bias) return {};
   auto ones = comm_->scratch().ones(*comm_, config_.type, static_cast<size_t>(bias_dy.rows));
   if (!ones) return ones.status();
   const Matrix row = dense_matrix(const_cast<void*>(*ones), config_.type, 1, bias_dy.rows);
-  return into_gradient({config_.bias, given.grad_bias, {1, local_out()}, false}, row, bias_dy, given.adds, call);
+  return into_gradient({config_.bias, given.grad_bias, {1, config_.local_out()}, false}, row, bias_dy, given.adds, call);
 }
 
 // left * right, to where the gradient goes.

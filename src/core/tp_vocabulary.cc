@@ -31,7 +31,7 @@ std::vector<int64_t> with_last(std::vector<int64_t> shape, int64_t last) {
 
 struct Embedding {
   Comm& comm;
-  const EmbeddingConfig& config;
+  const EmbeddingShape& config;
   const EmbeddingArrays& arrays;
   void* caller;
   TpCollectives collectives;
@@ -47,10 +47,7 @@ struct Embedding {
 
 Status Embedding::check() const {
   const NamedArray ids{arrays.ids, "ids"}, table{arrays.table, arrays.table_name}, output{arrays.output, arrays.output_name};
-  if (config.rows % size() != 0) {
-    return invalid("config.rows is ", config.rows, ", which ", size(), " ranks cannot share evenly; ", (config.rows / size() + 1) * size(),
-                   " would do");
-  }
+  if (Status good = config.check(size()); !good) return good;
   if (Status good = check_integers(ids); !good) return good;
   if (Status good = check_trainable(table); !good) return good;
   if (table.array.shape.size() != 2 || table.array.shape[0] != config.rows / size()) {
@@ -104,14 +101,15 @@ Status Embedding::look_up(const Matrix& table, const Matrix& output, bool gradie
 
 }  // namespace
 
-Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const EmbeddingArrays& arrays, void* caller) {
+Status embedding_forward(Comm& comm, const EmbeddingShape& config, const EmbeddingArrays& arrays, void* caller) {
   if (Status usable = comm.context().usable(); !usable) return usable;
   Embedding embedding{comm, config, arrays, caller, TpCollectives(comm, caller, "an embedding, forward")};
   if (Status entered = embedding.enter(config.checks, {arrays.ids, "ids"}); !entered) return entered;
   auto table = matrix_of(arrays.table, comm, ScratchPiece::input, caller, Packing::rows);
   if (!table) return table.status();
+  const TpMove move = config.output(comm.size());
   StridedArray rows = arrays.output;  // of this rank's part; zeros for the others'
-  if (comm.size() > 1) {
+  if (move != TpMove::none) {
     auto whole = embedding.whole_in_scratch(ScratchPiece::output);
     if (!whole) return whole.status();
     rows = *whole;
@@ -119,23 +117,23 @@ Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const Embedd
   auto out = matrix_out(rows, Packing::rows, comm, ScratchPiece::output);
   if (!out) return out.status();
   if (Status found = embedding.look_up(*table, out->matrix, false, false); !found) return found;
-  Status done = comm.size() == 1  ? out->finish(comm, caller)
-                : config.sequence ? embedding.collectives.reduce_scatter(arrays.output, rows, embedding.sequence_cut())
-                                  : embedding.collectives.all_reduce(arrays.output, rows);
+  Status done = move == TpMove::none           ? out->finish(comm, caller)
+                : move == TpMove::sum_sequence ? embedding.collectives.reduce_scatter(arrays.output, rows, embedding.sequence_cut())
+                                               : embedding.collectives.all_reduce(arrays.output, rows);
   return done.ok() ? embedding.collectives.begin() : done;
 }
 
-Status embedding_backward(Comm& comm, const EmbeddingConfig& config, const EmbeddingArrays& arrays, bool adds, void* caller) {
+Status embedding_backward(Comm& comm, const EmbeddingShape& config, const EmbeddingArrays& arrays, bool adds, void* caller) {
   if (Status usable = comm.context().usable(); !usable) return usable;
   Embedding embedding{comm, config, arrays, caller, TpCollectives(comm, caller, "an embedding, backward")};
   const bool replicated = !config.sequence && !config.grad_is_partial;
   if (Status entered = embedding.enter(config.checks && replicated, {arrays.output, arrays.output_name}); !entered) return entered;
   StridedArray grad = arrays.output;
-  if (comm.size() > 1 && (config.sequence || config.grad_is_partial)) {
+  if (const TpMove move = config.grad_output(comm.size()); move != TpMove::none) {
     auto whole = embedding.whole_in_scratch(ScratchPiece::grad);
     if (!whole) return whole.status();
-    const Status done = config.sequence ? embedding.collectives.gather(*whole, grad, embedding.sequence_cut())
-                                        : embedding.collectives.all_reduce(*whole, grad);
+    const Status done = move == TpMove::gather_sequence ? embedding.collectives.gather(*whole, grad, embedding.sequence_cut())
+                                                        : embedding.collectives.all_reduce(*whole, grad);
     if (!done) return done;
     grad = *whole;
   }
@@ -209,14 +207,14 @@ Status Loss::take(const StridedArray& logits, const StridedArray& targets) {
 }
 
 Status Loss::gather_scores() {
-  const uint64_t scores = work.tokens + 1, floats = scores * sizeof(TokenScore) / sizeof(float);
+  const uint64_t bytes = score_bytes(work.tokens), floats = bytes / sizeof(float);
   const auto ranks = static_cast<size_t>(comm.size());
-  auto mine = comm.scratch().take(comm, ScratchPiece::output, scores * sizeof(TokenScore));
+  auto mine = comm.scratch().take(comm, ScratchPiece::output, bytes);
   if (!mine) return mine.status();
   work.scores = static_cast<TokenScore*>(*mine);
   work.gathered = work.scores;
   if (Status scored = run(CrossEntropyPass::scores); !scored || ranks == 1) return scored;
-  auto all = comm.scratch().take(comm, ScratchPiece::received, ranks * scores * sizeof(TokenScore));
+  auto all = comm.scratch().take(comm, ScratchPiece::received, ranks * bytes);
   if (!all) return all.status();
   work.gathered = static_cast<TokenScore*>(*all);
   if (Status begun = collectives.begin(); !begun) return begun;

@@ -8,20 +8,17 @@
 
 #include "core/tp_collectives.h"
 #include "core/tp_region.h"
+#include "core/tp_shape.h"
 
 namespace megadp {
 
-struct EmbeddingConfig {
-  int64_t rows = 0;  // of the whole table
-  bool sequence = false, grad_is_partial = false, checks = false;
-};
 // Forward: output from table; backward: the gradient of the table from that of the output, or added to what is there.
 struct EmbeddingArrays {
   const StridedArray &ids, &table, &output;
   const char *table_name, *output_name;
 };
-Status embedding_forward(Comm& comm, const EmbeddingConfig& config, const EmbeddingArrays& arrays, void* caller);
-Status embedding_backward(Comm& comm, const EmbeddingConfig& config, const EmbeddingArrays& arrays, bool adds, void* caller);
+Status embedding_forward(Comm& comm, const EmbeddingShape& config, const EmbeddingArrays& arrays, void* caller);
+Status embedding_backward(Comm& comm, const EmbeddingShape& config, const EmbeddingArrays& arrays, bool adds, void* caller);
 
 struct CrossEntropyConfig {
   int64_t classes = 0;  // 0: all columns
