@@ -6,20 +6,23 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "commands.h"
 #include "core/plan_json.h"
-#include "plan_options.h"
+#include "plan_layers.h"
 #include "plan_print.h"
 
 namespace megadp::tool {
 namespace {
 
 struct Options {
-  std::string sizes, model;
-  int32_t dp = 1, instances = 1;
+  std::string sizes, model, layers;
+  int32_t dp = 1, instances = 1, tp = 1;
+  uint64_t tokens = 0;
+  bool sequence = false;
   std::string param_dtype, grad_dtype = "f32", bucket_size;
   bool high_bandwidth = false, bf16_wire = false, error_feedback = false, json = false;
   std::vector<std::string> own_bucket, use_order;
@@ -81,17 +84,36 @@ Status take_grad_dtype(const Options& options, const std::vector<ParamSpec>& par
   return {};
 }
 
-Result<ModelFile> take_params(const Options& options) {
-  if (options.sizes.empty() == options.model.empty())
-    return invalid("give either --sizes or --model, which say how large the parameters are");
-  if (!options.model.empty()) return read_model(options.model, options.param_dtype);
+DType param_dtype(const Options& options) {
   const std::string& type = options.param_dtype;
-  auto params = read_sizes(options.sizes, type == "bf16" ? DType::bf16 : type == "f16" ? DType::f16 : DType::f32);
+  return type == "bf16" ? DType::bf16 : type == "f16" ? DType::f16 : DType::f32;
+}
+
+// Of layers, when they are given, what they come to besides.
+Result<std::optional<LayersPlan>> take_layers(const Options& options) {
+  const int given = (options.sizes.empty() ? 0 : 1) + (options.model.empty() ? 0 : 1) + (options.layers.empty() ? 0 : 1);
+  if (given != 1) return invalid("give either --sizes, --model or --layers, which say how large the parameters are");
+  if (options.layers.empty()) {
+    const char* const alone = options.tp != 1 ? "--tp" : options.tokens != 0 ? "--tokens" : options.sequence ? "--sequence" : nullptr;
+    if (alone != nullptr) return invalid(alone, " goes with --layers; sizes are of what a rank has");
+    return std::optional<LayersPlan>();
+  }
+  if (options.tokens == 0) return invalid("--layers needs --tokens, how many go through them at once");
+  if (options.param_dtype == "f16") return invalid("--param-dtype is f16; layers are f32 or bf16");
+  auto plan = plan_layers({options.layers, options.tp, options.tokens, options.sequence, param_dtype(options)});
+  if (!plan) return plan.status();
+  return std::optional<LayersPlan>(*std::move(plan));
+}
+
+Result<ModelFile> take_params(const Options& options, const std::optional<LayersPlan>& layers) {
+  if (layers) return ModelFile{layers->params(), 0};
+  if (!options.model.empty()) return read_model(options.model, options.param_dtype);
+  auto params = read_sizes(options.sizes, param_dtype(options));
   if (!params) return params.status();
   return ModelFile{*std::move(params), 0};
 }
 
-Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
+Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan>& layers, size_t* left_out) {
   BufferConfig config;
   config.sharding = options.sharding == 0 ? Sharding::zero_0 : options.sharding == 1 ? Sharding::zero_1 : Sharding::zero_2;
   config.pool_buckets = options.pool_buckets;
@@ -99,7 +121,7 @@ Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
   config.wire_bf16 = options.bf16_wire;
   config.error_feedback = options.error_feedback;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
-  auto model = take_params(options);
+  auto model = take_params(options, layers);
   if (!model) return model.status();
   *left_out = model->left_out;
   if (Status taken = take_grad_dtype(options, model->params, &config); !taken) return taken;
@@ -107,24 +129,36 @@ Result<Plan> make_plan_of(const Options& options, size_t* left_out) {
   if (Status taken = take_use_order(options.use_order, &model->params); !taken) return taken;
   GridConfig cut;
   cut.instances = options.instances;
-  auto grid = Grid::create(cut, options.dp);
+  cut.tp = options.tp;
+  auto grid = Grid::create(cut, options.dp * options.tp);
   if (!grid) return grid.status();
   return make_plan(*grid, config, std::move(model->params));
 }
 
+// Everything that can be wrong came from the command line, or could not be read.
+int refuse(const Status& why) {
+  return why.code() == Code::invalid ? used_wrongly("plan", why.text() + ".") : failed("plan", why.text());
+}
+
 int plan(const Options& options) {
   size_t left_out = 0;
-  const Result<Plan> made = make_plan_of(options, &left_out);
-  // Everything that can be wrong came from the command line, or could not be read.
-  if (!made)
-    return made.status().code() == Code::invalid ? used_wrongly("plan", made.status().text() + ".") : failed("plan", made.status().text());
+  const Result<std::optional<LayersPlan>> layers = take_layers(options);
+  if (!layers) return refuse(layers.status());
+  if (*layers && !(*layers)->has_params()) {
+    options.json ? fmt::print("{}}}\n", layers_json(**layers)) : print_layers(**layers);
+    return written("plan");
+  }
+  const Result<Plan> made = make_plan_of(options, *layers, &left_out);
+  if (!made) return refuse(made.status());
   if (left_out > 0)
     fmt::print(stderr, "megadp plan: {} tensor{} of whole numbers or truth values {} left out: nothing to train\n", left_out,
                left_out == 1 ? "" : "s", left_out == 1 ? "is" : "are");
   if (options.json) {
+    if (*layers) fmt::print("{},\"plan\":", layers_json(**layers));
     write_plan_json(*made, [](std::string_view piece) { std::fwrite(piece.data(), 1, piece.size(), stdout); });
-    std::fputc('\n', stdout);
+    fmt::print("{}\n", *layers ? "}" : "");
   } else {
+    if (*layers) print_layers(**layers), fmt::print("\n");
     print_plan(*made);
   }
   return written("plan");
@@ -141,6 +175,17 @@ Command add_plan(CLI::App& app) {
   sub->add_option("--model", options->model,
                   "Take the parameters from the header of a .safetensors file, in its order, with their types; or from\n"
                   "model.safetensors.index.json and the files that it names");
+  sub->add_option("--layers", options->layers,
+                  "Take them from tensor-parallel layers, and tell what each saves, sends and needs besides: [NAME] KIND SIZE\n"
+                  "[WORD...] with ; between them; or @FILE, or - for standard input, with one a line (# begins a comment).\n"
+                  "  column INxOUT, row INxOUT   linear layers: bias, blocks=A,B,... (fused), frozen, times=N,\n"
+                  "                              gather-output (column), whole-input (row), partial (the gradient that comes back)\n"
+                  "  embedding ROWSxFEATURES     partial, frozen, times=N\n"
+                  "  cross-entropy CLASSES       times=N");
+  sub->add_option("--tp", options->tp, "With --layers: tensor-parallel ranks (default 1)")->check(CLI::Range(1, 1 << 10));
+  sub->add_option("--tokens", options->tokens, "With --layers: how many go through them at once, over all --tp ranks")
+      ->check(CLI::Range(1, 1 << 24));
+  sub->add_flag("--sequence", options->sequence, "With --layers: sequence parallelism");
   sub->add_option("--dp", options->dp, "Data-parallel ranks (default 1)")->check(CLI::Range(1, 1 << 20));
   sub->add_option("--instances", options->instances,
                   "Optimizer instances: runs of neighbouring ranks, each with all of the optimizer's state (default 1)")
@@ -168,7 +213,8 @@ Command add_plan(CLI::App& app) {
   sub->add_flag(
       "--json", options->json,
       "One line, written as it is made: {\"dp\",\"arenas\":[{\"params\",\"buckets\",\"owned\",...}],\"bytes\":[...]}, with a list of\n"
-      "what it owns (for each rank of an instance), and of its bytes, for each of the ranks");
+      "what it owns (for each rank of an instance), and of its bytes, for each of the ranks; with --layers\n"
+      "{\"tp\",\"tokens\",\"layers\":[{\"name\",\"saved\",...}],\"all\",\"workspace\",\"plan\":{as above}}");
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("plan", "nothing may follow --.");
     return plan(*options);

@@ -41,18 +41,9 @@ bool read_shape(std::string_view word, std::vector<int64_t>* shape) {
   }
 }
 
-std::string_view next_word(std::string_view* line) {
-  constexpr const char* kBlank = " \t\r";
-  line->remove_prefix(std::min(line->find_first_not_of(kBlank), line->size()));
-  const std::string_view word = line->substr(0, line->find_first_of(kBlank));
-  line->remove_prefix(word.size());
-  return word;
-}
-
 // One line of a list; adds nothing when the line says nothing.
 Status read_line(std::string_view line, const std::string& where, DType dtype, std::vector<ParamSpec>* params) {
-  if (line.size() > kLongestLine) return invalid(where, " is longer than ", kLongestLine, " bytes");
-  std::string_view left = line.substr(0, line.find('#'));
+  std::string_view left = line;
   const std::string_view first = next_word(&left), second = next_word(&left);
   if (first.empty()) return {};
   std::vector<int64_t> shape;
@@ -63,8 +54,7 @@ Status read_line(std::string_view line, const std::string& where, DType dtype, s
   return {};
 }
 
-Result<std::vector<ParamSpec>> read_list(std::istream& from, const std::string& source, DType dtype) {
-  std::vector<ParamSpec> params;
+Status read_lines(std::istream& from, const std::string& option, const std::string& source, const TakeLine& take) {
   std::string line;
   size_t number = 0;
   for (int c = from.get();; c = from.get()) {  // not getline: a file without line ends must not fill the memory
@@ -72,13 +62,14 @@ Result<std::vector<ParamSpec>> read_list(std::istream& from, const std::string& 
     if (!ends && c != '\n' && line.size() <= kLongestLine) line += static_cast<char>(c);
     if (!ends && c != '\n' && line.size() <= kLongestLine) continue;
     ++number;
-    if (Status read = read_line(line, text("--sizes: line ", number, " of ", source), dtype, &params); !read) return read;
+    const std::string where = text(option, ": line ", number, " of ", source);
+    if (line.size() > kLongestLine) return invalid(where, " is longer than ", kLongestLine, " bytes");
+    if (Status taken = take(std::string_view(line).substr(0, line.find('#')), where); !taken) return taken;
     line.clear();
     if (ends) break;
   }
-  if (from.bad()) return system_error("--sizes: " + source + " cannot be read", errno);
-  if (params.empty()) return invalid("--sizes: ", source, " holds no sizes");
-  return params;
+  if (from.bad()) return system_error(option + ": " + source + " cannot be read", errno);
+  return {};
 }
 
 }  // namespace
@@ -89,19 +80,42 @@ bool read_number(std::string_view word, uint64_t most, uint64_t* out) {
   return parsed.ec == std::errc() && parsed.ptr == end && *out <= most;
 }
 
+std::string_view next_word(std::string_view* line) {
+  constexpr const char* kBlank = " \t\r";
+  line->remove_prefix(std::min(line->find_first_not_of(kBlank), line->size()));
+  const std::string_view word = line->substr(0, line->find_first_of(kBlank));
+  line->remove_prefix(word.size());
+  return word;
+}
+
+bool is_list(const std::string& given) {
+  return given == "-" || (!given.empty() && given.front() == '@');
+}
+
+std::string name_of_list(const std::string& given) {
+  return given == "-" ? "standard input" : in_quotes(given.substr(1));
+}
+
+Status read_list(const std::string& option, const std::string& given, const TakeLine& take) {
+  const std::string source = name_of_list(given);
+  if (given == "-") return read_lines(std::cin, option, source, take);
+  errno = 0;
+  std::ifstream file(given.substr(1));
+  if (!file) return system_error(option + ": " + source + " cannot be opened", errno);
+  file.peek();  // a folder opens, and cannot be read
+  if (file.bad()) return system_error(option + ": " + source + " cannot be read", errno);
+  file.clear();
+  return read_lines(file, option, source, take);
+}
+
 Result<std::vector<ParamSpec>> read_sizes(const std::string& given, DType dtype) {
-  if (given == "-") return read_list(std::cin, "standard input", dtype);
-  if (!given.empty() && given.front() == '@') {
-    const std::string path = given.substr(1);
-    errno = 0;
-    std::ifstream file(path);
-    if (!file) return system_error("--sizes: " + in_quotes(path) + " cannot be opened", errno);
-    file.peek();  // a folder opens, and cannot be read
-    if (file.bad()) return system_error("--sizes: " + in_quotes(path) + " cannot be read", errno);
-    file.clear();
-    return read_list(file, in_quotes(path), dtype);
-  }
   std::vector<ParamSpec> params;
+  if (is_list(given)) {
+    const auto take = [&](std::string_view line, const std::string& where) { return read_line(line, where, dtype, &params); };
+    if (Status read = read_list("--sizes", given, take); !read) return read;
+    if (params.empty()) return invalid("--sizes: ", name_of_list(given), " holds no sizes");
+    return params;
+  }
   for (std::string_view left = given;;) {
     const size_t comma = left.find(',');
     const std::string_view word = left.substr(0, comma);

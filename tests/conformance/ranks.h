@@ -35,6 +35,7 @@ class Rank {
   World& world() { return *world_; }
   Backend& backend() { return *backend_; }
   const std::shared_ptr<Backend>& shared_backend() { return backend_; }
+  const std::shared_ptr<World>& shared_world() { return world_; }
   // Drops this rank's hold on its World and backend, as a program does that leaves.
   void leave() {
     backend_.reset();

@@ -114,6 +114,87 @@ class Sizes(PlanTest):
         self.refused("--sizes", "1", "--model", "m", words=["--sizes", "--model"])
 
 
+class Layers(PlanTest):
+    """What a layer saves, sends and keeps is measured on the real layers by unit_tp_linear, and what it saves by capi_tp_linear too."""
+    MLP = "fc column 1024x4096 bias; out row 4096x1024 bias"
+
+    def one(self, layer, *arguments):
+        return self.answer("--layers", layer, *arguments)["layers"][0]
+
+    def test_saved_as_measured(self):
+        # 32 of these inputs take 32 MiB in capi_tp_linear, with a sequence of so many ranks so much less.
+        for tp in (1, 2, 4):
+            arguments = ("--tp", str(tp), "--tokens", "512")
+            self.assertEqual(self.one("column 512x512", *arguments)["saved"], 1 << 20)
+            self.assertEqual(self.one("column 512x512", "--sequence", *arguments)["saved"], (1 << 20) // tp)
+            self.assertEqual(self.one("column 512x512 frozen", *arguments)["saved"], 0)
+
+    def test_a_pair(self):
+        for tp, width in (("1", "f32"), ("2", "f32"), ("4", "bf16")):
+            p, size = int(tp), {"f32": 4, "bf16": 2}[width]
+            whole = 2048 * 1024 * size
+            once = whole * (p - 1) // p
+            common = ("--layers", self.MLP, "--tp", tp, "--tokens", "2048", "--param-dtype", width)
+            fc, out = self.answer(*common)["layers"]
+            self.assertEqual((fc["shape"], out["shape"]), ([4096 // p, 1024], [1024, 4096 // p]))
+            self.assertEqual((fc["weight"], fc["bias"], out["bias"]), (4096 * 1024 * size // p, 4096 * size // p, 1024 * size))
+            self.assertEqual((fc["saved"], out["saved"]), (whole, 4 * whole // p))
+            self.assertEqual((fc["sent_forward"], fc["sent_backward"], out["sent_forward"], out["sent_backward"]), (0, 2 * once, 2 * once, 0))
+            fc, out = self.answer(*common, "--sequence")["layers"]
+            self.assertEqual((fc["saved"], out["saved"]), (whole // p, 4 * whole // p))
+            self.assertEqual((fc["sent_forward"], fc["sent_backward"], out["sent_forward"], out["sent_backward"]), (once, 2 * once, once, once))
+
+    def test_all_and_the_buffer(self):
+        several = self.answer("--layers", self.MLP + "; fc2 column 1024x4096 times=3; loss cross-entropy 100", "--tp", "2", "--dp", "4", "--tokens", "64")
+        by_name = {layer["name"]: layer for layer in several["layers"]}
+        for field in ("weight", "bias", "saved", "sent_forward", "sent_backward"):
+            self.assertEqual(several["all"][field], sum(layer[field] * layer["times"] for layer in several["layers"]), field)
+        self.assertEqual((by_name["loss"]["saved"], by_name["loss"]["sent_forward"], by_name["loss"]["sent_backward"]), (64 * 8, 65 * 16, 0))
+        self.assertGreaterEqual(several["all"]["scratch"], max(layer["scratch"] for layer in several["layers"]))
+        self.assertLess(several["all"]["scratch"], sum(layer["scratch"] for layer in several["layers"]))
+        sizes = ["2048x1024", "2048", "1024x2048", "1024"] + ["2048x1024"] * 3
+        expected = self.answer("--sizes", "@" + self.path("sizes", "\n".join(sizes)), "--dp", "4")
+        self.assertEqual(several["plan"]["arenas"], expected["arenas"])
+        self.assertEqual(several["workspace"], 32 << 20)
+        as_list = self.answer("--layers", "-", "--tp", "2", "--tokens", "64", given="# a pair\n" + self.MLP.replace("; ", " # one\n\n"))
+        self.assertEqual(as_list, self.answer("--layers", self.MLP, "--tp", "2", "--tokens", "64"))
+        alone = self.answer("--layers", "column 8x8 frozen; cross-entropy 8", "--tokens", "4")
+        self.assertNotIn("plan", alone)
+
+    def test_text(self):
+        done = plan("--layers", self.MLP, "--tp", "2", "--tokens", "64", "--sequence")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        lines = [line.split() for line in done.stdout.splitlines()]
+        fc = self.answer("--layers", self.MLP, "--tp", "2", "--tokens", "64", "--sequence")["layers"][0]
+        self.assertIn(["fc", "column", "2048x1024", "1"] + [str(fc["weight"] + fc["bias"])] + [str(fc[field]) for field in
+                      ("saved", "sent_forward", "sent_backward", "scratch")], lines)
+        self.assertIn("4 parameters", done.stdout)
+
+    def test_refused(self):
+        for layers, words in (("", ["--sizes", "--layers"]), (" ; ", ["holds no layers"]), ("columns 8x8", ["layer 1", "'columns 8x8'", "cross-entropy"]), ("a b column 8x8", ["KIND"]),
+                              ("column", ["the size of column is ''", "INxOUT"]), ("column 8", ["'8'"]), ("column 8x", ["'8x'"]), ("column 0x8", ["'0x8'"]),
+                              ("column 8x8x8", ["'8x8x8'"]), ("column 8x-8", ["'8x-8'"]), ("column 2147483649x8", ["2147483648"]), ("cross-entropy 8x8", ["CLASSES"]),
+                              ("column 8x7", ["layer 1", "out_features is 7", "6 or 8"]), ("row 8x8; row 7x8", ["layer 2", "in_features is 7"]), ("embedding 7x8", ["config.rows is 7", "8 would"]),
+                              ("column 8x8 blocks=4,2", ["sum of config.blocks is 6"]), ("column 8x8 blocks=6,2", ["sizes that differ"]), ("column 8x8 blocks=5,3 frozen", ["blocks[0] is 5"]),
+                              ("column 8x8 blocks=4,", ["'blocks=4,'"]), ("column 8x8 blocks", ["'blocks' is no word"]), ("column 8x8 bias=1", ["'bias=1' is no word"]),
+                              ("column 8x8 whole-input", ["no word for column", "gather-output"]), ("row 8x8 gather-output", ["no word for row"]), ("embedding 8x8 bias", ["no word for embedding"]),
+                              ("column 8x8 times=0", ["'times=0'", "from 1 to"]), ("column 8x8 times=9999999", ["from 1 to"]), ("a column 8x8; a column 8x8", ["same name"]),
+                              ("column 2147483648x2147483648", ["more elements than can be counted"]),
+                              ("column 268435456x268435456 times=1048576", ["more bytes than can be counted"]), ("a column 8x8 bias times=1048576; " * 9, ["more than 16777216 parameters"])):
+            with self.subTest(layers[:40]):
+                self.refused("--layers", layers, "--tp", "2", "--tokens", "4", words=words)
+        self.refused("--layers", "row 8x8 whole-input", "--sequence", "--tokens", "4", words=["WHOLE_INPUT"])
+        self.refused("--layers", "row 8x8", "--sequence", "--tokens", "5", "--tp", "2", words=["--tokens is 5", "2 ranks"])
+        self.refused("--layers", "row 8x8", words=["--tokens"])
+        self.refused("--layers", "row 8x8", "--tokens", "4", "--param-dtype", "f16", words=["f16"])
+        self.refused("--layers", "row 8x8", "--sizes", "8", "--tokens", "4", words=["either"])
+        for alone in (("--tp", "2"), ("--tokens", "2"), ("--sequence",)):
+            self.refused("--sizes", "8", *alone, words=[alone[0], "--layers"])
+        self.refused("--layers", "@" + self.path("list", "column 8x8\nrow\n"), "--tokens", "4", words=["line 2", "size of row"])
+        self.refused("--layers", "@" + self.path("list", "# none\n"), "--tokens", "4", words=["holds no layers"])
+        self.refused("--layers", "@" + self.path("absent"), "--tokens", "4", words=["No such file"], code=1)
+
+
 class Model(PlanTest):
     TENSORS = {"wte": ("F32", [10, 50]), "h.0.weight": ("BF16", [30, 20]), "scale": ("F32", []), "none": ("F32", [0, 7]), "h.1.weight": ("BF16", [7])}
 

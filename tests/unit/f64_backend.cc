@@ -8,8 +8,8 @@ namespace {
 
 class CountedMemory final : public Memory {
  public:
-  CountedMemory(std::unique_ptr<Memory> memory, std::shared_ptr<Counters> counters)
-      : memory_(std::move(memory)), counters_(std::move(counters)), bytes_(memory_->bytes()) {
+  CountedMemory(std::unique_ptr<Memory> memory, size_t asked, std::shared_ptr<Counters> counters)
+      : memory_(std::move(memory)), counters_(std::move(counters)), bytes_(asked) {
     counters_->live += bytes_;
   }
   ~CountedMemory() override { counters_->live -= bytes_; }
@@ -92,8 +92,7 @@ class F64Backend final : public Backend {
   Result<std::unique_ptr<Memory>> allocate(size_t bytes) override {
     auto memory = host_->allocate(bytes);
     if (!memory) return memory.status();
-    counters_->allocated += bytes;
-    return std::unique_ptr<Memory>(std::make_unique<CountedMemory>(*std::move(memory), counters_));
+    return std::unique_ptr<Memory>(std::make_unique<CountedMemory>(*std::move(memory), bytes, counters_));
   }
   Result<std::unique_ptr<Memory>> allocate_host(size_t bytes) override { return host_->allocate_host(bytes); }
   Result<std::unique_ptr<Stream>> create_stream(const char* name) override { return host_->create_stream(name); }

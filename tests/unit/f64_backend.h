@@ -10,9 +10,9 @@
 
 namespace megadp::test {
 
-struct Counters {  // of a rank
+struct Counters {                 // of a rank
   std::atomic<uint64_t> sent{0};  // bytes: to each other rank what it needs; a sum for all is one of parts that are then gathered
-  std::atomic<uint64_t> allocated{0}, live{0};
+  std::atomic<uint64_t> live{0};  // bytes of memory, as they were asked for
 };
 
 std::shared_ptr<Backend> make_f64_backend(std::shared_ptr<Backend> host, std::shared_ptr<Counters> counters);
