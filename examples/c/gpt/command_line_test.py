@@ -45,7 +45,6 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--vocab-parallel"], ["--vocab-parallel needs --tp above 1", "--tp is 1"]),
     (["--tp", "3", "--heads", "6", "--width", "48", "--vocab-parallel"], ["--tp 3 does not divide 64", "--vocab-parallel"]),
     (["--tp", "2", "--sp", "--context", "33"], ["--tp 2", "--context 33", "--sp"]),
-    (["--tp", "2", "--dtype", "bf16"], ["--dtype bf16", "--tp 2"]),
     (["--tp", "4", "--dtype", "f16"], ["--dtype f16", "--tp 4"]),
     (["--tp", "2", "--backend", "cuda"], ["--backend cuda", "--tp 2"]),
     (["--timeout", "soon"], ["--timeout", "'soon'"]),

@@ -57,8 +57,8 @@ static const option_row ROWS[] = {
     {"--instances", KIND_COUNT, AT(instances), 1, 65536, "N",
      "cut the ranks into so many runs of neighbours, each with all optimizer state (1)"},
     {"--tp", KIND_COUNT, AT(tp), 1, 256, "N",
-     "tensor-parallel ranks: so many neighbours share a model, each with some of its heads; must divide ranks and heads (1); f32, on the "
-     "host"},
+     "tensor-parallel ranks: so many neighbours share a model, each with some of its heads; must divide ranks and heads (1); f32 or bf16, "
+     "on the host"},
     {"--sp", KIND_FLAG, AT(sp), 0, 0, NULL,
      "with --tp: sequence parallelism, outside of attention and mlp each of them has some of the rows; --tp must divide the context"},
     {"--vocab-parallel", KIND_FLAG, AT(vocab_parallel), 0, 0, NULL,
@@ -226,9 +226,8 @@ static int check_parts(const options* o, char* error, size_t size) {
     snprintf(error, size, "--vocab-parallel needs --tp above 1, but --tp is 1: it cuts the vocabulary over the tensor-parallel ranks");
   } else if (o->vocab_parallel && TABLE_MULTIPLE % o->tp) {
     snprintf(error, size, "--tp %llu does not divide %d, which --vocab-parallel makes the vocabulary a multiple of", tp, TABLE_MULTIPLE);
-  } else if (o->tp > 1 && o->dtype != DTYPE_F32) {
-    snprintf(error, size, "--dtype %s does not go with --tp %llu: the model computes in f32, and its layers take parameters as they are",
-             DTYPES[o->dtype], tp);
+  } else if (o->tp > 1 && o->dtype == DTYPE_F16) {
+    snprintf(error, size, "--dtype f16 does not go with --tp %llu: its layers multiply f32 and bf16", tp);
   } else if (o->tp > 1 && o->backend == BACKEND_CUDA) {
     snprintf(error, size, "--backend cuda does not go with --tp %llu: the model computes on the host, and its layers take parameters there",
              tp);

@@ -169,7 +169,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
   if (register_buffer(p, opts) || place_params(p, opts->zero_2) || start_params(p, opts->seed)) return -1;
-  if (p->parts > 1 && tensor_parallel_open(&p->tp, p->grid, p->buffer, model)) return -1;
+  if (p->parts > 1 && tensor_parallel_open(&p->tp, p->grid, p->buffer, model, p->dtype)) return -1;
   return parallel_check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
 }
 

@@ -37,11 +37,70 @@ int tensor_parallel_has(const gpt_model* model, size_t param) {
   return 0;
 }
 
-/* ── What the model calls ────────────────────────────────────────────────────────────────────────────────────────────────────── */
+/* ── One layer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-typedef struct {
-  int64_t in[2], out[2];
-} layer_shapes;
+/* The upper half of the float that is nearest, of two the one whose last bit is 0. */
+static uint16_t narrowed(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40); /* not a number */
+  return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+/* An array of the model's as the layers take it. */
+static mdp_tensor given(const tensor_parallel* t, size_t place, const real* data, const int64_t* shape) {
+  if (t->dtype == MDP_DTYPE_F32) return tensor_of(MDP_DTYPE_F32, data, 2, shape);
+  const size_t count = (size_t)(shape[0] * shape[1]);
+  for (size_t i = 0; i < count; i++) t->narrow[place][i] = narrowed(data[i]);
+  return tensor_of(t->dtype, t->narrow[place], 2, shape);
+}
+
+/* Where they write one, and how it becomes the model's. */
+static mdp_tensor made(const tensor_parallel* t, size_t place, real* data, const int64_t* shape) {
+  return tensor_of(t->dtype, t->dtype == MDP_DTYPE_F32 ? (void*)data : (void*)t->narrow[place], 2, shape);
+}
+
+static void take_made(const tensor_parallel* t, size_t place, real* data, const int64_t* shape) {
+  if (t->dtype == MDP_DTYPE_F32) return;
+  const size_t count = (size_t)(shape[0] * shape[1]);
+  for (size_t i = 0; i < count; i++) {
+    const uint32_t bits = (uint32_t)t->narrow[place][i] << 16;
+    memcpy(&data[i], &bits, sizeof bits);
+  }
+}
+
+int tensor_parallel_forward(const tensor_parallel* t, size_t layer, const layer_shapes* shapes, real* out, const real* in) {
+  const mdp_tensor input = given(t, NARROW_IN, in, shapes->in), output = made(t, NARROW_OUT, out, shapes->out);
+  /* Nothing is saved: the model keeps its activations. */
+  if (tensor_parallel_check(t, mdp_tp_linear_fwd(t->layers[layer], &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd"))
+    return -1;
+  take_made(t, NARROW_OUT, out, shapes->out);
+  return 0;
+}
+
+int tensor_parallel_backward(const tensor_parallel* t, size_t layer, const layer_shapes* shapes, real* d_in, const real* d_out,
+                             const real* in) {
+  const mdp_tensor input = given(t, NARROW_IN, in, shapes->in), grad_output = given(t, NARROW_OUT, d_out, shapes->out),
+                   grad_input = made(t, NARROW_GRAD, d_in, shapes->in);
+  const mdp_status done = mdp_tp_linear_bwd(t->layers[layer], NULL, &input, NULL, &grad_output, &grad_input, NULL, NULL, 0, NULL);
+  if (tensor_parallel_check(t, done, "mdp_tp_linear_bwd")) return -1;
+  take_made(t, NARROW_GRAD, d_in, shapes->in);
+  return 0;
+}
+
+static int make_narrow(tensor_parallel* t) {
+  const gpt_model* model = t->model;
+  const size_t rows = model->max_sequences * model->shape.context, width = model->shape.width, parts = model->cut.parts;
+  size_t columns = 4 * width / parts > width ? 4 * width / parts : width;
+  if (model->cut.vocab && model->shape.table / parts > columns) columns = model->shape.table / parts;
+  for (size_t i = 0; i < NARROW_COUNT && t->dtype != MDP_DTYPE_F32; i++) {
+    t->narrow[i] = malloc(rows * columns * sizeof *t->narrow[i]);
+    if (!t->narrow[i]) return tensor_parallel_check(t, MDP_E_MEMORY, "malloc");
+  }
+  return 0;
+}
+
+/* ── What the model calls ────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 static layer_shapes shapes_of(const gpt_model* model, size_t which, size_t n) {
   const gpt_linear* l = &GPT_LINEARS[which];
@@ -55,20 +114,13 @@ static layer_shapes shapes_of(const gpt_model* model, size_t which, size_t n) {
 static int forward(void* user, size_t block, size_t which, real* out, const real* in, size_t n) {
   const tensor_parallel* t = user;
   const layer_shapes shapes = shapes_of(t->model, which, n);
-  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.in), output = tensor_of(MDP_DTYPE_F32, out, 2, shapes.out);
-  mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
-  /* Nothing is saved: the model keeps its activations. */
-  return tensor_parallel_check(t, mdp_tp_linear_fwd(layer, &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
+  return tensor_parallel_forward(t, block * BLOCK_LINEARS + which, &shapes, out, in);
 }
 
 static int backward(void* user, size_t block, size_t which, real* d_in, const real* d_out, const real* in, size_t n) {
   const tensor_parallel* t = user;
   const layer_shapes shapes = shapes_of(t->model, which, n);
-  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.in), grad_input = tensor_of(MDP_DTYPE_F32, d_in, 2, shapes.in),
-                   grad_output = tensor_of(MDP_DTYPE_F32, d_out, 2, shapes.out);
-  mdp_tp_linear* layer = t->layers[block * BLOCK_LINEARS + which];
-  return tensor_parallel_check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad_output, &grad_input, NULL, NULL, 0, NULL),
-                               "mdp_tp_linear_bwd");
+  return tensor_parallel_backward(t, block * BLOCK_LINEARS + which, &shapes, d_in, d_out, in);
 }
 
 static int take_number(void* user, size_t part, int64_t* number) {
@@ -91,6 +143,7 @@ static int make_layer(tensor_parallel* t, mdp_buffer* buffer, size_t block, size
                                        .out_features = outs,
                                        .blocks = blocks,
                                        .block_count = l->fused,
+                                       .dtype = t->dtype,
                                        .buffer = buffer,
                                        .weight = weight,
                                        .bias = weight + 1,
@@ -101,16 +154,18 @@ static int make_layer(tensor_parallel* t, mdp_buffer* buffer, size_t block, size
                                "mdp_tp_linear_create");
 }
 
-int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model) {
+int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffer, const gpt_model* model, mdp_dtype dtype) {
   const gpt_linears functions = {.forward = forward, .backward = backward, .take = take_number, .user = out};
   memset(out, 0, sizeof *out);
   out->model = model;
+  out->dtype = dtype;
   const size_t in_blocks = model->shape.layers * BLOCK_LINEARS;
   out->count = in_blocks + (model->cut.vocab ? 1 : 0);
   out->functions = functions;
   if (tensor_parallel_check(out, mdp_grid_comm(grid, MDP_AXIS_TP, &out->comm), "mdp_grid_comm")) return -1;
   out->layers = calloc(out->count, sizeof *out->layers);
   if (!out->layers) return tensor_parallel_check(out, MDP_E_MEMORY, "calloc");
+  if (make_narrow(out)) return -1;
   int failed = 0;
   for (size_t i = 0; i < in_blocks && !failed; i++) failed = make_layer(out, buffer, i / BLOCK_LINEARS, i % BLOCK_LINEARS);
   return failed || (model->cut.vocab && vocabulary_open(out, buffer)) ? -1 : 0;
@@ -119,6 +174,7 @@ int tensor_parallel_open(tensor_parallel* out, mdp_grid* grid, mdp_buffer* buffe
 void tensor_parallel_close(tensor_parallel* t) {
   for (size_t i = 0; t->layers && i < t->count; i++) mdp_tp_linear_destroy(t->layers[i]);
   free(t->layers);
+  for (size_t i = 0; i < NARROW_COUNT; i++) free(t->narrow[i]);
   free(t->ids);
   free(t->tokens);
   mdp_comm_destroy(t->comm);

@@ -45,21 +45,22 @@ static int embed_backward(void* user, const real* d_out, const unsigned char* to
   return tensor_parallel_check(t, mdp_tp_embedding_bwd(t->comm, &config, &ids, &grad, &table, MDP_GRAD_ADD, NULL), "mdp_tp_embedding_bwd");
 }
 
+static layer_shapes head_shapes(const gpt_model* model, size_t n) {
+  const vocabulary_shapes shapes = shapes_of(model, n);
+  const layer_shapes of_head = {{shapes.own[0], shapes.own[1]}, {shapes.logits[0], shapes.logits[1]}};
+  return of_head;
+}
+
 static int head(void* user, real* logits, const real* in, size_t n) {
   const tensor_parallel* t = user;
-  const vocabulary_shapes shapes = shapes_of(t->model, n);
-  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.own), output = tensor_of(MDP_DTYPE_F32, logits, 2, shapes.logits);
-  return tensor_parallel_check(t, mdp_tp_linear_fwd(t->layers[t->count - 1], &input, NULL, NULL, &output, NULL, NULL), "mdp_tp_linear_fwd");
+  const layer_shapes shapes = head_shapes(t->model, n);
+  return tensor_parallel_forward(t, t->count - 1, &shapes, logits, in);
 }
 
 static int head_backward(void* user, real* d_in, const real* d_logits, const real* in, size_t n) {
   const tensor_parallel* t = user;
-  const vocabulary_shapes shapes = shapes_of(t->model, n);
-  const mdp_tensor input = tensor_of(MDP_DTYPE_F32, in, 2, shapes.own), grad_input = tensor_of(MDP_DTYPE_F32, d_in, 2, shapes.own);
-  const mdp_tensor grad = tensor_of(MDP_DTYPE_F32, d_logits, 2, shapes.logits);
-  mdp_tp_linear* layer = t->layers[t->count - 1];
-  return tensor_parallel_check(t, mdp_tp_linear_bwd(layer, NULL, &input, NULL, &grad, &grad_input, NULL, NULL, 0, NULL),
-                               "mdp_tp_linear_bwd");
+  const layer_shapes shapes = head_shapes(t->model, n);
+  return tensor_parallel_backward(t, t->count - 1, &shapes, d_in, d_logits, in);
 }
 
 static int loss(void* user, real* logits, const unsigned char* targets, size_t n, real scale, double* sum) {
@@ -104,6 +105,7 @@ int vocabulary_open(tensor_parallel* t, mdp_buffer* buffer) {
                                        .split = MDP_TP_COLUMN,
                                        .in_features = (int64_t)model->shape.width,
                                        .out_features = (int64_t)model->shape.table,
+                                       .dtype = t->dtype,
                                        .buffer = buffer,
                                        .weight = gpt_end_param(model, END_HEAD_WEIGHT),
                                        .flags = model->cut.rows ? MDP_TP_LINEAR_SEQUENCE : 0};
