@@ -223,6 +223,7 @@ Status Watch::State::trouble(std::shared_ptr<Gpu>* gpu) {
     Communicator& communicator = *one.collective.communicator;
     *gpu = communicator.gpu();
     if ((*gpu)->failed()) return (*gpu)->failure();
+    if (one.collective.end->done()) continue;  // it waits in the list for one on another stream, and for nobody
     if (now_ns() >= abandon_at_ns) return {Code::aborted, "the communicator was destroyed before its collectives were done"};
     if (asked.insert(&communicator).second) {
       // Mostly the echo of what happened to another rank, whose own words say more.

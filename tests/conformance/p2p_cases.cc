@@ -470,6 +470,25 @@ void peer_leaves_after_its_part(Suite& suite) {
   });
 }
 
+// Likewise in an exchange with two ranks, of which the other lets this one wait for so long that it looks around for who has left.
+void peer_leaves_after_its_half(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    DeviceArray mine(rank, 4'000), theirs(rank, 4'000);
+    const Message out{2, mine.data(), 1000, DType::f32}, in{0, theirs.data(), 1000, DType::f32};
+    if (rank.rank() == 2) {
+      rank.must(bench.recv(1, theirs, 1000, DType::f32));
+      rank.ok(finish(*bench.stream));
+      return;
+    }
+    if (rank.rank() == 0) sleep_ms(2500);
+    rank.must(rank.rank() == 0 ? bench.send(1, mine, 1000, DType::f32) : bench.group->send_recv(*bench.stream, out, in));
+    rank.ok(finish(*bench.stream));
+    rank.check(!rank.world().failed(), "the world failed: " + rank.world().failure().text());
+    rank.must(rank.world().exchange({0, 1}, "the end", ""));
+  });
+}
+
 void world_fails_during_a_wait(Suite& suite) {
   suite.run(3, [](Rank& rank) {
     Bench bench(rank);
@@ -556,6 +575,7 @@ std::vector<Case> p2p_cases() {
           {"p2p.peer_does_not_come", peer_does_not_come},
           {"p2p.peer_leaves", peer_leaves},
           {"p2p.peer_leaves_after_its_part", peer_leaves_after_its_part},
+          {"p2p.peer_leaves_after_its_half", peer_leaves_after_its_half},
           {"p2p.world_fails_during_a_wait", world_fails_during_a_wait},
           {"p2p.killed", killed, true},
           {"p2p.destroyed_with_work", destroyed_with_work}};
