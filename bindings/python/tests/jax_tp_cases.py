@@ -196,16 +196,18 @@ def plain(x, weight, bias):
     return x @ weight + bias
 
 
-def train(comm, size, sequence):
+class Training:
     """Of size 1 without the layers that are tested."""
-    with megadp.Grid(comm, tp=size) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
+
+    def __init__(self, grid, over, data_parallel, sequence, lr=1e-2):
         up = mj.ParallelLinear(over, "column", FEATURES, HIDDEN, sequence=sequence)
         down = mj.ParallelLinear(over, "row", HIDDEN, FEATURES, sequence=sequence, grad=None if sequence else "replicated")
         whole = start()
         params = {"norm": whole["norm"], "up": up.part(*whole["up"]), "down": down.part(*whole["down"])}
-        first, second = (up, down) if size > 1 else (plain, plain)
+        first, second = (up, down) if over.size > 1 else (plain, plain)
         placements = {"norm": "partial_sum" if sequence else "replicated", "up": up.placements, "down": down.placements}
-        trained = mj.DataParallel(grid, params, lr=1e-2, max_grad_norm=0.3, placements=placements)
+        self.trained = trained = mj.DataParallel(grid, params, lr=lr, max_grad_norm=0.3, placements=placements)
+        self.data_parallel = data_parallel
 
         def loss(params, x, target):
             params = trained.track(params)
@@ -214,16 +216,48 @@ def train(comm, size, sequence):
             x = mj.gather_from_tensor_parallel(x, over, 0, grad="replicated") if sequence else x
             return ((x - target) ** 2).mean()
 
-        gradient, losses = jax.jit(jax.value_and_grad(loss)), []
-        for step in range(20):
-            value, _ = gradient(trained.read(), *batch_of(step, data_parallel))
-            trained.step()
-            total = np.array([value])
-            data_parallel.all_reduce(total, op="avg")
-            losses.append(float(total[0]))
-        trained.buffer.verify()
+        self.gradient = jax.jit(jax.value_and_grad(loss))
+
+    def step(self, number):
+        value, _ = self.gradient(self.trained.read(), *batch_of(number, self.data_parallel))
+        self.trained.step()
+        total = np.array([value])
+        self.data_parallel.all_reduce(total, op="avg")
+        return float(total[0])
+
+
+def train(comm, size, sequence):
+    with megadp.Grid(comm, tp=size) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
+        training = Training(grid, over, data_parallel, sequence)
+        losses = [training.step(number) for number in range(20)]
+        training.trained.buffer.verify()
         if comm.rank == 0:
             print("losses", json.dumps(losses), flush=True)
+
+
+def saved_training(comm, folder, mode, size):
+    """mode save: three steps, a checkpoint, three more; go_on: from the checkpoint."""
+    with megadp.Grid(comm, tp=int(size)) as grid, grid.comm("tp") as over, grid.comm("dp") as data_parallel:
+        training = Training(grid, over, data_parallel, False, 1e-2 if mode == "save" else 0.5)
+        state = {"mean": jnp.zeros(3), "count": 0}
+        if mode == "save":
+            for number in range(3):
+                training.step(number)
+            state = {"mean": jnp.arange(3.0) + comm.rank, "count": 3}  # rank 0's counts
+            mj.save_checkpoint(folder, training.trained, state=state, extra={"epoch": 2})
+        else:
+            state, extra = mj.load_checkpoint(folder, training.trained, state=state)
+            assert extra == {"epoch": 2} and state["count"] == 3 and state["mean"].tolist() == [0, 1, 2], (state, extra)
+        params = training.trained.read()
+        saved = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves({"norm": params["norm"], "up": gather(params["up"], over, (1, 0)),
+                                                                       "down": gather(params["down"], over, (0, None))})]
+        losses = [training.step(number) for number in range(3, 6)]
+        if comm.rank == 0:
+            print("found", json.dumps({"saved": saved, "losses": losses}), flush=True)
+
+
+def gather(leaves, comm, dims):
+    return [leaf if dim is None else mj.gather_from_tensor_parallel(leaf, comm, dim, grad="replicated") for leaf, dim in zip(leaves, dims)]
 
 
 if __name__ == "__main__":

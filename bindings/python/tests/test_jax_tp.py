@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tempfile
 import unittest
 
 import support
@@ -48,6 +49,21 @@ class JaxTp(unittest.TestCase):
                 apart = max(abs(a - b) / abs(b) for a, b in zip(cut, whole))
                 print(f"tp 2 x dp {ranks // 2}, sequence {bool(sequence)}: losses {cut[0]:.6f} to {cut[-1]:.6f}, at most {apart:.1e} apart",
                       flush=True)
+                self.assertLess(apart, 1e-5)
+
+    def test_checkpoints(self):
+        """save_checkpoint at tp 2, load_checkpoint at 1, 2 and 4."""
+        with tempfile.TemporaryDirectory() as folder:
+            def run(ranks, mode, size):
+                return json.loads(re.search(r"found (\{.*\})", self.run_case(ranks, "saved_training", folder, mode, size))[1])
+
+            saved = run(2, "save", 2)
+            self.assertEqual(run(2, "go_on", 2), saved)  # the same bits
+            for ranks, size in ((1, 1), (4, 2), (4, 4)):
+                found = run(ranks, "go_on", size)
+                self.assertEqual(found["saved"], saved["saved"])
+                apart = max(abs(a - b) / abs(b) for a, b in zip(found["losses"], saved["losses"]))
+                print(f"saved at tp 2, loaded at tp {size} x dp {ranks // size}: losses at most {apart:.1e} apart", flush=True)
                 self.assertLess(apart, 1e-5)
 
 

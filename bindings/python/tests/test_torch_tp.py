@@ -10,14 +10,15 @@ import unittest
 import support
 
 CASES = os.path.join(support.PACKAGE, "tests", "torch_tp_cases.py")
+CHECKPOINT_CASES = os.path.join(support.PACKAGE, "tests", "torch_tp_checkpoint_cases.py")
 
 
 class TorchTp(unittest.TestCase):
-    def run_case(self, ranks, case, *more):
+    def run_case(self, ranks, case, *more, program=CASES):
         reason = support.no_products() if case not in ("regions", "vocabulary_values") else None
         if reason:
             self.skipTest(reason)
-        out = support.check_ended(self, support.run_ranks(ranks, [CASES, case, *map(str, more)]))
+        out = support.check_ended(self, support.run_ranks(ranks, [program, case, *map(str, more)]))
         self.assertEqual(out.count(f"{case} done"), ranks, out)
         return out
 
@@ -55,6 +56,32 @@ class TorchTp(unittest.TestCase):
             with tempfile.TemporaryDirectory() as folder:
                 out = self.run_case(ranks, "training", folder, *runs)
             self.tell(ranks, runs, out)
+
+    def goes_on(self, dtype, tolerance, loads):
+        with tempfile.TemporaryDirectory() as folder:
+            def run(ranks, mode, tp):
+                return json.loads(re.search(r"^(\{.*\})", self.run_case(ranks, "saved_training", folder, mode, tp, dtype, program=CHECKPOINT_CASES),
+                                            re.M)[1])
+
+            saved = run(2, "save", 2)
+            self.assertEqual(run(2, "go_on", 2), saved)  # the same bits
+            for ranks, tp in loads:
+                with self.subTest(ranks=ranks, tp=tp):
+                    found = run(ranks, "go_on", tp)
+                    self.assertEqual(found["saved"], saved["saved"])
+                    self.assertEqual(found["random"], 1)  # those of other ranks stay away
+                    apart = max(abs(a - b) / abs(b) for a, b in zip(found["losses"], saved["losses"]))
+                    print(f"saved at tp 2, loaded at tp {tp} x dp {ranks // tp}, {dtype}: losses at most {apart:.1e} apart", flush=True)
+                    self.assertLess(apart, tolerance)
+
+    def test_checkpoints(self):
+        """save_checkpoint at tp 2, load_checkpoint at 1, 2 and 4."""
+        self.goes_on("float32", 1e-5, ((1, 1), (4, 2), (4, 4)))
+        self.goes_on("bfloat16", 5e-3, ((1, 1),))
+
+    def test_module_buffers_that_differ(self):
+        with tempfile.TemporaryDirectory() as folder:
+            self.run_case(2, "unsaid", folder, program=CHECKPOINT_CASES)
 
     def tell(self, ranks, runs, out):
         for run in runs:

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 import jax
 import numpy
 
-from ._checkpoint import load_checkpoint as load_native, save_checkpoint as save_native
-from ._comm import Comm
+from ._checkpoint import CheckpointTensor, load_checkpoint as load_native, save_checkpoint as save_native
 from ._dtypes import DTYPES
 from ._errors import invalid
-from ._saved import VERSION, find_checkpoint, pack, to_bytes, unpack, wait_for_last, world_of
+from ._saved import VERSION, Together, find_checkpoint, pack, to_bytes, together, unpack, wait_for_last
 from ._waiting import Request
 
 if TYPE_CHECKING:
@@ -22,24 +21,25 @@ _KNOWN = tuple(dtype.name for dtype in DTYPES)  # others are stored as their byt
 
 def save_checkpoint(directory: "Path", training: "DataParallel", *, state: Any = None, extra: Any = None, keep: int = 0,
                     wait: bool = True) -> Optional[Request]:
-    """Saves a training in `directory`, under the next free number: parameters, the optimizer's state and values.
+    """Saves a training in `directory`, under the next free number: parameters, the optimizer's state and values. On a Grid with tensor-parallel
+    ranks parameters are put together by DataParallel's placements, and load at any tensor-parallel size.
 
     state: a pytree of what else the program goes on from (statistics, random keys, counts), of arrays and numbers; rank 0's values.
     extra: likewise None, bools, numbers, strings, lists, tuples and dicts, of any form. keep: so many of the newest checkpoints stay (0:
     all). To be called between steps. Collective; blocking: it waits for files longer than the timeout. With wait=False it returns a
     Request when all is copied, and the copy is written while training goes on; its wait() says how that ended. One is written at a time,
     and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the program ends.
-    Raises MegaDPError, and older checkpoints stay: INVALID (a leaf or extra that cannot be saved, by its place), UNSUPPORTED (a grid of
-    other than data-parallel ranks), DESYNC, STATE, SYSTEM (names the file), those of a lost communicator."""
-    comm = _begin("save_checkpoint", training)
+    Raises MegaDPError, and older checkpoints stay: INVALID (a leaf or extra that cannot be saved, by its place), UNSUPPORTED (a grid
+    with pipeline-parallel ranks), DESYNC, STATE, SYSTEM (names the file), those of a lost communicator."""
+    ranks = _begin("save_checkpoint", training)
     leaves, _ = _leaves(state)
     shared = to_bytes({KIND: VERSION, "extra": pack(extra, "extra"), "dtypes": {name: array.dtype.name for name, _, array in leaves}})
     wait_for_last(training)
     for _, _, array in leaves:  # each rank writes a part of each
         if array.size:
-            comm.broadcast(_stored(array))
-    saving = save_native(directory, training.optimizer, tensors={name: _stored(array) for name, _, array in leaves},
-                         shared_data=shared if comm.rank == 0 else b"", keep=keep, wait=wait)
+            ranks.comm.broadcast(_stored(array))
+    saving = save_native(directory, training.optimizer, tensors=_tensors(leaves, ranks),
+                         shared_data=shared if ranks.first else b"", keep=keep, wait=wait)
     training._saving = saving
     return saving
 
@@ -47,7 +47,7 @@ def save_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
 def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any = None, params_only: bool = False,
                     optional: Union[str, Sequence[str]] = ()) -> Tuple[Any, Any]:
     """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks,
-    with any sharding. Returns (state, extra); training.read() has the parameters.
+    with any sharding and tensor-parallel size. Returns (state, extra); training.read() has the parameters.
 
     state: a pytree of the form and types of what was saved; it stays as it is. params_only: the optimizer begins anew, with zero moments
     and its own learning rate. optional: patterns (as of fnmatch, such as "state*") of names that only the checkpoint or only this program
@@ -55,12 +55,12 @@ def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
     the timeout.
     Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another pytree, by name), UNSUPPORTED, SYSTEM (no checkpoint),
     CORRUPT (if it turns out half-way: steps are STATE until one was loaded), those of a lost communicator."""
-    comm = _begin("load_checkpoint", training)
+    ranks = _begin("load_checkpoint", training)
     leaves, tree = _leaves(state)
     wait_for_last(training)
-    path, saved, _ = find_checkpoint(comm, directory, KIND)
+    path, saved, _ = find_checkpoint(ranks.comm, directory, KIND)
     _compare(leaves, saved["dtypes"], path)
-    load_native(path, training.optimizer, tensors={name: _stored(array) for name, _, array in leaves}, optional=optional,
+    load_native(path, training.optimizer, tensors=_tensors(leaves, ranks), optional=optional,
                 params_only=params_only, load_hyper=not params_only)
     return tree.unflatten([_like(leaf, array) for _, leaf, array in leaves]), unpack(saved["extra"])
 
@@ -68,12 +68,11 @@ def load_checkpoint(directory: "Path", training: "DataParallel", *, state: Any =
 _LEAVES: Tuple[Any, ...] = (jax.Array, numpy.ndarray, numpy.generic, bool, int, float, complex)
 
 
-def _begin(call: str, training: "DataParallel") -> Comm:
+def _begin(call: str, training: "DataParallel") -> Together:
     if not hasattr(training, "optimizer"):
         raise invalid(f"training is a {type(training).__name__}; it must be a megadp.jax.DataParallel (with Averaging each rank has all of "
                       "parameters and state, so one rank saves them as without this library)")
-    world_of(training._where, training._comm, call)
-    return training._comm
+    return together(training, call)
 
 
 def _leaves(state: Any) -> Tuple[List[Tuple[str, Any, Any]], Any]:
@@ -104,6 +103,10 @@ def _stored(array: Any) -> Any:
     if array.dtype.name in _KNOWN:
         return array
     return array.reshape(-1).view(numpy.uint8).reshape(*array.shape, array.dtype.itemsize)
+
+
+def _tensors(leaves: Sequence[Tuple[str, Any, Any]], ranks: Together) -> Dict[str, CheckpointTensor]:
+    return {name: CheckpointTensor(_stored(array), "replicated" if ranks.tp > 1 else None) for name, _, array in leaves}
 
 
 def _like(leaf: Any, values: Any) -> Any:

@@ -6,12 +6,11 @@ Nothing is pickled: what JSON has no word for (tuples, keys that are no strings)
 import collections
 import json
 import random
-from typing import Any, Dict, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from ._checkpoint import checkpoint_data, checkpoint_info
 from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid, make_error
-from ._grid import Grid
 
 VERSION = 1
 _PLAIN = (bool, int, float, str)
@@ -54,14 +53,31 @@ def to_bytes(about: Dict[str, Any]) -> bytes:
     return json.dumps(about).encode()
 
 
-def world_of(where: Union[Comm, Grid], comm: Comm, call: str) -> Tuple[int, int]:
-    """(rank, size) of the ranks that save together, if those are `comm`, the data-parallel ones."""
-    rank, size = (where.rank, where.size) if isinstance(where, Comm) else (where._rank, where._size)
-    if size != comm.size:
-        raise MegaDPError(Status.UNSUPPORTED, f"{call} is for data-parallel ranks, and on this grid they are {comm.size} of {size}: "
-                          "megadp.save_checkpoint and megadp.load_checkpoint save tensor, expert and pipeline parallel parts, with "
-                          "a placement for each array")
-    return rank, size
+class Together(NamedTuple):
+    """The ranks that save together: data-parallel and tensor-parallel ones."""
+
+    comm: Comm  # of all of them
+    tp: int     # tensor-parallel ranks
+
+    @property
+    def first(self) -> bool:
+        return self.comm.rank == 0
+
+
+def together(home: Any, call: str) -> Together:
+    """Those of a DataParallel, home, which keeps what is found. Collective the first time."""
+    if home._together is None:
+        where, data = home._where, home._comm
+        if isinstance(where, Comm):
+            home._together = Together(where, 1)
+            return home._together
+        tp = where.coords("tp")[1]
+        if data.size * tp != where._size:
+            raise MegaDPError(Status.UNSUPPORTED, f"{call} is for data- and tensor-parallel ranks, and on this grid they are {data.size * tp} of "
+                              f"{where._size}: megadp.save_checkpoint and megadp.load_checkpoint save pipeline parallel parts too")
+        home._together = Together(data if tp == 1 else where.comm("tp-dp-cp"), tp)
+    found: Together = home._together
+    return found
 
 
 def wait_for_last(home: Any) -> None:

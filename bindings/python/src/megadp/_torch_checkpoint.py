@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, 
 import torch
 
 from ._buffer import Buffer
-from ._checkpoint import load_checkpoint as load_native, save_checkpoint as save_native
+from ._checkpoint import CheckpointTensor, load_checkpoint as load_native, save_checkpoint as save_native
 from ._errors import MegaDPError, Status, invalid
 from ._optimizer import Optimizer
-from ._saved import (VERSION, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, unpack, wait_for_last,
-                     world_of)
+from ._saved import (VERSION, Together, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, together, unpack,
+                     wait_for_last)
 from ._torch_modules import broadcast_each
 from ._torch_optimizer import ShardedAdamW
 from ._torch_steps import USED
@@ -30,7 +30,7 @@ _KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
                     extra: Any = None, keep: int = 0, wait: bool = True) -> Optional[Request]:
     """Saves a training in `directory`, under the next free number: parameters, also frozen ones, and module buffers (those of state_dict,
-    rank 0's values); the optimizer's state and the values of its groups; the scheduler's state_dict; and of each rank the states of torch's
+    rank 0's values; of tensor-parallel ranks they are the same unless place() has said that they are cut); the optimizer's state and the values of its groups; the scheduler's state_dict; and of each rank the states of torch's
     random generators (the CPU's, and that of the model's GPU) and of Python's `random`.
 
     optimizer: None saves parameters without one's state. extra: whatever else the script goes on from (an epoch, GradScaler's
@@ -39,11 +39,11 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
     wait=False it returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended.
     One is written at a time, and a failure whose Request nobody has waited for is raised by the next save or load. Wait before the
     program ends.
-    Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key), STATE (gradients
-    that no step has used), UNSUPPORTED (a grid of other than data-parallel ranks), SYSTEM (names the file), those of a lost
-    communicator."""
-    rank, _ = _begin("save_checkpoint", model, optimizer)
-    shared = {KIND: VERSION, "extra": pack(extra, "extra")}
+    Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key; a module buffer or
+    frozen parameter that differs between tensor-parallel ranks, by its name), STATE (gradients that no step has used), UNSUPPORTED (a
+    grid with pipeline-parallel ranks), SYSTEM (names the file), those of a lost communicator."""
+    ranks = _begin("save_checkpoint", model, optimizer)
+    shared = {KIND: VERSION, "tp": ranks.tp, "extra": pack(extra, "extra")}
     shared["modules"] = {name: pack(part.get_extra_state(), f"get_extra_state() of module {name!r}")
                          for name, part in _extra_states(model.module).items()}
     if scheduler is not None:
@@ -54,10 +54,10 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
         optimizer._sharded.settle()
     wait_for_last(model)
     model.wait()
-    arrays = Arrays(model, copied=True)
+    arrays = Arrays(model, ranks, copied=True)
     shared["dtypes"] = arrays.dtypes
     device = _synchronize(model)
-    saving = save_native(directory, _part(model, optimizer), tensors=arrays.tensors, shared_data=to_bytes(shared) if rank == 0 else b"",
+    saving = save_native(directory, _part(model, optimizer), tensors=arrays.tensors, shared_data=to_bytes(shared) if ranks.first else b"",
                          rank_data=to_bytes(_random_states(device)), keep=keep, wait=wait)
     model._saving = saving
     return saving
@@ -66,7 +66,8 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
 def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
                     params_only: bool = False, optional: Union[str, Sequence[str]] = ()) -> Any:
     """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks,
-    with any sharding. Returns extra. The states of random generators come back where there are as many ranks as then; otherwise they stay.
+    with any sharding and tensor-parallel size. Returns extra. The states of random generators come back where there are as many ranks as
+    then, cut alike; otherwise they stay.
 
     model, optimizer, scheduler: made as in the script that saved. optimizer=None: parameters and module buffers only. params_only:
     likewise, and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of
@@ -75,16 +76,17 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
     Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; betas or eps; no scheduler's state), STATE
     (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
     was loaded), those of a lost communicator."""
-    rank, size = _begin("load_checkpoint", model, optimizer)
+    ranks = _begin("load_checkpoint", model, optimizer)
     if params_only and scheduler is not None:
         raise invalid("scheduler is given beside params_only, which loads no state of the training; leave one of them away")
     wait_for_last(model)
-    path, saved, ranks = find_checkpoint(model._comm, directory, KIND)
+    path, saved, saved_by = find_checkpoint(ranks.comm, directory, KIND)
     whole = optimizer is not None and not params_only
     groups = _check(path, saved, optimizer if whole else None, scheduler)
-    states = of_rank(model._comm, path, rank) if whole and ranks == size else {}
+    alike = (saved_by, saved.get("tp", 1)) == (ranks.comm.size, ranks.tp)
+    states = of_rank(ranks.comm, path, ranks.comm.rank) if whole and alike else {}
     model.wait()
-    arrays = Arrays(model, copied=False)
+    arrays = Arrays(model, ranks, copied=False)
     arrays.compare(saved["dtypes"], path)
     device = _synchronize(model)
     load_native(path, _part(model, optimizer), tensors=arrays.tensors, optional=optional, params_only=params_only, load_hyper=whole)
@@ -102,8 +104,8 @@ def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
     return unpack(saved["extra"])
 
 
-def _begin(call: str, model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Tuple[int, int]:
-    """The rank and how many there are, once what is given can be saved or loaded."""
+def _begin(call: str, model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Together:
+    """Once what is given can be saved or loaded."""
     if not hasattr(model, "group_options"):
         raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel")
     if optimizer is not None and not isinstance(optimizer, ShardedAdamW):
@@ -114,7 +116,7 @@ def _begin(call: str, model: "DataParallel", optimizer: Optional[ShardedAdamW]) 
     if model.gradients.phase != USED or model.gradients._backward:
         raise MegaDPError(Status.STATE, f"{call} while there are gradients that no step has used: call it after optimizer.step() and "
                           "before the next backward(), or throw them away by optimizer.zero_grad()")
-    return world_of(model._where, model._comm, call)
+    return together(model, call)
 
 
 def _part(model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Union[Buffer, Optimizer]:
@@ -141,21 +143,25 @@ def _check(path: str, saved: Mapping[str, Any], optimizer: Optional[ShardedAdamW
 class Arrays:
     """Module buffers and frozen parameters, by their names in the module's state_dict, as the library takes them."""
 
-    def __init__(self, model: "DataParallel", copied: bool) -> None:
+    def __init__(self, model: "DataParallel", ranks: Together, copied: bool) -> None:
         """copied: to save; of module buffers rank 0's values, since each rank writes a part of each. Then collective; blocking."""
         buffers = dict(_buffers(model.module))
         if copied:
             buffers = {name: values.detach().clone() for name, values in buffers.items()}
             broadcast_each(model._comm, list(buffers.values()))
         self._all = {**{name: p.detach() for name, p in model._left_out}, **buffers}
+        cut = {name: placed for name, placed in model._placed_as.items() if placed.placement == "sharded"} if ranks.tp > 1 else {}
+        if copied and ranks.tp > 1:
+            _check_alike({name: values for name, values in self._all.items() if name not in cut}, ranks)
         self.dtypes = {name: str(values.dtype) for name, values in self._all.items()}
         self._staged: Dict[str, torch.Tensor] = {}
-        self.tensors: Dict[str, torch.Tensor] = {}
+        self.tensors: Dict[str, Any] = {}
         for name, values in self._all.items():
             if values.dtype not in _KNOWN:
                 size = values.element_size()
                 self._staged[name] = values.contiguous().clone().view(-1).view(torch.uint8).view(*values.shape, size)
-            self.tensors[name] = self._staged.get(name, values)
+            array = self._staged.get(name, values)
+            self.tensors[name] = array if ranks.tp == 1 else CheckpointTensor(array, *cut.get(name, ("replicated",)))
 
     def compare(self, saved: Mapping[str, str], path: str) -> None:
         """Bytes do not say what they are of."""
@@ -168,6 +174,24 @@ class Arrays:
         for name, stage in self._staged.items():
             values = self._all[name]
             values.copy_(stage.view(-1).view(values.dtype).view(values.shape))
+
+
+def _check_alike(arrays: Mapping[str, torch.Tensor], ranks: Together) -> None:
+    """Of what tensor-parallel ranks hold alike each writes a part. Collective. Raises MegaDPError, on all ranks: INVALID."""
+    first = [values.detach().clone() for values in arrays.values()]
+    broadcast_each(ranks.comm, first)
+    differs = [not torch.equal(_bytes_of(a), _bytes_of(b)) for a, b in zip(arrays.values(), first)]
+    found = bytearray(map(int, differs))
+    if found:
+        ranks.comm.all_reduce(found, op="max")
+    for name, is_other in zip(arrays, found):
+        if is_other:
+            raise invalid(f"{name!r} is not the same on all tensor-parallel ranks, and is not said to be cut over them: "
+                          "megadp.torch.place(tensor, 'sharded', dim) says that, before DataParallel")
+
+
+def _bytes_of(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().contiguous().view(-1).view(torch.uint8)
 
 
 def _buffers(module: torch.nn.Module) -> List[Tuple[str, torch.Tensor]]:

@@ -17,14 +17,15 @@ def mark(parameter: torch.Tensor, placed: Placed) -> None:
     setattr(parameter, _MARK, placed)
 
 
-def place(what: Union[torch.nn.Module, torch.nn.Parameter], placement: Placement, shard_dim: int = 0, shard_stride: int = 0) -> None:
-    """Says how tensor-parallel ranks hold a parameter, or all of a module's of which it was not said yet: "replicated" (the same gradient on
+def place(what: Union[torch.nn.Module, torch.Tensor], placement: Placement, shard_dim: int = 0, shard_stride: int = 0) -> None:
+    """Says how tensor-parallel ranks hold a parameter, or all of a module's parameters of which it was not said yet: "replicated" (the same gradient on
     all), "partial_sum" (the same, but each rank has a part of the gradient: what works on a part of the sequence, such as a LayerNorm
     between layers with sequence=True), "sharded" along shard_dim, in shard_stride pieces a rank. ColumnParallelLinear,
-    RowParallelLinear and VocabParallelEmbedding say their own. Before DataParallel; a copy of a module forgets it. Local.
+    RowParallelLinear and VocabParallelEmbedding say their own. A module buffer is replicated unless a checkpoint is told here that it is
+    "sharded" (running statistics of what is cut). Before DataParallel; a copy of a module forgets it. Local.
     Raises MegaDPError: INVALID."""
     choice(placement, "placement", {name: code for name, code in PLACEMENTS.items() if name})
-    parameters = [what] if isinstance(what, torch.nn.Parameter) else list(what.parameters())
+    parameters = [what] if isinstance(what, torch.Tensor) else list(what.parameters())
     if isinstance(what, torch.nn.Module):
         placements_of(what)  # of the layers that know theirs
         parameters = [p for p in parameters if not hasattr(p, _MARK)]
@@ -39,6 +40,11 @@ def placements_of(module: torch.nn.Module) -> Dict[int, Placed]:
         if tell is not None:
             tell()
     return {id(p): getattr(p, _MARK) for p in module.parameters() if hasattr(p, _MARK)}
+
+
+def placed_by_name(module: torch.nn.Module) -> Dict[str, Placed]:
+    """Of parameters and module buffers, by their names in state_dict, those of which it is known."""
+    return {name: getattr(values, _MARK) for name, values in [*module.named_parameters(), *module.named_buffers()] if hasattr(values, _MARK)}
 
 
 def registered_with(module: torch.nn.Module, named: List[Tuple[str, torch.nn.Parameter]], where: Union[Comm, Grid]) -> List[Dict[str, Any]]:

@@ -20,6 +20,7 @@ from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
 from ._optimizer import Optimizer, StepReport
 from ._params import BufferOptions, Param, Placement
+from ._saved import Together
 from ._waiting import Request
 from .tp import Placed
 
@@ -193,6 +194,7 @@ class DataParallel(Gradients):
         self.buffer.broadcast()
         self._where = comm
         self._comm = comm if isinstance(comm, Comm) else comm.comm("dp-cp")
+        self._together: Optional[Together] = None
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
         self.optimizer = Optimizer(self.buffer, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
 

@@ -14,13 +14,14 @@ from ._comm import Comm
 from ._errors import invalid
 from ._grid import Grid
 from ._params import Param
+from ._saved import Together
 from ._torch_checkpoint import load_checkpoint, save_checkpoint
 from ._torch_ddp import Unwrapped
 from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
 from ._torch_optimizer import ShardedAdamW
-from ._torch_placement import place, registered_with
+from ._torch_placement import place, placed_by_name, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_steps import Gradients, as_tensor, stream_of
@@ -114,6 +115,8 @@ class DataParallel(torch.nn.Module):
         ids = set(map(id, self.trained.values()))
         self._slots = [(part._parameters, name, p) for part in module.modules() for name, p in part._parameters.items() if id(p) in ids]
         self._gathering = Gathering(self.storage, module, self.trained) if gather_in_forward else None
+        self._placed_as = placed_by_name(module)
+        self._together: Optional[Together] = None
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
 
     @staticmethod
