@@ -70,12 +70,13 @@ def together(home: Any, call: str) -> Together:
         where, data = home._where, home._comm
         if isinstance(where, Comm):
             home._together = Together(where, 1)
-            return home._together
-        tp = where.coords("tp")[1]
-        if data.size * tp != where._size:
-            raise MegaDPError(Status.UNSUPPORTED, f"{call} is for data- and tensor-parallel ranks, and on this grid they are {data.size * tp} of "
-                              f"{where._size}: megadp.save_checkpoint and megadp.load_checkpoint save pipeline parallel parts too")
-        home._together = Together(data if tp == 1 else where.comm("tp-dp-cp"), tp)
+        else:
+            tp = where.coords("tp")[1]
+            if data.size * tp != where._size:
+                raise MegaDPError(Status.UNSUPPORTED, f"{call} is for data- and tensor-parallel ranks, and on this grid they are "
+                                  f"{data.size * tp} of {where._size}: megadp.save_checkpoint and megadp.load_checkpoint save "
+                                  "pipeline parallel parts too")
+            home._together = Together(data if tp == 1 else where.comm("tp-dp-cp"), tp)
     found: Together = home._together
     return found
 
