@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers of tensor parallelism in f64, by the code that f32 and bf16 go through: gradients equal central differences of a loss over
-// what all ranks make, in every layout, over 1 to 4 ranks; and what is sent, saved and kept as scratch memory is what the layer's plan
-// says.
+// Linear layers of tensor parallelism in f64, by the code that f32 and bf16 go through: outputs equal the whole layer's, and gradients
+// central differences of a loss over what all ranks make, in every layout, over 1 to 4 ranks; and what is sent, saved and kept as scratch
+// memory is what the layer's plan says.
 #include <cmath>
 #include <utility>
 
@@ -86,6 +86,7 @@ class Layer {
   void forward();
   double loss();
   double difference(std::vector<double>* whole, Part* own, size_t at);
+  void compare_outputs();
   void compare(std::vector<double>* whole, Part* own, Part* grad, const char* what, bool is_partial);
 
   Rank& rank_;
@@ -218,8 +219,24 @@ void Layer::compare(std::vector<double>* whole, Part* own, Part* grad, const cha
   }
 }
 
+// With the whole layer's: differences alone would not see that a layer is another function.
+void Layer::compare_outputs() {
+  double apart = 0;
+  for (size_t r = 0; r < y_.rows.size(); ++r) {
+    for (size_t c = 0; c < y_.columns.size(); ++c) {
+      double expected = config_.has_bias ? whole_b_[static_cast<size_t>(y_.columns[c])] : 0;
+      for (int64_t i = 0; i < kIn; ++i) {
+        expected += whole_x_[static_cast<size_t>(y_.rows[r] * kIn + i)] * whole_w_[static_cast<size_t>(y_.columns[c] * kIn + i)];
+      }
+      apart = std::max(apart, std::abs(y_.of(r, c) - expected));
+    }
+  }
+  rank_.check(apart <= 1e-13 * kIn, text("outputs are ", apart, " from the whole layer's"));
+}
+
 void Layer::compare_gradients() {
   forward();
+  compare_outputs();
   // A partial gradient: shares that add up to the whole.
   const bool is_partial = config_.ranks > 1 && config_.output_is_replicated() && config_.grad_is_partial;
   const auto p = static_cast<double>(config_.ranks);
