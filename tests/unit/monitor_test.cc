@@ -57,13 +57,6 @@ class Played {
     link_->flush();
     check(link_->idle(), "what was sent is on its way");
   }
-  // And then the end: by one look of the Monitor's, since nothing is sent before all is queued.
-  void send_together(std::vector<std::pair<FrameType, std::string>> frames) {
-    for (auto& [type, payload] : frames) link_->send(type, std::move(payload));
-    link_->flush();
-    check(link_->idle(), "what was sent is on its way");
-    close();
-  }
   void send_with_a_descriptor(FrameType type, std::string payload) {
     link_->send(type, std::make_shared<const std::string>(std::move(payload)), {std::make_shared<const Fd>(::dup(1))});
     link_->flush();
@@ -182,7 +175,6 @@ void an_answer_that_has_come_stays() {
   Played hub;
   auto monitor = make(1, 60 * kSecondNs, table_of(3));
   monitor->add_connection(hub.connection(0, true));
-  check(monitor->start().ok(), "the monitor starts");
   Result<std::shared_ptr<const Relay::Answer>> told = Status();
   std::thread caller([&] { told = monitor->operate(OperationKind::broadcast, {1, 2}, {"test", "mine", nullptr}); });
   Frame give;
@@ -195,8 +187,10 @@ void an_answer_that_has_come_stays() {
   write_key(&answer, key, false);
   answer.bytes("from rank 1");
   bye.i32(0);
-  // At once, so that all is read before the caller can wake.
-  hub.send_together({{FrameType::result, answer.take()}, {FrameType::goodbye, bye.take()}});
+  hub.send(FrameType::result, answer.take());
+  hub.send(FrameType::goodbye, bye.take());
+  hub.close();
+  check(monitor->start().ok(), "the monitor starts");  // not before: it reads all of that at one look, before the caller can wake
   caller.join();
   if (check(told.ok(), told.status().text())) check_equal((*told)->parts.front()->bytes, "from rank 1", "the answer");
   check(!monitor->failed(), "leaving is no failure");
