@@ -38,8 +38,8 @@ def main():
                 for program in options.programs:
                     runs[program].append(measure(options, program, types, size))
             for program in options.programs:
-                ratio = statistics.median(run["adamw_to_copy"] for run in runs[program])
-                speed = statistics.median(run["adamw"]["bytes_per_s"] for run in runs[program]) / 1e9
+                ratio = statistics.median(run["update_to_copy"] for run in runs[program])
+                speed = statistics.median(run["update"]["bytes_per_s"] for run in runs[program]) / 1e9
                 found[program][types].append(ratio)
                 print(f"{f'2^{size[0]}{size[1]:+}':>16} {'/'.join(types):>10} {ratio:6.3f} {speed:6.1f}  {program}", flush=True)
     for program, by_types in found.items():

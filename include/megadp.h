@@ -152,9 +152,14 @@ enum {
   MDP_SCALING_TOKENS = 2 /* mdp_grad_tokens                        */
 };
 
-typedef uint32_t mdp_rule;
+typedef uint32_t mdp_rule; /* what a step does; formulas: docs/optimizers.md */
 enum {
-  MDP_RULE_ADAMW = 0
+  MDP_RULE_ADAMW = 0,
+  MDP_RULE_ADAM = 1, /* weight_decay is L2, in the gradient */
+  MDP_RULE_SGD = 2,  /* without state */
+  MDP_RULE_SGD_MOMENTUM = 3,
+  MDP_RULE_SGD_NESTEROV = 4,
+  MDP_RULE_LION = 5
 };
 
 typedef uint32_t mdp_norm;
@@ -187,14 +192,22 @@ enum {              /* mdp_grad_put */
   MDP_GRAD_ADD = 1, /* add to what is in the slot, also if it is the step's first                                   */
   MDP_GRAD_MORE = 2 /* more of the same use is coming: do not count it as ready yet                                 */
 };
-enum {                                 /* mdp_param_group.flags */
-  MDP_PARAM_GROUP_SET_LR = 1,          /* lr is meant literally, also 0 */
-  MDP_PARAM_GROUP_SET_WEIGHT_DECAY = 2 /* weight_decay likewise */
+enum {                                  /* mdp_param_group.flags */
+  MDP_PARAM_GROUP_SET_LR = 1,           /* lr is meant literally, also 0 */
+  MDP_PARAM_GROUP_SET_WEIGHT_DECAY = 2, /* weight_decay likewise */
+  MDP_PARAM_GROUP_SET_BETA1 = 4,
+  MDP_PARAM_GROUP_SET_BETA2 = 8,
+  MDP_PARAM_GROUP_SET_MOMENTUM = 16
 };
-enum {                         /* mdp_optimizer_config.flags */
-  MDP_OPTIMIZER_SET_LR = 1,    /* lr is meant literally, also 0 */
-  MDP_OPTIMIZER_SET_BETA1 = 2, /* beta1 likewise */
-  MDP_OPTIMIZER_SET_BETA2 = 4  /* beta2 likewise */
+enum {                            /* mdp_optimizer_config.flags */
+  MDP_OPTIMIZER_SET_LR = 1,       /* lr is meant literally, also 0 */
+  MDP_OPTIMIZER_SET_BETA1 = 2,    /* beta1 likewise */
+  MDP_OPTIMIZER_SET_BETA2 = 4,    /* beta2 likewise */
+  MDP_OPTIMIZER_SET_MOMENTUM = 8, /* momentum likewise */
+  MDP_OPTIMIZER_SOME_GROUPS = 16  /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
+};
+enum {                    /* mdp_scaler.flags */
+  MDP_SCALER_CONSTANT = 1 /* the scale stays */
 };
 enum {                /* mdp_step_config.flags */
   MDP_STEP_SET_LR = 1 /* lr is meant literally, also 0 */
@@ -420,23 +433,40 @@ typedef struct { /* of the optimizer, not a group of ranks */
   double lr;           /* 0: the optimizer's, unless MDP_PARAM_GROUP_SET_LR           */
   double weight_decay; /* 0: the optimizer's, unless MDP_PARAM_GROUP_SET_WEIGHT_DECAY */
   uint64_t flags;
+  double beta1, beta2, momentum; /* likewise */
+  double eps;                    /* 0: the optimizer's */
 } mdp_param_group;
 
 typedef struct {
   uint32_t struct_size;
   mdp_rule rule;
-  double lr;           /* 0: 1e-3, unless MDP_OPTIMIZER_SET_LR                                             */
-  double beta1, beta2; /* 0: 0.9, 0.999, unless MDP_OPTIMIZER_SET_BETA1, _BETA2                            */
-  double eps;          /* 0: 1e-8; otherwise 1e-37 to 1e37                                                 */
+  double lr;           /* 0: 1e-3, LION 1e-4, unless MDP_OPTIMIZER_SET_LR                                  */
+  double beta1, beta2; /* 0: 0.9, 0.999 (LION 0.99), unless MDP_OPTIMIZER_SET_BETA1, _BETA2; ADAMW, ADAM, LION */
+  double eps;          /* 0: 1e-8; otherwise 1e-37 to 1e37; ADAMW, ADAM                                    */
   double weight_decay;
   double max_grad_norm;                /* gradients are scaled down to this global norm; 0: off                            */
   const mdp_param_group* param_groups; /* NULL: one group, with the values above; copied                       */
   uint64_t param_group_count;
   uint64_t flags;
-  double max_grad_value; /* clips each element to +- this, last; 0: off */
-  mdp_norm norm;         /* of max_grad_norm and the report */
-  uint32_t reserved;
+  double max_grad_value;      /* clips each element to +- this, last; 0: off */
+  mdp_norm norm;              /* of max_grad_norm and the report */
+  uint32_t first_param_group; /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
+  double momentum;            /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
 } mdp_optimizer_config;
+
+typedef struct { /* a loss scale that follows overflows on the device */
+  uint32_t struct_size;
+  uint32_t growth_interval; /* so many steps without overflow, and it grows; 0: 2000 */
+  uint32_t hysteresis;      /* so many overflows without growth between, and each further one backs off; 0: 1 */
+  uint32_t clean_steps;     /* since the last overflow or growth, below growth_interval */
+  uint32_t overflows;       /* since the last growth, at most hysteresis */
+  uint32_t reserved;
+  double scale;          /* 0: 65536 */
+  double growth_factor;  /* 0: 2; at least 1 */
+  double backoff_factor; /* 0: 0.5; below 1 */
+  double min_scale;      /* 0: 1; at most scale */
+  uint64_t flags;
+} mdp_scaler;
 
 typedef struct {
   uint32_t struct_size;
@@ -885,30 +915,46 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
 
 /* ── Optimizer ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
-/* AdamW (Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2) over the owned ranges: fp32 masters (f32
- * parameters are their own) and two fp32 moments, zero at first. With gradient g and t steps taken (mdp_optimizer_steps):
- *   m = beta1 m + (1 - beta1) g        v = beta2 v + (1 - beta2) g^2
- *   w = w - lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + wd w)
- * Clipping multiplies g by max_grad_norm / (norm + 1e-6) if that is below 1. config NULL: all defaults. A buffer may have several
- * optimizers: what one changed, the masters of the others take over, rounded. MEMORY as mdp_buffer_register.
+/* Updates what this rank owns by config.rule, from fp32 masters (f32 parameters are their own) and the rule's state, zero at first: exp_avg
+ * and exp_avg_sq (ADAMW, ADAM), momentum_buffer (SGD_MOMENTUM, SGD_NESTEROV), exp_avg (LION). Clipping multiplies gradients by
+ * max_grad_norm / (norm + 1e-6) if that is below 1. config NULL: all defaults. A buffer may have several optimizers: what one
+ * changed, the masters of the others take over, rounded. MEMORY as mdp_buffer_register.
  * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY. */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
 
 /* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local. */
 MDP_API mdp_status mdp_optimizer_set_param_group(mdp_optimizer* optimizer, size_t group, const mdp_param_group* value);
 
+/* Gives the optimizer a loss scaler, or with NULL none: steps divide gradients by its scale, skip non-finite ones, and take
+ * config.loss_scale no more. As Megatron-LM's dynamic scaler; with hysteresis 1 torch.amp.GradScaler. Waits for the last step.
+ * Collective over the world, with equal values; blocking. Errors: INVALID, DESYNC. */
+MDP_API mdp_status mdp_optimizer_set_scaler(mdp_optimizer* optimizer, const mdp_scaler* scaler);
+
+/* The scaler as the last step has left it, which is waited for. Local. Errors: STATE (none). */
+MDP_API mdp_status mdp_optimizer_scaler(mdp_optimizer* optimizer, mdp_scaler* out);
+
+/* Where the scale lies: one f32 in the memory of the backend, to be read in the order of the stream that steps are given. Valid as long as
+ * the optimizer. Local. Errors: STATE (no scaler). */
+MDP_API mdp_status mdp_optimizer_scale(mdp_optimizer* optimizer, mdp_tensor* out);
+
 /* Takes one step: mdp_grad_sync if it was not called, norm and finite flag over all ranks, then bucket by bucket clip, update, cast, and
- * gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step if
- * config.loss_scale was given (MDP_STEPPED_SKIPPED), and is NUMERIC otherwise; either way nothing has changed on any rank.
+ * gather of the new parameters. config NULL: all defaults; report NULL: not wanted. A non-finite gradient skips the step if there is a
+ * scaler or config.loss_scale (MDP_STEPPED_SKIPPED), and is NUMERIC otherwise; either way nothing has changed on any rank.
  * Collective over the world. Without out: returns when all parameters are whole. With out: once the report is known, while parameters
  * are still gathered. With CUDA a step without report does not wait for its work: NUMERIC is then the outcome of the request, or of the
  * next step, which is not taken.
  * Errors: STATE (as mdp_grad_sync, or that failed), NUMERIC. */
 MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out);
 
-/* The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": f32, one dimension, from mdp_range.param_begin on; empty if this
- * rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A "master"
- * holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE (frozen). */
+/* One step of several optimizers of one buffer, each with MDP_OPTIMIZER_SOME_GROUPS: one sync, norm, skip decision and report, which are
+ * the first one's, as is the scaler. With equal clipping. Collective over the world, with the same list. As mdp_optimizer_step otherwise.
+ * Errors: INVALID (a trained parameter whose group none or two have; config.lr), STATE, NUMERIC. */
+MDP_API mdp_status mdp_optimizer_step_many(mdp_optimizer* const* optimizers, size_t count, const mdp_step_config* config,
+                                           mdp_step_report* report, mdp_request** out);
+
+/* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on; empty
+ * if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A
+ * "master" holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

@@ -21,31 +21,34 @@ def speed(figures):
     return figures["bytes_per_s"] / 1e9
 
 
-def bench_step(place, backend, param, grad, numel, rounds=20):
-    command = [place.program("megadp"), "bench", "step", "--json", "--backend", backend, "--numel", numel, "--param-dtype", param, "--grad-dtype",
-               grad, "--rounds", rounds]
+def bench_step(place, backend, param, grad, numel, rounds=20, rule="adamw"):
+    command = [place.program("megadp"), "bench", "step", "--json", "--backend", backend, "--rule", rule, "--numel", numel, "--param-dtype", param,
+               "--grad-dtype", grad, "--rounds", rounds]
     return place.check.run(command, 60, place.env)
 
 
 def step(stage, place):
     backend, numel = ("cuda", NUMEL) if place.device else ("host", 1 << 22)
-    for param, grad in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f16")):
-        done = bench_step(place, backend, param, grad, numel)
+    runs = [("adamw", *types) for types in (("f32", "f32"), ("bf16", "f32"), ("bf16", "bf16"), ("f16", "f16"))]
+    runs += [(rule, "f32", "f32") for rule in ("adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion")]
+    for rule, param, grad in runs:
+        done = bench_step(place, backend, param, grad, numel, rule=rule)
         figures = answer(done)
-        name = f"parameters {param}, gradients {grad}"
+        name = f"{rule}, parameters {param}, gradients {grad}"
         if figures is None:
             row(stage, name, False)
             stage["notes"].append(f"{name}: {done.how()}\n{tail(done)}")
             continue
-        good = figures["host_syncs"] == 0 and (place.device is None or figures["adamw_to_copy"] >= LEAST_SHARE)
-        row(stage, name, good, AdamW_ms=figures["adamw"]["median_ms"], AdamW_GB_per_s=speed(figures["adamw"]),
-            square_sum_GB_per_s=speed(figures["square_sum"]), copy_GB_per_s=speed(figures["copy"]), AdamW_to_copy=figures["adamw_to_copy"],
+        good = figures["host_syncs"] == 0 and (place.device is None or figures["update_to_copy"] >= LEAST_SHARE)
+        row(stage, name, good, update_ms=figures["update"]["median_ms"], update_GB_per_s=speed(figures["update"]),
+            square_sum_GB_per_s=speed(figures["square_sum"]), copy_GB_per_s=speed(figures["copy"]), update_to_copy=figures["update_to_copy"],
             square_sum_to_copy=figures["square_sum_to_copy"], host_syncs=figures["host_syncs"])
-        place.speeds[param, grad] = figures["adamw"]
+        if rule == "adamw":
+            place.speeds[param, grad] = figures["update"]
     if place.device is None:
         stage["notes"].append("Without a device: the host backend, to see that the program works.")
     else:
-        stage["notes"].append(f"Wanted: no wait of the host, and AdamW at {LEAST_SHARE:.0%} of the copy's bytes per second.")
+        stage["notes"].append(f"Wanted: no wait of the host, and every update at {LEAST_SHARE:.0%} of the copy's bytes per second.")
 
 
 def products(stage, place):

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "base/rules.h"
 #include "bench_commands.h"
 #include "bench_step_run.h"
 
@@ -16,14 +19,19 @@ namespace megadp::tool {
 namespace {
 
 struct Options {
-  std::string backend = "host", param_dtype = "f32", grad_dtype = "f32";
+  std::string backend = "host", param_dtype = "f32", grad_dtype = "f32", rule = "adamw";
   uint64_t numel = uint64_t{1} << 24;
   int rounds = 20;
   bool json = false;
 };
 
+// In the order of their numbers.
+constexpr const char* kRuleNames[] = {"adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion"};
+static_assert(std::size(kRuleNames) == kRules);
+
 constexpr const char* kAbout =
-    "One rank runs the kernels of an optimizer step through the backend, in turns with a copy of as many bytes as AdamW moves. Bytes are\n"
+    "One rank runs the kernels of an optimizer step through the backend, in turns with a copy of as many bytes as the update moves. Bytes "
+    "are\n"
     "what must be read and written, each element once; times are taken by the stream's events; shares of the copy's speed are medians over "
     "the rounds. The first step is compared with the host's\n"
     "kernels, bit by bit, before anything is timed. host_syncs counts how often the host waited for the device while steps were submitted.";
@@ -39,14 +47,15 @@ nlohmann::ordered_json json_of(const StepTiming& timing) {
 void print(const Options& options, const StepFigures& f) {
   if (options.json) {
     const nlohmann::ordered_json line = {{"backend", options.backend},
+                                         {"rule", options.rule},
                                          {"numel", options.numel},
                                          {"param_dtype", options.param_dtype},
                                          {"grad_dtype", options.grad_dtype},
                                          {"rounds", options.rounds},
-                                         {"adamw", json_of(f.adamw)},
+                                         {"update", json_of(f.update)},
                                          {"square_sum", json_of(f.square_sum)},
                                          {"copy", json_of(f.copy)},
-                                         {"adamw_to_copy", std::round(f.adamw_to_copy * 1e4) / 1e4},
+                                         {"update_to_copy", std::round(f.update_to_copy * 1e4) / 1e4},
                                          {"square_sum_to_copy", std::round(f.square_sum_to_copy * 1e4) / 1e4},
                                          {"host_syncs", f.host_syncs}};
     fmt::print("{}\n", line.dump());
@@ -55,10 +64,10 @@ void print(const Options& options, const StepFigures& f) {
   fmt::print("a step on {} elements, parameters {}, gradients {}, {}, {} rounds; the host waited {} times while they were submitted\n",
              options.numel, options.param_dtype, options.grad_dtype, options.backend, options.rounds, f.host_syncs);
   const auto row = [](const char* name, const StepTiming& timing, double share) {
-    fmt::print("  {:<11} median {:10.4f} ms, least {:.4f} ms; {} bytes, {:.1f} GB/s, {:.0f} % of the copy's\n", name, timing.median_ms,
+    fmt::print("  {:<12} median {:10.4f} ms, least {:.4f} ms; {} bytes, {:.1f} GB/s, {:.0f} % of the copy's\n", name, timing.median_ms,
                timing.min_ms, timing.bytes, timing.bytes_per_s() / 1e9, 100 * share);
   };
-  row("AdamW", f.adamw, f.adamw_to_copy);
+  row(options.rule.c_str(), f.update, f.update_to_copy);
   row("square sum", f.square_sum, f.square_sum_to_copy);
   row("copy", f.copy, 1);
 }
@@ -73,14 +82,18 @@ Command add_bench_step(CLI::App& bench) {
   sub->add_option("--numel", options->numel, "Elements (default 16777216)")->check(CLI::Range(uint64_t{1}, uint64_t{1} << 40));
   for (const auto& [name, to] : {std::pair("--param-dtype", &options->param_dtype), std::pair("--grad-dtype", &options->grad_dtype)})
     sub->add_option(name, *to, "f32 (default), bf16 or f16")->check(CLI::IsMember({"f32", "bf16", "f16"}));
+  sub->add_option("--rule", options->rule, "adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
+      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kRuleNames), std::end(kRuleNames))));
   sub->add_option("--rounds", options->rounds, "How many times each is timed, at least 5 (default 20)")->check(CLI::Range(5, 100000));
   sub->add_flag("--json", options->json,
-                "One line: {\"backend\",\"numel\",\"param_dtype\",\"grad_dtype\",\"rounds\",\"adamw\",\"square_sum\",\"copy\",\n"
-                "\"adamw_to_copy\",\"square_sum_to_copy\",\"host_syncs\"}; of each {\"bytes\",\"min_ms\",\"median_ms\",\"bytes_per_s\"}");
+                "One line: {\"backend\",\"rule\",\"numel\",\"param_dtype\",\"grad_dtype\",\"rounds\",\"update\",\"square_sum\",\"copy\",\n"
+                "\"update_to_copy\",\"square_sum_to_copy\",\"host_syncs\"}; of each {\"bytes\",\"min_ms\",\"median_ms\",\"bytes_per_s\"}");
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("bench step", "nothing may follow --.");
-    const Result<StepFigures> figures = bench_step(
-        {backend_of(options->backend), options->numel, dtype_of(options->param_dtype), dtype_of(options->grad_dtype), options->rounds});
+    const auto rule =
+        static_cast<uint32_t>(std::find(std::begin(kRuleNames), std::end(kRuleNames), options->rule) - std::begin(kRuleNames));
+    const Result<StepFigures> figures = bench_step({backend_of(options->backend), options->numel, dtype_of(options->param_dtype),
+                                                    dtype_of(options->grad_dtype), options->rounds, rule});
     if (!figures) return failed("bench step", figures.status().text());
     print(*options, *figures);
     return written("bench step");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A round is: copy, square sum, begin_step, AdamW, each between two events of the stream. Rounds are submitted without waiting, so what a
+// A round is: copy, square sum, begin_step, update, each between two events of the stream. Rounds are submitted without waiting, so what a
 // launch costs the host does not show.
 #include "bench_step_run.h"
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/update.h"
+#include "base/rules.h"
 #include "control/launch/launch.h"
 #include "host/kernels.h"
 
@@ -19,9 +19,8 @@ namespace {
 constexpr uint64_t kJoinTimeout = 60'000'000'000, kRunTimeout = 300'000'000'000;
 constexpr int kWarmUps = 3;
 constexpr size_t kChunk = size_t{1} << 20;  // elements that are made up or compared at a time
-constexpr Hyper kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01};
+constexpr Hyper kHyper{1e-3, 0.9, 0.999, 1e-8, 0.01, 0.9};
 constexpr StepSettings kSettings{1.0, 1.0, 0, Norm::l2};
-constexpr uint32_t kAdamW = 0;  // the rule's number
 
 // Never the same for neighbours, exact in every type: a gradient in [-1, 1), a parameter in [-2, 2).
 float value_of(uint64_t i) {
@@ -47,7 +46,7 @@ class StepBench {
     copy,
     square_sum,
     begin_step,
-    adamw,
+    update,
     part_count
   };
   Status submit(Part part);
@@ -62,7 +61,7 @@ class StepBench {
   const StepTask task_;
   std::shared_ptr<Backend> backend_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Memory> grad_, master_, m_, v_, param_, scalars_, copy_from_, copy_to_;
+  std::unique_ptr<Memory> grad_, master_, states_[kMostStates], param_, scalars_, copy_from_, copy_to_;
   std::vector<double> times_[part_count];  // milliseconds
   uint64_t host_syncs_ = 0;
 
@@ -70,11 +69,16 @@ class StepBench {
   void* param() const { return own_master() ? param_->data() : master_->data(); }
   StepScalars* scalars() const { return static_cast<StepScalars*>(scalars_->data()); }
   uint64_t* steps() const { return reinterpret_cast<uint64_t*>(scalars() + 1); }
-  // Gradient read; m and v read and written; the fp32 value read and written; the parameter written where it is another.
-  uint64_t adamw_bytes() const {
-    return task_.numel * (size_of(task_.grad_type) + 3 * 2 * sizeof(float) + (own_master() ? size_of(task_.param_type) : 0));
+  Entries<StateArray> states() const { return rule(task_.rule).state; }
+  Update update_of(const StepScalars* scalars, const uint64_t* steps, void* grad, float* master, void* param, uint64_t count) const {
+    return {kHyper, scalars, steps, grad, master, {}, param, count, task_.grad_type, task_.param_type, task_.rule};
   }
-  uint64_t copy_count() const { return adamw_bytes() / (2 * sizeof(float)); }
+  // Gradient read; state read and written; the fp32 value read and written; the parameter written where it is another.
+  uint64_t update_bytes() const {
+    return task_.numel * (size_of(task_.grad_type) + 2 * (sizeof(float) + state_bytes(rule(task_.rule))) +
+                          (own_master() ? size_of(task_.param_type) : 0));
+  }
+  uint64_t copy_count() const { return update_bytes() / (2 * sizeof(float)); }
   uint64_t copy_bytes() const { return copy_count() * 2 * sizeof(float); }
 };
 
@@ -102,14 +106,14 @@ Status StepBench::open() {
     uint64_t bytes;
   } arrays[] = {{&grad_, task_.numel * size_of(task_.grad_type)},
                 {&master_, task_.numel * sizeof(float)},
-                {&m_, task_.numel * sizeof(float)},
-                {&v_, task_.numel * sizeof(float)},
                 {&param_, own_master() ? task_.numel * size_of(task_.param_type) : 0},
                 {&scalars_, sizeof(StepScalars) + sizeof(uint64_t)},
                 {&copy_from_, copy_count() * sizeof(float)},
                 {&copy_to_, copy_count() * sizeof(float)}};
   for (const auto& array : arrays)
     if (Status allocated = allocate(array.out, array.bytes); !allocated) return allocated;
+  for (size_t k = 0; k < states().size(); ++k)
+    if (Status allocated = allocate(&states_[k], task_.numel * size_of(states()[k].type)); !allocated) return allocated;
   return fill();
 }
 
@@ -144,18 +148,11 @@ Status StepBench::submit(Part part) {
     case begin_step:
       if (Status begun = backend_->begin_step(*stream_, scalars(), kSettings); !begun) return begun;
       return backend_->count_steps(*stream_, scalars(), steps(), 1);
-    default:
-      return backend_->update(*stream_, {kHyper,
-                                         scalars(),
-                                         steps(),
-                                         grad_->data(),
-                                         static_cast<float*>(master_->data()),
-                                         {m_->data(), v_->data()},
-                                         param(),
-                                         task_.numel,
-                                         task_.grad_type,
-                                         task_.param_type,
-                                         kAdamW});
+    default: {
+      Update launch = update_of(scalars(), steps(), grad_->data(), static_cast<float*>(master_->data()), param(), task_.numel);
+      for (size_t k = 0; k < states().size(); ++k) launch.state[k] = states_[k]->data();
+      return backend_->update(*stream_, launch);
+    }
   }
 }
 
@@ -179,40 +176,29 @@ Status StepBench::wait() {
 Status StepBench::compare_chunk(uint64_t first, const StepScalars& scalars) {
   const size_t n = std::min<uint64_t>(kChunk, task_.numel - first), grad_size = size_of(task_.grad_type),
                param_size = size_of(task_.param_type);
-  std::vector<float> expected(n), m(n), v(n), seen(n);
-  std::vector<std::byte> grad(n * grad_size), param(n * param_size), seen_param(n * param_size);
+  std::vector<float> expected(n);
+  std::vector<std::byte> grad(n * grad_size), param(n * param_size), kept[kMostStates];
   for (size_t i = 0; i < n; ++i) expected[i] = value_of(first + i);
   if (Status cast = host::cast(grad.data(), task_.grad_type, expected.data(), DType::f32, n); !cast) return cast;
   for (float& value : expected) value *= 2;
   void* const to = own_master() ? static_cast<void*>(param.data()) : expected.data();
-  Status done = host::update({kHyper,
-                              &scalars,
-                              &scalars.step,
-                              grad.data(),
-                              expected.data(),
-                              {m.data(), v.data()},
-                              to,
-                              n,
-                              task_.grad_type,
-                              task_.param_type,
-                              kAdamW});
-  if (!done) return done;
-  const struct {
-    const char* name;
-    const Memory& memory;
-    const std::vector<float>& right;
-  } arrays[] = {{"fp32 values", *master_, expected}, {"first moments", *m_, m}, {"second moments", *v_, v}};
-  for (const auto& array : arrays) {
-    const auto* const from = static_cast<const float*>(const_cast<Memory&>(array.memory).data()) + first;
-    if (Status read = backend_->read(seen.data(), from, n * sizeof(float)); !read) return read;
-    if (std::memcmp(seen.data(), array.right.data(), n * sizeof(float)) != 0)
-      return internal_error("AdamW gives other ", array.name, " than the host's kernel, among the ", n, " elements from ", first);
+  Update launch = update_of(&scalars, &scalars.step, grad.data(), expected.data(), to, n);
+  for (size_t k = 0; k < states().size(); ++k) {
+    kept[k].resize(n * size_of(states()[k].type));
+    launch.state[k] = kept[k].data();
   }
-  if (!own_master()) return {};
-  const auto* const from = static_cast<const std::byte*>(param_->data()) + first * param_size;
-  if (Status read = backend_->read(seen_param.data(), from, n * param_size); !read) return read;
-  return seen_param == param ? Status()
-                             : internal_error("AdamW gives other parameters than the host's kernel, among the ", n, " from ", first);
+  if (Status done = host::update(launch); !done) return done;
+  const auto same = [&](const char* name, const Memory& memory, size_t size, const void* right) -> Status {
+    std::vector<std::byte> seen(n * size);
+    const auto* const from = static_cast<const std::byte*>(const_cast<Memory&>(memory).data()) + first * size;
+    if (Status read = backend_->read(seen.data(), from, n * size); !read) return read;
+    if (std::memcmp(seen.data(), right, n * size) == 0) return {};
+    return internal_error(rule(task_.rule).name, " gives other ", name, " than the host's kernel, among the ", n, " elements from ", first);
+  };
+  if (Status right = same("fp32 values", *master_, sizeof(float), expected.data()); !right) return right;
+  for (size_t k = 0; k < states().size(); ++k)
+    if (Status right = same(states()[k].name, *states_[k], size_of(states()[k].type), kept[k].data()); !right) return right;
+  return own_master() ? same("parameters", *param_, param_size, param.data()) : Status();
 }
 
 // What is measured must also be right: the first and the last chunk bit by bit, the rest by the sum of squares.
@@ -262,8 +248,8 @@ double StepBench::to_copy(Part part, uint64_t bytes) const {
 
 StepFigures StepBench::figures() const {
   const uint64_t grad_bytes = task_.numel * size_of(task_.grad_type);
-  return {timing(adamw, adamw_bytes()),  timing(square_sum, grad_bytes),  timing(copy, copy_bytes()),
-          to_copy(adamw, adamw_bytes()), to_copy(square_sum, grad_bytes), host_syncs_};
+  return {timing(update, update_bytes()),  timing(square_sum, grad_bytes),  timing(copy, copy_bytes()),
+          to_copy(update, update_bytes()), to_copy(square_sum, grad_bytes), host_syncs_};
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ struct StepTask {
   uint64_t numel = 0;
   DType param_type = DType::f32, grad_type = DType::f32;
   int rounds = 20;
+  uint32_t rule = 0;
 };
 
 struct StepTiming {
@@ -25,9 +26,9 @@ struct StepTiming {
 };
 
 struct StepFigures {
-  StepTiming adamw, square_sum, copy;
+  StepTiming update, square_sum, copy;
   // Bytes a second as a ratio to the copy's of the same round, the median of all rounds: other programs on the machine slow down both.
-  double adamw_to_copy = 0, square_sum_to_copy = 0;
+  double update_to_copy = 0, square_sum_to_copy = 0;
   uint64_t host_syncs = 0;  // how often the host waited for the device while the steps were submitted
 };
 

@@ -15,11 +15,13 @@ from abi_table import HeaderError, statements, strip  # noqa: E402
 @dataclass(frozen=True)
 class Type:
     """`base` is a C name without qualifiers ("int32_t", "char", "mdp_tensor", "void"); `pointers` counts the stars; `const` says that what
-    the last star points to is not written; `length` is an array's, 0 where there is none."""
+    the first star points to is not written, `const_outer` what the last one does, if there are several; `length` is an array's, 0 where
+    there is none."""
     base: str
     pointers: int = 0
     const: bool = False
     length: int = 0
+    const_outer: bool = False
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,14 @@ class Header:
     functions: list = field(default_factory=list)
 
 
-TYPE = re.compile(r"(const )?(?:struct )?(\w+)((?: ?\*)*)$")
+TYPE = re.compile(r"(const )?(?:struct )?(\w+)((?: ?\*)*)( const ?\*)?$")
 
 
 def read_type(text, length=0):
     match = TYPE.fullmatch(text.strip())
     if not match:
         raise HeaderError(f"a type of unknown form: {text!r}")
-    return Type(match[2], match[3].count("*"), bool(match[1]), length)
+    return Type(match[2], match[3].count("*") + bool(match[4]), bool(match[1]), length, bool(match[4]))
 
 
 def read_variable(text):

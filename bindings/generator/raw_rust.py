@@ -34,8 +34,8 @@ def rust_type(header, kind):
     else:
         raise ValueError(f"a type that Rust has no name for: {kind}")
     for depth in range(kind.pointers):
-        # `const` belongs to what the last star points to: all inner pointers of the header are written through.
-        text = f"*{'const' if kind.const and depth == 0 else 'mut'} {text}"
+        const = kind.const if depth == 0 else kind.const_outer and depth == kind.pointers - 1
+        text = f"*{'const' if const else 'mut'} {text}"
     return f"[{text}; {kind.length}]" if kind.length else text
 
 

@@ -52,8 +52,16 @@ Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) 
       ours.optimizer = part->optimizer->object;
     }
     for (size_t before = 0; before < config->parts.size(); ++before) {
-      if (config->parts[before].buffer == ours.buffer)
-        return invalid(array->name(i), ".buffer is that of ", array->name(before), " already");
+      if (config->parts[before].buffer != ours.buffer) continue;
+      if (!ours.optimizer || !config->parts[before].optimizer) {
+        return invalid(array->name(i), ".buffer is that of ", array->name(before),
+                       " already; parts of one buffer have optimizers of different parameter groups");
+      }
+      for (size_t param = 0; param < ours.buffer->plan().params.size(); ++param) {
+        if (!ours.optimizer->covers(param) || !config->parts[before].optimizer->covers(param)) continue;
+        return invalid(array->name(i), ".optimizer has ", param_label(param, ours.buffer->plan().params[param].name),
+                       ", and so has that of ", array->name(before));
+      }
     }
     config->parts.push_back(std::move(ours));
     const Arenas& arenas = config->parts.back().buffer->arenas();

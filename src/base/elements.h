@@ -63,6 +63,13 @@ MEGADP_ELEMENT F smaller(F a, F b) {
   return select_at_least(a, a, select_at_least(b, a, a, b), a);
 }
 
+// ── 1, 0 or -1; NaN stays ──
+template <class F>
+MEGADP_ELEMENT F sign(F x) {
+  const F zero = F(0);
+  return select_at_least(x, zero, select_at_least(zero, x, zero, F(1)), select_at_least(zero, x, F(-1), x));
+}
+
 // ── what rounding took from a value, which is added to the next one; nothing where either is not finite ──
 template <class F>
 MEGADP_ELEMENT F lost_by_rounding(F value, F rounded) {

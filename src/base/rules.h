@@ -20,6 +20,13 @@ constexpr const UpdateRule& rule(uint32_t number) {
   return Rules::table[number];
 }
 
+// Of one element of a parameter.
+constexpr size_t state_bytes(const UpdateRule& rule) {
+  size_t bytes = 0;
+  for (const StateArray& each : rule.state) bytes += size_of(each.type);
+  return bytes;
+}
+
 // The storage type of a rule's state array.
 template <DType type>
 struct StorageOf;

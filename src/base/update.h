@@ -12,7 +12,7 @@ namespace megadp {
 
 // The hyperparameters of all rules. Those of one launch: the optimizer's, with the group's in their place.
 struct Hyper {
-  double lr, beta1, beta2, eps, weight_decay;
+  double lr, beta1, beta2, eps, weight_decay, momentum;
 };
 using HyperValue = double Hyper::*;
 

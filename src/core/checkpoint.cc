@@ -1,7 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/checkpoint.h"
 
+#include <algorithm>
+
 namespace megadp {
+
+const CheckpointPart& CheckpointConfig::part_of(const Buffer& buffer, size_t param) const {
+  const CheckpointPart* first = nullptr;
+  for (const CheckpointPart& part : parts) {
+    if (part.buffer.get() != &buffer) continue;
+    if (part.optimizer && part.optimizer->covers(param)) return part;
+    if (first == nullptr) first = &part;
+  }
+  return *first;
+}
+
+bool CheckpointConfig::is_first_of_buffer(const CheckpointPart& part) const {
+  return std::find_if(parts.begin(), parts.end(), [&](const CheckpointPart& each) { return each.buffer == part.buffer; })->optimizer ==
+         part.optimizer;
+}
 
 Status compare_checkpoint_configs(const CheckpointConfig& config, const char* call) {
   std::string mine = text("directory '", config.directory, "', keep ", config.keep, ", parameters only ", config.params_only ? "yes" : "no",

@@ -18,7 +18,7 @@
 namespace megadp {
 
 struct CheckpointPart {
-  std::shared_ptr<Buffer> buffer;
+  std::shared_ptr<Buffer> buffer;        // several parts may have one, if each has an optimizer of some of its groups
   std::shared_ptr<Optimizer> optimizer;  // of the buffer; null: none
 };
 
@@ -41,6 +41,10 @@ struct CheckpointConfig {
   bool params_only = false, load_hyper = false;       // to load
 
   const std::shared_ptr<ProcessGrid>& grid() const { return parts.front().buffer->arenas().grid(); }
+  // Which part has a parameter of a buffer: of several parts of the buffer the one whose optimizer covers it, else the first.
+  const CheckpointPart& part_of(const Buffer& buffer, size_t param) const;
+  // Whether no part before has its buffer too.
+  bool is_first_of_buffer(const CheckpointPart& part) const;
   Context& context() const { return parts.front().buffer->context(); }
   const std::vector<int>& members() const { return grid()->world()->group().members(); }
 };

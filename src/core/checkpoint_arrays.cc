@@ -48,14 +48,17 @@ void place(Placement placement, int dim, int stride, StoredArray* array) {
   if (placement == Placement::sharded) array->cut = {dim, stride, {array->shape[static_cast<size_t>(dim)]}};
 }
 
-// All parameters of one class, as this rank and those that hold replicas of them have them.
-Result<std::vector<StoredArray>> describe_params(const CheckpointPart& part, bool expert, int optimizer) {
+// All parameters of a part and of one class, as this rank and those that hold replicas of them have them.
+Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config, const CheckpointPart& part, bool expert, int optimizer) {
   const Arenas& arenas = part.buffer->arenas();
   const Plan& plan = arenas.plan();
   const TpRank tp = tp_rank(*arenas.grid(), expert);
   const std::vector<int> group = plan.grid.group(Grid::replica_axes(expert), arenas.grid()->rank());
   std::vector<StoredArray> arrays;
   std::vector<size_t> numbers(plan.params.size());
+  const auto has = [&](size_t param) { return &config.part_of(*part.buffer, param) == &part; };
+  auto steps = part.optimizer ? part.optimizer->steps_of_all() : std::vector<uint64_t>();
+  if (!steps) return steps.status();
   const auto describe = [&](size_t param) -> Status {
     const ParamSpec& spec = plan.params[param];
     StoredArray array;
@@ -65,11 +68,9 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointPart& part, boo
     array.is_frozen = spec.frozen;
     array.tie = plan.is_tied(param) ? spec.tie : "";
     place(spec.placement, spec.shard_dim, spec.shard_stride, &array);
-    if (part.optimizer && !spec.frozen) {
-      auto steps = part.optimizer->steps(param);
-      if (!steps) return steps.status();
+    if (part.optimizer && part.optimizer->covers(param)) {
       array.optimizer = optimizer;
-      array.steps = *steps;
+      array.steps = (*steps)[param];
     }
     numbers[param] = arrays.size();
     arrays.push_back(std::move(array));
@@ -79,6 +80,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointPart& part, boo
     if (arena.expert != expert) continue;
     // In the order in which they lie, which is that of the files.
     for (const Slot& slot : arena.layout.slots) {
+      if (!has(slot.param)) continue;
       if (Status described = describe(slot.param); !described) return described;
     }
     for (int shard = 0; shard < arena.shards; ++shard) {
@@ -86,6 +88,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointPart& part, boo
       for (size_t at = static_cast<size_t>(shard); at < group.size(); at += static_cast<size_t>(arena.shards))
         replicas.push_back(group[at]);
       for (const OwnedRange& owned : owned_ranges(arena.layout, arena.shards, shard)) {
+        if (!has(owned.param)) continue;
         const ParamSpec& spec = plan.params[owned.param];
         const bool same_on_all = spec.placement != Placement::sharded;
         const Share mine = same_on_all ? share_of(spec.numel, tp.index, tp.size) : Share{0, spec.numel};
@@ -95,7 +98,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointPart& part, boo
     }
   }
   for (size_t param = 0; param < plan.params.size(); ++param) {
-    if (!plan.params[param].frozen || plan.params[param].expert != expert) continue;
+    if (!plan.params[param].frozen || plan.params[param].expert != expert || !has(param)) continue;
     if (Status described = describe(param); !described) return described;
   }
   return arrays;
@@ -249,7 +252,7 @@ Result<std::string> describe(const CheckpointConfig& config, int files) {
       std::vector<StoredArray> arrays;
       const ProcessGrid& grid = *part.buffer->arenas().grid();
       if (grid.grid().index(Grid::replica_axes(expert), grid.rank()) == 0) {
-        auto described = describe_params(part, expert, optimizer);
+        auto described = describe_params(config, part, expert, optimizer);
         if (!described) return described.status();
         arrays = *std::move(described);
       }
@@ -329,7 +332,8 @@ std::optional<LocalArray> find_local(const CheckpointConfig& config, const std::
   for (const CheckpointPart& part : config.parts) {
     const auto param = part.buffer->plan().find(name);
     if (param && !part.buffer->plan().params[*param].frozen) {
-      return LocalArray{&part, *param, part_of(*part.buffer->arenas().grid(), part.buffer->plan().params[*param].expert)};
+      return LocalArray{&config.part_of(*part.buffer, *param), *param,
+                        part_of(*part.buffer->arenas().grid(), part.buffer->plan().params[*param].expert)};
     }
   }
   for (size_t i = 0; i < config.tensors.size(); ++i) {

@@ -191,7 +191,7 @@ class Load {
     const Arenas& arenas = local->part->buffer->arenas();
     const OwnedRange* const owned = arenas.owned(local->index);
     loaded_.push_back({local->part, local->index, &source});
-    const StoredOptimizer* const optimizer = local->part->optimizer ? &here_.optimizers[static_cast<size_t>(target.optimizer)] : nullptr;
+    const StoredOptimizer* const optimizer = target.optimizer >= 0 ? &here_.optimizers[static_cast<size_t>(target.optimizer)] : nullptr;
     if (optimizer != nullptr) {
       if (Status fits = check_rule(source, *optimizer); !fits) return fits;
     }
@@ -251,16 +251,31 @@ class Load {
     return {};
   }
 
+  // Where this stage has no parameter of an optimizer, its steps and loss scale are those of the other stages: of the first with its rule.
+  const StoredOptimizer* stored_elsewhere(const CheckpointPart& part) const {
+    for (size_t param = 0; param < part.buffer->plan().params.size(); ++param) {
+      if (part.optimizer->covers(param)) return nullptr;
+    }
+    for (const StoredOptimizer& each : source_->manifest().optimizers) {
+      if (each.rule == part.optimizer->rule().name) return &each;
+    }
+    return nullptr;
+  }
+
   // Step counts, and what the optimizers were told there, if that is asked for.
   Status plan_optimizers() {
     for (const CheckpointPart& part : config_.parts) {
-      Progress progress{&part, 0, std::vector<uint64_t>(part.buffer->plan().params.size()), {}};
+      Progress progress{&part, 0, std::vector<uint64_t>(part.buffer->plan().params.size()), {}, {}};
       const StoredOptimizer* from = nullptr;
       for (const Loaded& loaded : loaded_) {
-        if (loaded.part != &part || !part.optimizer || config_.params_only) continue;
+        if (loaded.part != &part || !part.optimizer || !part.optimizer->covers(loaded.param) || config_.params_only) continue;
         from = &source_->manifest().optimizers[static_cast<size_t>(loaded.source->optimizer)];
         progress.taken = std::max(progress.taken, from->steps);
         progress.steps[loaded.param] = loaded.source->steps;
+      }
+      if (from == nullptr && part.optimizer && !config_.params_only) {
+        from = stored_elsewhere(part);
+        if (from != nullptr) progress.taken = from->steps;
       }
       if (const auto most = std::max_element(progress.steps.begin(), progress.steps.end());
           most != progress.steps.end() && *most > progress.taken) {
@@ -270,6 +285,11 @@ class Load {
         auto hyper = part.optimizer->config_from(*from);
         if (!hyper) return hyper.status();
         progress.config = *std::move(hyper);
+      }
+      if (from != nullptr) {
+        auto scale = part.optimizer->loss_scale_from(*from);
+        if (!scale) return scale.status().with_context(source_->path());
+        progress.loss_scale = *scale;
       }
       if (part.optimizer) progress_.push_back(std::move(progress));
     }
@@ -331,6 +351,9 @@ class Load {
       Optimizer& optimizer = *progress.part->optimizer;
       if (Status set = optimizer.set_steps(progress.taken, progress.steps); !set) return set;
       if (progress.config) optimizer.set_config(*progress.config);
+      if (progress.loss_scale) {
+        if (Status set = optimizer.set_loss_scale(*progress.loss_scale); !set) return set;
+      }
     }
     for (const Loaded& loaded : loaded_) {
       if (loaded.part->optimizer) {
@@ -348,6 +371,7 @@ class Load {
   // The other ranks' ranges.
   Status gather() {
     for (const CheckpointPart& part : config_.parts) {
+      if (!config_.is_first_of_buffer(part)) continue;
       if (Status gathered = part.buffer->gather_params(); !gathered) return gathered;
     }
     return {};
@@ -355,7 +379,9 @@ class Load {
 
   Status verify() {
     for (const CheckpointPart& part : config_.parts) {
-      if (Status same = part.buffer->verify(); !same) return same.with_context(kLoad);
+      if (config_.is_first_of_buffer(part)) {
+        if (Status same = part.buffer->verify(); !same) return same.with_context(kLoad);
+      }
       if (!part.optimizer) continue;
       if (Status same = part.optimizer->verify(kLoad); !same) return same;
     }
@@ -372,6 +398,7 @@ class Load {
     uint64_t taken;
     std::vector<uint64_t> steps;
     std::optional<OptimizerConfig> config;
+    std::optional<LossScale> loss_scale;
   };
 
   const CheckpointConfig& config_;

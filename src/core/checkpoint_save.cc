@@ -109,7 +109,7 @@ class Save {
     Backend* const device = config_.context().on_device() ? &arenas.backend() : nullptr;
     const Arena& arena = arenas.arena_of(local.index);
     add(kParamState, 0, array.type, array, piece, arena.param_at(arenas.place(local.index).begin + piece.begin), device);
-    if (!local.part->optimizer) return {};
+    if (array.optimizer < 0) return {};
     const OwnedRange* const owned = arenas.owned(local.index);
     size_t number = 0;
     for (const StoredState& state : arrays_.optimizers[static_cast<size_t>(array.optimizer)].state) {

@@ -10,7 +10,6 @@
 namespace megadp {
 namespace {
 
-constexpr uint64_t kParamAlignment = 64;            // elements; starts of parameters
 constexpr uint64_t kBucketAlignment = 128;          // elements; ends of buckets: 256 bytes of a 16-bit type
 constexpr uint64_t kHighBandwidthUnit = 64 * 1024;  // elements; lets a collective move its largest chunks only
 

@@ -17,6 +17,8 @@ struct LayoutParam {
   bool own_bucket = false;
 };
 
+constexpr uint64_t kParamAlignment = 64;  // elements; starts of parameters
+
 struct LayoutRules {
   bool sharded = true;                    // false: no alignment, no padding, own_bucket ignored
   bool high_bandwidth_padding = false;    // bucket ends on a multiple of lcm(shards, 128, 65536)

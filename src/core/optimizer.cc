@@ -21,11 +21,36 @@ std::string exactly(double value) {
   return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
 }
 
+const std::optional<double>& field_of(const ParamGroup& group, const HyperParameter& hyper) {
+  const auto* const field =
+      std::find_if(std::begin(kGroupFields), std::end(kGroupFields), [&](const GroupField& each) { return each.value == hyper.value; });
+  return group.*field->of_group;
+}
+
 }  // namespace
 
-float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const OwnedRange& owned) const {
+const UpdateRule& Optimizer::rule() const {
+  return impl_->rule();
+}
+
+bool Optimizer::covers(size_t param) const {
+  const ParamSpec& spec = buffer_->plan().params[param];
+  if (spec.frozen) return false;
+  const auto group = static_cast<size_t>(spec.group);
+  return group >= impl_->config.first_group && group - impl_->config.first_group < impl_->config.groups.size();
+}
+
+float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const Owned& owned) const {
   if (!Plan::has_master(*arena.plan)) return reinterpret_cast<float*>(arena.param_at(owned.begin));
-  return static_cast<float*>(shard.master->data()) + owned.at;
+  return static_cast<float*>(shard.master->data()) + owned.place;
+}
+
+const Optimizer::Impl::Owned* Optimizer::Impl::owned(const Arenas& arenas, size_t param) const {
+  const BucketRef ref = arenas.plan().launch_order[arenas.place(param).bucket];
+  const std::vector<Owned>& pieces = shards[ref.arena].buckets[ref.bucket];
+  const uint64_t begin = arenas.place(param).begin;
+  const auto at = std::partition_point(pieces.begin(), pieces.end(), [begin](const Owned& each) { return each.end <= begin; });
+  return at != pieces.end() && at->param == param ? &*at : nullptr;
 }
 
 Optimizer::Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config)
@@ -49,6 +74,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (Status usable = context.usable(); !usable) return usable;
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
+  optimizer->lay_out();
   if (Status room = optimizer->check_room(); !room) return room;
   Status mine = optimizer->check_groups();
   if (mine.ok()) mine = optimizer->allocate();
@@ -59,25 +85,33 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
 }
 
 Status Optimizer::compare_configurations() {
-  Context& context = buffer_->context();
   const OptimizerConfig& config = impl_->config;
   std::string mine = impl_->rule().name;
   for (const HyperParameter& each : impl_->rule().hyper) mine += text(" ", each.name, " ", exactly(config.hyper.*each.value));
   mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " norm ", static_cast<uint32_t>(config.norm), " max_grad_value ",
-               exactly(config.max_grad_value), " groups ", config.groups.size());
+               exactly(config.max_grad_value), " groups ", config.groups.size(), " from ", config.first_group,
+               config.some_groups ? " of several optimizers" : "");
   for (const ParamGroup& group : config.groups) {
-    mine += text("; ", group.lr ? text("lr ", exactly(*group.lr)) : "",
-                 group.weight_decay ? text(" weight_decay ", exactly(*group.weight_decay)) : "");
+    mine += ";";
+    for (const HyperParameter& each : impl_->rule().hyper) {
+      const std::optional<double>& value = field_of(group, each);
+      if (value) mine += text(" ", each.name, " ", exactly(*value));
+    }
   }
+  return compare_on_all("mdp_optimizer_create", "configure the optimizer", mine);
+}
+
+// The same text on all ranks, or none goes on.
+Status Optimizer::compare_on_all(const char* call, const char* what, const std::string& mine) {
   const std::vector<int>& members = buffer_->arenas().grid()->world()->group().members();
-  auto compared = context.world->compare(members, "mdp_optimizer_create", mine);
+  auto compared = buffer_->context().world->compare(members, call, mine);
   if (!compared) return compared.status();
   if (!*compared) return {};
   const Mismatch& found = **compared;
-  return Status(Code::desync,
-                text("ranks ", found.first, " and ", found.other, " configure the optimizer differently: '", found.first_bytes, "' and '",
-                     found.other_bytes, "'"),
-                Blame{.rank = found.other});
+  return Status(
+      Code::desync,
+      text("ranks ", found.first, " and ", found.other, " ", what, " differently: '", found.first_bytes, "' and '", found.other_bytes, "'"),
+      Blame{.rank = found.other});
 }
 
 // Of this rank's parameters, which need not be those of another stage.
@@ -85,31 +119,70 @@ Status Optimizer::check_groups() const {
   const OptimizerConfig& config = impl_->config;
   for (size_t param = 0; param < buffer_->plan().params.size(); ++param) {
     const ParamSpec& spec = buffer_->plan().params[param];
-    if (spec.frozen || (spec.group >= 0 && static_cast<size_t>(spec.group) < config.groups.size())) continue;
+    if (spec.frozen || covers(param) || (config.some_groups && spec.group >= 0)) continue;
     return Status(Code::invalid,
-                  text(param_label(param, spec.name), " is in parameter group ", spec.group, "; the optimizer has ", config.groups.size(),
-                       config.groups.size() == 1 ? " group, number 0" : " groups, counted from 0"),
+                  text(param_label(param, spec.name), " is in parameter group ", spec.group, "; the optimizer has ", names_of_groups()),
                   Blame{.param = static_cast<int64_t>(param)});
   }
   return {};
 }
 
+std::string Optimizer::names_of_groups() const {
+  const size_t first = impl_->config.first_group, count = impl_->config.groups.size();
+  return count == 1 ? text("1 group, number ", first) : text(count, " groups, numbers ", first, " to ", first + count - 1);
+}
+
+std::string Optimizer::not_covered(size_t param) const {
+  const ParamSpec& spec = buffer_->plan().params[param];
+  return text(param_label(param, spec.name), " is in parameter group ", spec.group, ", another optimizer's; this one has ",
+              names_of_groups());
+}
+
 Status Optimizer::check_room() const {
   Context& context = buffer_->context();
-  const MemoryPlan memory = buffer_->plan().memory(impl_->config.rule);
-  const uint64_t arrays = context.backend->place().type == DeviceType::cpu ? memory.master + memory.state : 0;
+  uint64_t arrays = 0;
+  for (size_t a = 0; a < impl_->shards.size() && context.backend->place().type == DeviceType::cpu; ++a) {
+    const bool master = Plan::has_master(*buffer_->arenas().all()[a].plan);
+    arrays += impl_->shards[a].elements * ((master ? sizeof(float) : 0) + state_bytes(impl_->rule()));
+  }
   return check_memory(*context.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
                       buffer_->plan().config.ignore_memory)
       .with_context("mdp_optimizer_create");
+}
+
+// Where each piece lies in the shard: as in the buffer's, or, if others are another optimizer's, without those. There too a piece begins
+// as far from a multiple of an alignment's elements as in its arena.
+void Optimizer::lay_out() {
+  for (const Arena& arena : buffer_->arenas().all()) {
+    Impl::Shard shard;
+    shard.buckets.resize(arena.plan->layout.buckets.size());
+    size_t before = 0;  // of the last piece taken, one past its place among all
+    for (size_t i = 0; i < arena.owned.size(); ++i) {
+      const OwnedRange& range = arena.owned[i];
+      if (!covers(range.param)) continue;
+      std::vector<Impl::Owned>& bucket = shard.buckets[range.bucket];
+      const auto group = static_cast<size_t>(buffer_->plan().params[range.param].group);
+      Impl::Owned owned{range, group, range.at, !bucket.empty() && before == i};
+      if (impl_->config.some_groups) {
+        owned.place = owned.joined ? bucket.back().place + (range.begin - bucket.back().begin)
+                                   : shard.elements + (range.begin - shard.elements) % kParamAlignment;
+        shard.elements = owned.place + (range.end - range.begin);
+      }
+      bucket.push_back(owned);
+      before = i + 1;
+    }
+    if (!impl_->config.some_groups) shard.elements = Plan::shard_elements(*arena.plan);
+    impl_->shards.push_back(std::move(shard));
+  }
 }
 
 Status Optimizer::allocate() {
   Backend& backend = *buffer_->context().backend;
   const Plan& plan = buffer_->plan();
   impl_->versions.resize(plan.params.size());  // 0: of none yet
-  for (const Arena& arena : buffer_->arenas().all()) {
-    Impl::Shard shard;
-    shard.elements = Plan::shard_elements(*arena.plan);
+  for (size_t a = 0; a < impl_->shards.size(); ++a) {
+    const Arena& arena = buffer_->arenas().all()[a];
+    Impl::Shard& shard = impl_->shards[a];
     if (Plan::has_master(*arena.plan)) {
       auto master = backend.allocate(shard.elements * sizeof(float));
       if (!master) return master.status();
@@ -120,10 +193,6 @@ Status Optimizer::allocate() {
       if (!allocated) return allocated.status();
       shard.states[k] = impl_->kept->keep(*std::move(allocated));
     }
-
-    shard.buckets.resize(arena.plan->layout.buckets.size());
-    for (const OwnedRange& range : arena.owned) shard.buckets[range.bucket].push_back({range, plan.params[range.param].group});
-    impl_->shards.push_back(std::move(shard));
   }
   impl_->classes = StepClasses(plan.params.size());
   auto scalars = backend.allocate(sizeof(StepScalars) + step_count_bytes(plan));
@@ -146,8 +215,13 @@ Result<StepScalars> Optimizer::read_scalars() {
   return scalars;
 }
 
-Result<uint64_t> Optimizer::steps(size_t param) {
+Status Optimizer::check_own(size_t param) const {
   if (Status status = buffer_->arenas().check_param(param); !status) return status;
+  return covers(param) ? Status() : invalid(not_covered(param));
+}
+
+Result<uint64_t> Optimizer::steps(size_t param) {
+  if (Status status = check_own(param); !status) return status;
   if (Status stepped = await_last_step(); !stepped) return stepped;
   uint64_t count = 0;
   const uint64_t* const kept = impl_->device_steps(impl_->classes.of(param));
@@ -155,10 +229,24 @@ Result<uint64_t> Optimizer::steps(size_t param) {
   return count;
 }
 
+Result<std::vector<uint64_t>> Optimizer::steps_of_all() {
+  if (Status stepped = await_last_step(); !stepped) return stepped;
+  std::vector<uint64_t> of_classes(impl_->classes.count());
+  if (Status read = buffer_->context().backend->read(of_classes.data(), impl_->device_steps(0), of_classes.size() * sizeof(uint64_t));
+      !read) {
+    return read;
+  }
+  std::vector<uint64_t> steps(buffer_->plan().params.size());
+  for (size_t param = 0; param < steps.size(); ++param) {
+    if (covers(param)) steps[param] = of_classes[impl_->classes.of(param)];
+  }
+  return steps;
+}
+
 Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   const std::vector<ParamSpec>& params = buffer_->plan().params;
   for (size_t param = 0; param < steps.size(); ++param) {
-    if (params[param].frozen || steps[param] <= taken) continue;
+    if (!covers(param) || steps[param] <= taken) continue;
     return invalid("steps[", param, "], of ", param_label(param, params[param].name), ", is ", steps[param], "; it must be at most taken, ",
                    taken);
   }
@@ -166,8 +254,8 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   if (!scalars) return scalars.status();
   scalars->step = taken;
   StepClasses classes = impl_->classes;
-  const std::vector<uint64_t> counts = classes.assign(
-      [&](size_t param) { return params[param].frozen ? std::nullopt : std::optional(steps.empty() ? taken : steps[param]); });
+  const std::vector<uint64_t> counts =
+      classes.assign([&](size_t param) { return covers(param) ? std::optional(steps.empty() ? taken : steps[param]) : std::nullopt; });
   // In one piece: all of it is written, or nothing is.
   std::vector<std::byte> bytes(sizeof *scalars + counts.size() * sizeof(uint64_t));
   std::memcpy(bytes.data(), &*scalars, sizeof *scalars);
@@ -179,11 +267,42 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
 }
 
 Status Optimizer::set_group(size_t group, const ParamGroup& value) {
-  if (group >= impl_->config.groups.size()) {
-    return invalid("group is ", group, "; this optimizer has ", impl_->config.groups.size(), " groups, counted from 0");
+  const size_t first = impl_->config.first_group;
+  if (group < first || group - first >= impl_->config.groups.size()) {
+    return invalid("group is ", group, "; this optimizer has ", names_of_groups());
   }
-  impl_->config.groups[group] = value;
+  impl_->config.groups[group - first] = value;
   return {};
+}
+
+const LossScaler& Optimizer::scaler() const {
+  return impl_->scaler;
+}
+
+float* Optimizer::loss_scale_place() {
+  return &impl_->device_scalars()->loss_scale.scale;
+}
+
+Result<LossScale> Optimizer::loss_scale() {
+  auto scalars = read_scalars();
+  if (!scalars) return scalars.status();
+  return scalars->loss_scale;
+}
+
+Status Optimizer::set_scaler(const LossScaler& scaler, const LossScale& scale) {
+  const std::string mine =
+      text("kind ", static_cast<uint32_t>(scaler.kind), " growth_interval ", scaler.growth_interval, " hysteresis ", scaler.hysteresis,
+           " growth_factor ", exactly(scaler.growth_factor), " backoff_factor ", exactly(scaler.backoff_factor), " min_scale ",
+           exactly(scaler.least), " scale ", exactly(scale.scale), " clean_steps ", scale.clean_steps, " overflows ", scale.overflows);
+  if (Status same = compare_on_all("mdp_optimizer_set_scaler", "set the loss scaler", mine); !same) return same;
+  if (Status written = set_loss_scale(scale); !written) return written;
+  impl_->scaler = scaler;
+  return {};
+}
+
+Status Optimizer::set_loss_scale(const LossScale& scale) {
+  if (Status stepped = await_last_step(); !stepped) return stepped;
+  return buffer_->context().backend->write(&impl_->device_scalars()->loss_scale, &scale, sizeof scale);
 }
 
 void Optimizer::set_config(OptimizerConfig config) {
@@ -195,7 +314,7 @@ void Optimizer::adopt(size_t param) {
   impl_->versions[param] = buffer_->params().count_change(param);
 }
 
-Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const OwnedRange& owned) {
+Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned& owned) {
   Arenas& arenas = buffer.arenas();
   if (!Plan::has_master(*arenas.all()[arena].plan)) return {};
   std::shared_ptr<Event> taken;
@@ -225,7 +344,7 @@ std::string Optimizer::names_of_state() const {
 }
 
 Result<Slice> Optimizer::state(size_t param, std::string_view name) {
-  if (Status status = buffer_->arenas().check_param(param); !status) return status;
+  if (Status status = check_own(param); !status) return status;
   const Entries<StateArray>& states = impl_->rule().state;
   const StateArray* const array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
   const bool master = name == "master";
@@ -235,7 +354,7 @@ Result<Slice> Optimizer::state(size_t param, std::string_view name) {
   const BucketRef ref = arenas.plan().launch_order[arenas.place(param).bucket];
   const Impl::Shard& shard = impl_->shards[ref.arena];
   const DType type = master ? DType::f32 : array->type;
-  const OwnedRange* const range = arenas.owned(param);
+  const Impl::Owned* const range = impl_->owned(arenas, param);
   if (range == nullptr) return arenas.slice(param, nullptr, type);
   void* data = nullptr;
   if (master) {

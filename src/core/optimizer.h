@@ -23,8 +23,19 @@
 namespace megadp {
 
 struct ParamGroup {
-  std::optional<double> lr, weight_decay;  // none: the optimizer's
+  std::optional<double> lr, beta1, beta2, eps, weight_decay, momentum;  // none: the optimizer's
 };
+// What a group may have of its own.
+struct GroupField {
+  HyperValue value;
+  std::optional<double> ParamGroup::*of_group;
+};
+constexpr GroupField kGroupFields[] = {{&Hyper::lr, &ParamGroup::lr},
+                                       {&Hyper::beta1, &ParamGroup::beta1},
+                                       {&Hyper::beta2, &ParamGroup::beta2},
+                                       {&Hyper::eps, &ParamGroup::eps},
+                                       {&Hyper::weight_decay, &ParamGroup::weight_decay},
+                                       {&Hyper::momentum, &ParamGroup::momentum}};
 
 struct OptimizerConfig {
   uint32_t rule = 0;
@@ -32,6 +43,8 @@ struct OptimizerConfig {
   double max_grad_norm = 0, max_grad_value = 0;  // 0: no clipping
   Norm norm = Norm::l2;
   std::vector<ParamGroup> groups;  // at least one
+  size_t first_group = 0;          // the number of the first
+  bool some_groups = false;        // parameters of other groups are other optimizers'
 };
 
 struct StepReport {
@@ -42,11 +55,12 @@ struct StepReport {
 
 // What is divided by: neither it nor its inverse may vanish among floats.
 constexpr double kLeastDivisor = 1e-37, kMostDivisor = 1e37;
+static_assert(kMostDivisor == kMostLossScale);
 
 struct StepOptions {
   std::optional<double> lr;  // replaces the optimizer's from this step on
-  // Given: a non-finite gradient makes the step a skipped one; otherwise it makes it fail with Code::numeric. Either way nothing has
-  // changed on any rank.
+  // Given, or kept by a scaler: a non-finite gradient makes the step a skipped one; otherwise it makes it fail with Code::numeric. Either
+  // way nothing has changed on any rank.
   std::optional<double> loss_scale;
   double grad_divisor = 1;
   void* caller = nullptr;
@@ -58,10 +72,22 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   static Result<std::shared_ptr<Optimizer>> create(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   ~Optimizer();
 
+  const UpdateRule& rule() const;
+  // Whether it updates this parameter of its buffer: not what is frozen, nor what is another optimizer's.
+  bool covers(size_t param) const;
   Status set_group(size_t group, const ParamGroup& value);
 
-  // Collective over the world. report: nullptr if none is wanted.
-  Result<std::shared_ptr<Request>> step(const StepOptions& options, StepReport* report, bool want_request);
+  // A loss scale that the device keeps. Collective over the world: all ranks must give the same. Kind::none: none from now on.
+  Status set_scaler(const LossScaler& scaler, const LossScale& scale);
+  const LossScaler& scaler() const;
+  // As the last step has left it, which it waits for; and where it lies, for work that is ordered after the step.
+  Result<LossScale> loss_scale();
+  float* loss_scale_place();
+
+  // One step of optimizers of one buffer, which together cover each trained parameter once. Collective over the world, with as many. The
+  // first one's scaler counts. report: nullptr if none is wanted.
+  static Result<std::shared_ptr<Request>> step(std::span<const std::shared_ptr<Optimizer>> optimizers, const StepOptions& options,
+                                               StepReport* report, bool want_request);
 
   // Of the "master", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
@@ -69,6 +95,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::string names_of_state() const;
   // How many steps the parameter has taken part in.
   Result<uint64_t> steps(size_t param);
+  // By parameter; 0 for those of others. Reads the device once.
+  Result<std::vector<uint64_t>> steps_of_all();
   // Goes on as after `taken` steps, of which parameter p has taken part in steps[p]. Empty: each in all.
   Status set_steps(uint64_t taken, std::span<const uint64_t> steps);
   // {"rule":"AdamW","steps":7,"lr":0.001,…,"groups":[{"lr":0.001,"weight_decay":0.1}],"state":[{"name":"master","dtype":"f32"},…]}
@@ -79,6 +107,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Its configuration with the values that another one had.
   Result<OptimizerConfig> config_from(const StoredOptimizer& stored) const;
   void set_config(OptimizerConfig config);
+  // What another one's scaler had come to, if both have one.
+  Result<std::optional<LossScale>> loss_scale_from(const StoredOptimizer& stored) const;
+  Status set_loss_scale(const LossScale& scale);
   // Compares what ranks hold alike of the state: those of several instances, or all where it is not sharded. Collective over the world; the
   // same outcome on all ranks. In optimizer_verify.cc.
   Status verify(const char* call);
@@ -88,24 +119,40 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   Status compare_configurations();
+  Status compare_on_all(const char* call, const char* what, const std::string& mine);
   Status check_groups() const;
+  std::string names_of_groups() const;
+  std::string not_covered(size_t param) const;
+  Status check_own(size_t param) const;
   Status check_room() const;
+  void lay_out();
   Status allocate();
   Status await_last_step();
   Result<StepScalars> read_scalars();  // as the last step has left them
+  // Those that step together, the first of which this one is.
+  using Together = std::span<const std::shared_ptr<Optimizer>>;
+  Result<std::shared_ptr<Request>> lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request);
+  Status check_together(Together optimizers) const;
+  Status agree_together(Together optimizers);
   Status submit_refresh();
   Status submit_counts();
   void count_changes();
-  Result<std::shared_ptr<Event>> submit_norm(const StepOptions& options, void* outcome);
-  Status submit_updates(double lr);
-  Status submit_update(uint32_t bucket, double lr);
+  Result<std::shared_ptr<Event>> submit_norm(Together optimizers, const StepOptions& options, void* outcome);
+  Status submit_updates(Together optimizers, std::optional<double> lr);
+  Status submit_update(uint32_t bucket, std::optional<double> lr);
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   double divisor_of(const StepOptions& options) const;
-  Status await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report);
+  // What a step that is not finite is to its caller, and what the report says where no scaler does.
+  struct Scaled {
+    bool skips;
+    double loss_scale;
+  };
+  Scaled scaled(const StepOptions& options) const;
+  Status await(Event& event, const std::shared_ptr<Memory>& outcome, Scaled scaled, StepReport* report);
   // Turns the scalars of a step into a status and a report. look: also search the owned gradients for the first element that is not finite;
   // that is slow, and right only until new gradients arrive.
-  Status judge(const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, bool look, StepReport* report);
+  Status judge(const std::shared_ptr<Memory>& outcome, Scaled scaled, bool look, StepReport* report);
   std::pair<std::string, Blame> find_nonfinite();
 
   std::shared_ptr<Buffer> buffer_;
@@ -117,9 +164,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   struct PendingOutcome {
     std::shared_ptr<Memory> place;
     std::shared_ptr<Event> known;
-    std::optional<double> loss_scale;
+    Scaled scaled;
   };
-  PendingOutcome unseen_;  // of a step on a device that nobody waited for
+  PendingOutcome unseen_;                         // of a step on a device that nobody waited for
+  std::vector<std::weak_ptr<Optimizer>> agreed_;  // those that this one has led, all ranks alike
 };
 
 }  // namespace megadp

@@ -4,10 +4,13 @@
 //   masters          | bucket 0's piece | bucket 1's piece | ...    this rank's pieces, end to end, padding and gaps included; not for f32
 //   state arrays     | laid out like masters |    of the rule. Each is an allocation of its own: arrays that are walked through side by
 //                    | laid out like masters |    side are the faster for the backend's choice of their places.
+//
+// With MDP_OPTIMIZER_SOME_GROUPS only the pieces of its own parameters.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "base/rules.h"
@@ -20,7 +23,9 @@ namespace megadp {
 
 struct Optimizer::Impl {
   struct Owned : OwnedRange {
-    int group;
+    size_t group;
+    uint64_t place;  // in the optimizer's arrays
+    bool joined;     // nothing of another optimizer's lies between it and the one before
   };
   struct Shard {                                          // of one arena
     Memory *master = nullptr, *states[kMostStates] = {};  // in `kept`
@@ -28,6 +33,7 @@ struct Optimizer::Impl {
     uint64_t elements = 0;
   };
   OptimizerConfig config;
+  LossScaler scaler{};
   std::shared_ptr<KeepAlive> kept = std::make_shared<KeepAlive>();
   std::vector<Shard> shards;
   Memory* scalars = nullptr;  // StepScalars, and behind them one step count a class
@@ -37,16 +43,18 @@ struct Optimizer::Impl {
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
-  Hyper hyper(int group, double lr) const;
+  Hyper hyper(size_t group, std::optional<double> lr) const;  // lr: in place of the optimizer's
+  // What this rank owns of the parameter; nullptr if nothing, or it is another optimizer's.
+  const Owned* owned(const Arenas& arenas, size_t param) const;
   // If the parameter's version is not `version`. The caller then takes that over.
-  Status submit_master(const Arenas& arenas, size_t arena, const OwnedRange& owned, uint64_t version) const;
+  Status submit_master(const Arenas& arenas, size_t arena, const Owned& owned, uint64_t version) const;
   // Before a master is shown: what is read is the parameter, and what is written stays.
-  Status refresh_master(Buffer& buffer, size_t arena, const OwnedRange& owned);
-  float* master_at(const Arena& arena, const Shard& shard, const OwnedRange& owned) const;
-  void* state_at(const Shard& shard, const OwnedRange& owned, size_t which) const {
-    return static_cast<std::byte*>(shard.states[which]->data()) + owned.at * size_of(rule().state[which].type);
+  Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
+  float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;
+  void* state_at(const Shard& shard, const Owned& owned, size_t which) const {
+    return static_cast<std::byte*>(shard.states[which]->data()) + owned.place * size_of(rule().state[which].type);
   }
-  Update update(const Arena& arena, const Shard& shard, const Owned& owned, double lr);
+  Update update(const Arena& arena, const Shard& shard, const Owned& owned, std::optional<double> lr);
 };
 
 }  // namespace megadp

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an optimizer is, as one line of JSON.
+#include <algorithm>
 #include <cmath>
 #include <optional>
 
@@ -7,6 +8,18 @@
 #include "files/json_value.h"
 
 namespace megadp {
+
+namespace {
+
+std::string scaler_json(const LossScaler& scaler, const LossScale& now) {
+  return text("{\"kind\":\"", scaler.kind == LossScaler::Kind::dynamic ? "dynamic" : "constant", "\",\"scale\":", json_number(now.scale),
+              ",\"clean_steps\":", now.clean_steps, ",\"overflows\":", now.overflows,
+              ",\"growth_factor\":", json_number(scaler.growth_factor), ",\"backoff_factor\":", json_number(scaler.backoff_factor),
+              ",\"growth_interval\":", scaler.growth_interval, ",\"hysteresis\":", scaler.hysteresis,
+              ",\"min_scale\":", json_number(scaler.least), "}");
+}
+
+}  // namespace
 
 Result<StoredOptimizer> Optimizer::stored() {
   const auto scalars = read_scalars();
@@ -18,12 +31,19 @@ Result<StoredOptimizer> Optimizer::stored() {
   json = text("{\"rule\":", json_string(out.rule), ",\"steps\":", out.steps);
   for (const HyperParameter& each : impl_->rule().hyper) json += text(",\"", each.name, "\":", json_number(config.hyper.*each.value));
   json += text(",\"max_grad_norm\":", json_number(config.max_grad_norm), ",\"max_grad_value\":", json_number(config.max_grad_value),
-               ",\"norm\":\"", config.norm == Norm::inf ? "inf" : "l2", "\",\"groups\":[");
+               ",\"norm\":\"", config.norm == Norm::inf ? "inf" : "l2", "\",\"first_group\":", config.first_group, ",\"groups\":[");
   for (size_t group = 0; group < config.groups.size(); ++group) {
-    const Hyper hyper = impl_->hyper(static_cast<int>(group), config.hyper.lr);
-    json += text(group == 0 ? "" : ",", "{\"lr\":", json_number(hyper.lr), ",\"weight_decay\":", json_number(hyper.weight_decay), "}");
+    const Hyper hyper = impl_->hyper(config.first_group + group, {});
+    const char* comma = group == 0 ? "{" : ",{";
+    for (const HyperParameter& each : impl_->rule().hyper) {
+      json += text(comma, "\"", each.name, "\":", json_number(hyper.*each.value));
+      comma = ",";
+    }
+    json += "}";
   }
-  json += "],\"state\":[";
+  json += "]";
+  if (impl_->scaler.kind != LossScaler::Kind::none) json += text(",\"scaler\":", scaler_json(impl_->scaler, scalars->loss_scale));
+  json += ",\"state\":[";
   const char* comma = "";
   for (const StoredState& each : out.state) {
     json += text(comma, "{\"name\":", json_string(each.name), ",\"dtype\":\"", name_of(each.type), "\"}");
@@ -48,12 +68,37 @@ bool take_number(const JsonValue& from, const char* name, double* out) {
   return std::isfinite(*out) && *out >= 0;
 }
 
-// A group that has no value of its own keeps following the optimizer's, if it did so there too.
-std::optional<double> group_value(const std::optional<double>& mine, double stored, double optimizers) {
-  return !mine && stored == optimizers ? std::nullopt : std::optional(stored);
+// A group that has no value of its own keeps following the optimizer's, if it did so there too. Checkpoints of 0.1 have of each group only
+// lr and weight_decay.
+bool take_group(const JsonValue& from, const UpdateRule& rule, const Hyper& optimizers, ParamGroup* group) {
+  if (!from.is_object()) return false;
+  for (const GroupField& field : kGroupFields) {
+    const auto* const known =
+        std::find_if(rule.hyper.begin(), rule.hyper.end(), [&](const HyperParameter& each) { return each.value == field.value; });
+    if (known == rule.hyper.end() || from.find(known->name) == nullptr) continue;
+    double stored = 0;
+    if (!take_number(from, known->name, &stored)) return false;
+    std::optional<double>& mine = group->*field.of_group;
+    if (mine || stored != optimizers.*field.value) mine = stored;
+  }
+  return true;
 }
 
 }  // namespace
+
+Result<std::optional<LossScale>> Optimizer::loss_scale_from(const StoredOptimizer& stored) const {
+  const auto json = JsonValue::parse(stored.info);
+  const JsonValue* const given = json ? json->find("scaler") : nullptr;
+  if (given == nullptr || impl_->scaler.kind == LossScaler::Kind::none) return std::optional<LossScale>();
+  double scale = 0, clean_steps = 0, overflows = 0;
+  const bool known = given->is_object() && take_number(*given, "scale", &scale) && take_number(*given, "clean_steps", &clean_steps) &&
+                     take_number(*given, "overflows", &overflows);
+  if (!known || scale < kLeastDivisor || scale > kMostLossScale || clean_steps >= UINT32_MAX || overflows >= UINT32_MAX) {
+    return Status(Code::corrupt, "the optimizer's scaler is not what it may be");
+  }
+  return std::optional(LossScale{static_cast<float>(scale), static_cast<uint32_t>(clean_steps),
+                                 std::min(static_cast<uint32_t>(overflows), impl_->scaler.hysteresis), 0});
+}
 
 Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) const {
   OptimizerConfig config = impl_->config;
@@ -72,13 +117,7 @@ Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) co
                    "; leave MDP_CHECKPOINT_LOAD_HYPER (2) out, and it keeps its own values");
   }
   for (size_t number = 0; number < groups.size(); ++number) {
-    double lr = 0, weight_decay = 0;
-    if (!groups[number].is_object() || !take_number(groups[number], "lr", &lr) ||
-        !take_number(groups[number], "weight_decay", &weight_decay))
-      return wrong("parameter groups");
-    ParamGroup& group = config.groups[number];
-    group.lr = group_value(group.lr, lr, config.hyper.lr);
-    group.weight_decay = group_value(group.weight_decay, weight_decay, config.hyper.weight_decay);
+    if (!take_group(groups[number], impl_->rule(), config.hyper, &config.groups[number])) return wrong("parameter groups");
   }
   return config;
 }

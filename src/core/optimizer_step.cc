@@ -30,15 +30,17 @@ uint64_t first_nonfinite(DType type, const std::byte* bytes, uint64_t count) {
 
 }  // namespace
 
-Hyper Optimizer::Impl::hyper(int group, double lr) const {
-  const ParamGroup& g = config.groups[static_cast<size_t>(group)];
+Hyper Optimizer::Impl::hyper(size_t group, std::optional<double> lr) const {
+  const ParamGroup& g = config.groups[group - config.first_group];
   Hyper hyper = config.hyper;
-  hyper.lr = g.lr.value_or(lr);
-  hyper.weight_decay = g.weight_decay.value_or(config.hyper.weight_decay);
+  if (lr) hyper.lr = *lr;
+  for (const GroupField& field : kGroupFields) {
+    if (const std::optional<double>& value = g.*field.of_group) hyper.*field.value = *value;
+  }
   return hyper;
 }
 
-Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Owned& owned, double lr) {
+Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Owned& owned, std::optional<double> lr) {
   Update update{};
   update.hyper = hyper(owned.group, lr);
   update.scalars = device_scalars();
@@ -55,7 +57,7 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
 }
 
 // A master follows its parameter if that was written from outside, or by another optimizer, since the last step.
-Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const OwnedRange& owned, uint64_t version) const {
+Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const Owned& owned, uint64_t version) const {
   const Arena& arena = arenas.all()[a];
   if (!Plan::has_master(*arena.plan) || versions[owned.param] == version) return {};
   return arenas.backend().cast(arenas.grads().stream(), master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
@@ -79,7 +81,7 @@ Status Optimizer::submit_refresh() {
 // What this step writes is news to other optimizers of the same buffer only.
 void Optimizer::count_changes() {
   for (size_t param = 0; param < impl_->versions.size(); ++param) {
-    if (!buffer_->gradients().skipped_everywhere(param)) impl_->versions[param] = buffer_->params().count_change(param);
+    if (covers(param) && !buffer_->gradients().skipped_everywhere(param)) impl_->versions[param] = buffer_->params().count_change(param);
   }
 }
 
@@ -88,10 +90,7 @@ Status Optimizer::submit_counts() {
   Backend& backend = *buffer_->context().backend;
   Stream& stream = buffer_->arenas().grads().stream();
   return impl_->classes.step(
-      [&](size_t param) {
-        const bool trained = !buffer_->plan().params[param].frozen;
-        return trained ? std::optional(!buffer_->gradients().skipped_everywhere(param)) : std::nullopt;
-      },
+      [&](size_t param) { return covers(param) ? std::optional(!buffer_->gradients().skipped_everywhere(param)) : std::nullopt; },
       [&](uint32_t from, uint32_t to) {
         return backend.cast(stream, impl_->device_steps(to), DType::i64, impl_->device_steps(from), DType::i64, 1);
       },
@@ -101,7 +100,7 @@ Status Optimizer::submit_counts() {
 }
 
 // Every owned range of the bucket updated and rounded into the parameter arena.
-Status Optimizer::submit_update(uint32_t number, double lr) {
+Status Optimizer::submit_update(uint32_t number, std::optional<double> lr) {
   const Arenas& arenas = buffer_->arenas();
   const BucketRef bucket = arenas.plan().launch_order[number];
   const Arena& arena = arenas.arena_of(bucket);
@@ -109,7 +108,7 @@ Status Optimizer::submit_update(uint32_t number, double lr) {
   return submit_merged(
       shard.buckets[bucket.bucket], [&](const Impl::Owned& owned) { return !buffer_->gradients().skipped_everywhere(owned.param); },
       [&](const Impl::Owned& a, const Impl::Owned& b) {
-        return a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
+        return b.joined && a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
       },
       [&](const Impl::Owned& owned) { return arenas.backend().update(arenas.grads().stream(), impl_->update(arena, shard, owned, lr)); });
 }
@@ -138,37 +137,55 @@ Status Optimizer::unseen_outcome(std::unique_lock<std::mutex>* lock) {
     lock->lock();
   }
   if (Status reached = unseen.known->status(); !reached) return reached;
-  return judge(unseen.place, unseen.loss_scale, false, nullptr).with_context("the last step");
+  return judge(unseen.place, unseen.scaled, false, nullptr).with_context("the last step");
 }
 
 double Optimizer::divisor_of(const StepOptions& options) const {
   return options.loss_scale.value_or(1) * options.grad_divisor * buffer_->gradients().step_divisor();
 }
 
-// The norm, what follows from it, and a copy of both in `outcome`: an event at that point.
-Result<std::shared_ptr<Event>> Optimizer::submit_norm(const StepOptions& options, void* outcome) {
+Optimizer::Scaled Optimizer::scaled(const StepOptions& options) const {
+  return {options.loss_scale || impl_->scaler.kind != LossScaler::Kind::none, options.loss_scale.value_or(1)};
+}
+
+// The norm, what follows from it, and a copy of both in `outcome`: an event at that point. Optimizers that step together begin with the
+// same numbers, and so decide the same.
+Result<std::shared_ptr<Event>> Optimizer::submit_norm(Together optimizers, const StepOptions& options, void* outcome) {
   Backend& backend = buffer_->arenas().backend();
   Stream& stream = buffer_->arenas().grads().stream();
-  if (Status submitted = submit_refresh(); !submitted) return submitted;
+  for (const auto& each : optimizers) {
+    if (Status submitted = each->submit_refresh(); !submitted) return submitted;
+  }
   StepScalars* const scalars = impl_->device_scalars();
   if (Status submitted = buffer_->gradients().submit_square_sum(scalars, {}, "gradient norm"); !submitted) return submitted;
   if (impl_->config.norm == Norm::inf) {
     if (Status submitted = buffer_->gradients().submit_largest(scalars); !submitted) return submitted;
   }
-  const StepSettings settings{impl_->config.max_grad_norm, divisor_of(options), impl_->config.max_grad_value, impl_->config.norm};
-  if (Status begun = backend.begin_step(stream, scalars, settings); !begun) return begun;
-  if (Status counted = submit_counts(); !counted) return counted;
+  static_assert(kStepInputBytes % sizeof(int64_t) == 0);
+  for (const auto& each : optimizers.subspan(1)) {
+    const Status copied =
+        backend.cast(stream, each->impl_->device_scalars(), DType::i64, scalars, DType::i64, kStepInputBytes / sizeof(int64_t));
+    if (!copied) return copied;
+  }
+  const StepSettings settings{impl_->config.max_grad_norm, divisor_of(options), impl_->config.max_grad_value, impl_->config.norm,
+                              impl_->scaler};
+  for (const auto& each : optimizers) {
+    if (Status begun = backend.begin_step(stream, each->impl_->device_scalars(), settings); !begun) return begun;
+    if (Status counted = each->submit_counts(); !counted) return counted;
+  }
   if (Status fetched = backend.fetch(stream, outcome, scalars, sizeof(StepScalars)); !fetched) return fetched;
   return stream.record();
 }
 
 // Gradients become final from the last layer to the first; the next forward reads parameters from the first to the last. What was launched
 // at once is gathered at once, after its update.
-Status Optimizer::submit_updates(double lr) {
+Status Optimizer::submit_updates(Together optimizers, std::optional<double> lr) {
   const std::vector<std::vector<uint32_t>>& launches = buffer_->gradients().launches();
   for (size_t number = launches.size(); number-- > 0;) {
     for (const uint32_t bucket : launches[number]) {
-      if (Status submitted = submit_update(bucket, lr); !submitted) return submitted;
+      for (const auto& each : optimizers) {
+        if (Status submitted = each->submit_update(bucket, lr); !submitted) return submitted;
+      }
     }
     auto updated = buffer_->gradients().mark_updated(launches[number]);
     if (!updated) return updated.status();
@@ -177,12 +194,18 @@ Status Optimizer::submit_updates(double lr) {
   return {};
 }
 
-Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, StepReport* report, bool want_request) {
+Result<std::shared_ptr<Request>> Optimizer::step(Together optimizers, const StepOptions& options, StepReport* report, bool want_request) {
+  return optimizers.front()->lead(optimizers, options, report, want_request);
+}
+
+Result<std::shared_ptr<Request>> Optimizer::lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request) {
   Gradients& gradients = buffer_->gradients();
   if (Status loaded = buffer_->arenas().check_loaded(); !loaded) return loaded;
+  if (Status together = agree_together(optimizers); !together) return together;
   if (Status synced = gradients.sync_for_step(options.caller); !synced) return synced;
   Context& context = buffer_->context();
   const Channel& last = buffer_->arenas().last();
+  const Scaled scaled = this->scaled(options);
   std::shared_ptr<Event> normed, end;
   std::shared_ptr<Memory> outcome;
   Status nonfinite;  // found by the sync
@@ -195,32 +218,36 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
       return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
                      kLeastDivisor, " and ", kMostDivisor);
     }
-    if (Status unseen = unseen_outcome(&lock); !unseen) return unseen;
+    for (const auto& each : optimizers) {
+      if (Status unseen = each->unseen_outcome(&lock); !unseen) return unseen;
+    }
     if (Status ordered = buffer_->params().order_writes(options.caller); !ordered) return ordered;
     auto place = outcome_place();
     if (!place) return place.status();
     outcome = *std::move(place);
-    auto judged = submit_norm(options, outcome->data());
+    auto judged = submit_norm(optimizers, options, outcome->data());
     if (!judged) return judged.status();
     normed = *std::move(judged);
-    const double lr = options.lr.value_or(impl_->config.hyper.lr);
-    if (Status submitted = submit_updates(lr); !submitted) return submitted;
+    if (Status submitted = submit_updates(optimizers, options.lr); !submitted) return submitted;
     auto recorded = buffer_->params().record();
     if (!recorded) return recorded.status();
-    end = last_step_ = *std::move(recorded);
-    impl_->config.hyper.lr = lr;  // only now: a step that could not be submitted has changed nothing
-    count_changes();
+    end = *std::move(recorded);
+    if (options.lr) impl_->config.hyper.lr = *options.lr;  // only now: a step that could not be submitted has changed nothing
+    for (const auto& each : optimizers) {
+      each->last_step_ = end;
+      each->count_changes();
+    }
     gradients.start_step();
   }
 
   // What the sync has found on a rank says more than what can be seen in the sum; with a loss scale it is nothing to worry about.
-  const bool refused = !nonfinite.ok() && !options.loss_scale;
+  const bool refused = !nonfinite.ok() && !scaled.skips;
   if (!nonfinite.ok() && !refused) log(LogLevel::info, text(nonfinite.text(), "; a step with a loss scale is skipped for it"));
   if (report != nullptr || refused || (!want_request && !context.on_device())) {
-    Status found = await(want_request || context.on_device() ? *normed : *end, outcome, options.loss_scale, report);
+    Status found = await(want_request || context.on_device() ? *normed : *end, outcome, scaled, report);
     if (!found) return refused && found.code() == Code::numeric ? nonfinite : found;
   } else if (!want_request) {
-    unseen_ = {outcome, normed, options.loss_scale};
+    unseen_ = {outcome, normed, scaled};
   }
   // On the host it has been waited for; a device goes on while the caller does.
   if (!want_request) {
@@ -228,29 +255,28 @@ Result<std::shared_ptr<Request>> Optimizer::step(const StepOptions& options, Ste
     return std::shared_ptr<Request>();
   }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  return last.request(buffer_->arenas().shared_context(), [self = shared_from_this(), outcome, loss_scale = options.loss_scale] {
-    return self->judge(outcome, loss_scale, false, nullptr);
-  });
+  return last.request(buffer_->arenas().shared_context(),
+                      [self = shared_from_this(), outcome, scaled] { return self->judge(outcome, scaled, false, nullptr); });
 }
 
-Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, StepReport* report) {
+Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, Scaled scaled, StepReport* report) {
   const uint64_t begin = now_ns();
   const Status reached = event.await();
   buffer_->gradients().count_exposed(now_ns() - begin);
-  return reached.ok() ? judge(outcome, loss_scale, true, report) : reached;
+  return reached.ok() ? judge(outcome, scaled, true, report) : reached;
 }
 
-Status Optimizer::judge(const std::shared_ptr<Memory>& outcome, std::optional<double> loss_scale, bool look, StepReport* report) {
+Status Optimizer::judge(const std::shared_ptr<Memory>& outcome, Scaled scaled, bool look, StepReport* report) {
   const StepScalars& scalars = *static_cast<const StepScalars*>(outcome->data());
   if (report != nullptr) {
     report->grad_norm = scalars.grad_norm;
     report->clip_factor = scalars.clip_factor;
-    report->loss_scale = loss_scale.value_or(1);
+    report->loss_scale = scaled.loss_scale * scalars.used_scale;
     report->step = scalars.step;
     report->skipped = scalars.skip != 0;
     report->clipped = scalars.skip == 0 && scalars.clip_factor < 1;
   }
-  if (scalars.skip == 0 || loss_scale) return {};
+  if (scalars.skip == 0 || scaled.skips) return {};
   const auto [where, blame] =
       look ? find_nonfinite() : std::pair<std::string, Blame>(" (a step with a report and without a request says where)", {});
   return {Code::numeric,

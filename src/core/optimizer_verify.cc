@@ -32,7 +32,7 @@ Status Optimizer::verify(const char* call) {
     held.shards[of] = arena.shards;
     if (arena.shards == arena.group_size) continue;  // each rank has its own
     for (const Slot& slot : arena.layout.slots) {
-      if (arenas.owned(slot.param) == nullptr) continue;
+      if (!covers(slot.param) || arenas.owned(slot.param) == nullptr) continue;
       const auto add = [&](const char* name) -> Status {
         auto slice = state(slot.param, name);
         if (!slice) return slice.status();

@@ -102,7 +102,7 @@ MemoryPlan Plan::memory(uint32_t rule) const {
     }
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
     if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
-    for (const StateArray& state : megadp::rule(rule).state) bytes.state += shard_elements(arena) * size_of(state.type);
+    bytes.state += shard_elements(arena) * state_bytes(megadp::rule(rule));
     bytes.snapshot += shard_elements(arena) * size_of(arena.param_type);
   }
   bytes.snapshot += bytes.master + bytes.state;

@@ -20,6 +20,7 @@ class StepClasses {
   explicit StepClasses(size_t params = 0) : of_(params, 0), seen_(params + 1, 0), split_(params + 1, 0) {}
 
   uint32_t of(size_t param) const { return of_[param]; }
+  uint32_t count() const { return classes_; }
 
   // Parameters of equal counts become one class; count_of(param) is none for one that never takes part. The counts, by class.
   template <class CountOf>

@@ -230,7 +230,7 @@ std::vector<int64_t> StoredArray::shape_of(size_t part) const {
 std::string Manifest::json() const {
   return text("{\"format\":", json_string(is_model ? kModelFormat : kFormat), ",\"version\":", kManifestVersion,
               ",\"written_by\":", json_string(written_by), ",\"save_id\":", json_string(save_id), ",\"grid\":", json_string(grid),
-              ",\"shared_bytes\":", shared_bytes, ",\"scaler\":null,\"arrays\":", list_json(arrays, array_json),
+              ",\"shared_bytes\":", shared_bytes, ",\"arrays\":", list_json(arrays, array_json),
               ",\"optimizers\":", list_json(optimizers, optimizer_json), ",\"files\":", list_json(files, file_json), "}\n");
 }
 

@@ -71,7 +71,7 @@ void step(Suite& suite) {
     auto* const counts = reinterpret_cast<uint64_t*>(scalars + 1);
     float* const grad = reinterpret_cast<float*>(counts + 2);
     float *const master = grad + 4, *const m = grad + 8, *const v = grad + 12;
-    const Update update{{0.1, 0.9, 0.99, 1e-8, 0.5}, scalars, counts, grad, master, {m, v}, master, 4, DType::f32, DType::f32, 0};
+    const Update update{{0.1, 0.9, 0.99, 1e-8, 0.5, 0}, scalars, counts, grad, master, {m, v}, master, 4, DType::f32, DType::f32, 0};
     const float grads[4] = {3, -4, 0, 12}, weights[4] = {1, 2, 3, 4};
     rank.must(backend.write(grad, grads, sizeof grads));
     rank.must(backend.write(master, weights, sizeof weights));

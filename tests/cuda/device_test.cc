@@ -202,7 +202,7 @@ void nonfinite_elements() {
 
 Update update_of(const StepScalars* scalars, const uint64_t* steps, const void* grad, void* master, void* m, void* v, void* param, size_t n,
                  DType grad_type, DType param_type) {
-  return {{1e-2, 0.9, 0.99, 1e-8, 0.1}, scalars, steps, grad, static_cast<float*>(master), {m, v}, param, n, grad_type, param_type, 0};
+  return {{1e-2, 0.9, 0.99, 1e-8, 0.1, 0}, scalars, steps, grad, static_cast<float*>(master), {m, v}, param, n, grad_type, param_type, 0};
 }
 
 // Two steps: one that is taken, one that is skipped for a NaN; and one after the device was poisoned.

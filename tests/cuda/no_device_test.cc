@@ -29,8 +29,17 @@ Strided array(DType type, std::vector<int64_t> shape, std::vector<int64_t> strid
 }
 
 Update update_of(uint32_t rule, DType grad, DType param, uint64_t count, const StepScalars* scalars, const uint64_t* steps) {
-  return {
-      {1e-3, 0.9, 0.99, 1e-8, 0}, scalars, steps, memory, memory, {memory, memory, memory, memory}, memory + 8, count, grad, param, rule};
+  return {{1e-3, 0.9, 0.99, 1e-8, 0, 0},
+          scalars,
+          steps,
+          memory,
+          memory,
+          {memory, memory, memory, memory},
+          memory + 8,
+          count,
+          grad,
+          param,
+          rule};
 }
 
 void devices(const PluginTable& plugin, const char* error) {

@@ -236,7 +236,7 @@ struct Launch {
   }
   Update update(uint32_t rule, DType grad_type, DType param_type, size_t n, bool own_master) {
     Update u{};
-    u.hyper = {1e-2, 0.9, 0.99, 1e-8, 0.1};
+    u.hyper = {1e-2, 0.9, 0.99, 1e-8, 0.1, 0.8};
     u.grad = grad.data();
     u.master = reinterpret_cast<float*>(floats[0].data());
     for (size_t k = 1; k < floats.size(); k++) u.state[k - 1] = floats[k].data();

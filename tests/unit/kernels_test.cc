@@ -462,7 +462,7 @@ void scale_bits(const Kernels& kernels) {
 }
 
 struct Launch {  // of an update rule
-  Hyper hyper{3e-3, 0.9, 0.95, 1e-8, 0.1};
+  Hyper hyper{3e-3, 0.9, 0.95, 1e-8, 0.1, 0.8};
   StepScalars scalars{};
   uint64_t steps = 3;
   uint32_t rule;
@@ -477,7 +477,8 @@ struct Launch {  // of an update rule
     scalars.grad_factor = 0.25F;
     scalars.grad_limit = n % 2 == 0 ? HUGE_VALF : 0.1F;
     for (const StateArray& array : megadp::rule(rule).state) state.push_back(Array(array.type, n, 1 + state.size()).fill(ordinary_float));
-    for (size_t i = 0; i < n; i++) state.back().set(i, rounded(std::fabs(state.back().value(i)), state.back().type()));  // a second moment
+    for (size_t i = 0; i < n && !state.empty(); i++)
+      state.back().set(i, rounded(std::fabs(state.back().value(i)), state.back().type()));  // a second moment
   }
   Update update() {
     Update u{hyper, &scalars, &steps, grad.data(), master.floats(), {}, param.data(), grad.size(), grad.type(), param.type(), rule};
@@ -541,7 +542,7 @@ void long_updates(const Kernels& kernels, DType param_type) {
 // product, the difference), each by half a unit of 2^-23 at most; what the rounding of an update of size lr adds is far below that. The
 // hyperparameters are large, so that a wrong order of operations shows.
 void adamw_formula(const Kernels& kernels) {
-  const Hyper hyper{1e-2, 0.9, 0.999, 1e-2, 0.5};
+  const Hyper hyper{1e-2, 0.9, 0.999, 1e-2, 0.5, 0};
   const double scale = 128;
   constexpr size_t n = 37;
   Launch step(0, DType::f32, DType::f32, n);

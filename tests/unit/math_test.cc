@@ -227,7 +227,7 @@ void powers() {
 }
 
 void constants() {
-  const AdamW::Constants c = AdamW::constants({1e-3, 0.9, 0.999, 1e-8, 0.1}, 1);
+  const AdamW::Constants c = AdamW::constants({1e-3, 0.9, 0.999, 1e-8, 0.1, 0}, 1);
   check_equal(c.one_minus_beta1, 0.1F);
   check_equal(c.one_minus_beta2, 0.001F);
   check_equal(c.decay, static_cast<float>(1 - 1e-4));
@@ -340,7 +340,7 @@ void stores() {
 
 // One element over many steps beside the same in double: float's rounding errors, and no more.
 void adamw_beside_double() {
-  const Hyper hyper{1e-2, 0.9, 0.99, 1e-8, 0.1};
+  const Hyper hyper{1e-2, 0.9, 0.99, 1e-8, 0.1, 0};
   StepScalars s{};
   float p = 0.75F, m = 0, v = 0;
   double wide_p = p, wide_m = 0, wide_v = 0;

@@ -71,7 +71,11 @@ const FUNCTIONS = (
     :mdp_grad_changed,
     :mdp_optimizer_create,
     :mdp_optimizer_set_param_group,
+    :mdp_optimizer_set_scaler,
+    :mdp_optimizer_scaler,
+    :mdp_optimizer_scale,
     :mdp_optimizer_step,
+    :mdp_optimizer_step_many,
     :mdp_optimizer_state,
     :mdp_optimizer_steps,
     :mdp_optimizer_set_steps,
@@ -237,55 +241,63 @@ mdp_optimizer_create(buffer, config, out) =
     @waiting(entries[68], mdp_status, (Ptr{mdp_buffer}, Ptr{mdp_optimizer_config}, Ptr{Ptr{mdp_optimizer}}), buffer, config, out)
 mdp_optimizer_set_param_group(optimizer, group, value) =
     ccall(entries[69], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{mdp_param_group}), optimizer, group, value)
+mdp_optimizer_set_scaler(optimizer, scaler) =
+    ccall(entries[70], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_scaler}), optimizer, scaler)
+mdp_optimizer_scaler(optimizer, out) =
+    ccall(entries[71], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_scaler}), optimizer, out)
+mdp_optimizer_scale(optimizer, out) =
+    ccall(entries[72], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_tensor}), optimizer, out)
 mdp_optimizer_step(optimizer, config, report, out) =
-    @waiting(entries[70], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+    @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, config, report, out)
+mdp_optimizer_step_many(optimizers, count, config, report, out) =
+    ccall(entries[74], mdp_status, (Ptr{Ptr{mdp_optimizer}}, Csize_t, Ptr{mdp_step_config}, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizers, count, config, report, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[71], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[75], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
-    @waiting(entries[72], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+    @waiting(entries[76], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_set_steps(optimizer, taken, steps, count) =
-    @waiting(entries[73], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
+    @waiting(entries[77], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
 mdp_optimizer_info(optimizer, json, capacity, needed) =
-    @waiting(entries[74], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
+    @waiting(entries[78], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[75], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[79], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_tp_region_fwd(comm, config, from, to, stream) =
-    @waiting(entries[76], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+    @waiting(entries[80], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
 mdp_tp_region_bwd(comm, config, from, to, stream) =
-    @waiting(entries[77], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+    @waiting(entries[81], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
 mdp_tp_linear_create(comm, config, out) =
-    @waiting(entries[78], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
+    @waiting(entries[82], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
 mdp_tp_linear_fwd(linear, input, weight, bias, output, stream, saved) =
-    @waiting(entries[79], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
+    @waiting(entries[83], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
 mdp_tp_linear_bwd(linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream) =
-    @waiting(entries[80], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
+    @waiting(entries[84], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
 mdp_tp_saved_free(saved) =
-    ccall(entries[81], Cvoid, (Ptr{mdp_tp_saved},), saved)
+    ccall(entries[85], Cvoid, (Ptr{mdp_tp_saved},), saved)
 mdp_tp_linear_destroy(linear) =
-    ccall(entries[82], Cvoid, (Ptr{mdp_tp_linear},), linear)
+    ccall(entries[86], Cvoid, (Ptr{mdp_tp_linear},), linear)
 mdp_tp_embedding_fwd(comm, config, ids, weight, output, stream) =
-    @waiting(entries[83], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
+    @waiting(entries[87], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
 mdp_tp_embedding_bwd(comm, config, ids, grad_output, grad_weight, flags, stream) =
-    @waiting(entries[84], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
+    @waiting(entries[88], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
 mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
-    @waiting(entries[85], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
+    @waiting(entries[89], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
 mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
-    ccall(entries[86], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
+    ccall(entries[90], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[87], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[91], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[88], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[92], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[89], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[93], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[90], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[94], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[91], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[95], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[92], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[96], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[93], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[97], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[94], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[98], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[95], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[99], Cvoid, (Ptr{mdp_request},), request)

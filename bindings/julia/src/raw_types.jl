@@ -172,9 +172,13 @@ struct mdp_param_group
     lr::Cdouble
     weight_decay::Cdouble
     flags::UInt64
+    beta1::Cdouble
+    beta2::Cdouble
+    momentum::Cdouble
+    eps::Cdouble
 end
-mdp_param_group(; reserved = 0, lr = 0, weight_decay = 0, flags = 0) =
-    mdp_param_group(sizeof(mdp_param_group), reserved, lr, weight_decay, flags)
+mdp_param_group(; reserved = 0, lr = 0, weight_decay = 0, flags = 0, beta1 = 0, beta2 = 0, momentum = 0, eps = 0) =
+    mdp_param_group(sizeof(mdp_param_group), reserved, lr, weight_decay, flags, beta1, beta2, momentum, eps)
 
 struct mdp_optimizer_config
     struct_size::UInt32
@@ -190,10 +194,27 @@ struct mdp_optimizer_config
     flags::UInt64
     max_grad_value::Cdouble
     norm::mdp_norm
-    reserved::UInt32
+    first_param_group::UInt32
+    momentum::Cdouble
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, reserved = 0) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, reserved)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum)
+
+struct mdp_scaler
+    struct_size::UInt32
+    growth_interval::UInt32
+    hysteresis::UInt32
+    clean_steps::UInt32
+    overflows::UInt32
+    reserved::UInt32
+    scale::Cdouble
+    growth_factor::Cdouble
+    backoff_factor::Cdouble
+    min_scale::Cdouble
+    flags::UInt64
+end
+mdp_scaler(; growth_interval = 0, hysteresis = 0, clean_steps = 0, overflows = 0, reserved = 0, scale = 0, growth_factor = 0, backoff_factor = 0, min_scale = 0, flags = 0) =
+    mdp_scaler(sizeof(mdp_scaler), growth_interval, hysteresis, clean_steps, overflows, reserved, scale, growth_factor, backoff_factor, min_scale, flags)
 
 struct mdp_step_config
     struct_size::UInt32
@@ -414,6 +435,11 @@ const MDP_SCALING_SUM = UInt32(1)
 const MDP_SCALING_TOKENS = UInt32(2)
 
 const MDP_RULE_ADAMW = UInt32(0)
+const MDP_RULE_ADAM = UInt32(1)
+const MDP_RULE_SGD = UInt32(2)
+const MDP_RULE_SGD_MOMENTUM = UInt32(3)
+const MDP_RULE_SGD_NESTEROV = UInt32(4)
+const MDP_RULE_LION = UInt32(5)
 
 const MDP_NORM_L2 = UInt32(0)
 const MDP_NORM_INF = UInt32(1)
@@ -438,10 +464,17 @@ const MDP_GRAD_MORE = Int(2)
 
 const MDP_PARAM_GROUP_SET_LR = Int(1)
 const MDP_PARAM_GROUP_SET_WEIGHT_DECAY = Int(2)
+const MDP_PARAM_GROUP_SET_BETA1 = Int(4)
+const MDP_PARAM_GROUP_SET_BETA2 = Int(8)
+const MDP_PARAM_GROUP_SET_MOMENTUM = Int(16)
 
 const MDP_OPTIMIZER_SET_LR = Int(1)
 const MDP_OPTIMIZER_SET_BETA1 = Int(2)
 const MDP_OPTIMIZER_SET_BETA2 = Int(4)
+const MDP_OPTIMIZER_SET_MOMENTUM = Int(8)
+const MDP_OPTIMIZER_SOME_GROUPS = Int(16)
+
+const MDP_SCALER_CONSTANT = Int(1)
 
 const MDP_STEP_SET_LR = Int(1)
 

@@ -60,6 +60,11 @@ MDP_SCALING_MEAN = 0
 MDP_SCALING_SUM = 1
 MDP_SCALING_TOKENS = 2
 MDP_RULE_ADAMW = 0
+MDP_RULE_ADAM = 1
+MDP_RULE_SGD = 2
+MDP_RULE_SGD_MOMENTUM = 3
+MDP_RULE_SGD_NESTEROV = 4
+MDP_RULE_LION = 5
 MDP_NORM_L2 = 0
 MDP_NORM_INF = 1
 MDP_MISSING_ERROR = 0
@@ -78,9 +83,15 @@ MDP_GRAD_ADD = 1
 MDP_GRAD_MORE = 2
 MDP_PARAM_GROUP_SET_LR = 1
 MDP_PARAM_GROUP_SET_WEIGHT_DECAY = 2
+MDP_PARAM_GROUP_SET_BETA1 = 4
+MDP_PARAM_GROUP_SET_BETA2 = 8
+MDP_PARAM_GROUP_SET_MOMENTUM = 16
 MDP_OPTIMIZER_SET_LR = 1
 MDP_OPTIMIZER_SET_BETA1 = 2
 MDP_OPTIMIZER_SET_BETA2 = 4
+MDP_OPTIMIZER_SET_MOMENTUM = 8
+MDP_OPTIMIZER_SOME_GROUPS = 16
+MDP_SCALER_CONSTANT = 1
 MDP_STEP_SET_LR = 1
 MDP_STEPPED_SKIPPED = 1
 MDP_STEPPED_CLIPPED = 2
@@ -335,6 +346,10 @@ class mdp_param_group(ctypes.Structure):
         ("lr", ctypes.c_double),
         ("weight_decay", ctypes.c_double),
         ("flags", ctypes.c_uint64),
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("momentum", ctypes.c_double),
+        ("eps", ctypes.c_double),
     ]
 
 
@@ -353,7 +368,24 @@ class mdp_optimizer_config(ctypes.Structure):
         ("flags", ctypes.c_uint64),
         ("max_grad_value", ctypes.c_double),
         ("norm", ctypes.c_uint32),
+        ("first_param_group", ctypes.c_uint32),
+        ("momentum", ctypes.c_double),
+    ]
+
+
+class mdp_scaler(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("growth_interval", ctypes.c_uint32),
+        ("hysteresis", ctypes.c_uint32),
+        ("clean_steps", ctypes.c_uint32),
+        ("overflows", ctypes.c_uint32),
         ("reserved", ctypes.c_uint32),
+        ("scale", ctypes.c_double),
+        ("growth_factor", ctypes.c_double),
+        ("backoff_factor", ctypes.c_double),
+        ("min_scale", ctypes.c_double),
+        ("flags", ctypes.c_uint64),
     ]
 
 
@@ -513,6 +545,6 @@ class mdp_tp_cross_entropy_config(ctypes.Structure):
 
 STRUCTS = (
     mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
-    mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_step_config, mdp_step_report, mdp_grad_summary, mdp_stats_report,
-    mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config,
-    mdp_tp_embedding_config, mdp_tp_cross_entropy_config)
+    mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_scaler, mdp_step_config, mdp_step_report, mdp_grad_summary,
+    mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config,
+    mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config)

@@ -100,7 +100,12 @@ unsafe extern "C" {
         out: *mut *mut mdp_optimizer) -> mdp_status;
     pub fn mdp_optimizer_set_param_group(optimizer: *mut mdp_optimizer, group: usize,
         value: *const mdp_param_group) -> mdp_status;
+    pub fn mdp_optimizer_set_scaler(optimizer: *mut mdp_optimizer, scaler: *const mdp_scaler) -> mdp_status;
+    pub fn mdp_optimizer_scaler(optimizer: *mut mdp_optimizer, out: *mut mdp_scaler) -> mdp_status;
+    pub fn mdp_optimizer_scale(optimizer: *mut mdp_optimizer, out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_optimizer_step(optimizer: *mut mdp_optimizer, config: *const mdp_step_config,
+        report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_optimizer_step_many(optimizers: *const *mut mdp_optimizer, count: usize, config: *const mdp_step_config,
         report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,
         out: *mut mdp_tensor) -> mdp_status;

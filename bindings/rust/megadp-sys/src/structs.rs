@@ -152,6 +152,10 @@ pub struct mdp_param_group {
     pub lr: f64,
     pub weight_decay: f64,
     pub flags: u64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub momentum: f64,
+    pub eps: f64,
 }
 
 #[repr(C)]
@@ -170,7 +174,24 @@ pub struct mdp_optimizer_config {
     pub flags: u64,
     pub max_grad_value: f64,
     pub norm: mdp_norm,
+    pub first_param_group: u32,
+    pub momentum: f64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_scaler {
+    pub struct_size: u32,
+    pub growth_interval: u32,
+    pub hysteresis: u32,
+    pub clean_steps: u32,
+    pub overflows: u32,
     pub reserved: u32,
+    pub scale: f64,
+    pub growth_factor: f64,
+    pub backoff_factor: f64,
+    pub min_scale: f64,
+    pub flags: u64,
 }
 
 #[repr(C)]

@@ -134,6 +134,11 @@ pub const MDP_SCALING_SUM: mdp_scaling = 1;
 pub const MDP_SCALING_TOKENS: mdp_scaling = 2;
 
 pub const MDP_RULE_ADAMW: mdp_rule = 0;
+pub const MDP_RULE_ADAM: mdp_rule = 1;
+pub const MDP_RULE_SGD: mdp_rule = 2;
+pub const MDP_RULE_SGD_MOMENTUM: mdp_rule = 3;
+pub const MDP_RULE_SGD_NESTEROV: mdp_rule = 4;
+pub const MDP_RULE_LION: mdp_rule = 5;
 
 pub const MDP_NORM_L2: mdp_norm = 0;
 pub const MDP_NORM_INF: mdp_norm = 1;
@@ -158,10 +163,17 @@ pub const MDP_GRAD_MORE: u64 = 2;
 
 pub const MDP_PARAM_GROUP_SET_LR: u64 = 1;
 pub const MDP_PARAM_GROUP_SET_WEIGHT_DECAY: u64 = 2;
+pub const MDP_PARAM_GROUP_SET_BETA1: u64 = 4;
+pub const MDP_PARAM_GROUP_SET_BETA2: u64 = 8;
+pub const MDP_PARAM_GROUP_SET_MOMENTUM: u64 = 16;
 
 pub const MDP_OPTIMIZER_SET_LR: u64 = 1;
 pub const MDP_OPTIMIZER_SET_BETA1: u64 = 2;
 pub const MDP_OPTIMIZER_SET_BETA2: u64 = 4;
+pub const MDP_OPTIMIZER_SET_MOMENTUM: u64 = 8;
+pub const MDP_OPTIMIZER_SOME_GROUPS: u64 = 16;
+
+pub const MDP_SCALER_CONSTANT: u64 = 1;
 
 pub const MDP_STEP_SET_LR: u64 = 1;
 

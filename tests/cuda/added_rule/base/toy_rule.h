@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rule that the tests add, like base/adamw.h: a running sum of gradients, kept in bf16, along which the parameter goes.
+// The rule that the tests add, like base/adam.h: a running sum of gradients, kept in bf16, along which the parameter goes.
 
 struct Toy {
   static constexpr const char* name = "toy";

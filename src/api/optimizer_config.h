@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// What callers say of an optimizer, a step and a loss scaler, checked.
+#pragma once
+
+#include <string>
+
+#include "core/optimizer.h"
+#include "megadp.h"
+
+namespace megadp {
+
+Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given);
+Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const std::string& argument);
+Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place);
+
+struct Scaler {
+  LossScaler scaler;
+  LossScale scale;
+};
+Result<Scaler> take_scaler(const mdp_scaler* given);  // nullptr: none
+mdp_scaler scaler_struct(const Scaler& from);
+
+}  // namespace megadp
