@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "control/agreement.h"
+#include "control/interrupt.h"
 #include "core/checkpoint_arrays.h"
 #include "core/checkpoint_source.h"
 
@@ -114,8 +115,13 @@ class Load {
 
   Status open_source(const std::string& directory) {
     auto source = CheckpointSource::open(directory);
-    if (source) source_ = std::make_unique<CheckpointSource>(*std::move(source));
-    return source.status();
+    if (!source) return source.status();
+    source_ = std::make_unique<CheckpointSource>(*std::move(source));
+    source_->ask_between_pieces([this] {
+      (void)interrupted();  // which ends the world
+      return config_.context().usable();
+    });
+    return {};
   }
   std::string name_of_source() const { return text(source_->path(), "\n", source_->digest()); }
 

@@ -88,6 +88,7 @@ Result<SafetensorsReader*> CheckpointSource::file(uint32_t number) {
   if (!reader) return reader.status();
   if (reader->about() != stored.written) return Status(Code::corrupt, text(reader->path(), " has been changed since it was opened"));
   if (open_.size() == kMostOpen) open_.pop_back();
+  reader->ask_before_chunks(go_on_);
   open_.emplace_front(number, *std::move(reader));
   return &open_.front().second;
 }

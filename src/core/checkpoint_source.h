@@ -24,6 +24,8 @@ class CheckpointSource {
   const std::string& path() const noexcept { return path_; }
   const Manifest& manifest() const noexcept { return opened_.manifest; }
   uint64_t digest() const noexcept { return opened_.digest; }
+  // Asked between the pieces that are read; a failure ends the read.
+  void ask_between_pieces(std::function<Status()> go_on) { go_on_ = std::move(go_on); }
   // By its name, or that of a copy; null: it is not there.
   const StoredArray* find(const std::string& name) const;
   // Whether it has this state of the array, and of what type. "param" is the array itself.
@@ -66,6 +68,7 @@ class CheckpointSource {
   OpenManifest opened_;
   std::string path_;  // by which it can be opened again
   std::unordered_map<std::string, size_t> by_name_;
+  std::function<Status()> go_on_;
   std::list<std::pair<uint32_t, SafetensorsReader>> open_;  // the last used first
 };
 

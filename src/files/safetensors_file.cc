@@ -199,6 +199,9 @@ Status SafetensorsReader::load_chunk(uint64_t begin) {
 // ones, which cost three times the processor time and half the speed.
 Status SafetensorsReader::read_chunk(uint64_t begin, char* to) {
   const size_t bytes = chunk_bytes(begin);
+  if (go_on_) {
+    if (Status goes_on = go_on_(); !goes_on) return goes_on;
+  }
   if (Status read = file_.read(to, bytes, data_begin_ + begin); !read) return read;
   if (!checksums_.empty() && checksum(to, bytes) != checksums_[begin / kChunkBytes]) {
     return Status(Code::corrupt, text(path(), " is damaged: the checksum of bytes ", data_begin_ + begin, " to ",

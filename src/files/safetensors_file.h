@@ -78,6 +78,8 @@ class SafetensorsReader {
   const std::vector<StoredTensor>& tensors() const noexcept { return tensors_; }
   const std::map<std::string, std::string>& metadata() const noexcept { return metadata_; }
   uint64_t data_bytes() const noexcept { return data_bytes_; }
+  // Asked before each chunk is read; a failure ends the read. Reading takes minutes, in which the reader may be told to leave off.
+  void ask_before_chunks(std::function<Status()> go_on) { go_on_ = std::move(go_on); }
   const WrittenFile& about() const noexcept { return about_; }
   // Hands out bytes begin to end of the data, in pieces, one after another. Chunks are read whole, and compared with their checksums before
   // anything of them is handed out; the last one is kept. No element is handed out in two: where another writer has put a tensor askew,
@@ -105,6 +107,7 @@ class SafetensorsReader {
   WrittenFile about_;
   std::vector<uint64_t> checksums_;  // none: of a model
   uint64_t data_begin_ = 0, data_bytes_ = 0;
+  std::function<Status()> go_on_;
   std::vector<char> chunk_;
   uint64_t chunk_begin_ = kNoChunk;  // of what is in chunk_
 };
