@@ -14,10 +14,18 @@
 #include "api/intake.h"
 #include "api/optimizer_config.h"
 #include "api/tensor.h"
+#include "base/rules.h"
 
 using namespace megadp;
 
 namespace {
+
+// The public numbers. Here, since a test compiles what depends on the list of rules with another one.
+static_assert(std::string_view(rule(MDP_RULE_ADAMW).name) == "AdamW" && std::string_view(rule(MDP_RULE_ADAM).name) == "Adam" &&
+              std::string_view(rule(MDP_RULE_SGD).name) == "SGD" &&
+              std::string_view(rule(MDP_RULE_SGD_MOMENTUM).name) == "SGD with momentum" &&
+              std::string_view(rule(MDP_RULE_SGD_NESTEROV).name) == "SGD with Nesterov momentum" &&
+              std::string_view(rule(MDP_RULE_LION).name) == "Lion");
 
 void give_step_report(const StepReport& from, mdp_step_report* out) {
   mdp_step_report report{};

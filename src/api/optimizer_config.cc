@@ -4,17 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <string_view>
 
 #include "api/intake.h"
 #include "base/rules.h"
 
 namespace megadp {
-
-static_assert(std::string_view(rule(MDP_RULE_ADAMW).name) == "AdamW" && std::string_view(rule(MDP_RULE_ADAM).name) == "Adam" &&
-              std::string_view(rule(MDP_RULE_SGD).name) == "SGD" && rule(MDP_RULE_SGD_MOMENTUM).hyper.size() == 3 &&
-              std::string_view(rule(MDP_RULE_SGD_NESTEROV).name) == "SGD with Nesterov momentum" &&
-              std::string_view(rule(MDP_RULE_LION).name) == "Lion");
 
 namespace {
 
