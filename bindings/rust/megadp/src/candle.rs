@@ -46,6 +46,7 @@ use crate::gradients::Gradients;
 use crate::grid::Ranks;
 use crate::optimizer::{Optimizer, StepOptions, StepReport};
 use crate::param::Param;
+use crate::request::Request;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
 use std::fmt;
@@ -208,6 +209,19 @@ impl DataParallel {
         builder: &BufferBuilder,
         vars: impl IntoIterator<Item = (N, Var)>,
     ) -> Result<Self> {
+        DataParallel::register_groups(on, builder, vars, |_| 0)
+    }
+
+    /// The same, with the parameter group of each variable, by its name: see [`Param::param_group`]. Collective, blocking.
+    ///
+    /// # Errors
+    /// As [`DataParallel::register`].
+    pub fn register_groups<'a, N: Into<String>>(
+        on: impl Into<Ranks<'a>>,
+        builder: &BufferBuilder,
+        vars: impl IntoIterator<Item = (N, Var)>,
+        param_group: impl Fn(&str) -> usize,
+    ) -> Result<Self> {
         let mut unique: Vec<(Vec<String>, Var)> = Vec::new();
         for (name, var) in vars {
             match unique.iter_mut().find(|(_, other)| other.id() == var.id()) {
@@ -215,7 +229,8 @@ impl DataParallel {
                 None => unique.push((vec![name.into()], var)),
             }
         }
-        let params = unique.iter().map(|(names, var)| describe(&names[0], var)).collect::<crate::Result<Vec<_>>>()?;
+        let described = |(names, var): &(Vec<String>, Var)| Ok(describe(&names[0], var)?.param_group(param_group(&names[0])));
+        let params = unique.iter().map(described).collect::<crate::Result<Vec<_>>>()?;
         let buffer = builder.register(on, &params)?;
         let failure = Failure::default();
         let mut weights = Vec::new();
@@ -276,10 +291,22 @@ impl DataParallel {
     /// # Errors
     /// As [`Buffer::sync`] (the sentence names all variables that got no gradient on this rank) and [`Optimizer::step`]; those of candle.
     pub fn step(&mut self, optimizer: &mut Optimizer, options: &StepOptions) -> Result<StepReport> {
+        self.step_by(|buffer| optimizer.start_step(buffer, options))
+    }
+
+    /// The same with several optimizers of the buffer, as [`Optimizer::step_many`]. Collective, with the same list; blocking.
+    ///
+    /// # Errors
+    /// As [`DataParallel::step`] and [`Optimizer::step_many`].
+    pub fn step_many<'o>(&mut self, optimizers: impl IntoIterator<Item = &'o mut Optimizer>, options: &StepOptions) -> Result<StepReport> {
+        self.step_by(|buffer| Optimizer::start_step_many(optimizers, buffer, options))
+    }
+
+    fn step_by(&mut self, start: impl FnOnce(&mut Buffer) -> crate::Result<(StepReport, Request)>) -> Result<StepReport> {
         let without = self.without_gradient().iter().map(|name| format!("{name:?}")).collect::<Vec<_>>();
         let without = (!without.is_empty()).then(|| format!("no gradient came of {}; {NO_BACKWARD}", without.join(", ")));
         self.weights.iter().for_each(|weight| weight.arrived.store(false, Ordering::Relaxed));
-        let (report, request) = optimizer.start_step(&mut self.buffer, options).map_err(|mut error| {
+        let (report, request) = start(&mut self.buffer).map_err(|mut error| {
             if let (Code::State, Some(_), Some(without)) = (error.code, error.param, &without) {
                 error.text = format!("{}. On this rank {without}", error.text);
             }

@@ -56,6 +56,12 @@ impl<'a> SaveCheckpoint<'a> {
         self
     }
 
+    /// A buffer's parameters, and the state and steps of its optimizers, which have different parameter groups.
+    pub fn part_many(mut self, buffer: &'a Buffer, optimizers: impl IntoIterator<Item = &'a Optimizer>) -> Self {
+        self.parts.extend(optimizers.into_iter().map(|optimizer| (buffer, Some(optimizer))));
+        self
+    }
+
     /// A buffer's parameters alone.
     pub fn buffer(mut self, buffer: &'a Buffer) -> Self {
         self.parts.push((buffer, None));
@@ -151,6 +157,13 @@ impl<'a> LoadCheckpoint<'a> {
     /// A buffer's parameters, and its optimizer's state and steps.
     pub fn part(mut self, buffer: &'a mut Buffer, optimizer: &'a mut Optimizer) -> Self {
         self.parts.push((buffer, Some(optimizer)));
+        self
+    }
+
+    /// A buffer's parameters, and the state and steps of its optimizers, which have different parameter groups.
+    pub fn part_many(mut self, buffer: &'a mut Buffer, optimizers: impl IntoIterator<Item = &'a mut Optimizer>) -> Self {
+        let buffer: &Buffer = buffer;
+        self.parts.extend(optimizers.into_iter().map(|optimizer| (buffer, Some(&*optimizer))));
         self
     }
 

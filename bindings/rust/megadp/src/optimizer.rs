@@ -1,141 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! AdamW, with its state sharded over the ranks.
+//! Steps of an update rule, whose state is sharded over the ranks.
 use crate::buffer::Buffer;
 use crate::element::dense_view;
 use crate::error::{Code, Error, Result, check};
 use crate::gradients::Shared;
 use crate::handle::{NotSync, Owned, Tree};
 use crate::library::text;
+use crate::optimizer_builder::{OptimizerBuilder, ParamGroup};
 use crate::request::Request;
 use crate::sync::ToStep;
 use crate::sys;
 use std::ffi::CStr;
 use std::ptr;
 use std::sync::Arc;
-
-/// A group of parameters with values of its own: those for which [`Param::param_group`](crate::Param::param_group) says its index. What is not
-/// said is the optimizer's.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ParamGroup {
-    raw: sys::mdp_param_group,
-}
-
-impl ParamGroup {
-    /// A group with the optimizer's values.
-    pub fn new() -> Self {
-        ParamGroup::default()
-    }
-
-    /// Its own weight decay, also 0.
-    pub fn weight_decay(mut self, decay: f64) -> Self {
-        self.raw.weight_decay = decay;
-        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_WEIGHT_DECAY;
-        self
-    }
-
-    /// Its own learning rate, also 0.
-    pub fn lr(mut self, lr: f64) -> Self {
-        self.raw.lr = lr;
-        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_LR;
-        self
-    }
-}
-
-/// Values of an optimizer; see [`Optimizer::builder`].
-#[derive(Clone, Debug, Default)]
-pub struct OptimizerBuilder {
-    raw: sys::mdp_optimizer_config,
-    groups: Vec<ParamGroup>,
-}
-
-// SAFETY: raw's pointer is NULL while it is in here.
-unsafe impl Send for OptimizerBuilder {}
-// SAFETY: the same.
-unsafe impl Sync for OptimizerBuilder {}
-
-impl OptimizerBuilder {
-    /// Learning rate, also 0; 1e-3 unless said.
-    pub fn lr(mut self, lr: f64) -> Self {
-        self.raw.lr = lr;
-        self.raw.flags |= sys::MDP_OPTIMIZER_SET_LR;
-        self
-    }
-
-    /// Decay of the moments, also 0; 0.9 and 0.999 unless said.
-    pub fn betas(mut self, beta1: f64, beta2: f64) -> Self {
-        (self.raw.beta1, self.raw.beta2) = (beta1, beta2);
-        self.raw.flags |= sys::MDP_OPTIMIZER_SET_BETA1 | sys::MDP_OPTIMIZER_SET_BETA2;
-        self
-    }
-
-    /// Added to the root of the second moment; 1e-8 unless said, and for 0; else 1e-37 to 1e37.
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.raw.eps = eps;
-        self
-    }
-
-    /// Decoupled weight decay; 0 unless said. Groups may have their own.
-    pub fn weight_decay(mut self, decay: f64) -> Self {
-        self.raw.weight_decay = decay;
-        self
-    }
-
-    /// Gradients are scaled down to this global norm; off unless said, and for 0.
-    pub fn max_grad_norm(mut self, norm: f64) -> Self {
-        self.raw.max_grad_norm = norm;
-        self
-    }
-
-    /// What gradients are scaled down by, and the report shows: [`Norm::L2`] unless said.
-    pub fn norm(mut self, norm: Norm) -> Self {
-        self.raw.norm = norm as u32;
-        self
-    }
-
-    /// Gradient elements are clipped to plus and minus this, last of all; off unless said, and for 0.
-    pub fn max_grad_value(mut self, value: f64) -> Self {
-        self.raw.max_grad_value = value;
-        self
-    }
-
-    /// Groups of parameters; one with the values above unless said.
-    pub fn param_groups(mut self, groups: impl IntoIterator<Item = ParamGroup>) -> Self {
-        self.groups = groups.into_iter().collect();
-        self
-    }
-
-    /// Makes the optimizer of a buffer. Collective, with equal values; blocking.
-    ///
-    /// # Errors
-    /// INVALID (a value out of range; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost communicator.
-    pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
-        let groups: Vec<sys::mdp_param_group> = self.groups.iter().map(|group| group.raw).collect();
-        let config = sys::mdp_optimizer_config {
-            param_groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
-            param_group_count: groups.len() as u64,
-            ..self.raw
-        };
-        let _inside = buffer.tree.enter();
-        let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call; the structs live through it.
-        check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), &config, &mut out) })?;
-        // SAFETY: just created, and ours.
-        let handle = unsafe { Owned::new(out) }?;
-        Ok(Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), not_sync: NotSync::default() })
-    }
-}
-
-/// A norm of all gradients together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u32)]
-pub enum Norm {
-    /// The root of the sum of squares.
-    #[default]
-    L2 = sys::MDP_NORM_L2,
-    /// The largest magnitude.
-    Inf = sys::MDP_NORM_INF,
-}
 
 /// What one step does differently.
 #[derive(Clone, Copy, Debug, Default)]
@@ -191,16 +68,18 @@ pub struct StepReport {
     pub clipped: bool,
 }
 
-/// What an optimizer keeps for each element.
+/// What an optimizer keeps for each element: the master, and what its [`Rule`](crate::Rule) needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StateKind {
     /// The value in fp32; f32 parameters are their own masters.
     Master,
-    /// The first moment.
+    /// The first moment, or the mean that Lion keeps.
     ExpAvg,
     /// The second moment.
     ExpAvgSq,
+    /// The sum of gradients.
+    MomentumBuffer,
 }
 
 impl StateKind {
@@ -209,16 +88,17 @@ impl StateKind {
             StateKind::Master => c"master",
             StateKind::ExpAvg => c"exp_avg",
             StateKind::ExpAvgSq => c"exp_avg_sq",
+            StateKind::MomentumBuffer => c"momentum_buffer",
         }
     }
 }
 
-/// AdamW (Loshchilov and Hutter, 2019) over a buffer's parameters; each rank keeps the state of the ranges that it owns.
+/// A [`Rule`](crate::Rule) over a buffer's parameters; each rank keeps the state of the ranges that it owns.
 #[derive(Debug)]
 pub struct Optimizer {
     handle: Owned<sys::mdp_optimizer>,
     shared: Arc<Shared>,
-    tree: Arc<Tree>,
+    pub(crate) tree: Arc<Tree>,
     not_sync: NotSync,
 }
 
@@ -243,27 +123,32 @@ impl Optimizer {
         OptimizerBuilder::default()
     }
 
+    pub(crate) fn new(handle: Owned<sys::mdp_optimizer>, buffer: &Buffer) -> Self {
+        Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), not_sync: NotSync::default() }
+    }
+
     /// The C handle, for calls through [`sys`]: it stays this value's. The thread rules of the header, and that no slice of memory that such a
     /// call writes to is in use, are the caller's to keep.
     pub fn as_raw(&self) -> *mut sys::mdp_optimizer {
         self.handle.as_ptr()
     }
 
-    /// Replaces the values of one group from the next step on; to be called alike on all ranks. Local.
+    /// Replaces the values of one group, by the number that parameters say, from the next step on; to be called alike on all ranks. Local.
     ///
     /// # Errors
     /// INVALID, STATE, those of a lost communicator.
     pub fn set_param_group(&mut self, group: usize, value: ParamGroup) -> Result<()> {
+        let raw = value.raw("value")?;
         let _inside = self.tree.enter();
         // SAFETY: a live handle, the tree's only call.
-        check(unsafe { sys::mdp_optimizer_set_param_group(self.as_raw(), group, &value.raw) })
+        check(unsafe { sys::mdp_optimizer_set_param_group(self.as_raw(), group, &raw) })
     }
 
     /// Takes one step and returns when all parameters are whole. It is given this optimizer's buffer, `&mut buffer`, and syncs as
     /// [`Buffer::sync`]; or what a sync of the buffer gave, for programs that look at reduced gradients before. Collective, blocking.
     ///
     /// # Errors
-    /// INVALID, those of [`Buffer::sync`], NUMERIC (a gradient is not finite and no loss scale was given; nothing has changed on any rank), those of a lost communicator.
+    /// INVALID, those of [`Buffer::sync`], NUMERIC (a gradient is not finite, and there is no loss scale and no [`Scaler`](crate::Scaler); nothing has changed on any rank), those of a lost communicator.
     /// After a failure, [`Buffer::zero_grad`] or [`Buffer::begin_microbatch`] begins anew.
     ///
     /// ```
@@ -287,29 +172,56 @@ impl Optimizer {
     /// # Errors
     /// As [`Optimizer::step`].
     pub fn start_step<'a>(&mut self, gradients: impl Into<ToStep<'a>>, options: &StepOptions) -> Result<(StepReport, Request)> {
-        let gradients = gradients.into();
-        self.check_buffer(gradients.buffer())?;
-        let buffer = gradients.sync(options.raw.loss_scale != 0.0)?;
-        let mut report = sys::mdp_step_report::new();
-        let mut out = ptr::null_mut();
-        {
-            let _inside = self.tree.enter();
-            // A new step begins with the next gradient after this call, so it counts as a beginning.
-            // SAFETY: a live handle, the tree's only call; the buffer is borrowed mutably, so no slice of it is in use.
-            buffer.shared.begin(|| check(unsafe { sys::mdp_optimizer_step(self.as_raw(), &options.raw, &mut report, &mut out) }))?;
-        }
-        buffer.closed = false;
-        // SAFETY: just created, and ours.
-        let request = unsafe { Request::new(out, &self.tree) }?;
-        let report = StepReport {
-            grad_norm: report.grad_norm,
-            clip_factor: report.clip_factor,
-            loss_scale: report.loss_scale,
-            step: report.step,
-            skipped: report.flags & sys::MDP_STEPPED_SKIPPED != 0,
-            clipped: report.flags & sys::MDP_STEPPED_CLIPPED != 0,
-        };
-        Ok((report, request))
+        let raw = self.as_raw();
+        // SAFETY: a live handle, and start() calls it as the tree's only call.
+        start(&[self], gradients.into(), options, |config, report, out| unsafe { sys::mdp_optimizer_step(raw, config, report, out) })
+    }
+
+    /// One step of several optimizers of one buffer, each with groups of its own ([`OptimizerBuilder::first_param_group`]): one sync, norm,
+    /// skip decision and report, which are the first one's, as is the scaler. They clip alike, and have their learning rates from
+    /// [`Optimizer::set_param_group`]. Otherwise as [`Optimizer::step`]. Collective, with the same list; blocking.
+    ///
+    /// # Errors
+    /// INVALID (no optimizer; one of another buffer; a trained parameter whose group none or two have; a learning rate), else as
+    /// [`Optimizer::step`].
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Optimizer, Param, Rule, StepOptions};
+    /// # let comm = Comm::builder().connect()?;
+    /// let mut buffer = Buffer::builder().register(&comm, &[Param::new("w", &[1]), Param::new("table", &[1]).param_group(1)])?;
+    /// let mut lion = Optimizer::builder().rule(Rule::Lion).lr(0.5).first_param_group(0).create(&buffer)?;
+    /// let mut sgd = Optimizer::builder().rule(Rule::Sgd).lr(0.5).first_param_group(1).create(&buffer)?;
+    /// buffer.gradients().put(0, &[2f32])?;
+    /// buffer.gradients().put(1, &[2f32])?;
+    /// Optimizer::step_many([&mut lion, &mut sgd], &mut buffer, &StepOptions::default())?;
+    /// assert_eq!((buffer.param::<f32>(0)?[0], buffer.param::<f32>(1)?[0]), (-0.5, -1.0));
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn step_many<'o, 'a>(
+        optimizers: impl IntoIterator<Item = &'o mut Optimizer>,
+        gradients: impl Into<ToStep<'a>>,
+        options: &StepOptions,
+    ) -> Result<StepReport> {
+        let (report, request) = Optimizer::start_step_many(optimizers, gradients, options)?;
+        request.wait()?;
+        Ok(report)
+    }
+
+    /// The same, but returns as [`Optimizer::start_step`] does.
+    ///
+    /// # Errors
+    /// As [`Optimizer::step_many`].
+    pub fn start_step_many<'o, 'a>(
+        optimizers: impl IntoIterator<Item = &'o mut Optimizer>,
+        gradients: impl Into<ToStep<'a>>,
+        options: &StepOptions,
+    ) -> Result<(StepReport, Request)> {
+        let optimizers: Vec<&Optimizer> = optimizers.into_iter().map(|optimizer| &*optimizer).collect(); // borrowed mutably
+        let raw: Vec<_> = optimizers.iter().map(|optimizer| optimizer.as_raw()).collect();
+        // SAFETY: live handles, and start() calls it as the tree's only call; the list lives through it.
+        start(&optimizers, gradients.into(), options, |config, report, out| unsafe {
+            sys::mdp_optimizer_step_many(raw.as_ptr(), raw.len(), config, report, out)
+        })
     }
 
     pub(crate) fn check_buffer(&self, buffer: &Buffer) -> Result<()> {
@@ -389,4 +301,38 @@ impl Optimizer {
         check(unsafe { sys::mdp_optimizer_state(self.as_raw(), param, kind.name().as_ptr(), &mut view) })?;
         dense_view(&view, &format!("the optimizer's state of parameter {param}"))
     }
+}
+
+/// Syncs, and makes the call that steps these optimizers, which are borrowed mutably.
+fn start(
+    optimizers: &[&Optimizer],
+    gradients: ToStep<'_>,
+    options: &StepOptions,
+    call: impl FnOnce(&sys::mdp_step_config, &mut sys::mdp_step_report, &mut *mut sys::mdp_request) -> sys::mdp_status,
+) -> Result<(StepReport, Request)> {
+    let Some(first) = optimizers.first() else {
+        return Err(Error::new(Code::Invalid, "optimizers is empty; give at least one"));
+    };
+    optimizers.iter().try_for_each(|optimizer| optimizer.check_buffer(gradients.buffer()))?;
+    let buffer = gradients.sync(|| options.raw.loss_scale != 0.0 || first.has_scaler())?;
+    let mut report = sys::mdp_step_report::new();
+    let mut out = ptr::null_mut();
+    {
+        let _inside = first.tree.enter();
+        // A new step begins with the next gradient after this call, so it counts as a beginning. The buffer is borrowed mutably, so no
+        // slice of it is in use.
+        buffer.shared.begin(|| check(call(&options.raw, &mut report, &mut out)))?;
+    }
+    buffer.closed = false;
+    // SAFETY: just created, and ours.
+    let request = unsafe { Request::new(out, &first.tree) }?;
+    let report = StepReport {
+        grad_norm: report.grad_norm,
+        clip_factor: report.clip_factor,
+        loss_scale: report.loss_scale,
+        step: report.step,
+        skipped: report.flags & sys::MDP_STEPPED_SKIPPED != 0,
+        clipped: report.flags & sys::MDP_STEPPED_CLIPPED != 0,
+    };
+    Ok((report, request))
 }

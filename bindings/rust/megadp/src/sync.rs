@@ -260,12 +260,12 @@ impl<'a> ToStep<'a> {
         }
     }
 
-    /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for. `skips`: gradients that are
-    /// not finite make all ranks skip the step.
-    pub(crate) fn sync(self, skips: bool) -> Result<&'a mut Buffer> {
+    /// Here and not in the library's step, so that no other call waits for the tree while ranks are waited for. `skips`: whether
+    /// gradients that are not finite make all ranks skip the step.
+    pub(crate) fn sync(self, skips: impl FnOnce() -> bool) -> Result<&'a mut Buffer> {
         match self {
             ToStep::Buffer(buffer) => match buffer.sync().map(|_| ()) {
-                Err(error) if !(skips && error.code == Code::Numeric) => Err(error),
+                Err(error) if error.code != Code::Numeric || !skips() => Err(error),
                 _ => Ok(buffer),
             },
             ToStep::Synced(synced) => Ok(synced.buffer),

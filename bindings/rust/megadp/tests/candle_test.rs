@@ -4,7 +4,7 @@ mod ranks;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
 use megadp::candle::{DataParallel, Error};
-use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, Sharding, StepOptions, log, sys};
+use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, Rule, Sharding, StepOptions, log, sys};
 use ranks::{TIMEOUT, alone, check_losses, threads};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -72,6 +72,21 @@ fn reductions_begin_before_backward_ends() {
         assert!(first.ready_ns.unwrap() < second.ready_ns.unwrap() && second.ready_ns.unwrap() < second.sync_ns.unwrap());
         assert_eq!(synced.buffer().stats().unwrap().launched_in_backward, 2);
     });
+}
+
+#[test]
+fn groups_of_variables_have_optimizers_of_their_own() {
+    let comm = alone();
+    let vars = ["w", "table"].map(|name| (name, var(&[1.0; 4], (2, 2))));
+    let group = |name: &str| usize::from(name == "table");
+    let mut parallel = DataParallel::register_groups(&comm, &Buffer::builder(), vars, group).unwrap();
+    let mut lion = Optimizer::builder().rule(Rule::Lion).lr(0.25).first_param_group(0).create(parallel.buffer()).unwrap();
+    let mut sgd = Optimizer::builder().rule(Rule::Sgd).lr(0.125).first_param_group(1).create(parallel.buffer()).unwrap();
+    let [w, table] = ["w", "table"].map(|name| parallel.tensor(name).unwrap());
+    parallel.backward(&((&w + &table).unwrap() * 3.0).unwrap().sum_all().unwrap()).unwrap();
+    let report = parallel.step_many([&mut lion, &mut sgd], &StepOptions::default()).unwrap();
+    assert_eq!((report.step, report.grad_norm), (1, 72f64.sqrt()));
+    assert_eq!([&w, &table].map(|tensor| tensor.to_vec2::<f32>().unwrap()), [vec![vec![0.75; 2]; 2], vec![vec![0.625; 2]; 2]]);
 }
 
 #[test]

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an optimizer is made with: the rule, its values, groups of parameters.
+use crate::buffer::Buffer;
+use crate::error::{Code, Error, Result, check};
+use crate::handle::Owned;
+use crate::optimizer::Optimizer;
+use crate::sys;
+use std::ptr;
+
+/// What a step does with a gradient.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Rule {
+    /// Adam with decoupled weight decay (Loshchilov and Hutter, 2019).
+    #[default]
+    AdamW = sys::MDP_RULE_ADAMW,
+    /// Adam (Kingma and Ba, 2015); weight decay is L2 regularization, in the gradient.
+    Adam = sys::MDP_RULE_ADAM,
+    /// Gradient descent, without state; weight decay is L2 regularization, as in the next two.
+    Sgd = sys::MDP_RULE_SGD,
+    /// With momentum, whose buffer is a sum of gradients in which the learning rate does not stand.
+    SgdMomentum = sys::MDP_RULE_SGD_MOMENTUM,
+    /// With Nesterov's momentum.
+    SgdNesterov = sys::MDP_RULE_SGD_NESTEROV,
+    /// The sign of a mean of gradients (Chen et al., 2023), with decoupled weight decay.
+    Lion = sys::MDP_RULE_LION,
+}
+
+/// A group of parameters with values of its own: those for which [`Param::param_group`](crate::Param::param_group) says its index. What is not
+/// said is the optimizer's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ParamGroup {
+    raw: sys::mdp_param_group,
+    no_eps: bool, // 0 was said, which the library would take for the optimizer's
+}
+
+impl ParamGroup {
+    /// A group with the optimizer's values.
+    pub fn new() -> Self {
+        ParamGroup::default()
+    }
+
+    /// Its own weight decay, also 0.
+    pub fn weight_decay(mut self, decay: f64) -> Self {
+        self.raw.weight_decay = decay;
+        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_WEIGHT_DECAY;
+        self
+    }
+
+    /// Its own learning rate, also 0.
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.raw.lr = lr;
+        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_LR;
+        self
+    }
+
+    /// Its own decay of the moments, also 0.
+    pub fn betas(mut self, beta1: f64, beta2: f64) -> Self {
+        (self.raw.beta1, self.raw.beta2) = (beta1, beta2);
+        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_BETA1 | sys::MDP_PARAM_GROUP_SET_BETA2;
+        self
+    }
+
+    /// Its own eps, 1e-37 to 1e37.
+    pub fn eps(mut self, eps: f64) -> Self {
+        (self.raw.eps, self.no_eps) = (eps, eps == 0.0);
+        self
+    }
+
+    /// Its own momentum, also 0.
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.raw.momentum = momentum;
+        self.raw.flags |= sys::MDP_PARAM_GROUP_SET_MOMENTUM;
+        self
+    }
+
+    /// The struct to hand to the library; `name` is the argument's.
+    pub(crate) fn raw(&self, name: &str) -> Result<sys::mdp_param_group> {
+        check_eps(self.no_eps, name)?;
+        Ok(self.raw)
+    }
+}
+
+fn check_eps(no_eps: bool, name: &str) -> Result<()> {
+    if !no_eps {
+        return Ok(());
+    }
+    Err(Error::new(Code::Invalid, format!("{name}.eps is 0; it must be between 1e-37 and 1e37")))
+}
+
+/// Values of an optimizer; see [`Optimizer::builder`]. One that the rule has not is to be left unsaid.
+#[derive(Clone, Debug, Default)]
+pub struct OptimizerBuilder {
+    raw: sys::mdp_optimizer_config,
+    groups: Vec<ParamGroup>,
+    no_eps: bool,
+}
+
+// SAFETY: raw's pointer is NULL while it is in here.
+unsafe impl Send for OptimizerBuilder {}
+// SAFETY: the same.
+unsafe impl Sync for OptimizerBuilder {}
+
+impl OptimizerBuilder {
+    /// What a step does: [`Rule::AdamW`] unless said.
+    pub fn rule(mut self, rule: Rule) -> Self {
+        self.raw.rule = rule as u32;
+        self
+    }
+
+    /// Learning rate, also 0; 1e-3 unless said, 1e-4 of [`Rule::Lion`].
+    pub fn lr(mut self, lr: f64) -> Self {
+        self.raw.lr = lr;
+        self.raw.flags |= sys::MDP_OPTIMIZER_SET_LR;
+        self
+    }
+
+    /// Decay of the moments, also 0; 0.9 and 0.999 unless said, 0.9 and 0.99 of [`Rule::Lion`]. Of these and Adam.
+    pub fn betas(mut self, beta1: f64, beta2: f64) -> Self {
+        (self.raw.beta1, self.raw.beta2) = (beta1, beta2);
+        self.raw.flags |= sys::MDP_OPTIMIZER_SET_BETA1 | sys::MDP_OPTIMIZER_SET_BETA2;
+        self
+    }
+
+    /// Added to the root of the second moment, 1e-37 to 1e37; 1e-8 unless said. Of [`Rule::AdamW`] and Adam.
+    pub fn eps(mut self, eps: f64) -> Self {
+        (self.raw.eps, self.no_eps) = (eps, eps == 0.0);
+        self
+    }
+
+    /// What stays of the momentum's buffer, also 0; 0.9 unless said. Of [`Rule::SgdMomentum`] and [`Rule::SgdNesterov`].
+    pub fn momentum(mut self, momentum: f64) -> Self {
+        self.raw.momentum = momentum;
+        self.raw.flags |= sys::MDP_OPTIMIZER_SET_MOMENTUM;
+        self
+    }
+
+    /// Weight decay, decoupled or L2 as the [`Rule`] has it; 0 unless said. Groups may have their own.
+    pub fn weight_decay(mut self, decay: f64) -> Self {
+        self.raw.weight_decay = decay;
+        self
+    }
+
+    /// Gradients are scaled down to this global norm; off unless said, and for 0.
+    pub fn max_grad_norm(mut self, norm: f64) -> Self {
+        self.raw.max_grad_norm = norm;
+        self
+    }
+
+    /// What gradients are scaled down by, and the report shows: [`Norm::L2`] unless said.
+    pub fn norm(mut self, norm: Norm) -> Self {
+        self.raw.norm = norm as u32;
+        self
+    }
+
+    /// Gradient elements are clipped to plus and minus this, last of all; off unless said, and for 0.
+    pub fn max_grad_value(mut self, value: f64) -> Self {
+        self.raw.max_grad_value = value;
+        self
+    }
+
+    /// Groups of parameters; one with the values above unless said.
+    pub fn param_groups(mut self, groups: impl IntoIterator<Item = ParamGroup>) -> Self {
+        self.groups = groups.into_iter().collect();
+        self
+    }
+
+    /// The optimizer has but the groups from this one on, as many as [`OptimizerBuilder::param_groups`] says; parameters of others are other
+    /// optimizers', and [`Optimizer::step_many`] steps them together. All groups unless said.
+    pub fn first_param_group(mut self, first: u32) -> Self {
+        self.raw.first_param_group = first;
+        self.raw.flags |= sys::MDP_OPTIMIZER_SOME_GROUPS;
+        self
+    }
+
+    /// Makes the optimizer of a buffer. Collective, with equal values; blocking.
+    ///
+    /// # Errors
+    /// INVALID (a value out of range, or that the rule has not; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost
+    /// communicator.
+    pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
+        check_eps(self.no_eps, "config")?;
+        let named = |(i, group): (usize, &ParamGroup)| group.raw(&format!("config.param_groups[{i}]"));
+        let groups = self.groups.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
+        let config = sys::mdp_optimizer_config {
+            param_groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
+            param_group_count: groups.len() as u64,
+            ..self.raw
+        };
+        let _inside = buffer.tree.enter();
+        let mut out = ptr::null_mut();
+        // SAFETY: a live handle, the tree's only call; the structs live through it.
+        check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), &config, &mut out) })?;
+        // SAFETY: just created, and ours.
+        Ok(Optimizer::new(unsafe { Owned::new(out) }?, buffer))
+    }
+}
+
+/// A norm of all gradients together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u32)]
+pub enum Norm {
+    /// The root of the sum of squares.
+    #[default]
+    L2 = sys::MDP_NORM_L2,
+    /// The largest magnitude.
+    Inf = sys::MDP_NORM_INF,
+}
