@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What of a layer is trained; rules that average gradients over ranks; optimizer states in synchronize!!.
+# What of a layer is trained; rules as the library's own; rules that average gradients over ranks; optimizer states in synchronize!!.
 module MegaDPOptimisersExt
 
 using MegaDP: MegaDP, Comm, allreduce!, avg
@@ -10,6 +10,34 @@ chosen(_, trained) = trained
 # Layers of old answer with a tuple of the arrays themselves.
 chosen(children::NamedTuple, trained::Tuple) =
     (; (name => child for (name, child) in pairs(children) if any(array -> array === child, trained))...)
+
+# Its rules as keywords of Optimizer, where the formulas are the library's. Momentum and Nesterov are as long as eta stays: here their velocity
+# has eta in it, in the library a change of lr counts for all of the momentum.
+MegaDP.values_of(rule::Optimisers.Descent) = (rule = :sgd, lr = rule.eta)
+MegaDP.values_of(rule::Optimisers.Momentum) = (rule = :sgd_momentum, lr = rule.eta, momentum = rule.rho)
+MegaDP.values_of(rule::Optimisers.Nesterov) = (rule = :sgd_nesterov, lr = rule.eta, momentum = rule.rho)
+MegaDP.values_of(rule::Optimisers.Adam) = (rule = :adam, lr = rule.eta, betas = rule.beta, eps = rule.epsilon)
+
+function MegaDP.values_of(rule::Optimisers.AdamW)
+    rule.couple || rule.lambda == 0 || refuse("AdamW with couple = false", "its weight decay does not depend on eta; use couple = true")
+    return (rule = :adamw, lr = rule.eta, betas = rule.beta, eps = rule.epsilon, weight_decay = rule.lambda)
+end
+
+MegaDP.values_of(::Optimisers.Lion) =
+    refuse("Lion", "its mean gives the gradient beta[2] where the paper gives it 1 - beta[2]; say rule = :lion, with lr and betas")
+
+# WeightDecay before a rule is L2 regularization.
+function MegaDP.values_of(chain::Optimisers.OptimiserChain)
+    if length(chain.opts) == 2 && chain.opts[1] isa Optimisers.WeightDecay
+        values = MegaDP.values_of(chain.opts[2])
+        values.rule == :adamw || return merge(values, (weight_decay = chain.opts[1].lambda,))
+    end
+    refuse("OptimiserChain", "what can be is WeightDecay before Adam, Descent, Momentum or Nesterov; clipping is max_grad_norm and max_grad_value")
+end
+
+MegaDP.values_of(rule::Optimisers.AbstractRule) = refuse(nameof(typeof(rule)), "Descent, Momentum, Nesterov, Adam and AdamW are")
+
+refuse(rule, why) = throw(MegaDP.invalid("rule is Optimisers.jl's $rule, which is none of the library's: $why"))
 
 struct AveragingRule{R<:Optimisers.AbstractRule} <: Optimisers.AbstractRule
     comm::Comm

@@ -21,7 +21,8 @@ CheckpointTensor(tensor::CheckpointTensor) = tensor
     save_checkpoint(directory, parts...; tensors = Dict(), shared_data = UInt8[], rank_data = UInt8[], keep = 0, row_major = false, async = false)
 
 Saves a checkpoint in `directory`, under the next free number; it is there as a whole or not at all. `parts` are `Optimizer`s, each with its
-`Buffer`; `Buffer`s, whose parameters are saved without an optimizer's state if their `Optimizer` is not there too; and `DataParallel`s.
+`Buffer`; `Buffer`s, whose parameters are saved without an optimizer's state if their `Optimizer` is not there too; and `DataParallel`s. Several
+`Optimizer`s of one `Buffer` have different parameter groups.
 `tensors` has arrays of the caller's (frozen parameters, say) by name, each an array or a [`CheckpointTensor`](@ref); `row_major` is theirs,
 as of [`Buffer`](@ref). `shared_data` is any bytes or text, rank 0's counts, `rank_data` that of this rank; [`checkpoint_data`](@ref) gives
 them back. So many of the newest checkpoints stay as `keep` says (0: all).
@@ -155,20 +156,11 @@ part_of(buffer::Buffer) = (buffer, nothing)
 part_of(dp::DataParallel) = (dp.buffer, dp.optimizer)
 part_of(other) = throw(invalid("a $(typeof(other)) is no part of a checkpoint; these are Optimizers, Buffers and DataParallels"))
 
-"Each buffer once, with its optimizer if that is among the parts."
+"Each optimizer once, with its buffer; a buffer by itself once, where none of its optimizers is among the parts."
 function parts_of(given)
-    found = Tuple{Buffer,Union{Optimizer,Nothing}}[]
-    for (buffer, optimizer) in map(part_of, given)
-        at = findfirst(pair -> pair[1] === buffer, found)
-        if at === nothing
-            push!(found, (buffer, optimizer))
-        elseif found[at][2] === nothing
-            found[at] = (buffer, optimizer)
-        elseif optimizer !== nothing && optimizer !== found[at][2]
-            throw(invalid("there are two Optimizers of one Buffer; a checkpoint has the state of one"))
-        end
-    end
-    return found
+    listed = unique(map(part_of, collect(given)))
+    return Tuple{Buffer,Union{Optimizer,Nothing}}[(buffer, optimizer) for (buffer, optimizer) in listed
+                                                  if optimizer !== nothing || !any(part -> part[1] === buffer && part[2] !== nothing, listed)]
 end
 
 raw_part((buffer, optimizer)) =

@@ -2,8 +2,8 @@
 # A model whose parameters are the library's memory, its gradients on their way while backward goes on, and its optimizer.
 
 """
-    DataParallel(comm_or_grid, model; async = false, use_order = nothing, lr = 1e-3, betas = …, weight_decay = …, max_grad_norm = …,
-                 sharding = …, …)
+    DataParallel(comm_or_grid, model; async = false, use_order = nothing, param_group = name -> 1, rule = :adamw, lr = …, betas = …,
+                 weight_decay = …, max_grad_norm = …, sharding = …, …)
 
 Takes over the parameters of a model: all floating-point arrays (Float32, Float16, BFloat16) of nested tuples and named tuples, such as Lux's
 `ps`, and with Functors.jl loaded of structs, such as Flux's layers; with Optimisers.jl loaded only what is `trainable`. Rank 0's values
@@ -17,7 +17,9 @@ that stands at several places stays one parameter.
 
 Keywords are those of [`Optimizer`](@ref) and [`Buffer`](@ref). With `async = true`, `step!` returns while new parameters are still gathered;
 layers wrapped by [`overlap`](@ref) wait for their own, anything else calls `wait(dp)` before it reads parameters. `use_order`, what
-[`use_order(dp.buffer)`](@ref) of an earlier one gave, is for models that list their layers in another order than they use them.
+[`use_order(dp.buffer)`](@ref) of an earlier one gave, is for models that list their layers in another order than they use them. `param_group` says each
+parameter's group, from 1, by its name (`layers.1.bias`): with `first_param_group = 1` those of other groups are for other
+optimizers, `Optimizer(dp.buffer; …)`.
 
 Collective over the world; blocking, for at most the timeout. Throws `MegaDPError` as `Buffer` and `Optimizer`, and `:INVALID` for a
 parameter of another type, naming it.
@@ -35,16 +37,19 @@ mutable struct DataParallel{M}
     gathering::Union{Request,Nothing}     # the last step's, where its parameters may be still on their way
 end
 
-const OPTIMIZER_KEYWORDS = (:lr, :betas, :eps, :weight_decay, :max_grad_norm, :max_grad_value, :norm, :param_groups)
+const OPTIMIZER_KEYWORDS = (:rule, :lr, :betas, :eps, :momentum, :weight_decay, :max_grad_norm, :max_grad_value, :norm, :param_groups,
+                            :first_param_group)
 
-function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = nothing, keywords...)
+function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = nothing, param_group = name -> 1, keywords...)
     arrays, places = collect_parameters(model)
     isempty(arrays) && throw(invalid("the model, a $(nameof(typeof(model))), has no parameters that can be seen" *
                                      (struct_parts[] === struct_parts_of_none ? "; structs can be with Functors.jl loaded" : "")))
     pick(chosen) = (; (key => value for (key, value) in keywords if (key in OPTIMIZER_KEYWORDS) == chosen)...)
     orders = something(use_order, zeros(Int, length(arrays)))
     length(orders) == length(arrays) || throw(invalid("use_order has $(length(orders)) entries; the model has $(length(arrays)) parameters"))
-    buffer = Buffer(over, [Param(name_of(first(places[i])), arrays[i]; use_order = orders[i]) for i in eachindex(arrays)]; pick(false)...)
+    names = [name_of(first(path)) for path in places]
+    params = [Param(names[i], arrays[i]; use_order = orders[i], param_group = param_group(names[i])) for i in eachindex(arrays)]
+    buffer = Buffer(over, params; pick(false)...)
     try
         for (i, array) in enumerate(arrays)
             write!(buffer, i, array)
@@ -147,19 +152,21 @@ function Base.put!(dp::DataParallel, grads)
 end
 
 """
-    step!(dp, grads = nothing; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true)
+    step!(dp, grads = nothing; others = (), lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true)
 
 Ends a training step: hands over the gradients that wrapped layers have not (`grads` as in [`put!`](@ref)), waits until all are reduced, and
-takes the optimizer's step. Returns what [`step!`](@ref) of the optimizer does; with `async = true` in `DataParallel`, while parameters are
+takes the optimizer's step, together with that of `others` of `dp.buffer` as in [`step_many!`](@ref). Returns what [`step!`](@ref) of the
+optimizer does; with `async = true` in `DataParallel`, while parameters are
 still gathered.
 
 Collective over the world; waits in slices of 50 ms. Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it and the rank, on
 all ranks), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing has changed, and the next step can begin.
 """
-function step!(dp::DataParallel, grads = nothing; keywords...)
+function step!(dp::DataParallel, grads = nothing; others = (), keywords...)
     try
         put!(dp, grads)
-        answer = step!(dp.optimizer; async = dp.async, keywords...)
+        answer = isempty(others) ? step!(dp.optimizer; async = dp.async, keywords...) :
+                 step_many!((dp.optimizer, others...); async = dp.async, keywords...)
         dp.gathering = dp.async ? answer[2] : nothing
         begin_anew(dp)
         return dp.async ? answer[1] : answer

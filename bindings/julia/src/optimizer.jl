@@ -1,17 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-# AdamW over the pieces that this rank owns.
+# Update rules over the pieces that this rank owns.
 
-const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq")
+const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq", :momentum_buffer => "momentum_buffer")
 
 const NORMS = Dict(:l2 => Raw.MDP_NORM_L2, :inf => Raw.MDP_NORM_INF)
 
-"""
-    Optimizer(buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0,
-              max_grad_value = 0.0, norm = :l2, param_groups = [])
+const RULES = Dict(:adamw => Raw.MDP_RULE_ADAMW, :adam => Raw.MDP_RULE_ADAM, :sgd => Raw.MDP_RULE_SGD,
+                   :sgd_momentum => Raw.MDP_RULE_SGD_MOMENTUM, :sgd_nesterov => Raw.MDP_RULE_SGD_NESTEROV, :lion => Raw.MDP_RULE_LION)
 
-AdamW (decoupled weight decay) whose state is sharded over the data-parallel ranks. `max_grad_norm` scales gradients down to that global norm
-(0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element. `param_groups` has a named tuple `(lr = …, weight_decay = …)` for each parameter group; what is left out of it is the optimizer's.
-A number that is given is meant, also 0.
+"""
+    Optimizer(buffer; rule = :adamw, lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
+              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing)
+
+An update rule whose state is sharded over the data-parallel ranks: `:adamw` (decoupled weight decay), `:adam` (L2), `:sgd`, `:sgd_momentum` and
+`:sgd_nesterov` (L2), `:lion` (decoupled). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
+`momentum` 0.9 and no weight decay; what the rule has not is not to be said. With Optimisers.jl loaded `rule` may be one of its rules, whose values
+keywords replace.
+
+`max_grad_norm` scales gradients down to that global norm (0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element.
+`param_groups` has a named tuple `(lr = …, weight_decay = …, betas = …, eps = …, momentum = …)` for each parameter group; what is left out of it is
+the optimizer's. With `first_param_group` the optimizer has but the groups from that one (from 1) on, as many as are listed: parameters of others
+are other optimizers', and [`step_many!`](@ref) steps them together. A number that is given is meant, also 0.
 
 Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
 a lost communicator.
@@ -30,29 +39,56 @@ function let_go(holders::Threads.Atomic{Int}, pointer)
     return nothing
 end
 
-group_of(; lr = nothing, weight_decay = nothing) =
-    Raw.mdp_param_group(; lr = something(lr, 0.0), weight_decay = something(weight_decay, 0.0),
-                        flags = (lr === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_LR) |
-                                (weight_decay === nothing ? 0 : Raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY))
+flags_of(values...) = reduce(|, (flag for (value, flag) in values if value !== nothing); init = 0)
 
-function Optimizer(buffer::Buffer; lr = 1e-3, betas = (0.9, 0.999), eps = 1e-8, weight_decay = 0.0, max_grad_norm = 0.0,
-                   max_grad_value = 0.0, norm = :l2, param_groups = [])
-    eps == 0 && throw(invalid("eps is 0; it has to be from 1e-37 to 1e37"))
+function betas_of(betas)
+    betas === nothing && return (0.0, 0.0)
+    length(betas) == 2 || throw(invalid("betas is $betas; it has to be two numbers"))
+    return (betas[1], betas[2])
+end
+
+eps_of(eps) = eps == 0 ? throw(invalid("eps is 0; it has to be from 1e-37 to 1e37")) : something(eps, 0.0)
+
+function group_of(; lr = nothing, weight_decay = nothing, betas = nothing, eps = nothing, momentum = nothing)
+    beta1, beta2 = betas_of(betas)
+    return Raw.mdp_param_group(; lr = something(lr, 0.0), weight_decay = something(weight_decay, 0.0), beta1 = beta1, beta2 = beta2,
+                               eps = eps_of(eps), momentum = something(momentum, 0.0),
+                               flags = flags_of((lr, Raw.MDP_PARAM_GROUP_SET_LR), (weight_decay, Raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY),
+                                                (betas, Raw.MDP_PARAM_GROUP_SET_BETA1 | Raw.MDP_PARAM_GROUP_SET_BETA2),
+                                                (momentum, Raw.MDP_PARAM_GROUP_SET_MOMENTUM)))
+end
+
+"Keywords for a rule of another package's; an extension knows those of Optimisers.jl."
+values_of(rule) = throw(invalid("rule is $(repr(rule)); it can be $(join(map(repr, sort!(collect(keys(RULES)))), ", "))" *
+                                ", or with Optimisers.jl loaded one of its rules"))
+
+Optimizer(buffer::Buffer; rule = :adamw, keywords...) =
+    rule isa Symbol ? create_optimizer(buffer, choose(RULES, "rule", rule); keywords...) :
+    Optimizer(buffer; merge(values_of(rule), (; keywords...))...)
+
+function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
+                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing)
     listed = Raw.mdp_param_group[group_of(; group...) for group in param_groups]
+    first_group = something(first_param_group, 1)
+    1 <= first_group <= typemax(Int32) || throw(invalid("first_param_group is $first_group; groups are counted from 1"))
+    beta1, beta2 = betas_of(betas)
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
     GC.@preserve listed begin
-        config = Ref(Raw.mdp_optimizer_config(; rule = Raw.MDP_RULE_ADAMW, lr = lr, beta1 = betas[1], beta2 = betas[2], eps = eps,
-                                              weight_decay = weight_decay, max_grad_norm = max_grad_norm, max_grad_value = max_grad_value,
-                                              norm = choose(NORMS, "norm", norm),
+        config = Ref(Raw.mdp_optimizer_config(; rule = rule, lr = something(lr, 0.0), beta1 = beta1, beta2 = beta2, eps = eps_of(eps),
+                                              weight_decay = something(weight_decay, 0.0), max_grad_norm = max_grad_norm,
+                                              max_grad_value = max_grad_value, norm = choose(NORMS, "norm", norm),
                                               param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
-                                              flags = Raw.MDP_OPTIMIZER_SET_LR | Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2))
+                                              first_param_group = first_group - 1, momentum = something(momentum, 0.0),
+                                              flags = flags_of((lr, Raw.MDP_OPTIMIZER_SET_LR), (momentum, Raw.MDP_OPTIMIZER_SET_MOMENTUM),
+                                                               (betas, Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2),
+                                                               (first_param_group, Raw.MDP_OPTIMIZER_SOME_GROUPS))))
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
     return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer))
 end
 
 """
-    set_param_group!(optimizer, k; lr = nothing, weight_decay = nothing)
+    set_param_group!(optimizer, k; lr = nothing, weight_decay = nothing, betas = nothing, eps = nothing, momentum = nothing)
 
 Gives parameter group `k` (from 1) new values from the next step on; what is left out is the optimizer's. To be called alike on all ranks.
 Local. Throws `MegaDPError`: `:INVALID`.
@@ -74,28 +110,51 @@ Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clippi
 `(report, request)` while they are still gathered: `wait(buffer, i)` or the request waits for them.
 
 Collective over the world; waits in slices of 50 ms, but for the norm in one. Throws `MegaDPError`: `:STATE` (as `sync!`),
-`:NUMERIC` (a gradient is not finite, nothing has changed), and those of a lost communicator.
+`:NUMERIC` (a gradient is not finite, and there is neither `loss_scale` nor a [`Scaler`](@ref); nothing has changed), and those of a lost
+communicator.
 """
-function step!(optimizer::Optimizer; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+step!(optimizer::Optimizer; keywords...) =
+    take_step((config, found, out) -> Raw.mdp_optimizer_step(optimizer, config, found, out), (optimizer,); keywords...)
+
+"""
+    step_many!(optimizers; loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+
+One step of several optimizers of one buffer, each with parameter groups of its own (`first_param_group` of [`Optimizer`](@ref)): one `sync!`,
+norm, skip decision and report, which are the first one's, as is the scaler. They clip alike, and have their learning rates from
+[`set_param_group!`](@ref). Otherwise as [`step!`](@ref). Collective over the world, with the same list. Throws `MegaDPError` also
+`:INVALID`: one of another buffer; a trained parameter whose group none or two of them have; an `lr`.
+"""
+function step_many!(optimizers; keywords...)
+    listed = Optimizer[optimizers...]
+    isempty(listed) && throw(invalid("optimizers is empty; give at least one"))
+    pointers = Ptr{Raw.mdp_optimizer}[live(optimizer) for optimizer in listed]
+    other = findfirst(optimizer -> optimizer.buffer !== listed[1].buffer, listed)
+    other === nothing || throw(invalid("optimizers[$other] is of another Buffer than optimizers[1]"))
+    return GC.@preserve listed take_step(
+        (config, found, out) -> Raw.mdp_optimizer_step_many(pointers, length(pointers), config, found, out), Tuple(listed); keywords...)
+end
+
+function take_step(call, optimizers; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
     loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
     grad_divisor === nothing || grad_divisor > 0 || throw(invalid("grad_divisor is $grad_divisor; it has to be more than 0"))
+    optimizer = optimizers[1]
     live(optimizer)
-    isopen(optimizer.buffer) && sync_for_step!(optimizer.buffer, loss_scale !== nothing)
+    isopen(optimizer.buffer) && sync_for_step!(optimizer.buffer, () -> loss_scale !== nothing || has_scaler(optimizer))
     config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
-                                     flags = lr === nothing ? 0 : Raw.MDP_STEP_SET_LR, grad_divisor = something(grad_divisor, 0.0)))
+                                     flags = flags_of((lr, Raw.MDP_STEP_SET_LR)), grad_divisor = something(grad_divisor, 0.0)))
     found = Ref(Raw.mdp_step_report())
-    request = submit(out -> Raw.mdp_optimizer_step(optimizer, config, report ? found : C_NULL, out), optimizer)
+    request = submit(out -> call(config, report ? found : C_NULL, out), optimizers...)
     async || wait(request)
     answer = report ? named_step(found[]) : nothing
     return async ? (answer, request) : answer
 end
 
-"The step would do it, but in one piece, deaf to other tasks and Ctrl-C. `skips`: gradients that are not finite make all ranks skip it."
+"The step would do it, but in one piece, deaf to other tasks and Ctrl-C. `skips()`: gradients that are not finite make all ranks skip it."
 function sync_for_step!(buffer, skips)
     try
         sync!(buffer)
     catch problem
-        skips && problem isa MegaDPError && problem.kind == :NUMERIC || rethrow()
+        problem isa MegaDPError && problem.kind == :NUMERIC && skips() || rethrow()
     end
 end
 
@@ -140,14 +199,19 @@ info(optimizer::Optimizer) = text_of((bytes, capacity, needed) -> Raw.mdp_optimi
 """
     state(optimizer, i, name) -> Vector{Float32}
 
-The owned part of parameter `i`'s `:master`, `:exp_avg` or `:exp_avg_sq`, as a view: it may be written between steps and before the
-first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+The owned part of parameter `i`'s `:master`, or of what the rule keeps, as a view: `:exp_avg` and `:exp_avg_sq` (`:adamw`, `:adam`),
+`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`). It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
 function state(optimizer::Optimizer, i::Which, name::Symbol)
     tensor = Ref(Raw.mdp_tensor())
     check(Raw.mdp_optimizer_state(optimizer, number_of(optimizer.buffer, i), choose(STATE_NAMES, "name", name), tensor))
+    return view_of(optimizer, tensor[])
+end
+
+"An array over memory of the optimizer's, which it keeps."
+function view_of(optimizer, tensor)
     holders, pointer = optimizer.holders, live(optimizer)
     Threads.atomic_add!(holders, 1)
-    return wrap(tensor[], false, _ -> let_go(holders, pointer))
+    return wrap(tensor, false, _ -> let_go(holders, pointer))
 end

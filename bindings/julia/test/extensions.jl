@@ -56,6 +56,38 @@ testcase("stand-in Optimisers: gradients are averaged before the rule, states ar
     @test Optimisers._adjust(descent, (eta = 0.1,)).rule.eta == 0.1
 end
 
+testcase("stand-in Optimisers: its rules are the library's where the formulas are the same, and refused by name where they are not") do
+    start = Float32[1, -2, 0.5]
+    gradient(t) = Float32[sin(t), cos(2t), 0.1t - 1]
+    adam = Optimisers.Adam(0.05, (0.8, 0.95), 1e-6)
+    for rule in (Optimisers.Descent(0.1), Optimisers.Momentum(0.05, 0.7), Optimisers.Nesterov(0.05, 0.7), adam,
+                 Optimisers.AdamW(0.05, (0.8, 0.95), 0.2, 1e-6, true), Optimisers.AdamW(0.05, (0.8, 0.95), 0.0, 1e-6, false),
+                 Optimisers.OptimiserChain(Optimisers.WeightDecay(0.2), adam),
+                 Optimisers.OptimiserChain(Optimisers.WeightDecay(0.2), Optimisers.Nesterov(0.05, 0.7)))
+        dp = DataParallel(world_of_one, (w = copy(start),); rule = rule)
+        model = (w = Float64.(start),)
+        states = Optimisers.setup(rule, model)
+        for t in 1:20
+            step!(dp, (w = gradient(t),))
+            Optimisers.update!(states, model, (w = Float64.(gradient(t)),))
+        end
+        @test dp.model.w ≈ model.w && !(dp.model.w ≈ start)
+        close(dp)
+    end
+    dp = DataParallel(world_of_one, (w = copy(start),); rule = Optimisers.Descent(0.5), lr = 0.25)  # a keyword replaces
+    step!(dp, (w = ones(3),))
+    @test dp.model.w == start .- 0.25f0
+    close(dp)
+    buffer = Buffer(world_of_one, [Param("w", (3,))])
+    for (rule, told) in ((Optimisers.Lion(0.1, (0.9, 0.99)), "rule = :lion"), (Optimisers.RMSProp(0.1), "RMSProp"),
+                         (Optimisers.AdamW(0.1, (0.9, 0.99), 0.1, 1e-8, false), "couple = false"),
+                         (Optimisers.OptimiserChain(adam, Optimisers.WeightDecay(0.1)), "OptimiserChain"), (3, "rule is 3"))
+        problem = caught(() -> Optimizer(buffer; rule = rule))
+        @test problem.kind == :INVALID && occursin(told, problem.text)
+    end
+    close(buffer)
+end
+
 testcase("stand-in Flux: its training loop over a DataParallel") do
     # async: the loop itself must wait, since no layer here does.
     dp = DataParallel(world_of_one, Flux.Chain(layers...); lr = 0.05, async = true)

@@ -7,6 +7,7 @@ const world = Comm()
 
 include("arrays.jl")
 include("zero2.jl")
+include("rules.jl")
 include("checkpoint.jl")
 include("failures.jl")
 include("lifetimes.jl")

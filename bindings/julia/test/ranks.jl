@@ -40,6 +40,15 @@ testcase("two ranks: zero2 has the bits of zero1, with gradients handed over at 
     @test !occursin("came before its turn", outcome.output)  # gradients are handed over in the order in which buckets leave
 end
 
+testcase("two ranks: rules, several optimizers and a scaler") do
+    outcome = run_ranks(2, "rules.jl")
+    @test succeeded(outcome)
+    for (name, expected) in (("together", fill(1, 12)), ("alone", fill(1, 12)), ("scales", fill([1024, 1024, 512, 256, 256, 256, 512, 512], 2)),
+                             ("different", ["DESYNC", "DESYNC"]))
+        @test (name, said(outcome, name)) == (name, expected)
+    end
+end
+
 testcase("three ranks go on with the bits of two, from their checkpoint") do
     mktempdir() do folder
         saved, loaded = run_ranks(2, "checkpoint.jl", folder), run_ranks(3, "checkpoint.jl", folder)
