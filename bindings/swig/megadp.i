@@ -44,7 +44,10 @@
 %newobject megadp::Buffer::start_broadcast;
 %newobject megadp::Optimizer::create;
 %newobject megadp::Optimizer::start_step;
+%newobject megadp::Optimizer::scale;
+%newobject megadp::Optimizers::start_step_many;
 %newobject megadp::Checkpoint::start_save;
+%newobject megadp::Checkpoint::start_save_many;
 %newobject megadp::Optimizer::state;
 %newobject megadp::TpLinear::create;
 %newobject megadp::TpLinear::create_in;
@@ -53,13 +56,18 @@
 %newobject megadp::TensorParallel::cross_entropy_forward;
 
 /* A value that is given is meant literally, also 0: to set a member sets the one that says so, which no language sees. */
-%typemap(memberin) megadp::Given, megadp::GivenDevice, megadp::GivenClass "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
+%typemap(memberin) megadp::Given, megadp::GivenDevice, megadp::GivenClass, megadp::GivenGroup "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
 %ignore megadp::CommOptions::set_device;
 %ignore megadp::ParamGroup::set_lr;
 %ignore megadp::ParamGroup::set_weight_decay;
+%ignore megadp::ParamGroup::set_beta1;
+%ignore megadp::ParamGroup::set_beta2;
+%ignore megadp::ParamGroup::set_momentum;
 %ignore megadp::OptimizerOptions::set_lr;
 %ignore megadp::OptimizerOptions::set_beta1;
 %ignore megadp::OptimizerOptions::set_beta2;
+%ignore megadp::OptimizerOptions::set_momentum;
+%ignore megadp::OptimizerOptions::set_first_param_group;
 %ignore megadp::StepOptions::set_lr;
 %ignore megadp::TpCrossEntropyOptions::set_ignore_index;
 
@@ -103,5 +111,6 @@
 %include "shim/params.h"
 %include "shim/buffer.h"
 %include "shim/optimizer.h"
+%include "shim/optimizers.h"
 %include "shim/checkpoint.h"
 %include "shim/tp.h"

@@ -55,13 +55,18 @@ func (o SaveOptions) raw() shim.CheckpointOptions {
 // sharding and buckets. To be called between steps. Collective; it waits for files longer than the timeout. If it fails, nothing has
 // changed; but if data turns out ErrCorrupt, parameters and state are not to be used until a checkpoint has been loaded.
 func LoadCheckpoint(directory string, buffer *Buffer, optimizer *Optimizer, options LoadOptions) error {
-	raw := shim.NewCheckpointOptions()
+	raw := options.raw()
 	defer shim.DeleteCheckpointOptions(raw)
-	raw.SetOptional(strings.Join(options.Optional, "\n"))
-	raw.SetParams_only(options.ParamsOnly)
-	raw.SetLoad_hyper(options.LoadHyper)
 	defer runtime.KeepAlive(optimizer)
 	return call(buffer, func(failure shim.Failure) { shim.CheckpointLoad(directory, buffer.raw, optimizer.raw, raw, failure) })
+}
+
+func (o LoadOptions) raw() shim.CheckpointOptions {
+	raw := shim.NewCheckpointOptions()
+	raw.SetOptional(strings.Join(o.Optional, "\n"))
+	raw.SetParams_only(o.ParamsOnly)
+	raw.SetLoad_hyper(o.LoadHyper)
+	return raw
 }
 
 // CheckpointInfo is the manifest of the directory's newest checkpoint, and its path, as JSON.

@@ -8,16 +8,21 @@ import (
 	"megadp/internal/shim"
 )
 
-// ParamGroup is one group of parameters. What is zero is the optimizer's, unless SetLR or SetWeightDecay says that it is meant.
+// ParamGroup is one group of parameters. What is zero is the optimizer's, unless SetLR, SetWeightDecay, SetBeta1, SetBeta2, SetMomentum say
+// that it is meant.
 type ParamGroup struct {
-	LR, WeightDecay       float64
-	SetLR, SetWeightDecay bool
+	LR, WeightDecay, Beta1, Beta2, Momentum, Eps           float64
+	SetLR, SetWeightDecay, SetBeta1, SetBeta2, SetMomentum bool
 }
 
 func (g ParamGroup) raw() shim.ParamGroup {
 	raw := shim.NewParamGroup()
 	give(g.LR, g.SetLR, raw.SetLr)
 	give(g.WeightDecay, g.SetWeightDecay, raw.SetWeight_decay)
+	give(g.Beta1, g.SetBeta1, raw.SetBeta1)
+	give(g.Beta2, g.SetBeta2, raw.SetBeta2)
+	give(g.Momentum, g.SetMomentum, raw.SetMomentum)
+	raw.SetEps(g.Eps)
 	return raw
 }
 
@@ -28,6 +33,19 @@ func give(value float64, meant bool, set func(float64)) {
 	}
 }
 
+// Rule is what a step does.
+type Rule int
+
+// AdamW (the default) and Lion have decoupled weight decay; of the others it is L2 regularization.
+var (
+	RuleAdamW       = Rule(shim.Rule_ADAMW)
+	RuleAdam        = Rule(shim.Rule_ADAM)
+	RuleSGD         = Rule(shim.Rule_SGD)
+	RuleSGDMomentum = Rule(shim.Rule_SGD_MOMENTUM)
+	RuleSGDNesterov = Rule(shim.Rule_SGD_NESTEROV)
+	RuleLion        = Rule(shim.Rule_LION)
+)
+
 // Norm is one of all gradients together.
 type Norm int
 
@@ -37,14 +55,18 @@ var (
 	NormInf = Norm(shim.Norm_INF)
 )
 
-// OptimizerOptions of AdamW. Zero: LR 1e-3, Beta1 0.9 and Beta2 0.999, unless SetLR, SetBeta1, SetBeta2 say that zero is meant; Eps 1e-8, no
-// weight decay, no clipping. ParamGroups may have their own LR and WeightDecay.
+// OptimizerOptions of a Rule; what it has not is to be left zero. Zero: LR 1e-3 (Lion 1e-4), Beta1 0.9, Beta2 0.999 (Lion 0.99) and Momentum
+// 0.9, unless SetLR, SetBeta1, SetBeta2, SetMomentum say that zero is meant; Eps 1e-8, no weight decay, no clipping. ParamGroups may have
+// their own values. With SomeGroups the optimizer has but the groups from FirstParamGroup on, as many as ParamGroups has: StepMany.
 type OptimizerOptions struct {
-	LR, Beta1, Beta2, Eps, WeightDecay, MaxGradNorm float64
-	MaxGradValue                                    float64 // clips each element, last
-	Norm                                            Norm    // what MaxGradNorm and the report are of
-	SetLR, SetBeta1, SetBeta2                       bool
-	ParamGroups                                     []ParamGroup
+	Rule                                                      Rule
+	LR, Beta1, Beta2, Momentum, Eps, WeightDecay, MaxGradNorm float64
+	MaxGradValue                                              float64 // clips each element, last
+	Norm                                                      Norm    // what MaxGradNorm and the report are of
+	SetLR, SetBeta1, SetBeta2, SetMomentum                    bool
+	ParamGroups                                               []ParamGroup
+	FirstParamGroup                                           uint32
+	SomeGroups                                                bool
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
@@ -73,16 +95,21 @@ type StepReport struct {
 	Skipped, Clipped                bool
 }
 
-// Optimizer is AdamW over this rank's shard.
+// Optimizer is a Rule over this rank's shard.
 type Optimizer struct {
 	raw shim.Optimizer
 }
 
 func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	raw := shim.NewOptimizerOptions()
+	raw.SetRule(shim.MegadpRule(o.Rule))
 	give(o.LR, o.SetLR, raw.SetLr)
 	give(o.Beta1, o.SetBeta1, raw.SetBeta1)
 	give(o.Beta2, o.SetBeta2, raw.SetBeta2)
+	give(o.Momentum, o.SetMomentum, raw.SetMomentum)
+	if o.SomeGroups || o.FirstParamGroup != 0 {
+		raw.SetFirst_param_group(uint(o.FirstParamGroup))
+	}
 	raw.SetEps(o.Eps)
 	raw.SetWeight_decay(o.WeightDecay)
 	raw.SetMax_grad_norm(o.MaxGradNorm)
@@ -125,8 +152,12 @@ func (o *Optimizer) Step(options StepOptions) (StepReport, error) {
 	if err != nil {
 		return StepReport{}, err
 	}
+	return reportOf(raw), nil
+}
+
+func reportOf(raw shim.StepReport) StepReport {
 	defer shim.DeleteStepReport(raw)
-	return StepReport{raw.GetGrad_norm(), raw.GetClip_factor(), raw.GetLoss_scale(), raw.GetStep(), raw.GetSkipped(), raw.GetClipped()}, nil
+	return StepReport{raw.GetGrad_norm(), raw.GetClip_factor(), raw.GetLoss_scale(), raw.GetStep(), raw.GetSkipped(), raw.GetClipped()}
 }
 
 // StartStep takes a step without a report; the request ends when all parameters are whole. It waits for the sync alone, if that was not
@@ -137,7 +168,7 @@ func (o *Optimizer) StartStep(options StepOptions) (*Request, error) {
 	return newRequest(ask(o, func(failure shim.Failure) shim.Request { return o.raw.Start_step(raw, failure) }))
 }
 
-// State lends the owned piece of a parameter's "master", "exp_avg" or "exp_avg_sq"; Range.ParamBegin says where it begins.
+// State lends the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer"); Range.ParamBegin says where it begins.
 func (o *Optimizer) State(param int, name string) (*View, error) {
 	return newView(ask(o, func(failure shim.Failure) shim.View { return o.raw.State(int64(param), name, failure) }))
 }

@@ -22,7 +22,7 @@ func full[T any]() T {
 			field.SetString("some")
 		case reflect.Float64:
 			field.SetFloat(0.5)
-		case reflect.Uintptr:
+		case reflect.Uintptr, reflect.Uint32:
 			field.SetUint(8)
 		case reflect.Slice:
 		default:
@@ -57,6 +57,7 @@ func TestOptions(t *testing.T) {
 	expectFull(t, full[OptimizerOptions]().raw())
 	expectFull(t, full[StepOptions]().raw())
 	expectFull(t, full[ParamGroup]().raw())
+	expectFull(t, full[Scaler]().raw())
 	expectFull(t, full[GridOptions]().raw())
 	expectFull(t, full[TpLinearOptions]().raw())
 	expectFull(t, full[Region]().raw())

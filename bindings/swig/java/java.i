@@ -13,6 +13,7 @@
 %rename(gradView) megadp::Buffer::grad;
 %rename(ownedGradView) megadp::Buffer::owned_grad;
 %rename(stateView) megadp::Optimizer::state;
+%rename(scaleView) megadp::Optimizer::scale;
 %rename(fillUseOrder) megadp::Buffer::use_order;
 %ignore megadp::Failure;
 %ignore megadp::Memory;
@@ -208,8 +209,23 @@
     return step(new StepOptions());
   }
 
-  /** The library's memory of the owned piece of a parameter's "master", "exp_avg" or "exp_avg_sq". */
+  /** What the loss is to be multiplied by, as the last step has left it, which is waited for. */
+  public double scale() {
+    return scaler().getScale();
+  }
+
+  /** The library's memory of the owned piece of a parameter's "master", or of what the rule keeps: "exp_avg", "exp_avg_sq", "momentum_buffer". */
   public java.nio.ByteBuffer state(long param, String name) {
     return stateView(param, name).memory();
+  }
+%}
+%typemap(javacode) megadp::Optimizers %{
+  /** Those of one buffer, each with parameter groups of its own. */
+  public static Optimizers of(Optimizer... optimizers) {
+    Optimizers list = new Optimizers();
+    for (Optimizer optimizer : optimizers) {
+      list.add(optimizer);
+    }
+    return list;
   }
 %}

@@ -5,6 +5,7 @@
 %rename("%(camelcase)s", %$isfunction) "";
 %rename("%(camelcase)s", %$isvariable) "";
 %rename(GroupComm) megadp::Grid::comm; // Comm is a class
+%rename(LossScaler) megadp::Optimizer::scaler; // and so is Scaler
 
 %{
 typedef void(SWIGSTDCALL* megadp_failure_callback)(int code, const char* name, const char* text, int rank, int bucket, long long param,

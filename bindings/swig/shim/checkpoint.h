@@ -2,7 +2,7 @@
 // Checkpoints.
 #pragma once
 
-#include "optimizer.h"
+#include "optimizers.h"
 
 namespace megadp {
 
@@ -26,16 +26,26 @@ class Checkpoint {
   /// Saves one more, which is there as a whole or not at all. Collective over the buffer's world; waits for files longer than the timeout.
   static void save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
                    Failure& failure) {
-    save(directory, buffer, optimizer, options, nullptr, failure);
+    save(directory, buffer, one(optimizer), options, nullptr, failure);
+  }
+
+  /// The same with all optimizers of a buffer, which have different parameter groups. Collective.
+  static void save_many(const std::string& directory, const Buffer& buffer, const Optimizers& optimizers, const CheckpointOptions& options,
+                        Failure& failure) {
+    save(directory, buffer, optimizers, options, nullptr, failure);
   }
 
   /// The same while training goes on: returns when what this rank writes is copied; the request ends when the checkpoint is there, or says
   /// why it is not. One is written at a time. Wait before the program ends. Collective.
   static Request* start_save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer,
                              const CheckpointOptions& options, Failure& failure) {
+    return start_save_many(directory, buffer, one(optimizer), options, failure);
+  }
+  static Request* start_save_many(const std::string& directory, const Buffer& buffer, const Optimizers& optimizers,
+                                  const CheckpointOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Request* {
       mdp_request* request = nullptr;
-      save(directory, buffer, optimizer, options, &request, failure);
+      save(directory, buffer, optimizers, options, &request, failure);
       return failure.failed() ? nullptr : new Request(request);
     });
   }
@@ -45,10 +55,14 @@ class Checkpoint {
   /// loaded.
   static void load(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
                    Failure& failure) {
+    load_many(directory, buffer, one(optimizer), options, failure);
+  }
+  static void load_many(const std::string& directory, const Buffer& buffer, const Optimizers& optimizers, const CheckpointOptions& options,
+                        Failure& failure) {
     mdp_checkpoint_config config{};
     config.optional = options.optional.c_str();
     config.flags = (options.params_only ? MDP_CHECKPOINT_PARAMS_ONLY : 0) | (options.load_hyper ? MDP_CHECKPOINT_LOAD_HYPER : 0);
-    call(mdp_checkpoint_load, directory, buffer, optimizer, config, failure);
+    call(mdp_checkpoint_load, directory, buffer, optimizers, config, failure);
   }
 
   /// The manifest of the directory's newest checkpoint, and its path, as JSON. Local.
@@ -89,7 +103,7 @@ class Checkpoint {
 
  private:
   // request: null, or it is written while training goes on.
-  static void save(const std::string& directory, const Buffer& buffer, const Optimizer& optimizer, const CheckpointOptions& options,
+  static void save(const std::string& directory, const Buffer& buffer, const Optimizers& optimizers, const CheckpointOptions& options,
                    mdp_request** request, Failure& failure) {
     if (!not_negative("keep", options.keep, failure)) return;
     mdp_checkpoint_config config{};
@@ -98,8 +112,14 @@ class Checkpoint {
     config.rank_data = options.rank_data.data();
     config.rank_bytes = options.rank_data.size();
     config.keep = static_cast<uint64_t>(options.keep);
-    call([request](const mdp_checkpoint_config* saved) { return mdp_checkpoint_save(saved, request); }, directory, buffer, optimizer,
+    call([request](const mdp_checkpoint_config* saved) { return mdp_checkpoint_save(saved, request); }, directory, buffer, optimizers,
          config, failure);
+  }
+
+  static Optimizers one(const Optimizer& optimizer) {
+    Optimizers optimizers;
+    optimizers.add(optimizer);
+    return optimizers;
   }
 
   static bool is_path(const std::string& directory, Failure& failure) {
@@ -109,22 +129,28 @@ class Checkpoint {
   }
 
   template <class Function>
-  static void call(Function function, const std::string& directory, const Buffer& buffer, const Optimizer& optimizer,
+  static void call(Function function, const std::string& directory, const Buffer& buffer, const Optimizers& optimizers,
                    mdp_checkpoint_config& config, Failure& failure) {
     if (!is_path(directory, failure)) return;
     const auto registered = buffer.handle().use(failure);
     if (!registered) return;
-    const auto of_it = optimizer.handle().use(failure);
-    if (!of_it) return;
-    mdp_checkpoint_part part{};
-    part.struct_size = sizeof part;
-    part.buffer = registered.get();
-    part.optimizer = of_it.get();
-    config.struct_size = sizeof config;
-    config.directory = directory.c_str();
-    config.parts = &part;
-    config.part_count = 1;
-    failure.take(function(&config));
+    guarded(failure, [&] {
+      const auto used = optimizers.use(failure);
+      if (failure.failed()) return;
+      std::vector<mdp_checkpoint_part> parts;
+      for (const auto& optimizer : used) {
+        mdp_checkpoint_part part{};
+        part.struct_size = sizeof part;
+        part.buffer = registered.get();
+        part.optimizer = optimizer.get();
+        parts.push_back(part);
+      }
+      config.struct_size = sizeof config;
+      config.directory = directory.c_str();
+      config.parts = parts.data();
+      config.part_count = parts.size();
+      failure.take(function(&config));
+    });
   }
 };
 

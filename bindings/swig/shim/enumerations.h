@@ -79,6 +79,16 @@ enum class Scaling {
   TOKENS = MDP_SCALING_TOKENS
 };
 
+/// What a step does. ADAM and those of SGD have weight_decay as L2 regularization, ADAMW and LION have it decoupled.
+enum class Rule {
+  ADAMW = MDP_RULE_ADAMW,
+  ADAM = MDP_RULE_ADAM,
+  SGD = MDP_RULE_SGD,
+  SGD_MOMENTUM = MDP_RULE_SGD_MOMENTUM,
+  SGD_NESTEROV = MDP_RULE_SGD_NESTEROV,
+  LION = MDP_RULE_LION
+};
+
 /// A norm of all gradients together: the root of the sum of squares, or the largest magnitude.
 enum class Norm {
   L2 = MDP_NORM_L2,
@@ -132,5 +142,6 @@ enum class BucketState {
 typedef double Given;
 typedef int GivenDevice;
 typedef long long GivenClass;
+typedef unsigned GivenGroup;
 
 }  // namespace megadp

@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdamW over this rank's shard.
+// Update rules over this rank's shard.
 #pragma once
 
 #include "buffer.h"
 
 namespace megadp {
 
-/// One of the optimizer's groups of parameters. What is not given is the optimizer's.
+/// One of the optimizer's groups of parameters. What is not given, and eps 0, is the optimizer's.
 struct ParamGroup {
   Given lr = 0.0;
   Given weight_decay = 0.0;
+  Given beta1 = 0.0;
+  Given beta2 = 0.0;
+  Given momentum = 0.0;
+  double eps = 0.0;
   bool set_lr = false;
   bool set_weight_decay = false;
+  bool set_beta1 = false;
+  bool set_beta2 = false;
+  bool set_momentum = false;
 
 #ifndef SWIG
   mdp_param_group config() const {
@@ -19,26 +26,38 @@ struct ParamGroup {
     group.struct_size = sizeof group;
     group.lr = lr;
     group.weight_decay = weight_decay;
-    group.flags = (set_lr ? MDP_PARAM_GROUP_SET_LR : 0) | (set_weight_decay ? MDP_PARAM_GROUP_SET_WEIGHT_DECAY : 0);
+    group.beta1 = beta1;
+    group.beta2 = beta2;
+    group.momentum = momentum;
+    group.eps = eps;
+    group.flags = (set_lr ? MDP_PARAM_GROUP_SET_LR : 0) | (set_weight_decay ? MDP_PARAM_GROUP_SET_WEIGHT_DECAY : 0) |
+                  (set_beta1 ? MDP_PARAM_GROUP_SET_BETA1 : 0) | (set_beta2 ? MDP_PARAM_GROUP_SET_BETA2 : 0) |
+                  (set_momentum ? MDP_PARAM_GROUP_SET_MOMENTUM : 0);
     return group;
   }
 #endif
 };
 
-/// Not given: lr 1e-3, beta1 0.9, beta2 0.999. Zero: eps 1e-8, no weight decay, no clipping. norm
-/// is what max_grad_norm and the report are of; max_grad_value clips each element, last.
+/// Not given: lr 1e-3 (LION 1e-4), beta1 0.9, beta2 0.999 (LION 0.99), momentum 0.9. Zero: eps 1e-8, no weight decay, no clipping. What the
+/// rule has not is not to be given. norm is what max_grad_norm and the report are of; max_grad_value clips each element, last. With
+/// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together.
 struct OptimizerOptions {
+  Rule rule = Rule::ADAMW;
   Given lr = 0.0;
   Given beta1 = 0.0;
   Given beta2 = 0.0;
+  Given momentum = 0.0;
   double eps = 0.0;
   double weight_decay = 0.0;
   double max_grad_norm = 0.0;
   double max_grad_value = 0.0;
   Norm norm = Norm::L2;
+  GivenGroup first_param_group = 0;
   bool set_lr = false;
   bool set_beta1 = false;
   bool set_beta2 = false;
+  bool set_momentum = false;
+  bool set_first_param_group = false;
 
   void add_param_group(const ParamGroup& group) { groups_.push_back(group); }
 
@@ -48,25 +67,68 @@ struct OptimizerOptions {
     for (const ParamGroup& group : groups_) groups->push_back(group.config());
     mdp_optimizer_config config{};
     config.struct_size = sizeof config;
-    config.rule = MDP_RULE_ADAMW;
+    config.rule = static_cast<mdp_rule>(rule);
     config.lr = lr;
     config.beta1 = beta1;
     config.beta2 = beta2;
+    config.momentum = momentum;
     config.eps = eps;
     config.weight_decay = weight_decay;
     config.max_grad_norm = max_grad_norm;
     config.max_grad_value = max_grad_value;
     config.norm = static_cast<mdp_norm>(norm);
+    config.first_param_group = first_param_group;
     config.param_groups = groups->empty() ? nullptr : groups->data();
     config.param_group_count = groups->size();
-    config.flags =
-        (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) | (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0);
+    config.flags = (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) |
+                   (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0) | (set_momentum ? MDP_OPTIMIZER_SET_MOMENTUM : 0) |
+                   (set_first_param_group ? MDP_OPTIMIZER_SOME_GROUPS : 0);
     return config;
   }
 #endif
 
  private:
   std::vector<ParamGroup> groups_;
+};
+
+/// A loss scale that follows overflows: as Megatron-LM's dynamic scaler, and with hysteresis 1 torch.amp.GradScaler. Zero: scale 65536,
+/// growth_factor 2, backoff_factor 0.5, min_scale 1, growth_interval 2000, hysteresis 1. clean_steps (since the last overflow or growth)
+/// and overflows (since the last growth) are how far it has come. A constant one stays.
+struct Scaler {
+  double scale = 0.0;
+  double growth_factor = 0.0;
+  double backoff_factor = 0.0;
+  double min_scale = 0.0;
+  long long growth_interval = 0;
+  long long hysteresis = 0;
+  long long clean_steps = 0;
+  long long overflows = 0;
+  bool constant = false;
+
+#ifndef SWIG
+  bool fits(Failure& failure) const {
+    const auto counts = [&failure](const char* argument, long long value) {
+      if (value > UINT32_MAX) failure.refuse(MDP_E_INVALID, "%s is %lld; at most %u can be counted", argument, value, UINT32_MAX);
+      return value <= UINT32_MAX && not_negative(argument, value, failure);
+    };
+    return counts("growth_interval", growth_interval) && counts("hysteresis", hysteresis) && counts("clean_steps", clean_steps) &&
+           counts("overflows", overflows);
+  }
+  mdp_scaler config() const {
+    mdp_scaler scaler{};
+    scaler.struct_size = sizeof scaler;
+    scaler.growth_interval = static_cast<uint32_t>(growth_interval);
+    scaler.hysteresis = static_cast<uint32_t>(hysteresis);
+    scaler.clean_steps = static_cast<uint32_t>(clean_steps);
+    scaler.overflows = static_cast<uint32_t>(overflows);
+    scaler.scale = scale;
+    scaler.growth_factor = growth_factor;
+    scaler.backoff_factor = backoff_factor;
+    scaler.min_scale = min_scale;
+    scaler.flags = constant ? MDP_SCALER_CONSTANT : 0;
+    return scaler;
+  }
+#endif
 };
 
 /// lr replaces the optimizer's from this step on, if it is given. Gradients are divided by loss_scale; with one given, a
@@ -102,6 +164,19 @@ struct StepReport {
   long long step = 0;
   bool skipped = false;
   bool clipped = false;
+
+#ifndef SWIG
+  static StepReport of(const mdp_step_report& report) {
+    StepReport found;
+    found.grad_norm = report.grad_norm;
+    found.clip_factor = report.clip_factor;
+    found.loss_scale = report.loss_scale;
+    found.step = static_cast<long long>(report.step);
+    found.skipped = (report.flags & MDP_STEPPED_SKIPPED) != 0;
+    found.clipped = (report.flags & MDP_STEPPED_CLIPPED) != 0;
+    return found;
+  }
+#endif
 };
 
 class Optimizer {
@@ -120,10 +195,55 @@ class Optimizer {
 
   /// Replaces a group's values from the next step on; alike on all ranks. Local.
   void set_param_group(long long number, const ParamGroup& group, Failure& failure) {
-    const auto optimizer = optimizer_.use(failure);
+    const auto optimizer = optimizer_->use(failure);
     if (!optimizer || !not_negative("number", number, failure)) return;
     const mdp_param_group value = group.config();
     failure.take(mdp_optimizer_set_param_group(optimizer.get(), static_cast<size_t>(number), &value));
+  }
+
+  /// Gives the optimizer a loss scaler: steps divide gradients by its scale, skip those that are not finite, and take no loss_scale. Waits
+  /// for the last step. Collective over the world, with equal values.
+  void set_scaler(const Scaler& scaler, Failure& failure) {
+    const auto optimizer = optimizer_->use(failure);
+    if (!optimizer || !scaler.fits(failure)) return;
+    const mdp_scaler given = scaler.config();
+    failure.take(mdp_optimizer_set_scaler(optimizer.get(), &given));
+  }
+
+  /// Takes it away again. Collective over the world.
+  void remove_scaler(Failure& failure) {
+    const auto optimizer = optimizer_->use(failure);
+    if (optimizer) failure.take(mdp_optimizer_set_scaler(optimizer.get(), nullptr));
+  }
+
+  /// The scaler as the last step has left it, which is waited for. Fails with STATE if there is none. Local.
+  Scaler scaler(Failure& failure) const {
+    mdp_scaler found{};
+    found.struct_size = sizeof found;
+    const auto optimizer = optimizer_->use(failure);
+    Scaler scaler;
+    if (!optimizer || !failure.take(mdp_optimizer_scaler(optimizer.get(), &found))) return scaler;
+    scaler.scale = found.scale;
+    scaler.growth_factor = found.growth_factor;
+    scaler.backoff_factor = found.backoff_factor;
+    scaler.min_scale = found.min_scale;
+    scaler.growth_interval = found.growth_interval;
+    scaler.hysteresis = found.hysteresis;
+    scaler.clean_steps = found.clean_steps;
+    scaler.overflows = found.overflows;
+    scaler.constant = (found.flags & MDP_SCALER_CONSTANT) != 0;
+    return scaler;
+  }
+
+  /// A view of what the loss is to be multiplied by, where steps keep it: one F32, not to be written. Fails with STATE if there is no
+  /// scaler. Local.
+  View* scale(Failure& failure) const {
+    return guarded(failure, [&]() -> View* {
+      const auto optimizer = optimizer_->use(failure);
+      mdp_tensor tensor{};
+      tensor.struct_size = sizeof tensor;
+      return optimizer && failure.take(mdp_optimizer_scale(optimizer.get(), &tensor)) ? new View(tensor, optimizer) : nullptr;
+    });
   }
 
   /// Takes a step: syncs where Buffer.sync was not called, and returns when the norm is known. New parameters are gathered meanwhile, and
@@ -133,17 +253,10 @@ class Optimizer {
     mdp_step_report report{};
     report.struct_size = sizeof report;
     mdp_request* request = nullptr;
-    const auto optimizer = optimizer_.use(failure);
+    const auto optimizer = optimizer_->use(failure);
     if (optimizer) leases_->end_all();
     if (optimizer && failure.take(mdp_optimizer_step(optimizer.get(), &config, &report, &request))) mdp_request_free(request);
-    StepReport found;
-    found.grad_norm = report.grad_norm;
-    found.clip_factor = report.clip_factor;
-    found.loss_scale = report.loss_scale;
-    found.step = static_cast<long long>(report.step);
-    found.skipped = (report.flags & MDP_STEPPED_SKIPPED) != 0;
-    found.clipped = (report.flags & MDP_STEPPED_CLIPPED) != 0;
-    return found;
+    return StepReport::of(report);
   }
 
   /// The same without a report: waits for the sync alone, if it must sync; the request ends when all parameters are whole. Collective.
@@ -151,17 +264,18 @@ class Optimizer {
     return guarded(failure, [&]() -> Request* {
       const mdp_step_config config = options.config();
       mdp_request* request = nullptr;
-      const auto optimizer = optimizer_.use(failure);
+      const auto optimizer = optimizer_->use(failure);
       if (optimizer) leases_->end_all();
       return optimizer ? Request::own(mdp_optimizer_step(optimizer.get(), &config, nullptr, &request), request, failure) : nullptr;
     });
   }
 
-  /// A view of the owned piece of a parameter's "master", "exp_avg" or "exp_avg_sq", F32; Range.param_first says where it begins. It keeps
+  /// A view of the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg" and "exp_avg_sq"; SGD_MOMENTUM and
+  /// SGD_NESTEROV "momentum_buffer"; LION "exp_avg"), F32; Range.param_first says where it begins. It keeps
   /// the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
   View* state(long long param, const std::string& name, Failure& failure) const {
     return guarded(failure, [&]() -> View* {
-      const auto optimizer = optimizer_.use(failure);
+      const auto optimizer = optimizer_->use(failure);
       mdp_tensor tensor{};
       tensor.struct_size = sizeof tensor;
       if (!optimizer || !not_negative("param", param, failure)) return nullptr;
@@ -174,7 +288,7 @@ class Optimizer {
   /// the last step. Local.
   long long steps(long long param, Failure& failure) const {
     uint64_t steps = 0;
-    const auto optimizer = optimizer_.use(failure);
+    const auto optimizer = optimizer_->use(failure);
     if (optimizer && not_negative("param", param, failure)) {
       failure.take(mdp_optimizer_steps(optimizer.get(), static_cast<size_t>(param), &steps));
     }
@@ -184,14 +298,14 @@ class Optimizer {
   /// Goes on as after `taken` steps, from which reports count on, and in all of which every parameter has taken part; to restore what was
   /// saved, with what state() lends. To be called alike on all ranks. Local.
   void set_steps(long long taken, Failure& failure) {
-    const auto optimizer = optimizer_.use(failure);
+    const auto optimizer = optimizer_->use(failure);
     if (!optimizer || !not_negative("taken", taken, failure)) return;
     failure.take(mdp_optimizer_set_steps(optimizer.get(), static_cast<uint64_t>(taken), nullptr, 0));
   }
 
   /// The same, and each parameter has taken part in so many of them.
   void set_steps_of(long long taken, const Counts& steps, Failure& failure) {
-    const auto optimizer = optimizer_.use(failure);
+    const auto optimizer = optimizer_->use(failure);
     if (!optimizer || !not_negative("taken", taken, failure)) return;
     guarded(failure, [&] {
       const std::vector<uint64_t> list = steps.list(leases_->size(), "parameter", "steps", failure);
@@ -202,27 +316,30 @@ class Optimizer {
 
   /// Rule, values, groups, steps taken and what state() lends, as JSON. Waits for the last step. Local.
   std::string info(Failure& failure) const {
-    const auto optimizer = optimizer_.use(failure);
+    const auto optimizer = optimizer_->use(failure);
     if (!optimizer) return std::string();
     return Library::text(
         failure, [&](char* json, size_t capacity, size_t* needed) { return mdp_optimizer_info(optimizer.get(), json, capacity, needed); });
   }
 
   /// Drops this handle. Any thread.
-  void close() { optimizer_.close(); }
-  bool closed() const { return optimizer_.closed(); }
+  void close() { optimizer_->close(); }
+  bool closed() const { return optimizer_->closed(); }
 
 #ifndef SWIG
   Optimizer(mdp_optimizer* optimizer, std::shared_ptr<Leases> leases)
-      : optimizer_("Optimizer", optimizer, mdp_optimizer_destroy), leases_(std::move(leases)) {}
-  const Handle<mdp_optimizer>& handle() const {
+      : optimizer_(std::make_shared<Handle<mdp_optimizer>>("Optimizer", optimizer, mdp_optimizer_destroy)), leases_(std::move(leases)) {}
+  const std::shared_ptr<Handle<mdp_optimizer>>& handle() const {
     return optimizer_;
+  }
+  const std::shared_ptr<Leases>& leases() const {
+    return leases_;
   }
 #endif
 
  private:
-  Handle<mdp_optimizer> optimizer_;
-  std::shared_ptr<Leases> leases_;  // of its buffer: a step syncs
+  std::shared_ptr<Handle<mdp_optimizer>> optimizer_;  // lists of optimizers have it too
+  std::shared_ptr<Leases> leases_;                    // of its buffer: a step syncs
 };
 
 }  // namespace megadp

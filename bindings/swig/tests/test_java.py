@@ -90,6 +90,14 @@ class Java(unittest.TestCase):
         ended = ranks.run_ranks(2, self.java("TensorParallelism"))
         self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
 
+    def test_rules(self):
+        for count in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                env = ranks.environment(FAILURES_FLAG=os.path.join(folder, "flag"))
+                ended = ranks.run_ranks(count, self.java("Rules"), env=env)
+            self.assertEqual(sorted(ranks.check_ended(self, ended).splitlines()),
+                             ["as the formulas"] * count + ["scales 1024 1024 512 256 256 256 512 512"] * count)
+
     def test_plans(self):
         self.assertEqual(self.case("plans"), ["done"])
 

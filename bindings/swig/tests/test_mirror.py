@@ -13,6 +13,7 @@ import ranks
 # Enumerators that megadp.h groups by these prefixes, and the shim's enumeration for them.
 OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "MDP_AXIS_": "Axis", "MDP_PARAM_CLASS_": "ParamClass",
            "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling", "MDP_NORM_": "Norm",
+           "MDP_RULE_": "Rule",
            "MDP_BUCKET_": "BucketState", "MDP_TP_REGION_": "TpRegion", "MDP_TP_GRAD_": "TpGrad", "MDP_TP_SPLIT_": "TpSplit",
            "MDP_RANDOM_": "Random"}
 # ERROR is a macro or a word in some languages; megadp.h names regions and splits without their enumeration.
@@ -20,9 +21,9 @@ RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE", "MDP_TP_COLUMN": "TpSplit::CO
            **{f"MDP_TP_{name}": f"TpRegion::{name}" for name in ("COPY", "REDUCE", "SCATTER", "GATHER", "REDUCE_SCATTER", "EXCHANGE")}}
 # Flags become members of the options. Messages go where the library sends them.
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
-         "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
+         "MDP_SCALER_", "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
          "MDP_TP_EMBEDDING_", "MDP_TP_CROSS_ENTROPY_",
-         "MDP_RULE_", "MDP_LOG_")
+         "MDP_LOG_")
 
 
 def enumerators(abi):
@@ -63,6 +64,7 @@ CONFIGURATIONS = {
     "mdp_buffer_config": ("BufferOptions", "describe(&config, failure)", "MDP_BUFFER_"),
     "mdp_param_group": ("ParamGroup", "config()", "MDP_PARAM_GROUP_"),
     "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
+    "mdp_scaler": ("Scaler", "config()", "MDP_SCALER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
     "mdp_tp_linear_config": ("TpLinearOptions", "config()", "MDP_TP_LINEAR_"),
     "mdp_tp_region_config": ("TpRegionOptions", "config({1}, {1})", "MDP_TP_REGION_CHECK_"),
@@ -71,9 +73,9 @@ CONFIGURATIONS = {
 }
 # What is given by a method, and not as a member.
 ADDED = {"OptimizerOptions": "add_param_group(megadp::ParamGroup())", "TpLinearOptions": "add_block(1)"}
-# For the future; a choice of one, which is 0; functions of C, which SWIG hands no language's own for: these pass the id around, and their
+# For the future; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).
-LEFT_OUT = ("reserved", "rule", "bootstrap", "interrupted", "interrupted_context")
+LEFT_OUT = ("reserved", "bootstrap", "interrupted", "interrupted_context")
 # Arguments of TpLinear::create_in.
 LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias")}
 

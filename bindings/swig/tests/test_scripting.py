@@ -87,6 +87,19 @@ class Lua(Language, unittest.TestCase):
         ended = ranks.run_ranks(2, [self.command(folder)[0], program], env=ranks.environment(**self.environment(folder)))
         self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
 
+    def test_rules(self):
+        """Rules, several optimizers and a scaler, which all of these languages have by the same code."""
+        folder = os.path.join(ranks.MADE, self.name)
+        try:
+            build.build(self.name, folder)
+        except build.Missing as missing:
+            self.skipTest(str(missing))
+        for count in (1, 2):
+            with tempfile.TemporaryDirectory() as empty:
+                env = ranks.environment(MEGADP_CHECKPOINTS=empty, **self.environment(folder))
+                ended = ranks.run_ranks(count, [self.command(folder)[0], os.path.join(PROGRAMS, "rules.lua")], env=env)
+            self.assertEqual(ranks.check_ended(self, ended), "as the formulas\n" * count)
+
 
 class Ruby(Language, unittest.TestCase):
     name = "ruby"
