@@ -191,7 +191,7 @@ class Checkpoints(unittest.TestCase):
         with megadp.Comm() as comm:
             buffer, optimizer = self.job(comm)
             second = megadp.Optimizer(buffer)
-            for word, parts, options in (("part_count", (), {}), ("Comm", (comm,), {}), ("second Optimizer", (optimizer, second), {}),
+            for word, parts, options in (("part_count", (), {}), ("Comm", (comm,), {}), ("parts\\[0\\]", (optimizer, second), {}),
                                          ("keep", (buffer,), {"keep": -1}), ("rank_data", (buffer,), {"rank_data": "text"}),
                                          ("tensor 'x'", (buffer,), {"tensors": {"x": [1, 2]}}),
                                          ("'w'", (buffer,), {"tensors": {"w": array.array("f", [1])}}),

@@ -99,6 +99,15 @@ training.begin_microbatch(last=True)
 one(training.read())
 training.sync()
 np.testing.assert_allclose(training.buffer.grad("['shared']").numpy(), 2 * np.asarray(grads["shared"]), rtol=1e-6)
+
+# Another rule, and a scaler, with which a step is skipped where a gradient is not finite.
+training = megadp.jax.DataParallel(comm, {"w": jnp.zeros(2)}, rule="sgd_momentum", momentum=0.5, lr=0.25, check_finite=True)
+training.optimizer.set_scaler(megadp.Scaler(scale=8))
+for factor in (8.0, np.inf, 8.0):
+    jax.grad(lambda p: (factor * training.track(p)["w"]).sum())(training.read())
+    assert training.step().skipped == (factor == np.inf)
+assert training.optimizer.scaler().scale == 4
+np.testing.assert_array_equal(training.read()["w"], [-0.25 - 0.25 * 2.5] * 2)
 """
 
 # AdamW by optax, clipping by the global norm, on gradients that were averaged over the ranks: on both paths, then with two microbatches,

@@ -6,12 +6,12 @@ from unittest import mock
 
 import megadp
 import support
-from megadp import _comm, _optimizer, _params
+from megadp import _comm, _optimizer, _param_group, _params, _scaler
 
 with open(support.ABI_JSON, encoding="utf-8") as abi_file:
     ABI = json.load(abi_file)
-# For the future; a choice of one, which is 0; and what the function there, which is Python's own, does not need.
-WITHOUT = ("reserved", "rule", "interrupted_context")
+# For the future; and what the function there, which is Python's own, does not need.
+WITHOUT = ("reserved", "interrupted_context")
 BIG = [("w", (2**50,))]
 
 
@@ -62,12 +62,15 @@ class Options(unittest.TestCase):
     def test_optimizer_and_step(self):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
             self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
-                buffer, lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, max_grad_norm=1, max_grad_value=1, norm="inf",
-                param_groups=[megadp.ParamGroup()])), "MDP_OPTIMIZER_")
-            self.check(given(_optimizer, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[megadp.ParamGroup(1, 1)])),
-                       "MDP_PARAM_GROUP_")
+                buffer, rule="lion", lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, momentum=0.5, max_grad_norm=1, max_grad_value=1,
+                norm="inf", param_groups=[megadp.ParamGroup()], first_param_group=1)), "MDP_OPTIMIZER_")
+            group = megadp.ParamGroup(1, 1, (0.5, 0.5), 1, 0.5)
+            self.check(given(_param_group, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[group])), "MDP_PARAM_GROUP_")
             with megadp.Optimizer(buffer) as optimizer:
                 self.check(given(_optimizer, "mdp_step_config", lambda: optimizer.step(lr=1, loss_scale=1, grad_divisor=1, stream=8)), "MDP_STEP_")
+                scaler = megadp.Scaler(8, 3, 0.25, 5, 2, 2, True, 1, 1)
+                self.check(given(_scaler, "mdp_scaler", lambda: optimizer.set_scaler(scaler)), "MDP_SCALER_")
+                self.assertEqual(optimizer.scaler(), scaler)
 
     def test_memory_is_ignored(self):
         """Nothing is taken of what no machine has: without the flag because of the check, with it because the system refuses it."""

@@ -21,6 +21,13 @@ x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2 + comm.rank))
 batches, criterion = 300 * [(x, x.sum(1, keepdim=True))], torch.nn.MSELoss()
 first = criterion(model(x), batches[0][1]).item()
 """
+BEFORE_OPTIMIZERS = """\
+import math, megadp, numpy as np
+comm = megadp.Comm()
+x = np.random.default_rng(comm.rank).standard_normal((64, 8), dtype=np.float32)
+y = x @ np.arange(24, dtype=np.float32).reshape(8, 3) / 12 - 1
+first = np.square(y).mean()
+"""
 BEFORE_JAX = """\
 import jax, megadp, megadp.jax
 comm = megadp.Comm()
@@ -39,18 +46,19 @@ batches, criterion = 300 * [(x, x.sum(1, keepdim=True))], torch.nn.MSELoss()
 first = batches[0][1].square().mean().item()
 """
 AFTER_TORCH = "print('fell by', first - loss.item())\n"
+AFTER_OPTIMIZERS = "assert report.loss_scale > 1024\nprint('fell by', first - np.square(error / report.loss_scale).mean())\n"
 AFTER_JAX = "print('fell by', first - float(loss(training.read(), x, y)))\n"
 
 
 class Readme(unittest.TestCase):
     def framework(self, name, before, after, entry="DataParallel"):
-        """Both ranks see the loss fall."""
+        """Both ranks see the loss fall. entry: what the example is known by."""
         for needed in re.findall(r"^import (\w+)", before, re.M):
             if importlib.util.find_spec(needed) is None:
                 self.skipTest(f"{needed} is not installed")
         with open(os.path.join(support.PACKAGE, "README.md"), encoding="utf-8") as file:
             blocks = re.findall(r"```python\n(.*?)```", file.read(), re.S)
-        program = before + next(block for block in blocks if f"megadp.{name}.{entry}(" in block) + after
+        program = before + next(block for block in blocks if f"{name}.{entry}(" in block) + after
         ended = support.run_ranks(2, ["-c", program])
         out = support.check_ended(self, ended)
         falls = [float(number) for number in re.findall(r"fell by (\S+)", out)]
@@ -58,19 +66,25 @@ class Readme(unittest.TestCase):
         self.assertGreater(min(falls), 1.5, out)
 
     def test_torch(self):
-        self.framework("torch", BEFORE_TORCH, AFTER_TORCH)
+        self.framework("megadp.torch", BEFORE_TORCH, AFTER_TORCH)
 
     def test_tensor_parallel(self):
         reason = support.no_products()
         if reason:
             self.skipTest(reason)
-        self.framework("torch", BEFORE_TENSOR_PARALLEL, AFTER_TORCH, "ColumnParallelLinear")
+        self.framework("megadp.torch", BEFORE_TENSOR_PARALLEL, AFTER_TORCH, "ColumnParallelLinear")
+
+    def test_several_optimizers(self):
+        self.framework("megadp.torch", BEFORE_TORCH, AFTER_TORCH, "GradScaler")
+
+    def test_optimizers(self):
+        self.framework("megadp", BEFORE_OPTIMIZERS, AFTER_OPTIMIZERS, "step_many")
 
     def test_jax(self):
-        self.framework("jax", BEFORE_JAX, AFTER_JAX)
+        self.framework("megadp.jax", BEFORE_JAX, AFTER_JAX)
 
     def test_optax(self):
-        self.framework("jax", "import optax\n" + BEFORE_JAX, AFTER_JAX.replace("training.read()", "params"), "Averaging")
+        self.framework("megadp.jax", "import optax\n" + BEFORE_JAX, AFTER_JAX.replace("training.read()", "params"), "Averaging")
 
     def test_first_example(self):
         with open(os.path.join(support.PACKAGE, "README.md"), encoding="utf-8") as file:

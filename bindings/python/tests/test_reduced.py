@@ -57,7 +57,8 @@ class ReducedGradients(unittest.TestCase):
                 buffer.put(name, array.array("f", [1.0] * (4 if name == "w" else 2)))
             self.assertEqual((optimizer.step().step, optimizer.steps("b")), (10, 8))
             info = optimizer.info()
-            self.assertEqual((info["rule"], info["steps"], info["groups"]), ("AdamW", 10, [{"lr": 0.5, "weight_decay": 0.25}]))
+            self.assertEqual((info["rule"], info["steps"], info["groups"]),
+                             ("AdamW", 10, [{"lr": 0.5, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.25}]))
             self.assertEqual([each["name"] for each in info["state"]], ["master", "exp_avg", "exp_avg_sq"])
 
     def test_divided_by_tokens(self):

@@ -300,6 +300,31 @@ class Refusals(World):
             megadp.torch.ShardedAdamW(self.wrap(torch.nn.Linear(3, 2)), amsgrad=True)
         megadp.torch.ShardedAdamW(self.wrap(torch.nn.Linear(3, 2)), fused=True, foreach=None, amsgrad=False)
 
+    def test_options_of_rules(self):
+        """What torch's have and this library has not is refused by name, and so is a group's value that the rule has not."""
+        own = megadp.torch
+        for kind, options, text in ((own.ShardedAdam, dict(amsgrad=True), "ShardedAdam has amsgrad=True; ShardedAdam offers amsgrad=False only"),
+                                    (own.ShardedAdam, dict(decoupled_weight_decay=True), "decoupled_weight_decay=True"),
+                                    (own.ShardedAdamW, dict(maximize=True), "maximize=True"), (own.ShardedLion, dict(maximize=True), "maximize=True"),
+                                    (own.ShardedAdam, dict(capturable=True), "capturable=True"),
+                                    (own.ShardedSGD, dict(dampening=0.5), "dampening=0.5; ShardedSGD offers dampening=0 only"),
+                                    (own.ShardedSGD, dict(differentiable=True), "differentiable=True"),
+                                    (own.ShardedSGD, dict(nesterov=True), "nesterov is True and momentum 0"),
+                                    (own.ShardedSGD, dict(amsgrad=False), "amsgrad is not an option of ShardedSGD"),
+                                    (own.ShardedLion, dict(eps=1e-8), "eps is not an option of ShardedLion"),
+                                    (own.ShardedLion, dict(groups=[1]), r"groups is \[1\]; .* from 0 to 0"),
+                                    (own.ShardedAdam, dict(eps=0), "eps is 0"), (own.ShardedSGD, dict(momentum=1.0), "momentum is 1")):
+            with self.subTest(kind=kind, options=options), self.assertRaisesRegex(megadp.InvalidError, text):
+                kind(self.wrap(torch.nn.Linear(3, 2)), **options)
+        own.ShardedSGD(self.wrap(torch.nn.Linear(3, 2)), 0.1, 0.9, 0, 0.0, True, maximize=False, foreach=True, fused=None)
+        linear = torch.nn.Linear(3, 2)
+        model = self.wrap(linear, param_groups=[{"params": [linear.weight]}, {"params": [linear.bias], "momentum": 0.9}])
+        with self.assertRaisesRegex(megadp.InvalidError, r"param_groups\[1\] of DataParallel sets momentum; ShardedAdamW's groups have lr, betas"):
+            own.ShardedAdamW(model)
+        self.assertEqual(own.ShardedSGD(model, groups=[0])._native.info()["rule"], "SGD")
+        self.assertEqual(own.ShardedSGD(model, groups=[1])._native.info()["rule"], "SGD with momentum")
+        self.assertEqual(own.ShardedSGD(model)._native.info()["rule"], "SGD with momentum")
+
     def test_parameters_that_moved(self):
         model = self.wrap(torch.nn.Linear(3, 2))
         optimizer = megadp.torch.ShardedAdamW(model)
@@ -308,13 +333,22 @@ class Refusals(World):
         with self.assertRaisesRegex(megadp.InvalidError, "'bias' has left"):
             optimizer.step()
 
-    def test_fixed_values(self):
+    def test_changed_values(self):
+        """What a step goes by is what param_groups says then."""
         model = self.wrap(torch.nn.Linear(3, 2))
         optimizer = megadp.torch.ShardedAdamW(model)
         model(torch.ones(1, 3)).sum().backward()
-        optimizer.param_groups[0]["betas"] = (0.5, 0.5)
-        with self.assertRaisesRegex(megadp.InvalidError, "betas"):
+        optimizer.param_groups[0]["betas"] = (1.5, 0.5)
+        with self.assertRaisesRegex(megadp.InvalidError, "beta1 is 1.5"):
             optimizer.step()
+        optimizer.param_groups[0].update(betas=(0.5, 0.75), eps=0)
+        with self.assertRaisesRegex(megadp.InvalidError, "eps is 0"):
+            optimizer.step()
+        optimizer.param_groups[0]["eps"] = 0.5
+        optimizer.step()
+        state = optimizer.state_dict()["state"][0]
+        self.assertEqual((state["exp_avg"].unique().tolist(), state["exp_avg_sq"].unique().tolist()), ([0.5], [0.25]))
+        self.assertEqual(optimizer._native.info()["groups"][0]["eps"], 0.5)
 
     def test_arguments(self):
         linear = torch.nn.Linear(3, 2)
@@ -322,8 +356,8 @@ class Refusals(World):
             megadp.torch.ShardedAdamW(linear)
         with self.assertRaisesRegex(megadp.InvalidError, "not trained parameters"):
             self.wrap(linear, param_groups=[{"params": [torch.nn.Parameter(torch.ones(1))]}])
-        with self.assertRaisesRegex(megadp.InvalidError, "betas"):
-            self.wrap(linear, param_groups=[{"params": list(linear.parameters()), "betas": (0.5, 0.5)}])
+        with self.assertRaisesRegex(megadp.InvalidError, "dampening"):
+            self.wrap(linear, param_groups=[{"params": list(linear.parameters()), "dampening": 0.5}])
         with self.assertRaisesRegex(megadp.InvalidError, "parameter 'weight' has dtype 'torch.float64'"):
             self.wrap(torch.nn.Linear(3, 2, dtype=torch.float64))
         with self.assertRaisesRegex(megadp.InvalidError, "use_order has 1 entries; the module has 2 parameters"):
@@ -332,7 +366,7 @@ class Refusals(World):
             self.wrap(linear, wire_dtype="f16")
         with self.assertRaisesRegex(megadp.InvalidError, "state_dict has \\[\\]"):
             megadp.torch.ShardedAdamW(self.wrap(linear)).load_state_dict({})
-        with self.assertRaisesRegex(megadp.InvalidError, "betas and eps of \\(\\), None"):
+        with self.assertRaisesRegex(megadp.InvalidError, "group 0 of state_dict has no betas, eps"):
             megadp.torch.ShardedAdamW(self.wrap(linear)).load_state_dict(torch.optim.SGD(linear.parameters(), lr=0.1).state_dict())
 
     def test_loading_parameters(self):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py and torch_state_cases.py, one program for many cases,
-since starting takes long."""
+"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_state_cases.py and torch_rule_cases.py, one program
+for many cases, since starting takes long."""
 import os
 import subprocess
 import sys
@@ -13,6 +13,8 @@ CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log
          "changed_gradients", "batch_norm", "sync_batch_norm", "frozen", "frozen_for_a_while", "accumulation", "ends_earlier", "thrown_away",
          "own_optimizer", "words")
 STATE_CASES = ("resumed", "torch_and_back", "consolidated")
+RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved", "scaler", "scaler_clipped_infinity", "scaler_of_several",
+              "scaler_state", "scaler_refused")
 
 
 class Cases:
@@ -43,7 +45,11 @@ class State(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_state_cases.py", STATE_CASES
 
 
-for owner in (BesideDDP, State):
+class Rules(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_rule_cases.py", RULE_CASES
+
+
+for owner in (BesideDDP, State, Rules):
     for name in owner.CASES:
         setattr(owner, "test_" + name, of(name))
 

@@ -75,7 +75,8 @@ def far(a, b):
 
 def compare(what, mine, reference, close=CLOSE):
     assert len(mine) == len(reference) and far(mine, reference) <= close, f"{what}: {far(mine, reference):.1e} apart: {mine} {reference}"
-    print(f"# {what}: {far(mine, reference):.1e} from DDP's", flush=True)
+    sys.stdout.write(f"# {what}: {far(mine, reference):.1e} from DDP's\n")  # at once, as main() does
+    sys.stdout.flush()
 
 
 def refused(text, call, *arguments):
@@ -535,7 +536,8 @@ def main(cases, module):
             sys.stdout.flush()
         except Exception as error:  # the next case has communicators of its own
             traceback.print_exc()
-            print(f"{case}: {type(error).__name__}: {error}".replace("\n", " ")[:600], flush=True)
+            sys.stdout.write(f"{case}: {type(error).__name__}: {error}".replace("\n", " ")[:600] + "\n")
+            sys.stdout.flush()
     dist.destroy_process_group()
 
 

@@ -191,7 +191,8 @@ def case_refused(comm, directory):
     refused("beside params_only", job.load, directory, params_only=True)
     job.step()
     job.save(directory, keep=1, extra=4)
-    refused("betas", load, directory, model, megadp.torch.ShardedAdamW(model, betas=(0.5, 0.9)), scheduler=job.scheduler)
+    refused("decoupled_weight_decay=True", load, directory, model, megadp.torch.ShardedAdam(model), scheduler=job.scheduler)
+    refused("has no momentum", load, directory, model, megadp.torch.ShardedSGD(model), scheduler=job.scheduler)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         load(directory, model, optimizer)

@@ -3,13 +3,13 @@
 import ctypes
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, Sequence, Tuple, Union
 
 from . import _raw
 from ._buffer import Buffer
 from ._comm import c_text, choice, whole
 from ._errors import MegaDPError, invalid
-from ._handles import Handle
+from ._handles import inside
 from ._library import lib, sized, text_of
 from ._optimizer import Optimizer
 from ._tensor import operand
@@ -37,8 +37,8 @@ def save_checkpoint(directory: "Path", *parts: Union[Buffer, Optimizer], tensors
                     shared_data: "Bytes" = b"", rank_data: "Bytes" = b"", keep: int = 0, wait: bool = True) -> Optional[Request]:
     """Saves a checkpoint of the parts in `directory`, under the next free number; it is there as a whole or not at all.
 
-    parts: Optimizers, each with its Buffer, and Buffers, whose parameters are saved without an optimizer's state if their Optimizer is not
-    given too. tensors: arrays of the caller's (frozen parameters, module buffers), by name; a CheckpointTensor where ranks are
+    parts: Optimizers, each with its Buffer (all that have parameter groups of one), and Buffers, whose parameters are saved without an
+    optimizer's state if their Optimizer is not given too. tensors: arrays of the caller's (frozen parameters, module buffers), by name; a CheckpointTensor where ranks are
     tensor-parallel. shared_data: any bytes, rank 0's count; rank_data: any bytes of this rank; checkpoint_data gives them back. keep: so
     many of the newest checkpoints stay (0: all). To be called between steps. Collective over the world of the parts; blocking: it waits
     for files longer than the timeout. With wait=False it returns a Request when all is copied, and the copy is written while training goes
@@ -145,19 +145,19 @@ def _bytes(data: "Bytes", argument: str) -> Any:
         raise invalid(f"{argument} is a {type(data).__name__}; it must be bytes") from None
 
 
-def _pairs(parts: Sequence[Any]) -> Dict[Buffer, Optional[Optimizer]]:
-    """Each buffer once, with its optimizer if that is among the parts."""
-    found: Dict[Buffer, Optional[Optimizer]] = {}
+def _pairs(parts: Sequence[Any]) -> List[Tuple[Buffer, Optional[Optimizer]]]:
+    """Each buffer with its optimizer, or with each of its optimizers, that are among the parts."""
+    found: Dict[Buffer, List[Optimizer]] = {}
     for i, part in enumerate(parts):
-        if isinstance(part, Optimizer):
-            if found.get(part._buffer) not in (None, part):
-                raise invalid(f"parts[{i}] is a second Optimizer of one Buffer; a checkpoint has the state of one")
-            found[part._buffer] = part
-        elif isinstance(part, Buffer):
-            found.setdefault(part, None)
-        else:
+        if not isinstance(part, (Buffer, Optimizer)):
             raise invalid(f"parts[{i}] is a {type(part).__name__}; it must be a Buffer or an Optimizer")
-    return found
+        listed = found.setdefault(part if isinstance(part, Buffer) else part._buffer, [])
+        if isinstance(part, Optimizer) and part not in listed:
+            listed.append(part)
+    pairs: List[Tuple[Buffer, Optional[Optimizer]]] = []
+    for buffer, listed in found.items():
+        pairs += [(buffer, optimizer) for optimizer in listed] or [(buffer, None)]
+    return pairs
 
 
 def _native_tensors(tensors: Optional[Mapping[str, Any]], writable: bool) -> Tuple[Any, int, Any]:
@@ -179,23 +179,16 @@ def _native_tensors(tensors: Optional[Mapping[str, Any]], writable: bool) -> Tup
     return structs, len(given), kept
 
 
-def _inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) -> Any:
-    """call(*pointers) of the handles; none is destroyed meanwhile."""
-    if not handles:
-        return call(*pointers)
-    return handles[0].call(lambda pointer: _inside(handles[1:], call, *pointers, pointer))
-
-
 def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors: Optional[Mapping[str, Any]], writable: bool,
                 fields: Dict[str, Any], *more: Any) -> None:
     path, pairs = _path(directory), _pairs(parts)
     arrays, count, _keep = _native_tensors(tensors, writable)
-    handles = [each._handle for pair in pairs.items() for each in pair if each is not None]
+    handles = [each._handle for pair in pairs for each in pair if each is not None]
 
     def call(*pointers: Any) -> None:
         pointer_of = {id(handle): pointer for handle, pointer in zip(handles, pointers)}
         structs = (_raw.mdp_checkpoint_part * max(1, len(pairs)))()
-        for struct, (buffer, optimizer) in zip(structs, pairs.items()):
+        for struct, (buffer, optimizer) in zip(structs, pairs):
             struct.struct_size = ctypes.sizeof(struct)
             struct.buffer = pointer_of[id(buffer._handle)]
             if optimizer is not None:
@@ -204,4 +197,4 @@ def _collective(function: Any, directory: "Path", parts: Sequence[Any], tensors:
                        **fields)
         function(ctypes.byref(config), *more)
 
-    run(lambda: _inside(handles, call))
+    run(lambda: inside(handles, call))

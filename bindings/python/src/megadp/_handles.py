@@ -9,7 +9,7 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, Sequence, TypeVar
 
 from ._errors import MegaDPError, Status
 
@@ -108,6 +108,13 @@ class Lease:
 
     def __del__(self) -> None:
         self._handle.give_back()
+
+
+def inside(handles: Sequence[Handle], call: Callable[..., Any], *pointers: Any) -> Any:
+    """call(*pointers) of the handles; none is destroyed meanwhile."""
+    if not handles:
+        return call(*pointers)
+    return handles[0].call(lambda pointer: inside(handles[1:], call, *pointers, pointer))
 
 
 class Closable:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded AdamW."""
+"""Sharded optimizers."""
 import ctypes
 from dataclasses import dataclass
 from typing import Any, Dict, Literal, Optional, Sequence, Tuple
@@ -8,20 +8,17 @@ from . import _raw
 from ._buffer import Buffer, Which
 from ._comm import c_text, choice, whole
 from ._errors import invalid
-from ._handles import Closable
+from ._handles import Closable, inside
 from ._library import lib, sized, text_of
+from ._param_group import ParamGroup, divisor, native_group, pair
+from ._scaler import Scaler, native_scaler, scaler_from
 from ._tensor import Tensor
 from ._waiting import run, wait_for
 
-
-@dataclass(frozen=True)
-class ParamGroup:
-    """Values of one parameter group. None: the optimizer's; any number is meant, also 0."""
-
-    lr: Optional[float] = None
-    weight_decay: Optional[float] = None
-
-
+Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion"]
+State = Literal["master", "exp_avg", "exp_avg_sq", "momentum_buffer"]
+RULES = {"adamw": _raw.MDP_RULE_ADAMW, "adam": _raw.MDP_RULE_ADAM, "sgd": _raw.MDP_RULE_SGD, "sgd_momentum": _raw.MDP_RULE_SGD_MOMENTUM,
+         "sgd_nesterov": _raw.MDP_RULE_SGD_NESTEROV, "lion": _raw.MDP_RULE_LION}
 NORMS = {"l2": _raw.MDP_NORM_L2, "inf": _raw.MDP_NORM_INF}
 
 
@@ -38,69 +35,82 @@ class StepReport:
     clipped: bool
 
 
-def _group(group: ParamGroup) -> Any:
-    flags = ((_raw.MDP_PARAM_GROUP_SET_LR if group.lr is not None else 0) |
-             (_raw.MDP_PARAM_GROUP_SET_WEIGHT_DECAY if group.weight_decay is not None else 0))
-    return sized(_raw.mdp_param_group, lr=group.lr or 0.0, weight_decay=group.weight_decay or 0.0, flags=flags)
-
-
-def _divisor(value: Optional[float], argument: str) -> float:
-    """Of those that have no flag by which 0 would be meant, since it cannot be."""
-    if value == 0:
-        raise invalid(f"{argument} is 0; it must be from 1e-37 to 1e37, or None for the default")
-    return value or 0.0
-
-
 class Optimizer(Closable):
-    """AdamW over the ranges that this rank owns: fp32 masters and two fp32 moments, starting at zero.
+    """Updates what this rank owns by a rule, from fp32 masters and the rule's state, which is zero at first.
 
-    lr (None: 1e-3), betas (None: 0.9, 0.999), eps (None: 1e-8), weight_decay, max_grad_norm (0: no clipping) by norm ("l2" or
-    "inf"), max_grad_value (each element, last; 0: no clipping), param_groups: for Params that name one; what a ParamGroup leaves out is the
-    optimizer's. A number that is given is meant, also 0.
+    rule: "adamw" or "adam" (state exp_avg and exp_avg_sq), "sgd" (none), "sgd_momentum" or "sgd_nesterov" (momentum_buffer), "lion"
+    (exp_avg). weight_decay is L2 regularization in adam and sgd, decoupled in adamw and lion. lr (None: 1e-3, lion 1e-4), betas (None: 0.9,
+    0.999, lion 0.9, 0.99; adamw, adam, lion), eps (None: 1e-8; adamw, adam), momentum (None: 0.9; sgd_momentum, sgd_nesterov),
+    max_grad_norm (0: no clipping) by norm ("l2" or "inf"), max_grad_value (each element, last; 0: no clipping), param_groups: for Params
+    that name one; what a ParamGroup leaves out is the optimizer's. A number that is given is meant, also 0.
+    first_param_group: the number of param_groups[0], the others follow (none: one group); parameters of other groups are other
+    optimizers', and all of them step together by step_many. None: this one has all parameters, in groups from 0 on.
     Collective over the world, with equal arguments; blocking.
-    Raises MegaDPError: INVALID, DESYNC, STATE, MEMORY, those of a lost communicator.
+    Raises MegaDPError: INVALID (a value, one that the rule has not, a parameter's group), DESYNC, STATE, MEMORY, those of a lost communicator.
     """
 
-    def __init__(self, buffer: Buffer, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
-                 eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
-                 max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = ()) -> None:
-        structs = (_raw.mdp_param_group * len(param_groups))(*map(_group, param_groups)) if param_groups else None
-        config = sized(_raw.mdp_optimizer_config, rule=_raw.MDP_RULE_ADAMW, lr=lr or 0.0, eps=_divisor(eps, "eps"), weight_decay=weight_decay,
-                       max_grad_norm=max_grad_norm, max_grad_value=max_grad_value, norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(param_groups),
-                       flags=_raw.MDP_OPTIMIZER_SET_LR if lr is not None else 0)
+    def __init__(self, buffer: Buffer, *, rule: Rule = "adamw", lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
+                 eps: Optional[float] = None, weight_decay: float = 0.0, momentum: Optional[float] = None, max_grad_norm: float = 0.0,
+                 max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = (),
+                 first_param_group: Optional[int] = None) -> None:
+        groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
+        structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
+        config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=lr or 0.0, eps=divisor(eps, "eps"),
+                       weight_decay=weight_decay, momentum=momentum or 0.0, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value,
+                       norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(groups),
+                       first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1))
+        for value, flag in ((lr, _raw.MDP_OPTIMIZER_SET_LR), (momentum, _raw.MDP_OPTIMIZER_SET_MOMENTUM),
+                            (first_param_group, _raw.MDP_OPTIMIZER_SOME_GROUPS)):
+            if value is not None:
+                config.flags |= flag
         if betas is not None:
-            config.beta1, config.beta2 = betas
+            config.beta1, config.beta2 = pair(betas, "betas")
             config.flags |= _raw.MDP_OPTIMIZER_SET_BETA1 | _raw.MDP_OPTIMIZER_SET_BETA2
         self._buffer = buffer
+        self._scales = False  # by a scaler
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
 
     def set_param_group(self, group: int, value: ParamGroup) -> None:
-        """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local."""
-        self._call(lib.mdp_optimizer_set_param_group, whole(group, "group", 0, 2**63), ctypes.byref(_group(value)))
+        """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. group: its number, as Params
+        name it. Local. Raises MegaDPError: INVALID."""
+        self._call(lib.mdp_optimizer_set_param_group, whole(group, "group", 0, 2**63), ctypes.byref(native_group(value, "value")))
+
+    def set_scaler(self, scaler: Optional[Scaler]) -> None:
+        """Gives the optimizer a loss scaler, or with None takes it away. Steps then divide gradients by its scale and are skipped where one
+        is not finite, and the scale follows that, on the device: no step waits for the host. Waits for the last step. Collective over the
+        world, with equal values; blocking. Raises MegaDPError: INVALID, DESYNC, those of a lost communicator."""
+        given = None if scaler is None else ctypes.byref(native_scaler(scaler))
+        self._buffer._tree.run(self._handle, lib.mdp_optimizer_set_scaler, given)
+        self._scales = scaler is not None
+
+    def scaler(self) -> Scaler:
+        """The scaler as the last step has left it, which is waited for. Local. Raises MegaDPError: STATE (none; forked child), those of a
+        lost communicator."""
+        found: Scaler = run(lambda: scaler_from(lambda out: self._call(lib.mdp_optimizer_scaler, out)))
+        return found
+
+    def scale(self) -> Tensor:
+        """Where the scaler's scale lies: one float32 in the device's memory, by which losses are multiplied; to be read in the order of the
+        stream that steps are given, not written. Valid as long as the Tensor. Local. Raises MegaDPError: STATE (no scaler; forked child)."""
+        out = sized(_raw.mdp_tensor)
+        lease = self._handle.lend()
+        self._call(lib.mdp_optimizer_scale, ctypes.byref(out))
+        return Tensor(out, lease)
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
              report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
         """Takes one step: Buffer.sync where it was not called, then the update. lr: from this step on. loss_scale: gradients are divided by
-        it, and a non-finite one makes all ranks skip the step; without it, that is NUMERIC on all ranks. Either way nothing has changed.
-        grad_divisor: they are divided by it too, such as the number of microbatches.
+        it, and a non-finite one makes all ranks skip the step, as with a scaler, beside which it is refused; without either, that is
+        NUMERIC on all ranks. Either way nothing has changed. grad_divisor: they are divided by it too, such as the number of microbatches.
 
         wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
         (with report=False as soon as gradients are reduced); Buffer.wait then waits for one or all of them. Collective over the world.
         Raises MegaDPError: INVALID, STATE (as Buffer.sync, or that has failed before), NUMERIC, those of a lost communicator."""
-        config = sized(_raw.mdp_step_config, lr=lr or 0.0, loss_scale=_divisor(loss_scale, "loss_scale"),
-                       grad_divisor=_divisor(grad_divisor, "grad_divisor"), stream=stream or None,
-                       flags=_raw.MDP_STEP_SET_LR if lr is not None else 0)
-        found = sized(_raw.mdp_step_report) if report else None
-        arguments = (lib.mdp_optimizer_step, ctypes.byref(config), None if found is None else ctypes.byref(found))
-        if wait or not self._buffer._on_host:
-            self._buffer._tree.run(self._handle, *arguments, None)
-        else:  # comes back when gradients are reduced, or the norm is known, for which it needs the other ranks
-            run(lambda: wait_for(self._call, *arguments))
-        if found is None:
-            return None
-        return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
-                          bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))
+        config = _step_config(loss_scale, grad_divisor, stream)
+        if lr is not None:
+            config.lr, config.flags = lr, _raw.MDP_STEP_SET_LR
+        return _take(self, lib.mdp_optimizer_step, config, report, wait)
 
     def steps(self, param: Which) -> int:
         """How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped it. Waits
@@ -128,13 +138,52 @@ class Optimizer(Closable):
         found: Dict[str, Any] = run(lambda: text_of(lambda *text: self._call(lib.mdp_optimizer_info, *text)))
         return found
 
-    def state(self, param: Which, name: Literal["master", "exp_avg", "exp_avg_sq"]) -> Tensor:
-        """The owned slice of one parameter's "master", "exp_avg" or "exp_avg_sq": float32, one dimension, empty where this rank owns
-        nothing of it; Range.param_begin says where it begins. May be written between steps and before the first; a master holds what is
-        written into it until its parameter is written again. Waits for the last step. Local.
+    def state(self, param: Which, name: State) -> Tensor:
+        """The owned slice of one parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer"): float32, one
+        dimension, empty where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
+        the first; a master holds what is written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)
         out = sized(_raw.mdp_tensor)
         lease = self._handle.lend()
         run(lambda: self._call(lib.mdp_optimizer_state, number, c_text(name, "name"), ctypes.byref(out)))
         return Tensor(out, lease)
+
+
+def step_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
+              report: bool = True, wait: bool = True, stream: int = 0) -> Optional[StepReport]:
+    """One step of several optimizers of one buffer, each made with first_param_group, which have all trained parameters between them: one
+    sync, one norm and one report, and all of them skip it or none. They clip alike; only the first may have a scaler, which is all
+    theirs. Learning rates are set by set_param_group. Collective over the world, with the same list. All else as Optimizer.step.
+    Raises MegaDPError: INVALID (a parameter that none or two of them have), STATE, NUMERIC, those of a lost communicator."""
+    listed = list(optimizers)
+    if not listed:
+        raise invalid("optimizers is empty; give all of the buffer's")
+    for number, each in enumerate(listed):
+        if not isinstance(each, Optimizer):
+            raise invalid(f"optimizers[{number}] is a {type(each).__name__}; it must be a megadp.Optimizer")
+    handles = [each._handle for each in listed]
+
+    def call(_: Any, *arguments: Any) -> Any:
+        kinds = ctypes.POINTER(_raw.mdp_optimizer) * len(handles)
+        return inside(handles, lambda *pointers: lib.mdp_optimizer_step_many(kinds(*pointers), len(pointers), *arguments))
+
+    return _take(listed[0], call, _step_config(loss_scale, grad_divisor, stream), report, wait)
+
+
+def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int) -> Any:
+    return sized(_raw.mdp_step_config, loss_scale=divisor(loss_scale, "loss_scale"), grad_divisor=divisor(grad_divisor, "grad_divisor"),
+                 stream=stream or None)
+
+
+def _take(optimizer: Optimizer, function: Any, config: Any, report: bool, wait: bool) -> Optional[StepReport]:
+    found = sized(_raw.mdp_step_report) if report else None
+    arguments = (function, ctypes.byref(config), None if found is None else ctypes.byref(found))
+    if wait or not optimizer._buffer._on_host:
+        optimizer._buffer._tree.run(optimizer._handle, *arguments, None)
+    else:  # comes back when gradients are reduced, or the norm is known, for which it needs the other ranks
+        run(lambda: wait_for(optimizer._call, *arguments))
+    if found is None:
+        return None
+    return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
+                      bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training by DataParallel and ShardedAdamW in a checkpoint: what torch.save writes of it on one rank, written by all ranks and without
-pickle, to be loaded on any number of ranks."""
+"""A training by DataParallel and sharded optimizers in a checkpoint: what torch.save writes of it on one rank, written by all ranks and
+without pickle, to be loaded on any number of ranks."""
 import base64
 import warnings
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -14,7 +14,7 @@ from ._optimizer import Optimizer
 from ._saved import (VERSION, Together, find_checkpoint, of_rank, pack, random_state, set_random_state, to_bytes, together, unpack,
                      wait_for_last)
 from ._torch_modules import broadcast_each
-from ._torch_optimizer import ShardedAdamW
+from ._torch_optimizer import ShardedOptimizer
 from ._torch_steps import USED
 from ._waiting import Request
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from ._checkpoint import Path
     from .torch import DataParallel
 
+Optimizers = Union[ShardedOptimizer, Sequence[ShardedOptimizer], None]
 KIND = "megadp.torch"
 # What the library has words for. Others are stored as their bytes.
 _KNOWN = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8)
 
 
-def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
+def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimizers, *, scheduler: Any = None,
                     extra: Any = None, keep: int = 0, wait: bool = True) -> Optional[Request]:
     """Saves a training in `directory`, under the next free number: parameters, also frozen ones, and module buffers (those of state_dict,
     rank 0's values; of tensor-parallel ranks they are the same unless place() has said that they are cut); the optimizer's state and the values of its groups; the scheduler's state_dict; and of each rank the states of torch's
     random generators (the CPU's, and that of the model's GPU) and of Python's `random`.
 
-    optimizer: None saves parameters without one's state. extra: whatever else the script goes on from (an epoch, GradScaler's
+    optimizer: all of them where several have the model's parameters, and then scheduler may be a list too; None saves parameters without
+    one's state. extra: whatever else the script goes on from (an epoch, GradScaler's
     state_dict), of None, bools, numbers, strings, lists, tuples and dicts; rank 0's counts. keep: so many of the newest checkpoints stay
     (0: all). To be called between step and the next backward. Collective; blocking: it waits for files longer than the timeout. With
     wait=False it returns a Request when all is copied, and the copy is written while training goes on; its wait() says how that ended.
@@ -42,101 +44,120 @@ def save_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optiona
     Raises MegaDPError, and older checkpoints stay: INVALID (extra or a state that cannot be written as text, by its key; a module buffer or
     frozen parameter that differs between tensor-parallel ranks, by its name), STATE (gradients that no step has used), UNSUPPORTED (a
     grid with pipeline-parallel ranks), SYSTEM (names the file), those of a lost communicator."""
-    ranks = _begin("save_checkpoint", model, optimizer)
+    optimizers, ranks = _begin("save_checkpoint", model, optimizer)
     shared = {KIND: VERSION, "tp": ranks.tp, "extra": pack(extra, "extra")}
     shared["modules"] = {name: pack(part.get_extra_state(), f"get_extra_state() of module {name!r}")
                          for name, part in _extra_states(model.module).items()}
     if scheduler is not None:
-        shared["scheduler"] = pack(scheduler.state_dict(), "the scheduler's state_dict()")
-    if optimizer is not None:
+        states = [each.state_dict() for each in _schedulers(scheduler)]
+        shared["scheduler"] = pack(states if isinstance(scheduler, (list, tuple)) else states[0], "the scheduler's state_dict()")
+    if optimizers:
         shared["groups"] = [pack({name: value for name, value in group.items() if name != "params"}, f"optimizer.param_groups[{number}]")
-                            for number, group in enumerate(optimizer.param_groups)]
-        optimizer._sharded.settle()
+                            for each in optimizers for number, group in enumerate(each.param_groups)]
+    for each in optimizers:
+        each._sharded.settle()
     wait_for_last(model)
     model.wait()
     arrays = Arrays(model, ranks, copied=True)
     shared["dtypes"] = arrays.dtypes
     device = _synchronize(model)
-    saving = save_native(directory, _part(model, optimizer), tensors=arrays.tensors, shared_data=to_bytes(shared) if ranks.first else b"",
+    saving = save_native(directory, *_parts(model, optimizers), tensors=arrays.tensors, shared_data=to_bytes(shared) if ranks.first else b"",
                          rank_data=to_bytes(_random_states(device)), keep=keep, wait=wait)
     model._saving = saving
     return saving
 
 
-def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optional[ShardedAdamW], *, scheduler: Any = None,
+def load_checkpoint(directory: "Path", model: "DataParallel", optimizer: Optimizers, *, scheduler: Any = None,
                     params_only: bool = False, optional: Union[str, Sequence[str]] = ()) -> Any:
     """Goes on from the newest checkpoint in `directory`, or the one that is `directory`, saved by save_checkpoint on any number of ranks,
     with any sharding and tensor-parallel size. Returns extra. The states of random generators come back where there are as many ranks as
     then, cut alike; otherwise they stay.
 
-    model, optimizer, scheduler: made as in the script that saved. optimizer=None: parameters and module buffers only. params_only:
+    model, optimizer, scheduler: made as in the script that saved, as many as there. optimizer=None: parameters and module buffers only. params_only:
     likewise, and the optimizer begins anew, with zero moments and its own learning rates; generators stay. optional: patterns (as of
     fnmatch) of names, those of module.state_dict(), that only the checkpoint or only this model may have; such values stay. To be called
     between steps. Collective; blocking: it waits for files longer than the timeout.
-    Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; betas or eps; no scheduler's state), STATE
+    Raises MegaDPError, on all ranks, and nothing has changed: INVALID (another model, by name; another rule; no scheduler's state), STATE
     (gradients that no step has used), UNSUPPORTED, SYSTEM (no checkpoint), CORRUPT (if it turns out half-way: steps are STATE until one
     was loaded), those of a lost communicator."""
-    ranks = _begin("load_checkpoint", model, optimizer)
+    optimizers, ranks = _begin("load_checkpoint", model, optimizer)
     if params_only and scheduler is not None:
         raise invalid("scheduler is given beside params_only, which loads no state of the training; leave one of them away")
     wait_for_last(model)
     path, saved, saved_by = find_checkpoint(ranks.comm, directory, KIND)
-    whole = optimizer is not None and not params_only
-    groups = _check(path, saved, optimizer if whole else None, scheduler)
+    whole = bool(optimizers) and not params_only
+    groups = _check(path, saved, optimizers if whole else [], scheduler)
     alike = (saved_by, saved.get("tp", 1)) == (ranks.comm.size, ranks.tp)
     states = of_rank(ranks.comm, path, ranks.comm.rank) if whole and alike else {}
     model.wait()
     arrays = Arrays(model, ranks, copied=False)
     arrays.compare(saved["dtypes"], path)
     device = _synchronize(model)
-    load_native(path, _part(model, optimizer), tensors=arrays.tensors, optional=optional, params_only=params_only, load_hyper=whole)
+    load_native(path, *_parts(model, optimizers), tensors=arrays.tensors, optional=optional, params_only=params_only, load_hyper=whole)
     arrays.loaded()
     for name, part in _extra_states(model.module).items():
         if name in saved["modules"]:
             part.set_extra_state(unpack(saved["modules"][name]))
     model._loaded()
-    if optimizer is not None:
-        optimizer._loaded(groups if whole else None)
+    for each in optimizers:
+        each._loaded([groups.pop(0) for _ in each.param_groups] if whole else None)
     if scheduler is not None:
-        scheduler.load_state_dict(unpack(saved["scheduler"]))
+        states_of = unpack(saved["scheduler"])
+        for one, state in zip(_schedulers(scheduler), states_of if isinstance(states_of, list) else [states_of]):
+            one.load_state_dict(state)
     if states:
         _set_random_states(states, device)
     return unpack(saved["extra"])
 
 
-def _begin(call: str, model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Together:
-    """Once what is given can be saved or loaded."""
+def _begin(call: str, model: "DataParallel", optimizer: Optimizers) -> Tuple[List[ShardedOptimizer], Together]:
+    """Once what is given can be saved or loaded: the optimizers, in the order of their groups."""
     if not hasattr(model, "group_options"):
         raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel")
-    if optimizer is not None and not isinstance(optimizer, ShardedAdamW):
-        raise invalid(f"optimizer is a {type(optimizer).__name__}; it must be a megadp.torch.ShardedAdamW, or None (then give what another "
-                      "optimizer keeps as extra, or save it as before)")
-    if optimizer is not None and optimizer.model is not model:
-        raise invalid("optimizer is of another model than model")
+    optimizers: List[Any] = [] if optimizer is None else list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    for each in optimizers:
+        if not isinstance(each, ShardedOptimizer):
+            raise invalid(f"optimizer is a {type(each).__name__}; it must be a sharded optimizer of megadp.torch, such as ShardedAdamW, or None "
+                          "(then give what another optimizer keeps as extra, or save it as before)")
+        if each.model is not model:
+            raise invalid("optimizer is of another model than model")
+    if optimizers and sum(len(each.param_groups) for each in optimizers) != len(model.group_options):
+        raise invalid(f"optimizer has {sum(len(each.param_groups) for each in optimizers)} of the model's {len(model.group_options)} parameter "
+                      "groups; give all optimizers of the model, in a list")
     if model.gradients.phase != USED or model.gradients._backward:
         raise MegaDPError(Status.STATE, f"{call} while there are gradients that no step has used: call it after optimizer.step() and "
                           "before the next backward(), or throw them away by optimizer.zero_grad()")
-    return together(model, call)
+    return sorted(optimizers, key=lambda each: each._first), together(model, call)
 
 
-def _part(model: "DataParallel", optimizer: Optional[ShardedAdamW]) -> Union[Buffer, Optimizer]:
-    return model.storage if optimizer is None else optimizer._native
+def _parts(model: "DataParallel", optimizers: List[ShardedOptimizer]) -> List[Union[Buffer, Optimizer]]:
+    return [each._native for each in optimizers] or [model.storage]
 
 
-def _check(path: str, saved: Mapping[str, Any], optimizer: Optional[ShardedAdamW], scheduler: Any) -> List[Dict[str, Any]]:
-    """The saved groups, if the optimizer and the scheduler can go on from the checkpoint."""
+def _schedulers(scheduler: Any) -> List[Any]:
+    return list(scheduler) if isinstance(scheduler, (list, tuple)) else [scheduler]
+
+
+def _check(path: str, saved: Mapping[str, Any], optimizers: List[ShardedOptimizer], scheduler: Any) -> List[Dict[str, Any]]:
+    """The saved groups, if the optimizers and the scheduler can go on from the checkpoint."""
     if scheduler is not None and "scheduler" not in saved:
         raise invalid(f"{path} has no scheduler's state: it was saved without scheduler=; load it without")
-    if optimizer is None:
+    if scheduler is not None:
+        there, here = (len(each) if isinstance(each, (list, tuple)) else 1 for each in (saved["scheduler"], scheduler))
+        if there != here:
+            raise invalid(f"scheduler has {here} schedulers, and {path} the states of {there}")
+    if not optimizers:
         return []
     if scheduler is None and "scheduler" in saved:
         warnings.warn(f"{path} has a scheduler's state, and load_checkpoint was given no scheduler", stacklevel=3)
     if "groups" not in saved:
         raise invalid(f"{path} was saved without an optimizer; with params_only=True its state begins with zeros")
     groups: List[Dict[str, Any]] = unpack(saved["groups"])
-    if len(groups) != len(optimizer.param_groups):
-        raise invalid(f"{path} has {len(groups)} parameter groups, and the optimizer {len(optimizer.param_groups)}")
-    optimizer.check_groups(groups, path)
+    count = sum(len(each.param_groups) for each in optimizers)
+    if len(groups) != count:
+        raise invalid(f"{path} has {len(groups)} parameter groups, and the optimizer {count}")
+    for each in optimizers:
+        each.check_groups(groups[each._first:each._first + len(each.param_groups)], path)
     return groups
 
 

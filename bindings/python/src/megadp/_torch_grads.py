@@ -129,7 +129,7 @@ def _without_values(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) ->
 
 
 _WAYS = ("between backward and step gradients can be scaled, clamped and clipped (torch.nn.utils.clip_grad_norm_ and clip_grad_value_, "
-         "torch.amp.GradScaler, ShardedAdamW's max_grad_norm, p.grad.mul_(number)), and their norms be had")
+         "GradScaler, max_grad_norm of a sharded optimizer, p.grad.mul_(number)), and their norms be had")
 
 
 def _norm(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> Any:
@@ -198,7 +198,7 @@ def _write(home: "Gradients", grads: List[Grad], name: str, func: Any, args: Tup
 
 def refuse_values(name: str, what: str) -> MegaDPError:
     return MegaDPError(Status.STATE, f"{what} reads values of the gradient of {name!r}, of which this rank has its shard only once backward is "
-                       f"over (sharding zero_1, zero_2): take the step by megadp.torch.ShardedAdamW; {_WAYS}; values need sharding='zero_0'")
+                       f"over (sharding zero_1, zero_2): take the step by a sharded optimizer of megadp.torch, such as ShardedAdamW; {_WAYS}; values need sharding='zero_0'")
 
 
 def refuse_change(name: str, what: str) -> MegaDPError:

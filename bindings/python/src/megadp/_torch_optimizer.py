@@ -1,66 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sharded AdamW as one of torch's optimizers."""
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Tuple
+"""What the sharded optimizers have in common: the library's Optimizer as one of torch's. Their rules are in _torch_rules.py."""
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
 from ._errors import MegaDPError, Status, invalid
-from ._optimizer import Optimizer, ParamGroup, StepReport
-from ._torch_state import ShardedState, explained
+from ._optimizer import Optimizer, Rule, State, StepReport, step_many as step_native
+from ._param_group import ParamGroup
+from ._torch_state import Form, ShardedState, explained
 from ._torch_steps import stream_of
 
 if TYPE_CHECKING:
+    from ._torch_scaler import GradScaler
     from .torch import DataParallel
 
-_NO_EFFECT = ("foreach", "fused")  # how torch's goes over its tensors
-_REFUSED = ("amsgrad", "maximize", "capturable", "differentiable")
-_OF_ALL = ". state_dict() of ShardedAdamW collects what all ranks keep: call it on all of them, and torch.save on one"
+_NO_EFFECT = ("foreach", "fused")  # how torch's go over their tensors
+_ARRAYS: Dict[Rule, Tuple[State, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "sgd": (),
+                                          "sgd_momentum": ("momentum_buffer",), "sgd_nesterov": ("momentum_buffer",), "lion": ("exp_avg",)}
 
 
-class ShardedAdamW(torch.optim.Optimizer):
-    """AdamW on this rank's shard of a DataParallel module's parameters: torch.optim.AdamW's arguments and result, 1/dp of its state.
+class Course(NamedTuple):
+    """A step that is under way: who takes it, and where a GradScaler does, what gradients are divided by besides its scale."""
+
+    optimizers: Tuple["ShardedOptimizer", ...]
+    scaled: bool = False
+    grad_divisor: Optional[float] = None
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """The base of the optimizers over this rank's shard of a DataParallel module's parameters: 1/dp of the state of torch's of that name.
 
     max_grad_norm: gradients are scaled down to this global norm (0: off); torch.nn.utils.clip_grad_norm_ before the step does the same with
-    one more pass. As torch's, each parameter has a step count of its own. Learning-rate schedulers work; lr and weight_decay of param_groups may change, betas and eps may not. foreach and fused
-    are taken and mean nothing; amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works.
-    report: the last step's StepReport. Collective; blocking. Raises MegaDPError: INVALID, as Optimizer.
+    one more pass. groups: which of DataParallel's param_groups are this optimizer's, by number and one after another; the others are other
+    sharded optimizers', and all of them step together by step_many. None: all. As torch's, each parameter has a step count of its own.
+    Values of param_groups (lr, betas, momentum ...) may change between steps, as learning-rate schedulers change them. foreach and fused
+    are taken and mean nothing; amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works, and so does
+    megadp.torch.GradScaler, which does not wait for the device.
+    report: the last step's StepReport; None on a GPU with megadp.torch.GradScaler. Collective; blocking. Raises MegaDPError: INVALID, as
+    Optimizer.
     """
 
     report: Optional[StepReport]
+    _hyper: Tuple[str, ...]     # what a group has for the library
+    _offers: Dict[str, Any]     # options of torch's class that can be had with this value alone
+    _counts = True              # torch's state has a step count
 
-    def __init__(self, model: "DataParallel", lr: float = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
-                 *, max_grad_norm: float = 0.0, **options: Any) -> None:
+    def __init__(self, model: "DataParallel", rule: Rule, values: Dict[str, Any], options: Dict[str, Any], torchs: Dict[str, Any],
+                 max_grad_norm: float, groups: Optional[Sequence[int]]) -> None:
+        name = type(self).__name__
         if not hasattr(model, "group_options"):
             raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
                           "parameters are given to DataParallel as param_groups)")
-        for name, value in options.items():
-            if name not in _NO_EFFECT and (name not in _REFUSED or value):
-                raise invalid(f"{name} is not an option of ShardedAdamW")
-        groups = [dict(values, params=params) for values, params in zip(model.group_options, model.group_params)]
-        # All that torch's groups have, so that torch's AdamW loads what state_dict gives.
-        torchs = torch.optim.AdamW([torch.zeros(1)]).defaults
+        for option in options:
+            if option not in _NO_EFFECT and option not in self._offers:
+                raise invalid(f"{option} is not an option of {name}")
+        self._check_offers(options, name)
+        numbers = group_numbers(groups, len(model.group_options))
+        for number in numbers:
+            strange = sorted(set(model.group_options[number]) - set(self._hyper))
+            if strange:
+                raise invalid(f"param_groups[{number}] of DataParallel sets {', '.join(strange)}; {name}'s groups have "
+                              f"{', '.join(self._hyper)}")
         self._complete = False
-        super().__init__(groups, {**torchs, **options, "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay})
+        # All that torch's groups have, so that torch's optimizer loads what state_dict gives.
+        super().__init__([dict(model.group_options[number], params=model.group_params[number]) for number in numbers],
+                         {**torchs, **options, **values})
         self._complete = True
         self.model = model
         self.report = None
-        self._fixed = (tuple(betas), eps)
-        self._told = [self._values(group) for group in self.param_groups]
-        self._native = Optimizer(model.storage, lr=float(lr), betas=tuple(betas), eps=eps, max_grad_norm=max_grad_norm,
-                                 param_groups=self._told)
-        self._sharded = ShardedState(model, self._native)
+        self._rule, self._first = rule, numbers[0]
+        self._course: Optional[Course] = None
+        self._scaler: Optional["GradScaler"] = None
+        self._told = [self._values(group, f"param_groups[{number}]") for number, group in enumerate(self.param_groups)]
+        own = self._values(values, name)
+        self._native = Optimizer(model.storage, rule=rule, lr=own.lr, betas=own.betas, eps=own.eps, momentum=own.momentum,
+                                 max_grad_norm=max_grad_norm, param_groups=self._told,
+                                 first_param_group=None if groups is None else self._first)
+        mine = {id(p) for group in self.param_groups for p in group["params"]}
+        form = Form(type(self).__name__.replace("Sharded", ""), _ARRAYS[rule], self._arrays_of, self._counts)
+        self._sharded = ShardedState(model, self._native, {i: p for i, p in model.trained.items() if id(p) in mine}, form)
         self._collected: Optional[Tuple[int, Any]] = None  # by consolidate_state_dict: the rank that has it, and there what it has
 
-    @staticmethod
-    def _values(group: Dict[str, Any]) -> ParamGroup:
-        return ParamGroup(float(group["lr"]), float(group["weight_decay"]))
+    def _check_offers(self, group: Dict[str, Any], what: str) -> None:
+        for name, offered in self._offers.items():
+            if group.get(name, offered) not in (offered, None):
+                raise invalid(f"{what} has {name}={group[name]!r}; {type(self).__name__} offers {name}={offered!r} only")
+
+    def _values(self, group: Dict[str, Any], what: str) -> ParamGroup:
+        """What the library is told of a group. Raises MegaDPError: INVALID."""
+        lacking = [name for name in self._hyper if name not in group]
+        if lacking:
+            raise invalid(f"{what} has no {', '.join(lacking)}; {type(self).__name__}'s groups have {', '.join(self._hyper)}")
+        self._check_offers(group, what)
+        found = {name: float(group[name]) for name in self._hyper if name != "betas"}
+        return ParamGroup(betas=tuple(map(float, group["betas"])) if "betas" in self._hyper else None, **found)  # type: ignore[arg-type]
+
+    def _arrays_of(self, p: torch.Tensor) -> Tuple[State, ...]:
+        """What torch keeps of a parameter that has taken part in a step."""
+        return _ARRAYS[self._rule]
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is there: memory and shards are laid out when a module is wrapped."""
         if self._complete:
-            raise MegaDPError(Status.UNSUPPORTED, "add_param_group() of ShardedAdamW is not offered: parameters are registered when the module "
-                              "is wrapped. Wrap all of them (those to be trained later with register_frozen=True, or freeze them after "
-                              "wrapping), and give groups as param_groups of DataParallel")
+            raise MegaDPError(Status.UNSUPPORTED, f"add_param_group() of {type(self).__name__} is not offered: parameters are registered when "
+                              "the module is wrapped. Wrap all of them (those to be trained later with register_frozen=True, or freeze them "
+                              "after wrapping), and give groups as param_groups of DataParallel")
         super().add_param_group(param_group)
 
     @torch.no_grad()
@@ -72,28 +116,38 @@ class ShardedAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for number, group in enumerate(self.param_groups):
-            if (tuple(group["betas"]), group["eps"]) != self._fixed:
-                raise invalid(f"betas and eps of group {number} have changed to {group['betas']}, {group['eps']}; they are fixed at "
-                              f"{self._fixed[0]}, {self._fixed[1]} (OneCycleLR and CyclicLR change betas unless cycle_momentum=False)")
-            if self._values(group) != self._told[number]:
-                self._told[number] = self._values(group)
-                self._native.set_param_group(number, self._told[number])
-        self._sharded.settle()
-        self._collected = None
-        self.model.sync()
-        stream = next((stream_of(p) for p in self.model.trained.values() if p.is_cuda), 0)
-        self.report = self._native.step(wait=not self.model.gather_in_forward, stream=stream)
-        self.model._stepped()
+        course = self._course or Course((self,))
+        if self._scaler is not None and not course.scaled:
+            raise MegaDPError(Status.STATE, f"step() of a {type(self).__name__} whose losses a megadp.torch.GradScaler scales: call "
+                              "scaler.step(optimizer)")
+        later = course.optimizers[course.optimizers.index(self) + 1:]
+        if later:  # so that all of their hooks run, and schedulers see a step of each
+            later[0].step()
+        else:
+            _take(course)
         return loss
 
+    def _tell(self) -> None:
+        """What has changed since the last step."""
+        for number, group in enumerate(self.param_groups):
+            values = self._values(group, f"param_groups[{number}]")
+            if values != self._told[number]:
+                self._native.set_param_group(self._first + number, values)
+                self._changed(group, self._told[number], values)
+                self._told[number] = values
+        self._sharded.settle()
+        self._collected = None
+
+    def _changed(self, group: Dict[str, Any], before: ParamGroup, now: ParamGroup) -> None:
+        """A group's values are others than in the last step."""
+
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As DataParallel.zero_grad. Local."""
+        """As DataParallel.zero_grad, of all parameters of the model. Local."""
         self.model.zero_grad(set_to_none)
 
     def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
-        """What torch.optim.AdamW's state_dict is after the same steps, whole and the same on all ranks, in copies on the CPU, float32; of a
-        parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one.
+        """What the state_dict of torch's optimizer is after the same steps, whole and the same on all ranks, in copies on the CPU, float32;
+        of a parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one.
         With sharding="zero_0" or one rank local; otherwise collective and blocking, unless consolidate_state_dict was called
         before. Raises MegaDPError: STATE (collected on another rank), those of a lost communicator (TIMEOUT, if not all ranks call it)."""
         if self._collected is None:
@@ -121,39 +175,40 @@ class ShardedAdamW(torch.optim.Optimizer):
         try:
             return self._sharded.collect(rank)
         except MegaDPError as error:
-            raise explained(error, _OF_ALL) from None
+            raise explained(error, f". state_dict() of {type(self).__name__} collects what all ranks keep: call it on all of them, and "
+                            "torch.save on one") from None
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
-        """Goes on from what state_dict gave, with any number of ranks and any sharding, or torch.optim.AdamW's. Takes over the values of groups
-        as well, as torch does. The model may be loaded before or after, up to the next step: a master that does not round to its
-        parameter then follows it, with a warning; one that was not saved, or not as float32, follows too. To be called alike on all ranks.
-        Local. Raises MegaDPError: INVALID (what does not fit; then nothing has changed)."""
+        """Goes on from what state_dict gave, with any number of ranks and any sharding, or from that of torch's optimizer. Takes over the
+        values of groups as well, as torch does. The model may be loaded before or after, up to the next step: a master that does not round
+        to its parameter then follows it, with a warning; one that was not saved, or not as float32, follows too. To be called alike on all
+        ranks. Local. Raises MegaDPError: INVALID (what does not fit; then nothing has changed)."""
         for hook in getattr(self, "_optimizer_load_state_dict_pre_hooks", {}).values():
             state_dict = hook(self, state_dict) or state_dict
         groups, params = self._groups_of(state_dict)
-        number_of = {id(p): i for i, p in self.model.trained.items()}
+        number_of = {id(p): i for i, p in self._sharded.params.items()}
         saved = zip((number for group in groups for number in group["params"]), params)
         # torch has no state of a parameter before its first step, and none of a frozen one
         self._sharded.load({number_of[id(p)]: state_dict["state"].get(number, {}) for number, p in saved if id(p) in number_of})
-        self.take_groups(groups)
+        self._take_groups(groups)
         self._collected = None
         for hook in getattr(self, "_optimizer_load_state_dict_post_hooks", {}).values():
             hook(self)
 
-    def take_groups(self, groups: List[Dict[str, Any]]) -> None:
-        """Takes over the values of saved groups (lr, weight_decay, what schedulers keep there). Local."""
-        for group, values in zip(self.param_groups, groups):
+    def _take_groups(self, groups: List[Dict[str, Any]]) -> None:
+        """Takes over the values of saved groups (lr, weight_decay, what schedulers keep there), beside state that came with them. Local."""
+        for number, (group, values) in enumerate(zip(self.param_groups, groups)):
             group.update({name: value for name, value in values.items() if name != "params"})
-            group["betas"] = tuple(group["betas"])
+            if "betas" in group:
+                group["betas"] = tuple(group["betas"])
+            self._told[number] = self._values(group, f"param_groups[{number}]")
+            self._native.set_param_group(self._first + number, self._told[number])
 
     def _loaded(self, groups: Optional[List[Dict[str, Any]]]) -> None:
         """State has come from a checkpoint, with the saved groups' values; None: it begins anew, with those that are here. Local."""
         if groups is not None:
-            self.take_groups(groups)
-            self._told = [self._values(group) for group in self.param_groups]
-            for number, values in enumerate(self._told):
-                self._native.set_param_group(number, values)
+            self._take_groups(groups)
         self._sharded.forget()
         self._collected = None
 
@@ -165,7 +220,8 @@ class ShardedAdamW(torch.optim.Optimizer):
         self.check_groups(groups, "state_dict")
         sizes, mine = ([len(group["params"]) for group in each] for each in (groups, self.param_groups))
         every: List[torch.Tensor] = list(self.model.module.parameters())
-        if sizes != mine and len(mine) == 1 and sizes == [len(every)]:  # torch.optim.AdamW(model.parameters()) has the frozen ones too
+        whole = len(mine) == 1 == len(self.model.group_options)
+        if sizes != mine and whole and sizes == [len(every)]:  # torch.optim.AdamW(model.parameters()) has the frozen ones too
             return groups, every
         if sizes != mine:
             raise invalid(f"state_dict has parameter groups of {sizes} parameters; this optimizer has {mine}, of those that are trained")
@@ -174,10 +230,67 @@ class ShardedAdamW(torch.optim.Optimizer):
     def check_groups(self, groups: List[Dict[str, Any]], what: str) -> None:
         """That this optimizer can go on with the values of saved groups. Raises MegaDPError: INVALID."""
         for number, group in enumerate(groups):
-            betas, eps = tuple(group.get("betas", ())), group.get("eps")
-            if (betas, eps) != self._fixed:
-                raise invalid(f"{what} has betas and eps of {betas}, {eps} in group {number}; this optimizer was made with "
-                              f"{self._fixed[0]}, {self._fixed[1]}, which are fixed")
-            for name in _REFUSED:
-                if group.get(name):
-                    raise invalid(f"{what} was saved with {name} in group {number}, which is not an option of ShardedAdamW")
+            self._values(group, f"group {number} of {what}")
+
+
+def group_numbers(groups: Optional[Sequence[int]], count: int) -> List[int]:
+    if groups is None:
+        return list(range(count))
+    numbers = list(groups)
+    if not numbers or numbers != list(range(numbers[0], numbers[0] + len(numbers))) or not 0 <= numbers[0] <= count - len(numbers):
+        raise invalid(f"groups is {numbers}; it must be numbers of DataParallel's param_groups, one after another, from 0 to {count - 1}")
+    return numbers
+
+
+def _take(course: Course) -> None:
+    """The library's step of all of them."""
+    first = course.optimizers[0]
+    model = first.model
+    for each in course.optimizers:
+        each._tell()
+    model._end_backward(needed=not course.scaled)
+    on_gpu = next((p for p in model.trained.values() if p.is_cuda), None)
+    stream = 0 if on_gpu is None else stream_of(on_gpu)
+    report = on_gpu is None or not course.scaled  # it waits for a GPU
+    natives = [each._native for each in course.optimizers]
+    wait = not model.gather_in_forward
+    if len(natives) == 1:
+        found = natives[0].step(grad_divisor=course.grad_divisor, report=report, wait=wait, stream=stream)
+    else:
+        found = step_native(natives, grad_divisor=course.grad_divisor, report=report, wait=wait, stream=stream)
+    for each in course.optimizers:
+        each.report = found
+    model._stepped()
+
+
+def run_course(course: Course, closure: Optional[Callable[[], Any]] = None) -> Any:
+    """step() of each, of which the last takes the step. Returns closure's value."""
+    for each in course.optimizers:
+        each._course = course
+    try:
+        return course.optimizers[0].step(closure)
+    finally:
+        for each in course.optimizers:
+            each._course = None
+
+
+def check_course(optimizers: Any) -> Tuple[ShardedOptimizer, ...]:
+    """Those of one model, each once. Raises MegaDPError: INVALID."""
+    listed = tuple(optimizers)
+    if not listed:
+        raise invalid("optimizers is empty; give all that have parameters of the model")
+    for number, each in enumerate(listed):
+        if not isinstance(each, ShardedOptimizer):
+            raise invalid(f"optimizers[{number}] is a {type(each).__name__}; it must be a sharded optimizer of megadp.torch")
+        if each.model is not listed[0].model:
+            raise invalid(f"optimizers[{number}] is of another model than optimizers[0]")
+        if each in listed[:number]:
+            raise invalid(f"optimizers[{number}] is optimizers[{listed.index(each)}] again")
+    return listed
+
+
+def step_many(optimizers: Sequence[ShardedOptimizer], closure: Optional[Callable[[], Any]] = None) -> Any:
+    """One step of all sharded optimizers of a model, each made with groups=: as step() of one that has all parameters, with one norm over
+    all of them. They have the same max_grad_norm. Hooks run, and schedulers count, as if each had been stepped. Returns closure's value.
+    Collective, with the same list; blocking as step(). Raises MegaDPError: INVALID (a parameter that none or two of them have), as step()."""
+    return run_course(Course(check_course(optimizers)), closure)

@@ -1,20 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state of ShardedAdamW as torch.optim.AdamW has it: collected from the shards of all ranks, and cut into shards again."""
+"""The state of sharded optimizers as torch's have it: collected from the shards of all ranks, and cut into shards again."""
 import warnings
-from typing import TYPE_CHECKING, Any, Dict, List, Literal, Mapping, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
 from ._errors import MegaDPError, Status, invalid
-from ._optimizer import Optimizer
+from ._optimizer import Optimizer, State
 from ._torch_steps import as_tensor, stream_of
 
 if TYPE_CHECKING:
     from .torch import DataParallel
 
-Array = Literal["master", "exp_avg", "exp_avg_sq"]
-MOMENTS: Tuple[Array, ...] = ("exp_avg", "exp_avg_sq")
-ALL: Tuple[Array, ...] = (*MOMENTS, "master")
 _LOST = (Status.PEER, Status.DESYNC, Status.TIMEOUT, Status.ABORTED)
 
 
@@ -26,31 +23,42 @@ def explained(error: MegaDPError, more: str) -> MegaDPError:
     return error
 
 
-class ShardedState:
-    """What a model's Optimizer keeps of each parameter, by the parameter's number."""
+class Form(NamedTuple):
+    """What torch's optimizer keeps of a parameter."""
 
-    def __init__(self, model: "DataParallel", native: Optimizer) -> None:
-        self._model, self._native = model, native
+    name: str                                            # of torch's class
+    arrays: Tuple[State, ...]                            # all that the rule has
+    of: Callable[[torch.Tensor], Tuple[State, ...]]      # those of them that torch has of this parameter
+    counts: bool                                         # and a step count
+
+
+class ShardedState:
+    """What a model's Optimizer keeps of each of its parameters, by the parameter's number."""
+
+    def __init__(self, model: "DataParallel", native: Optimizer, params: Dict[int, torch.nn.Parameter], form: Form) -> None:
+        self._model, self._native, self.params, self._form = model, native, params, form
         # Loaded masters of half-width parameters. They wait for the next step, since a script may load the model before or after.
         self._masters: Dict[int, torch.Tensor] = {}
         self._begins = {piece.param: piece.param_begin for piece in model.storage.owned()}
 
     def collect(self, rank: Optional[int]) -> Optional[Dict[torch.Tensor, Dict[str, torch.Tensor]]]:
-        """Of each trained parameter that has taken part in a step what torch.optim.AdamW keeps; and "master", float32, of one of less than
+        """Of each trained parameter that has taken part in a step what torch's optimizer keeps; and "master", float32, of one of less than
         32 bits. On the CPU; None on other ranks than `rank` (None: all have it). Collective over the data-parallel ranks; blocking."""
         self.settle()
         keeps = rank is None or rank == self._model._comm.rank
         found: Dict[torch.Tensor, Dict[str, torch.Tensor]] = {}
-        for i, p in self._model.trained.items():
+        for i, p in self.params.items():
             steps, half = self._native.steps(i), p.dtype != torch.float32
             if not (steps or half):  # torch has none before the first step
                 continue
-            arrays = {name: self._whole(i, p, name, keeps) for name in ALL if half or name != "master"}
-            if keeps:
-                found[p] = {"step": torch.tensor(float(steps)), **{name: values for name, values in arrays.items() if values is not None}}
+            names: Tuple[State, ...] = (*self._form.of(p), "master") if half else self._form.of(p)
+            arrays = {name: self._whole(i, p, name, keeps) for name in names}
+            if keeps and (names or self._form.counts):
+                count = {"step": torch.tensor(float(steps))} if self._form.counts else {}
+                found[p] = {**count, **{name: values for name, values in arrays.items() if values is not None}}
         return found if keeps else None
 
-    def _whole(self, i: int, p: torch.Tensor, array: Array, keeps: bool) -> Optional[torch.Tensor]:
+    def _whole(self, i: int, p: torch.Tensor, array: State, keeps: bool) -> Optional[torch.Tensor]:
         own, begin = as_tensor(self._native.state(i, array)), self._begins.get(i, 0)
         if self._model.gradients.whole:
             return own.clone().view(p.shape).cpu() if keeps else None
@@ -61,14 +69,14 @@ class ShardedState:
         return whole.view(p.shape).cpu() if keeps else None
 
     def load(self, entries: Mapping[int, Mapping[str, Any]]) -> None:
-        """Goes on from what collect gave, or torch.optim.AdamW has; a parameter that is not among them has taken no step. Local."""
+        """Goes on from what collect gave, or torch's optimizer has; a parameter that is not among them has taken no step. Local."""
         steps = [0] * len(self._model.storage.params)
         arrays: List[Tuple[torch.Tensor, torch.Tensor]] = []
         masters: Dict[int, torch.Tensor] = {}
-        for i, p in self._model.trained.items():
+        for i, p in self.params.items():
             entry = entries.get(i, {})
-            steps[i] = int(entry.get("step", 0))
-            arrays += [(as_tensor(self._native.state(i, name)), self._cut(i, p, entry, name)) for name in MOMENTS]
+            steps[i] = int(entry.get("step", 1 if entry and not self._form.counts else 0))
+            arrays += [(as_tensor(self._native.state(i, name)), self._cut(i, p, entry, name)) for name in self._form.arrays]
             # torch casts what it does not know to the parameter's type, and goes on without it: such a master is of no use.
             if p.dtype != torch.float32 and getattr(entry.get("master"), "dtype", None) == torch.float32:
                 masters[i] = self._cut(i, p, entry, "master").clone()
@@ -77,13 +85,13 @@ class ShardedState:
             to.copy_(values)
         self._masters = masters
 
-    def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: Array) -> torch.Tensor:
+    def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: State) -> torch.Tensor:
         name, begin, count = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array)).numel()
         values = entry.get(array)
-        if not entry:
+        if not entry or (values is None and not self._form.counts):  # SGD's: of a group without momentum
             return torch.zeros(count)
         if not isinstance(values, torch.Tensor):
-            raise invalid(f"state_dict has {sorted(entry)} of '{name}'; AdamW's state has '{array}', a tensor")
+            raise invalid(f"state_dict has {sorted(entry)} of '{name}'; {self._form.name}'s state has '{array}', a tensor")
         if values.shape != p.shape:
             raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', whose shape is {tuple(p.shape)}")
         return values.detach().reshape(-1)[begin:begin + count]
@@ -97,7 +105,7 @@ class ShardedState:
         self._model._follow_writes()
         others = total = 0
         for i, loaded in self._masters.items():
-            view, begin, p = as_tensor(self._native.state(i, "master")), self._begins.get(i, 0), self._model.trained[i].detach()
+            view, begin, p = as_tensor(self._native.state(i, "master")), self._begins.get(i, 0), self.params[i].detach()
             values = p.reshape(-1)[begin:begin + view.numel()]
             loaded = loaded.to(view.device)
             fits = loaded.to(p.dtype) == values

@@ -153,7 +153,7 @@ class Gradients:
         return MegaDPError(Status.STATE, f"a second backward() has brought a gradient of {self.names[number]!r} before the step was taken. To "
                            "accumulate gradients, put the forward and backward of all batches but a step's last into `with "
                            "model.no_sync():`; losses of one batch are added before one backward(). If the step is taken by another "
-                           "optimizer than ShardedAdamW, call model.stepped() after it; optimizer.zero_grad() throws gradients away",
+                           "optimizer than megadp.torch's, call model.stepped() after it; optimizer.zero_grad() throws gradients away",
                            param=number)
 
     def _begin_pass(self) -> None:
@@ -231,7 +231,7 @@ class Gradients:
                                   "place (clip_grad_norm_, GradScaler, p.grad.mul_), zero_grad() of the optimizer throws them away", param=i)
             if self._slots[i]._version != self._versions[i]:
                 raise MegaDPError(Status.STATE, f"the gradient of {self.names[i]!r} was changed after it had come, while it was being "
-                                  "reduced: clip by ShardedAdamW's max_grad_norm or torch.nn.utils.clip_grad_norm_, scale by "
+                                  "reduced: clip by the optimizer's max_grad_norm or torch.nn.utils.clip_grad_norm_, scale by "
                                   "torch.amp.GradScaler", param=i)
 
     def used(self, by_library: bool) -> None:

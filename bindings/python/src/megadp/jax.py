@@ -18,7 +18,7 @@ from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
-from ._optimizer import Optimizer, StepReport
+from ._optimizer import Optimizer, Rule, StepReport
 from ._params import BufferOptions, Param, Placement
 from ._saved import Together
 from ._waiting import Request
@@ -180,14 +180,14 @@ class DataParallel(Gradients):
     use_order() of an earlier one says; buckets then fill one after another (JAX puts a dict's leaves in alphabetical order; None: they
     are used in the order of the pytree). placements: on a Grid with tensor-parallel ranks a pytree like params of how these hold each:
     "replicated", "partial_sum", or what ParallelLinear.placements says; each data-parallel group then begins with the values of its first
-    rank. optimizer options (lr, betas, eps, weight_decay, max_grad_norm) and options of Buffer may be given. buffer and optimizer are there to
-    be used directly. Collective; blocking.
+    rank. optimizer options (rule, lr, betas, eps, weight_decay, momentum, max_grad_norm) and options of Buffer may be given. buffer and
+    optimizer are there to be used directly. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
-    def __init__(self, comm: Union[Comm, Grid], params: Any, *, lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
-                 eps: Optional[float] = None, weight_decay: float = 0.0, max_grad_norm: float = 0.0,
-                 use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
+    def __init__(self, comm: Union[Comm, Grid], params: Any, *, rule: Rule = "adamw", lr: Optional[float] = None,
+                 betas: Optional[Tuple[float, float]] = None, eps: Optional[float] = None, weight_decay: float = 0.0,
+                 momentum: Optional[float] = None, max_grad_norm: float = 0.0, use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
         super().__init__(comm, params, use_order, options, placements)
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
@@ -196,7 +196,8 @@ class DataParallel(Gradients):
         self._comm = comm if isinstance(comm, Comm) else comm.comm("dp-cp")
         self._together: Optional[Together] = None
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
-        self.optimizer = Optimizer(self.buffer, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, max_grad_norm=max_grad_norm)
+        self.optimizer = Optimizer(self.buffer, rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum=momentum,
+                                   max_grad_norm=max_grad_norm)
 
     def read(self) -> Any:
         """The parameters after the last step, as JAX arrays of their own. Waits for each while the next are still gathered. Local."""
@@ -208,10 +209,10 @@ class DataParallel(Gradients):
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *,
              grad_divisor: Optional[float] = None) -> Optional[StepReport]:
-        """sync, then a step of the optimizer; with loss_scale a gradient that is not finite makes all ranks skip it. Returns when
+        """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
         its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
         Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
-        self._sync(skips=loss_scale is not None)
+        self._sync(skips=loss_scale is not None or self.optimizer._scales)
         try:
             return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, wait=False)
         except MegaDPError as error:

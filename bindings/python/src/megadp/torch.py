@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch: DataParallel, whose parameters and gradients live in the library's memory, and ShardedAdamW.
+"""PyTorch: DataParallel, whose parameters and gradients live in the library's memory, and the sharded optimizers.
 
 docs/from-ddp.md says what becomes of scripts written for DistributedDataParallel.
 """
@@ -20,10 +20,12 @@ from ._torch_ddp import Unwrapped
 from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
-from ._torch_optimizer import ShardedAdamW
+from ._torch_optimizer import ShardedOptimizer, step_many
 from ._torch_placement import place, placed_by_name, registered_with
 from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel, reduce_from_tensor_parallel,
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
+from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
+from ._torch_scaler import GradScaler
 from ._torch_steps import Gradients, as_tensor, stream_of
 from ._torch_vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from ._waiting import Request
@@ -31,10 +33,10 @@ from ._waiting import Request
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ColumnParallelLinear", "DataParallel", "RowParallelLinear", "ShardedAdamW", "SyncBatchNorm", "Unwrapped",
-           "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor", "copy_to_tensor_parallel", "gather_from_tensor_parallel",
-           "load_checkpoint", "place", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel", "save_checkpoint",
-           "scatter_to_tensor_parallel", "vocab_parallel_cross_entropy"]
+__all__ = ["ColumnParallelLinear", "DataParallel", "GradScaler", "RowParallelLinear", "ShardedAdam", "ShardedAdamW", "ShardedLion",
+           "ShardedOptimizer", "ShardedSGD", "SyncBatchNorm", "Unwrapped", "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor",
+           "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place", "reduce_from_tensor_parallel",
+           "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel", "step_many", "vocab_parallel_cross_entropy"]
 
 
 class DataParallel(torch.nn.Module):
@@ -42,7 +44,7 @@ class DataParallel(torch.nn.Module):
 
     where: a Comm or a Grid; None: the ranks of torch.distributed where it is initialized (of process_group), otherwise the launcher's.
     The parameters' data moves into the library's memory, with rank 0's values on all ranks, and so do module buffers' values.
-    param_groups: as torch's optimizers take them, for ShardedAdamW. register_frozen: parameters that are frozen (requires_grad False) when
+    param_groups: as torch's optimizers take them, for the sharded optimizers. register_frozen: parameters that are frozen (requires_grad False) when
     the module is wrapped may be trained later; each then takes the memory of a trained one (itself, its gradient, and 1/dp of its
     optimizer state). Without it they are broadcast and left alone, and it is an error if they are unfrozen. What is frozen after wrapping
     stays as it is meanwhile. broadcast_buffers (or forward_sync_buffers; None: True): module buffers are rank 0's before a forward that
@@ -194,9 +196,13 @@ class DataParallel(torch.nn.Module):
                               "of a trained one), or freeze it after wrapping")
 
     def sync(self) -> None:
-        """Ends backward: skips parameters that no gradient came for, then as Buffer.sync. ShardedAdamW.step calls it, and so does the first
+        """Ends backward: skips parameters that no gradient came for, then as Buffer.sync. The step of a sharded optimizer calls it, and so does the first
         look at gradients. A rank without data calls it in place of forward and backward while others go on. Collective; blocking. Raises MegaDPError: INVALID (a parameter's memory was replaced, as .to() and .half() do;
         one that is not registered was unfrozen), STATE (gradients were changed or replaced), those of a lost communicator."""
+        self._end_backward(needed=True)
+
+    def _end_backward(self, needed: bool) -> None:
+        """needed: as of Gradients.finish."""
         self._check_frozen()
         if not self._forwarded:  # the other ranks' forward has waited for this one's
             self._forwarded = True
@@ -211,7 +217,7 @@ class DataParallel(torch.nn.Module):
                 number = next(i for i, each in self.trained.items() if each is own)
                 raise invalid(f"parameter {self.names[number]!r} was replaced by another, which would not be trained (assign=True of "
                               "load_state_dict does that, and an assignment to a module's attribute): copy values into it")
-        self.gradients.finish()
+        self.gradients.finish(needed)
         self.gradients.check()
 
     def _stepped(self) -> None:

@@ -36,6 +36,13 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), max_grad_value=1, norm="inf",
                                  param_groups=[megadp.ParamGroup(weight_decay=0.1), megadp.ParamGroup(lr=0)])
     optimizer.state("w", "exp_avg").numpy()[:] = 0
+    rest = megadp.Optimizer(buffer, rule="sgd_nesterov", momentum=0.95, first_param_group=2,
+                            param_groups=[megadp.ParamGroup(betas=None, eps=None, momentum=0)])
+    rest.state("w", "momentum_buffer").numpy()[:] = 0
+    optimizer.set_scaler(megadp.Scaler(scale=1024, growth_interval=100, hysteresis=2, constant=False))
+    assert_type(optimizer.scaler().scale + optimizer.scale().size, float)
+    optimizer.set_scaler(None)
+    assert_type(megadp.step_many([optimizer, rest], grad_divisor=2, wait=False), Optional[megadp.StepReport])
     megadp.save_checkpoint("checkpoints", buffer, optimizer, tensors={"x": np.zeros(3)}, shared_data=b"all", rank_data=bytearray(1), keep=3)
     megadp.load_checkpoint(Path("checkpoints"), optimizer, tensors={"x": megadp.CheckpointTensor(np.zeros(3), "sharded", shard_dim=0)},
                            optional=["x.*"], params_only=True, load_hyper=False)

@@ -24,6 +24,12 @@ def train(comm: megadp.Comm, array: object) -> None:
     comm.all_reduce(array, op="mean")  # wrong
     comm.reduce_scatter(array, array, "mean")  # wrong
     megadp.Optimizer(buffer, lr=0.1).state("w", "momentum")  # wrong
+    megadp.Optimizer(buffer, rule="adamax")  # wrong
+    megadp.Optimizer(buffer, betas=(0.9,))  # wrong
+    megadp.ParamGroup(beta1=0.9)  # wrong
+    megadp.Scaler(hysterisis=2)  # wrong
+    megadp.step_many([buffer])  # wrong
+    megadp.step_many([], lr=0.1)  # wrong
     megadp.save_checkpoint("checkpoints", comm)  # wrong
     megadp.save_checkpoint("checkpoints", buffer, optional="x")  # wrong
     megadp.load_checkpoint(3, buffer)  # wrong
