@@ -92,7 +92,7 @@ MEGADP_HOST_DEVICE inline void follow_overflow(LossScale& s, const LossScaler& s
 
 // From square_sum and nonfinite, or the largest magnitude, the rest: grad_norm = sqrt(square_sum) / divisor; clip_factor = min(1, max_norm
 // / (grad_norm + 1e-6)), 1 when max_norm is 0 or the norm is NaN; skip = nonfinite > 0; unless skipped: step + 1. With a scaler its scale
-// divides too, and then becomes the next step's.
+// divides too, and then becomes the next step's; if no float holds what divides in all, that is an overflow.
 MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepSettings& settings) {
   const bool scales = settings.scaler.kind != LossScaler::Kind::none;
   s.used_scale = scales ? s.loss_scale.scale : 1;
@@ -106,7 +106,8 @@ MEGADP_HOST_DEVICE inline void begin_step(StepScalars& s, const StepSettings& se
   s.clip_factor = static_cast<float>(clip);
   s.grad_factor = static_cast<float>(clip / divisor);
   s.grad_limit = settings.max_value > 0 ? static_cast<float>(settings.max_value) : HUGE_VALF;
-  s.skip = s.nonfinite > 0 ? 1 : 0;
+  const bool divides = !scales || (divisor <= kMostLossScale && divisor >= 1 / kMostLossScale);
+  s.skip = s.nonfinite > 0 || !divides ? 1 : 0;
   if (s.skip == 0) s.step += 1;
   if (settings.scaler.kind == LossScaler::Kind::dynamic) follow_overflow(s.loss_scale, settings.scaler, s.skip != 0);
 }

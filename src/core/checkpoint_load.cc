@@ -257,13 +257,13 @@ class Load {
     return {};
   }
 
-  // Where this stage has no parameter of an optimizer, its steps and loss scale are those of the other stages: of the first with its rule.
+  // Where this stage has no parameter of an optimizer, its steps and loss scale are those of the other stages.
   const StoredOptimizer* stored_elsewhere(const CheckpointPart& part) const {
     for (size_t param = 0; param < part.buffer->plan().params.size(); ++param) {
       if (part.optimizer->covers(param)) return nullptr;
     }
     for (const StoredOptimizer& each : source_->manifest().optimizers) {
-      if (each.rule == part.optimizer->rule().name) return &each;
+      if (part.optimizer->is_stored_as(each)) return &each;
     }
     return nullptr;
   }

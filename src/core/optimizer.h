@@ -107,6 +107,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Its configuration with the values that another one had.
   Result<OptimizerConfig> config_from(const StoredOptimizer& stored) const;
   void set_config(OptimizerConfig config);
+  // Whether it has the same rule and the same groups.
+  bool is_stored_as(const StoredOptimizer& stored) const;
   // What another one's scaler had come to, if both have one.
   Result<std::optional<LossScale>> loss_scale_from(const StoredOptimizer& stored) const;
   Status set_loss_scale(const LossScale& scale);

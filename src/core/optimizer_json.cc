@@ -86,6 +86,14 @@ bool take_group(const JsonValue& from, const UpdateRule& rule, const Hyper& opti
 
 }  // namespace
 
+bool Optimizer::is_stored_as(const StoredOptimizer& stored) const {
+  if (stored.rule != impl_->rule().name) return false;
+  const auto json = JsonValue::parse(stored.info);
+  double first = 0;
+  if (json && json->find("first_group") != nullptr && !take_number(*json, "first_group", &first)) return false;
+  return first == static_cast<double>(impl_->config.first_group);
+}
+
 Result<std::optional<LossScale>> Optimizer::loss_scale_from(const StoredOptimizer& stored) const {
   const auto json = JsonValue::parse(stored.info);
   const JsonValue* const given = json ? json->find("scaler") : nullptr;
@@ -96,8 +104,11 @@ Result<std::optional<LossScale>> Optimizer::loss_scale_from(const StoredOptimize
   if (!known || scale < kLeastDivisor || scale > kMostLossScale || clean_steps >= UINT32_MAX || overflows >= UINT32_MAX) {
     return Status(Code::corrupt, "the optimizer's scaler is not what it may be");
   }
-  return std::optional(LossScale{static_cast<float>(scale), static_cast<uint32_t>(clean_steps),
-                                 std::min(static_cast<uint32_t>(overflows), impl_->scaler.hysteresis), 0});
+  // Within what this scaler, which may be another, can come to itself.
+  const LossScaler& mine = impl_->scaler;
+  if (mine.kind == LossScaler::Kind::dynamic) scale = std::max(scale, mine.least);
+  return std::optional(LossScale{static_cast<float>(scale), std::min(static_cast<uint32_t>(clean_steps), mine.growth_interval - 1),
+                                 std::min(static_cast<uint32_t>(overflows), mine.hysteresis), 0});
 }
 
 Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) const {

@@ -63,8 +63,10 @@ Status Optimizer::agree_together(Together optimizers) {
   };
   Status mine = check_together(optimizers);
   if (mine.ok() && std::equal(agreed_.begin(), agreed_.end(), optimizers.begin(), optimizers.end(), same)) return {};
-  const char* const call = optimizers.size() == 1 ? "mdp_optimizer_step" : kCall;
-  if (Status agreed = agree(*buffer_->context().world, buffer_->arenas().grid()->world()->group().members(), {call}, mine); !agreed) {
+  // Once a list was agreed on, the others do not come here for it again; a program that gives one rank another list learns of it there.
+  if (!mine.ok() && !agreed_.empty()) return mine;
+  if (Status agreed = agree(*buffer_->context().world, buffer_->arenas().grid()->world()->group().members(), {"mdp_optimizer_step"}, mine);
+      !agreed) {
     return agreed;
   }
   agreed_.assign(optimizers.begin(), optimizers.end());

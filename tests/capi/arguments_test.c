@@ -264,6 +264,7 @@ static void streams(void** state) {
   SIZED(mdp_step_config, config);
   config.stream = s;
   FAILS(MDP_E_INVALID, part, mdp_optimizer_step(alone.optimizer, &config, NULL, NULL));
+  FAILS(MDP_E_INVALID, part, mdp_optimizer_step_many(&alone.optimizer, 1, &config, NULL, NULL));
 }
 
 /* ── Grids and plans ── */
@@ -535,8 +536,12 @@ static void optimizer_arguments(void** state) {
     mdp_optimizer_config config;
     const char* part;
   } bad[] = {
-      {{.rule = 1}, "config.rule is 1"},
-      {{.flags = 8}, "config.flags is 8"},
+      {{.rule = 6},
+       "config.rule is 6; it must be 0 (AdamW), 1 (Adam), 2 (SGD), 3 (SGD with momentum), 4 (SGD with Nesterov momentum) or 5 (Lion)"},
+      {{.rule = UINT32_MAX}, "config.rule is 4294967295"},
+      {{.flags = 32}, "config.flags is 32"},
+      {{.first_param_group = 1}, "config.first_param_group is 1; without MDP_OPTIMIZER_SOME_GROUPS (16)"},
+      {{.flags = MDP_OPTIMIZER_SOME_GROUPS, .first_param_group = 1U << 31}, "config.first_param_group is 2147483648"},
       {{.lr = -1}, "config.lr is -1"},
       {{.lr = NAN}, "config.lr is"},
       {{.lr = INFINITY}, "config.lr is inf"},
@@ -575,7 +580,7 @@ static void groups_and_steps(void** state) {
     mdp_param_group group;
     const char* part;
   } bad_groups[] = {{{.reserved = 1}, ".reserved is 1"},
-                    {{.flags = 4}, ".flags is 4"},
+                    {{.flags = 32}, ".flags is 32"},
                     {{.lr = -1}, ".lr is -1"},
                     {{.weight_decay = NAN}, ".weight_decay is"}};
   for (size_t i = 0; i < sizeof bad_groups / sizeof bad_groups[0]; ++i) {
@@ -603,6 +608,7 @@ static void groups_and_steps(void** state) {
     mdp_step_config config = bad_steps[i].config;
     config.struct_size = sizeof config;
     FAILS(MDP_E_INVALID, bad_steps[i].part, mdp_optimizer_step(alone.optimizer, &config, NULL, NULL));
+    FAILS(MDP_E_INVALID, bad_steps[i].part, mdp_optimizer_step_many(&alone.optimizer, 1, &config, NULL, NULL));
   }
 }
 

@@ -216,6 +216,22 @@ static mdp_status set_group(void* h) {
 static mdp_status optimizer_step(void* h) {
   return mdp_optimizer_step(h, NULL, NULL, NULL);
 }
+static mdp_status step_many(void* h) {
+  mdp_optimizer* const optimizers[] = {h};
+  return mdp_optimizer_step_many(optimizers, 1, NULL, NULL, NULL);
+}
+static mdp_status set_scaler(void* h) {
+  SIZED(mdp_scaler, scaler);
+  return mdp_optimizer_set_scaler(h, &scaler);
+}
+static mdp_status optimizer_scaler(void* h) {
+  SIZED(mdp_scaler, out);
+  return mdp_optimizer_scaler(h, &out);
+}
+static mdp_status optimizer_scale(void* h) {
+  SIZED(mdp_tensor, out);
+  return mdp_optimizer_scale(h, &out);
+}
 static mdp_status optimizer_state(void* h) {
   SIZED(mdp_tensor, out);
   return mdp_optimizer_state(h, FIRST, "master", &out);
@@ -294,6 +310,10 @@ static const entry entries[] = {
     {"mdp_optimizer_create", "buffer", "mdp_buffer", optimizer_create},
     {"mdp_optimizer_set_param_group", "optimizer", "mdp_optimizer", set_group},
     {"mdp_optimizer_step", "optimizer", "mdp_optimizer", optimizer_step},
+    {"mdp_optimizer_step_many", "optimizers[0]", "mdp_optimizer", step_many},
+    {"mdp_optimizer_set_scaler", "optimizer", "mdp_optimizer", set_scaler},
+    {"mdp_optimizer_scaler", "optimizer", "mdp_optimizer", optimizer_scaler},
+    {"mdp_optimizer_scale", "optimizer", "mdp_optimizer", optimizer_scale},
     {"mdp_optimizer_state", "optimizer", "mdp_optimizer", optimizer_state},
     {"mdp_optimizer_steps", "optimizer", "mdp_optimizer", optimizer_steps},
     {"mdp_optimizer_set_steps", "optimizer", "mdp_optimizer", optimizer_set_steps},
@@ -444,6 +464,7 @@ static void outputs(void** state) {
   FAILS(MDP_E_INVALID, "misaligned", mdp_send_recv(alone.comm, &t, -1, &t, -1, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_grad_sync(alone.buffer, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_optimizer_step(alone.optimizer, NULL, NULL, crooked));
+  FAILS(MDP_E_INVALID, "misaligned", mdp_optimizer_step_many(&alone.optimizer, 1, NULL, NULL, crooked));
   for (size_t i = 0; i < 4; ++i) CHECK(room[i] == 0);
 }
 

@@ -232,7 +232,8 @@ static void said_as_json(void** state) {
   OK(mdp_optimizer_set_steps(j.optimizer, 7, NULL, 0));
   static const char wanted[] =
       "{\"rule\":\"AdamW\",\"steps\":7,\"lr\":0.0625,\"beta1\":0.9,\"beta2\":0.999,\"eps\":1e-08,\"weight_decay\":0.125,"
-      "\"max_grad_norm\":2.0,\"max_grad_value\":0.0,\"norm\":\"l2\",\"groups\":[{\"lr\":0.25,\"weight_decay\":0.125}],"
+      "\"max_grad_norm\":2.0,\"max_grad_value\":0.0,\"norm\":\"l2\",\"first_group\":0,"
+      "\"groups\":[{\"lr\":0.25,\"beta1\":0.9,\"beta2\":0.999,\"eps\":1e-08,\"weight_decay\":0.125}],"
       "\"state\":[{\"name\":\"master\",\"dtype\":\"f32\"},{\"name\":\"exp_avg\",\"dtype\":\"f32\"},"
       "{\"name\":\"exp_avg_sq\",\"dtype\":\"f32\"}]}";
   char json[sizeof wanted];

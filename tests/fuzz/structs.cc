@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The structs that callers hand in, each in memory that ends where its struct_size says: alone, as a tensor, or all those that describe a
-// plan. Pointers in them are made to point to something, or are NULL; what they point to ends where it should, too.
+// plan, an optimizer or a loss scaler; and lists of handles that are none. Pointers in them are made to point to something, or are NULL;
+// what they point to ends where it should, too.
+#include <cmath>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "api/intake.h"
+#include "api/optimizer_config.h"
 #include "api/tensor.h"
 #include "base/text.h"
 #include "fuzz.h"
@@ -52,6 +55,10 @@ class Given {
     T value{};
     if (offset + sizeof value <= stride_) std::memcpy(&value, at(i) + offset, sizeof value);
     return value;
+  }
+  template <class T>
+  void set(size_t i, size_t offset, T value) {
+    if (offset + sizeof value <= stride_) std::memcpy(at(i) + offset, &value, sizeof value);
   }
   // Puts a pointer where the input has anything but zero.
   void point(size_t i, size_t offset, const void* to) {
@@ -148,15 +155,85 @@ std::string plan(Bytes* bytes) {
   return words;
 }
 
+// An optimizer's configuration with its groups. What was taken can be computed with.
+std::string take_an_optimizer(Bytes* bytes) {
+  const size_t count = bytes->number<uint8_t>() % kMostElements;
+  Given config(bytes, 1), groups(bytes, std::max<size_t>(count, 1));
+  config.point(0, offsetof(mdp_optimizer_config, param_groups), groups.at(0));
+  if (config.get<uint64_t>(0, offsetof(mdp_optimizer_config, param_group_count)) <= kLongest) {
+    config.set(0, offsetof(mdp_optimizer_config, param_group_count), uint64_t{count});
+  }
+  const auto taken = take_optimizer_config(config.as<mdp_optimizer_config>());
+  if (!taken.ok()) {
+    must(!taken.status().text().empty(), "an optimizer is refused without a reason");
+    return taken.status().text();
+  }
+  const auto may_be = [](double value) { return std::isfinite(value) && value >= 0; };
+  const Hyper& hyper = taken->hyper;
+  must(may_be(hyper.lr) && may_be(hyper.eps) && may_be(hyper.weight_decay), "an optimizer with a number that is none");
+  must(hyper.beta1 < 1 && hyper.beta2 < 1 && hyper.momentum < 1, "an optimizer that forgets nothing");
+  must(!taken->groups.empty() && taken->groups.size() <= kMostElements, "an optimizer with other groups than were given");
+  must(taken->some_groups || taken->first_group == 0, "an optimizer of all groups that begins with another");
+  return text("an optimizer, rule ", taken->rule, " groups ", taken->groups.size());
+}
+
+// What a scaler was taken as is taken again, and is then the same.
+std::string take_a_scaler(Bytes* bytes) {
+  Given given(bytes, 1);
+  const auto taken = take_scaler(given.as<mdp_scaler>());
+  if (!taken.ok()) {
+    must(!taken.status().text().empty(), "a scaler is refused without a reason");
+    return taken.status().text();
+  }
+  mdp_scaler shown = scaler_struct(*taken);
+  shown.struct_size = sizeof shown;
+  const auto again = take_scaler(&shown);
+  must(again.ok(), "a scaler that was taken is not taken again");
+  mdp_scaler same = scaler_struct(*again);
+  same.struct_size = sizeof same;
+  must(std::memcmp(&shown, &same, sizeof same) == 0, "a scaler has changed by being shown");
+  LossScale scale = taken->scale;
+  for (int overflow = 0; overflow < 4; ++overflow) {
+    follow_overflow(scale, taken->scaler, overflow % 2 == 0);
+    must(std::isfinite(scale.scale) && scale.scale > 0, "a scale that cannot be divided by");
+  }
+  return text("a scaler, kind ", static_cast<uint32_t>(taken->scaler.kind));
+}
+
+// Each entry is NULL, misaligned, or points to bytes that never were a handle.
+std::string step_many(Bytes* bytes) {
+  const size_t room = bytes->number<uint8_t>() % kMostElements, count = bytes->number<uint8_t>() % 2 == 0 ? room : 0;
+  std::vector<std::unique_ptr<uint64_t[]>> memory;
+  std::vector<mdp_optimizer*> list;
+  for (size_t i = 0; i < room; ++i) {
+    const auto kind = bytes->number<uint8_t>() % 3;
+    memory.push_back(std::make_unique<uint64_t[]>(2));
+    memory.back()[0] = bytes->number<uint32_t>();
+    list.push_back(kind == 0 ? nullptr
+                             : reinterpret_cast<mdp_optimizer*>(reinterpret_cast<char*>(memory.back().get()) + (kind == 1 ? 4 : 0)));
+  }
+  Given config(bytes, 1), report(bytes, 1);
+  const mdp_status status =
+      mdp_optimizer_step_many(list.data(), count, config.as<mdp_step_config>(), report.as<mdp_step_report>(), nullptr);
+  must(status == MDP_E_INVALID && mdp_last_error()[0] != '\0', "a list without an optimizer is not refused");
+  return mdp_last_error();
+}
+
 std::string run(const std::string& input) {
   Bytes bytes(input);
-  switch (bytes.number<uint8_t>() % 3) {
+  switch (bytes.number<uint8_t>() % 6) {
     case 0:
       return take_any<mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config, mdp_plan_report, mdp_range,
-                      mdp_param_group, mdp_optimizer_config, mdp_step_config, mdp_step_report, mdp_stats_report, mdp_bucket_report,
-                      mdp_error_info>(&bytes);
+                      mdp_param_group, mdp_optimizer_config, mdp_scaler, mdp_step_config, mdp_step_report, mdp_stats_report,
+                      mdp_bucket_report, mdp_error_info>(&bytes);
     case 1:
       return "tensor " + take_a_tensor(&bytes);
+    case 2:
+      return "optimizer " + take_an_optimizer(&bytes);
+    case 3:
+      return "scaler " + take_a_scaler(&bytes);
+    case 4:
+      return "list " + step_many(&bytes);
     default:
       return "plan " + plan(&bytes);
   }
@@ -189,7 +266,20 @@ std::vector<std::string> valid() {
   const std::string two = blob(bytes_of(param)) + blob(bytes_of(param));
   const std::string pointed = blob("tp-cp-ep-dp-pp") + blob("w") + bytes_of(int64_t{300}) + blob("b") + bytes_of(int64_t{7});
   std::vector<std::string> all = {std::string("\1", 1) + blob(bytes_of(tensor)) + sizes + strides,
-                                  std::string("\2", 1) + bytes_of(int32_t{8}) + bytes_of(int32_t{3}) + "\2" + structs + two + pointed};
+                                  std::string("\5", 1) + bytes_of(int32_t{8}) + bytes_of(int32_t{3}) + "\2" + structs + two + pointed};
+  auto group = sized<mdp_param_group>();
+  group.lr = 0.5;
+  for (mdp_rule rule = MDP_RULE_ADAMW; rule <= MDP_RULE_LION; ++rule) {
+    auto optimizer = sized<mdp_optimizer_config>();
+    optimizer.rule = rule, optimizer.param_group_count = 2, optimizer.flags = MDP_OPTIMIZER_SOME_GROUPS, optimizer.first_param_group = 1;
+    optimizer.param_groups = static_cast<const mdp_param_group*>(something);
+    all.push_back(std::string("\2\2", 2) + blob(bytes_of(optimizer)) + blob(bytes_of(group)) + blob(bytes_of(group)));
+  }
+  auto scaler = sized<mdp_scaler>();
+  scaler.scale = 1024, scaler.growth_interval = 3, scaler.clean_steps = 2, scaler.hysteresis = 2, scaler.overflows = 1;
+  all.push_back(std::string("\3", 1) + blob(bytes_of(scaler)));
+  const std::string entries = std::string("\2", 1) + bytes_of(uint32_t{1}) + std::string("\0", 1) + bytes_of(uint32_t{2});
+  all.push_back(std::string("\4\2\0", 3) + entries + blob(bytes_of(sized<mdp_step_config>())) + blob(bytes_of(sized<mdp_step_report>())));
   all.push_back(std::string("\0\0", 2) + blob(bytes_of(sized<mdp_comm_config>())));
   all.push_back(std::string("\0\1", 2) + blob(bytes_of(grid)));
   all.push_back(std::string("\0\3", 2) + blob(bytes_of(param) + std::string(8, '\0')));
