@@ -157,7 +157,7 @@ static mdp_tensor vector(void) {
 
 static void tensors(void** state) {
   (void)state;
-  if (ON_CUDA) SKIP("a device takes other tensors, and any stream");
+  if (on_cuda) SKIP("a device takes other tensors, and any stream");
   static const int64_t negative[] = {-1}, huge[] = {INT64_C(1) << 40, INT64_C(1) << 40}, far[] = {INT64_MAX};
   struct {
     mdp_tensor tensor;
@@ -245,7 +245,7 @@ static void collective_arguments(void** state) {
 
 static void streams(void** state) {
   (void)state;
-  if (ON_CUDA) SKIP("a device takes other tensors, and any stream");
+  if (on_cuda) SKIP("a device takes other tensors, and any stream");
   const mdp_tensor t = vector();
   void* s = &not_a_stream;
   const char* part = "on the host backend a stream is NULL";

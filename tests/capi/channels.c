@@ -97,7 +97,7 @@ model model_open(mdp_grid* grid, int number) {
   OK(mdp_grid_coords(grid, MDP_AXIS_DP, &m.dp_index, &m.dp));
   OK(mdp_grid_coords(grid, MDP_AXIS_TP, &m.column, &columns));
   OK(mdp_buffer_register(NULL, grid, &config, params, PARTS, &m.buffer));
-  if (ON_CUDA) OK(mdp_buffer_register(NULL, grid, &config, params, PARTS, &m.source));
+  if (on_cuda) OK(mdp_buffer_register(NULL, grid, &config, params, PARTS, &m.source));
   OK(mdp_optimizer_create(m.buffer, &adamw, &m.optimizer));
   OK(mdp_buffer_bucket(m.buffer, PARTS - 1, &last));
   return m;
@@ -220,7 +220,7 @@ static float host_arrays[MOST_RANKS][SLOTS * SLOT_LENGTH];
 
 room room_open(mdp_comm* world) {
   room r = {.rank = mdp_comm_rank(world), .device = {.struct_size = sizeof(mdp_tensor)}};
-  if (!ON_CUDA) return r;
+  if (!on_cuda) return r;
   static const int64_t length = (int64_t)SLOTS * SLOT_LENGTH;
   SIZED(mdp_param, param);
   param.dtype = MDP_DTYPE_F32;

@@ -40,9 +40,15 @@ static int threads_come_down_to(int most) {
   return library_threads();
 }
 
+/* Gradients and gathers; a device has one beside gradients, and a watch. */
+static int besides(void) {
+  return on_cuda ? 4 : 3;
+}
+/* A communicator: a device's has one for what goes over the host. */
+static int each(void) {
+  return on_cuda ? 2 : 1;
+}
 enum {
-  BESIDES = ON_CUDA ? 4 : 3, /* gradients and gathers; a device has one beside gradients, and a watch */
-  EACH = ON_CUDA ? 2 : 1,    /* a communicator: a device's has one for what goes over the host */
   USED = 3,
   UNUSED = 5,
   CYCLES = 20
@@ -69,28 +75,28 @@ static void count_threads(const mdp_unique_id* id, int32_t rank, int32_t n, void
   model m = model_open(grid, 0);
   take_a_step(&m);
   CHECK(library_threads() > 0); /* they are known by their names */
-  check_at_most(library_threads(), BESIDES, "after a step");
+  check_at_most(library_threads(), besides(), "after a step");
   for (int i = 0; i < USED; ++i) OK(mdp_comm_split(world, 0, rank, &used[i]));
   for (int i = 0; i < UNUSED; ++i) OK(mdp_comm_split(world, 0, rank, &unused[i]));
-  check_at_most(library_threads(), BESIDES, "beside communicators that are not used");
+  check_at_most(library_threads(), besides(), "beside communicators that are not used");
   for (int i = 0; i < USED; ++i) {
     for (int number = 0; number < SLOTS; ++number) call_now(used[i], (kind)(number % KINDS), number, &arrays, number);
-    check_at_most(library_threads(), BESIDES + EACH * (i + 1), "beside communicators that are used");
+    check_at_most(library_threads(), besides() + each() * (i + 1), "beside communicators that are used");
   }
   call_now(world, ALL_REDUCE, 0, &arrays, 1);
   take_a_step(&m);
-  check_at_most(library_threads(), BESIDES + EACH * (USED + 1), "with the world used too");
+  check_at_most(library_threads(), besides() + each() * (USED + 1), "with the world used too");
   for (int i = 0; i < UNUSED; ++i) mdp_comm_destroy(unused[i]);
   for (int i = 0; i < USED; ++i) mdp_comm_destroy(used[i]);
   /* The last one's may be kept until another comes or goes. */
-  check_at_most(threads_come_down_to(BESIDES + 2 * EACH), BESIDES + 2 * EACH, "when the communicators are gone");
+  check_at_most(threads_come_down_to(besides() + 2 * each()), besides() + 2 * each(), "when the communicators are gone");
   for (int i = 0; i < CYCLES; ++i) {
     mdp_comm* part = NULL;
     OK(mdp_comm_split(world, 0, rank, &part));
     call_now(part, ALL_REDUCE, i, &arrays, i);
     mdp_comm_destroy(part);
   }
-  check_at_most(threads_come_down_to(BESIDES + 2 * EACH), BESIDES + 2 * EACH, "after communicators that came and went");
+  check_at_most(threads_come_down_to(besides() + 2 * each()), besides() + 2 * each(), "after communicators that came and went");
   OK(mdp_barrier(world, NULL)); /* no rank leaves while another one's last communicator is under way */
   model_close(&m);
   room_close(&arrays);
@@ -107,7 +113,7 @@ static void threads_of_two_processes(void** state) {
   };
   pid_t children[RANKS];
   mdp_unique_id id;
-  if (ON_CUDA) SKIP("the stand-in's ranks are threads of one process");
+  if (on_cuda) SKIP("the stand-in's ranks are threads of one process");
   if (UNDER_THREAD_SANITIZER) SKIP("ThreadSanitizer starts no threads in a forked child");
   OK(mdp_unique_id_create(&id));
   for (int32_t rank = 0; rank < RANKS; ++rank) {

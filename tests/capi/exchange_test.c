@@ -213,7 +213,7 @@ static void exchange_on_device(const mdp_unique_id* id, int32_t rank, int32_t n,
 
 static void exchanges_on_device(void** state) {
   (void)state;
-  if (!ON_CUDA) SKIP("a host has no other memory");
+  if (!on_cuda) SKIP("a host has no other memory");
   for (int32_t n = 1; n <= 4; ++n) run_ranks(n, exchange_on_device, NULL);
 }
 
@@ -266,7 +266,7 @@ static void late(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
 
 static void late_peers(void** state) {
   (void)state;
-  if (ON_CUDA) SKIP("lanes have messages of their own");
+  if (on_cuda) SKIP("lanes have messages of their own");
   run_ranks(3, late, NULL);
 }
 

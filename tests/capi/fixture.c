@@ -61,15 +61,23 @@ int all_checks_held(void** state) {
 
 /* ── A small job ── */
 
+int on_cuda;
+/* Before main(): tests clear their environment. */
+__attribute__((constructor)) static void see_backend(void) {
+  on_cuda = getenv("TEST_ON_CUDA") != NULL;
+}
+
+/* No launcher's: what the first is for stands in tests/sanitizers/CMakeLists.txt; the second is read by the stand-in for CUDA's plugin. */
+static const char* const not_launchers[] = {"OMP_NUM_THREADS=", "STANDIN_COLLECTIVES_AT_ONCE="};
+
 void be_alone(void) {
-  static char threads[64];
-  static char* kept[] = {NULL, NULL};
+  static char* kept[3];
   if (environ == kept) return;
-  const char* said = getenv("OMP_NUM_THREADS"); /* no launcher's: what it is for stands in tests/sanitizers/CMakeLists.txt */
-  if (said != NULL) {
-    snprintf(threads, sizeof threads, "OMP_NUM_THREADS=%s", said);
-    kept[0] = threads;
-  }
+  size_t count = 0;
+  for (char** variable = environ; *variable != NULL && count < 2; ++variable)
+    for (size_t i = 0; i < 2; ++i)
+      if (strncmp(*variable, not_launchers[i], strlen(not_launchers[i])) == 0) kept[count++] = *variable;
+  kept[count] = NULL;
   environ = kept;
 }
 
@@ -115,7 +123,7 @@ mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint6
   config.rank = rank;
   config.size = nranks;
   config.timeout_ns = timeout_ns;
-  if (ON_CUDA) {
+  if (on_cuda) {
     config.backend = MDP_BACKEND_CUDA;
     config.flags = MDP_COMM_EXACT_SUMS; /* the host's */
   }

@@ -50,16 +50,8 @@ enum {
 };
 #endif
 
-/* The tests are built twice: for the host backend, and for the CUDA backend on a stand-in for its plugin. */
-#ifdef TEST_ON_CUDA
-enum {
-  ON_CUDA = 1
-};
-#else
-enum {
-  ON_CUDA = 0
-};
-#endif
+/* Whether the tests run on the CUDA backend, with a stand-in for its plugin: see tests/cuda/CMakeLists.txt. */
+extern int on_cuda;
 
 /* Removes what launchers leave in the environment: mdp_comm_create without an id is a single rank then. */
 void be_alone(void);

@@ -410,7 +410,7 @@ static void forked_child(void** state) {
      * stand-in's threads, which may have held its locks. */
     SIZED(mdp_plan_report, report);
     OK(mdp_plan(NULL, 1, 0, NULL, job_params, PARAMS, &report));
-    if (!UNDER_THREAD_SANITIZER && !ON_CUDA) {
+    if (!UNDER_THREAD_SANITIZER && !on_cuda) {
       job own = job_open(NULL, 0, 1);
       OK(mdp_barrier(own.comm, NULL));
       job_close(&own);

@@ -42,7 +42,7 @@ static void own_the_same(mdp_comm* comm, const void* argument) {
   }
   const int64_t two = 2, sixteen = 16;
   const mdp_tensor from = tensor_of(MDP_DTYPE_I64, mine, &two), to = tensor_of(MDP_DTYPE_I64, all, &sixteen);
-  if (!ON_CUDA) { /* whose collectives take the device's memory */
+  if (!on_cuda) { /* whose collectives take the device's memory */
     OK(mdp_all_gather(comm, &from, &to, NULL, NULL));
     int64_t owned = 0;
     for (int r = 0; r < 4; ++r) {
@@ -145,7 +145,7 @@ static void an_instance_of_a_power_of_two_changes_no_bit(void** state) {
     for (int way = 0; way < 8; ++way) {
       if (UNDER_SANITIZER && cuts[cut].ranks > 4 && way % 3 != 1) continue;
       if (UNDER_THREAD_SANITIZER && (cuts[cut].ranks > 4 || way % 2 != 0)) continue;
-      if (ON_CUDA && cuts[cut].ranks > 4 && way % 3 != 0) continue; /* the stand-in is slow */
+      if (on_cuda && cuts[cut].ranks > 4 && way % 3 != 0) continue; /* the stand-in is slow */
       comparison c = {.k = plain, .gradients = ANY, .microbatches = 1};
       c.k.ep = cuts[cut].ep;
       c.k.instances = cuts[cut].instances;

@@ -54,7 +54,7 @@ static mdp_comm_config config_of(int32_t rank, int32_t n, asker* by) {
   config.rank = rank;
   config.size = n;
   config.timeout_ns = timeout_ns;
-  if (ON_CUDA) {
+  if (on_cuda) {
     config.backend = MDP_BACKEND_CUDA;
     config.flags = MDP_COMM_EXACT_SUMS;
   }
@@ -192,7 +192,7 @@ static void collective_calls_lose_the_communicator(void** state) {
   (void)state;
   for (what call = BARRIER; call < CALLS; ++call) {
     /* On a device these return when their work is submitted. */
-    if (ON_CUDA && (call == BROADCAST)) continue;
+    if (on_cuda && (call == BROADCAST)) continue;
     for (int32_t victim = 0; victim < 2; ++victim) run_ranks(2, one_is_interrupted, &(scene){call, victim});
   }
 }
@@ -281,7 +281,7 @@ static void local_waits(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
       by.patience = 0;
       FAILS(MDP_E_ABORTED, "mdp_optimizer_steps was interrupted on rank 0", mdp_optimizer_steps(j.optimizer, FIRST, &steps));
       FAILS(MDP_E_ABORTED, "mdp_optimizer_state was interrupted on rank 0", mdp_optimizer_state(j.optimizer, FIRST, "master", &view));
-      if (!ON_CUDA) { /* a caller's stream waits on a device, not the caller */
+      if (!on_cuda) { /* a caller's stream waits on a device, not the caller */
         FAILS(MDP_E_ABORTED, "mdp_param_wait was interrupted on rank 0", mdp_param_wait(j.buffer, SIZE_MAX, NULL));
         FAILS(MDP_E_ABORTED, "mdp_grad_put was interrupted on rank 0", mdp_grad_put(j.buffer, FIRST, &array, 0, NULL));
       }

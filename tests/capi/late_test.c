@@ -97,7 +97,7 @@ static void call_meanwhile(model* m, what call) {
     OK(mdp_param_read(m->buffer, 0, &array, NULL));
     CHECK(off(values, 3) == 0);
   }
-  if (call == WAIT && !ON_CUDA) { /* a caller's stream waits on a device, not the caller */
+  if (call == WAIT && !on_cuda) { /* a caller's stream waits on a device, not the caller */
     SIZED(mdp_tensor, view);
     OK(mdp_buffer_param_view(m->buffer, 0, &view));
     OK(mdp_param_wait(m->buffer, 0, NULL));
@@ -172,9 +172,9 @@ static void step_without_a_rank(const mdp_unique_id* id, int32_t rank, int32_t n
   mdp_request* request = NULL;
   OK(mdp_optimizer_step(m.optimizer, NULL, NULL, &request));
   atomic_store(&begun, 1);
-  if (call == WAIT && !ON_CUDA) FAILS(MDP_E_ABORTED, part, mdp_param_wait(m.buffer, 0, NULL));
-  if (call == READ && !ON_CUDA) FAILS(MDP_E_ABORTED, part, mdp_param_read(m.buffer, 0, &array, NULL));
-  if (call == PUT && !ON_CUDA) FAILS(MDP_E_ABORTED, part, mdp_grad_put(m.buffer, 0, &array, 0, NULL));
+  if (call == WAIT && !on_cuda) FAILS(MDP_E_ABORTED, part, mdp_param_wait(m.buffer, 0, NULL));
+  if (call == READ && !on_cuda) FAILS(MDP_E_ABORTED, part, mdp_param_read(m.buffer, 0, &array, NULL));
+  if (call == PUT && !on_cuda) FAILS(MDP_E_ABORTED, part, mdp_grad_put(m.buffer, 0, &array, 0, NULL));
   for (int again = 0; again < 3; ++again) {
     FAILS(MDP_E_ABORTED, part, mdp_request_wait(request, UINT64_MAX));
     FAILS(MDP_E_ABORTED, part, mdp_request_test(request));

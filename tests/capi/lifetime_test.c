@@ -318,7 +318,7 @@ static void dlpack(void** state) {
     OK(mdp_buffer_param_view(j.buffer, param, &view));
     OK(mdp_buffer_to_dlpack(j.buffer, &view, &lent[param]));
     CHECK(lent[param]->version.major == 1 && lent[param]->flags == 0 && lent[param]->dl_tensor.byte_offset == 0);
-    CHECK(lent[param]->dl_tensor.data == view.data && lent[param]->dl_tensor.device_type == (ON_CUDA ? 2 : 1) &&
+    CHECK(lent[param]->dl_tensor.data == view.data && lent[param]->dl_tensor.device_type == (on_cuda ? 2 : 1) &&
           lent[param]->dl_tensor.device_id == 0);
     CHECK(lent[param]->dl_tensor.code == types[param].code && lent[param]->dl_tensor.bits == types[param].bits);
     CHECK(lent[param]->dl_tensor.lanes == 1 && lent[param]->dl_tensor.ndim == view.ndim);

@@ -84,7 +84,7 @@ static void model_steps(const model* m, int count, int skipped) {
       }
     }
     OK(mdp_grad_sync(m->buffer, NULL, NULL));
-    if (ON_CUDA && step == count - 1) {
+    if (on_cuda && step == count - 1) {
       step_and_wait(m->optimizer);
     } else {
       OK(mdp_optimizer_step(m->optimizer, NULL, NULL, NULL));
@@ -185,7 +185,7 @@ static void the_place_is_named(void** state) {
     char part[100];
     snprintf(part, sizeof part, "has 1 elements that are not finite, among them element %d of parameter 1 'b'", (int)hole);
     SIZED(mdp_step_report, report); /* so that a device is waited for, too */
-    FAILS(MDP_E_NUMERIC, part, mdp_optimizer_step(m.optimizer, NULL, ON_CUDA ? &report : NULL, NULL));
+    FAILS(MDP_E_NUMERIC, part, mdp_optimizer_step(m.optimizer, NULL, on_cuda ? &report : NULL, NULL));
     SIZED(mdp_error_info, info);
     OK(mdp_last_error_info(&info));
     CHECK(info.param == 1 && info.bucket == 0 && info.rank == -1);

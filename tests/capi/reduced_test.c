@@ -410,7 +410,7 @@ static void bad_arguments(void** state) {
   FAILS(MDP_E_INVALID, "buffer is NULL", mdp_grad_norm(NULL, NULL, 0, &norm));
   FAILS(MDP_E_INVALID, "buffer is NULL", mdp_grad_scale(NULL, NULL, 0, 2, NULL));
   FAILS(MDP_E_INVALID, "buffer is NULL", mdp_grad_changed(NULL, NULL));
-  if (!ON_CUDA) {
+  if (!on_cuda) {
     FAILS(MDP_E_INVALID, "stream is", mdp_grad_scale(buffer, NULL, 0, 2, &norm));
     FAILS(MDP_E_INVALID, "producer is", mdp_grad_changed(buffer, &norm));
   }

@@ -307,7 +307,7 @@ static void follow_the_formula(const mdp_unique_id* id, int32_t rank, int32_t n,
 static void bit_for_bit(void** state) {
   (void)state;
   for (int k = 0; k < RULES; ++k) {
-    for (int32_t n = 1; n <= 3; n += UNDER_SANITIZER || ON_CUDA ? 2 : 1) {
+    for (int32_t n = 1; n <= 3; n += UNDER_SANITIZER || on_cuda ? 2 : 1) {
       for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
         run r = {&rules[k], sharding};
         run_ranks(n, follow_the_formula, &r);

@@ -288,7 +288,7 @@ static void end_held_put(pthread_t thread) {
 
 static void the_same_parameter_while_it_is_put(void** state) {
   (void)state;
-  if (ON_CUDA) SKIP("the stand-in copies on a thread of its own");
+  if (on_cuda) SKIP("the stand-in copies on a thread of its own");
   SIZED(mdp_buffer_config, config);
   config.sharding = MDP_SHARDING_ZERO_0;
   model m = model_open(NULL, 0, 1, NULL, &config);
@@ -345,7 +345,7 @@ static void call_during_a_put(mdp_buffer* buffer, step_call call, float value) {
 
 static void what_ends_a_step_waits_for_puts(void** state) {
   (void)state;
-  if (ON_CUDA) SKIP("the stand-in copies on a thread of its own");
+  if (on_cuda) SKIP("the stand-in copies on a thread of its own");
   SIZED(mdp_buffer_config, config);
   config.sharding = MDP_SHARDING_ZERO_0;
   config.missing = MDP_MISSING_ZERO;

@@ -258,7 +258,7 @@ static void beside_lone_ones(const mdp_unique_id* id, int32_t rank, int32_t n, v
 static void the_bits_of_lone_optimizers(void** state) {
   (void)state;
   for (size_t k = 0; k < sizeof splits / sizeof splits[0]; ++k) {
-    for (int32_t n = 1; n <= 3; n += UNDER_SANITIZER || ON_CUDA ? 2 : 1) {
+    for (int32_t n = 1; n <= 3; n += UNDER_SANITIZER || on_cuda ? 2 : 1) {
       for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
         run free_run = {&splits[k], sharding, 0}, clipped = {&splits[k], sharding, 0.5};
         run_ranks(n, beside_lone_ones, &free_run);

@@ -97,5 +97,5 @@ float tp_get(const tp_array* a, const int64_t* index) {
 }
 
 void tp_settle(tp_rank* r) {
-  if (ON_CUDA) OK(mdp_barrier(r->comm, NULL));
+  if (on_cuda) OK(mdp_barrier(r->comm, NULL));
 }

@@ -519,7 +519,7 @@ static void memory_of_saved(const mdp_unique_id* id, int32_t rank, int32_t n, vo
 
 static void saved_memory(void** state) {
   (void)state;
-  if (ON_CUDA) SKIP("a device's memory is not the system's");
+  if (on_cuda) SKIP("a device's memory is not the system's");
   if (UNDER_SANITIZER) SKIP("a sanitizer keeps memory that was freed");
   for (int32_t n = 1; n <= MOST; n *= 2) run_ranks(n, memory_of_saved, NULL);
 }

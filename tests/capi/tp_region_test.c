@@ -318,7 +318,7 @@ static void different_calls(const mdp_unique_id* id, int32_t rank, int32_t n, vo
   config.region = rank == 0 ? MDP_TP_REDUCE_SCATTER : MDP_TP_REDUCE;
   config.grad = MDP_TP_GRAD_REPLICATED;
   const mdp_status status = mdp_tp_region_fwd(r.comm, &config, &whole.tensor, rank == 0 ? &part.tensor : &whole.tensor, NULL);
-  if (!ON_CUDA || status != MDP_OK) FAILS(MDP_E_DESYNC, "a tensor-parallel region, forward", status);
+  if (!on_cuda || status != MDP_OK) FAILS(MDP_E_DESYNC, "a tensor-parallel region, forward", status);
   tp_close(&r);
 }
 

@@ -437,7 +437,7 @@ static void refused_of_losses(tp_rank* r) {
   OK(FWD(&x.tensor, &t.tensor, &losses.tensor, &saved.tensor));
   tp_settle(r);
   tp_set(&t, &last, 6);
-  if (ON_CUDA) { /* where nobody has looked at it */
+  if (on_cuda) { /* where nobody has looked at it */
     OK(FWD(&x.tensor, &t.tensor, &losses.tensor, NULL));
     tp_settle(r);
     CHECK(isnan(tp_get(&losses, &last)));
@@ -479,7 +479,7 @@ static void refused_of_embeddings(tp_rank* r) {
   config.rows = 6;
   for (int64_t i = 0; i < 3; ++i) tp_set(&ids, &i, i == 1 ? -1 : 0);
   const int64_t first[] = {1, 0};
-  if (ON_CUDA) {
+  if (on_cuda) {
     OK(FWD(&ids.tensor, &table.tensor, &output.tensor));
     tp_settle(r);
     CHECK(isnan(tp_get(&output, first)));

@@ -429,7 +429,7 @@ static int has_right_values(const model* m, const model* whole, int p, int by_vi
   float left[LONGEST], right[LONGEST];
   const mdp_tensor from = tensor_of(MDP_DTYPE_F32, right, &lengths[p]), to = tensor_of(MDP_DTYPE_F32, left, &lengths[p]);
   OK(mdp_param_read(whole->buffer, (size_t)p, &from, NULL));
-  if (!by_view || ON_CUDA) { /* a view on a device is not for the host to read */
+  if (!by_view || on_cuda) { /* a view on a device is not for the host to read */
     if (by_view) OK(mdp_param_wait(m->buffer, (size_t)p, NULL));
     OK(mdp_param_read(m->buffer, (size_t)p, &to, NULL));
     return memcmp(left, right, (size_t)lengths[p] * sizeof left[0]) == 0;

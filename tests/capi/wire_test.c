@@ -227,7 +227,7 @@ static void follow_inexact(const mdp_unique_id* id, int32_t rank, int32_t n, voi
   config.rank = rank;
   config.size = n;
   config.timeout_ns = UINT64_C(20000000000);
-  config.backend = ON_CUDA ? MDP_BACKEND_CUDA : MDP_BACKEND_HOST;
+  config.backend = on_cuda ? MDP_BACKEND_CUDA : MDP_BACKEND_HOST;
   mdp_comm* comm = NULL;
   OK(mdp_comm_create(&config, id, &comm));
   follow(comm, argument);

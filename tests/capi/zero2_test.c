@@ -325,7 +325,7 @@ static void cross(mdp_comm* comm, const void* argument) {
         float activation = 1;
         const mdp_tensor t = tensor_of(MDP_DTYPE_F32, &activation, &one);
         if (first) put(&m, p, step, b);
-        if (ON_CUDA) {
+        if (on_cuda) {
           OK(mdp_barrier(tp, NULL));
         } else {
           OK(mdp_all_reduce(tp, &t, &t, MDP_OP_SUM, NULL, NULL));

@@ -3,5 +3,5 @@
 add_library(megadp_cuda_standin OBJECT ${CMAKE_CURRENT_LIST_DIR}/standin_device.cc ${CMAKE_CURRENT_LIST_DIR}/standin_gemm.cc
                                        ${CMAKE_CURRENT_LIST_DIR}/standin_nccl.cc)
 target_link_libraries(megadp_cuda_standin PRIVATE megadp_objects)
-target_compile_definitions(megadp_cuda_standin PRIVATE MEGADP_VERSION_STRING="${PROJECT_VERSION}" MEGADP_BUILD="stand-in")
+target_compile_definitions(megadp_cuda_standin PRIVATE MEGADP_VERSION_STRING="${PROJECT_VERSION}" MEGADP_BUILD="${MEGADP_BUILD}")
 target_include_directories(megadp_cuda_standin INTERFACE ${CMAKE_CURRENT_LIST_DIR})

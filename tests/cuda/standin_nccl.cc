@@ -420,7 +420,8 @@ std::atomic<bool>& connects_late() {
 
 namespace {
 
-// Read before main(): tests clear their environment. What is no number, or less than 1, would hold nothing: many, as where nothing is said.
+// Read as the program or the plugin is loaded: tests clear their environment. What is no number, or less than 1, would hold nothing: many,
+// as where nothing is said.
 const int wanted_at_once = [] {
   const char* const said = std::getenv("STANDIN_COLLECTIVES_AT_ONCE");
   const int number = said == nullptr ? 0 : std::atoi(said);
