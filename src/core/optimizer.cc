@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
+#include <numeric>
 #include <optional>
 
 #include "control/agreement.h"
@@ -231,15 +232,17 @@ Result<uint64_t> Optimizer::steps(size_t param) {
 
 Result<std::vector<uint64_t>> Optimizer::steps_of_all() {
   if (Status stepped = await_last_step(); !stepped) return stepped;
+  std::vector<uint64_t> steps(buffer_->plan().params.size());
+  std::vector<size_t> own(steps.size());
+  std::iota(own.begin(), own.end(), size_t{0});
+  std::erase_if(own, [this](size_t param) { return !covers(param); });
+  if (own.empty()) return steps;  // and no counts are kept
   std::vector<uint64_t> of_classes(impl_->classes.count());
   if (Status read = buffer_->context().backend->read(of_classes.data(), impl_->device_steps(0), of_classes.size() * sizeof(uint64_t));
       !read) {
     return read;
   }
-  std::vector<uint64_t> steps(buffer_->plan().params.size());
-  for (size_t param = 0; param < steps.size(); ++param) {
-    if (covers(param)) steps[param] = of_classes[impl_->classes.of(param)];
-  }
+  for (const size_t param : own) steps[param] = of_classes[impl_->classes.of(param)];
   return steps;
 }
 
@@ -259,7 +262,7 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   // In one piece: all of it is written, or nothing is.
   std::vector<std::byte> bytes(sizeof *scalars + counts.size() * sizeof(uint64_t));
   std::memcpy(bytes.data(), &*scalars, sizeof *scalars);
-  std::memcpy(bytes.data() + sizeof *scalars, counts.data(), counts.size() * sizeof(uint64_t));
+  if (!counts.empty()) std::memcpy(bytes.data() + sizeof *scalars, counts.data(), counts.size() * sizeof(uint64_t));
   Backend& backend = *buffer_->context().backend;
   if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
   impl_->classes = std::move(classes);
