@@ -159,7 +159,8 @@ enum {
   MDP_RULE_SGD = 2,  /* without state */
   MDP_RULE_SGD_MOMENTUM = 3,
   MDP_RULE_SGD_NESTEROV = 4,
-  MDP_RULE_LION = 5
+  MDP_RULE_LION = 5,
+  MDP_RULE_CALLER = 6 /* mdp_optimizer_set_update, or mdp_optimizer_step_begin */
 };
 
 typedef uint32_t mdp_norm;
@@ -452,7 +453,24 @@ typedef struct {
   mdp_norm norm;              /* of max_grad_norm and the report */
   uint32_t first_param_group; /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
   double momentum;            /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
+  const char* state;          /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
 } mdp_optimizer_config;
+
+typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
+  uint32_t struct_size;
+  uint32_t optimizer; /* its number in the list of mdp_optimizer_step_many */
+  uint64_t param;
+  uint64_t param_begin, count; /* elements of the flattened parameter */
+  float* master;               /* to be updated                                    */
+  const float* grad;           /* divided and clipped; until the next piece        */
+  float* const* state;         /* as many as the configuration names; to be updated */
+  uint64_t state_count;
+  uint64_t step;                                        /* that the parameter takes part in, from 1 on */
+  double lr, beta1, beta2, eps, weight_decay, momentum; /* of its group      */
+  mdp_stream stream;                                    /* the step's, for the work of the update */
+} mdp_update;
+/* 0: updated; otherwise the step fails on all ranks. No exception or longjmp may pass through it. */
+typedef int32_t (*mdp_update_fn)(void* user, const mdp_update* update);
 
 typedef struct { /* a loss scale that follows overflows on the device */
   uint32_t struct_size;
@@ -951,6 +969,21 @@ MDP_API mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_c
  * Errors: INVALID (a trained parameter whose group none or two have; config.lr), STATE, NUMERIC. */
 MDP_API mdp_status mdp_optimizer_step_many(mdp_optimizer* const* optimizers, size_t count, const mdp_step_config* config,
                                            mdp_step_report* report, mdp_request** out);
+
+/* The update of an optimizer whose rule is MDP_RULE_CALLER: steps call fn on their own thread, once for each piece that this rank owns of a
+ * parameter, unless the step is skipped. Only requests, errors, ranks and mdp_comm_abort may be asked for in it (STATE). Parameters are
+ * rounded and gathered when all ranks' functions have returned 0. If one did not, the step is ABORTED on all ranks: masters and state may
+ * have changed, and steps are STATE until a checkpoint is loaded or mdp_optimizer_set_steps called. On a device each such step waits for
+ * the norm. Local. Errors: INVALID (fn NULL), STATE (another rule). */
+MDP_API mdp_status mdp_optimizer_set_update(mdp_optimizer* optimizer, mdp_update_fn fn, void* user);
+
+/* mdp_optimizer_step_many in three, without functions to be called; optimizers[0] leads. Until finish the gradients are the step's.
+ * Collective, blocking, errors: as there. */
+MDP_API mdp_status mdp_optimizer_step_begin(mdp_optimizer* const* optimizers, size_t count, const mdp_step_config* config);
+/* The next piece; with count 0: there is none any more. Local. */
+MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update* out);
+/* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
+MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
 /* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on; empty
  * if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A

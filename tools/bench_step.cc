@@ -3,17 +3,15 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "base/rules.h"
 #include "bench_commands.h"
 #include "bench_step_run.h"
+#include "rule_names.h"
 
 namespace megadp::tool {
 namespace {
@@ -24,10 +22,6 @@ struct Options {
   int rounds = 20;
   bool json = false;
 };
-
-// In the order of their numbers.
-constexpr const char* kRuleNames[] = {"adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion"};
-static_assert(std::size(kRuleNames) == kRules);
 
 constexpr const char* kAbout =
     "One rank runs the kernels of an optimizer step through the backend, in turns with a copy of as many bytes as the update moves. Bytes "
@@ -83,17 +77,15 @@ Command add_bench_step(CLI::App& bench) {
   for (const auto& [name, to] : {std::pair("--param-dtype", &options->param_dtype), std::pair("--grad-dtype", &options->grad_dtype)})
     sub->add_option(name, *to, "f32 (default), bf16 or f16")->check(CLI::IsMember({"f32", "bf16", "f16"}));
   sub->add_option("--rule", options->rule, "adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
-      ->check(CLI::IsMember(std::vector<std::string>(std::begin(kRuleNames), std::end(kRuleNames))));
+      ->check(CLI::IsMember(rule_names()));
   sub->add_option("--rounds", options->rounds, "How many times each is timed, at least 5 (default 20)")->check(CLI::Range(5, 100000));
   sub->add_flag("--json", options->json,
                 "One line: {\"backend\",\"rule\",\"numel\",\"param_dtype\",\"grad_dtype\",\"rounds\",\"update\",\"square_sum\",\"copy\",\n"
                 "\"update_to_copy\",\"square_sum_to_copy\",\"host_syncs\"}; of each {\"bytes\",\"min_ms\",\"median_ms\",\"bytes_per_s\"}");
   return [options](const std::vector<std::string>& rest) {
     if (!rest.empty()) return used_wrongly("bench step", "nothing may follow --.");
-    const auto rule =
-        static_cast<uint32_t>(std::find(std::begin(kRuleNames), std::end(kRuleNames), options->rule) - std::begin(kRuleNames));
     const Result<StepFigures> figures = bench_step({backend_of(options->backend), options->numel, dtype_of(options->param_dtype),
-                                                    dtype_of(options->grad_dtype), options->rounds, rule});
+                                                    dtype_of(options->grad_dtype), options->rounds, rule_of(options->rule)});
     if (!figures) return failed("bench step", figures.status().text());
     print(*options, *figures);
     return written("bench step");

@@ -14,6 +14,7 @@
 #include "core/plan_json.h"
 #include "plan_layers.h"
 #include "plan_print.h"
+#include "rule_names.h"
 
 namespace megadp::tool {
 namespace {
@@ -23,7 +24,7 @@ struct Options {
   int32_t dp = 1, instances = 1, tp = 1;
   uint64_t tokens = 0;
   bool sequence = false;
-  std::string param_dtype, grad_dtype = "f32", bucket_size;
+  std::string param_dtype, grad_dtype = "f32", bucket_size, rule = "adamw";
   bool high_bandwidth = false, bf16_wire = false, error_feedback = false, json = false;
   std::vector<std::string> own_bucket, use_order;
   int sharding = 1;
@@ -120,6 +121,7 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   config.high_bandwidth_padding = options.high_bandwidth;
   config.wire_bf16 = options.bf16_wire;
   config.error_feedback = options.error_feedback;
+  config.rule = rule_of(options.rule);
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options, layers);
   if (!model) return model.status();
@@ -207,6 +209,8 @@ Command add_plan(CLI::App& app) {
   sub->add_option("--sharding", options->sharding,
                   "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything")
       ->check(CLI::IsMember({0, 1, 2}));
+  sub->add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
+      ->check(CLI::IsMember(rule_names()));
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
   sub->add_flag("--bf16-wire", options->bf16_wire, "f32 gradients are sent as bf16");
   sub->add_flag("--error-feedback", options->error_feedback, "With --bf16-wire: what rounding loses is kept for the next step");

@@ -10,7 +10,7 @@ HEAD = '''\
 
 '''
 NUMBERS = {"int32_t": "Int32", "uint32_t": "UInt32", "int64_t": "Int64", "uint64_t": "UInt64", "uint8_t": "UInt8", "size_t": "Csize_t",
-           "double": "Cdouble", "char": "UInt8", "void": "Cvoid"}
+           "double": "Cdouble", "float": "Cfloat", "char": "UInt8", "void": "Cvoid"}
 RENAMED = {"begin": "start", "end": "stop"}  # words of Julia that the header has as names
 
 

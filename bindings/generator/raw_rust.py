@@ -15,6 +15,7 @@ NARROW_FLAGS = {"MDP_AXIS_"}
 HEAD = """\
 // SPDX-License-Identifier: Apache-2.0
 // Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust.py.
+use crate::structs::*;
 use core::ffi::{c_char, c_void};
 use core::marker::{PhantomData, PhantomPinned};
 """

@@ -98,7 +98,7 @@ template <class Get>
 int32_t number_of(const mdp_comm* comm, const Get& get) {
   int32_t number = -1;
   guard<Delivery::silent>([&]() -> Status {
-    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::anywhere); !status) return status;
     const Result<int> found = get(*comm->object);
     if (found) number = *found;
     return found.status();
@@ -173,7 +173,7 @@ int32_t mdp_comm_world_rank(const mdp_comm* comm, int32_t rank) {
 mdp_status mdp_comm_error_info(mdp_comm* comm, mdp_error_info* out) {
   return guard<Delivery::silent>([&]() -> Status {
     if (Status status = check_output(out, "out"); !status) return status;
-    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::anywhere); !status) return status;
     mdp_error_info info;
     fill_error_info(sticky_failure(*comm->context), &info);
     give(info, out);
@@ -194,7 +194,7 @@ mdp_status mdp_comm_event_fd(mdp_comm* comm, int32_t* out) {
 
 mdp_status mdp_comm_abort(mdp_comm* comm) {
   return guard([&]() -> Status {
-    if (Status status = check_handle(comm, "comm", Need::process); !status) return status;
+    if (Status status = check_handle(comm, "comm", Need::anywhere); !status) return status;
     const int rank = comm->object->world_rank();
     comm->context->world->fail(Status(Code::aborted, text("rank ", rank, " called mdp_comm_abort"), Blame{.rank = rank}));
     return {};

@@ -7,6 +7,8 @@ namespace megadp {
 
 namespace {
 
+thread_local bool in_update = false;
+
 const char* known_kind(uint64_t mark) noexcept {
   for (const HandleKind* kind :
        {&kCommHandle, &kGridHandle, &kBufferHandle, &kOptimizerHandle, &kRequestHandle, &kTpLinearHandle, &kTpSavedHandle}) {
@@ -30,10 +32,21 @@ bool has_mark(const void* handle, const HandleKind& kind) noexcept {
          static_cast<const std::atomic<uint64_t>*>(handle)->load(std::memory_order_relaxed) == kind.mark;
 }
 
+InUpdate::InUpdate() noexcept {
+  in_update = true;
+}
+
+InUpdate::~InUpdate() {
+  in_update = false;
+}
+
 Status check_context(const Context& context, Need need) {
+  if (in_update && need != Need::anywhere) {
+    return bad_state("an update function was called by mdp_optimizer_step; in it only requests, errors and ranks may be asked for");
+  }
   World* const lost = need == Need::all_ranks ? context.world.get() : nullptr;
   ask_while_waiting(context.interrupt, context.world->rank(), lost);
-  if (need != Need::process) return context.usable();
+  if (need != Need::process && need != Need::anywhere) return context.usable();
   if (!context.world->in_forked_child()) return {};
   return bad_state("this handle belongs to the parent process; a forked child must create its own communicator");
 }

@@ -94,9 +94,19 @@ Place place_of(const H& handle) {
 
 // What a call needs of the handle's context.
 enum class Need {
+  anywhere,  // as the next; also in an update function of the caller's (InUpdate)
   process,   // this process made it. Enough for what reads local memory: what is left after a failure can be saved
   usable,    // and no rank is lost, nothing aborted
   all_ranks  // and the others make this call too: if it is interrupted, they are lost to each other
+};
+
+// While it lives, this thread is in a function of the caller's that a step has called.
+class InUpdate {
+ public:
+  InUpdate() noexcept;
+  ~InUpdate();
+  InUpdate(const InUpdate&) = delete;
+  InUpdate& operator=(const InUpdate&) = delete;
 };
 
 Status check_mark(const void* handle, const char* argument, const HandleKind& kind);

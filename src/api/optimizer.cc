@@ -27,41 +27,6 @@ static_assert(std::string_view(rule(MDP_RULE_ADAMW).name) == "AdamW" && std::str
               std::string_view(rule(MDP_RULE_SGD_NESTEROV).name) == "SGD with Nesterov momentum" &&
               std::string_view(rule(MDP_RULE_LION).name) == "Lion");
 
-void give_step_report(const StepReport& from, mdp_step_report* out) {
-  mdp_step_report report{};
-  report.grad_norm = from.grad_norm;
-  report.clip_factor = from.clip_factor;
-  report.loss_scale = from.loss_scale;
-  report.step = from.step;
-  report.flags = (from.skipped ? MDP_STEPPED_SKIPPED : 0) | (from.clipped ? MDP_STEPPED_CLIPPED : 0);
-  give(report, out);
-}
-
-// Of optimizers that live in one context; optimizers[0]'s stands for all.
-Status step(mdp_optimizer* first, std::span<const std::shared_ptr<Optimizer>> optimizers, const mdp_step_config* config,
-            mdp_step_report* report, mdp_request** out) {
-  auto ours = take_step_config(config, place_of(*first));
-  if (!ours) return ours.status();
-  const bool sets_lr = ours->lr != 0 || (ours->flags & MDP_STEP_SET_LR) != 0;
-  if (sets_lr && optimizers.size() > 1) {
-    return invalid("config.lr is ", ours->lr, "; each of several optimizers has its own: mdp_optimizer_set_param_group sets it");
-  }
-  if (ours->loss_scale != 0 && first->object->scaler().kind != LossScaler::Kind::none) {
-    return invalid("config.loss_scale is ", ours->loss_scale, ", but the optimizer has a scaler, whose scale divides; leave it 0");
-  }
-  auto request = prepare_request(out, first->context, first->object);
-  StepOptions options;
-  if (sets_lr) options.lr = ours->lr;
-  if (ours->loss_scale != 0) options.loss_scale = ours->loss_scale;
-  if (ours->grad_divisor != 0) options.grad_divisor = ours->grad_divisor;
-  options.caller = ours->stream;
-  StepReport answer;
-  auto pending = Optimizer::step(optimizers, options, report != nullptr ? &answer : nullptr, out != nullptr);
-  if (!pending) return pending.status();
-  if (report != nullptr) give_step_report(answer, report);
-  return give_request(std::move(request), *std::move(pending), out);
-}
-
 Status check_has_scaler(mdp_optimizer* optimizer) {
   if (optimizer->object->scaler().kind != LossScaler::Kind::none) return {};
   return Status(Code::state, "the optimizer has no loss scaler; give it one by mdp_optimizer_set_scaler");
@@ -92,35 +57,6 @@ mdp_status mdp_optimizer_set_param_group(mdp_optimizer* optimizer, size_t group,
     auto taken = take_group(*ours, optimizer->object->rule(), "value");
     if (!taken) return taken.status();
     return optimizer->object->set_group(group, *taken);
-  });
-}
-
-mdp_status mdp_optimizer_step(mdp_optimizer* optimizer, const mdp_step_config* config, mdp_step_report* report, mdp_request** out) {
-  return guard([&]() -> Status {
-    if (report != nullptr) {
-      if (Status status = check_output(report, "report"); !status) return status;
-    }
-    if (Status status = check_request_out(out); !status) return status;
-    if (Status status = check_handle(optimizer, "optimizer", Need::all_ranks); !status) return status;
-    return step(optimizer, std::span(&optimizer->object, 1), config, report, out);
-  });
-}
-
-mdp_status mdp_optimizer_step_many(mdp_optimizer* const* optimizers, size_t count, const mdp_step_config* config, mdp_step_report* report,
-                                   mdp_request** out) {
-  return guard([&]() -> Status {
-    if (report != nullptr) {
-      if (Status status = check_output(report, "report"); !status) return status;
-    }
-    if (Status status = check_request_out(out); !status) return status;
-    if (count == 0 || count > kMaxArray) return invalid("count is ", count, "; give at least one optimizer, and at most ", kMaxArray);
-    if (Status status = check_pointer(optimizers, "optimizers", alignof(mdp_optimizer*)); !status) return status;
-    std::vector<std::shared_ptr<Optimizer>> objects;
-    for (size_t i = 0; i < count; ++i) {
-      if (Status status = check_handle(optimizers[i], text("optimizers[", i, "]").c_str(), Need::all_ranks); !status) return status;
-      objects.push_back(optimizers[i]->object);
-    }
-    return step(optimizers[0], objects, config, report, out);
   });
 }
 

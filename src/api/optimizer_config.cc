@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string_view>
 
 #include "api/intake.h"
 #include "base/rules.h"
@@ -107,13 +108,43 @@ Result<std::vector<ParamGroup>> take_groups(const mdp_optimizer_config& config) 
   return groups;
 }
 
+// The last in the list is the library's own.
 Status check_rule(mdp_rule given) {
-  if (given < kRules) return {};
+  static_assert(kGradientRule == kRules - 1);
+  if (given < kGradientRule) return {};
   std::string rules;
-  for (mdp_rule number = 0; number < kRules; ++number) {
-    rules += text(number == 0 ? "" : number + 1 < kRules ? ", " : " or ", number, " (", rule(number).name, ")");
+  for (mdp_rule number = 0; number < kGradientRule; ++number) {
+    rules += text(number == 0 ? "" : number + 1 < kGradientRule ? ", " : " or ", number, " (", rule(number).name, ")");
   }
   return invalid("config.rule is ", given, "; it must be ", rules);
+}
+
+// Names go into files, sentences and JSON: letters, digits and a few signs.
+Status check_state_name(const std::string& name, const std::vector<std::string>& before) {
+  constexpr const char* known = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
+  if (name.empty() || name.size() > 64 || name.find_first_not_of(known) != std::string::npos) {
+    return invalid("config.state has the name '", name, "'; names are of 1 to 64 letters, digits, '_', '-' and '.', one a line");
+  }
+  if (name == "master" || name == "param") return invalid("config.state has the name '", name, "', which is the library's; choose another");
+  if (std::find(before.begin(), before.end(), name) != before.end()) return invalid("config.state has the name '", name, "' twice");
+  return {};
+}
+
+Result<std::vector<std::string>> take_state(const mdp_optimizer_config& config) {
+  std::vector<std::string> names;
+  if (config.state == nullptr) return names;
+  if (config.rule != kCallerRule) {
+    return invalid("config.state names arrays of the caller's rule; ", rule(config.rule).name, " has its own, leave it NULL");
+  }
+  for (std::string_view left = config.state; !left.empty();) {
+    const size_t end = std::min(left.find('\n'), left.size());
+    const std::string name(left.substr(0, end));
+    left.remove_prefix(std::min(end + 1, left.size()));
+    if (Status good = check_state_name(name, names); !good) return good;
+    names.push_back(name);
+  }
+  if (names.size() <= kMostStates) return names;
+  return invalid("config.state names ", names.size(), " arrays; an optimizer has at most ", kMostStates);
 }
 
 }  // namespace
@@ -167,6 +198,8 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given)
   }
   auto groups = take_groups(*ours);
   if (!groups) return groups.status();
+  auto state = take_state(*ours);
+  if (!state) return state.status();
   return OptimizerConfig{ours->rule,
                          *hyper,
                          ours->max_grad_norm,
@@ -174,7 +207,8 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given)
                          static_cast<Norm>(ours->norm),
                          *std::move(groups),
                          ours->first_param_group,
-                         some_groups};
+                         some_groups,
+                         *std::move(state)};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {

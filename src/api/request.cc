@@ -13,7 +13,7 @@ namespace {
 mdp_status wait_until(mdp_request* request, Deadline deadline, const char* call = __builtin_FUNCTION()) {
   return guard(
       [&]() -> Status {
-        if (Status status = check_handle(request, "request", Need::process); !status) return status;
+        if (Status status = check_handle(request, "request", Need::anywhere); !status) return status;
         Status outcome = request->object->wait(deadline);
         if (outcome.code() != Code::pending && request->object->claim_notification()) settle_event(*request->context, true);
         return outcome;

@@ -14,7 +14,7 @@ set(MEGADP_api_SOURCES
     info.cc
     intake.cc
     optimizer.cc
-    optimizer_config.cc
+    optimizer_config.cc optimizer_step.cc
     plan.cc
     request.cc
     step.cc

@@ -6,7 +6,8 @@
 // once a launch, then element by element). All else follows from this list: kernels, the plan's bytes, checks, names of state.
 
 #include "base/adam.h"
+#include "base/caller_rule.h"
 #include "base/lion.h"
 #include "base/sgd.h"
 
-using Rules = RuleList<AdamW, Adam, Sgd, SgdMomentum, SgdNesterov, Lion>;
+using Rules = RuleList<AdamW, Adam, Sgd, SgdMomentum, SgdNesterov, Lion, CallerRule, GradientRule>;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/dtype.h"
 #include "base/step.h"
@@ -56,6 +57,12 @@ constexpr size_t kMostStates = 4;
 template <class... R>
 struct RuleList {
   static_assert(((R::state.size() <= kMostStates) && ...));
+  template <class Rule>
+  static constexpr uint32_t number_of() {
+    uint32_t number = 0;
+    (void)((std::is_same_v<Rule, R> || (++number, false)) || ...);
+    return number;
+  }
   static constexpr UpdateRule table[] = {{R::name, {R::state.data(), R::state.size()}, {R::hyper.data(), R::hyper.size()}}...};
 };
 

@@ -119,6 +119,8 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
       break;
     case Phase::syncing:
       return refuse("comes after mdp_grad_sync; " + bucket());
+    case Phase::stepping:
+      return refuse(text("comes while ", kIsStepping));
     case Phase::reduced:
     case Phase::failed:
       return refuse("comes after mdp_grad_sync; " + bucket() +
@@ -141,6 +143,7 @@ Status Gradients::microbatch_begin(bool is_last) {
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
+  if (phase_ == Phase::stepping) return bad_state("mdp_microbatch_begin: ", kIsStepping);
   if (Status none = check_none_lent("mdp_microbatch_begin"); !none) return none;
   if (phase_ != Phase::open) start_step();
   if (is_last_ && microbatch_touched_) {
@@ -336,6 +339,7 @@ Status Gradients::zero(void* caller) {
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
+  if (phase_ == Phase::stepping) return bad_state("mdp_buffer_zero_grad: ", kIsStepping);
   if (phase_ == Phase::open && has_launched()) {
     return bad_state("mdp_buffer_zero_grad: ", launched(), " of ", buckets_.size(),
                      " buckets of this step are launched already; end the step with mdp_grad_sync");

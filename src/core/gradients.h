@@ -107,6 +107,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // Syncs if the caller has not; before the lock is taken.
   Status sync_for_step(void* caller);
   Status check_reduced(const char* call) const;
+  Status check_between_steps(const char* call);  // without the lock
   // Of the last sync, where gradients are reduced: ok, or that this rank or another has found one that is not finite.
   const Status& sync_status() const { return sync_status_; }
   bool skipped_everywhere(size_t param) const { return states_[param].skipped_everywhere; }
@@ -127,6 +128,8 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   // The update of these buckets has been submitted: an event at its end. Their slots may be written after it.
   Result<std::shared_ptr<Event>> mark_updated(std::span<const uint32_t> buckets);
   bool is_pooled() const { return arenas_->plan().config.sharding == Sharding::zero_2; }
+  // Between the norm and the updates of a step, without the lock: until start_step() the gradients are the step's.
+  void hold_for_step() { phase_ = Phase::stepping; }
   void start_step();
   bool has_launched() const { return next_launch_ > 0 || (is_pooled() && microbatch_ > 1); }  // anything of this step
   void count_exposed(uint64_t ns);                                                            // without the lock
@@ -182,10 +185,11 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
     Memory *send = nullptr, *receive = nullptr;  // kept by the arenas
   };
   enum class Phase {
-    open,     // gradients may come
-    syncing,  // sync was called; its request has not been waited for
-    reduced,  // gradients are final: step, or begin anew
-    failed,   // the sync found a problem: begin anew
+    open,      // gradients may come
+    syncing,   // sync was called; its request has not been waited for
+    reduced,   // gradients are final: step, or begin anew
+    stepping,  // a step has begun whose updates are the caller's: finish it
+    failed,    // the sync found a problem: begin anew
   };
 
   // Waits for a sync that is pending, and says how it ended; without the lock.
@@ -194,6 +198,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   void plan_launches();
   Status add_agreement(const std::shared_ptr<Comm>& comm, std::vector<size_t> params);
   Status may_arrive(const char* call, size_t param) const;
+  static constexpr const char* kIsStepping = "a step is under way; finish it first, by mdp_optimizer_step_finish";
   // What sentences say of a parameter that is lent, and the first such one.
   static constexpr const char* kIsLent = "is lent by mdp_grad_acquire; call mdp_grad_ready or mdp_grad_release first";
   std::optional<size_t> find_lent() const;

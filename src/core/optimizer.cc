@@ -57,6 +57,9 @@ const Optimizer::Impl::Owned* Optimizer::Impl::owned(const Arenas& arenas, size_
 Optimizer::Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config)
     : buffer_(std::move(buffer)), impl_(std::make_unique<Impl>()) {
   impl_->config = config;
+  impl_->state_names = config.state;
+  impl_->states.assign(impl_->rule().state.begin(), impl_->rule().state.end());
+  for (const std::string& name : impl_->state_names) impl_->states.push_back({name.c_str(), DType::f32});
 }
 
 Optimizer::~Optimizer() {
@@ -64,6 +67,10 @@ Optimizer::~Optimizer() {
   if (context.world->in_forked_child()) {
     (void)impl_.release();
     return;
+  }
+  if (pieces_) {  // nobody will finish that step
+    const auto lock = buffer_->gradients().lock();
+    buffer_->gradients().start_step();
   }
   // They may still be being updated.
   buffer_->arenas().grads().retain(impl_->kept);
@@ -92,6 +99,7 @@ Status Optimizer::compare_configurations() {
   mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " norm ", static_cast<uint32_t>(config.norm), " max_grad_value ",
                exactly(config.max_grad_value), " groups ", config.groups.size(), " from ", config.first_group,
                config.some_groups ? " of several optimizers" : "");
+  for (const std::string& name : config.state) mine += text(" state '", name, "'");
   for (const ParamGroup& group : config.groups) {
     mine += ";";
     for (const HyperParameter& each : impl_->rule().hyper) {
@@ -144,8 +152,10 @@ Status Optimizer::check_room() const {
   uint64_t arrays = 0;
   for (size_t a = 0; a < impl_->shards.size() && context.backend->place().type == DeviceType::cpu; ++a) {
     const bool master = Plan::has_master(*buffer_->arenas().all()[a].plan);
-    arrays += impl_->shards[a].elements * ((master ? sizeof(float) : 0) + state_bytes(impl_->rule()));
+    arrays += impl_->shards[a].elements * (master ? sizeof(float) : 0);
+    for (const StateArray& each : impl_->states) arrays += impl_->shards[a].elements * size_of(each.type);
   }
+  if (impl_->is_callers() && arrays > 0) arrays += impl_->gradient_elements() * sizeof(float);
   return check_memory(*context.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
                       buffer_->plan().config.ignore_memory)
       .with_context("mdp_optimizer_create");
@@ -189,11 +199,16 @@ Status Optimizer::allocate() {
       if (!master) return master.status();
       shard.master = impl_->kept->keep(*std::move(master));
     }
-    for (size_t k = 0; k < impl_->rule().state.size(); ++k) {
-      auto allocated = backend.allocate(shard.elements * size_of(impl_->rule().state[k].type));
+    for (size_t k = 0; k < impl_->states.size(); ++k) {
+      auto allocated = backend.allocate(shard.elements * size_of(impl_->states[k].type));
       if (!allocated) return allocated.status();
       shard.states[k] = impl_->kept->keep(*std::move(allocated));
     }
+  }
+  if (impl_->is_callers()) {
+    auto gradient = backend.allocate(impl_->gradient_elements() * sizeof(float));
+    if (!gradient) return gradient.status();
+    impl_->gradient = impl_->kept->keep(*std::move(gradient));
   }
   impl_->classes = StepClasses(plan.params.size());
   auto scalars = backend.allocate(sizeof(StepScalars) + step_count_bytes(plan));
@@ -232,6 +247,10 @@ Result<uint64_t> Optimizer::steps(size_t param) {
 
 Result<std::vector<uint64_t>> Optimizer::steps_of_all() {
   if (Status stepped = await_last_step(); !stepped) return stepped;
+  return read_steps();
+}
+
+Result<std::vector<uint64_t>> Optimizer::read_steps() const {
   std::vector<uint64_t> steps(buffer_->plan().params.size());
   std::vector<size_t> own(steps.size());
   std::iota(own.begin(), own.end(), size_t{0});
@@ -266,6 +285,7 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
   Backend& backend = *buffer_->context().backend;
   if (Status written = backend.write(impl_->device_scalars(), bytes.data(), bytes.size()); !written) return written;
   impl_->classes = std::move(classes);
+  impl_->broken = false;
   return {};
 }
 
@@ -341,15 +361,15 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
 
 std::string Optimizer::names_of_state() const {
   std::string names = text(impl_->rule().name, " keeps 'master'");
-  const Entries<StateArray>& state = impl_->rule().state;
+  const std::vector<StateArray>& state = impl_->states;
   for (size_t k = 0; k < state.size(); ++k) names += text(k + 1 < state.size() ? ", '" : " and '", state[k].name, "'");
   return names;
 }
 
 Result<Slice> Optimizer::state(size_t param, std::string_view name) {
   if (Status status = check_own(param); !status) return status;
-  const Entries<StateArray>& states = impl_->rule().state;
-  const StateArray* const array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
+  const std::vector<StateArray>& states = impl_->states;
+  const auto array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
   const bool master = name == "master";
   if (!master && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
   if (Status stepped = await_last_step(); !stepped) return stepped;

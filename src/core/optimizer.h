@@ -7,7 +7,9 @@
 // Nothing of it waits for the host; a caller who wants a report, or no request, waits at the end.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -45,6 +47,7 @@ struct OptimizerConfig {
   std::vector<ParamGroup> groups;  // at least one
   size_t first_group = 0;          // the number of the first
   bool some_groups = false;        // parameters of other groups are other optimizers'
+  std::vector<std::string> state;  // of the caller's rule: the names of its arrays, f32
 };
 
 struct StepReport {
@@ -65,6 +68,21 @@ struct StepOptions {
   double grad_divisor = 1;
   void* caller = nullptr;
 };
+
+// What this rank owns of a parameter, for the caller's update of it.
+struct UpdatePiece {
+  size_t optimizer;  // its number among those that step together
+  size_t param;
+  uint64_t begin, count;                  // where it lies in the parameter
+  float* master;                          // to be updated
+  const float* grad;                      // divided and clipped; until a piece of another bucket is asked for
+  std::array<float*, kMostStates> state;  // to be updated
+  size_t states;
+  Hyper hyper;    // of its group
+  uint64_t step;  // that it takes part in, from 1 on
+  void* stream;   // the caller's
+};
+using UpdateFunction = std::function<Status(const UpdatePiece&)>;
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
  public:
@@ -88,6 +106,16 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // first one's scaler counts. report: nullptr if none is wanted.
   static Result<std::shared_ptr<Request>> step(std::span<const std::shared_ptr<Optimizer>> optimizers, const StepOptions& options,
                                                StepReport* report, bool want_request);
+
+  // Of the caller's rule. A step calls it on its own thread, for each piece. Local.
+  Status set_update(UpdateFunction update);
+  bool has_callers_rule() const;
+  // The same step in three, for a host without functions to be called. What begins it waits for the norm; of a step that is skipped there
+  // are no pieces. finish() is collective over the world: mine says whether all pieces are updated; if they are not on some rank, none
+  // gathers, and these optimizers take no step until their counts are set. In optimizer_pieces.cc.
+  static Status begin(std::span<const std::shared_ptr<Optimizer>> optimizers, const StepOptions& options);
+  Result<const UpdatePiece*> next();  // null: there is none any more. Valid until the next call
+  Result<std::shared_ptr<Request>> finish(const Status& mine, StepReport* report, bool want_request);
 
   // Of the "master", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
@@ -133,9 +161,25 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<StepScalars> read_scalars();  // as the last step has left them
   // Those that step together, the first of which this one is.
   using Together = std::span<const std::shared_ptr<Optimizer>>;
+  // What a step that is not finite is to its caller, and what the report says where no scaler does.
+  struct Scaled {
+    bool skips;
+    double loss_scale;
+  };
+  struct Step;  // one that is under way
   Result<std::shared_ptr<Request>> lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request);
+  // mine: what this rank lacks for these.
+  Status make_ready(Together optimizers, const StepOptions& options, const Status& mine = {});
+  Status submit_begin(Together optimizers, std::unique_lock<std::mutex>* lock, Step* step);  // up to the norm
+  Result<std::shared_ptr<Event>> submit_end(Together optimizers, const Step& step);          // from the updates on
+  Result<std::shared_ptr<Request>> conclude(const Step& step, const std::shared_ptr<Event>& end, StepReport* report, bool want_request);
+  Result<std::shared_ptr<Request>> call_updates(Together optimizers, const StepOptions& options, StepReport* report, bool want_request);
+  Status begin_pieces(Together optimizers, const StepOptions& options, const Status& mine);
+  Status prepare_pieces(uint32_t bucket);
+  Result<std::vector<uint64_t>> read_steps() const;
+  std::vector<std::shared_ptr<Optimizer>> together() const;  // of the step under way
   Status check_together(Together optimizers) const;
-  Status agree_together(Together optimizers);
+  Status agree_together(Together optimizers, const Status& ready);
   Status submit_refresh();
   Status submit_counts();
   void count_changes();
@@ -145,11 +189,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<std::shared_ptr<Memory>> outcome_place();
   Status unseen_outcome(std::unique_lock<std::mutex>* lock);
   double divisor_of(const StepOptions& options) const;
-  // What a step that is not finite is to its caller, and what the report says where no scaler does.
-  struct Scaled {
-    bool skips;
-    double loss_scale;
-  };
   Scaled scaled(const StepOptions& options) const;
   Status await(Event& event, const std::shared_ptr<Memory>& outcome, Scaled scaled, StepReport* report);
   // Turns the scalars of a step into a status and a report. look: also search the owned gradients for the first element that is not finite;
@@ -170,6 +209,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   };
   PendingOutcome unseen_;                         // of a step on a device that nobody waited for
   std::vector<std::weak_ptr<Optimizer>> agreed_;  // those that this one has led, all ranks alike
+  UpdateFunction update_;
+  struct Pieces;
+  std::unique_ptr<Pieces> pieces_;  // of a step that this one leads
 };
 
 }  // namespace megadp

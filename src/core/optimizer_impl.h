@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inside of an Optimizer, shared by the files that implement it (optimizer.cc, optimizer_step.cc).
+// The inside of an Optimizer, shared by the files that implement it (optimizer*.cc).
 //
 //   masters          | bucket 0's piece | bucket 1's piece | ...    this rank's pieces, end to end, padding and gaps included; not for f32
 //   state arrays     | laid out like masters |    of the rule. Each is an allocation of its own: arrays that are walked through side by
@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/rules.h"
@@ -41,6 +42,12 @@ struct Optimizer::Impl {
   std::vector<uint64_t> versions;  // by parameter: the version that its master stands for
 
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
+  // What the rule keeps; of the caller's what the configuration says, f32.
+  std::vector<StateArray> states;
+  std::vector<std::string> state_names;  // of the caller's
+  bool is_callers() const { return config.rule == kCallerRule; }
+  Memory* gradient = nullptr;  // of one bucket's pieces, for the caller's rule; in `kept`
+  bool broken = false;         // an update of the caller's has failed
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
   Hyper hyper(size_t group, std::optional<double> lr) const;  // lr: in place of the optimizer's
@@ -52,9 +59,31 @@ struct Optimizer::Impl {
   Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
   float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;
   void* state_at(const Shard& shard, const Owned& owned, size_t which) const {
-    return static_cast<std::byte*>(shard.states[which]->data()) + owned.place * size_of(rule().state[which].type);
+    return static_cast<std::byte*>(shard.states[which]->data()) + owned.place * size_of(states[which].type);
   }
   Update update(const Arena& arena, const Shard& shard, const Owned& owned, std::optional<double> lr);
+  // Of the pieces of the fullest bucket, each beginning as it does in its arena.
+  uint64_t gradient_elements() const;
+};
+
+struct Optimizer::Step {
+  StepOptions options;
+  Scaled scaled;
+  std::shared_ptr<Event> normed{};
+  std::shared_ptr<Memory> outcome{};
+  Status nonfinite{};  // found by the sync
+};
+
+// Of a step whose updates are the caller's: what is still to be handed out.
+struct Optimizer::Pieces {
+  Step step;
+  std::vector<std::shared_ptr<Optimizer>> others;  // that step with the one that leads
+  bool skipped;
+  size_t optimizer = 0;              // whose pieces are handed out
+  size_t buckets_left;               // of its; from the last launched to the first, the order in which parameters are needed
+  std::vector<UpdatePiece> ready{};  // of one bucket
+  size_t next = 0;                   // of `ready`
+  std::vector<uint64_t> steps{};     // of its parameters
 };
 
 }  // namespace megadp

@@ -26,7 +26,7 @@ Result<StoredOptimizer> Optimizer::stored() {
   if (!scalars) return scalars.status();
   const OptimizerConfig& config = impl_->config;
   StoredOptimizer out{impl_->rule().name, scalars->step, {{kMasterState, DType::f32}}, {}};
-  for (const StateArray& each : impl_->rule().state) out.state.push_back({each.name, each.type});
+  for (const StateArray& each : impl_->states) out.state.push_back({each.name, each.type});
   std::string& json = out.info;
   json = text("{\"rule\":", json_string(out.rule), ",\"steps\":", out.steps);
   for (const HyperParameter& each : impl_->rule().hyper) json += text(",\"", each.name, "\":", json_number(config.hyper.*each.value));

@@ -47,7 +47,7 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
   update.steps = device_steps(classes.of(owned.param));
   update.grad = arena.reduced_at(owned);
   update.master = master_at(arena, shard, owned);
-  for (size_t k = 0; k < rule().state.size(); ++k) update.state[k] = state_at(shard, owned, k);
+  for (size_t k = 0; k < states.size(); ++k) update.state[k] = state_at(shard, owned, k);
   update.param = arena.param_at(owned.begin);
   update.count = owned.end - owned.begin;
   update.grad_type = arena.reduced_type();
@@ -105,6 +105,7 @@ Status Optimizer::submit_update(uint32_t number, std::optional<double> lr) {
   const BucketRef bucket = arenas.plan().launch_order[number];
   const Arena& arena = arenas.arena_of(bucket);
   const Impl::Shard& shard = impl_->shards[bucket.arena];
+  if (impl_->is_callers() && !Plan::has_master(*arena.plan)) return {};  // the caller has written the parameter itself
   return submit_merged(
       shard.buckets[bucket.bucket], [&](const Impl::Owned& owned) { return !buffer_->gradients().skipped_everywhere(owned.param); },
       [&](const Impl::Owned& a, const Impl::Owned& b) {
@@ -199,64 +200,95 @@ Result<std::shared_ptr<Request>> Optimizer::step(Together optimizers, const Step
 }
 
 Result<std::shared_ptr<Request>> Optimizer::lead(Together optimizers, const StepOptions& options, StepReport* report, bool want_request) {
-  Gradients& gradients = buffer_->gradients();
+  if (std::any_of(optimizers.begin(), optimizers.end(), [](const auto& each) { return each->has_callers_rule(); })) {
+    return call_updates(optimizers, options, report, want_request);
+  }
+  if (Status ready = make_ready(optimizers, options); !ready) return ready;
+  Step step{options, scaled(options)};
+  std::shared_ptr<Event> end;
+  {
+    std::unique_lock lock = buffer_->gradients().lock();
+    if (Status begun = submit_begin(optimizers, &lock, &step); !begun) return begun;
+    auto submitted = submit_end(optimizers, step);
+    if (!submitted) return submitted.status();
+    end = *std::move(submitted);
+  }
+  return conclude(step, end, report, want_request);
+}
+
+Status Optimizer::make_ready(Together optimizers, const StepOptions& options, const Status& mine) {
   if (Status loaded = buffer_->arenas().check_loaded(); !loaded) return loaded;
-  if (Status together = agree_together(optimizers); !together) return together;
-  if (Status synced = gradients.sync_for_step(options.caller); !synced) return synced;
+  for (const auto& each : optimizers) {
+    if (each->impl_->broken) {
+      return bad_state(
+          "mdp_optimizer_step: an update of the caller's has failed, so masters and state are not whole; load a checkpoint, or "
+          "write them and call mdp_optimizer_set_steps");
+    }
+  }
+  if (Status together = agree_together(optimizers, mine); !together) return together;
+  return buffer_->gradients().sync_for_step(options.caller);
+}
+
+// All of a step that comes before the updates. The gradients' lock is held.
+Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>* lock, Step* step) {
+  Gradients& gradients = buffer_->gradients();
+  if (Status usable = buffer_->context().usable(); !usable) return usable;
+  if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
+  step->nonfinite = gradients.sync_status();
+  if (const double divisor = divisor_of(step->options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
+    return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
+                   kLeastDivisor, " and ", kMostDivisor);
+  }
+  for (const auto& each : optimizers) {
+    if (Status unseen = each->unseen_outcome(lock); !unseen) return unseen;
+  }
+  if (Status ordered = buffer_->params().order_writes(step->options.caller); !ordered) return ordered;
+  auto place = outcome_place();
+  if (!place) return place.status();
+  step->outcome = *std::move(place);
+  auto judged = submit_norm(optimizers, step->options, step->outcome->data());
+  if (!judged) return judged.status();
+  step->normed = *std::move(judged);
+  return {};
+}
+
+// The rest of it. The gradients' lock is held.
+Result<std::shared_ptr<Event>> Optimizer::submit_end(Together optimizers, const Step& step) {
+  const std::optional<double>& lr = step.options.lr;
+  if (Status submitted = submit_updates(optimizers, lr); !submitted) return submitted;
+  auto end = buffer_->params().record();
+  if (!end) return end;
+  if (lr) impl_->config.hyper.lr = *lr;  // only now: a step that could not be submitted has changed nothing
+  for (const auto& each : optimizers) {
+    each->last_step_ = *end;
+    each->count_changes();
+  }
+  buffer_->gradients().start_step();
+  return end;
+}
+
+Result<std::shared_ptr<Request>> Optimizer::conclude(const Step& step, const std::shared_ptr<Event>& end, StepReport* report,
+                                                     bool want_request) {
   Context& context = buffer_->context();
   const Channel& last = buffer_->arenas().last();
-  const Scaled scaled = this->scaled(options);
-  std::shared_ptr<Event> normed, end;
-  std::shared_ptr<Memory> outcome;
-  Status nonfinite;  // found by the sync
-  {
-    std::unique_lock lock = gradients.lock();
-    if (Status usable = context.usable(); !usable) return usable;
-    if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
-    nonfinite = gradients.sync_status();
-    if (const double divisor = divisor_of(options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
-      return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
-                     kLeastDivisor, " and ", kMostDivisor);
-    }
-    for (const auto& each : optimizers) {
-      if (Status unseen = each->unseen_outcome(&lock); !unseen) return unseen;
-    }
-    if (Status ordered = buffer_->params().order_writes(options.caller); !ordered) return ordered;
-    auto place = outcome_place();
-    if (!place) return place.status();
-    outcome = *std::move(place);
-    auto judged = submit_norm(optimizers, options, outcome->data());
-    if (!judged) return judged.status();
-    normed = *std::move(judged);
-    if (Status submitted = submit_updates(optimizers, options.lr); !submitted) return submitted;
-    auto recorded = buffer_->params().record();
-    if (!recorded) return recorded.status();
-    end = *std::move(recorded);
-    if (options.lr) impl_->config.hyper.lr = *options.lr;  // only now: a step that could not be submitted has changed nothing
-    for (const auto& each : optimizers) {
-      each->last_step_ = end;
-      each->count_changes();
-    }
-    gradients.start_step();
-  }
-
   // What the sync has found on a rank says more than what can be seen in the sum; with a loss scale it is nothing to worry about.
-  const bool refused = !nonfinite.ok() && !scaled.skips;
-  if (!nonfinite.ok() && !refused) log(LogLevel::info, text(nonfinite.text(), "; a step with a loss scale is skipped for it"));
+  const bool refused = !step.nonfinite.ok() && !step.scaled.skips;
+  if (!step.nonfinite.ok() && !refused) log(LogLevel::info, text(step.nonfinite.text(), "; a step with a loss scale is skipped for it"));
   if (report != nullptr || refused || (!want_request && !context.on_device())) {
-    Status found = await(want_request || context.on_device() ? *normed : *end, outcome, scaled, report);
-    if (!found) return refused && found.code() == Code::numeric ? nonfinite : found;
+    Status found = await(want_request || context.on_device() ? *step.normed : *end, step.outcome, step.scaled, report);
+    if (!found) return refused && found.code() == Code::numeric ? step.nonfinite : found;
   } else if (!want_request) {
-    unseen_ = {outcome, normed, scaled};
+    unseen_ = {step.outcome, step.normed, step.scaled};
   }
   // On the host it has been waited for; a device goes on while the caller does.
   if (!want_request) {
-    if (Status ordered = last.stream().make_caller_wait(options.caller, *end); !ordered) return ordered;
+    if (Status ordered = last.stream().make_caller_wait(step.options.caller, *end); !ordered) return ordered;
     return std::shared_ptr<Request>();
   }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  return last.request(buffer_->arenas().shared_context(),
-                      [self = shared_from_this(), outcome, scaled] { return self->judge(outcome, scaled, false, nullptr); });
+  return last.request(buffer_->arenas().shared_context(), [self = shared_from_this(), outcome = step.outcome, scaled = step.scaled] {
+    return self->judge(outcome, scaled, false, nullptr);
+  });
 }
 
 Status Optimizer::await(Event& event, const std::shared_ptr<Memory>& outcome, Scaled scaled, StepReport* report) {

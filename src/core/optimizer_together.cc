@@ -56,13 +56,14 @@ Status Optimizer::check_together(Together optimizers) const {
 
 // One that has all parameters needs nobody. Otherwise all ranks agree with the first step of these, since a rank of another stage may have
 // other parameters.
-Status Optimizer::agree_together(Together optimizers) {
-  if (optimizers.size() == 1 && !impl_->config.some_groups) return {};
+Status Optimizer::agree_together(Together optimizers, const Status& ready) {
+  if (optimizers.size() == 1 && !impl_->config.some_groups && !has_callers_rule()) return {};
   const auto same = [](const std::weak_ptr<Optimizer>& a, const std::shared_ptr<Optimizer>& b) {
     return !a.owner_before(b) && !b.owner_before(a);
   };
   Status mine = check_together(optimizers);
   if (mine.ok() && std::equal(agreed_.begin(), agreed_.end(), optimizers.begin(), optimizers.end(), same)) return {};
+  if (mine.ok()) mine = ready;
   // Once a list was agreed on, the others do not come here for it again; a program that gives one rank another list learns of it there.
   if (!mine.ok() && !agreed_.empty()) return mine;
   if (Status agreed = agree(*buffer_->context().world, buffer_->arenas().grid()->world()->group().members(), {"mdp_optimizer_step"}, mine);

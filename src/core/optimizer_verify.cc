@@ -46,7 +46,7 @@ Status Optimizer::verify(const char* call) {
       if (Plan::has_master(arena)) {
         if (Status added = add(kMasterState); !added) return added;
       }
-      for (const StateArray& each : impl_->rule().state) {
+      for (const StateArray& each : impl_->states) {
         if (Status added = add(each.name); !added) return added;
       }
     }

@@ -51,6 +51,7 @@ struct BufferConfig {
   bool error_feedback = false;  // with wire_bf16
   bool check_finite = false, check_large = false;
   bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
+  uint32_t rule = 0;           // whose state memory() counts
 };
 
 // With zero_2: one bucket is filled while the one before is reduced.
@@ -147,7 +148,8 @@ struct Plan {
   std::vector<AgreementPlan> agreements() const;
   // Whether no rank with a lower number in the group of replicas holds the same shard.
   bool is_first_replica(const ArenaPlan& arena, int rank) const;
-  MemoryPlan memory(uint32_t rule = 0) const;  // with this update rule; of every rank the same: all pieces of a bucket are equally long
+  MemoryPlan memory() const { return memory(config.rule); }
+  MemoryPlan memory(uint32_t rule) const;  // with this update rule; of every rank the same: all pieces of a bucket are equally long
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
   // f32 parameters are their own master copy.

@@ -39,10 +39,17 @@ Status Gradients::check_reduced(const char* call) const {
       return bad_state(call, ": the gradients are not whole: ", sync_status_.text());
     case Phase::syncing:
       return bad_state(call, ": mdp_grad_sync is pending; wait for its request first");
+    case Phase::stepping:
+      return bad_state(call, ": ", kIsStepping);
     case Phase::open:
       break;
   }
   return bad_state(call, ": the gradients are not reduced; call mdp_grad_sync first");
+}
+
+Status Gradients::check_between_steps(const char* call) {
+  const std::lock_guard lock(mutex_);
+  return phase_ == Phase::stepping ? bad_state(call, ": ", kIsStepping) : Status();
 }
 
 Result<Gradients::Chosen> Gradients::choose(const ParamList& list) const {

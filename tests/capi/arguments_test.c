@@ -536,8 +536,10 @@ static void optimizer_arguments(void** state) {
     mdp_optimizer_config config;
     const char* part;
   } bad[] = {
-      {{.rule = 6},
-       "config.rule is 6; it must be 0 (AdamW), 1 (Adam), 2 (SGD), 3 (SGD with momentum), 4 (SGD with Nesterov momentum) or 5 (Lion)"},
+      {{.rule = 7},
+       "config.rule is 7; it must be 0 (AdamW), 1 (Adam), 2 (SGD), 3 (SGD with momentum), 4 (SGD with Nesterov momentum), 5 (Lion) or 6 "
+       "(the caller's rule)"},
+      {{.state = "mine"}, "config.state names arrays of the caller's rule; AdamW has its own"},
       {{.rule = UINT32_MAX}, "config.rule is 4294967295"},
       {{.flags = 32}, "config.flags is 32"},
       {{.first_param_group = 1}, "config.first_param_group is 1; without MDP_OPTIMIZER_SOME_GROUPS (16)"},
@@ -609,6 +611,7 @@ static void groups_and_steps(void** state) {
     config.struct_size = sizeof config;
     FAILS(MDP_E_INVALID, bad_steps[i].part, mdp_optimizer_step(alone.optimizer, &config, NULL, NULL));
     FAILS(MDP_E_INVALID, bad_steps[i].part, mdp_optimizer_step_many(&alone.optimizer, 1, &config, NULL, NULL));
+    FAILS(MDP_E_INVALID, bad_steps[i].part, mdp_optimizer_step_begin(&alone.optimizer, 1, &config));
   }
 }
 

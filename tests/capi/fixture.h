@@ -53,6 +53,11 @@ enum {
 /* Whether the tests run on the CUDA backend, with a stand-in for its plugin: see tests/cuda/CMakeLists.txt. */
 extern int on_cuda;
 
+/* Waits for what the library has put on the default stream of the device: what an update function finds there. On the host nothing. */
+void await_default_stream(void);
+/* Work for the default stream, which is done in its turn; on the host now. */
+void on_default_stream(void (*work)(void* user), void* user);
+
 /* Removes what launchers leave in the environment: mdp_comm_create without an id is a single rank then. */
 void be_alone(void);
 

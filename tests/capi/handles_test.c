@@ -220,6 +220,24 @@ static mdp_status step_many(void* h) {
   mdp_optimizer* const optimizers[] = {h};
   return mdp_optimizer_step_many(optimizers, 1, NULL, NULL, NULL);
 }
+static mdp_status step_begin(void* h) {
+  mdp_optimizer* const optimizers[] = {h};
+  return mdp_optimizer_step_begin(optimizers, 1, NULL);
+}
+static mdp_status step_next(void* h) {
+  SIZED(mdp_update, out);
+  return mdp_optimizer_step_next(h, &out);
+}
+static mdp_status step_finish(void* h) {
+  return mdp_optimizer_step_finish(h, 0, NULL, NULL);
+}
+static int32_t no_update(void* user, const mdp_update* update) {
+  (void)user, (void)update;
+  return 1;
+}
+static mdp_status set_update(void* h) {
+  return mdp_optimizer_set_update(h, no_update, NULL);
+}
 static mdp_status set_scaler(void* h) {
   SIZED(mdp_scaler, scaler);
   return mdp_optimizer_set_scaler(h, &scaler);
@@ -311,6 +329,10 @@ static const entry entries[] = {
     {"mdp_optimizer_set_param_group", "optimizer", "mdp_optimizer", set_group},
     {"mdp_optimizer_step", "optimizer", "mdp_optimizer", optimizer_step},
     {"mdp_optimizer_step_many", "optimizers[0]", "mdp_optimizer", step_many},
+    {"mdp_optimizer_step_begin", "optimizers[0]", "mdp_optimizer", step_begin},
+    {"mdp_optimizer_step_next", "optimizer", "mdp_optimizer", step_next},
+    {"mdp_optimizer_step_finish", "optimizer", "mdp_optimizer", step_finish},
+    {"mdp_optimizer_set_update", "optimizer", "mdp_optimizer", set_update},
     {"mdp_optimizer_set_scaler", "optimizer", "mdp_optimizer", set_scaler},
     {"mdp_optimizer_scaler", "optimizer", "mdp_optimizer", optimizer_scaler},
     {"mdp_optimizer_scale", "optimizer", "mdp_optimizer", optimizer_scale},
@@ -465,6 +487,7 @@ static void outputs(void** state) {
   FAILS(MDP_E_INVALID, "misaligned", mdp_grad_sync(alone.buffer, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_optimizer_step(alone.optimizer, NULL, NULL, crooked));
   FAILS(MDP_E_INVALID, "misaligned", mdp_optimizer_step_many(&alone.optimizer, 1, NULL, NULL, crooked));
+  FAILS(MDP_E_INVALID, "misaligned", mdp_optimizer_step_finish(alone.optimizer, 0, NULL, crooked));
   for (size_t i = 0; i < 4; ++i) CHECK(room[i] == 0);
 }
 

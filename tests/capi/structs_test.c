@@ -332,9 +332,35 @@ static mdp_status many_config(void* given) {
   get_ready_to_step();
   return mdp_optimizer_step_many(&alone.optimizer, 1, given, NULL, NULL);
 }
+static mdp_status step_finish(void* given) {
+  return mdp_optimizer_step_finish(alone.optimizer, 0, given, NULL);
+}
 static mdp_status many_report(void* given) {
   get_ready_to_step();
   return mdp_optimizer_step_many(&alone.optimizer, 1, NULL, given, NULL);
+}
+static mdp_status begin_config(void* given) {
+  get_ready_to_step();
+  const mdp_status status = mdp_optimizer_step_begin(&alone.optimizer, 1, given);
+  if (status == MDP_OK) OK(mdp_optimizer_step_finish(alone.optimizer, 0, NULL, NULL));
+  return status;
+}
+/* A step that the struct is the wrong one for stays under way. */
+static mdp_status in_a_step(mdp_status (*call)(void* given), void* given) {
+  get_ready_to_step();
+  OK(mdp_optimizer_step_begin(&alone.optimizer, 1, NULL));
+  const mdp_status status = call(given);
+  if (status != MDP_OK || call != step_finish) OK(mdp_optimizer_step_finish(alone.optimizer, 0, NULL, NULL));
+  return status;
+}
+static mdp_status step_next(void* given) {
+  return mdp_optimizer_step_next(alone.optimizer, given);
+}
+static mdp_status next_out(void* given) {
+  return in_a_step(step_next, given);
+}
+static mdp_status finish_report(void* given) {
+  return in_a_step(step_finish, given);
 }
 static mdp_status state_out(void* given) {
   return mdp_optimizer_state(alone.optimizer, FIRST, "master", given);
@@ -414,6 +440,9 @@ static const entry entries[] = {
     {"mdp_optimizer_step", "report", sizeof(mdp_step_report), OUT_OR_NONE, NULL, step_report},
     {"mdp_optimizer_step_many", "config", sizeof(mdp_step_config), IN_OR_DEFAULTS, NULL, many_config},
     {"mdp_optimizer_step_many", "report", sizeof(mdp_step_report), OUT_OR_NONE, NULL, many_report},
+    {"mdp_optimizer_step_begin", "config", sizeof(mdp_step_config), IN_OR_DEFAULTS, NULL, begin_config},
+    {"mdp_optimizer_step_next", "out", sizeof(mdp_update), OUT, NULL, next_out},
+    {"mdp_optimizer_step_finish", "report", sizeof(mdp_step_report), OUT_OR_NONE, NULL, finish_report},
     {"mdp_optimizer_set_scaler", "scaler", sizeof(mdp_scaler), IN_OR_DEFAULTS, NULL, set_scaler},
     {"mdp_optimizer_scaler", "out", sizeof(mdp_scaler), OUT, NULL, scaler_out},
     {"mdp_optimizer_scale", "out", sizeof(mdp_tensor), OUT, NULL, scale_out},

@@ -105,8 +105,8 @@ void follows_from_the_table(KindRank& rank) {
   refused(mdp_optimizer_state(model.optimizer(), 0, "exp_avg", &state), MDP_E_INVALID, {"toy keeps 'master' and 'velocity'"});
   require(state_of(model, 0, "master").dtype == MDP_DTYPE_F32, "the master is not f32");
   mdp_optimizer_config config{};
-  config.rule = kToy + 1;
-  refused(create(model, config), MDP_E_INVALID, {"config.rule is 2", "0 (AdamW) or 1 (toy)"});
+  config.rule = kToy + 2;  // after the caller's
+  refused(create(model, config), MDP_E_INVALID, {"config.rule is 3", "0 (AdamW), 1 (toy) or 2 (the caller's rule)"});
   config.rule = kToy;
   config.eps = 1e-8;
   refused(create(model, config), MDP_E_INVALID, {"config.eps", "toy has none"});

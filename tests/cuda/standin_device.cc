@@ -181,7 +181,11 @@ std::shared_ptr<standin::Event>& event_of(void* event) {
   return *static_cast<std::shared_ptr<standin::Event>*>(event);
 }
 
+// For a test that is no user of CUDA: whose default stream this thread has ordered last.
+thread_local Device* ordered_last = nullptr;
+
 int32_t stream_wait(Device* device, void* stream, void* event) {
+  if (stream == nullptr) ordered_last = device;
   const std::shared_ptr<standin::Event> shared = event_of(event);
   if (!shared->recorded) return 0;  // as cudaStreamWaitEvent
   queue_of(device, stream)->submit([shared] {
@@ -514,6 +518,14 @@ bool is_device_memory(const void* memory) {
 }
 
 }  // namespace megadp::standin
+
+// As cudaStreamSynchronize and cudaLaunchHostFunc, of that stream.
+extern "C" __attribute__((visibility("default"))) void standin_await_default_stream() {
+  if (megadp::standin::ordered_last != nullptr) megadp::standin::queue_of(megadp::standin::ordered_last, nullptr)->drain();
+}
+extern "C" __attribute__((visibility("default"))) void standin_on_default_stream(void (*work)(void*), void* user) {
+  megadp::standin::queue_of(megadp::standin::ordered_last, nullptr)->submit([work, user] { work(user); });
+}
 
 extern "C" __attribute__((visibility("default"))) const megadp::cuda::PluginTable* megadp_cuda_plugin() {
   static const megadp::cuda::PluginTable table = megadp::standin::make_table();

@@ -163,6 +163,8 @@ std::string take_an_optimizer(Bytes* bytes) {
   if (config.get<uint64_t>(0, offsetof(mdp_optimizer_config, param_group_count)) <= kLongest) {
     config.set(0, offsetof(mdp_optimizer_config, param_group_count), uint64_t{count});
   }
+  Pointees pointees;
+  config.point(0, offsetof(mdp_optimizer_config, state), pointees.words(bytes));
   const auto taken = take_optimizer_config(config.as<mdp_optimizer_config>());
   if (!taken.ok()) {
     must(!taken.status().text().empty(), "an optimizer is refused without a reason");
@@ -174,6 +176,8 @@ std::string take_an_optimizer(Bytes* bytes) {
   must(hyper.beta1 < 1 && hyper.beta2 < 1 && hyper.momentum < 1, "an optimizer that forgets nothing");
   must(!taken->groups.empty() && taken->groups.size() <= kMostElements, "an optimizer with other groups than were given");
   must(taken->some_groups || taken->first_group == 0, "an optimizer of all groups that begins with another");
+  must(taken->state.size() <= kMostStates, "an optimizer with more arrays than there may be");
+  for (const std::string& name : taken->state) must(!name.empty() && name.find('\n') == std::string::npos, "an array without a name");
   return text("an optimizer, rule ", taken->rule, " groups ", taken->groups.size());
 }
 
@@ -224,7 +228,7 @@ std::string run(const std::string& input) {
   switch (bytes.number<uint8_t>() % 6) {
     case 0:
       return take_any<mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config, mdp_plan_report, mdp_range,
-                      mdp_param_group, mdp_optimizer_config, mdp_scaler, mdp_step_config, mdp_step_report, mdp_stats_report,
+                      mdp_param_group, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config, mdp_step_report, mdp_stats_report,
                       mdp_bucket_report, mdp_error_info>(&bytes);
     case 1:
       return "tensor " + take_a_tensor(&bytes);
@@ -269,11 +273,12 @@ std::vector<std::string> valid() {
                                   std::string("\5", 1) + bytes_of(int32_t{8}) + bytes_of(int32_t{3}) + "\2" + structs + two + pointed};
   auto group = sized<mdp_param_group>();
   group.lr = 0.5;
-  for (mdp_rule rule = MDP_RULE_ADAMW; rule <= MDP_RULE_LION; ++rule) {
+  for (mdp_rule rule = MDP_RULE_ADAMW; rule <= MDP_RULE_CALLER; ++rule) {
     auto optimizer = sized<mdp_optimizer_config>();
     optimizer.rule = rule, optimizer.param_group_count = 2, optimizer.flags = MDP_OPTIMIZER_SOME_GROUPS, optimizer.first_param_group = 1;
     optimizer.param_groups = static_cast<const mdp_param_group*>(something);
-    all.push_back(std::string("\2\2", 2) + blob(bytes_of(optimizer)) + blob(bytes_of(group)) + blob(bytes_of(group)));
+    if (rule == MDP_RULE_CALLER) optimizer.state = static_cast<const char*>(something);
+    all.push_back(std::string("\2\2", 2) + blob(bytes_of(optimizer)) + blob(bytes_of(group)) + blob(bytes_of(group)) + "\3m\nv");
   }
   auto scaler = sized<mdp_scaler>();
   scaler.scale = 1024, scaler.growth_interval = 3, scaler.clean_steps = 2, scaler.hysteresis = 2, scaler.overflows = 1;

@@ -231,6 +231,11 @@ class Plan(ProgramTest):
         self.assertIn("4 data-parallel ranks in 2 instances", megadp(*self.EXAMPLE, "--instances", "2").stdout)
         self.refused(*self.EXAMPLE, "--instances", "3", words="instances is 3; it must divide the 4 ranks")
 
+    def test_rules(self):
+        for rule, arrays in (("adamw", 2), ("adam", 2), ("sgd", 0), ("sgd_momentum", 1), ("sgd_nesterov", 1), ("lion", 1)):
+            bytes_each = self.answer("plan", "--sizes", "1280", "--dp", "2", "--rule", rule)["bytes"][0]
+            self.assertEqual((bytes_each["master"], bytes_each["state"]), (0, arrays * 640 * 4), rule)
+
     def test_gradients_sharded(self):
         for slots in (1, 2):
             plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "2", "--bucket-size", "600", "--pool-buckets", str(slots))

@@ -196,9 +196,32 @@ struct mdp_optimizer_config
     norm::mdp_norm
     first_param_group::UInt32
     momentum::Cdouble
+    state::Ptr{UInt8}
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state)
+
+struct mdp_update
+    struct_size::UInt32
+    optimizer::UInt32
+    param::UInt64
+    param_begin::UInt64
+    count::UInt64
+    master::Ptr{Cfloat}
+    grad::Ptr{Cfloat}
+    state::Ptr{Ptr{Cfloat}}
+    state_count::UInt64
+    step::UInt64
+    lr::Cdouble
+    beta1::Cdouble
+    beta2::Cdouble
+    eps::Cdouble
+    weight_decay::Cdouble
+    momentum::Cdouble
+    stream::Ptr{Cvoid}
+end
+mdp_update(; optimizer = 0, param = 0, param_begin = 0, count = 0, master = C_NULL, grad = C_NULL, state = C_NULL, state_count = 0, step = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, stream = C_NULL) =
+    mdp_update(sizeof(mdp_update), optimizer, param, param_begin, count, master, grad, state, state_count, step, lr, beta1, beta2, eps, weight_decay, momentum, stream)
 
 struct mdp_scaler
     struct_size::UInt32
@@ -440,6 +463,7 @@ const MDP_RULE_SGD = UInt32(2)
 const MDP_RULE_SGD_MOMENTUM = UInt32(3)
 const MDP_RULE_SGD_NESTEROV = UInt32(4)
 const MDP_RULE_LION = UInt32(5)
+const MDP_RULE_CALLER = UInt32(6)
 
 const MDP_NORM_L2 = UInt32(0)
 const MDP_NORM_INF = UInt32(1)

@@ -65,6 +65,7 @@ MDP_RULE_SGD = 2
 MDP_RULE_SGD_MOMENTUM = 3
 MDP_RULE_SGD_NESTEROV = 4
 MDP_RULE_LION = 5
+MDP_RULE_CALLER = 6
 MDP_NORM_L2 = 0
 MDP_NORM_INF = 1
 MDP_MISSING_ERROR = 0
@@ -195,6 +196,7 @@ mdp_allgather_start_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctype
 mdp_allgather_test_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 mdp_allgather_free_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 mdp_interrupted_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
+mdp_update_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 mdp_log_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -370,6 +372,29 @@ class mdp_optimizer_config(ctypes.Structure):
         ("norm", ctypes.c_uint32),
         ("first_param_group", ctypes.c_uint32),
         ("momentum", ctypes.c_double),
+        ("state", ctypes.c_char_p),
+    ]
+
+
+class mdp_update(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("optimizer", ctypes.c_uint32),
+        ("param", ctypes.c_uint64),
+        ("param_begin", ctypes.c_uint64),
+        ("count", ctypes.c_uint64),
+        ("master", ctypes.POINTER(ctypes.c_float)),
+        ("grad", ctypes.POINTER(ctypes.c_float)),
+        ("state", ctypes.POINTER(ctypes.POINTER(ctypes.c_float))),
+        ("state_count", ctypes.c_uint64),
+        ("step", ctypes.c_uint64),
+        ("lr", ctypes.c_double),
+        ("beta1", ctypes.c_double),
+        ("beta2", ctypes.c_double),
+        ("eps", ctypes.c_double),
+        ("weight_decay", ctypes.c_double),
+        ("momentum", ctypes.c_double),
+        ("stream", ctypes.c_void_p),
     ]
 
 
@@ -545,6 +570,6 @@ class mdp_tp_cross_entropy_config(ctypes.Structure):
 
 STRUCTS = (
     mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
-    mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_scaler, mdp_step_config, mdp_step_report, mdp_grad_summary,
-    mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config, mdp_tp_region_config,
-    mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config)
+    mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config, mdp_step_report,
+    mdp_grad_summary, mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config,
+    mdp_tp_region_config, mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config)

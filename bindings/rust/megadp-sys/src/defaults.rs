@@ -192,6 +192,22 @@ impl Default for mdp_optimizer_config {
     }
 }
 
+impl mdp_update {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_update {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl mdp_scaler {
     /// All zero, but for the struct_size.
     pub const fn new() -> Self {

@@ -107,6 +107,13 @@ unsafe extern "C" {
         report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_optimizer_step_many(optimizers: *const *mut mdp_optimizer, count: usize, config: *const mdp_step_config,
         report: *mut mdp_step_report, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_optimizer_set_update(optimizer: *mut mdp_optimizer, r#fn: mdp_update_fn,
+        user: *mut c_void) -> mdp_status;
+    pub fn mdp_optimizer_step_begin(optimizers: *const *mut mdp_optimizer, count: usize,
+        config: *const mdp_step_config) -> mdp_status;
+    pub fn mdp_optimizer_step_next(optimizer: *mut mdp_optimizer, out: *mut mdp_update) -> mdp_status;
+    pub fn mdp_optimizer_step_finish(optimizer: *mut mdp_optimizer, failed: i32, report: *mut mdp_step_report,
+        out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,
         out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_optimizer_steps(optimizer: *mut mdp_optimizer, param: usize, steps: *mut u64) -> mdp_status;

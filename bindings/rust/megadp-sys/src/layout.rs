@@ -144,6 +144,26 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("norm", offset_of!(super::mdp_optimizer_config, norm)),
         ("first_param_group", offset_of!(super::mdp_optimizer_config, first_param_group)),
         ("momentum", offset_of!(super::mdp_optimizer_config, momentum)),
+        ("state", offset_of!(super::mdp_optimizer_config, state)),
+    ]),
+    ("mdp_update", size_of::<super::mdp_update>(), align_of::<super::mdp_update>(), &[
+        ("struct_size", offset_of!(super::mdp_update, struct_size)),
+        ("optimizer", offset_of!(super::mdp_update, optimizer)),
+        ("param", offset_of!(super::mdp_update, param)),
+        ("param_begin", offset_of!(super::mdp_update, param_begin)),
+        ("count", offset_of!(super::mdp_update, count)),
+        ("master", offset_of!(super::mdp_update, master)),
+        ("grad", offset_of!(super::mdp_update, grad)),
+        ("state", offset_of!(super::mdp_update, state)),
+        ("state_count", offset_of!(super::mdp_update, state_count)),
+        ("step", offset_of!(super::mdp_update, step)),
+        ("lr", offset_of!(super::mdp_update, lr)),
+        ("beta1", offset_of!(super::mdp_update, beta1)),
+        ("beta2", offset_of!(super::mdp_update, beta2)),
+        ("eps", offset_of!(super::mdp_update, eps)),
+        ("weight_decay", offset_of!(super::mdp_update, weight_decay)),
+        ("momentum", offset_of!(super::mdp_update, momentum)),
+        ("stream", offset_of!(super::mdp_update, stream)),
     ]),
     ("mdp_scaler", size_of::<super::mdp_scaler>(), align_of::<super::mdp_scaler>(), &[
         ("struct_size", offset_of!(super::mdp_scaler, struct_size)),
@@ -339,6 +359,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_RULE_SGD_MOMENTUM", super::MDP_RULE_SGD_MOMENTUM as i64),
     ("MDP_RULE_SGD_NESTEROV", super::MDP_RULE_SGD_NESTEROV as i64),
     ("MDP_RULE_LION", super::MDP_RULE_LION as i64),
+    ("MDP_RULE_CALLER", super::MDP_RULE_CALLER as i64),
     ("MDP_NORM_L2", super::MDP_NORM_L2 as i64),
     ("MDP_NORM_INF", super::MDP_NORM_INF as i64),
     ("MDP_MISSING_ERROR", super::MDP_MISSING_ERROR as i64),
@@ -412,7 +433,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 99] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -488,6 +509,10 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 99] {
         ("mdp_optimizer_scale", super::mdp_optimizer_scale as *const ()),
         ("mdp_optimizer_step", super::mdp_optimizer_step as *const ()),
         ("mdp_optimizer_step_many", super::mdp_optimizer_step_many as *const ()),
+        ("mdp_optimizer_set_update", super::mdp_optimizer_set_update as *const ()),
+        ("mdp_optimizer_step_begin", super::mdp_optimizer_step_begin as *const ()),
+        ("mdp_optimizer_step_next", super::mdp_optimizer_step_next as *const ()),
+        ("mdp_optimizer_step_finish", super::mdp_optimizer_step_finish as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
         ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
         ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),

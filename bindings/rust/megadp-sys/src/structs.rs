@@ -176,6 +176,29 @@ pub struct mdp_optimizer_config {
     pub norm: mdp_norm,
     pub first_param_group: u32,
     pub momentum: f64,
+    pub state: *const c_char,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_update {
+    pub struct_size: u32,
+    pub optimizer: u32,
+    pub param: u64,
+    pub param_begin: u64,
+    pub count: u64,
+    pub master: *mut f32,
+    pub grad: *const f32,
+    pub state: *const *mut f32,
+    pub state_count: u64,
+    pub step: u64,
+    pub lr: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub eps: f64,
+    pub weight_decay: f64,
+    pub momentum: f64,
+    pub stream: mdp_stream,
 }
 
 #[repr(C)]

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust.py.
+use crate::structs::*;
 use core::ffi::{c_char, c_void};
 use core::marker::{PhantomData, PhantomPinned};
 
@@ -139,6 +140,7 @@ pub const MDP_RULE_SGD: mdp_rule = 2;
 pub const MDP_RULE_SGD_MOMENTUM: mdp_rule = 3;
 pub const MDP_RULE_SGD_NESTEROV: mdp_rule = 4;
 pub const MDP_RULE_LION: mdp_rule = 5;
+pub const MDP_RULE_CALLER: mdp_rule = 6;
 
 pub const MDP_NORM_L2: mdp_norm = 0;
 pub const MDP_NORM_INF: mdp_norm = 1;
@@ -235,5 +237,6 @@ pub type mdp_allgather_start_fn = Option<unsafe extern "C" fn(context: *mut c_vo
 pub type mdp_allgather_test_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void) -> i32>;
 pub type mdp_allgather_free_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void)>;
 pub type mdp_interrupted_fn = Option<unsafe extern "C" fn(context: *mut c_void) -> i32>;
+pub type mdp_update_fn = Option<unsafe extern "C" fn(user: *mut c_void, update: *const mdp_update) -> i32>;
 pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: mdp_log_level, text: *const c_char, length: usize)>;
 
