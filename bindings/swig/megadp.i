@@ -27,6 +27,7 @@
 %immutable megadp::Range;
 %immutable megadp::StepReport;
 %immutable megadp::GradSummary;
+%immutable megadp::UpdatePiece;
 
 %newobject megadp::Comm::create;
 %newobject megadp::Comm::split;
@@ -45,6 +46,12 @@
 %newobject megadp::Optimizer::create;
 %newobject megadp::Optimizer::start_step;
 %newobject megadp::Optimizer::scale;
+%newobject megadp::Optimizer::begin_step;
+%newobject megadp::Optimizers::begin_step_many;
+%newobject megadp::Step::next;
+%newobject megadp::UpdatePiece::master;
+%newobject megadp::UpdatePiece::grad;
+%newobject megadp::UpdatePiece::state;
 %newobject megadp::Optimizers::start_step_many;
 %newobject megadp::Checkpoint::start_save;
 %newobject megadp::Checkpoint::start_save_many;
@@ -76,6 +83,8 @@
 %nodefaultctor megadp::Grid;
 %nodefaultctor megadp::Buffer;
 %nodefaultctor megadp::Optimizer;
+%nodefaultctor megadp::UpdatePiece;
+%nodefaultctor megadp::Step;
 %nodefaultctor megadp::Request;
 %nodefaultctor megadp::View;
 %nodefaultctor megadp::Library;
@@ -110,6 +119,7 @@
 %include "shim/grid.h"
 %include "shim/params.h"
 %include "shim/buffer.h"
+%include "shim/steps.h"
 %include "shim/optimizer.h"
 %include "shim/optimizers.h"
 %include "shim/checkpoint.h"

@@ -36,7 +36,8 @@ func give(value float64, meant bool, set func(float64)) {
 // Rule is what a step does.
 type Rule int
 
-// AdamW (the default) and Lion have decoupled weight decay; of the others it is L2 regularization.
+// AdamW (the default) and Lion have decoupled weight decay; of the others it is L2 regularization. RuleCaller is what you do with the pieces of
+// Optimizer.BeginStep.
 var (
 	RuleAdamW       = Rule(shim.Rule_ADAMW)
 	RuleAdam        = Rule(shim.Rule_ADAM)
@@ -44,6 +45,7 @@ var (
 	RuleSGDMomentum = Rule(shim.Rule_SGD_MOMENTUM)
 	RuleSGDNesterov = Rule(shim.Rule_SGD_NESTEROV)
 	RuleLion        = Rule(shim.Rule_LION)
+	RuleCaller      = Rule(shim.Rule_CALLER)
 )
 
 // Norm is one of all gradients together.
@@ -57,7 +59,8 @@ var (
 
 // OptimizerOptions of a Rule; what it has not is to be left zero. Zero: LR 1e-3 (Lion 1e-4), Beta1 0.9, Beta2 0.999 (Lion 0.99) and Momentum
 // 0.9, unless SetLR, SetBeta1, SetBeta2, SetMomentum say that zero is meant; Eps 1e-8, no weight decay, no clipping. ParamGroups may have
-// their own values. With SomeGroups the optimizer has but the groups from FirstParamGroup on, as many as ParamGroups has: StepMany.
+// their own values. With SomeGroups the optimizer has but the groups from FirstParamGroup on, as many as ParamGroups has: StepMany. State names
+// the arrays that RuleCaller keeps, float32 and zero at first, at most 4.
 type OptimizerOptions struct {
 	Rule                                                      Rule
 	LR, Beta1, Beta2, Momentum, Eps, WeightDecay, MaxGradNorm float64
@@ -67,6 +70,7 @@ type OptimizerOptions struct {
 	ParamGroups                                               []ParamGroup
 	FirstParamGroup                                           uint32
 	SomeGroups                                                bool
+	State                                                     []string
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
@@ -120,6 +124,9 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 		raw.Add_param_group(rawGroup)
 		shim.DeleteParamGroup(rawGroup)
 	}
+	for _, name := range o.State {
+		raw.Add_state(name)
+	}
 	return raw
 }
 
@@ -168,7 +175,8 @@ func (o *Optimizer) StartStep(options StepOptions) (*Request, error) {
 	return newRequest(ask(o, func(failure shim.Failure) shim.Request { return o.raw.Start_step(raw, failure) }))
 }
 
-// State lends the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer"); Range.ParamBegin says where it begins.
+// State lends the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer",
+// of RuleCaller what its State names); Range.ParamBegin says where it begins.
 func (o *Optimizer) State(param int, name string) (*View, error) {
 	return newView(ask(o, func(failure shim.Failure) shim.View { return o.raw.State(int64(param), name, failure) }))
 }

@@ -14,6 +14,9 @@
 %rename(ownedGradView) megadp::Buffer::owned_grad;
 %rename(stateView) megadp::Optimizer::state;
 %rename(scaleView) megadp::Optimizer::scale;
+%rename(masterView) megadp::UpdatePiece::master;
+%rename(gradView) megadp::UpdatePiece::grad;
+%rename(stateView) megadp::UpdatePiece::state;
 %rename(fillUseOrder) megadp::Buffer::use_order;
 %ignore megadp::Failure;
 %ignore megadp::Memory;
@@ -30,8 +33,8 @@
   }
 %}
 
-%typemap(javainterfaces) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::TpLinear,
-               megadp::TpSaved "AutoCloseable"
+%typemap(javainterfaces) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::Step,
+               megadp::TpLinear, megadp::TpSaved "AutoCloseable"
 %typemap(javabody) SWIGTYPE %{
   private final long swigCPtr;
 
@@ -217,6 +220,27 @@
   /** The library's memory of the owned piece of a parameter's "master", or of what the rule keeps: "exp_avg", "exp_avg_sq", "momentum_buffer". */
   public java.nio.ByteBuffer state(long param, String name) {
     return stateView(param, name).memory();
+  }
+
+  /** Begins a step whose update is the caller's, with all defaults; see beginStep(StepOptions). */
+  public Step beginStep() {
+    return beginStep(new StepOptions());
+  }
+%}
+%typemap(javacode) megadp::UpdatePiece %{
+  /** What is to be updated: the library's memory of the owned piece of the parameter, until the Step's next piece or its end. */
+  public java.nio.ByteBuffer master() {
+    return masterView().memory();
+  }
+
+  /** Its gradient, divided and clipped, for reading; as long as master. */
+  public java.nio.ByteBuffer grad() {
+    return gradView().memory().asReadOnlyBuffer().order(java.nio.ByteOrder.nativeOrder());
+  }
+
+  /** The optimizer's arrays of state, from 0 on as they were added; to be updated, as master. */
+  public java.nio.ByteBuffer state(long index) {
+    return stateView(index).memory();
   }
 %}
 %typemap(javacode) megadp::Optimizers %{

@@ -29,6 +29,7 @@ static void megadp_stop(const megadp::Failure& failure) {
   Rf_eval(call, R_BaseEnv);  // does not return
 }
 %}
+%rename(next_piece) megadp::Step::next; // next is a word of R
 /* As `freearg`, which comes last, too: with an `argout` SWIG would take the failure for a second result. */
 %typemap(freearg) megadp::Failure& failure {
   if ($1->failed() && R_interrupts_pending) R_CheckUserInterrupt();

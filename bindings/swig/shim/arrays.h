@@ -128,7 +128,7 @@ struct Memory {
 
 /// The library's memory of a parameter, a gradient or a piece of optimizer state, flat and row-major. It stays valid as long as the View
 /// exists, whatever has been closed. Write parameters between a step and the next forward, and tell Buffer.changed. A view of
-/// Buffer.acquire is for use until ready, release or sync, and fails with STATE from then on.
+/// Buffer.acquire is for use until ready, release or sync, one of an UpdatePiece until the Step's next; they fail with STATE from then on.
 class View {
  public:
   DType dtype() const { return dtype_; }
@@ -192,18 +192,19 @@ class View {
     std::shared_ptr<void> kept = keep(buffer, tensor, failure);
     return kept ? new View(tensor, std::move(kept)) : nullptr;
   }
-  // What the library has lent to it.
-  void lend(const mdp_tensor& tensor, bool first, Leases::Lease lease) {
+  // What the library has lent to it; over: how a refusal goes on once the lease has ended.
+  void lend(const mdp_tensor& tensor, bool first, Leases::Lease lease, const char* over) {
     *this = View(tensor, keep_);
     first_ = first;
     lease_ = std::move(lease);
+    over_ = over;
   }
 #endif
 
  private:
   bool is_open(Failure& failure) const {
     const bool open = !lease_ || *lease_;
-    if (!open) failure.refuse(MDP_E_STATE, "this view was lent by Buffer.acquire, and has been given back by ready, release or sync");
+    if (!open) failure.refuse(MDP_E_STATE, "this view %s", over_);
     return open;
   }
   bool is_f32(Failure& failure) const {
@@ -219,7 +220,8 @@ class View {
   }
 
   std::shared_ptr<void> keep_;
-  Leases::Lease lease_;  // empty: not lent
+  Leases::Lease lease_;         // empty: not lent
+  const char* over_ = nullptr;  // with a lease
   bool first_ = false;
   DType dtype_;
   void* data_;

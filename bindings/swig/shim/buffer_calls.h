@@ -189,7 +189,7 @@ inline View* Buffer::acquire(long long param, Failure& failure) {
     int32_t first = 0;
     if (!failure.take(mdp_grad_acquire(buffer, at, &tensor, &first, nullptr))) return false;
     leases_->begin(at, lease);
-    view->lend(tensor, first != 0, lease);
+    view->lend(tensor, first != 0, lease, "was lent by Buffer.acquire, and has been given back by ready, release or sync");
     return true;
   });
 }
@@ -199,7 +199,7 @@ inline View* Buffer::owned_grad(long long param, Failure& failure) const {
     mdp_tensor tensor{};
     tensor.struct_size = sizeof tensor;
     if (!failure.take(mdp_grad_owned(buffer, at, &tensor))) return false;
-    view->lend(tensor, false, nullptr);
+    view->lend(tensor, false, nullptr, nullptr);
     return true;
   });
 }

@@ -79,14 +79,16 @@ enum class Scaling {
   TOKENS = MDP_SCALING_TOKENS
 };
 
-/// What a step does. ADAM and those of SGD have weight_decay as L2 regularization, ADAMW and LION have it decoupled.
+/// What a step does. ADAM and those of SGD have weight_decay as L2 regularization, ADAMW and LION have it decoupled. CALLER: what you do
+/// with the pieces of Optimizer.begin_step.
 enum class Rule {
   ADAMW = MDP_RULE_ADAMW,
   ADAM = MDP_RULE_ADAM,
   SGD = MDP_RULE_SGD,
   SGD_MOMENTUM = MDP_RULE_SGD_MOMENTUM,
   SGD_NESTEROV = MDP_RULE_SGD_NESTEROV,
-  LION = MDP_RULE_LION
+  LION = MDP_RULE_LION,
+  CALLER = MDP_RULE_CALLER
 };
 
 /// A norm of all gradients together: the root of the sum of squares, or the largest magnitude.

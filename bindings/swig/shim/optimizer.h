@@ -2,7 +2,7 @@
 // Update rules over this rank's shard.
 #pragma once
 
-#include "buffer.h"
+#include "steps.h"
 
 namespace megadp {
 
@@ -40,7 +40,8 @@ struct ParamGroup {
 
 /// Not given: lr 1e-3 (LION 1e-4), beta1 0.9, beta2 0.999 (LION 0.99), momentum 0.9. Zero: eps 1e-8, no weight decay, no clipping. What the
 /// rule has not is not to be given. norm is what max_grad_norm and the report are of; max_grad_value clips each element, last. With
-/// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together.
+/// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together. With CALLER,
+/// begin_step gives out the values as they are, and the arrays that add_state names.
 struct OptimizerOptions {
   Rule rule = Rule::ADAMW;
   Given lr = 0.0;
@@ -60,11 +61,23 @@ struct OptimizerOptions {
   bool set_first_param_group = false;
 
   void add_param_group(const ParamGroup& group) { groups_.push_back(group); }
+  /// With CALLER: one more array of state, F32 and zero at first; at most 4.
+  void add_state(const std::string& name) { state_.push_back(name); }
 
 #ifndef SWIG
-  // `groups` is what the configuration points to.
-  mdp_optimizer_config config(std::vector<mdp_param_group>* groups) const {
+  // Whether the library would read each name as it is; more it says itself.
+  bool fits(Failure& failure) const {
+    for (const std::string& name : state_) {
+      if (!name.empty() && name.find('\n') == std::string::npos && name.find('\0') == std::string::npos) continue;
+      failure.refuse(MDP_E_INVALID, "state has the name '%s'; names are of 1 to 64 letters, digits, '_', '-' and '.'", name.c_str());
+      return false;
+    }
+    return true;
+  }
+  // `groups` and `state` are what the configuration points to.
+  mdp_optimizer_config config(std::vector<mdp_param_group>* groups, std::string* state) const {
     for (const ParamGroup& group : groups_) groups->push_back(group.config());
+    for (const std::string& name : state_) *state += name + "\n";
     mdp_optimizer_config config{};
     config.struct_size = sizeof config;
     config.rule = static_cast<mdp_rule>(rule);
@@ -80,6 +93,7 @@ struct OptimizerOptions {
     config.first_param_group = first_param_group;
     config.param_groups = groups->empty() ? nullptr : groups->data();
     config.param_group_count = groups->size();
+    config.state = state->empty() ? nullptr : state->c_str();
     config.flags = (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) |
                    (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0) | (set_momentum ? MDP_OPTIMIZER_SET_MOMENTUM : 0) |
                    (set_first_param_group ? MDP_OPTIMIZER_SOME_GROUPS : 0);
@@ -89,6 +103,7 @@ struct OptimizerOptions {
 
  private:
   std::vector<ParamGroup> groups_;
+  std::vector<std::string> state_;
 };
 
 /// A loss scale that follows overflows: as Megatron-LM's dynamic scaler, and with hysteresis 1 torch.amp.GradScaler. Zero: scale 65536,
@@ -156,36 +171,15 @@ struct StepOptions {
 #endif
 };
 
-/// As mdp_step_report: the gradient's norm before clipping, how many steps were taken, and whether this one was skipped or clipped.
-struct StepReport {
-  double grad_norm = 0.0;
-  double clip_factor = 1.0;
-  double loss_scale = 0.0;
-  long long step = 0;
-  bool skipped = false;
-  bool clipped = false;
-
-#ifndef SWIG
-  static StepReport of(const mdp_step_report& report) {
-    StepReport found;
-    found.grad_norm = report.grad_norm;
-    found.clip_factor = report.clip_factor;
-    found.loss_scale = report.loss_scale;
-    found.step = static_cast<long long>(report.step);
-    found.skipped = (report.flags & MDP_STEPPED_SKIPPED) != 0;
-    found.clipped = (report.flags & MDP_STEPPED_CLIPPED) != 0;
-    return found;
-  }
-#endif
-};
-
 class Optimizer {
  public:
   /// Collective over the buffer's world, with equal options.
   static Optimizer* create(const Buffer& buffer, const OptimizerOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Optimizer* {
       std::vector<mdp_param_group> groups;
-      const mdp_optimizer_config config = options.config(&groups);
+      std::string state;
+      if (!options.fits(failure)) return nullptr;
+      const mdp_optimizer_config config = options.config(&groups, &state);
       const auto registered = buffer.handle().use(failure);
       mdp_optimizer* optimizer = nullptr;
       if (!registered || !failure.take(mdp_optimizer_create(registered.get(), &config, &optimizer))) return nullptr;
@@ -204,7 +198,7 @@ class Optimizer {
   /// Gives the optimizer a loss scaler: steps divide gradients by its scale, skip those that are not finite, and take no loss_scale. Waits
   /// for the last step. Collective over the world, with equal values.
   void set_scaler(const Scaler& scaler, Failure& failure) {
-    const auto optimizer = optimizer_->use(failure);
+    const auto optimizer = optimizer_->use_collectively(failure);
     if (!optimizer || !scaler.fits(failure)) return;
     const mdp_scaler given = scaler.config();
     failure.take(mdp_optimizer_set_scaler(optimizer.get(), &given));
@@ -212,7 +206,7 @@ class Optimizer {
 
   /// Takes it away again. Collective over the world.
   void remove_scaler(Failure& failure) {
-    const auto optimizer = optimizer_->use(failure);
+    const auto optimizer = optimizer_->use_collectively(failure);
     if (optimizer) failure.take(mdp_optimizer_set_scaler(optimizer.get(), nullptr));
   }
 
@@ -253,7 +247,7 @@ class Optimizer {
     mdp_step_report report{};
     report.struct_size = sizeof report;
     mdp_request* request = nullptr;
-    const auto optimizer = optimizer_->use(failure);
+    const auto optimizer = optimizer_->use_collectively(failure);
     if (optimizer) leases_->end_all();
     if (optimizer && failure.take(mdp_optimizer_step(optimizer.get(), &config, &report, &request))) mdp_request_free(request);
     return StepReport::of(report);
@@ -264,14 +258,25 @@ class Optimizer {
     return guarded(failure, [&]() -> Request* {
       const mdp_step_config config = options.config();
       mdp_request* request = nullptr;
-      const auto optimizer = optimizer_->use(failure);
+      const auto optimizer = optimizer_->use_collectively(failure);
       if (optimizer) leases_->end_all();
       return optimizer ? Request::own(mdp_optimizer_step(optimizer.get(), &config, nullptr, &request), request, failure) : nullptr;
     });
   }
 
+  /// Begins a step whose update is the caller's: syncs where Buffer.sync was not called, and returns when the norm is known. The gradients
+  /// are the Step's until its end. Other rules have no pieces in it. Collective.
+  Step* begin_step(const StepOptions& options, Failure& failure) {
+    return guarded(failure, [&]() -> Step* {
+      const auto optimizer = optimizer_->use_collectively(failure);
+      if (!optimizer) return nullptr;
+      leases_->end_all();
+      return Step::begin({optimizer}, optimizer_, options.config(), failure);
+    });
+  }
+
   /// A view of the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg" and "exp_avg_sq"; SGD_MOMENTUM and
-  /// SGD_NESTEROV "momentum_buffer"; LION "exp_avg"), F32; Range.param_first says where it begins. It keeps
+  /// SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32; Range.param_first says where it begins. It keeps
   /// the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
   View* state(long long param, const std::string& name, Failure& failure) const {
     return guarded(failure, [&]() -> View* {
@@ -298,14 +303,14 @@ class Optimizer {
   /// Goes on as after `taken` steps, from which reports count on, and in all of which every parameter has taken part; to restore what was
   /// saved, with what state() lends. To be called alike on all ranks. Local.
   void set_steps(long long taken, Failure& failure) {
-    const auto optimizer = optimizer_->use(failure);
+    const auto optimizer = optimizer_->use_collectively(failure);
     if (!optimizer || !not_negative("taken", taken, failure)) return;
     failure.take(mdp_optimizer_set_steps(optimizer.get(), static_cast<uint64_t>(taken), nullptr, 0));
   }
 
   /// The same, and each parameter has taken part in so many of them.
   void set_steps_of(long long taken, const Counts& steps, Failure& failure) {
-    const auto optimizer = optimizer_->use(failure);
+    const auto optimizer = optimizer_->use_collectively(failure);
     if (!optimizer || !not_negative("taken", taken, failure)) return;
     guarded(failure, [&] {
       const std::vector<uint64_t> list = steps.list(leases_->size(), "parameter", "steps", failure);
@@ -328,8 +333,8 @@ class Optimizer {
 
 #ifndef SWIG
   Optimizer(mdp_optimizer* optimizer, std::shared_ptr<Leases> leases)
-      : optimizer_(std::make_shared<Handle<mdp_optimizer>>("Optimizer", optimizer, mdp_optimizer_destroy)), leases_(std::move(leases)) {}
-  const std::shared_ptr<Handle<mdp_optimizer>>& handle() const {
+      : optimizer_(std::make_shared<OptimizerHandle>(optimizer)), leases_(std::move(leases)) {}
+  const std::shared_ptr<OptimizerHandle>& handle() const {
     return optimizer_;
   }
   const std::shared_ptr<Leases>& leases() const {
@@ -338,8 +343,8 @@ class Optimizer {
 #endif
 
  private:
-  std::shared_ptr<Handle<mdp_optimizer>> optimizer_;  // lists of optimizers have it too
-  std::shared_ptr<Leases> leases_;                    // of its buffer: a step syncs
+  std::shared_ptr<OptimizerHandle> optimizer_;  // lists of optimizers have it too
+  std::shared_ptr<Leases> leases_;              // of its buffer: a step syncs
 };
 
 }  // namespace megadp

@@ -33,12 +33,22 @@ class Optimizers {
     });
   }
 
+  /// Begins such a step, as Optimizer.begin_step: pieces are those of optimizers whose rule is CALLER. Collective.
+  Step* begin_step_many(const StepOptions& options, Failure& failure) const {
+    return guarded(failure, [&]() -> Step* {
+      auto used = use(failure);
+      if (failure.failed()) return nullptr;
+      for (const Member& member : members_) member.leases->end_all();
+      return Step::begin(std::move(used), members_.empty() ? nullptr : members_.front().optimizer, options.config(), failure);
+    });
+  }
+
 #ifndef SWIG
-  // Of all of them for one call; empty, and STATE, if one is closed.
+  // Of all of them for one collective call; empty, and STATE, if one is closed.
   std::vector<std::shared_ptr<mdp_optimizer>> use(Failure& failure) const {
     std::vector<std::shared_ptr<mdp_optimizer>> used;
     for (const Member& member : members_) {
-      used.push_back(member.optimizer->use(failure));
+      used.push_back(member.optimizer->use_collectively(failure));
       if (failure.failed()) return {};
     }
     return used;
@@ -47,7 +57,7 @@ class Optimizers {
 
  private:
   struct Member {
-    std::shared_ptr<Handle<mdp_optimizer>> optimizer;
+    std::shared_ptr<OptimizerHandle> optimizer;
     std::shared_ptr<Leases> leases;
   };
 

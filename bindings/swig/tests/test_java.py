@@ -98,6 +98,11 @@ class Java(unittest.TestCase):
             self.assertEqual(sorted(ranks.check_ended(self, ended).splitlines()),
                              ["as the formulas"] * count + ["scales 1024 1024 512 256 256 256 512 512"] * count)
 
+    def test_callers_rule(self):
+        for count in (1, 2):
+            ended = ranks.run_ranks(count, self.java("CallersRule"))
+            self.assertEqual(ranks.check_ended(self, ended), "the library's bits\n" * count)
+
     def test_plans(self):
         self.assertEqual(self.case("plans"), ["done"])
 

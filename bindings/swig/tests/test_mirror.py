@@ -63,7 +63,7 @@ CONFIGURATIONS = {
     "mdp_comm_config": ("CommOptions", "describe(&config, failure)", "MDP_COMM_"),
     "mdp_buffer_config": ("BufferOptions", "describe(&config, failure)", "MDP_BUFFER_"),
     "mdp_param_group": ("ParamGroup", "config()", "MDP_PARAM_GROUP_"),
-    "mdp_optimizer_config": ("OptimizerOptions", "config(&groups)", "MDP_OPTIMIZER_"),
+    "mdp_optimizer_config": ("OptimizerOptions", "config(&groups, &state)", "MDP_OPTIMIZER_"),
     "mdp_scaler": ("Scaler", "config()", "MDP_SCALER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
     "mdp_tp_linear_config": ("TpLinearOptions", "config()", "MDP_TP_LINEAR_"),
@@ -72,7 +72,7 @@ CONFIGURATIONS = {
     "mdp_tp_cross_entropy_config": ("TpCrossEntropyOptions", "config()", "MDP_TP_CROSS_ENTROPY_"),
 }
 # What is given by a method, and not as a member.
-ADDED = {"OptimizerOptions": "add_param_group(megadp::ParamGroup())", "TpLinearOptions": "add_block(1)"}
+ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_state("m")'), "TpLinearOptions": ("add_block(1)",)}
 # For the future; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).
 LEFT_OUT = ("reserved", "bootstrap", "interrupted", "interrupted_context")
@@ -91,13 +91,13 @@ def options_of(name):
 
 def configuring(abi):
     """A program that says which fields and flags are zero though all options are given."""
-    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  std::vector<mdp_param_group> groups;"
+    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  std::vector<mdp_param_group> groups;\n  std::string state;"
     for struct, (options, made, flags) in CONFIGURATIONS.items():
         yield f"  {{\n    megadp::{options} options;\n    {struct} config{{}};"
         for kind, name in options_of(options):
             yield f'    options.{name} = {"std::string(1, 0)" if kind == "std::string" else f"static_cast<{kind}>(1)"};'
-        if options in ADDED:
-            yield f"    options.{ADDED[options]};"
+        for added in ADDED.get(options, ()):
+            yield f"    options.{added};"
         yield f"    options.{made};" if made.startswith("describe") else f"    config = options.{made};"
         for field in abi["structs"][struct]["fields"]:
             if field not in LEFT_OUT + LEFT_OUT_OF.get(struct, ()):

@@ -76,29 +76,30 @@ class Lua(Language, unittest.TestCase):
     def environment(self, folder):
         return {"LUA_CPATH": os.path.join(folder, "?.so")}
 
-    def test_tensor_parallelism(self):
-        """On lists, which all of these languages have by the same code."""
+    def program(self, name, counts, printed):
+        """What a program prints, on each of so many ranks. All of these languages have by the same code what these are about."""
         folder = os.path.join(ranks.MADE, self.name)
         try:
             build.build(self.name, folder)
         except build.Missing as missing:
             self.skipTest(str(missing))
-        program = os.path.join(PROGRAMS, "tensor_parallel.lua")
-        ended = ranks.run_ranks(2, [self.command(folder)[0], program], env=ranks.environment(**self.environment(folder)))
-        self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
-
-    def test_rules(self):
-        """Rules, several optimizers and a scaler, which all of these languages have by the same code."""
-        folder = os.path.join(ranks.MADE, self.name)
-        try:
-            build.build(self.name, folder)
-        except build.Missing as missing:
-            self.skipTest(str(missing))
-        for count in (1, 2):
+        for count in counts:
             with tempfile.TemporaryDirectory() as empty:
                 env = ranks.environment(MEGADP_CHECKPOINTS=empty, **self.environment(folder))
-                ended = ranks.run_ranks(count, [self.command(folder)[0], os.path.join(PROGRAMS, "rules.lua")], env=env)
-            self.assertEqual(ranks.check_ended(self, ended), "as the formulas\n" * count)
+                ended = ranks.run_ranks(count, [self.command(folder)[0], os.path.join(PROGRAMS, name)], env=env)
+            self.assertEqual(ranks.check_ended(self, ended), printed * count)
+
+    def test_tensor_parallelism(self):
+        """On lists."""
+        self.program("tensor_parallel.lua", [2], "as unsplit\n")
+
+    def test_rules(self):
+        """Rules, several optimizers and a scaler."""
+        self.program("rules.lua", [1, 2], "as the formulas\n")
+
+    def test_callers_rule(self):
+        """Updates of the caller's own."""
+        self.program("callers_rule.lua", [1, 2], "the library's bits\n")
 
 
 class Ruby(Language, unittest.TestCase):

@@ -250,7 +250,8 @@ public final class Rules {
   public static void main(String[] arguments) throws Exception {
     String directory = Paths.get(System.getenv("FAILURES_FLAG")).getParent().toString();
     try (Comm comm = Comm.create()) {
-      Rule[] rules = Rule.values();
+      // The caller's has no formula: CallersRule.java.
+      Rule[] rules = java.util.Arrays.stream(Rule.values()).filter(rule -> rule != Rule.CALLER).toArray(Rule[]::new);
       for (int i = 0; i < rules.length; i++) {
         alone(comm, rules[i]);
         together(comm, rules[i], rules[(i + 2) % rules.length], directory);

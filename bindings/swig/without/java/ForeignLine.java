@@ -30,7 +30,8 @@ public final class ForeignLine {
   static final StructLayout OPTIMIZER = struct("mdp_optimizer_config", JAVA_INT, "struct_size", JAVA_INT, "rule", JAVA_DOUBLE, "lr",
       JAVA_DOUBLE, "beta1", JAVA_DOUBLE, "beta2", JAVA_DOUBLE, "eps", JAVA_DOUBLE, "weight_decay", JAVA_DOUBLE, "max_grad_norm",
       ADDRESS, "param_groups", JAVA_LONG, "param_group_count", JAVA_LONG, "flags",
-      JAVA_DOUBLE, "max_grad_value", JAVA_INT, "norm", JAVA_INT, "first_param_group", JAVA_DOUBLE, "momentum");
+      JAVA_DOUBLE, "max_grad_value", JAVA_INT, "norm", JAVA_INT, "first_param_group", JAVA_DOUBLE, "momentum",
+      ADDRESS, "state");
   static final int F64 = 5; // MDP_DTYPE_F64
   static final int PENDING = 1; // MDP_PENDING
 

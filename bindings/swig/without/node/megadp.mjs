@@ -23,6 +23,7 @@ export const structs = {
     struct_size: 'uint32_t', rule: 'uint32_t', lr: 'double', beta1: 'double', beta2: 'double', eps: 'double', weight_decay: 'double',
     max_grad_norm: 'double', param_groups: 'void *', param_group_count: 'uint64_t', flags: 'uint64_t',
     max_grad_value: 'double', norm: 'uint32_t', first_param_group: 'uint32_t', momentum: 'double',
+    state: 'const char *',
   }),
 };
 
@@ -109,7 +110,7 @@ export class Training {
     this.buffer = made(c.register, this.comm, null, null, params, params.length);
     this.optimizer = made(c.optimizerCreate, this.buffer, {struct_size: koffi.sizeof('mdp_optimizer_config'), rule: 0, lr, beta1: 0, beta2: 0,
       eps: 0, weight_decay: weightDecay, max_grad_norm: 0, param_groups: null, param_group_count: 0, flags: SET_LR,
-      max_grad_value: 0, norm: 0, first_param_group: 0, momentum: 0});
+      max_grad_value: 0, norm: 0, first_param_group: 0, momentum: 0, state: null});
   }
 
   /** Copies parameter i out of the library's memory, after the last step. */

@@ -1,0 +1,125 @@
+-- SPDX-License-Identifier: Apache-2.0
+-- On one rank or two: AdamW that is written here gives the library's bits; a step that fails, or is dropped, on the last rank fails on all.
+local megadp = require("megadp")
+
+local comm = megadp.Comm.create(megadp.CommOptions())
+local LENGTHS, STEPS = {301, 200}, 10
+local LAST = comm:rank() == comm:size() - 1
+
+local function fails(name, words, call)
+  local good, problem = pcall(call)
+  assert(not good and problem.name == name and problem.text:find(words, 1, true), "expected " .. name .. ", not " .. tostring(problem))
+end
+
+-- The second parameter is BF16.
+local function buffer_of()
+  local params, options = megadp.Params(), megadp.BufferOptions()
+  for p, length in ipairs(LENGTHS) do
+    local param = megadp.Param("p" .. p)
+    param:add_dimension(length)
+    if p == 2 then param.dtype = megadp.DType_BF16 end
+    params:add(param)
+  end
+  options.bucket_elements = 100
+  local buffer = megadp.Buffer.create(comm, params, options)
+  for p, length in ipairs(LENGTHS) do
+    local start = {}
+    for i = 1, length do start[i] = (i % 19 - 9) / 8 end
+    buffer:write(p - 1, start)
+  end
+  return buffer
+end
+
+local function optimizer_of(buffer, rule)
+  local options = megadp.OptimizerOptions()
+  options.rule, options.lr, options.weight_decay, options.max_grad_norm = rule, 0.03125, 0.125, 0.5
+  if rule == megadp.Rule_CALLER then
+    options:add_state("exp_avg")
+    options:add_state("exp_avg_sq")
+  end
+  return megadp.Optimizer.create(buffer, options)
+end
+
+local function put(buffer, step)
+  for p = #LENGTHS, 1, -1 do
+    local grad = {}
+    for i = 1, LENGTHS[p] do grad[i] = ((i * (7 + p) + step * 5 + comm:rank() * 3) % 23 - 11) / 16 end
+    buffer:put(p - 1, grad)
+  end
+end
+
+-- Numbers are float64; one operation on float32s, rounded, is float32's own.
+local function f32(x)
+  return (string.unpack("f", string.pack("f", x)))
+end
+
+-- In the library's order of operations.
+local function adamw(piece)
+  local power1, power2 = 1, 1
+  for _ = 1, piece.step do power1, power2 = power1 * piece.beta1, power2 * piece.beta2 end
+  local beta1, rest1, beta2, rest2 = f32(piece.beta1), f32(1 - piece.beta1), f32(piece.beta2), f32(1 - piece.beta2)
+  local decay, eps = f32(1 - piece.lr * piece.weight_decay), f32(piece.eps)
+  local step_size, root = f32(piece.lr / (1 - power1)), f32(math.sqrt(1 - power2))
+  local master, grad, m, v = piece:master():values(), piece:grad():values(), piece:state(0):values(), piece:state(1):values()
+  assert(#master == piece.count and #grad == piece.count and piece:states() == 2)
+  for i, g in ipairs(grad) do
+    m[i] = f32(f32(beta1 * m[i]) + f32(rest1 * g))
+    v[i] = f32(f32(beta2 * v[i]) + f32(f32(rest2 * g) * g))
+    local moved = f32(f32(step_size * m[i]) / f32(f32(f32(math.sqrt(v[i])) / root) + eps))
+    master[i] = f32(f32(master[i] * decay) - moved)
+  end
+  piece:master():set_values(master)
+  piece:state(0):set_values(m)
+  piece:state(1):set_values(v)
+end
+
+local function update(step)
+  local piece, last = step:next(), nil
+  while piece do
+    adamw(piece)
+    piece, last = step:next(), piece
+  end
+  fails("MDP_E_STATE", "a piece of a Step", function() last:master():get(0) end)
+  return step:finish()
+end
+
+local function beside()
+  local wanted, buffer = buffer_of(), buffer_of()
+  local own, callers = optimizer_of(wanted, megadp.Rule_ADAMW), optimizer_of(buffer, megadp.Rule_CALLER)
+  for at = 1, STEPS do
+    put(wanted, at)
+    put(buffer, at)
+    local expected, report = own:step(megadp.StepOptions()), update(callers:begin_step(megadp.StepOptions()))
+    assert(report.step == at and report.grad_norm == expected.grad_norm)
+    for p = 0, #LENGTHS - 1 do
+      for i, value in ipairs(wanted:read(p)) do assert(buffer:read(p)[i] == value, "parameter " .. p .. " in step " .. at) end
+    end
+  end
+end
+
+local function failures()
+  local buffer = buffer_of()
+  local optimizer = optimizer_of(buffer, megadp.Rule_CALLER)
+  for _, way in ipairs({"fail", "drop"}) do
+    put(buffer, 1)
+    local step = optimizer:begin_step(megadp.StepOptions())
+    if not LAST then
+      fails("MDP_E_ABORTED", "masters and state may have changed", function() update(step) end)
+    elseif way == "fail" then
+      step:fail()
+      fails("MDP_E_STATE", "this Step is over", function() step:next() end)
+    else
+      step = nil
+      collectgarbage()
+    end
+    fails("MDP_E_STATE", "are not whole", function() optimizer:begin_step(megadp.StepOptions()) end)
+    optimizer:set_steps(0)
+    put(buffer, 2)
+    assert(update(optimizer:begin_step(megadp.StepOptions())).step == 1)
+  end
+end
+
+beside()
+failures()
+comm:barrier()
+print("the library's bits")
