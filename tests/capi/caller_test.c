@@ -182,7 +182,7 @@ static int same_state(mdp_optimizer* a, mdp_optimizer* b, size_t p, const char* 
   SIZED(mdp_tensor, right);
   OK(mdp_optimizer_state(a, p, name, &left));
   OK(mdp_optimizer_state(b, p, name, &right));
-  return left.shape[0] == right.shape[0] && memcmp(left.data, right.data, (size_t)left.shape[0] * 4) == 0;
+  return left.shape[0] == right.shape[0] && (left.shape[0] == 0 || memcmp(left.data, right.data, (size_t)left.shape[0] * 4) == 0);
 }
 
 /* ── Beside the library's own ── */

@@ -160,7 +160,7 @@ std::string take_an_optimizer(Bytes* bytes) {
   const size_t count = bytes->number<uint8_t>() % kMostElements;
   Given config(bytes, 1), groups(bytes, std::max<size_t>(count, 1));
   config.point(0, offsetof(mdp_optimizer_config, param_groups), groups.at(0));
-  if (config.get<uint64_t>(0, offsetof(mdp_optimizer_config, param_group_count)) <= kLongest) {
+  if (config.get<uint64_t>(0, offsetof(mdp_optimizer_config, param_group_count)) <= kMaxArray) {  // more is refused
     config.set(0, offsetof(mdp_optimizer_config, param_group_count), uint64_t{count});
   }
   Pointees pointees;
