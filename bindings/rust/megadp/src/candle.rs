@@ -46,6 +46,7 @@ use crate::gradients::Gradients;
 use crate::grid::Ranks;
 use crate::optimizer::{Optimizer, StepOptions, StepReport};
 use crate::param::Param;
+use crate::pieces::{Piece, Updated};
 use crate::request::Request;
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp1, Device, InplaceOp1, Layout, Shape, Storage, Tensor, Var};
@@ -300,6 +301,20 @@ impl DataParallel {
     /// As [`DataParallel::step`] and [`Optimizer::step_many`].
     pub fn step_many<'o>(&mut self, optimizers: impl IntoIterator<Item = &'o mut Optimizer>, options: &StepOptions) -> Result<StepReport> {
         self.step_by(|buffer| Optimizer::start_step_many(optimizers, buffer, options))
+    }
+
+    /// The same where some or all have [`Rule::Caller`](crate::Rule::Caller), as [`Optimizer::step_many_with`]. Collective, with the same list;
+    /// blocking.
+    ///
+    /// # Errors
+    /// As [`DataParallel::step`] and [`Optimizer::step_many_with`].
+    pub fn step_many_with<'o>(
+        &mut self,
+        optimizers: impl IntoIterator<Item = &'o mut Optimizer>,
+        options: &StepOptions,
+        update: impl FnMut(Piece<'_>) -> Updated,
+    ) -> Result<StepReport> {
+        self.step_by(|buffer| Optimizer::start_step_many_with(optimizers, buffer, options, update))
     }
 
     fn step_by(&mut self, start: impl FnOnce(&mut Buffer) -> crate::Result<(StepReport, Request)>) -> Result<StepReport> {

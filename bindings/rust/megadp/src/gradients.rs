@@ -38,7 +38,7 @@ impl ParamFacts {
 pub(crate) struct Shared {
     handle: Owned<sys::mdp_buffer>,
     pub(crate) params: Vec<ParamFacts>,
-    on_host: bool,
+    pub(crate) on_host: bool,
 }
 
 impl Shared {

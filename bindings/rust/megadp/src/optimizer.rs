@@ -10,14 +10,14 @@ use crate::optimizer_builder::{OptimizerBuilder, ParamGroup};
 use crate::request::Request;
 use crate::sync::ToStep;
 use crate::sys;
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::ptr;
 use std::sync::Arc;
 
 /// What one step does differently.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepOptions {
-    raw: sys::mdp_step_config,
+    pub(crate) raw: sys::mdp_step_config,
 }
 
 impl StepOptions {
@@ -80,17 +80,8 @@ pub enum StateKind {
     ExpAvgSq,
     /// The sum of gradients.
     MomentumBuffer,
-}
-
-impl StateKind {
-    fn name(self) -> &'static CStr {
-        match self {
-            StateKind::Master => c"master",
-            StateKind::ExpAvg => c"exp_avg",
-            StateKind::ExpAvgSq => c"exp_avg_sq",
-            StateKind::MomentumBuffer => c"momentum_buffer",
-        }
-    }
+    /// With [`Rule::Caller`](crate::Rule::Caller): the array of that number in [`OptimizerBuilder::state`].
+    Caller(usize),
 }
 
 /// A [`Rule`](crate::Rule) over a buffer's parameters; each rank keeps the state of the ranges that it owns.
@@ -99,6 +90,8 @@ pub struct Optimizer {
     handle: Owned<sys::mdp_optimizer>,
     shared: Arc<Shared>,
     pub(crate) tree: Arc<Tree>,
+    /// With a rule of the caller's: the names of its arrays.
+    callers: Option<Vec<CString>>,
     not_sync: NotSync,
 }
 
@@ -123,8 +116,8 @@ impl Optimizer {
         OptimizerBuilder::default()
     }
 
-    pub(crate) fn new(handle: Owned<sys::mdp_optimizer>, buffer: &Buffer) -> Self {
-        Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), not_sync: NotSync::default() }
+    pub(crate) fn new(handle: Owned<sys::mdp_optimizer>, buffer: &Buffer, callers: Option<Vec<CString>>) -> Self {
+        Optimizer { handle, shared: buffer.shared.clone(), tree: buffer.tree.clone(), callers, not_sync: NotSync::default() }
     }
 
     /// The C handle, for calls through [`sys`]: it stays this value's. The thread rules of the header, and that no slice of memory that such a
@@ -298,8 +291,24 @@ impl Optimizer {
         let _inside = self.tree.enter();
         let mut view = sys::mdp_tensor::new();
         // SAFETY: a live handle, the tree's only call.
-        check(unsafe { sys::mdp_optimizer_state(self.as_raw(), param, kind.name().as_ptr(), &mut view) })?;
+        check(unsafe { sys::mdp_optimizer_state(self.as_raw(), param, self.name_of(kind)?.as_ptr(), &mut view) })?;
         dense_view(&view, &format!("the optimizer's state of parameter {param}"))
+    }
+
+    fn name_of(&self, kind: StateKind) -> Result<&CStr> {
+        Ok(match kind {
+            StateKind::Master => c"master",
+            StateKind::ExpAvg => c"exp_avg",
+            StateKind::ExpAvgSq => c"exp_avg_sq",
+            StateKind::MomentumBuffer => c"momentum_buffer",
+            StateKind::Caller(number) => {
+                let names = self.callers.as_deref().unwrap_or_default();
+                return names.get(number).map(CString::as_c_str).ok_or_else(|| {
+                    let text = format!("kind is Caller({number}); this optimizer has {} arrays of the caller's", names.len());
+                    Error::new(Code::Invalid, text)
+                });
+            }
+        })
     }
 }
 
@@ -310,18 +319,40 @@ fn start(
     options: &StepOptions,
     call: impl FnOnce(&sys::mdp_step_config, &mut sys::mdp_step_report, &mut *mut sys::mdp_request) -> sys::mdp_status,
 ) -> Result<(StepReport, Request)> {
+    if optimizers.iter().any(|optimizer| optimizer.callers.is_some()) {
+        let text = "the optimizer's rule is Rule::Caller; Optimizer::step_with and step_many_with take the closure that updates";
+        return Err(Error::new(Code::State, text));
+    }
+    let (first, buffer) = ready(optimizers, gradients, options)?;
+    finish(first, buffer, |report, out| call(&options.raw, report, out))
+}
+
+/// What begins a step of these optimizers: the first of them, and the buffer after a sync.
+pub(crate) fn ready<'o, 'a>(
+    optimizers: &[&'o Optimizer],
+    gradients: ToStep<'a>,
+    options: &StepOptions,
+) -> Result<(&'o Optimizer, &'a mut Buffer)> {
     let Some(first) = optimizers.first() else {
         return Err(Error::new(Code::Invalid, "optimizers is empty; give at least one"));
     };
     optimizers.iter().try_for_each(|optimizer| optimizer.check_buffer(gradients.buffer()))?;
-    let buffer = gradients.sync(|| options.raw.loss_scale != 0.0 || first.has_scaler())?;
+    Ok((first, gradients.sync(|| options.raw.loss_scale != 0.0 || first.has_scaler())?))
+}
+
+/// Makes the call that ends a step.
+pub(crate) fn finish(
+    first: &Optimizer,
+    buffer: &mut Buffer,
+    call: impl FnOnce(&mut sys::mdp_step_report, &mut *mut sys::mdp_request) -> sys::mdp_status,
+) -> Result<(StepReport, Request)> {
     let mut report = sys::mdp_step_report::new();
     let mut out = ptr::null_mut();
     {
         let _inside = first.tree.enter();
         // A new step begins with the next gradient after this call, so it counts as a beginning. The buffer is borrowed mutably, so no
         // slice of it is in use.
-        buffer.shared.begin(|| check(call(&options.raw, &mut report, &mut out)))?;
+        buffer.shared.begin(|| check(call(&mut report, &mut out)))?;
     }
     buffer.closed = false;
     // SAFETY: just created, and ours.

@@ -4,7 +4,10 @@ use crate::buffer::Buffer;
 use crate::error::{Code, Error, Result, check};
 use crate::handle::Owned;
 use crate::optimizer::Optimizer;
+#[cfg(doc)]
+use crate::pieces::Piece;
 use crate::sys;
+use std::ffi::CString;
 use std::ptr;
 
 /// What a step does with a gradient.
@@ -25,6 +28,8 @@ pub enum Rule {
     SgdNesterov = sys::MDP_RULE_SGD_NESTEROV,
     /// The sign of a mean of gradients (Chen et al., 2023), with decoupled weight decay.
     Lion = sys::MDP_RULE_LION,
+    /// What a closure does, which [`Optimizer::step_with`] takes, with arrays of state that [`OptimizerBuilder::state`] names.
+    Caller = sys::MDP_RULE_CALLER,
 }
 
 /// A group of parameters with values of its own: those for which [`Param::param_group`](crate::Param::param_group) says its index. What is not
@@ -94,10 +99,11 @@ fn check_eps(no_eps: bool, name: &str) -> Result<()> {
 pub struct OptimizerBuilder {
     raw: sys::mdp_optimizer_config,
     groups: Vec<ParamGroup>,
+    state: Vec<String>,
     no_eps: bool,
 }
 
-// SAFETY: raw's pointer is NULL while it is in here.
+// SAFETY: raw's pointers are NULL while they are in here.
 unsafe impl Send for OptimizerBuilder {}
 // SAFETY: the same.
 unsafe impl Sync for OptimizerBuilder {}
@@ -106,6 +112,13 @@ impl OptimizerBuilder {
     /// What a step does: [`Rule::AdamW`] unless said.
     pub fn rule(mut self, rule: Rule) -> Self {
         self.raw.rule = rule as u32;
+        self
+    }
+
+    /// Names of the arrays that [`Rule::Caller`] keeps for each element, f32 and zero at first, at most [`Piece::MOST_STATES`]: state is sharded
+    /// and checkpointed as that of any rule. None unless said.
+    pub fn state<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
+        self.state = names.into_iter().map(N::into).collect();
         self
     }
 
@@ -183,17 +196,30 @@ impl OptimizerBuilder {
         check_eps(self.no_eps, "config")?;
         let named = |(i, group): (usize, &ParamGroup)| group.raw(&format!("config.param_groups[{i}]"));
         let groups = self.groups.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
+        let names = self.state_names()?;
+        let listed = CString::new(self.state.join("\n")).unwrap_or_default(); // no name has a NUL
         let config = sys::mdp_optimizer_config {
+            state: if names.is_empty() { ptr::null() } else { listed.as_ptr() },
             param_groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
             param_group_count: groups.len() as u64,
             ..self.raw
         };
         let _inside = buffer.tree.enter();
         let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call; the structs live through it.
+        // SAFETY: a live handle, the tree's only call; the structs and names live through it.
         check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), &config, &mut out) })?;
         // SAFETY: just created, and ours.
-        Ok(Optimizer::new(unsafe { Owned::new(out) }?, buffer))
+        Ok(Optimizer::new(unsafe { Owned::new(out) }?, buffer, (self.raw.rule == sys::MDP_RULE_CALLER).then_some(names)))
+    }
+
+    // The library takes them as lines, and so would not see these faults.
+    fn state_names(&self) -> Result<Vec<CString>> {
+        let bad = |name: &&String| name.is_empty() || name.contains(['\n', '\0']);
+        if let Some(name) = self.state.iter().find(bad) {
+            let right = "names are of 1 to 64 letters, digits, '_', '-' and '.'";
+            return Err(Error::new(Code::Invalid, format!("config.state has the name {name:?}; {right}")));
+        }
+        Ok(self.state.iter().map(|name| CString::new(name.as_str()).unwrap_or_default()).collect())
     }
 }
 

@@ -4,7 +4,7 @@ mod ranks;
 
 use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, Var};
 use megadp::candle::{DataParallel, Error};
-use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, Rule, Sharding, StepOptions, log, sys};
+use megadp::{Buffer, BufferBuilder, Code, Comm, Missing, Optimizer, Piece, Rule, Sharding, StepOptions, log, sys};
 use ranks::{TIMEOUT, alone, check_losses, threads};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -87,6 +87,15 @@ fn groups_of_variables_have_optimizers_of_their_own() {
     let report = parallel.step_many([&mut lion, &mut sgd], &StepOptions::default()).unwrap();
     assert_eq!((report.step, report.grad_norm), (1, 72f64.sqrt()));
     assert_eq!([&w, &table].map(|tensor| tensor.to_vec2::<f32>().unwrap()), [vec![vec![0.75; 2]; 2], vec![vec![0.625; 2]; 2]]);
+    drop(sgd);
+    let mut own = Optimizer::builder().rule(Rule::Caller).lr(0.125).first_param_group(1).create(parallel.buffer()).unwrap();
+    parallel.backward(&((&w + &table).unwrap() * 3.0).unwrap().sum_all().unwrap()).unwrap();
+    let descend = |piece: Piece<'_>| {
+        piece.master.iter_mut().zip(piece.grad).for_each(|(w, g)| *w -= piece.lr as f32 * g);
+        Ok(())
+    };
+    parallel.step_many_with([&mut lion, &mut own], &StepOptions::default(), descend).unwrap();
+    assert_eq!([&w, &table].map(|tensor| tensor.to_vec2::<f32>().unwrap()), [vec![vec![0.5; 2]; 2], vec![vec![0.25; 2]; 2]]);
 }
 
 #[test]
