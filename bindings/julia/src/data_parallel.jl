@@ -38,7 +38,7 @@ mutable struct DataParallel{M}
 end
 
 const OPTIMIZER_KEYWORDS = (:rule, :lr, :betas, :eps, :momentum, :weight_decay, :max_grad_norm, :max_grad_value, :norm, :param_groups,
-                            :first_param_group)
+                            :first_param_group, :state)
 
 function DataParallel(over::Union{Comm,Grid}, model; async = false, use_order = nothing, param_group = name -> 1, keywords...)
     arrays, places = collect_parameters(model)
@@ -153,20 +153,22 @@ end
 
 """
     step!(dp, grads = nothing; others = (), lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true)
+    step!(f, dp, grads = nothing; …)
 
 Ends a training step: hands over the gradients that wrapped layers have not (`grads` as in [`put!`](@ref)), waits until all are reduced, and
-takes the optimizer's step, together with that of `others` of `dp.buffer` as in [`step_many!`](@ref). Returns what [`step!`](@ref) of the
-optimizer does; with `async = true` in `DataParallel`, while parameters are
-still gathered.
+takes the optimizer's step, together with that of `others` of `dp.buffer` as in [`step_many!`](@ref); with the rule `:caller` among them `f` updates
+pieces. Returns what [`step!`](@ref) of the optimizer does; with `async = true` in `DataParallel`, while parameters are still gathered.
 
 Collective over the world; waits in slices of 50 ms. Throws `MegaDPError`: `:STATE` (a parameter without a gradient: names it and the rank, on
 all ranks), `:NUMERIC`, and those of a lost communicator. After `:STATE` and `:NUMERIC` nothing has changed, and the next step can begin.
 """
-function step!(dp::DataParallel, grads = nothing; others = (), keywords...)
+step!(dp::DataParallel, grads = nothing; keywords...) = step_model!(nothing, dp, grads; keywords...)
+step!(f::Function, dp::DataParallel, grads = nothing; keywords...) = step_model!(f, dp, grads; keywords...)
+
+function step_model!(f, dp, grads; others = (), keywords...)
     try
         put!(dp, grads)
-        answer = isempty(others) ? step!(dp.optimizer; async = dp.async, keywords...) :
-                 step_many!((dp.optimizer, others...); async = dp.async, keywords...)
+        answer = step_listed(f, Optimizer[dp.optimizer, others...]; async = dp.async, keywords...)
         dp.gathering = dp.async ? answer[2] : nothing
         begin_anew(dp)
         return dp.async ? answer[1] : answer

@@ -6,16 +6,20 @@ const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq
 const NORMS = Dict(:l2 => Raw.MDP_NORM_L2, :inf => Raw.MDP_NORM_INF)
 
 const RULES = Dict(:adamw => Raw.MDP_RULE_ADAMW, :adam => Raw.MDP_RULE_ADAM, :sgd => Raw.MDP_RULE_SGD,
-                   :sgd_momentum => Raw.MDP_RULE_SGD_MOMENTUM, :sgd_nesterov => Raw.MDP_RULE_SGD_NESTEROV, :lion => Raw.MDP_RULE_LION)
+                   :sgd_momentum => Raw.MDP_RULE_SGD_MOMENTUM, :sgd_nesterov => Raw.MDP_RULE_SGD_NESTEROV, :lion => Raw.MDP_RULE_LION,
+                   :caller => Raw.MDP_RULE_CALLER)
 
 """
     Optimizer(buffer; rule = :adamw, lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
-              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing)
+              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [])
 
 An update rule whose state is sharded over the data-parallel ranks: `:adamw` (decoupled weight decay), `:adam` (L2), `:sgd`, `:sgd_momentum` and
-`:sgd_nesterov` (L2), `:lion` (decoupled). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
+`:sgd_nesterov` (L2), `:lion` (decoupled), `:caller` (what a function does, which [`step!`](@ref) takes). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
 `momentum` 0.9 and no weight decay; what the rule has not is not to be said. With Optimisers.jl loaded `rule` may be one of its rules, whose values
-keywords replace.
+keywords replace: the library's own where the formulas are the same, otherwise `apply!` on pieces, if it is [`MegaDP.elementwise`](@ref).
+
+With `:caller`, `state` names the arrays that it keeps for each element, Float32 and zero at first, at most 4: they are sharded and checkpointed as
+those of any rule.
 
 `max_grad_norm` scales gradients down to that global norm (0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element.
 `param_groups` has a named tuple `(lr = …, weight_decay = …, betas = …, eps = …, momentum = …)` for each parameter group; what is left out of it is
@@ -29,6 +33,8 @@ mutable struct Optimizer <: Handle
     slot::Slot
     holders::Threads.Atomic{Int}  # the optimizer itself and the views of its state: who is the last drops the library's
     buffer::Buffer
+    names::Union{Vector{Symbol},Nothing}  # with the rule :caller: of its state
+    update::Any                           # what updates pieces, where no function of a step's does
 end
 @handle Optimizer mdp_optimizer
 destroy(optimizer::Optimizer, pointer::UInt) = let_go(optimizer.holders, pointer)
@@ -67,24 +73,29 @@ Optimizer(buffer::Buffer; rule = :adamw, keywords...) =
     Optimizer(buffer; merge(values_of(rule), (; keywords...))...)
 
 function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
-                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing)
+                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], update = nothing)
+    refuse_values(update, said_names(; lr = lr, betas = betas, eps = eps, momentum = momentum, weight_decay = weight_decay))
+    foreach(group -> refuse_values(update, said_names(; group...)), param_groups)
+    lines = lines_of(state)
     listed = Raw.mdp_param_group[group_of(; group...) for group in param_groups]
     first_group = something(first_param_group, 1)
     1 <= first_group <= typemax(Int32) || throw(invalid("first_param_group is $first_group; groups are counted from 1"))
     beta1, beta2 = betas_of(betas)
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
-    GC.@preserve listed begin
+    GC.@preserve listed lines begin
         config = Ref(Raw.mdp_optimizer_config(; rule = rule, lr = something(lr, 0.0), beta1 = beta1, beta2 = beta2, eps = eps_of(eps),
                                               weight_decay = something(weight_decay, 0.0), max_grad_norm = max_grad_norm,
                                               max_grad_value = max_grad_value, norm = choose(NORMS, "norm", norm),
                                               param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
                                               first_param_group = first_group - 1, momentum = something(momentum, 0.0),
+                                              state = isempty(lines) ? C_NULL : pointer(lines),
                                               flags = flags_of((lr, Raw.MDP_OPTIMIZER_SET_LR), (momentum, Raw.MDP_OPTIMIZER_SET_MOMENTUM),
                                                                (betas, Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2),
                                                                (first_param_group, Raw.MDP_OPTIMIZER_SOME_GROUPS))))
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
-    return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer))
+    names = rule == Raw.MDP_RULE_CALLER ? Symbol[Symbol(name) for name in state] : nothing
+    return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer, names, update))
 end
 
 """
@@ -95,11 +106,13 @@ Local. Throws `MegaDPError`: `:INVALID`.
 """
 function set_param_group!(optimizer::Optimizer, k::Integer; keywords...)
     k >= 1 || throw(invalid("group is $k; groups are counted from 1"))
+    refuse_values(optimizer.update, said_names(; keywords...))
     check(Raw.mdp_optimizer_set_param_group(optimizer, k - 1, Ref(group_of(; keywords...))))
 end
 
 """
     step!(optimizer; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+    step!(f, optimizer; …)
 
 One step: `sync!` where it was not called, then the update. `lr` replaces the optimizer's from here on; gradients are divided by `loss_scale`, and
 where that is given, a gradient that is not finite makes all ranks skip the step. They are divided by `grad_divisor` too, such as the number of
@@ -109,32 +122,41 @@ Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clippi
 `skipped`, `clipped`; or `nothing` with `report = false`. Without `async`, all parameters are whole then. With `async = true` returns
 `(report, request)` while they are still gathered: `wait(buffer, i)` or the request waits for them.
 
-Collective over the world; waits in slices of 50 ms, but for the norm in one. Throws `MegaDPError`: `:STATE` (as `sync!`),
-`:NUMERIC` (a gradient is not finite, and there is neither `loss_scale` nor a [`Scaler`](@ref); nothing has changed), and those of a lost
-communicator.
+With the rule `:caller`, `f(piece)` is called for each piece that this rank owns of a parameter, unless the step is skipped. A piece is a named
+tuple: `param` and `range` as in [`owned`](@ref), `step` (that the parameter takes part in, from 1), `lr`, `betas`, `eps`, `weight_decay` and `momentum` of
+its group, `optimizer` (its number in the list of [`step_many!`](@ref)), and vectors of Float32, on a device that device's: `master` and those of
+`state`, by name or number, to be updated; `grad`, divided and clipped. They are for the call: not to be kept. When all ranks are done, masters are
+rounded into parameters, which are gathered. Where `f` throws on any rank, the step fails on all, by that exception here and `:ABORTED` elsewhere,
+and ranks go on together: masters and state may have changed, and steps are refused until a checkpoint is loaded or [`set_steps!`](@ref) called.
+
+    step!(optimizer) do piece
+        @. piece.state.sum += piece.grad^2  # AdaGrad
+        @. piece.master -= Float32(piece.lr) * piece.grad / (sqrt(piece.state.sum) + 1f-8)
+    end
+
+Collective over the world; waits in slices of 50 ms, but for the norm in one, and with `f` for the other ranks'. Throws `MegaDPError`: `:STATE` (as
+`sync!`; an update failed before), `:NUMERIC` (a gradient is not finite, and there is neither `loss_scale` nor a [`Scaler`](@ref); nothing has
+changed), `:ABORTED` (see above), and those of a lost communicator.
 """
-step!(optimizer::Optimizer; keywords...) =
-    take_step((config, found, out) -> Raw.mdp_optimizer_step(optimizer, config, found, out), (optimizer,); keywords...)
+step!(optimizer::Optimizer; keywords...) = step_listed(nothing, [optimizer]; keywords...)
+step!(f::Function, optimizer::Optimizer; keywords...) = step_listed(f, [optimizer]; keywords...)
 
 """
     step_many!(optimizers; loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+    step_many!(f, optimizers; …)
 
 One step of several optimizers of one buffer, each with parameter groups of its own (`first_param_group` of [`Optimizer`](@ref)): one `sync!`,
 norm, skip decision and report, which are the first one's, as is the scaler. They clip alike, and have their learning rates from
-[`set_param_group!`](@ref). Otherwise as [`step!`](@ref). Collective over the world, with the same list. Throws `MegaDPError` also
-`:INVALID`: one of another buffer; a trained parameter whose group none or two of them have; an `lr`.
+[`set_param_group!`](@ref). `f` updates the pieces of those whose rule is `:caller`; `piece.optimizer` is their number in the list. Otherwise as
+[`step!`](@ref). Collective over the world, with the same list. Throws `MegaDPError` also `:INVALID`: one of another buffer; a trained parameter
+whose group none or two of them have; an `lr`.
 """
-function step_many!(optimizers; keywords...)
-    listed = Optimizer[optimizers...]
-    isempty(listed) && throw(invalid("optimizers is empty; give at least one"))
-    pointers = Ptr{Raw.mdp_optimizer}[live(optimizer) for optimizer in listed]
-    other = findfirst(optimizer -> optimizer.buffer !== listed[1].buffer, listed)
-    other === nothing || throw(invalid("optimizers[$other] is of another Buffer than optimizers[1]"))
-    return GC.@preserve listed take_step(
-        (config, found, out) -> Raw.mdp_optimizer_step_many(pointers, length(pointers), config, found, out), Tuple(listed); keywords...)
-end
+step_many!(optimizers; keywords...) = step_listed(nothing, Optimizer[optimizers...]; keywords...)
+step_many!(f::Function, optimizers; keywords...) = step_listed(f, Optimizer[optimizers...]; keywords...)
 
-function take_step(call, optimizers; lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true, async = false)
+"What all steps do; `update(config)` comes before the call that ends it."
+function take_step(call, optimizers; update = config -> nothing, lr = nothing, loss_scale = nothing, grad_divisor = nothing, report = true,
+                   async = false)
     loss_scale === nothing || loss_scale > 0 || throw(invalid("loss_scale is $loss_scale; it has to be more than 0"))
     grad_divisor === nothing || grad_divisor > 0 || throw(invalid("grad_divisor is $grad_divisor; it has to be more than 0"))
     optimizer = optimizers[1]
@@ -143,6 +165,7 @@ function take_step(call, optimizers; lr = nothing, loss_scale = nothing, grad_di
     config = Ref(Raw.mdp_step_config(; lr = something(lr, 0.0), loss_scale = something(loss_scale, 0.0), stream = stream_for(optimizer.buffer),
                                      flags = flags_of((lr, Raw.MDP_STEP_SET_LR)), grad_divisor = something(grad_divisor, 0.0)))
     found = Ref(Raw.mdp_step_report())
+    update(config)
     request = submit(out -> call(config, report ? found : C_NULL, out), optimizers...)
     async || wait(request)
     answer = report ? named_step(found[]) : nothing
@@ -200,14 +223,17 @@ info(optimizer::Optimizer) = text_of((bytes, capacity, needed) -> Raw.mdp_optimi
     state(optimizer, i, name) -> Vector{Float32}
 
 The owned part of parameter `i`'s `:master`, or of what the rule keeps, as a view: `:exp_avg` and `:exp_avg_sq` (`:adamw`, `:adam`),
-`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`). It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), what `state` named (`:caller`). It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
 function state(optimizer::Optimizer, i::Which, name::Symbol)
     tensor = Ref(Raw.mdp_tensor())
-    check(Raw.mdp_optimizer_state(optimizer, number_of(optimizer.buffer, i), choose(STATE_NAMES, "name", name), tensor))
+    check(Raw.mdp_optimizer_state(optimizer, number_of(optimizer.buffer, i), state_name(optimizer, name), tensor))
     return view_of(optimizer, tensor[])
 end
+
+state_name(optimizer, name) =
+    optimizer.names !== nothing && name in optimizer.names ? string(name) : choose(STATE_NAMES, "name", name)
 
 "An array over memory of the optimizer's, which it keeps."
 function view_of(optimizer, tensor)

@@ -56,7 +56,11 @@ testcase("stand-in Optimisers: gradients are averaged before the rule, states ar
     @test Optimisers._adjust(descent, (eta = 0.1,)).rule.eta == 0.1
 end
 
-testcase("stand-in Optimisers: its rules are the library's where the formulas are the same, and refused by name where they are not") do
+struct Counting <: Optimisers.AbstractRule end
+Optimisers.init(::Counting, x::AbstractArray) = (zero(x), 7.0)
+MegaDP.elementwise(::Counting) = true
+
+testcase("stand-in Optimisers: its rules are the library's where the formulas are the same, and what cannot be is refused by name") do
     start = Float32[1, -2, 0.5]
     gradient(t) = Float32[sin(t), cos(2t), 0.1t - 1]
     adam = Optimisers.Adam(0.05, (0.8, 0.95), 1e-6)
@@ -79,12 +83,70 @@ testcase("stand-in Optimisers: its rules are the library's where the formulas ar
     @test dp.model.w == start .- 0.25f0
     close(dp)
     buffer = Buffer(world_of_one, [Param("w", (3,))])
-    for (rule, told) in ((Optimisers.Lion(0.1, (0.9, 0.99)), "rule = :lion"), (Optimisers.RMSProp(0.1), "RMSProp"),
-                         (Optimisers.AdamW(0.1, (0.9, 0.99), 0.1, 1e-8, false), "couple = false"),
-                         (Optimisers.OptimiserChain(adam, Optimisers.WeightDecay(0.1)), "OptimiserChain"), (3, "rule is 3"))
+    for (rule, told) in ((Optimisers.ClipNorm(0.1), "ClipNorm, which is not known to be element-wise"), (Counting(), "7.0, which the number of the step"),
+                         (Optimisers.OptimiserChain(Optimisers.ClipNorm(1), adam), "OptimiserChain(ClipNorm, Adam)"), (3, "rule is 3"),
+                         (Optimisers.OptimiserChain(adam, adam, adam), "keeps 6 arrays"))
         problem = caught(() -> Optimizer(buffer; rule = rule))
         @test problem.kind == :INVALID && occursin(told, problem.text)
     end
+    for (keywords, told) in (((betas = (0.5, 0.5),), "betas was given"), ((param_groups = [(weight_decay = 0.1,)],), "weight_decay was given"))
+        problem = caught(() -> Optimizer(buffer; rule = Optimisers.RMSProp(0.1), keywords...))
+        @test problem.kind == :INVALID && occursin(told, problem.text)
+    end
+    @test occursin("lr was given", caught(() -> Optimizer(buffer; rule = Optimisers.WeightDecay(0.1), lr = 1)).text)
+    optimizer = Optimizer(buffer; rule = Optimisers.RMSProp(0.1))
+    @test occursin("eps was given", caught(() -> set_param_group!(optimizer, 1; eps = 1e-3)).text)
+    close(buffer)
+end
+
+"""
+Trains by `rule` and, beside it in Float64, by the package's own loop; halfway through, where a folder is given, by another one that loads what
+was saved.
+"""
+function train_by_pieces(rule, folder = nothing; t_of_lr = typemax(Int))
+    start = Float32[1, -2, 0.5, 3, -0.25]
+    gradient(t) = Float32[sin(t), cos(2t), 0.1t - 1, -1, 0.3 * cos(t)]
+    make() = DataParallel(world_of_one, (w = copy(start),); rule = rule)
+    dp, model = make(), (w = Float64.(start),)
+    states = Optimisers.setup(rule, model)
+    for t in 1:20
+        if folder !== nothing && t == 11
+            save_checkpoint(folder, dp)
+            close(dp)
+            dp = make()
+            load_checkpoint!(folder, dp)
+        end
+        if t == t_of_lr
+            states = (w = Optimisers.Leaf(Optimisers._adjust(rule, (eta = 0.01,)), states.w.state, false),)
+            set_param_group!(dp.optimizer, 1; lr = 0.01)
+        end
+        @test step!(dp, (w = gradient(t),)).step == t
+        Optimisers.update!(states, model, (w = Float64.(gradient(t)),))
+    end
+    @test dp.optimizer.names !== nothing && dp.model.w ≈ model.w && !(dp.model.w ≈ start)
+    close(dp)
+end
+
+testcase("stand-in Optimisers: element-wise rules that the library has not are applied to pieces, and their state is in checkpoints") do
+    adam = Optimisers.Adam(0.05, (0.8, 0.95), 1e-6)
+    for rule in (Optimisers.RMSProp(0.05), Optimisers.RMSProp(0.05; centred = true), Optimisers.AdaGrad(0.1, 0.25), Optimisers.Lion(0.05, (0.9, 0.99)),
+                 Optimisers.RAdam(0.05, (0.8, 0.95), 1e-6), Optimisers.AdamW(0.05, (0.8, 0.95), 0.01, 1e-6, false),
+                 Optimisers.OptimiserChain(Optimisers.ClipGrad(0.5), adam, Optimisers.WeightDecay(0.01)),
+                 Optimisers.OptimiserChain(Optimisers.WeightDecay(0.01), Optimisers.RMSProp(0.05)))
+        train_by_pieces(rule)
+        mktempdir(folder -> train_by_pieces(rule, folder))
+    end
+    train_by_pieces(Optimisers.RMSProp(0.05); t_of_lr = 8)
+end
+
+testcase("stand-in Optimisers: a rule on pieces takes a step with the library's, and with a function") do
+    params = [Param("w", (2,)), Param("v", (2,); param_group = 2), Param("u", (2,); param_group = 3)]
+    buffer = Buffer(world_of_one, params)
+    optimizers = [Optimizer(buffer; rule = rule, first_param_group = k, lr...) for (k, (rule, lr)) in
+                  enumerate(((Optimisers.AdaGrad(0.5, 1e-8), NamedTuple()), (:sgd, (lr = 0.25,)), (:caller, NamedTuple())))]
+    foreach(param -> put!(buffer, param, Float32[2, -2]), 1:3)
+    step_many!(piece -> piece.master .= piece.optimizer, optimizers)
+    @test param_view(buffer, 1) ≈ [-0.5, 0.5] && param_view(buffer, 2) == [-0.5, 0.5] && param_view(buffer, 3) == [3, 3]
     close(buffer)
 end
 

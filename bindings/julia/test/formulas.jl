@@ -77,3 +77,11 @@ function two_groups(comm)
 end
 
 put_gradients(buffer, t) = foreach(param -> put!(buffer, param, Float32[gradient_at(param, t, i) for i in 1:ELEMENTS]), 1:2)
+
+"An update of the caller's: AdamW over a piece."
+function adamw!(piece)
+    m, v = piece.state
+    for i in eachindex(piece.master)
+        piece.master[i], m[i], v[i] = element(:adamw, piece, piece.step, piece.grad[i], piece.master[i], m[i], v[i])
+    end
+end

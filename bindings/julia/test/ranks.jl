@@ -49,6 +49,19 @@ testcase("two ranks: rules, several optimizers and a scaler") do
     end
 end
 
+testcase("one to three ranks: updates by a function have the library's bits, and a failure on one rank is everybody's") do
+    for ranks in 1:3
+        mktempdir() do folder
+            outcome = run_ranks(ranks, "pieces.jl", folder)
+            @test succeeded(outcome)
+            for (name, expected) in (("beside", [1, 1]), ("together", [1, 1]), ("made good", [1]), ("goes on", [21]))
+                @test (ranks, name, said(outcome, name)) == (ranks, name, repeat(expected, ranks))
+            end
+            @test said(outcome, "failed") == [[rank == ranks ? "thrown" : "ABORTED", "STATE", "kept"] for rank in 1:ranks]
+        end
+    end
+end
+
 testcase("three ranks go on with the bits of two, from their checkpoint") do
     mktempdir() do folder
         saved, loaded = run_ranks(2, "checkpoint.jl", folder), run_ranks(3, "checkpoint.jl", folder)
@@ -71,5 +84,6 @@ testcase("an interrupt gets into calls that wait in one piece") do
     for name in ("created", "gathered", "waited", "split")
         @test (name, said(outcome, name)) == (name, ["InterruptException"])
     end
+    @test said(outcome, "updated") == ["InterruptException", "ABORTED"] && said(outcome, "went on") == [1, 1]
     @test said(outcome, "lost") == [["ABORTED", 0], ["ABORTED", 0]]
 end

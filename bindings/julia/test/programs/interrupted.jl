@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ctrl-C while rank 0 is inside the library, in calls that wait in one piece: creating a communicator, waiting for a step, and a split, which
-# ends the communicator on both ranks.
+# ends the communicator on both ranks; and while a function of rank 0 updates, which loses nothing.
 include("rank.jl")
 
 "What `body` throws when a Ctrl-C comes a moment after it has begun."
@@ -35,7 +35,22 @@ function one_is_interrupted(comm, flag)
     end
 end
 
+function an_update_is_interrupted(comm)
+    optimizer = MegaDP.Optimizer(Buffer(comm, [Param("w", (2000,))]); rule = :caller)
+    wait_long(_) = local_rank(comm) == 0 && sleep(200)
+    put!(optimizer.buffer, 1, ones(2000))
+    if local_rank(comm) == 0
+        report(comm, "updated", interrupted(() -> step!(wait_long, optimizer)))
+    else
+        report(comm, "updated", caught(() -> step!(wait_long, optimizer)).kind)
+    end
+    set_steps!(optimizer, 0)
+    put!(optimizer.buffer, 1, ones(2000))
+    report(comm, "went on", step!(identity, optimizer).step)
+end
+
 Comm(; timeout = 200) do comm
+    an_update_is_interrupted(comm)
     if local_rank(comm) == 0
         report(comm, "created", interrupted(() -> Comm(id = unique_id(), rank = 0, size = 2, timeout = 200)))
         report(comm, "gathered", interrupted(() -> Comm(bootstrap = mine -> (sleep(200); [mine, mine]), rank = 0, size = 2, timeout = 200)))
