@@ -18,9 +18,10 @@ LEFT_OUT = {
     "python": {"mdp_status_name": "megadp.Status"},
     "julia": {"mdp_comm_event_fd": "requests are waited for in slices, between which other tasks run", "mdp_last_error": "mdp_last_error_info's text",
               "mdp_tp_saved_free": "a pullback keeps the input itself", "mdp_version": "in info()", "mdp_log_set": "messages go to stderr",
-              "mdp_plan": "megadp plan, the program", "mdp_plan_json": "the same", "mdp_grid_groups_json": "the same"},
-    "rust": {"mdp_buffer_to_dlpack": "slices", "mdp_status_name": "megadp::Code"},
-    "swig": {"mdp_log_set": "messages go to stderr", "mdp_plan": "in mdp_plan_json's text"},
+              "mdp_optimizer_set_update": "step!(f, ...), by pieces",
+              "mdp_optimizer_step": "mdp_optimizer_step_many of one", "mdp_plan": "megadp plan, the program", "mdp_plan_json": "the same", "mdp_grid_groups_json": "the same"},
+    "rust": {"mdp_buffer_to_dlpack": "slices", "mdp_optimizer_set_update": "step_with, by pieces", "mdp_status_name": "megadp::Code"},
+    "swig": {"mdp_log_set": "messages go to stderr", "mdp_optimizer_set_update": "begin_step, by pieces", "mdp_plan": "in mdp_plan_json's text"},
 }
 
 

@@ -47,6 +47,7 @@ first = batches[0][1].square().mean().item()
 """
 AFTER_TORCH = "print('fell by', first - loss.item())\n"
 AFTER_OPTIMIZERS = "assert report.loss_scale > 1024\nprint('fell by', first - np.square(error / report.loss_scale).mean())\n"
+AFTER_OWN_RULE = "print('fell by', first - np.square(error).mean())\n"
 AFTER_JAX = "print('fell by', first - float(loss(training.read(), x, y)))\n"
 
 
@@ -79,6 +80,9 @@ class Readme(unittest.TestCase):
 
     def test_optimizers(self):
         self.framework("megadp", BEFORE_OPTIMIZERS, AFTER_OPTIMIZERS, "step_many")
+
+    def test_own_rule(self):
+        self.framework("optimizer", BEFORE_OPTIMIZERS, AFTER_OWN_RULE, "set_update")
 
     def test_jax(self):
         self.framework("megadp.jax", BEFORE_JAX, AFTER_JAX)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_state_cases.py and torch_rule_cases.py, one program
-for many cases, since starting takes long."""
+"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_state_cases.py, torch_rule_cases.py and
+torch_elementwise_cases.py, one program for many cases, since starting takes long."""
 import os
 import subprocess
 import sys
@@ -15,6 +15,8 @@ CASES = ("clip_grad_norm", "clip_grad_value", "clip_half_width", "norm_for_a_log
 STATE_CASES = ("resumed", "torch_and_back", "consolidated")
 RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved", "scaler", "scaler_clipped_infinity", "scaler_of_several",
               "scaler_state", "scaler_refused")
+
+ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused")
 
 
 class Cases:
@@ -49,7 +51,11 @@ class Rules(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_rule_cases.py", RULE_CASES
 
 
-for owner in (BesideDDP, State, Rules):
+class Elementwise(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_elementwise_cases.py", ELEMENTWISE_CASES
+
+
+for owner in (BesideDDP, State, Rules, Elementwise):
     for name in owner.CASES:
         setattr(owner, "test_" + name, of(name))
 

@@ -17,9 +17,10 @@ from ._errors import InvalidError, MegaDPError, Status
 from ._grid import Grid
 from ._library import info, lib, version_text
 from ._log import log_to
-from ._optimizer import Optimizer, StepReport, step_many
+from ._optimizer import Optimizer, StepReport, pieces_many, step_many
 from ._param_group import ParamGroup
 from ._params import BufferOptions, Param, Plan, grid_groups, plan, plan_layout
+from ._pieces import Piece, Pieces
 from ._scaler import Scaler
 from ._tensor import Tensor
 from ._waiting import Request
@@ -27,5 +28,5 @@ from .tp import TpLinear, TpSaved
 
 __version__ = version_text(lib.mdp_version())
 __all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError",
-           "Optimizer", "Param", "ParamGroup", "Plan", "Range", "Request", "Scaler", "Stats", "Status", "StepReport", "Tensor", "TpLinear", "TpSaved",
-           "checkpoint_damage", "checkpoint_data", "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "plan", "plan_layout", "save_checkpoint", "step_many", "unique_id", "verify_checkpoint"]
+           "Optimizer", "Param", "ParamGroup", "Piece", "Pieces", "Plan", "Range", "Request", "Scaler", "Stats", "Status", "StepReport", "Tensor", "TpLinear", "TpSaved",
+           "checkpoint_damage", "checkpoint_data", "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "pieces_many", "plan", "plan_layout", "save_checkpoint", "step_many", "unique_id", "verify_checkpoint"]

@@ -105,7 +105,8 @@ class Buffer(Closable):
         self._own(self._tree.make(where._handle, _on_comm if isinstance(where, Comm) else _on_grid, _raw.mdp_buffer, lib.mdp_buffer_destroy,
                                   ctypes.byref(config), structs, count), lib.mdp_buffer_destroy)
         place = next((i for i, param in enumerate(self.params) if not param.frozen), None)
-        self._on_host = place is None or self.param(place)._device[0] == _dlpack.CPU
+        self._device = (_dlpack.CPU, 0) if place is None else self.param(place)._device
+        self._on_host = self._device[0] == _dlpack.CPU
 
     def __len__(self) -> int:
         return len(self.params)

@@ -2,7 +2,7 @@
 """Sharded optimizers."""
 import ctypes
 from dataclasses import dataclass
-from typing import Any, Dict, Literal, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
@@ -11,14 +11,14 @@ from ._errors import invalid
 from ._handles import Closable, inside
 from ._library import lib, sized, text_of
 from ._param_group import ParamGroup, divisor, native_group, pair
+from ._pieces import Pieces, Place, Update, UpdateFunction, calling
 from ._scaler import Scaler, native_scaler, scaler_from
 from ._tensor import Tensor
 from ._waiting import run, wait_for
 
-Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion"]
-State = Literal["master", "exp_avg", "exp_avg_sq", "momentum_buffer"]
+Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion", "caller"]
 RULES = {"adamw": _raw.MDP_RULE_ADAMW, "adam": _raw.MDP_RULE_ADAM, "sgd": _raw.MDP_RULE_SGD, "sgd_momentum": _raw.MDP_RULE_SGD_MOMENTUM,
-         "sgd_nesterov": _raw.MDP_RULE_SGD_NESTEROV, "lion": _raw.MDP_RULE_LION}
+         "sgd_nesterov": _raw.MDP_RULE_SGD_NESTEROV, "lion": _raw.MDP_RULE_LION, "caller": _raw.MDP_RULE_CALLER}
 NORMS = {"l2": _raw.MDP_NORM_L2, "inf": _raw.MDP_NORM_INF}
 
 
@@ -39,7 +39,7 @@ class Optimizer(Closable):
     """Updates what this rank owns by a rule, from fp32 masters and the rule's state, which is zero at first.
 
     rule: "adamw" or "adam" (state exp_avg and exp_avg_sq), "sgd" (none), "sgd_momentum" or "sgd_nesterov" (momentum_buffer), "lion"
-    (exp_avg). weight_decay is L2 regularization in adam and sgd, decoupled in adamw and lion. lr (None: 1e-3, lion 1e-4), betas (None: 0.9,
+    (exp_avg), "caller" (arrays of the names that `state` lists, at most 4; set_update and pieces say how it updates). weight_decay is L2 regularization in adam and sgd, decoupled in adamw and lion. lr (None: 1e-3, lion 1e-4), betas (None: 0.9,
     0.999, lion 0.9, 0.99; adamw, adam, lion), eps (None: 1e-8; adamw, adam), momentum (None: 0.9; sgd_momentum, sgd_nesterov),
     max_grad_norm (0: no clipping) by norm ("l2" or "inf"), max_grad_value (each element, last; 0: no clipping), param_groups: for Params
     that name one; what a ParamGroup leaves out is the optimizer's. A number that is given is meant, also 0.
@@ -52,13 +52,15 @@ class Optimizer(Closable):
     def __init__(self, buffer: Buffer, *, rule: Rule = "adamw", lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, momentum: Optional[float] = None, max_grad_norm: float = 0.0,
                  max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = (),
-                 first_param_group: Optional[int] = None) -> None:
+                 first_param_group: Optional[int] = None, state: Sequence[str] = ()) -> None:
+        arrays = _names(state)
         groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
         structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
         config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=lr or 0.0, eps=divisor(eps, "eps"),
                        weight_decay=weight_decay, momentum=momentum or 0.0, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value,
                        norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(groups),
-                       first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1))
+                       first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1),
+                       state="\n".join(arrays).encode("utf-8") or None)
         for value, flag in ((lr, _raw.MDP_OPTIMIZER_SET_LR), (momentum, _raw.MDP_OPTIMIZER_SET_MOMENTUM),
                             (first_param_group, _raw.MDP_OPTIMIZER_SOME_GROUPS)):
             if value is not None:
@@ -70,6 +72,8 @@ class Optimizer(Closable):
         self._scales = False  # by a scaler
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
+        self._place = Place(self._handle, arrays, buffer._device)
+        self._update: Optional[Update] = None
 
     def set_param_group(self, group: int, value: ParamGroup) -> None:
         """Replaces the values of one parameter group from the next step on; to be called alike on all ranks. group: its number, as Params
@@ -107,10 +111,34 @@ class Optimizer(Closable):
         wait=True returns when all parameters are whole. wait=False returns while they are still gathered, as soon as the report is known
         (with report=False as soon as gradients are reduced); Buffer.wait then waits for one or all of them. Collective over the world.
         Raises MegaDPError: INVALID, STATE (as Buffer.sync, or that has failed before), NUMERIC, those of a lost communicator."""
-        config = _step_config(loss_scale, grad_divisor, stream)
-        if lr is not None:
-            config.lr, config.flags = lr, _raw.MDP_STEP_SET_LR
-        return _take(self, lib.mdp_optimizer_step, config, report, wait)
+        config = _step_config(loss_scale, grad_divisor, stream, lr)
+        found: Optional[StepReport] = calling([self._update], lambda: _take(self, lib.mdp_optimizer_step, config, report, wait))
+        return found
+
+    def set_update(self, update: UpdateFunction) -> None:
+        """The update of rule "caller": steps call update(piece) on their own thread, once for each Piece that this rank owns of a
+        parameter, unless the step is skipped. In it only requests, errors and ranks may be asked for (STATE). Parameters are rounded and
+        gathered when all ranks' functions have returned. What one raises comes out of the step there, and the step is ABORTED on the other
+        ranks, with the parameter and the rank: masters and state may have changed, and steps are STATE until a checkpoint is loaded or
+        set_steps called. On a device each such step waits for the norm. Local. Raises MegaDPError: INVALID, STATE (another rule)."""
+        if not callable(update):
+            raise invalid(f"update is {update!r}; it must be a function of a Piece")
+        self._update = Update(update, self._place)
+
+    def pieces(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
+               stream: int = 0) -> Pieces:
+        """A step of rule "caller" without a function, as a context manager over its pieces; blocks as step(wait=True):
+
+            with optimizer.pieces() as pieces:
+                for piece in pieces:
+                    piece.master -= piece.lr * piece.grad
+            pieces.report
+
+        The block may call collectives, but not change gradients or begin another step (STATE). If it raises, on any rank, the step fails on
+        all, as set_update says, and the block's own error goes on; to leave pieces out is STATE. Collective over the world. Entering it
+        raises what step does, leaving it MegaDPError: ABORTED, STATE, those of a lost communicator."""
+        config = _step_config(loss_scale, grad_divisor, stream, lr)
+        return Pieces([self._place], config, _report)
 
     def steps(self, param: Which) -> int:
         """How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped it. Waits
@@ -138,9 +166,9 @@ class Optimizer(Closable):
         found: Dict[str, Any] = run(lambda: text_of(lambda *text: self._call(lib.mdp_optimizer_info, *text)))
         return found
 
-    def state(self, param: Which, name: State) -> Tensor:
-        """The owned slice of one parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer"): float32, one
-        dimension, empty where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
+    def state(self, param: Which, name: str) -> Tensor:
+        """The owned slice of one parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer", a name of
+        your own rule's `state`): float32, one dimension, empty where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
         the first; a master holds what is written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)
@@ -156,24 +184,47 @@ def step_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = Non
     sync, one norm and one report, and all of them skip it or none. They clip alike; only the first may have a scaler, which is all
     theirs. Learning rates are set by set_param_group. Collective over the world, with the same list. All else as Optimizer.step.
     Raises MegaDPError: INVALID (a parameter that none or two of them have), STATE, NUMERIC, those of a lost communicator."""
-    listed = list(optimizers)
-    if not listed:
-        raise invalid("optimizers is empty; give all of the buffer's")
-    for number, each in enumerate(listed):
-        if not isinstance(each, Optimizer):
-            raise invalid(f"optimizers[{number}] is a {type(each).__name__}; it must be a megadp.Optimizer")
+    listed = _checked(optimizers)
     handles = [each._handle for each in listed]
 
     def call(_: Any, *arguments: Any) -> Any:
         kinds = ctypes.POINTER(_raw.mdp_optimizer) * len(handles)
         return inside(handles, lambda *pointers: lib.mdp_optimizer_step_many(kinds(*pointers), len(pointers), *arguments))
 
-    return _take(listed[0], call, _step_config(loss_scale, grad_divisor, stream), report, wait)
+    config = _step_config(loss_scale, grad_divisor, stream)
+    found: Optional[StepReport] = calling([each._update for each in listed], lambda: _take(listed[0], call, config, report, wait))
+    return found
 
 
-def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int) -> Any:
+def pieces_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,
+                stream: int = 0) -> Pieces:
+    """step_many as Optimizer.pieces: the pieces of those whose rule is "caller", in the order of the list; the others are updated by the
+    library at the end. Collective over the world, with the same list. Raises MegaDPError: as both."""
+    return Pieces([each._place for each in _checked(optimizers)], _step_config(loss_scale, grad_divisor, stream), _report)
+
+
+def _checked(optimizers: Sequence[Optimizer]) -> List[Optimizer]:
+    listed = list(optimizers)
+    if not listed:
+        raise invalid("optimizers is empty; give all of the buffer's")
+    for number, each in enumerate(listed):
+        if not isinstance(each, Optimizer):
+            raise invalid(f"optimizers[{number}] is a {type(each).__name__}; it must be a megadp.Optimizer")
+    return listed
+
+
+def _names(state: Sequence[str]) -> Tuple[str, ...]:
+    if isinstance(state, str):
+        raise invalid(f"state is {state!r}; it must be a list of names")
+    for number, name in enumerate(state):
+        if not isinstance(name, str) or not name or set(name) & set("\0\n"):
+            raise invalid(f"state[{number}] is {name!r}; it must be a name, of letters, digits, '_', '-' and '.'")
+    return tuple(state)
+
+
+def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int, lr: Optional[float] = None) -> Any:
     return sized(_raw.mdp_step_config, loss_scale=divisor(loss_scale, "loss_scale"), grad_divisor=divisor(grad_divisor, "grad_divisor"),
-                 stream=stream or None)
+                 stream=stream or None, lr=lr or 0.0, flags=0 if lr is None else _raw.MDP_STEP_SET_LR)
 
 
 def _take(optimizer: Optimizer, function: Any, config: Any, report: bool, wait: bool) -> Optional[StepReport]:
@@ -183,7 +234,9 @@ def _take(optimizer: Optimizer, function: Any, config: Any, report: bool, wait: 
         optimizer._buffer._tree.run(optimizer._handle, *arguments, None)
     else:  # comes back when gradients are reduced, or the norm is known, for which it needs the other ranks
         run(lambda: wait_for(optimizer._call, *arguments))
-    if found is None:
-        return None
+    return None if found is None else _report(found)
+
+
+def _report(found: Any) -> StepReport:
     return StepReport(found.grad_norm, found.clip_factor, found.loss_scale, found.step,
                       bool(found.flags & _raw.MDP_STEPPED_SKIPPED), bool(found.flags & _raw.MDP_STEPPED_CLIPPED))

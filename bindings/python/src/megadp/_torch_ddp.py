@@ -153,8 +153,5 @@ def read_groups(param_groups: Optional[Sequence[Dict[str, Any]]], trained: List[
     if unknown:
         raise invalid(f"param_groups holds {len(unknown)} tensors that are not trained parameters of the module")
     options = [{name: value for name, value in group.items() if name != "params"} for group in listed]
-    strange = {name for group in options for name in group} - {"lr", "weight_decay", "betas", "eps", "momentum"}
-    if strange:
-        raise invalid(f"param_groups sets {', '.join(sorted(strange))}; a group has params, lr, weight_decay, betas, eps and momentum of its own")
     listed[0]["params"] += [p for p in trained if id(p) not in numbers]
     return options, [group["params"] for group in listed], numbers

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optiona
 import torch
 
 from ._errors import MegaDPError, Status, invalid
-from ._optimizer import Optimizer, Rule, State, StepReport, step_many as step_native
+from ._optimizer import Optimizer, Rule, StepReport, step_many as step_native
 from ._param_group import ParamGroup
 from ._torch_state import Form, ShardedState, explained
 from ._torch_steps import stream_of
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .torch import DataParallel
 
 _NO_EFFECT = ("foreach", "fused")  # how torch's go over their tensors
-_ARRAYS: Dict[Rule, Tuple[State, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "sgd": (),
+_ARRAYS: Dict[Rule, Tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "sgd": (),
                                           "sgd_momentum": ("momentum_buffer",), "sgd_nesterov": ("momentum_buffer",), "lion": ("exp_avg",)}
 
 
@@ -46,7 +46,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     _counts = True              # torch's state has a step count
 
     def __init__(self, model: "DataParallel", rule: Rule, values: Dict[str, Any], options: Dict[str, Any], torchs: Dict[str, Any],
-                 max_grad_norm: float, groups: Optional[Sequence[int]]) -> None:
+                 max_grad_norm: float, groups: Optional[Sequence[int]], arrays: Optional[Tuple[str, ...]] = None) -> None:
+        """arrays: what rule "caller" keeps; None: what the rule has."""
         name = type(self).__name__
         if not hasattr(model, "group_options"):
             raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
@@ -68,16 +69,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._complete = True
         self.model = model
         self.report = None
-        self._rule, self._first = rule, numbers[0]
+        self._arrays, self._first = _ARRAYS[rule] if arrays is None else arrays, numbers[0]
         self._course: Optional[Course] = None
         self._scaler: Optional["GradScaler"] = None
         self._told = [self._values(group, f"param_groups[{number}]") for number, group in enumerate(self.param_groups)]
         own = self._values(values, name)
         self._native = Optimizer(model.storage, rule=rule, lr=own.lr, betas=own.betas, eps=own.eps, momentum=own.momentum,
                                  max_grad_norm=max_grad_norm, param_groups=self._told,
-                                 first_param_group=None if groups is None else self._first)
+                                 first_param_group=None if groups is None else self._first, state=arrays or ())
         mine = {id(p) for group in self.param_groups for p in group["params"]}
-        form = Form(type(self).__name__.replace("Sharded", ""), _ARRAYS[rule], self._arrays_of, self._counts)
+        form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts)
         self._sharded = ShardedState(model, self._native, {i: p for i, p in model.trained.items() if id(p) in mine}, form)
         self._collected: Optional[Tuple[int, Any]] = None  # by consolidate_state_dict: the rank that has it, and there what it has
 
@@ -95,9 +96,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         found = {name: float(group[name]) for name in self._hyper if name != "betas"}
         return ParamGroup(betas=tuple(map(float, group["betas"])) if "betas" in self._hyper else None, **found)  # type: ignore[arg-type]
 
-    def _arrays_of(self, p: torch.Tensor) -> Tuple[State, ...]:
+    def _arrays_of(self, p: torch.Tensor) -> Tuple[str, ...]:
         """What torch keeps of a parameter that has taken part in a step."""
-        return _ARRAYS[self._rule]
+        return self._arrays
+
+    def _torch_name(self) -> str:
+        return type(self).__name__.replace("Sharded", "")
 
     def add_param_group(self, param_group: Dict[str, Any]) -> None:
         """Refused once the optimizer is there: memory and shards are laid out when a module is wrapped."""

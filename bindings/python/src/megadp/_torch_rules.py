@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
 import torch
 
 from ._errors import invalid
-from ._optimizer import Rule, State
+from ._optimizer import Rule
 from ._param_group import ParamGroup
 from ._torch_optimizer import ShardedOptimizer, group_numbers
 from ._torch_steps import as_tensor
@@ -83,7 +83,7 @@ class ShardedSGD(ShardedOptimizer):
             if id(p) in ids:
                 as_tensor(self._native.state(number, "momentum_buffer")).zero_()
 
-    def _arrays_of(self, p: torch.Tensor) -> Tuple[State, ...]:
+    def _arrays_of(self, p: torch.Tensor) -> Tuple[str, ...]:
         group = next(group for group in self.param_groups if any(each is p for each in group["params"]))
         return ("momentum_buffer",) if group["momentum"] else ()
 

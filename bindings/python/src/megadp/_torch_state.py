@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, NamedTuple
 import torch
 
 from ._errors import MegaDPError, Status, invalid
-from ._optimizer import Optimizer, State
+from ._optimizer import Optimizer
 from ._torch_steps import as_tensor, stream_of
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class Form(NamedTuple):
     """What torch's optimizer keeps of a parameter."""
 
     name: str                                            # of torch's class
-    arrays: Tuple[State, ...]                            # all that the rule has
-    of: Callable[[torch.Tensor], Tuple[State, ...]]      # those of them that torch has of this parameter
+    arrays: Tuple[str, ...]                            # all that the rule has
+    of: Callable[[torch.Tensor], Tuple[str, ...]]      # those of them that torch has of this parameter
     counts: bool                                         # and a step count
 
 
@@ -51,14 +51,14 @@ class ShardedState:
             steps, half = self._native.steps(i), p.dtype != torch.float32
             if not (steps or half):  # torch has none before the first step
                 continue
-            names: Tuple[State, ...] = (*self._form.of(p), "master") if half else self._form.of(p)
+            names: Tuple[str, ...] = (*self._form.of(p), "master") if half else self._form.of(p)
             arrays = {name: self._whole(i, p, name, keeps) for name in names}
             if keeps and (names or self._form.counts):
                 count = {"step": torch.tensor(float(steps))} if self._form.counts else {}
                 found[p] = {**count, **{name: values for name, values in arrays.items() if values is not None}}
         return found if keeps else None
 
-    def _whole(self, i: int, p: torch.Tensor, array: State, keeps: bool) -> Optional[torch.Tensor]:
+    def _whole(self, i: int, p: torch.Tensor, array: str, keeps: bool) -> Optional[torch.Tensor]:
         own, begin = as_tensor(self._native.state(i, array)), self._begins.get(i, 0)
         if self._model.gradients.whole:
             return own.clone().view(p.shape).cpu() if keeps else None
@@ -85,10 +85,10 @@ class ShardedState:
             to.copy_(values)
         self._masters = masters
 
-    def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: State) -> torch.Tensor:
+    def _cut(self, i: int, p: torch.Tensor, entry: Mapping[str, Any], array: str) -> torch.Tensor:
         name, begin, count = self._model.storage.params[i].name, self._begins.get(i, 0), as_tensor(self._native.state(i, array)).numel()
         values = entry.get(array)
-        if not entry or (values is None and not self._form.counts):  # SGD's: of a group without momentum
+        if not entry or (values is None and not (self._form.counts and array in self._form.of(p))):  # SGD's: of a group without momentum
             return torch.zeros(count)
         if not isinstance(values, torch.Tensor):
             raise invalid(f"state_dict has {sorted(entry)} of '{name}'; {self._form.name}'s state has '{array}', a tensor")

@@ -16,6 +16,7 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
+from ._jax_elementwise import Elements, make_optimizer, refuse_beside
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
 from ._optimizer import Optimizer, Rule, StepReport
@@ -181,13 +182,20 @@ class DataParallel(Gradients):
     are used in the order of the pytree). placements: on a Grid with tensor-parallel ranks a pytree like params of how these hold each:
     "replicated", "partial_sum", or what ParallelLinear.placements says; each data-parallel group then begins with the values of its first
     rank. optimizer options (rule, lr, betas, eps, weight_decay, momentum, max_grad_norm) and options of Buffer may be given. buffer and
-    optimizer are there to be used directly. Collective; blocking.
+    optimizer are there to be used directly.
+    transformation: in place of a rule an element-wise one of optax's (rmsprop, adabelief, nadamw, a chain of such ...), on this rank's shard
+    of fp32 masters; its arrays, at most 4, are the optimizer's state. What goes by more than an element (clip_by_global_norm, lamb, muon
+    ...) is refused by name, or by what a trial finds: clip by max_grad_norm. On the host only. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
-    def __init__(self, comm: Union[Comm, Grid], params: Any, *, rule: Rule = "adamw", lr: Optional[float] = None,
+    def __init__(self, comm: Union[Comm, Grid], params: Any, *, rule: Optional[Rule] = None, lr: Optional[float] = None,
                  betas: Optional[Tuple[float, float]] = None, eps: Optional[float] = None, weight_decay: float = 0.0,
-                 momentum: Optional[float] = None, max_grad_norm: float = 0.0, use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
+                 momentum: Optional[float] = None, max_grad_norm: float = 0.0, transformation: Any = None,
+                 use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
+        if transformation is not None:
+            refuse_beside(dict(rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay or None, momentum=momentum))
+        self._elements = None if transformation is None else Elements(transformation)
         super().__init__(comm, params, use_order, options, placements)
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
@@ -196,8 +204,11 @@ class DataParallel(Gradients):
         self._comm = comm if isinstance(comm, Comm) else comm.comm("dp-cp")
         self._together: Optional[Together] = None
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
-        self.optimizer = Optimizer(self.buffer, rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, momentum=momentum,
-                                   max_grad_norm=max_grad_norm)
+        if self._elements is not None:
+            self.optimizer = make_optimizer(self.buffer, self._elements, max_grad_norm)
+        else:
+            self.optimizer = Optimizer(self.buffer, rule=rule or "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+                                       momentum=momentum, max_grad_norm=max_grad_norm)
 
     def read(self) -> Any:
         """The parameters after the last step, as JAX arrays of their own. Waits for each while the next are still gathered. Local."""
@@ -212,6 +223,8 @@ class DataParallel(Gradients):
         """sync, then a step of the optimizer; with loss_scale, or a scaler of optimizer, a gradient that is not finite makes all ranks skip it. Returns when
         its report is known; parameters are still gathered, and read waits for them. Collective; blocking.
         Raises as sync and Optimizer.step; after STATE and NUMERIC nothing has changed, and the next step can begin."""
+        if self._elements is not None:
+            refuse_beside(dict(lr=lr))
         self._sync(skips=loss_scale is not None or self.optimizer._scales)
         try:
             return self.optimizer.step(lr, loss_scale, grad_divisor=grad_divisor, wait=False)

@@ -17,6 +17,7 @@ from ._params import Param
 from ._saved import Together
 from ._torch_checkpoint import load_checkpoint, save_checkpoint
 from ._torch_ddp import Unwrapped
+from ._torch_elementwise import ShardedElementwise, check_elementwise
 from ._torch_gather import Gathering
 from ._torch_linear import ColumnParallelLinear, RowParallelLinear
 from ._torch_modules import ModuleBuffers, SyncBatchNorm, broadcast_each, join_batch_norms
@@ -33,9 +34,9 @@ from ._waiting import Request
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ColumnParallelLinear", "DataParallel", "GradScaler", "RowParallelLinear", "ShardedAdam", "ShardedAdamW", "ShardedLion",
-           "ShardedOptimizer", "ShardedSGD", "SyncBatchNorm", "Unwrapped", "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor",
-           "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place", "reduce_from_tensor_parallel",
+__all__ = ["ColumnParallelLinear", "DataParallel", "GradScaler", "RowParallelLinear", "ShardedAdam", "ShardedAdamW", "ShardedElementwise",
+           "ShardedLion", "ShardedOptimizer", "ShardedSGD", "SyncBatchNorm", "Unwrapped", "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor",
+           "check_elementwise", "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place", "reduce_from_tensor_parallel",
            "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel", "step_many", "vocab_parallel_cross_entropy"]
 
 

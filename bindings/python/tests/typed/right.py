@@ -19,6 +19,11 @@ def arrays(buffer: megadp.Buffer, out: npt.NDArray[np.float64]) -> float:
     return mean
 
 
+def update(piece: megadp.Piece) -> None:
+    piece.state["mean"][:] = piece.grad
+    piece.master[:] -= piece.lr * piece.tensor("grad").numpy() / (piece.step + piece.param_begin)
+
+
 def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optional[megadp.StepReport]:
     comm.all_reduce(np.zeros(2), op="avg")
     params = {"w": (8, 4), "b": np.zeros(4, np.float32)}
@@ -39,6 +44,13 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     rest = megadp.Optimizer(buffer, rule="sgd_nesterov", momentum=0.95, first_param_group=2,
                             param_groups=[megadp.ParamGroup(betas=None, eps=None, momentum=0)])
     rest.state("w", "momentum_buffer").numpy()[:] = 0
+    mine = megadp.Optimizer(buffer, rule="caller", state=["mean"], first_param_group=3)
+    mine.set_update(update)
+    with megadp.pieces_many([optimizer, mine], 2.0) as pieces:
+        for piece in pieces:
+            update(piece)
+    with mine.pieces(lr=0.1, grad_divisor=2):
+        assert_type(pieces.report, Optional[megadp.StepReport])
     optimizer.set_scaler(megadp.Scaler(scale=1024, growth_interval=100, hysteresis=2, constant=False))
     assert_type(optimizer.scaler().scale + optimizer.scale().size, float)
     optimizer.set_scaler(None)

@@ -23,9 +23,12 @@ def train(comm: megadp.Comm, array: object) -> None:
     megadp.Comm(b"", 0, nranks=2)  # wrong
     comm.all_reduce(array, op="mean")  # wrong
     comm.reduce_scatter(array, array, "mean")  # wrong
-    megadp.Optimizer(buffer, lr=0.1).state("w", "momentum")  # wrong
     megadp.Optimizer(buffer, rule="adamax")  # wrong
     megadp.Optimizer(buffer, betas=(0.9,))  # wrong
+    megadp.Optimizer(buffer, rule="caller", state=3)  # wrong
+    megadp.Optimizer(buffer).set_update(3)  # wrong
+    megadp.Optimizer(buffer).set_update(lambda piece: piece.gradient)  # wrong
+    megadp.pieces_many([buffer])  # wrong
     megadp.ParamGroup(beta1=0.9)  # wrong
     megadp.Scaler(hysterisis=2)  # wrong
     megadp.step_many([buffer])  # wrong

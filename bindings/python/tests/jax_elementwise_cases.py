@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What test_jax_elementwise.py runs on some ranks: gradient transformations on shards, beside the same ones on whole parameters. Prints
+"CASE: ok" on each rank.
+
+usage: jax_elementwise_cases.py CASE [FOLDER]
+"""
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import megadp
+import megadp.jax
+
+STEPS, ROWS = 20, 12
+comm = megadp.Comm(timeout=60)
+
+
+class Transformation(NamedTuple):
+    init: Any
+    update: Any
+
+
+class Moments(NamedTuple):
+    count: Any
+    mean: Any
+    scale: Any
+
+
+def by_hand(rate=0.02, decay=0.9):
+    """As optax makes them: a mean of gradients, corrected by a count of steps, over a scale that begins with 0.1; decoupled weight decay."""
+    def init(params):
+        return Moments(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, params), jax.tree.map(lambda p: jnp.full_like(p, 0.1), params))
+
+    def update(grads, state, params):
+        count = state.count + 1
+        mean = jax.tree.map(lambda m, g: decay * m + (1 - decay) * g, state.mean, grads)
+        scale = jax.tree.map(lambda s, g: jnp.maximum(0.99 * s, jnp.abs(g)), state.scale, grads)
+        updates = jax.tree.map(lambda m, s, p: -rate * (m / (1 - decay ** count) / s + 0.1 * p), mean, scale, params)
+        return updates, Moments(count, mean, scale)
+
+    return Transformation(init, update)
+
+
+def start(half=False):
+    random = np.random.default_rng(1)
+    some = lambda *shape: jnp.asarray(0.3 * random.standard_normal(shape, np.float32))
+    params = {"a": some(16, 32), "b": some(32), "c": [some(32, 1), jnp.float32(0.5)]}
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params) if half else params
+
+
+@jax.jit
+def loss_of(params, x):
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    hidden = jnp.tanh(x @ params["a"] + params["b"])
+    return ((hidden @ params["c"][0] * params["c"][1] - x.sum(1, keepdims=True)) ** 2).mean()
+
+
+data = [np.random.default_rng(t).standard_normal((ROWS, 16), np.float32) for t in range(STEPS)]
+share = slice(ROWS * comm.rank // comm.size, ROWS * (comm.rank + 1) // comm.size)
+grad_of = jax.jit(jax.grad(loss_of))
+
+
+def ours(transformation, half=False, **options):
+    return megadp.jax.DataParallel(comm, start(half), transformation=transformation, bucket_elements=100, **options)
+
+
+def train(training, steps):
+    losses = []
+    for t in steps:
+        params = training.read()
+        losses.append(float(loss_of(params, data[t])))
+        training.put(grad_of(params, data[t][share]))
+        training.step()
+    return losses
+
+
+def alone(transformation, clip=None):
+    params, losses = start(), []
+    state = transformation.init(params)
+    for x in data:
+        losses.append(float(loss_of(params, x)))
+        grads = grad_of(params, x)
+        if clip is not None:
+            norm = np.sqrt(sum(float(jnp.sum(g.astype(jnp.float32) ** 2)) for g in jax.tree.leaves(grads)))
+            grads = jax.tree.map(lambda g: g * min(1.0, clip / (norm + 1e-6)), grads)
+        updates, state = transformation.update(grads, state, params)
+        params = jax.tree.map(jnp.add, params, updates)
+    return losses
+
+
+def compare(name, mine, theirs):
+    apart = max(abs(a - b) / abs(b) for a, b in zip(mine, theirs))
+    assert len(mine) == len(theirs) == STEPS and apart < 1e-5, (name, apart, mine, theirs)
+    assert sum(mine[-5:]) < 0.8 * sum(mine[:5]), mine
+
+
+def case_by_hand():
+    """Losses as on one rank without this library, clipped by max_grad_norm too, with every sharding."""
+    for clip in (None, 0.5):
+        expected = alone(by_hand(), clip)
+        for sharding in ("zero_0", "zero_1", "zero_2"):
+            training = ours(by_hand(), max_grad_norm=clip or 0.0, sharding=sharding)
+            compare(sharding, train(training, range(STEPS)), expected)
+            arrays = [each["name"] for each in training.optimizer.info()["state"]]
+            assert arrays == ["master", "mean", "scale"], arrays
+
+
+def case_optax():
+    import optax
+
+    rates = optax.schedules.cosine_decay_schedule(0.03, STEPS)
+    kinds = {"adam": (optax.adam(0.02), 2), "adamw": (optax.adamw(rates, weight_decay=0.1), 2), "rmsprop": (optax.rmsprop(0.01, momentum=0.5), 2),
+             "adagrad": (optax.adagrad(0.2), 1), "adabelief": (optax.adabelief(0.02), 2), "nadam": (optax.nadam(0.02), 2),
+             "lion": (optax.lion(0.01), 1), "chain": (optax.chain(optax.clip(0.3), optax.scale_by_adam(), optax.trace(0.5), optax.scale(-0.01)), 3)}
+    for name, (transformation, arrays) in kinds.items():
+        training = ours(transformation)
+        compare(name, train(training, range(STEPS)), alone(transformation))
+        assert len(training.optimizer.info()["state"]) == 1 + arrays, (name, training.optimizer.info()["state"])
+
+
+def case_saved():
+    """In the middle, of bfloat16 parameters with masters; goes on with the same bits."""
+    folder = sys.argv[2]
+    training = ours(by_hand(), half=True)
+    train(training, range(7))
+    megadp.jax.save_checkpoint(folder, training)
+    losses = train(training, range(7, STEPS))
+    again = ours(by_hand(), half=True)
+    megadp.jax.load_checkpoint(folder, again)
+    assert train(again, range(7, STEPS)) == losses
+
+
+def refused(text, call):
+    try:
+        call()
+    except megadp.MegaDPError as error:
+        for part in text.split("|"):
+            assert part in str(error), f"{part!r} is not in: {error}"
+        return
+    raise AssertionError(f"nothing was said; expected {text!r}")
+
+
+def whole_norm():
+    def update(grads, state, params=None):
+        return jax.tree.map(lambda g: -1e-9 * g / jnp.linalg.norm(g), grads), state
+
+    return Transformation(lambda params: (), update)
+
+
+def keeps(what):
+    def update(grads, state, params=None):
+        return grads, jax.tree.map(lambda s: s * 0.5 + 1, state)
+
+    return Transformation(lambda params: {"kept": what}, update)
+
+
+def case_refused():
+    refused("it must have init and update", lambda: ours("adam"))
+    refused("its update is not the same", lambda: ours(whole_norm()))
+    refused("it keeps ['kept']|only counts of steps", lambda: ours(keeps(jnp.zeros(()))))
+    refused("it keeps ['kept']|(3,)", lambda: ours(keeps(jnp.zeros(3))))
+    refused("lr is 0.1 beside a transformation", lambda: ours(by_hand(), lr=0.1))
+    training = ours(by_hand())
+    training.put(grad_of(training.read(), data[0][share]))
+    refused("lr is 0.1 beside a transformation", lambda: training.step(lr=0.1))
+    training.step()
+
+
+def case_optax_refused():
+    import optax
+
+    for text, transformation in (
+            ("clip_by_global_norm|max_grad_norm", optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))),
+            ("scale_by_trust_ratio|norm of a whole parameter", optax.lamb(1e-3)),
+            ("scale_by_trust_ratio|norm of a whole parameter", optax.lars(1e-3)),
+            ("adaptive_grad_clip", optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(1e-3))),
+            ("clip_by_block_rms", optax.adafactor(1e-3)),
+            ("cannot be taken on pieces", optax.noisy_sgd(1e-3))):
+        refused(text, lambda transformation=transformation: ours(transformation))
+
+
+if __name__ == "__main__":
+    globals()["case_" + sys.argv[1]]()
+    sys.stdout.write(f"{sys.argv[1]}: ok\n")  # at once: the ranks share a pipe
+    sys.stdout.flush()
