@@ -74,7 +74,7 @@ enum {
   MDP_E_PEER = -7,        /* another rank died or left                                           */
   MDP_E_TIMEOUT = -8,     /* another rank did not come in time                                   */
   MDP_E_DESYNC = -9,      /* ranks called different operations or registered different things    */
-  MDP_E_ABORTED = -10,    /* mdp_comm_abort was called, or a call interrupted, here or elsewhere */
+  MDP_E_ABORTED = -10,    /* mdp_comm_abort was called, or a call interrupted, or an update failed, here or elsewhere */
   MDP_E_NUMERIC = -11,    /* a value is not finite                                               */
   MDP_E_CORRUPT = -12,    /* stored or received bytes are damaged                                */
   MDP_E_INTERNAL = -13    /* a defect of the library                                             */

@@ -142,6 +142,11 @@ Result<std::shared_ptr<Request>> Optimizer::finish(const Status& mine, StepRepor
   if (!pieces_) return bad_state("no step is under way; mdp_optimizer_step_begin begins one");
   Gradients& gradients = buffer_->gradients();
   Status updated = mine;
+  if (!updated.ok() && pieces_->next > 0) {  // in the last that was handed out
+    const size_t param = pieces_->ready[pieces_->next - 1].param;
+    const Blame blame{.bucket = static_cast<int32_t>(buffer_->arenas().place(param).bucket), .param = static_cast<int64_t>(param)};
+    updated = updated.with_context(text("mdp_optimizer_step: ", param_label(param, buffer_->plan().params[param].name))).with_blame(blame);
+  }
   if (updated.ok()) {
     const auto left = next();
     if (!left) updated = left.status();
@@ -185,10 +190,6 @@ Result<std::shared_ptr<Request>> Optimizer::call_updates(Together optimizers, co
     if (!piece || *piece == nullptr) break;
     const UpdateFunction& update = optimizers[(*piece)->optimizer]->update_;
     updated = update ? update(**piece) : bad_state("it has ", kNoFunction);
-    if (!updated) {
-      updated =
-          updated.with_context(text("mdp_optimizer_step: ", param_label((*piece)->param, buffer_->plan().params[(*piece)->param].name)));
-    }
   }
   return finish(updated, report, want_request);
 }

@@ -324,7 +324,10 @@ static void fails_on_one(const mdp_unique_id* id, int32_t rank, int32_t n, void*
       FAILS(MDP_E_ABORTED, "masters and state may have changed", mdp_optimizer_step_finish(who.optimizer, 9, NULL, NULL));
     } else {
       while (u.count > 0) OK(mdp_optimizer_step_next(who.optimizer, &u));
-      FAILS(MDP_E_ABORTED, "failed is 9", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
+      FAILS(MDP_E_ABORTED, "parameter ", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
+      SIZED(mdp_error_info, info);
+      OK(mdp_last_error_info(&info));
+      CHECK(strstr(info.text, "failed is 9") != NULL && info.rank == n - 1 && info.param >= 0 && info.bucket >= 0);
     }
     FAILS(MDP_E_STATE, "no step is under way", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
     FAILS(MDP_E_STATE, "no step is under way", mdp_optimizer_step_next(who.optimizer, &u));
