@@ -89,15 +89,26 @@ static void save_beside(const job* j, const mdp_checkpoint_config* config) {
   mdp_request_free(request);
 }
 
+/* The path of the newest one: another may come while it is loaded. */
+static mdp_status find(const char* directory, char* path, size_t size) {
+  static const char member[] = "{\"path\":\"";
+  char json[16384];
+  const mdp_status found = mdp_checkpoint_info(directory, json, sizeof json, NULL);
+  if (found >= 0) snprintf(path, size, "%.*s", (int)strcspn(json + strlen(member), "\""), json + strlen(member));
+  return found;
+}
+
 static void save(const job* j, const char* directory, uint64_t times, uint64_t keep, int beside) {
   const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j->buffer, .optimizer = j->optimizer};
-  mdp_checkpoint_config config = config_of(directory, &part);
+  char path[4096];
+  mdp_checkpoint_config config = config_of(path, &part);
   uint64_t number = 0;
-  if (mdp_checkpoint_load(&config) >= 0) {
-    const int64_t loaded = number_of(j, directory);
+  if (find(directory, path, sizeof path) >= 0 && mdp_checkpoint_load(&config) >= 0) {
+    const int64_t loaded = number_of(j, path);
     if (loaded < 0) exit(3);
     number = (uint64_t)loaded;
   }
+  config.directory = directory;
   config.keep = keep;
   config.shared_data = &number;
   config.shared_bytes = sizeof number;
@@ -113,15 +124,6 @@ static void save(const job* j, const char* directory, uint64_t times, uint64_t k
     const int length = snprintf(line, sizeof line, "saved %" PRIu64 "\n", number);
     if (mdp_comm_rank(j->comm) == 0 && write(STDOUT_FILENO, line, (size_t)length) != length) exit(2);
   }
-}
-
-/* The path of the newest one: another may come while it is loaded. */
-static mdp_status find(const char* directory, char* path, size_t size) {
-  static const char member[] = "{\"path\":\"";
-  char json[16384];
-  const mdp_status found = mdp_checkpoint_info(directory, json, sizeof json, NULL);
-  if (found >= 0) snprintf(path, size, "%.*s", (int)strcspn(json + strlen(member), "\""), json + strlen(member));
-  return found;
 }
 
 static void load_all(const job* j) {
