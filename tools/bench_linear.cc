@@ -38,7 +38,7 @@ void print(const Options& options, const LinearOutcome& outcome) {
                                          {"batch", options.batch},
                                          {"dtype", options.dtype},
                                          {"sequence", options.sequence},
-                                         {"library", outcome.library},
+                                         {"library", outcome.gemm_library},
                                          {"layers_ms", rounded(f.layers_ms)},
                                          {"products_ms", rounded(f.products_ms)},
                                          {"products_to_layers", rounded(f.share)}};
@@ -46,7 +46,7 @@ void print(const Options& options, const LinearOutcome& outcome) {
     return;
   }
   fmt::print("two layers, {} x {} x {}, batch {}, {} over {} ranks{}, {}\n", options.features, options.hidden, options.features,
-             options.batch, options.dtype, options.ranks, options.sequence ? ", sequence parallel" : "", outcome.library);
+             options.batch, options.dtype, options.ranks, options.sequence ? ", sequence parallel" : "", outcome.gemm_library);
   fmt::print("  layers    median {:10.3f} ms\n  products  median {:10.3f} ms: {:.0f} % of the layers' time\n", f.layers_ms, f.products_ms,
              100 * f.share);
 }

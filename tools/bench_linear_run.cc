@@ -34,7 +34,7 @@ class LinearBench {
   Status check_results();
   Result<LinearFigures> run();
   int rank() const { return comm_->rank(); }
-  Result<std::string> library() const { return comm_->context().backend->gemm_library(); }
+  Result<std::string> gemm_library() const { return comm_->context().backend->gemm_library(); }
 
  private:
   Result<StridedArray> array(int64_t rows, int64_t columns, float value);
@@ -214,7 +214,7 @@ Result<LinearOutcome> bench_linear(const LinearTask& task) {
   if (Status right = bench.check_results(); !right) return right;
   auto figures = bench.run();
   if (!figures) return figures.status();
-  auto library = bench.library();
+  auto library = bench.gemm_library();
   if (!library) return library.status();
   return LinearOutcome{bench.rank(), *figures, *library};
 }

@@ -27,7 +27,7 @@ struct LinearFigures {  // medians over the rounds, each of which counts as its 
 struct LinearOutcome {
   int rank = 0;
   LinearFigures figures;
-  std::string library;
+  std::string gemm_library;
 };
 Result<LinearOutcome> bench_linear(const LinearTask& task);
 

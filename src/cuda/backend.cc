@@ -206,7 +206,7 @@ Status CudaBackend::gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool
 }
 
 Result<std::string> CudaBackend::gemm_library() {
-  return gemm_.library_name();
+  return gemm_.name_of_library();
 }
 
 Status CudaBackend::look_up(const Lookup& work, bool gradient, void* caller) {

@@ -40,7 +40,7 @@ Status DeviceGemm::multiply(const Matrix& c, const Matrix& a, const Matrix& b, b
   return gpu_->check(gpu_->plugin().gemm(*gemm, stream, &c, &a, &b, add), "a matrix product");
 }
 
-Result<std::string> DeviceGemm::library_name() {
+Result<std::string> DeviceGemm::name_of_library() {
   auto gemm = open();
   if (!gemm) return gemm.status();
   return gemm_library_name(gpu_->plugin().gemm_version(*gemm));

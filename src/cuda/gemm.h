@@ -25,7 +25,7 @@ class DeviceGemm {
 
   // As Backend's gemm() and gemm_library().
   Status multiply(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* stream);
-  Result<std::string> library_name();
+  Result<std::string> name_of_library();
 
  private:
   struct Opened {
