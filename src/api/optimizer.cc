@@ -25,7 +25,7 @@ static_assert(std::string_view(rule(MDP_RULE_ADAMW).name) == "AdamW" && std::str
               std::string_view(rule(MDP_RULE_SGD).name) == "SGD" &&
               std::string_view(rule(MDP_RULE_SGD_MOMENTUM).name) == "SGD with momentum" &&
               std::string_view(rule(MDP_RULE_SGD_NESTEROV).name) == "SGD with Nesterov momentum" &&
-              std::string_view(rule(MDP_RULE_LION).name) == "Lion");
+              std::string_view(rule(MDP_RULE_LION).name) == "Lion" && kCallerRule == MDP_RULE_CALLER);
 
 Status check_has_scaler(mdp_optimizer* optimizer) {
   if (optimizer->object->scaler().kind != LossScaler::Kind::none) return {};

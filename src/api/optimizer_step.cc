@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of optimizers, and updates that are the caller's.
-#include <array>
 #include <memory>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -66,16 +64,23 @@ Result<StepOptions> take_options(const mdp_optimizer& first, size_t count, const
   return options;
 }
 
+// take(report, want_request) takes the step that `first` leads, or ends it.
+template <class Take>
+Status give_step(mdp_optimizer* first, mdp_step_report* report, mdp_request** out, const Take& take) {
+  auto request = prepare_request(out, first->context, first->object);
+  StepReport answer;
+  auto pending = take(report != nullptr ? &answer : nullptr, out != nullptr);
+  if (!pending) return pending.status();
+  if (report != nullptr) give_step_report(answer, report);
+  return give_request(std::move(request), *std::move(pending), out);
+}
+
 // Of optimizers that live in one context.
 Status step(mdp_optimizer* first, const Optimizers& optimizers, const mdp_step_config* config, mdp_step_report* report, mdp_request** out) {
   auto options = take_options(*first, optimizers.size(), config);
   if (!options) return options.status();
-  auto request = prepare_request(out, first->context, optimizers.front());
-  StepReport answer;
-  auto pending = Optimizer::step(optimizers, *options, report != nullptr ? &answer : nullptr, out != nullptr);
-  if (!pending) return pending.status();
-  if (report != nullptr) give_step_report(answer, report);
-  return give_request(std::move(request), *std::move(pending), out);
+  return give_step(first, report, out,
+                   [&](StepReport* answer, bool want_request) { return Optimizer::step(optimizers, *options, answer, want_request); });
 }
 
 // state: as many pointers as the piece has arrays; stays where it is.
@@ -160,12 +165,8 @@ mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, m
   return guard([&]() -> Status {
     if (Status status = check_outputs(report, out); !status) return status;
     if (Status status = check_handle(optimizer, "optimizer", Need::all_ranks); !status) return status;
-    auto request = prepare_request(out, optimizer->context, optimizer->object);
-    StepReport answer;
     const Status updated = failed == 0 ? Status() : Status(Code::aborted, text("mdp_optimizer_step_finish: failed is ", failed));
-    auto pending = optimizer->object->finish(updated, report != nullptr ? &answer : nullptr, out != nullptr);
-    if (!pending) return pending.status();
-    if (report != nullptr) give_step_report(answer, report);
-    return give_request(std::move(request), *std::move(pending), out);
+    return give_step(optimizer, report, out,
+                     [&](StepReport* answer, bool want_request) { return optimizer->object->finish(updated, answer, want_request); });
   });
 }

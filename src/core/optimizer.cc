@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstddef>
 #include <cstring>
-#include <numeric>
 #include <optional>
 
 #include "control/agreement.h"
@@ -252,9 +251,10 @@ Result<std::vector<uint64_t>> Optimizer::steps_of_all() {
 
 Result<std::vector<uint64_t>> Optimizer::read_steps() const {
   std::vector<uint64_t> steps(buffer_->plan().params.size());
-  std::vector<size_t> own(steps.size());
-  std::iota(own.begin(), own.end(), size_t{0});
-  std::erase_if(own, [this](size_t param) { return !covers(param); });
+  std::vector<size_t> own;
+  for (size_t param = 0; param < steps.size(); ++param) {
+    if (covers(param)) own.push_back(param);
+  }
   if (own.empty()) return steps;  // and no counts are kept
   std::vector<uint64_t> of_classes(impl_->classes.count());
   if (Status read = buffer_->context().backend->read(of_classes.data(), impl_->device_steps(0), of_classes.size() * sizeof(uint64_t));

@@ -178,6 +178,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status prepare_pieces(uint32_t bucket);
   Result<std::vector<uint64_t>> read_steps() const;
   std::vector<std::shared_ptr<Optimizer>> together() const;  // of the step under way
+  Optimizer& whose_turn();                                   // whose pieces are handed out
   Status check_together(Together optimizers) const;
   Status agree_together(Together optimizers, const Status& ready);
   Status submit_refresh();

@@ -45,6 +45,10 @@ std::vector<std::shared_ptr<Optimizer>> Optimizer::together() const {
   return all;
 }
 
+Optimizer& Optimizer::whose_turn() {
+  return pieces_->optimizer == 0 ? *this : *pieces_->others[pieces_->optimizer - 1];
+}
+
 Status Optimizer::begin(Together optimizers, const StepOptions& options) {
   return optimizers.front()->begin_pieces(optimizers, options, {});
 }
@@ -72,10 +76,9 @@ Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, 
 Result<const UpdatePiece*> Optimizer::next() {
   if (!pieces_) return bad_state("no step is under way; mdp_optimizer_step_begin begins one");
   Pieces& pieces = *pieces_;
-  const std::vector<std::shared_ptr<Optimizer>> optimizers = together();
   while (pieces.next == pieces.ready.size()) {
-    if (pieces.skipped || pieces.optimizer == optimizers.size()) return nullptr;
-    if (pieces.buckets_left == 0 || !optimizers[pieces.optimizer]->has_callers_rule()) {
+    if (pieces.skipped || pieces.optimizer > pieces.others.size()) return nullptr;
+    if (pieces.buckets_left == 0 || !whose_turn().has_callers_rule()) {
       ++pieces.optimizer;
       pieces.buckets_left = buffer_->plan().launch_order.size();
       pieces.steps.clear();
@@ -91,7 +94,7 @@ Result<const UpdatePiece*> Optimizer::next() {
 // work may still read.
 Status Optimizer::prepare_pieces(uint32_t number) {
   Pieces& pieces = *pieces_;
-  Optimizer& owner = *together()[pieces.optimizer];
+  const Optimizer& owner = whose_turn();
   Impl& impl = *owner.impl_;
   const Arenas& arenas = buffer_->arenas();
   const BucketRef bucket = arenas.plan().launch_order[number];
