@@ -17,19 +17,6 @@ enum {
 static const char* const names[COUNT] = {"a", "b", "c"};
 static const mdp_dtype dtypes[COUNT] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F32};
 
-static char folder[256];
-
-static int setup(void** state) {
-  (void)state;
-  be_alone();
-  return make_folder(folder, sizeof folder);
-}
-
-static int teardown(void** state) {
-  (void)state;
-  return remove_folder(folder);
-}
-
 static void path_of(char* path, size_t room, const char* name) {
   snprintf(path, room, "%s/%s", folder, name);
 }
@@ -292,5 +279,5 @@ int main(void) {
       TEST(what_was_there_is_saved),       TEST(one_after_another),   TEST(failures_reach_the_next_call),
       TEST(what_is_destroyed_is_given_up), TEST(its_end_is_an_event),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -8,18 +8,7 @@
 
 #include "fixture.h"
 
-static char folder[256], path[600];
-
-static int setup(void** state) {
-  (void)state;
-  be_alone();
-  return make_folder(folder, sizeof folder);
-}
-
-static int teardown(void** state) {
-  (void)state;
-  return remove_folder(folder);
-}
+static char path[600];
 
 static const char* path_of(const char* name) {
   snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -302,5 +291,5 @@ static void every_damage_is_told(void** state) {
 int main(void) {
   const struct CMUnitTest tests[] = {TEST(others_files_are_taken), TEST(long_arrays_may_lie_askew), TEST(what_is_no_model_is_refused),
                                      TEST(exports_are_models), TEST(every_damage_is_told)};
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

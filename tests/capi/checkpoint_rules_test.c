@@ -29,18 +29,7 @@ static const mdp_dtype dtypes[COUNT] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE
 static const char* const state_names[NAMES] = {"master", "exp_avg", "exp_avg_sq", "momentum_buffer"};
 static const char* const rule_names[RULES] = {"AdamW", "Adam", "SGD", "SGD with momentum", "SGD with Nesterov momentum", "Lion"};
 
-static char folder[256], path[512];
-
-static int setup(void** state) {
-  (void)state;
-  be_alone();
-  return make_folder(folder, sizeof folder);
-}
-
-static int teardown(void** state) {
-  (void)state;
-  return remove_folder(folder);
-}
+static char path[512];
 
 static const char* directory_of(const char* name, int number) {
   snprintf(path, sizeof path, "%s/%s%d", folder, name, number);
@@ -592,5 +581,5 @@ int main(void) {
       TEST(hyperparameters_of_two),
       TEST(parts_that_do_not_fit),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -28,18 +28,7 @@ static const char* const names[COUNT] = {"a", "b/with \"quotes\"", "fixed", "c",
 static const char* const state_names[STATES] = {"master", "exp_avg", "exp_avg_sq"};
 static const mdp_dtype dtypes[COUNT] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F32, MDP_DTYPE_F16};
 
-static char folder[256], path[512];
-
-static int setup(void** state) {
-  (void)state;
-  be_alone();
-  return make_folder(folder, sizeof folder);
-}
-
-static int teardown(void** state) {
-  (void)state;
-  return remove_folder(folder);
-}
+static char path[512];
 
 static const char* directory_of(const char* name) {
   snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -671,5 +660,5 @@ int main(void) {
       TEST(other_models_are_refused),    TEST(folders_that_cannot_be_used),
       TEST(ranks_must_ask_for_the_same),
   };
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

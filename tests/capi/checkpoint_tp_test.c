@@ -18,19 +18,6 @@ static const char* const names[COUNT] = {"same", "by row", "by column", "strided
 static const int dims[COUNT] = {-1, 0, 1, 0, 1, 0}, strides[COUNT] = {1, 1, 1, 3, 2, 1};
 static const char* const state_names[STATES] = {"master", "exp_avg", "exp_avg_sq"};
 
-static char folder[256];
-
-static int setup(void** state) {
-  (void)state;
-  be_alone();
-  return make_folder(folder, sizeof folder);
-}
-
-static int teardown(void** state) {
-  (void)state;
-  return remove_folder(folder);
-}
-
 typedef struct {
   int32_t tp, dp;
   mdp_sharding sharding;
@@ -259,5 +246,5 @@ static void names_are_unique_or_tied(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {TEST(loads_over_any_tensor_parallel_size), TEST(names_are_unique_or_tied)};
-  return cmocka_run_group_tests(tests, setup, teardown);
+  return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

@@ -265,3 +265,16 @@ static int remove_one(const char* at, const struct stat* about, int kind, struct
 int remove_folder(const char* path) {
   return nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS);
 }
+
+char folder[256];
+
+int open_folder(void** state) {
+  (void)state;
+  be_alone();
+  return make_folder(folder, sizeof folder);
+}
+
+int close_folder(void** state) {
+  (void)state;
+  return remove_folder(folder);
+}

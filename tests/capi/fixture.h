@@ -106,6 +106,10 @@ mdp_comm* comm_open(const mdp_unique_id* id, int32_t rank, int32_t nranks, uint6
 /* A new folder, and its end with all that is in it. 0: done. */
 int make_folder(char* path, size_t room);
 int remove_folder(const char* path);
+/* One for all tests of a program, which is alone: its cmocka group's setup and teardown. */
+extern char folder[256];
+int open_folder(void** state);
+int close_folder(void** state);
 
 /* Runs `body` as n ranks, each a thread with the same id. */
 typedef void (*rank_body)(const mdp_unique_id* id, int32_t rank, int32_t nranks, void* argument);

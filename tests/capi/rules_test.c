@@ -318,6 +318,15 @@ static void bit_for_bit(void** state) {
 
 /* ── What is left out, and what is 0 ── */
 
+/* Some steps of one rank. */
+static void step_beside(job* j, const rule_kind* rule, oracle* o) {
+  for (int step = 0; step < 3; ++step) {
+    take_step(j, step, 0);
+    take_oracle_step(o, rule->rule, step, 1);
+  }
+  compare(j, rule, o);
+}
+
 static void presets(void** state) {
   (void)state;
   for (int k = 0; k < RULES; ++k) {
@@ -328,11 +337,7 @@ static void presets(void** state) {
     config.param_group_count = 2;
     job j = job_of(NULL, 0, 1, MDP_SHARDING_ZERO_1, &config);
     oracle* o = oracle_of(&rules[k].presets, &rules[k].presets);
-    for (int step = 0; step < 3; ++step) {
-      take_step(&j, step, 0);
-      take_oracle_step(o, rules[k].rule, step, 1);
-    }
-    compare(&j, &rules[k], o);
+    step_beside(&j, &rules[k], o);
     free(o);
     job_close(&j);
   }
@@ -355,11 +360,7 @@ static void literal_zeros(void** state) {
     config.param_group_count = 2;
     job j = job_of(NULL, 0, 1, MDP_SHARDING_ZERO_1, &config);
     oracle* o = oracle_of(&first, &zeros);
-    for (int step = 0; step < 3; ++step) {
-      take_step(&j, step, 0);
-      take_oracle_step(o, rules[k].rule, step, 1);
-    }
-    compare(&j, &rules[k], o);
+    step_beside(&j, &rules[k], o);
     for (int64_t i = 0; i < lengths[B]; ++i) CHECK(o->masters[B][i] == first_value(i)); /* its lr is 0 */
     free(o);
     job_close(&j);
