@@ -142,7 +142,8 @@ enum {
   MDP_SHARDING_DEFAULT = 0, /* ZERO_1                                                                                      */
   MDP_SHARDING_ZERO_0 = 1,  /* nothing sharded: gradients are all-reduced, every rank keeps all optimizer state            */
   MDP_SHARDING_ZERO_1 = 2,  /* gradients are reduce-scattered, optimizer state is sharded, parameters are all-gathered     */
-  MDP_SHARDING_ZERO_2 = 3   /* gradients too, through a small pool; what is owned is summed in f32      */
+  MDP_SHARDING_ZERO_2 = 3,  /* gradients too, through a small pool; what is owned is summed in f32      */
+  MDP_SHARDING_WHOLE = 4    /* as ZERO_1, but each parameter is owned by one rank, for updates that need all of it */
 };
 
 typedef uint32_t mdp_scaling; /* what the sum of gradients is divided by */
@@ -378,12 +379,15 @@ typedef struct {
   int32_t uses_per_step; /* how many mdp_grad_put or mdp_grad_ready make it ready in a microbatch; 0: 1               */
   mdp_param_class param_class;
   mdp_placement placement;
-  int32_t shard_dim;    /* with PLACEMENT_SHARDED: dimension cut over the tensor-parallel ranks                      */
-  int32_t shard_stride; /* with PLACEMENT_SHARDED: how many pieces per rank; 0: 1                                    */
-  int32_t param_group;  /* index of a parameter group of the optimizer                                               */
-  int32_t use_order;    /* parameters are used in ascending order of this, equal ones as registered */
-  uint64_t flags;       /* MDP_PARAM_*                                                                                     */
-  const char* tie;      /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
+  int32_t shard_dim;     /* with PLACEMENT_SHARDED: dimension cut over the tensor-parallel ranks                      */
+  int32_t shard_stride;  /* with PLACEMENT_SHARDED: how many pieces per rank; 0: 1                                    */
+  int32_t param_group;   /* index of a parameter group of the optimizer                                               */
+  int32_t use_order;     /* parameters are used in ascending order of this, equal ones as registered */
+  uint64_t flags;        /* MDP_PARAM_*                                                                                     */
+  const char* tie;       /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
+  mdp_sharding sharding; /* 0: the buffer's; ZERO_1 and WHOLE may stand in one buffer */
+  uint32_t reserved;
+  double cost; /* with WHOLE: of its update, which is balanced over the ranks; 0: its elements */
 } mdp_param;
 
 typedef struct {
@@ -421,7 +425,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
 typedef struct { /* one owned piece of one parameter */
   uint32_t struct_size;
   uint32_t reserved;
-  int64_t arena;       /* one per (parameter dtype, gradient dtype, class), in order of first registration */
+  int64_t arena;       /* one per (parameter dtype, gradient dtype, class, sharding), in order of first registration */
   int64_t bucket;      /* number in launch order                                                               */
   int64_t param;       /* index at registration                                                                */
   int64_t begin, end;  /* elements within the arena                                                            */
@@ -438,6 +442,13 @@ typedef struct { /* of the optimizer, not a group of ranks */
   double eps;                    /* 0: the optimizer's */
 } mdp_param_group;
 
+typedef struct { /* bytes that the owner of a parameter keeps for the caller's update of it; zero at first */
+  uint32_t struct_size;
+  uint32_t reserved;
+  const char* name;      /* as in mdp_optimizer_config.state */
+  const uint64_t* bytes; /* of each parameter of the buffer, 0: none; only where one rank owns all of it: WHOLE or ZERO_0 */
+} mdp_param_state;
+
 typedef struct {
   uint32_t struct_size;
   mdp_rule rule;
@@ -449,11 +460,13 @@ typedef struct {
   const mdp_param_group* param_groups; /* NULL: one group, with the values above; copied                       */
   uint64_t param_group_count;
   uint64_t flags;
-  double max_grad_value;      /* clips each element to +- this, last; 0: off */
-  mdp_norm norm;              /* of max_grad_norm and the report */
-  uint32_t first_param_group; /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
-  double momentum;            /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
-  const char* state;          /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
+  double max_grad_value;               /* clips each element to +- this, last; 0: off */
+  mdp_norm norm;                       /* of max_grad_norm and the report */
+  uint32_t first_param_group;          /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
+  double momentum;                     /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
+  const char* state;                   /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
+  const mdp_param_state* param_states; /* CALLER: what it keeps besides, of any size; NULL: nothing */
+  uint64_t param_state_count;          /* at most 4 */
 } mdp_optimizer_config;
 
 typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
@@ -468,6 +481,9 @@ typedef struct { /* what this rank owns of a parameter, for the caller's update 
   uint64_t step;                                        /* that the parameter takes part in, from 1 on */
   double lr, beta1, beta2, eps, weight_decay, momentum; /* of its group      */
   mdp_stream stream;                                    /* the step's, for the work of the update */
+  void* const* param_states;                            /* as many as the configuration has; to be updated */
+  const uint64_t* param_state_bytes;                    /* of each */
+  uint64_t param_state_count;
 } mdp_update;
 /* 0: updated; otherwise the step fails on all ranks. No exception or longjmp may pass through it. */
 typedef int32_t (*mdp_update_fn)(void* user, const mdp_update* update);
@@ -985,9 +1001,10 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 /* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
-/* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on; empty
- * if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A
- * "master" holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE (frozen). */
+/* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on (of
+ * param_states U8); empty if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and
+ * before the first. A "master" holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE
+ * (frozen). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

@@ -27,7 +27,7 @@ struct Options {
   std::string param_dtype, grad_dtype = "f32", bucket_size, rule = "adamw";
   bool high_bandwidth = false, bf16_wire = false, error_feedback = false, json = false;
   std::vector<std::string> own_bucket, use_order;
-  int sharding = 1;
+  std::string sharding = "1";
   uint64_t pool_buckets = 0;
 };
 
@@ -90,6 +90,9 @@ DType param_dtype(const Options& options) {
   return type == "bf16" ? DType::bf16 : type == "f16" ? DType::f16 : DType::f32;
 }
 
+const std::map<std::string, Sharding> kShardings{
+    {"0", Sharding::zero_0}, {"1", Sharding::zero_1}, {"2", Sharding::zero_2}, {"whole", Sharding::whole}};
+
 // Of layers, when they are given, what they come to besides.
 Result<std::optional<LayersPlan>> take_layers(const Options& options) {
   const int given = (options.sizes.empty() ? 0 : 1) + (options.model.empty() ? 0 : 1) + (options.layers.empty() ? 0 : 1);
@@ -116,7 +119,7 @@ Result<ModelFile> take_params(const Options& options, const std::optional<Layers
 
 Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan>& layers, size_t* left_out) {
   BufferConfig config;
-  config.sharding = options.sharding == 0 ? Sharding::zero_0 : options.sharding == 1 ? Sharding::zero_1 : Sharding::zero_2;
+  config.sharding = kShardings.at(options.sharding);
   config.pool_buckets = options.pool_buckets;
   config.high_bandwidth_padding = options.high_bandwidth;
   config.wire_bf16 = options.bf16_wire;
@@ -206,9 +209,11 @@ Command add_plan(CLI::App& app) {
                   "When each parameter is used by the forward pass, if not in the order given: 2,0,1, as mdp_buffer_use_order tells it;\n"
                   "reversed: the last one first")
       ->delimiter(',');
-  sub->add_option("--sharding", options->sharding,
-                  "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything")
-      ->check(CLI::IsMember({0, 1, 2}));
+  sub->add_option(
+         "--sharding", options->sharding,
+         "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything; whole: each parameter is owned\n"
+         "by one rank")
+      ->check(CLI::IsMember(kShardings));
   sub->add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
       ->check(CLI::IsMember(rule_names()));
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");

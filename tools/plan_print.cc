@@ -34,7 +34,7 @@ void print_arena(const ArenaPlan& arena) {
   }
   fmt::print("  {:>6}   {}\n", "rank", arena.instances > 1 ? "of each instance owns parameter[from:to]" : "owns parameter[from:to]");
   for (int shard = 0; shard < std::min(arena.shards, kShownRanks); ++shard) {
-    const std::vector<OwnedRange> owned = owned_ranges(layout, arena.shards, shard);
+    const std::vector<OwnedRange> owned = owned_ranges(layout, shard);
     const auto piece = [&](size_t k) {
       return fmt::format("{}[{}:{}]", owned[k].param, owned[k].param_begin, owned[k].param_begin + (owned[k].end - owned[k].begin));
     };
@@ -44,15 +44,28 @@ void print_arena(const ArenaPlan& arena) {
   if (arena.shards > kShownRanks) fmt::print("  {:>6}   {} more ranks\n", "...", arena.shards - kShownRanks);
 }
 
-// One row: all ranks need the same.
-void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
+void print_row(const std::string& who, const MemoryPlan& bytes, uint64_t elements) {
+  const uint64_t kept = bytes.param + bytes.grad + bytes.grad_shard + bytes.master + bytes.state;
+  fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14.3f}\n", who, bytes.param, bytes.grad, bytes.grad_shard,
+             bytes.master, bytes.state, bytes.scratch, kept + bytes.scratch,
+             elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
+}
+
+// One row if all ranks need the same; what is whole makes them differ.
+void print_bytes(const Plan& plan, int ranks, uint64_t elements) {
+  const MemoryPlan bytes = plan.memory(0);
   fmt::print("\nBytes of each rank, before rounding each allocation up to a page; the last column leaves out scratch\n");
   fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14}\n", "rank", "param", "grad", "grad_shard", "master", "state",
              "scratch", "total", "per parameter");
-  const uint64_t kept = bytes.param + bytes.grad + bytes.grad_shard + bytes.master + bytes.state;
-  fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14.3f}\n", ranks == 1 ? "0" : fmt::format("0-{}", ranks - 1),
-             bytes.param, bytes.grad, bytes.grad_shard, bytes.master, bytes.state, bytes.scratch, kept + bytes.scratch,
-             elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
+  const bool alike = std::none_of(plan.arenas.begin(), plan.arenas.end(), [](const ArenaPlan& arena) { return arena.is_whole(); });
+  if (alike || ranks == 1) {
+    print_row(ranks == 1 ? "0" : fmt::format("0-{}", ranks - 1), bytes, elements);
+  } else {
+    const std::vector<int> replicas = plan.grid.group(kDp, 0);
+    for (int i = 0; i < std::min(ranks, kShownRanks); ++i)
+      print_row(std::to_string(i), plan.memory(replicas[static_cast<size_t>(i)]), elements);
+    if (ranks > kShownRanks) fmt::print("  {:>9} {} more ranks\n", "...", ranks - kShownRanks);
+  }
   if (bytes.spill > 0) fmt::print("Besides, where gradients come before their turn: at most {} bytes\n", bytes.spill);
   if (bytes.feedback > 0) fmt::print("Besides, what rounding for the wire loses: {} bytes\n", bytes.feedback);
   if (bytes.communicators > 0) fmt::print("On a device, besides, an estimate: {} bytes for its communicators\n", bytes.communicators);
@@ -64,7 +77,8 @@ void print_plan(const Plan& plan) {
   uint64_t elements = 0;
   for (const ParamSpec& param : plan.params) elements += param.numel;
   const auto plural = [](size_t n) { return n == 1 ? "" : "s"; };
-  constexpr const char* kSharded[] = {"", "nothing sharded", "optimizer sharded", "optimizer and gradients sharded"};
+  constexpr const char* kSharded[] = {"", "nothing sharded", "optimizer sharded", "optimizer and gradients sharded",
+                                      "whole parameters owned"};
   const int ranks = plan.grid.size(kDp);
   const std::string cut = plan.instances() > 1 ? fmt::format(" in {} instances", plan.instances()) : "";
   fmt::print("{} parameter{} of {} elements over {} data-parallel rank{}{}, {}: {} bucket{}, {} elements of padding\n", plan.params.size(),
@@ -72,7 +86,7 @@ void print_plan(const Plan& plan) {
              kSharded[static_cast<size_t>(plan.config.sharding)], plan.launch_order.size(), plural(plan.launch_order.size()),
              plan.padding_elements());
   for (const ArenaPlan& arena : plan.arenas) print_arena(arena);
-  print_bytes(plan.memory(), ranks, elements);
+  print_bytes(plan, ranks, elements);
 }
 
 }  // namespace megadp::tool

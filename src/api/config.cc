@@ -42,6 +42,11 @@ Status check_param_enums(const mdp_param& param, const std::string& argument) {
     return invalid(argument, ".placement is ", param.placement,
                    "; it must be MDP_PLACEMENT_UNSET (0), REPLICATED (1), SHARDED (2), PARTIAL_SUM (3) or PARTIAL_MEAN (4)");
   }
+  if (param.sharding > MDP_SHARDING_WHOLE) {
+    return invalid(argument, ".sharding is ", param.sharding,
+                   "; it must be MDP_SHARDING_ZERO_1 (2), MDP_SHARDING_WHOLE (4), or 0, which is the buffer's");
+  }
+  if (Status status = check_reserved(param.reserved, argument + ".reserved"); !status) return status;
   return check_flags(param.flags, MDP_PARAM_FROZEN | MDP_PARAM_OWN_BUCKET, argument + ".flags",
                      "MDP_PARAM_FROZEN (1) and MDP_PARAM_OWN_BUCKET (2)");
 }
@@ -70,6 +75,8 @@ Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_par
   spec.use_order = ours->use_order;
   spec.frozen = (ours->flags & MDP_PARAM_FROZEN) != 0;
   spec.own_bucket = (ours->flags & MDP_PARAM_OWN_BUCKET) != 0;
+  spec.sharding = static_cast<Sharding>(ours->sharding);
+  spec.cost = ours->cost;
   if (ours->tie != nullptr) spec.tie.assign(ours->tie, strnlen(ours->tie, kLongestName + 1));
   return spec;
 }
@@ -109,9 +116,9 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
     return invalid(argument, ".grad_dtype is ", ours->grad_dtype,
                    "; it must be MDP_DTYPE_F32 (2), MDP_DTYPE_SAME (1, the parameter's) or 0, which is F32");
   }
-  if (ours->sharding > MDP_SHARDING_ZERO_2) {
+  if (ours->sharding > MDP_SHARDING_WHOLE) {
     return invalid(argument, ".sharding is ", ours->sharding,
-                   "; it must be MDP_SHARDING_ZERO_0 (1), MDP_SHARDING_ZERO_1 (2), MDP_SHARDING_ZERO_2 (3) or 0, which is ZERO_1");
+                   "; it must be MDP_SHARDING_ZERO_0 (1), ZERO_1 (2), ZERO_2 (3), WHOLE (4) or 0, which is ZERO_1");
   }
   if (ours->missing > MDP_MISSING_SKIP) {
     return invalid(argument, ".missing is ", ours->missing,

@@ -38,7 +38,7 @@ mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* 
   return guard([&]() -> Status {
     if (Status status = check_out(out, "out"); !status) return status;
     if (Status status = check_handle(buffer, "buffer", Need::all_ranks); !status) return status;
-    auto ours = take_optimizer_config(config);
+    auto ours = take_optimizer_config(config, buffer->object->plan().params.size());
     if (!ours) return ours.status();
     auto optimizer = Optimizer::create(buffer->object, *ours);
     if (!optimizer) return optimizer.status();

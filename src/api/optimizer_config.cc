@@ -120,13 +120,15 @@ Status check_rule(mdp_rule given) {
 }
 
 // Names go into files, sentences and JSON: letters, digits and a few signs.
-Status check_state_name(const std::string& name, const std::vector<std::string>& before) {
+constexpr size_t kLongestStateName = 64;
+constexpr uint64_t kMostStateBytes = uint64_t{1} << 48;  // of a parameter
+Status check_state_name(const std::string& argument, const std::string& name, const std::vector<std::string>& before) {
   constexpr const char* known = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
-  if (name.empty() || name.size() > 64 || name.find_first_not_of(known) != std::string::npos) {
-    return invalid("config.state has the name '", name, "'; names are of 1 to 64 letters, digits, '_', '-' and '.', one a line");
+  if (name.empty() || name.size() > kLongestStateName || name.find_first_not_of(known) != std::string::npos) {
+    return invalid(argument, " has the name '", name, "'; names are of 1 to 64 letters, digits, '_', '-' and '.', one a line");
   }
-  if (name == "master" || name == "param") return invalid("config.state has the name '", name, "', which is the library's; choose another");
-  if (std::find(before.begin(), before.end(), name) != before.end()) return invalid("config.state has the name '", name, "' twice");
+  if (name == "master" || name == "param") return invalid(argument, " has the name '", name, "', which is the library's; choose another");
+  if (std::find(before.begin(), before.end(), name) != before.end()) return invalid(argument, " has the name '", name, "' twice");
   return {};
 }
 
@@ -140,11 +142,46 @@ Result<std::vector<std::string>> take_state(const mdp_optimizer_config& config) 
     const size_t end = std::min(left.find('\n'), left.size());
     const std::string name(left.substr(0, end));
     left.remove_prefix(std::min(end + 1, left.size()));
-    if (Status good = check_state_name(name, names); !good) return good;
+    if (Status good = check_state_name("config.state", name, names); !good) return good;
     names.push_back(name);
   }
   if (names.size() <= kMostStates) return names;
   return invalid("config.state names ", names.size(), " arrays; an optimizer has at most ", kMostStates);
+}
+
+// params: of the buffer. before: names that are taken.
+Result<std::vector<ParamState>> take_param_states(const mdp_optimizer_config& config, size_t params,
+                                                  const std::vector<std::string>& state) {
+  std::vector<ParamState> all;
+  if (config.param_states == nullptr && config.param_state_count == 0) return all;
+  if (config.rule != kCallerRule) {
+    return invalid("config.param_states is of the caller's rule; ", rule(config.rule).name, " has its own state, leave it NULL");
+  }
+  if (config.param_state_count == 0 || config.param_state_count > kMostStates) {
+    return invalid("config.param_state_count is ", config.param_state_count, "; it must be 1 to ", kMostStates,
+                   " with config.param_states");
+  }
+  auto array = Array<mdp_param_state>::open(config.param_states, config.param_state_count, "config.param_states");
+  if (!array) return array.status();
+  std::vector<std::string> names = state;
+  for (size_t i = 0; i < array->count(); ++i) {
+    auto ours = array->take_at(i);
+    if (!ours) return ours.status();
+    const std::string argument = array->name(i);
+    if (Status status = check_reserved(ours->reserved, argument + ".reserved"); !status) return status;
+    if (ours->name == nullptr) return invalid(argument, ".name is NULL; every state needs a name of its own");
+    const std::string name(ours->name, strnlen(ours->name, kLongestStateName + 1));
+    if (Status good = check_state_name(argument + ".name", name, names); !good) return good;
+    if (Status status = check_pointer(ours->bytes, (argument + ".bytes").c_str(), alignof(uint64_t)); !status) return status;
+    ParamState taken{name, {ours->bytes, ours->bytes + params}};
+    for (size_t param = 0; param < params; ++param) {
+      if (taken.bytes[param] <= kMostStateBytes) continue;
+      return invalid(argument, ".bytes[", param, "] is ", taken.bytes[param], "; at most ", kMostStateBytes, " can be kept");
+    }
+    names.push_back(name);
+    all.push_back(std::move(taken));
+  }
+  return all;
 }
 
 }  // namespace
@@ -172,7 +209,7 @@ Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& ru
   return group;
 }
 
-Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given) {
+Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given, size_t params) {
   auto ours = take_or_default(given, "config");
   if (!ours) return ours.status();
   if (Status status = check_rule(ours->rule); !status) return status;
@@ -200,6 +237,8 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given)
   if (!groups) return groups.status();
   auto state = take_state(*ours);
   if (!state) return state.status();
+  auto param_states = take_param_states(*ours, params, *state);
+  if (!param_states) return param_states.status();
   return OptimizerConfig{ours->rule,
                          *hyper,
                          ours->max_grad_norm,
@@ -208,7 +247,8 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given)
                          *std::move(groups),
                          ours->first_param_group,
                          some_groups,
-                         *std::move(state)};
+                         *std::move(state),
+                         *std::move(param_states)};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {

@@ -9,7 +9,7 @@
 
 namespace megadp {
 
-Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given);
+Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given, size_t params);  // of the buffer
 Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const std::string& argument);
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place);
 

@@ -83,8 +83,8 @@ Status step(mdp_optimizer* first, const Optimizers& optimizers, const mdp_step_c
                    [&](StepReport* answer, bool want_request) { return Optimizer::step(optimizers, *options, answer, want_request); });
 }
 
-// state: as many pointers as the piece has arrays; stays where it is.
-mdp_update update_of(const UpdatePiece& piece, float* const* state) {
+// Its arrays are those of the piece, which stays where it is.
+mdp_update update_of(const UpdatePiece& piece) {
   mdp_update update{};
   update.struct_size = sizeof update;
   update.optimizer = static_cast<uint32_t>(piece.optimizer);
@@ -93,7 +93,7 @@ mdp_update update_of(const UpdatePiece& piece, float* const* state) {
   update.count = piece.count;
   update.master = piece.master;
   update.grad = piece.grad;
-  update.state = state;
+  update.state = piece.state.data();
   update.state_count = piece.states;
   update.step = piece.step;
   update.lr = piece.hyper.lr;
@@ -103,6 +103,9 @@ mdp_update update_of(const UpdatePiece& piece, float* const* state) {
   update.weight_decay = piece.hyper.weight_decay;
   update.momentum = piece.hyper.momentum;
   update.stream = piece.stream;
+  update.param_states = piece.param_states.data();
+  update.param_state_bytes = piece.param_state_bytes.data();
+  update.param_state_count = piece.param_state_count;
   return update;
 }
 
@@ -131,7 +134,7 @@ mdp_status mdp_optimizer_set_update(mdp_optimizer* optimizer, mdp_update_fn fn, 
     if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
     if (fn == nullptr) return invalid("fn is NULL; give the function that updates a piece");
     return optimizer->object->set_update([fn, user](const UpdatePiece& piece) -> Status {
-      const mdp_update update = update_of(piece, piece.state.data());
+      const mdp_update update = update_of(piece);
       const InUpdate inside;
       const int32_t answer = fn(user, &update);
       if (answer == 0) return {};
@@ -156,7 +159,7 @@ mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update* out) {
     if (Status status = check_handle(optimizer, "optimizer", Need::usable); !status) return status;
     auto piece = optimizer->object->next();
     if (!piece) return piece.status();
-    give(*piece != nullptr ? update_of(**piece, (*piece)->state.data()) : mdp_update{}, out);
+    give(*piece != nullptr ? update_of(**piece) : mdp_update{}, out);
     return {};
   });
 }

@@ -46,7 +46,7 @@ mdp_status mdp_plan(const mdp_grid_config* grid, int32_t world, int32_t rank, co
     auto plan = take_plan(grid, world, config, params, count);
     if (!plan) return plan.status();
     if (rank < 0 || rank >= world) return invalid("rank is ", rank, "; in a world of ", world, " it must be 0 to ", world - 1);
-    const MemoryPlan memory = plan->memory();
+    const MemoryPlan memory = plan->memory(rank);
     mdp_plan_report report{};
     report.param_bytes = memory.param;
     report.grad_bytes = memory.grad;

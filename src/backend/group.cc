@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backend/group.h"
 
+#include <numeric>
+
 #include "base/checked.h"
 #include "base/text.h"
 
@@ -62,7 +64,14 @@ Status Group::check(const WindowOp& call) const {
   if (!checked_add(call.begin, call.count, &end) || end > elements) {
     return refused(Code::invalid, text("the range ends beyond the window, which holds ", elements, " elements"));
   }
-  if (in_pieces && call.count % static_cast<uint64_t>(size()) != 0) {
+  if (call.counts != nullptr) {
+    const Counts& counts = *call.counts;
+    if (!in_pieces || counts.size() != static_cast<size_t>(size()) ||
+        std::accumulate(counts.begin(), counts.end(), uint64_t{0}) != call.count) {
+      return refused(Code::internal, text("it is given ", counts.size(), " counts, which must be one for each of the ", size(),
+                                          " ranks and come to the whole"));
+    }
+  } else if (in_pieces && call.count % static_cast<uint64_t>(size()) != 0) {
     return refused(Code::invalid, text("count is ", call.count, ", which is not divisible by the ", size(), " ranks of the group"));
   }
   if (call.to != nullptr && call.kind != Collective::reduce_scatter)

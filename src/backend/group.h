@@ -64,8 +64,11 @@ constexpr bool is_sum(Collective kind) noexcept {
 // 0: it has no number yet.
 std::string describe(Collective kind, size_t count, DType type, const std::string& how, const Tag& tag, uint64_t operation);
 
+// Elements of each rank's piece, by rank; the pieces lie one after another.
+using Counts = std::vector<uint64_t>;
+
 // A collective in windows, as data: elements [begin, begin + count) of `type` in everyone's part. Piece r of them is count / size elements
-// (exact) from begin + r * piece.
+// (exact) from begin + r * piece; or with `counts`, of which all ranks give the same, as many as these say.
 // - reduce_scatter: rank r's piece becomes sum / divisor; the other pieces are unspecified, except that elements that were zero on every
 //   rank stay zero. With `to`, which is this rank's own affair, the sum goes there and all pieces are unspecified. With to_f32 it goes
 //   there as f32, not rounded to `type`; except that where NCCL adds up (see exact), its sums are of `type`.
@@ -83,10 +86,8 @@ struct WindowOp {
   void* to = nullptr;  // of a reduce_scatter: any memory of the backend, which stays alive until the stream has passed
   bool to_f32 = false;
   bool exact = false;  // not by NCCL, whatever the group is like
+  std::shared_ptr<const Counts> counts = {};
 };
-
-// Elements of each rank's piece, by rank; the pieces lie one after another.
-using Counts = std::vector<uint64_t>;
 
 // One half of an exchange between ranks: `count` elements that go to `rank` of the group, or come from it. Rank -1: this half is left out.
 struct Message {

@@ -5,6 +5,11 @@
 
 namespace megadp {
 
+std::string exactly(double value) {
+  std::array<char, 32> digits{};
+  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
+}
+
 std::string in_quotes(std::string_view given) {
   constexpr size_t kShown = 80;
   const std::string_view shown = utf8_prefix(given, kShown);

@@ -51,6 +51,9 @@ inline std::string_view take_line(std::string_view* text) {
   return line;
 }
 
+// So that different numbers are different texts: in six digits 3e-4 and 3e-4F look the same.
+std::string exactly(double value);
+
 // For sentences: what a file or a command line holds, cut short, and without what a terminal would obey.
 std::string in_quotes(std::string_view given);
 

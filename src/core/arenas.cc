@@ -15,7 +15,8 @@ WindowOp Arena::reduction(uint32_t bucket, int32_t number, uint32_t microbatch, 
           .begin = plan->grad_begin(bucket),
           .count = range(bucket).end - range(bucket).begin,
           .tag = {number, "gradients", microbatch},
-          .divisor = has_instances() ? 1 : divisor};
+          .divisor = has_instances() ? 1 : divisor,
+          .counts = counts_of(bucket)};
 }
 
 WindowOp Arena::gather(uint32_t bucket, int32_t number) const {
@@ -24,7 +25,8 @@ WindowOp Arena::gather(uint32_t bucket, int32_t number) const {
           .type = plan->param_type,
           .begin = range(bucket).begin,
           .count = range(bucket).end - range(bucket).begin,
-          .tag = {number, "parameters"}};
+          .tag = {number, "parameters"},
+          .counts = counts_of(bucket)};
 }
 
 Arenas::~Arenas() {
@@ -172,8 +174,11 @@ Status Arenas::add(const ArenaPlan& plan, const ReplicaComms& comms) {
   arena.comms = comms;
   arena.plan = &plan;
   const int shard = plan_.shard(plan, grid_->rank());
-  arena.shard = static_cast<uint64_t>(shard);
-  arena.owned = owned_ranges(plan.layout, plan.shards, shard);
+  arena.owned = owned_ranges(plan.layout, shard);
+  for (uint32_t bucket = 0; bucket < plan.layout.buckets.size(); ++bucket) {
+    arena.pieces.push_back(piece_of(plan.layout, bucket, shard));
+    if (plan.is_whole() && plan.shards > 1) arena.counts.push_back(std::make_shared<const Counts>(piece_counts(plan.layout, bucket)));
+  }
   const uint64_t elements = std::max<uint64_t>(plan.layout.numel, 1);  // all parameters of an arena may be empty; no window is
   auto params = comms.params->group().allocate_window(elements * size_of(plan.param_type));
   auto grads = comms.grads->group().allocate_window(std::max<uint64_t>(plan.grad_elements(), 1) * size_of(plan.grad_type));
@@ -182,7 +187,7 @@ Status Arenas::add(const ArenaPlan& plan, const ReplicaComms& comms) {
   arena.params = kept_->keep(*std::move(params));
   arena.grads = kept_->keep(*std::move(grads));
   if (arena.is_pooled()) {
-    auto sums = backend().allocate(std::max<uint64_t>(Plan::shard_elements(plan), 1) * sizeof(float));
+    auto sums = backend().allocate(std::max<uint64_t>(shard_elements(plan.layout, shard), 1) * sizeof(float));
     if (!sums) return sums.status();
     arena.sums = kept_->keep(*std::move(sums));
   }

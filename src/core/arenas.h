@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas: the memory of a buffer. The parameters of one (parameter type, gradient type, class) lie in an arena: a window for parameters and
-// one for gradients, cut into buckets by the plan, and shared by the ranks that hold replicas. With ZeRO-2 the window of gradients is a
-// small pool of slots, which buckets take in turn, and what this rank owns of the sums lies apart. Here are the windows, the communicators
-// and the channels that work on them; what a step does with them is not known here.
+// Arenas: the memory of a buffer. The parameters of one (parameter type, gradient type, class, sharding) lie in an arena: a window for
+// parameters and one for gradients, cut into buckets by the plan, and shared by the ranks that hold replicas. With ZeRO-2 the window of
+// gradients is a small pool of slots, which buckets take in turn, and what this rank owns of the sums lies apart. Here are the windows, the
+// communicators and the channels that work on them; what a step does with them is not known here.
 #pragma once
 
 #include <array>
@@ -38,17 +38,19 @@ struct Arena {
   Memory* wide = nullptr;         // ArenaPlan::wide_slots
   Window* wire = nullptr;         // ArenaPlan::wire_elements
   Memory* residual = nullptr;     // with error feedback: what rounding lost of this rank's gradients, by element of the arena
-  uint64_t shard = 0;             // this rank's
   std::vector<OwnedRange> owned;  // this rank's, in placement order
-  std::vector<uint32_t> numbers;  // of its buckets, in launch order
+  std::vector<Piece> pieces;      // this rank's of each bucket
+  std::vector<std::shared_ptr<const Counts>> counts;  // with whole parameters: by bucket, of every rank's piece
+  std::vector<uint32_t> numbers;                      // of its buckets, in launch order
 
   bool is_sharded() const { return plan->shards > 1; }
   std::byte* param_at(uint64_t element) const { return params->data() + element * size_of(plan->param_type); }
   bool is_pooled() const { return plan->pool_slots > 0; }
   bool has_instances() const { return plan->instances > 1; }
   // The own piece of a bucket.
-  uint64_t piece_count(uint32_t bucket) const { return (range(bucket).end - range(bucket).begin) / static_cast<uint64_t>(plan->shards); }
-  std::byte* piece_at(uint32_t bucket) const { return grad_at(bucket, range(bucket).begin + shard * piece_count(bucket)); }
+  uint64_t piece_count(uint32_t bucket) const { return pieces[bucket].count(); }
+  std::byte* piece_at(uint32_t bucket) const { return grad_at(bucket, pieces[bucket].begin); }
+  std::shared_ptr<const Counts> counts_of(uint32_t bucket) const { return counts.empty() ? nullptr : counts[bucket]; }
   float* wide_at(uint64_t slot) const { return static_cast<float*>(wide->data()) + slot * plan->wide_elements; }
   // Where an element of a bucket goes to be reduced; with a pool while the slot is the bucket's.
   std::byte* grad_at(uint32_t bucket, uint64_t element) const {

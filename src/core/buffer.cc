@@ -100,7 +100,7 @@ Result<std::vector<Tie>> Buffer::agree_on_ties() {
 }
 
 Status Buffer::check_room() {
-  const MemoryPlan memory = plan().memory();
+  const MemoryPlan memory = plan().memory(arenas().grid()->rank());
   const uint64_t arrays =
       arenas().backend().place().type == DeviceType::cpu ? memory.param + memory.grad + memory.grad_shard + memory.feedback : 0;
   return check_memory(*context().world, arenas().grid()->world()->group().members(), "mdp_buffer_register", arrays + memory.scratch,

@@ -87,7 +87,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
       std::vector<int> replicas;
       for (size_t at = static_cast<size_t>(shard); at < group.size(); at += static_cast<size_t>(arena.shards))
         replicas.push_back(group[at]);
-      for (const OwnedRange& owned : owned_ranges(arena.layout, arena.shards, shard)) {
+      for (const OwnedRange& owned : owned_ranges(arena.layout, shard)) {
         if (!has(owned.param)) continue;
         const ParamSpec& spec = plan.params[owned.param];
         const bool same_on_all = spec.placement != Placement::sharded;

@@ -4,9 +4,11 @@
 //
 //   f32 gradients | piece 0 | piece 1 | ── rounded ──► the window, bf16 ── reduce-scatter, sums in f32 ──► this rank's piece, f32
 //
-// A bucket that is longer than the window goes in turns: in each the same part of all pieces. With ZeRO-0 the sums are gathered, as f32.
-// With error feedback what rounding took from an element is added to it the next time that its parameter has a gradient.
+// A bucket that is longer than the window goes in turns: in each the same part of all pieces, as far as they reach. With ZeRO-0 the sums
+// are gathered, as f32. With error feedback what rounding took from an element is added to it the next time that its parameter has a
+// gradient.
 #include <algorithm>
+#include <numeric>
 
 #include "core/gradients.h"
 
@@ -48,28 +50,40 @@ Result<std::shared_ptr<Transfer>> Gradients::send_rounded(uint32_t number, const
   Comm& comm = *arena.comms.grads;
   Stream& stream = comm.channel().stream();
   const auto ranks = static_cast<uint64_t>(comm.size());
-  const uint64_t piece = reduction.count / ranks, even = piece * ranks;
+  const Counts pieces = reduction.counts ? *reduction.counts : Counts(ranks, reduction.count / ranks);
+  const uint64_t longest = *std::max_element(pieces.begin(), pieces.end());
+  const uint64_t even = std::accumulate(pieces.begin(), pieces.end(), uint64_t{0});
+  const auto own = pieces.begin() + comm.rank();
   std::byte* const first = arena.grad_at(ref.bucket, arena.range(ref.bucket).begin);
-  float* const mine = reinterpret_cast<float*>(first) + static_cast<uint64_t>(comm.rank()) * piece;
+  float* const mine = reinterpret_cast<float*>(first) + std::accumulate(pieces.begin(), own, uint64_t{0});
   float* const to = reduction.to != nullptr ? static_cast<float*>(reduction.to) : mine;
   const bool everywhere = reduction.kind == Collective::all_reduce;
 
-  const auto scatter = [&](uint64_t begin, uint64_t count) -> Status {  // this part of every piece
-    for (uint64_t rank = 0; rank < ranks; ++rank) {
-      const bool whole = count == piece;  // then they are neighbours
-      if (whole && rank > 0) break;
-      if (Status filled = fill_wire(number, rank * piece + begin, whole ? even : count, rank * count); !filled) return filled;
+  const auto scatter = [&](uint64_t begin, uint64_t most) -> Status {  // this part of every piece
+    Counts now;
+    uint64_t at = 0, piece = 0;
+    for (const uint64_t count : pieces) {
+      now.push_back(std::min(most, count - std::min(begin, count)));
+      if (most < longest && now.back() > 0) {
+        if (Status filled = fill_wire(number, piece + begin, now.back(), at); !filled) return filled;
+      }
+      at += now.back();
+      piece += count;
     }
-    const WindowOp part{.kind = Collective::reduce_scatter,
-                        .window = arena.wire,
-                        .type = DType::bf16,
-                        .begin = 0,
-                        .count = count * ranks,
-                        .tag = reduction.tag,
-                        .divisor = reduction.divisor,
-                        .to = to + begin,
-                        .to_f32 = true,
-                        .exact = true};
+    if (most >= longest) {  // then they are neighbours
+      if (Status filled = fill_wire(number, 0, even, 0); !filled) return filled;
+    }
+    WindowOp part{.kind = Collective::reduce_scatter,
+                  .window = arena.wire,
+                  .type = DType::bf16,
+                  .begin = 0,
+                  .count = at,
+                  .tag = reduction.tag,
+                  .divisor = reduction.divisor,
+                  .to = to + std::min(begin, *own),
+                  .to_f32 = true,
+                  .exact = true};
+    if (reduction.counts) part.counts = std::make_shared<const Counts>(std::move(now));
     return comm.group().together(stream, {&part, 1});
   };
   // Of fewer elements than ranks there is no piece for each: they are rounded where they lie.
@@ -88,11 +102,11 @@ Result<std::shared_ptr<Transfer>> Gradients::send_rounded(uint32_t number, const
   const uint64_t sent = everywhere ? reduction.count * (size_of(DType::bf16) + sizeof(float)) / 2 : reduction.count * size_of(DType::bf16);
   return stats_.submit(stream, sent, [&]() -> Status {
     const uint64_t most = arena.plan->wire_elements / ranks;
-    for (uint64_t begin = 0; begin < piece; begin += most) {
-      if (Status scattered = scatter(begin, std::min(most, piece - begin)); !scattered) return scattered;
+    for (uint64_t begin = 0; begin < longest; begin += most) {
+      if (Status scattered = scatter(begin, most); !scattered) return scattered;
     }
     if (!everywhere) return {};
-    if (piece > 0) {
+    if (longest > 0) {
       Status gathered = comm.group().all_gather(stream, *arena.grads, DType::f32, reduction.begin, even, reduction.tag);
       if (!gathered) return gathered;
     }

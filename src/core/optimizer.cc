@@ -2,7 +2,6 @@
 // Making an optimizer, and what can be asked of it between steps.
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstddef>
 #include <cstring>
 #include <optional>
@@ -14,12 +13,6 @@
 namespace megadp {
 
 namespace {
-
-// So that different numbers are different texts: in six digits 3e-4 and 3e-4F look the same.
-std::string exactly(double value) {
-  std::array<char, 32> digits{};
-  return {digits.data(), std::to_chars(digits.data(), digits.data() + digits.size(), value).ptr};
-}
 
 const std::optional<double>& field_of(const ParamGroup& group, const HyperParameter& hyper) {
   const auto* const field =
@@ -82,8 +75,10 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
   optimizer->lay_out();
+  optimizer->lay_out_param_states();
   if (Status room = optimizer->check_room(); !room) return room;
   Status mine = optimizer->check_groups();
+  if (mine.ok()) mine = optimizer->check_param_states();
   if (mine.ok()) mine = optimizer->allocate();
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
   const std::vector<int>& members = buffer->arenas().grid()->world()->group().members();
@@ -99,6 +94,7 @@ Status Optimizer::compare_configurations() {
                exactly(config.max_grad_value), " groups ", config.groups.size(), " from ", config.first_group,
                config.some_groups ? " of several optimizers" : "");
   for (const std::string& name : config.state) mine += text(" state '", name, "'");
+  for (const ParamState& state : config.param_states) mine += text(" param_state '", state.name, "'");
   for (const ParamGroup& group : config.groups) {
     mine += ";";
     for (const HyperParameter& each : impl_->rule().hyper) {
@@ -154,6 +150,9 @@ Status Optimizer::check_room() const {
     arrays += impl_->shards[a].elements * (master ? sizeof(float) : 0);
     for (const StateArray& each : impl_->states) arrays += impl_->shards[a].elements * size_of(each.type);
   }
+  for (const Impl::ParamStateMemory& state : impl_->param_states) {
+    if (context.backend->place().type == DeviceType::cpu) arrays += state.bytes;
+  }
   if (impl_->is_callers() && arrays > 0) arrays += impl_->gradient_elements() * sizeof(float);
   return check_memory(*context.world, buffer_->arenas().grid()->world()->group().members(), "mdp_optimizer_create", arrays,
                       buffer_->plan().config.ignore_memory)
@@ -163,6 +162,7 @@ Status Optimizer::check_room() const {
 // Where each piece lies in the shard: as in the buffer's, or, if others are another optimizer's, without those. There too a piece begins
 // as far from a multiple of an alignment's elements as in its arena.
 void Optimizer::lay_out() {
+  const int rank = buffer_->arenas().grid()->rank();
   for (const Arena& arena : buffer_->arenas().all()) {
     Impl::Shard shard;
     shard.buckets.resize(arena.plan->layout.buckets.size());
@@ -181,7 +181,7 @@ void Optimizer::lay_out() {
       bucket.push_back(owned);
       before = i + 1;
     }
-    if (!impl_->config.some_groups) shard.elements = Plan::shard_elements(*arena.plan);
+    if (!impl_->config.some_groups) shard.elements = shard_elements(arena.plan->layout, buffer_->plan().shard(*arena.plan, rank));
     impl_->shards.push_back(std::move(shard));
   }
 }
@@ -209,6 +209,7 @@ Status Optimizer::allocate() {
     if (!gradient) return gradient.status();
     impl_->gradient = impl_->kept->keep(*std::move(gradient));
   }
+  if (Status allocated = allocate_param_states(); !allocated) return allocated;
   impl_->classes = StepClasses(plan.params.size());
   auto scalars = backend.allocate(sizeof(StepScalars) + step_count_bytes(plan));
   if (!scalars) return scalars.status();
@@ -361,8 +362,10 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
 
 std::string Optimizer::names_of_state() const {
   std::string names = text(impl_->rule().name, " keeps 'master'");
-  const std::vector<StateArray>& state = impl_->states;
-  for (size_t k = 0; k < state.size(); ++k) names += text(k + 1 < state.size() ? ", '" : " and '", state[k].name, "'");
+  std::vector<std::string> all;
+  for (const StateArray& each : impl_->states) all.emplace_back(each.name);
+  for (const ParamState& each : impl_->config.param_states) all.push_back(each.name);
+  for (size_t k = 0; k < all.size(); ++k) names += text(k + 1 < all.size() ? ", '" : " and '", all[k], "'");
   return names;
 }
 
@@ -371,6 +374,12 @@ Result<Slice> Optimizer::state(size_t param, std::string_view name) {
   const std::vector<StateArray>& states = impl_->states;
   const auto array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
   const bool master = name == "master";
+  const std::vector<ParamState>& opaque = impl_->config.param_states;
+  const auto bytes = std::find_if(opaque.begin(), opaque.end(), [&](const ParamState& each) { return name == each.name; });
+  if (bytes != opaque.end()) {
+    if (Status stepped = await_last_step(); !stepped) return stepped;
+    return impl_->param_state(static_cast<size_t>(bytes - opaque.begin()), param);
+  }
   if (!master && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
   if (Status stepped = await_last_step(); !stepped) return stepped;
   const Arenas& arenas = buffer_->arenas();

@@ -39,15 +39,22 @@ constexpr GroupField kGroupFields[] = {{&Hyper::lr, &ParamGroup::lr},
                                        {&Hyper::weight_decay, &ParamGroup::weight_decay},
                                        {&Hyper::momentum, &ParamGroup::momentum}};
 
+// Bytes that the owner of a parameter keeps for the caller's update of it.
+struct ParamState {
+  std::string name;
+  std::vector<uint64_t> bytes;  // by parameter
+};
+
 struct OptimizerConfig {
   uint32_t rule = 0;
   Hyper hyper{};
   double max_grad_norm = 0, max_grad_value = 0;  // 0: no clipping
   Norm norm = Norm::l2;
-  std::vector<ParamGroup> groups;  // at least one
-  size_t first_group = 0;          // the number of the first
-  bool some_groups = false;        // parameters of other groups are other optimizers'
-  std::vector<std::string> state;  // of the caller's rule: the names of its arrays, f32
+  std::vector<ParamGroup> groups;             // at least one
+  size_t first_group = 0;                     // the number of the first
+  bool some_groups = false;                   // parameters of other groups are other optimizers'
+  std::vector<std::string> state;             // of the caller's rule: the names of its arrays, f32
+  std::vector<ParamState> param_states = {};  // likewise
 };
 
 struct StepReport {
@@ -78,6 +85,9 @@ struct UpdatePiece {
   const float* grad;                      // divided and clipped; until a piece of another bucket is asked for
   std::array<float*, kMostStates> state;  // to be updated
   size_t states;
+  std::array<void*, kMostStates> param_states;  // to be updated
+  std::array<uint64_t, kMostStates> param_state_bytes;
+  size_t param_state_count;
   Hyper hyper;    // of its group
   uint64_t step;  // that it takes part in, from 1 on
   void* stream;   // the caller's
@@ -119,6 +129,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
   // Of the "master", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
+  const std::vector<ParamState>& param_states() const;
   // "AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'"
   std::string names_of_state() const;
   // How many steps the parameter has taken part in.
@@ -156,7 +167,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_own(size_t param) const;
   Status check_room() const;
   void lay_out();
+  Status check_param_states() const;
+  void lay_out_param_states();
   Status allocate();
+  Status allocate_param_states();
   Status await_last_step();
   Result<StepScalars> read_scalars();  // as the last step has left them
   // Those that step together, the first of which this one is.

@@ -8,6 +8,7 @@
 // With MDP_OPTIMIZER_SOME_GROUPS only the pieces of its own parameters.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -48,6 +49,15 @@ struct Optimizer::Impl {
   bool is_callers() const { return config.rule == kCallerRule; }
   Memory* gradient = nullptr;  // of one bucket's pieces, for the caller's rule; in `kept`
   bool broken = false;         // an update of the caller's has failed
+  // Those of what this rank owns, end to end, by state of the configuration.
+  struct ParamStateMemory {
+    Memory* memory = nullptr;                    // in `kept`; null: this rank owns none
+    std::vector<uint64_t> at;                    // by parameter: the first byte
+    std::vector<std::array<int64_t, 2>> shapes;  // by parameter, as Slice wants them
+    uint64_t bytes = 0;
+  };
+  std::vector<ParamStateMemory> param_states;
+  Slice param_state(size_t state, size_t param) const;
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
   Hyper hyper(size_t group, std::optional<double> lr) const;  // lr: in place of the optimizer's

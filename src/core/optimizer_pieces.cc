@@ -126,10 +126,18 @@ Status Optimizer::prepare_pieces(uint32_t number) {
                       .grad = gradient,
                       .state = {},
                       .states = impl.states.size(),
+                      .param_states = {},
+                      .param_state_bytes = {},
+                      .param_state_count = impl.param_states.size(),
                       .hyper = update.hyper,
                       .step = pieces.steps[owned.param],
                       .stream = pieces.step.options.caller};
     std::transform(update.state, update.state + kMostStates, piece.state.begin(), [](void* state) { return static_cast<float*>(state); });
+    for (size_t k = 0; k < impl.param_states.size(); ++k) {
+      const Slice bytes = impl.param_state(k, owned.param);
+      piece.param_states[k] = bytes.data;
+      piece.param_state_bytes[k] = static_cast<uint64_t>(bytes.shape->front());
+    }
     update.rule = kGradientRule;
     update.master = gradient;
     update.param = gradient;

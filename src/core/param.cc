@@ -13,6 +13,7 @@ namespace megadp {
 namespace {
 
 constexpr size_t kMaxName = 255, kMaxDims = 16;
+constexpr double kMostCost = 1e30;  // sums of so many stay finite
 
 // Where `name` is not UTF-8 any more.
 std::optional<size_t> find_damage(const std::string& name) {
@@ -86,6 +87,11 @@ const char* name_of(Placement placement) noexcept {
   return kNames[static_cast<size_t>(placement)];
 }
 
+const char* name_of(Sharding sharding) noexcept {
+  constexpr const char* kNames[] = {"unset", "zero_0", "zero_1", "zero_2", "whole"};
+  return kNames[static_cast<size_t>(sharding)];
+}
+
 std::string param_label(size_t index, const std::string& name) {
   constexpr size_t kShown = 80;
   const std::string_view front = utf8_prefix(name, kShown);
@@ -104,6 +110,9 @@ Status check_param(size_t index, bool needs_placement, ParamSpec* param) {
     if (Status bad = check_shape(label, param->shape, &param->numel); !bad) return bad;
     if (param->uses_per_step < 1) return invalid(label(), " has uses_per_step ", param->uses_per_step, "; it must be at least 1");
     if (param->group < 0) return invalid(label(), " has param_group ", param->group, "; parameter groups are counted from 0");
+    if (!(param->cost >= 0 && param->cost <= kMostCost)) {
+      return invalid(label(), " has cost ", param->cost, "; it must be 0 to ", kMostCost);
+    }
     if (Status bad = check_tie(label, *param); !bad) return bad;
     return check_placement(label, needs_placement, *param);
   };

@@ -25,6 +25,15 @@ constexpr bool is_partial(Placement placement) noexcept {
 
 const char* name_of(Placement placement) noexcept;
 
+enum class Sharding : uint32_t {
+  unset = 0,
+  zero_0 = 1,
+  zero_1 = 2,
+  zero_2 = 3,
+  whole = 4
+};  // the values of mdp_sharding
+const char* name_of(Sharding sharding) noexcept;
+
 struct ParamSpec {
   std::string name;
   std::vector<int64_t> shape;
@@ -38,7 +47,9 @@ struct ParamSpec {
   bool expert = false;
   bool frozen = false;
   bool own_bucket = false;
-  std::string tie;  // empty: none
+  std::string tie;                      // empty: none
+  Sharding sharding = Sharding::unset;  // then the buffer's
+  double cost = 0;                      // of its update, if it has one owner; 0: its elements
 };
 
 // How sentences name a parameter: "parameter 3 'w'". Any name will do, even one that check_param would refuse.

@@ -93,6 +93,16 @@ Status check_ties(const std::vector<ParamSpec>& params) {
   return {};
 }
 
+// Pieces of one parameter and whole ones lie side by side; a pool, or nothing sharded at all, is a whole buffer's.
+Status check_sharding(const BufferConfig& config, size_t index, const ParamSpec& param) {
+  const auto in_place = [](Sharding one) { return one == Sharding::zero_1 || one == Sharding::whole; };
+  if (param.sharding == Sharding::unset || param.sharding == config.sharding) return {};
+  if (in_place(param.sharding) && in_place(config.sharding)) return {};
+  return invalid(param_label(index, param.name), " has sharding ", name_of(param.sharding), " in a buffer of ", name_of(config.sharding),
+                 "; only zero_1 and whole go together, else leave it 0")
+      .with_blame({.param = static_cast<int64_t>(index)});
+}
+
 Status check_params(Plan* plan) {
   std::vector<ParamSpec>& params = plan->params;
   if (params.size() > UINT32_MAX) return invalid("there are ", params.size(), " parameters; at most ", UINT32_MAX, " are allowed");
@@ -102,6 +112,7 @@ Status check_params(Plan* plan) {
     ParamSpec& param = params[i];
     const bool needs_placement = sizes.tp > 1 || sizes.ep > 1 || (param.expert && sizes.expert_tp > 1);
     if (Status bad = check_param(i, needs_placement, &param); !bad) return bad;
+    if (Status bad = check_sharding(plan->config, i, param); !bad) return bad;
     trainable |= !param.frozen;
     tied |= !param.tie.empty();
     if (plan->config.check_finite && !param.frozen && param.numel >= kMostFindingElements) {
@@ -126,8 +137,9 @@ std::vector<ArenaPlan> sort_into_arenas(const Plan& plan) {
     const ParamSpec& param = plan.params[i];
     if (param.frozen) continue;
     const DType grad_type = plan.config.grad_same_as_param ? param.dtype : DType::f32;
+    const Sharding sharding = sharding_of(plan.config, param);
     auto arena = std::find_if(arenas.begin(), arenas.end(), [&](const ArenaPlan& a) {
-      return a.param_type == param.dtype && a.grad_type == grad_type && a.expert == param.expert;
+      return a.param_type == param.dtype && a.grad_type == grad_type && a.expert == param.expert && a.sharding == sharding;
     });
     if (arena == arenas.end()) {
       ArenaPlan fresh;
@@ -136,7 +148,8 @@ std::vector<ArenaPlan> sort_into_arenas(const Plan& plan) {
       fresh.expert = param.expert;
       fresh.group_size = plan.grid.size(Grid::replica_axes(param.expert));
       fresh.instances = plan.instances();
-      fresh.shards = plan.config.sharding == Sharding::zero_0 ? 1 : fresh.group_size / fresh.instances;
+      fresh.sharding = sharding;
+      fresh.shards = sharding == Sharding::zero_0 ? 1 : fresh.group_size / fresh.instances;
       arena = arenas.insert(arena, std::move(fresh));
     }
     arena->params.push_back(i);
@@ -146,7 +159,8 @@ std::vector<ArenaPlan> sort_into_arenas(const Plan& plan) {
 
 LayoutRules layout_rules(const Plan& plan, const ArenaPlan& arena) {
   LayoutRules rules;
-  rules.sharded = plan.config.sharding != Sharding::zero_0;
+  rules.sharded = arena.sharding != Sharding::zero_0;
+  rules.whole = arena.is_whole();
   rules.high_bandwidth_padding = plan.config.high_bandwidth_padding;
   rules.bucket_elements = arena.bucket_elements;
   rules.shards = arena.shards;
@@ -186,7 +200,7 @@ uint64_t resolve_bucket_elements(const Plan& plan, const ArenaPlan& arena) {
 }
 
 // `used`: an arena's parameters, which come to be in the order of the forward pass. Mostly they are: then one look at each is enough.
-std::vector<LayoutParam> in_order_of_use(const Plan& plan, std::vector<size_t>* used) {
+std::vector<LayoutParam> in_order_of_use(const Plan& plan, const std::vector<uint32_t>& owners, std::vector<size_t>* used) {
   std::vector<LayoutParam> params;
   params.reserve(used->size());
   int32_t last = INT32_MIN;
@@ -194,17 +208,17 @@ std::vector<LayoutParam> in_order_of_use(const Plan& plan, std::vector<size_t>* 
     const ParamSpec& param = plan.params[i];
     if (param.use_order < last) {
       std::sort(used->begin(), used->end(), [&plan](size_t a, size_t b) { return plan.used_before(a, b); });
-      return in_order_of_use(plan, used);
+      return in_order_of_use(plan, owners, used);
     }
     last = param.use_order;
-    params.push_back({param.numel, param.own_bucket || plan.is_tied(i)});
+    params.push_back({param.numel, param.own_bucket || plan.is_tied(i), owners.empty() ? 0 : owners[i]});
   }
   return params;
 }
 
-void lay_out(const Plan& plan, ArenaPlan* arena) {
+void lay_out(const Plan& plan, const std::vector<uint32_t>& owners, ArenaPlan* arena) {
   std::vector<size_t> used = arena->params;
-  const std::vector<LayoutParam> params = in_order_of_use(plan, &used);
+  const std::vector<LayoutParam> params = in_order_of_use(plan, owners, &used);
   arena->layout = make_layout(params, layout_rules(plan, *arena));
   for (Slot& slot : arena->layout.slots) slot.param = used[slot.param];
   const bool pooled = plan.config.sharding == Sharding::zero_2;
@@ -212,7 +226,8 @@ void lay_out(const Plan& plan, ArenaPlan* arena) {
   for (const BucketRange& bucket : arena->layout.buckets) longest = std::max(longest, bucket.end - bucket.begin);
   if (arena->instances > 1 && arena->grad_type != DType::f32) {
     arena->wide_slots = pooled ? 1 : std::min<uint64_t>(2, arena->layout.buckets.size());
-    arena->wide_elements = longest / static_cast<uint64_t>(arena->shards);
+    for (uint32_t bucket = 0; bucket < arena->layout.buckets.size(); ++bucket)
+      arena->wide_elements = std::max(arena->wide_elements, longest_piece(arena->layout, bucket));
   }
   if (plan.config.wire_bf16 && arena->grad_type == DType::f32 && longest > 0) {
     const auto ranks = static_cast<uint64_t>(arena->group_size / arena->instances);
@@ -237,9 +252,13 @@ std::vector<BucketRef> order_launches(const Plan& plan) {
   std::vector<Keyed> all;
   for (uint32_t a = 0; a < plan.arenas.size(); ++a) {
     const ArenaPlan& arena = plan.arenas[a];
-    // Slots lie in the reverse order of use, so a bucket's last one is used first.
     for (uint32_t b = 0; b < arena.layout.buckets.size(); ++b) {
-      all.push_back({arena.expert, arena.layout.slots[arena.layout.buckets[b].end_slot - 1].param, {a, b}});
+      // Slots lie in the reverse order of use, unless they lie by owner: else a bucket's last one is used first.
+      size_t earliest = arena.layout.slots[arena.layout.buckets[b].end_slot - 1].param;
+      for (uint32_t slot = arena.layout.buckets[b].first_slot; arena.is_whole() && slot < arena.layout.buckets[b].end_slot; ++slot) {
+        if (const size_t param = arena.layout.slots[slot].param; plan.used_before(param, earliest)) earliest = param;
+      }
+      all.push_back({arena.expert, earliest, {a, b}});
     }
   }
   std::sort(all.begin(), all.end(), [&](const Keyed& x, const Keyed& y) {
@@ -262,9 +281,10 @@ Result<Plan> make_plan(const Grid& grid, const BufferConfig& config, std::vector
   if (Status bad = check_params(&plan); !bad) return bad;
   plan.arenas = sort_into_arenas(plan);
   if (Status bad = check_total(&plan); !bad) return bad;
+  const std::vector<uint32_t> owners = assign_owners(plan);
   for (ArenaPlan& arena : plan.arenas) {
     arena.bucket_elements = resolve_bucket_elements(plan, arena);
-    lay_out(plan, &arena);
+    lay_out(plan, owners, &arena);
   }
   plan.launch_order = order_launches(plan);
   return plan;
@@ -362,7 +382,7 @@ uint64_t Plan::padding_elements() const {
 uint64_t Plan::owned_elements(int rank) const {
   uint64_t sum = 0;
   for (const ArenaPlan& arena : arenas)
-    for (const OwnedRange& range : owned_ranges(arena.layout, arena.shards, shard(arena, rank))) sum += range.end - range.begin;
+    for (const OwnedRange& range : owned_ranges(arena.layout, shard(arena, rank))) sum += range.end - range.begin;
   return sum;
 }
 

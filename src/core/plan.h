@@ -18,11 +18,6 @@
 
 namespace megadp {
 
-enum class Sharding : uint32_t {
-  zero_0 = 1,
-  zero_1 = 2,
-  zero_2 = 3
-};
 // What the sum of gradients is divided by; the values of mdp_scaling.
 enum class Scaling : uint32_t {
   mean = 0,    // dp x cp, for experts too
@@ -60,10 +55,11 @@ constexpr uint64_t kPoolBuckets = 2;
 // The longest window through which gradients are sent as bf16: 32 MiB.
 constexpr uint64_t kWireElements = uint64_t{16} << 20;
 
-// One arena: all parameters of one (parameter type, gradient type, class).
+// One arena: all parameters of one (parameter type, gradient type, class, sharding).
 struct ArenaPlan {
   DType param_type = DType::f32, grad_type = DType::f32;
   bool expert = false;
+  Sharding sharding = Sharding::zero_1;
   int group_size = 1;                     // ranks that hold replicas of these parameters
   int instances = 1;                      // of the optimizer, each with all of the state; 1 with zero_0
   int shards = 1;                         // group_size / instances, 1 with zero_0
@@ -85,6 +81,7 @@ struct ArenaPlan {
   // Of the window of gradients: its length, and where a bucket's begin.
   uint64_t grad_elements() const { return pool_slots > 0 ? pool_slots * slot_elements : layout.numel; }
   uint64_t grad_begin(uint32_t bucket) const { return pool_slots > 0 ? bucket % pool_slots * slot_elements : layout.buckets[bucket].begin; }
+  bool is_whole() const { return sharding == Sharding::whole; }
 };
 
 // Of one rank, bytes; each allocation is rounded up to a page on top of this. grad_shard: of reduced gradients that are kept apart; 0
@@ -148,18 +145,23 @@ struct Plan {
   std::vector<AgreementPlan> agreements() const;
   // Whether no rank with a lower number in the group of replicas holds the same shard.
   bool is_first_replica(const ArenaPlan& arena, int rank) const;
-  MemoryPlan memory() const { return memory(config.rule); }
-  MemoryPlan memory(uint32_t rule) const;  // with this update rule; of every rank the same: all pieces of a bucket are equally long
+  // Of a rank; but for whole parameters every rank's is the same. With this update rule.
+  MemoryPlan memory(int rank) const { return memory(rank, config.rule); }
+  MemoryPlan memory(int rank, uint32_t rule) const;
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
   // f32 parameters are their own master copy.
   static bool has_master(const ArenaPlan& arena) { return arena.param_type != DType::f32; }
-  // Length of this rank's masters and of each state array: all pieces, end to end, bucket after bucket.
-  static uint64_t shard_elements(const ArenaPlan& arena) { return arena.layout.numel / static_cast<uint64_t>(arena.shards); }
 };
 
 // The most elements that all arenas together may come to, padding included: every sum of bytes then stays far below 2^63.
 constexpr uint64_t kMaxElements = uint64_t{1} << 56;
+
+// The sharding of a parameter, and for each parameter its owner: a shard, with Sharding::whole. Costs are spread over all arenas: the
+// costliest first, each to the shard that has least (the longest-processing-time rule), so that no shard has more than 4/3 of the least
+// that is possible. What is tied has the same owner on all stages. In plan_owners.cc.
+Sharding sharding_of(const BufferConfig& config, const ParamSpec& param);
+std::vector<uint32_t> assign_owners(const Plan& plan);
 
 // Fills in every numel from the shape. Names the parameter that is wrong. Checks: names unique, non-empty and at most 255 bytes; shapes;
 // sizes that overflow; placements when tp > 1 or ep > 1; something to train; bucket_elements and bucket_count and reference_buckets exclude

@@ -2,6 +2,7 @@
 // Plans and groups as JSON. A plan is written piece by piece: a million ranks need no more memory than one.
 #include "core/plan_json.h"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 namespace megadp {
@@ -21,7 +22,7 @@ void write_list(size_t count, const TextSink& write, const WriteOne& write_one) 
 }
 
 void write_owned(const ArenaPlan& arena, int shard, const TextSink& write) {
-  const std::vector<OwnedRange> owned = owned_ranges(arena.layout, arena.shards, shard);
+  const std::vector<OwnedRange> owned = owned_ranges(arena.layout, shard);
   write_list(owned.size(), write, [&](size_t i) {
     const OwnedRange& range = owned[i];
     write(Json({{"param", range.param}, {"begin", range.begin}, {"end", range.end}, {"param_begin", range.param_begin}}).dump());
@@ -43,7 +44,8 @@ void write_arena(const ArenaPlan& arena, const TextSink& write) {
   });
   write(",\"owned\":");
   write_list(static_cast<size_t>(arena.shards), write, [&](size_t shard) { write_owned(arena, static_cast<int>(shard), write); });
-  write(arena.expert ? ",\"expert\":true}" : "}");
+  write(arena.expert ? ",\"expert\":true" : "");
+  write(arena.is_whole() ? ",\"whole\":true}" : "}");
 }
 
 std::string bytes_json(const MemoryPlan& bytes) {
@@ -65,9 +67,11 @@ std::string bytes_json(const MemoryPlan& bytes) {
 void write_plan_json(const Plan& plan, const TextSink& write) {
   write(text("{\"dp\":", plan.grid.size(kDp), ",\"arenas\":"));
   write_list(plan.arenas.size(), write, [&](size_t i) { write_arena(plan.arenas[i], write); });
-  const std::string each = bytes_json(plan.memory());
+  const std::vector<int> replicas = plan.grid.group(Grid::replica_axes(false), 0);
+  const bool alike = std::none_of(plan.arenas.begin(), plan.arenas.end(), [](const ArenaPlan& arena) { return arena.is_whole(); });
+  const std::string each = bytes_json(plan.memory(0));
   write(",\"bytes\":");
-  write_list(static_cast<size_t>(plan.grid.size(Grid::replica_axes(false))), write, [&](size_t) { write(each); });
+  write_list(replicas.size(), write, [&](size_t i) { write(alike ? each : bytes_json(plan.memory(replicas[i]))); });
   write("}");
 }
 

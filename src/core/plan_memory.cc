@@ -85,25 +85,26 @@ uint64_t Plan::packed_elements() const {
         const Slot& place = arena.layout.slots[slot];
         if (is_tied(place.param) || (partial && is_partial(params[place.param].placement))) packed += place.end - place.begin;
       }
-      elements += std::min(packed, (bucket.end - bucket.begin) / static_cast<uint64_t>(arena.shards));
+      elements += std::min(packed, longest_piece(arena.layout, static_cast<uint32_t>(&bucket - arena.layout.buckets.data())));
     }
   }
   return elements;
 }
 
-MemoryPlan Plan::memory(uint32_t rule) const {
+MemoryPlan Plan::memory(int rank, uint32_t rule) const {
   MemoryPlan bytes;
   for (const ArenaPlan& arena : arenas) {
+    const uint64_t owned = shard_elements(arena.layout, shard(arena, rank));
     bytes.param += arena.layout.numel * size_of(arena.param_type);
     bytes.grad += arena.grad_elements() * size_of(arena.grad_type);
     if (arena.pool_slots > 0) {
-      bytes.grad_shard += shard_elements(arena) * sizeof(float);
+      bytes.grad_shard += owned * sizeof(float);
       bytes.spill += spill_bytes(*this, arena);
     }
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
-    if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
-    bytes.state += shard_elements(arena) * state_bytes(megadp::rule(rule));
-    bytes.snapshot += shard_elements(arena) * size_of(arena.param_type);
+    if (has_master(arena)) bytes.master += owned * sizeof(float);
+    bytes.state += owned * state_bytes(megadp::rule(rule));
+    bytes.snapshot += owned * size_of(arena.param_type);
   }
   bytes.snapshot += bytes.master + bytes.state;
   if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);

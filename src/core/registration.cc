@@ -43,6 +43,8 @@ void append_param(std::string* out, const ParamSpec& param) {
   if (param.frozen) *out += " frozen";
   if (param.own_bucket) *out += " own bucket";
   if (param.use_order != 0) append_all(out, " use order ", param.use_order);
+  if (param.sharding != Sharding::unset) append_all(out, " ", name_of(param.sharding));
+  if (param.cost != 0) append_all(out, " cost ", exactly(param.cost));
   if (param.tie.empty()) return;
   *out += " tied as ";
   append_escaped(out, param.tie);
@@ -50,13 +52,12 @@ void append_param(std::string* out, const ParamSpec& param) {
 
 std::string describe_config(const Grid& grid, const BufferConfig& config) {
   const GridConfig& g = grid.config();
-  constexpr const char* kSharding[] = {"", "zero_0", "zero_1", "zero_2"};
   constexpr const char* kMissing[] = {"error", "zero", "skip"};
   constexpr const char* kScaling[] = {"mean", "sum", "tokens"};
   return text("grid: tp ", g.tp, " cp ", g.cp, " ep ", g.ep, " pp ", g.pp, " expert_tp ", g.expert_tp, " instances ", g.instances,
               " order ", g.order, " of ", grid.world(), " ranks\n",  //
-              "gradient type: ", config.grad_same_as_param ? "the parameter's" : "f32", "\n",
-              "sharding: ", kSharding[static_cast<size_t>(config.sharding)], "\n",  //
+              "gradient type: ", config.grad_same_as_param ? "the parameter's" : "f32", "\n", "sharding: ", name_of(config.sharding),
+              "\n",  //
               "missing gradients: ", kMissing[std::min<size_t>(static_cast<size_t>(config.missing), 2)], "\n",
               "scaling: ", kScaling[static_cast<size_t>(config.scaling)], "\n",                //
               "high-bandwidth padding: ", config.high_bandwidth_padding ? "on" : "off", "\n",  //
@@ -145,7 +146,9 @@ std::string describe_partial(const Plan& plan, bool expert) {
       const BucketRange& bucket = arena.layout.buckets[slot.bucket];
       std::string line = "partial ";
       append_param(&line, param);
-      append_all(&line, ": at element ", slot.begin - bucket.begin, " of a bucket of ", bucket.end - bucket.begin, "\n");
+      append_all(&line, ": at element ", slot.begin - bucket.begin, " of a bucket of ", bucket.end - bucket.begin);
+      if (arena.is_whole()) append_all(&line, ", owned by shard ", slot.owner);
+      line += '\n';
       lines.emplace_back(slot.param, std::move(line));
     }
   }

@@ -44,6 +44,7 @@ std::string describe_ties(const Plan& plan) {
         how += ", not sharded";
       } else {
         how += text(", ", bucket.end - bucket.begin, " elements in ", arena.shards, " shards");
+        if (arena.is_whole()) how += text(", owned whole by shard ", slot.owner);
       }
       out += param.tie + '\0' + how + '\0';
     }

@@ -132,6 +132,7 @@ Status Communicator::together(std::string_view what, const Blame& blame, const s
   static const Status& no_memory = *new Status(Code::memory, "no memory was left to submit a group of collectives");
   const std::lock_guard lock(mutex_);
   if (gpu_->failed()) return gpu_->failure();
+  if (grouped_) return calls();
   if (Status begun = gpu_->check(gpu_->plugin().comm_group_begin(comm_), what); !begun) {
     gpu_->fail(begun);
     return begun;

@@ -34,7 +34,7 @@ class Communicator {
   // One call of the plugin on this communicator, until it is no longer pending. `what` as in "an all-reduce".
   Status call(std::string_view what, const std::function<int32_t(NcclComm*)>& function);
   // The collectives that `calls` calls, which NCCL then starts as one. A failure among them ends the communicator: it is not known which of
-  // them other ranks have. `blame` is for a failure that is none of theirs.
+  // them other ranks have. `blame` is for a failure that is none of theirs. Within another such call they are part of that one.
   Status together(std::string_view what, const Blame& blame, const std::function<Status()>& calls);
   // Makes memory of the plugin's nccl_allocate() known to NCCL: collective, with the same bytes on every rank.
   Status make_known(void* memory, size_t bytes, void** registration);

@@ -30,11 +30,6 @@ std::string divided_by(float divisor) {
   return divisor == 1 ? "" : text(" divided by ", divisor);
 }
 
-std::string in_window(const WindowOp& call, uint64_t window) {
-  return text(divided_by(call.divisor), call.kind == Collective::broadcast ? from_rank(call.root) : "", " from element ", call.begin,
-              " of window ", window);
-}
-
 constexpr size_t kMostText = 48;  // of a list: what ranks compare is cut
 
 // Which are the same on all ranks.
@@ -43,6 +38,11 @@ std::string in_pieces(const Counts& counts) {
   for (size_t r = 0; r < counts.size() && list.size() <= kMostText; ++r) list += text(r == 0 ? "" : ", ", counts[r]);
   if (list.size() <= kMostText) return list;
   return text(" in ", counts.size(), " pieces (digest ", hash_bytes(counts.data(), counts.size() * sizeof counts[0]), ")");
+}
+
+std::string in_window(const WindowOp& call, uint64_t window) {
+  return text(divided_by(call.divisor), call.kind == Collective::broadcast ? from_rank(call.root) : "",
+              call.counts ? in_pieces(*call.counts) : "", " from element ", call.begin, " of window ", window);
 }
 
 uint64_t sum_of(const Counts& counts) {
@@ -120,20 +120,27 @@ Result<Member::Submission> CudaGroup::prepare(const WindowOp& call) {
   if (Status checked = check(call); !checked) return checked;
   std::byte* const data = call.window->data() + call.begin * size_of(call.type);
   const size_t piece = call.count / static_cast<size_t>(size());
-  std::byte* const mine = data + static_cast<size_t>(rank()) * piece * size_of(call.type);
+  const auto own = static_cast<size_t>(rank());
+  const std::shared_ptr<const Counts> counts = call.counts;
+  const uint64_t before = counts ? std::accumulate(counts->begin(), counts->begin() + rank(), uint64_t{0}) : own * piece;
+  std::byte* const mine = data + before * size_of(call.type);
   const Member::Sum sum{call.type, Op::sum, call.divisor, call.exact};
   Member::Work work;
   switch (call.kind) {
     case Collective::reduce_scatter:
       work = [=, to = call.to != nullptr ? static_cast<std::byte*>(call.to) : mine, to_f32 = call.to_f32](Member& m, void* s) {
-        return to_f32 ? m.sum_pieces_in_f32(s, data, to, piece, sum) : m.sum_pieces(s, data, to, piece, sum);
+        if (!counts && !to_f32) return m.sum_pieces(s, data, to, piece, sum);
+        const Counts all = counts ? *counts : Counts(static_cast<size_t>(m.size()), piece);
+        return to_f32 ? m.sum_pieces_in_f32(s, data, to, all, sum) : m.sum_pieces(s, data, to, all, sum);
       };
       break;
     case Collective::all_reduce:
       work = [=, count = call.count](Member& m, void* s) { return m.sum_all(s, data, data, count, sum); };
       break;
     case Collective::all_gather:
-      work = [=](Member& m, void* s) { return m.gather(s, mine, data, piece, sum.type); };
+      work = [=](Member& m, void* s) {
+        return counts ? m.gather_in_place(s, data, *counts, sum.type) : m.gather(s, mine, data, piece, sum.type);
+      };
       break;
     default:  // check() has refused the others
       work = [=, count = call.count, root = call.root](Member& m, void* s) { return m.spread(s, data, count, sum.type, root); };

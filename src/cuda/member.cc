@@ -96,6 +96,7 @@ Status Member::set_up(std::span<Submission> all) {
 Status Member::put(void* stream, std::span<Submission> all) {
   const auto each = [&]() -> Status {
     for (const Submission& one : all) {
+      now_ = &one;
       if (Status done = one.work(*this, stream); !done) {
         return done.with_context(one.name).with_blame(Blame{.bucket = one.tag.bucket, .operation = one.operation});
       }

@@ -81,11 +81,13 @@ class Member {
   Status exchange(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, DType type);
   Status sum_all(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status sum_pieces(void* stream, const std::byte* from, std::byte* to, size_t count_per_rank, const Sum& sum);
+  Status sum_pieces(void* stream, const std::byte* from, std::byte* to, const Counts& counts, const Sum& sum);
   // As f32; the own piece of `from` may be overwritten.
-  Status sum_pieces_in_f32(void* stream, std::byte* from, std::byte* to, size_t count_per_rank, Sum sum);
+  Status sum_pieces_in_f32(void* stream, std::byte* from, std::byte* to, const Counts& counts, Sum sum);
   Status barrier(void* stream);
   // Pieces of different sizes: see Group.
   Status gather(void* stream, const std::byte* from, std::byte* to, const Counts& counts, DType type);
+  Status gather_in_place(void* stream, std::byte* data, const Counts& counts, DType type);
   Status exchange(void* stream, const std::byte* from, const Counts& from_counts, std::byte* to, const Counts& to_counts, DType type);
   Status sum_here(void* stream, const std::byte* from, std::byte* to, const Counts& counts, const Sum& sum);
   // Of a lane: this end's part of a message.
@@ -104,6 +106,8 @@ class Member {
   Status compare_with_others(const Submission& mine) const;
   Status alone(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status exchange(void* stream, const char* what, const Transfers& all, DType type);
+  // call(rank, at) for each rank that has a piece, all of them at once; `at`: elements before it.
+  Status for_each_piece(std::string_view what, const Counts& counts, const std::function<int32_t(NcclComm*, int32_t, uint64_t)>& call);
   Status native_all_reduce(void* stream, const std::byte* from, std::byte* to, size_t count, const Sum& sum);
   Status cast_to_f32(void* stream, std::byte* to, const std::byte* from, size_t count, DType type);
   Status sum_parts(void* stream, std::byte* parts, std::byte* to, size_t count, const Sum& sum);
@@ -126,6 +130,7 @@ class Member {
   uint64_t launched_ = 0;                // under launching_: collectives so far
   std::shared_ptr<CudaMemory> scratch_;  // likewise
   std::shared_ptr<Used> used_;           // likewise: what the collective being launched works with
+  const Submission* now_ = nullptr;      // likewise: that collective
 };
 
 }  // namespace megadp::cuda

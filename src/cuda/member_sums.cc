@@ -5,6 +5,8 @@
 //   rank 1's memory | 1→0 | 1→1 | 1→2 |   ─────────────────────────►    added up (base/sum_order.h), divided, rounded once
 //   rank 2's memory | 2→0 | 2→1 | 2→2 |
 #include <algorithm>
+#include <functional>
+#include <numeric>
 
 #include "base/checked.h"
 #include "cuda/member.h"
@@ -98,21 +100,50 @@ Status Member::sum_pieces(void* stream, const std::byte* from, std::byte* to, si
   return sum_here(stream, from, to, Counts(static_cast<size_t>(size()), count_per_rank), sum);
 }
 
+// One reduction to each owner, all at once.
+Status Member::sum_pieces(void* stream, const std::byte* from, std::byte* to, const Counts& counts, const Sum& sum) {
+  if (std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end()) {
+    return sum_pieces(stream, from, to, counts.front(), sum);
+  }
+  if (summed_here(sum)) return sum_here(stream, from, to, counts, sum);
+  return for_each_piece("reductions to the owners of pieces", counts, [&](NcclComm* comm, int32_t owner, uint64_t at) {
+    const std::byte* const piece = from + at * size_of(sum.type);
+    void* const result = owner == rank() ? to : nullptr;
+    return gpu_->plugin().comm_reduce(comm, stream, piece, result, counts[static_cast<size_t>(owner)], sum.type, sum.op, sum.divisor,
+                                      owner);
+  });
+}
+
+Status Member::for_each_piece(std::string_view what, const Counts& counts,
+                              const std::function<int32_t(NcclComm*, int32_t, uint64_t)>& call) {
+  const Blame blame{.bucket = now_->tag.bucket, .operation = now_->operation};
+  return communicator_->together(text(now_->name, ": ", what), blame, [&]() -> Status {
+    uint64_t at = 0;
+    for (size_t rank = 0; rank < counts.size(); at += counts[rank++]) {
+      if (counts[rank] == 0) continue;
+      const Status done = communicator_->call(what, [&](NcclComm* comm) { return call(comm, static_cast<int32_t>(rank), at); });
+      if (!done) return done;
+    }
+    return {};
+  });
+}
+
 Status Member::cast_to_f32(void* stream, std::byte* to, const std::byte* from, size_t count, DType type) {
   return gpu_->check(gpu_->plugin().cast(gpu_->device(), stream, to, DType::f32, from, type, count), "a cast");
 }
 
-Status Member::sum_pieces_in_f32(void* stream, std::byte* from, std::byte* to, size_t count_per_rank, Sum sum) {
-  if (sum.type == DType::f32) return sum_pieces(stream, from, to, count_per_rank, sum);
+Status Member::sum_pieces_in_f32(void* stream, std::byte* from, std::byte* to, const Counts& counts, Sum sum) {
+  if (sum.type == DType::f32) return sum_pieces(stream, from, to, counts, sum);
   if (summed_here(sum) && size() > 1) {
     sum.in_f32 = true;
-    return sum_here(stream, from, to, Counts(static_cast<size_t>(size()), count_per_rank), sum);
+    return sum_here(stream, from, to, counts, sum);
   }
-  std::byte* const mine = from + static_cast<size_t>(rank()) * count_per_rank * size_of(sum.type);
-  Status summed = size() > 1 ? sum_pieces(stream, from, mine, count_per_rank, sum) : Status();
-  if (summed.ok()) summed = cast_to_f32(stream, to, mine, count_per_rank, sum.type);
+  const auto own = counts.begin() + rank();
+  std::byte* const mine = from + std::accumulate(counts.begin(), own, uint64_t{0}) * size_of(sum.type);
+  Status summed = size() > 1 ? sum_pieces(stream, from, mine, counts, sum) : Status();
+  if (summed.ok() && *own > 0) summed = cast_to_f32(stream, to, mine, *own, sum.type);
   if (!summed || size() > 1) return summed;
-  return alone(stream, to, to, count_per_rank, {DType::f32, sum.op, sum.divisor});
+  return alone(stream, to, to, *own, {DType::f32, sum.op, sum.divisor});
 }
 
 // In chunks of every piece. All ranks take as many steps: as the largest piece needs.
@@ -206,6 +237,15 @@ Status Member::gather(void* stream, const std::byte* from, std::byte* to, const 
     to += counts[rank] * size_of(type);
   }
   return exchange(stream, "an all-gather", all, type);
+}
+
+// One broadcast of each owner, all at once.
+Status Member::gather_in_place(void* stream, std::byte* data, const Counts& counts, DType type) {
+  if (size() == 1) return {};
+  return for_each_piece("broadcasts of pieces by their owners", counts, [&](NcclComm* comm, int32_t owner, uint64_t at) {
+    std::byte* const piece = data + at * size_of(type);
+    return gpu_->plugin().comm_broadcast(comm, stream, piece, piece, counts[static_cast<size_t>(owner)], type, owner);
+  });
 }
 
 // Its two ends meet also where there is nothing to pass: a byte that nobody looks at.

@@ -176,6 +176,9 @@ struct PluginTable {
   int32_t (*comm_all_reduce)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor);
   int32_t (*comm_reduce_scatter)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
                                  double divisor);
+  // Only on `root` is there a result, and `to`.
+  int32_t (*comm_reduce)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor,
+                         int32_t root);
   int32_t (*comm_all_gather)(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
   int32_t (*comm_broadcast)(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
   // All at once, those between two ranks in their order; with itself a rank exchanges by both halves. What is sent is apart from what

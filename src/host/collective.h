@@ -35,8 +35,9 @@ struct Call {
   HostGroup& group;
   const Operation& operation;
   const Stop& stop;
-  std::byte* to = nullptr;  // WindowOp::to
-  bool to_f32 = false;      // WindowOp::to_f32
+  std::byte* to = nullptr;         // WindowOp::to
+  bool to_f32 = false;             // WindowOp::to_f32
+  const Counts* counts = nullptr;  // WindowOp::counts
 
   int rank() const noexcept { return group.rank(); }
   int size() const noexcept { return group.size(); }

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/hash.h"
 #include "host/collective.h"
 #include "host/kernels.h"
 
@@ -116,15 +117,17 @@ Status HostGroup::submit_in_window(Stream& stream, const WindowOp& call) {
   operation.begin = call.begin;
   operation.divisor = call.divisor;
   operation.root = call.root;
+  if (call.counts) operation.pieces = hash_bytes(call.counts->data(), call.counts->size() * sizeof(uint64_t)) | 1;
   auto* const to = static_cast<std::byte*>(call.to);
-  return submit(stream, operation,
-                [parts = window.parts(), algorithm = algorithm_of(call.kind), to, to_f32 = call.to_f32](const Call& now) {
-                  const Call whole{now.group, now.operation, now.stop, to, to_f32};
-                  if (now.size() > 1) return algorithm(whole, *parts);
-                  std::byte* const data = parts->own() + now.operation.begin * now.width();
-                  if (to_f32) return add_up(whole, to, {data}, now.operation.count);
-                  return alone(now.operation, data, to != nullptr ? to : data, now.operation.count);
-                });
+  return submit(
+      stream, operation,
+      [parts = window.parts(), algorithm = algorithm_of(call.kind), to, to_f32 = call.to_f32, counts = call.counts](const Call& now) {
+        const Call whole{now.group, now.operation, now.stop, to, to_f32, counts.get()};
+        if (now.size() > 1) return algorithm(whole, *parts);
+        std::byte* const data = parts->own() + now.operation.begin * now.width();
+        if (to_f32) return add_up(whole, to, {data}, now.operation.count);
+        return alone(now.operation, data, to != nullptr ? to : data, now.operation.count);
+      });
 }
 
 // ── on any memory ──

@@ -31,7 +31,7 @@ Operation make_operation(Collective kind, DType type, uint64_t count, const Tag&
 bool same(const Operation& a, const Operation& b) noexcept {
   return a.number == b.number && a.window == b.window && a.begin == b.begin && a.count == b.count && a.kind == b.kind && a.type == b.type &&
          a.op == b.op && a.root == b.root && bits_of(a.divisor) == bits_of(b.divisor) && a.microbatch == b.microbatch &&
-         std::strncmp(a.what, b.what, sizeof a.what) == 0;
+         a.pieces == b.pieces && std::strncmp(a.what, b.what, sizeof a.what) == 0;
 }
 
 std::string describe(const Operation& operation) {
@@ -45,6 +45,7 @@ std::string describe(const Operation& operation) {
   if (operation.op != Op::sum) how += text(" (", name_of(operation.op), ")");
   if (operation.divisor != 1.0F) how += text(" divided by ", operation.divisor);
   if (operation.root >= 0) how += text(" from rank ", operation.root);
+  if (operation.pieces != 0) how += text(" in pieces of their own (digest ", operation.pieces, ")");
   if (operation.window != 0) how += text(" from element ", operation.begin, " of window ", operation.window);
   return describe(operation.kind, operation.count, operation.type, how, Tag{operation.bucket, operation.what, operation.microbatch},
                   operation.number);

@@ -3,6 +3,7 @@
 // several nodes does not see all windows: it goes through staging memory.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <vector>
 
 #include "base/checked.h"
@@ -41,6 +42,49 @@ void copy_piece(std::byte* to, const std::byte* from, size_t bytes) {
   }
 }
 
+// Elements of a rank's piece.
+uint64_t piece_of(const Call& call, int rank) {
+  return call.counts != nullptr ? (*call.counts)[static_cast<size_t>(rank)] : call.operation.count / static_cast<uint64_t>(call.size());
+}
+
+// Where this rank's begins.
+uint64_t own_begin(const Call& call) {
+  if (call.counts == nullptr) return piece_of(call, 0) * static_cast<uint64_t>(call.rank());
+  return std::accumulate(call.counts->begin(), call.counts->begin() + call.rank(), uint64_t{0});
+}
+
+// This rank's share of the work, if that is shared out evenly whoever it is for.
+struct Share {
+  uint64_t begin, end;
+};
+Share even_share(const Call& call) {
+  const uint64_t count = call.operation.count, size = static_cast<uint64_t>(call.size());
+  const uint64_t share = round_up((count + size - 1) / size, kPartElements);
+  const uint64_t begin = std::min(count, share * static_cast<uint64_t>(call.rank()));
+  return {begin, std::min(count, begin + share)};
+}
+
+// fn(rank, begin, count) for what this rank's share has of each rank's piece.
+template <class Fn>
+Status for_each_owner(const Call& call, const Fn& fn) {
+  const Share share = even_share(call);
+  uint64_t piece = 0;
+  for (int rank = 0; rank < call.size(); ++rank) {
+    const uint64_t begin = std::max(share.begin, piece);
+    piece += piece_of(call, rank);
+    const uint64_t end = std::min(share.end, piece);
+    if (begin >= end) continue;
+    if (Status done = fn(rank, begin, end - begin); !done) return done;
+  }
+  return {};
+}
+
+std::vector<const void*> everyones(const Call& call, const SharedMemory& window, size_t element) {
+  std::vector<const void*> from;
+  for (int rank = 0; rank < call.size(); ++rank) from.push_back(at(call, window, rank, element));
+  return from;
+}
+
 }  // namespace
 
 Status add_up(const Call& call, std::byte* to, const std::vector<const void*>& from, size_t n) {
@@ -50,19 +94,24 @@ Status add_up(const Call& call, std::byte* to, const std::vector<const void*>& f
   return reduce(to, from.data(), ways, n, op.type, op.op, op.divisor);
 }
 
+// With pieces of different sizes all share the work: one may have everything. A sum then goes to its owner's window.
 Status window_reduce_scatter(const Call& call, const SharedMemory& window) {
-  const Operation& op = call.operation;
-  const size_t piece = op.count / static_cast<size_t>(call.size());
-  const size_t mine = piece * static_cast<size_t>(call.rank());
+  const uint64_t mine = own_begin(call), piece = piece_of(call, call.rank());
   std::byte* const to = call.to != nullptr ? call.to : own_at(call, window, mine);
-  if (is_staged(call)) return staged_reduce_scatter(call, own_at(call, window, 0), to, piece);
-  Status met = call.barrier();
-  if (!met.ok()) return met;
-  std::vector<const void*> from;
-  for (int rank = 0; rank < call.size(); ++rank) from.push_back(at(call, window, rank, mine));
-  Status reduced = add_up(call, to, from, piece);
-  if (!reduced.ok()) return reduced;
-  return call.barrier();
+  if (is_staged(call)) {
+    return call.counts != nullptr ? staged_reduce_scatter(call, own_at(call, window, 0), to, *call.counts)
+                                  : staged_reduce_scatter(call, own_at(call, window, 0), to, piece);
+  }
+  if (Status met = call.barrier(); !met) return met;
+  Status reduced;
+  if (call.counts != nullptr && call.to == nullptr) {
+    reduced = for_each_owner(call, [&](int owner, uint64_t begin, uint64_t count) {
+      return add_up(call, at(call, window, owner, begin), everyones(call, window, begin), count);
+    });
+  } else if (piece > 0) {
+    reduced = add_up(call, to, everyones(call, window, mine), piece);
+  }
+  return reduced.ok() ? call.barrier() : reduced;
 }
 
 // Rank r reduces part r, a block at a time, and writes the block to everyone while it is still in its cache: nothing is read twice, and
@@ -74,13 +123,11 @@ Status window_all_reduce(const Call& call, const SharedMemory& window) {
   if (is_staged(call)) return staged_all_reduce(call, own, own, op.count);
   Status met = call.barrier();
   if (!met.ok()) return met;
-  const size_t part = round_up((op.count + size - 1) / size, kPartElements);
-  const size_t begin = std::min<size_t>(op.count, part * static_cast<size_t>(call.rank()));
-  const size_t end = std::min<size_t>(op.count, begin + part);
+  const Share share = even_share(call);
   const size_t block = kBlockBytes / call.width();
   std::vector<const void*> from(size);
-  for (size_t element = begin; element < end; element += block) {
-    const size_t n = std::min(block, end - element);
+  for (uint64_t element = share.begin; element < share.end; element += block) {
+    const size_t n = std::min<size_t>(block, share.end - element);
     for (int rank = 0; rank < call.size(); ++rank) from[static_cast<size_t>(rank)] = at(call, window, rank, element);
     std::byte* const sum = own_at(call, window, element);
     Status reduced = reduce(sum, from.data(), call.size(), n, op.type, op.op, op.divisor);
@@ -92,20 +139,25 @@ Status window_all_reduce(const Call& call, const SharedMemory& window) {
   return call.barrier();
 }
 
-// Every rank writes its piece to all others, starting with its neighbour, so that they do not all write to one window at a time.
+// Every rank writes its piece to all others, starting with its neighbour, so that they do not all write to one window at a time. With
+// pieces of different sizes each copies an even part of all.
 Status window_all_gather(const Call& call, const SharedMemory& window) {
-  const Operation& op = call.operation;
-  const size_t piece = op.count / static_cast<size_t>(call.size());
-  const size_t mine = piece * static_cast<size_t>(call.rank());
+  const uint64_t mine = own_begin(call), piece = piece_of(call, call.rank());
   const std::byte* const own = own_at(call, window, mine);
-  if (is_staged(call)) return staged_all_gather(call, own, own_at(call, window, 0), piece);
-  Status met = call.barrier();
-  if (!met.ok()) return met;
-  for (int step = 1; step < call.size(); ++step) {
-    const int rank = (call.rank() + step) % call.size();
-    copy_piece(at(call, window, rank, mine), own, piece * call.width());
+  if (is_staged(call)) {
+    return call.counts != nullptr ? staged_all_gather(call, own, own_at(call, window, 0), *call.counts)
+                                  : staged_all_gather(call, own, own_at(call, window, 0), piece);
   }
-  return call.barrier();
+  if (Status met = call.barrier(); !met) return met;
+  const auto copy_to_others = [&](int owner, uint64_t begin, uint64_t count) -> Status {
+    for (int step = 0; step < call.size(); ++step) {
+      const int rank = (call.rank() + step) % call.size();
+      if (rank != owner) copy_piece(at(call, window, rank, begin), at(call, window, owner, begin), count * call.width());
+    }
+    return {};
+  };
+  const Status copied = call.counts != nullptr ? for_each_owner(call, copy_to_others) : copy_to_others(call.rank(), mine, piece);
+  return copied.ok() ? call.barrier() : copied;
 }
 
 // Everybody fetches: the copies run side by side, where the root would make them one after another.

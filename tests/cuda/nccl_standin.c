@@ -212,6 +212,11 @@ int ncclAllGather(const void* from, void* to, size_t count, int type, struct ncc
   (void)stream;
   return collective(comm, "ncclAllGather", from, to, count, type, 0);
 }
+int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, struct ncclComm* comm, void* stream) {
+  (void)stream;
+  (void)root;
+  return collective(comm, "ncclReduce", from, to, count, type, op);
+}
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, struct ncclComm* comm, void* stream) {
   (void)stream;
   return collective(comm, "ncclBroadcast", from, to, count, type, root);

@@ -64,6 +64,7 @@ int ncclRecv(void* to, size_t count, int type, int peer, struct ncclComm* comm, 
 int ncclAllReduce(const void* from, void* to, size_t count, int type, int op, struct ncclComm* comm, void* stream);
 int ncclReduceScatter(const void* from, void* to, size_t count, int type, int op, struct ncclComm* comm, void* stream);
 int ncclAllGather(const void* from, void* to, size_t count, int type, struct ncclComm* comm, void* stream);
+int ncclReduce(const void* from, void* to, size_t count, int type, int op, int root, struct ncclComm* comm, void* stream);
 int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, struct ncclComm* comm, void* stream);
 
 #ifdef __cplusplus

@@ -221,12 +221,14 @@ void failing_collectives() {
   all("ncclReduceScatter", [&] { return plugin->comm_reduce_scatter(comm, nullptr, data, data, 8, DType::bf16, Op::max, 1); });
   all("ncclAllGather", [&] { return plugin->comm_all_gather(comm, nullptr, data, data, 8, DType::u8); });
   all("ncclBroadcast", [&] { return plugin->comm_broadcast(comm, nullptr, data, data, 8, DType::i64, 3); });
+  all("ncclReduce", [&] { return plugin->comm_reduce(comm, nullptr, data, data, 8, DType::f32, Op::sum, 3, 1); });
   // Nothing is asked of NCCL for no elements, and for what it does not know.
   nccl_says->reset();
   check_equal(plugin->comm_all_reduce(comm, nullptr, data, data, 0, DType::f32, Op::sum, 1), 0, "all_reduce of nothing");
   check_equal(plugin->comm_all_gather(comm, nullptr, data, data, 0, DType::f32), 0, "all_gather of nothing");
   const int32_t strange[] = {plugin->comm_all_gather(comm, nullptr, data, data, 8, static_cast<DType>(1)),
                              plugin->comm_broadcast(comm, nullptr, data, data, 8, DType::f32, 4),
+                             plugin->comm_reduce(comm, nullptr, data, data, 8, DType::f32, Op::sum, 1, -1),
                              plugin->comm_all_reduce(comm, nullptr, data, data, 8, DType::i64, Op::sum, 2),
                              plugin->comm_all_reduce(comm, nullptr, data, data, 8, DType::f32, Op::max, 2),
                              plugin->comm_all_reduce(comm, nullptr, data, data, 8, DType::f32, Op::sum, 0)};

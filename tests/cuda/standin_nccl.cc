@@ -209,6 +209,7 @@ enum Kind : int32_t {
   kReduceScatter,
   kAllGather,
   kBroadcast,
+  kReduce,
   kExchange
 };
 
@@ -216,7 +217,8 @@ enum Kind : int32_t {
 std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t rank) {
   const size_t bytes = mine.count * size_of(mine.type), own = static_cast<size_t>(rank);
   std::vector<std::byte> result;
-  if (mine.kind == kAllReduce || mine.kind == kReduceScatter) {
+  if (mine.kind == kReduce && mine.root != rank) return result;
+  if (mine.kind == kAllReduce || mine.kind == kReduceScatter || mine.kind == kReduce) {
     result.resize(bytes);
     std::vector<const void*> from;
     for (const Offer& offer : room.offers) from.push_back(offer.from + (mine.kind == kReduceScatter ? own * bytes : 0));
@@ -230,7 +232,7 @@ std::vector<std::byte> result_of(const Room& room, const Offer& mine, int32_t ra
 }
 
 bool in_device_memory(const Offer& offer) {
-  return (offer.count == 0 || (is_device_memory(offer.from) && is_device_memory(offer.to))) &&
+  return (offer.count == 0 || (is_device_memory(offer.from) && (offer.to == nullptr || is_device_memory(offer.to)))) &&
          std::all_of(offer.transfers.begin(), offer.transfers.end(), [](const Transfer& one) { return is_device_memory(one.data); });
 }
 
@@ -389,6 +391,11 @@ int32_t reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to,
                 {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, op, divisor, kReduceScatter, 0});
 }
 
+int32_t reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor, int32_t root) {
+  if ((to != nullptr) != (comm->rank == root)) return kInvalidArgument;
+  return submit(comm, stream, {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, op, divisor, kReduce, root});
+}
+
 int32_t all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type) {
   return submit(comm, stream, {static_cast<const std::byte*>(from), static_cast<std::byte*>(to), count, type, Op::sum, 1, kAllGather, 0});
 }
@@ -480,6 +487,7 @@ void put_nccl(PluginTable* table) {
   table->comm_reduce_scatter = &reduce_scatter;
   table->comm_all_gather = &all_gather;
   table->comm_broadcast = &broadcast;
+  table->comm_reduce = &reduce;
   table->comm_exchange = &exchange;
   table->comm_group_begin = &comm_group_begin;
   table->comm_group_end = &comm_group_end;

@@ -80,7 +80,7 @@ void equals_oracle(const Input& in) {
   }
   const auto expected = oracle_owned(oracle, in.rules.shards);
   for (int shard = 0; shard < in.rules.shards; ++shard) {
-    const auto owned = owned_ranges(layout, in.rules.shards, shard);
+    const auto owned = owned_ranges(layout, shard);
     const auto& mine = expected[static_cast<size_t>(shard)];
     RC_ASSERT(owned.size() == mine.size());
     for (size_t i = 0; i < owned.size(); ++i) RC_ASSERT(same(owned[i], mine[i]));
@@ -109,7 +109,7 @@ void keeps_its_promises(const Input& in) {
   std::vector<std::vector<int>> owners(in.params.size());
   for (size_t p = 0; p < in.params.size(); ++p) owners[p].resize(in.params[p].numel);
   for (int shard = 0; shard < in.rules.shards; ++shard) {
-    for (const OwnedRange& range : owned_ranges(layout, in.rules.shards, shard)) {
+    for (const OwnedRange& range : owned_ranges(layout, shard)) {
       RC_ASSERT(range.begin < range.end);
       for (uint64_t i = 0; i < range.end - range.begin; ++i) ++owners[range.param].at(range.param_begin + i);
     }
@@ -132,7 +132,7 @@ void holds_for_huge_sizes(const Input& in, uint64_t factor) {
   }
   RC_ASSERT(layout.numel >= end);
   for (int shard = 0; shard < big.rules.shards; ++shard)
-    for (const OwnedRange& range : owned_ranges(layout, big.rules.shards, shard)) owned_sum += range.end - range.begin;
+    for (const OwnedRange& range : owned_ranges(layout, shard)) owned_sum += range.end - range.begin;
   RC_ASSERT(owned_sum == sum);
 }
 
@@ -145,7 +145,7 @@ void by_hand() {
   const Layout nothing = make_layout({{0}, {0}}, rules);
   check_equal(nothing.numel, 0U);
   check_equal(nothing.buckets.size(), 1U);
-  check(owned_ranges(nothing, 4, 3).empty(), "somebody owns a part of nothing");
+  check(owned_ranges(nothing, 3).empty(), "somebody owns a part of nothing");
 
   // A parameter without elements still keeps a bucket open: the one that wants its own does not join it.
   const Layout empty_first = make_layout({{100, true}, {0}}, rules);
@@ -156,7 +156,7 @@ void by_hand() {
   // An end that is already aligned is not padded further.
   const Layout exact = make_layout({{512}}, rules);
   check_equal(exact.numel, 512U);
-  check_equal(owned_ranges(exact, 4, 2)[0].param_begin, 256U);
+  check_equal(owned_ranges(exact, 2)[0].param_begin, 256U);
 
   // Equality closes; one element less does not.
   rules.shards = 1;

@@ -96,8 +96,8 @@ void refuses_huge_params() {
   refuse(many, {"parameter 15 'w15'"}, 15);
   many.resize(15);
   const Plan plan = plan_of(4, {}, many);
-  check_equal(plan.memory().param, uint64_t{15} << 54, "bytes of a plan near the limit");
-  check_equal(plan.memory().state, uint64_t{15} << 53);
+  check_equal(plan.memory(0).param, uint64_t{15} << 54, "bytes of a plan near the limit");
+  check_equal(plan.memory(0).state, uint64_t{15} << 53);
   // So do padding and a threshold.
   BufferConfig one_each;
   one_each.high_bandwidth_padding = true;
@@ -234,7 +234,7 @@ void sorts_arenas() {
     // Slots speak of registration indices.
     check_equal(plan.arenas[0].layout.slots[0].param, 4U);
     check_equal(plan.arenas[0].layout.slots[1].param, 0U);
-    check_equal(owned_ranges(plan.arenas[2].layout, 4, 0)[0].param, 3U);
+    check_equal(owned_ranges(plan.arenas[2].layout, 0)[0].param, 3U);
   }
   // Experts are sharded over their own ranks.
   GridConfig config;
@@ -272,7 +272,7 @@ void counts_bytes() {
         config.grad_same_as_param = c.same;
         config.sharding = sharding;
         const Plan plan = plan_of(d, config, params_of({20480, 40960}, c.type));
-        const MemoryPlan m = plan.memory();
+        const MemoryPlan m = plan.memory(0);
         const double bytes = static_cast<double>(m.param + m.grad + m.grad_shard + m.master + m.state);
         const double expected = c.whole + c.cut / (sharding == Sharding::zero_1 ? d : 1);
         check(bytes == expected * 61440, text(name_of(c.type), " d ", d, ": ", bytes / 61440, " bytes a parameter, not ", expected));
@@ -296,7 +296,7 @@ void counts_communicators() {
     auto first = param("a", {64}), second = param("b", {64});
     first.placement = second.placement = Placement::replicated;
     second.expert = experts;
-    return plan_of(world, config, {first, second}, grid).memory().communicators;
+    return plan_of(world, config, {first, second}, grid).memory(0).communicators;
   };
   constexpr uint64_t kOne = 154'140'672;
   check_equal(bytes({}, 1, Sharding::zero_1, false), 0U, "a rank alone");
@@ -543,7 +543,7 @@ void use_order_renames() {
       RC_ASSERT(std::tuple(here.begin, here.end, here.bucket) == std::tuple(there.begin, there.end, there.bucket));
     }
     for (int shard = 0; shard < arena.shards; ++shard) {
-      const auto here = owned_ranges(arena.layout, arena.shards, shard), there = owned_ranges(twin->layout, arena.shards, shard);
+      const auto here = owned_ranges(arena.layout, shard), there = owned_ranges(twin->layout, shard);
       RC_ASSERT(here.size() == there.size());
       for (size_t i = 0; i < here.size(); ++i) {
         RC_ASSERT(here[i].param == used[there[i].param]);
@@ -558,7 +558,7 @@ void use_order_renames() {
     RC_ASSERT(here.bucket == there.bucket);
     RC_ASSERT(key(plan.arenas[here.arena]) == key(other.arenas[there.arena]));
   }
-  RC_ASSERT(plan.memory().scratch == other.memory().scratch);
+  RC_ASSERT(plan.memory(0).scratch == other.memory(0).scratch);
   RC_CLASSIFY(!std::is_sorted(used.begin(), used.end()), "in another order");
 }
 
@@ -585,14 +585,14 @@ void json_agrees() {
     RC_ASSERT(told["owned"].size() == static_cast<size_t>(arena.shards));
     for (int shard = 0; shard < arena.shards; ++shard) {
       Json owned = Json::array();
-      for (const OwnedRange& r : owned_ranges(arena.layout, arena.shards, shard))
+      for (const OwnedRange& r : owned_ranges(arena.layout, shard))
         owned.push_back({{"param", r.param}, {"begin", r.begin}, {"end", r.end}, {"param_begin", r.param_begin}});
       RC_ASSERT(told["owned"][static_cast<size_t>(shard)] == owned);
     }
   }
   RC_ASSERT(json["bytes"].size() == static_cast<size_t>(plan.grid.size(kDp | kCp)));
   for (size_t i = 0; i < json["bytes"].size(); ++i) {
-    const MemoryPlan m = plan.memory();
+    const MemoryPlan m = plan.memory(0);
     RC_ASSERT(json["bytes"][i] == Json({{"param", m.param},
                                         {"grad", m.grad},
                                         {"grad_shard", m.grad_shard},
@@ -650,7 +650,7 @@ void survives_anything() {
   for (const ArenaPlan& arena : plan->arenas) end += arena.layout.numel;
   RC_ASSERT(end <= kMaxElements);
   RC_ASSERT(plan->padding_elements() == end - elements);
-  RC_ASSERT(plan->memory().state <= 8 * kMaxElements);
+  RC_ASSERT(plan->memory(0).state <= 8 * kMaxElements);
 }
 
 void writes_the_documented_line() {

@@ -114,9 +114,12 @@ struct mdp_param
     use_order::Int32
     flags::UInt64
     tie::Ptr{UInt8}
+    sharding::mdp_sharding
+    reserved::UInt32
+    cost::Cdouble
 end
-mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, use_order = 0, flags = 0, tie = C_NULL) =
-    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, use_order, flags, tie)
+mdp_param(; dtype = 0, name = C_NULL, shape = C_NULL, ndim = 0, uses_per_step = 0, param_class = 0, placement = 0, shard_dim = 0, shard_stride = 0, param_group = 0, use_order = 0, flags = 0, tie = C_NULL, sharding = 0, reserved = 0, cost = 0) =
+    mdp_param(sizeof(mdp_param), dtype, name, shape, ndim, uses_per_step, param_class, placement, shard_dim, shard_stride, param_group, use_order, flags, tie, sharding, reserved, cost)
 
 struct mdp_buffer_config
     struct_size::UInt32
@@ -180,6 +183,15 @@ end
 mdp_param_group(; reserved = 0, lr = 0, weight_decay = 0, flags = 0, beta1 = 0, beta2 = 0, momentum = 0, eps = 0) =
     mdp_param_group(sizeof(mdp_param_group), reserved, lr, weight_decay, flags, beta1, beta2, momentum, eps)
 
+struct mdp_param_state
+    struct_size::UInt32
+    reserved::UInt32
+    name::Ptr{UInt8}
+    bytes::Ptr{UInt64}
+end
+mdp_param_state(; reserved = 0, name = C_NULL, bytes = C_NULL) =
+    mdp_param_state(sizeof(mdp_param_state), reserved, name, bytes)
+
 struct mdp_optimizer_config
     struct_size::UInt32
     rule::mdp_rule
@@ -197,9 +209,11 @@ struct mdp_optimizer_config
     first_param_group::UInt32
     momentum::Cdouble
     state::Ptr{UInt8}
+    param_states::Ptr{mdp_param_state}
+    param_state_count::UInt64
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL, param_states = C_NULL, param_state_count = 0) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state, param_states, param_state_count)
 
 struct mdp_update
     struct_size::UInt32
@@ -219,9 +233,12 @@ struct mdp_update
     weight_decay::Cdouble
     momentum::Cdouble
     stream::Ptr{Cvoid}
+    param_states::Ptr{Ptr{Cvoid}}
+    param_state_bytes::Ptr{UInt64}
+    param_state_count::UInt64
 end
-mdp_update(; optimizer = 0, param = 0, param_begin = 0, count = 0, master = C_NULL, grad = C_NULL, state = C_NULL, state_count = 0, step = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, stream = C_NULL) =
-    mdp_update(sizeof(mdp_update), optimizer, param, param_begin, count, master, grad, state, state_count, step, lr, beta1, beta2, eps, weight_decay, momentum, stream)
+mdp_update(; optimizer = 0, param = 0, param_begin = 0, count = 0, master = C_NULL, grad = C_NULL, state = C_NULL, state_count = 0, step = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, momentum = 0, stream = C_NULL, param_states = C_NULL, param_state_bytes = C_NULL, param_state_count = 0) =
+    mdp_update(sizeof(mdp_update), optimizer, param, param_begin, count, master, grad, state, state_count, step, lr, beta1, beta2, eps, weight_decay, momentum, stream, param_states, param_state_bytes, param_state_count)
 
 struct mdp_scaler
     struct_size::UInt32
@@ -452,6 +469,7 @@ const MDP_SHARDING_DEFAULT = UInt32(0)
 const MDP_SHARDING_ZERO_0 = UInt32(1)
 const MDP_SHARDING_ZERO_1 = UInt32(2)
 const MDP_SHARDING_ZERO_2 = UInt32(3)
+const MDP_SHARDING_WHOLE = UInt32(4)
 
 const MDP_SCALING_MEAN = UInt32(0)
 const MDP_SCALING_SUM = UInt32(1)

@@ -190,6 +190,18 @@ int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void
   return divide_after(comm, result, {stream, to, count_per_rank, type, plan.rest});
 }
 
+int32_t comm_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor,
+                    int32_t root) {
+  if (const int32_t refused = usable(comm); refused != 0) return refused;
+  if (root < 0 || root >= comm->size) return kBadArgument;
+  const Current current(comm->device);
+  if (current.result() != 0) return current.result();
+  Plan plan;
+  if (const int32_t failed = plan_reduction(comm, type, op, divisor, &plan); failed != 0 || count == 0) return failed;
+  const int32_t result = result_of(comm->nccl->reduce(from, to, count, plan.type, plan.op, root, comm->handle, stream_of(stream)));
+  return to == nullptr ? result : divide_after(comm, result, {stream, to, count, type, plan.rest});
+}
+
 int32_t comm_all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type) {
   if (const int32_t refused = usable(comm); refused != 0) return refused;
   const Current current(comm->device);

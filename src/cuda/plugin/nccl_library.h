@@ -40,6 +40,7 @@ struct Nccl {
   decltype(&::ncclReduceScatter) reduce_scatter = find("ncclReduceScatter");
   decltype(&::ncclAllGather) all_gather = find("ncclAllGather");
   decltype(&::ncclBroadcast) broadcast = find("ncclBroadcast");
+  decltype(&::ncclReduce) reduce = find("ncclReduce");
 
   // Of newer versions; NULL if the version lacks them.
   ncclResult_t (*window_register)(ncclComm_t comm, void* buffer, size_t bytes, void** window,
@@ -74,6 +75,8 @@ int32_t comm_all_reduce(NcclComm* comm, void* stream, const void* from, void* to
 int32_t comm_reduce_scatter(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type, Op op,
                             double divisor);
 int32_t comm_all_gather(NcclComm* comm, void* stream, const void* from, void* to, size_t count_per_rank, DType type);
+int32_t comm_reduce(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, Op op, double divisor,
+                    int32_t root);
 int32_t comm_broadcast(NcclComm* comm, void* stream, const void* from, void* to, size_t count, DType type, int32_t root);
 int32_t comm_exchange(NcclComm* comm, void* stream, const Transfer* all, size_t count, DType type);
 int32_t comm_group_begin(NcclComm* comm);

@@ -115,6 +115,7 @@ PluginTable make_table() {
   table.comm_reduce_scatter = comm_reduce_scatter;
   table.comm_all_gather = comm_all_gather;
   table.comm_broadcast = comm_broadcast;
+  table.comm_reduce = comm_reduce;
   table.comm_exchange = comm_exchange;
   table.comm_group_begin = comm_group_begin;
   table.comm_group_end = comm_group_end;

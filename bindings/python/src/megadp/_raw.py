@@ -56,6 +56,7 @@ MDP_SHARDING_DEFAULT = 0
 MDP_SHARDING_ZERO_0 = 1
 MDP_SHARDING_ZERO_1 = 2
 MDP_SHARDING_ZERO_2 = 3
+MDP_SHARDING_WHOLE = 4
 MDP_SCALING_MEAN = 0
 MDP_SCALING_SUM = 1
 MDP_SCALING_TOKENS = 2
@@ -290,6 +291,9 @@ class mdp_param(ctypes.Structure):
         ("use_order", ctypes.c_int32),
         ("flags", ctypes.c_uint64),
         ("tie", ctypes.c_char_p),
+        ("sharding", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("cost", ctypes.c_double),
     ]
 
 
@@ -355,6 +359,15 @@ class mdp_param_group(ctypes.Structure):
     ]
 
 
+class mdp_param_state(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("name", ctypes.c_char_p),
+        ("bytes", ctypes.POINTER(ctypes.c_uint64)),
+    ]
+
+
 class mdp_optimizer_config(ctypes.Structure):
     _fields_ = [
         ("struct_size", ctypes.c_uint32),
@@ -373,6 +386,8 @@ class mdp_optimizer_config(ctypes.Structure):
         ("first_param_group", ctypes.c_uint32),
         ("momentum", ctypes.c_double),
         ("state", ctypes.c_char_p),
+        ("param_states", ctypes.POINTER(mdp_param_state)),
+        ("param_state_count", ctypes.c_uint64),
     ]
 
 
@@ -395,6 +410,9 @@ class mdp_update(ctypes.Structure):
         ("weight_decay", ctypes.c_double),
         ("momentum", ctypes.c_double),
         ("stream", ctypes.c_void_p),
+        ("param_states", ctypes.POINTER(ctypes.c_void_p)),
+        ("param_state_bytes", ctypes.POINTER(ctypes.c_uint64)),
+        ("param_state_count", ctypes.c_uint64),
     ]
 
 
@@ -570,6 +588,6 @@ class mdp_tp_cross_entropy_config(ctypes.Structure):
 
 STRUCTS = (
     mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
-    mdp_plan_report, mdp_range, mdp_param_group, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config, mdp_step_report,
-    mdp_grad_summary, mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor, mdp_checkpoint_config,
-    mdp_tp_region_config, mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config)
+    mdp_plan_report, mdp_range, mdp_param_group, mdp_param_state, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config,
+    mdp_step_report, mdp_grad_summary, mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor,
+    mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config)

@@ -176,6 +176,22 @@ impl Default for mdp_param_group {
     }
 }
 
+impl mdp_param_state {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_param_state {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl mdp_optimizer_config {
     /// All zero, but for the struct_size.
     pub const fn new() -> Self {

@@ -77,6 +77,9 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("use_order", offset_of!(super::mdp_param, use_order)),
         ("flags", offset_of!(super::mdp_param, flags)),
         ("tie", offset_of!(super::mdp_param, tie)),
+        ("sharding", offset_of!(super::mdp_param, sharding)),
+        ("reserved", offset_of!(super::mdp_param, reserved)),
+        ("cost", offset_of!(super::mdp_param, cost)),
     ]),
     ("mdp_buffer_config", size_of::<super::mdp_buffer_config>(), align_of::<super::mdp_buffer_config>(), &[
         ("struct_size", offset_of!(super::mdp_buffer_config, struct_size)),
@@ -128,6 +131,12 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("momentum", offset_of!(super::mdp_param_group, momentum)),
         ("eps", offset_of!(super::mdp_param_group, eps)),
     ]),
+    ("mdp_param_state", size_of::<super::mdp_param_state>(), align_of::<super::mdp_param_state>(), &[
+        ("struct_size", offset_of!(super::mdp_param_state, struct_size)),
+        ("reserved", offset_of!(super::mdp_param_state, reserved)),
+        ("name", offset_of!(super::mdp_param_state, name)),
+        ("bytes", offset_of!(super::mdp_param_state, bytes)),
+    ]),
     ("mdp_optimizer_config", size_of::<super::mdp_optimizer_config>(), align_of::<super::mdp_optimizer_config>(), &[
         ("struct_size", offset_of!(super::mdp_optimizer_config, struct_size)),
         ("rule", offset_of!(super::mdp_optimizer_config, rule)),
@@ -145,6 +154,8 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("first_param_group", offset_of!(super::mdp_optimizer_config, first_param_group)),
         ("momentum", offset_of!(super::mdp_optimizer_config, momentum)),
         ("state", offset_of!(super::mdp_optimizer_config, state)),
+        ("param_states", offset_of!(super::mdp_optimizer_config, param_states)),
+        ("param_state_count", offset_of!(super::mdp_optimizer_config, param_state_count)),
     ]),
     ("mdp_update", size_of::<super::mdp_update>(), align_of::<super::mdp_update>(), &[
         ("struct_size", offset_of!(super::mdp_update, struct_size)),
@@ -164,6 +175,9 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("weight_decay", offset_of!(super::mdp_update, weight_decay)),
         ("momentum", offset_of!(super::mdp_update, momentum)),
         ("stream", offset_of!(super::mdp_update, stream)),
+        ("param_states", offset_of!(super::mdp_update, param_states)),
+        ("param_state_bytes", offset_of!(super::mdp_update, param_state_bytes)),
+        ("param_state_count", offset_of!(super::mdp_update, param_state_count)),
     ]),
     ("mdp_scaler", size_of::<super::mdp_scaler>(), align_of::<super::mdp_scaler>(), &[
         ("struct_size", offset_of!(super::mdp_scaler, struct_size)),
@@ -350,6 +364,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_SHARDING_ZERO_0", super::MDP_SHARDING_ZERO_0 as i64),
     ("MDP_SHARDING_ZERO_1", super::MDP_SHARDING_ZERO_1 as i64),
     ("MDP_SHARDING_ZERO_2", super::MDP_SHARDING_ZERO_2 as i64),
+    ("MDP_SHARDING_WHOLE", super::MDP_SHARDING_WHOLE as i64),
     ("MDP_SCALING_MEAN", super::MDP_SCALING_MEAN as i64),
     ("MDP_SCALING_SUM", super::MDP_SCALING_SUM as i64),
     ("MDP_SCALING_TOKENS", super::MDP_SCALING_TOKENS as i64),

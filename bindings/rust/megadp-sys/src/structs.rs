@@ -94,6 +94,9 @@ pub struct mdp_param {
     pub use_order: i32,
     pub flags: u64,
     pub tie: *const c_char,
+    pub sharding: mdp_sharding,
+    pub reserved: u32,
+    pub cost: f64,
 }
 
 #[repr(C)]
@@ -160,6 +163,15 @@ pub struct mdp_param_group {
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
+pub struct mdp_param_state {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub name: *const c_char,
+    pub bytes: *const u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
 pub struct mdp_optimizer_config {
     pub struct_size: u32,
     pub rule: mdp_rule,
@@ -177,6 +189,8 @@ pub struct mdp_optimizer_config {
     pub first_param_group: u32,
     pub momentum: f64,
     pub state: *const c_char,
+    pub param_states: *const mdp_param_state,
+    pub param_state_count: u64,
 }
 
 #[repr(C)]
@@ -199,6 +213,9 @@ pub struct mdp_update {
     pub weight_decay: f64,
     pub momentum: f64,
     pub stream: mdp_stream,
+    pub param_states: *const *mut c_void,
+    pub param_state_bytes: *const u64,
+    pub param_state_count: u64,
 }
 
 #[repr(C)]

@@ -129,6 +129,7 @@ pub const MDP_SHARDING_DEFAULT: mdp_sharding = 0;
 pub const MDP_SHARDING_ZERO_0: mdp_sharding = 1;
 pub const MDP_SHARDING_ZERO_1: mdp_sharding = 2;
 pub const MDP_SHARDING_ZERO_2: mdp_sharding = 3;
+pub const MDP_SHARDING_WHOLE: mdp_sharding = 4;
 
 pub const MDP_SCALING_MEAN: mdp_scaling = 0;
 pub const MDP_SCALING_SUM: mdp_scaling = 1;

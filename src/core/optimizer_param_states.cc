@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes of any number that whoever owns a whole parameter keeps for the caller's update of it: what is not one element for each element,
+// such as the factors of a preconditioner.
+#include "base/checked.h"
+#include "core/optimizer_impl.h"
+
+namespace megadp {
+namespace {
+
+constexpr uint64_t kAlignment = 64;  // bytes; where one begins
+
+}  // namespace
+
+// Of a parameter that is cut nobody could say whose they are.
+Status Optimizer::check_param_states() const {
+  const Arenas& arenas = buffer_->arenas();
+  for (const ParamState& state : impl_->config.param_states) {
+    for (size_t param = 0; param < state.bytes.size(); ++param) {
+      if (state.bytes[param] == 0) continue;
+      const ParamSpec& spec = buffer_->plan().params[param];
+      const auto refused = [&](const auto&... words) {
+        return Status(Code::invalid,
+                      text("config.param_states gives ", param_label(param, spec.name), " ", state.bytes[param], " bytes of '", state.name,
+                           "'", words...),
+                      Blame{.param = static_cast<int64_t>(param)});
+      };
+      if (spec.frozen) return refused(", but it is frozen; give it 0");
+      if (!covers(param)) return refused(", but it is another optimizer's; give it 0");
+      const Sharding sharding = arenas.arena_of(param).plan->sharding;
+      if (sharding == Sharding::whole || sharding == Sharding::zero_0) continue;
+      return refused(", but it is cut over the ranks; register it with MDP_SHARDING_WHOLE (4)");
+    }
+  }
+  return {};
+}
+
+void Optimizer::lay_out_param_states() {
+  const Arenas& arenas = buffer_->arenas();
+  for (const ParamState& state : impl_->config.param_states) {
+    Impl::ParamStateMemory mine;
+    mine.at.resize(state.bytes.size());
+    mine.shapes.resize(state.bytes.size(), {0, 1});
+    for (size_t param = 0; param < state.bytes.size(); ++param) {
+      if (state.bytes[param] == 0 || buffer_->plan().params[param].frozen || impl_->owned(arenas, param) == nullptr) continue;
+      mine.at[param] = mine.bytes;
+      mine.shapes[param][0] = static_cast<int64_t>(state.bytes[param]);
+      mine.bytes += round_up(state.bytes[param], kAlignment);
+    }
+    impl_->param_states.push_back(std::move(mine));
+  }
+}
+
+Status Optimizer::allocate_param_states() {
+  for (Impl::ParamStateMemory& state : impl_->param_states) {
+    if (state.bytes == 0) continue;
+    auto memory = buffer_->context().backend->allocate(state.bytes);
+    if (!memory) return memory.status();
+    state.memory = impl_->kept->keep(*std::move(memory));
+  }
+  return {};
+}
+
+Slice Optimizer::Impl::param_state(size_t state, size_t param) const {
+  const ParamStateMemory& mine = param_states[state];
+  const bool owns = mine.shapes[param][0] > 0;
+  return {owns ? static_cast<std::byte*>(mine.memory->data()) + mine.at[param] : nullptr, DType::u8, &mine.shapes[param]};
+}
+
+const std::vector<ParamState>& Optimizer::param_states() const {
+  return impl_->config.param_states;
+}
+
+}  // namespace megadp
