@@ -97,7 +97,7 @@ mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const cha
     if (Status status = check_output(out, "out"); !status) return status;
     if (Status status = check_handle(optimizer, "optimizer", Need::process); !status) return status;
     if (name == nullptr) return invalid("name is NULL; ", optimizer->object->names_of_state());
-    constexpr size_t longest = 63;
+    constexpr size_t longest = 65;  // one more than a name may have
     auto slice = optimizer->object->state(param, std::string_view(name, strnlen(name, longest)));
     if (!slice) return slice.status();
     give_slice(place_of(*optimizer), *slice, out);

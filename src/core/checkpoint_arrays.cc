@@ -2,6 +2,7 @@
 #include "core/checkpoint_arrays.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -54,7 +55,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
   const Plan& plan = arenas.plan();
   const TpRank tp = tp_rank(*arenas.grid(), expert);
   const std::vector<int> group = plan.grid.group(Grid::replica_axes(expert), arenas.grid()->rank());
-  std::vector<StoredArray> arrays;
+  std::vector<StoredArray> arrays, states;
   std::vector<size_t> numbers(plan.params.size());
   const auto has = [&](size_t param) { return &config.part_of(*part.buffer, param) == &part; };
   auto steps = part.optimizer ? part.optimizer->steps_of_all() : std::vector<uint64_t>();
@@ -76,6 +77,26 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
     arrays.push_back(std::move(array));
     return {};
   };
+  // Of one owner's.
+  const auto describe_states = [&](size_t param, const std::vector<int>& replicas) {
+    if (!part.optimizer || !part.optimizer->covers(param)) return;
+    const ParamSpec& spec = plan.params[param];
+    for (const ParamState& state : part.optimizer->param_states()) {
+      const uint64_t bytes = state.bytes[param];
+      if (bytes == 0) continue;
+      StoredArray array;
+      array.name = param_state_name(state.name, spec.name);
+      array.type = DType::u8;
+      array.shape = {static_cast<int64_t>(bytes)};
+      array.is_param = false;
+      array.state_of = spec.name;
+      array.tie = plan.is_tied(param) ? param_state_name(state.name, spec.tie) : "";
+      place(spec.placement, 0, 1, &array);
+      const Share mine = array.cut.is_cut() ? Share{0, bytes} : share_of(bytes, tp.index, tp.size);
+      add_pieces(replicas, mine.begin, mine.end, &array);
+      states.push_back(std::move(array));
+    }
+  };
   for (const ArenaPlan& arena : plan.arenas) {
     if (arena.expert != expert) continue;
     // In the order in which they lie, which is that of the files.
@@ -94,6 +115,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
         const Share mine = same_on_all ? share_of(spec.numel, tp.index, tp.size) : Share{0, spec.numel};
         const uint64_t end = owned.param_begin + (owned.end - owned.begin);
         add_pieces(replicas, std::max(owned.param_begin, mine.begin), std::min(end, mine.end), &arrays[numbers[owned.param]]);
+        if (arena.is_whole() || arena.sharding == Sharding::zero_0) describe_states(owned.param, replicas);
       }
     }
   }
@@ -101,6 +123,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
     if (!plan.params[param].frozen || plan.params[param].expert != expert || !has(param)) continue;
     if (Status described = describe(param); !described) return described;
   }
+  std::move(states.begin(), states.end(), std::back_inserter(arrays));
   return arrays;
 }
 
@@ -205,8 +228,9 @@ class Merge {
                     Blame{.rank = world(teller.rank)});
     }
     known.tellers.push_back(teller.rank);
-    if (known.first.owner != teller.owner || first.is_param != array.is_param) {
-      if (!first.is_param && !array.is_param) return {};  // of a tensor the first one's counts
+    if (known.first.owner != teller.owner || first.is_param != array.is_param || first.state_of != array.state_of) {
+      const auto is_tensor = [](const StoredArray& one) { return !one.is_param && !one.is_state(); };
+      if (is_tensor(first) && is_tensor(array)) return {};  // of a tensor the first one's counts
       return differ(", which are different arrays: in a checkpoint every array has a name of its own");
     }
     std::vector<int64_t> mine = array.shape, its = known.shape;
@@ -335,6 +359,16 @@ std::optional<LocalArray> find_local(const CheckpointConfig& config, const std::
     if (param && !part.buffer->plan().params[*param].frozen) {
       return LocalArray{&config.part_of(*part.buffer, *param), *param,
                         part_of(*part.buffer->arenas().grid(), part.buffer->plan().params[*param].expert)};
+    }
+  }
+  for (const CheckpointPart& part : config.parts) {
+    const size_t count = part.optimizer ? part.optimizer->param_states().size() : 0;
+    for (size_t k = 0; k < count; ++k) {
+      const std::string prefix = param_state_name(part.optimizer->param_states()[k].name, "");
+      if (name.compare(0, prefix.size(), prefix) != 0) continue;
+      const auto param = part.buffer->plan().find(std::string_view(name).substr(prefix.size()));
+      if (!param || !part.optimizer->covers(*param)) continue;
+      return LocalArray{&part, *param, part_of(*part.buffer->arenas().grid(), part.buffer->plan().params[*param].expert), k};
     }
   }
   for (size_t i = 0; i < config.tensors.size(); ++i) {

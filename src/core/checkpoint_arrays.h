@@ -27,6 +27,7 @@ struct LocalArray {
   const CheckpointPart* part = nullptr;  // null: a tensor of the caller's
   size_t index = 0;                      // of the parameter in its buffer, or of the tensor
   size_t tp_part = 0;                    // of the array's cut
+  std::optional<size_t> state = {};      // which of the bytes that the parameter's owner keeps; none: the parameter itself
 };
 std::optional<LocalArray> find_local(const CheckpointConfig& config, const std::string& name, const Cut& cut);
 

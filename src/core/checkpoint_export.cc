@@ -31,6 +31,7 @@ class Export {
       if (!array.foreign.empty()) {
         return unsupported(in_quotes(array.name), " is ", array.foreign, " in ", source_.path(), ", which the library does not have");
       }
+      if (array.is_state()) continue;
       if (array.is_frozen) {
         ++frozen;
       } else {

@@ -142,6 +142,7 @@ class Load {
     const auto wrong = [](const auto&... words) { return invalid("this is another model: ", words...); };
     std::vector<std::string_view> known;
     for (const StoredArray& target : here_.arrays) {
+      if (target.is_state() && config_.params_only) continue;
       const StoredArray* const source = source_of(target);
       if (source == nullptr) {
         if (is_optional(target.name)) continue;
@@ -153,6 +154,11 @@ class Load {
         return unsupported(in_quotes(target.name), " is ", source->foreign, " in ", source_->path(),
                            ", which the library does not have; give it as ", name_of(target.type));
       }
+      if (target.is_state() && source->cut.sizes != target.cut.sizes) {
+        return invalid(in_quotes(target.name), " was kept by ", source->cut.parts(), " tensor-parallel ranks in ", source_->path(),
+                       " and is by ", target.cut.parts(), " here; only its owners know what it means: load on as many, or with ",
+                       "MDP_CHECKPOINT_PARAMS_ONLY (1), and it begins with zeros");
+      }
       if (source->shape == target.shape) continue;
       return wrong(in_quotes(target.name), " is ", name_of(target.type), shape_text(target.shape), " here, and ", source->type_name(),
                    shape_text(source->shape), " in ", source_->path());
@@ -160,7 +166,7 @@ class Load {
     std::sort(known.begin(), known.end());
     for (const StoredArray& source : source_->manifest().arrays) {
       if (std::binary_search(known.begin(), known.end(), std::string_view(source.name))) continue;
-      if (here_.frozen.count(source.name) > 0 || is_optional(source.name)) continue;
+      if (here_.frozen.count(source.name) > 0 || is_optional(source.name) || !is_wanted(source)) continue;
       for (const StoredArray& target : here_.arrays) {
         if (std::find(target.aliases.begin(), target.aliases.end(), source.name) == target.aliases.end()) continue;
         return wrong(in_quotes(source.name), " is in ", source_->path(), " beside ", in_quotes(target.name),
@@ -172,9 +178,17 @@ class Load {
     return {};
   }
 
+  // What an owner has kept counts only if the parameter has an optimizer here, whose state is loaded.
+  bool is_wanted(const StoredArray& source) const {
+    if (!source.is_state()) return true;
+    return !config_.params_only && std::any_of(here_.arrays.begin(), here_.arrays.end(), [&](const StoredArray& target) {
+      return target.name == source.state_of && target.optimizer >= 0;
+    });
+  }
+
   // What this rank holds of one array, under any of its names.
   Status plan(const StoredArray& target) {
-    const StoredArray* const source = source_of(target);
+    const StoredArray* const source = target.is_state() && config_.params_only ? &target : source_of(target);
     if (source == nullptr) return {};
     if (source->type != target.type) {
       if (size_of(source->type) > 4 || size_of(target.type) > 4 || source->type == DType::u8 || target.type == DType::u8) {
@@ -194,6 +208,10 @@ class Load {
     const auto local = find_local(config_, name, target.cut);
     if (!local) return {};
     if (local->part == nullptr) return plan_tensor(source, target, *local);
+    if (local->state) {
+      plan_param_state(source, target, *local);
+      return {};
+    }
     const Arenas& arenas = local->part->buffer->arenas();
     const OwnedRange* const owned = arenas.owned(local->index);
     loaded_.push_back({local->part, local->index, &source});
@@ -228,6 +246,15 @@ class Load {
       }
     }
     return {};
+  }
+
+  void plan_param_state(const StoredArray& source, const StoredArray& target, const LocalArray& local) {
+    const Slice slice = local.part->optimizer->param_state(*local.state, local.index);
+    const auto bytes = static_cast<uint64_t>(slice.shape->front());
+    if (bytes == 0) return;
+    const bool on_device = config_.context().on_device();
+    jobs_.push_back(
+        {&source, &target, local, config_.params_only ? "" : kParamState, DType::u8, DType::u8, slice.data, 0, bytes, 0, on_device});
   }
 
   Status plan_tensor(const StoredArray& source, const StoredArray& target, const LocalArray& local) {

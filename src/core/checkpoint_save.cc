@@ -78,8 +78,10 @@ class Save {
         const auto local = find_local(config_, array.name, array.cut);
         if (!local)
           return internal_error(kSaveCall, ": '", array.name, "' is to be written by rank ", write_->rank, ", which does not have it");
-        if (Status added = local->part != nullptr ? add_param(array, piece, *local) : add_tensor(array, piece, local->index); !added)
-          return added;
+        const Status added = local->state             ? add_param_state(array, piece, *local)
+                             : local->part != nullptr ? add_param(array, piece, *local)
+                                                      : add_tensor(array, piece, local->index);
+        if (!added) return added;
       }
     }
     const auto add_bytes = [this](const char* name, std::span<const std::byte> bytes) {
@@ -120,6 +122,16 @@ class Save {
       const auto* const data = static_cast<const std::byte*>(slice->data) + (piece.begin - owned->param_begin) * size_of(slice->type);
       add(state.name.c_str(), number, slice->type, array, piece, data, device);
     }
+    return {};
+  }
+
+  Status add_param_state(const StoredArray& array, const StoredPiece& piece, const LocalArray& local) {
+    const Slice slice = local.part->optimizer->param_state(*local.state, local.index);
+    if (static_cast<uint64_t>(slice.shape->front()) < piece.end) {
+      return invalid(in_quotes(array.name), " has ", slice.shape->front(), " bytes here, and more on another rank; give all the same");
+    }
+    Backend* const device = config_.context().on_device() ? config_.context().backend.get() : nullptr;
+    add(kParamState, 0, DType::u8, array, piece, static_cast<const std::byte*>(slice.data) + piece.begin, device);
     return {};
   }
 

@@ -102,7 +102,8 @@ Status Optimizer::compare_configurations() {
       if (value) mine += text(" ", each.name, " ", exactly(*value));
     }
   }
-  return compare_on_all("mdp_optimizer_create", "configure the optimizer", mine);
+  if (Status same = compare_on_all("mdp_optimizer_create", "configure the optimizer", mine); !same) return same;
+  return config.param_states.empty() ? Status() : compare_param_states();
 }
 
 // The same text on all ranks, or none goes on.

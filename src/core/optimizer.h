@@ -130,6 +130,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Of the "master", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
   const std::vector<ParamState>& param_states() const;
+  Slice param_state(size_t state, size_t param) const;  // what this rank has of it; between steps
   // "AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'"
   std::string names_of_state() const;
   // How many steps the parameter has taken part in.
@@ -160,6 +161,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   Status compare_configurations();
+  Status compare_param_states();
   Status compare_on_all(const char* call, const char* what, const std::string& mine);
   Status check_groups() const;
   std::string names_of_groups() const;

@@ -43,6 +43,12 @@ Result<StoredOptimizer> Optimizer::stored() {
   }
   json += "]";
   if (impl_->scaler.kind != LossScaler::Kind::none) json += text(",\"scaler\":", scaler_json(impl_->scaler, scalars->loss_scale));
+  if (!impl_->config.param_states.empty()) {
+    json += ",\"param_states\":[";
+    for (const ParamState& each : impl_->config.param_states)
+      json += text(&each == &impl_->config.param_states.front() ? "" : ",", json_string(each.name));
+    json += "]";
+  }
   json += ",\"state\":[";
   const char* comma = "";
   for (const StoredState& each : out.state) {

@@ -2,6 +2,7 @@
 // Bytes of any number that whoever owns a whole parameter keeps for the caller's update of it: what is not one element for each element,
 // such as the factors of a preconditioner.
 #include "base/checked.h"
+#include "control/agreement.h"
 #include "core/optimizer_impl.h"
 
 namespace megadp {
@@ -30,6 +31,30 @@ Status Optimizer::check_param_states() const {
       if (sharding == Sharding::whole || sharding == Sharding::zero_0) continue;
       return refused(", but it is cut over the ranks; register it with MDP_SHARDING_WHOLE (4)");
     }
+  }
+  return {};
+}
+
+// Of parameters of which ranks hold replicas: whoever owns one, all must know what is kept of it.
+Status Optimizer::compare_param_states() {
+  const Plan& plan = buffer_->plan();
+  for (const bool expert : {false, true}) {
+    std::string mine;
+    for (const ParamState& state : impl_->config.param_states) {
+      append_all(&mine, "bytes of '", state.name, "'");
+      for (size_t param = 0; param < state.bytes.size(); ++param) {
+        if (plan.params[param].expert == expert && state.bytes[param] > 0) append_all(&mine, " ", param, ":", state.bytes[param]);
+      }
+      mine += '\n';
+    }
+    auto compared = buffer_->context().world->compare(buffer_->arenas().members(Grid::replica_axes(expert)), "mdp_optimizer_create", mine);
+    if (!compared) return compared.status();
+    if (!*compared) continue;
+    const Mismatch& found = **compared;
+    return Status(Code::desync,
+                  text("ranks ", found.first, " and ", found.other, " give parameters different param_states: '", found.first_bytes,
+                       "' and '", found.other_bytes, "'"),
+                  Blame{.rank = found.other});
   }
   return {};
 }
@@ -64,6 +89,10 @@ Slice Optimizer::Impl::param_state(size_t state, size_t param) const {
   const ParamStateMemory& mine = param_states[state];
   const bool owns = mine.shapes[param][0] > 0;
   return {owns ? static_cast<std::byte*>(mine.memory->data()) + mine.at[param] : nullptr, DType::u8, &mine.shapes[param]};
+}
+
+Slice Optimizer::param_state(size_t state, size_t param) const {
+  return impl_->param_state(state, param);
 }
 
 const std::vector<ParamState>& Optimizer::param_states() const {

@@ -49,6 +49,10 @@ Status Optimizer::verify(const char* call) {
       for (const StateArray& each : impl_->states) {
         if (Status added = add(each.name); !added) return added;
       }
+      for (const ParamState& each : impl_->config.param_states) {
+        if (each.bytes[slot.param] == 0) continue;
+        if (Status added = add(each.name.c_str()); !added) return added;
+      }
     }
   }
   for (size_t of = 0; of < bytes.size(); ++of) held.digests[of] = hash_bytes(bytes[of].data(), bytes[of].size());

@@ -46,7 +46,8 @@ std::string array_json(const StoredArray& array) {
     out +=
         text(",\"cut\":{\"dim\":", array.cut.dim, ",\"stride\":", array.cut.stride, ",\"sizes\":", list_json(array.cut.sizes, same), "}");
   }
-  out += text(",\"kind\":\"", array.is_frozen ? "frozen" : array.is_param ? "parameter" : "tensor", "\"");
+  out += text(",\"kind\":\"", array.is_state() ? "state" : array.is_frozen ? "frozen" : array.is_param ? "parameter" : "tensor", "\"");
+  if (array.is_state()) out += text(",\"of\":", json_string(array.state_of));
   if (array.optimizer >= 0) out += text(",\"optimizer\":", array.optimizer, ",\"steps\":", array.steps);
   if (!array.tie.empty()) out += text(",\"tie\":", json_string(array.tie));
   if (!array.aliases.empty()) out += text(",\"aliases\":", list_json(array.aliases, json_string));
@@ -196,7 +197,11 @@ StoredArray take_array(ManifestReader& reader, const JsonValue& json, const Mani
   array.shape = reader.sizes(reader.member(json, "shape", where), where + ".shape", kMostDims);
   const std::string kind = reader.string(reader.member(json, "kind", where), where + ".kind");
   array.is_frozen = kind == "frozen";
-  array.is_param = kind != "tensor";
+  array.is_param = kind != "tensor" && kind != "state";
+  if (kind == "state") {
+    array.state_of = reader.string(reader.member(json, "of", where), where + ".of");
+    if (array.state_of.empty() || array.type != DType::u8) reader.refuse(where + " is no state of a parameter");
+  }
   if (!reader.ok()) return array;
   uint64_t elements = 0;
   size_t at = 0;
@@ -269,6 +274,10 @@ Result<Manifest> parse_manifest(std::string_view given) {
   }
   if (!reader.ok()) return corrupt(reader.problem());
   return manifest;
+}
+
+std::string param_state_name(std::string_view state, std::string_view param) {
+  return text(state, " of ", param);
 }
 
 std::string piece_name(std::string_view state, const StoredPiece& piece, const std::string& array) {

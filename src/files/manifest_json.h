@@ -41,6 +41,7 @@ struct StoredArray {
   Cut cut;
   bool is_param = true;              // else a tensor of the caller's
   bool is_frozen = false;            // nothing of it is stored
+  std::string state_of;              // bytes that an owner keeps: the parameter's name; else empty
   int optimizer = -1;                // that has state of it
   uint64_t steps = 0;                // that it has taken part in
   std::string tie;                   // where it is tied: what its copies are tied as
@@ -49,6 +50,7 @@ struct StoredArray {
   std::string foreign;               // in a model, its dtype if the library has none such
 
   // As sentences name it.
+  bool is_state() const { return !state_of.empty(); }
   std::string type_name() const { return foreign.empty() ? name_of(type) : foreign; }
   std::vector<int64_t> shape_of(size_t part) const;
 };
@@ -84,6 +86,9 @@ struct Manifest {
 
 // Code::corrupt, or Code::unsupported for one of a later version.
 Result<Manifest> parse_manifest(std::string_view json);
+
+// The array of what the owner of a parameter keeps.
+std::string param_state_name(std::string_view state, std::string_view param);
 
 // What one state of a piece is called in its file. "param" is the array itself.
 std::string piece_name(std::string_view state, const StoredPiece& piece, const std::string& array);

@@ -376,6 +376,173 @@ static void checkpoints_load_at_any_sharding(void** state) {
   for (size_t k = 0; k < sizeof legs / sizeof legs[0]; ++k) run_ranks(ranks[k], go_on, &legs[k]);
 }
 
+/* ── What an owner keeps ── */
+
+enum {
+  STATES = 2
+};
+/* Of each parameter: as many counts as it has the letter's number of bytes for. */
+static const uint64_t bytes_of[STATES][WEIGHTS] = {{8, 4800, 0, 24, 16}, {0, 3, 5, 0, 70001}};
+static const mdp_param_state kept_states[STATES] = {{.struct_size = sizeof(mdp_param_state), .name = "rows", .bytes = bytes_of[0]},
+                                                    {.struct_size = sizeof(mdp_param_state), .name = "cols", .bytes = bytes_of[1]}};
+
+/* Every byte of them counts steps, each in its own way. */
+static int32_t counts_steps(void* user, const mdp_update* u) {
+  (void)user;
+  await_default_stream();
+  CHECK(u->param_state_count == STATES && u->param_begin == 0 && u->count == (uint64_t)matrices[u->param]);
+  for (unsigned k = 0; k < STATES; ++k) {
+    CHECK(u->param_state_bytes[k] == bytes_of[k][u->param] && (u->param_states[k] != NULL) == (bytes_of[k][u->param] > 0));
+    uint8_t* const bytes = u->param_states[k];
+    for (uint64_t i = 0; i < u->param_state_bytes[k]; ++i) {
+      CHECK(bytes[i] == (uint8_t)((u->step - 1) * (1 + i % 7 + k)));
+      bytes[i] = (uint8_t)(u->step * (1 + i % 7 + k));
+    }
+  }
+  for (uint64_t i = 0; i < u->count; ++i) u->master[i] -= u->grad[i] / 64;
+  return 0;
+}
+
+static void keep_on(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const leg* l = argument;
+  mdp_comm* const comm = comm_open(id, rank, n, UINT64_C(60000000000));
+  mdp_param params[WEIGHTS];
+  memset(params, 0, sizeof params);
+  for (int p = 0; p < WEIGHTS; ++p)
+    params[p] = (mdp_param){.struct_size = sizeof params[p], .name = weight_names[p], .shape = &matrices[p], .ndim = 1};
+  SIZED(mdp_buffer_config, config);
+  config.sharding = l->sharding;
+  SIZED(mdp_optimizer_config, rule);
+  rule.rule = MDP_RULE_CALLER;
+  rule.param_states = kept_states;
+  rule.param_state_count = STATES;
+  mdp_buffer* buffer = NULL;
+  mdp_optimizer* optimizer = NULL;
+  OK(mdp_buffer_register(comm, NULL, &config, params, WEIGHTS, &buffer));
+  OK(mdp_optimizer_create(buffer, &rule, &optimizer));
+  OK(mdp_optimizer_set_update(optimizer, counts_steps, NULL));
+  char where_to[512];
+  snprintf(where_to, sizeof where_to, "%s/kept", folder);
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = buffer, .optimizer = optimizer};
+  mdp_checkpoint_config where = {.struct_size = sizeof where, .directory = where_to, .parts = &part, .part_count = 1};
+  if (l->from > 0) OK(mdp_checkpoint_load(&where));
+  for (int step = l->from; step < l->to; ++step) {
+    for (int p = WEIGHTS; p-- > 0;) {
+      float* const grads = calloc(LONGEST, sizeof(float));
+      const mdp_tensor t = tensor_of(MDP_DTYPE_F32, grads, &matrices[p]);
+      OK(mdp_grad_put(buffer, (size_t)p, &t, 0, NULL));
+      free(grads);
+    }
+    step_and_wait(optimizer);
+  }
+  for (size_t p = 0; p < WEIGHTS; ++p) {
+    SIZED(mdp_tensor, view);
+    OK(mdp_optimizer_state(optimizer, p, "cols", &view));
+    CHECK(view.dtype == MDP_DTYPE_U8 && view.ndim == 1 && (view.shape[0] == 0 || (uint64_t)view.shape[0] == bytes_of[1][p]));
+    const uint8_t* const bytes = view.data;
+    for (int64_t i = 0; i < view.shape[0]; ++i) CHECK(bytes[i] == (uint8_t)(l->to * (2 + i % 7)));
+  }
+  if (l->last > 0) { /* without state nothing is kept */
+    where.flags = MDP_CHECKPOINT_PARAMS_ONLY;
+    OK(mdp_checkpoint_load(&where));
+    SIZED(mdp_tensor, view);
+    OK(mdp_optimizer_state(optimizer, 4, "cols", &view));
+    for (int64_t i = 0; i < view.shape[0]; ++i) CHECK(((const uint8_t*)view.data)[i] == 0);
+  } else {
+    OK(mdp_checkpoint_save(&where, NULL));
+  }
+  mdp_optimizer_destroy(optimizer);
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
+static void owners_keep_bytes(void** state) {
+  (void)state;
+  leg legs[] = {{MDP_SHARDING_WHOLE, 0, 0, 3, 0},
+                {MDP_SHARDING_WHOLE, 0, 3, 4, 0},
+                {MDP_SHARDING_ZERO_0, 0, 4, 6, 0},
+                {MDP_SHARDING_WHOLE, 0, 6, 7, 1}};
+  const int32_t ranks[] = {2, 3, 2, 1};
+  for (size_t k = 0; k < sizeof legs / sizeof legs[0]; ++k) run_ranks(ranks[k], keep_on, &legs[k]);
+}
+
+/* A checkpoint of other bytes, and configurations that cannot be. */
+static mdp_status create(mdp_buffer* buffer, mdp_rule rule, const mdp_param_state* states, uint64_t count) {
+  SIZED(mdp_optimizer_config, config);
+  config.rule = rule;
+  config.state = rule == MDP_RULE_CALLER ? "momentum" : NULL;
+  config.param_states = states;
+  config.param_state_count = count;
+  mdp_optimizer* optimizer = NULL;
+  const mdp_status status = mdp_optimizer_create(buffer, &config, &optimizer);
+  if (status == MDP_OK) mdp_optimizer_destroy(optimizer);
+  return status;
+}
+
+static void bad_states(void** state) {
+  (void)state;
+  mdp_comm* const comm = comm_open(NULL, 0, 1, UINT64_C(60000000000));
+  mdp_param params[3];
+  memset(params, 0, sizeof params);
+  for (int p = 0; p < 3; ++p) params[p] = (mdp_param){.struct_size = sizeof params[p], .name = weight_names[p], .shape = ten, .ndim = 1};
+  params[1].sharding = MDP_SHARDING_WHOLE;
+  params[2].flags = MDP_PARAM_FROZEN;
+  mdp_buffer* buffer = NULL;
+  OK(mdp_buffer_register(comm, NULL, NULL, params, 3, &buffer));
+  uint64_t bytes[3] = {0, 8, 0};
+  mdp_param_state good[2] = {{.struct_size = sizeof good[0], .name = "a", .bytes = bytes},
+                             {.struct_size = sizeof good[0], .name = "b", .bytes = bytes}};
+  OK(create(buffer, MDP_RULE_CALLER, good, 2));
+  FAILS(MDP_E_INVALID, "config.param_states is of the caller's rule", create(buffer, MDP_RULE_ADAMW, good, 2));
+  FAILS(MDP_E_INVALID, "config.param_state_count is 0", create(buffer, MDP_RULE_CALLER, good, 0));
+  FAILS(MDP_E_INVALID, "config.param_state_count is 5", create(buffer, MDP_RULE_CALLER, good, 5));
+  FAILS(MDP_E_INVALID, "config.param_states is NULL", create(buffer, MDP_RULE_CALLER, NULL, 1));
+  mdp_param_state bad[2] = {good[0], good[0]};
+  FAILS(MDP_E_INVALID, "config.param_states[1].name has the name 'a' twice", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bad[1].name = "momentum";
+  FAILS(MDP_E_INVALID, "has the name 'momentum' twice", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bad[1].name = "master";
+  FAILS(MDP_E_INVALID, "has the name 'master', which is the library's", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bad[1].name = "a b";
+  FAILS(MDP_E_INVALID, "has the name 'a b'; names are of", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bad[1].name = NULL;
+  FAILS(MDP_E_INVALID, "config.param_states[1].name is NULL", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bad[1] = good[1];
+  bad[1].bytes = NULL;
+  FAILS(MDP_E_INVALID, "config.param_states[1].bytes is NULL", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bad[1] = good[1];
+  bad[1].reserved = 1;
+  FAILS(MDP_E_INVALID, "config.param_states[1].reserved is 1", create(buffer, MDP_RULE_CALLER, bad, 2));
+  bytes[0] = 1;
+  FAILS(MDP_E_INVALID, "gives parameter 0 'p0' 1 bytes of 'a', but it is cut over the ranks", create(buffer, MDP_RULE_CALLER, good, 2));
+  bytes[0] = 0;
+  bytes[2] = 4;
+  FAILS(MDP_E_INVALID, "gives parameter 2 'p2' 4 bytes of 'a', but it is frozen", create(buffer, MDP_RULE_CALLER, good, 2));
+  bytes[2] = 0;
+  bytes[1] = UINT64_MAX;
+  FAILS(MDP_E_INVALID, "config.param_states[0].bytes[1] is 18446744073709551615", create(buffer, MDP_RULE_CALLER, good, 2));
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
+static void others_keep_others(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  const double costs[WEIGHTS] = {0};
+  mdp_comm* const comm = comm_open(id, rank, n, UINT64_C(60000000000));
+  mdp_buffer* const buffer = five(comm, costs, MDP_OK, NULL);
+  const uint64_t bytes[WEIGHTS] = {8, rank == 1 ? 16 : 8};
+  const mdp_param_state one = {.struct_size = sizeof one, .name = "a", .bytes = bytes};
+  FAILS(MDP_E_DESYNC, "ranks 0 and 1 give parameters different param_states: 'bytes of 'a' 0:8 1:8",
+        create(buffer, MDP_RULE_CALLER, &one, 1));
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
+static void ranks_keep_the_same(void** state) {
+  (void)state;
+  run_ranks(2, others_keep_others, NULL);
+}
+
 /* ── What is refused ── */
 
 static void refused(mdp_comm* comm, mdp_sharding sharding, mdp_param param, mdp_status wanted, const char* part) {
@@ -432,6 +599,9 @@ int main(void) {
                                      TEST(the_plan_counts_each_rank),
                                      TEST(updates_get_whole_parameters),
                                      TEST(checkpoints_load_at_any_sharding),
+                                     TEST(owners_keep_bytes),
+                                     TEST(bad_states),
+                                     TEST(ranks_keep_the_same),
                                      TEST(bad_input)};
   return cmocka_run_group_tests(tests, setup, close_folder);
 }
