@@ -71,7 +71,8 @@ using Counts = std::vector<uint64_t>;
 // (exact) from begin + r * piece; or with `counts`, of which all ranks give the same, as many as these say.
 // - reduce_scatter: rank r's piece becomes sum / divisor; the other pieces are unspecified, except that elements that were zero on every
 //   rank stay zero. With `to`, which is this rank's own affair, the sum goes there and all pieces are unspecified. With to_f32 it goes
-//   there as f32, not rounded to `type`; except that where NCCL adds up (see exact), its sums are of `type`.
+//   there as f32, not rounded to `type`; except that where NCCL adds up (see exact), its sums are of `type`. With `counts` all ranks have
+//   `to`, or none has.
 // - all_reduce: everything becomes sum / divisor.
 // - all_gather: rank r's piece is copied to all others.
 // - broadcast: rank root's elements are copied to all others.

@@ -117,7 +117,11 @@ Status HostGroup::submit_in_window(Stream& stream, const WindowOp& call) {
   operation.begin = call.begin;
   operation.divisor = call.divisor;
   operation.root = call.root;
-  if (call.counts) operation.pieces = hash_bytes(call.counts->data(), call.counts->size() * sizeof(uint64_t)) | 1;
+  if (call.counts) {
+    constexpr uint64_t elsewhere = 1, any = 2;
+    const uint64_t digest = hash_bytes(call.counts->data(), call.counts->size() * sizeof(uint64_t));
+    operation.pieces = (digest & ~elsewhere) | any | (call.to != nullptr ? elsewhere : 0);
+  }
   auto* const to = static_cast<std::byte*>(call.to);
   return submit(
       stream, operation,

@@ -25,7 +25,7 @@ struct Operation {      // plain bytes: it is copied between processes
   int32_t bucket = -1;  // for people only
   float divisor = 1;
   uint32_t microbatch = 0;  // 0: of none
-  uint64_t pieces = 0;      // in windows: a digest of WindowOp::counts; 0: equal pieces
+  uint64_t pieces = 0;      // in windows: a digest of WindowOp::counts, odd if there is a WindowOp::to; 0: equal pieces
   char what[40] = {};       // Tag::what, cut
 };
 

@@ -131,6 +131,98 @@ void all_gather_v(Suite& suite) {
   });
 }
 
+// In windows, in place or into memory of this rank's own, rounded or as f32; what lies around the range stays as it is.
+void in_windows(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    Bench bench(rank);
+    const auto me = static_cast<size_t>(rank.rank());
+    constexpr size_t most = 1'300'000, begin = 64;
+    auto window = rank.must(bench.group->allocate_window((most + 2 * begin) * sizeof(double)));
+    uint64_t seed = 3000;
+    for (const DType type : {DType::f32, DType::bf16, DType::f64}) {
+      for (const Counts& counts : lists(rank.size(), type == DType::f32)) {
+        ++seed;
+        const size_t width = size_of(type), at = before(counts, me) * width, piece = counts[me] * width;
+        std::vector<Bytes> inputs;
+        for (int r = 0; r < rank.size(); ++r) inputs.push_back(make_input(type, total(counts), seed, r));
+        const Bytes edge = make_input(type, begin, seed + 7, rank.rank());
+        Bytes all = edge;
+        all.insert(all.end(), inputs[me].begin(), inputs[me].end());
+        all.insert(all.end(), edge.begin(), edge.end());
+        const bool elsewhere = seed % 3 == 0, in_f32 = elsewhere && type != DType::f64;
+        DeviceArray to(rank, counts[me] * sizeof(double) + 1);
+        WindowOp call{.kind = Collective::reduce_scatter,
+                      .window = window.get(),
+                      .type = type,
+                      .begin = begin,
+                      .count = total(counts),
+                      .tag = {1, "gradients"},
+                      .divisor = 4,
+                      .to = elsewhere ? to.data() : nullptr,
+                      .to_f32 = in_f32,
+                      .counts = std::make_shared<const Counts>(counts)};
+        const std::string name = text(name_of(type), " counts[0] ", counts[0], " of ", total(counts));
+        put(rank, window->data(), all);
+        rank.must(bench.group->together(*bench.stream, {&call, 1}));
+        rank.must(finish(*bench.stream));
+        const Bytes after = get(rank, window->data(), all.size());
+        if (elsewhere) {
+          // As f32 the sum is what rounds to the other: compared where the types are the same.
+          if (!in_f32 || type == DType::f32)
+            rank.check(slice(to.get(), 0, piece) == slice(reduce_arrays(type, Op::sum, 4, inputs), at, piece), "elsewhere " + name);
+        } else {
+          rank.check(slice(after, begin * width + at, piece) == slice(reduce_arrays(type, Op::sum, 4, inputs), at, piece), "sum " + name);
+        }
+        rank.check(slice(after, 0, begin * width) == edge && slice(after, all.size() - begin * width, begin * width) == edge,
+                   "edge " + name);
+
+        Bytes expected;
+        for (size_t r = 0; r < counts.size(); ++r) {
+          const Bytes part = slice(inputs[r], before(counts, r) * width, counts[r] * width);
+          expected.insert(expected.end(), part.begin(), part.end());
+        }
+        call = {.kind = Collective::all_gather,
+                .window = window.get(),
+                .type = type,
+                .begin = begin,
+                .count = total(counts),
+                .counts = call.counts};
+        put(rank, window->data(), all);
+        rank.must(bench.group->together(*bench.stream, {&call, 1}));
+        rank.must(finish(*bench.stream));
+        const Bytes gathered = get(rank, window->data(), all.size());
+        rank.check(slice(gathered, begin * width, expected.size()) == expected, "gathered " + name);
+        rank.check(slice(gathered, 0, begin * width) == edge && slice(gathered, all.size() - begin * width, begin * width) == edge,
+                   "edge of gathered " + name);
+      }
+    }
+  });
+}
+
+// Rank 1 has other pieces, of the same sum.
+void different_pieces(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    auto window = rank.must(bench.group->allocate_window(4096));
+    const Counts counts = rank.rank() == 1 ? Counts{4, 6, 5} : Counts{4, 5, 6};
+    const WindowOp call{.kind = Collective::all_gather,
+                        .window = window.get(),
+                        .type = DType::f32,
+                        .begin = 0,
+                        .count = 15,
+                        .counts = std::make_shared<const Counts>(counts)};
+    Status status = bench.group->together(*bench.stream, {&call, 1});
+    if (status.ok()) status = finish(*bench.stream);
+    rank.fails(status, Code::desync, {"all_gather of 15 f32", "pieces of"});
+    WindowOp wrong = call;
+    wrong.counts = std::make_shared<const Counts>(Counts{4, 5, 7});
+    rank.fails(bench.group->together(*bench.stream, {&wrong, 1}), Code::internal, {"3 counts", "come to the whole"});
+    wrong.kind = Collective::all_reduce;
+    wrong.counts = call.counts;
+    rank.fails(bench.group->together(*bench.stream, {&wrong, 1}), Code::internal, {"3 counts"});
+  });
+}
+
 // matrix[s][r]: what rank s sends to rank r.
 std::vector<std::vector<Counts>> matrices(int ranks, bool large) {
   const auto n = static_cast<size_t>(ranks);
@@ -288,10 +380,16 @@ void counts_that_do_not_meet(Suite& suite) {
 }  // namespace
 
 std::vector<Case> uneven_cases() {
-  return {{"uneven.reduce_scatter_v", reduce_scatter_v}, {"uneven.large_pieces", large_pieces},
-          {"uneven.all_gather_v", all_gather_v},         {"uneven.all_to_all_v", all_to_all_v},
-          {"uneven.random_programs", random_programs},   {"uneven.bad_arguments", bad_arguments},
-          {"uneven.different_counts", different_counts}, {"uneven.counts_that_do_not_meet", counts_that_do_not_meet}};
+  return {{"uneven.reduce_scatter_v", reduce_scatter_v},
+          {"uneven.large_pieces", large_pieces},
+          {"uneven.all_gather_v", all_gather_v},
+          {"uneven.all_to_all_v", all_to_all_v},
+          {"uneven.random_programs", random_programs},
+          {"uneven.bad_arguments", bad_arguments},
+          {"uneven.in_windows", in_windows},
+          {"uneven.different_pieces", different_pieces},
+          {"uneven.different_counts", different_counts},
+          {"uneven.counts_that_do_not_meet", counts_that_do_not_meet}};
 }
 
 }  // namespace megadp::test

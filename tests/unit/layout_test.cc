@@ -2,6 +2,9 @@
 // Layouts and ownership: by hand, against the oracle, and by what must hold for every layout.
 #include <rapidcheck.h>
 
+#include <algorithm>
+#include <set>
+
 #include "check.h"
 #include "core/layout.h"
 #include "layout_oracle.h"
@@ -118,6 +121,59 @@ void keeps_its_promises(const Input& in) {
     for (const int count : counts) RC_ASSERT(count == 1);
 }
 
+// Of whole parameters: the same ones in each bucket as otherwise, but by owner, who has all of what is its own; pieces fill the buckets,
+// and what a shard keeps lies end to end.
+void whole_ones_have_one_owner(Input in) {
+  in.rules.sharded = true;
+  const Layout cut = make_layout(in.params, in.rules);
+  in.rules.whole = true;
+  for (LayoutParam& param : in.params) param.owner = *rc::gen::inRange<uint32_t>(0, static_cast<uint32_t>(in.rules.shards));
+  const Layout layout = make_layout(in.params, in.rules);
+  RC_ASSERT(layout.buckets.size() == cut.buckets.size());
+  uint64_t end = 0;
+  std::vector<uint64_t> kept(static_cast<size_t>(in.rules.shards));
+  for (uint32_t b = 0; b < layout.buckets.size(); ++b) {
+    const BucketRange& bucket = layout.buckets[b];
+    RC_ASSERT(bucket.begin == end);
+    end = bucket.end;
+    RC_ASSERT(bucket.end % 128 == 0U);
+    std::set<size_t> here, there;
+    uint32_t owner = 0;
+    for (uint32_t s = bucket.first_slot; s < bucket.end_slot; ++s) {
+      const Slot& slot = layout.slots[s];
+      RC_ASSERT(slot.bucket == b && slot.begin % 64 == 0U && slot.end - slot.begin == in.params[slot.param].numel);
+      RC_ASSERT(slot.owner == in.params[slot.param].owner && slot.owner >= owner);
+      owner = slot.owner;
+      here.insert(slot.param);
+    }
+    for (uint32_t s = cut.buckets[b].first_slot; s < cut.buckets[b].end_slot; ++s) there.insert(cut.slots[s].param);
+    RC_ASSERT(here == there);
+    const std::vector<uint64_t> counts = piece_counts(layout, b);
+    uint64_t at = bucket.begin, longest = 0;
+    for (int shard = 0; shard < in.rules.shards; ++shard) {
+      const Piece piece = piece_of(layout, b, shard);
+      RC_ASSERT(piece.begin == at && piece.end % 64 == 0U && piece.count() == counts[static_cast<size_t>(shard)]);
+      at = piece.end;
+      longest = std::max(longest, piece.count());
+      kept[static_cast<size_t>(shard)] += piece.count();
+    }
+    RC_ASSERT(at == bucket.end && longest_piece(layout, b) == longest);
+  }
+  std::vector<int> owners(in.params.size());
+  for (int shard = 0; shard < in.rules.shards; ++shard) {
+    RC_ASSERT(shard_elements(layout, shard) == kept[static_cast<size_t>(shard)]);
+    uint64_t at = 0;
+    for (const OwnedRange& range : owned_ranges(layout, shard)) {
+      RC_ASSERT(range.param_begin == 0U && range.end - range.begin == in.params[range.param].numel);
+      RC_ASSERT(in.params[range.param].owner == static_cast<uint32_t>(shard) && range.at >= at);
+      at = range.at + (range.end - range.begin);
+      ++owners[range.param];
+    }
+    RC_ASSERT(at <= shard_elements(layout, shard));
+  }
+  for (size_t p = 0; p < owners.size(); ++p) RC_ASSERT(owners[p] == (in.params[p].numel > 0 ? 1 : 0));
+}
+
 // Sizes far beyond what any oracle could walk: positions are only checked for order, alignment and completeness.
 void holds_for_huge_sizes(const Input& in, uint64_t factor) {
   Input big = in;
@@ -172,6 +228,7 @@ int main() {
   set_property_runs(3000);
   by_hand();
   check(rc::check("layouts equal the oracle's", [] { equals_oracle(*any_input()); }), "oracle");
+  check(rc::check("whole parameters have one owner", [] { whole_ones_have_one_owner(*any_input()); }), "whole");
   check(rc::check("every layout keeps its promises", [] { keeps_its_promises(*any_input()); }), "promises");
   check(rc::check("huge sizes", [] { holds_for_huge_sizes(*any_input(), *rc::gen::inRange<uint64_t>(1, uint64_t{1} << 40)); }), "huge");
   return finish();

@@ -352,6 +352,8 @@ void compares_registrations() {
   differs([](ParamSpec& p) { p.frozen = true; });
   differs([](ParamSpec& p) { p.own_bucket = true; });
   differs([](ParamSpec& p) { p.use_order = -1; });
+  differs([](ParamSpec& p) { p.sharding = Sharding::whole; });
+  differs([](ParamSpec& p) { p.cost = 0.125; });
   differs([](ParamSpec& p) { p.placement = Placement::replicated; });
   differs([](ParamSpec& p) { p.placement = Placement::sharded; });
   const auto config_differs = [&](auto change, const std::string& word) {
@@ -361,6 +363,7 @@ void compares_registrations() {
     check(difference.find(word) == 0 && difference.find(" on rank 1") != std::string::npos, "difference is '" + difference + "'");
   };
   config_differs([](BufferConfig& c) { c.sharding = Sharding::zero_0; }, "sharding: zero_1 here, zero_0");
+  config_differs([](BufferConfig& c) { c.sharding = Sharding::whole; }, "sharding: zero_1 here, whole");
   config_differs([](BufferConfig& c) { c.missing = MissingPolicy::skip; }, "missing gradients: error here, skip");
   config_differs([](BufferConfig& c) { c.grad_same_as_param = true; }, "gradient type: f32 here");
   config_differs([](BufferConfig& c) { c.high_bandwidth_padding = true; }, "high-bandwidth padding: off here");
@@ -635,7 +638,11 @@ void survives_anything() {
   config.bucket_elements = *bucket;
   config.bucket_count = wild || config.bucket_elements == 0 ? *bucket : 0;
   config.high_bandwidth_padding = *rc::gen::arbitrary<bool>();
-  config.sharding = *rc::gen::element(Sharding::zero_0, Sharding::zero_1, Sharding::zero_2);
+  config.sharding = *rc::gen::element(Sharding::zero_0, Sharding::zero_1, Sharding::zero_2, Sharding::whole);
+  for (ParamSpec& each : params) {
+    if (*rc::gen::inRange(0, 3) == 0) each.sharding = *rc::gen::element(Sharding::zero_1, Sharding::whole, config.sharding);
+    if (*rc::gen::inRange(0, 3) == 0) each.cost = *rc::gen::element(0.0, 1e-300, 5.0, 1e30);
+  }
   const size_t count = params.size();
   const auto plan = make_plan(grid_of(*rc::gen::element(1, 2, 3, 97, kMaxWorld)), config, std::move(params));
   RC_CLASSIFY(plan.ok(), "laid out");
@@ -651,6 +658,48 @@ void survives_anything() {
   RC_ASSERT(end <= kMaxElements);
   RC_ASSERT(plan->padding_elements() == end - elements);
   RC_ASSERT(plan->memory(0).state <= 8 * kMaxElements);
+}
+
+// The costliest goes to the shard that has least; so the fullest has no more than an even share and one parameter. What is tied goes by its
+// tie, whatever else there is.
+void balances_owners() {
+  BufferConfig config;
+  config.sharding = Sharding::whole;
+  config.bucket_elements = *rc::gen::element<uint64_t>(1, 500, UINT64_MAX);
+  GridConfig cut;
+  cut.pp = *rc::gen::element(1, 2);
+  const int shards = *rc::gen::inRange(1, 9);
+  std::vector<ParamSpec> params = params_of(*rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 400)));
+  for (ParamSpec& each : params) {
+    if (*rc::gen::inRange(0, 4) == 0) each.dtype = DType::bf16;
+    if (*rc::gen::inRange(0, 4) == 0) each.cost = *rc::gen::inRange(1, 1000);
+    if (*rc::gen::inRange(0, 5) == 0) each.sharding = Sharding::zero_1;
+  }
+  ParamSpec tied = param("tied", {*rc::gen::inRange<int64_t>(1, 300)});
+  tied.tie = "embedding";
+  params.push_back(tied);
+  const Plan plan = plan_of(shards * cut.pp, config, params, cut), alone = plan_of(shards * cut.pp, config, {tied}, cut);
+  std::vector<double> load(static_cast<size_t>(shards));
+  double largest = 0, sum = 0;
+  for (const ArenaPlan& arena : plan.arenas) {
+    RC_ASSERT(arena.is_whole() == arena.layout.whole);
+    for (const Slot& slot : arena.layout.slots) {
+      const ParamSpec& spec = plan.params[slot.param];
+      RC_ASSERT(arena.is_whole() == (spec.sharding != Sharding::zero_1));
+      if (plan.is_tied(slot.param)) RC_ASSERT(slot.owner == alone.arenas[0].layout.slots[0].owner);
+      if (!arena.is_whole()) continue;
+      const double cost = spec.cost > 0 ? spec.cost : static_cast<double>(spec.numel);
+      load[slot.owner] += cost;
+      largest = std::max(largest, cost);
+      sum += cost;
+    }
+  }
+  RC_ASSERT(*std::max_element(load.begin(), load.end()) <= sum / shards + largest);
+  // What each rank keeps adds up to all.
+  uint64_t state = 0, elements = 0;
+  for (int rank = 0; rank < shards; ++rank) state += plan.memory(rank).state;
+  for (const ArenaPlan& arena : plan.arenas) elements += arena.layout.numel;
+  RC_ASSERT(state == elements * 8);
 }
 
 void writes_the_documented_line() {
@@ -694,6 +743,7 @@ int main() {
   writes_the_documented_line();
   plans_for_many_ranks();
   check(rc::check("plans are whole", plans_are_whole), "whole");
+  check(rc::check("owners are balanced", balances_owners), "owners");
   check(rc::check("another order of use is another order of registration", use_order_renames), "order of use");
   check(rc::check("JSON says what the plan says", json_agrees), "json");
   check(rc::check("anything may be registered", survives_anything), "registered");
