@@ -165,7 +165,19 @@ std::string take_an_optimizer(Bytes* bytes) {
   }
   Pointees pointees;
   config.point(0, offsetof(mdp_optimizer_config, state), pointees.words(bytes));
-  const auto taken = take_optimizer_config(config.as<mdp_optimizer_config>());
+  // What it keeps of each of some parameters.
+  constexpr int32_t params = 3;
+  const size_t states = bytes->number<uint8_t>() % kMostElements;
+  Given kept(bytes, std::max<size_t>(states, 1));
+  config.point(0, offsetof(mdp_optimizer_config, param_states), kept.at(0));
+  if (config.get<uint64_t>(0, offsetof(mdp_optimizer_config, param_state_count)) <= kMaxArray) {
+    config.set(0, offsetof(mdp_optimizer_config, param_state_count), uint64_t{states});
+  }
+  for (size_t i = 0; i < states; ++i) {
+    kept.point(i, offsetof(mdp_param_state, name), pointees.words(bytes));
+    kept.point(i, offsetof(mdp_param_state, bytes), pointees.numbers(bytes, params));
+  }
+  const auto taken = take_optimizer_config(config.as<mdp_optimizer_config>(), params);
   if (!taken.ok()) {
     must(!taken.status().text().empty(), "an optimizer is refused without a reason");
     return taken.status().text();
@@ -178,7 +190,10 @@ std::string take_an_optimizer(Bytes* bytes) {
   must(taken->some_groups || taken->first_group == 0, "an optimizer of all groups that begins with another");
   must(taken->state.size() <= kMostStates, "an optimizer with more arrays than there may be");
   for (const std::string& name : taken->state) must(!name.empty() && name.find('\n') == std::string::npos, "an array without a name");
-  return text("an optimizer, rule ", taken->rule, " groups ", taken->groups.size());
+  must(taken->param_states.size() <= kMostStates, "an optimizer that keeps more than it may");
+  for (const ParamState& state : taken->param_states)
+    must(!state.name.empty() && state.bytes.size() == params, "bytes of other parameters");
+  return text("an optimizer, rule ", taken->rule, " groups ", taken->groups.size(), " keeps ", taken->param_states.size());
 }
 
 // What a scaler was taken as is taken again, and is then the same.
@@ -228,8 +243,8 @@ std::string run(const std::string& input) {
   switch (bytes.number<uint8_t>() % 6) {
     case 0:
       return take_any<mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config, mdp_plan_report, mdp_range,
-                      mdp_param_group, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config, mdp_step_report, mdp_stats_report,
-                      mdp_bucket_report, mdp_error_info>(&bytes);
+                      mdp_param_group, mdp_param_state, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config, mdp_step_report,
+                      mdp_stats_report, mdp_bucket_report, mdp_error_info>(&bytes);
     case 1:
       return "tensor " + take_a_tensor(&bytes);
     case 2:
@@ -277,8 +292,14 @@ std::vector<std::string> valid() {
     auto optimizer = sized<mdp_optimizer_config>();
     optimizer.rule = rule, optimizer.param_group_count = 2, optimizer.flags = MDP_OPTIMIZER_SOME_GROUPS, optimizer.first_param_group = 1;
     optimizer.param_groups = static_cast<const mdp_param_group*>(something);
-    if (rule == MDP_RULE_CALLER) optimizer.state = static_cast<const char*>(something);
-    all.push_back(std::string("\2\2", 2) + blob(bytes_of(optimizer)) + blob(bytes_of(group)) + blob(bytes_of(group)) + "\3m\nv");
+    auto kept = sized<mdp_param_state>();
+    kept.name = static_cast<const char*>(something), kept.bytes = static_cast<const uint64_t*>(something);
+    const bool keeps = rule == MDP_RULE_CALLER;
+    if (keeps)
+      optimizer.state = kept.name, optimizer.param_states = static_cast<const mdp_param_state*>(something), optimizer.param_state_count = 1;
+    all.push_back(std::string("\2\2", 2) + blob(bytes_of(optimizer)) + blob(bytes_of(group)) + blob(bytes_of(group)) + "\3m\nv" +
+                  std::string(1, keeps ? '\1' : '\0') + blob(bytes_of(kept)) + "\1k" + bytes_of(int64_t{8}) + bytes_of(int64_t{0}) +
+                  bytes_of(int64_t{24}));
   }
   auto scaler = sized<mdp_scaler>();
   scaler.scale = 1024, scaler.growth_interval = 3, scaler.clean_steps = 2, scaler.hysteresis = 2, scaler.overflows = 1;
