@@ -90,6 +90,7 @@ std::string run(const std::string& input) {
     if (array.cut.is_cut()) outcome += ", cut";
     if (!array.pieces.empty()) outcome += ", pieces";
     if (!array.aliases.empty()) outcome += ", aliases";
+    if (array.is_state()) outcome += ", kept";
   }
   return outcome;
 }
@@ -121,7 +122,15 @@ Manifest good() {
   frozen.name = "frozen";
   frozen.shape = {0, 4};
   frozen.is_frozen = true;
-  manifest.arrays = {cut, tied, frozen};
+  StoredArray kept;
+  kept.name = "rows of cut";
+  kept.type = DType::u8;
+  kept.shape = {12};
+  kept.cut = {0, 1, {4, 8}};
+  kept.is_param = false;
+  kept.state_of = "cut";
+  kept.pieces = {{0, 0, 0, 4}, {1, 1, 0, 8}};
+  manifest.arrays = {cut, tied, frozen, kept};
   return manifest;
 }
 
@@ -140,10 +149,11 @@ int main(int argc, char** argv) {
   std::string nested = good().json();
   nested.insert(nested.find("\"lr\":"), "\"unknown\":" + deep + ",");
   must(parse_manifest(nested).status().code() == Code::corrupt, "a manifest that is nested deep is taken");
-  return fuzz(argc, argv,
-              {{good().json(), alone()},
-               with_json({"9223372036854775807", "288230376151711744", "[0,0,0,3]", "[1,1,1,2],", "\"cut\":{", "\"dim\"", "\"stride\"",
-                          "\"sizes\"", "\"pieces\"", "\"optimizer\":0,", "\"steps\":1,", "\"aliases\"", "\"kind\"", "\"files\"",
-                          "\"arrays\"", "\"optimizers\"", "\"shape\":[", "\\u0000", "\\/"}),
-               run});
+  return fuzz(
+      argc, argv,
+      {{good().json(), alone()},
+       with_json({"9223372036854775807", "288230376151711744", "[0,0,0,3]",        "[1,1,1,2],",   "\"cut\":{",   "\"dim\"",  "\"stride\"",
+                  "\"sizes\"",           "\"pieces\"",         "\"optimizer\":0,", "\"steps\":1,", "\"aliases\"", "\"kind\"", "\"of\"",
+                  "\"files\"",           "\"arrays\"",         "\"optimizers\"",   "\"shape\":[",  "\\u0000",     "\\/"}),
+       run});
 }

@@ -226,6 +226,8 @@ void every_field_of_an_operation_is_compared() {
   differs("op", [](Operation& o) { o.op = Op::max; });
   differs("root", [](Operation& o) { o.root = 9; });
   differs("divisor", [](Operation& o) { o.divisor = 9; });
+  differs("microbatch", [](Operation& o) { o.microbatch = 9; });
+  differs("pieces", [](Operation& o) { o.pieces = 9; });
   differs("what", [](Operation& o) { o.what[0] = 'q'; });
   Operation elsewhere = one;
   elsewhere.bucket = 9;
