@@ -49,6 +49,29 @@ void place(Placement placement, int dim, int stride, StoredArray* array) {
   if (placement == Placement::sharded) array->cut = {dim, stride, {array->shape[static_cast<size_t>(dim)]}};
 }
 
+// What the owners of a parameter, `replicas`, keep for the update of it.
+void describe_states(const CheckpointPart& part, size_t param, const TpRank& tp, const std::vector<int>& replicas,
+                     std::vector<StoredArray>* states) {
+  if (!part.optimizer || !part.optimizer->covers(param)) return;
+  const Plan& plan = part.buffer->plan();
+  const ParamSpec& spec = plan.params[param];
+  for (const ParamState& state : part.optimizer->param_states()) {
+    const uint64_t bytes = state.bytes[param];
+    if (bytes == 0) continue;
+    StoredArray array;
+    array.name = param_state_name(state.name, spec.name);
+    array.type = DType::u8;
+    array.shape = {static_cast<int64_t>(bytes)};
+    array.is_param = false;
+    array.state_of = spec.name;
+    array.tie = plan.is_tied(param) ? param_state_name(state.name, spec.tie) : "";
+    place(spec.placement, 0, 1, &array);
+    const Share mine = array.cut.is_cut() ? Share{0, bytes} : share_of(bytes, tp.index, tp.size);
+    add_pieces(replicas, mine.begin, mine.end, &array);
+    states->push_back(std::move(array));
+  }
+}
+
 // All parameters of a part and of one class, as this rank and those that hold replicas of them have them.
 Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config, const CheckpointPart& part, bool expert, int optimizer) {
   const Arenas& arenas = part.buffer->arenas();
@@ -77,26 +100,6 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
     arrays.push_back(std::move(array));
     return {};
   };
-  // Of one owner's.
-  const auto describe_states = [&](size_t param, const std::vector<int>& replicas) {
-    if (!part.optimizer || !part.optimizer->covers(param)) return;
-    const ParamSpec& spec = plan.params[param];
-    for (const ParamState& state : part.optimizer->param_states()) {
-      const uint64_t bytes = state.bytes[param];
-      if (bytes == 0) continue;
-      StoredArray array;
-      array.name = param_state_name(state.name, spec.name);
-      array.type = DType::u8;
-      array.shape = {static_cast<int64_t>(bytes)};
-      array.is_param = false;
-      array.state_of = spec.name;
-      array.tie = plan.is_tied(param) ? param_state_name(state.name, spec.tie) : "";
-      place(spec.placement, 0, 1, &array);
-      const Share mine = array.cut.is_cut() ? Share{0, bytes} : share_of(bytes, tp.index, tp.size);
-      add_pieces(replicas, mine.begin, mine.end, &array);
-      states.push_back(std::move(array));
-    }
-  };
   for (const ArenaPlan& arena : plan.arenas) {
     if (arena.expert != expert) continue;
     // In the order in which they lie, which is that of the files.
@@ -115,7 +118,7 @@ Result<std::vector<StoredArray>> describe_params(const CheckpointConfig& config,
         const Share mine = same_on_all ? share_of(spec.numel, tp.index, tp.size) : Share{0, spec.numel};
         const uint64_t end = owned.param_begin + (owned.end - owned.begin);
         add_pieces(replicas, std::max(owned.param_begin, mine.begin), std::min(end, mine.end), &arrays[numbers[owned.param]]);
-        if (arena.is_whole() || arena.sharding == Sharding::zero_0) describe_states(owned.param, replicas);
+        if (arena.is_whole() || arena.sharding == Sharding::zero_0) describe_states(part, owned.param, tp, replicas, &states);
       }
     }
   }

@@ -43,6 +43,40 @@ Status Gradients::fill_wire(uint32_t number, uint64_t begin, uint64_t count, uin
   return {};
 }
 
+// Of every piece up to `most` elements from `begin` on, in one turn.
+Status Gradients::scatter_rounded(uint32_t number, const WindowOp& reduction, const Counts& pieces, uint64_t begin, uint64_t most) {
+  const BucketRef ref = arenas_->plan().launch_order[number];
+  const Arena& arena = arenas_->arena_of(ref);
+  Comm& comm = *arena.comms.grads;
+  const auto own = pieces.begin() + comm.rank();
+  auto* const first = reinterpret_cast<float*>(arena.grad_at(ref.bucket, arena.range(ref.bucket).begin));
+  float* const mine = first + std::accumulate(pieces.begin(), own, uint64_t{0});
+  const bool at_once = std::all_of(pieces.begin(), pieces.end(), [most](uint64_t count) { return count <= most; });  // as neighbours
+  Counts now;
+  uint64_t at = 0, piece = 0;
+  for (const uint64_t count : pieces) {
+    now.push_back(std::min(most, count - std::min(begin, count)));
+    if (!at_once && now.back() > 0) {
+      if (Status filled = fill_wire(number, piece + begin, now.back(), at); !filled) return filled;
+    }
+    at += now.back();
+    piece += count;
+  }
+  if (Status filled = at_once ? fill_wire(number, 0, at, 0) : Status(); !filled) return filled;
+  WindowOp part{.kind = Collective::reduce_scatter,
+                .window = arena.wire,
+                .type = DType::bf16,
+                .begin = 0,
+                .count = at,
+                .tag = reduction.tag,
+                .divisor = reduction.divisor,
+                .to = (reduction.to != nullptr ? static_cast<float*>(reduction.to) : mine) + std::min(begin, *own),
+                .to_f32 = true,
+                .exact = true};
+  if (reduction.counts) part.counts = std::make_shared<const Counts>(std::move(now));
+  return comm.group().together(comm.channel().stream(), {&part, 1});
+}
+
 // reduction: what it would be in f32.
 Result<std::shared_ptr<Transfer>> Gradients::send_rounded(uint32_t number, const WindowOp& reduction) {
   const BucketRef ref = arenas_->plan().launch_order[number];
@@ -53,39 +87,9 @@ Result<std::shared_ptr<Transfer>> Gradients::send_rounded(uint32_t number, const
   const Counts pieces = reduction.counts ? *reduction.counts : Counts(ranks, reduction.count / ranks);
   const uint64_t longest = *std::max_element(pieces.begin(), pieces.end());
   const uint64_t even = std::accumulate(pieces.begin(), pieces.end(), uint64_t{0});
-  const auto own = pieces.begin() + comm.rank();
   std::byte* const first = arena.grad_at(ref.bucket, arena.range(ref.bucket).begin);
-  float* const mine = reinterpret_cast<float*>(first) + std::accumulate(pieces.begin(), own, uint64_t{0});
-  float* const to = reduction.to != nullptr ? static_cast<float*>(reduction.to) : mine;
   const bool everywhere = reduction.kind == Collective::all_reduce;
 
-  const auto scatter = [&](uint64_t begin, uint64_t most) -> Status {  // this part of every piece
-    Counts now;
-    uint64_t at = 0, piece = 0;
-    for (const uint64_t count : pieces) {
-      now.push_back(std::min(most, count - std::min(begin, count)));
-      if (most < longest && now.back() > 0) {
-        if (Status filled = fill_wire(number, piece + begin, now.back(), at); !filled) return filled;
-      }
-      at += now.back();
-      piece += count;
-    }
-    if (most >= longest) {  // then they are neighbours
-      if (Status filled = fill_wire(number, 0, even, 0); !filled) return filled;
-    }
-    WindowOp part{.kind = Collective::reduce_scatter,
-                  .window = arena.wire,
-                  .type = DType::bf16,
-                  .begin = 0,
-                  .count = at,
-                  .tag = reduction.tag,
-                  .divisor = reduction.divisor,
-                  .to = to + std::min(begin, *own),
-                  .to_f32 = true,
-                  .exact = true};
-    if (reduction.counts) part.counts = std::make_shared<const Counts>(std::move(now));
-    return comm.group().together(stream, {&part, 1});
-  };
   // Of fewer elements than ranks there is no piece for each: they are rounded where they lie.
   const auto sum_rest = [&](uint64_t rest) -> Status {
     if (Status filled = fill_wire(number, even, rest, 0); !filled) return filled;
@@ -103,7 +107,7 @@ Result<std::shared_ptr<Transfer>> Gradients::send_rounded(uint32_t number, const
   return stats_.submit(stream, sent, [&]() -> Status {
     const uint64_t most = arena.plan->wire_elements / ranks;
     for (uint64_t begin = 0; begin < longest; begin += most) {
-      if (Status scattered = scatter(begin, most); !scattered) return scattered;
+      if (Status scattered = scatter_rounded(number, reduction, pieces, begin, most); !scattered) return scattered;
     }
     if (!everywhere) return {};
     if (longest > 0) {

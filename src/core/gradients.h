@@ -231,6 +231,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   Status join_across();
   // In grad_wire.cc: a reduction whose gradients are sent as bf16.
   Result<std::shared_ptr<Transfer>> send_rounded(uint32_t bucket, const WindowOp& reduction);
+  Status scatter_rounded(uint32_t bucket, const WindowOp& reduction, const Counts& pieces, uint64_t begin, uint64_t most);
   Status fill_wire(uint32_t bucket, uint64_t begin, uint64_t count, uint64_t at);
   // In grad_owned_sums.cc.
   Status find_owned_sums();

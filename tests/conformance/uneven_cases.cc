@@ -131,70 +131,102 @@ void all_gather_v(Suite& suite) {
   });
 }
 
-// In windows, in place or into memory of this rank's own, rounded or as f32; what lies around the range stays as it is.
+// A window with a range that is cut into pieces, and what lies around it, which stays as it is.
+class InWindow {
+ public:
+  static constexpr size_t kBegin = 64, kMost = 1'300'000;  // elements
+  InWindow(Rank& rank, const Bench& bench, Window& window, DType type, const Counts& counts, uint64_t seed)
+      : rank_(rank), bench_(bench), window_(window), type_(type), counts_(counts), edge_(make_input(type, kBegin, seed + 7, rank.rank())) {
+    for (int r = 0; r < rank.size(); ++r) inputs_.push_back(make_input(type, total(counts), seed, r));
+    name_ = text(name_of(type), " counts[0] ", counts[0], " of ", total(counts));
+  }
+  const std::vector<Bytes>& inputs() const { return inputs_; }
+  const std::string& name() const { return name_; }
+  WindowOp call(Collective kind) const {
+    return {.kind = kind,
+            .window = &window_,
+            .type = type_,
+            .begin = kBegin,
+            .count = total(counts_),
+            .tag = {1, "whole"},
+            .counts = std::make_shared<const Counts>(counts_)};
+  }
+  // What is in the range after it.
+  Bytes after(const WindowOp& call) {
+    Bytes all = edge_;
+    for (const Bytes& part : {inputs_[static_cast<size_t>(rank_.rank())], edge_}) all.insert(all.end(), part.begin(), part.end());
+    put(rank_, window_.data(), all);
+    rank_.must(bench_.group->together(*bench_.stream, {&call, 1}));
+    rank_.must(finish(*bench_.stream));
+    const Bytes got = get(rank_, window_.data(), all.size());
+    const size_t edge = edge_.size();
+    rank_.check(slice(got, 0, edge) == edge_ && slice(got, got.size() - edge, edge) == edge_, name_ + ": changed what is around the range");
+    return slice(got, edge, got.size() - 2 * edge);
+  }
+
+ private:
+  Rank& rank_;
+  const Bench& bench_;
+  Window& window_;
+  const DType type_;
+  const Counts& counts_;
+  const Bytes edge_;
+  std::vector<Bytes> inputs_;
+  std::string name_;
+};
+
+// In place, or into memory of this rank's own, rounded or as f32.
 void in_windows(Suite& suite) {
   on_all_sizes(suite, [](Rank& rank) {
     Bench bench(rank);
     const auto me = static_cast<size_t>(rank.rank());
-    constexpr size_t most = 1'300'000, begin = 64;
-    auto window = rank.must(bench.group->allocate_window((most + 2 * begin) * sizeof(double)));
+    auto window = rank.must(bench.group->allocate_window((InWindow::kMost + 2 * InWindow::kBegin) * sizeof(double)));
     uint64_t seed = 3000;
     for (const DType type : {DType::f32, DType::bf16, DType::f64}) {
-      for (const Counts& counts : lists(rank.size(), type == DType::f32)) {
-        ++seed;
-        const size_t width = size_of(type), at = before(counts, me) * width, piece = counts[me] * width;
-        std::vector<Bytes> inputs;
-        for (int r = 0; r < rank.size(); ++r) inputs.push_back(make_input(type, total(counts), seed, r));
-        const Bytes edge = make_input(type, begin, seed + 7, rank.rank());
-        Bytes all = edge;
-        all.insert(all.end(), inputs[me].begin(), inputs[me].end());
-        all.insert(all.end(), edge.begin(), edge.end());
-        const bool elsewhere = seed % 3 == 0, in_f32 = elsewhere && type != DType::f64;
+      for (const Counts& counts : lists(rank.size(), type == DType::f32 && rank.size() < 5)) {
+        InWindow trial(rank, bench, *window, type, counts, ++seed);
+        const size_t at = before(counts, me) * size_of(type), piece = counts[me] * size_of(type);
+        const Bytes sum = slice(reduce_arrays(type, Op::sum, 4, trial.inputs()), at, piece);
         DeviceArray to(rank, counts[me] * sizeof(double) + 1);
-        WindowOp call{.kind = Collective::reduce_scatter,
-                      .window = window.get(),
-                      .type = type,
-                      .begin = begin,
-                      .count = total(counts),
-                      .tag = {1, "gradients"},
-                      .divisor = 4,
-                      .to = elsewhere ? to.data() : nullptr,
-                      .to_f32 = in_f32,
-                      .counts = std::make_shared<const Counts>(counts)};
-        const std::string name = text(name_of(type), " counts[0] ", counts[0], " of ", total(counts));
-        put(rank, window->data(), all);
-        rank.must(bench.group->together(*bench.stream, {&call, 1}));
-        rank.must(finish(*bench.stream));
-        const Bytes after = get(rank, window->data(), all.size());
-        if (elsewhere) {
-          // As f32 the sum is what rounds to the other: compared where the types are the same.
-          if (!in_f32 || type == DType::f32)
-            rank.check(slice(to.get(), 0, piece) == slice(reduce_arrays(type, Op::sum, 4, inputs), at, piece), "elsewhere " + name);
+        WindowOp call = trial.call(Collective::reduce_scatter);
+        call.divisor = 4;
+        if (seed % 3 == 0) {
+          call.to = to.data();
+          call.to_f32 = type == DType::f32;
+          (void)trial.after(call);
+          rank.check(slice(to.get(), 0, piece) == sum, "sum elsewhere " + trial.name());
         } else {
-          rank.check(slice(after, begin * width + at, piece) == slice(reduce_arrays(type, Op::sum, 4, inputs), at, piece), "sum " + name);
+          rank.check(slice(trial.after(call), at, piece) == sum, "sum " + trial.name());
         }
-        rank.check(slice(after, 0, begin * width) == edge && slice(after, all.size() - begin * width, begin * width) == edge,
-                   "edge " + name);
-
         Bytes expected;
         for (size_t r = 0; r < counts.size(); ++r) {
-          const Bytes part = slice(inputs[r], before(counts, r) * width, counts[r] * width);
+          const Bytes part = slice(trial.inputs()[r], before(counts, r) * size_of(type), counts[r] * size_of(type));
           expected.insert(expected.end(), part.begin(), part.end());
         }
-        call = {.kind = Collective::all_gather,
-                .window = window.get(),
-                .type = type,
-                .begin = begin,
-                .count = total(counts),
-                .counts = call.counts};
-        put(rank, window->data(), all);
-        rank.must(bench.group->together(*bench.stream, {&call, 1}));
-        rank.must(finish(*bench.stream));
-        const Bytes gathered = get(rank, window->data(), all.size());
-        rank.check(slice(gathered, begin * width, expected.size()) == expected, "gathered " + name);
-        rank.check(slice(gathered, 0, begin * width) == edge && slice(gathered, all.size() - begin * width, begin * width) == edge,
-                   "edge of gathered " + name);
+        rank.check(trial.after(trial.call(Collective::all_gather)) == expected, "gathered " + trial.name());
       }
+    }
+  });
+}
+
+// Half-width pieces as f32: what is rounded from them are the rounded sums.
+void as_f32(Suite& suite) {
+  on_all_sizes(suite, [](Rank& rank) {
+    Bench bench(rank);
+    const auto me = static_cast<size_t>(rank.rank());
+    auto window = rank.must(bench.group->allocate_window((InWindow::kMost + 2 * InWindow::kBegin) * sizeof(float)));
+    for (const Counts& counts : lists(rank.size(), rank.size() == 3)) {
+      InWindow trial(rank, bench, *window, DType::bf16, counts, 4000);
+      DeviceArray to(rank, counts[me] * sizeof(float) + 1), rounded(rank, counts[me] * sizeof(Bf16) + 1);
+      WindowOp call = trial.call(Collective::reduce_scatter);
+      call.to = to.data();
+      call.to_f32 = true;
+      (void)trial.after(call);
+      rank.must(rank.backend().cast(*bench.stream, rounded.data(), DType::bf16, to.data(), DType::f32, counts[me]));
+      rank.must(finish(*bench.stream));
+      const size_t at = before(counts, me) * sizeof(Bf16), piece = counts[me] * sizeof(Bf16);
+      rank.check(slice(rounded.get(), 0, piece) == slice(reduce_arrays(DType::bf16, Op::sum, 1, trial.inputs()), at, piece),
+                 "sum as f32 " + trial.name());
     }
   });
 }
@@ -387,6 +419,7 @@ std::vector<Case> uneven_cases() {
           {"uneven.random_programs", random_programs},
           {"uneven.bad_arguments", bad_arguments},
           {"uneven.in_windows", in_windows},
+          {"uneven.as_f32", as_f32},
           {"uneven.different_pieces", different_pieces},
           {"uneven.different_counts", different_counts},
           {"uneven.counts_that_do_not_meet", counts_that_do_not_meet}};
