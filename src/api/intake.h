@@ -58,7 +58,7 @@ inline constexpr StructKind kKind<mdp_optimizer_config> = kind_of<mdp_optimizer_
 template <>
 inline constexpr StructKind kKind<mdp_param_state> = kind_of<mdp_param_state>("mdp_param_state", 24);
 template <>
-inline constexpr StructKind kKind<mdp_update> = kind_of<mdp_update>("mdp_update", 128);
+inline constexpr StructKind kKind<mdp_update> = kind_of<mdp_update>("mdp_update", 152);
 template <>
 inline constexpr StructKind kKind<mdp_scaler> = kind_of<mdp_scaler>("mdp_scaler", 64);
 template <>

@@ -348,7 +348,7 @@ static void buffer_config(void** state) {
   } bad[] = {
       {{.grad_dtype = MDP_DTYPE_BF16}, "grad_dtype is 3"},
       {{.grad_dtype = 77}, "grad_dtype is 77"},
-      {{.sharding = 4}, "sharding is 4"},
+      {{.sharding = 5}, "sharding is 5"},
       {{.pool_buckets = 1}, "pool_buckets is 1"},
       {{.spill_limit = 1}, "spill_limit is 1"},
       {{.missing = 3}, "missing is 3"},
