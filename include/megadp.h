@@ -416,6 +416,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, besides: an estimate for NCCL's communicators, 147 MiB each */
   uint64_t spill_bytes;        /* with ZERO_2: most bytes of a microbatch outside the pool */
   uint64_t feedback_bytes;     /* with ERROR_FEEDBACK: what rounding lost, f32 */
+  uint64_t average_bytes;      /* with mdp_optimizer_config.average_decay, besides: averages, and what a swap keeps aside */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -454,6 +455,7 @@ typedef struct {
   uint32_t first_param_group; /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
   double momentum;            /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
   const char* state;          /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
+  double average_decay;       /* of a moving average of the parameters, below 1, such as 0.999; 0: none */
 } mdp_optimizer_config;
 
 typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
@@ -985,9 +987,16 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 /* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
-/* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on; empty
- * if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A
- * "master" holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE (frozen). */
+/* With config.average_decay: puts the averages of its parameters, rounded, in their place on all ranks, or if that has been done puts back
+ * what was there, bit for bit; between steps. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of
+ * the buffer; reads and views go on. An optimizer destroyed meanwhile leaves its averages as parameters. Collective over the world. As
+ * mdp_optimizer_step with `out`. Errors: STATE (no average; another optimizer's are there). */
+MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out);
+
+/* The owned slice of one parameter's "master", "average", or of what the rule keeps, by name: f32, one dimension, from
+ * mdp_range.param_begin on; empty if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between
+ * steps and before the first. A "master" holds what is written into it until its parameter is written. Waits for the last step. Local.
+ * Errors: STATE (frozen; swapped). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

@@ -45,7 +45,7 @@ void print_arena(const ArenaPlan& arena) {
 }
 
 // One row: all ranks need the same.
-void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
+void print_bytes(const MemoryPlan& bytes, bool averages, int ranks, uint64_t elements) {
   fmt::print("\nBytes of each rank, before rounding each allocation up to a page; the last column leaves out scratch\n");
   fmt::print("  {:>9} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14} {:>14}\n", "rank", "param", "grad", "grad_shard", "master", "state",
              "scratch", "total", "per parameter");
@@ -55,6 +55,7 @@ void print_bytes(const MemoryPlan& bytes, int ranks, uint64_t elements) {
              elements == 0 ? 0.0 : static_cast<double>(kept) / static_cast<double>(elements));
   if (bytes.spill > 0) fmt::print("Besides, where gradients come before their turn: at most {} bytes\n", bytes.spill);
   if (bytes.feedback > 0) fmt::print("Besides, what rounding for the wire loses: {} bytes\n", bytes.feedback);
+  if (averages) fmt::print("Besides, the average, and what a swap with it keeps aside: {} bytes\n", bytes.average);
   if (bytes.communicators > 0) fmt::print("On a device, besides, an estimate: {} bytes for its communicators\n", bytes.communicators);
 }
 
@@ -72,7 +73,7 @@ void print_plan(const Plan& plan) {
              kSharded[static_cast<size_t>(plan.config.sharding)], plan.launch_order.size(), plural(plan.launch_order.size()),
              plan.padding_elements());
   for (const ArenaPlan& arena : plan.arenas) print_arena(arena);
-  print_bytes(plan.memory(), ranks, elements);
+  print_bytes(plan.memory(), plan.config.average, ranks, elements);
 }
 
 }  // namespace megadp::tool

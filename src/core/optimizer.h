@@ -48,6 +48,7 @@ struct OptimizerConfig {
   size_t first_group = 0;          // the number of the first
   bool some_groups = false;        // parameters of other groups are other optimizers'
   std::vector<std::string> state;  // of the caller's rule: the names of its arrays, f32
+  double average_decay = 0;        // 0: no average
 };
 
 struct StepReport {
@@ -117,7 +118,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<const UpdatePiece*> next();  // null: there is none any more. Valid until the next call
   Result<std::shared_ptr<Request>> finish(const Status& mine, StepReport* report, bool want_request);
 
-  // Of the "master", or of one of the rule's state arrays.
+  // Puts the averages in the place of the parameters that it covers, or what was there before back. Collective over the world: all ranks
+  // call it at the same moment between steps. A null request if none is wanted. In optimizer_average.cc, as all of averages.
+  Result<std::shared_ptr<Request>> swap_average(void* caller, bool want_request);
+  bool averages() const;
+
+  // Of the "master", the "average", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
   // "AdamW keeps 'master', 'exp_avg' and 'exp_avg_sq'"
   std::string names_of_state() const;
@@ -145,6 +151,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status verify(const char* call);
   // The parameter's values and master have been written: its master stands for them.
   void adopt(size_t param);
+  // The parameter's average begins with what its master is at the next step.
+  void restart_average(size_t param);
 
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
@@ -181,6 +189,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Optimizer& whose_turn();                                   // whose pieces are handed out
   Status check_together(Together optimizers) const;
   Status agree_together(Together optimizers, const Status& ready);
+  Status check_whole(const char* call) const;
+  Status check_swap() const;
+  std::vector<size_t> covered() const;
+  Status submit_first_averages();
+  Status submit_average(uint32_t bucket);
+  Status submit_swap(uint32_t bucket);
   Status submit_refresh();
   Status submit_counts();
   void count_changes();

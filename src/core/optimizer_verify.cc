@@ -49,6 +49,9 @@ Status Optimizer::verify(const char* call) {
       for (const StateArray& each : impl_->states) {
         if (Status added = add(each.name); !added) return added;
       }
+      if (impl_->averages()) {
+        if (Status added = add(kAverageState); !added) return added;
+      }
     }
   }
   for (size_t of = 0; of < bytes.size(); ++of) held.digests[of] = hash_bytes(bytes[of].data(), bytes[of].size());

@@ -54,6 +54,7 @@ std::string bytes_json(const MemoryPlan& bytes) {
                {"feedback", bytes.feedback},
                {"master", bytes.master},
                {"state", bytes.state},
+               {"average", bytes.average},
                {"scratch", bytes.scratch},
                {"communicators", bytes.communicators},
                {"snapshot", bytes.snapshot}})

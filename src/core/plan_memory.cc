@@ -103,7 +103,8 @@ MemoryPlan Plan::memory(uint32_t rule) const {
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
     if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
     bytes.state += shard_elements(arena) * state_bytes(megadp::rule(rule));
-    bytes.snapshot += shard_elements(arena) * size_of(arena.param_type);
+    bytes.average += shard_elements(arena) * average_bytes(arena);
+    bytes.snapshot += shard_elements(arena) * (size_of(arena.param_type) + (config.average ? sizeof(float) : 0));
   }
   bytes.snapshot += bytes.master + bytes.state;
   if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);

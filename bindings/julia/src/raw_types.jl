@@ -149,9 +149,10 @@ struct mdp_plan_report
     communicator_bytes::UInt64
     spill_bytes::UInt64
     feedback_bytes::UInt64
+    average_bytes::UInt64
 end
-mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_bytes = 0, master_bytes = 0, state_bytes = 0, scratch_bytes = 0, padding_elements = 0, buckets = 0, owned_elements = 0, communicator_bytes = 0, spill_bytes = 0, feedback_bytes = 0) =
-    mdp_plan_report(sizeof(mdp_plan_report), reserved, param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes, padding_elements, buckets, owned_elements, communicator_bytes, spill_bytes, feedback_bytes)
+mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_bytes = 0, master_bytes = 0, state_bytes = 0, scratch_bytes = 0, padding_elements = 0, buckets = 0, owned_elements = 0, communicator_bytes = 0, spill_bytes = 0, feedback_bytes = 0, average_bytes = 0) =
+    mdp_plan_report(sizeof(mdp_plan_report), reserved, param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes, padding_elements, buckets, owned_elements, communicator_bytes, spill_bytes, feedback_bytes, average_bytes)
 
 struct mdp_range
     struct_size::UInt32
@@ -197,9 +198,10 @@ struct mdp_optimizer_config
     first_param_group::UInt32
     momentum::Cdouble
     state::Ptr{UInt8}
+    average_decay::Cdouble
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL, average_decay = 0) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state, average_decay)
 
 struct mdp_update
     struct_size::UInt32

@@ -325,6 +325,7 @@ class mdp_plan_report(ctypes.Structure):
         ("communicator_bytes", ctypes.c_uint64),
         ("spill_bytes", ctypes.c_uint64),
         ("feedback_bytes", ctypes.c_uint64),
+        ("average_bytes", ctypes.c_uint64),
     ]
 
 
@@ -373,6 +374,7 @@ class mdp_optimizer_config(ctypes.Structure):
         ("first_param_group", ctypes.c_uint32),
         ("momentum", ctypes.c_double),
         ("state", ctypes.c_char_p),
+        ("average_decay", ctypes.c_double),
     ]
 
 

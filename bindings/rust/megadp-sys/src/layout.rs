@@ -106,6 +106,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("communicator_bytes", offset_of!(super::mdp_plan_report, communicator_bytes)),
         ("spill_bytes", offset_of!(super::mdp_plan_report, spill_bytes)),
         ("feedback_bytes", offset_of!(super::mdp_plan_report, feedback_bytes)),
+        ("average_bytes", offset_of!(super::mdp_plan_report, average_bytes)),
     ]),
     ("mdp_range", size_of::<super::mdp_range>(), align_of::<super::mdp_range>(), &[
         ("struct_size", offset_of!(super::mdp_range, struct_size)),
@@ -145,6 +146,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("first_param_group", offset_of!(super::mdp_optimizer_config, first_param_group)),
         ("momentum", offset_of!(super::mdp_optimizer_config, momentum)),
         ("state", offset_of!(super::mdp_optimizer_config, state)),
+        ("average_decay", offset_of!(super::mdp_optimizer_config, average_decay)),
     ]),
     ("mdp_update", size_of::<super::mdp_update>(), align_of::<super::mdp_update>(), &[
         ("struct_size", offset_of!(super::mdp_update, struct_size)),
@@ -433,7 +435,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -513,6 +515,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
         ("mdp_optimizer_step_begin", super::mdp_optimizer_step_begin as *const ()),
         ("mdp_optimizer_step_next", super::mdp_optimizer_step_next as *const ()),
         ("mdp_optimizer_step_finish", super::mdp_optimizer_step_finish as *const ()),
+        ("mdp_optimizer_swap_average", super::mdp_optimizer_swap_average as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
         ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
         ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),

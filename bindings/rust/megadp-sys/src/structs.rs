@@ -129,6 +129,7 @@ pub struct mdp_plan_report {
     pub communicator_bytes: u64,
     pub spill_bytes: u64,
     pub feedback_bytes: u64,
+    pub average_bytes: u64,
 }
 
 #[repr(C)]
@@ -177,6 +178,7 @@ pub struct mdp_optimizer_config {
     pub first_param_group: u32,
     pub momentum: f64,
     pub state: *const c_char,
+    pub average_decay: f64,
 }
 
 #[repr(C)]
