@@ -196,6 +196,19 @@ void check_formula(const Rank& rank, const Types& types, const mdp_plan_report& 
   require(types.param == MDP_DTYPE_F16 ? planned <= bound : planned == bound, types.name, ": ", planned, " bytes planned, not ", bound);
 }
 
+mdp_optimizer_config optimizer_of(const Types& types) {
+  mdp_optimizer_config config{};
+  config.struct_size = sizeof config;
+  config.average_decay = types.average ? 0.999 : 0;
+  return config;
+}
+
+// The average, in f32, and what a swap keeps aside.
+int64_t pages_of_average(const Types& types, const mdp_plan_report& plan) {
+  const uint64_t average = plan.state_bytes / 2;
+  return types.average ? pages(average) + pages(plan.average_bytes - average) : 0;
+}
+
 void check(const Rank& rank, const Types& types) {
   std::vector<std::string> names;
   for (size_t p = 0; p < kParams; ++p) names.push_back("layer" + std::to_string(p) + ".weight");
@@ -231,17 +244,13 @@ void check(const Rank& rank, const Types& types) {
   ok(mdp_buffer_register(nullptr, grid, &config, params.data(), kParams, &buffer));
   const Buffer buffer_owner(buffer);
   mdp_optimizer* optimizer = nullptr;
-  mdp_optimizer_config averaging{};
-  averaging.struct_size = sizeof averaging;
-  averaging.average_decay = types.average ? 0.999 : 0;
-  ok(mdp_optimizer_create(buffer, &averaging, &optimizer));
+  const mdp_optimizer_config adamw = optimizer_of(types);
+  ok(mdp_optimizer_create(buffer, &adamw, &optimizer));
   const Optimizer optimizer_owner(optimizer);
   const int64_t got = (mapped - mapped_before) + (shared - shared_before), bookkeeping = heap - heap_before;
 
-  const uint64_t owned = plan.state_bytes / (2 * sizeof(float));  // elements
   const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + 2 * pages(plan.state_bytes / 2) +
-                         pages(plan.grad_shard_bytes) + pages(plan.feedback_bytes) +
-                         (types.average ? pages(owned * sizeof(float)) + pages(plan.average_bytes - owned * sizeof(float)) : 0);
+                         pages(plan.grad_shard_bytes) + pages(plan.feedback_bytes) + pages_of_average(types, plan);
   const int64_t scratch = got - arrays;
   require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 6 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);

@@ -286,9 +286,9 @@ class Optimizer {
     if (optimizer) failure.take(mdp_optimizer_swap_average(optimizer.get(), nullptr, nullptr));
   }
 
-  /// A view of the owned piece of a parameter's "master", of its "average" with average_decay, or of what the rule keeps ("exp_avg" and "exp_avg_sq"; SGD_MOMENTUM and
-  /// SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32; Range.param_first says where it begins. It keeps
-  /// the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
+  /// A view of the owned piece of a parameter's "master", of its "average" with average_decay, or of what the rule keeps ("exp_avg" and
+  /// "exp_avg_sq"; SGD_MOMENTUM and SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32; Range.param_first
+  /// says where it begins. It keeps the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
   View* state(long long param, const std::string& name, Failure& failure) const {
     return guarded(failure, [&]() -> View* {
       const auto optimizer = optimizer_->use(failure);
