@@ -54,10 +54,10 @@ std::string bytes_json(const MemoryPlan& bytes) {
                {"feedback", bytes.feedback},
                {"master", bytes.master},
                {"state", bytes.state},
-               {"average", bytes.average},
                {"scratch", bytes.scratch},
                {"communicators", bytes.communicators},
-               {"snapshot", bytes.snapshot}})
+               {"snapshot", bytes.snapshot},
+               {"average", bytes.average}})
       .dump();
 }
 
