@@ -459,6 +459,7 @@ enum {
 /* What the first release had of structs that have grown since. */
 static size_t first_size(const entry* e) {
   if (e->call == optimizer_create) return 96;
+  if (e->call == plan_out) return 104;
   if (e->call == optimizer_groups || e->call == set_group) return 32;
   return e->size;
 }
@@ -534,7 +535,7 @@ static void older_caller(void** state) {
     ENTRY_OK(e, given);
     grown += size < e->size;
   }
-  CHECK(grown == 3);
+  CHECK(grown == 4);
 }
 
 /* A caller compiled with a newer header: what the library does not know must be zero on the way in, and is left alone on the way out. */
