@@ -420,6 +420,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, besides: an estimate for NCCL's communicators, 147 MiB each */
   uint64_t spill_bytes;        /* with ZERO_2: most bytes of a microbatch outside the pool */
   uint64_t feedback_bytes;     /* with ERROR_FEEDBACK: what rounding lost, f32 */
+  uint64_t average_bytes;      /* with mdp_optimizer_config.average_decay, besides: averages, and what a swap keeps aside */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -467,6 +468,7 @@ typedef struct {
   const char* state;                   /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
   const mdp_param_state* param_states; /* CALLER: what it keeps besides, of any size; NULL: nothing */
   uint64_t param_state_count;          /* at most 4 */
+  double average_decay;                /* of a moving average of the parameters, below 1, such as 0.999; 0: none */
 } mdp_optimizer_config;
 
 typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
@@ -1001,10 +1003,16 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 /* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
-/* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on (of
- * param_states U8); empty if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and
- * before the first. A "master" holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE
- * (frozen). */
+/* Puts the averages of its parameters (config.average_decay), rounded, in their place on all ranks; called again, what was there, bit for
+ * bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. An optimizer destroyed
+ * then leaves its averages as parameters. Collective over the world; returns at once with out, else when parameters are whole.
+ * Errors: STATE (no average; another optimizer's are there; the caller's update is under way or has failed). */
+MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out);
+
+/* The owned slice of one parameter's "master", "average", or of what the rule keeps, by name: f32, one dimension, from
+ * mdp_range.param_begin on (of param_states U8); empty if this rank owns nothing of it. Library memory, valid as long as the optimizer; may
+ * be written between steps and before the first. A "master" holds what is written into it until its parameter is written. Waits for the
+ * last step. Local. Errors: STATE (frozen; swapped). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

@@ -25,7 +25,7 @@ struct Options {
   uint64_t tokens = 0;
   bool sequence = false;
   std::string param_dtype, grad_dtype = "f32", bucket_size, rule = "adamw";
-  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, json = false;
+  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, average = false, json = false;
   std::vector<std::string> own_bucket, use_order;
   std::string sharding = "1";
   uint64_t pool_buckets = 0;
@@ -125,6 +125,7 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   config.wire_bf16 = options.bf16_wire;
   config.error_feedback = options.error_feedback;
   config.rule = rule_of(options.rule);
+  config.average = options.average;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options, layers);
   if (!model) return model.status();
@@ -216,6 +217,7 @@ Command add_plan(CLI::App& app) {
       ->check(CLI::IsMember(kShardings));
   sub->add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
       ->check(CLI::IsMember(rule_names()));
+  sub->add_flag("--average", options->average, "The optimizer keeps an average of the parameters");
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
   sub->add_flag("--bf16-wire", options->bf16_wire, "f32 gradients are sent as bf16");
   sub->add_flag("--error-feedback", options->error_feedback, "With --bf16-wire: what rounding loses is kept for the next step");

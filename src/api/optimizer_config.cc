@@ -108,9 +108,9 @@ Result<std::vector<ParamGroup>> take_groups(const mdp_optimizer_config& config) 
   return groups;
 }
 
-// The last in the list is the library's own.
+// The last two in the list are the library's own.
 Status check_rule(mdp_rule given) {
-  static_assert(kGradientRule == kRules - 1);
+  static_assert(kGradientRule == kRules - 2 && kAverageRule == kRules - 1);
   if (given < kGradientRule) return {};
   std::string rules;
   for (mdp_rule number = 0; number < kGradientRule; ++number) {
@@ -127,7 +127,8 @@ Status check_state_name(const std::string& argument, const std::string& name, co
   if (name.empty() || name.size() > kLongestStateName || name.find_first_not_of(known) != std::string::npos) {
     return invalid(argument, " has the name '", name, "'; names are of 1 to 64 letters, digits, '_', '-' and '.', one a line");
   }
-  if (name == "master" || name == "param") return invalid(argument, " has the name '", name, "', which is the library's; choose another");
+  if (name == "master" || name == "param" || name == kAverageState)
+    return invalid(argument, " has the name '", name, "', which is the library's; choose another");
   if (std::find(before.begin(), before.end(), name) != before.end()) return invalid(argument, " has the name '", name, "' twice");
   return {};
 }
@@ -233,6 +234,7 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
   if (ours->first_param_group > INT32_MAX) {
     return invalid("config.first_param_group is ", ours->first_param_group, "; mdp_param.param_group is at most ", INT32_MAX);
   }
+  if (Status status = check_decay(ours->average_decay, "config.average_decay"); !status) return status;
   auto groups = take_groups(*ours);
   if (!groups) return groups.status();
   auto state = take_state(*ours);
@@ -248,7 +250,8 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
                          ours->first_param_group,
                          some_groups,
                          *std::move(state),
-                         *std::move(param_states)};
+                         *std::move(param_states),
+                         ours->average_decay};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of optimizers, and updates that are the caller's.
+// Steps of optimizers, updates that are the caller's, and averages in the place of parameters.
 #include <memory>
 #include <string>
 #include <utility>
@@ -171,5 +171,16 @@ mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, m
     const Status updated = failed == 0 ? Status() : Status(Code::aborted, text("mdp_optimizer_step_finish: failed is ", failed));
     return give_step(optimizer, report, out,
                      [&](StepReport* answer, bool want_request) { return optimizer->object->finish(updated, answer, want_request); });
+  });
+}
+
+mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out) {
+  return guard([&]() -> Status {
+    if (Status status = check_request_out(out); !status) return status;
+    if (Status status = check_handle(optimizer, "optimizer", Need::all_ranks); !status) return status;
+    if (Status status = check_stream(stream, "stream", place_of(*optimizer)); !status) return status;
+    auto request = prepare_request(out, optimizer->context, optimizer->object);
+    auto pending = optimizer->object->swap_average(stream, out != nullptr);
+    return pending ? give_request(std::move(request), *std::move(pending), out) : pending.status();
   });
 }

@@ -60,6 +60,7 @@ mdp_status mdp_plan(const mdp_grid_config* grid, int32_t world, int32_t rank, co
     report.communicator_bytes = memory.communicators;
     report.spill_bytes = memory.spill;
     report.feedback_bytes = memory.feedback;
+    report.average_bytes = memory.average;
     give(report, out);
     return {};
   });

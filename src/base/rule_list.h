@@ -6,8 +6,9 @@
 // once a launch, then element by element). All else follows from this list: kernels, the plan's bytes, checks, names of state.
 
 #include "base/adam.h"
+#include "base/average_rule.h"
 #include "base/caller_rule.h"
 #include "base/lion.h"
 #include "base/sgd.h"
 
-using Rules = RuleList<AdamW, Adam, Sgd, SgdMomentum, SgdNesterov, Lion, CallerRule, GradientRule>;
+using Rules = RuleList<AdamW, Adam, Sgd, SgdMomentum, SgdNesterov, Lion, CallerRule, GradientRule, AverageRule>;

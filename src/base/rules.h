@@ -16,7 +16,8 @@ namespace megadp {
 #undef MEGADP_ELEMENT
 
 constexpr size_t kRules = sizeof(Rules::table) / sizeof(UpdateRule);
-constexpr uint32_t kCallerRule = Rules::number_of<CallerRule>(), kGradientRule = Rules::number_of<GradientRule>();
+constexpr uint32_t kCallerRule = Rules::number_of<CallerRule>(), kGradientRule = Rules::number_of<GradientRule>(),
+                   kAverageRule = Rules::number_of<AverageRule>();
 constexpr const UpdateRule& rule(uint32_t number) {
   return Rules::table[number];
 }

@@ -52,6 +52,7 @@ struct UpdateRule {
 };
 
 constexpr size_t kMostStates = 4;
+constexpr const char* kAverageState = "average";  // beside the rule's, where an optimizer averages
 
 // A rule is a type: `name`, `state` and `hyper` (std::array) describe it, constants() and element() compute. Its number is its place here.
 template <class... R>

@@ -327,6 +327,7 @@ Result<CheckpointArrays> gather_arrays(const CheckpointConfig& config, const cha
   const Status described = attempt([&]() -> Status {
     for (const CheckpointPart& part : config.parts) {
       if (Status loaded = part.buffer->arenas().check_loaded(); !loaded) return loaded;
+      if (Status own = part.buffer->params().check_swapped_back(call); !own) return own;
       if (Status between = part.buffer->gradients().check_between_steps(call); !between) return between;
       if (Status settled = part.buffer->arenas().settle(); !settled) return settled;
     }

@@ -219,6 +219,9 @@ class Load {
     if (optimizer != nullptr) {
       if (Status fits = check_rule(source, *optimizer); !fits) return fits;
     }
+    const bool averages = optimizer != nullptr && local->part->optimizer->averages();
+    const bool average_is_new = averages && (config_.params_only || source_->type_of(source, kAverageState) == nullptr);
+    if (average_is_new) new_averages_.emplace_back(local->part->optimizer.get(), local->index);
     if (owned == nullptr) return {};
     const bool on_device = arenas.backend().place().type != DeviceType::cpu;
     const uint64_t begin = owned->param_begin, end = begin + (owned->end - owned->begin);
@@ -236,6 +239,7 @@ class Load {
       ++number;
       const bool is_master = state.name == kMasterState;
       if (is_master && !Plan::has_master(*arena.plan)) continue;
+      if (average_is_new && state.name == kAverageState) continue;
       auto slice = local->part->optimizer->state(local->index, state.name);
       if (!slice) return slice.status();
       const DType* stored = source_->type_of(source, state.name);
@@ -278,7 +282,7 @@ class Load {
                      ", and the optimizer here is ", mine.rule, "; with MDP_CHECKPOINT_PARAMS_ONLY (1) its state begins with zeros");
     }
     for (const StoredState& state : mine.state) {
-      if (state.name == kMasterState || source_->type_of(source, state.name) != nullptr) continue;
+      if (state.name == kMasterState || state.name == kAverageState || source_->type_of(source, state.name) != nullptr) continue;
       return Status(Code::corrupt, text(source_->path(), " has no ", state.name, " of ", in_quotes(source.name)));
     }
     return {};
@@ -395,6 +399,11 @@ class Load {
         (void)loaded.part->buffer->params().count_change(loaded.param);
       }
     }
+    for (const auto& [optimizer, param] : new_averages_) optimizer->restart_average(param);
+    if (!new_averages_.empty() && !config_.params_only && config_.grid()->world()->rank() == 0) {
+      log(LogLevel::warning, text(kLoad, ": ", source_->path(), " has no averages of ", new_averages_.size(),
+                                  " parameters; they begin anew, as the parameters are"));
+    }
     if (casts_ > 0 && config_.grid()->world()->rank() == 0) {
       log(LogLevel::warning, text(kLoad, ": ", casts_, casts_ == 1 ? " array is" : " arrays are", " cast, the first ", first_cast_));
     }
@@ -444,6 +453,7 @@ class Load {
   std::vector<Loaded> loaded_;
   std::vector<Progress> progress_;
   std::vector<std::pair<const CheckpointTensor*, std::vector<std::byte>>> tensors_;
+  std::vector<std::pair<Optimizer*, size_t>> new_averages_;  // that begin with the loaded parameter
   size_t casts_ = 0;
   std::string first_cast_;
 };

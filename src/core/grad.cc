@@ -114,6 +114,7 @@ Status Gradients::may_arrive(const char* call, size_t param) const {
                   Blame{.bucket = static_cast<int32_t>(number), .param = static_cast<int64_t>(param)});
   };
   const auto bucket = [&] { return text("its bucket ", number, " is ", name_of(state_of(number))); };
+  if (Status own = params_->check_swapped_back(call); !own) return own;
   switch (phase_) {
     case Phase::open:
       break;
@@ -141,6 +142,7 @@ Status Gradients::microbatch_begin(bool is_last) {
   std::unique_lock lock(mutex_);
   if (Status quiet = wait_for_puts(lock); !quiet) return quiet;
   if (Status usable = arenas_->context().usable(); !usable) return usable;
+  if (Status own = params_->check_swapped_back("mdp_microbatch_begin"); !own) return own;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_microbatch_begin: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ == Phase::stepping) return bad_state("mdp_microbatch_begin: ", kIsStepping);
@@ -337,6 +339,7 @@ Status Gradients::zero(void* caller) {
   std::unique_lock lock(mutex_);
   if (Status quiet = wait_for_puts(lock); !quiet) return quiet;
   if (Status usable = arenas_->context().usable(); !usable) return usable;
+  if (Status own = params_->check_swapped_back("mdp_buffer_zero_grad"); !own) return own;
   if (phase_ == Phase::syncing)
     return bad_state("mdp_buffer_zero_grad: mdp_grad_sync is pending; wait for its request first, or call mdp_grad_sync again");
   if (phase_ == Phase::stepping) return bad_state("mdp_buffer_zero_grad: ", kIsStepping);

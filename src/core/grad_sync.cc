@@ -156,6 +156,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     if (Status quiet = wait_for_puts(lock); !quiet) return quiet;  // what is being put now counts
     if (Status usable = arenas_->context().usable(); !usable) return usable;
     if (phase_ == Phase::stepping) return bad_state("mdp_grad_sync: ", kIsStepping);
+    if (Status own = params_->check_swapped_back("mdp_grad_sync"); !own) return own;
     if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
     if (phase_ == Phase::open) {
       sync_ns_ = now_ns();

@@ -23,6 +23,7 @@ Status Gradients::tokens(double count) {
   {
     std::unique_lock lock(mutex_);
     if (Status usable = arenas_->context().usable(); !usable) return usable;
+    if (Status own = params_->check_swapped_back("mdp_grad_tokens"); !own) return own;
     if (arenas_->plan().config.scaling != Scaling::tokens) {
       return bad_state("mdp_grad_tokens: the buffer was registered with another mdp_buffer_config.scaling than MDP_SCALING_TOKENS (2)");
     }

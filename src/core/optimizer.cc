@@ -60,6 +60,11 @@ Optimizer::~Optimizer() {
     (void)impl_.release();
     return;
   }
+  if (impl_->swapped) {  // nobody can swap back: the averages stay, as if the caller had written them
+    const std::vector<size_t> params = covered();
+    for (const size_t param : params) (void)buffer_->params().count_change(param);
+    buffer_->params().set_swapped(params, false);
+  }
   if (pieces_) {  // nobody will finish that step
     const auto lock = buffer_->gradients().lock();
     buffer_->gradients().start_step();
@@ -93,6 +98,7 @@ Status Optimizer::compare_configurations() {
   mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " norm ", static_cast<uint32_t>(config.norm), " max_grad_value ",
                exactly(config.max_grad_value), " groups ", config.groups.size(), " from ", config.first_group,
                config.some_groups ? " of several optimizers" : "");
+  if (config.average_decay > 0) mine += text(" average_decay ", exactly(config.average_decay));
   for (const std::string& name : config.state) mine += text(" state '", name, "'");
   for (const ParamState& state : config.param_states) mine += text(" param_state '", state.name, "'");
   for (const ParamGroup& group : config.groups) {
@@ -150,6 +156,7 @@ Status Optimizer::check_room() const {
     const bool master = Plan::has_master(*buffer_->arenas().all()[a].plan);
     arrays += impl_->shards[a].elements * (master ? sizeof(float) : 0);
     for (const StateArray& each : impl_->states) arrays += impl_->shards[a].elements * size_of(each.type);
+    if (impl_->averages()) arrays += impl_->shards[a].elements * Plan::average_bytes(*buffer_->arenas().all()[a].plan);
   }
   for (const Impl::ParamStateMemory& state : impl_->param_states) {
     if (context.backend->place().type == DeviceType::cpu) arrays += state.bytes;
@@ -191,6 +198,7 @@ Status Optimizer::allocate() {
   Backend& backend = *buffer_->context().backend;
   const Plan& plan = buffer_->plan();
   impl_->versions.resize(plan.params.size());  // 0: of none yet
+  impl_->average_begun.resize(plan.params.size());
   for (size_t a = 0; a < impl_->shards.size(); ++a) {
     const Arena& arena = buffer_->arenas().all()[a];
     Impl::Shard& shard = impl_->shards[a];
@@ -204,6 +212,13 @@ Status Optimizer::allocate() {
       if (!allocated) return allocated.status();
       shard.states[k] = impl_->kept->keep(*std::move(allocated));
     }
+    if (!impl_->averages()) continue;
+    auto average = backend.allocate(shard.elements * sizeof(float));
+    if (!average) return average.status();
+    shard.average = impl_->kept->keep(*std::move(average));
+    auto aside = backend.allocate(shard.elements * size_of(arena.plan->param_type));
+    if (!aside) return aside.status();
+    shard.aside = impl_->kept->keep(*std::move(aside));
   }
   if (impl_->is_callers()) {
     auto gradient = backend.allocate(impl_->gradient_elements() * sizeof(float));
@@ -362,11 +377,12 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
 }
 
 std::string Optimizer::names_of_state() const {
-  std::string names = text(impl_->rule().name, " keeps 'master'");
-  std::vector<std::string> all;
-  for (const StateArray& each : impl_->states) all.emplace_back(each.name);
-  for (const ParamState& each : impl_->config.param_states) all.push_back(each.name);
-  for (size_t k = 0; k < all.size(); ++k) names += text(k + 1 < all.size() ? ", '" : " and '", all[k], "'");
+  std::vector<std::string_view> kept{kMasterState};
+  for (const StateArray& each : impl_->states) kept.emplace_back(each.name);
+  for (const ParamState& each : impl_->config.param_states) kept.emplace_back(each.name);
+  if (impl_->averages()) kept.emplace_back(kAverageState);
+  std::string names = text(impl_->rule().name, " keeps ");
+  for (size_t k = 0; k < kept.size(); ++k) names += text(k == 0 ? "'" : k + 1 < kept.size() ? ", '" : " and '", kept[k], "'");
   return names;
 }
 
@@ -374,23 +390,30 @@ Result<Slice> Optimizer::state(size_t param, std::string_view name) {
   if (Status status = check_own(param); !status) return status;
   const std::vector<StateArray>& states = impl_->states;
   const auto array = std::find_if(states.begin(), states.end(), [&](const StateArray& each) { return name == each.name; });
-  const bool master = name == "master";
   const std::vector<ParamState>& opaque = impl_->config.param_states;
   const auto bytes = std::find_if(opaque.begin(), opaque.end(), [&](const ParamState& each) { return name == each.name; });
   if (bytes != opaque.end()) {
     if (Status stepped = await_last_step(); !stepped) return stepped;
     return impl_->param_state(static_cast<size_t>(bytes - opaque.begin()), param);
   }
-  if (!master && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
+  const bool master = name == kMasterState, average = impl_->averages() && name == kAverageState;
+  if (!master && !average && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
   if (Status stepped = await_last_step(); !stepped) return stepped;
   const Arenas& arenas = buffer_->arenas();
   const BucketRef ref = arenas.plan().launch_order[arenas.place(param).bucket];
   const Impl::Shard& shard = impl_->shards[ref.arena];
-  const DType type = master ? DType::f32 : array->type;
+  const DType type = master || average ? DType::f32 : array->type;
   const Impl::Owned* const range = impl_->owned(arenas, param);
   if (range == nullptr) return arenas.slice(param, nullptr, type);
   void* data = nullptr;
-  if (master) {
+  if (average && !impl_->average_begun[param]) {
+    if (Status fresh = impl_->refresh_master(*buffer_, ref.arena, *range); !fresh) return fresh;
+    if (Status begun = impl_->begin_average(*buffer_, ref.arena, *range); !begun) return begun;
+  }
+  if (average) {
+    data = impl_->average_at(shard, *range);
+  } else if (master) {
+    if (Status own = buffer_->params().check_swapped_back("mdp_optimizer_state of a 'master'"); !own) return own;
     if (Status fresh = impl_->refresh_master(*buffer_, ref.arena, *range); !fresh) return fresh;
     data = impl_->master_at(arenas.arena_of(ref), shard, *range);
   } else {

@@ -55,6 +55,7 @@ struct OptimizerConfig {
   bool some_groups = false;                   // parameters of other groups are other optimizers'
   std::vector<std::string> state;             // of the caller's rule: the names of its arrays, f32
   std::vector<ParamState> param_states = {};  // likewise
+  double average_decay = 0;                   // 0: no average
 };
 
 struct StepReport {
@@ -127,7 +128,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<const UpdatePiece*> next();  // null: there is none any more. Valid until the next call
   Result<std::shared_ptr<Request>> finish(const Status& mine, StepReport* report, bool want_request);
 
-  // Of the "master", or of one of the rule's state arrays.
+  // Puts the averages in the place of the parameters that it covers, or what was there before back. Collective over the world: all ranks
+  // call it at the same moment between steps. A null request if none is wanted. In optimizer_average.cc, as all of averages.
+  Result<std::shared_ptr<Request>> swap_average(void* caller, bool want_request);
+  bool averages() const;
+
+  // Of the "master", the "average", or of one of the rule's state arrays.
   Result<Slice> state(size_t param, std::string_view name);
   const std::vector<ParamState>& param_states() const;
   Slice param_state(size_t state, size_t param) const;  // what this rank has of it; between steps
@@ -157,6 +163,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status verify(const char* call);
   // The parameter's values and master have been written: its master stands for them.
   void adopt(size_t param);
+  // The parameter's average begins with what its master is at the next step.
+  void restart_average(size_t param);
 
  private:
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
@@ -197,6 +205,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Optimizer& whose_turn();                                   // whose pieces are handed out
   Status check_together(Together optimizers) const;
   Status agree_together(Together optimizers, const Status& ready);
+  Status check_whole(const char* call) const;
+  Status check_swap() const;
+  std::vector<size_t> covered() const;
+  Status submit_first_averages();
+  Status submit_average(uint32_t bucket);
+  Status submit_swap(uint32_t bucket);
   Status submit_refresh();
   Status submit_counts();
   void count_changes();

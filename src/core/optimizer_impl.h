@@ -4,6 +4,7 @@
 //   masters          | bucket 0's piece | bucket 1's piece | ...    this rank's pieces, end to end, padding and gaps included; not for f32
 //   state arrays     | laid out like masters |    of the rule. Each is an allocation of its own: arrays that are walked through side by
 //                    | laid out like masters |    side are the faster for the backend's choice of their places.
+//   average, aside   | laid out like masters |    if the optimizer averages.
 //
 // With MDP_OPTIMIZER_SOME_GROUPS only the pieces of its own parameters.
 #pragma once
@@ -31,6 +32,8 @@ struct Optimizer::Impl {
   };
   struct Shard {                                          // of one arena
     Memory *master = nullptr, *states[kMostStates] = {};  // in `kept`
+    Memory* average = nullptr;                            // likewise, where it averages; laid out like masters, f32
+    Memory* aside = nullptr;                              // likewise, of the parameters' type: what they were before the swap
     std::vector<std::vector<Owned>> buckets;
     uint64_t elements = 0;
   };
@@ -58,6 +61,9 @@ struct Optimizer::Impl {
   };
   std::vector<ParamStateMemory> param_states;
   Slice param_state(size_t state, size_t param) const;
+  bool averages() const { return config.average_decay > 0; }
+  std::vector<bool> average_begun;  // by parameter: its average has a value
+  bool swapped = false;             // averages are in the place of parameters
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
   Hyper hyper(size_t group, std::optional<double> lr) const;  // lr: in place of the optimizer's
@@ -71,6 +77,10 @@ struct Optimizer::Impl {
   void* state_at(const Shard& shard, const Owned& owned, size_t which) const {
     return static_cast<std::byte*>(shard.states[which]->data()) + owned.place * size_of(states[which].type);
   }
+  float* average_at(const Shard& shard, const Owned& owned) const { return static_cast<float*>(shard.average->data()) + owned.place; }
+  Status submit_first_average(const Arenas& arenas, size_t arena, const Owned& owned);
+  // Before an average is shown, likewise; its master has been refreshed.
+  Status begin_average(Buffer& buffer, size_t arena, const Owned& owned);
   Update update(const Arena& arena, const Shard& shard, const Owned& owned, std::optional<double> lr);
   // Of the pieces of the fullest bucket, each beginning as it does in its arena.
   uint64_t gradient_elements() const;

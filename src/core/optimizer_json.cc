@@ -27,6 +27,7 @@ Result<StoredOptimizer> Optimizer::stored() {
   const OptimizerConfig& config = impl_->config;
   StoredOptimizer out{impl_->rule().name, scalars->step, {{kMasterState, DType::f32}}, {}};
   for (const StateArray& each : impl_->states) out.state.push_back({each.name, each.type});
+  if (impl_->averages()) out.state.push_back({kAverageState, DType::f32});
   std::string& json = out.info;
   json = text("{\"rule\":", json_string(out.rule), ",\"steps\":", out.steps);
   for (const HyperParameter& each : impl_->rule().hyper) json += text(",\"", each.name, "\":", json_number(config.hyper.*each.value));
@@ -42,6 +43,9 @@ Result<StoredOptimizer> Optimizer::stored() {
     json += "}";
   }
   json += "]";
+  if (impl_->averages()) {
+    json += text(",\"average_decay\":", json_number(config.average_decay), ",\"swapped\":", impl_->swapped ? "true" : "false");
+  }
   if (impl_->scaler.kind != LossScaler::Kind::none) json += text(",\"scaler\":", scaler_json(impl_->scaler, scalars->loss_scale));
   if (!impl_->config.param_states.empty()) {
     json += ",\"param_states\":[";
@@ -127,6 +131,10 @@ Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) co
   }
   if (!take_number(*json, "max_grad_norm", &config.max_grad_norm)) return wrong("max_grad_norm");
   if (!take_number(*json, "max_grad_value", &config.max_grad_value)) return wrong("max_grad_value");
+  if (impl_->averages() && json->find("average_decay") != nullptr) {
+    if (!take_number(*json, "average_decay", &config.average_decay)) return wrong("average_decay");
+    if (config.average_decay <= 0 || config.average_decay >= 1) return wrong("average_decay");
+  }
   const JsonValue* const given = json->find("groups");
   const std::vector<JsonValue> groups = given != nullptr ? given->items() : std::vector<JsonValue>();
   if (groups.size() != config.groups.size() || !given->is_array()) {

@@ -75,7 +75,7 @@ Status Optimizer::submit_refresh() {
     }
   }
   impl_->versions = std::move(now);
-  return {};
+  return impl_->averages() ? submit_first_averages() : Status();
 }
 
 // What this step writes is news to other optimizers of the same buffer only.
@@ -186,6 +186,7 @@ Status Optimizer::submit_updates(Together optimizers, std::optional<double> lr) 
     for (const uint32_t bucket : launches[number]) {
       for (const auto& each : optimizers) {
         if (Status submitted = each->submit_update(bucket, lr); !submitted) return submitted;
+        if (Status averaged = each->submit_average(bucket); !averaged) return averaged;
       }
     }
     auto updated = buffer_->gradients().mark_updated(launches[number]);
@@ -216,14 +217,18 @@ Result<std::shared_ptr<Request>> Optimizer::lead(Together optimizers, const Step
   return conclude(step, end, report, want_request);
 }
 
+Status Optimizer::check_whole(const char* call) const {
+  if (!impl_->broken) return {};
+  return bad_state(call,
+                   ": an update of the caller's has failed, so masters and state are not whole; load a checkpoint, or write them and call "
+                   "mdp_optimizer_set_steps");
+}
+
 Status Optimizer::make_ready(Together optimizers, const StepOptions& options, const Status& mine) {
   if (Status loaded = buffer_->arenas().check_loaded(); !loaded) return loaded;
+  if (Status own = buffer_->params().check_swapped_back("mdp_optimizer_step"); !own) return own;
   for (const auto& each : optimizers) {
-    if (each->impl_->broken) {
-      return bad_state(
-          "mdp_optimizer_step: an update of the caller's has failed, so masters and state are not whole; load a checkpoint, or "
-          "write them and call mdp_optimizer_set_steps");
-    }
+    if (Status whole = each->check_whole("mdp_optimizer_step"); !whole) return whole;
   }
   if (Status together = agree_together(optimizers, mine); !together) return together;
   return buffer_->gradients().sync_for_step(options.caller);

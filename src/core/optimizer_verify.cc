@@ -53,6 +53,9 @@ Status Optimizer::verify(const char* call) {
         if (each.bytes[slot.param] == 0) continue;
         if (Status added = add(each.name.c_str()); !added) return added;
       }
+      if (impl_->averages()) {
+        if (Status added = add(kAverageState); !added) return added;
+      }
     }
   }
   for (size_t of = 0; of < bytes.size(); ++of) held.digests[of] = hash_bytes(bytes[of].data(), bytes[of].size());

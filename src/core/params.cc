@@ -11,7 +11,10 @@
 namespace megadp {
 
 Params::Params(std::shared_ptr<Arenas> arenas)
-    : arenas_(std::move(arenas)), versions_(arenas_->plan().params.size(), 1), gathers_(arenas_->plan().launch_order.size()) {}
+    : arenas_(std::move(arenas)),
+      versions_(arenas_->plan().params.size(), 1),
+      gathers_(arenas_->plan().launch_order.size()),
+      swapped_(versions_.size()) {}
 
 Status Params::wait(size_t param, void* consumer) {
   const Plan& plan = arenas_->plan();
@@ -63,6 +66,7 @@ Status Params::read(size_t param, const StridedArray& to, void* caller) {
 }
 
 Status Params::write(size_t param, const StridedArray& from, void* caller) {
+  if (Status own = check_swapped_back("mdp_param_write"); !own) return own;
   auto slot = whole("mdp_param_write", param, from.shape, caller);
   if (!slot) return slot.status();
   if (Status copied = arenas_->backend().copy(*slot, from, false, caller); !copied) return copied;
@@ -72,6 +76,7 @@ Status Params::write(size_t param, const StridedArray& from, void* caller) {
 }
 
 Status Params::changed() {
+  if (Status own = check_swapped_back("mdp_param_changed"); !own) return own;
   const std::lock_guard lock(mutex_);
   if (Status usable = arenas_->context().usable(); !usable) return usable;
   for (uint64_t& version : versions_) ++version;
@@ -79,6 +84,7 @@ Status Params::changed() {
 }
 
 Result<std::shared_ptr<Request>> Params::broadcast(int root, bool want_request) {
+  if (Status own = check_swapped_back("mdp_buffer_broadcast"); !own) return own;
   const Plan& plan = arenas_->plan();
   Stream& stream = arenas_->gathers().stream();
   std::shared_ptr<Event> done;
@@ -247,6 +253,27 @@ uint64_t Params::version(size_t param) {
 uint64_t Params::count_change(size_t param) {
   const std::lock_guard lock(mutex_);
   return ++versions_[param];
+}
+
+Status Params::check_swapped_back(const char* call) const {
+  if (swaps_.load(std::memory_order_acquire) == 0) return {};
+  return bad_state(call, ": parameters are an optimizer's averages; swap them back first, by mdp_optimizer_swap_average");
+}
+
+Status Params::check_none_swapped(std::span<const size_t> params) {
+  const std::lock_guard lock(mutex_);
+  const auto swapped = std::find_if(params.begin(), params.end(), [this](size_t param) { return swapped_[param]; });
+  if (swapped == params.end()) return {};
+  return Status(Code::state,
+                text("mdp_optimizer_swap_average: ", param_label(*swapped, arenas_->plan().params[*swapped].name),
+                     " is another optimizer's average; swap that one back first"),
+                Blame{.param = static_cast<int64_t>(*swapped)});
+}
+
+void Params::set_swapped(std::span<const size_t> params, bool swapped) {
+  const std::lock_guard lock(mutex_);
+  for (const size_t param : params) swapped_[param] = swapped;
+  swaps_.fetch_add(swapped ? 1 : SIZE_MAX, std::memory_order_acq_rel);
 }
 
 std::shared_ptr<Transfer> Params::last_gather(uint32_t bucket) {

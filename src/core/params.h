@@ -3,6 +3,7 @@
 // a step, in which buckets that an optimizer has updated are gathered.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -45,6 +46,11 @@ class Params {
   uint64_t version(size_t param);
   uint64_t count_change(size_t param);  // the new version
 
+  // While an optimizer's averages are in the place of parameters, nothing else may write those. Any thread.
+  Status check_swapped_back(const char* call) const;
+  Status check_none_swapped(std::span<const size_t> params);  // of these
+  void set_swapped(std::span<const size_t> params, bool swapped);
+
   std::shared_ptr<Transfer> last_gather(uint32_t bucket);
   Traffic traffic();
 
@@ -60,6 +66,8 @@ class Params {
   std::vector<std::shared_ptr<Transfer>> gathers_;  // of each bucket the last
   std::shared_ptr<Event> passed_;                   // the end of the last gather, or broadcast
   Traffic traffic_;
+  std::vector<bool> swapped_;     // by parameter
+  std::atomic<size_t> swaps_{0};  // of optimizers
 };
 
 }  // namespace megadp

@@ -47,6 +47,7 @@ struct BufferConfig {
   bool check_finite = false, check_large = false;
   bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
   uint32_t rule = 0;           // whose state memory() counts
+  bool average = false;        // and whether an average
 };
 
 // With zero_2: one bucket is filled while the one before is reduced.
@@ -91,6 +92,7 @@ struct ArenaPlan {
 // communicators: of a device, if that is the backend; an estimate, which is judged by nobody.
 struct MemoryPlan {
   uint64_t param = 0, grad = 0, grad_shard = 0, spill = 0, master = 0, state = 0, scratch = 0, communicators = 0, feedback = 0;
+  uint64_t average = 0;  // of an optimizer that averages, and what a swap keeps aside
   // The most that a checkpoint copies which is written while training goes on; not before the first one. Tensors of the caller's come on
   // top.
   uint64_t snapshot = 0;
@@ -150,6 +152,8 @@ struct Plan {
   MemoryPlan memory(int rank, uint32_t rule) const;
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
+  // Of one element: its average, and what the parameter was before a swap.
+  static uint64_t average_bytes(const ArenaPlan& arena) { return sizeof(float) + size_of(arena.param_type); }
   // f32 parameters are their own master copy.
   static bool has_master(const ArenaPlan& arena) { return arena.param_type != DType::f32; }
 };

@@ -58,7 +58,8 @@ std::string bytes_json(const MemoryPlan& bytes) {
                {"state", bytes.state},
                {"scratch", bytes.scratch},
                {"communicators", bytes.communicators},
-               {"snapshot", bytes.snapshot}})
+               {"snapshot", bytes.snapshot},
+               {"average", bytes.average}})
       .dump();
 }
 

@@ -104,7 +104,8 @@ MemoryPlan Plan::memory(int rank, uint32_t rule) const {
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
     if (has_master(arena)) bytes.master += owned * sizeof(float);
     bytes.state += owned * state_bytes(megadp::rule(rule));
-    bytes.snapshot += owned * size_of(arena.param_type);
+    bytes.average += owned * average_bytes(arena);
+    bytes.snapshot += owned * (size_of(arena.param_type) + (config.average ? sizeof(float) : 0));
   }
   bytes.snapshot += bytes.master + bytes.state;
   if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);

@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 #include <ftw.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -180,6 +181,15 @@ float to_bf16(float x) {
   uint32_t bits;
   memcpy(&bits, &x, sizeof bits);
   bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000U;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+float to_f16(float x) {
+  uint32_t bits;
+  if (fabsf(x) < 1.0F / 16384) return copysignf((fabsf(x) + 0.5F) - 0.5F, x); /* the unit of the last place of 0.5 is the least f16 */
+  memcpy(&bits, &x, sizeof bits);
+  bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000U;
   memcpy(&x, &bits, sizeof x);
   return x;
 }

@@ -69,6 +69,8 @@ mdp_tensor tensor_of(mdp_dtype dtype, void* data, const int64_t* count);
 
 /* Rounded to the nearest bf16, to even. */
 float to_bf16(float x);
+/* Likewise of f16; for magnitudes below 65520. */
+float to_f16(float x);
 
 /* Four parameters: "first" f32 [2,3], "second" bf16 [5], "empty" f16 [0,4], "frozen" f32 [2]. */
 enum {

@@ -90,16 +90,6 @@ static void update(mdp_rule rule, const values* h, uint64_t t, float g, float* w
   }
 }
 
-/* Rounded to the nearest f16, to even; for magnitudes below 65520. */
-static float to_f16(float x) {
-  uint32_t bits;
-  if (fabsf(x) < 1.0F / 16384) return copysignf((fabsf(x) + 0.5F) - 0.5F, x); /* the unit of the last place of 0.5 is the least f16 */
-  memcpy(&bits, &x, sizeof bits);
-  bits = (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000U;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-
 static float rounded(mdp_dtype dtype, float x) {
   return dtype == MDP_DTYPE_BF16 ? to_bf16(x) : dtype == MDP_DTYPE_F16 ? to_f16(x) : x;
 }

@@ -472,6 +472,7 @@ enum {
 static size_t first_size(const entry* e) {
   if (e->call == optimizer_create) return 96;
   if (e->call == plan_params || e->call == plan_json_params || e->call == register_params) return 72;
+  if (e->call == plan_out) return 104;
   if (e->call == optimizer_groups || e->call == set_group) return 32;
   return e->size;
 }
@@ -547,7 +548,7 @@ static void older_caller(void** state) {
     ENTRY_OK(e, given);
     grown += size < e->size;
   }
-  CHECK(grown == 6);
+  CHECK(grown == 7);
 }
 
 /* A caller compiled with a newer header: what the library does not know must be zero on the way in, and is left alone on the way out. */

@@ -186,6 +186,7 @@ std::string take_an_optimizer(Bytes* bytes) {
   const Hyper& hyper = taken->hyper;
   must(may_be(hyper.lr) && may_be(hyper.eps) && may_be(hyper.weight_decay), "an optimizer with a number that is none");
   must(hyper.beta1 < 1 && hyper.beta2 < 1 && hyper.momentum < 1, "an optimizer that forgets nothing");
+  must(taken->average_decay >= 0 && taken->average_decay < 1, "an average that nothing is added to");
   must(!taken->groups.empty() && taken->groups.size() <= kMostElements, "an optimizer with other groups than were given");
   must(taken->some_groups || taken->first_group == 0, "an optimizer of all groups that begins with another");
   must(taken->state.size() <= kMostStates, "an optimizer with more arrays than there may be");

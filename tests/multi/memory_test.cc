@@ -93,6 +93,7 @@ struct Types {
   mdp_scaling scaling = MDP_SCALING_MEAN;
   uint64_t flags = 0;
   bool wire = false;  // bf16; with feedback, unless ZeRO-2
+  bool average = false;
 
   double bytes_each(int ranks) const { return whole + sharded * instances * tp * pp / ranks; }
 };
@@ -113,7 +114,11 @@ constexpr Types kTypes[] = {
      true},
     {"ZeRO-2, f32 gradients sent as bf16", MDP_DTYPE_F32, MDP_DTYPE_F32, 4, 12, MDP_SHARDING_ZERO_2, 1, 1, 1, MDP_SCALING_MEAN, 0, true},
     {"bf16 with f32 gradients, checked", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 12, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN,
-     MDP_BUFFER_CHECK_FINITE | MDP_BUFFER_CHECK_LARGE}};
+     MDP_BUFFER_CHECK_FINITE | MDP_BUFFER_CHECK_LARGE},
+    {"bf16 with f32 gradients, averaged", MDP_DTYPE_BF16, MDP_DTYPE_F32, 6, 18, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN, 0, false,
+     true},
+    {"f32 with f32 gradients, averaged", MDP_DTYPE_F32, MDP_DTYPE_F32, 8, 16, MDP_SHARDING_ZERO_1, 1, 1, 1, MDP_SCALING_MEAN, 0, false,
+     true}};
 
 int64_t pages(uint64_t bytes) {
   const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -184,9 +189,24 @@ std::vector<mdp_param> parameters(const Types& types, const std::vector<std::str
 void check_formula(const Rank& rank, const Types& types, const mdp_plan_report& plan) {
   const double elements = static_cast<double>(kParams) * 300 * 217 + static_cast<double>(plan.padding_elements);
   const uint64_t gradients = types.sharding == MDP_SHARDING_ZERO_2 ? plan.grad_shard_bytes : plan.grad_bytes;
-  const double planned = static_cast<double>(plan.param_bytes + gradients + plan.master_bytes + plan.state_bytes + plan.feedback_bytes);
+  const uint64_t average = types.average ? plan.average_bytes : 0;
+  const double planned =
+      static_cast<double>(plan.param_bytes + gradients + plan.master_bytes + plan.state_bytes + plan.feedback_bytes + average);
   const double bound = elements * types.bytes_each(rank.size);
   require(types.param == MDP_DTYPE_F16 ? planned <= bound : planned == bound, types.name, ": ", planned, " bytes planned, not ", bound);
+}
+
+mdp_optimizer_config optimizer_of(const Types& types) {
+  mdp_optimizer_config config{};
+  config.struct_size = sizeof config;
+  config.average_decay = types.average ? 0.999 : 0;
+  return config;
+}
+
+// The average, in f32, and what a swap keeps aside.
+int64_t pages_of_average(const Types& types, const mdp_plan_report& plan) {
+  const uint64_t average = plan.state_bytes / 2;
+  return types.average ? pages(average) + pages(plan.average_bytes - average) : 0;
 }
 
 void check(const Rank& rank, const Types& types) {
@@ -224,12 +244,13 @@ void check(const Rank& rank, const Types& types) {
   ok(mdp_buffer_register(nullptr, grid, &config, params.data(), kParams, &buffer));
   const Buffer buffer_owner(buffer);
   mdp_optimizer* optimizer = nullptr;
-  ok(mdp_optimizer_create(buffer, nullptr, &optimizer));
+  const mdp_optimizer_config adamw = optimizer_of(types);
+  ok(mdp_optimizer_create(buffer, &adamw, &optimizer));
   const Optimizer optimizer_owner(optimizer);
   const int64_t got = (mapped - mapped_before) + (shared - shared_before), bookkeeping = heap - heap_before;
 
   const int64_t arrays = pages(plan.param_bytes) + pages(plan.grad_bytes) + pages(plan.master_bytes) + 2 * pages(plan.state_bytes / 2) +
-                         pages(plan.grad_shard_bytes) + pages(plan.feedback_bytes);
+                         pages(plan.grad_shard_bytes) + pages(plan.feedback_bytes) + pages_of_average(types, plan);
   const int64_t scratch = got - arrays;
   require(scratch >= static_cast<int64_t>(plan.scratch_bytes) && scratch <= pages(plan.scratch_bytes) + 6 * pages(1), types.name, ": ", got,
           " bytes were asked for; the plan has ", arrays, " for arrays, and for scratch ", plan.scratch_bytes);

@@ -190,7 +190,13 @@ class Plan(ProgramTest):
             self.assertGreaterEqual(scratch, 0)
             self.assertEqual(rank.pop("communicators"), 2 * (147 << 20))  # on a device: for gradients, and for gathers
             self.assertEqual(rank, {"param": 3840, "grad": 7680, "grad_shard": 0, "spill": 0, "feedback": 0, "master": 1920, "state": 3840,
-                                    "snapshot": 960 + 1920 + 3840})
+                                    "snapshot": 960 + 1920 + 3840, "average": 480 * (4 + 2)})
+
+    def test_average(self):
+        arguments = ("plan", "--sizes", "1000,500,300", "--dp", "4", "--param-dtype", "bf16", "--average")
+        rank = self.answer(*arguments)["bytes"][0]
+        self.assertEqual((rank["average"], rank["snapshot"]), (480 * (4 + 2), 960 + 1920 + 3840 + 1920))
+        self.assertIn("Besides, the average, and what a swap with it keeps aside: 2880 bytes", megadp(*arguments).stdout)
 
     def test_defaults(self):
         plan = self.answer("plan", "--sizes", "7")

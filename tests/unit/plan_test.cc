@@ -276,6 +276,7 @@ void counts_bytes() {
         const double bytes = static_cast<double>(m.param + m.grad + m.grad_shard + m.master + m.state);
         const double expected = c.whole + c.cut / (sharding == Sharding::zero_1 ? d : 1);
         check(bytes == expected * 61440, text(name_of(c.type), " d ", d, ": ", bytes / 61440, " bytes a parameter, not ", expected));
+        check_equal(m.average, m.state / 8 * (4 + size_of(c.type)), "an average, and what a swap keeps aside");
         check_equal(m.master == 0, c.type == DType::f32, "no master copy");
         check_equal(plan.padding_elements(), 0U);
         check_equal(plan.owned_elements(0), sharding == Sharding::zero_1 ? 61440U / static_cast<uint64_t>(d) : 61440U);
@@ -605,7 +606,8 @@ void json_agrees() {
                                         {"state", m.state},
                                         {"scratch", m.scratch},
                                         {"communicators", m.communicators},
-                                        {"snapshot", m.snapshot}}));
+                                        {"snapshot", m.snapshot},
+                                        {"average", m.average}}));
   }
 }
 

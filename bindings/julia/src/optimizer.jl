@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Update rules over the pieces that this rank owns.
 
-const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq", :momentum_buffer => "momentum_buffer")
+const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq => "exp_avg_sq", :momentum_buffer => "momentum_buffer",
+                         :average => "average")
 
 const NORMS = Dict(:l2 => Raw.MDP_NORM_L2, :inf => Raw.MDP_NORM_INF)
 
@@ -11,7 +12,7 @@ const RULES = Dict(:adamw => Raw.MDP_RULE_ADAMW, :adam => Raw.MDP_RULE_ADAM, :sg
 
 """
     Optimizer(buffer; rule = :adamw, lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
-              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [])
+              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0)
 
 An update rule whose state is sharded over the data-parallel ranks: `:adamw` (decoupled weight decay), `:adam` (L2), `:sgd`, `:sgd_momentum` and
 `:sgd_nesterov` (L2), `:lion` (decoupled), `:caller` (what a function does, which [`step!`](@ref) takes). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
@@ -24,7 +25,8 @@ those of any rule.
 `max_grad_norm` scales gradients down to that global norm (0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element.
 `param_groups` has a named tuple `(lr = …, weight_decay = …, betas = …, eps = …, momentum = …)` for each parameter group; what is left out of it is
 the optimizer's. With `first_param_group` the optimizer has but the groups from that one (from 1) on, as many as are listed: parameters of others
-are other optimizers', and [`step_many!`](@ref) steps them together. A number that is given is meant, also 0.
+are other optimizers', and [`step_many!`](@ref) steps them together. A number that is given is meant, also 0. With `average_decay`, such as 0.999, an
+exponential moving average of the parameters is kept: [`averaged`](@ref).
 
 Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
 a lost communicator.
@@ -73,7 +75,7 @@ Optimizer(buffer::Buffer; rule = :adamw, keywords...) =
     Optimizer(buffer; merge(values_of(rule), (; keywords...))...)
 
 function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
-                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], update = nothing)
+                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0, update = nothing)
     refuse_values(update, said_names(; lr = lr, betas = betas, eps = eps, momentum = momentum, weight_decay = weight_decay))
     foreach(group -> refuse_values(update, said_names(; group...)), param_groups)
     lines = lines_of(state)
@@ -88,7 +90,7 @@ function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = not
                                               max_grad_value = max_grad_value, norm = choose(NORMS, "norm", norm),
                                               param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
                                               first_param_group = first_group - 1, momentum = something(momentum, 0.0),
-                                              state = isempty(lines) ? C_NULL : pointer(lines),
+                                              average_decay = average_decay, state = isempty(lines) ? C_NULL : pointer(lines),
                                               flags = flags_of((lr, Raw.MDP_OPTIMIZER_SET_LR), (momentum, Raw.MDP_OPTIMIZER_SET_MOMENTUM),
                                                                (betas, Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2),
                                                                (first_param_group, Raw.MDP_OPTIMIZER_SOME_GROUPS))))
@@ -185,6 +187,44 @@ named_step(found) = (grad_norm = found.grad_norm, clip_factor = found.clip_facto
                      skipped = found.flags & Raw.MDP_STEPPED_SKIPPED != 0, clipped = found.flags & Raw.MDP_STEPPED_CLIPPED != 0)
 
 """
+    averaged(f, optimizer)
+
+Calls `f()` while the averages of the optimizer's parameters are in their place, rounded, on all ranks, for evaluation; then what was there before
+is again, bit for bit. Returns what `f` does. Meanwhile gradients, steps, checkpoints and writes of parameters are refused in all of the buffer.
+
+    averaged(optimizer) do
+        evaluate(model)
+    end
+
+Collective over the world at both ends. Throws `MegaDPError`: `:STATE` (no `average_decay`; another optimizer's averages are there; a step is under
+way), and those of a lost communicator; an exception of `f` goes on.
+"""
+function averaged(f, optimizer::Optimizer)
+    swap_average!(optimizer)
+    answer = try
+        f()
+    catch
+        try
+            swap_average!(optimizer)
+        catch problem  # the communicator is lost, which is mostly what f has thrown
+            problem isa MegaDPError || rethrow()
+        end
+        rethrow()
+    end
+    swap_average!(optimizer)
+    return answer
+end
+
+"""
+    swap_average!(optimizer)
+
+Puts the averages in the place of the optimizer's parameters, or what was there before back: what [`averaged`](@ref) does before and after.
+Collective over the world. Throws as that.
+"""
+swap_average!(optimizer::Optimizer) =
+    wait(submit(out -> Raw.mdp_optimizer_swap_average(optimizer, stream_for(optimizer.buffer), out), optimizer))
+
+"""
     steps(optimizer, i) -> Int
 
 How many steps parameter `i` (or of that name) has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter. Waits
@@ -223,7 +263,7 @@ info(optimizer::Optimizer) = text_of((bytes, capacity, needed) -> Raw.mdp_optimi
     state(optimizer, i, name) -> Vector{Float32}
 
 The owned part of parameter `i`'s `:master`, or of what the rule keeps, as a view: `:exp_avg` and `:exp_avg_sq` (`:adamw`, `:adam`),
-`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), what `state` named (`:caller`). It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), `:average` (with `average_decay`), what `state` named (`:caller`). It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
 function state(optimizer::Optimizer, i::Which, name::Symbol)

@@ -152,9 +152,10 @@ struct mdp_plan_report
     communicator_bytes::UInt64
     spill_bytes::UInt64
     feedback_bytes::UInt64
+    average_bytes::UInt64
 end
-mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_bytes = 0, master_bytes = 0, state_bytes = 0, scratch_bytes = 0, padding_elements = 0, buckets = 0, owned_elements = 0, communicator_bytes = 0, spill_bytes = 0, feedback_bytes = 0) =
-    mdp_plan_report(sizeof(mdp_plan_report), reserved, param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes, padding_elements, buckets, owned_elements, communicator_bytes, spill_bytes, feedback_bytes)
+mdp_plan_report(; reserved = 0, param_bytes = 0, grad_bytes = 0, grad_shard_bytes = 0, master_bytes = 0, state_bytes = 0, scratch_bytes = 0, padding_elements = 0, buckets = 0, owned_elements = 0, communicator_bytes = 0, spill_bytes = 0, feedback_bytes = 0, average_bytes = 0) =
+    mdp_plan_report(sizeof(mdp_plan_report), reserved, param_bytes, grad_bytes, grad_shard_bytes, master_bytes, state_bytes, scratch_bytes, padding_elements, buckets, owned_elements, communicator_bytes, spill_bytes, feedback_bytes, average_bytes)
 
 struct mdp_range
     struct_size::UInt32

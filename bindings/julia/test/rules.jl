@@ -73,6 +73,25 @@ testcase("a model's parameters in groups, with an optimizer each") do
     close(dp)
 end
 
+testcase("averages take the place of parameters for a block") do
+    buffer = Buffer(world, [Param("w", (4,); dtype = Float32)])
+    optimizer = Optimizer(buffer; rule = :sgd, lr = 1, average_decay = 0.75)
+    for _ in 1:2
+        put!(buffer, 1, fill(-4f0, 4))
+        step!(optimizer)
+    end
+    @test all(==(2.75f0), MegaDP.state(optimizer, 1, :average))
+    found = averaged(optimizer) do
+        @test caught(() -> put!(buffer, 1, ones(Float32, 4))).kind == :STATE
+        copy(param_view(buffer, 1))
+    end
+    @test found == fill(2.75f0, 4) && param_view(buffer, 1) == fill(8f0, 4)
+    @test caught(() -> averaged(() -> error("mine"), optimizer)) isa ErrorException
+    @test param_view(buffer, 1) == fill(8f0, 4)
+    @test caught(() -> averaged(() -> nothing, Optimizer(buffer))).kind == :STATE
+    close(buffer)
+end
+
 testcase("optimizers that do not fit together, values that a rule has not, and zeros are refused") do
     buffer, elsewhere = two_groups(world), Buffer(world, [Param("w", (2,); param_group = 2)])
     first, second = [Optimizer(buffer; rule = rule, first_param_group = k) for (k, rule) in ((1, :adamw), (2, :sgd))]

@@ -264,6 +264,28 @@ assert float(mean["a"][0, 0]) == 1.5
 print("ordered", flush=True)
 """
 
+# An average in the place of the parameters, which read() then gives; of a rule and of a transformation's.
+AVERAGES = """
+import jax, jax.numpy as jnp
+import megadp, megadp.jax
+comm = megadp.Comm()
+try:
+    import optax
+    kinds = [dict(rule="sgd", lr=1.0), dict(transformation=optax.sgd(1.0))]
+except ImportError:
+    kinds = [dict(rule="sgd", lr=1.0)]
+for kind in kinds:
+    training = megadp.jax.DataParallel(comm, {"w": jnp.zeros((4, 4))}, average_decay=0.75, bucket_elements=1, **kind)
+    for _ in range(2):
+        training.put({"w": jnp.full((4, 4), -4.0)})
+        training.step()
+    with training.averaged():
+        training.buffer.verify()
+        assert (training.read()["w"] == 2.75).all(), training.read()
+    assert (training.read()["w"] == 8).all(), training.read()
+print("averaged", flush=True)
+"""
+
 # One training, saved half-way ("save") or gone on with, with a pytree of state of many types beside it.
 CHECKPOINT = """
 import os, sys
@@ -367,6 +389,9 @@ class Jax(unittest.TestCase):
 
     def test_order_of_use(self):
         self.assertEqual(support.check_ended(self, support.run_ranks(2, ["-c", ORDER])).split(), ["ordered"] * 2)
+
+    def test_averages(self):
+        self.assertEqual(support.check_ended(self, support.run_ranks(2, ["-c", AVERAGES])).split(), ["averaged"] * 2)
 
     def test_checkpoints(self):
         """Fresh processes go on with the same bits, parameters and state, and with as many ranks as there were the same losses."""

@@ -291,6 +291,43 @@ class Copies(World):
             self.assertTrue(torch.equal(model(x), expected))
 
 
+class Averages(World):
+    def test_in_their_place(self):
+        """As torch's AveragedModel that begins with the model before its first step; of a rule and of an optimizer of torch's."""
+        decay = 0.75
+        for gather in (False, True):
+            for make in (lambda model: megadp.torch.ShardedAdamW(model, lr=0.1, average_decay=decay),
+                         lambda model: megadp.torch.ShardedElementwise(model, torch.optim.RMSprop, lr=0.1, average_decay=decay)):
+                model = self.wrap(torch.nn.Linear(3, 2), gather_in_forward=gather)
+                optimizer = make(model)
+                expected = [p.detach().clone() for p in model.module.parameters()]
+                x = torch.randn(8, 3)
+                for _ in range(3):
+                    optimizer.zero_grad()
+                    model(x).square().sum().backward()
+                    optimizer.step()
+                    model.wait()
+                    for average, p in zip(expected, model.module.parameters()):
+                        average += (1 - decay) * (p.detach() - average)
+                before = [p.detach().clone() for p in model.module.parameters()]
+                with torch.no_grad(), optimizer.averaged():
+                    for average, p in zip(expected, model.module.parameters()):
+                        torch.testing.assert_close(p, average, rtol=0, atol=0)
+                    model(x)
+                    with self.assertRaisesRegex(megadp.MegaDPError, "swap them back first"):
+                        optimizer.step()
+                self.assertTrue(all(map(torch.equal, before, model.module.parameters())))
+                model(x).square().sum().backward()
+                optimizer.step()
+
+    def test_refused(self):
+        with self.assertRaisesRegex(megadp.InvalidError, "average_decay"):
+            megadp.torch.ShardedAdamW(self.wrap(torch.nn.Linear(3, 2)), average_decay=1)
+        with self.assertRaisesRegex(megadp.MegaDPError, "keeps no average"):
+            with megadp.torch.ShardedAdamW(self.wrap(torch.nn.Linear(3, 2))).averaged():
+                pass
+
+
 class Refusals(World):
     def test_groups_added_later(self):
         optimizer = megadp.torch.ShardedAdamW(self.wrap(torch.nn.Linear(3, 2)))

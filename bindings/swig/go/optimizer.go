@@ -60,7 +60,8 @@ var (
 // OptimizerOptions of a Rule; what it has not is to be left zero. Zero: LR 1e-3 (Lion 1e-4), Beta1 0.9, Beta2 0.999 (Lion 0.99) and Momentum
 // 0.9, unless SetLR, SetBeta1, SetBeta2, SetMomentum say that zero is meant; Eps 1e-8, no weight decay, no clipping. ParamGroups may have
 // their own values. With SomeGroups the optimizer has but the groups from FirstParamGroup on, as many as ParamGroups has: StepMany. State names
-// the arrays that RuleCaller keeps, float32 and zero at first, at most 4.
+// the arrays that RuleCaller keeps, float32 and zero at first, at most 4. With AverageDecay, such as 0.999, a moving average of the parameters is
+// kept: Averaged.
 type OptimizerOptions struct {
 	Rule                                                      Rule
 	LR, Beta1, Beta2, Momentum, Eps, WeightDecay, MaxGradNorm float64
@@ -71,6 +72,7 @@ type OptimizerOptions struct {
 	FirstParamGroup                                           uint32
 	SomeGroups                                                bool
 	State                                                     []string
+	AverageDecay                                              float64
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
@@ -115,6 +117,7 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 		raw.SetFirst_param_group(uint(o.FirstParamGroup))
 	}
 	raw.SetEps(o.Eps)
+	raw.SetAverage_decay(o.AverageDecay)
 	raw.SetWeight_decay(o.WeightDecay)
 	raw.SetMax_grad_norm(o.MaxGradNorm)
 	raw.SetMax_grad_value(o.MaxGradValue)

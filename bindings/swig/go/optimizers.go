@@ -100,6 +100,25 @@ func (o *Optimizer) SetScaler(scaler Scaler) error {
 	return call(o, func(failure shim.Failure) { o.raw.Set_scaler(raw, failure) })
 }
 
+// Averaged calls evaluate while the averages of the optimizer's parameters are in their place, rounded, on all ranks; then what was there before
+// is again, bit for bit. Meanwhile gradients, steps, checkpoints and writes of parameters are ErrState. The error is evaluate's, or what went
+// wrong before or after. Collective at both ends.
+func (o *Optimizer) Averaged(evaluate func() error) error {
+	if err := o.SwapAverage(); err != nil {
+		return err
+	}
+	err := evaluate()
+	if back := o.SwapAverage(); err == nil {
+		err = back
+	}
+	return err
+}
+
+// SwapAverage puts the averages in the place of the parameters, or what was there before back. Collective.
+func (o *Optimizer) SwapAverage() error {
+	return call(o, func(failure shim.Failure) { o.raw.Swap_average(failure) })
+}
+
 // RemoveScaler takes it away again. Collective.
 func (o *Optimizer) RemoveScaler() error {
 	return call(o, func(failure shim.Failure) { o.raw.Remove_scaler(failure) })

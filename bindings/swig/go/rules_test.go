@@ -321,3 +321,34 @@ func TestScaler(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAverages(t *testing.T) {
+	comm := open(t)
+	buffer, err := megadp.NewBuffer(comm, []megadp.Param{{Name: "w"}}, megadp.BufferOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	optimizer, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{Rule: megadp.RuleSGD, LR: 1, AverageDecay: 0.75})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := []float32{0}
+	if err := firstOf(megadp.Put(buffer, 0, []float32{-4}), second(optimizer.Step(megadp.StepOptions{}))); err != nil {
+		t.Fatal(err)
+	}
+	err = optimizer.Averaged(func() error {
+		expect(t, second(optimizer.Step(megadp.StepOptions{})), megadp.ErrState, "swap them back first")
+		return megadp.Read(buffer, 0, w)
+	})
+	if err != nil || w[0] != 1 {
+		t.Error(w, err)
+	}
+	if err := megadp.Read(buffer, 0, w); err != nil || w[0] != 4 {
+		t.Error(w, err)
+	}
+	plain, err := megadp.NewOptimizer(buffer, megadp.OptimizerOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect(t, plain.Averaged(func() error { return nil }), megadp.ErrState, "keeps no average")
+}

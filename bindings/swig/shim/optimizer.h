@@ -41,7 +41,8 @@ struct ParamGroup {
 /// Not given: lr 1e-3 (LION 1e-4), beta1 0.9, beta2 0.999 (LION 0.99), momentum 0.9. Zero: eps 1e-8, no weight decay, no clipping. What the
 /// rule has not is not to be given. norm is what max_grad_norm and the report are of; max_grad_value clips each element, last. With
 /// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together. With CALLER,
-/// begin_step gives out the values as they are, and the arrays that add_state names.
+/// begin_step gives out the values as they are, and the arrays that add_state names. average_decay, such as 0.999: a moving average of the
+/// parameters is kept, for swap_average.
 struct OptimizerOptions {
   Rule rule = Rule::ADAMW;
   Given lr = 0.0;
@@ -54,6 +55,7 @@ struct OptimizerOptions {
   double max_grad_value = 0.0;
   Norm norm = Norm::L2;
   GivenGroup first_param_group = 0;
+  double average_decay = 0.0;
   bool set_lr = false;
   bool set_beta1 = false;
   bool set_beta2 = false;
@@ -91,6 +93,7 @@ struct OptimizerOptions {
     config.max_grad_value = max_grad_value;
     config.norm = static_cast<mdp_norm>(norm);
     config.first_param_group = first_param_group;
+    config.average_decay = average_decay;
     config.param_groups = groups->empty() ? nullptr : groups->data();
     config.param_group_count = groups->size();
     config.state = state->empty() ? nullptr : state->c_str();
@@ -275,9 +278,17 @@ class Optimizer {
     });
   }
 
-  /// A view of the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg" and "exp_avg_sq"; SGD_MOMENTUM and
-  /// SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32; Range.param_first says where it begins. It keeps
-  /// the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
+  /// Puts the averages in the place of this optimizer's parameters, rounded, on all ranks, for evaluation; or, called again, what was there
+  /// before, bit for bit. Meanwhile gradients, steps, checkpoints and writes of parameters fail with STATE in all of the buffer.
+  /// Collective; returns when all parameters are whole.
+  void swap_average(Failure& failure) {
+    const auto optimizer = optimizer_->use_collectively(failure);
+    if (optimizer) failure.take(mdp_optimizer_swap_average(optimizer.get(), nullptr, nullptr));
+  }
+
+  /// A view of the owned piece of a parameter's "master", of its "average" with average_decay, or of what the rule keeps ("exp_avg" and
+  /// "exp_avg_sq"; SGD_MOMENTUM and SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32; Range.param_first
+  /// says where it begins. It keeps the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
   View* state(long long param, const std::string& name, Failure& failure) const {
     return guarded(failure, [&]() -> View* {
       const auto optimizer = optimizer_->use(failure);

@@ -165,10 +165,10 @@ def refuse_beside(values: Dict[str, Any]) -> None:
         raise invalid(f"{given[0]} is {values[given[0]]!r} beside a transformation, which has values of its own: give it there")
 
 
-def make_optimizer(buffer: Any, elements: Elements, max_grad_norm: float) -> Optimizer:
+def make_optimizer(buffer: Any, elements: Elements, max_grad_norm: float, average_decay: float) -> Optimizer:
     """Collective; blocking. Raises MegaDPError: UNSUPPORTED (a device), as Optimizer."""
     if buffer._device[0] != _dlpack.CPU:
         raise MegaDPError(Status.UNSUPPORTED, "a transformation works in the host's memory; this communicator's is a device's")
-    optimizer = Optimizer(buffer, rule="caller", state=elements.arrays, max_grad_norm=max_grad_norm)
+    optimizer = Optimizer(buffer, rule="caller", state=elements.arrays, max_grad_norm=max_grad_norm, average_decay=average_decay)
     optimizer.set_update(elements.piece)
     return optimizer

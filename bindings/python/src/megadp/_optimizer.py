@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sharded optimizers."""
 import ctypes
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Dict, List, Literal, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
 from ._comm import c_text, choice, whole
-from ._errors import invalid
+from ._errors import MegaDPError, invalid
 from ._handles import Closable, inside
 from ._library import lib, sized, text_of
 from ._param_group import ParamGroup, divisor, native_group, pair
@@ -45,6 +46,7 @@ class Optimizer(Closable):
     that name one; what a ParamGroup leaves out is the optimizer's. A number that is given is meant, also 0.
     first_param_group: the number of param_groups[0], the others follow (none: one group); parameters of other groups are other
     optimizers', and all of them step together by step_many. None: this one has all parameters, in groups from 0 on.
+    average_decay: the optimizer keeps an exponential moving average of the parameters, with this decay, such as 0.999 (0: none): averaged.
     Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID (a value, one that the rule has not, a parameter's group), DESYNC, STATE, MEMORY, those of a lost communicator.
     """
@@ -52,7 +54,7 @@ class Optimizer(Closable):
     def __init__(self, buffer: Buffer, *, rule: Rule = "adamw", lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, momentum: Optional[float] = None, max_grad_norm: float = 0.0,
                  max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = (),
-                 first_param_group: Optional[int] = None, state: Sequence[str] = ()) -> None:
+                 first_param_group: Optional[int] = None, state: Sequence[str] = (), average_decay: float = 0.0) -> None:
         arrays = _names(state)
         groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
         structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
@@ -60,7 +62,7 @@ class Optimizer(Closable):
                        weight_decay=weight_decay, momentum=momentum or 0.0, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value,
                        norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(groups),
                        first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1),
-                       state="\n".join(arrays).encode("utf-8") or None)
+                       state="\n".join(arrays).encode("utf-8") or None, average_decay=average_decay)
         for value, flag in ((lr, _raw.MDP_OPTIMIZER_SET_LR), (momentum, _raw.MDP_OPTIMIZER_SET_MOMENTUM),
                             (first_param_group, _raw.MDP_OPTIMIZER_SOME_GROUPS)):
             if value is not None:
@@ -140,6 +142,35 @@ class Optimizer(Closable):
         config = _step_config(loss_scale, grad_divisor, stream, lr)
         return Pieces([self._place], config, _report)
 
+    def swap_average(self, *, wait: bool = True, stream: int = 0) -> None:
+        """Puts the averages in the place of the optimizer's parameters, rounded, on all ranks; or, called again, what was there before, bit
+        for bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. wait as in step.
+        averaged does both. Collective over the world. Raises MegaDPError: STATE (no average_decay; another optimizer's averages are there; a
+        step is under way), those of a lost communicator."""
+        if wait or not self._buffer._on_host:
+            self._buffer._tree.run(self._handle, lib.mdp_optimizer_swap_average, stream or None, None)
+        else:
+            run(lambda: wait_for(self._call, lib.mdp_optimizer_swap_average, stream or None))
+
+    @contextmanager
+    def averaged(self, *, stream: int = 0) -> Iterator[None]:
+        """As a context manager: in it the parameters are their averages, for evaluation. Collective over the world at both ends; blocking.
+        Raises what swap_average does; an error of the block itself goes on.
+
+            with optimizer.averaged():
+                evaluate()
+        """
+        self.swap_average(stream=stream)
+        try:
+            yield
+        except BaseException:
+            try:
+                self.swap_average(stream=stream)
+            except MegaDPError:  # the communicator is lost, which is mostly what the block has raised
+                pass
+            raise
+        self.swap_average(stream=stream)
+
     def steps(self, param: Which) -> int:
         """How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped it. Waits
         for the last step. Local. Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
@@ -167,7 +198,7 @@ class Optimizer(Closable):
         return found
 
     def state(self, param: Which, name: str) -> Tensor:
-        """The owned slice of one parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer", a name of
+        """The owned slice of one parameter's "master", its "average" with average_decay, or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer", a name of
         your own rule's `state`): float32, one dimension, empty where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
         the first; a master holds what is written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""

@@ -175,6 +175,7 @@ class Plan(NamedTuple):
     communicator_bytes: int
     spill_bytes: int
     feedback_bytes: int
+    average_bytes: int
 
 
 def read_struct(struct: Any, kind: Any) -> Any:

@@ -329,6 +329,7 @@ class mdp_plan_report(ctypes.Structure):
         ("communicator_bytes", ctypes.c_uint64),
         ("spill_bytes", ctypes.c_uint64),
         ("feedback_bytes", ctypes.c_uint64),
+        ("average_bytes", ctypes.c_uint64),
     ]
 
 

@@ -171,7 +171,7 @@ class ShardedElementwise(ShardedOptimizer):
     _offers = _OFFERS
 
     def __init__(self, model: "DataParallel", kind: Type[torch.optim.Optimizer], *, max_grad_norm: float = 0.0,
-                 groups: Optional[Sequence[int]] = None, **values: Any) -> None:
+                 groups: Optional[Sequence[int]] = None, average_decay: float = 0.0, **values: Any) -> None:
         _refuse_known(kind)
         self._elements = elements = Elements(kind, values)
         self._hyper = tuple(elements.defaults)
@@ -179,7 +179,7 @@ class ShardedElementwise(ShardedOptimizer):
         kept = [elements.kept({**elements.defaults, **options}) for options in [{}, *getattr(model, "group_options", [])]]
         self._counts = kept[0].step is not None
         arrays = tuple(dict.fromkeys(name for each in kept for name in each.arrays))
-        super().__init__(model, "caller", elements.defaults, {}, {}, max_grad_norm, groups, arrays)
+        super().__init__(model, "caller", elements.defaults, {"average_decay": average_decay}, {}, max_grad_norm, groups, arrays)
         of_param = {number: group for group in self.param_groups for number, p in self._sharded.params.items()
                     if any(p is each for each in group["params"])}
 

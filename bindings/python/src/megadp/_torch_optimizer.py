@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the sharded optimizers have in common: the library's Optimizer as one of torch's. Their rules are in _torch_rules.py."""
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -34,7 +35,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     one more pass. groups: which of DataParallel's param_groups are this optimizer's, by number and one after another; the others are other
     sharded optimizers', and all of them step together by step_many. None: all. As torch's, each parameter has a step count of its own.
     Values of param_groups (lr, betas, momentum ...) may change between steps, as learning-rate schedulers change them. foreach and fused
-    are taken and mean nothing; amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works, and so does
+    are taken and mean nothing; average_decay is Optimizer's, and averaged() puts the averages in the place of the parameters. amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works, and so does
     megadp.torch.GradScaler, which does not wait for the device.
     report: the last step's StepReport; None on a GPU with megadp.torch.GradScaler. Collective; blocking. Raises MegaDPError: INVALID, as
     Optimizer.
@@ -49,6 +50,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                  max_grad_norm: float, groups: Optional[Sequence[int]], arrays: Optional[Tuple[str, ...]] = None) -> None:
         """arrays: what rule "caller" keeps; None: what the rule has."""
         name = type(self).__name__
+        options = dict(options)
+        average_decay = float(options.pop("average_decay", 0.0))
         if not hasattr(model, "group_options"):
             raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
                           "parameters are given to DataParallel as param_groups)")
@@ -76,7 +79,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         own = self._values(values, name)
         self._native = Optimizer(model.storage, rule=rule, lr=own.lr, betas=own.betas, eps=own.eps, momentum=own.momentum,
                                  max_grad_norm=max_grad_norm, param_groups=self._told,
-                                 first_param_group=None if groups is None else self._first, state=arrays or ())
+                                 first_param_group=None if groups is None else self._first, state=arrays or (),
+                                 average_decay=average_decay)
         mine = {id(p) for group in self.param_groups for p in group["params"]}
         form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts)
         self._sharded = ShardedState(model, self._native, {i: p for i, p in model.trained.items() if id(p) in mine}, form)
@@ -130,6 +134,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
         else:
             _take(course)
         return loss
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """As a context manager: in it the parameters are their averages, as torch.optim.swa_utils.AveragedModel keeps them, without a second
+        model. They begin as the parameters are before the first step. state_dict has none of them, save_checkpoint has. In it the model is
+        for evaluation: gradients, steps, checkpoints and writes of parameters are refused. Collective at both ends; blocking.
+        Raises MegaDPError: STATE (no average_decay), those of a lost communicator."""
+        self._sharded.settle()
+        on_gpu = next((p for p in self.model.trained.values() if p.is_cuda), None)
+        with self._native.averaged(stream=0 if on_gpu is None else stream_of(on_gpu)):
+            yield
 
     def _tell(self) -> None:
         """What has changed since the last step."""

@@ -5,7 +5,8 @@ JAX makes its own gradient arrays, so each is copied once into the library's mem
 identity whose derivative hands the gradient over by an io_callback; XLA runs it as soon as the gradient is known, while backward goes on.
 """
 import threading
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import jax
 import numpy
@@ -181,7 +182,7 @@ class DataParallel(Gradients):
     use_order() of an earlier one says; buckets then fill one after another (JAX puts a dict's leaves in alphabetical order; None: they
     are used in the order of the pytree). placements: on a Grid with tensor-parallel ranks a pytree like params of how these hold each:
     "replicated", "partial_sum", or what ParallelLinear.placements says; each data-parallel group then begins with the values of its first
-    rank. optimizer options (rule, lr, betas, eps, weight_decay, momentum, max_grad_norm) and options of Buffer may be given. buffer and
+    rank. optimizer options (rule, lr, betas, eps, weight_decay, momentum, max_grad_norm, average_decay) and options of Buffer may be given. buffer and
     optimizer are there to be used directly.
     transformation: in place of a rule an element-wise one of optax's (rmsprop, adabelief, nadamw, a chain of such ...), on this rank's shard
     of fp32 masters; its arrays, at most 4, are the optimizer's state. What goes by more than an element (clip_by_global_norm, lamb, muon
@@ -191,7 +192,7 @@ class DataParallel(Gradients):
 
     def __init__(self, comm: Union[Comm, Grid], params: Any, *, rule: Optional[Rule] = None, lr: Optional[float] = None,
                  betas: Optional[Tuple[float, float]] = None, eps: Optional[float] = None, weight_decay: float = 0.0,
-                 momentum: Optional[float] = None, max_grad_norm: float = 0.0, transformation: Any = None,
+                 momentum: Optional[float] = None, max_grad_norm: float = 0.0, average_decay: float = 0.0, transformation: Any = None,
                  use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
         if transformation is not None:
             refuse_beside(dict(rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay or None, momentum=momentum))
@@ -205,10 +206,10 @@ class DataParallel(Gradients):
         self._together: Optional[Together] = None
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
         if self._elements is not None:
-            self.optimizer = make_optimizer(self.buffer, self._elements, max_grad_norm)
+            self.optimizer = make_optimizer(self.buffer, self._elements, max_grad_norm, average_decay)
         else:
             self.optimizer = Optimizer(self.buffer, rule=rule or "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
-                                       momentum=momentum, max_grad_norm=max_grad_norm)
+                                       momentum=momentum, max_grad_norm=max_grad_norm, average_decay=average_decay)
 
     def read(self) -> Any:
         """The parameters after the last step, as JAX arrays of their own. Waits for each while the next are still gathered. Local."""
@@ -217,6 +218,12 @@ class DataParallel(Gradients):
             values = numpy.empty(self.buffer.params[number].shape, dtype)
             leaves.append(jax.numpy.asarray(self.buffer.read(number, values)))
         return self._tree.unflatten(leaves)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """As Optimizer.averaged: in it read() gives the averages of the parameters. Collective at both ends; blocking."""
+        with self.optimizer.averaged():
+            yield
 
     def step(self, lr: Optional[float] = None, loss_scale: Optional[float] = None, *,
              grad_divisor: Optional[float] = None) -> Optional[StepReport]:

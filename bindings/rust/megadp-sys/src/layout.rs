@@ -109,6 +109,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("communicator_bytes", offset_of!(super::mdp_plan_report, communicator_bytes)),
         ("spill_bytes", offset_of!(super::mdp_plan_report, spill_bytes)),
         ("feedback_bytes", offset_of!(super::mdp_plan_report, feedback_bytes)),
+        ("average_bytes", offset_of!(super::mdp_plan_report, average_bytes)),
     ]),
     ("mdp_range", size_of::<super::mdp_range>(), align_of::<super::mdp_range>(), &[
         ("struct_size", offset_of!(super::mdp_range, struct_size)),
@@ -448,7 +449,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -528,6 +529,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
         ("mdp_optimizer_step_begin", super::mdp_optimizer_step_begin as *const ()),
         ("mdp_optimizer_step_next", super::mdp_optimizer_step_next as *const ()),
         ("mdp_optimizer_step_finish", super::mdp_optimizer_step_finish as *const ()),
+        ("mdp_optimizer_swap_average", super::mdp_optimizer_swap_average as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
         ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
         ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),

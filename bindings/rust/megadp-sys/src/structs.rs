@@ -132,6 +132,7 @@ pub struct mdp_plan_report {
     pub communicator_bytes: u64,
     pub spill_bytes: u64,
     pub feedback_bytes: u64,
+    pub average_bytes: u64,
 }
 
 #[repr(C)]

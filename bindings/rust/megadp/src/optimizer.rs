@@ -80,6 +80,8 @@ pub enum StateKind {
     ExpAvgSq,
     /// The sum of gradients.
     MomentumBuffer,
+    /// With [`OptimizerBuilder::average_decay`]: the moving average of the master. It begins as that is before the first step.
+    Average,
     /// With [`Rule::Caller`](crate::Rule::Caller): the array of that number in [`OptimizerBuilder::state`].
     Caller(usize),
 }
@@ -252,6 +254,49 @@ impl Optimizer {
         Ok(unsafe { std::slice::from_raw_parts_mut(data, len) })
     }
 
+    /// Evaluates on the averages: they are the parameters while `evaluate` runs, rounded, on all ranks; then what was there before is again,
+    /// bit for bit. Meanwhile gradients, steps and checkpoints are refused in all of the buffer. Where `evaluate` panics the averages stay,
+    /// until [`Optimizer::swap_average`]. Collective at both ends, blocking.
+    ///
+    /// # Errors
+    /// As [`Optimizer::swap_average`].
+    ///
+    /// ```
+    /// # use megadp::{Buffer, Comm, Optimizer, Param, Rule, StepOptions};
+    /// # let mut buffer = Buffer::builder().register(&Comm::builder().connect()?, &[Param::new("w", &[1])])?;
+    /// let mut optimizer = Optimizer::builder().rule(Rule::Sgd).lr(1.0).average_decay(0.75).create(&buffer)?;
+    /// buffer.gradients().put(0, &[-4f32])?;
+    /// optimizer.step(&mut buffer, &StepOptions::default())?;
+    /// let averaged = optimizer.averaged(&mut buffer, |buffer| buffer.param::<f32>(0).map(|w| w[0]))??;
+    /// assert_eq!((averaged, buffer.param::<f32>(0)?[0]), (1.0, 4.0));
+    /// # Ok::<(), megadp::Error>(())
+    /// ```
+    pub fn averaged<R>(&mut self, buffer: &mut Buffer, evaluate: impl FnOnce(&Buffer) -> R) -> Result<R> {
+        self.swap_average(buffer)?;
+        let answer = evaluate(buffer);
+        self.swap_average(buffer)?;
+        Ok(answer)
+    }
+
+    /// Puts the averages in the place of this optimizer's parameters, or what was there before back; see [`Optimizer::averaged`]. Collective,
+    /// blocking.
+    ///
+    /// # Errors
+    /// INVALID (another buffer), STATE (no [`OptimizerBuilder::average_decay`]; another optimizer's averages are there; a step is under way),
+    /// those of a lost communicator.
+    pub fn swap_average(&mut self, buffer: &mut Buffer) -> Result<()> {
+        self.check_buffer(buffer)?;
+        buffer.end_broadcast()?;
+        let mut out = ptr::null_mut();
+        {
+            let _inside = self.tree.enter();
+            // SAFETY: a live handle, the tree's only call. The buffer is borrowed mutably, so no slice of it is in use.
+            check(unsafe { sys::mdp_optimizer_swap_average(self.as_raw(), ptr::null_mut(), &mut out) })?;
+        }
+        // SAFETY: just created, and ours.
+        unsafe { Request::new(out, &self.tree) }?.wait()
+    }
+
     /// How many steps the parameter has taken part in; not counted are skipped ones, and those for which all ranks had skipped the parameter.
     /// Waits for the last step. Local.
     ///
@@ -301,6 +346,7 @@ impl Optimizer {
             StateKind::ExpAvg => c"exp_avg",
             StateKind::ExpAvgSq => c"exp_avg_sq",
             StateKind::MomentumBuffer => c"momentum_buffer",
+            StateKind::Average => c"average",
             StateKind::Caller(number) => {
                 let names = self.callers.as_deref().unwrap_or_default();
                 return names.get(number).map(CString::as_c_str).ok_or_else(|| {

@@ -173,6 +173,13 @@ impl OptimizerBuilder {
         self
     }
 
+    /// An exponential moving average of the parameters is kept, with this decay, below 1, such as 0.999; none unless said, and for 0. See
+    /// [`Optimizer::averaged`].
+    pub fn average_decay(mut self, decay: f64) -> Self {
+        self.raw.average_decay = decay;
+        self
+    }
+
     /// Groups of parameters; one with the values above unless said.
     pub fn param_groups(mut self, groups: impl IntoIterator<Item = ParamGroup>) -> Self {
         self.groups = groups.into_iter().collect();

@@ -35,6 +35,8 @@ pub struct PlanReport {
     pub spill_bytes: u64,
     /// With [`BufferBuilder::error_feedback`]: what rounding lost, f32.
     pub feedback_bytes: u64,
+    /// With [`OptimizerBuilder::average_decay`](crate::OptimizerBuilder::average_decay), besides: averages, and what a swap keeps aside.
+    pub average_bytes: u64,
 }
 
 /// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`](crate::OptimizerBuilder::create) would allocate on `rank` of `world` ranks.
@@ -69,6 +71,7 @@ pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilde
         communicator_bytes: out.communicator_bytes,
         spill_bytes: out.spill_bytes,
         feedback_bytes: out.feedback_bytes,
+        average_bytes: out.average_bytes,
     })
 }
 

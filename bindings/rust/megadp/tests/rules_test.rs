@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Update rules against the formulas of src/base/adam.h, sgd.h and lion.h; several optimizers in a step; loss scalers.
+//! Update rules against the formulas of src/base/adam.h, sgd.h and lion.h; several optimizers in a step; loss scalers; averages.
 mod ranks;
 
 use megadp::{
@@ -371,5 +371,33 @@ fn masters_of_bf16_parameters_follow_every_rule() {
             element(rule, &FIRST, step as i32, 0.75, &mut w, &mut state);
         }
         assert_eq!(optimizer.state(&buffer, 0, StateKind::Master).unwrap(), [w; 4], "{rule:?}");
+    }
+}
+
+#[test]
+fn averages_take_the_place_of_parameters_and_leave_it() {
+    for ranks in 1..=2 {
+        threads(ranks, |comm| {
+            let mut buffer = register(&comm, &Buffer::builder(), &[small("w").dtype(DType::Bf16)]);
+            let mut optimizer = Optimizer::builder().rule(Rule::Sgd).lr(1.0).average_decay(0.75).create(&buffer).unwrap();
+            for _ in 0..2 {
+                buffer.gradients().put(0, &[-4f32; 4]).unwrap();
+                optimizer.step(&mut buffer, &StepOptions::default()).unwrap();
+            }
+            let read = |buffer: &Buffer| {
+                let mut values = [0f32; 4];
+                buffer.read_param(0, &mut values).unwrap();
+                values
+            };
+            let averaged = optimizer.averaged(&mut buffer, |buffer| {
+                let refused = buffer.gradients().put(0, &[1f32; 4]).unwrap_err();
+                assert!(refused.code == Code::State && refused.text.contains("swap them back first"), "{refused}");
+                read(buffer)
+            });
+            assert_eq!((averaged.unwrap(), read(&buffer)), ([2.75; 4], [8.0; 4]));
+            assert!(optimizer.state(&buffer, 0, StateKind::Average).unwrap().iter().all(|average| *average == 2.75));
+            let mut plain = Optimizer::builder().create(&buffer).unwrap();
+            assert_eq!(plain.averaged(&mut buffer, |_| ()).unwrap_err().code, Code::State);
+        });
     }
 }

@@ -247,6 +247,24 @@ public final class Rules {
     }
   }
 
+  private static void averages(Comm comm) throws Exception {
+    OptimizerOptions options = new OptimizerOptions();
+    options.setRule(Rule.SGD);
+    options.setLr(1);
+    options.setAverageDecay(0.75);
+    try (Buffer buffer = Buffer.create(comm, Params.of(Param.of("w"))); Optimizer optimizer = Optimizer.create(buffer, options)) {
+      buffer.put(0, new float[] {-4});
+      optimizer.step();
+      optimizer.swapAverage();
+      buffer.waitAll();
+      check(buffer.param(0).asFloatBuffer().get(0) == 1, "the average in the parameter's place");
+      fails(Status.E_STATE, optimizer::step, "swap them back first");
+      optimizer.swapAverage();
+      check(buffer.param(0).asFloatBuffer().get(0) == 4, "the parameter in its own");
+      check(optimizer.state(0, "average").remaining() <= 4, "the owned average");
+    }
+  }
+
   public static void main(String[] arguments) throws Exception {
     String directory = Paths.get(System.getenv("FAILURES_FLAG")).getParent().toString();
     try (Comm comm = Comm.create()) {
@@ -258,6 +276,7 @@ public final class Rules {
       }
       refused(comm);
       scaler(comm);
+      averages(comm);
       comm.barrier();
     }
     System.out.println("as the formulas");

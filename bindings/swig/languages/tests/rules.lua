@@ -155,11 +155,28 @@ local function scaler()
   fails("MDP_E_NUMERIC", "", function() optimizer:step(megadp.StepOptions()) end)
 end
 
+local function averages()
+  local buffer = two_groups()
+  local options = megadp.OptimizerOptions()
+  options.rule, options.lr, options.average_decay = megadp.Rule_SGD, 1, 0.75
+  for _ = 1, 2 do options:add_param_group(megadp.ParamGroup()) end
+  local optimizer = megadp.Optimizer.create(buffer, options)
+  local before = buffer:param(0):get(0)
+  put(buffer, -4)
+  optimizer:step(megadp.StepOptions())
+  optimizer:swap_average()
+  assert(buffer:param(0):get(0) == before + 1, "the average in the parameter's place")
+  fails("MDP_E_STATE", "swap them back first", function() optimizer:step(megadp.StepOptions()) end)
+  optimizer:swap_average()
+  assert(buffer:param(0):get(0) == before + 4, "the parameter in its own")
+end
+
 for i, rule in ipairs(RULES) do
   alone(rule)
   together(rule, RULES[(i + 1) % #RULES + 1])
 end
 refused()
 scaler()
+averages()
 comm:barrier()
 print("as the formulas")
