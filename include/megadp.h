@@ -200,12 +200,14 @@ enum {                                  /* mdp_param_group.flags */
   MDP_PARAM_GROUP_SET_BETA2 = 8,
   MDP_PARAM_GROUP_SET_MOMENTUM = 16
 };
-enum {                            /* mdp_optimizer_config.flags */
-  MDP_OPTIMIZER_SET_LR = 1,       /* lr is meant literally, also 0 */
-  MDP_OPTIMIZER_SET_BETA1 = 2,    /* beta1 likewise */
-  MDP_OPTIMIZER_SET_BETA2 = 4,    /* beta2 likewise */
-  MDP_OPTIMIZER_SET_MOMENTUM = 8, /* momentum likewise */
-  MDP_OPTIMIZER_SOME_GROUPS = 16  /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
+enum {                                /* mdp_optimizer_config.flags */
+  MDP_OPTIMIZER_SET_LR = 1,           /* lr is meant literally, also 0 */
+  MDP_OPTIMIZER_SET_BETA1 = 2,        /* beta1 likewise */
+  MDP_OPTIMIZER_SET_BETA2 = 4,        /* beta2 likewise */
+  MDP_OPTIMIZER_SET_MOMENTUM = 8,     /* momentum likewise */
+  MDP_OPTIMIZER_SOME_GROUPS = 16,     /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
+  MDP_OPTIMIZER_NO_MASTER = 32,       /* bf16 parameters have no fp32 masters, but are rounded stochastically */
+  MDP_OPTIMIZER_STOCHASTIC_STATE = 64 /* with state_dtype BF16: rounded stochastically, not to nearest */
 };
 enum {                    /* mdp_scaler.flags */
   MDP_SCALER_CONSTANT = 1 /* the scale stays */
@@ -454,6 +456,9 @@ typedef struct {
   uint32_t first_param_group; /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
   double momentum;            /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
   const char* state;          /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
+  mdp_dtype state_dtype;      /* of what the rule keeps: F32 (default) or BF16; not CALLER */
+  uint32_t reserved;
+  uint64_t seed; /* of stochastic rounding, the same bits on any number of ranks; saved in checkpoints */
 } mdp_optimizer_config;
 
 typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
@@ -937,7 +942,8 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
  * and exp_avg_sq (ADAMW, ADAM), momentum_buffer (SGD_MOMENTUM, SGD_NESTEROV), exp_avg (LION). Clipping multiplies gradients by
  * max_grad_norm / (norm + 1e-6) if that is below 1. config NULL: all defaults. A buffer may have several optimizers: what one
  * changed, the masters of the others take over, rounded. MEMORY as mdp_buffer_register.
- * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY. */
+ * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY,
+ * UNSUPPORTED (NO_MASTER with f16, CALLER). */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
 
 /* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local. */
@@ -985,9 +991,10 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 /* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
-/* The owned slice of one parameter's "master", or of what the rule keeps, by name: f32, one dimension, from mdp_range.param_begin on; empty
- * if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be written between steps and before the first. A
- * "master" holds what is written into it until its parameter is written. Waits for the last step. Local. Errors: STATE (frozen). */
+/* The owned slice of one parameter's "master" (INVALID with NO_MASTER), or of what the rule keeps, by name: f32, or state_dtype, one
+ * dimension, from mdp_range.param_begin on; empty if this rank owns nothing of it. Library memory, valid as long as the optimizer; may be
+ * written between steps and before the first. A "master" holds what is written into it until its parameter is written. Waits for the last
+ * step. Local. Errors: STATE (frozen). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

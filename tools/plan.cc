@@ -25,7 +25,8 @@ struct Options {
   uint64_t tokens = 0;
   bool sequence = false;
   std::string param_dtype, grad_dtype = "f32", bucket_size, rule = "adamw";
-  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, json = false;
+  std::string state_dtype = "f32";
+  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, no_master = false, json = false;
   std::vector<std::string> own_bucket, use_order;
   int sharding = 1;
   uint64_t pool_buckets = 0;
@@ -122,6 +123,8 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   config.wire_bf16 = options.bf16_wire;
   config.error_feedback = options.error_feedback;
   config.rule = rule_of(options.rule);
+  config.bf16_state = options.state_dtype == "bf16";
+  config.no_master = options.no_master;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options, layers);
   if (!model) return model.status();
@@ -211,6 +214,9 @@ Command add_plan(CLI::App& app) {
       ->check(CLI::IsMember({0, 1, 2}));
   sub->add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
       ->check(CLI::IsMember(rule_names()));
+  sub->add_option("--state-dtype", options->state_dtype, "Of what the rule keeps: f32 (default) or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  sub->add_flag("--no-master", options->no_master, "bf16 parameters without fp32 masters, rounded stochastically");
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
   sub->add_flag("--bf16-wire", options->bf16_wire, "f32 gradients are sent as bf16");
   sub->add_flag("--error-feedback", options->error_feedback, "With --bf16-wire: what rounding loses is kept for the next step");

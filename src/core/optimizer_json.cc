@@ -25,7 +25,8 @@ Result<StoredOptimizer> Optimizer::stored() {
   const auto scalars = read_scalars();
   if (!scalars) return scalars.status();
   const OptimizerConfig& config = impl_->config;
-  StoredOptimizer out{impl_->rule().name, scalars->step, {{kMasterState, DType::f32}}, {}};
+  StoredOptimizer out{impl_->rule().name, scalars->step, {}, {}};
+  if (!config.no_master) out.state.push_back({kMasterState, DType::f32});
   for (const StateArray& each : impl_->states) out.state.push_back({each.name, each.type});
   std::string& json = out.info;
   json = text("{\"rule\":", json_string(out.rule), ",\"steps\":", out.steps);
@@ -43,6 +44,9 @@ Result<StoredOptimizer> Optimizer::stored() {
   }
   json += "]";
   if (impl_->scaler.kind != LossScaler::Kind::none) json += text(",\"scaler\":", scaler_json(impl_->scaler, scalars->loss_scale));
+  if (config.stochastic_state) json += ",\"stochastic_state\":true";
+  if (config.no_master) json += ",\"no_master\":true";
+  if (config.draws()) json += text(",\"seed\":", config.seed);
   json += ",\"state\":[";
   const char* comma = "";
   for (const StoredState& each : out.state) {
@@ -129,6 +133,11 @@ Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) co
   }
   for (size_t number = 0; number < groups.size(); ++number) {
     if (!take_group(groups[number], impl_->rule(), config.hyper, &config.groups[number])) return wrong("parameter groups");
+  }
+  if (const JsonValue* const seed = json->find("seed"); seed != nullptr && config.draws()) {
+    const auto number = seed->whole_number();
+    if (!number) return wrong("seed");
+    config.seed = *number;
   }
   return config;
 }

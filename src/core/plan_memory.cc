@@ -101,8 +101,9 @@ MemoryPlan Plan::memory(uint32_t rule) const {
       bytes.spill += spill_bytes(*this, arena);
     }
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
-    if (has_master(arena)) bytes.master += shard_elements(arena) * sizeof(float);
-    bytes.state += shard_elements(arena) * state_bytes(megadp::rule(rule));
+    const bool without = config.no_master && arena.param_type == DType::bf16;
+    if (has_master(arena) && !without) bytes.master += shard_elements(arena) * sizeof(float);
+    bytes.state += shard_elements(arena) * state_bytes(megadp::rule(rule), config.bf16_state);
     bytes.snapshot += shard_elements(arena) * size_of(arena.param_type);
   }
   bytes.snapshot += bytes.master + bytes.state;
