@@ -176,6 +176,7 @@ std::string take_an_optimizer(Bytes* bytes) {
   must(hyper.beta1 < 1 && hyper.beta2 < 1 && hyper.momentum < 1, "an optimizer that forgets nothing");
   must(!taken->groups.empty() && taken->groups.size() <= kMostElements, "an optimizer with other groups than were given");
   must(taken->some_groups || taken->first_group == 0, "an optimizer of all groups that begins with another");
+  must((taken->bf16_state || !taken->stochastic_state) && (taken->draws() || taken->seed == 0), "an optimizer that rounds nothing");
   must(taken->state.size() <= kMostStates, "an optimizer with more arrays than there may be");
   for (const std::string& name : taken->state) must(!name.empty() && name.find('\n') == std::string::npos, "an array without a name");
   return text("an optimizer, rule ", taken->rule, " groups ", taken->groups.size());

@@ -92,6 +92,8 @@ MDP_OPTIMIZER_SET_BETA1 = 2
 MDP_OPTIMIZER_SET_BETA2 = 4
 MDP_OPTIMIZER_SET_MOMENTUM = 8
 MDP_OPTIMIZER_SOME_GROUPS = 16
+MDP_OPTIMIZER_NO_MASTER = 32
+MDP_OPTIMIZER_STOCHASTIC_STATE = 64
 MDP_SCALER_CONSTANT = 1
 MDP_STEP_SET_LR = 1
 MDP_STEPPED_SKIPPED = 1
@@ -373,6 +375,9 @@ class mdp_optimizer_config(ctypes.Structure):
         ("first_param_group", ctypes.c_uint32),
         ("momentum", ctypes.c_double),
         ("state", ctypes.c_char_p),
+        ("state_dtype", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
     ]
 
 

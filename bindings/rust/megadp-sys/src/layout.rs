@@ -145,6 +145,9 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("first_param_group", offset_of!(super::mdp_optimizer_config, first_param_group)),
         ("momentum", offset_of!(super::mdp_optimizer_config, momentum)),
         ("state", offset_of!(super::mdp_optimizer_config, state)),
+        ("state_dtype", offset_of!(super::mdp_optimizer_config, state_dtype)),
+        ("reserved", offset_of!(super::mdp_optimizer_config, reserved)),
+        ("seed", offset_of!(super::mdp_optimizer_config, seed)),
     ]),
     ("mdp_update", size_of::<super::mdp_update>(), align_of::<super::mdp_update>(), &[
         ("struct_size", offset_of!(super::mdp_update, struct_size)),
@@ -386,6 +389,8 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_OPTIMIZER_SET_BETA2", super::MDP_OPTIMIZER_SET_BETA2 as i64),
     ("MDP_OPTIMIZER_SET_MOMENTUM", super::MDP_OPTIMIZER_SET_MOMENTUM as i64),
     ("MDP_OPTIMIZER_SOME_GROUPS", super::MDP_OPTIMIZER_SOME_GROUPS as i64),
+    ("MDP_OPTIMIZER_NO_MASTER", super::MDP_OPTIMIZER_NO_MASTER as i64),
+    ("MDP_OPTIMIZER_STOCHASTIC_STATE", super::MDP_OPTIMIZER_STOCHASTIC_STATE as i64),
     ("MDP_SCALER_CONSTANT", super::MDP_SCALER_CONSTANT as i64),
     ("MDP_STEP_SET_LR", super::MDP_STEP_SET_LR as i64),
     ("MDP_STEPPED_SKIPPED", super::MDP_STEPPED_SKIPPED as i64),

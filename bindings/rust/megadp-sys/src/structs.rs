@@ -177,6 +177,9 @@ pub struct mdp_optimizer_config {
     pub first_param_group: u32,
     pub momentum: f64,
     pub state: *const c_char,
+    pub state_dtype: mdp_dtype,
+    pub reserved: u32,
+    pub seed: u64,
 }
 
 #[repr(C)]
