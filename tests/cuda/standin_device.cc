@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Devices, memory, streams, events and kernels of the stand-in.
+#include <pthread.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -181,11 +183,20 @@ std::shared_ptr<standin::Event>& event_of(void* event) {
   return *static_cast<std::shared_ptr<standin::Event>*>(event);
 }
 
-// For a test that is no user of CUDA: whose default stream this thread has ordered last.
-thread_local Device* ordered_last = nullptr;
+// For a test that is no user of CUDA: whose default stream this thread has ordered last. Not thread_local: in a library that is loaded
+// later glibc allocates these when they are first used, and frees them in whichever thread reuses the stack, which ThreadSanitizer takes
+// for a race.
+pthread_key_t ordered_last() {
+  static const pthread_key_t key = [] {
+    pthread_key_t made;
+    if (pthread_key_create(&made, nullptr) != 0) std::abort();
+    return made;
+  }();
+  return key;
+}
 
 int32_t stream_wait(Device* device, void* stream, void* event) {
-  if (stream == nullptr) ordered_last = device;
+  if (stream == nullptr) pthread_setspecific(ordered_last(), device);
   const std::shared_ptr<standin::Event> shared = event_of(event);
   if (!shared->recorded) return 0;  // as cudaStreamWaitEvent
   queue_of(device, stream)->submit([shared] {
@@ -521,10 +532,12 @@ bool is_device_memory(const void* memory) {
 
 // As cudaStreamSynchronize and cudaLaunchHostFunc, of that stream.
 extern "C" __attribute__((visibility("default"))) void standin_await_default_stream() {
-  if (megadp::standin::ordered_last != nullptr) megadp::standin::queue_of(megadp::standin::ordered_last, nullptr)->drain();
+  if (auto* const device = static_cast<megadp::cuda::Device*>(pthread_getspecific(megadp::standin::ordered_last())))
+    megadp::standin::queue_of(device, nullptr)->drain();
 }
 extern "C" __attribute__((visibility("default"))) void standin_on_default_stream(void (*work)(void*), void* user) {
-  megadp::standin::queue_of(megadp::standin::ordered_last, nullptr)->submit([work, user] { work(user); });
+  auto* const device = static_cast<megadp::cuda::Device*>(pthread_getspecific(megadp::standin::ordered_last()));
+  megadp::standin::queue_of(device, nullptr)->submit([work, user] { work(user); });
 }
 
 extern "C" __attribute__((visibility("default"))) const megadp::cuda::PluginTable* megadp_cuda_plugin() {
