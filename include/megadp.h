@@ -409,8 +409,8 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t param_bytes;        /* whole parameters, with padding                                       */
   uint64_t grad_bytes;         /* whole gradients, with padding; with ZERO_2 the pool                  */
   uint64_t grad_shard_bytes;   /* with ZERO_2: sums of the owned pieces in f32; else 0: reduced in place */
-  uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters                       */
-  uint64_t state_bytes;        /* both moments of the owned pieces in fp32                             */
+  uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters, or NO_MASTER         */
+  uint64_t state_bytes;        /* both moments of the owned pieces in fp32; half of that as bf16       */
   uint64_t scratch_bytes;      /* scalars, counts, agreement, f32 sums; 1 MiB + 4 KiB a group of ranks */
   uint64_t padding_elements;   /* alignment gaps and bucket padding, over all arenas                   */
   uint64_t buckets;            /* over all arenas                                                      */

@@ -86,6 +86,16 @@ Status take_grad_dtype(const Options& options, const std::vector<ParamSpec>& par
   return {};
 }
 
+// What mdp_optimizer_create would refuse.
+Status check_storage(const Options& options, const std::vector<ParamSpec>& params) {
+  if (options.state_dtype == "bf16" && rule(rule_of(options.rule)).state.size() == 0)
+    return invalid("--state-dtype is bf16; ", options.rule, " keeps no state");
+  for (const ParamSpec& param : params) {
+    if (options.no_master && param.dtype == DType::f16) return invalid("--no-master, but some parameters are f16; it is for bf16 ones");
+  }
+  return {};
+}
+
 DType param_dtype(const Options& options) {
   const std::string& type = options.param_dtype;
   return type == "bf16" ? DType::bf16 : type == "f16" ? DType::f16 : DType::f32;
@@ -130,6 +140,7 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   if (!model) return model.status();
   *left_out = model->left_out;
   if (Status taken = take_grad_dtype(options, model->params, &config); !taken) return taken;
+  if (Status fits = check_storage(options, model->params); !fits) return fits;
   if (Status taken = take_own_buckets(options, &model->params); !taken) return taken;
   if (Status taken = take_use_order(options.use_order, &model->params); !taken) return taken;
   GridConfig cut;

@@ -241,7 +241,8 @@ Status update(const Update& u, const Kernels& kernels) {
   if (!is_trainable(u.grad_type)) return not_trainable("a gradient", u.grad_type);
   if (!is_trainable(u.param_type)) return not_trainable("a parameter", u.param_type);
   if (u.master == nullptr && u.param_type != DType::bf16) return unsupported("only bf16 parameters are rounded without a master");
-  if (u.state_type != DType::f32 && u.state_type != DType::bf16) return unsupported("state is ", name_of(u.state_type), ", not f32 or bf16");
+  if (u.state_type != DType::f32 && u.state_type != DType::bf16)
+    return unsupported("state is ", name_of(u.state_type), ", not f32 or bf16");
   if (u.scalars->skip != 0) return {};
   if (is_widened(u)) {
     update_in_blocks(u, kernels);

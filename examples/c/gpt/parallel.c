@@ -99,6 +99,8 @@ static int register_buffer(parallel* p, const options* opts) {
   int failed = parallel_check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
                parallel_check(p, mdp_buffer_register(NULL, p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
   free(params);
+  if (opts->bf16_state) p->plan.state_bytes /= 2; /* mdp_plan reckons with f32 */
+  if (opts->no_master) p->plan.master_bytes = 0;
   return failed ? -1 : 0;
 }
 
