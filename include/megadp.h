@@ -201,12 +201,14 @@ enum {                                  /* mdp_param_group.flags */
   MDP_PARAM_GROUP_SET_BETA2 = 8,
   MDP_PARAM_GROUP_SET_MOMENTUM = 16
 };
-enum {                            /* mdp_optimizer_config.flags */
-  MDP_OPTIMIZER_SET_LR = 1,       /* lr is meant literally, also 0 */
-  MDP_OPTIMIZER_SET_BETA1 = 2,    /* beta1 likewise */
-  MDP_OPTIMIZER_SET_BETA2 = 4,    /* beta2 likewise */
-  MDP_OPTIMIZER_SET_MOMENTUM = 8, /* momentum likewise */
-  MDP_OPTIMIZER_SOME_GROUPS = 16  /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
+enum {                                /* mdp_optimizer_config.flags */
+  MDP_OPTIMIZER_SET_LR = 1,           /* lr is meant literally, also 0 */
+  MDP_OPTIMIZER_SET_BETA1 = 2,        /* beta1 likewise */
+  MDP_OPTIMIZER_SET_BETA2 = 4,        /* beta2 likewise */
+  MDP_OPTIMIZER_SET_MOMENTUM = 8,     /* momentum likewise */
+  MDP_OPTIMIZER_SOME_GROUPS = 16,     /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
+  MDP_OPTIMIZER_NO_MASTER = 32,       /* bf16 parameters have no fp32 masters, but are rounded stochastically */
+  MDP_OPTIMIZER_STOCHASTIC_STATE = 64 /* with state_dtype BF16: rounded stochastically, not to nearest */
 };
 enum {                    /* mdp_scaler.flags */
   MDP_SCALER_CONSTANT = 1 /* the scale stays */
@@ -411,8 +413,8 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t param_bytes;        /* whole parameters, with padding                                       */
   uint64_t grad_bytes;         /* whole gradients, with padding; with ZERO_2 the pool                  */
   uint64_t grad_shard_bytes;   /* with ZERO_2: sums of the owned pieces in f32; else 0: reduced in place */
-  uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters                       */
-  uint64_t state_bytes;        /* both moments of the owned pieces in fp32                             */
+  uint64_t master_bytes;       /* the owned pieces in fp32; 0 for f32 parameters, or NO_MASTER         */
+  uint64_t state_bytes;        /* both moments of the owned pieces in fp32; half of that as bf16       */
   uint64_t scratch_bytes;      /* scalars, counts, agreement, f32 sums; 1 MiB + 4 KiB a group of ranks */
   uint64_t padding_elements;   /* alignment gaps and bucket padding, over all arenas                   */
   uint64_t buckets;            /* over all arenas                                                      */
@@ -469,6 +471,9 @@ typedef struct {
   const mdp_param_state* param_states; /* CALLER: what it keeps besides, of any size; NULL: nothing */
   uint64_t param_state_count;          /* at most 4 */
   double average_decay;                /* of a moving average of the parameters, below 1, such as 0.999; 0: none */
+  mdp_dtype state_dtype;               /* of what the rule keeps: F32 (default) or BF16; not CALLER */
+  uint32_t reserved;
+  uint64_t seed; /* of stochastic rounding, the same bits on any number of ranks; saved in checkpoints */
 } mdp_optimizer_config;
 
 typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
@@ -955,7 +960,8 @@ MDP_API mdp_status mdp_grad_changed(mdp_buffer* buffer, mdp_stream producer);
  * and exp_avg_sq (ADAMW, ADAM), momentum_buffer (SGD_MOMENTUM, SGD_NESTEROV), exp_avg (LION). Clipping multiplies gradients by
  * max_grad_norm / (norm + 1e-6) if that is below 1. config NULL: all defaults. A buffer may have several optimizers: what one
  * changed, the masters of the others take over, rounded. MEMORY as mdp_buffer_register.
- * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY. */
+ * Collective over the world, with equal configurations; blocking. Errors: INVALID (a value; a parameter's group), DESYNC, MEMORY,
+ * UNSUPPORTED (NO_MASTER with f16, CALLER). */
 MDP_API mdp_status mdp_optimizer_create(mdp_buffer* buffer, const mdp_optimizer_config* config, mdp_optimizer** out);
 
 /* Replaces the values of one parameter group from the next step on; to be called alike on all ranks. Local. */
@@ -1003,16 +1009,10 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 /* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
-/* Puts the averages of its parameters (config.average_decay), rounded, in their place on all ranks; called again, what was there, bit for
- * bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. An optimizer destroyed
- * then leaves its averages as parameters. Collective over the world; returns at once with out, else when parameters are whole.
- * Errors: STATE (no average; another optimizer's are there; the caller's update is under way or has failed). */
-MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out);
-
-/* The owned slice of one parameter's "master", "average", or of what the rule keeps, by name: f32, one dimension, from
- * mdp_range.param_begin on (of param_states U8); empty if this rank owns nothing of it. Library memory, valid as long as the optimizer; may
- * be written between steps and before the first. A "master" holds what is written into it until its parameter is written. Waits for the
- * last step. Local. Errors: STATE (frozen; swapped). */
+/* The owned slice of one parameter's "master" (INVALID with NO_MASTER), "average", or of what the rule keeps, by name: f32, or state_dtype
+ * (of param_states U8), one dimension, from mdp_range.param_begin on; empty if this rank owns nothing of it. Library memory, valid as long
+ * as the optimizer; may be written between steps and before the first. A "master" holds what is written into it until its parameter is
+ * written. Waits for the last step. Local. Errors: STATE (frozen; swapped). */
 MDP_API mdp_status mdp_optimizer_state(mdp_optimizer* optimizer, size_t param, const char* name, mdp_tensor* out);
 
 /* How many steps the parameter has taken part in: skipped steps do not count, nor those for which all ranks skipped the parameter. Waits

@@ -25,7 +25,8 @@ struct Options {
   uint64_t tokens = 0;
   bool sequence = false;
   std::string param_dtype, grad_dtype = "f32", bucket_size, rule = "adamw";
-  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, average = false, json = false;
+  std::string state_dtype = "f32";
+  bool high_bandwidth = false, bf16_wire = false, error_feedback = false, no_master = false, average = false, json = false;
   std::vector<std::string> own_bucket, use_order;
   std::string sharding = "1";
   uint64_t pool_buckets = 0;
@@ -85,6 +86,16 @@ Status take_grad_dtype(const Options& options, const std::vector<ParamSpec>& par
   return {};
 }
 
+// What mdp_optimizer_create would refuse.
+Status check_storage(const Options& options, const std::vector<ParamSpec>& params) {
+  if (options.state_dtype == "bf16" && rule(rule_of(options.rule)).state.size() == 0)
+    return invalid("--state-dtype is bf16; ", options.rule, " keeps no state");
+  for (const ParamSpec& param : params) {
+    if (options.no_master && param.dtype == DType::f16) return invalid("--no-master, but some parameters are f16; it is for bf16 ones");
+  }
+  return {};
+}
+
 DType param_dtype(const Options& options) {
   const std::string& type = options.param_dtype;
   return type == "bf16" ? DType::bf16 : type == "f16" ? DType::f16 : DType::f32;
@@ -126,11 +137,14 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   config.error_feedback = options.error_feedback;
   config.rule = rule_of(options.rule);
   config.average = options.average;
+  config.bf16_state = options.state_dtype == "bf16";
+  config.no_master = options.no_master;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options, layers);
   if (!model) return model.status();
   *left_out = model->left_out;
   if (Status taken = take_grad_dtype(options, model->params, &config); !taken) return taken;
+  if (Status fits = check_storage(options, model->params); !fits) return fits;
   if (Status taken = take_own_buckets(options, &model->params); !taken) return taken;
   if (Status taken = take_use_order(options.use_order, &model->params); !taken) return taken;
   GridConfig cut;
@@ -218,6 +232,9 @@ Command add_plan(CLI::App& app) {
   sub->add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
       ->check(CLI::IsMember(rule_names()));
   sub->add_flag("--average", options->average, "The optimizer keeps an average of the parameters");
+  sub->add_option("--state-dtype", options->state_dtype, "Of what the rule keeps: f32 (default) or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  sub->add_flag("--no-master", options->no_master, "bf16 parameters without fp32 masters, rounded stochastically");
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
   sub->add_flag("--bf16-wire", options->bf16_wire, "f32 gradients are sent as bf16");
   sub->add_flag("--error-feedback", options->error_feedback, "With --bf16-wire: what rounding loses is kept for the next step");

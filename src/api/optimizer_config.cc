@@ -185,6 +185,34 @@ Result<std::vector<ParamState>> take_param_states(const mdp_optimizer_config& co
   return all;
 }
 
+// How state and parameters without masters are stored and rounded.
+Status check_storage(const mdp_optimizer_config& config) {
+  if (Status status = check_reserved(config.reserved, "config.reserved"); !status) return status;
+  const bool bf16 = config.state_dtype == MDP_DTYPE_BF16, no_master = (config.flags & MDP_OPTIMIZER_NO_MASTER) != 0;
+  const bool stochastic = (config.flags & MDP_OPTIMIZER_STOCHASTIC_STATE) != 0;
+  if (!bf16 && config.state_dtype != MDP_DTYPE_DEFAULT && config.state_dtype != MDP_DTYPE_F32) {
+    return invalid("config.state_dtype is ", config.state_dtype, "; it must be F32 (2), which 0 stands for, or BF16 (3)");
+  }
+  const UpdateRule& rule = megadp::rule(config.rule);
+  if (config.rule == kCallerRule && (bf16 || no_master)) {
+    return unsupported(bf16 ? "config.state_dtype is BF16 (3)" : "config.flags has MDP_OPTIMIZER_NO_MASTER (32)", ", and the rule is ",
+                       rule.name, ", whose masters and state are f32");
+  }
+  if (bf16 && rule.state.size() == 0) return invalid("config.state_dtype is BF16 (3); ", rule.name, " keeps no state, leave it 0");
+  if (stochastic && !bf16) {
+    return invalid("config.flags has MDP_OPTIMIZER_STOCHASTIC_STATE (64); without config.state_dtype BF16 (3) no state is rounded");
+  }
+  if (no_master && config.average_decay > 0) {
+    return unsupported("config.flags has MDP_OPTIMIZER_NO_MASTER (32) and config.average_decay is ", config.average_decay,
+                       "; an average follows fp32 masters, leave one of them out");
+  }
+  if (config.seed != 0 && !stochastic && !no_master) {
+    return invalid("config.seed is ", config.seed,
+                   "; only MDP_OPTIMIZER_NO_MASTER (32) and STOCHASTIC_STATE (64) take random bits, leave it 0 without them");
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const std::string& argument) {
@@ -214,10 +242,11 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
   auto ours = take_or_default(given, "config");
   if (!ours) return ours.status();
   if (Status status = check_rule(ours->rule); !status) return status;
-  constexpr uint64_t known =
-      MDP_OPTIMIZER_SET_LR | MDP_OPTIMIZER_SET_BETA1 | MDP_OPTIMIZER_SET_BETA2 | MDP_OPTIMIZER_SET_MOMENTUM | MDP_OPTIMIZER_SOME_GROUPS;
+  constexpr uint64_t known = MDP_OPTIMIZER_SET_LR | MDP_OPTIMIZER_SET_BETA1 | MDP_OPTIMIZER_SET_BETA2 | MDP_OPTIMIZER_SET_MOMENTUM |
+                             MDP_OPTIMIZER_SOME_GROUPS | MDP_OPTIMIZER_NO_MASTER | MDP_OPTIMIZER_STOCHASTIC_STATE;
   if (Status status = check_flags(ours->flags, known, "config.flags",
-                                  "MDP_OPTIMIZER_SET_LR (1), SET_BETA1 (2), SET_BETA2 (4), SET_MOMENTUM (8) and SOME_GROUPS (16)");
+                                  "MDP_OPTIMIZER_SET_LR (1), SET_BETA1 (2), SET_BETA2 (4), SET_MOMENTUM (8), SOME_GROUPS (16), NO_MASTER "
+                                  "(32) and STOCHASTIC_STATE (64)");
       !status) {
     return status;
   }
@@ -241,6 +270,7 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
   if (!state) return state.status();
   auto param_states = take_param_states(*ours, params, *state);
   if (!param_states) return param_states.status();
+  if (Status status = check_storage(*ours); !status) return status;
   return OptimizerConfig{ours->rule,
                          *hyper,
                          ours->max_grad_norm,
@@ -251,7 +281,11 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
                          some_groups,
                          *std::move(state),
                          *std::move(param_states),
-                         ours->average_decay};
+                         ours->average_decay,
+                         ours->state_dtype == MDP_DTYPE_BF16,
+                         (ours->flags & MDP_OPTIMIZER_STOCHASTIC_STATE) != 0,
+                         (ours->flags & MDP_OPTIMIZER_NO_MASTER) != 0,
+                         ours->seed};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {

@@ -5,7 +5,7 @@
 // every SIMD target (where functions must be compiled for that target to be inlined). The namespace provides, for an arithmetic type F
 // (float or lanes of float) and a bit type U (uint32_t or lanes of it):
 //   F: F(float), + - * /, square_root(F), as_bits(F) -> U, select_at_least(a, b, x, y) -> a >= b ? x : y
-//   U: U(uint32_t), + - & | << >>, as_float(U) -> F, select_less(a, b, x, y) -> a < b ? x : y with a, b < 2^31
+//   U: U(uint32_t), + - & | ^ << >>, as_float(U) -> F, select_less(a, b, x, y) -> a < b ? x : y with a, b < 2^31
 //   MEGADP_ELEMENT: what a function is marked with
 // Only operations that IEEE 754 rounds correctly are used, and no fused multiply-add: every target gives the same bits.
 
@@ -16,6 +16,15 @@ MEGADP_ELEMENT U bf16_from_bits(U bits) {
   const U upper = bits >> 16;
   const U rounded = (bits + U(0x7fff) + (upper & U(1))) >> 16;
   return select_less(U(0x7f800000), bits & U(0x7fffffff), upper | U(0x40), rounded);
+}
+
+// Rounded stochastically: up, in magnitude, with the probability of what is cut off, in units of the last place. `random`: 16 bits. So the
+// error's mean is 0, and what a bf16 can hold stays as it is. A finite number stays finite: above the largest bf16 it becomes that.
+template <class U>
+MEGADP_ELEMENT U bf16_from_bits_with(U bits, U random) {
+  const U up = bits + random;
+  const U rounded = select_less(up & U(0x7fffffff), U(0x7f800000), up, bits) >> 16;
+  return select_less(U(0x7f800000), bits & U(0x7fffffff), (bits >> 16) | U(0x40), rounded);
 }
 
 // Exact; every bit is kept, a signalling NaN stays one.
@@ -111,4 +120,33 @@ MEGADP_ELEMENT F exponential(F x) {
 template <class F>
 MEGADP_ELEMENT F softmax_gradient(F x, F max, F log_sum, F factor, F minus) {
   return exponential((x - max) - log_sum) * factor - minus;
+}
+
+// ── random bits: Threefry-2x32 with 20 rounds (Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3; 2011) ──
+template <class U>
+MEGADP_ELEMENT void threefry_round(U& a, U& b, int rotation) {
+  a = a + b;
+  b = ((b << rotation) | (b >> (32 - rotation))) ^ a;
+}
+// Four of them with the one half of the rotations or the other, and then a part of the key.
+template <class U>
+MEGADP_ELEMENT void threefry_rounds(U& a, U& b, bool odd, uint32_t to_a, uint32_t to_b) {
+  threefry_round(a, b, odd ? 13 : 17);
+  threefry_round(a, b, odd ? 15 : 29);
+  threefry_round(a, b, odd ? 26 : 16);
+  threefry_round(a, b, odd ? 6 : 24);
+  a = a + U(to_a);
+  b = b + U(to_b);
+}
+// The counter (a, b) becomes two words, as good as random. No two counters become the same under one key.
+template <class U>
+MEGADP_ELEMENT void threefry(uint32_t key0, uint32_t key1, U& a, U& b) {
+  const uint32_t key2 = key0 ^ key1 ^ 0x1bd11bdaU;
+  a = a + U(key0);
+  b = b + U(key1);
+  threefry_rounds(a, b, true, key1, key2 + 1);
+  threefry_rounds(a, b, false, key2, key0 + 2);
+  threefry_rounds(a, b, true, key0, key1 + 3);
+  threefry_rounds(a, b, false, key1, key2 + 4);
+  threefry_rounds(a, b, true, key2, key0 + 5);
 }

@@ -73,6 +73,11 @@ MEGADP_HOST_DEVICE inline void from_f32(F16* to, float from) {
   to->bits = static_cast<uint16_t>(f16_from_bits(as_bits(from)));
 }
 
+// *to = from, rounded by 16 random bits.
+MEGADP_HOST_DEVICE inline void round_with(Bf16* to, float from, uint32_t random) {
+  to->bits = static_cast<uint16_t>(bf16_from_bits_with(as_bits(from), random));
+}
+
 // *to = from + *residual, rounded; *residual = what that lost.
 MEGADP_HOST_DEVICE inline void round_with_feedback(Bf16* to, float from, float* residual) {
   const float value = from + *residual;

@@ -22,10 +22,10 @@ constexpr const UpdateRule& rule(uint32_t number) {
   return Rules::table[number];
 }
 
-// Of one element of a parameter.
-constexpr size_t state_bytes(const UpdateRule& rule) {
+// Of one element of a parameter. bf16: what the rule has as f32 is kept as that.
+constexpr size_t state_bytes(const UpdateRule& rule, bool bf16 = false) {
   size_t bytes = 0;
-  for (const StateArray& each : rule.state) bytes += size_of(each.type);
+  for (const StateArray& each : rule.state) bytes += size_of(bf16 && each.type == DType::f32 ? DType::bf16 : each.type);
   return bytes;
 }
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "base/dtype.h"
+#include "base/random.h"
 #include "base/step.h"
 
 namespace megadp {
@@ -51,13 +52,14 @@ struct UpdateRule {
   Entries<HyperParameter> hyper;
 };
 
-constexpr size_t kMostStates = 4;
+constexpr size_t kMostStates = 4;  // of the caller's rule; others have one less, for each can be rounded with random bits
+static_assert(kRandomArrays == kMostStates);
 constexpr const char* kAverageState = "average";  // beside the rule's, where an optimizer averages
 
 // A rule is a type: `name`, `state` and `hyper` (std::array) describe it, constants() and element() compute. Its number is its place here.
 template <class... R>
 struct RuleList {
-  static_assert(((R::state.size() <= kMostStates) && ...));
+  static_assert(((R::state.size() < kRandomArrays) && ...));
   template <class Rule>
   static constexpr uint32_t number_of() {
     uint32_t number = 0;
@@ -75,12 +77,15 @@ struct Update {
   const StepScalars* scalars;  // nothing is done where skip is set
   const uint64_t* steps;       // one count: how many steps the elements have taken part in, this one included
   const void* grad;
-  float* master;             // updated
+  float* master;             // updated; null: a bf16 parameter is its own master, rounded stochastically
   void* state[kMostStates];  // updated; in the rule's order
   void* param;               // the rounded master is written here; `master` itself if the parameter is f32 and its own master
   uint64_t count;
   DType grad_type, param_type;
-  uint32_t rule;  // its number
+  uint32_t rule;                        // its number
+  DType state_type = DType::f32;        // bf16: of the arrays that the rule has as f32
+  bool rounds_state_with_bits = false;  // bf16 state is rounded stochastically, not to nearest
+  RandomSource random{};
 };
 
 }  // namespace megadp

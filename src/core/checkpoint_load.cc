@@ -186,6 +186,10 @@ class Load {
     });
   }
 
+  void count_cast(const std::string& what, DType from, DType to) {
+    if (casts_++ == 0) first_cast_ = text(what, " from ", name_of(from), " to ", name_of(to));
+  }
+
   // What this rank holds of one array, under any of its names.
   Status plan(const StoredArray& target) {
     const StoredArray* const source = target.is_state() && config_.params_only ? &target : source_of(target);
@@ -195,7 +199,13 @@ class Load {
         return invalid(in_quotes(target.name), " is ", name_of(target.type), " here and ", name_of(source->type), " in ", source_->path(),
                        "; only f32, bf16 and f16 are cast");
       }
-      if (casts_++ == 0) first_cast_ = text(in_quotes(target.name), " from ", name_of(source->type), " to ", name_of(target.type));
+      count_cast(in_quotes(target.name), source->type, target.type);
+    }
+    if (target.optimizer >= 0 && !config_.params_only) {
+      for (const StoredState& state : here_.optimizers[static_cast<size_t>(target.optimizer)].state) {
+        const DType* const stored = state.name != kMasterState ? source_->type_of(*source, state.name) : nullptr;
+        if (stored != nullptr && *stored != state.type) count_cast(text(state.name, " of ", in_quotes(target.name)), *stored, state.type);
+      }
     }
     Status planned = plan_as(target.name, *source, target);
     for (const std::string& alias : target.aliases) {

@@ -35,6 +35,7 @@ bool Optimizer::covers(size_t param) const {
 
 float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const Owned& owned) const {
   if (!Plan::has_master(*arena.plan)) return reinterpret_cast<float*>(arena.param_at(owned.begin));
+  if (!has_master(*arena.plan)) return nullptr;
   return static_cast<float*>(shard.master->data()) + owned.place;
 }
 
@@ -51,6 +52,9 @@ Optimizer::Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& conf
   impl_->config = config;
   impl_->state_names = config.state;
   impl_->states.assign(impl_->rule().state.begin(), impl_->rule().state.end());
+  for (StateArray& each : impl_->states) {
+    if (config.bf16_state && each.type == DType::f32) each.type = DType::bf16;
+  }
   for (const std::string& name : impl_->state_names) impl_->states.push_back({name.c_str(), DType::f32});
 }
 
@@ -79,6 +83,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (Status usable = context.usable(); !usable) return usable;
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
+  if (Status found = optimizer->find_sources(optimizer->check_masters()); !found) return found;
   optimizer->lay_out();
   optimizer->lay_out_param_states();
   if (Status room = optimizer->check_room(); !room) return room;
@@ -97,7 +102,9 @@ Status Optimizer::compare_configurations() {
   for (const HyperParameter& each : impl_->rule().hyper) mine += text(" ", each.name, " ", exactly(config.hyper.*each.value));
   mine += text(" max_grad_norm ", exactly(config.max_grad_norm), " norm ", static_cast<uint32_t>(config.norm), " max_grad_value ",
                exactly(config.max_grad_value), " groups ", config.groups.size(), " from ", config.first_group,
-               config.some_groups ? " of several optimizers" : "");
+               config.some_groups ? " of several optimizers" : "", config.bf16_state ? " bf16 state" : "",
+               config.stochastic_state ? " rounded stochastically" : "", config.no_master ? " no masters" : "");
+  if (config.draws()) mine += text(" seed ", config.seed);
   if (config.average_decay > 0) mine += text(" average_decay ", exactly(config.average_decay));
   for (const std::string& name : config.state) mine += text(" state '", name, "'");
   for (const ParamState& state : config.param_states) mine += text(" param_state '", state.name, "'");
@@ -123,6 +130,18 @@ Status Optimizer::compare_on_all(const char* call, const char* what, const std::
       Code::desync,
       text("ranks ", found.first, " and ", found.other, " ", what, " differently: '", found.first_bytes, "' and '", found.other_bytes, "'"),
       Blame{.rank = found.other});
+}
+
+Status Optimizer::check_masters() const {
+  for (size_t param = 0; param < buffer_->plan().params.size() && impl_->config.no_master; ++param) {
+    const ParamSpec& spec = buffer_->plan().params[param];
+    if (!covers(param) || spec.dtype != DType::f16) continue;
+    return Status(Code::unsupported,
+                  text("config.flags has MDP_OPTIMIZER_NO_MASTER (32), and ", param_label(param, spec.name),
+                       " is f16; only bf16 parameters are updated without a master"),
+                  Blame{.param = static_cast<int64_t>(param)});
+  }
+  return {};
 }
 
 // Of this rank's parameters, which need not be those of another stage.
@@ -153,7 +172,7 @@ Status Optimizer::check_room() const {
   Context& context = buffer_->context();
   uint64_t arrays = 0;
   for (size_t a = 0; a < impl_->shards.size() && context.backend->place().type == DeviceType::cpu; ++a) {
-    const bool master = Plan::has_master(*buffer_->arenas().all()[a].plan);
+    const bool master = impl_->has_master(*buffer_->arenas().all()[a].plan);
     arrays += impl_->shards[a].elements * (master ? sizeof(float) : 0);
     for (const StateArray& each : impl_->states) arrays += impl_->shards[a].elements * size_of(each.type);
     if (impl_->averages()) arrays += impl_->shards[a].elements * Plan::average_bytes(*buffer_->arenas().all()[a].plan);
@@ -202,7 +221,7 @@ Status Optimizer::allocate() {
   for (size_t a = 0; a < impl_->shards.size(); ++a) {
     const Arena& arena = buffer_->arenas().all()[a];
     Impl::Shard& shard = impl_->shards[a];
-    if (Plan::has_master(*arena.plan)) {
+    if (impl_->has_master(*arena.plan)) {
       auto master = backend.allocate(shard.elements * sizeof(float));
       if (!master) return master.status();
       shard.master = impl_->kept->keep(*std::move(master));
@@ -356,7 +375,7 @@ void Optimizer::adopt(size_t param) {
 
 Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned& owned) {
   Arenas& arenas = buffer.arenas();
-  if (!Plan::has_master(*arenas.all()[arena].plan)) return {};
+  if (!has_master(*arenas.all()[arena].plan)) return {};
   std::shared_ptr<Event> taken;
   {
     const auto lock = buffer.gradients().lock();
@@ -377,13 +396,15 @@ Status Optimizer::Impl::refresh_master(Buffer& buffer, size_t arena, const Owned
 }
 
 std::string Optimizer::names_of_state() const {
-  std::vector<std::string_view> kept{kMasterState};
-  for (const StateArray& each : impl_->states) kept.emplace_back(each.name);
-  for (const ParamState& each : impl_->config.param_states) kept.emplace_back(each.name);
-  if (impl_->averages()) kept.emplace_back(kAverageState);
-  std::string names = text(impl_->rule().name, " keeps ");
-  for (size_t k = 0; k < kept.size(); ++k) names += text(k == 0 ? "'" : k + 1 < kept.size() ? ", '" : " and '", kept[k], "'");
-  return names;
+  std::vector<std::string_view> names;
+  if (!impl_->config.no_master) names.emplace_back(kMasterState);
+  for (const StateArray& each : impl_->states) names.emplace_back(each.name);
+  for (const ParamState& each : impl_->config.param_states) names.emplace_back(each.name);
+  if (impl_->averages()) names.emplace_back(kAverageState);
+  std::string sentence = text(impl_->rule().name, impl_->config.no_master ? " without masters" : "", " keeps ");
+  if (names.empty()) return sentence + "nothing";
+  for (size_t k = 0; k < names.size(); ++k) sentence += text(k == 0 ? "'" : k + 1 < names.size() ? ", '" : " and '", names[k], "'");
+  return sentence;
 }
 
 Result<Slice> Optimizer::state(size_t param, std::string_view name) {
@@ -396,7 +417,7 @@ Result<Slice> Optimizer::state(size_t param, std::string_view name) {
     if (Status stepped = await_last_step(); !stepped) return stepped;
     return impl_->param_state(static_cast<size_t>(bytes - opaque.begin()), param);
   }
-  const bool master = name == kMasterState, average = impl_->averages() && name == kAverageState;
+  const bool master = name == kMasterState && !impl_->config.no_master, average = impl_->averages() && name == kAverageState;
   if (!master && !average && array == states.end()) return invalid("name is '", name, "'; ", names_of_state());
   if (Status stepped = await_last_step(); !stepped) return stepped;
   const Arenas& arenas = buffer_->arenas();

@@ -56,6 +56,12 @@ struct OptimizerConfig {
   std::vector<std::string> state;             // of the caller's rule: the names of its arrays, f32
   std::vector<ParamState> param_states = {};  // likewise
   double average_decay = 0;                   // 0: no average
+  bool bf16_state = false;                    // what the rule keeps; rounded to nearest, or:
+  bool stochastic_state = false;
+  bool no_master = false;  // bf16 parameters are their own, rounded stochastically
+  uint64_t seed = 0;       // of the random bits that take part in it
+
+  bool draws() const { return stochastic_state || no_master; }
 };
 
 struct StepReport {
@@ -172,10 +178,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status compare_param_states();
   Status compare_on_all(const char* call, const char* what, const std::string& mine);
   Status check_groups() const;
+  Status check_masters() const;
   std::string names_of_groups() const;
   std::string not_covered(size_t param) const;
   Status check_own(size_t param) const;
   Status check_room() const;
+  Status find_sources(const Status& mine);
   void lay_out();
   Status check_param_states() const;
   void lay_out_param_states();

@@ -44,6 +44,8 @@ struct Optimizer::Impl {
   Memory* scalars = nullptr;  // StepScalars, and behind them one step count a class
   StepClasses classes;
   std::vector<uint64_t> versions;  // by parameter: the version that its master stands for
+  // By parameter, if anything is drawn: where what this rank has lies in the whole; its key is the name's, without the seed.
+  std::vector<RandomSource> sources;
 
   StepScalars* device_scalars() { return static_cast<StepScalars*>(scalars->data()); }
   // What the rule keeps; of the caller's what the configuration says, f32.
@@ -66,6 +68,8 @@ struct Optimizer::Impl {
   bool swapped = false;             // averages are in the place of parameters
   uint64_t* device_steps(uint32_t step_class) { return reinterpret_cast<uint64_t*>(device_scalars() + 1) + step_class; }
   const UpdateRule& rule() const { return megadp::rule(config.rule); }
+  bool has_master(const ArenaPlan& arena) const { return Plan::has_master(arena) && !config.no_master; }
+  bool draws(const ArenaPlan& arena) const { return config.stochastic_state || (config.no_master && arena.param_type == DType::bf16); }
   Hyper hyper(size_t group, std::optional<double> lr) const;  // lr: in place of the optimizer's
   // What this rank owns of the parameter; nullptr if nothing, or it is another optimizer's.
   const Owned* owned(const Arenas& arenas, size_t param) const;
@@ -73,7 +77,7 @@ struct Optimizer::Impl {
   Status submit_master(const Arenas& arenas, size_t arena, const Owned& owned, uint64_t version) const;
   // Before a master is shown: what is read is the parameter, and what is written stays.
   Status refresh_master(Buffer& buffer, size_t arena, const Owned& owned);
-  float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;
+  float* master_at(const Arena& arena, const Shard& shard, const Owned& owned) const;  // null: it has none
   void* state_at(const Shard& shard, const Owned& owned, size_t which) const {
     return static_cast<std::byte*>(shard.states[which]->data()) + owned.place * size_of(states[which].type);
   }
@@ -81,6 +85,7 @@ struct Optimizer::Impl {
   Status submit_first_average(const Arenas& arenas, size_t arena, const Owned& owned);
   // Before an average is shown, likewise; its master has been refreshed.
   Status begin_average(Buffer& buffer, size_t arena, const Owned& owned);
+  RandomSource source(const Owned& owned) const;
   Update update(const Arena& arena, const Shard& shard, const Owned& owned, std::optional<double> lr);
   // Of the pieces of the fullest bucket, each beginning as it does in its arena.
   uint64_t gradient_elements() const;

@@ -25,7 +25,8 @@ Result<StoredOptimizer> Optimizer::stored() {
   const auto scalars = read_scalars();
   if (!scalars) return scalars.status();
   const OptimizerConfig& config = impl_->config;
-  StoredOptimizer out{impl_->rule().name, scalars->step, {{kMasterState, DType::f32}}, {}};
+  StoredOptimizer out{impl_->rule().name, scalars->step, {}, {}};
+  if (!config.no_master) out.state.push_back({kMasterState, DType::f32});
   for (const StateArray& each : impl_->states) out.state.push_back({each.name, each.type});
   if (impl_->averages()) out.state.push_back({kAverageState, DType::f32});
   std::string& json = out.info;
@@ -53,6 +54,9 @@ Result<StoredOptimizer> Optimizer::stored() {
       json += text(&each == &impl_->config.param_states.front() ? "" : ",", json_string(each.name));
     json += "]";
   }
+  if (config.stochastic_state) json += ",\"stochastic_state\":true";
+  if (config.no_master) json += ",\"no_master\":true";
+  if (config.draws()) json += text(",\"seed\":", config.seed);
   json += ",\"state\":[";
   const char* comma = "";
   for (const StoredState& each : out.state) {
@@ -143,6 +147,11 @@ Result<OptimizerConfig> Optimizer::config_from(const StoredOptimizer& stored) co
   }
   for (size_t number = 0; number < groups.size(); ++number) {
     if (!take_group(groups[number], impl_->rule(), config.hyper, &config.groups[number])) return wrong("parameter groups");
+  }
+  if (const JsonValue* const seed = json->find("seed"); seed != nullptr && config.draws()) {
+    const auto number = seed->whole_number();
+    if (!number) return wrong("seed");
+    config.seed = *number;
   }
   return config;
 }

@@ -53,13 +53,16 @@ Update Optimizer::Impl::update(const Arena& arena, const Shard& shard, const Own
   update.grad_type = arena.reduced_type();
   update.param_type = arena.plan->param_type;
   update.rule = config.rule;
+  if (config.bf16_state) update.state_type = DType::bf16;
+  update.rounds_state_with_bits = config.stochastic_state;
+  if (draws(*arena.plan)) update.random = source(owned);
   return update;
 }
 
 // A master follows its parameter if that was written from outside, or by another optimizer, since the last step.
 Status Optimizer::Impl::submit_master(const Arenas& arenas, size_t a, const Owned& owned, uint64_t version) const {
   const Arena& arena = arenas.all()[a];
-  if (!Plan::has_master(*arena.plan) || versions[owned.param] == version) return {};
+  if (!has_master(*arena.plan) || versions[owned.param] == version) return {};
   return arenas.backend().cast(arenas.grads().stream(), master_at(arena, shards[a], owned), DType::f32, arena.param_at(owned.begin),
                                arena.plan->param_type, owned.end - owned.begin);
 }
@@ -109,7 +112,7 @@ Status Optimizer::submit_update(uint32_t number, std::optional<double> lr) {
   return submit_merged(
       shard.buckets[bucket.bucket], [&](const Impl::Owned& owned) { return !buffer_->gradients().skipped_everywhere(owned.param); },
       [&](const Impl::Owned& a, const Impl::Owned& b) {
-        return b.joined && a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
+        return b.joined && !impl_->draws(*arena.plan) && a.group == b.group && impl_->classes.of(a.param) == impl_->classes.of(b.param);
       },
       [&](const Impl::Owned& owned) { return arenas.backend().update(arenas.grads().stream(), impl_->update(arena, shard, owned, lr)); });
 }

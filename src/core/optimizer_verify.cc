@@ -43,7 +43,7 @@ Status Optimizer::verify(const char* call) {
         parts[of].push_back({slot.param, name});
         return {};
       };
-      if (Plan::has_master(arena)) {
+      if (impl_->has_master(arena)) {
         if (Status added = add(kMasterState); !added) return added;
       }
       for (const StateArray& each : impl_->states) {

@@ -46,8 +46,10 @@ struct BufferConfig {
   bool error_feedback = false;  // with wire_bf16
   bool check_finite = false, check_large = false;
   bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
-  uint32_t rule = 0;           // whose state memory() counts
-  bool average = false;        // and whether an average
+  // Of the optimizer that memory() counts: its rule, whether what that keeps is bf16, whether bf16 parameters have no masters, and whether
+  // an average is kept.
+  uint32_t rule = 0;
+  bool bf16_state = false, no_master = false, average = false;
 };
 
 // With zero_2: one bucket is filled while the one before is reduced.

@@ -102,8 +102,9 @@ MemoryPlan Plan::memory(int rank, uint32_t rule) const {
       bytes.spill += spill_bytes(*this, arena);
     }
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
-    if (has_master(arena)) bytes.master += owned * sizeof(float);
-    bytes.state += owned * state_bytes(megadp::rule(rule));
+    const bool without = config.no_master && arena.param_type == DType::bf16;
+    if (has_master(arena) && !without) bytes.master += owned * sizeof(float);
+    bytes.state += owned * state_bytes(megadp::rule(rule), config.bf16_state);
     bytes.average += owned * average_bytes(arena);
     bytes.snapshot += owned * (size_of(arena.param_type) + (config.average ? sizeof(float) : 0));
   }

@@ -8,6 +8,7 @@
 
 #include "base/finding.h"
 #include "base/sum_order.h"
+#include "host/update_blocks.h"
 
 namespace megadp::host {
 namespace {
@@ -239,8 +240,15 @@ Status update(const Update& u, const Kernels& kernels) {
     return unsupported("update rule is ", u.rule, "; there are ", kernels.steps->rules, ", counted from 0");
   if (!is_trainable(u.grad_type)) return not_trainable("a gradient", u.grad_type);
   if (!is_trainable(u.param_type)) return not_trainable("a parameter", u.param_type);
+  if (u.master == nullptr && u.param_type != DType::bf16) return unsupported("only bf16 parameters are rounded without a master");
+  if (u.state_type != DType::f32 && u.state_type != DType::bf16)
+    return unsupported("state is ", name_of(u.state_type), ", not f32 or bf16");
   if (u.scalars->skip != 0) return {};
-  kernels.steps->updates[u.rule].of[storage_index(u.grad_type)][storage_index(u.param_type)](u);
+  if (is_widened(u)) {
+    update_in_blocks(u, kernels);
+  } else {
+    kernels.steps->updates[u.rule].of[storage_index(u.grad_type)][storage_index(u.param_type)](u);
+  }
   if (u.param_type == DType::f32 && u.param != u.master && u.count > 0) std::memcpy(u.param, u.master, u.count * sizeof(float));
   return {};
 }

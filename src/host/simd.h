@@ -35,6 +35,10 @@ inline constexpr size_t kSquareBlock = 4096;  // elements whose squares are summ
 using CastFn = void (*)(void* to, const void* from, size_t n);
 // to[i] = bf16(from[i] + residual[i]); residual[i] = what that lost.
 using RoundFn = void (*)(Bf16* to, const float* from, float* residual, size_t n);
+// The words of `n` elements from `counter` on (base/random.h), whose upper halves are the same.
+using RandomFn = void (*)(uint32_t* first, uint32_t* second, uint64_t key, uint64_t counter, size_t n);
+// to[i] = bf16(from[i]), rounded by 16 bits of random[i], from `shift` on.
+using RoundWithFn = void (*)(Bf16* to, const float* from, const uint32_t* random, int shift, size_t n);
 // to[i] = (from[0][i] + from[1][i] + ...) / divisor, in the order of base/sum_order.h; the two that pick an element do not divide.
 using ReduceFn = void (*)(void* to, const void* const* from, int nfrom, size_t n, float divisor);
 // Adds the square of element i to lanes[i % kSquareLanes].
@@ -51,6 +55,8 @@ struct CastTable {
   CastFn cast[kStorageTypes][kStorageTypes];      // [to][from]
   CastFn add_cast[kStorageTypes][kStorageTypes];  // [to][from]
   RoundFn round_with_feedback;
+  RandomFn random_words;
+  RoundWithFn round_with;
 };
 struct ReduceTable {
   ReduceFn sum[kStorageTypes], max[kStorageTypes], min[kStorageTypes];

@@ -51,6 +51,9 @@ HWY_INLINE U32 operator&(U32 a, U32 b) {
 HWY_INLINE U32 operator|(U32 a, U32 b) {
   return U32(hn::Or(a.v, b.v));
 }
+HWY_INLINE U32 operator^(U32 a, U32 b) {
+  return U32(hn::Xor(a.v, b.v));
+}
 HWY_INLINE U32 operator<<(U32 a, int count) {
   return U32(hn::ShiftLeftSame(a.v, count));
 }

@@ -541,7 +541,7 @@ static void optimizer_arguments(void** state) {
        "(the caller's rule)"},
       {{.state = "mine"}, "config.state names arrays of the caller's rule; AdamW has its own"},
       {{.rule = UINT32_MAX}, "config.rule is 4294967295"},
-      {{.flags = 32}, "config.flags is 32"},
+      {{.flags = UINT64_C(1) << 40}, "config.flags is 1099511627776"},
       {{.first_param_group = 1}, "config.first_param_group is 1; without MDP_OPTIMIZER_SOME_GROUPS (16)"},
       {{.flags = MDP_OPTIMIZER_SOME_GROUPS, .first_param_group = 1U << 31}, "config.first_param_group is 2147483648"},
       {{.lr = -1}, "config.lr is -1"},

@@ -222,38 +222,50 @@ void step_counts() {
   }
 }
 
+// How an update stores its values.
+struct Storage {
+  bool bf16_state, stochastic, no_master;
+  DType of(const StateArray& array) const { return bf16_state && array.type == DType::f32 ? DType::bf16 : array.type; }
+};
+constexpr Storage kStorages[] = {
+    {false, false, false}, {true, false, false}, {true, true, false}, {false, false, true}, {true, true, true}};
+
 // The arrays of an update: gradient, parameter, master and state.
 struct Launch {
   Block grad, param;
   std::vector<Block> floats;  // the master, then the state
 
   // Together: at one distance from alignment, as the library lays them out.
-  Launch(const UpdateRule& rule, DType grad_type, DType param_type, size_t n, bool together)
-      : Launch(rule, grad_type, param_type, n, together, below(20)) {
+  Launch(const UpdateRule& rule, const Storage& storage, DType grad_type, DType param_type, size_t n, bool together)
+      : Launch(rule, storage, grad_type, param_type, n, together, below(20)) {
     fill(grad, grad_type, n);
     fill(floats[0], DType::f32, n);
-    for (size_t k = 0; k < rule.state.size(); k++) fill(floats[k + 1], rule.state[k].type, n);
+    for (size_t k = 0; k < rule.state.size(); k++) fill(floats[k + 1], storage.of(rule.state[k]), n);
+    if (storage.no_master) fill(param, param_type, n);
   }
-  Update update(uint32_t rule, DType grad_type, DType param_type, size_t n, bool own_master) {
+  Update update(uint32_t rule, const Storage& storage, DType grad_type, DType param_type, size_t n, bool own_master) {
     Update u{};
     u.hyper = {1e-2, 0.9, 0.99, 1e-8, 0.1, 0.8};
     u.grad = grad.data();
-    u.master = reinterpret_cast<float*>(floats[0].data());
+    u.master = storage.no_master ? nullptr : reinterpret_cast<float*>(floats[0].data());
     for (size_t k = 1; k < floats.size(); k++) u.state[k - 1] = floats[k].data();
     u.param = own_master ? floats[0].data() : param.data();
     u.count = n;
     u.grad_type = grad_type;
     u.param_type = param_type;
     u.rule = rule;
+    u.state_type = storage.bf16_state ? DType::bf16 : DType::f32;
+    u.rounds_state_with_bits = storage.stochastic;
+    u.random = {0x123456789abcdefU, (uint64_t{1} << 32) - 70, 13, 40, 7};
     return u;
   }
 
  private:
-  Launch(const UpdateRule& rule, DType grad_type, DType param_type, size_t n, bool together, size_t offset)
+  Launch(const UpdateRule& rule, const Storage& storage, DType grad_type, DType param_type, size_t n, bool together, size_t offset)
       : grad(n, size_of(grad_type), offset, Behind::nothing), param(n, size_of(param_type), together ? offset : below(20)) {
     floats.reserve(rule.state.size() + 1);
     floats.emplace_back(n, size_t{4}, together ? offset : below(20));
-    for (const StateArray& array : rule.state) floats.emplace_back(n, size_of(array.type), together ? offset : below(20));
+    for (const StateArray& array : rule.state) floats.emplace_back(n, size_of(storage.of(array)), together ? offset : below(20));
   }
 };
 
@@ -263,10 +275,11 @@ void run_update(const Update& u, const StepScalars& scalars, uint64_t steps) {
   work.operation.constants = Rule::constants(u.hyper, steps);
   work.operation.factor = scalars.grad_factor;
   work.operation.limit = scalars.grad_limit;
+  work.operation.key = key_of_step(u.random.key, steps);
   run_all_threads(work, kThreadCounts[below(4)]);
 }
 
-void updates(uint32_t number, DType grad_type, DType param_type) {
+void updates(uint32_t number, const Storage& storage, DType grad_type, DType param_type) {
   const UpdateRule& described = rule(number);
   StepScalars scalars{};
   scalars.grad_factor = 1.0F / 24;
@@ -274,15 +287,15 @@ void updates(uint32_t number, DType grad_type, DType param_type) {
   const uint64_t steps = 3;
   for (int round = 0; round < 24; round++) {
     const size_t n = some_count();
-    Launch launch(described, grad_type, param_type, n, round % 2 != 0);
+    Launch launch(described, storage, grad_type, param_type, n, round % 2 != 0);
     Launch expected(launch);
     const bool own_master = param_type == DType::f32 && round % 3 == 0;
-    Update on_host = expected.update(number, grad_type, param_type, n, own_master);
+    Update on_host = expected.update(number, storage, grad_type, param_type, n, own_master);
     on_host.scalars = &scalars;
     on_host.steps = &steps;
     const Status done = host::update(on_host);
     check(done.ok(), done.text());
-    const Update u = launch.update(number, grad_type, param_type, n, own_master);
+    const Update u = launch.update(number, storage, grad_type, param_type, n, own_master);
     with_rule(number, [&](auto rule) {
       with_type(grad_type, [&](auto grad) {
         with_type(param_type, [&](auto param) {
@@ -297,10 +310,12 @@ void updates(uint32_t number, DType grad_type, DType param_type) {
     bool good =
         same(launch.param, expected.param, param_type, own_master ? 0 : n) && surroundings_kept(launch.param, n * size_of(param_type));
     for (size_t k = 0; k < launch.floats.size(); k++) {
-      const DType type = k == 0 ? DType::f32 : described.state[k - 1].type;
+      const DType type = k == 0 ? DType::f32 : storage.of(described.state[k - 1]);
       good &= same(launch.floats[k], expected.floats[k], type, n) && surroundings_kept(launch.floats[k], n * size_of(type));
     }
-    check(good, text(described.name, " on ", n, " elements, gradient ", name_of(grad_type), ", parameter ", name_of(param_type)));
+    check(good,
+          text(described.name, " on ", n, " elements, gradient ", name_of(grad_type), ", parameter ", name_of(param_type),
+               storage.bf16_state ? ", bf16 state" : "", storage.stochastic ? ", stochastic" : "", storage.no_master ? ", no master" : ""));
   }
 }
 
@@ -587,7 +602,11 @@ int main() {
   step_counts();
   for (uint32_t rule = 0; rule < kRules; rule++) {
     for (const DType grad_type : kTrainable) {
-      for (const DType param_type : kTrainable) updates(rule, grad_type, param_type);
+      for (const DType param_type : kTrainable) {
+        for (const Storage& storage : kStorages) {
+          if (!storage.no_master || param_type == DType::bf16) updates(rule, storage, grad_type, param_type);
+        }
+      }
     }
   }
   reductions();

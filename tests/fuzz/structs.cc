@@ -189,6 +189,7 @@ std::string take_an_optimizer(Bytes* bytes) {
   must(taken->average_decay >= 0 && taken->average_decay < 1, "an average that nothing is added to");
   must(!taken->groups.empty() && taken->groups.size() <= kMostElements, "an optimizer with other groups than were given");
   must(taken->some_groups || taken->first_group == 0, "an optimizer of all groups that begins with another");
+  must((taken->bf16_state || !taken->stochastic_state) && (taken->draws() || taken->seed == 0), "an optimizer that rounds nothing");
   must(taken->state.size() <= kMostStates, "an optimizer with more arrays than there may be");
   for (const std::string& name : taken->state) must(!name.empty() && name.find('\n') == std::string::npos, "an array without a name");
   must(taken->param_states.size() <= kMostStates, "an optimizer that keeps more than it may");

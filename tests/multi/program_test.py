@@ -242,6 +242,14 @@ class Plan(ProgramTest):
             bytes_each = self.answer("plan", "--sizes", "1280", "--dp", "2", "--rule", rule)["bytes"][0]
             self.assertEqual((bytes_each["master"], bytes_each["state"]), (0, arrays * 640 * 4), rule)
 
+    def test_small_state(self):
+        for dtype, options, expected in (("bf16", (), (2560, 5120)), ("bf16", ("--state-dtype", "bf16"), (2560, 2560)),
+                                         ("bf16", ("--state-dtype", "bf16", "--no-master"), (0, 2560)), ("f32", ("--no-master",), (0, 5120))):
+            bytes_each = self.answer("plan", "--sizes", "1280", "--dp", "2", "--param-dtype", dtype, *options)["bytes"][0]
+            self.assertEqual((bytes_each["master"], bytes_each["state"]), expected, options)
+        self.refused("plan", "--sizes", "1280", "--param-dtype", "f16", "--no-master", words="--no-master, but some parameters are f16")
+        self.refused("plan", "--sizes", "1280", "--rule", "sgd", "--state-dtype", "bf16", words="--state-dtype is bf16; sgd keeps no state")
+
     def test_gradients_sharded(self):
         for slots in (1, 2):
             plan = self.answer("plan", "--sizes", "1000,500,300", "--dp", "4", "--sharding", "2", "--bucket-size", "600", "--pool-buckets", str(slots))

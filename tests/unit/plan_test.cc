@@ -283,6 +283,13 @@ void counts_bytes() {
       }
     }
   }
+  BufferConfig small;
+  small.bf16_state = small.no_master = true;
+  for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
+    const MemoryPlan m = plan_of(8, small, params_of({20480, 40960}, type)).memory();
+    check_equal(m.state, uint64_t{4} * 61440 / 8, "two bf16 moments");
+    check_equal(m.master, type == DType::f16 ? uint64_t{4} * 61440 / 8 : 0, "masters of f16 alone");
+  }
   const Plan plan = plan_of(4, {}, params_of({1000, 500, 300}, DType::bf16));
   check_equal(plan.padding_elements(), 120U);
   check_equal(plan.owned_elements(0), 460U);

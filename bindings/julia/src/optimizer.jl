@@ -6,13 +6,16 @@ const STATE_NAMES = Dict(:master => "master", :exp_avg => "exp_avg", :exp_avg_sq
 
 const NORMS = Dict(:l2 => Raw.MDP_NORM_L2, :inf => Raw.MDP_NORM_INF)
 
+const STATE_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :bf16 => Raw.MDP_DTYPE_BF16)
+
 const RULES = Dict(:adamw => Raw.MDP_RULE_ADAMW, :adam => Raw.MDP_RULE_ADAM, :sgd => Raw.MDP_RULE_SGD,
                    :sgd_momentum => Raw.MDP_RULE_SGD_MOMENTUM, :sgd_nesterov => Raw.MDP_RULE_SGD_NESTEROV, :lion => Raw.MDP_RULE_LION,
                    :caller => Raw.MDP_RULE_CALLER)
 
 """
     Optimizer(buffer; rule = :adamw, lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
-              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0)
+              max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0,
+              state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0)
 
 An update rule whose state is sharded over the data-parallel ranks: `:adamw` (decoupled weight decay), `:adam` (L2), `:sgd`, `:sgd_momentum` and
 `:sgd_nesterov` (L2), `:lion` (decoupled), `:caller` (what a function does, which [`step!`](@ref) takes). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
@@ -27,6 +30,9 @@ those of any rule.
 the optimizer's. With `first_param_group` the optimizer has but the groups from that one (from 1) on, as many as are listed: parameters of others
 are other optimizers', and [`step_many!`](@ref) steps them together. A number that is given is meant, also 0. With `average_decay`, such as 0.999, an
 exponential moving average of the parameters is kept: [`averaged`](@ref).
+
+What the rule keeps is of `state_dtype`, `:f32` or `:bf16`; with `stochastic_state` it is rounded stochastically, not to nearest. With `no_master`
+bf16 parameters have no fp32 masters and are rounded stochastically. `seed` is that rounding's, whose bits are the same on any number of ranks.
 
 Collective over the world, with equal arguments; blocking, for at most the timeout. Throws `MegaDPError`: `:INVALID`, `:DESYNC`, and those of
 a lost communicator.
@@ -75,7 +81,8 @@ Optimizer(buffer::Buffer; rule = :adamw, keywords...) =
     Optimizer(buffer; merge(values_of(rule), (; keywords...))...)
 
 function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
-                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0, update = nothing)
+                          max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0, update = nothing,
+                          state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0)
     refuse_values(update, said_names(; lr = lr, betas = betas, eps = eps, momentum = momentum, weight_decay = weight_decay))
     foreach(group -> refuse_values(update, said_names(; group...)), param_groups)
     lines = lines_of(state)
@@ -90,10 +97,13 @@ function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = not
                                               max_grad_value = max_grad_value, norm = choose(NORMS, "norm", norm),
                                               param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
                                               first_param_group = first_group - 1, momentum = something(momentum, 0.0),
-                                              average_decay = average_decay, state = isempty(lines) ? C_NULL : pointer(lines),
+                                              average_decay = average_decay, state = isempty(lines) ? C_NULL : pointer(lines), seed = seed,
+                                              state_dtype = choose(STATE_DTYPES, "state_dtype", state_dtype),
                                               flags = flags_of((lr, Raw.MDP_OPTIMIZER_SET_LR), (momentum, Raw.MDP_OPTIMIZER_SET_MOMENTUM),
                                                                (betas, Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2),
-                                                               (first_param_group, Raw.MDP_OPTIMIZER_SOME_GROUPS))))
+                                                               (first_param_group, Raw.MDP_OPTIMIZER_SOME_GROUPS),
+                                                               (stochastic_state ? 1 : nothing, Raw.MDP_OPTIMIZER_STOCHASTIC_STATE),
+                                                               (no_master ? 1 : nothing, Raw.MDP_OPTIMIZER_NO_MASTER))))
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
     names = rule == Raw.MDP_RULE_CALLER ? Symbol[Symbol(name) for name in state] : nothing
@@ -260,10 +270,10 @@ The rule, its values, parameter groups, steps taken and what [`state`](@ref) kno
 info(optimizer::Optimizer) = text_of((bytes, capacity, needed) -> Raw.mdp_optimizer_info(optimizer, bytes, capacity, needed))
 
 """
-    state(optimizer, i, name) -> Vector{Float32}
+    state(optimizer, i, name) -> Vector
 
 The owned part of parameter `i`'s `:master`, or of what the rule keeps, as a view: `:exp_avg` and `:exp_avg_sq` (`:adamw`, `:adam`),
-`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), `:average` (with `average_decay`), what `state` named (`:caller`). It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), `:average` (with `average_decay`), what `state` named (`:caller`): Float32, or as `state_dtype` says. It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
 function state(optimizer::Optimizer, i::Which, name::Symbol)
@@ -277,6 +287,7 @@ state_name(optimizer, name) =
 
 "An array over memory of the optimizer's, which it keeps."
 function view_of(optimizer, tensor)
+    julia_type(tensor.dtype)  # throws where this Julia has no BFloat16, before the view is counted
     holders, pointer = optimizer.holders, live(optimizer)
     Threads.atomic_add!(holders, 1)
     return wrap(tensor, false, _ -> let_go(holders, pointer))

@@ -212,9 +212,13 @@ struct mdp_optimizer_config
     state::Ptr{UInt8}
     param_states::Ptr{mdp_param_state}
     param_state_count::UInt64
+    average_decay::Cdouble
+    state_dtype::mdp_dtype
+    reserved::UInt32
+    seed::UInt64
 end
-mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL, param_states = C_NULL, param_state_count = 0) =
-    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state, param_states, param_state_count)
+mdp_optimizer_config(; rule = 0, lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, max_grad_norm = 0, param_groups = C_NULL, param_group_count = 0, flags = 0, max_grad_value = 0, norm = 0, first_param_group = 0, momentum = 0, state = C_NULL, param_states = C_NULL, param_state_count = 0, average_decay = 0, state_dtype = 0, reserved = 0, seed = 0) =
+    mdp_optimizer_config(sizeof(mdp_optimizer_config), rule, lr, beta1, beta2, eps, weight_decay, max_grad_norm, param_groups, param_group_count, flags, max_grad_value, norm, first_param_group, momentum, state, param_states, param_state_count, average_decay, state_dtype, reserved, seed)
 
 struct mdp_update
     struct_size::UInt32
@@ -516,6 +520,8 @@ const MDP_OPTIMIZER_SET_BETA1 = Int(2)
 const MDP_OPTIMIZER_SET_BETA2 = Int(4)
 const MDP_OPTIMIZER_SET_MOMENTUM = Int(8)
 const MDP_OPTIMIZER_SOME_GROUPS = Int(16)
+const MDP_OPTIMIZER_NO_MASTER = Int(32)
+const MDP_OPTIMIZER_STOCHASTIC_STATE = Int(64)
 
 const MDP_SCALER_CONSTANT = Int(1)
 

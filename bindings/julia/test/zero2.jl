@@ -177,6 +177,31 @@ testcase("buckets fill in the order of use") do
     @test problem.kind == :INVALID && problem.param == 1 && occursin("use_order", problem.text)
 end
 
+testcase("state as bf16, without masters, by a seed") do
+    function steps(seed)
+        buffer = Buffer(world, [Param("w", (64,); dtype = :bf16)])
+        optimizer = Optimizer(buffer; state_dtype = :bf16, stochastic_state = true, no_master = true, seed = seed)
+        for _ in 1:20
+            put!(buffer, 1, collect(Float32, 1:64))
+            step!(optimizer)
+        end
+        @test caught(() -> MegaDP.state(optimizer, 1, :master)).kind == :INVALID
+        @test occursin("\"no_master\":true,\"seed\":$seed,\"state\":[{\"name\":\"exp_avg\",\"dtype\":\"bf16\"}", MegaDP.info(optimizer))
+        if isdefined(Core, :BFloat16)
+            @test eltype(MegaDP.state(optimizer, 1, :exp_avg)) == Core.BFloat16
+        else
+            @test caught(() -> MegaDP.state(optimizer, 1, :exp_avg)).kind == :UNSUPPORTED
+        end
+        values = zeros(Float32, 64)
+        read!(buffer, 1, values)
+        return values
+    end
+    @test steps(typemax(UInt64)) == steps(typemax(UInt64)) != steps(3)
+    buffer = Buffer(world, [Param("w", (4,))])
+    @test caught(() -> Optimizer(buffer; state_dtype = :f16)).kind == :INVALID
+    @test occursin("config.seed is 1", caught(() -> Optimizer(buffer; seed = 1)).text)
+end
+
 testcase("norms and zeros of sets of gradients, and ways of clipping") do
     for (options, norm, factor, seen) in (((norm = :inf, max_grad_norm = 3), 12, 0.25, [0.75, -1, 0]), ((max_grad_value = 3,), 13, 1, [3, -3, 0]))
         buffer = Buffer(world, [Param("a", (3,)), Param("b", (2,)), Param("c", (2,))])

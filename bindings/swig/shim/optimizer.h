@@ -42,7 +42,8 @@ struct ParamGroup {
 /// rule has not is not to be given. norm is what max_grad_norm and the report are of; max_grad_value clips each element, last. With
 /// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together. With CALLER,
 /// begin_step gives out the values as they are, and the arrays that add_state names. average_decay, such as 0.999: a moving average of the
-/// parameters is kept, for swap_average.
+/// parameters is kept, for swap_average. With bf16_state what the rule keeps is bf16, rounded
+/// rounding's.
 struct OptimizerOptions {
   Rule rule = Rule::ADAMW;
   Given lr = 0.0;
@@ -61,6 +62,10 @@ struct OptimizerOptions {
   bool set_beta2 = false;
   bool set_momentum = false;
   bool set_first_param_group = false;
+  bool bf16_state = false;
+  bool stochastic_state = false;
+  bool no_master = false;
+  long long seed = 0;
 
   void add_param_group(const ParamGroup& group) { groups_.push_back(group); }
   /// With CALLER: one more array of state, F32 and zero at first; at most 4.
@@ -99,7 +104,10 @@ struct OptimizerOptions {
     config.state = state->empty() ? nullptr : state->c_str();
     config.flags = (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) |
                    (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0) | (set_momentum ? MDP_OPTIMIZER_SET_MOMENTUM : 0) |
-                   (set_first_param_group ? MDP_OPTIMIZER_SOME_GROUPS : 0);
+                   (set_first_param_group ? MDP_OPTIMIZER_SOME_GROUPS : 0) | (stochastic_state ? MDP_OPTIMIZER_STOCHASTIC_STATE : 0) |
+                   (no_master ? MDP_OPTIMIZER_NO_MASTER : 0);
+    config.state_dtype = bf16_state ? MDP_DTYPE_BF16 : MDP_DTYPE_F32;
+    config.seed = static_cast<uint64_t>(seed);
     return config;
   }
 #endif

@@ -51,6 +51,8 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--threads", "0"], ["--threads", "0"]),
     (["--json=yes"], ["--json", "'yes'"]),
     (["--no-shard", "--zero-2"], ["--no-shard and --zero-2", "one of them"]),
+    (["--stochastic-state"], ["--stochastic-state needs --bf16-state"]),
+    (["--no-master"], ["--no-master needs --dtype bf16", "--dtype is f32"]),
     (["--resume"], ["--resume needs --save"]),
     (["--save-every", "5"], ["--save-every needs --save"]),
     (["--save", "d", "--save-every", "0"], ["--save-every", "0", "1 to"]),

@@ -54,6 +54,10 @@ static const option_row ROWS[] = {
     {"--error-feedback", KIND_FLAG, AT(error_feedback), 0, 0, NULL,
      "with --bf16-wire: what rounding lost is added to the next step's gradient"},
     {"--check-finite", KIND_FLAG, AT(check_finite), 0, 0, NULL, "a gradient that is not finite is found and named before it is sent"},
+    {"--bf16-state", KIND_FLAG, AT(bf16_state), 0, 0, NULL, "the optimizer's state is bf16, rounded to nearest"},
+    {"--stochastic-state", KIND_FLAG, AT(stochastic_state), 0, 0, NULL,
+     "with --bf16-state: rounded stochastically, by bits that follow from --seed"},
+    {"--no-master", KIND_FLAG, AT(no_master), 0, 0, NULL, "with --dtype bf16: no fp32 masters, parameters are rounded stochastically"},
     {"--instances", KIND_COUNT, AT(instances), 1, 65536, "N",
      "cut the ranks into so many runs of neighbours, each with all optimizer state (1)"},
     {"--tp", KIND_COUNT, AT(tp), 1, 256, "N",
@@ -260,6 +264,14 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
   }
   if (outcome == OPTIONS_RUN && out->no_shard && out->zero_2) {
     snprintf(error, size, "--no-shard and --zero-2 exclude each other; give one of them");
+    return OPTIONS_BAD;
+  }
+  if (outcome == OPTIONS_RUN && out->stochastic_state && !out->bf16_state) {
+    snprintf(error, size, "--stochastic-state needs --bf16-state: f32 state is not rounded");
+    return OPTIONS_BAD;
+  }
+  if (outcome == OPTIONS_RUN && out->no_master && out->dtype != DTYPE_BF16) {
+    snprintf(error, size, "--no-master needs --dtype bf16, but --dtype is %s", options_dtype_name(out->dtype));
     return OPTIONS_BAD;
   }
   if (outcome == OPTIONS_RUN && !out->save && (out->resume || out->save_every)) {

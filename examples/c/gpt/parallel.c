@@ -99,6 +99,8 @@ static int register_buffer(parallel* p, const options* opts) {
   int failed = parallel_check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
                parallel_check(p, mdp_buffer_register(NULL, p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
   free(params);
+  if (opts->bf16_state) p->plan.state_bytes /= 2; /* mdp_plan reckons with f32 */
+  if (opts->no_master) p->plan.master_bytes = 0;
   return failed ? -1 : 0;
 }
 
@@ -158,13 +160,17 @@ static int start_params(parallel* p, uint64_t seed) {
 int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   static const mdp_dtype DTYPES[] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F16};
   const mdp_param_group groups[] = {{.struct_size = sizeof groups[0], .weight_decay = 0.1}, {.struct_size = sizeof groups[0]}};
-  const mdp_optimizer_config config = {.struct_size = sizeof config,
-                                       .lr = opts->lr,
-                                       .beta1 = 0.9,
-                                       .beta2 = 0.98,
-                                       .max_grad_norm = opts->clip,
-                                       .param_groups = groups,
-                                       .param_group_count = 2};
+  const mdp_optimizer_config config = {
+      .struct_size = sizeof config,
+      .lr = opts->lr,
+      .beta1 = 0.9,
+      .beta2 = 0.98,
+      .max_grad_norm = opts->clip,
+      .param_groups = groups,
+      .param_group_count = 2,
+      .state_dtype = opts->bf16_state ? MDP_DTYPE_BF16 : MDP_DTYPE_F32,
+      .flags = (opts->stochastic_state ? MDP_OPTIMIZER_STOCHASTIC_STATE : 0) | (opts->no_master ? MDP_OPTIMIZER_NO_MASTER : 0),
+      .seed = opts->stochastic_state || opts->no_master ? opts->seed : 0};
   p->model = model;
   p->dtype = DTYPES[opts->dtype];
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;

@@ -59,6 +59,9 @@ static void json_config(json_writer* json, const trainer* t) {
   json_flag(json, "bf16_wire", o->bf16_wire);
   json_flag(json, "error_feedback", o->error_feedback);
   json_flag(json, "check_finite", o->check_finite);
+  json_flag(json, "bf16_state", o->bf16_state);
+  json_flag(json, "stochastic_state", o->stochastic_state);
+  json_flag(json, "no_master", o->no_master);
   json_count(json, "instances", o->instances);
   json_count(json, "tp", o->tp);
   json_flag(json, "sp", o->sp);

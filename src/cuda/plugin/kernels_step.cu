@@ -139,9 +139,14 @@ __global__ void __launch_bounds__(kThreads, kStepBlocksPerProcessor)
     update_on_device(ForEach<UpdateStep<Rule, Grad, Param>> work, Hyper hyper, const StepScalars* scalars, const uint64_t* steps) {
   if (scalars->skip != 0) return;
   __shared__ typename Rule::Constants constants;
-  if (threadIdx.x == 0) constants = Rule::constants(hyper, *steps);
+  __shared__ uint64_t key;
+  if (threadIdx.x == 0) {
+    constants = Rule::constants(hyper, *steps);
+    key = key_of_step(work.operation.random.key, *steps);
+  }
   __syncthreads();
   work.operation.constants = constants;
+  work.operation.key = key;
   work.operation.factor = scalars->grad_factor;
   work.operation.limit = scalars->grad_limit;
   work(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, uint64_t{gridDim.x} * blockDim.x);
@@ -226,6 +231,8 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
 int32_t update(Device* device, void* stream, const Update* update) {
   const Update& u = *update;
   if (!is_trainable(u.grad_type) || !is_trainable(u.param_type) || u.rule >= kRules) return kBadArgument;
+  if ((u.master == nullptr && u.param_type != DType::bf16) || (u.state_type != DType::f32 && u.state_type != DType::bf16))
+    return kBadArgument;
   if (u.count == 0) return 0;
   const Current current(device);
   if (current.result() != 0) return current.result();

@@ -208,6 +208,38 @@ struct CountSteps {
 
 // ── an update rule: one pass over all that belongs to an element ──
 
+template <int n>
+MEGADP_HOST_DEVICE inline Pack<float, n> load_widened(const float* from) {
+  return load_pack<n>(from);
+}
+template <int n, class T>
+MEGADP_HOST_DEVICE inline Pack<float, n> load_widened(const T* from) {
+  const Pack<T, n> loaded = load_pack<n>(from);
+  Pack<float, n> wide;
+  MEGADP_UNROLL
+  for (int e = 0; e < n; e++) wide.at[e] = to_f32(loaded.at[e]);
+  return wide;
+}
+template <int n>
+MEGADP_HOST_DEVICE inline void store_narrowed(float* to, const Pack<float, n>& wide) {
+  store_pack(to, wide);
+}
+template <int n, class T>
+MEGADP_HOST_DEVICE inline void store_narrowed(T* to, const Pack<float, n>& wide) {
+  Pack<T, n> narrow;
+  MEGADP_UNROLL
+  for (int e = 0; e < n; e++) from_f32(&narrow.at[e], wide.at[e]);
+  store_pack(to, narrow);
+}
+template <int n>
+MEGADP_HOST_DEVICE inline void store_rounded_with(Bf16* to, const Pack<float, n>& wide, const RandomWords (&random)[n], uint32_t array) {
+  Pack<Bf16, n> narrow;
+  MEGADP_UNROLL
+  for (int e = 0; e < n; e++) round_with(&narrow.at[e], wide.at[e], random[e].of_array(array));
+  store_pack(to, narrow);
+}
+
+// How values are stored is asked in each launch, by all threads alike: types of their own would double the kernels twice.
 template <class Rule, class Grad, class Param, class States = std::make_index_sequence<Rule::state.size()>>
 struct UpdateStep;
 template <class Rule, class Grad, class Param, size_t... k>
@@ -215,10 +247,13 @@ struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
   static constexpr int kWidth = 4, kDepth = 2;
   typename Rule::Constants constants;
   float factor, limit;  // of gradients
+  uint64_t key;         // of random bits, in this step
   const Grad* grad;
-  float* master;
-  Param* param;                   // NULL: is its own master
+  float* master;                  // NULL: the parameter is its own, rounded with random bits
+  Param* param;                   // NULL: is its own master, f32
   void* state[sizeof...(k) + 1];  // one more, so that a rule may have none
+  bool bf16_state, rounds_state_with_bits;
+  RandomSource random;
 
   template <int n>
   struct Loaded {
@@ -227,62 +262,81 @@ struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
   };
   template <int n>
   MEGADP_HOST_DEVICE Loaded<n> load(uint64_t i) const {
-    return {load_pack<n>(grad + i), {load_pack<n>(master + i), load_widened<n>(static_cast<const StateType<Rule, k>*>(state[k]) + i)...}};
+    return {load_pack<n>(grad + i), {load_master<n>(i), load_state<n, k>(i)...}};
   }
   template <int n>
   MEGADP_HOST_DEVICE void store(uint64_t i, Loaded<n> x) const {
-    Pack<Param, n> rounded;
     MEGADP_UNROLL
     for (int e = 0; e < n; e++) {
       Rule::element(constants, clipped(to_f32(x.grad.at[e]), factor, limit), x.value[0].at[e], x.value[k + 1].at[e]...);
-      from_f32(&rounded.at[e], x.value[0].at[e]);
     }
-    store_pack(master + i, x.value[0]);
-    (store_narrowed(static_cast<StateType<Rule, k>*>(state[k]) + i, x.value[k + 1]), ...);
-    if (param != nullptr) store_pack(param + i, rounded);
+    RandomWords words[n];
+    if (master == nullptr || rounds_state_with_bits) {
+      MEGADP_UNROLL
+      for (int e = 0; e < n; e++) words[e] = random_words(key, random.element(i + static_cast<uint64_t>(e)));
+    }
+    if (master != nullptr) {
+      store_pack(master + i, x.value[0]);
+      if (param != nullptr) store_narrowed(param + i, x.value[0]);
+    } else if constexpr (std::is_same_v<Param, Bf16>) {
+      store_rounded_with(param + i, x.value[0], words, 0);
+    }
+    (store_state<n, k>(i, x.value[k + 1], words), ...);
   }
 
  private:
-  template <int n, class T>
-  static MEGADP_HOST_DEVICE Pack<float, n> load_widened(const T* from) {
-    if constexpr (std::is_same_v<T, float>) {
-      return load_pack<n>(from);
-    } else {
-      const Pack<T, n> loaded = load_pack<n>(from);
-      Pack<float, n> wide;
-      MEGADP_UNROLL
-      for (int e = 0; e < n; e++) wide.at[e] = to_f32(loaded.at[e]);
-      return wide;
+  template <int n>
+  MEGADP_HOST_DEVICE Pack<float, n> load_master(uint64_t i) const {
+    if constexpr (std::is_same_v<Param, Bf16>) {
+      if (master == nullptr) return load_widened<n>(param + i);
     }
+    return load_pack<n>(master + i);
   }
-  template <class T, int n>
-  static MEGADP_HOST_DEVICE void store_narrowed(T* to, const Pack<float, n>& wide) {
-    if constexpr (std::is_same_v<T, float>) {
-      store_pack(to, wide);
+  template <int n, size_t which>
+  MEGADP_HOST_DEVICE Pack<float, n> load_state(uint64_t i) const {
+    using Type = StateType<Rule, which>;
+    if (std::is_same_v<Type, float> && bf16_state) return load_widened<n>(static_cast<const Bf16*>(state[which]) + i);
+    return load_widened<n>(static_cast<const Type*>(state[which]) + i);
+  }
+  template <int n, size_t which>
+  MEGADP_HOST_DEVICE void store_state(uint64_t i, const Pack<float, n>& value, const RandomWords (&words)[n]) const {
+    using Type = StateType<Rule, which>;
+    if (!std::is_same_v<Type, float> || !bf16_state) {
+      store_narrowed(static_cast<Type*>(state[which]) + i, value);
+    } else if (rounds_state_with_bits) {
+      store_rounded_with(static_cast<Bf16*>(state[which]) + i, value, words, which + 1);
     } else {
-      Pack<T, n> narrow;
-      MEGADP_UNROLL
-      for (int e = 0; e < n; e++) from_f32(&narrow.at[e], wide.at[e]);
-      store_pack(to, narrow);
+      store_narrowed(static_cast<Bf16*>(state[which]) + i, value);
     }
   }
 };
 
-// The work of a launch; its constants are for the kernel to fill in, since what they follow from is in the device's memory.
+constexpr size_t stored_bytes(size_t of_rule, bool bf16_state) {
+  return bf16_state && of_rule == sizeof(float) ? sizeof(Bf16) : of_rule;
+}
+
+// The work of a launch; its constants and key are for the kernel to fill in, since what they follow from is in the device's memory.
 template <class Rule, class Grad, class Param, size_t... k>
 ForEach<UpdateStep<Rule, Grad, Param>> update_work(const Update& u, std::index_sequence<k...>) {
   using Operation = UpdateStep<Rule, Grad, Param>;
+  const bool bf16_state = u.state_type == DType::bf16;
   const Operation operation{{},
                             1,
                             HUGE_VALF,
+                            0,
                             static_cast<const Grad*>(u.grad),
                             u.master,
                             u.param == u.master ? nullptr : static_cast<Param*>(u.param),
-                            {u.state[k]...}};
-  return {operation,
-          split_evenly(
-              u.count, Operation::kWidth,
-              {{u.grad, sizeof(Grad)}, {u.master, sizeof(float)}, {u.state[k], sizeof(StateType<Rule, k>)}..., {u.param, sizeof(Param)}})};
+                            {u.state[k]...},
+                            bf16_state,
+                            u.rounds_state_with_bits,
+                            u.random};
+  const Array param{u.param, sizeof(Param)}, master{u.master, sizeof(float)};
+  return {operation, split_evenly(u.count, Operation::kWidth,
+                                  {{u.grad, sizeof(Grad)},
+                                   u.master != nullptr ? master : param,
+                                   {u.state[k], stored_bytes(sizeof(StateType<Rule, k>), bf16_state)}...,
+                                   param})};
 }
 template <class Rule, class Grad, class Param>
 ForEach<UpdateStep<Rule, Grad, Param>> update_work(const Update& u) {

@@ -20,6 +20,7 @@ from ._waiting import run, wait_for
 Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion", "caller"]
 RULES = {"adamw": _raw.MDP_RULE_ADAMW, "adam": _raw.MDP_RULE_ADAM, "sgd": _raw.MDP_RULE_SGD, "sgd_momentum": _raw.MDP_RULE_SGD_MOMENTUM,
          "sgd_nesterov": _raw.MDP_RULE_SGD_NESTEROV, "lion": _raw.MDP_RULE_LION, "caller": _raw.MDP_RULE_CALLER}
+STATE_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "bf16": _raw.MDP_DTYPE_BF16}
 NORMS = {"l2": _raw.MDP_NORM_L2, "inf": _raw.MDP_NORM_INF}
 
 
@@ -47,6 +48,9 @@ class Optimizer(Closable):
     first_param_group: the number of param_groups[0], the others follow (none: one group); parameters of other groups are other
     optimizers', and all of them step together by step_many. None: this one has all parameters, in groups from 0 on.
     average_decay: the optimizer keeps an exponential moving average of the parameters, with this decay, such as 0.999 (0: none): averaged.
+    state_dtype: "f32" or "bf16", of what the rule keeps; with stochastic_state rounded stochastically, not to nearest. no_master: bf16
+    parameters have no fp32 masters and are rounded stochastically. seed: of that rounding; its bits are the same on any number of ranks. None
+    of them goes with "caller".
     Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID (a value, one that the rule has not, a parameter's group), DESYNC, STATE, MEMORY, those of a lost communicator.
     """
@@ -54,7 +58,9 @@ class Optimizer(Closable):
     def __init__(self, buffer: Buffer, *, rule: Rule = "adamw", lr: Optional[float] = None, betas: Optional[Tuple[float, float]] = None,
                  eps: Optional[float] = None, weight_decay: float = 0.0, momentum: Optional[float] = None, max_grad_norm: float = 0.0,
                  max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = (),
-                 first_param_group: Optional[int] = None, state: Sequence[str] = (), average_decay: float = 0.0) -> None:
+                 first_param_group: Optional[int] = None, state: Sequence[str] = (), average_decay: float = 0.0,
+                 state_dtype: Literal["f32", "bf16"] = "f32",
+                 stochastic_state: bool = False, no_master: bool = False, seed: int = 0) -> None:
         arrays = _names(state)
         groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
         structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
@@ -62,7 +68,13 @@ class Optimizer(Closable):
                        weight_decay=weight_decay, momentum=momentum or 0.0, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value,
                        norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(groups),
                        first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1),
-                       state="\n".join(arrays).encode("utf-8") or None, average_decay=average_decay)
+                       state="\n".join(arrays).encode("utf-8") or None, average_decay=average_decay,
+                       state_dtype=choice(state_dtype, "state_dtype", STATE_DTYPES),
+                       seed=whole(seed, "seed", 0, 2**64 - 1))
+        if stochastic_state:
+            config.flags |= _raw.MDP_OPTIMIZER_STOCHASTIC_STATE
+        if no_master:
+            config.flags |= _raw.MDP_OPTIMIZER_NO_MASTER
         for value, flag in ((lr, _raw.MDP_OPTIMIZER_SET_LR), (momentum, _raw.MDP_OPTIMIZER_SET_MOMENTUM),
                             (first_param_group, _raw.MDP_OPTIMIZER_SOME_GROUPS)):
             if value is not None:
@@ -198,8 +210,9 @@ class Optimizer(Closable):
         return found
 
     def state(self, param: Which, name: str) -> Tensor:
-        """The owned slice of one parameter's "master", its "average" with average_decay, or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer", a name of
-        your own rule's `state`): float32, one dimension, empty where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
+        """The owned slice of one parameter's "master" (none with no_master), its "average" with average_decay, or of what the rule keeps
+        ("exp_avg", "exp_avg_sq", "momentum_buffer", a name of your own rule's `state`): float32, or as state_dtype says, one dimension, empty
+        where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
         the first; a master holds what is written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)

@@ -93,6 +93,8 @@ MDP_OPTIMIZER_SET_BETA1 = 2
 MDP_OPTIMIZER_SET_BETA2 = 4
 MDP_OPTIMIZER_SET_MOMENTUM = 8
 MDP_OPTIMIZER_SOME_GROUPS = 16
+MDP_OPTIMIZER_NO_MASTER = 32
+MDP_OPTIMIZER_STOCHASTIC_STATE = 64
 MDP_SCALER_CONSTANT = 1
 MDP_STEP_SET_LR = 1
 MDP_STEPPED_SKIPPED = 1
@@ -389,6 +391,10 @@ class mdp_optimizer_config(ctypes.Structure):
         ("state", ctypes.c_char_p),
         ("param_states", ctypes.POINTER(mdp_param_state)),
         ("param_state_count", ctypes.c_uint64),
+        ("average_decay", ctypes.c_double),
+        ("state_dtype", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
     ]
 
 

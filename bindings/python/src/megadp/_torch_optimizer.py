@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .torch import DataParallel
 
 _NO_EFFECT = ("foreach", "fused")  # how torch's go over their tensors
+_STORAGE = ("state_dtype", "stochastic_state", "no_master", "seed")  # options of the library's Optimizer
 _ARRAYS: Dict[Rule, Tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "adam": ("exp_avg", "exp_avg_sq"), "sgd": (),
                                           "sgd_momentum": ("momentum_buffer",), "sgd_nesterov": ("momentum_buffer",), "lion": ("exp_avg",)}
 
@@ -35,8 +36,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     one more pass. groups: which of DataParallel's param_groups are this optimizer's, by number and one after another; the others are other
     sharded optimizers', and all of them step together by step_many. None: all. As torch's, each parameter has a step count of its own.
     Values of param_groups (lr, betas, momentum ...) may change between steps, as learning-rate schedulers change them. foreach and fused
-    are taken and mean nothing; average_decay is Optimizer's, and averaged() puts the averages in the place of the parameters. amsgrad, maximize, capturable and differentiable are refused. torch.amp.GradScaler works, and so does
-    megadp.torch.GradScaler, which does not wait for the device.
+    are taken and mean nothing; average_decay is Optimizer's, and averaged() puts the averages in the place of the parameters. amsgrad, maximize,
+    capturable and differentiable are refused. torch.amp.GradScaler works, and so does megadp.torch.GradScaler, which does not wait for the
+    device. state_dtype, stochastic_state, no_master and seed are Optimizer's; state_dict() is float32 all the same, without a master where there
+    is none.
     report: the last step's StepReport; None on a GPU with megadp.torch.GradScaler. Collective; blocking. Raises MegaDPError: INVALID, as
     Optimizer.
     """
@@ -52,6 +55,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         name = type(self).__name__
         options = dict(options)
         average_decay = float(options.pop("average_decay", 0.0))
+        storage = {option: options.pop(option) for option in _STORAGE if option in options}
         if not hasattr(model, "group_options"):
             raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
                           "parameters are given to DataParallel as param_groups)")
@@ -80,9 +84,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._native = Optimizer(model.storage, rule=rule, lr=own.lr, betas=own.betas, eps=own.eps, momentum=own.momentum,
                                  max_grad_norm=max_grad_norm, param_groups=self._told,
                                  first_param_group=None if groups is None else self._first, state=arrays or (),
-                                 average_decay=average_decay)
+                                 average_decay=average_decay, **storage)
         mine = {id(p) for group in self.param_groups for p in group["params"]}
-        form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts)
+        form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts, not storage.get("no_master", False))
         self._sharded = ShardedState(model, self._native, {i: p for i, p in model.trained.items() if id(p) in mine}, form)
         self._collected: Optional[Tuple[int, Any]] = None  # by consolidate_state_dict: the rank that has it, and there what it has
 

@@ -30,6 +30,7 @@ class Form(NamedTuple):
     arrays: Tuple[str, ...]                            # all that the rule has
     of: Callable[[torch.Tensor], Tuple[str, ...]]      # those of them that torch has of this parameter
     counts: bool                                         # and a step count
+    masters: bool = True                                 # and the library, besides, of parameters of less than 32 bits a master
 
 
 class ShardedState:
@@ -48,7 +49,7 @@ class ShardedState:
         keeps = rank is None or rank == self._model._comm.rank
         found: Dict[torch.Tensor, Dict[str, torch.Tensor]] = {}
         for i, p in self.params.items():
-            steps, half = self._native.steps(i), p.dtype != torch.float32
+            steps, half = self._native.steps(i), self._form.masters and p.dtype != torch.float32
             if not (steps or half):  # torch has none before the first step
                 continue
             names: Tuple[str, ...] = (*self._form.of(p), "master") if half else self._form.of(p)
@@ -61,7 +62,7 @@ class ShardedState:
     def _whole(self, i: int, p: torch.Tensor, array: str, keeps: bool) -> Optional[torch.Tensor]:
         own, begin = as_tensor(self._native.state(i, array)), self._begins.get(i, 0)
         if self._model.gradients.whole:
-            return own.clone().view(p.shape).cpu() if keeps else None
+            return own.to(torch.float32, copy=True).view(p.shape).cpu() if keeps else None
         whole = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
         whole[begin:begin + own.numel()] = own
         if whole.numel():  # of bytes the largest: elements are on one rank, or alike on the ranks of several instances, so all bits stay
@@ -78,7 +79,7 @@ class ShardedState:
             steps[i] = int(entry.get("step", 1 if entry and not self._form.counts else 0))
             arrays += [(as_tensor(self._native.state(i, name)), self._cut(i, p, entry, name)) for name in self._form.arrays]
             # torch casts what it does not know to the parameter's type, and goes on without it: such a master is of no use.
-            if p.dtype != torch.float32 and getattr(entry.get("master"), "dtype", None) == torch.float32:
+            if self._form.masters and p.dtype != torch.float32 and getattr(entry.get("master"), "dtype", None) == torch.float32:
                 masters[i] = self._cut(i, p, entry, "master").clone()
         self._native.set_steps(max(steps, default=0), steps)
         for to, values in arrays:

@@ -157,6 +157,10 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("state", offset_of!(super::mdp_optimizer_config, state)),
         ("param_states", offset_of!(super::mdp_optimizer_config, param_states)),
         ("param_state_count", offset_of!(super::mdp_optimizer_config, param_state_count)),
+        ("average_decay", offset_of!(super::mdp_optimizer_config, average_decay)),
+        ("state_dtype", offset_of!(super::mdp_optimizer_config, state_dtype)),
+        ("reserved", offset_of!(super::mdp_optimizer_config, reserved)),
+        ("seed", offset_of!(super::mdp_optimizer_config, seed)),
     ]),
     ("mdp_update", size_of::<super::mdp_update>(), align_of::<super::mdp_update>(), &[
         ("struct_size", offset_of!(super::mdp_update, struct_size)),
@@ -402,6 +406,8 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_OPTIMIZER_SET_BETA2", super::MDP_OPTIMIZER_SET_BETA2 as i64),
     ("MDP_OPTIMIZER_SET_MOMENTUM", super::MDP_OPTIMIZER_SET_MOMENTUM as i64),
     ("MDP_OPTIMIZER_SOME_GROUPS", super::MDP_OPTIMIZER_SOME_GROUPS as i64),
+    ("MDP_OPTIMIZER_NO_MASTER", super::MDP_OPTIMIZER_NO_MASTER as i64),
+    ("MDP_OPTIMIZER_STOCHASTIC_STATE", super::MDP_OPTIMIZER_STOCHASTIC_STATE as i64),
     ("MDP_SCALER_CONSTANT", super::MDP_SCALER_CONSTANT as i64),
     ("MDP_STEP_SET_LR", super::MDP_STEP_SET_LR as i64),
     ("MDP_STEPPED_SKIPPED", super::MDP_STEPPED_SKIPPED as i64),
@@ -449,7 +455,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -529,7 +535,6 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
         ("mdp_optimizer_step_begin", super::mdp_optimizer_step_begin as *const ()),
         ("mdp_optimizer_step_next", super::mdp_optimizer_step_next as *const ()),
         ("mdp_optimizer_step_finish", super::mdp_optimizer_step_finish as *const ()),
-        ("mdp_optimizer_swap_average", super::mdp_optimizer_swap_average as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
         ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
         ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),

@@ -192,6 +192,10 @@ pub struct mdp_optimizer_config {
     pub state: *const c_char,
     pub param_states: *const mdp_param_state,
     pub param_state_count: u64,
+    pub average_decay: f64,
+    pub state_dtype: mdp_dtype,
+    pub reserved: u32,
+    pub seed: u64,
 }
 
 #[repr(C)]

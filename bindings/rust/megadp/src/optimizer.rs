@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Steps of an update rule, whose state is sharded over the ranks.
 use crate::buffer::Buffer;
-use crate::element::dense_view;
+use crate::element::{Element, dense_view};
 use crate::error::{Code, Error, Result, check};
 use crate::gradients::Shared;
 use crate::handle::{NotSync, Owned, Tree};
@@ -241,7 +241,20 @@ impl Optimizer {
         Ok(unsafe { std::slice::from_raw_parts(data, len) })
     }
 
-    /// The same to be written to, between steps and before the first: for programs that restore a checkpoint. A master holds what is
+    /// The same as elements of another type: what an optimizer with [`OptimizerBuilder::bf16_state`](crate::OptimizerBuilder::bf16_state)
+    /// keeps is bf16 (feature `half`).
+    ///
+    /// # Errors
+    /// As [`Optimizer::state`]; INVALID also for a type that it is not of.
+    pub fn state_as<'a, T: Element>(&'a self, buffer: &'a Buffer, param: usize, kind: StateKind) -> Result<&'a [T]> {
+        self.check_buffer(buffer)?;
+        buffer.end_broadcast()?;
+        let (data, len) = self.state_view(param, kind)?;
+        // SAFETY: as in state().
+        Ok(unsafe { std::slice::from_raw_parts(data, len) })
+    }
+
+    /// The same as [`Optimizer::state`] to be written to, between steps and before the first: for programs that restore a checkpoint. A master holds what is
     /// written into it until its parameter is written again.
     ///
     /// # Errors
@@ -332,7 +345,7 @@ impl Optimizer {
         text(|json, capacity, needed| unsafe { sys::mdp_optimizer_info(self.as_raw(), json, capacity, needed) })
     }
 
-    fn state_view(&self, param: usize, kind: StateKind) -> Result<(*mut f32, usize)> {
+    fn state_view<T: Element>(&self, param: usize, kind: StateKind) -> Result<(*mut T, usize)> {
         let _inside = self.tree.enter();
         let mut view = sys::mdp_tensor::new();
         // SAFETY: a live handle, the tree's only call.

@@ -194,11 +194,36 @@ impl OptimizerBuilder {
         self
     }
 
+    /// What the rule keeps is bf16, rounded to nearest unless [`OptimizerBuilder::stochastic_state`] is said; f32 unless said. Not of
+    /// [`Rule::Caller`].
+    pub fn bf16_state(mut self) -> Self {
+        self.raw.state_dtype = sys::MDP_DTYPE_BF16;
+        self
+    }
+
+    /// With [`OptimizerBuilder::bf16_state`]: rounded stochastically.
+    pub fn stochastic_state(mut self) -> Self {
+        self.raw.flags |= sys::MDP_OPTIMIZER_STOCHASTIC_STATE;
+        self
+    }
+
+    /// bf16 parameters have no fp32 masters, but are rounded stochastically. Not of [`Rule::Caller`], nor for f16.
+    pub fn no_master(mut self) -> Self {
+        self.raw.flags |= sys::MDP_OPTIMIZER_NO_MASTER;
+        self
+    }
+
+    /// Of stochastic rounding, whose bits are the same on any number of ranks; 0 unless said.
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.raw.seed = seed;
+        self
+    }
+
     /// Makes the optimizer of a buffer. Collective, with equal values; blocking.
     ///
     /// # Errors
-    /// INVALID (a value out of range, or that the rule has not; a parameter's group that is not there), DESYNC, STATE, MEMORY, those of a lost
-    /// communicator.
+    /// INVALID (a value out of range, or that the rule has not; a parameter's group that is not there), UNSUPPORTED
+    /// ([`OptimizerBuilder::no_master`] with f16), DESYNC, STATE, MEMORY, those of a lost communicator.
     pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
         check_eps(self.no_eps, "config")?;
         let named = |(i, group): (usize, &ParamGroup)| group.raw(&format!("config.param_groups[{i}]"));

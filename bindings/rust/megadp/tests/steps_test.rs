@@ -396,6 +396,30 @@ fn norms_and_zeros_of_sets_and_ways_of_clipping() {
 }
 
 #[test]
+fn state_is_stored_small_and_rounded_by_a_seed() {
+    let comm = alone();
+    let values = |seed| {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("a")]);
+        let mut optimizer = Optimizer::builder().bf16_state().stochastic_state().no_master().seed(seed).create(&buffer).unwrap();
+        for _ in 0..20 {
+            buffer.gradients().put(0, &[1f32, 0.3, -2.0, 0.7]).unwrap();
+            let synced = buffer.sync().unwrap();
+            optimizer.step(synced, &StepOptions::default()).unwrap();
+        }
+        let info = optimizer.info().unwrap();
+        assert!(info.contains(&format!("\"no_master\":true,\"seed\":{seed},")), "{info}");
+        assert_eq!(optimizer.state(&buffer, 0, StateKind::ExpAvg).unwrap_err().code, Code::Invalid);
+        assert_eq!(optimizer.state(&buffer, 0, StateKind::Master).unwrap_err().code, Code::Invalid);
+        let mut out = [0f32; 4];
+        buffer.read_param(0, &mut out).unwrap();
+        out
+    };
+    assert_eq!(values(u64::MAX), values(u64::MAX));
+    let buffer = register(&comm, &Buffer::builder(), &[small("a")]);
+    assert_eq!(Optimizer::builder().seed(1).create(&buffer).unwrap_err().code, Code::Invalid);
+}
+
+#[test]
 fn groups_and_state_are_the_optimizers() {
     let comm = alone();
     let mut buffer = register(&comm, &Buffer::builder(), &[small("still"), small("moves").param_group(1)]);
