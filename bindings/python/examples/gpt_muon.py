@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A small character-level GPT in JAX: the matrices inside its blocks by Muon, embeddings, head and norms by AdamW.
 
-usage: megadp run -n 2 python gpt_muon.py TEXT [--steps N] [--lr X] [--adamw] [--tp N] [--search]
+usage: megadp run -n 2 python gpt_muon.py TEXT [--steps N] [--lr X] [--adamw] [--search]
        (prints the loss of each step, then that of the last tenth of the text; --adamw: all by AdamW; --search: those in the end, of both,
-       for several learning rates; --tp: as a model would be that is cut over tensor-parallel ranks, which Muon refuses)
+       for several learning rates)
 """
 import argparse
-import dataclasses
 import math
 
 import jax
@@ -34,12 +33,6 @@ def shapes(vocab):
 def inside(name, shape):
     """A matrix of a block: what Muon is for. Embeddings and the head are AdamW's."""
     return len(shape) == 2 and "." in name
-
-
-def registered(vocab, by_muon, tp):
-    found = [muon.param(name, shape, by_muon and inside(name, shape)) for name, shape in shapes(vocab).items()]
-    placements = ["sharded" if inside(each.name, each.shape) else "replicated" for each in found] if tp > 1 else [None] * len(found)
-    return [dataclasses.replace(each, placement=placement) for each, placement in zip(found, placements)]
 
 
 def normed(x, scale):
@@ -76,14 +69,14 @@ def initialize(buffer):
         buffer.write(each.name, (spread * random.standard_normal(each.shape)).astype(np.float32))
 
 
-def train(comm, text, vocab, steps, lr, by_muon, tp=1, told=lambda loss: None):
+def train(comm, text, vocab, steps, lr, by_muon, told=lambda loss: None):
     """Returns the loss of the last tenth of the text."""
-    grid = megadp.Grid(comm, tp=tp)
-    buffer = megadp.Buffer(grid, registered(vocab, by_muon, tp))
+    buffer = megadp.Buffer(comm, [muon.param(name, shape, by_muon and inside(name, shape)) for name, shape in shapes(vocab).items()])
     initialize(buffer)
-    options = dict(betas=(0.9, 0.95), weight_decay=0.1)
-    optimizers = muon.optimizers(buffer, lr, weight_decay=0.1) if by_muon else [
-        megadp.Optimizer(buffer, lr=lr, first_param_group=muon.REST, **options)]
+    if by_muon:
+        optimizers = muon.optimizers(buffer, lr, weight_decay=0.1)
+    else:
+        optimizers = [megadp.Optimizer(buffer, lr=lr, betas=(0.9, 0.95), weight_decay=0.1, first_param_group=muon.REST)]
     learned, share = len(text) * 9 // 10, slice(BATCH * comm.rank // comm.size, BATCH * (comm.rank + 1) // comm.size)
     read = lambda: {each.name: jnp.asarray(buffer.read(each.name)) for each in buffer.params}
     for t in range(steps):
@@ -107,7 +100,6 @@ def main():
     options.add_argument("text")
     options.add_argument("--steps", type=int, default=200)
     options.add_argument("--lr", type=float, default=0.016)
-    options.add_argument("--tp", type=int, default=1)
     options.add_argument("--adamw", action="store_true")
     options.add_argument("--search", action="store_true")
     given = options.parse_args()
@@ -116,7 +108,7 @@ def main():
     with megadp.Comm() as comm:
         say = (lambda *words: print(*words, flush=True)) if comm.rank == 0 else (lambda *words: None)
         if not given.search:
-            say("held out", train(comm, text, len(alphabet), given.steps, given.lr, not given.adamw, given.tp, lambda loss: say(f"{loss:.9f}")))
+            say("held out", train(comm, text, len(alphabet), given.steps, given.lr, not given.adamw, lambda loss: say(f"{loss:.9f}")))
             return
         say("| learning rate | AdamW | Muon + AdamW |\n|---|---|---|")
         for lr in RATES:
