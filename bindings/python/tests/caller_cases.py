@@ -324,6 +324,86 @@ def case_words():
     refused(invalid, "optimizers is empty", megadp.pieces_many, [])
 
 
+WHOLE = {"a": (12, 20), "b": (31,), "c": (5, 6, 7), "d": (3, 40)}
+
+
+def whole_step(sharding, folder=None):
+    """Along the gradient by its length, with a mean of rows, in float64, and a count. Returns the parameters and what was kept of each."""
+    buffer = megadp.Buffer(comm, [megadp.Param(name, shape, cost=1 + number) for number, (name, shape) in enumerate(WHOLE.items())],
+                           sharding=sharding, bucket_elements=200)
+    kept = {"rows": {name: (shape[:1], np.float64) for name, shape in WHOLE.items() if len(shape) == 2}, "seen": {"c": ((), "i64"), 3: ((2,), "u8")}}
+    optimizer, calls = megadp.Optimizer(buffer, rule="caller", state=["m"], param_states=kept, lr=0.1), []
+
+    def update(piece):
+        name, shape = list(WHOLE.items())[piece.param]
+        master, grad, m = (piece.shaped(each) for each in ("master", "grad", "m"))
+        assert piece.shape == master.shape == grad.shape == m.shape == shape and np.shares_memory(master, piece.master)
+        assert set(piece.param_states) == {each for each, of in kept.items() if name in of or piece.param in of}
+        if len(shape) == 2:
+            rows = piece.param_states["rows"]
+            assert rows.dtype == np.float64 and rows.shape == shape[:1] and piece.tensor("rows").dtype == "float64"
+            rows += grad.mean(1)
+        if name == "c":
+            piece.param_states["seen"][...] += 1
+        m += grad
+        master -= piece.lr * m / np.linalg.norm(grad)
+        calls.append(piece.param)
+
+    optimizer.set_update(update)
+    for step in range(4):
+        if step == 2 and folder is not None:
+            megadp.save_checkpoint(folder, buffer, optimizer)
+            for name in WHOLE:
+                buffer.write(name, np.ones(WHOLE[name], np.float32))
+            megadp.load_checkpoint(folder, buffer, optimizer)
+        for name, shape in reversed(WHOLE.items()):
+            buffer.put(name, np.random.default_rng(step).integers(-8, 9, shape).astype(np.float32))  # exact sums
+        optimizer.step()
+    owned = {piece.param for piece in buffer.owned()}
+    assert len(calls) == 4 * len(owned) and set(calls) == owned, (calls, owned)
+    for number, name in enumerate(WHOLE):
+        for array, of in kept.items():
+            view = optimizer.state(name, array) if name in of or number in of else None
+            assert view is None or (view.size > 0) == (number in owned), view
+        if name in kept["rows"] and number in owned:
+            expected = sum(np.random.default_rng(step).integers(-8, 9, WHOLE[name]).astype(np.float32).mean(1) for step in range(4))
+            assert np.allclose(optimizer.state(name, "rows").numpy(), expected, atol=1e-6)
+    if 2 in owned:
+        assert optimizer.state("c", "seen").numpy()[()] == 4
+    return [buffer.read(name) for name in WHOLE]
+
+
+def case_whole():
+    """Each parameter is all here or not at all, with the shape that it has, and what is kept of it besides; the bits are those of zero_0."""
+    expected = whole_step("zero_0")
+    for found in (whole_step("whole"), whole_step("whole", sys.argv[2])):
+        for name, mine, theirs in zip(WHOLE, found, expected):
+            assert np.array_equal(mine, theirs), name
+
+
+def case_whole_words():
+    buffer = megadp.Buffer(comm, [megadp.Param("cut", (40, 30)), megadp.Param("all", (4, 5), sharding="whole")])
+    make = lambda kept: megadp.Optimizer(buffer, rule="caller", param_states=kept)
+    for text, kept in (("param_states is ['rows']", ["rows"]), ("param_states is {'rows': 3}", {"rows": 3}),
+                       ("param_states['rows']['all'] is 7; it must be a shape and a dtype", {"rows": {"all": 7}}),
+                       ("has dtype 'f8'; it must be float32", {"rows": {"all": ((3,), "f8")}}),
+                       ("param is 'none'; no parameter", {"rows": {"none": ((3,), "f32")}}),
+                       ("cut over the ranks; register it with MDP_SHARDING_WHOLE", {"rows": {"cut": ((3,), "f32")}})):
+        refused(megadp.Status.INVALID, text, make, kept)
+    optimizer = make({"rows": {"all": ((4,), "f32")}})
+
+    def update(piece):
+        if piece.param == 0:
+            assert piece.shape is None and piece.param_states == {}
+            refused(megadp.Status.INVALID, 'sharding="whole"', piece.shaped)
+        refused(megadp.Status.INVALID, "name is 'rows'; a piece has master, grad", piece.shaped, "rows")
+
+    optimizer.set_update(update)
+    for name, shape in (("all", (4, 5)), ("cut", (40, 30))):
+        buffer.put(name, np.ones(shape, np.float32))
+    optimizer.step()
+
+
 def case_interrupted():
     """Ctrl-C in an update function, on rank 0: KeyboardInterrupt there, ABORTED on the others, and the communicator is whole."""
     buffer = buffer_of()

@@ -34,6 +34,12 @@ class Caller(unittest.TestCase):
     def test_words(self):
         self.run_case("words", (1, 2))
 
+    def test_whole(self):
+        self.run_case("whole", (1, 2, 3))
+
+    def test_whole_words(self):
+        self.run_case("whole_words", (2,))
+
     def test_interrupted(self):
         self.run_case("interrupted", (1, 3))
 

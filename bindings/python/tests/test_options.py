@@ -53,9 +53,11 @@ class Options(unittest.TestCase):
             error_feedback=True, check_finite=True, check_large=True)), "MDP_BUFFER_")
 
     def test_param(self):
-        (struct,), _ = _params.native_params([megadp.Param("w", (2, 3), "bf16", 2, True, "sharded", 1, 2, 3, True, True, "tie", -4)])
+        (struct,), _ = _params.native_params([megadp.Param("w", (2, 3), "bf16", 2, True, "sharded", 1, 2, 3, True, True, "tie", -4,
+                                                        "whole", 2.5)])
         known = ABI["structs"]["mdp_param"]["fields"]
-        self.assertEqual([name for name in known if not getattr(struct, name)], [])
+        self.assertEqual([name for name in known if name not in WITHOUT and not getattr(struct, name)], [])
+        self.assertEqual((struct.sharding, struct.cost), (ABI["enums"]["MDP_SHARDING_WHOLE"], 2.5))
         self.assertEqual(struct.use_order, -4)
         self.assertEqual(struct.flags, sum(value for name, value in ABI["enums"].items() if name in ("MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET")))
 
@@ -64,7 +66,8 @@ class Options(unittest.TestCase):
             self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
                 buffer, rule="lion", lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, momentum=0.5, max_grad_norm=1, max_grad_value=1,
                 norm="inf", param_groups=[megadp.ParamGroup()], first_param_group=1, state=["mean"], state_dtype="bf16",
-                stochastic_state=True, no_master=True, seed=1)), "MDP_OPTIMIZER_")
+                stochastic_state=True, no_master=True, seed=1,
+                param_states={"rows": {"w": ((2,), "f32")}})), "MDP_OPTIMIZER_")
             group = megadp.ParamGroup(1, 1, (0.5, 0.5), 1, 0.5)
             self.check(given(_param_group, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[group])), "MDP_PARAM_GROUP_")
             with megadp.Optimizer(buffer) as optimizer:

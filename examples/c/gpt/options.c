@@ -50,6 +50,7 @@ static const option_row ROWS[] = {
     {"--no-overlap", KIND_FLAG, AT(no_overlap), 0, 0, NULL, "communicate after backward, not during it"},
     {"--no-shard", KIND_FLAG, AT(no_shard), 0, 0, NULL, "all optimizer state on every rank"},
     {"--zero-2", KIND_FLAG, AT(zero_2), 0, 0, NULL, "gradients pass through a small pool: each rank keeps the sums of what it owns"},
+    {"--whole", KIND_FLAG, AT(whole), 0, 0, NULL, "each parameter is owned by one rank, which has all of its optimizer state"},
     {"--bf16-wire", KIND_FLAG, AT(bf16_wire), 0, 0, NULL, "f32 gradients are sent as bf16, and summed in f32"},
     {"--error-feedback", KIND_FLAG, AT(error_feedback), 0, 0, NULL,
      "with --bf16-wire: what rounding lost is added to the next step's gradient"},
@@ -262,8 +263,8 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
     snprintf(error, size, "--heads %llu does not divide --width %llu", (unsigned long long)out->heads, (unsigned long long)out->width);
     return OPTIONS_BAD;
   }
-  if (outcome == OPTIONS_RUN && out->no_shard && out->zero_2) {
-    snprintf(error, size, "--no-shard and --zero-2 exclude each other; give one of them");
+  if (outcome == OPTIONS_RUN && out->no_shard + out->zero_2 + out->whole > 1) {
+    snprintf(error, size, "--no-shard, --zero-2 and --whole exclude each other; give one of them");
     return OPTIONS_BAD;
   }
   if (outcome == OPTIONS_RUN && out->stochastic_state && !out->bf16_state) {

@@ -30,7 +30,7 @@ typedef struct {
   uint64_t threads;
   const char* save;          /* the directory of checkpoints; NULL: none are made */
   uint64_t save_every, keep; /* steps, 0: at the end only; checkpoints that stay, 0: all */
-  int sp, vocab_parallel, no_overlap, no_shard, zero_2, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
+  int sp, vocab_parallel, no_overlap, no_shard, zero_2, whole, bf16_wire, error_feedback, check_finite, json, no_hash, resume;
   int bf16_state, stochastic_state, no_master;
 } options;
 

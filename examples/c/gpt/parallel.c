@@ -77,6 +77,7 @@ static int register_buffer(parallel* p, const options* opts) {
                                     .grad_dtype = opts->dtype == DTYPE_F16 ? MDP_DTYPE_SAME : MDP_DTYPE_F32,
                                     .sharding = opts->no_shard ? MDP_SHARDING_ZERO_0
                                                 : opts->zero_2 ? MDP_SHARDING_ZERO_2
+                                                : opts->whole  ? MDP_SHARDING_WHOLE
                                                                : MDP_SHARDING_ZERO_1,
                                     .bucket_elements = opts->bucket_size,
                                     .wire_dtype = opts->bf16_wire ? MDP_DTYPE_BF16 : MDP_DTYPE_F32,

@@ -56,6 +56,7 @@ static void json_config(json_writer* json, const trainer* t) {
   json_flag(json, "overlap", !o->no_overlap);
   json_flag(json, "shard", !o->no_shard);
   json_flag(json, "zero_2", o->zero_2);
+  json_flag(json, "whole", o->whole);
   json_flag(json, "bf16_wire", o->bf16_wire);
   json_flag(json, "error_feedback", o->error_feedback);
   json_flag(json, "check_finite", o->check_finite);

@@ -82,7 +82,8 @@ class Buffer(Closable):
     """Parameters and their gradients in memory of the library: laid out, cut into buckets, sharded over the ranks; zeroed.
 
     where: a Comm, whose ranks are then all data-parallel, or a Grid. params: Params, (name, shape) pairs, or a mapping of names to shapes
-    or arrays, in the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default), "zero_0" or "zero_2". missing:
+    or arrays, in the order of the forward pass. grad_dtype: "f32" or "same". sharding: "zero_1" (default), "zero_0", "zero_2", or
+    "whole", where each parameter is owned by one rank, for updates that need all of it. missing:
     what sync does about a parameter without a gradient: "error", "zero" or "skip". bucket_elements, bucket_count: where buckets end (0: the
     library decides). pool_buckets, spill_limit: with zero_2, see mdp_buffer_config in megadp.h. overlap=False launches
     everything at sync. scaling: what the sum of gradients is divided by: the number of ranks ("mean"), nothing ("sum"), or "tokens" (see

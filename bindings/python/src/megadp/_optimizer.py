@@ -12,9 +12,10 @@ from ._errors import MegaDPError, invalid
 from ._handles import Closable, inside
 from ._library import lib, sized, text_of
 from ._param_group import ParamGroup, divisor, native_group, pair
+from ._param_states import ParamStates, native_param_states, read_param_states
 from ._pieces import Pieces, Place, Update, UpdateFunction, calling
 from ._scaler import Scaler, native_scaler, scaler_from
-from ._tensor import Tensor
+from ._tensor import Tensor, _struct
 from ._waiting import run, wait_for
 
 Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion", "caller"]
@@ -51,6 +52,8 @@ class Optimizer(Closable):
     state_dtype: "f32" or "bf16", of what the rule keeps; with stochastic_state rounded stochastically, not to nearest. no_master: bf16
     parameters have no fp32 masters and are rounded stochastically. seed: of that rounding; its bits are the same on any number of ranks. None
     of them goes with "caller".
+    param_states: what "caller" keeps besides of whole parameters, of any size: {name: {parameter: (shape, dtype)}}, at most 4 names; typed
+    views of the owner's memory are in Piece.param_states and come from state. Parameters that are cut over the ranks have none.
     Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID (a value, one that the rule has not, a parameter's group), DESYNC, STATE, MEMORY, those of a lost communicator.
     """
@@ -59,9 +62,10 @@ class Optimizer(Closable):
                  eps: Optional[float] = None, weight_decay: float = 0.0, momentum: Optional[float] = None, max_grad_norm: float = 0.0,
                  max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = (),
                  first_param_group: Optional[int] = None, state: Sequence[str] = (), average_decay: float = 0.0,
-                 state_dtype: Literal["f32", "bf16"] = "f32",
-                 stochastic_state: bool = False, no_master: bool = False, seed: int = 0) -> None:
+                 state_dtype: Literal["f32", "bf16"] = "f32", stochastic_state: bool = False, no_master: bool = False, seed: int = 0,
+                 param_states: Optional[ParamStates] = None) -> None:
         arrays = _names(state)
+        kept = read_param_states(param_states or {}, buffer._number)
         groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
         structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
         config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=lr or 0.0, eps=divisor(eps, "eps"),
@@ -70,7 +74,8 @@ class Optimizer(Closable):
                        first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1),
                        state="\n".join(arrays).encode("utf-8") or None, average_decay=average_decay,
                        state_dtype=choice(state_dtype, "state_dtype", STATE_DTYPES),
-                       seed=whole(seed, "seed", 0, 2**64 - 1))
+                       seed=whole(seed, "seed", 0, 2**64 - 1),
+                       param_states=native_param_states(kept, len(buffer)), param_state_count=len(kept))
         if stochastic_state:
             config.flags |= _raw.MDP_OPTIMIZER_STOCHASTIC_STATE
         if no_master:
@@ -86,7 +91,7 @@ class Optimizer(Closable):
         self._scales = False  # by a scaler
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
                                     ctypes.byref(config)), lib.mdp_optimizer_destroy)
-        self._place = Place(self._handle, arrays, buffer._device)
+        self._place = Place(self._handle, arrays, buffer._device, tuple(param.shape for param in buffer.params), kept)
         self._update: Optional[Update] = None
 
     def set_param_group(self, group: int, value: ParamGroup) -> None:
@@ -212,14 +217,19 @@ class Optimizer(Closable):
     def state(self, param: Which, name: str) -> Tensor:
         """The owned slice of one parameter's "master" (none with no_master), its "average" with average_decay, or of what the rule keeps
         ("exp_avg", "exp_avg_sq", "momentum_buffer", a name of your own rule's `state`): float32, or as state_dtype says, one dimension, empty
-        where this rank owns nothing of it; Range.param_begin says where it begins. May be written between steps and before
+        where this rank owns nothing of it; Range.param_begin says where it begins. Of param_states it has the shape and dtype given. May be
+        written between steps and before
         the first; a master holds what is written into it until its parameter is written again. Waits for the last step. Local.
         Raises MegaDPError: INVALID, STATE (frozen; forked child), those of a lost communicator."""
         number = self._buffer._number(param)
         out = sized(_raw.mdp_tensor)
         lease = self._handle.lend()
         run(lambda: self._call(lib.mdp_optimizer_state, number, c_text(name, "name"), ctypes.byref(out)))
-        return Tensor(out, lease)
+        kept = self._place.param_states.get(name, {}).get(number)
+        if kept is None:
+            return Tensor(out, lease)
+        owned = out.shape[0] > 0
+        return Tensor(_struct(kept.dtype, (out.device_type, out.device_id), out.data or 0, kept.shape if owned else (0,), None), lease)
 
 
 def step_many(optimizers: Sequence[Optimizer], loss_scale: Optional[float] = None, *, grad_divisor: Optional[float] = None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 PLACEMENTS = {None: _raw.MDP_PLACEMENT_UNSET, "replicated": _raw.MDP_PLACEMENT_REPLICATED, "sharded": _raw.MDP_PLACEMENT_SHARDED,
               "partial_sum": _raw.MDP_PLACEMENT_PARTIAL_SUM, "partial_mean": _raw.MDP_PLACEMENT_PARTIAL_MEAN}
 SHARDINGS = {"default": _raw.MDP_SHARDING_DEFAULT, "zero_0": _raw.MDP_SHARDING_ZERO_0, "zero_1": _raw.MDP_SHARDING_ZERO_1,
-             "zero_2": _raw.MDP_SHARDING_ZERO_2}
+             "zero_2": _raw.MDP_SHARDING_ZERO_2, "whole": _raw.MDP_SHARDING_WHOLE}
 MISSING = {"error": _raw.MDP_MISSING_ERROR, "zero": _raw.MDP_MISSING_ZERO, "skip": _raw.MDP_MISSING_SKIP}
 SCALINGS = {"mean": _raw.MDP_SCALING_MEAN, "sum": _raw.MDP_SCALING_SUM, "tokens": _raw.MDP_SCALING_TOKENS}
 GRAD_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "same": _raw.MDP_DTYPE_SAME}
@@ -24,6 +24,7 @@ WIRE_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "bf16": _raw.MDP_DTYPE_BF16}
 AXES = {"tp": _raw.MDP_AXIS_TP, "cp": _raw.MDP_AXIS_CP, "ep": _raw.MDP_AXIS_EP, "dp": _raw.MDP_AXIS_DP, "pp": _raw.MDP_AXIS_PP}
 _INT32 = 2**31 - 1
 Placement = Literal["replicated", "sharded", "partial_sum", "partial_mean"]
+Sharding = Literal["default", "zero_0", "zero_1", "zero_2", "whole"]
 
 
 class GridOptions(TypedDict, total=False):
@@ -43,7 +44,7 @@ class BufferOptions(TypedDict, total=False):
 
     grad_dtype: Literal["f32", "same"]
     wire_dtype: Literal["f32", "bf16"]
-    sharding: Literal["default", "zero_0", "zero_1", "zero_2"]
+    sharding: Sharding
     missing: Literal["error", "zero", "skip"]
     scaling: Literal["mean", "sum", "tokens"]
     bucket_elements: int
@@ -66,7 +67,9 @@ class Param:
     or "partial_mean": replicated, but each tensor-parallel rank has a part of the gradient): where it lives in a Grid; placement must be
     said when tp or ep is above 1. param_group: index of a parameter group of the optimizer. frozen: not
     trained, the library keeps only its name. own_bucket: a bucket to itself. tie: a name that its copies on other pipeline stages have too:
-    their gradients are added up. use_order: parameters are used in ascending order of this, equal ones as registered; Buffer.use_order tells it."""
+    their gradients are added up. use_order: parameters are used in ascending order of this, equal ones as registered; Buffer.use_order tells it.
+    sharding: "zero_1" or "whole" where it is not the buffer's. cost: with "whole", of the parameter's update, which is balanced over the
+    ranks; 0: its elements."""
 
     name: str
     shape: Tuple[int, ...]
@@ -81,6 +84,8 @@ class Param:
     own_bucket: bool = False
     tie: Optional[str] = None
     use_order: int = 0
+    sharding: Sharding = "default"
+    cost: float = 0.0
 
 
 Params = Union[Mapping[str, Any], Iterable[Any]]
@@ -122,6 +127,8 @@ def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
         struct.use_order = whole(param.use_order, f"use_order {what}", -_INT32 - 1, _INT32)
         struct.flags = flags
         struct.tie = None if param.tie is None else c_text(param.tie, f"the tie {what}")
+        struct.sharding = choice(param.sharding, f"sharding {what}", SHARDINGS)
+        struct.cost = float(param.cost)
     return structs, len(params)
 
 

@@ -4,14 +4,15 @@ import ctypes
 import functools
 import importlib.util
 import types
-from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _dlpack, _raw
 from ._dtypes import BY_CODE
 from ._errors import MegaDPError, Status, invalid
 from ._handles import Handle, Lease
 from ._library import lib, sized
-from ._tensor import Tensor, _struct
+from ._param_states import ParamState
+from ._tensor import Tensor, _count, _struct
 from ._waiting import run
 
 if TYPE_CHECKING:
@@ -21,11 +22,14 @@ _F32 = BY_CODE[_raw.MDP_DTYPE_F32]
 
 
 class Place(NamedTuple):
-    """Whose pieces these are: the optimizer, the names of its arrays, and the DLPack device of its memory."""
+    """Whose pieces these are: the optimizer, the names of its arrays, the DLPack device of its memory, the parameters' shapes, and what it
+    keeps of some of them besides."""
 
     handle: Handle
     arrays: Tuple[str, ...]
     device: Tuple[int, int]
+    shapes: Tuple[Tuple[int, ...], ...]
+    param_states: Mapping[str, Mapping[int, ParamState]]
 
 
 class _Arrays(Dict[str, Any]):
@@ -40,7 +44,7 @@ class Piece:
     gradient's is the next bucket's then.
 
     optimizer: its number in the list of step_many, 0 for step. param: the parameter's number. param_begin, count: which elements of the
-    flattened parameter. step: of the parameter, 1 in its first. lr, beta1, beta2, betas, eps, weight_decay, momentum: of its group, in
+    flattened parameter. shape: the parameter's, if this is all of it, as with sharding "whole" or "zero_0"; None of a part. step: of the parameter, 1 in its first. lr, beta1, beta2, betas, eps, weight_decay, momentum: of its group, in
     this step. stream: the one the step was given, 0 for the default; on a device the update's work belongs on it.
     """
 
@@ -58,12 +62,16 @@ class Piece:
         self.weight_decay: float = update.weight_decay
         self.momentum: float = update.momentum
         self.stream: int = update.stream or 0
+        shape = place.shapes[self.param]
+        self.shape: Optional[Tuple[int, ...]] = shape if self.count == _count(shape) else None
         self._device = place.device
         self._lease: Optional[Lease] = lease
         self._data = {"master": ctypes.cast(update.master, ctypes.c_void_p).value, "grad": ctypes.cast(update.grad, ctypes.c_void_p).value}
         self._names = place.arrays
         for number, name in enumerate(place.arrays):
             self._data[name] = ctypes.cast(update.state[number], ctypes.c_void_p).value
+        self._kept = {name: (ctypes.cast(update.param_states[number], ctypes.c_void_p).value, of[self.param])
+                      for number, (name, of) in enumerate(place.param_states.items()) if self.param in of}
         self._views: Dict[str, Any] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -93,22 +101,44 @@ class Piece:
         """By the names that the optimizer was given; each as master is, zero at first, to be updated in place."""
         return _Arrays((name, self._view(name, False)) for name in self._names)
 
-    def tensor(self, name: str) -> Tensor:
-        """"master", "grad" or a state array as a Tensor, wherever it lies. Local. Raises MegaDPError: INVALID (name), STATE (too late)."""
+    @property
+    def param_states(self) -> Dict[str, Any]:
+        """What the optimizer's param_states gives this parameter, by name: of the shape and dtype that it says, zero at first, to be updated in
+        place; numpy arrays or Tensors, as master is."""
+        return _Arrays((name, self._view(name, False)) for name in self._kept)
+
+    def shaped(self, name: str = "master") -> Any:
+        """"master", "grad" or a state array in the shape of the parameter, on the same memory. Local.
+        Raises MegaDPError: INVALID (name; this is a part of the parameter), STATE (too late)."""
         if name not in self._data:
             raise invalid(f"name is {name!r}; a piece has {', '.join(self._data)}")
+        if self.shape is None:
+            raise invalid(f"{self!r} is a part of its parameter, which has no shape; register the parameter, or the Buffer, with "
+                          "sharding=\"whole\"")
+        return self._view(name, name == "grad").reshape(self.shape) if self._shows_arrays() else self._tensor(name, name == "grad", self.shape)
+
+    def tensor(self, name: str) -> Tensor:
+        """"master", "grad" or a state array as a Tensor, wherever it lies. Local. Raises MegaDPError: INVALID (name), STATE (too late)."""
+        if name not in self._data and name not in self._kept:
+            raise invalid(f"name is {name!r}; a piece has {', '.join([*self._data, *self._kept])}")
         return self._tensor(name, name == "grad")
 
-    def _tensor(self, name: str, readonly: bool) -> Tensor:
+    def _tensor(self, name: str, readonly: bool, shape: Optional[Tuple[int, ...]] = None) -> Tensor:
         if self._lease is None:
             raise MegaDPError(Status.STATE, f"{self!r} is used after its update: a piece is usable until the update function returns, or the "
                               "next piece is asked for")
-        return Tensor(_struct(_F32, self._device, self._data[name] or 0, (self.count,), None), self._lease, readonly)
+        if name in self._kept:
+            address, kept = self._kept[name]
+            return Tensor(_struct(kept.dtype, self._device, address or 0, kept.shape, None), self._lease, readonly)
+        return Tensor(_struct(_F32, self._device, self._data[name] or 0, shape or (self.count,), None), self._lease, readonly)
+
+    def _shows_arrays(self) -> bool:
+        return self._device[0] == _dlpack.CPU and _has_numpy()
 
     def _view(self, name: str, readonly: bool) -> Any:
         tensor = self._tensor(name, readonly)
         if name not in self._views:
-            self._views[name] = tensor.numpy() if self._device[0] == _dlpack.CPU and _has_numpy() else tensor
+            self._views[name] = tensor.numpy() if self._shows_arrays() else tensor
         return self._views[name]
 
     def _end(self) -> None:

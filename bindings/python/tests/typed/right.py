@@ -21,6 +21,8 @@ def arrays(buffer: megadp.Buffer, out: npt.NDArray[np.float64]) -> float:
 
 def update(piece: megadp.Piece) -> None:
     piece.state["mean"][:] = piece.grad
+    if piece.shape is not None:
+        piece.shaped("grad")[:] = piece.param_states["rows"]
     piece.master[:] -= piece.lr * piece.tensor("grad").numpy() / (piece.step + piece.param_begin)
 
 
@@ -44,7 +46,8 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
     rest = megadp.Optimizer(buffer, rule="sgd_nesterov", momentum=0.95, first_param_group=2,
                             param_groups=[megadp.ParamGroup(betas=None, eps=None, momentum=0)])
     rest.state("w", "momentum_buffer").numpy()[:] = 0
-    mine = megadp.Optimizer(buffer, rule="caller", state=["mean"], first_param_group=3)
+    mine = megadp.Optimizer(buffer, rule="caller", state=["mean"], first_param_group=3, param_states={"rows": {"w": ((8,), np.float32)}})
+    megadp.Buffer(comm, [megadp.Param("w", (8, 4), sharding="whole", cost=2.5)], sharding="whole")
     mine.set_update(update)
     with megadp.pieces_many([optimizer, mine], 2.0) as pieces:
         for piece in pieces:

@@ -8,6 +8,7 @@ def train(comm: megadp.Comm, array: object) -> None:
     buffer = megadp.Buffer(comm, params, bucket_elemnts=1 << 20)  # wrong
     megadp.Buffer(comm, params, bucket_count="3")  # wrong
     megadp.Buffer(comm, params, sharding="zero_3")  # wrong
+    megadp.Param("w", (8, 4), sharding="hole")  # wrong
     megadp.Buffer(comm, params, missing="skipped")  # wrong
     megadp.Buffer(comm, params, grad_dtype="bf16")  # wrong
     megadp.Buffer(comm, params, wire_dtype="f16")  # wrong
