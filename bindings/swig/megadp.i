@@ -55,6 +55,8 @@
 %newobject megadp::Optimizers::start_step_many;
 %newobject megadp::Checkpoint::start_save;
 %newobject megadp::Checkpoint::start_save_many;
+%newobject megadp::CheckpointParts::start_save;
+%newobject megadp::CheckpointParts::add_tensor;
 %newobject megadp::Optimizer::state;
 %newobject megadp::TpLinear::create;
 %newobject megadp::TpLinear::create_in;
@@ -122,5 +124,6 @@
 %include "shim/steps.h"
 %include "shim/optimizer.h"
 %include "shim/optimizers.h"
+%include "shim/checkpoint_parts.h"
 %include "shim/checkpoint.h"
 %include "shim/tp.h"

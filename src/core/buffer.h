@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/copies.h"
 #include "core/gradients.h"
 
 namespace megadp {
@@ -42,7 +43,7 @@ class Buffer {
   Status agree_on_partial();
   Result<std::vector<Tie>> agree_on_ties();
   Status check_room();
-  Result<std::string> describe_copies(const std::function<bool(size_t)>& counts);
+  Result<Copies> describe_copies(const std::function<bool(size_t)>& counts);
   Status verify_over_tp(bool expert);
   Status verify_over_stages();
 

@@ -164,8 +164,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // What another one's scaler had come to, if both have one.
   Result<std::optional<LossScale>> loss_scale_from(const StoredOptimizer& stored) const;
   Status set_loss_scale(const LossScale& scale);
-  // Compares what ranks hold alike of the state: those of several instances, or all where it is not sharded. Collective over the world; the
-  // same outcome on all ranks. In optimizer_verify.cc.
+  // Compares what ranks hold alike of the state: those of several instances, or all where it is not sharded; and tensor-parallel ranks that
+  // of parameters which are not. Collective over the world; the same outcome on all ranks. In optimizer_verify.cc.
   Status verify(const char* call);
   // The parameter's values and master have been written: its master stands for them.
   void adopt(size_t param);
@@ -173,6 +173,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   void restart_average(size_t param);
 
  private:
+  Status verify_over_replicas(const char* call);
+  Status verify_over_tp(const char* call, bool expert);
+  std::vector<const char*> own_states(size_t param) const;
+  Result<uint64_t> digest_state(size_t param, const char* name);
   explicit Optimizer(std::shared_ptr<Buffer> buffer, const OptimizerConfig& config);
   Status compare_configurations();
   Status compare_param_states();

@@ -92,7 +92,7 @@ Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory
   if (!in) return in.status();
   remove_left_behind(*in);
   for (int attempt = 0;; ++attempt) {
-    const std::string name = text(kSaving, host_name(), "-", save_id, attempt == 0 ? "" : text("-", attempt));
+    std::string name = text(kSaving, host_name(), "-", save_id, attempt == 0 ? "" : text("-", attempt));
     auto made = in->make_folder(name);
     if (!made) return made.status();
     // Another process may have taken it for one left behind, before it was locked: it removes it then, or has done so.
@@ -100,7 +100,7 @@ Result<PendingCheckpoint> PendingCheckpoint::create(const std::string& directory
     Folder& folder = **made;
     const Folder::Lock lock = folder.lock();
     if (lock == Folder::Lock::unknown || (lock == Folder::Lock::mine && folder.is_named(*in, name)))
-      return PendingCheckpoint(*std::move(in), std::move(folder), name);
+      return PendingCheckpoint(*std::move(in), std::move(folder), std::move(name));
   }
 }
 

@@ -101,8 +101,9 @@ Result<Folder> Folder::open_folder(const std::string& name) const {
 }
 
 Result<std::optional<Folder>> Folder::make_folder(const std::string& name) const {
-  if (::mkdirat(fd_.get(), name.c_str(), kFolderMode) != 0) return system_error(text("making the folder ", path_of(name)), errno);
-  auto opened = open_folder(name);
+  std::string path = path_of(name);  // before: without memory there is no folder that nobody knows of
+  if (::mkdirat(fd_.get(), name.c_str(), kFolderMode) != 0) return system_error(text("making the folder ", path), errno);
+  auto opened = open_at(fd_.get(), name, std::move(path));
   if (!opened && !has(name)) return std::optional<Folder>();
   if (!opened) return opened.status();
   return std::optional<Folder>(*std::move(opened));
@@ -170,6 +171,7 @@ Status Folder::remove(const std::string& name) const {
 }
 
 Status Folder::remove_folder(const std::string& name) const {
+  if (::unlinkat(fd_.get(), name.c_str(), AT_REMOVEDIR) == 0) return {};  // empty; to list it takes memory
   auto folder = open_folder(name);
   if (!folder) return folder.status();
   auto names = folder->list();

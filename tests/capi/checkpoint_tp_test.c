@@ -186,6 +186,102 @@ static void loads_over_any_tensor_parallel_size(void** state) {
   }
 }
 
+/* ── What tensor-parallel ranks hold alike ── */
+
+/* What the checkpoint does not have stays as it is: there the last tensor-parallel rank may have another moment, of a parameter that is not
+ * sharded (then all are told of it), or of its own part of one. */
+typedef struct {
+  stage how;
+  int param;
+  const char* name;
+  mdp_placement same_as; /* of what is not sharded */
+} another_moment;
+
+static void load_beside_a_moment(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const another_moment* const a = argument;
+  job j = {.comm = comm_open(id, rank, n, UINT64_C(60000000000))};
+  SIZED(mdp_grid_config, grid);
+  grid.tp = a->how.tp;
+  OK(mdp_grid_create(j.comm, &grid, &j.grid));
+  const int64_t eight = 8;
+  mdp_param params[3];
+  for (int p = 0; p < 3; ++p) {
+    params[p] = (mdp_param){.struct_size = sizeof *params,
+                            .name = names[p],
+                            .dtype = p == 2 ? MDP_DTYPE_BF16 : MDP_DTYPE_F32,
+                            .ndim = 1,
+                            .shape = &eight,
+                            .placement = p == 1 ? MDP_PLACEMENT_SHARDED : a->same_as};
+  }
+  SIZED(mdp_buffer_config, config);
+  config.sharding = a->how.sharding;
+  OK(mdp_buffer_register(NULL, j.grid, &config, params, 3, &j.buffer));
+  OK(mdp_optimizer_create(j.buffer, NULL, &j.optimizer));
+  int32_t t = 0, tp = 0;
+  OK(mdp_grid_coords(j.grid, MDP_AXIS_TP, &t, &tp));
+  SIZED(mdp_tensor, view);
+  if (t == tp - 1) {
+    OK(mdp_optimizer_state(j.optimizer, (size_t)a->param, a->name, &view));
+    if (view.shape[0] > 0) ((float*)view.data)[0] += 1; /* on all data-parallel ranks, where they hold the same */
+  }
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j.buffer, .optimizer = j.optimizer};
+  float values[2];
+  const int64_t two = 2;
+  const mdp_tensor whole = tensor_of(MDP_DTYPE_F32, values, &two);
+  const mdp_checkpoint_tensor tensor = {
+      .struct_size = sizeof tensor, .name = "frozen/whole", .tensor = &whole, .placement = MDP_PLACEMENT_REPLICATED};
+  char directory[600];
+  snprintf(directory, sizeof directory, "%s/alike", folder);
+  const mdp_checkpoint_config wanted = {.struct_size = sizeof wanted,
+                                        .directory = directory,
+                                        .parts = &part,
+                                        .part_count = 1,
+                                        .tensors = &tensor,
+                                        .tensor_count = 1,
+                                        .optional = "*"};
+  if (a->param == 1) {
+    OK(mdp_checkpoint_load(&wanted));
+  } else {
+    char sentence[200];
+    snprintf(sentence, sizeof sentence, "mdp_checkpoint_load: %s of parameter %d '%s' differs between ranks ", a->name, a->param,
+             names[a->param]);
+    FAILS(MDP_E_DESYNC, sentence, mdp_checkpoint_load(&wanted));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(strstr(info.text, "which should hold the same") != NULL && info.param == a->param && info.rank >= tp - 1);
+  }
+  job_close(&j);
+}
+
+static void save_one_tensor(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  job j = {.comm = comm_open(id, rank, n, UINT64_C(60000000000))};
+  const int64_t one = 1, two = 2;
+  const mdp_param param = {.struct_size = sizeof param, .name = "unused", .ndim = 1, .shape = &one};
+  OK(mdp_buffer_register(j.comm, NULL, NULL, &param, 1, &j.buffer));
+  float values[2] = {1, 2};
+  const mdp_tensor whole = tensor_of(MDP_DTYPE_F32, values, &two);
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j.buffer};
+  const mdp_checkpoint_tensor tensor = {.struct_size = sizeof tensor, .name = "frozen/whole", .tensor = &whole};
+  char directory[600];
+  snprintf(directory, sizeof directory, "%s/alike", folder);
+  const mdp_checkpoint_config config = {
+      .struct_size = sizeof config, .directory = directory, .parts = &part, .part_count = 1, .tensors = &tensor, .tensor_count = 1};
+  OK(mdp_checkpoint_save(&config, NULL));
+  job_close(&j);
+}
+
+static void compares_moments_of_tensor_parallel_ranks(void** state) {
+  (void)state;
+  run_ranks(1, save_one_tensor, NULL);
+  another_moment cases[] = {{{2, 1, MDP_SHARDING_ZERO_1, 0, NULL, NULL}, 0, "exp_avg_sq", MDP_PLACEMENT_REPLICATED},
+                            {{2, 2, MDP_SHARDING_ZERO_2, 0, NULL, NULL}, 0, "exp_avg", MDP_PLACEMENT_PARTIAL_SUM},
+                            {{2, 1, MDP_SHARDING_ZERO_1, 0, NULL, NULL}, 2, "master", MDP_PLACEMENT_REPLICATED},
+                            {{4, 1, MDP_SHARDING_ZERO_0, 0, NULL, NULL}, 2, "exp_avg", MDP_PLACEMENT_PARTIAL_MEAN},
+                            {{2, 1, MDP_SHARDING_ZERO_1, 0, NULL, NULL}, 1, "exp_avg", MDP_PLACEMENT_REPLICATED}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; ++i) run_ranks(cases[i].how.tp * cases[i].how.dp, load_beside_a_moment, &cases[i]);
+}
+
 /* ── Names ── */
 
 static void conflicts(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -245,6 +341,7 @@ static void names_are_unique_or_tied(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(loads_over_any_tensor_parallel_size), TEST(names_are_unique_or_tied)};
+  const struct CMUnitTest tests[] = {TEST(loads_over_any_tensor_parallel_size), TEST(compares_moments_of_tensor_parallel_ranks),
+                                     TEST(names_are_unique_or_tied)};
   return cmocka_run_group_tests(tests, open_folder, close_folder);
 }

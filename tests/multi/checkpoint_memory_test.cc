@@ -4,73 +4,19 @@
 // the next save succeeds.
 #include <sys/mman.h>
 
-#include <atomic>
-#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "failing_malloc.h"
 #include "job.h"
-
-extern "C" {
-void* __libc_malloc(size_t);
-void* __libc_calloc(size_t, size_t);
-void* __libc_realloc(void*, size_t);
-void* __libc_memalign(size_t, size_t);
-}
-
-namespace {
-
-enum class Fails {
-  one,
-  all_after
-};
-
-std::atomic<bool> armed{false};
-std::atomic<int64_t> left{0};    // allocations until one fails
-std::atomic<int64_t> failed{0};  // how many have
-Fails mode = Fails::one;
-
-bool fails() {
-  if (!armed.load()) return false;
-  const int64_t before = left.fetch_sub(1);
-  if (before > 0 || (before < 0 && mode == Fails::one)) return false;
-  failed.fetch_add(1);
-  errno = ENOMEM;
-  return true;
-}
-
-}  // namespace
-
-#pragma GCC visibility push(default)
-extern "C" {
-void* malloc(size_t bytes) {
-  return fails() ? nullptr : __libc_malloc(bytes);
-}
-void* calloc(size_t count, size_t bytes) {
-  return fails() ? nullptr : __libc_calloc(count, bytes);
-}
-void* realloc(void* block, size_t bytes) {
-  return fails() ? nullptr : __libc_realloc(block, bytes);
-}
-void* memalign(size_t alignment, size_t bytes) {
-  return fails() ? nullptr : __libc_memalign(alignment, bytes);
-}
-void* aligned_alloc(size_t alignment, size_t bytes) {
-  return memalign(alignment, bytes);
-}
-int posix_memalign(void** out, size_t alignment, size_t bytes) {
-  *out = memalign(alignment, bytes);
-  return *out != nullptr ? 0 : ENOMEM;
-}
-}
-#pragma GCC visibility pop
 
 namespace {
 
 using namespace job;
+using namespace failing_malloc;
 
 constexpr int kRanks = 2;
 constexpr unsigned kHangs = 30;  // seconds that an attempt may take
@@ -255,14 +201,11 @@ bool attempt(const Case& tried, int rank, const std::string& directory, Model* m
   if (rank == 0) shared->fired = 0;
   meet();
   if (rank == tried.rank) {
-    mode = tried.fails;
-    left.store(shared->number);
-    failed.store(0);
-    armed.store(true);
+    fail_at(shared->number, tried.fails);
   }
   shared->status[rank] = model->call(tried.call);
-  armed.store(false);
-  if (rank == tried.rank) shared->fired = failed.load();
+  const int64_t fired = stop_failing();
+  if (rank == tried.rank) shared->fired = fired;
   std::snprintf(shared->sentence[rank], sizeof shared->sentence[rank], "%s", shared->status[rank] == MDP_OK ? "" : mdp_last_error());
   meet();
   shared->usable[rank] = model->usable();

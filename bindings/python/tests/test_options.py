@@ -65,7 +65,7 @@ class Options(unittest.TestCase):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
             self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
                 buffer, rule="lion", lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, momentum=0.5, max_grad_norm=1, max_grad_value=1,
-                norm="inf", param_groups=[megadp.ParamGroup()], first_param_group=1, state=["mean"], state_dtype="bf16",
+                norm="inf", param_groups=[megadp.ParamGroup()], first_param_group=1, state=["mean"], average_decay=0.5, state_dtype="bf16",
                 stochastic_state=True, no_master=True, seed=1,
                 param_states={"rows": {"w": ((2,), "f32")}})), "MDP_OPTIMIZER_")
             group = megadp.ParamGroup(1, 1, (0.5, 0.5), 1, 0.5)

@@ -17,6 +17,9 @@ var (
 	F32  = DType(shim.DType_F32)
 	BF16 = DType(shim.DType_BF16)
 	F16  = DType(shim.DType_F16)
+	F64  = DType(shim.DType_F64) // these three of a checkpoint's tensors
+	I64  = DType(shim.DType_I64)
+	U8   = DType(shim.DType_U8)
 )
 
 // Placement of a parameter over the tensor-parallel ranks; must be said with more than one of them, or with expert parallelism.
@@ -47,9 +50,9 @@ type Param struct {
 	Tie         string // a name that its copies on other pipeline stages have too: their gradients are added up
 }
 
-func (p Param) addTo(list shim.Params) {
+// raw is for one call; the caller deletes it.
+func (p Param) raw() shim.Param {
 	raw := shim.NewParam(p.Name)
-	defer shim.DeleteParam(raw)
 	for _, size := range p.Shape {
 		raw.Add_dimension(size)
 	}
@@ -66,6 +69,12 @@ func (p Param) addTo(list shim.Params) {
 	raw.SetFrozen(p.Frozen)
 	raw.SetOwn_bucket(p.OwnBucket)
 	raw.SetTie(p.Tie)
+	return raw
+}
+
+func (p Param) addTo(list shim.Params) {
+	raw := p.raw()
+	defer shim.DeleteParam(raw)
 	list.Add(raw)
 }
 

@@ -9,7 +9,7 @@ import (
 	"megadp/internal/shim"
 )
 
-// View is library memory of a parameter, a gradient or a piece of optimizer state, flat and row-major. Its slices stay valid until Close,
+// View is library memory of a parameter, a gradient, a piece of optimizer state or a checkpoint's tensor, flat and row-major. Its slices stay valid until Close,
 // whatever else has been closed or collected; Go's collector cannot see who still uses them, so a View that is not closed keeps its memory.
 type View struct {
 	raw  shim.View
@@ -37,8 +37,13 @@ func (v *View) Bytes() []byte {
 		return nil
 	}
 	size := int64(4)
-	if dtype := v.DType(); dtype == BF16 || dtype == F16 {
+	switch v.DType() {
+	case F64, I64:
+		size = 8
+	case BF16, F16:
 		size = 2
+	case U8:
+		size = 1
 	}
 	memory, err := ask(v, func(failure shim.Failure) shim.Memory { return v.raw.Memory(0, v.raw.Size()*size, failure) })
 	if err != nil {

@@ -156,8 +156,8 @@ class Buffer {
   Range owned(long long number, Failure& failure) const;
 
   /// Drops this handle; views and optimizers live on. Any thread.
-  void close() { buffer_.close(); }
-  bool closed() const { return buffer_.closed(); }
+  void close() { buffer_->close(); }
+  bool closed() const { return buffer_->closed(); }
 
 #if !defined(SWIG) || defined(SWIGJAVA) || defined(SWIGGO)
   /// A gradient is copied into its slot and counts as ready; with `more` not yet. The first of a step replaces what is there, unless `add`.
@@ -186,11 +186,11 @@ class Buffer {
 #endif
 
 #ifndef SWIG
-  Buffer(mdp_buffer* buffer, const Params& params) : buffer_("Buffer", buffer, mdp_buffer_destroy) {
+  Buffer(mdp_buffer* buffer, const Params& params) : buffer_(std::make_shared<Handle<mdp_buffer>>("Buffer", buffer, mdp_buffer_destroy)) {
     for (const Param& param : params.list()) shapes_.push_back(param.shape());
     leases_ = std::make_shared<Leases>(shapes_.size());
   }
-  const Handle<mdp_buffer>& handle() const {
+  const std::shared_ptr<Handle<mdp_buffer>>& handle() const {
     return buffer_;
   }
   const std::shared_ptr<Leases>& leases() const {
@@ -202,16 +202,16 @@ class Buffer {
  private:
   template <class Function>
   void call(Failure& failure, Function function) const {
-    if (const auto buffer = buffer_.use(failure)) failure.take(function(buffer.get()));
+    if (const auto buffer = buffer_->use(failure)) failure.take(function(buffer.get()));
   }
   template <class Function>
   void call_at(long long param, Failure& failure, Function function) const {
-    const auto buffer = buffer_.use(failure);
+    const auto buffer = buffer_->use(failure);
     if (buffer && has(param, failure)) failure.take(function(buffer.get(), static_cast<size_t>(param)));
   }
   template <class Function>
   void copy(long long param, Operand* operand, Failure& failure, Function function) const {
-    const auto buffer = buffer_.use(failure);
+    const auto buffer = buffer_->use(failure);
     if (failure.failed() || !has(param, failure)) return;
     operand->shape_as(shapes_[static_cast<size_t>(param)]);
     failure.take(function(buffer.get(), static_cast<size_t>(param), operand->get()));
@@ -232,7 +232,7 @@ class Buffer {
   std::vector<mdp_range> ranges(Failure& failure) const;
   std::vector<int32_t> order_of_use(size_t count, Failure& failure) const;
 
-  Handle<mdp_buffer> buffer_;
+  std::shared_ptr<Handle<mdp_buffer>> buffer_;  // lists of what a checkpoint has have it too
   std::vector<std::vector<int64_t>> shapes_;
   std::shared_ptr<Leases> leases_;
   Sliced sync_, broadcast_;

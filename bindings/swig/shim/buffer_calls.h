@@ -40,13 +40,13 @@ inline long long Buffer::elements(long long param, Failure& failure) const {
 }
 
 inline bool Buffer::sync_slice(Failure& failure) {
-  const auto buffer = buffer_.use(failure);
+  const auto buffer = buffer_->use(failure);
   if (buffer) leases_->end_all();
   return !buffer || sync_.wait(failure, [&](mdp_request** request) { return mdp_grad_sync(buffer.get(), nullptr, request); });
 }
 
 inline bool Buffer::broadcast_slice(int root, Failure& failure) {
-  const auto buffer = buffer_.use(failure);
+  const auto buffer = buffer_->use(failure);
   const auto begin = [&](mdp_request** request) { return mdp_buffer_broadcast(buffer.get(), root, request); };
   return !buffer || broadcast_.wait(failure, begin, root);
 }
@@ -56,7 +56,7 @@ template <class Begin>
 Request* Buffer::start(Failure& failure, Begin begin) const {
   return guarded(failure, [&]() -> Request* {
     mdp_request* request = nullptr;
-    const auto buffer = buffer_.use(failure);
+    const auto buffer = buffer_->use(failure);
     return buffer ? Request::own(begin(buffer.get(), &request), request, failure) : nullptr;
   });
 }
@@ -160,7 +160,7 @@ inline long long Buffer::buckets(Failure& failure) const {
 
 inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), long long param, Failure& failure) const {
   return guarded(failure, [&]() -> View* {
-    const auto buffer = buffer_.use(failure);
+    const auto buffer = buffer_->use(failure);
     mdp_tensor tensor{};
     tensor.struct_size = sizeof tensor;
     if (!buffer || !has(param, failure)) return nullptr;
@@ -174,7 +174,7 @@ inline View* Buffer::view(mdp_status (*lend)(mdp_buffer*, size_t, mdp_tensor*), 
 template <class Function>
 View* Buffer::kept_view(long long param, Failure& failure, Function lend) const {
   return guarded(failure, [&]() -> View* {
-    const auto buffer = buffer_.use(failure);
+    const auto buffer = buffer_->use(failure);
     std::unique_ptr<View> found(view(mdp_buffer_param_view, param, failure));
     if (!buffer || !found) return nullptr;
     return lend(buffer.get(), static_cast<size_t>(param), found.get()) ? found.release() : nullptr;
@@ -240,7 +240,7 @@ inline BucketTimes Buffer::bucket(long long number, Failure& failure) const {
 
 inline std::vector<mdp_range> Buffer::ranges(Failure& failure) const {
   return guarded(failure, [&] {
-    const auto buffer = buffer_.use(failure);
+    const auto buffer = buffer_->use(failure);
     size_t count = 0;
     if (buffer) mdp_buffer_owned(buffer.get(), nullptr, 0, &count);  // INVALID while there are any: only their number is asked for
     mdp_range empty{};

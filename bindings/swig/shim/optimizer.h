@@ -191,7 +191,7 @@ class Optimizer {
       std::string state;
       if (!options.fits(failure)) return nullptr;
       const mdp_optimizer_config config = options.config(&groups, &state);
-      const auto registered = buffer.handle().use(failure);
+      const auto registered = buffer.handle()->use(failure);
       mdp_optimizer* optimizer = nullptr;
       if (!registered || !failure.take(mdp_optimizer_create(registered.get(), &config, &optimizer))) return nullptr;
       return new Optimizer(optimizer, buffer.leases());

@@ -44,6 +44,11 @@ class Optimizers {
   }
 
 #ifndef SWIG
+  std::vector<std::shared_ptr<OptimizerHandle>> handles() const {
+    std::vector<std::shared_ptr<OptimizerHandle>> handles;
+    for (const Member& member : members_) handles.push_back(member.optimizer);
+    return handles;
+  }
   // Of all of them for one collective call; empty, and STATE, if one is closed.
   std::vector<std::shared_ptr<mdp_optimizer>> use(Failure& failure) const {
     std::vector<std::shared_ptr<mdp_optimizer>> used;

@@ -65,7 +65,7 @@ inline TpLinear* TpLinear::create(const Comm& comm, const TpLinearOptions& optio
 inline TpLinear* TpLinear::create_in(const Comm& comm, const Buffer& buffer, long long weight, long long bias,
                                      const TpLinearOptions& options, Failure& failure) {
   return guarded(failure, [&]() -> TpLinear* {
-    const auto holder = buffer.handle().use(failure);
+    const auto holder = buffer.handle()->use(failure);
     if (!holder || !buffer.has(weight, failure) || (options.bias && !buffer.has(bias, failure))) return nullptr;
     mdp_tp_linear_config config = options.config();
     config.buffer = holder.get();

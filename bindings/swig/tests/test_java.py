@@ -59,6 +59,12 @@ class Java(unittest.TestCase):
         self.assertEqual(self.case("checkpoints", 2), ["data true rank 1 true"] * 2 + ["done"] * 2 + ["loaded [1.0, 2.0, 3.0, 4.0] 0"] * 2 +
                          ["loaded [1.0, 2.0, 3.0, 4.0] 5"] * 2)
 
+    def test_checkpoint_parts(self):
+        for count in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                ended = ranks.run_ranks(count, self.java("Checkpoints"), env=ranks.environment(FAILURES_FLAG=os.path.join(folder, "flag")))
+            self.assertEqual(ranks.check_ended(self, ended), "loaded [7.0, 7.0, 7.0] [9.0, 9.0] 7 8 10.0 7\n" * count)
+
     def test_checked_gradients(self):
         self.assertEqual(self.case("checkedGradients", 2), ["checked 2.0078125 false [1, 0] 0"] * 2 + ["checked true [1, 0] 0"] * 2 + ["done"] * 2)
 

@@ -13,7 +13,8 @@ PROGRAMS = os.path.join(ranks.SWIG, "languages", "tests")
 def expected(count):
     """What every rank prints: AdamW's 40 steps towards y = 2 x - 1, and failures, for which the last rank leaves out the gradient of
     parameter 0; norms of reduced gradients between sync and the 41st step, and how many each parameter has had, and
-    then is said to have had; whether a checkpoint brings back parameter 0, how many steps parameter 1 has then, and two texts of it;
+    then is said to have had; whether a checkpoint brings back parameter 0, how many steps parameter 1 has then, and two texts of it; the same of
+    one of two buffers and an array of the program's own, and one whose size is refused;
     parameters by name, buckets, and how far the first of the ranks in reverse is from the world's last; rank 0's
     value, which a step with lr 0 leaves alone. Then the last rank's gradient that is not finite, for which a step with a loss scale is
     skipped; the order of use after the next one, and warnings of large gradients. Then a step
@@ -21,7 +22,7 @@ def expected(count):
     ranks own together, bytes outside the pool. And one with an optimizer instance for each rank."""
     return ["fit 2.23 -0.89", "sum 0", f"missing MDP_E_STATE 0 {count - 1}", "bad MDP_E_INVALID -1 -1", "shape MDP_E_INVALID 1 -1",
             "norm 1.41 1.00 0.50 0.00 2.24 1.00", "listed MDP_E_INVALID -1 -1", "steps 41 41", "set 100 7 AdamW",
-            "restored 1 7 all r0", "absent MDP_E_SYSTEM -1 -1",
+            "restored 1 7 all r0", "absent MDP_E_SYSTEM -1 -1", "parts 1 4 6", "sized MDP_E_INVALID -1 -1",
             "names 1 0 1 0", "unknown MDP_E_INVALID -1 -1",
             "value 7", f"numeric MDP_E_NUMERIC 1 {count - 1}", "sent 1 1 0 0", "view MDP_E_UNSUPPORTED -1 -1", "lent MDP_E_STATE 1 -1", "released MDP_E_STATE -1 -1", "pooled 6 0", "zero2 same",
             "instances same", "closed MDP_E_STATE -1 -1", "view 5.5"]

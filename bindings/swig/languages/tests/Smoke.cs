@@ -64,6 +64,32 @@ static class Smoke {
     Fails("absent", () => Checkpoint.Info(directory + "/absent"));
   }
 
+  // Two buffers, one of them without an optimizer, and an array of this program's own in one checkpoint.
+  static void Parts(Comm comm, MegaDP.Buffer buffer, Optimizer optimizer, string directory) {
+    double saved = buffer.Read(0)[0];
+    var parts = new CheckpointParts();
+    var late = new Params();
+    var mean = new Param("mean");
+    mean.AddDimension(2);
+    late.Add(new Param("late"));
+    using (var second = MegaDP.Buffer.Create(comm, late, new BufferOptions())) {
+      View memory = parts.AddTensor(mean);
+      parts.Add(buffer, optimizer);
+      parts.AddBuffer(second);
+      memory.SetValues(new Doubles(new double[] {3, 4}));
+      second.Write(0, One(6));
+      parts.Save(directory, new CheckpointOptions());
+      parts.StartSave(directory, new CheckpointOptions()).Wait();
+      memory.SetValues(new Doubles(new double[] {0, 0}));
+      second.Write(0, One(0));
+      buffer.Write(0, One(99));
+      parts.Load(directory, new CheckpointOptions());
+      Console.WriteLine("parts {0} {1} {2}", buffer.Read(0)[0] == saved ? 1 : 0, memory.Get(1), second.Read(0)[0]);
+      mean.AddDimension(-1);
+      Fails("sized", () => parts.AddTensor(mean));
+    }
+  }
+
   static void Named(Comm comm, MegaDP.Buffer buffer) {
     int rank = comm.Rank(), ranks = comm.Size();
     var reversed = comm.Split(0, -rank);
@@ -197,6 +223,7 @@ static class Smoke {
     Console.WriteLine("set {0} {1} {2}", before, optimizer.Steps(1), optimizer.Info().Substring(9, 5));
     buffer.WaitAll();
     Restored(buffer, optimizer, rank, Environment.GetEnvironmentVariable("MEGADP_CHECKPOINTS"));
+    Parts(comm, buffer, optimizer, Environment.GetEnvironmentVariable("MEGADP_CHECKPOINTS") + "/parts");
     Named(comm, buffer);
     Checked(comm);
     string one = ShardedStep(comm, Sharding.ZERO_1, 1), two = ShardedStep(comm, Sharding.ZERO_2, 1);

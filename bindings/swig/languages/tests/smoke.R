@@ -74,6 +74,32 @@ restored <- function(buffer, optimizer, rank, directory) {
   fails("absent", function() Checkpoint_info(paste0(directory, "/absent")))
 }
 
+# Two buffers, one of them without an optimizer, and an array of this program's own in one checkpoint.
+in_parts <- function(comm, buffer, optimizer, directory) {
+  saved <- Buffer_read(buffer, 0)
+  parts <- CheckpointParts()
+  mean <- Param("mean")
+  Param_add_dimension(mean, 2)
+  late <- Params()
+  Params_add(late, Param("late"))
+  second <- Buffer_create(comm, late, BufferOptions())
+  memory <- CheckpointParts_add_tensor(parts, mean)
+  CheckpointParts_add(parts, buffer, optimizer)
+  CheckpointParts_add_buffer(parts, second)
+  View_set_values(memory, c(3, 4))
+  Buffer_write(second, 0, 6.0)
+  CheckpointParts_save(parts, directory, CheckpointOptions())
+  Request_wait(CheckpointParts_start_save(parts, directory, CheckpointOptions()))
+  View_set_values(memory, c(0, 0))
+  Buffer_write(second, 0, 0.0)
+  Buffer_write(buffer, 0, 99.0)
+  CheckpointParts_load(parts, directory, CheckpointOptions())
+  same <- if (identical(saved, Buffer_read(buffer, 0))) 1 else 0
+  cat("parts", same, View_get(memory, 1), Buffer_read(second, 0), "\n")
+  Param_add_dimension(mean, -1)
+  fails("sized", function() CheckpointParts_add_tensor(parts, mean))
+}
+
 # Sent as bf16 and checked; and in which order gradients came.
 checked <- function(comm, last) {
   sent <- BufferOptions()
@@ -157,6 +183,7 @@ main <- function() {
   cat("set", before, Optimizer_steps(optimizer, 1), substr(Optimizer_info(optimizer), 10, 14), "\n")
   Buffer_wait_all(buffer)
   restored(buffer, optimizer, rank, Sys.getenv("MEGADP_CHECKPOINTS"))
+  in_parts(comm, buffer, optimizer, file.path(Sys.getenv("MEGADP_CHECKPOINTS"), "parts"))
 
   reversed <- Comm_split(comm, 0, -rank)
   cat("names", Buffer_find(buffer, "b"), Buffer_find(buffer, "w"), Buffer_buckets(buffer), Comm_world_rank(reversed, 0) - (ranks - 1), "\n")

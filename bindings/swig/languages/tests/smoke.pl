@@ -78,6 +78,25 @@ printf "restored %d %d %s %s\n", $buffer->read(0)->[0] == $saved, $optimizer->st
 die "unnamed" if index(megadp::Checkpoint::info($directory), "checkpoint-000001") < 0;
 fails("absent", sub { megadp::Checkpoint::info("$directory/absent") });
 
+# Two buffers, one of them without an optimizer, and an array of this program's own in one checkpoint.
+my ($parts, $late, $mean) = (megadp::CheckpointParts->new, megadp::Params->new, megadp::Param->new("mean"));
+$mean->add_dimension(2);
+$late->add(megadp::Param->new("late"));
+my ($second, $memory) = (megadp::Buffer::create($comm, $late, megadp::BufferOptions->new), $parts->add_tensor($mean));
+$parts->add($buffer, $optimizer);
+$parts->add_buffer($second);
+$memory->set_values([3, 4]);
+$second->write(0, [6]);
+$parts->save("$directory/parts", $about);
+$parts->start_save("$directory/parts", $about)->wait;
+$memory->set_values([0, 0]);
+$second->write(0, [0]);
+$buffer->write(0, [99]);
+$parts->load("$directory/parts", megadp::CheckpointOptions->new);
+printf "parts %d %d %d\n", $buffer->read(0)->[0] == $saved, $memory->get(1), $second->read(0)->[0];
+$mean->add_dimension(-1);
+fails("sized", sub { $parts->add_tensor($mean) });
+
 my $reversed = $comm->split(0, -$rank);
 printf "names %d %d %d %d\n", $buffer->find("b"), $buffer->find("w"), $buffer->buckets, $reversed->world_rank(0) - ($ranks - 1);
 fails("unknown", sub { $buffer->find("v") });

@@ -88,6 +88,25 @@ puts "restored #{same} #{optimizer.steps(1)} #{Megadp::Checkpoint.data(directory
 raise "unnamed" unless Megadp::Checkpoint.info(directory).include?("checkpoint-000001")
 fails("absent") { Megadp::Checkpoint.info("#{directory}/absent") }
 
+# Two buffers, one of them without an optimizer, and an array of this program's own in one checkpoint.
+parts, late, mean = Megadp::CheckpointParts.new, Megadp::Params.new, Megadp::Param.new("mean")
+mean.add_dimension(2)
+late.add(Megadp::Param.new("late"))
+second, memory = Megadp::Buffer.create(comm, late, Megadp::BufferOptions.new), parts.add_tensor(mean)
+parts.add(buffer, optimizer)
+parts.add_buffer(second)
+memory.set_values([3, 4])
+second.write(0, [6])
+parts.save("#{directory}/parts", about)
+parts.start_save("#{directory}/parts", about).wait
+memory.set_values([0, 0])
+second.write(0, [0])
+buffer.write(0, [99])
+parts.load("#{directory}/parts", Megadp::CheckpointOptions.new)
+puts "parts #{buffer.read(0)[0] == saved ? 1 : 0} #{memory.get(1).to_i} #{second.read(0)[0].to_i}"
+mean.add_dimension(-1)
+fails("sized") { parts.add_tensor(mean) }
+
 reversed = comm.split(0, -rank)
 puts "names #{buffer.find("b")} #{buffer.find("w")} #{buffer.buckets} #{reversed.world_rank(0) - (ranks - 1)}"
 fails("unknown") { buffer.find("v") }

@@ -86,6 +86,30 @@ puts "restored $same [megadp::Optimizer_steps $optimizer 1] [megadp::Checkpoint_
 if {[string first checkpoint-000001 [megadp::Checkpoint_info $directory]] < 0} {error unnamed}
 fails absent {megadp::Checkpoint_info $directory/absent}
 
+# Two buffers, one of them without an optimizer, and an array of this program's own in one checkpoint.
+megadp::CheckpointParts parts
+megadp::Param mean mean
+mean add_dimension 2
+megadp::Params lateParams
+megadp::Param late late
+lateParams add late
+set second [megadp::Buffer_create $comm lateParams bufferOptions]
+set memory [parts add_tensor mean]
+parts add $buffer $optimizer
+parts add_buffer $second
+megadp::View_set_values $memory {3 4}
+megadp::Buffer_write $second 0 {6}
+parts save $directory/parts about
+megadp::Request_wait [parts start_save $directory/parts about]
+megadp::View_set_values $memory {0 0}
+megadp::Buffer_write $second 0 {0}
+megadp::Buffer_write $buffer 0 {99}
+parts load $directory/parts checkpointOptions
+set same [expr {[lindex [megadp::Buffer_read $buffer 0] 0] == $saved}]
+puts "parts $same [expr {int([megadp::View_get $memory 1])}] [expr {int([lindex [megadp::Buffer_read $second 0] 0])}]"
+mean add_dimension -1
+fails sized {parts add_tensor mean}
+
 set reversed [megadp::Comm_split $comm 0 -$rank]
 set last [expr {[megadp::Comm_world_rank $reversed 0] - ($ranks - 1)}]
 puts "names [megadp::Buffer_find $buffer b] [megadp::Buffer_find $buffer w] [megadp::Buffer_buckets $buffer] $last"
