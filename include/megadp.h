@@ -1009,6 +1009,12 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 /* failed: not 0 if a piece could not be updated, on any rank; see mdp_optimizer_set_update. Errors: ABORTED, STATE (pieces are left). */
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
+/* Puts the averages of its parameters (config.average_decay), rounded, in their place on all ranks; called again, what was there, bit for
+ * bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. An optimizer destroyed
+ * then leaves its averages as parameters. Collective over the world; returns at once with out, else when parameters are whole.
+ * Errors: STATE (no average; another optimizer's are there; the caller's update is under way or has failed). */
+MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out);
+
 /* The owned slice of one parameter's "master" (INVALID with NO_MASTER), "average", or of what the rule keeps, by name: f32, or state_dtype
  * (of param_states U8), one dimension, from mdp_range.param_begin on; empty if this rank owns nothing of it. Library memory, valid as long
  * as the optimizer; may be written between steps and before the first. A "master" holds what is written into it until its parameter is

@@ -80,6 +80,7 @@ const FUNCTIONS = (
     :mdp_optimizer_step_begin,
     :mdp_optimizer_step_next,
     :mdp_optimizer_step_finish,
+    :mdp_optimizer_swap_average,
     :mdp_optimizer_state,
     :mdp_optimizer_steps,
     :mdp_optimizer_set_steps,
@@ -263,53 +264,55 @@ mdp_optimizer_step_next(optimizer, out) =
     @waiting(entries[77], mdp_status, (Ptr{mdp_optimizer}, Ptr{mdp_update}), optimizer, out)
 mdp_optimizer_step_finish(optimizer, failed, report, out) =
     @waiting(entries[78], mdp_status, (Ptr{mdp_optimizer}, Int32, Ptr{mdp_step_report}, Ptr{Ptr{mdp_request}}), optimizer, failed, report, out)
+mdp_optimizer_swap_average(optimizer, stream, out) =
+    ccall(entries[79], mdp_status, (Ptr{mdp_optimizer}, Ptr{Cvoid}, Ptr{Ptr{mdp_request}}), optimizer, stream, out)
 mdp_optimizer_state(optimizer, param, name, out) =
-    @waiting(entries[79], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
+    @waiting(entries[80], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Cstring, Ptr{mdp_tensor}), optimizer, param, name, out)
 mdp_optimizer_steps(optimizer, param, steps) =
-    @waiting(entries[80], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
+    @waiting(entries[81], mdp_status, (Ptr{mdp_optimizer}, Csize_t, Ptr{UInt64}), optimizer, param, steps)
 mdp_optimizer_set_steps(optimizer, taken, steps, count) =
-    @waiting(entries[81], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
+    @waiting(entries[82], mdp_status, (Ptr{mdp_optimizer}, UInt64, Ptr{UInt64}, Csize_t), optimizer, taken, steps, count)
 mdp_optimizer_info(optimizer, json, capacity, needed) =
-    @waiting(entries[82], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
+    @waiting(entries[83], mdp_status, (Ptr{mdp_optimizer}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), optimizer, json, capacity, needed)
 mdp_optimizer_destroy(optimizer) =
-    ccall(entries[83], Cvoid, (Ptr{mdp_optimizer},), optimizer)
+    ccall(entries[84], Cvoid, (Ptr{mdp_optimizer},), optimizer)
 mdp_tp_region_fwd(comm, config, from, to, stream) =
-    @waiting(entries[84], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
-mdp_tp_region_bwd(comm, config, from, to, stream) =
     @waiting(entries[85], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
+mdp_tp_region_bwd(comm, config, from, to, stream) =
+    @waiting(entries[86], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_region_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, from, to, stream)
 mdp_tp_linear_create(comm, config, out) =
-    @waiting(entries[86], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
+    @waiting(entries[87], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_linear_config}, Ptr{Ptr{mdp_tp_linear}}), comm, config, out)
 mdp_tp_linear_fwd(linear, input, weight, bias, output, stream, saved) =
-    @waiting(entries[87], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
+    @waiting(entries[88], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}, Ptr{Ptr{mdp_tp_saved}}), linear, input, weight, bias, output, stream, saved)
 mdp_tp_linear_bwd(linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream) =
-    @waiting(entries[88], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
+    @waiting(entries[89], mdp_status, (Ptr{mdp_tp_linear}, Ptr{mdp_tp_saved}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), linear, saved, input, weight, grad_output, grad_input, grad_weight, grad_bias, flags, stream)
 mdp_tp_saved_free(saved) =
-    ccall(entries[89], Cvoid, (Ptr{mdp_tp_saved},), saved)
+    ccall(entries[90], Cvoid, (Ptr{mdp_tp_saved},), saved)
 mdp_tp_linear_destroy(linear) =
-    ccall(entries[90], Cvoid, (Ptr{mdp_tp_linear},), linear)
+    ccall(entries[91], Cvoid, (Ptr{mdp_tp_linear},), linear)
 mdp_tp_embedding_fwd(comm, config, ids, weight, output, stream) =
-    @waiting(entries[91], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
+    @waiting(entries[92], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, ids, weight, output, stream)
 mdp_tp_embedding_bwd(comm, config, ids, grad_output, grad_weight, flags, stream) =
-    @waiting(entries[92], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
+    @waiting(entries[93], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_embedding_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, UInt64, Ptr{Cvoid}), comm, config, ids, grad_output, grad_weight, flags, stream)
 mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
-    @waiting(entries[93], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
+    @waiting(entries[94], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
 mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
-    ccall(entries[94], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
+    ccall(entries[95], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[95], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[96], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[96], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[97], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[97], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[98], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[98], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[99], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[99], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[100], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[100], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[101], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[101], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[102], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[102], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[103], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[103], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[104], Cvoid, (Ptr{mdp_request},), request)

@@ -84,6 +84,7 @@ PROTOTYPES = {
     "mdp_optimizer_step_begin": (ctypes.c_int32, [ctypes.POINTER(ctypes.POINTER(_raw.mdp_optimizer)), ctypes.c_size_t, ctypes.POINTER(_raw.mdp_step_config)]),
     "mdp_optimizer_step_next": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_optimizer), ctypes.POINTER(_raw.mdp_update)]),
     "mdp_optimizer_step_finish": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_optimizer), ctypes.c_int32, ctypes.POINTER(_raw.mdp_step_report), ctypes.POINTER(ctypes.POINTER(_raw.mdp_request))]),
+    "mdp_optimizer_swap_average": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_optimizer), ctypes.c_void_p, ctypes.POINTER(ctypes.POINTER(_raw.mdp_request))]),
     "mdp_optimizer_state": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_optimizer), ctypes.c_size_t, ctypes.c_char_p, ctypes.POINTER(_raw.mdp_tensor)]),
     "mdp_optimizer_steps": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_optimizer), ctypes.c_size_t, ctypes.POINTER(ctypes.c_uint64)]),
     "mdp_optimizer_set_steps": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_optimizer), ctypes.c_uint64, ctypes.POINTER(ctypes.c_uint64), ctypes.c_size_t]),

@@ -114,6 +114,8 @@ unsafe extern "C" {
     pub fn mdp_optimizer_step_next(optimizer: *mut mdp_optimizer, out: *mut mdp_update) -> mdp_status;
     pub fn mdp_optimizer_step_finish(optimizer: *mut mdp_optimizer, failed: i32, report: *mut mdp_step_report,
         out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_optimizer_swap_average(optimizer: *mut mdp_optimizer, stream: mdp_stream,
+        out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_optimizer_state(optimizer: *mut mdp_optimizer, param: usize, name: *const c_char,
         out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_optimizer_steps(optimizer: *mut mdp_optimizer, param: usize, steps: *mut u64) -> mdp_status;

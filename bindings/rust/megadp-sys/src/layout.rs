@@ -455,7 +455,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -535,6 +535,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 103] {
         ("mdp_optimizer_step_begin", super::mdp_optimizer_step_begin as *const ()),
         ("mdp_optimizer_step_next", super::mdp_optimizer_step_next as *const ()),
         ("mdp_optimizer_step_finish", super::mdp_optimizer_step_finish as *const ()),
+        ("mdp_optimizer_swap_average", super::mdp_optimizer_swap_average as *const ()),
         ("mdp_optimizer_state", super::mdp_optimizer_state as *const ()),
         ("mdp_optimizer_steps", super::mdp_optimizer_steps as *const ()),
         ("mdp_optimizer_set_steps", super::mdp_optimizer_set_steps as *const ()),
