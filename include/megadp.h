@@ -143,7 +143,7 @@ enum {
   MDP_SHARDING_ZERO_0 = 1,  /* nothing sharded: gradients are all-reduced, every rank keeps all optimizer state            */
   MDP_SHARDING_ZERO_1 = 2,  /* gradients are reduce-scattered, optimizer state is sharded, parameters are all-gathered     */
   MDP_SHARDING_ZERO_2 = 3,  /* gradients too, through a small pool; what is owned is summed in f32      */
-  MDP_SHARDING_WHOLE = 4    /* as ZERO_1, but each parameter is owned by one rank, for updates that need all of it */
+  MDP_SHARDING_WHOLE = 4    /* as ZERO_1, but each parameter has one owner, for updates that need all of it */
 };
 
 typedef uint32_t mdp_scaling; /* what the sum of gradients is divided by */
@@ -207,8 +207,8 @@ enum {                                /* mdp_optimizer_config.flags */
   MDP_OPTIMIZER_SET_BETA2 = 4,        /* beta2 likewise */
   MDP_OPTIMIZER_SET_MOMENTUM = 8,     /* momentum likewise */
   MDP_OPTIMIZER_SOME_GROUPS = 16,     /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
-  MDP_OPTIMIZER_NO_MASTER = 32,       /* bf16 parameters have no fp32 masters, but are rounded stochastically */
-  MDP_OPTIMIZER_STOCHASTIC_STATE = 64 /* with state_dtype BF16: rounded stochastically, not to nearest */
+  MDP_OPTIMIZER_NO_MASTER = 32,       /* bf16 parameters: rounded stochastically */
+  MDP_OPTIMIZER_STOCHASTIC_STATE = 64 /* with state_dtype BF16 */
 };
 enum {                    /* mdp_scaler.flags */
   MDP_SCALER_CONSTANT = 1 /* the scale stays */
@@ -389,7 +389,7 @@ typedef struct {
   const char* tie;       /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
   mdp_sharding sharding; /* 0: the buffer's; ZERO_1 and WHOLE may stand in one buffer */
   uint32_t reserved;
-  double cost; /* with WHOLE: of its update, which is balanced over the ranks; 0: its elements */
+  double cost; /* with WHOLE: of its update, by which owners are balanced; 0: its elements */
 } mdp_param;
 
 typedef struct {
@@ -422,7 +422,7 @@ typedef struct { /* memory of one rank, in bytes, before rounding each allocatio
   uint64_t communicator_bytes; /* with MDP_BACKEND_CUDA, besides: an estimate for NCCL's communicators, 147 MiB each */
   uint64_t spill_bytes;        /* with ZERO_2: most bytes of a microbatch outside the pool */
   uint64_t feedback_bytes;     /* with ERROR_FEEDBACK: what rounding lost, f32 */
-  uint64_t average_bytes;      /* with mdp_optimizer_config.average_decay, besides: averages, and what a swap keeps aside */
+  uint64_t average_bytes;      /* of averages, and what a swap keeps aside, besides */
 } mdp_plan_report;
 
 typedef struct { /* one owned piece of one parameter */
@@ -449,7 +449,7 @@ typedef struct { /* bytes that the owner of a parameter keeps for the caller's u
   uint32_t struct_size;
   uint32_t reserved;
   const char* name;      /* as in mdp_optimizer_config.state */
-  const uint64_t* bytes; /* of each parameter of the buffer, 0: none; only where one rank owns all of it: WHOLE or ZERO_0 */
+  const uint64_t* bytes; /* of each parameter; 0: none. With WHOLE or ZERO_0 */
 } mdp_param_state;
 
 typedef struct {
@@ -468,12 +468,12 @@ typedef struct {
   uint32_t first_param_group;          /* of param_groups; the others follow. Not 0: with MDP_OPTIMIZER_SOME_GROUPS */
   double momentum;                     /* 0: 0.9, unless MDP_OPTIMIZER_SET_MOMENTUM; SGD_MOMENTUM, SGD_NESTEROV */
   const char* state;                   /* CALLER: names of its state arrays, f32, one a line, at most 4; NULL: none */
-  const mdp_param_state* param_states; /* CALLER: what it keeps besides, of any size; NULL: nothing */
+  const mdp_param_state* param_states; /* CALLER: NULL: none */
   uint64_t param_state_count;          /* at most 4 */
-  double average_decay;                /* of a moving average of the parameters, below 1, such as 0.999; 0: none */
+  double average_decay;                /* of a moving average of the parameters, such as 0.999; 0: none */
   mdp_dtype state_dtype;               /* of what the rule keeps: F32 (default) or BF16; not CALLER */
   uint32_t reserved;
-  uint64_t seed; /* of stochastic rounding, the same bits on any number of ranks; saved in checkpoints */
+  uint64_t seed; /* of stochastic rounding */
 } mdp_optimizer_config;
 
 typedef struct { /* what this rank owns of a parameter, for the caller's update of it; memory of the backend */
@@ -1010,9 +1010,9 @@ MDP_API mdp_status mdp_optimizer_step_next(mdp_optimizer* optimizer, mdp_update*
 MDP_API mdp_status mdp_optimizer_step_finish(mdp_optimizer* optimizer, int32_t failed, mdp_step_report* report, mdp_request** out);
 
 /* Puts the averages of its parameters (config.average_decay), rounded, in their place on all ranks; called again, what was there, bit for
- * bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. An optimizer destroyed
- * then leaves its averages as parameters. Collective over the world; returns at once with out, else when parameters are whole.
- * Errors: STATE (no average; another optimizer's are there; the caller's update is under way or has failed). */
+ * bit. Meanwhile gradients, steps, checkpoints, "master" and writes of parameters are STATE in all of the buffer. Collective over the
+ * world; returns at once with out, else when parameters are whole. Errors: STATE (no average; another optimizer's are there; the caller's
+ * update is under way or has failed). */
 MDP_API mdp_status mdp_optimizer_swap_average(mdp_optimizer* optimizer, mdp_stream stream, mdp_request** out);
 
 /* The owned slice of one parameter's "master" (INVALID with NO_MASTER), "average", or of what the rule keeps, by name: f32, or state_dtype

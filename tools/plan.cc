@@ -184,6 +184,16 @@ int plan(const Options& options) {
   return written("plan");
 }
 
+// Of the optimizer that memory is counted for.
+void add_optimizer_options(CLI::App& sub, Options* options) {
+  sub.add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
+      ->check(CLI::IsMember(rule_names()));
+  sub.add_flag("--average", options->average, "The optimizer keeps an average of the parameters");
+  sub.add_option("--state-dtype", options->state_dtype, "Of what the rule keeps: f32 (default) or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  sub.add_flag("--no-master", options->no_master, "bf16 parameters without fp32 masters, rounded stochastically");
+}
+
 }  // namespace
 
 Command add_plan(CLI::App& app) {
@@ -229,12 +239,7 @@ Command add_plan(CLI::App& app) {
          "1 (default): optimizer state is sharded; 2: gradients too; 0: every rank keeps everything; whole: each parameter is owned\n"
          "by one rank")
       ->check(CLI::IsMember(kShardings));
-  sub->add_option("--rule", options->rule, "Of the optimizer: adamw (default), adam, sgd, sgd_momentum, sgd_nesterov or lion")
-      ->check(CLI::IsMember(rule_names()));
-  sub->add_flag("--average", options->average, "The optimizer keeps an average of the parameters");
-  sub->add_option("--state-dtype", options->state_dtype, "Of what the rule keeps: f32 (default) or bf16")
-      ->check(CLI::IsMember({"f32", "bf16"}));
-  sub->add_flag("--no-master", options->no_master, "bf16 parameters without fp32 masters, rounded stochastically");
+  add_optimizer_options(*sub, options.get());
   sub->add_option("--pool-buckets", options->pool_buckets, "With --sharding 2: for how many buckets the pool has room (default 2)");
   sub->add_flag("--bf16-wire", options->bf16_wire, "f32 gradients are sent as bf16");
   sub->add_flag("--error-feedback", options->error_feedback, "With --bf16-wire: what rounding loses is kept for the next step");

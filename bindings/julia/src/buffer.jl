@@ -6,7 +6,7 @@ const PLACEMENTS = Dict(:unset => Raw.MDP_PLACEMENT_UNSET, :replicated => Raw.MD
                         :sharded => Raw.MDP_PLACEMENT_SHARDED, :partial_sum => Raw.MDP_PLACEMENT_PARTIAL_SUM,
                         :partial_mean => Raw.MDP_PLACEMENT_PARTIAL_MEAN)
 const SHARDINGS = Dict(:default => Raw.MDP_SHARDING_DEFAULT, :zero0 => Raw.MDP_SHARDING_ZERO_0, :zero1 => Raw.MDP_SHARDING_ZERO_1,
-                       :zero2 => Raw.MDP_SHARDING_ZERO_2)
+                       :zero2 => Raw.MDP_SHARDING_ZERO_2, :whole => Raw.MDP_SHARDING_WHOLE)
 const MISSINGS = Dict(:error => Raw.MDP_MISSING_ERROR, :zero => Raw.MDP_MISSING_ZERO, :skip => Raw.MDP_MISSING_SKIP)
 const SCALINGS = Dict(:mean => Raw.MDP_SCALING_MEAN, :sum => Raw.MDP_SCALING_SUM, :tokens => Raw.MDP_SCALING_TOKENS)
 const GRAD_DTYPES = Dict(:f32 => Raw.MDP_DTYPE_F32, :same => Raw.MDP_DTYPE_SAME)
@@ -15,7 +15,7 @@ const STATES = (:filling, :ready, :in_flight, :reduced, :gathering, :whole)
 
 """
     Param(name, size; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
-          param_group = 1, frozen = false, own_bucket = false, tie = "", use_order = 0)
+          param_group = 1, frozen = false, own_bucket = false, tie = "", use_order = 0, sharding = :default, cost = 0.0)
     Param(name, array; ...)
 
 One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order, and its element type (Float32, Float16, BFloat16 or
@@ -23,7 +23,8 @@ One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order
 share, with `placement = :sharded`; `:partial_sum` and `:partial_mean` are `:replicated`, but each has a part of the gradient;
 `param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only. Copies on several pipeline stages
 have the same `tie`: their gradients are added up. Parameters are used in ascending order of `use_order`, which is any number, equal ones as
-registered; [`use_order`](@ref) tells it.
+registered; [`use_order`](@ref) tells it. `sharding` is the buffer's unless it is said, `:zero1` or `:whole`, which go together in one buffer;
+with `:whole` owners are balanced by `cost`, that of the update in any unit (0: its elements).
 """
 struct Param
     name::String
@@ -39,11 +40,14 @@ struct Param
     own_bucket::Bool
     tie::String
     use_order::Int
+    sharding::Symbol
+    cost::Float64
 end
 
 Param(name, size::Tuple; dtype = Float32, uses = 1, class = :dense, placement = :unset, shard_dim = nothing, shard_stride = 1,
-      param_group = 1, frozen = false, own_bucket = false, tie = "", use_order = 0) =
-    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket, String(tie), use_order)
+      param_group = 1, frozen = false, own_bucket = false, tie = "", use_order = 0, sharding = :default, cost = 0.0) =
+    Param(String(name), size, dtype, uses, class, placement, shard_dim, shard_stride, param_group, frozen, own_bucket, String(tie), use_order,
+          sharding, cost)
 Param(name, array::AbstractArray; keywords...) = Param(name, size(array); dtype = eltype(array), keywords...)
 
 const Which = Union{Integer,AbstractString}  # a parameter, by its number or its name
@@ -58,7 +62,7 @@ Lays out the parameters and their gradients, cuts them into buckets and allocate
 [`Param`](@ref)s in the order of the forward pass; from here on they are known by their number, from 1, or by their name. The ranks of a
 communicator are all data-parallel; a [`Grid`](@ref) says which ones are.
 
-`sharding`: `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. With `:zero2` gradients are too: they pass through a pool
+`sharding`: with `:whole` each parameter has one owner, for updates that need all of it; `:zero1` shards the optimizer's state over the ranks, `:zero0` nothing. With `:zero2` gradients are too: they pass through a pool
 with room for `pool_buckets` buckets (2 unless said), and a rank keeps the sums of what it owns, in Float32. A gradient that comes before its
 bucket's turn lies outside the pool, for which memory is taken up to `spill_limit` bytes (no limit unless said; each rank's own). Gradients
 are put, or written where [`acquire_grad`](@ref) says, and each microbatch is sent. `grad_dtype`: `:f32` or `:same`. `missing` says what
@@ -141,7 +145,7 @@ function raw_param(i, param, sizes, row_major)
                          placement = choose(PLACEMENTS, "placement", param.placement),
                          shard_dim = param.placement != :sharded ? 0 : row_major ? dim - 1 : length(sizes) - dim,
                          shard_stride = param.placement == :sharded ? param.shard_stride : 0, param_group = param.param_group - 1,
-                         use_order = param.use_order,
+                         use_order = param.use_order, sharding = choose(SHARDINGS, "sharding", param.sharding), cost = param.cost,
                          flags = (param.frozen ? Raw.MDP_PARAM_FROZEN : 0) | (param.own_bucket ? Raw.MDP_PARAM_OWN_BUCKET : 0),
                          tie = isempty(param.tie) ? C_NULL : pointer(param.tie))
 end

@@ -35,6 +35,7 @@ type BufferOptions struct {
 	WireDType            DType // of F32 gradients: F32, or BF16: each rank's is rounded once, sums are F32
 	Zero0                bool  // nothing is sharded; by default optimizer state is (ZeRO-1)
 	Zero2                bool  // gradients are sharded too: they pass through a small pool (ZeRO-2)
+	Whole                bool  // each parameter has one owner, for updates that need all of it
 	Missing              Missing
 	Scaling              Scaling
 	BucketElements       int64 // a bucket closes once it is this long; 0: the library decides
@@ -58,6 +59,8 @@ func (o BufferOptions) raw() shim.BufferOptions {
 		raw.SetSharding(shim.Sharding_ZERO_0)
 	} else if o.Zero2 {
 		raw.SetSharding(shim.Sharding_ZERO_2)
+	} else if o.Whole {
+		raw.SetSharding(shim.Sharding_WHOLE)
 	}
 	raw.SetMissing(shim.MegadpMissing(o.Missing))
 	raw.SetScaling(shim.MegadpScaling(o.Scaling))
@@ -104,8 +107,8 @@ func NewBufferOn(grid *Grid, params []Param, options BufferOptions) (*Buffer, er
 
 func register(params []Param, options BufferOptions, on any,
 	create func(shim.Params, shim.BufferOptions, shim.Failure) shim.Buffer) (*Buffer, error) {
-	if options.Zero0 && options.Zero2 {
-		return nil, &Error{ErrInvalid, "MDP_E_INVALID", "Zero0 and Zero2 are set; one of them can be", -1, -1, -1, 0}
+	if (options.Zero0 && options.Zero2) || (options.Whole && (options.Zero0 || options.Zero2)) {
+		return nil, &Error{ErrInvalid, "MDP_E_INVALID", "two of Zero0, Zero2 and Whole are set; one of them can be", -1, -1, -1, 0}
 	}
 	list, raw := shim.NewParams(), options.raw()
 	defer shim.DeleteParams(list)

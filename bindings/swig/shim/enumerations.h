@@ -62,7 +62,8 @@ enum class Sharding {
   DEFAULT = MDP_SHARDING_DEFAULT,
   ZERO_0 = MDP_SHARDING_ZERO_0,
   ZERO_1 = MDP_SHARDING_ZERO_1,
-  ZERO_2 = MDP_SHARDING_ZERO_2
+  ZERO_2 = MDP_SHARDING_ZERO_2,
+  WHOLE = MDP_SHARDING_WHOLE
 };
 
 /// What sync does about a parameter that never became ready.

@@ -27,6 +27,9 @@ class Param {
   bool own_bucket = false;  ///< gets a bucket to itself
   std::string tie;          ///< a name that its copies on other pipeline stages have too: their gradients are added up; empty: none
 
+  Sharding sharding = Sharding::DEFAULT;  ///< the buffer's; ZERO_1 and WHOLE go together in one buffer
+  double cost = 0;                        ///< with WHOLE: of its update, by which owners are balanced; 0: its elements
+
 #ifndef SWIG
   const std::vector<int64_t>& shape() const {
     return shape_;
@@ -47,6 +50,8 @@ class Param {
     param.use_order = use_order;
     param.flags = (frozen ? MDP_PARAM_FROZEN : 0) | (own_bucket ? MDP_PARAM_OWN_BUCKET : 0);
     param.tie = tie.empty() ? nullptr : tie.c_str();
+    param.sharding = static_cast<mdp_sharding>(sharding);
+    param.cost = cost;
     return param;
   }
 #endif

@@ -25,6 +25,9 @@ pub enum Sharding {
     /// [`Buffer::acquire`] says; [`Buffer::grad_mut`] and [`Synced::grad`](crate::Synced::grad) have nothing to show. Each microbatch is
     /// sent: m of them send m times as much, and all ranks make as many.
     Zero2 = sys::MDP_SHARDING_ZERO_2,
+    /// As `Zero1`, but each parameter's gradient, master and state have one owner, for updates that need all of it. Owners are balanced by
+    /// [`Param::cost`](crate::Param::cost).
+    Whole = sys::MDP_SHARDING_WHOLE,
 }
 
 /// What a sync does about a parameter that never became ready.

@@ -115,6 +115,20 @@ impl Param {
         self
     }
 
+    /// [`Sharding::Zero1`](crate::Sharding::Zero1) or [`Sharding::Whole`](crate::Sharding::Whole), in a buffer of the one or the other, which
+    /// it is as unless said.
+    pub fn sharding(mut self, sharding: crate::Sharding) -> Self {
+        self.raw.sharding = sharding as u32;
+        self
+    }
+
+    /// With [`Sharding::Whole`](crate::Sharding::Whole): what its update costs, in any unit, by which owners are balanced; its elements unless
+    /// said.
+    pub fn cost(mut self, cost: f64) -> Self {
+        self.raw.cost = cost;
+        self
+    }
+
     /// Copies on other pipeline stages have the same tie: their gradients are added up.
     pub fn tie(mut self, tie: impl Into<String>) -> Self {
         self.tie = Some(tie.into());
