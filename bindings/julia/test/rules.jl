@@ -86,7 +86,7 @@ testcase("averages take the place of parameters for a block") do
         copy(param_view(buffer, 1))
     end
     @test found == fill(2.75f0, 4) && param_view(buffer, 1) == fill(8f0, 4)
-    @test caught(() -> averaged(() -> error("mine"), optimizer)) isa ErrorException
+    @test_throws ErrorException averaged(() -> error("mine"), optimizer)
     @test param_view(buffer, 1) == fill(8f0, 4)
     @test caught(() -> averaged(() -> nothing, Optimizer(buffer))).kind == :STATE
     close(buffer)
