@@ -11,11 +11,11 @@ namespace megadp {
 namespace {
 
 // Of one rank: by the name of the tie how its parameter lies.
-using Copies = std::map<std::string, std::string, std::less<>>;
+using TiesOfRank = std::map<std::string, std::string, std::less<>>;
 
 // As describe_ties() has written it.
-Copies read_ties(std::string_view text) {
-  Copies held;
+TiesOfRank read_ties(std::string_view text) {
+  TiesOfRank held;
   const auto take = [&text] {
     const size_t end = std::min(text.find('\0'), text.size());
     std::string taken(text.substr(0, end));
@@ -54,7 +54,7 @@ std::string describe_ties(const Plan& plan) {
 
 Result<std::vector<Tie>> match_ties(const Plan& plan, const std::vector<std::string>& described, const std::vector<int>& world_ranks) {
   const Grid& grid = plan.grid;
-  std::vector<Copies> held;
+  std::vector<TiesOfRank> held;
   std::map<std::string, std::set<int>> stages;
   for (const std::string& text : described) held.push_back(read_ties(text));
   for (size_t r = 0; r < held.size(); ++r) {

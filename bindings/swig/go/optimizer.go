@@ -61,7 +61,8 @@ var (
 // 0.9, unless SetLR, SetBeta1, SetBeta2, SetMomentum say that zero is meant; Eps 1e-8, no weight decay, no clipping. ParamGroups may have
 // their own values. With SomeGroups the optimizer has but the groups from FirstParamGroup on, as many as ParamGroups has: StepMany. State names
 // the arrays that RuleCaller keeps, float32 and zero at first, at most 4. With AverageDecay, such as 0.999, a moving average of the parameters is
-// kept: Averaged.
+// kept: Averaged. With Bf16State what the rule keeps is bf16, rounded to nearest, or with StochasticState stochastically; with NoMaster bf16
+// parameters have no masters and are rounded so; Seed is that rounding's.
 type OptimizerOptions struct {
 	Rule                                                      Rule
 	LR, Beta1, Beta2, Momentum, Eps, WeightDecay, MaxGradNorm float64
@@ -73,6 +74,8 @@ type OptimizerOptions struct {
 	SomeGroups                                                bool
 	State                                                     []string
 	AverageDecay                                              float64
+	Bf16State, StochasticState, NoMaster                      bool
+	Seed                                                      int64
 }
 
 // StepOptions of one step. LR replaces the optimizer's from this step on (0: unchanged, unless SetLR). Gradients are divided by LossScale;
@@ -118,6 +121,10 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	}
 	raw.SetEps(o.Eps)
 	raw.SetAverage_decay(o.AverageDecay)
+	raw.SetBf16_state(o.Bf16State)
+	raw.SetStochastic_state(o.StochasticState)
+	raw.SetNo_master(o.NoMaster)
+	raw.SetSeed(o.Seed)
 	raw.SetWeight_decay(o.WeightDecay)
 	raw.SetMax_grad_norm(o.MaxGradNorm)
 	raw.SetMax_grad_value(o.MaxGradValue)

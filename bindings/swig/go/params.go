@@ -46,8 +46,10 @@ type Param struct {
 	ParamGroup  int // index among the optimizer's ParamGroups
 	Frozen      bool
 	OwnBucket   bool
-	UseOrder    int    // parameters are used in ascending order of this, equal ones as listed; Buffer.UseOrder tells it
-	Tie         string // a name that its copies on other pipeline stages have too: their gradients are added up
+	UseOrder    int     // parameters are used in ascending order of this, equal ones as listed; Buffer.UseOrder tells it
+	Tie         string  // a name that its copies on other pipeline stages have too: their gradients are added up
+	Whole       bool    // has one owner, in a buffer that is otherwise ZeRO-1
+	Cost        float64 // of its update if it has one owner, by which owners are balanced; 0: its elements
 }
 
 // raw is for one call; the caller deletes it.
@@ -69,6 +71,10 @@ func (p Param) raw() shim.Param {
 	raw.SetFrozen(p.Frozen)
 	raw.SetOwn_bucket(p.OwnBucket)
 	raw.SetTie(p.Tie)
+	if p.Whole {
+		raw.SetSharding(shim.Sharding_WHOLE)
+	}
+	raw.SetCost(p.Cost)
 	return raw
 }
 

@@ -42,8 +42,8 @@ struct ParamGroup {
 /// rule has not is not to be given. norm is what max_grad_norm and the report are of; max_grad_value clips each element, last. With
 /// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together. With CALLER,
 /// begin_step gives out the values as they are, and the arrays that add_state names. average_decay, such as 0.999: a moving average of the
-/// parameters is kept, for swap_average. With bf16_state what the rule keeps is bf16, rounded
-/// rounding's.
+/// parameters is kept, for swap_average. With bf16_state what the rule keeps is bf16, rounded to nearest, or with stochastic_state
+/// stochastically; with no_master bf16 parameters have no masters and are rounded so; seed is that rounding's.
 struct OptimizerOptions {
   Rule rule = Rule::ADAMW;
   Given lr = 0.0;

@@ -76,8 +76,8 @@ ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_stat
 # For the future; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).
 LEFT_OUT = ("reserved", "bootstrap", "interrupted", "interrupted_context")
-# Arguments of TpLinear::create_in.
-LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias")}
+# Arguments of TpLinear::create_in; bytes of an owner's own, which C and Python have.
+LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias"), "mdp_optimizer_config": ("param_states", "param_state_count")}
 
 
 def options_of(name):

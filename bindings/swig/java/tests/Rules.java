@@ -256,7 +256,7 @@ public final class Rules {
       buffer.put(0, new float[] {-4});
       optimizer.step();
       optimizer.swapAverage();
-      buffer.waitAll();
+      buffer.awaitAll();
       check(buffer.param(0).asFloatBuffer().get(0) == 1, "the average in the parameter's place");
       fails(Status.E_STATE, optimizer::step, "swap them back first");
       optimizer.swapAverage();
