@@ -100,6 +100,7 @@ pub struct OptimizerBuilder {
     raw: sys::mdp_optimizer_config,
     groups: Vec<ParamGroup>,
     state: Vec<String>,
+    param_states: Vec<(String, Vec<u64>)>,
     no_eps: bool,
 }
 
@@ -119,6 +120,13 @@ impl OptimizerBuilder {
     /// and checkpointed as that of any rule. None unless said.
     pub fn state<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.state = names.into_iter().map(N::into).collect();
+        self
+    }
+
+    /// Bytes that [`Rule::Caller`] keeps besides of whole parameters, by a name: so many of each parameter of the buffer, in order, 0 of those
+    /// that have none. At most [`Piece::MOST_STATES`] of them.
+    pub fn param_state(mut self, name: impl Into<String>, bytes: impl IntoIterator<Item = u64>) -> Self {
+        self.param_states.push((name.into(), bytes.into_iter().collect()));
         self
     }
 
@@ -230,7 +238,16 @@ impl OptimizerBuilder {
         let groups = self.groups.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
         let names = self.state_names()?;
         let listed = CString::new(self.state.join("\n")).unwrap_or_default(); // no name has a NUL
+        let kept_names = self.param_state_names(buffer)?;
+        let raw_kept = |((_, bytes), name): (&(String, Vec<u64>), &CString)| sys::mdp_param_state {
+            name: name.as_ptr(),
+            bytes: bytes.as_ptr(),
+            ..sys::mdp_param_state::new()
+        };
+        let kept: Vec<_> = self.param_states.iter().zip(&kept_names).map(raw_kept).collect();
         let config = sys::mdp_optimizer_config {
+            param_states: if kept.is_empty() { ptr::null() } else { kept.as_ptr() },
+            param_state_count: kept.len() as u64,
             state: if names.is_empty() { ptr::null() } else { listed.as_ptr() },
             param_groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
             param_group_count: groups.len() as u64,
@@ -242,6 +259,17 @@ impl OptimizerBuilder {
         check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), &config, &mut out) })?;
         // SAFETY: just created, and ours.
         Ok(Optimizer::new(unsafe { Owned::new(out) }?, buffer, (self.raw.rule == sys::MDP_RULE_CALLER).then_some(names)))
+    }
+
+    fn param_state_names(&self, buffer: &Buffer) -> Result<Vec<CString>> {
+        let named = |(name, bytes): &(String, Vec<u64>)| {
+            if bytes.len() != buffer.len() {
+                let text = format!("param_state {name:?} has {} numbers of bytes; the buffer has {} parameters", bytes.len(), buffer.len());
+                return Err(Error::new(Code::Invalid, text));
+            }
+            CString::new(name.as_str()).map_err(|_| Error::new(Code::Invalid, format!("param_state {name:?} has a NUL in its name")))
+        };
+        self.param_states.iter().map(named).collect()
     }
 
     // The library takes them as lines, and so would not see these faults.

@@ -27,6 +27,9 @@ pub struct Piece<'a> {
     pub grad: &'a [f32],
     /// The arrays that [`OptimizerBuilder::state`](crate::OptimizerBuilder::state) names, to be updated; the rest are empty.
     pub state: [&'a mut [f32]; Piece::MOST_STATES],
+    /// The bytes that [`OptimizerBuilder::param_state`](crate::OptimizerBuilder::param_state) gives this parameter, in that order, to be
+    /// updated; zero at first, and aligned for any element; the rest are empty. [`slice::align_to_mut`] makes elements of them.
+    pub param_states: [&'a mut [u8]; Piece::MOST_STATES],
     /// How many steps the parameter has taken part in, this one too: from 1 on.
     pub step: u64,
     /// Of its group, as the next five.
@@ -60,6 +63,17 @@ impl Piece<'_> {
             // SAFETY: the list has state_count arrays.
             mutable(unsafe { *raw.state.add(number) })
         };
+        let bytes = |number: usize| {
+            if number as u64 >= raw.param_state_count {
+                return Default::default();
+            }
+            // SAFETY: both lists have param_state_count entries; so many bytes lie there, nobody else's until the next piece.
+            match unsafe { (*raw.param_states.add(number), *raw.param_state_bytes.add(number)) } {
+                (_, 0) => Default::default(),
+                // SAFETY: the same.
+                (data, len) => unsafe { slice::from_raw_parts_mut(data.cast::<u8>(), len as usize) },
+            }
+        };
         Piece {
             optimizer: raw.optimizer as usize,
             param: raw.param as usize,
@@ -68,6 +82,7 @@ impl Piece<'_> {
             // SAFETY: the same.
             grad: unsafe { slice::from_raw_parts(raw.grad, len) },
             state: std::array::from_fn(array),
+            param_states: std::array::from_fn(bytes),
             step: raw.step,
             lr: raw.lr,
             beta1: raw.beta1,

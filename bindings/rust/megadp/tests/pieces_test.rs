@@ -281,3 +281,42 @@ fn what_does_not_fit_is_refused() {
     let mut elsewhere = register(&comm, &Buffer::builder(), &[small("w")]);
     assert_eq!(optimizer.step_with(&mut elsewhere, &StepOptions::default(), adamw).unwrap_err().code, Code::Invalid);
 }
+
+/// A count and the sum of squares, which only an owner of all of it knows.
+#[test]
+fn whole_parameters_keep_bytes() {
+    let trained = |ranks: usize| {
+        threads(ranks, |comm| {
+            let whole = |(number, &len): (usize, &usize)| {
+                Param::new(format!("p{number}"), &[len]).sharding(Sharding::Whole).cost((number + 1) as f64)
+            };
+            let params: Vec<Param> = LENGTHS.iter().enumerate().map(whole).collect();
+            let mut buffer = register(&comm, &Buffer::builder(), &params);
+            let short = Optimizer::builder().rule(Rule::Caller).param_state("seen", [8, 8]).create(&buffer).unwrap_err();
+            assert!(short.text.contains("2 numbers of bytes; the buffer has 5 parameters"), "{short}");
+            let builder = Optimizer::builder().rule(Rule::Caller).param_state("seen", [8, 8, 8, 8, 0]).lr(0.5);
+            let mut optimizer = builder.create(&buffer).unwrap();
+            for step in 1..=3u64 {
+                for (param, &len) in LENGTHS.iter().enumerate() {
+                    buffer.gradients().put(param, &vec![step as f32; len]).unwrap();
+                }
+                let update = |piece: Piece<'_>| {
+                    assert_eq!((piece.param_begin, piece.master.len()), (0, LENGTHS[piece.param]));
+                    let [seen, ..] = piece.param_states;
+                    assert_eq!(seen.len(), if piece.param == 4 { 0 } else { 8 });
+                    if let Ok(bytes) = <&mut [u8; 8]>::try_from(seen) {
+                        *bytes = (u64::from_ne_bytes(*bytes) + step).to_ne_bytes();
+                        assert_eq!(u64::from_ne_bytes(*bytes), step * (step + 1) / 2);
+                    }
+                    let length = piece.grad.iter().map(|g| g * g).sum::<f32>().sqrt();
+                    piece.master.iter_mut().zip(piece.grad).for_each(|(w, g)| *w -= piece.lr as f32 * g / length);
+                    Ok(())
+                };
+                optimizer.step_with(&mut buffer, &StepOptions::default(), update).unwrap();
+            }
+            values_of(&buffer)
+        })
+    };
+    let [one, two] = [1, 2].map(trained);
+    assert!(two.iter().all(|values| *values == one[0]));
+}
