@@ -329,7 +329,8 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
 
 int32_t update(Device* device, void* stream, const Update* update) {
   const Update& u = *update;
-  if (u.count > 0 && !all_on_device(u.scalars, u.steps, u.grad, u.master, u.param)) return kBadMemory;
+  const void* const master = u.master != nullptr ? static_cast<const void*>(u.master) : u.param;
+  if (u.count > 0 && !all_on_device(u.scalars, u.steps, u.grad, master, u.param)) return kBadMemory;
   for (const void* state : u.state) {
     if (u.count > 0 && state != nullptr && !all_on_device(state)) return kBadMemory;
   }
