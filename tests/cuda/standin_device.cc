@@ -329,8 +329,9 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
 
 int32_t update(Device* device, void* stream, const Update* update) {
   const Update& u = *update;
-  const void* const master = u.master != nullptr ? static_cast<const void*>(u.master) : u.param;
-  if (u.count > 0 && !all_on_device(u.scalars, u.steps, u.grad, master, u.param)) return kBadMemory;
+  if (u.count > 0 && !all_on_device(u.scalars, u.steps, u.grad, u.param)) return kBadMemory;
+  // A bf16 parameter may have no master, and a rule may keep fewer arrays.
+  if (u.count > 0 && u.master != nullptr && !all_on_device(u.master)) return kBadMemory;
   for (const void* state : u.state) {
     if (u.count > 0 && state != nullptr && !all_on_device(state)) return kBadMemory;
   }
