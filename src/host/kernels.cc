@@ -240,6 +240,7 @@ Status update(const Update& u, const Kernels& kernels) {
     return unsupported("update rule is ", u.rule, "; there are ", kernels.steps->rules, ", counted from 0");
   if (!is_trainable(u.grad_type)) return not_trainable("a gradient", u.grad_type);
   if (!is_trainable(u.param_type)) return not_trainable("a parameter", u.param_type);
+  if (u.count == 0) return {};
   if (u.master == nullptr && u.param_type != DType::bf16) return unsupported("only bf16 parameters are rounded without a master");
   if (u.state_type != DType::f32 && u.state_type != DType::bf16)
     return unsupported("state is ", name_of(u.state_type), ", not f32 or bf16");

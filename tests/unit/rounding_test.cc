@@ -295,6 +295,8 @@ void refusals() {
   update = Launch(0, DType::f32, DType::bf16, {true, false, false}, 4).update();
   update.state_type = DType::f16;
   check(host::update(update).code() == Code::unsupported, "state as f16");
+  Launch nothing(0, DType::f32, DType::f32, {false, false, false}, 0);
+  check(host::update(nothing.update()).ok(), "of no elements there need be no master");
 }
 
 }  // namespace

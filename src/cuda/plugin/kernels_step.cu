@@ -231,9 +231,9 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
 int32_t update(Device* device, void* stream, const Update* update) {
   const Update& u = *update;
   if (!is_trainable(u.grad_type) || !is_trainable(u.param_type) || u.rule >= kRules) return kBadArgument;
+  if (u.count == 0) return 0;
   if ((u.master == nullptr && u.param_type != DType::bf16) || (u.state_type != DType::f32 && u.state_type != DType::bf16))
     return kBadArgument;
-  if (u.count == 0) return 0;
   const Current current(device);
   if (current.result() != 0) return current.result();
   int32_t result = 0;
