@@ -24,14 +24,16 @@ import java.lang.invoke.MethodHandle;
 public final class ForeignLine {
   static final StructLayout PARAM = struct("mdp_param", JAVA_INT, "struct_size", JAVA_INT, "dtype", ADDRESS, "name", ADDRESS, "shape",
       JAVA_INT, "ndim", JAVA_INT, "uses_per_step", JAVA_INT, "param_class", JAVA_INT, "placement", JAVA_INT, "shard_dim",
-      JAVA_INT, "shard_stride", JAVA_INT, "param_group", JAVA_INT, "use_order", JAVA_LONG, "flags", ADDRESS, "tie");
+      JAVA_INT, "shard_stride", JAVA_INT, "param_group", JAVA_INT, "use_order", JAVA_LONG, "flags", ADDRESS, "tie",
+      JAVA_INT, "sharding", JAVA_INT, "reserved", JAVA_DOUBLE, "cost");
   static final StructLayout TENSOR = struct("mdp_tensor", JAVA_INT, "struct_size", JAVA_INT, "dtype", JAVA_INT, "device_type",
       JAVA_INT, "device_id", JAVA_INT, "ndim", JAVA_INT, "reserved", ADDRESS, "data", ADDRESS, "shape", ADDRESS, "strides");
   static final StructLayout OPTIMIZER = struct("mdp_optimizer_config", JAVA_INT, "struct_size", JAVA_INT, "rule", JAVA_DOUBLE, "lr",
       JAVA_DOUBLE, "beta1", JAVA_DOUBLE, "beta2", JAVA_DOUBLE, "eps", JAVA_DOUBLE, "weight_decay", JAVA_DOUBLE, "max_grad_norm",
       ADDRESS, "param_groups", JAVA_LONG, "param_group_count", JAVA_LONG, "flags",
       JAVA_DOUBLE, "max_grad_value", JAVA_INT, "norm", JAVA_INT, "first_param_group", JAVA_DOUBLE, "momentum",
-      ADDRESS, "state");
+      ADDRESS, "state", ADDRESS, "param_states", JAVA_LONG, "param_state_count", JAVA_DOUBLE, "average_decay",
+      JAVA_INT, "state_dtype", JAVA_INT, "reserved", JAVA_LONG, "seed");
   static final int F64 = 5; // MDP_DTYPE_F64
   static final int PENDING = 1; // MDP_PENDING
 

@@ -17,13 +17,14 @@ export const structs = {
   mdp_param: koffi.struct('mdp_param', {
     struct_size: 'uint32_t', dtype: 'uint32_t', name: 'const char *', shape: 'int64_t *', ndim: 'int32_t', uses_per_step: 'int32_t',
     param_class: 'uint32_t', placement: 'uint32_t', shard_dim: 'int32_t', shard_stride: 'int32_t', param_group: 'int32_t',
-    use_order: 'int32_t', flags: 'uint64_t', tie: 'const char *',
+    use_order: 'int32_t', flags: 'uint64_t', tie: 'const char *', sharding: 'uint32_t', reserved: 'uint32_t', cost: 'double',
   }),
   mdp_optimizer_config: koffi.struct('mdp_optimizer_config', {
     struct_size: 'uint32_t', rule: 'uint32_t', lr: 'double', beta1: 'double', beta2: 'double', eps: 'double', weight_decay: 'double',
     max_grad_norm: 'double', param_groups: 'void *', param_group_count: 'uint64_t', flags: 'uint64_t',
     max_grad_value: 'double', norm: 'uint32_t', first_param_group: 'uint32_t', momentum: 'double',
-    state: 'const char *',
+    state: 'const char *', param_states: 'void *', param_state_count: 'uint64_t', average_decay: 'double', state_dtype: 'uint32_t',
+    reserved: 'uint32_t', seed: 'uint64_t',
   }),
 };
 
@@ -106,11 +107,12 @@ export class Training {
     this.size = c.commSize(this.comm);
     const params = Object.entries(shapes).map(([name, shape]) => ({struct_size: koffi.sizeof('mdp_param'), dtype: 0, name, shape,
       ndim: shape.length, uses_per_step: 0, param_class: 0, placement: 0, shard_dim: 0, shard_stride: 0, param_group: 0, use_order: 0,
-      flags: 0, tie: null}));
+      flags: 0, tie: null, sharding: 0, reserved: 0, cost: 0}));
     this.buffer = made(c.register, this.comm, null, null, params, params.length);
     this.optimizer = made(c.optimizerCreate, this.buffer, {struct_size: koffi.sizeof('mdp_optimizer_config'), rule: 0, lr, beta1: 0, beta2: 0,
       eps: 0, weight_decay: weightDecay, max_grad_norm: 0, param_groups: null, param_group_count: 0, flags: SET_LR,
-      max_grad_value: 0, norm: 0, first_param_group: 0, momentum: 0, state: null});
+      max_grad_value: 0, norm: 0, first_param_group: 0, momentum: 0, state: null, param_states: null, param_state_count: 0,
+      average_decay: 0, state_dtype: 0, reserved: 0, seed: 0});
   }
 
   /** Copies parameter i out of the library's memory, after the last step. */
