@@ -36,6 +36,11 @@ class Handle:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def calls(self) -> int:
+        """How many threads of this process are inside a call."""
+        return 0 if self._foreign() else self._calls
+
     def call(self, function: Any, *arguments: Any) -> Any:
         """function(pointer, *arguments); the handle is not destroyed meanwhile."""
         if self._closed:
@@ -148,6 +153,11 @@ class Closable:
 
 
 _open: "weakref.WeakSet[Handle]" = weakref.WeakSet()
+
+
+def calls_under_way() -> int:
+    """Of this process, on objects that can be closed."""
+    return sum(handle.calls for handle in list(_open))
 
 
 def close_all_at_exit() -> None:

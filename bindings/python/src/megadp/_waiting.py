@@ -5,16 +5,18 @@ import atexit
 import ctypes
 import operator
 import threading
+import time
 import weakref
 from typing import Any, Callable, Generator, List, Optional, Tuple
 
 from . import _raw
 from ._dlpack import give_back_untaken
 from ._errors import MegaDPError, Status
-from ._handles import Handle, close_all_at_exit
+from ._handles import Handle, calls_under_way, close_all_at_exit
 from ._library import lib
 
 SLICE = 0.05  # seconds
+HELD = 10 * SLICE  # seconds; the longest that the process's end waits for threads in the library
 GIVEN_UP = 1.0  # how long a call that was given up is waited for: mostly no longer than until it is asked
 
 
@@ -85,8 +87,30 @@ def _sweep() -> None:
             operation.handle.close()
 
 
+_held: List[None] = []  # one for each thread that stays in the library
+
+
+def _hold(_: Any) -> int:
+    _held.append(None)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+    return 0
+
+
+def _hold_threads() -> None:
+    """Other threads that wait in the library are asked once more, and stay there. While Python ends, one that asks for Python's lock is ended
+    by an unwinding of its stack, which in the library's frames would end the process with SIGABRT."""
+    _asked.ask = ().count  # this thread's stays as it is
+    setattr(_Asked, "ask", staticmethod(_hold))
+    until = time.monotonic() + HELD
+    while len(_held) < calls_under_way() + sum(operation.handle.calls for operation in list(_operations)) and time.monotonic() < until:
+        time.sleep(SLICE / 10)
+
+
 def _at_exit() -> None:
     give_back_untaken()
+    _hold_threads()
     for operation in list(_operations):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(operation.arrays))  # may be worked on until the process has ended
         operation.handle.close_at_exit()
