@@ -75,13 +75,8 @@ static model model_on(mdp_comm* comm, const run* r, int averages) {
   grid.instances = r->instances;
   OK(mdp_grid_create(comm, &grid, &m.grid));
   mdp_param params[COUNT];
-  memset(params, 0, sizeof params);
   for (int p = 0; p < COUNT; ++p) {
-    params[p].struct_size = sizeof params[p];
-    params[p].name = names[p];
-    params[p].dtype = dtypes[p];
-    params[p].ndim = 1;
-    params[p].shape = &lengths[p];
+    params[p] = vector_param(names[p], dtypes[p], &lengths[p]);
     params[p].param_group = group_of[p];
     params[p].flags = p == FIXED ? MDP_PARAM_FROZEN : 0;
   }

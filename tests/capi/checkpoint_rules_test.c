@@ -86,13 +86,8 @@ static mdp_optimizer* optimizer_of(mdp_buffer* buffer, const share* s) {
 static model model_of(const mdp_unique_id* id, int32_t rank, int32_t n, mdp_sharding sharding, const split* of) {
   model m = {.comm = comm_open(id, rank, n, UINT64_C(60000000000)), .split = of};
   mdp_param params[COUNT];
-  memset(params, 0, sizeof params);
   for (int p = 0; p < COUNT; ++p) {
-    params[p].struct_size = sizeof params[p];
-    params[p].name = names[p];
-    params[p].dtype = dtypes[p];
-    params[p].ndim = 1;
-    params[p].shape = &lengths[p];
+    params[p] = vector_param(names[p], dtypes[p], &lengths[p]);
     params[p].param_group = group_of[p];
     params[p].flags = p == FIXED ? MDP_PARAM_FROZEN : 0;
   }

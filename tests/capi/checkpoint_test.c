@@ -50,13 +50,8 @@ static job job_of(const mdp_unique_id* id, int32_t rank, const shape_of_job* how
   grid.instances = how->instances;
   OK(mdp_grid_create(j.comm, &grid, &j.grid));
   mdp_param params[COUNT];
-  memset(params, 0, sizeof params);
   for (int p = 0; p < COUNT; ++p) {
-    params[p].struct_size = sizeof params[p];
-    params[p].name = names[p];
-    params[p].dtype = dtypes[p];
-    params[p].ndim = 1;
-    params[p].shape = &lengths[p];
+    params[p] = vector_param(names[p], dtypes[p], &lengths[p]);
     params[p].flags = p == FIXED ? MDP_PARAM_FROZEN : 0;
   }
   SIZED(mdp_buffer_config, config);

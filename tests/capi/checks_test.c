@@ -46,11 +46,7 @@ static model model_of(const mdp_unique_id* id, int32_t rank, int32_t n, const ki
   mdp_param params[PARTS];
   memset(params, 0, sizeof params);
   for (int p = 0; p < PARTS; ++p) {
-    params[p].struct_size = sizeof params[p];
-    params[p].name = names[p];
-    params[p].dtype = dtypes[p];
-    params[p].ndim = 1;
-    params[p].shape = &lengths[p];
+    params[p] = vector_param(names[p], dtypes[p], &lengths[p]);
   }
   params[3].uses_per_step = k->uses;
   SIZED(mdp_buffer_config, config);

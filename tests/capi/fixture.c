@@ -109,6 +109,10 @@ void be_alone(void) {
   environ = kept;
 }
 
+mdp_param vector_param(const char* name, mdp_dtype dtype, const int64_t* count) {
+  return (mdp_param){.struct_size = sizeof(mdp_param), .name = name, .dtype = dtype, .ndim = 1, .shape = count};
+}
+
 mdp_tensor tensor_of(mdp_dtype dtype, void* data, const int64_t* count) {
   SIZED(mdp_tensor, tensor);
   tensor.dtype = dtype;

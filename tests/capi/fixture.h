@@ -67,6 +67,9 @@ void be_alone(void);
 /* A dense tensor of ndim 1 on the host, whose shape is *count. */
 mdp_tensor tensor_of(mdp_dtype dtype, void* data, const int64_t* count);
 
+/* A description of a parameter of ndim 1, whose shape is *count; the rest of it zero. */
+mdp_param vector_param(const char* name, mdp_dtype dtype, const int64_t* count);
+
 /* Rounded to the nearest bf16, to even. */
 float to_bf16(float x);
 /* Likewise of f16; for magnitudes below 65520. */

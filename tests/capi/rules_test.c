@@ -148,13 +148,8 @@ static mdp_param_group group_with(const rule_kind* rule, const values* v) {
 static job job_of(const mdp_unique_id* id, int32_t rank, int32_t n, mdp_sharding sharding, const mdp_optimizer_config* optimizer) {
   job j = {.comm = comm_open(id, rank, n, UINT64_C(20000000000))};
   mdp_param params[COUNT];
-  memset(params, 0, sizeof params);
   for (int p = 0; p < COUNT; ++p) {
-    params[p].struct_size = sizeof params[p];
-    params[p].name = names[p];
-    params[p].dtype = dtypes[p];
-    params[p].ndim = 1;
-    params[p].shape = &lengths[p];
+    params[p] = vector_param(names[p], dtypes[p], &lengths[p]);
     params[p].param_group = group_of[p];
   }
   SIZED(mdp_buffer_config, config);

@@ -137,14 +137,7 @@ static mdp_optimizer* optimizer_of(mdp_buffer* buffer, const storage* s) {
 
 static mdp_buffer* buffer_of(mdp_comm* comm, mdp_sharding sharding, uint64_t bucket) {
   mdp_param params[COUNT];
-  memset(params, 0, sizeof params);
-  for (int p = 0; p < COUNT; ++p) {
-    params[p].struct_size = sizeof params[p];
-    params[p].name = names[p];
-    params[p].dtype = dtypes[p];
-    params[p].ndim = 1;
-    params[p].shape = &lengths[p];
-  }
+  for (int p = 0; p < COUNT; ++p) params[p] = vector_param(names[p], dtypes[p], &lengths[p]);
   SIZED(mdp_buffer_config, config);
   config.sharding = sharding;
   config.scaling = MDP_SCALING_SUM;

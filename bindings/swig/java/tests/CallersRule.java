@@ -5,7 +5,6 @@ import megadp.Buffer;
 import megadp.BufferOptions;
 import megadp.Comm;
 import megadp.DType;
-import megadp.MegaDPException;
 import megadp.Optimizer;
 import megadp.OptimizerOptions;
 import megadp.Optimizers;
@@ -25,22 +24,6 @@ public final class CallersRule {
   private static final int[] LENGTHS = {301, 200};
 
   private CallersRule() {}
-
-  private static void check(boolean good, String what) {
-    if (!good) {
-      throw new AssertionError(what);
-    }
-  }
-
-  private static void fails(Status status, Runnable call, String words) {
-    try {
-      call.run();
-    } catch (MegaDPException error) {
-      check(error.is(status) && error.text().contains(words), "expected " + status + " with " + words + ", was " + error);
-      return;
-    }
-    throw new AssertionError("expected " + status + " with " + words);
-  }
 
   /** With values that all ranks know; the second parameter is BF16. */
   private static Buffer buffer(Comm comm) {
@@ -135,16 +118,16 @@ public final class CallersRule {
   private static StepReport update(Step step, int number) {
     UpdatePiece last = null;
     for (UpdatePiece piece = step.next(); piece != null; piece = step.next()) {
-      check(piece.getOptimizer() == number && piece.states() == 2 && piece.getParamBegin() + piece.getCount() <= LENGTHS[(int) piece.getParam()],
+      Checks.check(piece.getOptimizer() == number && piece.states() == 2 && piece.getParamBegin() + piece.getCount() <= LENGTHS[(int) piece.getParam()],
           "what a piece is of");
-      check(piece.master().remaining() == 4 * piece.getCount() && piece.grad().isReadOnly(), "a piece's arrays");
+      Checks.check(piece.master().remaining() == 4 * piece.getCount() && piece.grad().isReadOnly(), "a piece's arrays");
       adamW(piece);
       last = piece;
     }
     StepReport report = step.finish();
-    check((last == null) == report.getSkipped(), "a step that is skipped has no pieces, others have");
+    Checks.check((last == null) == report.getSkipped(), "a step that is skipped has no pieces, others have");
     if (last != null) {
-      fails(Status.E_STATE, last::master, "a piece of a Step");
+      Checks.fails(Status.E_STATE, last::master, "a piece of a Step");
     }
     return report;
   }
@@ -156,7 +139,7 @@ public final class CallersRule {
       wanted.read(p, left);
       buffer.read(p, right);
       for (int i = 0; i < left.length; i++) {
-        check(Float.floatToRawIntBits(left[i]) == Float.floatToRawIntBits(right[i]), "parameter " + p + " at " + i + ": " + right[i] + ", and "
+        Checks.check(Float.floatToRawIntBits(left[i]) == Float.floatToRawIntBits(right[i]), "parameter " + p + " at " + i + ": " + right[i] + ", and "
             + left[i] + " of the library's rule");
       }
     }
@@ -166,7 +149,7 @@ public final class CallersRule {
     for (int p = 0; p < LENGTHS.length; p++) {
       for (String name : new String[] {"master", "exp_avg", "exp_avg_sq"}) {
         ByteBuffer left = own.state(p, name);
-        check(left.equals(callers.state(p, name)), name + " of parameter " + p);
+        Checks.check(left.equals(callers.state(p, name)), name + " of parameter " + p);
       }
     }
   }
@@ -187,8 +170,8 @@ public final class CallersRule {
         put(comm, buffer, at);
         try (Step step = both == null ? callers.beginStep(options) : both.beginStepMany(options)) {
           StepReport report = update(step, Math.max(number, 0));
-          check(report.getGradNorm() == expected.getGradNorm() || report.getSkipped(), "the norm");
-          check(report.getStep() == expected.getStep() && report.getSkipped() == (at == 3), "the report");
+          Checks.check(report.getGradNorm() == expected.getGradNorm() || report.getSkipped(), "the norm");
+          Checks.check(report.getStep() == expected.getStep() && report.getSkipped() == (at == 3), "the report");
         }
         same(wanted, buffer);
         if (number < 0) {
@@ -204,24 +187,24 @@ public final class CallersRule {
 
   /** On the last rank the step ends in one of these ways: all are told, until they say that they go on. */
   private static void failures(Comm comm) {
-    End[] ends = {Step::fail, Step::close, step -> fails(Status.E_STATE, step::finish, "has a piece that was not asked for")};
+    End[] ends = {Step::fail, Step::close, step -> Checks.fails(Status.E_STATE, step::finish, "has a piece that was not asked for")};
     try (Buffer buffer = buffer(comm); Optimizer optimizer = optimizer(buffer, Rule.CALLER, -1)) {
       for (int i = 0; i < ends.length; i++) {
         put(comm, buffer, 1);
         try (Step step = optimizer.beginStep()) {
           if (comm.rank() == comm.size() - 1) {
-            check(step.next() != null, "a piece");
+            Checks.check(step.next() != null, "a piece");
             ends[i].of(step);
-            fails(Status.E_STATE, step::next, "this Step is over");
+            Checks.fails(Status.E_STATE, step::next, "this Step is over");
           } else {
-            fails(i < 2 ? Status.E_ABORTED : Status.E_STATE, () -> update(step, 0), "masters and state may have changed");
+            Checks.fails(i < 2 ? Status.E_ABORTED : Status.E_STATE, () -> update(step, 0), "masters and state may have changed");
           }
         }
         put(comm, buffer, 2);
-        fails(Status.E_STATE, optimizer::beginStep, "are not whole");
+        Checks.fails(Status.E_STATE, optimizer::beginStep, "are not whole");
         optimizer.setSteps(0);
         try (Step step = optimizer.beginStep()) {
-          check(update(step, 0).getStep() == 1, "it goes on");
+          Checks.check(update(step, 0).getStep() == 1, "it goes on");
         }
       }
     }
@@ -233,21 +216,21 @@ public final class CallersRule {
         OptimizerOptions options = new OptimizerOptions();
         options.setRule(Rule.CALLER);
         options.addState(name);
-        fails(Status.E_INVALID, () -> Optimizer.create(buffer, options), "state has the name '" + name + "'");
+        Checks.fails(Status.E_INVALID, () -> Optimizer.create(buffer, options), "state has the name '" + name + "'");
       }
       OptimizerOptions lion = new OptimizerOptions();
       lion.setRule(Rule.LION);
       lion.addState("mine");
-      fails(Status.E_INVALID, () -> Optimizer.create(buffer, lion), "Lion has its own");
+      Checks.fails(Status.E_INVALID, () -> Optimizer.create(buffer, lion), "Lion has its own");
       put(comm, buffer, 1);
-      fails(Status.E_STATE, optimizer::step, "no update function");
-      fails(Status.E_INVALID, () -> new Optimizers().beginStepMany(new StepOptions()), "give at least one");
+      Checks.fails(Status.E_STATE, optimizer::step, "no update function");
+      Checks.fails(Status.E_INVALID, () -> new Optimizers().beginStepMany(new StepOptions()), "give at least one");
       try (Step step = optimizer.beginStep()) {
         UpdatePiece piece = step.next();
-        fails(Status.E_INVALID, () -> piece.state(2), "not 2");
-        fails(Status.E_INVALID, () -> piece.state(-1), "not -1");
+        Checks.fails(Status.E_INVALID, () -> piece.state(2), "not 2");
+        Checks.fails(Status.E_INVALID, () -> piece.state(-1), "not -1");
         step.next();
-        fails(Status.E_STATE, piece::grad, "a piece of a Step");
+        Checks.fails(Status.E_STATE, piece::grad, "a piece of a Step");
       }
     }
   }

@@ -9,7 +9,6 @@ import megadp.CheckpointOptions;
 import megadp.CheckpointParts;
 import megadp.Comm;
 import megadp.DType;
-import megadp.MegaDPException;
 import megadp.Optimizer;
 import megadp.OptimizerOptions;
 import megadp.Param;
@@ -23,22 +22,6 @@ import megadp.View;
 /** On one rank or more: two buffers, one of them with two optimizers, and arrays of this program's own in one checkpoint; and what is refused. */
 public final class Checkpoints {
   private Checkpoints() {}
-
-  private static void check(boolean good, String what) {
-    if (!good) {
-      throw new AssertionError(what);
-    }
-  }
-
-  private static void fails(Status status, Runnable call, String words) {
-    try {
-      call.run();
-    } catch (MegaDPException error) {
-      check(error.is(status) && error.text().contains(words), "expected " + status + " with " + words + ", was " + error);
-      return;
-    }
-    throw new AssertionError("expected " + status + " with " + words);
-  }
 
   private static Optimizer optimizer(Buffer buffer, Rule rule, int group) {
     OptimizerOptions options = new OptimizerOptions();
@@ -116,25 +99,25 @@ public final class Checkpoints {
       }
       loaded.set(1);
       loaded.parts.load(directory, options);
-      check(loaded.told().equals("[20.0, 20.0, 20.0] [22.0, 22.0] 20 21 23.0 20"), loaded.told());
+      Checks.check(loaded.told().equals("[20.0, 20.0, 20.0] [22.0, 22.0] 20 21 23.0 20"), loaded.told());
       loaded.parts.load(directory + "/checkpoint-000001", options);
       System.out.println("loaded " + loaded.told());
-      check(Checkpoint.info(directory).contains("norm.mean"), "a tensor is told");
+      Checks.check(Checkpoint.info(directory).contains("norm.mean"), "a tensor is told");
 
-      fails(Status.E_INVALID, () -> Checkpoint.load(directory, saved.encoder, saved.adamw, options), "'");
-      fails(Status.E_INVALID, () -> new CheckpointParts().save(directory, options), "part_count");
-      fails(Status.E_INVALID, () -> saved.parts.addTensor(Param.of("x", -2)), "-2");
-      fails(Status.E_INVALID, () -> saved.parts.addTensor(Param.of("x", 1L << 40, 1L << 40)), "too large");
-      fails(Status.E_INVALID, () -> saved.parts.addTensor(Param.of("a\0b")), "NUL");
-      fails(Status.E_INVALID, () -> saved.parts.save("a\0b", options), "NUL");
+      Checks.fails(Status.E_INVALID, () -> Checkpoint.load(directory, saved.encoder, saved.adamw, options), "'");
+      Checks.fails(Status.E_INVALID, () -> new CheckpointParts().save(directory, options), "part_count");
+      Checks.fails(Status.E_INVALID, () -> saved.parts.addTensor(Param.of("x", -2)), "-2");
+      Checks.fails(Status.E_INVALID, () -> saved.parts.addTensor(Param.of("x", 1L << 40, 1L << 40)), "too large");
+      Checks.fails(Status.E_INVALID, () -> saved.parts.addTensor(Param.of("a\0b")), "NUL");
+      Checks.fails(Status.E_INVALID, () -> saved.parts.save("a\0b", options), "NUL");
       CheckpointParts twice = new CheckpointParts();
       twice.addBuffer(saved.decoder);
       twice.addTensor(Param.of("head", 2));
-      fails(Status.E_INVALID, () -> twice.save(directory, options), "two arrays are called 'head'");
+      Checks.fails(Status.E_INVALID, () -> twice.save(directory, options), "two arrays are called 'head'");
       loaded.sgd.close();
-      fails(Status.E_STATE, () -> loaded.parts.load(directory, options), "this Optimizer is closed");
+      Checks.fails(Status.E_STATE, () -> loaded.parts.load(directory, options), "this Optimizer is closed");
       loaded.decoder.close();
-      fails(Status.E_STATE, () -> loaded.parts.startSave(directory, options), "closed");
+      Checks.fails(Status.E_STATE, () -> loaded.parts.startSave(directory, options), "closed");
       comm.barrier();
     }
   }

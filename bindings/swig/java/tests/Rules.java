@@ -4,7 +4,6 @@ import megadp.Buffer;
 import megadp.Checkpoint;
 import megadp.CheckpointOptions;
 import megadp.Comm;
-import megadp.MegaDPException;
 import megadp.Optimizer;
 import megadp.OptimizerOptions;
 import megadp.Optimizers;
@@ -29,22 +28,6 @@ public final class Rules {
   private static final int STEPS = 6;
 
   private Rules() {}
-
-  private static void check(boolean good, String what) {
-    if (!good) {
-      throw new AssertionError(what);
-    }
-  }
-
-  private static void fails(Status status, Runnable call, String words) {
-    try {
-      call.run();
-    } catch (MegaDPException error) {
-      check(error.is(status) && error.text().contains(words), "expected " + status + " with " + words + ", was " + error);
-      return;
-    }
-    throw new AssertionError("expected " + status + " with " + words);
-  }
 
   private static boolean isAdam(Rule rule) {
     return rule == Rule.ADAMW || rule == Rule.ADAM;
@@ -142,15 +125,15 @@ public final class Rules {
     double[] expected = after(rule);
     float[] found = new float[1];
     buffer.read(param, found);
-    check(Math.abs(found[0] - expected[0]) < 1e-5, rule + ": " + found[0] + "; expected " + expected[0]);
+    Checks.check(Math.abs(found[0] - expected[0]) < 1e-5, rule + ": " + found[0] + "; expected " + expected[0]);
     String[] kept = isAdam(rule) ? new String[] {"exp_avg", "exp_avg_sq"}
         : rule == Rule.LION ? new String[] {"exp_avg"} : hasMomentum(rule) ? new String[] {"momentum_buffer"} : new String[0];
     for (int i = 0; i < kept.length; i++) {
       java.nio.FloatBuffer state = optimizer.state(param, kept[i]).asFloatBuffer();
-      check(state.remaining() == 0 || Math.abs(state.get(0) - expected[i + 1]) < 1e-5, rule + ": " + kept[i]);
+      Checks.check(state.remaining() == 0 || Math.abs(state.get(0) - expected[i + 1]) < 1e-5, rule + ": " + kept[i]);
     }
     if (kept.length == 0) {
-      fails(Status.E_INVALID, () -> optimizer.state(param, "exp_avg"), "name is 'exp_avg'");
+      Checks.fails(Status.E_INVALID, () -> optimizer.state(param, "exp_avg"), "name is 'exp_avg'");
     }
   }
 
@@ -182,7 +165,7 @@ public final class Rules {
             request.await();
           }
         } else {
-          check(both.stepMany(new StepOptions()).getStep() == step, "the step is counted");
+          Checks.check(both.stepMany(new StepOptions()).getStep() == step, "the step is counted");
         }
         if (step == STEPS / 2) {
           Checkpoint.saveMany(directory, buffer, both, new CheckpointOptions());
@@ -203,17 +186,17 @@ public final class Rules {
     try (Buffer buffer = twoGroups(comm)) {
       OptimizerOptions momentum = new OptimizerOptions();
       momentum.setMomentum(0);
-      fails(Status.E_INVALID, () -> Optimizer.create(buffer, momentum), "AdamW has none");
+      Checks.fails(Status.E_INVALID, () -> Optimizer.create(buffer, momentum), "AdamW has none");
       OptimizerOptions some = new OptimizerOptions();
       some.setFirstParamGroup(0);
       Optimizer first = Optimizer.create(buffer, some);
       put(buffer, 1);
-      fails(Status.E_INVALID, () -> new Optimizers().stepMany(new StepOptions()), "give at least one");
-      fails(Status.E_INVALID, () -> Optimizers.of(first).stepMany(new StepOptions()), "'v' is in parameter group 1");
-      fails(Status.E_INVALID, () -> Optimizers.of(first, first).stepMany(new StepOptions()), "which both");
+      Checks.fails(Status.E_INVALID, () -> new Optimizers().stepMany(new StepOptions()), "give at least one");
+      Checks.fails(Status.E_INVALID, () -> Optimizers.of(first).stepMany(new StepOptions()), "'v' is in parameter group 1");
+      Checks.fails(Status.E_INVALID, () -> Optimizers.of(first, first).stepMany(new StepOptions()), "which both");
       Optimizers closed = Optimizers.of(first);
       first.close();
-      fails(Status.E_STATE, () -> closed.stepMany(new StepOptions()), "this Optimizer is closed");
+      Checks.fails(Status.E_STATE, () -> closed.stepMany(new StepOptions()), "this Optimizer is closed");
     }
   }
 
@@ -221,11 +204,11 @@ public final class Rules {
     OptimizerOptions options = new OptimizerOptions();
     options.setRule(Rule.SGD);
     try (Buffer buffer = Buffer.create(comm, Params.of(Param.of("w"))); Optimizer optimizer = Optimizer.create(buffer, options)) {
-      fails(Status.E_STATE, optimizer::scaler, "no loss scaler");
-      fails(Status.E_STATE, optimizer::scale, "no loss scaler");
+      Checks.fails(Status.E_STATE, optimizer::scaler, "no loss scaler");
+      Checks.fails(Status.E_STATE, optimizer::scale, "no loss scaler");
       Scaler scaler = new Scaler();
       scaler.setHysteresis(-1);
-      fails(Status.E_INVALID, () -> optimizer.setScaler(scaler), "hysteresis");
+      Checks.fails(Status.E_INVALID, () -> optimizer.setScaler(scaler), "hysteresis");
       scaler.setHysteresis(2);
       scaler.setScale(1024);
       scaler.setGrowthInterval(3);
@@ -235,15 +218,15 @@ public final class Rules {
         boolean overflows = kind == 'x' && comm.rank() == 0;
         buffer.put(0, new float[] {overflows ? Float.POSITIVE_INFINITY : (float) optimizer.scale()});
         StepReport report = optimizer.step();
-        check(report.getSkipped() == (kind == 'x'), "an overflow skips the step");
-        check(optimizer.scaleView().memory().asFloatBuffer().get(0) == optimizer.scale(), "the scale where it lies");
+        Checks.check(report.getSkipped() == (kind == 'x'), "an overflow skips the step");
+        Checks.check(optimizer.scaleView().memory().asFloatBuffer().get(0) == optimizer.scale(), "the scale where it lies");
         scales.append(' ').append((int) optimizer.scale());
       }
-      check(optimizer.scaler().getOverflows() == 1 && optimizer.scaler().getCleanSteps() == 0, "what it counts");
+      Checks.check(optimizer.scaler().getOverflows() == 1 && optimizer.scaler().getCleanSteps() == 0, "what it counts");
       System.out.println("scales" + scales);
       optimizer.removeScaler();
       buffer.put(0, new float[] {Float.NaN});
-      fails(Status.E_NUMERIC, optimizer::step, "");
+      Checks.fails(Status.E_NUMERIC, optimizer::step, "");
     }
   }
 
@@ -257,11 +240,11 @@ public final class Rules {
       optimizer.step();
       optimizer.swapAverage();
       buffer.awaitAll();
-      check(buffer.param(0).asFloatBuffer().get(0) == 1, "the average in the parameter's place");
-      fails(Status.E_STATE, optimizer::step, "swap them back first");
+      Checks.check(buffer.param(0).asFloatBuffer().get(0) == 1, "the average in the parameter's place");
+      Checks.fails(Status.E_STATE, optimizer::step, "swap them back first");
       optimizer.swapAverage();
-      check(buffer.param(0).asFloatBuffer().get(0) == 4, "the parameter in its own");
-      check(optimizer.state(0, "average").remaining() <= 4, "the owned average");
+      Checks.check(buffer.param(0).asFloatBuffer().get(0) == 4, "the parameter in its own");
+      Checks.check(optimizer.state(0, "average").remaining() <= 4, "the owned average");
     }
   }
 
