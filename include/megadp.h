@@ -170,7 +170,7 @@ enum {
   MDP_NORM_INF = 1
 };
 
-typedef uint32_t mdp_missing; /* what mdp_grad_sync does about a parameter that never became ready */
+typedef uint32_t mdp_missing; /* what mdp_grad_sync does about a parameter that was neither ready nor skipped in the last microbatch */
 enum {
   MDP_MISSING_ERROR = 0, /* MDP_E_STATE on all ranks, naming the parameter and the rank      */
   MDP_MISSING_ZERO = 1,  /* this rank adds what its earlier microbatches brought, or zero    */

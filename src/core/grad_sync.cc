@@ -35,8 +35,7 @@ Result<SyncHeader> Gradients::settle_missing() {
     for (uint32_t slot = range.first_slot; slot < range.end_slot; ++slot) {
       const size_t param = layout.slots[slot].param;
       ParamState& state = states_[param];
-      // With a pool: whole, now or in an earlier microbatch.
-      if (state.ready || (is_pooled() && state.came && !state.has_gradient)) continue;
+      if (state.ready) continue;
       if (Status cleared = clear_if_empty(param); !cleared) return cleared;
       if (arenas_->plan().config.missing == MissingPolicy::skip) state.skipped = !state.has_gradient;
       if (missing++ == 0 && arenas_->plan().config.missing == MissingPolicy::error && is_last_) {

@@ -96,7 +96,51 @@ static void shardings_judge_alike(void** state) {
   }
 }
 
+/* What is wrong with a step: the lowest rank with something left out in its last microbatch, and which it is; -1: nothing. */
+static int left_out(int32_t ranks, int step, int32_t* rank) {
+  for (*rank = 0; *rank < ranks; ++*rank) {
+    for (int p = LAYERS; p-- > 0;) {
+      if (choice(*rank, p, step, MICROBATCHES - 1) == LEFT_OUT) return p;
+    }
+  }
+  return -1;
+}
+
+static void try_to_train(mdp_comm* comm, const void* argument) {
+  model m = model_on(comm, argument);
+  for (int step = 0; step < STEPS; ++step) {
+    for (int b = 0; b < MICROBATCHES; ++b) {
+      OK(mdp_microbatch_begin(m.buffer, b == MICROBATCHES - 1));
+      bring(&m, step, b);
+    }
+    int32_t rank = -1;
+    const int p = left_out(m.size, step, &rank);
+    if (p < 0) {
+      OK(mdp_grad_sync(m.buffer, 0, NULL));
+      step_and_wait(m.optimizer);
+      continue;
+    }
+    FAILS(MDP_E_STATE, "never became ready", mdp_grad_sync(m.buffer, 0, NULL));
+    SIZED(mdp_error_info, info);
+    OK(mdp_last_error_info(&info));
+    CHECK(info.rank == rank && info.param == p);
+    OK(mdp_buffer_zero_grad(m.buffer, NULL));
+  }
+  model_drop(&m);
+}
+
+/* MDP_MISSING_ERROR asks for all parameters in the last microbatch, whatever earlier ones brought. */
+static void shardings_miss_alike(void** state) {
+  (void)state;
+  for (int32_t ranks = 1; ranks <= 2; ++ranks) {
+    for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
+      const kind k = {.missing = MDP_MISSING_ERROR, .sharding = sharding, .tp = 1, .max_grad_norm = -1};
+      run_on_comms(ranks, try_to_train, &k);
+    }
+  }
+}
+
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike)};
+  const struct CMUnitTest tests[] = {TEST(shardings_judge_alike), TEST(shardings_miss_alike)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -3,6 +3,7 @@
 // lines of JSON.
 // usage: between_hosts count ELEMENTS     collectives with known answers; how many bytes crossed the host's network devices in each
 //        between_hosts time MIB ROUNDS    milliseconds of all_reduce and reduce_scatter of so much f32, the slowest rank's, by round
+//        between_hosts scatter ELEMENTS TIMEOUT_SECONDS     milliseconds of one reduce_scatter
 //        between_hosts train SECONDS [TIMEOUT_SECONDS]      a small training for so long, or until rank 0 gets SIGUSR1
 #include <chrono>
 #include <csignal>
@@ -78,26 +79,27 @@ class HostRank {
 
   void count(int64_t elements) {
     std::vector<float> data(static_cast<size_t>(elements)), apart(data.size());
-    const auto fill = [&] {
-      for (int64_t i = 0; i < elements; ++i) data[static_cast<size_t>(i)] = value(rank_, i);
-    };
-    const auto compare = [&](const std::vector<float>& found, const char* what, int root) {
-      for (int64_t i = 0; i < elements; ++i) {
-        const float expected = root < 0 ? sum(size_, i) : value(root, i), got = found[static_cast<size_t>(i)];
-        require(std::memcmp(&expected, &got, sizeof got) == 0, what, ": element ", i, " is ", got, " and should be ", expected);
-      }
-    };
     Tensor from(data.data(), elements), to(apart.data(), elements);
-    fill();
+    fill(data);
     counted("all_reduce", [&] { ok(mdp_all_reduce(comm_.get(), from.get(), to.get(), MDP_OP_SUM, nullptr, nullptr)); });
     compare(apart, "all_reduce", -1);
     counted("all_reduce in place", [&] { ok(mdp_all_reduce(comm_.get(), from.get(), from.get(), MDP_OP_SUM, nullptr, nullptr)); });
     compare(data, "all_reduce in place", -1);
     for (const int root : {0, size_ - 1}) {
-      fill();
+      fill(data);
       counted("broadcast", [&] { ok(mdp_broadcast(comm_.get(), from.get(), root, nullptr, nullptr)); });
       compare(data, "broadcast", root);
     }
+  }
+
+  // Both hosts send and receive all the time.
+  void scatter(int64_t elements) {
+    std::vector<float> data(static_cast<size_t>(elements)), piece(data.size() / static_cast<size_t>(size_));
+    fill(data);
+    Tensor all(data.data(), elements), mine(piece.data(), elements / size_);
+    const double ms = slowest([&] { ok(mdp_reduce_scatter(comm_.get(), all.get(), mine.get(), MDP_OP_SUM, nullptr, nullptr)); });
+    compare(piece, "reduce_scatter", -1, rank_ * mine.size);
+    say("{\"ms\":" + std::to_string(ms) + "}");
   }
 
   void time(int64_t mib, int rounds) {
@@ -130,6 +132,19 @@ class HostRank {
   }
 
  private:
+  void fill(std::vector<float>& data) const {
+    for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank_, static_cast<int64_t>(i));
+  }
+
+  // Whether these are the root's elements, or the sums of all ranks' (root -1), from `begin` on.
+  void compare(const std::vector<float>& found, const char* what, int root, int64_t begin = 0) const {
+    for (size_t i = 0; i < found.size(); ++i) {
+      const int64_t at = begin + static_cast<int64_t>(i);
+      const float expected = root < 0 ? sum(size_, at) : value(root, at), got = found[i];
+      require(std::memcmp(&expected, &got, sizeof got) == 0, what, ": element ", i, " is ", got, " and should be ", expected);
+    }
+  }
+
   void say(const std::string& line) const {
     if (!speaks_) return;
     std::printf("%s\n", line.c_str());
@@ -167,8 +182,10 @@ class HostRank {
 };
 
 void run(const std::vector<std::string>& words) {
-  HostRank rank(words[0] == "train" && words.size() > 2 ? std::stod(words[2]) : 0);
+  const bool has_timeout = (words[0] == "train" || words[0] == "scatter") && words.size() > 2;
+  HostRank rank(has_timeout ? std::stod(words[2]) : 0);
   if (words[0] == "count") return rank.count(std::stoll(words.at(1)));
+  if (words[0] == "scatter") return rank.scatter(std::stoll(words.at(1)));
   if (words[0] == "time") return rank.time(std::stoll(words.at(1)), std::stoi(words.at(2)));
   rank.train(std::stod(words.at(1)));
 }

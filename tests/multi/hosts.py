@@ -60,6 +60,12 @@ class TwoHosts:
     def cut_the_cable(self):
         subprocess.run(["ip", "-n", self.names[0], "link", "set", self.ends[0], "down"], check=True)
 
+    def slow_down(self, rate):
+        """The cable takes no more than that in each direction, as `tc` writes it."""
+        for host, end in zip(self.names, self.ends):
+            subprocess.run(["ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", end, "root", "tbf", "rate", rate, "burst", "16kb", "limit", "32kb"],
+                           check=True)
+
     def read(self, path):
         """What both hosts have at `path`, one after the other."""
         commands = [["ip", "netns", "exec", host, "cat", path] for host in self.names[:2]]

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How often an array crosses the wire between two hosts, counted by their network devices, and what the collectives give there.
+"""How often an array crosses the wire between two hosts, counted by their network devices, what the collectives give there, and that a slow
+wire is no rank that hangs.
 
 usage: wire_test.py MEGADP BETWEEN_HOSTS [unittest arguments]
 """
@@ -49,6 +50,18 @@ class Wire(unittest.TestCase):
         for elements in (1, 3, 8, 1025, 40961):
             for transport in ("ucx", "sockets"):
                 self.crossings((2, 1), elements, {"MEGADP_TRANSPORT": transport})
+
+    def test_a_timeout_counts_from_the_last_bytes(self):
+        """With sockets: one message of 512 KiB takes longer than the timeout, but something of it comes all the time."""
+        hosts, timeout = TwoHosts(self), 1
+        hosts.slow_down("800kbit")
+        lines = hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, "scatter", str(256 << 10), str(timeout)])
+        environment = {**without_launcher(), "MEGADP_TRANSPORT": "sockets"}
+        jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
+        outputs = [job.communicate(timeout=LIMIT) for job in jobs]
+        self.assertEqual([job.returncode for job in jobs], [0, 0], outputs)
+        print(outputs[0][0])
+        self.assertGreater(json.loads(outputs[0][0])["ms"], 1000 * (timeout + 2))
 
 
 if __name__ == "__main__":
