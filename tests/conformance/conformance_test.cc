@@ -89,7 +89,7 @@ const char* skip_reason(const Driver& driver, const char* name) {
 std::vector<Case> all_cases() {
   std::vector<Case> all;
   for (const auto& list : {window_cases(), memory_cases(), random_cases(), group_cases(), order_cases(), failure_cases(), stream_cases(),
-                           kernel_cases(), lifetime_cases(), p2p_cases(), uneven_cases()}) {
+                           kernel_cases(), lifetime_cases(), p2p_cases(), p2p_failure_cases(), uneven_cases()}) {
     all.insert(all.end(), list.begin(), list.end());
   }
   return all;

@@ -45,6 +45,7 @@ std::vector<Case> stream_cases();
 std::vector<Case> kernel_cases();
 std::vector<Case> lifetime_cases();
 std::vector<Case> p2p_cases();
+std::vector<Case> p2p_failure_cases();
 std::vector<Case> uneven_cases();
 
 // Rank counts that cases are tried with.
