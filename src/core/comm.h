@@ -8,6 +8,8 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <type_traits>
 #include <vector>
 
 #include "backend/backend.h"
@@ -46,6 +48,28 @@ struct Context {
 
   // ok while the context is usable: not in a forked child, no rank lost, nothing aborted.
   Status usable() const;
+
+  // What `work` submits other ranks count on, and nothing takes it back: if it fails on the way, for lack of memory say, so does the
+  // context. Returns what it returns, a Status or a Result.
+  template <class Work>
+  std::invoke_result_t<Work&> commit(Work&& work) {
+    try {
+      auto done = work();
+      if (!done.ok()) world->fail(status_of(done));
+      return done;
+    } catch (const std::bad_alloc&) {
+      Status lost(Code::memory, "out of memory");
+      world->fail(lost);
+      return lost;
+    }
+  }
+
+ private:
+  static const Status& status_of(const Status& status) { return status; }
+  template <class T>
+  static const Status& status_of(const Result<T>& result) {
+    return result.status();
+  }
 };
 
 class Comm {

@@ -70,11 +70,12 @@ Status Gradients::launch_in_order() {
   for (; next_launch_ < launches_.size(); ++next_launch_) {
     const std::vector<uint32_t>& next = launches_[next_launch_];
     if (!std::all_of(next.begin(), next.end(), full)) break;
-    if (Status status = launch(next); !status) return status;
-    // With a pool the sums of all microbatches, once.
-    if (!is_pooled() || is_last_) {
-      if (Status summed = sum_across_of(next_launch_ + 1); !summed) return summed;
-    }
+    const Status launched = arenas_->context().commit([&]() -> Status {
+      if (Status status = launch(next); !status) return status;
+      // With a pool the sums of all microbatches, once.
+      return !is_pooled() || is_last_ ? sum_across_of(next_launch_ + 1) : Status();
+    });
+    if (!launched) return launched;
   }
   return {};
 }

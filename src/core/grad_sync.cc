@@ -148,6 +148,27 @@ Status Gradients::complete_sync() {
   return sync_status_;
 }
 
+// All of a sync but the waiting.
+Status Gradients::submit_sync() {
+  sync_ns_ = now_ns();
+  stats_.launched_in_backward += launched();
+  auto header = settle_missing();
+  if (!header) return header.status();
+  if (Status launched = launch_in_order(); !launched) return launched;
+  if (Status joined = join_across(); !joined) return joined;
+  if (Status summed = sum_owned(); !summed) return summed;
+  if (Status fetched = fetch_checks(); !fetched) return fetched;
+  if (Status submitted = submit_agreements(*header); !submitted) return submitted;
+  auto end = arenas_->grads().control().record();
+  if (!end) return end.status();
+  auto reduced = arenas_->grads().stream().record();
+  if (!reduced) return reduced.status();
+  reduced_ = *reduced;
+  sync_request_ = std::make_shared<Request>(arenas_->shared_context(), *end, false, [this] { return complete_sync(); });
+  phase_ = Phase::syncing;
+  return {};
+}
+
 Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_request) {
   std::shared_ptr<Request> sync;
   {
@@ -158,22 +179,7 @@ Result<std::shared_ptr<Request>> Gradients::sync(void* consumer, bool want_reque
     if (Status own = params_->check_swapped_back("mdp_grad_sync"); !own) return own;
     if (Status ordered = arenas_->grads().stream().wait_for_caller(consumer); !ordered) return ordered;
     if (phase_ == Phase::open) {
-      sync_ns_ = now_ns();
-      stats_.launched_in_backward += launched();
-      auto header = settle_missing();
-      if (!header) return header.status();
-      if (Status launched = launch_in_order(); !launched) return launched;
-      if (Status joined = join_across(); !joined) return joined;
-      if (Status summed = sum_owned(); !summed) return summed;
-      if (Status fetched = fetch_checks(); !fetched) return fetched;
-      if (Status submitted = submit_agreements(*header); !submitted) return submitted;
-      auto end = arenas_->grads().control().record();
-      if (!end) return end.status();
-      auto reduced = arenas_->grads().stream().record();
-      if (!reduced) return reduced.status();
-      reduced_ = *reduced;
-      sync_request_ = std::make_shared<Request>(arenas_->shared_context(), *end, false, [this] { return complete_sync(); });
-      phase_ = Phase::syncing;
+      if (Status submitted = arenas_->context().commit([this] { return submit_sync(); }); !submitted) return submitted;
     }
     sync = sync_request_;  // of a sync that was there before, too: the same outcome again
   }

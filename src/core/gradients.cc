@@ -32,6 +32,9 @@ Gradients::Gradients(std::shared_ptr<Arenas> arenas, std::shared_ptr<Params> par
 
 Gradients::~Gradients() {
   for (Spill::Left& left : spill_.left()) arenas_->grads().retain(std::move(left.memory));
+  for (ParamState& state : states_) {  // copies of them may be under way, if their launch has failed
+    if (state.spill != nullptr) arenas_->grads().retain(std::move(state.spill));
+  }
 }
 
 Status Gradients::allocate() {

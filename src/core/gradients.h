@@ -247,6 +247,7 @@ class Gradients : public std::enable_shared_from_this<Gradients> {
   size_t launched() const;  // buckets of this step
   BucketState state_of(uint32_t bucket) const;
   Result<SyncHeader> settle_missing();
+  Status submit_sync();
   Status submit_agreements(const SyncHeader& header);
   Status evaluate_agreements();
   Status complete_sync();

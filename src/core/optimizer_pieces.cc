@@ -179,7 +179,7 @@ Result<std::shared_ptr<Request>> Optimizer::finish(const Status& mine, StepRepor
       gradients.start_step();
       return agreed.with_context("masters and state may have changed, parameters were not gathered; load a checkpoint to go on");
     }
-    auto submitted = submit_end(optimizers, pieces->step);
+    auto submitted = buffer_->context().commit([&] { return submit_end(optimizers, pieces->step); });
     if (!submitted) return submitted.status();
     end = *std::move(submitted);
   }

@@ -213,7 +213,7 @@ Result<std::shared_ptr<Request>> Optimizer::lead(Together optimizers, const Step
   {
     std::unique_lock lock = buffer_->gradients().lock();
     if (Status begun = submit_begin(optimizers, &lock, &step); !begun) return begun;
-    auto submitted = submit_end(optimizers, step);
+    auto submitted = buffer_->context().commit([&] { return submit_end(optimizers, step); });
     if (!submitted) return submitted.status();
     end = *std::move(submitted);
   }
@@ -243,6 +243,9 @@ Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>
   if (Status usable = buffer_->context().usable(); !usable) return usable;
   if (Status reduced = gradients.check_reduced("mdp_optimizer_step"); !reduced) return reduced;
   step->nonfinite = gradients.sync_status();
+  if (!step->nonfinite.ok() && step->scaled.skips) {
+    log(LogLevel::info, text(step->nonfinite.text(), "; a step with a loss scale is skipped for it"));
+  }
   if (const double divisor = divisor_of(step->options); !(divisor >= kLeastDivisor && divisor <= kMostDivisor)) {
     return invalid("mdp_optimizer_step: loss_scale times grad_divisor times the step's tokens is ", divisor, "; it must be between ",
                    kLeastDivisor, " and ", kMostDivisor);
@@ -254,7 +257,7 @@ Status Optimizer::submit_begin(Together optimizers, std::unique_lock<std::mutex>
   auto place = outcome_place();
   if (!place) return place.status();
   step->outcome = *std::move(place);
-  auto judged = submit_norm(optimizers, step->options, step->outcome->data());
+  auto judged = buffer_->context().commit([&] { return submit_norm(optimizers, step->options, step->outcome->data()); });
   if (!judged) return judged.status();
   step->normed = *std::move(judged);
   return {};
@@ -281,7 +284,6 @@ Result<std::shared_ptr<Request>> Optimizer::conclude(const Step& step, const std
   const Channel& last = buffer_->arenas().last();
   // What the sync has found on a rank says more than what can be seen in the sum; with a loss scale it is nothing to worry about.
   const bool refused = !step.nonfinite.ok() && !step.scaled.skips;
-  if (!step.nonfinite.ok() && !refused) log(LogLevel::info, text(step.nonfinite.text(), "; a step with a loss scale is skipped for it"));
   if (report != nullptr || refused || (!want_request && !context.on_device())) {
     Status found = await(want_request || context.on_device() ? *step.normed : *end, step.outcome, step.scaled, report);
     if (!found) return refused && found.code() == Code::numeric ? step.nonfinite : found;
@@ -294,8 +296,10 @@ Result<std::shared_ptr<Request>> Optimizer::conclude(const Step& step, const std
     return std::shared_ptr<Request>();
   }
   // Only now: a step that failed above hands out no request, so that nobody would take its notification off the event fd.
-  return last.request(buffer_->arenas().shared_context(), [self = shared_from_this(), outcome = step.outcome, scaled = step.scaled] {
-    return self->judge(outcome, scaled, false, nullptr);
+  return context.commit([&] {
+    return last.request(buffer_->arenas().shared_context(), [self = shared_from_this(), outcome = step.outcome, scaled = step.scaled] {
+      return self->judge(outcome, scaled, false, nullptr);
+    });
   });
 }
 
