@@ -355,6 +355,39 @@ static void a_failure_is_everybodys(void** state) {
   }
 }
 
+/* Of two in one step the second's update fails: it alone has changed half of its masters, and refuses to go on. */
+static void fails_beside(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, 0);
+  caller who = {.comm = comm, .buffer = buffer_of(comm, MDP_SHARDING_ZERO_1)};
+  for (int callers = 1; callers <= 2; ++callers) {
+    mdp_optimizer* both[2] = {optimizer_of(who.buffer, callers == 2 ? MDP_RULE_CALLER : MDP_RULE_ADAMW, 0, 1),
+                              optimizer_of(who.buffer, MDP_RULE_CALLER, 1, 1)};
+    for (int i = 2 - callers; i < 2; ++i) OK(mdp_optimizer_set_update(both[i], update, &who));
+    who.calls = 0;
+    who.fails_at = 1;
+    put_grads(who.buffer, rank, n, 1);
+    FAILS(MDP_E_ABORTED, "its update function returned 7", mdp_optimizer_step_many(both, 2, NULL, NULL, NULL));
+    who.fails_at = 0;
+    put_grads(who.buffer, rank, n, 2);
+    FAILS(MDP_E_STATE, "are not whole", mdp_optimizer_step_many(both, 2, NULL, NULL, NULL));
+    if (callers == 2) {
+      OK(mdp_optimizer_set_steps(both[0], 0, NULL, 0));
+      FAILS(MDP_E_STATE, "are not whole", mdp_optimizer_step_many(both, 2, NULL, NULL, NULL));
+    }
+    OK(mdp_optimizer_set_steps(both[1], 0, NULL, 0));
+    OK(mdp_optimizer_step_many(both, 2, NULL, NULL, NULL));
+    for (int i = 0; i < 2; ++i) mdp_optimizer_destroy(both[i]);
+  }
+  mdp_buffer_destroy(who.buffer);
+  mdp_comm_destroy(comm);
+}
+
+static void a_failure_beside_others(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 2; ++n) run_ranks(n, fails_beside, NULL);
+}
+
 /* ── What is refused ── */
 
 static int32_t call_back(void* user, const mdp_update* u) {
@@ -516,7 +549,7 @@ static void goes_on_from_a_checkpoint(void** state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-      TEST(the_librarys_bits), TEST(in_one_step_with_others), TEST(a_failure_is_everybodys),  TEST(calls_from_within),
+      TEST(the_librarys_bits), TEST(in_one_step_with_others), TEST(a_failure_is_everybodys), TEST(a_failure_beside_others),  TEST(calls_from_within),
       TEST(refusals),          TEST(given_up_midway),         TEST(goes_on_from_a_checkpoint)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -284,6 +284,8 @@ static void local_waits(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
       if (!on_cuda) { /* a caller's stream waits on a device, not the caller */
         FAILS(MDP_E_ABORTED, "mdp_param_wait was interrupted on rank 0", mdp_param_wait(j.buffer, SIZE_MAX, NULL));
         FAILS(MDP_E_ABORTED, "mdp_grad_put was interrupted on rank 0", mdp_grad_put(j.buffer, FIRST, &array, 0, NULL));
+        int32_t first = 0;
+        FAILS(MDP_E_ABORTED, "mdp_grad_acquire was interrupted on rank 0", mdp_grad_acquire(j.buffer, FIRST, &view, &first, NULL));
       }
       FAILS(MDP_E_ABORTED, "mdp_param_read was interrupted on rank 0", mdp_param_read(j.buffer, FIRST, &array, NULL));
     }
@@ -296,7 +298,7 @@ static void local_waits(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
   OK(mdp_optimizer_state(j.optimizer, FIRST, "master", &view));
   OK(mdp_request_wait(request, UINT64_MAX));
   mdp_request_free(request);
-  put_all(j.buffer); /* the interrupted put counts for nothing */
+  put_all(j.buffer); /* the interrupted put counts for nothing, and nothing is lent */
   step_and_wait(j.optimizer);
   OK(mdp_optimizer_steps(j.optimizer, FIRST, &steps));
   CHECK(steps == 2);

@@ -69,9 +69,10 @@ static void different_layers(tp_rank* r) {
   static const int64_t halves[] = {4, 4};
   static const char* const told[] = {
       "'row of 8 to 8", "of 4 to 8",  "blocks 4 4",      "bf16",          ", bias",
-      ", transposed",   ", sequence", ", gather output", ", whole input", ", gather output, partial gradient'"};
+      ", transposed",   ", sequence", ", gather output", ", whole input", ", gather output, partial gradient'",
+      ", checks"};
   const int other = r->rank == 1;
-  for (int way = 0; way < 10; ++way) {
+  for (int way = 0; way < 11; ++way) {
     SIZED(mdp_tp_linear_config, c);
     c.split = way == 8 || (way == 0 && other) ? MDP_TP_ROW : MDP_TP_COLUMN;
     c.in_features = way == 1 && other ? 4 : 8;
@@ -87,6 +88,8 @@ static void different_layers(tp_rank* r) {
     if ((way == 7 && other) || way == 9) c.flags = MDP_TP_LINEAR_GATHER_OUTPUT;
     if (way == 8 && other) c.flags = MDP_TP_LINEAR_WHOLE_INPUT;
     if (way == 9 && !other) c.grad = MDP_TP_GRAD_REPLICATED;
+    if (way == 10) c.grad = MDP_TP_GRAD_UNSET;
+    if (way == 10 && other) c.flags = MDP_TP_LINEAR_CHECK_REPLICATED;
     mdp_tp_linear* layer = NULL;
     FAILS(MDP_E_DESYNC, told[way], mdp_tp_linear_create(r->comm, &c, &layer));
     CHECK(layer == NULL && strstr(mdp_last_error(), "ranks 0 and 1 create different layers") != NULL);

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bad options and bad texts: each is refused with exit code 2, one line on stderr that names the option and its value, and nothing on stdout.
 
-usage: command_line_test.py GPT
+usage: command_line_test.py GPT GPT_GRADCHECK
 """
 import os
 import subprocess
@@ -131,22 +131,32 @@ def notices_full_disk(gpt, folder, *arguments):
     return False
 
 
+def gradcheck_notices_full_disk(gradcheck):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([gradcheck], env=ALONE, stdout=full, stderr=subprocess.PIPE, text=True, timeout=240, check=False)
+    if done.returncode == 1 and "could not be written" in done.stderr:
+        return True
+    print(f"{gradcheck} > /dev/full: exit code {done.returncode}, wanted 1 and a sentence\n{done.stderr}")
+    return False
+
+
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
-    gpt = sys.argv[1]
+    gpt, gradcheck = sys.argv[1:]
     with tempfile.TemporaryDirectory() as folder:
         cases = BAD_OPTIONS + bad_texts(folder)
         wrong = sum(not refused(gpt, arguments, wanted) for arguments, wanted in cases) 
         wrong += sum(not accepted(gpt, folder, *more) for more in ([], ["--backend", "host"], ["--backend=auto"]))
         wrong += not without_device(gpt, folder)
         wrong += sum(not notices_full_disk(gpt, folder, *more) for more in ([], ["--json"], ["--help"]))
+        wrong += not gradcheck_notices_full_disk(gradcheck)
     shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
     for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--tp", "--sp", "--vocab-parallel", "--json"):
         if option not in shown:
             wrong += 1
             print(f"--help does not tell of {option}")
-    print(f"command line of gpt: {len(cases) + 8} cases, {wrong} wrong")
+    print(f"command line of gpt: {len(cases) + 9} cases, {wrong} wrong")
     sys.exit(1 if wrong else 0)
 
 

@@ -449,6 +449,21 @@ fn groups_and_state_are_the_optimizers() {
 }
 
 #[test]
+fn a_master_written_before_the_first_step_counts() {
+    let comm = alone();
+    for dtype in [DType::F32, DType::Bf16] {
+        let mut buffer = register(&comm, &Buffer::builder(), &[small("w").dtype(dtype)]);
+        let mut optimizer = Optimizer::builder().create(&buffer).unwrap();
+        optimizer.state_mut(&mut buffer, 0, StateKind::Master).unwrap().fill(7.0);
+        buffer.gradients().put(0, &[1f32; 4]).unwrap();
+        optimizer.step(&mut buffer, &StepOptions::default().lr(0.0)).unwrap();
+        let mut out = [0f32; 4];
+        buffer.read_param(0, &mut out).unwrap();
+        assert_eq!(out, [7.0; 4]);
+    }
+}
+
+#[test]
 fn what_is_said_is_meant_literally_and_what_is_not_is_the_optimizers() {
     let comm = alone();
     let params = [small("decays"), small("does not").param_group(1), small("decays less").param_group(2)];
