@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // conformance_test BACKEND RANKS [CASE…]: runs the suite on a backend (host; cuda; cuda-standin, see tests/cuda/standin.h) with ranks as
 // threads on the test World ("test-world", or "test-hosts" for two nodes), or as threads ("threads") or processes ("processes") on the real
-// World. Cases are named by the start of their names; --ranks=1,2 leaves out all other numbers of ranks.
+// World. Cases are named by the start of their names; --ranks=1,2 leaves out all other numbers of ranks, and another --ranks= says with
+// which to run the cases that have none of these.
 #include <algorithm>
 #include <cstring>
 #include <iostream>
@@ -102,7 +103,19 @@ bool chosen(const char* name, const std::vector<std::string>& wanted) {
   return wanted.empty();
 }
 
-int run_all(const Driver& driver, Ranks ranks, const std::vector<int>& sizes, const std::vector<std::string>& wanted) {
+// With the first of these lists of sizes with which the case looks at anything; empty: with all sizes.
+Outcome run_with(const std::vector<std::vector<int>>& sizes, Setting setting, const Case& one) {
+  for (const std::vector<int>& some : sizes) {
+    setting.sizes = some;
+    Suite suite(setting);
+    one.run(suite);
+    const Outcome& outcome = suite.outcome();
+    if (outcome.checks > 0 || !outcome.findings.empty()) return outcome;
+  }
+  return {};
+}
+
+int run_all(const Driver& driver, Ranks ranks, const std::vector<std::vector<int>>& sizes, const std::vector<std::string>& wanted) {
   int failures = 0, ran = 0, checks = 0;
   for (const Case& one : all_cases()) {
     if (!chosen(one.name, wanted)) continue;
@@ -115,12 +128,9 @@ int run_all(const Driver& driver, Ranks ranks, const std::vector<int>& sizes, co
     Setting setting;
     setting.ranks = ranks;
     setting.open = driver.open;
-    setting.sizes = sizes;
-    Suite suite(setting);
     const uint64_t begin_ns = now_ns();
-    one.run(suite);
-    const Outcome& outcome = suite.outcome();
-    if (outcome.checks == 0 && outcome.findings.empty() && !sizes.empty()) {
+    const Outcome outcome = run_with(sizes, setting, one);
+    if (outcome.checks == 0 && outcome.findings.empty() && !sizes.front().empty()) {
       std::cout << "skipped " << one.name << ": it needs other numbers of ranks" << std::endl;
       continue;
     }
@@ -148,17 +158,18 @@ int main(int argc, char** argv) {
                                                  {"threads", Ranks::threads},
                                                  {"processes", Ranks::processes}};
   std::vector<std::string> wanted(argv + (argc < 3 ? argc : 3), argv + argc);
-  std::vector<int> sizes;
-  if (!wanted.empty() && wanted[0].rfind("--ranks=", 0) == 0) {
+  std::vector<std::vector<int>> sizes;
+  for (; !wanted.empty() && wanted[0].rfind("--ranks=", 0) == 0; wanted.erase(wanted.begin())) {
     std::istringstream list(wanted[0].substr(8));
-    for (std::string size; std::getline(list, size, ',');) sizes.push_back(std::atoi(size.c_str()));
-    wanted.erase(wanted.begin());
+    sizes.emplace_back();
+    for (std::string size; std::getline(list, size, ',');) sizes.back().push_back(std::atoi(size.c_str()));
   }
+  if (sizes.empty()) sizes.emplace_back();
   for (const Driver& driver : drivers()) {
     for (const auto& [known, ranks] : modes) {
       if (name == driver.name && mode == known) return run_all(driver, ranks, sizes, wanted);
     }
   }
-  std::cerr << "usage: conformance_test host|cuda|cuda-standin test-world|test-hosts|threads|processes [--ranks=N,N...] [CASE...]\n";
+  std::cerr << "usage: conformance_test host|cuda|cuda-standin test-world|test-hosts|threads|processes [--ranks=N,N...]... [CASE...]\n";
   return 2;
 }
