@@ -15,6 +15,7 @@ import megadp
 import megadp.jax
 
 STEPS, ROWS = 20, 12
+SAYS_WHOLE = 'With DataParallel(..., sharding="whole") each parameter has one owner'
 comm = megadp.Comm(timeout=60)
 
 
@@ -159,7 +160,7 @@ def keeps(what):
 
 def case_refused():
     refused("it must have init and update", lambda: ours("adam"))
-    refused("its update is not the same", lambda: ours(whole_norm()))
+    refused(f"its update is not the same|{SAYS_WHOLE}", lambda: ours(whole_norm()))
     refused("it keeps ['kept']|only counts of steps", lambda: ours(keeps(jnp.zeros(()))))
     refused("it keeps ['kept']|(3,)", lambda: ours(keeps(jnp.zeros(3))))
     refused("lr is 0.1 beside a transformation", lambda: ours(by_hand(), lr=0.1))
@@ -174,8 +175,9 @@ def case_optax_refused():
 
     for text, transformation in (
             ("clip_by_global_norm|max_grad_norm", optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-3))),
-            ("scale_by_trust_ratio|norm of a whole parameter", optax.lamb(1e-3)),
-            ("scale_by_trust_ratio|norm of a whole parameter", optax.lars(1e-3)),
+            (f"scale_by_trust_ratio|norm of a whole parameter|{SAYS_WHOLE}", optax.lamb(1e-3)),
+            (f"scale_by_trust_ratio|norm of a whole parameter|{SAYS_WHOLE}", optax.lars(1e-3)),
+            (f"scale_by_muon|orthogonalizes whole matrices|{SAYS_WHOLE}", optax.contrib.muon(1e-3)),
             ("adaptive_grad_clip", optax.chain(optax.adaptive_grad_clip(0.1), optax.sgd(1e-3))),
             ("clip_by_block_rms", optax.adafactor(1e-3)),
             ("cannot be taken on pieces", optax.noisy_sgd(1e-3))):

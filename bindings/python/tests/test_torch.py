@@ -317,6 +317,7 @@ class Averages(World):
                     with self.assertRaisesRegex(megadp.MegaDPError, "swap them back first"):
                         optimizer.step()
                 self.assertTrue(all(map(torch.equal, before, model.module.parameters())))
+                optimizer.zero_grad()
                 model(x).square().sum().backward()
                 optimizer.step()
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_state_cases.py, torch_rule_cases.py and
-torch_elementwise_cases.py, one program for many cases, since starting takes long."""
+"""megadp.torch beside DistributedDataParallel on two ranks: torch_cases.py, torch_state_cases.py, torch_rule_cases.py,
+torch_elementwise_cases.py and torch_whole_cases.py, one program for many cases, since starting takes long."""
 import os
 import subprocess
 import sys
@@ -17,6 +17,7 @@ RULE_CASES = ("rules", "schedules", "states", "lion", "several", "several_saved"
               "scaler_state", "scaler_refused")
 
 ELEMENTWISE_CASES = ("elementwise", "elementwise_saved", "elementwise_beside_others", "elementwise_fails", "elementwise_refused")
+WHOLE_CASES = ("whole", "whole_owned_once", "whole_saved", "whole_half_width", "whole_refused", "whole_lbfgs")
 
 
 class Cases:
@@ -55,7 +56,11 @@ class Elementwise(Cases, unittest.TestCase):
     PROGRAM, CASES = "torch_elementwise_cases.py", ELEMENTWISE_CASES
 
 
-for owner in (BesideDDP, State, Rules, Elementwise):
+class Whole(Cases, unittest.TestCase):
+    PROGRAM, CASES = "torch_whole_cases.py", WHOLE_CASES
+
+
+for owner in (BesideDDP, State, Rules, Elementwise, Whole):
     for name in owner.CASES:
         setattr(owner, "test_" + name, of(name))
 

@@ -73,9 +73,9 @@ def far(a, b):
     return max(abs(x - y) / max(abs(x), 1e-30) for x, y in zip(a, b))
 
 
-def compare(what, mine, reference, close=CLOSE):
+def compare(what, mine, reference, close=CLOSE, of="DDP"):
     assert len(mine) == len(reference) and far(mine, reference) <= close, f"{what}: {far(mine, reference):.1e} apart: {mine} {reference}"
-    sys.stdout.write(f"# {what}: {far(mine, reference):.1e} from DDP's\n")  # at once, as main() does
+    sys.stdout.write(f"# {what}: {far(mine, reference):.1e} from {of}'s\n")  # at once, as main() does
     sys.stdout.flush()
 
 

@@ -204,7 +204,7 @@ def case_elementwise_refused():
     refused("kind is ByNorm|is not the same where it is cut", make, ByNorm)
     refused("kind is Counts|keeps 'largest'", make, Counts)
     for name in ("NAdam", "ASGD", "Adafactor", "LBFGS", "SparseAdam"):  # what they are found out by under another name
-        refused("cannot be taken on pieces", own.check_elementwise, type("Other", (getattr(optim, name),), {}))
+        refused("kind is Other, whose step cannot be taken on", own.check_elementwise, type("Other", (getattr(optim, name),), {}))
     refused("capturable=True|capturable=False only", lambda: make(optim.RMSprop, capturable=True))
     refused("cannot be made with", lambda: make(optim.RMSprop, lr=-1))
     refused("cannot be made with", lambda: make(optim.RMSprop, speed=1))

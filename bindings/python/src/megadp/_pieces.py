@@ -130,7 +130,7 @@ class Piece:
         if name in self._kept:
             address, kept = self._kept[name]
             return Tensor(_struct(kept.dtype, self._device, address or 0, kept.shape, None), self._lease, readonly)
-        return Tensor(_struct(_F32, self._device, self._data[name] or 0, shape or (self.count,), None), self._lease, readonly)
+        return Tensor(_struct(_F32, self._device, self._data[name] or 0, (self.count,) if shape is None else shape, None), self._lease, readonly)
 
     def _shows_arrays(self) -> bool:
         return self._device[0] == _dlpack.CPU and _has_numpy()

@@ -8,6 +8,7 @@ import torch
 from ._errors import MegaDPError, Status, invalid
 from ._optimizer import Optimizer, Rule, StepReport, step_many as step_native
 from ._param_group import ParamGroup
+from ._param_states import ParamStates
 from ._torch_state import Form, ShardedState, explained
 from ._torch_steps import stream_of
 
@@ -50,15 +51,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
     _counts = True              # torch's state has a step count
 
     def __init__(self, model: "DataParallel", rule: Rule, values: Dict[str, Any], options: Dict[str, Any], torchs: Dict[str, Any],
-                 max_grad_norm: float, groups: Optional[Sequence[int]], arrays: Optional[Tuple[str, ...]] = None) -> None:
-        """arrays: what rule "caller" keeps; None: what the rule has."""
+                 max_grad_norm: float, groups: Optional[Sequence[int]], arrays: Optional[Tuple[str, ...]] = None,
+                 param_states: Optional[ParamStates] = None) -> None:
+        """arrays: what rule "caller" keeps; None: what the rule has. param_states: what it keeps of single parameters."""
         name = type(self).__name__
         options = dict(options)
         average_decay = float(options.pop("average_decay", 0.0))
         storage = {option: options.pop(option) for option in _STORAGE if option in options}
-        if not hasattr(model, "group_options"):
-            raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
-                          "parameters are given to DataParallel as param_groups)")
+        check_model(model)
         for option in options:
             if option not in _NO_EFFECT and option not in self._offers:
                 raise invalid(f"{option} is not an option of {name}")
@@ -84,9 +84,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._native = Optimizer(model.storage, rule=rule, lr=own.lr, betas=own.betas, eps=own.eps, momentum=own.momentum,
                                  max_grad_norm=max_grad_norm, param_groups=self._told,
                                  first_param_group=None if groups is None else self._first, state=arrays or (),
-                                 average_decay=average_decay, **storage)
+                                 average_decay=average_decay, param_states=param_states, **storage)
         mine = {id(p) for group in self.param_groups for p in group["params"]}
-        form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts, not storage.get("no_master", False))
+        form = Form(self._torch_name(), self._arrays, self._arrays_of, self._counts, not storage.get("no_master", False),
+                    self._as_torch)
         self._sharded = ShardedState(model, self._native, {i: p for i, p in model.trained.items() if id(p) in mine}, form)
         self._collected: Optional[Tuple[int, Any]] = None  # by consolidate_state_dict: the rank that has it, and there what it has
 
@@ -107,6 +108,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _arrays_of(self, p: torch.Tensor) -> Tuple[str, ...]:
         """What torch keeps of a parameter that has taken part in a step."""
         return self._arrays
+
+    def _as_torch(self, p: torch.Tensor, name: str, values: torch.Tensor) -> Any:
+        """What torch has under this name, of which these are the values."""
+        return values
 
     def _torch_name(self) -> str:
         return type(self).__name__.replace("Sharded", "")
@@ -254,6 +259,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """That this optimizer can go on with the values of saved groups. Raises MegaDPError: INVALID."""
         for number, group in enumerate(groups):
             self._values(group, f"group {number} of {what}")
+
+
+def check_model(model: Any) -> None:
+    if not hasattr(model, "group_options"):
+        raise invalid(f"model is a {type(model).__name__}; it must be a megadp.torch.DataParallel (not its parameters(); groups of "
+                      "parameters are given to DataParallel as param_groups)")
 
 
 def group_numbers(groups: Optional[Sequence[int]], count: int) -> List[int]:

@@ -31,6 +31,7 @@ class Form(NamedTuple):
     of: Callable[[torch.Tensor], Tuple[str, ...]]      # those of them that torch has of this parameter
     counts: bool                                         # and a step count
     masters: bool = True                                 # and the library, besides, of parameters of less than 32 bits a master
+    shown: Callable[[torch.Tensor, str, torch.Tensor], Any] = lambda p, name, values: values  # as torch has it
 
 
 class ShardedState:
@@ -40,6 +41,7 @@ class ShardedState:
         self._model, self._native, self.params, self._form = model, native, params, form
         # Loaded masters of half-width parameters. They wait for the next step, since a script may load the model before or after.
         self._masters: Dict[int, torch.Tensor] = {}
+        self._kept = native._place.param_states  # of single parameters, by name, in shapes of their own
         self._begins = {piece.param: piece.param_begin for piece in model.storage.owned()}
 
     def collect(self, rank: Optional[int]) -> Optional[Dict[torch.Tensor, Dict[str, torch.Tensor]]]:
@@ -56,18 +58,20 @@ class ShardedState:
             arrays = {name: self._whole(i, p, name, keeps) for name in names}
             if keeps and (names or self._form.counts):
                 count = {"step": torch.tensor(float(steps))} if self._form.counts else {}
-                found[p] = {**count, **{name: values for name, values in arrays.items() if values is not None}}
+                found[p] = {name: self._form.shown(p, name, values) for name, values in {**count, **arrays}.items() if values is not None}
         return found if keeps else None
 
     def _whole(self, i: int, p: torch.Tensor, array: str, keeps: bool) -> Optional[torch.Tensor]:
-        own, begin = as_tensor(self._native.state(i, array)), self._begins.get(i, 0)
+        own, begin = as_tensor(self._native.state(i, array)).view(-1), self._begins.get(i, 0)
+        kept = self._kept.get(array, {}).get(i)
+        shape, dtype = (p.shape, torch.float32) if kept is None else (torch.Size(kept.shape), own.dtype)
         if self._model.gradients.whole:
-            return own.to(torch.float32, copy=True).view(p.shape).cpu() if keeps else None
-        whole = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
+            return own.to(dtype, copy=True).view(shape).cpu() if keeps else None
+        whole = torch.zeros(shape.numel(), dtype=dtype, device=p.device)
         whole[begin:begin + own.numel()] = own
         if whole.numel():  # of bytes the largest: elements are on one rank, or alike on the ranks of several instances, so all bits stay
             self._model._comm.all_reduce(whole.view(torch.uint8), op="max", stream=stream_of(whole))
-        return whole.view(p.shape).cpu() if keeps else None
+        return whole.view(shape).cpu() if keeps else None
 
     def load(self, entries: Mapping[int, Mapping[str, Any]]) -> None:
         """Goes on from what collect gave, or torch's optimizer has; a parameter that is not among them has taken no step. Local."""
@@ -77,7 +81,8 @@ class ShardedState:
         for i, p in self.params.items():
             entry = entries.get(i, {})
             steps[i] = int(entry.get("step", 1 if entry and not self._form.counts else 0))
-            arrays += [(as_tensor(self._native.state(i, name)), self._cut(i, p, entry, name)) for name in self._form.arrays]
+            names = (*self._form.arrays, *(name for name, of in self._kept.items() if i in of))
+            arrays += [(as_tensor(self._native.state(i, name)).view(-1), self._cut(i, p, entry, name)) for name in names]
             # torch casts what it does not know to the parameter's type, and goes on without it: such a master is of no use.
             if self._form.masters and p.dtype != torch.float32 and getattr(entry.get("master"), "dtype", None) == torch.float32:
                 masters[i] = self._cut(i, p, entry, "master").clone()
@@ -91,9 +96,14 @@ class ShardedState:
         values = entry.get(array)
         if not entry or (values is None and not (self._form.counts and array in self._form.of(p))):  # SGD's: of a group without momentum
             return torch.zeros(count)
+        kept = self._kept.get(array, {}).get(i)
+        if kept is not None and isinstance(values, (bool, int, float)):
+            values = torch.tensor(values)
         if not isinstance(values, torch.Tensor):
             raise invalid(f"state_dict has {sorted(entry)} of '{name}'; {self._form.name}'s state has '{array}', a tensor")
-        if values.shape != p.shape:
+        if kept is not None and tuple(values.shape) != kept.shape:
+            raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', of which {self._form.name} keeps {kept.shape}")
+        if kept is None and values.shape != p.shape:
             raise invalid(f"state_dict has '{array}' of shape {tuple(values.shape)} for '{name}', whose shape is {tuple(p.shape)}")
         return values.detach().reshape(-1)[begin:begin + count]
 

@@ -18,7 +18,8 @@ from ._errors import MegaDPError, Status, invalid
 from ._tensor import Tensor
 from ._torch_grads import Grad, make, refuse_change, refuse_values
 
-_ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_ELEMENTS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64, "int64": torch.int64,
+             "uint8": torch.uint8}
 _CHUNK = 1 << 18  # elements that are widened at a time
 # Phases: the step's gradients are used up or not there yet; passes inside no_sync have brought some; the last pass has; they are reduced.
 USED, ADDING, LAST, REDUCED = range(4)

@@ -17,7 +17,7 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
-from ._jax_elementwise import Elements, make_optimizer, refuse_beside
+from ._jax_elementwise import elements_of, make_optimizer, refuse_beside
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
 from ._optimizer import Optimizer, Rule, StepReport
@@ -184,9 +184,11 @@ class DataParallel(Gradients):
     "replicated", "partial_sum", or what ParallelLinear.placements says; each data-parallel group then begins with the values of its first
     rank. optimizer options (rule, lr, betas, eps, weight_decay, momentum, max_grad_norm, average_decay) and options of Buffer may be given. buffer and
     optimizer are there to be used directly.
-    transformation: in place of a rule an element-wise one of optax's (rmsprop, adabelief, nadamw, a chain of such ...), on this rank's shard
-    of fp32 masters; its arrays, at most 4, are the optimizer's state. What goes by more than an element (clip_by_global_norm, lamb, muon
-    ...) is refused by name, or by what a trial finds: clip by max_grad_norm. On the host only. Collective; blocking.
+    transformation: in place of a rule one of optax's (rmsprop, adabelief, nadamw, a chain of such ...), on this rank's shard of fp32
+    masters; its arrays, at most 4, are the optimizer's state. With sharding="whole" (or "zero_0") it may also go by all of a parameter (lamb,
+    lars, adafactor, contrib.muon ...): its owner updates it in its shape, and keeps what is kept of it, at most 4 names besides. Without it
+    such a one is refused by name, or by what a trial finds; what goes by several parameters at once (clip_by_global_norm) always is: clip by
+    max_grad_norm. On the host only. Collective; blocking.
     Raises MegaDPError, as Buffer and Optimizer.
     """
 
@@ -196,7 +198,8 @@ class DataParallel(Gradients):
                  use_order: Optional[Sequence[int]] = None, placements: Any = None, **options: "Unpack[BufferOptions]") -> None:
         if transformation is not None:
             refuse_beside(dict(rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay or None, momentum=momentum))
-        self._elements = None if transformation is None else Elements(transformation)
+        shapes = [tuple(numpy.shape(leaf)) for leaf in jax.tree_util.tree_leaves(params)]
+        self._elements = None if transformation is None else elements_of(transformation, options.get("sharding", "default"), shapes)
         super().__init__(comm, params, use_order, options, placements)
         for number, value in enumerate(self._tree.flatten_up_to(params)):
             self.buffer.write(number, numpy.asarray(value))
@@ -206,7 +209,7 @@ class DataParallel(Gradients):
         self._together: Optional[Together] = None
         self._saving: Optional[Request] = None  # the last checkpoint that was to be written meanwhile
         if self._elements is not None:
-            self.optimizer = make_optimizer(self.buffer, self._elements, max_grad_norm, average_decay)
+            self.optimizer = make_optimizer(self.buffer, comm, self._elements, max_grad_norm, average_decay)
         else:
             self.optimizer = Optimizer(self.buffer, rule=rule or "adamw", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
                                        momentum=momentum, max_grad_norm=max_grad_norm, average_decay=average_decay)

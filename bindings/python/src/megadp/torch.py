@@ -107,11 +107,12 @@ class DataParallel(torch.nn.Module):
         self.storage = Buffer(where, [Param(name, tuple(p.shape), p.dtype if i in self.trained else "f32", param_group=groups.get(id(p), 0),
                                             frozen=i not in self.trained, use_order=orders[i], **places[i])
                                       for i, (name, p) in enumerate(named)], **buffer_options)
-        self._comm, norms_over, whole = self._groups_of(where, buffer_options.get("sharding") == "zero_0")
+        self._sharding = buffer_options.get("sharding", "default")
+        self._comm, norms_over, whole = self._groups_of(where, self._sharding == "zero_0")
         self._places: Dict[int, int] = {}
         self._take_memory()
         self.gradients = Gradients(self.storage, self.names, self.trained, norms_over, whole,
-                                   buffer_options.get("sharding") == "zero_2", where._instances if isinstance(where, Grid) else 1)
+                                   self._sharding == "zero_2", where._instances if isinstance(where, Grid) else 1)
         self.gradients.hook()
         self.broadcasts_buffers = ddp.broadcasts_buffers(broadcast_buffers, forward_sync_buffers)
         self._share_the_rest()
