@@ -548,8 +548,8 @@ static void goes_on_from_a_checkpoint(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {
-      TEST(the_librarys_bits), TEST(in_one_step_with_others), TEST(a_failure_is_everybodys), TEST(a_failure_beside_others),  TEST(calls_from_within),
-      TEST(refusals),          TEST(given_up_midway),         TEST(goes_on_from_a_checkpoint)};
+  const struct CMUnitTest tests[] = {TEST(the_librarys_bits),       TEST(in_one_step_with_others),  TEST(a_failure_is_everybodys),
+                                     TEST(a_failure_beside_others), TEST(calls_from_within),        TEST(refusals),
+                                     TEST(given_up_midway),         TEST(goes_on_from_a_checkpoint)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
