@@ -29,7 +29,7 @@ Status agree(World& world, const std::vector<int>& members, const Subject& on, c
 // A body that the other ranks take part in. Where memory runs out in it, in the midst of an exchange, they learn of it as a failure of the
 // World: they do not agree any more on where they are. What each rank does by itself is better an attempt(), which they agree on.
 template <class Body>
-Status with_others(World& world, Body&& body) {
+std::invoke_result_t<Body&> with_others(World& world, Body&& body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {

@@ -8,12 +8,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <type_traits>
 #include <vector>
 
 #include "backend/backend.h"
 #include "base/status.h"
+#include "control/agreement.h"
 #include "control/interrupt.h"
 #include "control/world.h"
 #include "core/channel.h"
@@ -53,15 +53,9 @@ struct Context {
   // context. Returns what it returns, a Status or a Result.
   template <class Work>
   std::invoke_result_t<Work&> commit(Work&& work) {
-    try {
-      auto done = work();
-      if (!done.ok()) world->fail(status_of(done));
-      return done;
-    } catch (const std::bad_alloc&) {
-      Status lost(Code::memory, "out of memory");
-      world->fail(lost);
-      return lost;
-    }
+    auto done = with_others(*world, work);
+    if (!done.ok()) world->fail(status_of(done));
+    return done;
   }
 
  private:

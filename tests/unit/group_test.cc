@@ -7,6 +7,7 @@
 
 #include "../conformance/thread_world.h"
 #include "check.h"
+#include "control/agreement.h"
 #include "host/group.h"
 
 using namespace megadp;
@@ -330,6 +331,19 @@ void what_one_host_cannot_share_no_host_has() {
   });
 }
 
+// A rank that has failed says why, also if the World fails before the others have heard it.
+void ones_own_failure_is_told() {
+  on_ranks(2, {0, 0}, [](const std::shared_ptr<World>& world) {
+    if (world->rank() == 1) {
+      world->fail(Status(Code::aborted, "the lid is on fire"));
+      return;
+    }
+    const Status agreed = agree(*world, {0, 1}, {"setting up"}, Status(Code::memory, "there is no room"));
+    const std::lock_guard lock(checking);
+    fails(agreed, Code::memory, {"there is no room"});
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -344,5 +358,6 @@ int main() {
   groups_cross_hosts_side_by_side();
   what_one_host_cannot_set_up_no_host_has();
   what_one_host_cannot_share_no_host_has();
+  ones_own_failure_is_told();
   return finish();
 }
