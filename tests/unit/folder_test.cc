@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Giving a new name where the file system, or the kernel, does not know renameat2's flags: nothing that is there is replaced.
+// Where a file system cannot do all: one that does not know renameat2's flags, where nothing that is there is replaced all the same; and
+// one that fails to write to its device, where what was to be saved or exported is not there afterwards.
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
@@ -10,17 +13,30 @@
 #include <string>
 
 #include "check.h"
+#include "files/checkpoint_folder.h"
 #include "files/folder.h"
 
 namespace {
 
-int refusal = 0;  // how renameat2 refuses flags
+int refusal = 0;          // how renameat2 refuses flags; 0: it does not
+int syncs_until = -1;     // one fails, alone; below 0: none does
+bool has_failed = false;  // it has
 
 }  // namespace
 
-extern "C" int renameat2(int, const char*, int, const char*, unsigned flags) noexcept {
-  errno = flags != 0 ? refusal : EBADF;
+extern "C" {
+int renameat2(int from_in, const char* from, int to_in, const char* to, unsigned flags) noexcept {
+  if (refusal == 0) return static_cast<int>(syscall(SYS_renameat2, from_in, from, to_in, to, flags));
+  errno = refusal;
   return -1;
+}
+
+int fsync(int fd) {
+  if (syncs_until < 0 || syncs_until-- > 0) return static_cast<int>(syscall(SYS_fsync, fd));
+  has_failed = true;
+  errno = EIO;
+  return -1;
+}
 }
 
 using namespace megadp;
@@ -66,13 +82,53 @@ void test_names_are_given(const fs::path& below, const Folder& folder) {
   check(renamed.status().text().find("renaming " + below.string() + "/nothing to name") != std::string::npos, renamed.status().text());
 }
 
-void test_where_flags_are_not_known(int how) {
-  refusal = how;
+template <class Test>
+void in_a_folder(const Test& test) {
   std::string path = fs::temp_directory_path() / "megadp-folder-XXXXXX";
   if (!check(::mkdtemp(path.data()) != nullptr, "a folder to test in")) return;
-  auto folder = Folder::open(path);
-  if (check(folder.ok(), "it is opened")) test_names_are_given(path, *folder);
+  test(path);
   fs::remove_all(path);
+}
+
+void test_where_flags_are_not_known(int how) {
+  refusal = how;
+  in_a_folder([](const std::string& path) {
+    auto folder = Folder::open(path);
+    if (check(folder.ok(), "it is opened")) test_names_are_given(path, *folder);
+  });
+  refusal = 0;
+}
+
+// Each write to the device in turn fails; false: there are no more of them.
+template <class Commit>
+bool fails_at(int number, const char* result, const Commit& commit) {
+  in_a_folder([&](const std::string& path) {
+    auto pending = PendingCheckpoint::create(path, "0123456789abcdef");
+    if (!check(pending.ok(), pending.status().text())) return;
+    write(fs::path(pending->folder().path()) / "a", "one");
+    write(fs::path(pending->folder().path()) / "b", "two");
+    syncs_until = number;
+    has_failed = false;
+    const Status status = commit(*pending);
+    syncs_until = -1;
+    pending->abandon();
+    const auto left = std::distance(fs::directory_iterator(path), fs::directory_iterator());
+    if (has_failed) {
+      check(status.code() == Code::system && status.text().find("writing") != std::string::npos, status.text());
+      check(left == 0, text(result, ", write ", number, ": ", left, " files or folders are left"));
+    } else {
+      check(status.ok() && left > 0, text(result, ": ", status.text()));
+    }
+  });
+  return has_failed;
+}
+
+void test_what_is_not_sure_is_not_there() {
+  int checkpoints = 0, files = 0;
+  while (fails_at(checkpoints, "a checkpoint", [](PendingCheckpoint& pending) { return pending.commit({}); })) ++checkpoints;
+  while (fails_at(files, "a model", [](PendingCheckpoint& pending) { return pending.commit_files({"a", "b"}); })) ++files;
+  check_equal(checkpoints, 3, "writes of a checkpoint: the manifest, its folder, the directory");
+  check_equal(files, 3, "writes of two files: their folder, the directory twice");
 }
 
 }  // namespace
@@ -80,5 +136,6 @@ void test_where_flags_are_not_known(int how) {
 int main() {
   test_where_flags_are_not_known(EINVAL);
   test_where_flags_are_not_known(ENOSYS);
+  test_what_is_not_sure_is_not_there();
   return finish();
 }

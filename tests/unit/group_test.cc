@@ -8,6 +8,7 @@
 #include "../conformance/thread_world.h"
 #include "check.h"
 #include "control/agreement.h"
+#include "control/memory_check.h"
 #include "host/group.h"
 
 using namespace megadp;
@@ -344,6 +345,16 @@ void ones_own_failure_is_told() {
   });
 }
 
+// Too much memory on one node is refused on all.
+void what_one_host_has_no_room_for_no_host_takes() {
+  on_ranks(4, {0, 0, 1, 1}, [](const std::shared_ptr<World>& world) {
+    const uint64_t bytes = world->rank() == 2 ? uint64_t{1} << 60 : 4096;
+    const Status checked = check_memory(*world, {0, 1, 2, 3}, "mdp_buffer_register", bytes, false);
+    const std::lock_guard lock(checking);
+    fails(checked, Code::memory, {"ranks 2 and 3 need together"});
+  });
+}
+
 }  // namespace
 
 int main() {
@@ -359,5 +370,6 @@ int main() {
   what_one_host_cannot_set_up_no_host_has();
   what_one_host_cannot_share_no_host_has();
   ones_own_failure_is_told();
+  what_one_host_has_no_room_for_no_host_takes();
   return finish();
 }
