@@ -67,15 +67,23 @@ std::vector<Job> make_jobs(Arrays& a) {
                       must(host::find_nonfinite(a.at(0), type, n, 0, &found));
                     }});
     // Reads the gradient, master, m and v; writes master, m, v and, if it is not the master, the parameter.
-    jobs.push_back(
-        {"adamw f32 gradient, " + name + " parameter", (7 * 4 + (type == DType::f32 ? 0 : size)) * n, [=, &a] {
-           StepScalars scalars{};
-           scalars.grad_factor = 1;
-           const uint64_t steps = 3;
-           void* const param = type == DType::f32 ? a.at(9) : a.at(12);
-           must(host::update(
-               {{1e-3, 0.9, 0.999, 1e-8, 0.1}, &scalars, &steps, a.at(8), a.at(9), {a.at(10), a.at(11)}, param, n, DType::f32, type, 0}));
-         }});
+    jobs.push_back({"adamw f32 gradient, " + name + " parameter", (7 * 4 + (type == DType::f32 ? 0 : size)) * n, [=, &a] {
+                      StepScalars scalars{};
+                      scalars.grad_factor = 1;
+                      const uint64_t steps = 3;
+                      void* const param = type == DType::f32 ? a.at(9) : a.at(12);
+                      must(host::update({{1e-3, 0.9, 0.999, 1e-8, 0.1, 0},
+                                         &scalars,
+                                         &steps,
+                                         a.at(8),
+                                         a.at(9),
+                                         {a.at(10), a.at(11)},
+                                         param,
+                                         n,
+                                         DType::f32,
+                                         type,
+                                         0}));
+                    }});
     if (type == DType::f32) continue;
     jobs.push_back({"cast f32 to " + name, (4 + size) * n, [=, &a] { must(host::cast(a.at(12), type, a.at(0), DType::f32, n)); }});
     jobs.push_back({"cast " + name + " to f32", (4 + size) * n, [=, &a] { must(host::cast(a.at(12), DType::f32, a.at(0), type, n)); }});

@@ -796,15 +796,15 @@ MDP_API void mdp_grid_destroy(mdp_grid* grid);
 MDP_API mdp_status mdp_grid_groups_json(const mdp_grid_config* grid, int32_t size, uint32_t axes, char* json, size_t capacity,
                                         size_t* needed);
 
-/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid and config NULL: all defaults. Errors: INVALID,
- * UNSUPPORTED, as mdp_buffer_register. */
+/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid, config and optimizer NULL: all defaults. An optimizer
+ * has all groups (not SOME_GROUPS). Errors: INVALID, UNSUPPORTED, as mdp_buffer_register and mdp_optimizer_create. */
 MDP_API mdp_status mdp_plan(const mdp_grid_config* grid, int32_t size, int32_t rank, const mdp_buffer_config* config,
-                            const mdp_param* params, size_t count, mdp_plan_report* out);
+                            const mdp_param* params, size_t count, const mdp_optimizer_config* optimizer, mdp_plan_report* out);
 
 /* The whole layout, as one line of JSON: arenas with the place of every parameter, buckets, the ranges that each rank owns, the bytes of
  * each rank. begin and end count elements in the arena. Text: see mdp_info. Errors: as mdp_plan. */
 MDP_API mdp_status mdp_plan_json(const mdp_grid_config* grid, int32_t size, const mdp_buffer_config* config, const mdp_param* params,
-                                 size_t count, char* json, size_t capacity, size_t* needed);
+                                 size_t count, const mdp_optimizer_config* optimizer, char* json, size_t capacity, size_t* needed);
 
 /* ── Buffer ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 

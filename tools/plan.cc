@@ -135,10 +135,6 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   config.high_bandwidth_padding = options.high_bandwidth;
   config.wire_bf16 = options.bf16_wire;
   config.error_feedback = options.error_feedback;
-  config.rule = rule_of(options.rule);
-  config.average = options.average;
-  config.bf16_state = options.state_dtype == "bf16";
-  config.no_master = options.no_master;
   if (Status taken = take_bucket_size(options.bucket_size, &config); !taken) return taken;
   auto model = take_params(options, layers);
   if (!model) return model.status();
@@ -152,7 +148,9 @@ Result<Plan> make_plan_of(const Options& options, const std::optional<LayersPlan
   cut.tp = options.tp;
   auto grid = Grid::create(cut, options.dp * options.tp);
   if (!grid) return grid.status();
-  return make_plan(*grid, config, std::move(model->params));
+  auto plan = make_plan(*grid, config, std::move(model->params));
+  if (plan) plan->optimizer = {rule_of(options.rule), options.state_dtype == "bf16", options.no_master, options.average, 0, {}};
+  return plan;
 }
 
 // Everything that can be wrong came from the command line, or could not be read.

@@ -68,7 +68,7 @@ void print_bytes(const Plan& plan, int ranks, uint64_t elements) {
   }
   if (bytes.spill > 0) fmt::print("Besides, where gradients come before their turn: at most {} bytes\n", bytes.spill);
   if (bytes.feedback > 0) fmt::print("Besides, what rounding for the wire loses: {} bytes\n", bytes.feedback);
-  if (plan.config.average) fmt::print("Besides, the average, and what a swap with it keeps aside: {} bytes\n", bytes.average);
+  if (plan.optimizer.average) fmt::print("Besides, the average, and what a swap with it keeps aside: {} bytes\n", bytes.average);
   if (bytes.communicators > 0) fmt::print("On a device, besides, an estimate: {} bytes for its communicators\n", bytes.communicators);
 }
 

@@ -77,4 +77,19 @@ struct OwnedRange {  // a piece of one parameter that one shard owns; never empt
 // What `shard` owns, in placement order. Of one shard: everything.
 std::vector<OwnedRange> owned_ranges(const Layout& layout, int shard);
 
+// Where pieces lie that are copied one behind the other: each as its place in the arena is to kParamAlignment.
+class PackedPieces {
+ public:
+  // Where the piece [begin, end) of the arena goes.
+  uint64_t add(uint64_t begin, uint64_t end) {
+    const uint64_t at = elements_ + (begin - elements_) % kParamAlignment;
+    elements_ = at + (end - begin);
+    return at;
+  }
+  uint64_t elements() const noexcept { return elements_; }
+
+ private:
+  uint64_t elements_ = 0;
+};
+
 }  // namespace megadp

@@ -26,11 +26,13 @@ const UpdateRule& Optimizer::rule() const {
   return impl_->rule();
 }
 
-bool Optimizer::covers(size_t param) const {
-  const ParamSpec& spec = buffer_->plan().params[param];
-  if (spec.frozen) return false;
+bool OptimizerConfig::covers(const ParamSpec& spec) const {
   const auto group = static_cast<size_t>(spec.group);
-  return group >= impl_->config.first_group && group - impl_->config.first_group < impl_->config.groups.size();
+  return !spec.frozen && group >= first_group && group - first_group < groups.size();
+}
+
+bool Optimizer::covers(size_t param) const {
+  return impl_->config.covers(buffer_->plan().params[param]);
 }
 
 float* Optimizer::Impl::master_at(const Arena& arena, const Shard& shard, const Owned& owned) const {
@@ -83,12 +85,12 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Buffer> buf
   if (Status usable = context.usable(); !usable) return usable;
   std::shared_ptr<Optimizer> optimizer(new Optimizer(buffer, config));
   if (Status same = optimizer->compare_configurations(); !same) return same;
-  if (Status found = optimizer->find_sources(optimizer->check_masters()); !found) return found;
+  if (Status found = optimizer->find_sources(check_masters(optimizer->impl_->config, buffer->plan())); !found) return found;
   optimizer->lay_out();
   optimizer->lay_out_param_states();
   if (Status room = optimizer->check_room(); !room) return room;
-  Status mine = optimizer->check_groups();
-  if (mine.ok()) mine = optimizer->check_param_states();
+  Status mine = check_groups(optimizer->impl_->config, buffer->plan());
+  if (mine.ok()) mine = check_param_states(optimizer->impl_->config, buffer->plan());
   if (mine.ok()) mine = optimizer->allocate();
   // One rank's stage may have a wrong group, or no memory be left there: then no rank has an optimizer.
   const std::vector<int>& members = buffer->arenas().grid()->world()->group().members();
@@ -132,10 +134,10 @@ Status Optimizer::compare_on_all(const char* call, const char* what, const std::
       Blame{.rank = found.other});
 }
 
-Status Optimizer::check_masters() const {
-  for (size_t param = 0; param < buffer_->plan().params.size() && impl_->config.no_master; ++param) {
-    const ParamSpec& spec = buffer_->plan().params[param];
-    if (!covers(param) || spec.dtype != DType::f16) continue;
+Status check_masters(const OptimizerConfig& config, const Plan& plan) {
+  for (size_t param = 0; param < plan.params.size() && config.no_master; ++param) {
+    const ParamSpec& spec = plan.params[param];
+    if (!config.covers(spec) || spec.dtype != DType::f16) continue;
     return Status(Code::unsupported,
                   text("config.flags has MDP_OPTIMIZER_NO_MASTER (32), and ", param_label(param, spec.name),
                        " is f16; only bf16 parameters are updated without a master"),
@@ -145,27 +147,28 @@ Status Optimizer::check_masters() const {
 }
 
 // Of this rank's parameters, which need not be those of another stage.
-Status Optimizer::check_groups() const {
-  const OptimizerConfig& config = impl_->config;
-  for (size_t param = 0; param < buffer_->plan().params.size(); ++param) {
-    const ParamSpec& spec = buffer_->plan().params[param];
-    if (spec.frozen || covers(param) || (config.some_groups && spec.group >= 0)) continue;
-    return Status(Code::invalid,
-                  text(param_label(param, spec.name), " is in parameter group ", spec.group, "; the optimizer has ", names_of_groups()),
-                  Blame{.param = static_cast<int64_t>(param)});
+Status check_groups(const OptimizerConfig& config, const Plan& plan) {
+  for (size_t param = 0; param < plan.params.size(); ++param) {
+    const ParamSpec& spec = plan.params[param];
+    if (spec.frozen || config.covers(spec) || (config.some_groups && spec.group >= 0)) continue;
+    return Status(
+        Code::invalid,
+        text(param_label(param, spec.name), " is in parameter group ", spec.group, "; the optimizer has ", config.names_of_groups()),
+        Blame{.param = static_cast<int64_t>(param)});
   }
   return {};
 }
 
-std::string Optimizer::names_of_groups() const {
-  const size_t first = impl_->config.first_group, count = impl_->config.groups.size();
-  return count == 1 ? text("1 group, number ", first) : text(count, " groups, numbers ", first, " to ", first + count - 1);
+std::string OptimizerConfig::names_of_groups() const {
+  const size_t count = groups.size();
+  return count == 1 ? text("1 group, number ", first_group)
+                    : text(count, " groups, numbers ", first_group, " to ", first_group + count - 1);
 }
 
 std::string Optimizer::not_covered(size_t param) const {
   const ParamSpec& spec = buffer_->plan().params[param];
   return text(param_label(param, spec.name), " is in parameter group ", spec.group, ", another optimizer's; this one has ",
-              names_of_groups());
+              impl_->config.names_of_groups());
 }
 
 Status Optimizer::check_room() const {
@@ -328,7 +331,7 @@ Status Optimizer::set_steps(uint64_t taken, std::span<const uint64_t> steps) {
 Status Optimizer::set_group(size_t group, const ParamGroup& value) {
   const size_t first = impl_->config.first_group;
   if (group < first || group - first >= impl_->config.groups.size()) {
-    return invalid("group is ", group, "; this optimizer has ", names_of_groups());
+    return invalid("group is ", group, "; this optimizer has ", impl_->config.names_of_groups());
   }
   impl_->config.groups[group - first] = value;
   return {};

@@ -62,7 +62,15 @@ struct OptimizerConfig {
   uint64_t seed = 0;       // of the random bits that take part in it
 
   bool draws() const { return stochastic_state || no_master; }
+  // Whether the optimizer updates it: not what is frozen, nor what is another optimizer's.
+  bool covers(const ParamSpec& spec) const;
+  std::string names_of_groups() const;
 };
+
+// What is wrong with a configuration for parameters that are laid out like this.
+Status check_groups(const OptimizerConfig& config, const Plan& plan);
+Status check_masters(const OptimizerConfig& config, const Plan& plan);
+Status check_param_states(const OptimizerConfig& config, const Plan& plan);
 
 struct StepReport {
   double grad_norm = 0, clip_factor = 1, loss_scale = 1;
@@ -108,7 +116,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   ~Optimizer();
 
   const UpdateRule& rule() const;
-  // Whether it updates this parameter of its buffer: not what is frozen, nor what is another optimizer's.
   bool covers(size_t param) const;
   Status set_group(size_t group, const ParamGroup& value);
 
@@ -181,15 +188,11 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status compare_configurations();
   Status compare_param_states();
   Status compare_on_all(const char* call, const char* what, const std::string& mine);
-  Status check_groups() const;
-  Status check_masters() const;
-  std::string names_of_groups() const;
   std::string not_covered(size_t param) const;
   Status check_own(size_t param) const;
   Status check_room() const;
   Status find_sources(const Status& mine);
   void lay_out();
-  Status check_param_states() const;
   void lay_out_param_states();
   Status allocate();
   Status allocate_param_states();

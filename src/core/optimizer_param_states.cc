@@ -6,19 +6,16 @@
 #include "core/optimizer_impl.h"
 
 namespace megadp {
-namespace {
-
-constexpr uint64_t kAlignment = 64;  // bytes; where one begins
-
-}  // namespace
-
 // Of a parameter that is cut nobody could say whose they are.
-Status Optimizer::check_param_states() const {
-  const Arenas& arenas = buffer_->arenas();
-  for (const ParamState& state : impl_->config.param_states) {
+Status check_param_states(const OptimizerConfig& config, const Plan& plan) {
+  std::vector<Sharding> shardings(plan.params.size(), Sharding::zero_1);
+  for (const ArenaPlan& arena : plan.arenas) {
+    for (const size_t param : arena.params) shardings[param] = arena.sharding;
+  }
+  for (const ParamState& state : config.param_states) {
     for (size_t param = 0; param < state.bytes.size(); ++param) {
       if (state.bytes[param] == 0) continue;
-      const ParamSpec& spec = buffer_->plan().params[param];
+      const ParamSpec& spec = plan.params[param];
       const auto refused = [&](const auto&... words) {
         return Status(Code::invalid,
                       text("config.param_states gives ", param_label(param, spec.name), " ", state.bytes[param], " bytes of '", state.name,
@@ -26,9 +23,8 @@ Status Optimizer::check_param_states() const {
                       Blame{.param = static_cast<int64_t>(param)});
       };
       if (spec.frozen) return refused(", but it is frozen; give it 0");
-      if (!covers(param)) return refused(", but it is another optimizer's; give it 0");
-      const Sharding sharding = arenas.arena_of(param).plan->sharding;
-      if (sharding == Sharding::whole || sharding == Sharding::zero_0) continue;
+      if (!config.covers(spec)) return refused(", but it is another optimizer's; give it 0");
+      if (shardings[param] == Sharding::whole || shardings[param] == Sharding::zero_0) continue;
       return refused(", but it is cut over the ranks; register it with MDP_SHARDING_WHOLE (4)");
     }
   }
@@ -69,7 +65,7 @@ void Optimizer::lay_out_param_states() {
       if (state.bytes[param] == 0 || buffer_->plan().params[param].frozen || impl_->owned(arenas, param) == nullptr) continue;
       mine.at[param] = mine.bytes;
       mine.shapes[param][0] = static_cast<int64_t>(state.bytes[param]);
-      mine.bytes += round_up(state.bytes[param], kAlignment);
+      mine.bytes += round_up(state.bytes[param], kParamStateAlignment);
     }
     impl_->param_states.push_back(std::move(mine));
   }

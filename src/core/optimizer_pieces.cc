@@ -20,9 +20,9 @@ uint64_t Optimizer::Impl::gradient_elements() const {
   uint64_t most = 0;
   for (const Shard& shard : shards) {
     for (const std::vector<Owned>& bucket : shard.buckets) {
-      uint64_t elements = 0;
-      for (const Owned& owned : bucket) elements += (owned.begin - elements) % kParamAlignment + (owned.end - owned.begin);
-      most = std::max(most, elements);
+      PackedPieces packed;
+      for (const Owned& owned : bucket) packed.add(owned.begin, owned.end);
+      most = std::max(most, packed.elements());
     }
   }
   return most;
@@ -111,11 +111,9 @@ Status Optimizer::prepare_pieces(uint32_t number) {
   }
   const std::unique_lock lock = buffer_->gradients().lock();
   if (Status ordered = stream.wait_for_caller(pieces.step.options.caller); !ordered) return ordered;
-  uint64_t used = 0;
+  PackedPieces packed;
   for (const Impl::Owned& owned : shard.buckets[bucket.bucket]) {
-    used += (owned.begin - used) % kParamAlignment;
-    auto* const gradient = static_cast<float*>(impl.gradient->data()) + used;
-    used += owned.end - owned.begin;
+    auto* const gradient = static_cast<float*>(impl.gradient->data()) + packed.add(owned.begin, owned.end);
     if (buffer_->gradients().skipped_everywhere(owned.param)) continue;
     Update update = impl.update(arena, shard, owned, pieces.step.options.lr);
     UpdatePiece piece{.optimizer = pieces.optimizer,

@@ -38,8 +38,9 @@ Status Optimizer::check_together(Together optimizers) const {
     if (first == optimizers.end()) {
       return Status(Code::invalid,
                     text(param_label(param, spec.name), " is in parameter group ", spec.group, ", which no optimizer of this step has; ",
-                         optimizers.size() == 1 ? text("this one has ", names_of_groups(), ". Step it together with the others by ", kCall)
-                                                : std::string("give all of the buffer's optimizers")),
+                         optimizers.size() == 1
+                             ? text("this one has ", impl_->config.names_of_groups(), ". Step it together with the others by ", kCall)
+                             : std::string("give all of the buffer's optimizers")),
                     blame);
     }
     const auto second = std::find_if(first + 1, optimizers.end(), has);

@@ -46,11 +46,19 @@ struct BufferConfig {
   bool error_feedback = false;  // with wire_bf16
   bool check_finite = false, check_large = false;
   bool ignore_memory = false;  // of the machine and the control group: need not be the same on all ranks
-  // Of the optimizer that memory() counts: its rule, whether what that keeps is bf16, whether bf16 parameters have no masters, and whether
-  // an average is kept.
-  uint32_t rule = 0;
-  bool bf16_state = false, no_master = false, average = false;
 };
+
+// Of the optimizer that memory() counts.
+struct PlannedOptimizer {
+  uint32_t rule = 0;
+  bool bf16_state = false;                               // what the rule keeps
+  bool no_master = false;                                // of bf16 parameters
+  bool average = false;                                  // is kept
+  size_t states = 0;                                     // of the caller's rule: how many arrays of f32 it keeps
+  std::vector<std::vector<uint64_t>> param_states = {};  // likewise: the bytes that it keeps of each parameter, for every name
+};
+
+constexpr uint64_t kParamStateAlignment = 64;  // bytes; where those of one parameter begin
 
 // With zero_2: one bucket is filled while the one before is reduced.
 constexpr uint64_t kPoolBuckets = 2;
@@ -118,6 +126,7 @@ struct AgreementPlan {
 struct Plan {
   Grid grid;
   BufferConfig config;
+  PlannedOptimizer optimizer;
   std::vector<ParamSpec> params;
   std::vector<ArenaPlan> arenas;  // in order of first registration of their key, so that arena numbers follow registration
   // The one order in which all ranks launch buckets: the later its earliest-used parameter is used, the sooner (the gradient of that one
@@ -149,9 +158,8 @@ struct Plan {
   std::vector<AgreementPlan> agreements() const;
   // Whether no rank with a lower number in the group of replicas holds the same shard.
   bool is_first_replica(const ArenaPlan& arena, int rank) const;
-  // Of a rank; but for whole parameters every rank's is the same. With this update rule.
-  MemoryPlan memory(int rank) const { return memory(rank, config.rule); }
-  MemoryPlan memory(int rank, uint32_t rule) const;
+  // Of a rank; but for whole parameters every rank's is the same.
+  MemoryPlan memory(int rank) const;
   uint64_t padding_elements() const;
   uint64_t owned_elements(int rank) const;
   // Of one element: its average, and what the parameter was before a swap.

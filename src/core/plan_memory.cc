@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "backend/group.h"
+#include "base/checked.h"
 #include "base/rules.h"
 #include "core/plan.h"
 
@@ -71,6 +72,27 @@ uint64_t spill_bytes(const Plan& plan, const ArenaPlan& arena) {
   return elements * sizeof(float);
 }
 
+// What an optimizer of the caller's keeps of parameters, where this rank owns them.
+uint64_t param_state_bytes(const Plan& plan, const std::vector<OwnedRange>& owned) {
+  uint64_t bytes = 0;
+  for (const std::vector<uint64_t>& of_each : plan.optimizer.param_states) {
+    for (const OwnedRange& range : owned) bytes += round_up(of_each[range.param], kParamStateAlignment);
+  }
+  return bytes;
+}
+
+// The gradients of a bucket, which are handed to the caller's update together.
+uint64_t most_packed(const std::vector<OwnedRange>& owned) {
+  uint64_t most = 0;
+  PackedPieces bucket;
+  for (size_t i = 0; i < owned.size(); ++i) {
+    if (i > 0 && owned[i].bucket != owned[i - 1].bucket) bucket = {};
+    bucket.add(owned[i].begin, owned[i].end);
+    most = std::max(most, bucket.elements());
+  }
+  return most;
+}
+
 }  // namespace
 
 uint64_t Plan::packed_elements() const {
@@ -91,7 +113,10 @@ uint64_t Plan::packed_elements() const {
   return elements;
 }
 
-MemoryPlan Plan::memory(int rank, uint32_t rule) const {
+MemoryPlan Plan::memory(int rank) const {
+  const bool is_callers = optimizer.rule == kCallerRule;
+  const uint64_t kept = is_callers ? optimizer.states * sizeof(float) : state_bytes(megadp::rule(optimizer.rule), optimizer.bf16_state);
+  uint64_t handed_out = 0;
   MemoryPlan bytes;
   for (const ArenaPlan& arena : arenas) {
     const uint64_t owned = shard_elements(arena.layout, shard(arena, rank));
@@ -102,15 +127,19 @@ MemoryPlan Plan::memory(int rank, uint32_t rule) const {
       bytes.spill += spill_bytes(*this, arena);
     }
     if (config.error_feedback && arena.wire_elements > 0) bytes.feedback += arena.layout.numel * sizeof(float);
-    const bool without = config.no_master && arena.param_type == DType::bf16;
+    const bool without = optimizer.no_master && arena.param_type == DType::bf16;
     if (has_master(arena) && !without) bytes.master += owned * sizeof(float);
-    bytes.state += owned * state_bytes(megadp::rule(rule), config.bf16_state);
+    bytes.state += owned * kept;
     bytes.average += owned * average_bytes(arena);
-    bytes.snapshot += owned * (size_of(arena.param_type) + (config.average ? sizeof(float) : 0));
+    bytes.snapshot += owned * (size_of(arena.param_type) + (optimizer.average ? sizeof(float) : 0));
+    if (!is_callers) continue;
+    const std::vector<OwnedRange> ranges = owned_ranges(arena.layout, shard(arena, rank));
+    bytes.state += param_state_bytes(*this, ranges);
+    handed_out = std::max(handed_out, most_packed(ranges));
   }
   bytes.snapshot += bytes.master + bytes.state;
   if (config.spill_limit != 0) bytes.spill = std::min(bytes.spill, config.spill_limit);
-  bytes.scratch = scratch_bytes(*this);
+  bytes.scratch = scratch_bytes(*this) + handed_out * sizeof(float);
   bytes.communicators = communicators(*this) * kCommunicatorBytes + summing_groups(*this) * kSumBytes;
   return bytes;
 }

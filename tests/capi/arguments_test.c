@@ -273,9 +273,9 @@ static mdp_status plan(const mdp_grid_config* grid, int32_t world, int32_t rank,
                        size_t count) {
   SIZED(mdp_plan_report, report);
   size_t needed = 0;
-  const mdp_status status = mdp_plan(grid, world, rank, config, params, count, &report);
+  const mdp_status status = mdp_plan(grid, world, rank, config, params, count, NULL, &report);
   /* The other two that take the same are of the same opinion; a wrong rank is mdp_plan's alone. */
-  if (rank == 0) CHECK(mdp_plan_json(grid, world, config, params, count, NULL, 0, &needed) == status);
+  if (rank == 0) CHECK(mdp_plan_json(grid, world, config, params, count, NULL, NULL, 0, &needed) == status);
   if (rank == 0 && world == 1 && grid == NULL) {
     mdp_buffer* buffer = NULL;
     CHECK(mdp_buffer_register(NULL, alone.grid, config, params, count, &buffer) == status);
@@ -464,7 +464,7 @@ static void text_protocol(void** state) {
   CHECK(strstr(text, "\"version\":\"0.1.0\"") != NULL && strstr(text, "\"backends\":[{\"name\":\"host\",\"available\":true") != NULL);
   PROTOCOL(mdp_grid_groups_json(NULL, 4, MDP_AXIS_DP, json, capacity, out));
   CHECK(strcmp(text, "[[0,1,2,3]]") == 0);
-  PROTOCOL(mdp_plan_json(NULL, 2, NULL, job_params, PARAMS, json, capacity, out));
+  PROTOCOL(mdp_plan_json(NULL, 2, NULL, job_params, PARAMS, NULL, json, capacity, out));
   CHECK(strstr(text, "\"dp\":2") != NULL);
   PROTOCOL(mdp_optimizer_info(alone.optimizer, json, capacity, out));
 #undef PROTOCOL

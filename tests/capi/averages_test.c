@@ -627,8 +627,8 @@ static void planned(void** state) {
   SIZED(mdp_plan_report, one_rank);
   SIZED(mdp_plan_report, of_two);
   SIZED(mdp_buffer_config, config);
-  OK(mdp_plan(NULL, 1, 0, &config, params, 2, &one_rank));
-  OK(mdp_plan(NULL, 2, 0, &config, params, 2, &of_two));
+  OK(mdp_plan(NULL, 1, 0, &config, params, 2, NULL, &one_rank));
+  OK(mdp_plan(NULL, 2, 0, &config, params, 2, NULL, &of_two));
   /* f32 and what the parameter was: 6 and 8 bytes an element. masters: 4 of the first. */
   CHECK(one_rank.average_bytes == one_rank.master_bytes / 4 * 6 + (one_rank.state_bytes / 8 - one_rank.master_bytes / 4) * 8);
   CHECK(of_two.average_bytes == of_two.master_bytes / 4 * 6 + (of_two.state_bytes / 8 - of_two.master_bytes / 4) * 8);

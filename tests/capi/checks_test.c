@@ -386,16 +386,16 @@ static void longest_parameter(void** state) {
   param.shape = long_shape;
   SIZED(mdp_buffer_config, config);
   SIZED(mdp_plan_report, report);
-  OK(mdp_plan(NULL, 1, 0, &config, &param, 1, &report));
+  OK(mdp_plan(NULL, 1, 0, &config, &param, 1, NULL, &report));
   config.flags = MDP_BUFFER_CHECK_FINITE;
   FAILS(MDP_E_INVALID, "parameter 0 'long' has 4398046511104 elements; with MDP_BUFFER_CHECK_FINITE it must have less than 4398046511104",
-        mdp_plan(NULL, 1, 0, &config, &param, 1, &report));
+        mdp_plan(NULL, 1, 0, &config, &param, 1, NULL, &report));
   const uint64_t scratch = report.scratch_bytes;
   param.flags = MDP_PARAM_FROZEN;
   const mdp_param two[] = {param, job_params[FIRST]};
-  OK(mdp_plan(NULL, 1, 0, &config, two, 2, &report));
+  OK(mdp_plan(NULL, 1, 0, &config, two, 2, NULL, &report));
   config.flags = MDP_BUFFER_CHECK_FINITE | MDP_BUFFER_CHECK_LARGE;
-  OK(mdp_plan(NULL, 1, 0, &config, &two[1], 1, &report));
+  OK(mdp_plan(NULL, 1, 0, &config, &two[1], 1, NULL, &report));
   CHECK(report.scratch_bytes == scratch + 3 * sizeof(double));
 }
 

@@ -431,7 +431,7 @@ static void forked_child(void** state) {
     /* What needs no handle works, and so does a communicator of the child's own; not on a device: a child has no CUDA, and not the
      * stand-in's threads, which may have held its locks. */
     SIZED(mdp_plan_report, report);
-    OK(mdp_plan(NULL, 1, 0, NULL, job_params, PARAMS, &report));
+    OK(mdp_plan(NULL, 1, 0, NULL, job_params, PARAMS, NULL, &report));
     if (!UNDER_THREAD_SANITIZER && !on_cuda) {
       job own = job_open(NULL, 0, 1);
       OK(mdp_barrier(own.comm, NULL));

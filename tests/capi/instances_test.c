@@ -324,9 +324,9 @@ static void bytes(void** state) {
     SIZED(mdp_grid_config, grid);
     SIZED(mdp_plan_report, one);
     SIZED(mdp_plan_report, two);
-    OK(mdp_plan(&grid, 8, 5, &config, &param, 1, &one));
+    OK(mdp_plan(&grid, 8, 5, &config, &param, 1, NULL, &one));
     grid.instances = 2;
-    OK(mdp_plan(&grid, 8, 5, &config, &param, 1, &two));
+    OK(mdp_plan(&grid, 8, 5, &config, &param, 1, NULL, &two));
     CHECK(one.param_bytes == two.param_bytes && one.grad_bytes == two.grad_bytes);
     CHECK(two.master_bytes == 2 * one.master_bytes && two.state_bytes == 2 * one.state_bytes);
     CHECK(two.grad_shard_bytes == 2 * one.grad_shard_bytes && two.owned_elements == 2 * one.owned_elements);
@@ -347,10 +347,10 @@ static void refused(void** state) {
   const mdp_param param = {.struct_size = sizeof param, .name = "w", .ndim = 1, .shape = &count};
   SIZED(mdp_plan_report, report);
   config.instances = 4;
-  FAILS(MDP_E_INVALID, "instances is 4; it must divide the 6 ranks", mdp_plan(&config, 6, 0, NULL, &param, 1, &report));
+  FAILS(MDP_E_INVALID, "instances is 4; it must divide the 6 ranks", mdp_plan(&config, 6, 0, NULL, &param, 1, NULL, &report));
   config.ep = 4;
   FAILS(MDP_E_INVALID, "instances is 4; it must divide the 2 data-parallel ranks of the expert grid",
-        mdp_plan(&config, 8, 0, NULL, &param, 1, &report));
+        mdp_plan(&config, 8, 0, NULL, &param, 1, NULL, &report));
   mdp_comm_destroy(comm);
 }
 

@@ -371,8 +371,8 @@ static void listen_to(void* user, int32_t level, const char* text, size_t length
   h->thread = pthread_self();
   CHECK(level >= 0 && level <= 3 && length > 0 && strlen(text) == length);
   SIZED(mdp_plan_report, report); /* it may call the library, and fail there */
-  OK(mdp_plan(NULL, 1, 0, NULL, job_params, PARAMS, &report));
-  FAILS(MDP_E_INVALID, "rank is 7", mdp_plan(NULL, 1, 7, NULL, job_params, PARAMS, &report));
+  OK(mdp_plan(NULL, 1, 0, NULL, job_params, PARAMS, NULL, &report));
+  FAILS(MDP_E_INVALID, "rank is 7", mdp_plan(NULL, 1, 7, NULL, job_params, PARAMS, NULL, &report));
 }
 
 static void* wait_in_vain(void* id) {

@@ -107,7 +107,7 @@ Json ask(const std::function<mdp_status(char*, size_t, size_t*)>& call) {
 
 Json ask_plan(const mdp_buffer_config& config, int32_t dp, const Params& params) {
   return ask([&](char* json, size_t capacity, size_t* needed) {
-    return mdp_plan_json(nullptr, dp, &config, params.items.data(), params.items.size(), json, capacity, needed);
+    return mdp_plan_json(nullptr, dp, &config, params.items.data(), params.items.size(), nullptr, json, capacity, needed);
   });
 }
 
@@ -314,7 +314,7 @@ void run_bytes(const Json& given) {
   for (int32_t rank = 0; rank < dp; ++rank) {
     mdp_plan_report report = {};
     report.struct_size = sizeof report;
-    const mdp_status status = mdp_plan(nullptr, dp, rank, &config, params.items.data(), 1, &report);
+    const mdp_status status = mdp_plan(nullptr, dp, rank, &config, params.items.data(), 1, nullptr, &report);
     check(status == MDP_OK, mdp_last_error());
     same(report.padding_elements, 0, "padding");
     same(report.owned_elements, elements / dp, "owned elements");
@@ -361,7 +361,7 @@ void run_groups(const Json& given) {
     std::vector<mdp_param> placed = params.items;
     placed[0].placement = MDP_PLACEMENT_REPLICATED;
     const Json plan = ask([&](char* json, size_t capacity, size_t* needed) {
-      return mdp_plan_json(&grid, world, nullptr, placed.data(), 1, json, capacity, needed);
+      return mdp_plan_json(&grid, world, nullptr, placed.data(), 1, nullptr, json, capacity, needed);
     });
     same(plan["dp"], given["dp"], "dp");
   }
@@ -377,7 +377,7 @@ void run_grid_error(const Json& given) {
   for (int32_t rank = 0; rank < world; ++rank) {
     mdp_plan_report report = {};
     report.struct_size = sizeof report;
-    check(mdp_plan(&grid, world, rank, nullptr, params.items.data(), 1, &report) == MDP_E_INVALID, "mdp_plan took it");
+    check(mdp_plan(&grid, world, rank, nullptr, params.items.data(), 1, nullptr, &report) == MDP_E_INVALID, "mdp_plan took it");
     sentences.insert(mdp_last_error());
     size_t needed = 0;
     check(mdp_grid_groups_json(&grid, world, MDP_AXIS_DP, nullptr, 0, &needed) == MDP_E_INVALID, "mdp_grid_groups_json took it");

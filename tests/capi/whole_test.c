@@ -224,7 +224,7 @@ static void the_plan_counts_each_rank(void** state) {
   uint64_t owned = 0, state_bytes = 0, master_bytes = 0;
   for (int32_t rank = 0; rank < 3; ++rank) {
     SIZED(mdp_plan_report, report);
-    OK(mdp_plan(NULL, 3, rank, &config, params, WEIGHTS, &report));
+    OK(mdp_plan(NULL, 3, rank, &config, params, WEIGHTS, NULL, &report));
     owned += report.owned_elements;
     state_bytes += report.state_bytes;
     master_bytes += report.master_bytes;

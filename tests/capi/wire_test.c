@@ -352,31 +352,32 @@ static void what_is_planned_and_refused(void** state) {
   SIZED(mdp_buffer_config, config);
   SIZED(mdp_plan_report, without);
   SIZED(mdp_plan_report, with);
-  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, &without));
+  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &without));
   config.wire_dtype = MDP_DTYPE_BF16;
-  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, &with));
+  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &with));
   CHECK(with.scratch_bytes - without.scratch_bytes == 32 << 20 && with.feedback_bytes == 0 && with.grad_bytes == without.grad_bytes);
   CHECK(with.communicator_bytes - without.communicator_bytes == 32 << 20);
   config.flags = MDP_BUFFER_ERROR_FEEDBACK;
-  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, &with));
+  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &with));
   CHECK(with.feedback_bytes == with.grad_bytes);
   config.sharding = MDP_SHARDING_ZERO_2;
   FAILS(MDP_E_UNSUPPORTED, "MDP_BUFFER_ERROR_FEEDBACK (16) and sharding is MDP_SHARDING_ZERO_2",
-        mdp_plan(NULL, 2, 0, &config, &w, 1, &with));
+        mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &with));
   config.sharding = MDP_SHARDING_ZERO_1;
   config.wire_dtype = MDP_DTYPE_F32;
-  FAILS(MDP_E_INVALID, "MDP_BUFFER_ERROR_FEEDBACK (16) and wire_dtype is not MDP_DTYPE_BF16", mdp_plan(NULL, 2, 0, &config, &w, 1, &with));
+  FAILS(MDP_E_INVALID, "MDP_BUFFER_ERROR_FEEDBACK (16) and wire_dtype is not MDP_DTYPE_BF16",
+        mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &with));
   config.flags = 0;
   for (mdp_dtype wrong = 0; wrong < 9; ++wrong) {
     config.wire_dtype = wrong;
     if (wrong == MDP_DTYPE_DEFAULT || wrong == MDP_DTYPE_F32 || wrong == MDP_DTYPE_BF16) continue;
-    FAILS(MDP_E_INVALID, "config.wire_dtype is ", mdp_plan(NULL, 2, 0, &config, &w, 1, &with));
+    FAILS(MDP_E_INVALID, "config.wire_dtype is ", mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &with));
   }
   /* Half-width gradients are sent as they are. */
   w.dtype = MDP_DTYPE_F16;
   config.wire_dtype = MDP_DTYPE_BF16;
   config.grad_dtype = MDP_DTYPE_SAME;
-  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, &with));
+  OK(mdp_plan(NULL, 2, 0, &config, &w, 1, NULL, &with));
   CHECK(with.scratch_bytes == without.scratch_bytes);
 }
 

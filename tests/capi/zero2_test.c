@@ -537,7 +537,7 @@ static mdp_plan_report planned(mdp_sharding sharding, mdp_dtype dtype, uint64_t 
   config.pool_buckets = pool_buckets;
   config.spill_limit = spill_limit;
   SIZED(mdp_plan_report, report);
-  OK(mdp_plan(NULL, 4, 0, &config, params, 4, &report));
+  OK(mdp_plan(NULL, 4, 0, &config, params, 4, NULL, &report));
   return report;
 }
 

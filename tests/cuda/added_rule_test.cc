@@ -97,9 +97,11 @@ void follows_from_the_table(KindRank& rank) {
   Setup setup;
   setup.rule = kToy;
   const Model model(rank, setup);
-  const megadp::Plan& plan = model.buffer()->object->plan();
-  require(plan.memory(0, 0).state == 4 * plan.memory(0, kToy).state, "AdamW's two f32 have 4 times the bytes of one bf16, not ",
-          plan.memory(0, 0).state, " beside ", plan.memory(0, kToy).state);
+  const megadp::Plan& adamw = model.buffer()->object->plan();
+  megadp::Plan toy = adamw;
+  toy.optimizer.rule = kToy;
+  require(adamw.memory(0).state == 4 * toy.memory(0).state, "AdamW's two f32 have 4 times the bytes of one bf16, not ",
+          adamw.memory(0).state, " beside ", toy.memory(0).state);
   mdp_tensor state{};
   state.struct_size = sizeof state;
   refused(mdp_optimizer_state(model.optimizer(), 0, "exp_avg", &state), MDP_E_INVALID, {"toy keeps 'master' and 'velocity'"});

@@ -148,7 +148,7 @@ std::string plan(Bytes* bytes) {
     params.point(i, offsetof(mdp_param, tie), pointees.words(bytes));
   }
   const mdp_status status = mdp_plan(grid.as<mdp_grid_config>(), world, rank, config.as<mdp_buffer_config>(), params.as<mdp_param>(), count,
-                                     report.as<mdp_plan_report>());
+                                     nullptr, report.as<mdp_plan_report>());
   if (status == MDP_OK) return "a plan";
   const std::string words = mdp_last_error();
   must(!words.empty(), "a plan is refused without a reason");

@@ -28,7 +28,7 @@ int main(void) {
   weight.ndim = 2;
   plan.struct_size = sizeof plan;
 
-  if (mdp_plan(NULL, 1, 0, NULL, &weight, 1, &plan) != MDP_OK) return failed("mdp_plan");
+  if (mdp_plan(NULL, 1, 0, NULL, &weight, 1, NULL, &plan) != MDP_OK) return failed("mdp_plan");
   if (mdp_unique_id_create(&id) != MDP_OK) return failed("mdp_unique_id_create");
   if (mdp_comm_create(&alone, &id, &comm) != MDP_OK) return failed("mdp_comm_create");
   printf("megadp %u.%u: rank %d of %d, %u bytes of parameters\n", (unsigned)(mdp_version() >> 16), (unsigned)(mdp_version() >> 8 & 255u),

@@ -36,7 +36,7 @@ Model make(const Rank& rank, uint64_t bucket_elements, Grid* grid) {
   config.bucket_elements = bucket_elements;
   mdp_plan_report plan{};
   plan.struct_size = sizeof plan;
-  ok(mdp_plan(nullptr, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+  ok(mdp_plan(nullptr, rank.size, rank.rank, &config, params.data(), kParams, nullptr, &plan));
   require(plan.buckets == (bucket_elements == 1 ? kParams : 1), plan.buckets, " buckets were planned");
 
   mdp_grid* made = nullptr;

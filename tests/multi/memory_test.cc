@@ -226,12 +226,12 @@ void check(const Rank& rank, const Types& types) {
   sizes.instances = types.instances;
   sizes.tp = types.tp;
   sizes.pp = types.pp;
-  ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+  ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, nullptr, &plan));
   uint64_t wire = plan.scratch_bytes;
   if (types.wire) {
     config.wire_dtype = MDP_DTYPE_BF16;
     if (types.sharding != MDP_SHARDING_ZERO_2) config.flags |= MDP_BUFFER_ERROR_FEEDBACK;
-    ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, &plan));
+    ok(mdp_plan(&sizes, rank.size, rank.rank, &config, params.data(), kParams, nullptr, &plan));
   }
   wire = plan.scratch_bytes - wire;
   mdp_grid* grid = nullptr;

@@ -283,10 +283,10 @@ void counts_bytes() {
       }
     }
   }
-  BufferConfig small;
-  small.bf16_state = small.no_master = true;
   for (const DType type : {DType::f32, DType::bf16, DType::f16}) {
-    const MemoryPlan m = plan_of(8, small, params_of({20480, 40960}, type)).memory(0);
+    Plan small = plan_of(8, {}, params_of({20480, 40960}, type));
+    small.optimizer.bf16_state = small.optimizer.no_master = true;
+    const MemoryPlan m = small.memory(0);
     check_equal(m.state, uint64_t{4} * 61440 / 8, "two bf16 moments");
     check_equal(m.master, type == DType::f16 ? uint64_t{4} * 61440 / 8 : 0, "masters of f16 alone");
   }

@@ -97,7 +97,7 @@ static int register_buffer(parallel* p, const options* opts) {
     if (p->parts > 1) tensor_parallel_place(&params[i], p->model, i);
   }
   p->plan.struct_size = sizeof p->plan;
-  int failed = parallel_check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, &p->plan), "mdp_plan") ||
+  int failed = parallel_check(p, mdp_plan(&grid, p->ranks, p->rank, &config, params, count, NULL, &p->plan), "mdp_plan") ||
                parallel_check(p, mdp_buffer_register(NULL, p->grid, &config, params, count, &p->buffer), "mdp_buffer_register");
   free(params);
   if (opts->bf16_state) p->plan.state_bytes /= 2; /* mdp_plan reckons with f32 */
