@@ -7,6 +7,7 @@
 %begin %{
 // Before the hosts' headers, some of which define words of the standard library as macros.
 #include "shim/checkpoint.h"
+#include "shim/plan.h"
 #include "shim/tp.h"
 %}
 
@@ -123,6 +124,7 @@
 %include "shim/buffer.h"
 %include "shim/steps.h"
 %include "shim/optimizer.h"
+%include "shim/plan.h"
 %include "shim/optimizers.h"
 %include "shim/checkpoint_parts.h"
 %include "shim/checkpoint.h"

@@ -176,10 +176,10 @@ mdp_grid_destroy(grid) =
     ccall(entries[33], Cvoid, (Ptr{mdp_grid},), grid)
 mdp_grid_groups_json(grid, size, axes, json, capacity, needed) =
     ccall(entries[34], mdp_status, (Ptr{mdp_grid_config}, Int32, UInt32, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, axes, json, capacity, needed)
-mdp_plan(grid, size, rank, config, params, count, out) =
-    ccall(entries[35], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_plan_report}), grid, size, rank, config, params, count, out)
-mdp_plan_json(grid, size, config, params, count, json, capacity, needed) =
-    ccall(entries[36], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, config, params, count, json, capacity, needed)
+mdp_plan(grid, size, rank, config, params, count, optimizer, out) =
+    ccall(entries[35], mdp_status, (Ptr{mdp_grid_config}, Int32, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_optimizer_config}, Ptr{mdp_plan_report}), grid, size, rank, config, params, count, optimizer, out)
+mdp_plan_json(grid, size, config, params, count, optimizer, json, capacity, needed) =
+    ccall(entries[36], mdp_status, (Ptr{mdp_grid_config}, Int32, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{mdp_optimizer_config}, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), grid, size, config, params, count, optimizer, json, capacity, needed)
 mdp_buffer_register(comm, grid, config, params, count, out) =
     @waiting(entries[37], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_grid}, Ptr{mdp_buffer_config}, Ptr{mdp_param}, Csize_t, Ptr{Ptr{mdp_buffer}}), comm, grid, config, params, count, out)
 mdp_buffer_owned(buffer, ranges, capacity, needed) =

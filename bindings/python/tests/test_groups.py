@@ -139,6 +139,33 @@ class Planning(unittest.TestCase):
         whole = megadp.plan(self.PARAMS, world=2, sharding="zero_0")
         self.assertGreater(whole.state_bytes, plans[0].state_bytes)
 
+    def test_optimizer(self):
+        def state_bytes(**optimizer):
+            return megadp.plan({"w": (1024,)}, world=2, optimizer=optimizer).state_bytes
+
+        self.assertEqual(megadp.plan({"w": (1024,)}, world=2).state_bytes, 8 * 512)
+        self.assertEqual(state_bytes(), 8 * 512)
+        self.assertEqual(state_bytes(rule="lion", lr=0, state_dtype="bf16", param_groups=[megadp.ParamGroup(lr=1)]), 2 * 512)
+        self.assertEqual(state_bytes(rule="caller", state=["a", "b", "c"]), 12 * 512)
+        kept = {"rule": "caller", "param_states": {"rows": {"h": ((10, 10), "bf16"), 0: ((7,), "i64")}}}
+        bytes_of = [megadp.plan(self.PARAMS, 2, rank, optimizer=kept, sharding="whole").state_bytes for rank in range(2)]
+        self.assertEqual(sorted(bytes_of), [64, 256])  # w and h have owners of their own; each takes whole lines of 64 bytes
+        one, other = (megadp.plan_layout(self.PARAMS, optimizer=optimizer) for optimizer in (None, {"rule": "sgd", "no_master": True}))
+        self.assertEqual(one["arenas"], other["arenas"])
+        self.assertNotEqual(one, other)
+
+    def test_optimizer_refused(self):
+        grouped = [("w", (4,)), megadp.Param("h", (5,), param_group=1)]
+        megadp.plan(grouped, optimizer={"param_groups": [megadp.ParamGroup()] * 2})
+        for optimizer, told in (({}, "'h'.*parameter group 1; the optimizer has 1 group"), ({"rule": "adamax"}, "rule is 'adamax'"),
+                                ({"first_param_group": 1}, "SOME_GROUPS"), ({"betas": (0.9, 1.5)}, "optimizer: .*beta2 is 1.5"),
+                                ({"rule": "caller", "param_states": {"rows": {"v": ((1,), "f32")}}}, "'v'; no parameter of this name")):
+            for function in (megadp.plan, megadp.plan_layout):
+                with self.assertRaisesRegex(megadp.InvalidError, told):
+                    function(grouped, optimizer=optimizer)
+        with self.assertRaisesRegex(TypeError, "bettas"):
+            megadp.plan(grouped, optimizer={"bettas": (0.9, 0.99)})
+
     def test_instances(self):
         of_one, of_two = (megadp.plan(self.PARAMS, world=4, grid={"instances": instances}) for instances in (1, 2))
         self.assertEqual(of_two.state_bytes, 2 * of_one.state_bytes)

@@ -6,7 +6,7 @@ from unittest import mock
 
 import megadp
 import support
-from megadp import _comm, _optimizer, _param_group, _params, _scaler
+from megadp import _comm, _optimizer, _optimizer_config, _param_group, _params, _scaler
 
 with open(support.ABI_JSON, encoding="utf-8") as abi_file:
     ABI = json.load(abi_file)
@@ -63,7 +63,7 @@ class Options(unittest.TestCase):
 
     def test_optimizer_and_step(self):
         with megadp.Comm() as comm, megadp.Buffer(comm, [("w", (2,))]) as buffer:
-            self.check(given(_optimizer, "mdp_optimizer_config", lambda: megadp.Optimizer(
+            self.check(given(_optimizer_config, "mdp_optimizer_config", lambda: megadp.Optimizer(
                 buffer, rule="lion", lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, momentum=0.5, max_grad_norm=1, max_grad_value=1,
                 norm="inf", param_groups=[megadp.ParamGroup()], first_param_group=1, state=["mean"], average_decay=0.5, state_dtype="bf16",
                 stochastic_state=True, no_master=True, seed=1,

@@ -125,28 +125,4 @@ struct BufferOptions {
 #endif
 };
 
-/// What would be allocated, and where everything would lie, without ranks. Local.
-class Plan {
- public:
-  /// The whole layout in a world of this size, as JSON.
-  static std::string layout(const GridOptions& grid, int world, const BufferOptions& options, const Params& params, Failure& failure) {
-    const mdp_grid_config cut = grid.config();
-    mdp_buffer_config config;
-    if (!options.describe(&config, failure)) return std::string();
-    return guarded(failure, [&] {
-      const std::vector<mdp_param> list = params.describe();
-      return Library::text(failure, [&](char* json, size_t capacity, size_t* needed) {
-        return mdp_plan_json(&cut, world, &config, list.data(), list.size(), json, capacity, needed);
-      });
-    });
-  }
-  /// The groups that the axes span, as JSON: [[0,2],[1,3]].
-  static std::string groups(const GridOptions& grid, int world, int axes, Failure& failure) {
-    const mdp_grid_config cut = grid.config();
-    return Library::text(failure, [&](char* json, size_t capacity, size_t* needed) {
-      return mdp_grid_groups_json(&cut, world, static_cast<uint32_t>(axes), json, capacity, needed);
-    });
-  }
-};
-
 }  // namespace megadp

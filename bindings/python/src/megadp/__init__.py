@@ -18,6 +18,7 @@ from ._grid import Grid
 from ._library import info, lib, version_text
 from ._log import log_to
 from ._optimizer import Optimizer, StepReport, pieces_many, step_many
+from ._optimizer_config import OptimizerOptions
 from ._param_group import ParamGroup
 from ._params import BufferOptions, Param, Plan, grid_groups, plan, plan_layout
 from ._pieces import Piece, Pieces
@@ -28,5 +29,5 @@ from .tp import TpLinear, TpSaved
 
 __version__ = version_text(lib.mdp_version())
 __all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError",
-           "Optimizer", "Param", "ParamGroup", "Piece", "Pieces", "Plan", "Range", "Request", "Scaler", "Stats", "Status", "StepReport", "Tensor", "TpLinear", "TpSaved",
+           "Optimizer", "OptimizerOptions", "Param", "ParamGroup", "Piece", "Pieces", "Plan", "Range", "Request", "Scaler", "Stats", "Status", "StepReport", "Tensor", "TpLinear", "TpSaved",
            "checkpoint_damage", "checkpoint_data", "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "pieces_many", "plan", "plan_layout", "save_checkpoint", "step_many", "unique_id", "verify_checkpoint"]

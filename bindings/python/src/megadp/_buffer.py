@@ -10,7 +10,7 @@ from ._errors import MegaDPError, invalid
 from ._grid import Grid
 from ._handles import Closable
 from ._library import lib, sized
-from ._params import BufferOptions, Param, Params, buffer_config, native_params, read_params, read_struct
+from ._params import BufferOptions, Param, Params, buffer_config, native_params, param_number, read_params, read_struct
 from ._tensor import Tensor, operand
 from ._waiting import Request, finish, run, wait_for
 
@@ -120,11 +120,7 @@ class Buffer(Closable):
         return found.value
 
     def _number(self, param: Which) -> int:
-        if isinstance(param, str):
-            if param not in self._index:
-                raise invalid(f"param is {param!r}; no parameter of this name is registered")
-            return self._index[param]
-        return whole(param, "param", 0, _ALL)
+        return param_number(param, self._index)
 
     # Memory
 

@@ -7,22 +7,17 @@ from typing import Any, Dict, Iterator, List, Literal, Optional, Sequence, Tuple
 
 from . import _raw
 from ._buffer import Buffer, Which
-from ._comm import c_text, choice, whole
+from ._comm import c_text, whole
 from ._errors import MegaDPError, invalid
 from ._handles import Closable, inside
 from ._library import lib, sized, text_of
-from ._param_group import ParamGroup, divisor, native_group, pair
-from ._param_states import ParamStates, native_param_states, read_param_states
+from ._optimizer_config import Rule, optimizer_config, state_names
+from ._param_group import ParamGroup, divisor, native_group
+from ._param_states import ParamStates, read_param_states
 from ._pieces import Pieces, Place, Update, UpdateFunction, calling
 from ._scaler import Scaler, native_scaler, scaler_from
 from ._tensor import Tensor, _struct
 from ._waiting import run, wait_for
-
-Rule = Literal["adamw", "adam", "sgd", "sgd_momentum", "sgd_nesterov", "lion", "caller"]
-RULES = {"adamw": _raw.MDP_RULE_ADAMW, "adam": _raw.MDP_RULE_ADAM, "sgd": _raw.MDP_RULE_SGD, "sgd_momentum": _raw.MDP_RULE_SGD_MOMENTUM,
-         "sgd_nesterov": _raw.MDP_RULE_SGD_NESTEROV, "lion": _raw.MDP_RULE_LION, "caller": _raw.MDP_RULE_CALLER}
-STATE_DTYPES = {"f32": _raw.MDP_DTYPE_F32, "bf16": _raw.MDP_DTYPE_BF16}
-NORMS = {"l2": _raw.MDP_NORM_L2, "inf": _raw.MDP_NORM_INF}
 
 
 @dataclass(frozen=True)
@@ -64,29 +59,12 @@ class Optimizer(Closable):
                  first_param_group: Optional[int] = None, state: Sequence[str] = (), average_decay: float = 0.0,
                  state_dtype: Literal["f32", "bf16"] = "f32", stochastic_state: bool = False, no_master: bool = False, seed: int = 0,
                  param_states: Optional[ParamStates] = None) -> None:
-        arrays = _names(state)
+        arrays = state_names(state)
         kept = read_param_states(param_states or {}, buffer._number)
-        groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
-        structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
-        config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=lr or 0.0, eps=divisor(eps, "eps"),
-                       weight_decay=weight_decay, momentum=momentum or 0.0, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value,
-                       norm=choice(norm, "norm", NORMS), param_groups=structs, param_group_count=len(groups),
-                       first_param_group=whole(first_param_group or 0, "first_param_group", 0, 2**31 - 1),
-                       state="\n".join(arrays).encode("utf-8") or None, average_decay=average_decay,
-                       state_dtype=choice(state_dtype, "state_dtype", STATE_DTYPES),
-                       seed=whole(seed, "seed", 0, 2**64 - 1),
-                       param_states=native_param_states(kept, len(buffer)), param_state_count=len(kept))
-        if stochastic_state:
-            config.flags |= _raw.MDP_OPTIMIZER_STOCHASTIC_STATE
-        if no_master:
-            config.flags |= _raw.MDP_OPTIMIZER_NO_MASTER
-        for value, flag in ((lr, _raw.MDP_OPTIMIZER_SET_LR), (momentum, _raw.MDP_OPTIMIZER_SET_MOMENTUM),
-                            (first_param_group, _raw.MDP_OPTIMIZER_SOME_GROUPS)):
-            if value is not None:
-                config.flags |= flag
-        if betas is not None:
-            config.beta1, config.beta2 = pair(betas, "betas")
-            config.flags |= _raw.MDP_OPTIMIZER_SET_BETA1 | _raw.MDP_OPTIMIZER_SET_BETA2
+        config = optimizer_config(arrays, kept, len(buffer), rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+                                  momentum=momentum, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value, norm=norm,
+                                  param_groups=param_groups, first_param_group=first_param_group, average_decay=average_decay,
+                                  state_dtype=state_dtype, stochastic_state=stochastic_state, no_master=no_master, seed=seed)
         self._buffer = buffer
         self._scales = False  # by a scaler
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,
@@ -265,15 +243,6 @@ def _checked(optimizers: Sequence[Optimizer]) -> List[Optimizer]:
         if not isinstance(each, Optimizer):
             raise invalid(f"optimizers[{number}] is a {type(each).__name__}; it must be a megadp.Optimizer")
     return listed
-
-
-def _names(state: Sequence[str]) -> Tuple[str, ...]:
-    if isinstance(state, str):
-        raise invalid(f"state is {state!r}; it must be a list of names")
-    for number, name in enumerate(state):
-        if not isinstance(name, str) or not name or set(name) & set("\0\n"):
-            raise invalid(f"state[{number}] is {name!r}; it must be a name, of letters, digits, '_', '-' and '.'")
-    return tuple(state)
 
 
 def _step_config(loss_scale: Optional[float], grad_divisor: Optional[float], stream: int, lr: Optional[float] = None) -> Any:

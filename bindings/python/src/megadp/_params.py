@@ -9,6 +9,7 @@ from ._comm import c_text, choice, whole
 from ._dtypes import trained_dtype
 from ._errors import invalid
 from ._library import lib, sized, text_of
+from ._optimizer_config import OptimizerOptions, planned_config
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -107,6 +108,15 @@ def _read_param(item: Any) -> Param:
     return Param(name, tuple(value))
 
 
+def param_number(param: Union[int, str], index: Mapping[str, int]) -> int:
+    """index: the number of each name."""
+    if isinstance(param, str):
+        if param not in index:
+            raise invalid(f"param is {param!r}; no parameter of this name is registered")
+        return index[param]
+    return whole(param, "param", 0, 2**64 - 1)
+
+
 def native_params(params: Sequence[Param]) -> Tuple[Any, int]:
     structs = (_raw.mdp_param * max(1, len(params)))()
     for struct, param in zip(structs, params):
@@ -190,26 +200,36 @@ def read_struct(struct: Any, kind: Any) -> Any:
 
 
 def plan(params: Params, world: int = 1, rank: int = 0, grid: Optional[GridOptions] = None,
-         **options: "Unpack[BufferOptions]") -> Plan:
-    """What a Buffer of these parameters and an Optimizer would allocate on one rank of a world. grid: the arguments of Grid. options:
-    those of Buffer. Local, any thread, nothing is allocated. Raises MegaDPError: INVALID, UNSUPPORTED."""
-    structs, count = native_params(read_params(params))
+         optimizer: Optional[OptimizerOptions] = None, **options: "Unpack[BufferOptions]") -> Plan:
+    """What a Buffer of these parameters and an Optimizer would allocate on one rank of a world. grid: the arguments of Grid. optimizer: those
+    of Optimizer, such as {"rule": "lion", "state_dtype": "bf16"}; it has all groups. None: AdamW in float32. options: those of Buffer.
+    Local, any thread, nothing is allocated. Raises MegaDPError: INVALID, UNSUPPORTED."""
+    listed = read_params(params)
+    structs, count = native_params(listed)
     out = sized(_raw.mdp_plan_report)
     lib.mdp_plan(ctypes.byref(grid_config(**(grid or {}))), whole(world, "world", -_INT32, _INT32), whole(rank, "rank", -_INT32, _INT32),
-                 ctypes.byref(buffer_config(**options)), structs, count, ctypes.byref(out))
+                 ctypes.byref(buffer_config(**options)), structs, count, _planned(optimizer, listed), ctypes.byref(out))
     found: Plan = read_struct(out, Plan)
     return found
 
 
-def plan_layout(params: Params, world: int = 1, grid: Optional[GridOptions] = None,
+def plan_layout(params: Params, world: int = 1, grid: Optional[GridOptions] = None, optimizer: Optional[OptimizerOptions] = None,
                 **options: "Unpack[BufferOptions]") -> Dict[str, Any]:
     """The whole layout: arenas with the place of every parameter, the buckets, the ranges that each rank owns, the bytes of each rank, as
     mdp_plan_json tells it. Arguments as plan. Local, any thread."""
-    structs, count = native_params(read_params(params))
-    of_grid, of_buffer = grid_config(**(grid or {})), buffer_config(**options)
+    listed = read_params(params)
+    structs, count = native_params(listed)
+    of_grid, of_buffer, of_optimizer = grid_config(**(grid or {})), buffer_config(**options), _planned(optimizer, listed)
     found: Dict[str, Any] = text_of(lambda *text: lib.mdp_plan_json(
-        ctypes.byref(of_grid), whole(world, "world", -_INT32, _INT32), ctypes.byref(of_buffer), structs, count, *text))
+        ctypes.byref(of_grid), whole(world, "world", -_INT32, _INT32), ctypes.byref(of_buffer), structs, count, of_optimizer, *text))
     return found
+
+
+def _planned(optimizer: Optional[OptimizerOptions], params: Sequence[Param]) -> Any:
+    if optimizer is None:
+        return None
+    index = {param.name: number for number, param in enumerate(params)}
+    return ctypes.byref(planned_config(lambda param: param_number(param, index), len(params), **optimizer))
 
 
 def grid_groups(axes: str, world: int, grid: Optional[GridOptions] = None, expert: bool = False) -> List[List[int]]:

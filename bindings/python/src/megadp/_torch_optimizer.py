@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, NamedTupl
 import torch
 
 from ._errors import MegaDPError, Status, invalid
-from ._optimizer import Optimizer, Rule, StepReport, step_many as step_native
+from ._optimizer import Optimizer, StepReport, step_many as step_native
+from ._optimizer_config import Rule
 from ._param_group import ParamGroup
 from ._param_states import ParamStates
 from ._torch_state import Form, ShardedState, explained

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional, Sequence, Tuple
 import torch
 
 from ._errors import invalid
-from ._optimizer import Rule
+from ._optimizer_config import Rule
 from ._param_group import ParamGroup
 from ._torch_optimizer import ShardedOptimizer, group_numbers
 from ._torch_steps import as_tensor

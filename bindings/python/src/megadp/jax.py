@@ -20,7 +20,8 @@ from ._jax_checkpoint import load_checkpoint, save_checkpoint
 from ._jax_elementwise import elements_of, make_optimizer, refuse_beside
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
                       reduce_from_tensor_parallel, reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel, vocab_parallel_cross_entropy, vocab_parallel_embedding)
-from ._optimizer import Optimizer, Rule, StepReport
+from ._optimizer import Optimizer, StepReport
+from ._optimizer_config import Rule
 from ._params import BufferOptions, Param, Placement
 from ._saved import Together
 from ._waiting import Request

@@ -35,10 +35,11 @@ def train(comm: megadp.Comm, **options: Unpack[megadp.BufferOptions]) -> Optiona
                            grad_dtype="same", sharding="zero_1", missing="skip", bucket_elements=1 << 20, overlap=False, scaling="tokens",
                            wire_dtype="bf16", error_feedback=True, check_finite=True, check_large=False)
     buffer.tokens(3)
-    found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, high_bandwidth_padding=True)
+    lion: megadp.OptimizerOptions = {"rule": "lion", "state_dtype": "bf16", "param_groups": [megadp.ParamGroup(lr=0)]}
+    found: Dict[str, object] = megadp.plan_layout(params, 8, {"tp": 2, "order": "tp-dp"}, lion, high_bandwidth_padding=True)
     assert found and megadp.plan(params, world=4, rank=1, grid={"cp": 2}, bucket_count=3, ignore_memory=True).buckets
     assert megadp.grid_groups("dp-cp", 4, {"ep": 2}, expert=True)
-    assert_type(buffer.use_order() + [buffer.stats().large_gradients, megadp.plan(params).feedback_bytes], List[int])
+    assert_type(buffer.use_order() + [buffer.stats().large_gradients, megadp.plan(params, optimizer={"betas": (0.9, 0.95)}).feedback_bytes], List[int])
     assert_type(buffer.grad_summaries([0, None], 2)[0], megadp.GradSummary)
     optimizer = megadp.Optimizer(buffer, lr=1e-3, betas=(0.9, 0.95), max_grad_value=1, norm="inf",
                                  param_groups=[megadp.ParamGroup(weight_decay=0.1), megadp.ParamGroup(lr=0)])

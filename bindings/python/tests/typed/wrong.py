@@ -17,6 +17,8 @@ def train(comm: megadp.Comm, array: object) -> None:
     megadp.plan(params, world=2, bucket_elemnts=1)  # wrong
     megadp.plan(params, world=2, grid={"dp": 2})  # wrong
     megadp.plan_layout(params, 2, over_lap=True)  # wrong
+    megadp.plan(params, optimizer={"rule": "adamax"})  # wrong
+    megadp.plan_layout(params, optimizer={"state_type": "bf16"})  # wrong
     megadp.Param("w", (2,), placement="shard")  # wrong
     megadp.Comm(backend="gpu")  # wrong
     megadp.Comm.from_environment(time_out=3)  # wrong

@@ -53,9 +53,11 @@ unsafe extern "C" {
     pub fn mdp_grid_groups_json(grid: *const mdp_grid_config, size: i32, axes: u32, json: *mut c_char, capacity: usize,
         needed: *mut usize) -> mdp_status;
     pub fn mdp_plan(grid: *const mdp_grid_config, size: i32, rank: i32, config: *const mdp_buffer_config,
-        params: *const mdp_param, count: usize, out: *mut mdp_plan_report) -> mdp_status;
+        params: *const mdp_param, count: usize, optimizer: *const mdp_optimizer_config,
+        out: *mut mdp_plan_report) -> mdp_status;
     pub fn mdp_plan_json(grid: *const mdp_grid_config, size: i32, config: *const mdp_buffer_config,
-        params: *const mdp_param, count: usize, json: *mut c_char, capacity: usize, needed: *mut usize) -> mdp_status;
+        params: *const mdp_param, count: usize, optimizer: *const mdp_optimizer_config, json: *mut c_char,
+        capacity: usize, needed: *mut usize) -> mdp_status;
     pub fn mdp_buffer_register(comm: *mut mdp_comm, grid: *mut mdp_grid, config: *const mdp_buffer_config,
         params: *const mdp_param, count: usize, out: *mut *mut mdp_buffer) -> mdp_status;
     pub fn mdp_buffer_owned(buffer: *mut mdp_buffer, ranges: *mut mdp_range, capacity: usize,

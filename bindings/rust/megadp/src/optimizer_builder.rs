@@ -233,38 +233,45 @@ impl OptimizerBuilder {
     /// INVALID (a value out of range, or that the rule has not; a parameter's group that is not there), UNSUPPORTED
     /// ([`OptimizerBuilder::no_master`] with f16), DESYNC, STATE, MEMORY, those of a lost communicator.
     pub fn create(&self, buffer: &Buffer) -> Result<Optimizer> {
+        let callers = (self.raw.rule == sys::MDP_RULE_CALLER).then(|| self.state_names()).transpose()?;
+        self.with_raw(buffer.len(), |config| {
+            let _inside = buffer.tree.enter();
+            let mut out = ptr::null_mut();
+            // SAFETY: a live handle, the tree's only call; the struct lives through it.
+            check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), config, &mut out) })?;
+            // SAFETY: just created, and ours.
+            Ok(Optimizer::new(unsafe { Owned::new(out) }?, buffer, callers))
+        })
+    }
+
+    /// Calls `with` with the C struct, which is valid during that call; `params`: how many parameters there are.
+    pub(crate) fn with_raw<R>(&self, params: usize, with: impl FnOnce(&sys::mdp_optimizer_config) -> Result<R>) -> Result<R> {
         check_eps(self.no_eps, "config")?;
         let named = |(i, group): (usize, &ParamGroup)| group.raw(&format!("config.param_groups[{i}]"));
         let groups = self.groups.iter().enumerate().map(named).collect::<Result<Vec<_>>>()?;
         let names = self.state_names()?;
         let listed = CString::new(self.state.join("\n")).unwrap_or_default(); // no name has a NUL
-        let kept_names = self.param_state_names(buffer)?;
+        let kept_names = self.param_state_names(params)?;
         let raw_kept = |((_, bytes), name): (&(String, Vec<u64>), &CString)| sys::mdp_param_state {
             name: name.as_ptr(),
             bytes: bytes.as_ptr(),
             ..sys::mdp_param_state::new()
         };
         let kept: Vec<_> = self.param_states.iter().zip(&kept_names).map(raw_kept).collect();
-        let config = sys::mdp_optimizer_config {
+        with(&sys::mdp_optimizer_config {
             param_states: if kept.is_empty() { ptr::null() } else { kept.as_ptr() },
             param_state_count: kept.len() as u64,
             state: if names.is_empty() { ptr::null() } else { listed.as_ptr() },
             param_groups: if groups.is_empty() { ptr::null() } else { groups.as_ptr() },
             param_group_count: groups.len() as u64,
             ..self.raw
-        };
-        let _inside = buffer.tree.enter();
-        let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call; the structs and names live through it.
-        check(unsafe { sys::mdp_optimizer_create(buffer.as_raw(), &config, &mut out) })?;
-        // SAFETY: just created, and ours.
-        Ok(Optimizer::new(unsafe { Owned::new(out) }?, buffer, (self.raw.rule == sys::MDP_RULE_CALLER).then_some(names)))
+        })
     }
 
-    fn param_state_names(&self, buffer: &Buffer) -> Result<Vec<CString>> {
+    fn param_state_names(&self, params: usize) -> Result<Vec<CString>> {
         let named = |(name, bytes): &(String, Vec<u64>)| {
-            if bytes.len() != buffer.len() {
-                let text = format!("param_state {name:?} has {} numbers of bytes; the buffer has {} parameters", bytes.len(), buffer.len());
+            if bytes.len() != params {
+                let text = format!("param_state {name:?} has {} numbers of bytes; there are {params} parameters", bytes.len());
                 return Err(Error::new(Code::Invalid, text));
             }
             CString::new(name.as_str()).map_err(|_| Error::new(Code::Invalid, format!("param_state {name:?} has a NUL in its name")))

@@ -4,8 +4,10 @@ use crate::buffer_builder::BufferBuilder;
 use crate::error::{Result, check, narrow};
 use crate::grid::GridBuilder;
 use crate::library::text;
+use crate::optimizer_builder::OptimizerBuilder;
 use crate::param::{Param, RawParams};
 use crate::sys;
+use std::ptr;
 
 /// Memory of one rank, in bytes, before each allocation is rounded up to a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +19,11 @@ pub struct PlanReport {
     pub grad_bytes: u64,
     /// With [`Sharding::Zero2`](crate::Sharding::Zero2): the sums of the owned pieces in f32; else 0, gradients are reduced in place.
     pub grad_shard_bytes: u64,
-    /// The owned pieces in fp32; 0 for f32 parameters.
+    /// The owned pieces in fp32; 0 for f32 parameters, and for bf16 ones with [`OptimizerBuilder::no_master`].
     pub master_bytes: u64,
-    /// Both moments of the owned pieces in fp32.
+    /// What the optimizer's rule keeps of the owned pieces: of AdamW both moments in fp32.
     pub state_bytes: u64,
-    /// The step's scalars, and what ranks tell each other at a sync.
+    /// The step's scalars, and what ranks tell each other at a sync; with [`Rule::Caller`](crate::Rule::Caller) the gradients that it is handed.
     pub scratch_bytes: u64,
     /// Alignment gaps and bucket padding, in elements, over all arenas.
     pub padding_elements: u64,
@@ -35,29 +37,44 @@ pub struct PlanReport {
     pub spill_bytes: u64,
     /// With [`BufferBuilder::error_feedback`]: what rounding lost, f32.
     pub feedback_bytes: u64,
-    /// With [`OptimizerBuilder::average_decay`](crate::OptimizerBuilder::average_decay), besides: averages, and what a swap keeps aside.
+    /// With [`OptimizerBuilder::average_decay`], besides: averages, and what a swap keeps aside.
     pub average_bytes: u64,
 }
 
-/// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`](crate::OptimizerBuilder::create) would allocate on `rank` of `world` ranks.
+/// What [`BufferBuilder::register`] and [`OptimizerBuilder::create`] would allocate on `rank` of `world` ranks. `optimizer` has all groups
+/// (no [`OptimizerBuilder::first_param_group`]); `None`: AdamW with its state in f32.
 ///
 /// # Errors
 /// INVALID, UNSUPPORTED, as they.
 ///
 /// ```
-/// use megadp::{Buffer, Grid, Param};
+/// use megadp::{Buffer, Grid, Optimizer, Param, Rule};
 /// let params = [Param::new("w", &[1024, 1024])];
-/// let report = megadp::plan(&Grid::builder(), 4, 0, &Buffer::builder(), &params)?;
+/// let report = megadp::plan(&Grid::builder(), 4, 0, &Buffer::builder(), None, &params)?;
 /// assert_eq!(report.owned_elements, 262_144);
 /// assert_eq!(report.state_bytes, 2 * 4 * 262_144);
+/// let lion = Optimizer::builder().rule(Rule::Lion).bf16_state();
+/// let report = megadp::plan(&Grid::builder(), 4, 0, &Buffer::builder(), Some(&lion), &params)?;
+/// assert_eq!(report.state_bytes, 2 * 262_144);
 /// # Ok::<(), megadp::Error>(())
 /// ```
-pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilder, params: &[Param]) -> Result<PlanReport> {
+pub fn plan(
+    grid: &GridBuilder,
+    world: usize,
+    rank: usize,
+    buffer: &BufferBuilder,
+    optimizer: Option<&OptimizerBuilder>,
+    params: &[Param],
+) -> Result<PlanReport> {
     let (world, rank) = (narrow(world, "world")?, narrow(rank, "rank")?);
     let params = RawParams::new(params)?;
     let mut out = sys::mdp_plan_report::new();
-    // SAFETY: all pointers are to values that live to the end of the call.
-    grid.with_raw(|grid| check(unsafe { sys::mdp_plan(grid, world, rank, buffer.raw(), params.as_ptr(), params.len(), &mut out) }))?;
+    grid.with_raw(|grid| {
+        with_optimizer(optimizer, params.len(), |optimizer| {
+            // SAFETY: all pointers are to values that live to the end of the call.
+            check(unsafe { sys::mdp_plan(grid, world, rank, buffer.raw(), params.as_ptr(), params.len(), optimizer, &mut out) })
+        })
+    })?;
     Ok(PlanReport {
         param_bytes: out.param_bytes,
         grad_bytes: out.grad_bytes,
@@ -80,13 +97,33 @@ pub fn plan(grid: &GridBuilder, world: usize, rank: usize, buffer: &BufferBuilde
 ///
 /// # Errors
 /// As [`plan`].
-pub fn plan_json(grid: &GridBuilder, world: usize, buffer: &BufferBuilder, params: &[Param]) -> Result<String> {
+pub fn plan_json(
+    grid: &GridBuilder,
+    world: usize,
+    buffer: &BufferBuilder,
+    optimizer: Option<&OptimizerBuilder>,
+    params: &[Param],
+) -> Result<String> {
     let world = narrow(world, "world")?;
     let params = RawParams::new(params)?;
     grid.with_raw(|grid| {
-        text(|json, capacity, needed| {
-            // SAFETY: text() hands over memory of that size; all pointers are to values that live to the end of the call.
-            unsafe { sys::mdp_plan_json(grid, world, buffer.raw(), params.as_ptr(), params.len(), json, capacity, needed) }
+        with_optimizer(optimizer, params.len(), |optimizer| {
+            text(|json, capacity, needed| {
+                // SAFETY: text() hands over memory of that size; all pointers are to values that live to the end of the call.
+                unsafe { sys::mdp_plan_json(grid, world, buffer.raw(), params.as_ptr(), params.len(), optimizer, json, capacity, needed) }
+            })
         })
     })
+}
+
+// NULL where there is none.
+fn with_optimizer<R>(
+    optimizer: Option<&OptimizerBuilder>,
+    params: usize,
+    with: impl FnOnce(*const sys::mdp_optimizer_config) -> Result<R>,
+) -> Result<R> {
+    match optimizer {
+        Some(optimizer) => optimizer.with_raw(params, |config| with(config)),
+        None => with(ptr::null()),
+    }
 }

@@ -293,7 +293,7 @@ fn whole_parameters_keep_bytes() {
             let params: Vec<Param> = LENGTHS.iter().enumerate().map(whole).collect();
             let mut buffer = register(&comm, &Buffer::builder(), &params);
             let short = Optimizer::builder().rule(Rule::Caller).param_state("seen", [8, 8]).create(&buffer).unwrap_err();
-            assert!(short.text.contains("2 numbers of bytes; the buffer has 5 parameters"), "{short}");
+            assert!(short.text.contains("2 numbers of bytes; there are 5 parameters"), "{short}");
             let builder = Optimizer::builder().rule(Rule::Caller).param_state("seen", [8, 8, 8, 8, 0]).lr(0.5);
             let mut optimizer = builder.create(&buffer).unwrap();
             for step in 1..=3u64 {

@@ -3,8 +3,8 @@
 mod ranks;
 
 use megadp::{
-    Buffer, Code, Comm, DType, LoadCheckpoint, Optimizer, OptimizerBuilder, Param, ParamGroup, Rule, SaveCheckpoint, Scaler, StateKind,
-    StepOptions,
+    Buffer, Code, Comm, DType, Grid, LoadCheckpoint, Optimizer, OptimizerBuilder, Param, ParamGroup, Rule, SaveCheckpoint, Scaler,
+    Sharding, StateKind, StepOptions,
 };
 use ranks::{alone, register, small, threads};
 
@@ -399,5 +399,33 @@ fn averages_take_the_place_of_parameters_and_leave_it() {
             let mut plain = Optimizer::builder().create(&buffer).unwrap();
             assert_eq!(plain.averaged(&mut buffer, |_| ()).unwrap_err().code, Code::State);
         });
+    }
+}
+
+#[test]
+fn plans_count_the_optimizer() {
+    let of = |optimizer: Option<&OptimizerBuilder>, params: &[Param]| {
+        megadp::plan(&Grid::builder(), 2, 0, &Buffer::builder().sharding(Sharding::Whole), optimizer, params)
+    };
+    let params = [Param::new("w", &[1024])];
+    let state_bytes = |optimizer: OptimizerBuilder| of(Some(&optimizer), &params).unwrap().state_bytes;
+    assert_eq!(of(None, &params).unwrap().state_bytes, 8 * 1024);
+    assert_eq!(state_bytes(Optimizer::builder()), 8 * 1024);
+    assert_eq!(state_bytes(Optimizer::builder().rule(Rule::Lion).bf16_state()), 2 * 1024);
+    assert_eq!(state_bytes(Optimizer::builder().rule(Rule::Caller).state(["a", "b", "c"]).param_state("rows", [100])), 12 * 1024 + 128);
+    let grouped = [small("w"), small("norm").param_group(1)];
+    let two = Optimizer::builder().param_groups([ParamGroup::new(), ParamGroup::new().lr(0.5)]);
+    assert!(of(Some(&two), &grouped).is_ok() && of(None, &grouped).is_ok());
+    for (optimizer, told) in [
+        (Optimizer::builder(), "parameter group 1; the optimizer has 1 group"),
+        (two.first_param_group(0), "MDP_OPTIMIZER_SOME_GROUPS"),
+        (Optimizer::builder().eps(0.0), "eps is 0"),
+        (Optimizer::builder().rule(Rule::Caller).state(["a\nb"]), "config.state has the name"),
+        (Optimizer::builder().rule(Rule::Caller).param_state("rows", [1]), "1 numbers of bytes; there are 2 parameters"),
+    ] {
+        let error = of(Some(&optimizer), &grouped).unwrap_err();
+        assert!(error.code == Code::Invalid && error.text.contains(told), "{error}");
+        let error = megadp::plan_json(&Grid::builder(), 2, &Buffer::builder(), Some(&optimizer), &grouped).unwrap_err();
+        assert!(error.code == Code::Invalid && error.text.contains(told), "{error}");
     }
 }

@@ -316,7 +316,8 @@ fn gradients_are_sent_as_bf16() {
             buffer.gradients().put(0, &[1.003f32]).unwrap();
             assert_eq!(optimizer.step(&mut buffer, &StepOptions::default()).unwrap().grad_norm, expected);
         }
-        let feedback_of = |builder: &BufferBuilder| megadp::plan(&Grid::builder(), 2, 0, builder, &[small("w")]).unwrap().feedback_bytes;
+        let feedback_of =
+            |builder: &BufferBuilder| megadp::plan(&Grid::builder(), 2, 0, builder, None, &[small("w")]).unwrap().feedback_bytes;
         assert!(feedback_of(&sum) == 0 && feedback_of(&sum.clone().error_feedback()) > 0);
     });
 }
@@ -512,7 +513,7 @@ fn grids_cut_the_world() {
         assert_eq!(Buffer::builder().register(&grid, &sharded).unwrap().len(), 2);
         assert_eq!(Buffer::builder().register(&grid, &[small("unsaid")]).unwrap_err().code, Code::Invalid);
     });
-    let json = megadp::plan_json(&Grid::builder(), 2, &Buffer::builder(), &[small("w")]).unwrap();
+    let json = megadp::plan_json(&Grid::builder(), 2, &Buffer::builder(), None, &[small("w")]).unwrap();
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert!(json.is_object(), "{json}");
 }

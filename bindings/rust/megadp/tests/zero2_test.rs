@@ -227,7 +227,7 @@ fn what_lies_outside_the_pool_is_counted_and_limited() {
 #[test]
 fn the_plan_tells_the_pool_the_sums_and_what_may_lie_outside() {
     let params = [1280; 4].iter().enumerate().map(|(number, &size)| Param::new(format!("p{number}"), &[size])).collect::<Vec<_>>();
-    let plan = |builder: BufferBuilder| plan(&Grid::builder(), 4, 0, &builder.bucket_elements(1), &params).unwrap();
+    let plan = |builder: BufferBuilder| plan(&Grid::builder(), 4, 0, &builder.bucket_elements(1), None, &params).unwrap();
     let bytes = 4 * 1280 * 4;
     let report = plan(zero2().pool_buckets(1));
     assert_eq!((report.grad_bytes, report.grad_shard_bytes, report.spill_bytes), (bytes / 4, bytes / 4, bytes));

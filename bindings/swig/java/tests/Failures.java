@@ -25,6 +25,7 @@ import megadp.ParamGroup;
 import megadp.Params;
 import megadp.Plan;
 import megadp.Request;
+import megadp.Rule;
 import megadp.Scaling;
 import megadp.Sharding;
 import megadp.Status;
@@ -561,12 +562,23 @@ public final class Failures {
     }
   }
 
+  private static long stateBytes(String layout) {
+    return Long.parseLong(layout.replaceFirst(".*\"state\":(\\d+).*", "$1"));
+  }
+
   /** What needs no ranks. */
-  static void plans() {
+  static void plans() throws Exception {
     BufferOptions options = new BufferOptions();
     options.setSharding(Sharding.ZERO_0);
     String layout = Plan.layout(new GridOptions(), 2, options, TWO);
     check(layout.contains("\"numel\"") && layout.startsWith("{") && layout.endsWith("}"), layout);
+    OptimizerOptions lion = new OptimizerOptions();
+    lion.setRule(Rule.LION);
+    lion.setBf16State(true);
+    String smaller = Plan.layoutWith(new GridOptions(), 2, options, TWO, lion);
+    check(stateBytes(layout) >= 8 * 16 && stateBytes(layout) == 4 * stateBytes(smaller), smaller);
+    lion.setFirstParamGroup(0);
+    fails(Status.E_INVALID, () -> Plan.layoutWith(new GridOptions(), 2, options, TWO, lion), "SOME_GROUPS");
     GridOptions grid = new GridOptions();
     grid.setTp(2);
     String groups = Plan.groups(grid, 4, Axis.DP.swigValue());
