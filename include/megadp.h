@@ -201,14 +201,15 @@ enum {                                  /* mdp_param_group.flags */
   MDP_PARAM_GROUP_SET_BETA2 = 8,
   MDP_PARAM_GROUP_SET_MOMENTUM = 16
 };
-enum {                                /* mdp_optimizer_config.flags */
-  MDP_OPTIMIZER_SET_LR = 1,           /* lr is meant literally, also 0 */
-  MDP_OPTIMIZER_SET_BETA1 = 2,        /* beta1 likewise */
-  MDP_OPTIMIZER_SET_BETA2 = 4,        /* beta2 likewise */
-  MDP_OPTIMIZER_SET_MOMENTUM = 8,     /* momentum likewise */
-  MDP_OPTIMIZER_SOME_GROUPS = 16,     /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
-  MDP_OPTIMIZER_NO_MASTER = 32,       /* bf16 parameters: rounded stochastically */
-  MDP_OPTIMIZER_STOCHASTIC_STATE = 64 /* with state_dtype BF16 */
+enum {                                 /* mdp_optimizer_config.flags */
+  MDP_OPTIMIZER_SET_LR = 1,            /* lr is meant literally, also 0 */
+  MDP_OPTIMIZER_SET_BETA1 = 2,         /* beta1 likewise */
+  MDP_OPTIMIZER_SET_BETA2 = 4,         /* beta2 likewise */
+  MDP_OPTIMIZER_SET_MOMENTUM = 8,      /* momentum likewise */
+  MDP_OPTIMIZER_SOME_GROUPS = 16,      /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
+  MDP_OPTIMIZER_NO_MASTER = 32,        /* bf16 parameters: rounded stochastically */
+  MDP_OPTIMIZER_STOCHASTIC_STATE = 64, /* with state_dtype BF16 */
+  MDP_OPTIMIZER_CHECK_UPDATE = 128     /* to debug: CALLER is given copies of each piece as halves too, and must do the same */
 };
 enum {                    /* mdp_scaler.flags */
   MDP_SCALER_CONSTANT = 1 /* the scale stays */

@@ -185,6 +185,18 @@ Result<std::vector<ParamState>> take_param_states(const mdp_optimizer_config& co
   return all;
 }
 
+Status check_checking(const mdp_optimizer_config& config) {
+  if ((config.flags & MDP_OPTIMIZER_CHECK_UPDATE) == 0) return {};
+  if (config.rule != kCallerRule) {
+    return invalid("config.flags has MDP_OPTIMIZER_CHECK_UPDATE (128), and the rule is ", rule(config.rule).name,
+                   "; it is for the caller's");
+  }
+  if (config.param_state_count == 0) return {};
+  return invalid(
+      "config.flags has MDP_OPTIMIZER_CHECK_UPDATE (128), which cuts parameters in two; with config.param_states an update needs "
+      "all of one");
+}
+
 // How state and parameters without masters are stored and rounded.
 Status check_storage(const mdp_optimizer_config& config) {
   if (Status status = check_reserved(config.reserved, "config.reserved"); !status) return status;
@@ -243,10 +255,11 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
   if (!ours) return ours.status();
   if (Status status = check_rule(ours->rule); !status) return status;
   constexpr uint64_t known = MDP_OPTIMIZER_SET_LR | MDP_OPTIMIZER_SET_BETA1 | MDP_OPTIMIZER_SET_BETA2 | MDP_OPTIMIZER_SET_MOMENTUM |
-                             MDP_OPTIMIZER_SOME_GROUPS | MDP_OPTIMIZER_NO_MASTER | MDP_OPTIMIZER_STOCHASTIC_STATE;
+                             MDP_OPTIMIZER_SOME_GROUPS | MDP_OPTIMIZER_NO_MASTER | MDP_OPTIMIZER_STOCHASTIC_STATE |
+                             MDP_OPTIMIZER_CHECK_UPDATE;
   if (Status status = check_flags(ours->flags, known, "config.flags",
                                   "MDP_OPTIMIZER_SET_LR (1), SET_BETA1 (2), SET_BETA2 (4), SET_MOMENTUM (8), SOME_GROUPS (16), NO_MASTER "
-                                  "(32) and STOCHASTIC_STATE (64)");
+                                  "(32), STOCHASTIC_STATE (64) and CHECK_UPDATE (128)");
       !status) {
     return status;
   }
@@ -270,6 +283,7 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
   if (!state) return state.status();
   auto param_states = take_param_states(*ours, params, *state);
   if (!param_states) return param_states.status();
+  if (Status status = check_checking(*ours); !status) return status;
   if (Status status = check_storage(*ours); !status) return status;
   return OptimizerConfig{ours->rule,
                          *hyper,
@@ -285,7 +299,8 @@ Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given,
                          ours->state_dtype == MDP_DTYPE_BF16,
                          (ours->flags & MDP_OPTIMIZER_STOCHASTIC_STATE) != 0,
                          (ours->flags & MDP_OPTIMIZER_NO_MASTER) != 0,
-                         ours->seed};
+                         ours->seed,
+                         (ours->flags & MDP_OPTIMIZER_CHECK_UPDATE) != 0};
 }
 
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place) {

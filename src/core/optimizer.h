@@ -58,8 +58,9 @@ struct OptimizerConfig {
   double average_decay = 0;                   // 0: no average
   bool bf16_state = false;                    // what the rule keeps; rounded to nearest, or:
   bool stochastic_state = false;
-  bool no_master = false;  // bf16 parameters are their own, rounded stochastically
-  uint64_t seed = 0;       // of the random bits that take part in it
+  bool no_master = false;     // bf16 parameters are their own, rounded stochastically
+  uint64_t seed = 0;          // of the random bits that take part in it
+  bool check_update = false;  // of the caller's: copies of each piece's halves are handed out too, and must come to the same
 
   bool draws() const { return stochastic_state || no_master; }
   // Whether the optimizer updates it: not what is frozen, nor what is another optimizer's.
@@ -256,6 +257,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   PendingOutcome unseen_;                         // of a step on a device that nobody waited for
   std::vector<std::weak_ptr<Optimizer>> agreed_;  // those that this one has led, all ranks alike
   UpdateFunction update_;
+  Status await_callers_work();
   struct Pieces;
   std::unique_ptr<Pieces> pieces_;  // of a step that this one leads
 };

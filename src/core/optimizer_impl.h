@@ -21,6 +21,7 @@
 #include "core/keep_alive.h"
 #include "core/optimizer.h"
 #include "core/step_classes.h"
+#include "core/update_check.h"
 
 namespace megadp {
 
@@ -104,11 +105,12 @@ struct Optimizer::Pieces {
   Step step;
   std::vector<std::shared_ptr<Optimizer>> others;  // that step with the one that leads
   bool skipped;
-  size_t optimizer = 0;              // whose pieces are handed out
-  size_t buckets_left;               // of its; from the last launched to the first, the order in which parameters are needed
-  std::vector<UpdatePiece> ready{};  // of one bucket
-  size_t next = 0;                   // of `ready`
-  std::vector<uint64_t> steps{};     // of its parameters
+  size_t optimizer = 0;                  // whose pieces are handed out
+  size_t buckets_left;                   // of its; from the last launched to the first, the order in which parameters are needed
+  std::vector<UpdatePiece> ready{};      // of one bucket
+  size_t next = 0;                       // of `ready`
+  std::vector<uint64_t> steps{};         // of its parameters
+  std::unique_ptr<UpdateCheck> check{};  // of the piece that was handed out last, until its halves have come to the same
 };
 
 }  // namespace megadp

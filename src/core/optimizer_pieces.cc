@@ -76,6 +76,12 @@ Status Optimizer::begin_pieces(Together optimizers, const StepOptions& options, 
 Result<const UpdatePiece*> Optimizer::next() {
   if (!pieces_) return bad_state("no step is under way; mdp_optimizer_step_begin begins one");
   Pieces& pieces = *pieces_;
+  if (pieces.check) {
+    if (const UpdatePiece* const half = pieces.check->next(); half != nullptr) return half;
+    if (Status done = await_callers_work(); !done) return done;
+    if (Status same = pieces.check->compare(); !same) return same;
+    pieces.check.reset();
+  }
   while (pieces.next == pieces.ready.size()) {
     if (pieces.skipped || pieces.optimizer > pieces.others.size()) return nullptr;
     if (pieces.buckets_left == 0 || !whose_turn().has_callers_rule()) {
@@ -87,7 +93,26 @@ Result<const UpdatePiece*> Optimizer::next() {
     if (Status prepared = prepare_pieces(static_cast<uint32_t>(pieces.buckets_left - 1)); !prepared) return prepared;
     --pieces.buckets_left;
   }
-  return &pieces.ready[pieces.next++];
+  const UpdatePiece& piece = pieces.ready[pieces.next];
+  const Impl& impl = *whose_turn().impl_;
+  if (impl.config.check_update && piece.count > 1) {
+    std::vector<std::string> names{"master"};
+    names.insert(names.end(), impl.config.state.begin(), impl.config.state.end());
+    if (Status ready = await_callers_work(); !ready) return ready;
+    auto check = UpdateCheck::begin(buffer_->arenas().backend(), piece, std::move(names));
+    if (!check) return check.status();
+    pieces.check = *std::move(check);
+  }
+  ++pieces.next;
+  return &piece;
+}
+
+// What the caller has given his stream so far has been done.
+Status Optimizer::await_callers_work() {
+  Stream& stream = buffer_->arenas().grads().stream();
+  if (Status ordered = stream.wait_for_caller(pieces_->step.options.caller); !ordered) return ordered;
+  auto done = stream.record();
+  return done ? (*done)->await() : done.status();
 }
 
 // The gradients of what the optimizer whose turn it is owns of a bucket. Their place was the one of the bucket before, which the caller's
@@ -164,6 +189,7 @@ Result<std::shared_ptr<Request>> Optimizer::finish(const Status& mine, StepRepor
                           " has a piece that was not asked for; call mdp_optimizer_step_next until there is none");
     }
   }
+  if (pieces_->check) (void)await_callers_work();  // the halves may still be being updated
   const std::vector<std::shared_ptr<Optimizer>> optimizers = together();
   const std::unique_ptr<Pieces> pieces = std::move(pieces_);
   Status agreed = agree(*buffer_->context().world, buffer_->arenas().grid()->world()->group().members(), {"mdp_optimizer_step"}, updated);

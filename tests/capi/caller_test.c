@@ -388,6 +388,103 @@ static void a_failure_beside_others(void** state) {
   for (int32_t n = 1; n <= 2; ++n) run_ranks(n, fails_beside, NULL);
 }
 
+/* ── Whether it goes element by element ── */
+
+/* One that needs all of a parameter: the mean of its gradients goes off each. */
+static int32_t centered(void* user, const mdp_update* u) {
+  caller* who = user;
+  await_default_stream();
+  who->calls += 1;
+  float sum = 0;
+  for (uint64_t i = 0; i < u->count; ++i) sum += u->grad[i];
+  for (uint64_t i = 0; i < u->count; ++i) u->master[i] -= (float)u->lr * (u->grad[i] - sum / (float)u->count);
+  return 0;
+}
+/* This one's state alone needs it. */
+static int32_t counted(void* user, const mdp_update* u) {
+  (void)user;
+  await_default_stream();
+  for (uint64_t i = 0; i < u->count; ++i) u->state[1][i] = (float)u->count;
+  return 0;
+}
+
+static void tried_out(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  mdp_comm* comm = comm_open(id, rank, n, 0);
+  caller plain = caller_of(comm, MDP_SHARDING_ZERO_1), who = caller_of(comm, MDP_SHARDING_ZERO_1);
+  mdp_optimizer_destroy(who.optimizer);
+  mdp_optimizer_config config = {.struct_size = sizeof config,
+                                 .rule = MDP_RULE_CALLER,
+                                 .lr = 0.03125,
+                                 .weight_decay = 0.125,
+                                 .max_grad_norm = 0.5,
+                                 .param_groups = groups,
+                                 .param_group_count = 2,
+                                 .flags = MDP_OPTIMIZER_CHECK_UPDATE,
+                                 .state = "exp_avg\nexp_avg_sq"};
+  OK(mdp_optimizer_create(who.buffer, &config, &who.optimizer));
+  OK(mdp_optimizer_set_update(plain.optimizer, update, &plain));
+  OK(mdp_optimizer_set_update(who.optimizer, update, &who));
+  for (int step = 4; step < 8; ++step) { /* none is skipped */
+    who.on_stream = plain.on_stream = step % 2;
+    put_grads(plain.buffer, rank, n, step);
+    OK(mdp_optimizer_step(plain.optimizer, NULL, NULL, NULL));
+    put_grads(who.buffer, rank, n, step);
+    if (step < 6) {
+      OK(mdp_optimizer_step(who.optimizer, NULL, NULL, NULL));
+    } else {
+      step_by_calls(&who, NULL, NULL);
+    }
+    for (size_t p = 0; p < COUNT; ++p) CHECK(same_values(plain.buffer, who.buffer, p));
+  }
+  CHECK(who.calls > plain.calls && who.calls <= 3 * plain.calls);
+  put_grads(who.buffer, rank, n, 8);
+  OK(mdp_optimizer_set_update(who.optimizer, counted, &who));
+  FAILS(MDP_E_INVALID, "its update is not element-wise: element ", mdp_optimizer_step(who.optimizer, NULL, NULL, NULL));
+  CHECK(strstr(mdp_last_error(), " of exp_avg_sq is ") != NULL);
+  OK(mdp_optimizer_set_steps(who.optimizer, 0, NULL, 0));
+  OK(mdp_optimizer_set_update(who.optimizer, centered, &who));
+  put_grads(who.buffer, rank, n, 8);
+  FAILS(MDP_E_INVALID, "register the parameter with MDP_SHARDING_WHOLE (4)", mdp_optimizer_step(who.optimizer, NULL, NULL, NULL));
+  CHECK(strstr(mdp_last_error(), " of master is ") != NULL);
+  /* By calls, what the last half has shown is told by the call after it, and by the end. */
+  OK(mdp_optimizer_set_steps(who.optimizer, 0, NULL, 0));
+  put_grads(who.buffer, rank, n, 9);
+  OK(mdp_optimizer_step_begin(&who.optimizer, 1, NULL));
+  SIZED(mdp_update, u);
+  for (int i = 0; i < 3; ++i) {
+    OK(mdp_optimizer_step_next(who.optimizer, &u));
+    (void)centered(&who, &u);
+  }
+  FAILS(MDP_E_INVALID, "its update is not element-wise", mdp_optimizer_step_next(who.optimizer, &u));
+  FAILS(MDP_E_INVALID, "its update is not element-wise", mdp_optimizer_step_finish(who.optimizer, 0, NULL, NULL));
+  caller_close(&plain);
+  caller_close(&who);
+  mdp_comm_destroy(comm);
+}
+
+static void checked_in_halves(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 2; ++n) run_ranks(n, tried_out, NULL);
+}
+
+static void checks_refused(void** state) {
+  (void)state;
+  mdp_comm* comm = comm_open(NULL, 0, 1, 0);
+  mdp_buffer* buffer = buffer_of(comm, MDP_SHARDING_WHOLE);
+  mdp_optimizer* optimizer = NULL;
+  mdp_optimizer_config config = {.struct_size = sizeof config, .flags = MDP_OPTIMIZER_CHECK_UPDATE};
+  FAILS(MDP_E_INVALID, "CHECK_UPDATE (128), and the rule is AdamW", mdp_optimizer_create(buffer, &config, &optimizer));
+  const uint64_t bytes[COUNT] = {0};
+  const mdp_param_state kept = {.struct_size = sizeof kept, .name = "kept", .bytes = bytes};
+  config.rule = MDP_RULE_CALLER;
+  config.param_states = &kept;
+  config.param_state_count = 1;
+  FAILS(MDP_E_INVALID, "CHECK_UPDATE (128), which cuts parameters in two", mdp_optimizer_create(buffer, &config, &optimizer));
+  mdp_buffer_destroy(buffer);
+  mdp_comm_destroy(comm);
+}
+
 /* ── What is refused ── */
 
 static int32_t call_back(void* user, const mdp_update* u) {
@@ -548,8 +645,9 @@ static void goes_on_from_a_checkpoint(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(the_librarys_bits),       TEST(in_one_step_with_others),  TEST(a_failure_is_everybodys),
-                                     TEST(a_failure_beside_others), TEST(calls_from_within),        TEST(refusals),
-                                     TEST(given_up_midway),         TEST(goes_on_from_a_checkpoint)};
+  const struct CMUnitTest tests[] = {
+      TEST(the_librarys_bits), TEST(in_one_step_with_others),  TEST(a_failure_is_everybodys), TEST(a_failure_beside_others),
+      TEST(checked_in_halves), TEST(checks_refused),           TEST(calls_from_within),       TEST(refusals),
+      TEST(given_up_midway),   TEST(goes_on_from_a_checkpoint)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }
