@@ -170,7 +170,7 @@ enum {
   MDP_NORM_INF = 1
 };
 
-typedef uint32_t mdp_missing; /* what mdp_grad_sync does about a parameter that was neither ready nor skipped in the last microbatch */
+typedef uint32_t mdp_missing; /* what mdp_grad_sync does about a parameter that the last microbatch neither brought nor skipped */
 enum {
   MDP_MISSING_ERROR = 0, /* MDP_E_STATE on all ranks, naming the parameter and the rank      */
   MDP_MISSING_ZERO = 1,  /* this rank adds what its earlier microbatches brought, or zero    */
@@ -209,7 +209,7 @@ enum {                                 /* mdp_optimizer_config.flags */
   MDP_OPTIMIZER_SOME_GROUPS = 16,      /* parameters of other groups are other optimizers': mdp_optimizer_step_many */
   MDP_OPTIMIZER_NO_MASTER = 32,        /* bf16 parameters: rounded stochastically */
   MDP_OPTIMIZER_STOCHASTIC_STATE = 64, /* with state_dtype BF16 */
-  MDP_OPTIMIZER_CHECK_UPDATE = 128     /* to debug: CALLER is given copies of each piece as halves too, and must do the same */
+  MDP_OPTIMIZER_CHECK_UPDATE = 128     /* CALLER, to debug: copies of a piece's halves must come to the same */
 };
 enum {                    /* mdp_scaler.flags */
   MDP_SCALER_CONSTANT = 1 /* the scale stays */
@@ -797,8 +797,8 @@ MDP_API void mdp_grid_destroy(mdp_grid* grid);
 MDP_API mdp_status mdp_grid_groups_json(const mdp_grid_config* grid, int32_t size, uint32_t axes, char* json, size_t capacity,
                                         size_t* needed);
 
-/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid, config and optimizer NULL: all defaults. An optimizer
- * has all groups (not SOME_GROUPS). Errors: INVALID, UNSUPPORTED, as mdp_buffer_register and mdp_optimizer_create. */
+/* What mdp_buffer_register and mdp_optimizer_create would allocate on `rank`. grid, config and optimizer NULL: all defaults. Errors: as
+ * theirs; INVALID (SOME_GROUPS). */
 MDP_API mdp_status mdp_plan(const mdp_grid_config* grid, int32_t size, int32_t rank, const mdp_buffer_config* config,
                             const mdp_param* params, size_t count, const mdp_optimizer_config* optimizer, mdp_plan_report* out);
 
