@@ -15,7 +15,7 @@ const RULES = Dict(:adamw => Raw.MDP_RULE_ADAMW, :adam => Raw.MDP_RULE_ADAM, :sg
 """
     Optimizer(buffer; rule = :adamw, lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
               max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0,
-              state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0)
+              state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0, check_update = false)
 
 An update rule whose state is sharded over the data-parallel ranks: `:adamw` (decoupled weight decay), `:adam` (L2), `:sgd`, `:sgd_momentum` and
 `:sgd_nesterov` (L2), `:lion` (decoupled), `:caller` (what a function does, which [`step!`](@ref) takes). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
@@ -23,7 +23,8 @@ An update rule whose state is sharded over the data-parallel ranks: `:adamw` (de
 keywords replace: the library's own where the formulas are the same, otherwise `apply!` on pieces, if it is [`MegaDP.elementwise`](@ref).
 
 With `:caller`, `state` names the arrays that it keeps for each element, Float32 and zero at first, at most 4: they are sharded and checkpointed as
-those of any rule.
+those of any rule. With `check_update`, to debug, copies of each piece's two halves are handed out behind it, and a step that makes anything else of
+them fails.
 
 `max_grad_norm` scales gradients down to that global norm (0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element.
 `param_groups` has a named tuple `(lr = …, weight_decay = …, betas = …, eps = …, momentum = …)` for each parameter group; what is left out of it is
@@ -82,7 +83,7 @@ Optimizer(buffer::Buffer; rule = :adamw, keywords...) =
 
 function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
                           max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0, update = nothing,
-                          state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0)
+                          state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0, check_update = false)
     refuse_values(update, said_names(; lr = lr, betas = betas, eps = eps, momentum = momentum, weight_decay = weight_decay))
     foreach(group -> refuse_values(update, said_names(; group...)), param_groups)
     lines = lines_of(state)
@@ -103,7 +104,8 @@ function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = not
                                                                (betas, Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2),
                                                                (first_param_group, Raw.MDP_OPTIMIZER_SOME_GROUPS),
                                                                (stochastic_state ? 1 : nothing, Raw.MDP_OPTIMIZER_STOCHASTIC_STATE),
-                                                               (no_master ? 1 : nothing, Raw.MDP_OPTIMIZER_NO_MASTER))))
+                                                               (no_master ? 1 : nothing, Raw.MDP_OPTIMIZER_NO_MASTER),
+                                                               (check_update ? 1 : nothing, Raw.MDP_OPTIMIZER_CHECK_UPDATE))))
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
     names = rule == Raw.MDP_RULE_CALLER ? Symbol[Symbol(name) for name in state] : nothing

@@ -34,6 +34,19 @@ testcase("a model whose parameters a function updates, with another optimizer be
     close(dp)
 end
 
+testcase("an update that needs all of a parameter is found out") do
+    buffer = Buffer(world, [Param("w", (8,))])
+    optimizer = Optimizer(buffer; rule = :caller, check_update = true)
+    put!(buffer, 1, Float32[1:8;])
+    lengths = Int[]
+    step!(piece -> (push!(lengths, length(piece.grad)); piece.master .-= piece.grad), optimizer)
+    @test lengths == [8, 4, 4]
+    put!(buffer, 1, Float32[1:8;])
+    failed = caught(() -> step!(piece -> piece.master .-= sum(piece.grad), optimizer))
+    @test failed.kind == :INVALID && occursin("not element-wise", failed.text)
+    close(buffer)
+end
+
 testcase("a skipped step has no pieces, and a parameter that all ranks skip none") do
     buffer = Buffer(world, [Param("w", (3,)), Param("v", (3,))])
     optimizer = Optimizer(buffer; rule = :caller)

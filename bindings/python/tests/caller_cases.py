@@ -373,6 +373,24 @@ def whole_step(sharding, folder=None):
     return [buffer.read(name) for name in WHOLE]
 
 
+def case_checked():
+    """Pieces come once more in halves; what an element-wise update makes of them is the same, and nothing is changed by that."""
+    buffer, plain = buffer_of(), buffer_of()
+    optimizer, other = optimizer_of(buffer, check_update=True), optimizer_of(plain)
+    for each in (optimizer, other):
+        each.set_update(adamw)
+    for step in range(1, 4):
+        by_pieces(buffer, optimizer, step) if step == 2 else by_function(buffer, optimizer, step)
+        by_function(plain, other, step)
+    same(values_of(buffer), values_of(plain), "after checked steps")
+
+    def by_norm(piece):
+        piece.master -= np.linalg.norm(piece.grad)
+
+    optimizer.set_update(by_norm)
+    refused(megadp.Status.INVALID, "its update is not element-wise", by_function, buffer, optimizer, 4)
+
+
 def case_whole():
     """Each parameter is all here or not at all, with the shape that it has, and what is kept of it besides; the bits are those of zero_0."""
     expected = whole_step("zero_0")

@@ -34,6 +34,9 @@ class Caller(unittest.TestCase):
     def test_words(self):
         self.run_case("words", (1, 2))
 
+    def test_checked(self):
+        self.run_case("checked", (1, 2))
+
     def test_whole(self):
         self.run_case("whole", (1, 2, 3))
 

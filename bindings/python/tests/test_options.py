@@ -66,7 +66,7 @@ class Options(unittest.TestCase):
             self.check(given(_optimizer_config, "mdp_optimizer_config", lambda: megadp.Optimizer(
                 buffer, rule="lion", lr=1, betas=(0.5, 0.5), eps=1, weight_decay=1, momentum=0.5, max_grad_norm=1, max_grad_value=1,
                 norm="inf", param_groups=[megadp.ParamGroup()], first_param_group=1, state=["mean"], average_decay=0.5, state_dtype="bf16",
-                stochastic_state=True, no_master=True, seed=1,
+                stochastic_state=True, no_master=True, seed=1, check_update=True,
                 param_states={"rows": {"w": ((2,), "f32")}})), "MDP_OPTIMIZER_")
             group = megadp.ParamGroup(1, 1, (0.5, 0.5), 1, 0.5)
             self.check(given(_param_group, "mdp_param_group", lambda: megadp.Optimizer(buffer, param_groups=[group])), "MDP_PARAM_GROUP_")

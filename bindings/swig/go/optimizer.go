@@ -74,7 +74,7 @@ type OptimizerOptions struct {
 	SomeGroups                                                bool
 	State                                                     []string
 	AverageDecay                                              float64
-	Bf16State, StochasticState, NoMaster                      bool
+	Bf16State, StochasticState, NoMaster, CheckUpdate         bool
 	Seed                                                      int64
 }
 
@@ -124,6 +124,7 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	raw.SetBf16_state(o.Bf16State)
 	raw.SetStochastic_state(o.StochasticState)
 	raw.SetNo_master(o.NoMaster)
+	raw.SetCheck_update(o.CheckUpdate)
 	raw.SetSeed(o.Seed)
 	raw.SetWeight_decay(o.WeightDecay)
 	raw.SetMax_grad_norm(o.MaxGradNorm)

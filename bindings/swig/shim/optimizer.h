@@ -44,6 +44,7 @@ struct ParamGroup {
 /// begin_step gives out the values as they are, and the arrays that add_state names. average_decay, such as 0.999: a moving average of the
 /// parameters is kept, for swap_average. With bf16_state what the rule keeps is bf16, rounded to nearest, or with stochastic_state
 /// stochastically; with no_master bf16 parameters have no masters and are rounded so; seed is that rounding's.
+/// check_update, to debug CALLER: copies of each piece's halves come behind it, and a step that makes anything else of them fails.
 struct OptimizerOptions {
   Rule rule = Rule::ADAMW;
   Given lr = 0.0;
@@ -65,6 +66,7 @@ struct OptimizerOptions {
   bool bf16_state = false;
   bool stochastic_state = false;
   bool no_master = false;
+  bool check_update = false;
   long long seed = 0;
 
   void add_param_group(const ParamGroup& group) { groups_.push_back(group); }
@@ -105,7 +107,7 @@ struct OptimizerOptions {
     config.flags = (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) |
                    (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0) | (set_momentum ? MDP_OPTIMIZER_SET_MOMENTUM : 0) |
                    (set_first_param_group ? MDP_OPTIMIZER_SOME_GROUPS : 0) | (stochastic_state ? MDP_OPTIMIZER_STOCHASTIC_STATE : 0) |
-                   (no_master ? MDP_OPTIMIZER_NO_MASTER : 0);
+                   (no_master ? MDP_OPTIMIZER_NO_MASTER : 0) | (check_update ? MDP_OPTIMIZER_CHECK_UPDATE : 0);
     config.state_dtype = bf16_state ? MDP_DTYPE_BF16 : MDP_DTYPE_F32;
     config.seed = static_cast<uint64_t>(seed);
     return config;

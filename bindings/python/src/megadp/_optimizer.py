@@ -49,6 +49,7 @@ class Optimizer(Closable):
     of them goes with "caller".
     param_states: what "caller" keeps besides of whole parameters, of any size: {name: {parameter: (shape, dtype)}}, at most 4 names; typed
     views of the owner's memory are in Piece.param_states and come from state. Parameters that are cut over the ranks have none.
+    check_update: to debug "caller": behind each piece come copies of its two halves; a step that makes anything else of them is INVALID.
     Collective over the world, with equal arguments; blocking.
     Raises MegaDPError: INVALID (a value, one that the rule has not, a parameter's group), DESYNC, STATE, MEMORY, those of a lost communicator.
     """
@@ -58,13 +59,14 @@ class Optimizer(Closable):
                  max_grad_value: float = 0.0, norm: Literal["l2", "inf"] = "l2", param_groups: Sequence[ParamGroup] = (),
                  first_param_group: Optional[int] = None, state: Sequence[str] = (), average_decay: float = 0.0,
                  state_dtype: Literal["f32", "bf16"] = "f32", stochastic_state: bool = False, no_master: bool = False, seed: int = 0,
-                 param_states: Optional[ParamStates] = None) -> None:
+                 param_states: Optional[ParamStates] = None, check_update: bool = False) -> None:
         arrays = state_names(state)
         kept = read_param_states(param_states or {}, buffer._number)
         config = optimizer_config(arrays, kept, len(buffer), rule=rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
                                   momentum=momentum, max_grad_norm=max_grad_norm, max_grad_value=max_grad_value, norm=norm,
                                   param_groups=param_groups, first_param_group=first_param_group, average_decay=average_decay,
-                                  state_dtype=state_dtype, stochastic_state=stochastic_state, no_master=no_master, seed=seed)
+                                  state_dtype=state_dtype, stochastic_state=stochastic_state, no_master=no_master, seed=seed,
+                                  check_update=check_update)
         self._buffer = buffer
         self._scales = False  # by a scaler
         self._own(buffer._tree.make(buffer._handle, lib.mdp_optimizer_create, _raw.mdp_optimizer, lib.mdp_optimizer_destroy,

@@ -36,6 +36,7 @@ class OptimizerOptions(TypedDict, total=False):
     stochastic_state: bool
     no_master: bool
     seed: int
+    check_update: bool
     param_states: Optional[ParamStates]
 
 
@@ -44,7 +45,7 @@ def optimizer_config(arrays: Tuple[str, ...], kept: Dict[str, Dict[int, ParamSta
                      weight_decay: float = 0.0, momentum: Optional[float] = None, max_grad_norm: float = 0.0, max_grad_value: float = 0.0,
                      norm: str = "l2", param_groups: Sequence[ParamGroup] = (), first_param_group: Optional[int] = None,
                      average_decay: float = 0.0, state_dtype: str = "f32", stochastic_state: bool = False, no_master: bool = False,
-                     seed: int = 0) -> Any:
+                     seed: int = 0, check_update: bool = False) -> Any:
     groups = [native_group(group, f"param_groups[{number}]") for number, group in enumerate(param_groups)]
     structs = (_raw.mdp_param_group * len(groups))(*groups) if groups else None
     config = sized(_raw.mdp_optimizer_config, rule=choice(rule, "rule", RULES), lr=lr or 0.0, eps=divisor(eps, "eps"),
@@ -59,6 +60,8 @@ def optimizer_config(arrays: Tuple[str, ...], kept: Dict[str, Dict[int, ParamSta
         config.flags |= _raw.MDP_OPTIMIZER_STOCHASTIC_STATE
     if no_master:
         config.flags |= _raw.MDP_OPTIMIZER_NO_MASTER
+    if check_update:
+        config.flags |= _raw.MDP_OPTIMIZER_CHECK_UPDATE
     for value, flag in ((lr, _raw.MDP_OPTIMIZER_SET_LR), (momentum, _raw.MDP_OPTIMIZER_SET_MOMENTUM),
                         (first_param_group, _raw.MDP_OPTIMIZER_SOME_GROUPS)):
         if value is not None:

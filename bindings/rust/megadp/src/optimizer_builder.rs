@@ -221,6 +221,13 @@ impl OptimizerBuilder {
         self
     }
 
+    /// To debug an update of [`Rule::Caller`]: behind each piece come copies of its two halves, and a step that makes anything else of them
+    /// fails.
+    pub fn check_update(mut self) -> Self {
+        self.raw.flags |= sys::MDP_OPTIMIZER_CHECK_UPDATE;
+        self
+    }
+
     /// Of stochastic rounding, whose bits are the same on any number of ranks; 0 unless said.
     pub fn seed(mut self, seed: u64) -> Self {
         self.raw.seed = seed;

@@ -320,3 +320,28 @@ fn whole_parameters_keep_bytes() {
     let [one, two] = [1, 2].map(trained);
     assert!(two.iter().all(|values| *values == one[0]));
 }
+
+#[test]
+fn an_update_that_needs_all_of_a_parameter_is_found_out() {
+    let comm = alone();
+    let mut buffer = register(&comm, &Buffer::builder(), &[Param::new("w", &[8])]);
+    let mut optimizer = Optimizer::builder().rule(Rule::Caller).check_update().create(&buffer).unwrap();
+    let options = StepOptions::default();
+    buffer.gradients().put(0, &[1f32; 8]).unwrap();
+    let mut lengths = Vec::new();
+    let plain = |piece: Piece<'_>| -> Updated {
+        lengths.push(piece.grad.len());
+        piece.master.iter_mut().zip(piece.grad).for_each(|(value, grad)| *value -= grad);
+        Ok(())
+    };
+    optimizer.step_with(&mut buffer, &options, plain).unwrap();
+    assert_eq!(lengths, [8, 4, 4]);
+    buffer.gradients().put(0, &[1f32; 8]).unwrap();
+    let by_norm = |piece: Piece<'_>| -> Updated {
+        let sum: f32 = piece.grad.iter().sum();
+        piece.master.iter_mut().for_each(|value| *value -= sum);
+        Ok(())
+    };
+    let failed = optimizer.step_with(&mut buffer, &options, by_norm).unwrap_err();
+    assert!(failed.code == Code::Aborted && failed.to_string().contains("not element-wise"), "{failed}");
+}
