@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the raw layer of the Python binding: megadp.h as ctypes structs, integers and prototypes."""
+"""Writes the raw layer of the Python binding: megadp.h as ctypes structs."""
 import textwrap
 
 OUTPUT = "python/src/megadp/_raw.py"
@@ -12,6 +12,8 @@ Enumerations are plain integers, structs are ctypes.Structure, handles are point
 Nothing here loads a library.
 """
 import ctypes
+
+from ._raw_enums import *  # noqa: F403
 '''
 
 SCALARS = {
@@ -61,8 +63,6 @@ class Writer:
 def emit(header):
     writer = Writer(header)
     parts = [HEAD]
-    enums = [f"{name} = {value}\n" for _, values in header.enums for name, value in values]
-    parts.append("".join(enums))
     parts.append("# The type that values of each enumeration are passed as.\nALIASES = {\n"
                  + "".join(f'    "{name}": {writer.expression(kind)},\n' for name, kind in header.aliases.items()) + "}\n")
     for name in header.handles:
