@@ -56,6 +56,7 @@ typedef struct mdp_optimizer mdp_optimizer; /* this rank's shard of optimizer st
 typedef struct mdp_request mdp_request;     /* one pending operation                                       */
 typedef struct mdp_tp_linear mdp_tp_linear; /* a linear layer cut over the ranks of a communicator         */
 typedef struct mdp_tp_saved mdp_tp_saved;   /* what the backward of one of its forwards needs              */
+typedef struct mdp_halo mdp_halo;           /* the edges of arrays that are cut over a grid of ranks        */
 typedef void* mdp_stream;                   /* NULL on the host; a cudaStream_t with CUDA                  */
 struct DLManagedTensorVersioned;            /* dlpack.h (1.0 or newer), only for who uses it               */
 
@@ -264,6 +265,20 @@ enum {                           /* mdp_tp_embedding_config.flags */
 enum {                             /* mdp_tp_cross_entropy_config.flags */
   MDP_TP_CROSS_ENTROPY_IGNORE = 1, /* ignore_index is meant */
   MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = 2
+};
+
+typedef uint32_t mdp_edge; /* what is beyond an end of the whole array, in the halo of the ranks there */
+enum {
+  MDP_EDGE_KEEP = 0, /* what the caller puts there */
+  MDP_EDGE_ZERO = 1,
+  MDP_EDGE_PERIODIC = 2,
+  MDP_EDGE_REFLECT = 3 /* mirrored at the outermost element, which is not repeated */
+};
+enum {               /* mdp_halo_config.flags */
+  MDP_HALO_FACES = 1 /* no edges and corners: for star-shaped stencils */
+};
+enum { /* mdp_halo_start */
+  MDP_HALO_BACKWARD = 1
 };
 
 typedef uint32_t mdp_random; /* which ranks draw the same random numbers */
@@ -639,6 +654,36 @@ typedef struct { /* the same on all ranks */
   double z_loss;          /* adds z_loss * log(sum of exp(logits))^2 */
   uint64_t flags;         /* MDP_TP_CROSS_ENTROPY_* */
 } mdp_tp_cross_entropy_config;
+
+typedef struct { /* the same on all ranks, but for shape */
+  uint32_t struct_size;
+  mdp_dtype dtype;       /* any; DEFAULT: F32 */
+  int32_t ndim;          /* 1 to 16 */
+  uint32_t fields;       /* arrays at a time; 0: 1 */
+  const int64_t* grid;   /* numbers of ranks, 1: not cut; their product is comm's size, the last varies fastest */
+  const int64_t* shape;  /* this rank's part, without halo */
+  const int64_t* low;    /* width of the halo before it; NULL: 0 */
+  const int64_t* high;   /* behind it */
+  const mdp_edge* edges; /* of each dimension; NULL: KEEP */
+  uint64_t flags;        /* MDP_HALO_FACES */
+} mdp_halo_config;
+
+typedef struct { /* one dimension that is convolved or pooled */
+  uint32_t struct_size;
+  uint32_t reserved;
+  int64_t kernel, stride, dilation;  /* 0: 1 */
+  int64_t padding_low, padding_high; /* zeros before and behind the whole input */
+} mdp_conv_config;
+
+typedef struct { /* of one rank */
+  uint32_t struct_size;
+  uint32_t reserved;
+  int64_t low, high;                 /* of the halo: the same on all ranks */
+  int64_t output_begin, output_size; /* what this rank computes */
+  int64_t first;                     /* element of the padded part at which the first output's window begins */
+  int64_t inside_begin, inside_size; /* outputs of it that need no halo */
+  int64_t whole_output;
+} mdp_conv_part;
 
 /* `text` is NUL-terminated and borrowed for the call. */
 typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
@@ -1089,6 +1134,32 @@ MDP_API mdp_status mdp_tp_cross_entropy_fwd(mdp_comm* comm, const mdp_tp_cross_e
 MDP_API mdp_status mdp_tp_cross_entropy_bwd(mdp_comm* comm, const mdp_tp_cross_entropy_config* config, const mdp_tensor* logits,
                                             const mdp_tensor* targets, const mdp_tensor* saved, const mdp_tensor* grad_losses,
                                             const mdp_tensor* grad_logits, mdp_stream stream);
+
+/* ── Spatial parallelism ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+ *
+ * Arrays cut over a grid of ranks, with a halo of what the neighbours have (docs/spatial-parallelism.md). */
+
+/* Prepares exchanges of arrays of one shape, on a channel of their own; takes twice the memory of what goes to neighbours. Halos may be
+ * wider than parts. Collective over comm; blocking. Errors: INVALID (a grid not of comm's size; parts that do not fit; a reflected halo as
+ * wide as the whole), DESYNC, MEMORY. */
+MDP_API mdp_status mdp_halo_create(mdp_comm* comm, const mdp_halo_config* config, mdp_halo** out);
+
+/* Sends off what neighbours need of `fields`, padded arrays: part and halo. Until mdp_halo_finish only the inside may be read. Forward,
+ * the halo becomes what its owners have. BACKWARD, the adjoint: it is added to where it came from, in the order of ranks, and becomes 0;
+ * KEEP stays. Collective over comm, but waits for neighbours alone, two exchanges behind. Errors: INVALID, STATE. */
+MDP_API mdp_status mdp_halo_start(mdp_halo* halo, const mdp_tensor* fields, size_t count, uint64_t flags, mdp_stream stream);
+/* Waits for the neighbours, and brings what they have sent to its place. Errors: STATE (not started), DESYNC (one went the other way; on a
+ * device noticed between ranks of one node). */
+MDP_API mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream);
+
+/* Of each dimension this rank's place in the grid, where its part begins, and the size of the whole; or NULL. Local. */
+MDP_API mdp_status mdp_halo_place(const mdp_halo* halo, int64_t* coords, int64_t* begins, int64_t* whole);
+
+MDP_API void mdp_halo_destroy(mdp_halo* halo);
+
+/* How an input, cut along one dimension into `count` parts, is convolved or pooled: each output by the rank that has the element at output
+ * * stride, by the last one beyond. Local, pure. Errors: INVALID (a window longer than the padded input). */
+MDP_API mdp_status mdp_conv_split(const mdp_conv_config* config, const int64_t* parts, size_t count, int32_t part, mdp_conv_part* out);
 
 /* ── Checkpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
  *

@@ -11,7 +11,7 @@ thread_local bool in_update = false;
 
 const char* known_kind(uint64_t mark) noexcept {
   for (const HandleKind* kind :
-       {&kCommHandle, &kGridHandle, &kBufferHandle, &kOptimizerHandle, &kRequestHandle, &kTpLinearHandle, &kTpSavedHandle}) {
+       {&kCommHandle, &kGridHandle, &kBufferHandle, &kOptimizerHandle, &kRequestHandle, &kTpLinearHandle, &kTpSavedHandle, &kHaloHandle}) {
     if (mark == kind->mark) return kind->name;
   }
   return nullptr;

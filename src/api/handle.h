@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "core/buffer.h"
 #include "core/comm.h"
+#include "core/halo.h"
 #include "core/optimizer.h"
 #include "core/request.h"
 #include "core/tp_linear.h"
@@ -37,6 +38,7 @@ inline constexpr HandleKind kOptimizerHandle{mark_of("mdp-optm"), "mdp_optimizer
 inline constexpr HandleKind kRequestHandle{mark_of("mdp-rqst"), "mdp_request"};
 inline constexpr HandleKind kTpLinearHandle{mark_of("mdp-tpln"), "mdp_tp_linear"};
 inline constexpr HandleKind kTpSavedHandle{mark_of("mdp-tpsv"), "mdp_tp_saved"};
+inline constexpr HandleKind kHaloHandle{mark_of("mdp-halo"), "mdp_halo"};
 
 template <class Object, const HandleKind& handle_kind>
 struct Handle {
@@ -82,6 +84,10 @@ struct mdp_tp_linear : megadp::Handle<megadp::TpLinear, megadp::kTpLinearHandle>
 struct mdp_tp_saved : megadp::Handle<megadp::TpSaved, megadp::kTpSavedHandle> {
   using Handle::Handle;
   std::shared_ptr<megadp::TpLinear> layer;
+};
+
+struct mdp_halo : megadp::Handle<megadp::Halo, megadp::kHaloHandle> {
+  using Handle::Handle;
 };
 
 namespace megadp {

@@ -10,6 +10,7 @@ set(MEGADP_api_SOURCES
     error.cc
     event.cc
     grid.cc
+    halo.cc
     handle.cc
     info.cc
     intake.cc

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/group.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include "base/hash.h"
 #include "control/agreement.h"
+#include "cuda/exchange.h"
 
 namespace megadp::cuda {
 namespace {
@@ -236,6 +238,19 @@ Status CudaGroup::send_recv(Stream& stream, const Message& send, const Message& 
     const Gpu& gpu = on.gpu();
     return gpu.check(gpu.plugin().copy(gpu.device(), on.stream(), to, from, size), "a copy");
   });
+}
+
+Result<std::unique_ptr<Exchange>> CudaGroup::create_exchange(const Counts& out, const Counts& in) {
+  if (Status checked = check(out, Collective::all_to_all_v, "out"); !checked) return checked;
+  if (Status checked = check(in, Collective::all_to_all_v, "in"); !checked) return checked;
+  const uint64_t most = std::max(sum_of(out), sum_of(in));
+  const auto allocate = [&] { return CudaMemory::allocate(member_->gpu(), member_->watch(), CudaMemory::Kind::device, most); };
+  auto sent = allocate(), received = allocate();
+  const Status mine = sent ? received.status() : sent.status();
+  const Subject on{"create_exchange", 0, 0};
+  const Status agreed = agree(member_->gpu()->world(), members(), on, mine.with_context(on.kind));
+  if (!agreed) return agreed;
+  return std::unique_ptr<Exchange>(new CudaExchange(*this, *std::move(sent), *std::move(received), out, in));
 }
 
 }  // namespace megadp::cuda

@@ -6,6 +6,7 @@ set(MEGADP_cuda_SOURCES
     copy.cc
     direction.cc
     event.cc
+    exchange.cc
     gemm.cc
     gpu.cc
     group.cc

@@ -76,6 +76,23 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
                       Tag tag) override;
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
+  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in) override;
+
+  // ── for an exchange, in exchange.cc ──
+  // The part of a window that rank `rank` has, or null if it is on another node.
+  std::byte* part_of(const Window& window, int rank) const noexcept;
+  // On the calling thread, until has_come(rank) is true for all of these ranks of the node. A failure is the World's.
+  Status await(const std::vector<int>& ranks, const std::function<bool(int)>& has_come, const Describe& during);
+  // Wakes those of them that are in await().
+  void ring(const std::vector<int>& ranks) noexcept;
+  // Between nodes: all at once, on the stream.
+  struct Piece {
+    int rank;
+    std::byte* data;
+    size_t bytes;
+    bool sends;
+  };
+  Status pass(Stream& stream, std::vector<Piece> pieces, const char* what);
 
   // ── on a stream's worker ──
   // Runs `body` as this rank's call number `place` (1, 2, ...) on the group, whether operation or message. A failure ends the group, and

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/deadline.h"
+#include "control/interrupt.h"
 #include "control/wording.h"
 #include "host/collective.h"
 #include "host/copy_past.h"
@@ -176,6 +177,42 @@ Status Sync::exchange(MessageHalf* send, MessageHalf* recv, const Stop& stop, co
     around = look_around(send, recv, stop, during);
     if (around.ok() && deadline.passed()) return timed_out(send, recv, during);
   }
+}
+
+Status Sync::await(const std::vector<int>& ranks, const std::function<bool(int)>& has_come, const Describe& during) {
+  const MessagePage::Bell& bell = page(control_->rank()).messages.bell;
+  const uint64_t patience_ns = world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns());
+  const Deadline deadline = Deadline::after_ns(patience_ns);
+  std::vector<int> missing = ranks;
+  Status around;
+  for (;;) {
+    const uint32_t heard = bell.rung.load();
+    std::erase_if(missing, has_come);
+    if (missing.empty()) return {};
+    if (!around.ok()) return around;  // what one did just before it left has been seen now
+    if (listen(heard, ask_by(deadline))) continue;
+    (void)interrupted();  // the call is collective: it is the World that fails
+    around = look_around(missing, during);
+    if (around.ok() && deadline.passed()) return timed_out(missing, during);
+  }
+}
+
+Status Sync::look_around(const std::vector<int>& missing, const Describe& during) const {
+  if (world_->failed()) return world_->failure();
+  for (const int rank : missing) {
+    const int member = members_[static_cast<size_t>(rank)];
+    if (page(rank).slot.gone.load(std::memory_order_acquire) == 0 && !world_->has_left(member)) continue;
+    wait_for_own_end(member, Stop());
+    if (world_->failed()) return world_->failure();
+    return {Code::peer, text(during(), ": rank ", member, " has left and will not take part"), Blame{.rank = member}};
+  }
+  return {};
+}
+
+Status Sync::timed_out(const std::vector<int>& missing, const Describe& during) const {
+  std::string sentence = text(during(), ": timed out after ", seconds(world_->timeout_ns()));
+  for (const int rank : missing) sentence += text(": ", world_->describe(members_[static_cast<size_t>(rank)]), " did not come");
+  return {Code::timeout, std::move(sentence), Blame{.rank = members_[static_cast<size_t>(missing.front())]}};
 }
 
 Status Sync::look_around(const MessageHalf* send, const MessageHalf* recv, const Stop& stop, const Describe& during) const {

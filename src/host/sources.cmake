@@ -21,6 +21,7 @@ set(MEGADP_host_SOURCES
     copy_past.cc
     copy_strided.cc
     event.cc
+    exchange.cc
     gemm.cc
     gemm_blocks.cc
     gemm_library.cc

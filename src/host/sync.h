@@ -74,6 +74,10 @@ class Sync {
   // Sends, receives, or both at once (the other NULL), between this rank and others of the node; `half->peer` is a rank among them. In
   // pipe.cc.
   Status exchange(MessageHalf* send, MessageHalf* recv, const Stop& stop, const Describe& during);
+  // Until has_come(rank) is true for all of these ranks of the node, which ring when that may have changed. In pipe.cc, as it is the bell
+  // that it waits for.
+  Status await(const std::vector<int>& ranks, const std::function<bool(int)>& has_come, const Describe& during);
+  void ring(int rank) const noexcept;
   // " and waits in recv of 5 f32 from rank 3": what that rank, of those of the node, is busy with, as far as it says.
   std::string doing(int rank) const;
 
@@ -106,11 +110,12 @@ class Sync {
   Status pull(MessageHalf* half, bool* moved);
   Status match(MessageHalf* half, const MessagePage::Notice& theirs) const;
   void announce(MessagePage::Notice* notice, const MessageHalf& half);
-  void ring(int rank) const noexcept;
   bool listen(uint32_t heard, Deadline deadline) const noexcept;
   Status look_around(const MessageHalf* send, const MessageHalf* recv, const Stop& stop, const Describe& during) const;
   Status timed_out(const MessageHalf* send, const MessageHalf* recv, const Describe& during) const;
   Status timed_out(const Operation& operation) const;
+  Status look_around(const std::vector<int>& missing, const Describe& during) const;
+  Status timed_out(const std::vector<int>& missing, const Describe& during) const;
   std::vector<int> missing() const;
   uint64_t largest_word(Group::Word which, uint64_t number) const noexcept;
 

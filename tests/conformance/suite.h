@@ -47,6 +47,7 @@ std::vector<Case> lifetime_cases();
 std::vector<Case> p2p_cases();
 std::vector<Case> p2p_failure_cases();
 std::vector<Case> uneven_cases();
+std::vector<Case> exchange_cases();
 
 // Rank counts that cases are tried with.
 inline constexpr int kRankCounts[] = {1, 2, 3, 4, 5, 8};

@@ -11,7 +11,7 @@ import re
 
 import tree
 
-LIMITS = (("include/megadp.h", 1200), ("tests/", 800), ("", 600))  # the first that matches
+LIMITS = (("include/megadp.h", 1400), ("tests/", 800), ("", 600))  # the first that matches
 FUNCTION_LIMIT = 60  # from the line of its name to its last brace
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 EMPTY_NAMES = re.compile(r"(^|_)(utils?|misc|common|helpers?)(_|$)")

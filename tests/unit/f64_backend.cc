@@ -71,6 +71,9 @@ class CountedGroup final : public Group {
     return group_->all_to_all_v(stream, from, from_counts, to, to_counts, type, tag);
   }
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override { return group_->send_recv(stream, send, recv); }
+  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in) override {
+    return group_->create_exchange(out, in);
+  }
 
  private:
   uint64_t others() const { return static_cast<uint64_t>(size() - 1); }

@@ -8,6 +8,7 @@ mutable struct mdp_optimizer end
 mutable struct mdp_request end
 mutable struct mdp_tp_linear end
 mutable struct mdp_tp_saved end
+mutable struct mdp_halo end
 mutable struct DLManagedTensorVersioned end
 
 const mdp_stream = Ptr{Cvoid}
@@ -25,6 +26,7 @@ const mdp_missing = UInt32
 const mdp_tp_region = UInt32
 const mdp_tp_grad = UInt32
 const mdp_tp_split = UInt32
+const mdp_edge = UInt32
 const mdp_random = UInt32
 const mdp_bucket_state = UInt32
 const mdp_log_level = Int32
@@ -416,6 +418,48 @@ end
 mdp_tp_cross_entropy_config(; reserved = 0, classes = 0, ignore_index = 0, label_smoothing = 0, z_loss = 0, flags = 0) =
     mdp_tp_cross_entropy_config(sizeof(mdp_tp_cross_entropy_config), reserved, classes, ignore_index, label_smoothing, z_loss, flags)
 
+struct mdp_halo_config
+    struct_size::UInt32
+    dtype::mdp_dtype
+    ndim::Int32
+    fields::UInt32
+    grid::Ptr{Int64}
+    shape::Ptr{Int64}
+    low::Ptr{Int64}
+    high::Ptr{Int64}
+    edges::Ptr{mdp_edge}
+    flags::UInt64
+end
+mdp_halo_config(; dtype = 0, ndim = 0, fields = 0, grid = C_NULL, shape = C_NULL, low = C_NULL, high = C_NULL, edges = C_NULL, flags = 0) =
+    mdp_halo_config(sizeof(mdp_halo_config), dtype, ndim, fields, grid, shape, low, high, edges, flags)
+
+struct mdp_conv_config
+    struct_size::UInt32
+    reserved::UInt32
+    kernel::Int64
+    stride::Int64
+    dilation::Int64
+    padding_low::Int64
+    padding_high::Int64
+end
+mdp_conv_config(; reserved = 0, kernel = 0, stride = 0, dilation = 0, padding_low = 0, padding_high = 0) =
+    mdp_conv_config(sizeof(mdp_conv_config), reserved, kernel, stride, dilation, padding_low, padding_high)
+
+struct mdp_conv_part
+    struct_size::UInt32
+    reserved::UInt32
+    low::Int64
+    high::Int64
+    output_begin::Int64
+    output_size::Int64
+    first::Int64
+    inside_begin::Int64
+    inside_size::Int64
+    whole_output::Int64
+end
+mdp_conv_part(; reserved = 0, low = 0, high = 0, output_begin = 0, output_size = 0, first = 0, inside_begin = 0, inside_size = 0, whole_output = 0) =
+    mdp_conv_part(sizeof(mdp_conv_part), reserved, low, high, output_begin, output_size, first, inside_begin, inside_size, whole_output)
+
 const MDP_OK = Int32(0)
 const MDP_PENDING = Int32(1)
 const MDP_E_INVALID = Int32(-1)
@@ -561,6 +605,15 @@ const MDP_TP_EMBEDDING_CHECK_REPLICATED = Int(2)
 
 const MDP_TP_CROSS_ENTROPY_IGNORE = Int(1)
 const MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = Int(2)
+
+const MDP_EDGE_KEEP = UInt32(0)
+const MDP_EDGE_ZERO = UInt32(1)
+const MDP_EDGE_PERIODIC = UInt32(2)
+const MDP_EDGE_REFLECT = UInt32(3)
+
+const MDP_HALO_FACES = Int(1)
+
+const MDP_HALO_BACKWARD = Int(1)
 
 const MDP_RANDOM_UNSET = UInt32(0)
 const MDP_RANDOM_REPLICATED = UInt32(1)

@@ -25,6 +25,7 @@ ALIASES = {
     "mdp_tp_region": ctypes.c_uint32,
     "mdp_tp_grad": ctypes.c_uint32,
     "mdp_tp_split": ctypes.c_uint32,
+    "mdp_edge": ctypes.c_uint32,
     "mdp_random": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
     "mdp_log_level": ctypes.c_int32,
@@ -56,6 +57,10 @@ class mdp_tp_linear(ctypes.Structure):
 
 
 class mdp_tp_saved(ctypes.Structure):
+    """Opaque."""
+
+
+class mdp_halo(ctypes.Structure):
     """Opaque."""
 
 
@@ -461,8 +466,51 @@ class mdp_tp_cross_entropy_config(ctypes.Structure):
         ("flags", ctypes.c_uint64),
     ]
 
+
+class mdp_halo_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint32),
+        ("ndim", ctypes.c_int32),
+        ("fields", ctypes.c_uint32),
+        ("grid", ctypes.POINTER(ctypes.c_int64)),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("low", ctypes.POINTER(ctypes.c_int64)),
+        ("high", ctypes.POINTER(ctypes.c_int64)),
+        ("edges", ctypes.POINTER(ctypes.c_uint32)),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_conv_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("kernel", ctypes.c_int64),
+        ("stride", ctypes.c_int64),
+        ("dilation", ctypes.c_int64),
+        ("padding_low", ctypes.c_int64),
+        ("padding_high", ctypes.c_int64),
+    ]
+
+
+class mdp_conv_part(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_uint32),
+        ("low", ctypes.c_int64),
+        ("high", ctypes.c_int64),
+        ("output_begin", ctypes.c_int64),
+        ("output_size", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        ("inside_begin", ctypes.c_int64),
+        ("inside_size", ctypes.c_int64),
+        ("whole_output", ctypes.c_int64),
+    ]
+
 STRUCTS = (
     mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
     mdp_plan_report, mdp_range, mdp_param_group, mdp_param_state, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config,
     mdp_step_report, mdp_grad_summary, mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor,
-    mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config)
+    mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config,
+    mdp_halo_config, mdp_conv_config, mdp_conv_part)

@@ -150,6 +150,14 @@ unsafe extern "C" {
     pub fn mdp_tp_cross_entropy_bwd(comm: *mut mdp_comm, config: *const mdp_tp_cross_entropy_config,
         logits: *const mdp_tensor, targets: *const mdp_tensor, saved: *const mdp_tensor,
         grad_losses: *const mdp_tensor, grad_logits: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_halo_create(comm: *mut mdp_comm, config: *const mdp_halo_config, out: *mut *mut mdp_halo) -> mdp_status;
+    pub fn mdp_halo_start(halo: *mut mdp_halo, fields: *const mdp_tensor, count: usize, flags: u64,
+        stream: mdp_stream) -> mdp_status;
+    pub fn mdp_halo_finish(halo: *mut mdp_halo, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_halo_place(halo: *const mdp_halo, coords: *mut i64, begins: *mut i64, whole: *mut i64) -> mdp_status;
+    pub fn mdp_halo_destroy(halo: *mut mdp_halo);
+    pub fn mdp_conv_split(config: *const mdp_conv_config, parts: *const i64, count: usize, part: i32,
+        out: *mut mdp_conv_part) -> mdp_status;
     pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
     pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,

@@ -316,6 +316,39 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("z_loss", offset_of!(super::mdp_tp_cross_entropy_config, z_loss)),
         ("flags", offset_of!(super::mdp_tp_cross_entropy_config, flags)),
     ]),
+    ("mdp_halo_config", size_of::<super::mdp_halo_config>(), align_of::<super::mdp_halo_config>(), &[
+        ("struct_size", offset_of!(super::mdp_halo_config, struct_size)),
+        ("dtype", offset_of!(super::mdp_halo_config, dtype)),
+        ("ndim", offset_of!(super::mdp_halo_config, ndim)),
+        ("fields", offset_of!(super::mdp_halo_config, fields)),
+        ("grid", offset_of!(super::mdp_halo_config, grid)),
+        ("shape", offset_of!(super::mdp_halo_config, shape)),
+        ("low", offset_of!(super::mdp_halo_config, low)),
+        ("high", offset_of!(super::mdp_halo_config, high)),
+        ("edges", offset_of!(super::mdp_halo_config, edges)),
+        ("flags", offset_of!(super::mdp_halo_config, flags)),
+    ]),
+    ("mdp_conv_config", size_of::<super::mdp_conv_config>(), align_of::<super::mdp_conv_config>(), &[
+        ("struct_size", offset_of!(super::mdp_conv_config, struct_size)),
+        ("reserved", offset_of!(super::mdp_conv_config, reserved)),
+        ("kernel", offset_of!(super::mdp_conv_config, kernel)),
+        ("stride", offset_of!(super::mdp_conv_config, stride)),
+        ("dilation", offset_of!(super::mdp_conv_config, dilation)),
+        ("padding_low", offset_of!(super::mdp_conv_config, padding_low)),
+        ("padding_high", offset_of!(super::mdp_conv_config, padding_high)),
+    ]),
+    ("mdp_conv_part", size_of::<super::mdp_conv_part>(), align_of::<super::mdp_conv_part>(), &[
+        ("struct_size", offset_of!(super::mdp_conv_part, struct_size)),
+        ("reserved", offset_of!(super::mdp_conv_part, reserved)),
+        ("low", offset_of!(super::mdp_conv_part, low)),
+        ("high", offset_of!(super::mdp_conv_part, high)),
+        ("output_begin", offset_of!(super::mdp_conv_part, output_begin)),
+        ("output_size", offset_of!(super::mdp_conv_part, output_size)),
+        ("first", offset_of!(super::mdp_conv_part, first)),
+        ("inside_begin", offset_of!(super::mdp_conv_part, inside_begin)),
+        ("inside_size", offset_of!(super::mdp_conv_part, inside_size)),
+        ("whole_output", offset_of!(super::mdp_conv_part, whole_output)),
+    ]),
 ];
 
 pub(crate) const VALUES: &[(&str, i64)] = &[
@@ -437,6 +470,12 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_TP_EMBEDDING_CHECK_REPLICATED", super::MDP_TP_EMBEDDING_CHECK_REPLICATED as i64),
     ("MDP_TP_CROSS_ENTROPY_IGNORE", super::MDP_TP_CROSS_ENTROPY_IGNORE as i64),
     ("MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED", super::MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED as i64),
+    ("MDP_EDGE_KEEP", super::MDP_EDGE_KEEP as i64),
+    ("MDP_EDGE_ZERO", super::MDP_EDGE_ZERO as i64),
+    ("MDP_EDGE_PERIODIC", super::MDP_EDGE_PERIODIC as i64),
+    ("MDP_EDGE_REFLECT", super::MDP_EDGE_REFLECT as i64),
+    ("MDP_HALO_FACES", super::MDP_HALO_FACES as i64),
+    ("MDP_HALO_BACKWARD", super::MDP_HALO_BACKWARD as i64),
     ("MDP_RANDOM_UNSET", super::MDP_RANDOM_UNSET as i64),
     ("MDP_RANDOM_REPLICATED", super::MDP_RANDOM_REPLICATED as i64),
     ("MDP_RANDOM_TENSOR", super::MDP_RANDOM_TENSOR as i64),
@@ -456,7 +495,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 110] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -553,6 +592,12 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
         ("mdp_tp_embedding_bwd", super::mdp_tp_embedding_bwd as *const ()),
         ("mdp_tp_cross_entropy_fwd", super::mdp_tp_cross_entropy_fwd as *const ()),
         ("mdp_tp_cross_entropy_bwd", super::mdp_tp_cross_entropy_bwd as *const ()),
+        ("mdp_halo_create", super::mdp_halo_create as *const ()),
+        ("mdp_halo_start", super::mdp_halo_start as *const ()),
+        ("mdp_halo_finish", super::mdp_halo_finish as *const ()),
+        ("mdp_halo_place", super::mdp_halo_place as *const ()),
+        ("mdp_halo_destroy", super::mdp_halo_destroy as *const ()),
+        ("mdp_conv_split", super::mdp_conv_split as *const ()),
         ("mdp_checkpoint_save", super::mdp_checkpoint_save as *const ()),
         ("mdp_checkpoint_load", super::mdp_checkpoint_load as *const ()),
         ("mdp_checkpoint_info", super::mdp_checkpoint_info as *const ()),

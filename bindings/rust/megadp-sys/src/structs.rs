@@ -394,3 +394,45 @@ pub struct mdp_tp_cross_entropy_config {
     pub flags: u64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_halo_config {
+    pub struct_size: u32,
+    pub dtype: mdp_dtype,
+    pub ndim: i32,
+    pub fields: u32,
+    pub grid: *const i64,
+    pub shape: *const i64,
+    pub low: *const i64,
+    pub high: *const i64,
+    pub edges: *const mdp_edge,
+    pub flags: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_conv_config {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub kernel: i64,
+    pub stride: i64,
+    pub dilation: i64,
+    pub padding_low: i64,
+    pub padding_high: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_conv_part {
+    pub struct_size: u32,
+    pub reserved: u32,
+    pub low: i64,
+    pub high: i64,
+    pub output_begin: i64,
+    pub output_size: i64,
+    pub first: i64,
+    pub inside_begin: i64,
+    pub inside_size: i64,
+    pub whole_output: i64,
+}
+

@@ -47,6 +47,12 @@ pub struct mdp_tp_saved {
 }
 
 #[repr(C)]
+pub struct mdp_halo {
+    _bytes: [u8; 0],
+    _marker: PhantomData<(*mut u8, PhantomPinned)>,
+}
+
+#[repr(C)]
 pub struct DLManagedTensorVersioned {
     _bytes: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -67,6 +73,7 @@ pub type mdp_missing = u32;
 pub type mdp_tp_region = u32;
 pub type mdp_tp_grad = u32;
 pub type mdp_tp_split = u32;
+pub type mdp_edge = u32;
 pub type mdp_random = u32;
 pub type mdp_bucket_state = u32;
 pub type mdp_log_level = i32;
@@ -216,6 +223,15 @@ pub const MDP_TP_EMBEDDING_CHECK_REPLICATED: u64 = 2;
 
 pub const MDP_TP_CROSS_ENTROPY_IGNORE: u64 = 1;
 pub const MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED: u64 = 2;
+
+pub const MDP_EDGE_KEEP: mdp_edge = 0;
+pub const MDP_EDGE_ZERO: mdp_edge = 1;
+pub const MDP_EDGE_PERIODIC: mdp_edge = 2;
+pub const MDP_EDGE_REFLECT: mdp_edge = 3;
+
+pub const MDP_HALO_FACES: u64 = 1;
+
+pub const MDP_HALO_BACKWARD: u64 = 1;
 
 pub const MDP_RANDOM_UNSET: mdp_random = 0;
 pub const MDP_RANDOM_REPLICATED: mdp_random = 1;

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "core/halo.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/shape.h"
+#include "control/agreement.h"
+
+namespace megadp {
+namespace {
+
+constexpr const char* kCreate = "mdp_halo_create";
+
+uint64_t elements_in(const std::vector<HaloBox>& boxes) {
+  uint64_t count = 0;
+  for (const HaloBox& box : boxes) count += elements_of(box.shape);
+  return count;
+}
+
+StridedArray view(const StridedArray& padded, const std::vector<int64_t>& at, const std::vector<int64_t>& steps,
+                  const std::vector<int64_t>& shape) {
+  StridedArray box{padded.data, padded.type, shape, padded.strides};
+  int64_t offset = 0;
+  for (size_t d = 0; d < at.size(); ++d) {
+    offset += at[d] * padded.strides[d];
+    box.strides[d] *= steps[d];
+  }
+  box.data = static_cast<std::byte*>(padded.data) + offset * static_cast<int64_t>(size_of(padded.type));
+  return box;
+}
+
+StridedArray halo_of(const StridedArray& padded, const HaloBox& box) {
+  return view(padded, box.at, std::vector<int64_t>(box.at.size(), 1), box.shape);
+}
+
+StridedArray source_of(const StridedArray& padded, const HaloBox& box) {
+  return view(padded, box.from, box.steps, box.shape);
+}
+
+// What must be the same on all ranks, as a text that people compare.
+std::string text_of(const HaloShape& shape) {
+  std::string out = text(name_of(shape.type), ", grid ", shape_text(shape.grid), ", low ", shape_text(shape.low), ", high ",
+                         shape_text(shape.high), ", edges");
+  for (const Edge edge : shape.edges) out += text(" ", name_of(edge));
+  return out + text(shape.faces ? ", faces" : "", ", ", shape.fields, " fields");
+}
+
+Status check_same(World& world, const std::vector<int>& members, const HaloShape& shape) {
+  auto compared = world.compare(members, kCreate, text_of(shape));
+  if (!compared) return compared.status();
+  if (!*compared) return {};
+  const Mismatch& found = **compared;
+  return Status(
+      Code::desync,
+      text("ranks ", found.first, " and ", found.other, " create different halos: '", found.first_bytes, "' and '", found.other_bytes, "'"),
+      Blame{.rank = found.other});
+}
+
+Result<std::vector<std::vector<int64_t>>> exchange_parts(World& world, const std::vector<int>& members, const std::vector<int64_t>& part) {
+  const auto* const bytes = reinterpret_cast<const char*>(part.data());
+  auto told = world.exchange(members, kCreate, std::string(bytes, part.size() * sizeof part[0]));
+  if (!told) return told.status();
+  std::vector<std::vector<int64_t>> parts;
+  for (const std::string& one : *told) {
+    std::vector<int64_t> sizes(part.size());
+    if (one.size() != sizes.size() * sizeof sizes[0]) return internal_error(kCreate, ": ", one.size(), " bytes came from a rank");
+    std::memcpy(sizes.data(), one.data(), one.size());
+    parts.push_back(std::move(sizes));
+  }
+  return parts;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Halo>> Halo::create(const std::shared_ptr<Comm>& comm, HaloShape shape, std::vector<int64_t> part) {
+  Context& context = comm->context();
+  if (Status usable = context.usable(); !usable) return usable;
+  const std::vector<int>& members = comm->group().members();
+  return with_others(*context.world, [&]() -> Result<std::shared_ptr<Halo>> {
+    if (Status same = check_same(*context.world, members, shape); !same) return same;
+    auto parts = exchange_parts(*context.world, members, part);
+    if (!parts) return parts.status();
+    auto own = comm->subset(members);
+    if (!own) return own.status();
+    std::shared_ptr<Halo> halo(new Halo(*std::move(own), std::move(shape)));
+    halo->padded_ = std::move(part);
+    for (size_t d = 0; d < halo->padded_.size(); ++d) halo->padded_[d] += halo->shape_.low[d] + halo->shape_.high[d];
+    if (Status planned = halo->plan(*parts); !planned) return planned;
+    auto zero = halo->backend().allocate(sizeof(double));
+    if (zero) halo->zero_ = *std::move(zero);
+    if (Status agreed = agree(*context.world, members, {kCreate}, zero.status()); !agreed) return agreed;
+    return halo;
+  });
+}
+
+Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
+  auto cuts = cut_of(shape_, parts, comm_->group().members());
+  if (!cuts) return cuts.status();
+  cuts_ = *std::move(cuts);
+  const int own = comm_->rank();
+  boxes_ = halo_boxes(shape_, cuts_, own);
+  const auto with_owner = [](const std::vector<HaloBox>& boxes, int owner) {
+    std::vector<HaloBox> some;
+    std::copy_if(boxes.begin(), boxes.end(), std::back_inserter(some), [&](const HaloBox& box) { return box.owner == owner; });
+    return some;
+  };
+  Counts out(static_cast<size_t>(comm_->size())), in(out.size());
+  const uint64_t width = shape_.fields * size_of(shape_.type);
+  for (int rank = 0; rank < comm_->size(); ++rank) {
+    Shared shared{rank, with_owner(boxes_, rank), {}};
+    if (rank != own) shared.lent = with_owner(halo_boxes(shape_, cuts_, rank), own);
+    if (shared.halo.empty() && shared.lent.empty()) continue;
+    if (rank != own) {
+      out[static_cast<size_t>(rank)] = elements_in(shared.lent) * width;
+      in[static_cast<size_t>(rank)] = elements_in(shared.halo) * width;
+    }
+    shared_.push_back(std::move(shared));
+  }
+  if (comm_->size() == 1) return {};
+  auto exchange = comm_->group().create_exchange(out, in);
+  if (!exchange) return exchange.status();
+  exchange_ = *std::move(exchange);
+  return {};
+}
+
+Status Halo::check(const std::vector<StridedArray>& fields) const {
+  if (fields.size() != shape_.fields) {
+    return invalid("count is ", fields.size(), "; this halo was created for ", shape_.fields, " fields");
+  }
+  for (size_t f = 0; f < fields.size(); ++f) {
+    if (fields[f].type != shape_.type) {
+      return invalid("fields[", f, "].dtype is ", name_of(fields[f].type), "; this halo was created for ", name_of(shape_.type));
+    }
+    if (fields[f].shape != padded_) {
+      return invalid("fields[", f, "] has shape ", shape_text(fields[f].shape), "; this rank's part with its halo has ",
+                     shape_text(padded_));
+    }
+  }
+  return {};
+}
+
+Status Halo::move(Move what, const std::vector<HaloBox>& boxes, std::byte* packed, void* caller) const {
+  for (const StridedArray& field : fields_) {
+    for (const HaloBox& box : boxes) {
+      const StridedArray dense{packed, field.type, box.shape, dense_strides(box.shape)};
+      const bool of_part = what == Move::pack_part || what == Move::add_to_part;
+      const StridedArray here = of_part ? source_of(field, box) : halo_of(field, box);
+      const bool packs = what == Move::pack_part || what == Move::pack_halo;
+      const Status moved = backend().copy(packs ? dense : here, packs ? here : dense, what == Move::add_to_part, caller);
+      if (!moved) return moved;
+      packed += elements_of(box.shape) * size_of(field.type);
+    }
+  }
+  return {};
+}
+
+Status Halo::clear(const HaloBox& box, const StridedArray& field, void* caller) const {
+  const StridedArray zeros{zero_->data(), field.type, box.shape, std::vector<int64_t>(box.shape.size(), 0)};
+  return backend().copy(halo_of(field, box), zeros, false, caller);
+}
+
+// What needs no other rank is done at once: halos of its own part, and zeros.
+Status Halo::forward(void* caller) {
+  for (const HaloBox& box : boxes_) {
+    for (const StridedArray& field : fields_) {
+      Status done;
+      if (box.owner == kBoxZero) done = clear(box, field, caller);
+      if (box.owner == comm_->rank()) done = backend().copy(halo_of(field, box), source_of(field, box), false, caller);
+      if (!done) return done;
+    }
+  }
+  return {};
+}
+
+Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller) {
+  if (!fields_.empty()) return bad_state("mdp_halo_start was called before; mdp_halo_finish comes first");
+  if (Status usable = comm_->context().usable(); !usable) return usable;
+  if (Status good = check(fields); !good) return good;
+  return comm_->context().commit([&]() -> Status {
+    fields_ = std::move(fields);
+    backward_ = backward;
+    if (exchange_ != nullptr) {
+      if (Status begun = exchange_->begin(backward); !begun) return begun;
+      for (const Shared& shared : shared_) {
+        if (shared.rank == comm_->rank()) continue;
+        std::byte* const to = exchange_->outgoing(shared.rank);
+        const Status packed = backward ? move(Move::pack_halo, shared.halo, to, caller) : move(Move::pack_part, shared.lent, to, caller);
+        if (!packed) return packed;
+      }
+      if (Status started = exchange_->start(comm_->channel().stream(), caller); !started) return started;
+    }
+    return backward ? Status() : forward(caller);
+  });
+}
+
+Status Halo::finish_forward(void* caller) {
+  for (const Shared& shared : shared_) {
+    if (shared.rank == comm_->rank() || shared.halo.empty()) continue;
+    const auto from = const_cast<std::byte*>(exchange_->incoming(shared.rank));  // only read
+    if (Status unpacked = move(Move::unpack_halo, shared.halo, from, caller); !unpacked) return unpacked;
+  }
+  return {};
+}
+
+// Added in the order of ranks, so that the sum depends on nothing else.
+Status Halo::finish_backward(void* caller) {
+  for (const Shared& shared : shared_) {
+    Status added;
+    if (shared.rank != comm_->rank()) {
+      if (shared.lent.empty()) continue;
+      added = move(Move::add_to_part, shared.lent, const_cast<std::byte*>(exchange_->incoming(shared.rank)), caller);
+    }
+    for (size_t f = 0; f < fields_.size() && shared.rank == comm_->rank(); ++f) {
+      for (size_t b = 0; b < shared.halo.size() && added.ok(); ++b) {
+        added = backend().copy(source_of(fields_[f], shared.halo[b]), halo_of(fields_[f], shared.halo[b]), true, caller);
+      }
+    }
+    if (!added) return added;
+  }
+  for (const StridedArray& field : fields_) {
+    for (const HaloBox& box : boxes_) {
+      if (box.owner == kBoxKept) continue;
+      if (Status cleared = clear(box, field, caller); !cleared) return cleared;
+    }
+  }
+  return {};
+}
+
+Status Halo::finish(void* caller) {
+  if (fields_.empty()) return bad_state("mdp_halo_start has not been called");
+  if (Status usable = comm_->context().usable(); !usable) return usable;
+  return comm_->context().commit([&]() -> Status {
+    if (exchange_ != nullptr) {
+      if (Status come = exchange_->finish(comm_->channel().stream(), caller); !come) return come;
+    }
+    Status done = backward_ ? finish_backward(caller) : finish_forward(caller);
+    if (done.ok() && exchange_ != nullptr) done = exchange_->end();
+    fields_.clear();
+    return done;
+  });
+}
+
+}  // namespace megadp

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/exchange.h"
+
+#include <numeric>
+#include <utility>
+
+namespace megadp::cuda {
+
+CudaExchange::CudaExchange(Group& group, std::unique_ptr<CudaMemory> out, std::unique_ptr<CudaMemory> in, const Counts& out_bytes,
+                           const Counts& in_bytes)
+    : group_(group), out_(std::move(out)), in_(std::move(in)), ways_{make_way(out_bytes, in_bytes), make_way(in_bytes, out_bytes)} {}
+
+CudaExchange::Way CudaExchange::make_way(const Counts& out, const Counts& in) {
+  Way way{out, in, Counts(out.size()), Counts(in.size())};
+  std::exclusive_scan(out.begin(), out.end(), way.out_at.begin(), uint64_t{0});
+  std::exclusive_scan(in.begin(), in.end(), way.in_at.begin(), uint64_t{0});
+  return way;
+}
+
+// What came last has been read by what the caller has put on its stream, after which start() comes.
+Status CudaExchange::begin(bool back) {
+  back_ = back;
+  return {};
+}
+
+Status CudaExchange::start(Stream& stream, void* caller) {
+  if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
+  // Ranks of one node compare the names.
+  const Tag tag{-1, back_ ? "pieces for neighbours, backward" : "pieces for neighbours"};
+  const Status submitted = group_.all_to_all_v(stream, out_->data(), way().out, in_->data(), way().in, DType::u8, tag);
+  if (!submitted) return submitted;
+  auto event = stream.record();
+  if (!event) return event.status();
+  passed_ = *std::move(event);
+  return {};
+}
+
+Status CudaExchange::finish(Stream& stream, void* caller) {
+  return stream.make_caller_wait(caller, *passed_);
+}
+
+}  // namespace megadp::cuda

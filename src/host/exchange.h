@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// HostExchange: on a node a rank packs its pieces into a window, says so, and its neighbours read them there. Two halves take turns: what
+// is read slowly is not overwritten by the next exchange.
+//
+//   a rank's part of the window:   [ Words | offsets of the pieces, each way | half 0 | half 1 ]
+//
+//   packed    exchanges that lie in its halves      written by the owner, waited for by those who read
+//   taken     exchanges that it has read            written by the owner, waited for by those who pack
+//   stamps    of what lies in each half
+//
+// Exchange k is packed when all neighbours have taken k - 2. So nobody waits for ranks that are none, and neighbours may be one exchange
+// apart. Between nodes pieces go from the half to memory of the receiver, on the stream, each with its stamp behind it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/exchange.h"
+#include "host/group.h"
+
+namespace megadp::host {
+
+class HostExchange final : public Exchange {
+ public:
+  // Collective, blocking.
+  static Result<std::unique_ptr<Exchange>> create(HostGroup& group, const std::shared_ptr<World>& world, const Counts& out,
+                                                  const Counts& in);
+
+  Status begin(bool back) override;
+  std::byte* outgoing(int rank) noexcept override;
+  Status start(Stream& stream, void* caller) override;
+  Status finish(Stream& stream, void* caller) override;
+  const std::byte* incoming(int rank) noexcept override;
+  Status end() override;
+
+ private:
+  struct Words {
+    alignas(64) std::atomic<uint64_t> packed;
+    alignas(64) std::atomic<uint64_t> taken;
+    std::atomic<uint64_t> stamps[2];
+  };
+  struct Way {              // one of the two
+    Counts out, in;         // bytes
+    Counts out_at, in_at;   // where the pieces lie in this rank's half; and those of other nodes in remote_
+    std::vector<int> from;  // neighbours on this node that send something
+  };
+  explicit HostExchange(HostGroup& group) : group_(group) {}
+  Way make_way(const Counts& out, const Counts& in) const;
+  bool is_local(int rank) const noexcept { return parts_[static_cast<size_t>(rank)] != nullptr; }
+  Words& words(int rank) const noexcept { return *reinterpret_cast<Words*>(parts_[static_cast<size_t>(rank)]); }
+  // Of a rank's pieces for rank `reader`, in each way.
+  uint64_t& offset(int rank, int reader, bool back) const noexcept;
+  std::byte* half(int rank) const noexcept;
+  const Way& way() const noexcept { return ways_[back_ ? 1 : 0]; }
+  uint64_t stamp() const noexcept { return number_ << 1 | (back_ ? 1 : 0); }
+  Status differ(int rank) const;
+  std::byte* remote(int rank) const noexcept { return static_cast<std::byte*>(remote_->data()) + way().in_at[static_cast<size_t>(rank)]; }
+
+  HostGroup& group_;
+  std::unique_ptr<Window> window_;
+  std::vector<std::byte*> parts_;  // by rank; null: on another node
+  size_t halves_at_ = 0, half_bytes_ = 0;
+  std::unique_ptr<Memory> remote_;  // what comes from other nodes
+  Way ways_[2];
+  std::vector<int> neighbours_;  // on this node
+  uint64_t number_ = 0;          // of the exchange
+  bool back_ = false;
+  std::shared_ptr<Event> passed_;  // between nodes
+};
+
+}  // namespace megadp::host

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+// Exchanges between neighbours: any sizes between any ranks, forward and backward, many times; a rank that runs ahead; and what others
+// learn of one that goes or stays away.
+#include <chrono>
+#include <random>
+#include <thread>
+
+#include "device_array.h"
+#include "suite.h"
+
+namespace megadp::test {
+namespace {
+
+struct Bench {
+  std::unique_ptr<Stream> stream;
+  std::shared_ptr<Group> group;
+  explicit Bench(Rank& rank) {
+    stream = rank.must(rank.backend().create_stream("exchange cases"));
+    group = rank.must(rank.backend().create_group(rank.everyone()));
+  }
+};
+
+constexpr uint64_t kSecondNs = 1'000'000'000;
+
+using Sizes = std::vector<Counts>;  // bytes from each rank to each
+
+// The same on all ranks: about every third pair has something for each other.
+Sizes draw_sizes(int ranks, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto n = static_cast<size_t>(ranks);
+  Sizes sizes(n, Counts(n));
+  for (size_t r = 0; r < n; ++r) {
+    for (size_t s = 0; s < n; ++s) {
+      if (r != s && random() % 3 == 0) sizes[r][s] = 1 + random() % (random() % 8 == 0 ? 200'000 : 100);
+    }
+  }
+  return sizes;
+}
+
+std::byte content(uint64_t round, int from, int to, size_t i) {
+  return static_cast<std::byte>(round * 31 + static_cast<uint64_t>(from) * 7 + static_cast<uint64_t>(to) * 3 + i);
+}
+
+// Bytes of the backend's from and to those of the host.
+StridedArray flat(const void* data, size_t bytes) {
+  return {const_cast<void*>(data), DType::u8, {static_cast<int64_t>(bytes)}, {1}};
+}
+
+struct Job {
+  Rank& rank;
+  Bench& bench;
+  Exchange& exchange;
+  const Sizes& sizes;
+  uint64_t size(int from, int to, bool back) const {
+    return back ? sizes[static_cast<size_t>(to)][static_cast<size_t>(from)] : sizes[static_cast<size_t>(from)][static_cast<size_t>(to)];
+  }
+  void start(uint64_t round, bool back) const {
+    rank.must(exchange.begin(back));
+    for (int to = 0; to < rank.size(); ++to) {
+      const uint64_t bytes = size(rank.rank(), to, back);
+      if (bytes == 0) continue;
+      Bytes piece(bytes);
+      for (size_t i = 0; i < bytes; ++i) piece[i] = content(round, rank.rank(), to, i);
+      rank.must(rank.backend().copy(flat(exchange.outgoing(to), bytes), flat(piece.data(), bytes), false, nullptr));
+    }
+    rank.must(exchange.start(*bench.stream, nullptr));
+  }
+  void finish(uint64_t round, bool back) const {
+    rank.must(exchange.finish(*bench.stream, nullptr));
+    for (int from = 0; from < rank.size(); ++from) {
+      const uint64_t bytes = size(from, rank.rank(), back);
+      if (bytes == 0) continue;
+      Bytes piece(bytes);
+      rank.must(rank.backend().copy(flat(piece.data(), bytes), flat(exchange.incoming(from), bytes), false, nullptr));
+      size_t wrong = 0;
+      for (size_t i = 0; i < bytes; ++i) wrong += piece[i] != content(round, from, rank.rank(), i) ? 1 : 0;
+      rank.check(wrong == 0, text("round ", round, back ? ", back" : "", ", from rank ", from, ": ", wrong, " of ", bytes, " bytes wrong"));
+    }
+    rank.must(exchange.end());
+  }
+};
+
+void any_sizes(Suite& suite) {
+  for (const int size : {2, 3, 4, 8}) {
+    suite.run(size, [](Rank& rank) {
+      for (uint64_t seed = 1; seed < 6; ++seed) {
+        Bench bench(rank);
+        const Sizes sizes = draw_sizes(rank.size(), seed);
+        Counts in;
+        for (const Counts& from : sizes) in.push_back(from[static_cast<size_t>(rank.rank())]);
+        auto exchange = rank.must(bench.group->create_exchange(sizes[static_cast<size_t>(rank.rank())], in));
+        const Job job{rank, bench, *exchange, sizes};
+        for (uint64_t round = 0; round < 12; ++round) {
+          const bool back = round % 3 == 1 || round % 5 == 0;
+          job.start(round, back);
+          job.finish(round, back);
+        }
+      }
+    });
+  }
+}
+
+// Each rank takes its time now and then, while its neighbours go on as far as they can.
+void at_their_own_pace(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    const Sizes sizes{{0, 40, 0}, {40, 0, 8}, {0, 8, 0}};
+    Counts in;
+    for (const Counts& from : sizes) in.push_back(from[static_cast<size_t>(rank.rank())]);
+    auto exchange = rank.must(bench.group->create_exchange(sizes[static_cast<size_t>(rank.rank())], in));
+    const Job job{rank, bench, *exchange, sizes};
+    for (uint64_t round = 0; round < 60; ++round) {
+      if ((round + static_cast<uint64_t>(rank.rank()) * 7) % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      job.start(round, false);
+      if ((round + static_cast<uint64_t>(rank.rank()) * 5) % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      job.finish(round, false);
+    }
+  });
+}
+
+struct Pair {
+  Bench bench;
+  std::unique_ptr<Exchange> exchange;
+  explicit Pair(Rank& rank) : bench(rank) {
+    Counts each(static_cast<size_t>(rank.size()), 8);
+    each[static_cast<size_t>(rank.rank())] = 0;
+    exchange = rank.must(bench.group->create_exchange(each, each));
+  }
+};
+
+void peer_leaves(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    auto pair = std::make_unique<Pair>(rank);
+    if (rank.rank() == 1) return;
+    rank.must(pair->exchange->begin(false));
+    Status status = pair->exchange->start(*pair->bench.stream, nullptr);
+    if (status.ok()) status = pair->exchange->finish(*pair->bench.stream, nullptr);
+    rank.check(status.code() == Code::peer, text("who waits for one that left is told: ", status.text()));
+    rank.check(status.text().find("rank 1") != std::string::npos, status.text());
+  });
+}
+
+void peer_stays_away(Suite& suite) {
+  Setting setting = suite.setting();
+  setting.timeout_ns = kSecondNs / 2;
+  suite.run(setting, 2, [](Rank& rank) {
+    Pair pair(rank);
+    if (rank.rank() == 1) {
+      while (!rank.world().failed()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      return;
+    }
+    rank.must(pair.exchange->begin(false));
+    Status status = pair.exchange->start(*pair.bench.stream, nullptr);
+    if (status.ok()) status = pair.exchange->finish(*pair.bench.stream, nullptr);
+    rank.check(status.code() == Code::timeout, text(code_name(status.code()), ": ", status.text()));
+    rank.check(status.text().find("rank 1") != std::string::npos, status.text());
+  });
+}
+
+void other_way(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Pair pair(rank);
+    rank.must(pair.exchange->begin(rank.rank() == 1));
+    rank.must(pair.exchange->start(*pair.bench.stream, nullptr));
+    const Status status = pair.exchange->finish(*pair.bench.stream, nullptr);
+    rank.check(status.code() == Code::desync, text("two ways: ", status.text()));
+    rank.check(status.text().find("forward on rank") != std::string::npos, status.text());
+  });
+}
+
+}  // namespace
+
+std::vector<Case> exchange_cases() {
+  return {{"exchange.any_sizes", any_sizes},
+          {"exchange.at_their_own_pace", at_their_own_pace},
+          {"exchange.peer_leaves", peer_leaves},
+          {"exchange.peer_stays_away", peer_stays_away},
+          {"exchange.other_way", other_way}};
+}
+
+}  // namespace megadp::test
