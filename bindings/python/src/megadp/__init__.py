@@ -25,9 +25,10 @@ from ._pieces import Piece, Pieces
 from ._scaler import Scaler
 from ._tensor import Tensor
 from ._waiting import Request
+from .halo import ConvPart, Halo, conv_split
 from .tp import TpLinear, TpSaved
 
 __version__ = version_text(lib.mdp_version())
-__all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "GradSummary", "Grid", "InvalidError", "MegaDPError",
+__all__ = ["Bucket", "Buffer", "BufferOptions", "CheckpointTensor", "Comm", "ConvPart", "GradSummary", "Grid", "Halo", "InvalidError", "MegaDPError",
            "Optimizer", "OptimizerOptions", "Param", "ParamGroup", "Piece", "Pieces", "Plan", "Range", "Request", "Scaler", "Stats", "Status", "StepReport", "Tensor", "TpLinear", "TpSaved",
-           "checkpoint_damage", "checkpoint_data", "checkpoint_info", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "pieces_many", "plan", "plan_layout", "save_checkpoint", "step_many", "unique_id", "verify_checkpoint"]
+           "checkpoint_damage", "checkpoint_data", "checkpoint_info", "conv_split", "export_checkpoint", "grid_groups", "info", "load_checkpoint", "log_to", "pieces_many", "plan", "plan_layout", "save_checkpoint", "step_many", "unique_id", "verify_checkpoint"]

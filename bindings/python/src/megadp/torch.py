@@ -27,6 +27,7 @@ from ._torch_regions import (all_to_all_tensor_parallel, copy_to_tensor_parallel
                              reduce_scatter_to_tensor_parallel, scatter_to_tensor_parallel)
 from ._torch_rules import ShardedAdam, ShardedAdamW, ShardedLion, ShardedSGD
 from ._torch_scaler import GradScaler
+from ._torch_spatial import HaloPad, Spatial, spatial_parts, spatial_slices
 from ._torch_steps import Gradients, as_tensor, stream_of
 from ._torch_vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from ._waiting import Request
@@ -34,10 +35,10 @@ from ._waiting import Request
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["ColumnParallelLinear", "DataParallel", "GradScaler", "RowParallelLinear", "ShardedAdam", "ShardedAdamW", "ShardedElementwise",
-           "ShardedLion", "ShardedOptimizer", "ShardedSGD", "SyncBatchNorm", "Unwrapped", "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor",
+__all__ = ["ColumnParallelLinear", "DataParallel", "GradScaler", "HaloPad", "RowParallelLinear", "ShardedAdam", "ShardedAdamW", "ShardedElementwise",
+           "ShardedLion", "ShardedOptimizer", "ShardedSGD", "Spatial", "SyncBatchNorm", "Unwrapped", "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor",
            "check_elementwise", "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place", "reduce_from_tensor_parallel",
-           "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel", "step_many", "vocab_parallel_cross_entropy"]
+           "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel", "spatial_parts", "spatial_slices", "step_many", "vocab_parallel_cross_entropy"]
 
 
 class DataParallel(torch.nn.Module):

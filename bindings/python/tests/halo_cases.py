@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs of test_halo.py: one rank each."""
+import sys
+
+import numpy
+
+import megadp
+
+MODES = {"periodic": "wrap", "reflect": "reflect", "zero": "constant"}
+
+
+def case_forward(comm):
+    """Against numpy.pad of the whole."""
+    count = 0
+    for edges in MODES:
+        for dtype in ("f32", "f64", "u8"):
+            whole = (numpy.arange(9 * comm.size * 5) % 251).reshape(9 * comm.size, 5).astype({"f32": "f4", "f64": "f8", "u8": "u1"}[dtype])
+            halo = megadp.Halo(comm, (comm.size, 1), (9, 5), low=(2, 1), high=(3, 0), edges=edges, dtype=dtype, fields=2)
+            assert halo.whole == whole.shape and halo.begins == (9 * comm.rank, 0) and halo.coords == (comm.rank, 0)
+            begin = halo.begins[0]
+            wanted = numpy.pad(whole, ((2, 3), (1, 0)), MODES[edges])[begin:begin + halo.padded_shape[0]]
+            padded = numpy.full(halo.padded_shape, 7, whole.dtype)
+            turned = numpy.full(halo.padded_shape, 7, whole.dtype, order="F")
+            for field in (padded, turned):
+                field[halo.inside] = whole[begin:begin + 9]
+            halo.exchange(padded, turned)
+            assert (padded == wanted).all() and (turned == wanted).all(), (edges, dtype)
+            count += 1
+            halo.close()
+    print(f"forward done, {count} halos")
+
+
+def case_backward(comm):
+    halo = megadp.Halo(comm, (comm.size,), (3,), low=1, high=1, edges="periodic")
+    grad = numpy.full(5, 1 + comm.rank, "f4")
+    halo.start(grad, backward=True)
+    halo.finish()
+    before, behind = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+    assert grad.tolist() == [0, comm.rank + before + 2, 1 + comm.rank, comm.rank + behind + 2, 0], grad
+    print("backward done")
+
+
+def case_refused(comm):
+    def fails(words, call):
+        try:
+            call()
+        except megadp.MegaDPError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(words)
+
+    fails("shape has 1 dimensions and grid 2", lambda: megadp.Halo(comm, (1, 2), (3,)))
+    fails("low has 3 values and grid 1", lambda: megadp.Halo(comm, (2,), (3,), low=(1, 2, 3)))
+    fails("edges[0] is 'open'; it must be one of 'keep'", lambda: megadp.Halo(comm, (2,), (3,), edges="open"))
+    fails("dtype is 'f31'", lambda: megadp.Halo(comm, (2,), (3,), dtype="f31"))
+    fails("config.grid is [3]", lambda: megadp.Halo(comm, (3,), (3,)))
+    halo = megadp.Halo(comm, (2,), (3,), low=1)
+    fails("fields[0] has shape [3]; this rank's part with its halo has [4]", lambda: halo.start(numpy.zeros(3, "f4")))
+    fails("fields[0].dtype is f64", lambda: halo.start(numpy.zeros(4)))
+    frozen = numpy.zeros(4, "f4")
+    frozen.flags.writeable = False
+    fails("fields[0], a ndarray, is read-only", lambda: halo.start(frozen))
+    fails("mdp_halo_start has not been called", halo.finish)
+    part = megadp.conv_split((5, 4), comm.rank, kernel=3, stride=2, padding=1)
+    assert part == ((1, 1, 0, 3, 0, 1, 1, 5), (1, 1, 3, 2, 1, 0, 1, 5))[comm.rank], part
+    fails("the window of config reaches over 30 elements", lambda: megadp.conv_split((5, 4), 0, kernel=30))
+    print("refused done")
+
+
+if __name__ == "__main__":
+    with megadp.Comm() as world:
+        globals()[f"case_{sys.argv[1]}"](world)
