@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The halo of a field of N x N f32 cut over ROWS x COLUMNS ranks, exchanged again and again: microseconds each, beside a plain copy of as
+ * many bytes as a rank sends, a five-point stencil of the inside alone, and both at once. Prints a line of JSON. Started by
+ * compare_halos.sh.
+ *
+ * usage: megadp run -n RANKS bench_halo N ROWS COLUMNS WIDTH [ROUNDS [EXCHANGES]]      (20 rounds of 50 exchanges) */
+#include <megadp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static void must(mdp_status status, const char* call) {
+  if (status >= 0) return;
+  fprintf(stderr, "bench_halo: %s: %s: %s\n", call, mdp_status_name(status), mdp_last_error());
+  exit(1);
+}
+#define MUST(call) must((call), #call)
+
+typedef struct {
+  mdp_comm* comm;
+  mdp_halo* halo;
+  mdp_tensor field;
+  int64_t part[2], width, sent; /* sent: bytes */
+  float *data, *out, *from, *to;
+} bench;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void stencil(const bench* b) {
+  const int64_t row = b->part[1] + 2 * b->width;
+  for (int64_t i = b->width + 1; i < b->width + b->part[0] - 1; ++i) {
+    const float* const at = b->data + i * row;
+    float* const out = b->out + i * row;
+    for (int64_t j = b->width + 1; j < b->width + b->part[1] - 1; ++j) {
+      out[j] = 0.5F * at[j] + 0.125F * (at[j - 1] + at[j + 1] + at[j - row] + at[j + row]);
+    }
+  }
+}
+
+typedef enum {
+  EXCHANGE,
+  COPY,
+  STENCIL,
+  BOTH,
+  MEASURED
+} what;
+
+static void once(const bench* b, what kind) {
+  if (kind == EXCHANGE || kind == BOTH) MUST(mdp_halo_start(b->halo, &b->field, 1, 0, NULL));
+  if (kind == STENCIL || kind == BOTH) stencil(b);
+  if (kind == COPY) memcpy(b->to, b->from, (size_t)b->sent);
+  if (kind == EXCHANGE || kind == BOTH) MUST(mdp_halo_finish(b->halo, NULL));
+}
+
+/* Microseconds each on the slowest rank. */
+static double round_of(const bench* b, what kind, int exchanges) {
+  MUST(mdp_barrier(b->comm, NULL));
+  const double begin = now();
+  for (int i = 0; i < exchanges; ++i) once(b, kind);
+  double each = (now() - begin) / exchanges;
+  const int64_t one = 1;
+  const mdp_tensor slowest = {.struct_size = sizeof slowest, .dtype = MDP_DTYPE_F64, .ndim = 1, .shape = &one, .data = &each};
+  MUST(mdp_all_reduce(b->comm, &slowest, &slowest, MDP_OP_MAX, NULL, NULL));
+  return each;
+}
+
+static int ascending(const void* a, const void* b) {
+  const double x = *(const double*)a, y = *(const double*)b;
+  return (x > y) - (x < y);
+}
+
+static void measure(const bench* b, int rounds, int exchanges, double* medians) {
+  double* const times = calloc((size_t)rounds * MEASURED, sizeof *times);
+  if (times == NULL) exit(1);
+  for (int round = -2; round < rounds; ++round) {
+    for (int kind = 0; kind < MEASURED; ++kind) {
+      const int few = kind == STENCIL || kind == BOTH ? 3 : exchanges;
+      const double time = round_of(b, (what)kind, few);
+      if (round >= 0) times[kind * rounds + round] = time;
+    }
+  }
+  for (int kind = 0; kind < MEASURED; ++kind) {
+    qsort(times + kind * rounds, (size_t)rounds, sizeof *times, ascending);
+    medians[kind] = times[kind * rounds + rounds / 2];
+  }
+  free(times);
+}
+
+int main(int argc, char** argv) {
+  if (argc < 5) return fprintf(stderr, "usage: bench_halo N ROWS COLUMNS WIDTH [ROUNDS [EXCHANGES]]\n"), 2;
+  const int64_t n = atoll(argv[1]), grid[] = {atoll(argv[2]), atoll(argv[3])};
+  bench b = {.width = atoll(argv[4]), .part = {n / grid[0], n / grid[1]}};
+  MUST(mdp_comm_create(NULL, NULL, &b.comm));
+  const int64_t widths[] = {b.width, b.width}, padded[] = {b.part[0] + 2 * b.width, b.part[1] + 2 * b.width};
+  const mdp_halo_config config = {.struct_size = sizeof config, .ndim = 2, .grid = grid, .shape = b.part, .low = widths, .high = widths};
+  MUST(mdp_halo_create(b.comm, &config, &b.halo));
+  int64_t place[2];
+  MUST(mdp_halo_place(b.halo, place, NULL, NULL));
+  for (int d = 0; d < 2; ++d) b.sent += (int64_t)sizeof(float) * b.width * b.part[1 - d] * ((place[d] > 0) + (place[d] < grid[d] - 1));
+  const size_t bytes = (size_t)(padded[0] * padded[1]) * sizeof(float);
+  b.data = calloc(1, bytes);
+  b.out = calloc(1, bytes);
+  b.from = calloc(1, (size_t)b.sent + 1);
+  b.to = calloc(1, (size_t)b.sent + 1);
+  if (b.data == NULL || b.out == NULL || b.from == NULL || b.to == NULL) return 1;
+  memset(b.from, 1, (size_t)b.sent);
+  b.field = (mdp_tensor){.struct_size = sizeof b.field, .dtype = MDP_DTYPE_F32, .ndim = 2, .shape = padded, .data = b.data};
+  double medians[MEASURED];
+  measure(&b, argc > 5 ? atoi(argv[5]) : 20, argc > 6 ? atoi(argv[6]) : 50, medians);
+  if (mdp_comm_rank(b.comm) == 0) {
+    printf(
+        "{\"library\": \"megadp\", \"width\": %lld, \"sent\": %lld, \"exchange_us\": %.2f, \"copy_us\": %.2f, \"stencil_us\": %.2f, "
+        "\"both_us\": %.2f, "
+        "\"hidden\": %.3f}\n",
+        (long long)b.width, (long long)b.sent, medians[EXCHANGE], medians[COPY], medians[STENCIL], medians[BOTH],
+        1 - (medians[BOTH] - medians[STENCIL]) / medians[EXCHANGE]);
+  }
+  mdp_halo_destroy(b.halo);
+  mdp_comm_destroy(b.comm);
+  return 0;
+}
