@@ -103,7 +103,7 @@ def self_test():
     good = {
         "src/base/a.h": purpose + "int x;\n" * 598,
         "tests/unit/a.cc": spdx + "int x;\n" * 799,
-        "include/megadp.h": "/* " + LICENCE + "\n *\n * megadp: for you. */\n" + "int x;\n" * 1197,
+        "include/megadp.h": "/* " + LICENCE + "\n *\n * megadp: for you. */\n" + "int x;\n" * 1397,
         "scripts/a": "#!/bin/sh\n# " + LICENCE + "\n",
         "src/base/f.cc": spdx + rest % body * 2,
         "src/base/m.h": purpose + member % ("    a();\n" * 58),
@@ -117,7 +117,7 @@ def self_test():
         "src/base/text_utils.cc": spdx,
         "src/base/helper.cc": spdx,
         "tests/unit/a.cc": spdx + "int x;\n" * 800,
-        "include/megadp.h": "/* " + LICENCE + "\n *\n * megadp: for you. */\n" + "int x;\n" * 1198,
+        "include/megadp.h": "/* " + LICENCE + "\n *\n * megadp: for you. */\n" + "int x;\n" * 1398,
         "scripts/a": "#!/bin/sh\n",
         "benchmarks/a.sh": "#!/bin/sh\n",
         "src/base/f.cc": spdx + rest % (body + "#if 0\n"),
