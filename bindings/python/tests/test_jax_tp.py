@@ -32,6 +32,11 @@ class JaxTp(unittest.TestCase):
             out = self.run_case(ranks, "vocabulary", needs_products=False)
             self.assertEqual(set(re.findall(r"(\d+) of a vocabulary", out)), {"19"}, out)
 
+    def test_halos(self):
+        """A convolution of images that are cut over ranks."""
+        out = support.check_ended(self, support.run_ranks(2, [os.path.join(support.PACKAGE, "tests", "jax_spatial_cases.py")]))
+        self.assertEqual(out.count("spatial done"), 2, out)
+
     def test_order(self):
         self.run_case(3, "order", needs_products=False)
 
