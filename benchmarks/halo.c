@@ -4,7 +4,8 @@
  * many bytes as a rank sends, a five-point stencil of the inside alone, and both at once. Prints a line of JSON. Started by
  * compare_halos.sh.
  *
- * usage: megadp run -n RANKS bench_halo N ROWS COLUMNS WIDTH [ROUNDS [EXCHANGES]]      (20 rounds of 50 exchanges) */
+ * usage: megadp run -n RANKS bench_halo N ROWS COLUMNS WIDTH [ROUNDS [EXCHANGES]]      (20 rounds of 50 exchanges)
+ * With BENCH_HALO_OWN in the environment fields are memory of the program's own, not the library's. */
 #include <megadp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,18 +99,23 @@ int main(int argc, char** argv) {
   bench b = {.width = atoll(argv[4]), .part = {n / grid[0], n / grid[1]}};
   MUST(mdp_comm_create(NULL, NULL, &b.comm));
   const int64_t widths[] = {b.width, b.width}, padded[] = {b.part[0] + 2 * b.width, b.part[1] + 2 * b.width};
-  const mdp_halo_config config = {.struct_size = sizeof config, .ndim = 2, .grid = grid, .shape = b.part, .low = widths, .high = widths};
+  const mdp_halo_config config = {
+      .struct_size = sizeof config, .ndim = 2, .grid = grid, .shape = b.part, .low = widths, .high = widths, .arrays = 2};
   MUST(mdp_halo_create(b.comm, &config, &b.halo));
   int64_t place[2];
   MUST(mdp_halo_place(b.halo, place, NULL, NULL));
   for (int d = 0; d < 2; ++d) b.sent += (int64_t)sizeof(float) * b.width * b.part[1 - d] * ((place[d] > 0) + (place[d] < grid[d] - 1));
   const size_t bytes = (size_t)(padded[0] * padded[1]) * sizeof(float);
-  b.data = calloc(1, bytes);
-  b.out = calloc(1, bytes);
+  mdp_tensor lent[2] = {{.struct_size = sizeof lent[0]}, {.struct_size = sizeof lent[1]}};
+  for (uint64_t i = 0; i < 2; ++i) MUST(mdp_halo_array(b.halo, i, &lent[i]));
+  const int own = getenv("BENCH_HALO_OWN") != NULL;
+  b.data = own ? calloc(1, bytes) : lent[0].data;
+  b.out = own ? calloc(1, bytes) : lent[1].data;
   b.from = calloc(1, (size_t)b.sent + 1);
   b.to = calloc(1, (size_t)b.sent + 1);
   if (b.data == NULL || b.out == NULL || b.from == NULL || b.to == NULL) return 1;
   memset(b.from, 1, (size_t)b.sent);
+  for (int64_t i = 0; i < padded[0] * padded[1]; ++i) b.data[i] = 1; /* or it is all one page of zeros */
   b.field = (mdp_tensor){.struct_size = sizeof b.field, .dtype = MDP_DTYPE_F32, .ndim = 2, .shape = padded, .data = b.data};
   double medians[MEASURED];
   measure(&b, argc > 5 ? atoi(argv[5]) : 20, argc > 6 ? atoi(argv[6]) : 50, medians);

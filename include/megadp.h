@@ -666,6 +666,7 @@ typedef struct { /* the same on all ranks, but for shape */
   const int64_t* high;   /* behind it */
   const mdp_edge* edges; /* of each dimension; NULL: KEEP */
   uint64_t flags;        /* MDP_HALO_FACES */
+  uint64_t arrays;       /* of the library's: mdp_halo_array */
 } mdp_halo_config;
 
 typedef struct { /* one dimension that is convolved or pooled */
@@ -1151,6 +1152,10 @@ MDP_API mdp_status mdp_halo_start(mdp_halo* halo, const mdp_tensor* fields, size
 /* Waits for the neighbours, and brings what they have sent to its place. Errors: STATE (not started), DESYNC (one went the other way; on a
  * device noticed between ranks of one node). */
 MDP_API mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream);
+
+/* Padded array `index` of config.arrays, zero at first, as long as the halo. Much that neighbours on the node need of these they read
+ * there, so that nothing is packed, and mdp_halo_finish waits until all have read. Local. */
+MDP_API mdp_status mdp_halo_array(mdp_halo* halo, uint64_t index, mdp_tensor* out);
 
 /* Of each dimension this rank's place in the grid, where its part begins, and the size of the whole; or NULL. Local. */
 MDP_API mdp_status mdp_halo_place(const mdp_halo* halo, int64_t* coords, int64_t* begins, int64_t* whole);

@@ -73,6 +73,9 @@ Status take_halo(const mdp_halo_config* given, const Comm& comm, HaloShape* shap
   shape->fields = config->fields == 0 ? 1 : config->fields;
   if (Status status = check_flags(config->flags, MDP_HALO_FACES, "config.flags", "MDP_HALO_FACES (1)"); !status) return status;
   shape->faces = (config->flags & MDP_HALO_FACES) != 0;
+  constexpr uint64_t most_arrays = 1024;
+  if (config->arrays > most_arrays) return invalid("config.arrays is ", config->arrays, "; it must be at most ", most_arrays);
+  shape->arrays = config->arrays;
   if (Status status = take_list(config->grid, config->ndim, "config.grid", 1, &shape->grid); !status) return status;
   if (Status status = check_grid(shape->grid, comm.size()); !status) return status;
   if (Status status = take_list(config->shape, config->ndim, "config.shape", 0, part); !status) return status;
@@ -144,6 +147,18 @@ mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream) {
   return guard([&]() -> Status {
     if (Status status = check_call(halo, "halo", stream); !status) return status;
     return halo->object->finish(stream);
+  });
+}
+
+mdp_status mdp_halo_array(mdp_halo* halo, uint64_t index, mdp_tensor* out) {
+  return guard([&]() -> Status {
+    if (Status status = check_handle(halo, "halo", Need::process); !status) return status;
+    if (Status status = check_output(out, "out"); !status) return status;
+    const std::vector<StridedArray>& arrays = halo->object->arrays();
+    if (index >= arrays.size()) return invalid("index is ", index, "; this halo has ", arrays.size(), " arrays of its own (config.arrays)");
+    const StridedArray& array = arrays[index];
+    give_view(place_of(*halo), {array.data, array.type, &array.shape, array.strides.data()}, out);
+    return {};
   });
 }
 

@@ -4,6 +4,8 @@
 //
 //   begin ── the caller fills outgoing() ── start ── other work ── finish ── the caller reads incoming() ── end
 //
+// Or a rank lends them: what is in lent(), memory of the exchange's own, its neighbours on the node read as it lies there.
+//
 // All ranks make the same calls in the same order. Made by Group::create_exchange, for whom this is the only use of the group.
 #pragma once
 
@@ -23,12 +25,21 @@ class Exchange {
   virtual Status begin(bool back) = 0;
   // The piece for `rank`, to be written by what the caller puts on its stream before start(); the content is what it was.
   virtual std::byte* outgoing(int rank) noexcept = 0;
-  virtual Status start(Stream& stream, void* caller) = 0;
+  // lends: what neighbours have to know about what is in lent(), which stays as it is until all have read it; 0: nothing is lent. Then
+  // outgoing() is for those alone who cannot see it.
+  virtual Status start(Stream& stream, void* caller, uint64_t lends) = 0;
   // What the caller does after it finds the pieces of all neighbours; on the host it waits for them.
   virtual Status finish(Stream& stream, void* caller) = 0;
   virtual const std::byte* incoming(int rank) noexcept = 0;
+  // If it has lent them: its lent(), and what it says of that; otherwise null.
+  virtual const std::byte* lent_by(int rank, uint64_t* lends) noexcept = 0;
   // The caller has read them, or will have, on its stream.
-  virtual Status end() = 0;
+  virtual void end() noexcept = 0;
+  // Until all neighbours that could read what was lent have come to their end().
+  virtual Status await_readers() = 0;
+
+  virtual std::byte* lent() noexcept = 0;
+  virtual bool sees(int rank) const noexcept = 0;  // lent() of that rank, and the reverse
 };
 
 }  // namespace megadp

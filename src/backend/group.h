@@ -173,8 +173,8 @@ class Group {
   virtual Status send_recv(Stream& stream, const Message& send, const Message& recv) = 0;
 
   // Collective over this group, blocking, once, and then nothing else is called on the group. Bytes that go to each rank and come from it;
-  // with this rank itself none, and what one sends the other expects. The group outlives it.
-  virtual Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in) = 0;
+  // with this rank itself none, and what one sends the other expects. lent: bytes of Exchange::lent(), zeroed. The group outlives it.
+  virtual Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in, uint64_t lent) = 0;
 
   // Words that the ranks of a group on one node tell each other about operation `number`, from launchers' threads: say() does not wait.
   // hear() waits until all have said theirs and returns the largest, or 0 if `give_up`, which it asks every 25 ms at least, was true

@@ -13,6 +13,13 @@ namespace {
 
 constexpr const char* kCreate = "mdp_halo_create";
 
+// From here on it is faster that neighbours read arrays where they lie, and wait for one another once more, than that pieces are packed.
+constexpr uint64_t kLentBytes = uint64_t{32} << 10;
+
+uint64_t room_for(const std::vector<int64_t>& shape, DType type) {
+  return (elements_of(shape) * size_of(type) + 63) / 64 * 64;
+}
+
 uint64_t elements_in(const std::vector<HaloBox>& boxes) {
   uint64_t count = 0;
   for (const HaloBox& box : boxes) count += elements_of(box.shape);
@@ -44,7 +51,7 @@ std::string text_of(const HaloShape& shape) {
   std::string out = text(name_of(shape.type), ", grid ", shape_text(shape.grid), ", low ", shape_text(shape.low), ", high ",
                          shape_text(shape.high), ", edges");
   for (const Edge edge : shape.edges) out += text(" ", name_of(edge));
-  return out + text(shape.faces ? ", faces" : "", ", ", shape.fields, " fields");
+  return out + text(shape.faces ? ", faces" : "", ", ", shape.fields, " fields, ", shape.arrays, " arrays");
 }
 
 Status check_same(World& world, const std::vector<int>& members, const HaloShape& shape) {
@@ -118,11 +125,53 @@ Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
     }
     shared_.push_back(std::move(shared));
   }
-  if (comm_->size() == 1) return {};
-  auto exchange = comm_->group().create_exchange(out, in);
-  if (!exchange) return exchange.status();
-  exchange_ = *std::move(exchange);
+  const uint64_t own_bytes = room_for(padded_, shape_.type) * shape_.arrays;
+  std::byte* begin = nullptr;
+  if (comm_->size() > 1) {
+    auto exchange = comm_->group().create_exchange(out, in, own_bytes);
+    if (!exchange) return exchange.status();
+    exchange_ = *std::move(exchange);
+    begin = exchange_->lent();
+  } else if (own_bytes > 0) {
+    auto memory = backend().allocate(own_bytes);
+    if (!memory) return memory.status();
+    alone_ = *std::move(memory);
+    begin = static_cast<std::byte*>(alone_->data());
+  }
+  for (size_t a = 0; a < shape_.arrays; ++a) {
+    own_.push_back({begin + a * room_for(padded_, shape_.type), shape_.type, padded_, dense_strides(padded_)});
+  }
+  for (const Shared& shared : shared_) {
+    const auto rank = static_cast<size_t>(shared.rank);
+    if (shared.rank != own && exchange_->sees(shared.rank)) near_bytes_ += std::max(out[rank], in[rank]);
+  }
   return {};
+}
+
+uint64_t Halo::lends() const {
+  if (near_bytes_ < kLentBytes) return 0;
+  const auto same = [](const StridedArray& field, const StridedArray& own) {
+    return field.data == own.data && field.strides == own.strides;
+  };
+  const auto found = std::search(own_.begin(), own_.end(), fields_.begin(), fields_.end(),
+                                 [&](const StridedArray& own, const StridedArray& field) { return same(field, own); });
+  return found == own_.end() ? 0 : static_cast<uint64_t>(found - own_.begin()) + 1;
+}
+
+std::vector<int64_t> Halo::padded_of(int rank) const {
+  std::vector<int64_t> padded = shape_.coords_of(rank);
+  for (size_t d = 0; d < padded.size(); ++d) padded[d] = shape_.low[d] + cuts_[d].size(padded[d]) + shape_.high[d];
+  return padded;
+}
+
+std::vector<StridedArray> Halo::fields_of(int rank, const std::byte* lent, uint64_t lends) const {
+  const std::vector<int64_t> padded = padded_of(rank);
+  std::vector<StridedArray> fields;
+  for (size_t f = 0; f < shape_.fields; ++f) {
+    const std::byte* const at = lent + (lends - 1 + f) * room_for(padded, shape_.type);
+    fields.push_back({const_cast<std::byte*>(at), shape_.type, padded, dense_strides(padded)});  // only read
+  }
+  return fields;
 }
 
 Status Halo::check(const std::vector<StridedArray>& fields) const {
@@ -183,42 +232,63 @@ Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller
     backward_ = backward;
     if (exchange_ != nullptr) {
       if (Status begun = exchange_->begin(backward); !begun) return begun;
+      const uint64_t lent = lends();
       for (const Shared& shared : shared_) {
-        if (shared.rank == comm_->rank()) continue;
+        if (shared.rank == comm_->rank() || (lent != 0 && exchange_->sees(shared.rank))) continue;
         std::byte* const to = exchange_->outgoing(shared.rank);
         const Status packed = backward ? move(Move::pack_halo, shared.halo, to, caller) : move(Move::pack_part, shared.lent, to, caller);
         if (!packed) return packed;
       }
-      if (Status started = exchange_->start(comm_->channel().stream(), caller); !started) return started;
+      if (Status started = exchange_->start(comm_->channel().stream(), caller, lent); !started) return started;
     }
     return backward ? Status() : forward(caller);
   });
 }
 
-Status Halo::finish_forward(void* caller) {
-  for (const Shared& shared : shared_) {
-    if (shared.rank == comm_->rank() || shared.halo.empty()) continue;
-    const auto from = const_cast<std::byte*>(exchange_->incoming(shared.rank));  // only read
-    if (Status unpacked = move(Move::unpack_halo, shared.halo, from, caller); !unpacked) return unpacked;
+Status Halo::read_lent(const Shared& shared, const std::vector<StridedArray>& theirs, void* caller) const {
+  for (size_t f = 0; f < fields_.size(); ++f) {
+    for (const HaloBox& box : backward_ ? shared.lent : shared.halo) {
+      const StridedArray here = backward_ ? source_of(fields_[f], box) : halo_of(fields_[f], box);
+      const StridedArray there = backward_ ? halo_of(theirs[f], box) : source_of(theirs[f], box);
+      if (Status read = backend().copy(here, there, backward_, caller); !read) return read;
+    }
   }
   return {};
 }
 
-// Added in the order of ranks, so that the sum depends on nothing else.
-Status Halo::finish_backward(void* caller) {
-  for (const Shared& shared : shared_) {
-    Status added;
-    if (shared.rank != comm_->rank()) {
-      if (shared.lent.empty()) continue;
-      added = move(Move::add_to_part, shared.lent, const_cast<std::byte*>(exchange_->incoming(shared.rank)), caller);
-    }
-    for (size_t f = 0; f < fields_.size() && shared.rank == comm_->rank(); ++f) {
-      for (size_t b = 0; b < shared.halo.size() && added.ok(); ++b) {
-        added = backend().copy(source_of(fields_[f], shared.halo[b]), halo_of(fields_[f], shared.halo[b]), true, caller);
-      }
-    }
-    if (!added) return added;
+// What has come from another rank.
+Status Halo::take(const Shared& shared, void* caller) const {
+  if ((backward_ ? shared.lent : shared.halo).empty()) return {};
+  uint64_t lends = 0;
+  if (const std::byte* const lent = exchange_->lent_by(shared.rank, &lends); lent != nullptr) {
+    return read_lent(shared, fields_of(shared.rank, lent, lends), caller);
   }
+  auto* const from = const_cast<std::byte*>(exchange_->incoming(shared.rank));  // only read
+  return backward_ ? move(Move::add_to_part, shared.lent, from, caller) : move(Move::unpack_halo, shared.halo, from, caller);
+}
+
+Status Halo::add_own(const Shared& shared, void* caller) const {
+  for (const StridedArray& field : fields_) {
+    for (const HaloBox& box : shared.halo) {
+      if (Status added = backend().copy(source_of(field, box), halo_of(field, box), true, caller); !added) return added;
+    }
+  }
+  return {};
+}
+
+// Backward it is added in the order of ranks, so that the sum depends on nothing else.
+Status Halo::take_all(void* caller) {
+  for (const Shared& shared : shared_) {
+    const bool is_own = shared.rank == comm_->rank();
+    if (is_own && !backward_) continue;  // done
+    if (Status taken = is_own ? add_own(shared, caller) : take(shared, caller); !taken) return taken;
+  }
+  if (exchange_ == nullptr) return {};
+  exchange_->end();
+  return lends() == 0 ? Status() : exchange_->await_readers();
+}
+
+Status Halo::clear_halos(void* caller) const {
   for (const StridedArray& field : fields_) {
     for (const HaloBox& box : boxes_) {
       if (box.owner == kBoxKept) continue;
@@ -235,8 +305,8 @@ Status Halo::finish(void* caller) {
     if (exchange_ != nullptr) {
       if (Status come = exchange_->finish(comm_->channel().stream(), caller); !come) return come;
     }
-    Status done = backward_ ? finish_backward(caller) : finish_forward(caller);
-    if (done.ok() && exchange_ != nullptr) done = exchange_->end();
+    Status done = take_all(caller);
+    if (done.ok() && backward_) done = clear_halos(caller);
     fields_.clear();
     return done;
   });

@@ -16,6 +16,9 @@ class Halo {
   // Collective over the communicator, blocking. part: the shape of this rank's, without halo.
   static Result<std::shared_ptr<Halo>> create(const std::shared_ptr<Comm>& comm, HaloShape shape, std::vector<int64_t> part);
 
+  // Of shape.arrays, padded, dense, zero at first; what neighbours of the node need of these they read there, if it is much.
+  const std::vector<StridedArray>& arrays() const noexcept { return own_; }
+
   // Padded arrays, as many as shape.fields. Until finish() they are not to be written, nor is their halo read.
   Status start(std::vector<StridedArray> fields, bool backward, void* caller);
   Status finish(void* caller);
@@ -46,15 +49,27 @@ class Halo {
     add_to_part
   };
   Status move(Move what, const std::vector<HaloBox>& boxes, std::byte* packed, void* caller) const;
-  Status finish_forward(void* caller);
-  Status finish_backward(void* caller);
+  // Of arrays that are lent: 1 and the number of the first, so that fields are neighbours among them; 0: they are not, or little is sent.
+  uint64_t lends() const;
+  // What another rank has lent: its fields, as they lie there.
+  std::vector<StridedArray> fields_of(int rank, const std::byte* lent, uint64_t lends) const;
+  std::vector<int64_t> padded_of(int rank) const;
+  // Brings it to the halo here, or, backward, adds it to the part.
+  Status read_lent(const Shared& shared, const std::vector<StridedArray>& theirs, void* caller) const;
+  Status take(const Shared& shared, void* caller) const;
+  Status add_own(const Shared& shared, void* caller) const;
+  Status take_all(void* caller);
+  Status clear_halos(void* caller) const;
 
   const std::shared_ptr<Comm> comm_;  // a channel of its own
   const HaloShape shape_;
   std::vector<int64_t> padded_;
   std::vector<HaloCut> cuts_;
-  std::vector<HaloBox> boxes_;          // of this rank
-  std::vector<Shared> shared_;          // by rank, this one among them if it has boxes of its own
+  std::vector<HaloBox> boxes_;     // of this rank
+  std::vector<Shared> shared_;     // by rank, this one among them if it has boxes of its own
+  std::unique_ptr<Memory> alone_;  // of own_, without neighbours
+  std::vector<StridedArray> own_;
+  uint64_t near_bytes_ = 0;             // that go to neighbours that see own_
   std::unique_ptr<Memory> zero_;        // one element
   std::unique_ptr<Exchange> exchange_;  // null: no neighbours; goes before the communicator
   std::vector<StridedArray> fields_;    // since start()

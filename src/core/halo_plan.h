@@ -31,6 +31,7 @@ struct HaloShape {
   std::vector<Edge> edges;
   bool faces = false;  // without what is beyond an end in more than one dimension
   size_t fields = 1;
+  size_t arrays = 0;  // of its own
 
   size_t ndim() const noexcept { return grid.size(); }
   std::vector<int64_t> coords_of(int rank) const;

@@ -6,9 +6,8 @@
 
 namespace megadp::cuda {
 
-CudaExchange::CudaExchange(Group& group, std::unique_ptr<CudaMemory> out, std::unique_ptr<CudaMemory> in, const Counts& out_bytes,
-                           const Counts& in_bytes)
-    : group_(group), out_(std::move(out)), in_(std::move(in)), ways_{make_way(out_bytes, in_bytes), make_way(in_bytes, out_bytes)} {}
+CudaExchange::CudaExchange(Group& group, Memories memories, const Counts& out_bytes, const Counts& in_bytes)
+    : group_(group), memories_(std::move(memories)), ways_{make_way(out_bytes, in_bytes), make_way(in_bytes, out_bytes)} {}
 
 CudaExchange::Way CudaExchange::make_way(const Counts& out, const Counts& in) {
   Way way{out, in, Counts(out.size()), Counts(in.size())};
@@ -23,11 +22,11 @@ Status CudaExchange::begin(bool back) {
   return {};
 }
 
-Status CudaExchange::start(Stream& stream, void* caller) {
+Status CudaExchange::start(Stream& stream, void* caller, uint64_t /*lends*/) {
   if (Status ordered = stream.wait_for_caller(caller); !ordered) return ordered;
   // Ranks of one node compare the names.
   const Tag tag{-1, back_ ? "pieces for neighbours, backward" : "pieces for neighbours"};
-  const Status submitted = group_.all_to_all_v(stream, out_->data(), way().out, in_->data(), way().in, DType::u8, tag);
+  const Status submitted = group_.all_to_all_v(stream, memories_.out->data(), way().out, memories_.in->data(), way().in, DType::u8, tag);
   if (!submitted) return submitted;
   auto event = stream.record();
   if (!event) return event.status();

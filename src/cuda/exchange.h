@@ -12,16 +12,21 @@ namespace megadp::cuda {
 
 class CudaExchange final : public Exchange {
  public:
-  // `memory`: from both sides as much as the longer way needs.
-  CudaExchange(Group& group, std::unique_ptr<CudaMemory> out, std::unique_ptr<CudaMemory> in, const Counts& out_bytes,
-               const Counts& in_bytes);
+  struct Memories {
+    std::unique_ptr<CudaMemory> out, in, lent;  // of the first two as much as the longer way needs
+  };
+  CudaExchange(Group& group, Memories memories, const Counts& out_bytes, const Counts& in_bytes);
 
   Status begin(bool back) override;
-  std::byte* outgoing(int rank) noexcept override { return at(*out_, way().out_at, rank); }
-  Status start(Stream& stream, void* caller) override;
+  std::byte* outgoing(int rank) noexcept override { return at(*memories_.out, way().out_at, rank); }
+  Status start(Stream& stream, void* caller, uint64_t lends) override;
   Status finish(Stream& stream, void* caller) override;
-  const std::byte* incoming(int rank) noexcept override { return at(*in_, way().in_at, rank); }
-  Status end() override { return {}; }
+  const std::byte* incoming(int rank) noexcept override { return at(*memories_.in, way().in_at, rank); }
+  const std::byte* lent_by(int /*rank*/, uint64_t* /*lends*/) noexcept override { return nullptr; }
+  void end() noexcept override {}
+  Status await_readers() override { return {}; }
+  std::byte* lent() noexcept override { return static_cast<std::byte*>(memories_.lent->data()); }
+  bool sees(int /*rank*/) const noexcept override { return false; }
 
  private:
   struct Way {
@@ -34,7 +39,7 @@ class CudaExchange final : public Exchange {
   }
 
   Group& group_;
-  const std::unique_ptr<CudaMemory> out_, in_;
+  const Memories memories_;
   const Way ways_[2];
   bool back_ = false;
   std::shared_ptr<Event> passed_;

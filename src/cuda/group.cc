@@ -240,17 +240,19 @@ Status CudaGroup::send_recv(Stream& stream, const Message& send, const Message& 
   });
 }
 
-Result<std::unique_ptr<Exchange>> CudaGroup::create_exchange(const Counts& out, const Counts& in) {
+Result<std::unique_ptr<Exchange>> CudaGroup::create_exchange(const Counts& out, const Counts& in, uint64_t lent) {
   if (Status checked = check(out, Collective::all_to_all_v, "out"); !checked) return checked;
   if (Status checked = check(in, Collective::all_to_all_v, "in"); !checked) return checked;
   const uint64_t most = std::max(sum_of(out), sum_of(in));
-  const auto allocate = [&] { return CudaMemory::allocate(member_->gpu(), member_->watch(), CudaMemory::Kind::device, most); };
-  auto sent = allocate(), received = allocate();
-  const Status mine = sent ? received.status() : sent.status();
+  const auto allocate = [&](uint64_t bytes) {
+    return CudaMemory::allocate(member_->gpu(), member_->watch(), CudaMemory::Kind::device, bytes);
+  };
+  auto sent = allocate(most), received = allocate(most), own = allocate(lent);
+  const Status mine = !sent ? sent.status() : received ? own.status() : received.status();
   const Subject on{"create_exchange", 0, 0};
   const Status agreed = agree(member_->gpu()->world(), members(), on, mine.with_context(on.kind));
   if (!agreed) return agreed;
-  return std::unique_ptr<Exchange>(new CudaExchange(*this, *std::move(sent), *std::move(received), out, in));
+  return std::unique_ptr<Exchange>(new CudaExchange(*this, {*std::move(sent), *std::move(received), *std::move(own)}, out, in));
 }
 
 }  // namespace megadp::cuda

@@ -68,7 +68,7 @@ class CudaGroup final : public Group {
   Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
                       Tag tag) override;
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
-  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in) override;
+  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in, uint64_t lent) override;
 
  private:
   const Group& control() const noexcept { return member_->control(); }

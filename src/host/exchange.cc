@@ -7,7 +7,6 @@
 #include <numeric>
 #include <utility>
 
-#include "base/checked.h"
 #include "control/agreement.h"
 #include "host/collective.h"
 
@@ -85,10 +84,10 @@ Status HostGroup::pass(Stream& stream, std::vector<Piece> pieces, const char* wh
   return submitted;
 }
 
-Result<std::unique_ptr<Exchange>> HostGroup::create_exchange(const Counts& out, const Counts& in) {
+Result<std::unique_ptr<Exchange>> HostGroup::create_exchange(const Counts& out, const Counts& in, uint64_t lent) {
   if (Status checked = check(out, Collective::all_to_all_v, "out"); !checked) return checked;
   if (Status checked = check(in, Collective::all_to_all_v, "in"); !checked) return checked;
-  return HostExchange::create(*this, world_, out, in);
+  return HostExchange::create(*this, world_, out, in, lent);
 }
 
 // ── the exchange ──
@@ -102,18 +101,23 @@ HostExchange::Way HostExchange::make_way(const Counts& out, const Counts& in) co
 }
 
 Result<std::unique_ptr<Exchange>> HostExchange::create(HostGroup& group, const std::shared_ptr<World>& world, const Counts& out,
-                                                       const Counts& in) {
+                                                       const Counts& in, uint64_t lent) {
   std::unique_ptr<HostExchange> made(new HostExchange(group));
   // A window has as much on each rank: what the one with the most pieces needs.
   const auto size = static_cast<size_t>(group.size());
-  const uint64_t needed = std::max(total(out), total(in)) + size * kStampBytes;
-  auto most = exchange_as(*world, group.members(), kWhat, needed);
-  if (!most) return most.status();
-  made->half_bytes_ = to_line(*std::max_element(most->begin(), most->end()));
+  struct Needs {
+    uint64_t half, lent;
+  };
+  const Needs needs{std::max(total(out), total(in)) + size * kStampBytes, lent};
+  auto all = exchange_as(*world, group.members(), kWhat, needs);
+  if (!all) return all.status();
+  Needs most{0, 0};
+  for (const Needs& one : *all) most = {std::max(most.half, one.half), std::max(most.lent, one.lent)};
+  constexpr uint64_t limit = uint64_t{1} << 60;
+  if (most.half > limit || most.lent > limit) return Status::out_of_memory();
+  made->half_bytes_ = to_line(most.half);
   made->halves_at_ = to_line(sizeof(Words) + 2 * size * sizeof(uint64_t));
-  uint64_t bytes = 0;
-  if (!checked_mul(made->half_bytes_, uint64_t{2}, &bytes) || bytes > UINT64_MAX / 2) return Status::out_of_memory();
-  auto window = group.allocate_window(made->halves_at_ + bytes);
+  auto window = group.allocate_window(made->halves_at_ + 2 * made->half_bytes_ + most.lent);
   if (!window) return window.status();
   made->window_ = *std::move(window);
   for (int rank = 0; rank < group.size(); ++rank) made->parts_.push_back(group.part_of(*made->window_, rank));
@@ -128,7 +132,7 @@ Result<std::unique_ptr<Exchange>> HostExchange::create(HostGroup& group, const s
   }
   Status mine;
   if (group.spans_nodes()) {
-    auto memory = HostMemory::create(needed);
+    auto memory = HostMemory::create(needs.half);
     if (memory) made->remote_ = *std::move(memory);
     mine = memory.status();
   }
@@ -158,8 +162,9 @@ std::byte* HostExchange::outgoing(int rank) noexcept {
   return half(group_.rank()) + way().out_at[static_cast<size_t>(rank)];
 }
 
-Status HostExchange::start(Stream& stream, void* /*caller*/) {
+Status HostExchange::start(Stream& stream, void* /*caller*/, uint64_t lends) {
   Words& own = words(group_.rank());
+  own.lends[number_ & 1].store(lends, std::memory_order_relaxed);
   own.stamps[number_ & 1].store(stamp(), std::memory_order_relaxed);
   own.packed.store(number_, std::memory_order_release);
   group_.ring(neighbours_);
@@ -219,10 +224,19 @@ const std::byte* HostExchange::incoming(int rank) noexcept {
   return remote(rank);
 }
 
-Status HostExchange::end() {
+const std::byte* HostExchange::lent_by(int rank, uint64_t* lends) noexcept {
+  *lends = is_local(rank) ? words(rank).lends[number_ & 1].load(std::memory_order_relaxed) : 0;
+  return *lends == 0 ? nullptr : lent_of(rank);
+}
+
+void HostExchange::end() noexcept {
   words(group_.rank()).taken.store(number_, std::memory_order_release);
   group_.ring(neighbours_);
-  return {};
+}
+
+Status HostExchange::await_readers() {
+  const auto has_taken = [&](int rank) { return words(rank).taken.load(std::memory_order_acquire) >= number_; };
+  return group_.await(neighbours_, has_taken, [] { return std::string(kWhat); });
 }
 
 }  // namespace megadp::host

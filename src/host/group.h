@@ -76,7 +76,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status all_to_all_v(Stream& stream, const void* from, const Counts& from_counts, void* to, const Counts& to_counts, DType type,
                       Tag tag) override;
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override;
-  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in) override;
+  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in, uint64_t lent) override;
 
   // ── for an exchange, in exchange.cc ──
   // The part of a window that rank `rank` has, or null if it is on another node.

@@ -346,6 +346,78 @@ static void many_times(void** state) {
   run_ranks(4, apart, NULL);
 }
 
+/* Arrays of the library's, which neighbours read where they lie, and any others: the same bits, again and again, forward and backward. */
+static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  tp_rank r = tp_open(id, rank, n, 4 << 20);
+  const int64_t grid[] = {n == 4 ? 2 : n, n == 4 ? 2 : 1}, shape[] = {20 + rank / (n == 4 ? 2 : 1), 1500}, low[] = {9, 30},
+                high[] = {24, 0};
+  const mdp_edge edges[] = {MDP_EDGE_PERIODIC, MDP_EDGE_ZERO};
+  SIZED(mdp_halo_config, config);
+  config.ndim = 2;
+  config.fields = 2;
+  config.grid = grid;
+  config.shape = shape;
+  config.low = low;
+  config.high = high;
+  config.edges = edges;
+  config.arrays = 4;
+  mdp_halo* halo = NULL;
+  OK(mdp_halo_create(r.comm, &config, &halo));
+  mdp_tensor own[4];
+  for (uint64_t i = 0; i < 4; ++i) {
+    own[i].struct_size = sizeof own[i];
+    OK(mdp_halo_array(halo, i, &own[i]));
+  }
+  const int64_t padded[] = {low[0] + shape[0] + high[0], low[1] + shape[1]}, count = padded[0] * padded[1];
+  CHECK(own[3].ndim == 2 && own[3].shape[0] == padded[0] && own[3].shape[1] == padded[1]);
+  CHECK(((const float*)own[2].data)[count - 1] == 0);
+  FAILS(MDP_E_INVALID, "index is 4; this halo has 4 arrays", mdp_halo_array(halo, 4, &own[3]));
+  tp_array mine[2];
+  for (int f = 0; f < 2; ++f) tp_take(&r, &mine[f], MDP_DTYPE_F32, DENSE, 2, padded);
+  uint32_t seed = (uint32_t)rank + 1;
+  int wrong = 0;
+  float* const result = malloc((size_t)count * sizeof(float));
+  for (int round = 0; round < 12; ++round) {
+    /* Neighbours among the library's arrays, or not; on rank 0 now and then the others: each rank may do as it likes. */
+    mdp_tensor used[2] = {own[round % 3], own[round % 3 + 1]};
+    if (round % 5 == 4) used[1] = own[(round + 2) % 3];
+    if (round % 5 == 4 && used[1].data == used[0].data) used[1] = own[3];
+    const uint64_t flags = round % 2 ? MDP_HALO_BACKWARD : 0;
+    mdp_tensor others[2] = {mine[0].tensor, mine[1].tensor};
+    for (int f = 0; f < 2; ++f) {
+      for (int64_t i = 0; i < count; ++i) ((float*)used[f].data)[i] = ((float*)others[f].data)[i] = (float)draw(&seed, 20001) / 77.0F;
+    }
+    OK(mdp_halo_start(halo, others, 2, flags, NULL));
+    OK(mdp_halo_finish(halo, NULL));
+    settle(&r);
+    if (rank == 0 && round % 4 == 3) {
+      mdp_tensor again[2] = {own[0], own[1]};
+      for (int f = 0; f < 2; ++f) {
+        if (again[f].data != used[f].data) memcpy(again[f].data, used[f].data, (size_t)count * sizeof(float));
+        used[f] = again[f];
+      }
+    }
+    OK(mdp_halo_start(halo, used, 2, flags, NULL));
+    OK(mdp_halo_finish(halo, NULL));
+    settle(&r);
+    for (int f = 0; f < 2; ++f) { /* whoever is done may write at once, whatever the others still do */
+      memcpy(result, used[f].data, (size_t)count * sizeof(float));
+      memset(used[f].data, 0xff, (size_t)count * sizeof(float));
+      wrong += memcmp(result, others[f].data, (size_t)count * sizeof(float)) != 0;
+    }
+  }
+  free(result);
+  CHECK(wrong == 0);
+  mdp_halo_destroy(halo);
+  tp_close(&r);
+}
+
+static void arrays_of_the_library(void** state) {
+  (void)state;
+  for (int32_t n = 1; n <= 4; ++n) run_ranks(n, lent, NULL);
+}
+
 static void refused_alike(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
   (void)argument;
   tp_rank r = tp_open(id, rank, n, 1 << 12);
@@ -508,8 +580,13 @@ static int launched(void) {
 int main(int argc, char** argv) {
   if (argc > 1 && strcmp(argv[1], "launched") == 0) return launched();
   const struct CMUnitTest tests[] = {
-      TEST(like_the_whole_array), TEST(backward_is_the_adjoint),      TEST(many_times),
-      TEST(what_is_refused),      TEST(ways_that_differ_are_noticed), TEST(convolutions),
+      TEST(arrays_of_the_library),
+      TEST(like_the_whole_array),
+      TEST(backward_is_the_adjoint),
+      TEST(many_times),
+      TEST(what_is_refused),
+      TEST(ways_that_differ_are_noticed),
+      TEST(convolutions),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,7 +63,7 @@ struct Job {
       for (size_t i = 0; i < bytes; ++i) piece[i] = content(round, rank.rank(), to, i);
       rank.must(rank.backend().copy(flat(exchange.outgoing(to), bytes), flat(piece.data(), bytes), false, nullptr));
     }
-    rank.must(exchange.start(*bench.stream, nullptr));
+    rank.must(exchange.start(*bench.stream, nullptr, 0));
   }
   void finish(uint64_t round, bool back) const {
     rank.must(exchange.finish(*bench.stream, nullptr));
@@ -76,7 +76,7 @@ struct Job {
       for (size_t i = 0; i < bytes; ++i) wrong += piece[i] != content(round, from, rank.rank(), i) ? 1 : 0;
       rank.check(wrong == 0, text("round ", round, back ? ", back" : "", ", from rank ", from, ": ", wrong, " of ", bytes, " bytes wrong"));
     }
-    rank.must(exchange.end());
+    exchange.end();
   }
 };
 
@@ -88,7 +88,7 @@ void any_sizes(Suite& suite) {
         const Sizes sizes = draw_sizes(rank.size(), seed);
         Counts in;
         for (const Counts& from : sizes) in.push_back(from[static_cast<size_t>(rank.rank())]);
-        auto exchange = rank.must(bench.group->create_exchange(sizes[static_cast<size_t>(rank.rank())], in));
+        auto exchange = rank.must(bench.group->create_exchange(sizes[static_cast<size_t>(rank.rank())], in, 0));
         const Job job{rank, bench, *exchange, sizes};
         for (uint64_t round = 0; round < 12; ++round) {
           const bool back = round % 3 == 1 || round % 5 == 0;
@@ -107,7 +107,7 @@ void at_their_own_pace(Suite& suite) {
     const Sizes sizes{{0, 40, 0}, {40, 0, 8}, {0, 8, 0}};
     Counts in;
     for (const Counts& from : sizes) in.push_back(from[static_cast<size_t>(rank.rank())]);
-    auto exchange = rank.must(bench.group->create_exchange(sizes[static_cast<size_t>(rank.rank())], in));
+    auto exchange = rank.must(bench.group->create_exchange(sizes[static_cast<size_t>(rank.rank())], in, 0));
     const Job job{rank, bench, *exchange, sizes};
     for (uint64_t round = 0; round < 60; ++round) {
       if ((round + static_cast<uint64_t>(rank.rank()) * 7) % 20 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(3));
@@ -124,7 +124,7 @@ struct Pair {
   explicit Pair(Rank& rank) : bench(rank) {
     Counts each(static_cast<size_t>(rank.size()), 8);
     each[static_cast<size_t>(rank.rank())] = 0;
-    exchange = rank.must(bench.group->create_exchange(each, each));
+    exchange = rank.must(bench.group->create_exchange(each, each, 0));
   }
 };
 
@@ -133,7 +133,7 @@ void peer_leaves(Suite& suite) {
     auto pair = std::make_unique<Pair>(rank);
     if (rank.rank() == 1) return;
     rank.must(pair->exchange->begin(false));
-    Status status = pair->exchange->start(*pair->bench.stream, nullptr);
+    Status status = pair->exchange->start(*pair->bench.stream, nullptr, 0);
     if (status.ok()) status = pair->exchange->finish(*pair->bench.stream, nullptr);
     rank.check(status.code() == Code::peer, text("who waits for one that left is told: ", status.text()));
     rank.check(status.text().find("rank 1") != std::string::npos, status.text());
@@ -150,7 +150,7 @@ void peer_stays_away(Suite& suite) {
       return;
     }
     rank.must(pair.exchange->begin(false));
-    Status status = pair.exchange->start(*pair.bench.stream, nullptr);
+    Status status = pair.exchange->start(*pair.bench.stream, nullptr, 0);
     if (status.ok()) status = pair.exchange->finish(*pair.bench.stream, nullptr);
     rank.check(status.code() == Code::timeout, text(code_name(status.code()), ": ", status.text()));
     rank.check(status.text().find("rank 1") != std::string::npos, status.text());
@@ -161,7 +161,7 @@ void other_way(Suite& suite) {
   suite.run(2, [](Rank& rank) {
     Pair pair(rank);
     rank.must(pair.exchange->begin(rank.rank() == 1));
-    rank.must(pair.exchange->start(*pair.bench.stream, nullptr));
+    rank.must(pair.exchange->start(*pair.bench.stream, nullptr, 0));
     const Status status = pair.exchange->finish(*pair.bench.stream, nullptr);
     rank.check(status.code() == Code::desync, text("two ways: ", status.text()));
     rank.check(status.text().find("forward on rank") != std::string::npos, status.text());

@@ -71,8 +71,8 @@ class CountedGroup final : public Group {
     return group_->all_to_all_v(stream, from, from_counts, to, to_counts, type, tag);
   }
   Status send_recv(Stream& stream, const Message& send, const Message& recv) override { return group_->send_recv(stream, send, recv); }
-  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in) override {
-    return group_->create_exchange(out, in);
+  Result<std::unique_ptr<Exchange>> create_exchange(const Counts& out, const Counts& in, uint64_t lent) override {
+    return group_->create_exchange(out, in, lent);
   }
 
  private:

@@ -100,6 +100,7 @@ const FUNCTIONS = (
     :mdp_halo_create,
     :mdp_halo_start,
     :mdp_halo_finish,
+    :mdp_halo_array,
     :mdp_halo_place,
     :mdp_halo_destroy,
     :mdp_conv_split,
@@ -310,27 +311,29 @@ mdp_halo_start(halo, fields, count, flags, stream) =
     ccall(entries[97], mdp_status, (Ptr{mdp_halo}, Ptr{mdp_tensor}, Csize_t, UInt64, Ptr{Cvoid}), halo, fields, count, flags, stream)
 mdp_halo_finish(halo, stream) =
     ccall(entries[98], mdp_status, (Ptr{mdp_halo}, Ptr{Cvoid}), halo, stream)
+mdp_halo_array(halo, index, out) =
+    ccall(entries[99], mdp_status, (Ptr{mdp_halo}, UInt64, Ptr{mdp_tensor}), halo, index, out)
 mdp_halo_place(halo, coords, begins, whole) =
-    ccall(entries[99], mdp_status, (Ptr{mdp_halo}, Ptr{Int64}, Ptr{Int64}, Ptr{Int64}), halo, coords, begins, whole)
+    ccall(entries[100], mdp_status, (Ptr{mdp_halo}, Ptr{Int64}, Ptr{Int64}, Ptr{Int64}), halo, coords, begins, whole)
 mdp_halo_destroy(halo) =
-    ccall(entries[100], Cvoid, (Ptr{mdp_halo},), halo)
+    ccall(entries[101], Cvoid, (Ptr{mdp_halo},), halo)
 mdp_conv_split(config, parts, count, part, out) =
-    ccall(entries[101], mdp_status, (Ptr{mdp_conv_config}, Ptr{Int64}, Csize_t, Int32, Ptr{mdp_conv_part}), config, parts, count, part, out)
+    ccall(entries[102], mdp_status, (Ptr{mdp_conv_config}, Ptr{Int64}, Csize_t, Int32, Ptr{mdp_conv_part}), config, parts, count, part, out)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[102], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[103], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[103], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[104], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[104], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[105], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[105], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[106], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[106], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[107], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[107], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[108], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[108], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[109], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[109], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[110], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[110], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[111], Cvoid, (Ptr{mdp_request},), request)

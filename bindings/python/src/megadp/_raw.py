@@ -479,6 +479,7 @@ class mdp_halo_config(ctypes.Structure):
         ("high", ctypes.POINTER(ctypes.c_int64)),
         ("edges", ctypes.POINTER(ctypes.c_uint32)),
         ("flags", ctypes.c_uint64),
+        ("arrays", ctypes.c_uint64),
     ]
 
 

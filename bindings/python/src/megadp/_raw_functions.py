@@ -104,6 +104,7 @@ PROTOTYPES = {
     "mdp_halo_create": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_comm), ctypes.POINTER(_raw.mdp_halo_config), ctypes.POINTER(ctypes.POINTER(_raw.mdp_halo))]),
     "mdp_halo_start": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_halo), ctypes.POINTER(_raw.mdp_tensor), ctypes.c_size_t, ctypes.c_uint64, ctypes.c_void_p]),
     "mdp_halo_finish": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_halo), ctypes.c_void_p]),
+    "mdp_halo_array": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_halo), ctypes.c_uint64, ctypes.POINTER(_raw.mdp_tensor)]),
     "mdp_halo_place": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_halo), ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64)]),
     "mdp_halo_destroy": (None, [ctypes.POINTER(_raw.mdp_halo)]),
     "mdp_conv_split": (ctypes.c_int32, [ctypes.POINTER(_raw.mdp_conv_config), ctypes.POINTER(ctypes.c_int64), ctypes.c_size_t, ctypes.c_int32, ctypes.POINTER(_raw.mdp_conv_part)]),

@@ -154,6 +154,7 @@ unsafe extern "C" {
     pub fn mdp_halo_start(halo: *mut mdp_halo, fields: *const mdp_tensor, count: usize, flags: u64,
         stream: mdp_stream) -> mdp_status;
     pub fn mdp_halo_finish(halo: *mut mdp_halo, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_halo_array(halo: *mut mdp_halo, index: u64, out: *mut mdp_tensor) -> mdp_status;
     pub fn mdp_halo_place(halo: *const mdp_halo, coords: *mut i64, begins: *mut i64, whole: *mut i64) -> mdp_status;
     pub fn mdp_halo_destroy(halo: *mut mdp_halo);
     pub fn mdp_conv_split(config: *const mdp_conv_config, parts: *const i64, count: usize, part: i32,

@@ -327,6 +327,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("high", offset_of!(super::mdp_halo_config, high)),
         ("edges", offset_of!(super::mdp_halo_config, edges)),
         ("flags", offset_of!(super::mdp_halo_config, flags)),
+        ("arrays", offset_of!(super::mdp_halo_config, arrays)),
     ]),
     ("mdp_conv_config", size_of::<super::mdp_conv_config>(), align_of::<super::mdp_conv_config>(), &[
         ("struct_size", offset_of!(super::mdp_conv_config, struct_size)),
@@ -495,7 +496,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 110] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 111] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -595,6 +596,7 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 110] {
         ("mdp_halo_create", super::mdp_halo_create as *const ()),
         ("mdp_halo_start", super::mdp_halo_start as *const ()),
         ("mdp_halo_finish", super::mdp_halo_finish as *const ()),
+        ("mdp_halo_array", super::mdp_halo_array as *const ()),
         ("mdp_halo_place", super::mdp_halo_place as *const ()),
         ("mdp_halo_destroy", super::mdp_halo_destroy as *const ()),
         ("mdp_conv_split", super::mdp_conv_split as *const ()),

@@ -407,6 +407,7 @@ pub struct mdp_halo_config {
     pub high: *const i64,
     pub edges: *const mdp_edge,
     pub flags: u64,
+    pub arrays: u64,
 }
 
 #[repr(C)]
