@@ -335,9 +335,55 @@ static void conflicts(const mdp_unique_id* id, int32_t rank, int32_t n, void* ar
   job_close(&j);
 }
 
+/* Expert-parallel ranks have different experts: of the same name they are two arrays, unlike the replicas of one. */
+static void save_experts(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const int same_name = *(const int*)argument;
+  job j = {.comm = comm_open(id, rank, n, UINT64_C(60000000000))};
+  SIZED(mdp_grid_config, grid);
+  grid.ep = 2;
+  OK(mdp_grid_create(j.comm, &grid, &j.grid));
+  int32_t ep = 0, size = 0;
+  OK(mdp_grid_coords(j.grid, MDP_AXIS_EP | MDP_AXIS_EXPERT_GRID, &ep, &size));
+  const int64_t four = 4;
+  const mdp_param param = {.struct_size = sizeof param,
+                           .name = same_name ? "expert"
+                                   : ep == 0 ? "expert 0"
+                                             : "expert 1",
+                           .dtype = MDP_DTYPE_F32,
+                           .ndim = 1,
+                           .shape = &four,
+                           .param_class = MDP_PARAM_CLASS_EXPERT,
+                           .placement = MDP_PLACEMENT_REPLICATED};
+  OK(mdp_buffer_register(NULL, j.grid, NULL, &param, 1, &j.buffer));
+  float values[4];
+  for (int i = 0; i < 4; ++i) values[i] = (float)(10 * ep + i);
+  const mdp_tensor tensor = tensor_of(MDP_DTYPE_F32, values, &four);
+  OK(mdp_param_write(j.buffer, 0, &tensor, NULL));
+  const mdp_checkpoint_part part = {.struct_size = sizeof part, .buffer = j.buffer};
+  char directory[512];
+  snprintf(directory, sizeof directory, "%s/experts", folder);
+  const mdp_checkpoint_config config = {.struct_size = sizeof config, .directory = directory, .parts = &part, .part_count = 1};
+  if (same_name) {
+    FAILS(MDP_E_INVALID, "both have 'expert', which are different arrays", mdp_checkpoint_save(&config, NULL));
+  } else {
+    OK(mdp_checkpoint_save(&config, NULL));
+    memset(values, 0, sizeof values);
+    OK(mdp_param_write(j.buffer, 0, &tensor, NULL));
+    OK(mdp_checkpoint_load(&config));
+    OK(mdp_param_read(j.buffer, 0, &tensor, NULL));
+    for (int i = 0; i < 4; ++i) CHECK(values[i] == (float)(10 * ep + i));
+  }
+  OK(mdp_barrier(j.comm, NULL));
+  job_close(&j);
+}
+
 static void names_are_unique_or_tied(void** state) {
   (void)state;
   run_ranks(2, conflicts, NULL);
+  for (int same_name = 0; same_name < 2; ++same_name) {
+    run_ranks(2, save_experts, &same_name);
+    run_ranks(4, save_experts, &same_name); /* each expert twice */
+  }
 }
 
 int main(void) {

@@ -347,9 +347,13 @@ static void many_times(void** state) {
 }
 
 /* Arrays of the library's, which neighbours read where they lie, and any others: the same bits, again and again, forward and backward. */
-static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  (void)argument;
-  tp_rank r = tp_open(id, rank, n, 4 << 20);
+typedef struct {
+  mdp_halo* halo;
+  mdp_tensor own[4];
+  int64_t padded[2], count;
+} lending;
+
+static lending lending_of(mdp_comm* comm, int32_t rank, int32_t n) {
   const int64_t grid[] = {n == 4 ? 2 : n, n == 4 ? 2 : 1}, shape[] = {20 + rank / (n == 4 ? 2 : 1), 1500}, low[] = {9, 30},
                 high[] = {24, 0};
   const mdp_edge edges[] = {MDP_EDGE_PERIODIC, MDP_EDGE_ZERO};
@@ -362,54 +366,62 @@ static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
   config.high = high;
   config.edges = edges;
   config.arrays = 4;
-  mdp_halo* halo = NULL;
-  OK(mdp_halo_create(r.comm, &config, &halo));
-  mdp_tensor own[4];
+  lending l = {.padded = {low[0] + shape[0] + high[0], low[1] + shape[1]}};
+  l.count = l.padded[0] * l.padded[1];
+  OK(mdp_halo_create(comm, &config, &l.halo));
   for (uint64_t i = 0; i < 4; ++i) {
-    own[i].struct_size = sizeof own[i];
-    OK(mdp_halo_array(halo, i, &own[i]));
+    l.own[i].struct_size = sizeof l.own[i];
+    OK(mdp_halo_array(l.halo, i, &l.own[i]));
   }
-  const int64_t padded[] = {low[0] + shape[0] + high[0], low[1] + shape[1]}, count = padded[0] * padded[1];
-  CHECK(own[3].ndim == 2 && own[3].shape[0] == padded[0] && own[3].shape[1] == padded[1]);
-  CHECK(((const float*)own[2].data)[count - 1] == 0);
-  FAILS(MDP_E_INVALID, "index is 4; this halo has 4 arrays", mdp_halo_array(halo, 4, &own[3]));
+  CHECK(l.own[3].ndim == 2 && l.own[3].shape[0] == l.padded[0] && l.own[3].shape[1] == l.padded[1]);
+  CHECK(((const float*)l.own[2].data)[l.count - 1] == 0);
+  FAILS(MDP_E_INVALID, "index is 4; this halo has 4 arrays", mdp_halo_array(l.halo, 4, &l.own[3]));
+  return l;
+}
+
+/* Which arrays a rank uses in a round, as it likes: neighbours among the library's, or not. */
+static void choose(const lending* l, int32_t rank, int round, mdp_tensor used[2]) {
+  used[0] = l->own[round % 3];
+  used[1] = l->own[round % 3 + 1];
+  if (round % 5 == 4) used[1] = l->own[round % 3 == 0 ? 3 : 0];
+  if (rank == 0 && round % 4 == 3) {
+    used[0] = l->own[0];
+    used[1] = l->own[1];
+  }
+}
+
+/* Arrays of the library's, which neighbours read where they lie, and any others: the same bits, again and again, forward and backward. */
+static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  tp_rank r = tp_open(id, rank, n, 4 << 20);
+  const lending l = lending_of(r.comm, rank, n);
+  const size_t bytes = (size_t)l.count * sizeof(float);
   tp_array mine[2];
-  for (int f = 0; f < 2; ++f) tp_take(&r, &mine[f], MDP_DTYPE_F32, DENSE, 2, padded);
+  for (int f = 0; f < 2; ++f) tp_take(&r, &mine[f], MDP_DTYPE_F32, DENSE, 2, l.padded);
   uint32_t seed = (uint32_t)rank + 1;
   int wrong = 0;
-  float* const result = malloc((size_t)count * sizeof(float));
+  float* const result = malloc(bytes);
   for (int round = 0; round < 12; ++round) {
-    /* Neighbours among the library's arrays, or not; on rank 0 now and then the others: each rank may do as it likes. */
-    mdp_tensor used[2] = {own[round % 3], own[round % 3 + 1]};
-    if (round % 5 == 4) used[1] = own[(round + 2) % 3];
-    if (round % 5 == 4 && used[1].data == used[0].data) used[1] = own[3];
-    const uint64_t flags = round % 2 ? MDP_HALO_BACKWARD : 0;
-    mdp_tensor others[2] = {mine[0].tensor, mine[1].tensor};
+    mdp_tensor used[2], others[2] = {mine[0].tensor, mine[1].tensor};
+    choose(&l, rank, round, used);
     for (int f = 0; f < 2; ++f) {
-      for (int64_t i = 0; i < count; ++i) ((float*)used[f].data)[i] = ((float*)others[f].data)[i] = (float)draw(&seed, 20001) / 77.0F;
+      for (int64_t i = 0; i < l.count; ++i) ((float*)used[f].data)[i] = ((float*)others[f].data)[i] = (float)draw(&seed, 20001) / 77.0F;
     }
-    OK(mdp_halo_start(halo, others, 2, flags, NULL));
-    OK(mdp_halo_finish(halo, NULL));
-    settle(&r);
-    if (rank == 0 && round % 4 == 3) {
-      mdp_tensor again[2] = {own[0], own[1]};
-      for (int f = 0; f < 2; ++f) {
-        if (again[f].data != used[f].data) memcpy(again[f].data, used[f].data, (size_t)count * sizeof(float));
-        used[f] = again[f];
-      }
-    }
-    OK(mdp_halo_start(halo, used, 2, flags, NULL));
-    OK(mdp_halo_finish(halo, NULL));
+    const uint64_t flags = round % 2 ? MDP_HALO_BACKWARD : 0;
+    OK(mdp_halo_start(l.halo, others, 2, flags, NULL));
+    OK(mdp_halo_finish(l.halo, NULL));
+    OK(mdp_halo_start(l.halo, used, 2, flags, NULL));
+    OK(mdp_halo_finish(l.halo, NULL));
     settle(&r);
     for (int f = 0; f < 2; ++f) { /* whoever is done may write at once, whatever the others still do */
-      memcpy(result, used[f].data, (size_t)count * sizeof(float));
-      memset(used[f].data, 0xff, (size_t)count * sizeof(float));
-      wrong += memcmp(result, others[f].data, (size_t)count * sizeof(float)) != 0;
+      memcpy(result, used[f].data, bytes);
+      memset(used[f].data, 0xff, bytes);
+      wrong += memcmp(result, others[f].data, bytes) != 0;
     }
   }
   free(result);
   CHECK(wrong == 0);
-  mdp_halo_destroy(halo);
+  mdp_halo_destroy(l.halo);
   tp_close(&r);
 }
 

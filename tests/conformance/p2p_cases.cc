@@ -200,6 +200,37 @@ void in_order(Suite& suite) {
   });
 }
 
+// Both halves of an exchange come after what this rank has called before: what is sent has been made, and what comes overwrites nothing
+// that is still to be read. Rank 1 comes to the exchange long before rank 0.
+void in_order_both_halves(Suite& suite) {
+  suite.run(3, [](Rank& rank) {
+    Bench bench(rank);
+    const size_t count = 1000;
+    DeviceArray in(rank, count * 8), out(rank, count * 8), gate(rank, 8);
+    for (int64_t round = 1; round < 4; ++round) {
+      const int64_t made = 10 * round, sent = 10 * round + 1;
+      put_values(rank, rank.rank() == 0 ? in.data() : out.data(), std::vector<int64_t>(count, rank.rank() == 0 ? made : sent));
+      rank.must(bench.group->barrier(*bench.stream, {}));
+      if (rank.rank() == 2) {
+        rank.must(finish(*bench.stream));
+        sleep_ms(50);
+        rank.must(bench.send(0, gate, 1, DType::i64));
+      } else {
+        if (rank.rank() == 0) {
+          rank.must(bench.recv(2, gate, 1, DType::i64));
+          rank.must(rank.backend().cast(*bench.stream, out.data(), DType::i64, in.data(), DType::i64, count));
+        }
+        const int other = 1 - rank.rank();
+        rank.must(bench.group->send_recv(*bench.stream, {other, out.data(), count, DType::i64}, {other, in.data(), count, DType::i64}));
+      }
+      rank.must(finish(*bench.stream));
+      if (rank.rank() == 2) continue;
+      rank.check(get_values<int64_t>(rank, in.data(), count) == std::vector<int64_t>(count, rank.rank() == 0 ? sent : made),
+                 text("round ", round, ": something else arrived"));
+    }
+  });
+}
+
 // A sender may look at what its receiver expects while that one goes on to a message of another size.
 void sizes_change(Suite& suite) {
   suite.run(4, [](Rank& rank) {
@@ -314,6 +345,7 @@ std::vector<Case> p2p_cases() {
           {"p2p.halves_do_not_wait", halves_do_not_wait},
           {"p2p.random_pairs", random_pairs},
           {"p2p.in_order", in_order},
+          {"p2p.in_order_both_halves", in_order_both_halves},
           {"p2p.sizes_change", sizes_change},
           {"p2p.nothing_waits", nothing_waits},
           {"p2p.two_groups", two_groups},

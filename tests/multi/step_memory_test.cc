@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory runs out in a step: each allocation of its calls in turn fails. A call that returns MDP_E_MEMORY has changed nothing, so it is
 // made again and the step ends with the same bits; a learning rate that came with a failed step is forgotten. Or the failure is the
-// communicator's, and all later calls tell it. Nothing leaks.
+// communicator's, and all later calls tell it. Nothing leaks; and what a failed launch was copying lives on until it has been copied.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -179,10 +179,94 @@ bool run(const Kind& kind) {
   return true;
 }
 
+// ── a launch that fails after the first of two copies ──
+
+// ZeRO-2 with one slot. Bucket 1 waits for bucket 0, outside the pool, with a parameter that takes long to be copied and one behind it: the
+// put of bucket 0 launches both.
+class Spilled {
+ public:
+  Spilled() {
+    mdp_comm_config config{};
+    config.struct_size = sizeof config;
+    config.size = 1;
+    mdp_comm* made = nullptr;
+    ok(mdp_comm_create(&config, nullptr, &made));
+    comm_.reset(made);
+    static const char* const names[kParams] = {"behind the large one", "large", "first"};
+    mdp_param params[kParams]{};
+    for (size_t p = 0; p < kParams; ++p) {
+      params[p].struct_size = sizeof(mdp_param);
+      params[p].dtype = MDP_DTYPE_F32;
+      params[p].name = names[p];
+      params[p].shape = p == kLarge ? &kMany : &kFew;
+      params[p].ndim = 1;
+      params[p].flags = p == kFirst ? uint32_t{MDP_PARAM_OWN_BUCKET} : 0;
+    }
+    mdp_buffer_config registration{};
+    registration.struct_size = sizeof registration;
+    registration.sharding = MDP_SHARDING_ZERO_2;
+    registration.pool_buckets = 1;
+    registration.bucket_elements = 2 * kMany;
+    mdp_buffer* registered = nullptr;
+    ok(mdp_buffer_register(made, nullptr, &registration, params, kParams, &registered));
+    buffer_.reset(registered);
+    for (const size_t p : {kBehind, kLarge}) {
+      mdp_tensor lent{};
+      lent.struct_size = sizeof lent;
+      int32_t first = 0;
+      ok(mdp_grad_acquire(registered, p, &lent, &first, nullptr));
+      std::memset(lent.data, 0, static_cast<size_t>(lent.shape[0]) * sizeof(float));
+      ok(mdp_grad_ready(registered, p, nullptr));
+    }
+  }
+
+  mdp_status put_the_first() const {
+    static float values[kFew]{};
+    mdp_tensor from{};
+    from.struct_size = sizeof from;
+    from.dtype = MDP_DTYPE_F32;
+    from.ndim = 1;
+    from.data = values;
+    from.shape = &kFew;
+    return mdp_grad_put(buffer_.get(), kFirst, &from, 0, nullptr);
+  }
+  void destroy_buffer() { buffer_.reset(); }
+
+ private:
+  static constexpr int64_t kFew = 100, kMany = 12 << 20;
+  static constexpr size_t kBehind = 0, kLarge = 1, kFirst = 2;
+  Comm comm_;
+  Buffer buffer_;
+};
+
+// The buffer goes at once: were the gradient freed with it, the thread that copies it would end this program.
+bool copies_outlive_the_buffer() {
+  int64_t number = 0;
+  std::printf("copies outlive the buffer\n");
+  std::fflush(stdout);
+  try {
+    for (;; ++number) {
+      Spilled model;
+      fail_at(number, Fails::one);
+      const mdp_status status = model.put_the_first();
+      if (stop_failing() == 0) break;
+      require(status == MDP_OK || status == MDP_E_MEMORY, "mdp_grad_put: ", mdp_status_name(status), ": ", mdp_last_error());
+      model.destroy_buffer();
+    }
+    require(number > 10, "only ", number, " allocations");
+  } catch (const std::exception& error) {
+    stop_failing();
+    std::fprintf(stderr, "FAILED copies outlive the buffer, allocation %lld: %s\n", static_cast<long long>(number), error.what());
+    return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 int main() {
-  bool good = true;
+  (void)mdp_log_set([](void*, mdp_log_level, const char*, size_t) {}, nullptr);  // that gradients wait outside the pool
+  bool good = copies_outlive_the_buffer();
   for (const Kind& kind :
        {Kind{"ZeRO-1, f32", MDP_SHARDING_ZERO_1, MDP_DTYPE_F32, 1}, Kind{"ZeRO-0, f32", MDP_SHARDING_ZERO_0, MDP_DTYPE_F32, 1},
         Kind{"whole, f32, two microbatches", MDP_SHARDING_WHOLE, MDP_DTYPE_F32, 2},
