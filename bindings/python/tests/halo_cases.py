@@ -40,6 +40,28 @@ def case_backward(comm):
     print("backward done")
 
 
+def case_arrays(comm):
+    """Arrays of the library's; large enough to be read where they lie."""
+    halo = megadp.Halo(comm, (comm.size, 1), (40, 3000), low=(3, 0), high=(5, 0), edges="periodic", arrays=2)
+    here, there = halo.array(0).numpy(), halo.array(1).numpy()
+    assert not here.any() and here.shape == halo.padded_shape
+    for turn in range(6):
+        here[halo.inside] = 10 * turn + comm.rank
+        halo.exchange(here)
+        before, behind = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
+        assert (here[:3] == 10 * turn + before).all() and (here[-5:] == 10 * turn + behind).all()
+        here, there = there, here
+    try:
+        halo.array(2)
+    except megadp.MegaDPError as error:
+        assert "index is 2; this halo has 2 arrays" in str(error), error
+    else:
+        raise AssertionError("a third array")
+    halo.close()
+    here[0, 0] = 1  # views keep it alive
+    print("arrays done")
+
+
 def case_refused(comm):
     def fails(words, call):
         try:

@@ -23,6 +23,10 @@ class Halo(unittest.TestCase):
         for ranks in (2, 3):
             self.run_case(ranks, "backward")
 
+    def test_arrays(self):
+        for ranks in (1, 2, 3):
+            self.run_case(ranks, "arrays")
+
     def test_refused(self):
         self.run_case(2, "refused")
 

@@ -9,7 +9,7 @@ from ._dtypes import BY_NAME, DTYPES, one_of
 from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
-from ._tensor import operand
+from ._tensor import Tensor, operand
 
 __all__ = ["ConvPart", "Edge", "Halo", "conv_split"]
 
@@ -57,7 +57,7 @@ class Halo(Closable):
     halo. low, high: widths of the halo before and behind it, one for all dimensions or one each. edges: what is beyond an end of the whole
     array, for all dimensions or each: "keep" (what the caller has put there), "zero", "periodic", or "reflect" (mirrored at the outermost
     element). faces: without edges and corners, for star-shaped stencils. dtype: "f32", "bf16", "f16", "f64", "i64" or "u8"; fields: how many
-    arrays are exchanged at a time. Collective over comm; blocking. comm may be closed afterwards.
+    arrays are exchanged at a time. arrays: how many the library makes, for array(). Collective over comm; blocking. comm may be closed afterwards.
 
     padded_shape: of arrays, part and halo. inside: slices of the part in them. coords, begins, whole: of each dimension this rank's place in
     the grid, where its part begins, and the size of the whole array.
@@ -66,7 +66,8 @@ class Halo(Closable):
     """
 
     def __init__(self, comm: Comm, grid: Sequence[int], shape: Sequence[int], low: Widths = 0, high: Widths = 0,
-                 edges: Union[Edge, Sequence[Edge]] = "keep", *, faces: bool = False, dtype: str = "f32", fields: int = 1) -> None:
+                 edges: Union[Edge, Sequence[Edge]] = "keep", *, faces: bool = False, dtype: str = "f32", fields: int = 1,
+                 arrays: int = 0) -> None:
         ndim = len(grid)
         if len(shape) != ndim:
             raise invalid(f"shape has {len(shape)} dimensions and grid {ndim}; they must have as many")
@@ -80,7 +81,7 @@ class Halo(Closable):
         config = sized(_raw.mdp_halo_config, dtype=BY_NAME[dtype].code, ndim=ndim, fields=whole(fields, "fields", 0, 2**32 - 1),
                        grid=_list(grid, "grid"), shape=_list(shape, "shape"), low=_list(lows, "low"), high=_list(highs, "high"),
                        edges=(ctypes.c_uint32 * ndim)(*(choice(edge, f"edges[{d}]", EDGES) for d, edge in enumerate(each_edge))),
-                       flags=_raw.MDP_HALO_FACES if faces else 0)
+                       flags=_raw.MDP_HALO_FACES if faces else 0, arrays=whole(arrays, "arrays", 0, _INT64))
         self._tree = comm._tree
         self._own(self._tree.make(comm._handle, lib.mdp_halo_create, _raw.mdp_halo, lib.mdp_halo_destroy, ctypes.byref(config)),
                   lib.mdp_halo_destroy)
@@ -90,6 +91,13 @@ class Halo(Closable):
         self.padded_shape = tuple(before + size + behind for before, size, behind in zip(lows, shape, highs))
         self.inside = tuple(slice(before, before + size) for before, size in zip(lows, shape))
         self._kept: Optional[Any] = None
+
+    def array(self, index: int = 0) -> Tensor:
+        """One of the padded arrays that the library has made, zero at first. Much that neighbours on the node need of these they read there, so
+        that nothing is packed; finish then waits until all have read. Local. Raises MegaDPError: INVALID."""
+        view = sized(_raw.mdp_tensor)
+        self._tree.run(self._handle, lib.mdp_halo_array, whole(index, "index", 0, _INT64), ctypes.byref(view))
+        return Tensor(view, self._handle.lend())
 
     def start(self, *fields: Any, backward: bool = False, stream: int = 0) -> None:
         """Sends off what the neighbours need of these padded arrays, of any strides; nothing is copied here. Until finish only their inside may
