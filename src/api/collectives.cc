@@ -141,6 +141,7 @@ mdp_status collective(mdp_comm* comm, const mdp_tensor* first, const char* argum
         auto request = prepare_request(out, comm->context, comm->object);
         const Way way = way_of(*comm, first, argument);
         if (Status ordered = comm->object->channel().stream().wait_for_caller(stream); !ordered) return ordered;
+        const CallerWaits here(way.stream, out == nullptr);
         if (Status status = submit(way); !status) return status;
         auto pending = comm->object->finish(way.stream, stream, out != nullptr);
         if (!pending) return pending.status();

@@ -51,6 +51,26 @@ class Stream {
   // Keeps `object` alive until the stream has passed this point, or is destroyed: how an object is destroyed while work that uses its
   // memory is still in flight. For destructors: never throws; if there is no memory for it the object is never destroyed.
   virtual void retain(std::shared_ptr<void> object) = 0;
+  // true: what is submitted next its caller waits for at once. A stream of the host that has nothing else to do then does it on the
+  // caller's thread, which is spared two wake-ups. Only where one thread at a time submits.
+  virtual void caller_waits(bool /*so*/) noexcept {}
+};
+
+// While it lives.
+class CallerWaits {
+ public:
+  CallerWaits(Stream& stream, bool so) noexcept : stream_(stream), so_(so) {
+    if (so_) stream_.caller_waits(true);
+  }
+  ~CallerWaits() {
+    if (so_) stream_.caller_waits(false);
+  }
+  CallerWaits(const CallerWaits&) = delete;
+  CallerWaits& operator=(const CallerWaits&) = delete;
+
+ private:
+  Stream& stream_;
+  const bool so_;
 };
 
 }  // namespace megadp

@@ -74,6 +74,7 @@ Result<std::shared_ptr<Request>> Comm::barrier(bool want_request) {
   auto before = channel_->stream().record();
   if (!before) return before.status();
   if (Status ordered = channel_->order_control_after(*before); !ordered) return ordered;
+  const CallerWaits here(channel_->control(), !want_request);
   if (Status submitted = group_->control().barrier(channel_->control(), Tag{-1, "barrier"}); !submitted) return submitted;
   return finish(channel_->control(), nullptr, want_request);
 }

@@ -173,7 +173,8 @@ Status Sync::exchange(MessageHalf* send, MessageHalf* recv, const Stop& stop, co
     }
     if (!around.ok()) return around;  // what a peer did just before it left has been seen now
     waited = true;
-    if (listen(heard, deadline)) continue;
+    if (listen(heard, ask_by(deadline))) continue;
+    (void)interrupted();  // on a caller's thread: then the World fails
     around = look_around(send, recv, stop, during);
     if (around.ok() && deadline.passed()) return timed_out(send, recv, during);
   }

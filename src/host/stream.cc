@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <cfenv>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -18,6 +19,20 @@
 
 namespace megadp::host {
 namespace {
+
+class DefaultFloats {
+ public:
+  DefaultFloats() noexcept {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloats() { std::fesetenv(&before_); }
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+ private:
+  std::fenv_t before_;
+};
 
 // A reference that is never given up, at the price of no memory.
 void leak(std::shared_ptr<void> object) noexcept {
@@ -37,9 +52,11 @@ struct HostStream::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;
-  bool started = false;  // under mutex: whether there is a worker
-  bool working = false;  // likewise: it has taken an item and not come back for the next
+  bool started = false;    // under mutex: whether there is a worker
+  bool working = false;    // likewise: it has taken an item and not come back for the next
+  bool on_caller = false;  // likewise: a caller's thread does some, and the worker rests
   bool closing = false;
+  std::atomic<bool> caller_waits{false};
   Status failure;                       // under mutex
   std::atomic<bool> has_failed{false};  // whether `failure` is set, to be looked at without the mutex
   Stop stop;
@@ -83,7 +100,7 @@ struct HostStream::State {
   bool pop(Item* out) {
     std::unique_lock lock(mutex);
     working = false;
-    changed.wait(lock, [this] { return !items.empty() || closing; });
+    changed.wait(lock, [this] { return !on_caller && (!items.empty() || closing); });
     if (items.empty()) return false;
     working = true;
     *out = std::move(items.front());
@@ -159,12 +176,39 @@ HostStream::~HostStream() {
 Status HostStream::submit(Work work) {
   Status failed = state_->current_failure();
   if (!failed.ok()) return failed;
+  if (state_->caller_waits.load(std::memory_order_relaxed) && do_here(work)) return {};
   return push({std::move(work), nullptr, nullptr});
+}
+
+bool HostStream::do_here(const Work& work) {
+  const std::shared_ptr<State> state = state_;
+  {
+    const std::lock_guard lock(state->mutex);
+    if (!state->items.empty() || state->working) return false;
+    state->on_caller = true;
+  }
+  const Status status = [&] {
+    const DefaultFloats floats;  // as on every thread of ours: the same bits whatever the caller has set
+    return state->perform(work);
+  }();
+  if (!status.ok()) state->fail(status);
+  bool more = false;
+  {
+    const std::lock_guard lock(state->mutex);
+    state->on_caller = false;
+    more = !state->items.empty();
+  }
+  if (more) state->changed.notify_one();
+  return true;
+}
+
+void HostStream::caller_waits(bool so) noexcept {
+  state_->caller_waits.store(so, std::memory_order_relaxed);
 }
 
 bool HostStream::idle() const {
   const std::lock_guard lock(state_->mutex);
-  return state_->items.empty() && !state_->working;
+  return state_->items.empty() && !state_->working && !state_->on_caller;
 }
 
 Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {

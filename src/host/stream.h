@@ -6,6 +6,9 @@
 // A piece of work returns a Status. The first failure sticks: what comes later is dropped, and events complete with that failure.
 // The queue is bounded by memory only, so submitting never waits.
 //
+// Work that its caller waits for at once (Stream::caller_waits) is done on that thread, if the queue is empty and the worker rests; what is
+// submitted meanwhile waits for it.
+//
 // Destroying a stream does not wait for other ranks: work that is in the queue goes on for a short grace time, so that a rank that
 // leaves right after its last collective does not take it away from its peers; then the rest is dropped and its events complete with
 // Code::aborted. Work that waits for other ranks looks at the Stop it is given. In a forked child, where the worker does not exist, the
@@ -68,13 +71,15 @@ class HostStream final : public Stream {
   Status wait_for_caller(void* producer) override;
   Status failure() const override;
   void retain(std::shared_ptr<void> object) noexcept override;
+  void caller_waits(bool so) noexcept override;
 
  private:
   struct State;
   struct Item;
   HostStream() = default;
   static void run(State& state);
-  bool idle() const;  // nothing is queued or under way
+  bool idle() const;               // nothing is queued or under way
+  bool do_here(const Work& work);  // false: there is other work
   Status push(Item item);
   Status start();
 

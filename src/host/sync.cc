@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "control/interrupt.h"
 #include "host/futex.h"
 
 namespace megadp::host {
@@ -107,9 +108,11 @@ Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) 
     word.sleepers.fetch_add(1);
     const uint32_t seen = word.arrived.load();
     const bool done = static_cast<int32_t>(seen - goal) >= 0;
-    if (!done) futex_wait(word.arrived, seen, std::min(kWaitSliceNs, deadline.left_ns()), FutexScope::shared);
+    const uint64_t left_ns = ask_by(deadline).left_ns();
+    if (!done) futex_wait(word.arrived, seen, std::min(kWaitSliceNs, left_ns), FutexScope::shared);
     word.sleepers.fetch_sub(1);
     if (done || complete(goal)) return {};
+    (void)interrupted();  // on a caller's thread: then the World fails
     Status around = look_around(operation, stop);
     if (!around.ok()) return complete(goal) ? Status() : around;  // the last may have come in between, and then left
     if (deadline.passed()) return timed_out(operation);

@@ -217,9 +217,74 @@ void a_worker_inherits_nothing() {
   check_equal(open_signals.load(), 0, "signals that a worker may be given");
 }
 
+// Where a caller waits at once the work is done on its thread, in the library's way with floats; what others submit meanwhile comes after
+// it.
+void what_is_waited_for_at_once() {
+  Told told;
+  auto stream = make("waited for", told.function());
+  const auto here = std::this_thread::get_id();
+  std::thread::id first, second, third;
+  int rounding = -1;
+  std::atomic<int> order{0};
+  int first_was = 0, second_was = 0;
+  std::fesetround(FE_UPWARD);
+  {
+    const CallerWaits waits(*stream, true);
+    check(stream
+              ->submit([&](const Stop&) {
+                first = std::this_thread::get_id();
+                rounding = std::fegetround();
+                std::thread([&] {
+                  check(stream->record(-1).ok(), "an event is taken");
+                  stream->retain(std::make_shared<int>(1));
+                }).join();
+                sleep_ms(20);
+                first_was = ++order;
+                return Status();
+              })
+              .ok(),
+          "work is taken");
+    check_equal(first_was, 1, "the work was done when it was submitted");
+  }
+  check_equal(std::fegetround(), FE_UPWARD, "rounding mode of the caller");
+  std::fesetround(FE_TONEAREST);
+  check(first == here, "on the caller's thread");
+  check_equal(rounding, FE_TONEAREST, "rounding mode of the work");
+  check(stream
+            ->submit([&](const Stop&) {
+              sleep_ms(20);
+              second = std::this_thread::get_id();
+              second_was = ++order;
+              return Status();
+            })
+            .ok(),
+        "work is taken");
+  {
+    const CallerWaits waits(*stream, true);  // the worker has something to do: it goes behind that
+    check(stream
+              ->submit([&](const Stop&) {
+                third = std::this_thread::get_id();
+                return Status(Code::numeric, "the third");
+              })
+              .ok(),
+          "work is taken");
+  }
+  fails(outcome(*stream), Code::numeric, {"the third"});
+  check_equal(second_was, 2, "the order of the work");
+  check(second != here && third == second, "on the worker");
+  auto failing = make("failing here", told.function());
+  {
+    const CallerWaits waits(*failing, true);
+    check(failing->submit([](const Stop&) -> Status { throw std::bad_alloc(); }).ok(), "work is taken");
+  }
+  fails(outcome(*failing), Code::memory, {"failing here"});
+  check_equal(told.times.load(), 2, "how often a failure was told");
+}
+
 }  // namespace
 
 int main() {
+  what_is_waited_for_at_once();
   the_first_failure_is_told_once();
   destroying_does_not_replace_a_failure();
   destroying_aborts_what_is_left();
