@@ -108,8 +108,8 @@ class TpLinear {
 
   // In tp_linear_chunks.cc.
   struct Chunks {
-    int64_t rows;              // of each
-    bool own_first = false;    // products begin with this rank's rows, while the others' come
+    int64_t rows;            // of each
+    bool own_first = false;  // products begin with this rank's rows, while the others' come
     static Chunks one(int64_t rows) { return {rows}; }
   };
   Chunks chunks(TpMove move, int64_t rows, int64_t features) const;

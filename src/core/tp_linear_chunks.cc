@@ -26,9 +26,8 @@ Matrix row_range(const Matrix& matrix, int64_t begin, int64_t rows) {
 
 TpLinear::Chunks TpLinear::chunks(TpMove move, int64_t rows, int64_t features) const {
   if (move == TpMove::none) return Chunks::one(rows);
-  const int64_t of_chunk = config_.chunk_rows > 0
-                               ? config_.chunk_rows
-                               : rows_of_chunk(move, rows, features, config_.type, size(), comm_->context().on_device());
+  const int64_t of_chunk =
+      config_.chunk_rows > 0 ? config_.chunk_rows : rows_of_chunk(move, rows, features, config_.type, size(), comm_->context().on_device());
   return {std::min(of_chunk, rows), of_chunk < rows};
 }
 
@@ -43,7 +42,8 @@ Result<TpLinear::Gathered> TpLinear::start_gather(const StridedArray& input, Scr
     if (!from) return from.status();
   } else if (!is_dense(input)) {  // in place
     from = row_range(*whole, comm_->rank() * rows, rows).data;
-    if (Status packed = call.collectives.copy(dense_array(const_cast<void*>(*from), input.type, input.shape), input); !packed) return packed;
+    if (Status packed = call.collectives.copy(dense_array(const_cast<void*>(*from), input.type, input.shape), input); !packed)
+      return packed;
   }
   const Matrix own = dense_matrix(const_cast<void*>(*from), config_.type, rows, shape.columns);
   Gathered gathered{*whole, chunks.own_first ? own : Matrix{}, chunks.rows, {}};
@@ -110,10 +110,9 @@ Status TpLinear::multiply_and_sum(const Sum& sum, const Matrix& a, const Matrix&
     if (sum.move == TpMove::none) return {};
     if (Status begun = call.collectives.begin(); !begun) return begun;
     const auto elements = static_cast<uint64_t>(count * to.columns);
-    const Status submitted =
-        sum.move == TpMove::sum
-            ? call.collectives.submit_all_reduce(to.data, chunk.data, elements, config_.type)
-            : call.collectives.submit_reduce_scatter(to.data, chunk.data, Counts(static_cast<size_t>(parts), elements), config_.type);
+    const Status submitted = sum.move == TpMove::sum ? call.collectives.submit_all_reduce(to.data, chunk.data, elements, config_.type)
+                                                     : call.collectives.submit_reduce_scatter(
+                                                           to.data, chunk.data, Counts(static_cast<size_t>(parts), elements), config_.type);
     if (!submitted) return submitted;
     begin += count;
   } while (begin < rows);
