@@ -8,8 +8,8 @@
 //            caller    own rows │ others' 0 │ others' 1
 //
 // The scratch memory holds one chunk after another, in each the ranks' rows in their order: as much as uncut, and nothing is copied once
-// more. Sums over ranks are element by element, so cutting does not change them; what a library gives for a row may depend on how many rows
-// a product has, which is the same in every run.
+// more. Sums over ranks are element by element, so cutting changes them only where NCCL has an order of its own; what a library gives for a
+// row may depend on how many rows a product has. Both are the same in every run.
 #include <algorithm>
 
 #include "base/shape.h"
