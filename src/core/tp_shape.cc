@@ -41,8 +41,8 @@ uint64_t sent_bytes(TpMove move, uint64_t whole, int64_t ranks) {
 namespace {
 
 // What a chunk must have: enough to move that a collective of NCCL is past its latency, and enough rows that a product is as fast as one of
-// all. At most so many, since each has a launch of its own. On the host two ranks on two processors lose by it at every size measured, or win
-// nothing (docs/tensor-parallel.md).
+// all. At most so many, since each has a launch of its own. On the host two ranks on two processors lose by it at every size measured, or
+// win nothing (docs/tensor-parallel.md).
 constexpr uint64_t kLeastMoved = uint64_t{8} << 20;
 constexpr int64_t kLeastRows = 512, kTileRows = 128, kMostChunks = 4;
 
