@@ -519,6 +519,7 @@ void check_sizes_of_chunks() {
   };
   check(rows(TpMove::sum, 1664, 4096) == 640, "26 MiB of enough rows are three chunks, the last of them shorter");
   check(rows(TpMove::sum, 1024, 4096) == 512, "16 MiB are two chunks");
+  check(rows(TpMove::sum, 1100, 4096) == 640 && rows(TpMove::gather_sequence, 1100, 2048) == 640, "chunks are whole tiles");
   check(rows(TpMove::sum, 1024, 4095) == 1024, "less than 8 MiB are no chunk");
   check(rows(TpMove::sum, 1023, 1 << 16) == 1023, "fewer than 512 rows are no chunk");
   check(rows(TpMove::sum, 1 << 20, 4096) == 1 << 18, "there are at most four chunks");
