@@ -16,7 +16,7 @@ namespace megadp::tool {
 namespace {
 
 struct Options {
-  int64_t features = 4096, hidden = 4096, batch = 512;
+  int64_t features = 4096, hidden = 4096, batch = 512, chunk_rows = 0;
   std::string dtype = "f32";
   int ranks = 1, rounds = 9;
   bool sequence = false, json = false, as_rank = false;
@@ -52,7 +52,8 @@ void print(const Options& options, const LinearOutcome& outcome) {
 }
 
 int be_rank(const Options& o) {
-  const Result<LinearOutcome> outcome = bench_linear({o.features, o.hidden, o.batch, dtype_of(o.dtype), o.sequence, o.rounds});
+  const Result<LinearOutcome> outcome =
+      bench_linear({o.features, o.hidden, o.batch, dtype_of(o.dtype), o.sequence, o.chunk_rows, o.rounds});
   if (!outcome) return failed("bench linear", outcome.status().text());
   if (outcome->rank == 0) print(o, *outcome);
   return written("bench linear");
@@ -68,6 +69,7 @@ int start(const Options& o) {
                                    "--rounds",   std::to_string(o.rounds)};
   if (o.sequence) command.push_back("--sequence");
   if (o.json) command.push_back("--json");
+  if (o.chunk_rows > 0) command.insert(command.end(), {"--chunk-rows", std::to_string(o.chunk_rows)});
   return start_ranks(o.ranks, command);
 }
 
@@ -82,6 +84,10 @@ Command add_bench_linear(CLI::App& bench) {
                                        std::tuple("--hidden", &options->hidden, "Features between the two, which are cut (default 4096)"),
                                        std::tuple("--batch", &options->batch, "Rows (default 512)")})
     sub->add_option(name, *to, what)->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
+  sub->add_option(
+         "--chunk-rows", options->chunk_rows,
+         "Rows whose collective runs under the product of the next ones; with --sequence of each rank (default: as the library chooses)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24));
   sub->add_option("--dtype", options->dtype, "f32 (default) or bf16")->check(CLI::IsMember({"f32", "bf16"}));
   sub->add_option("--rounds", options->rounds, "How many times each is timed, at least 5 (default 9)")->check(CLI::Range(5, 100000));
   sub->add_flag("--sequence", options->sequence, "Sequence parallel: rows are cut outside the layers");

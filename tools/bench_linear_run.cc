@@ -79,6 +79,7 @@ Status LinearBench::open() {
   column.out = task_.hidden;
   column.type = task_.type;
   column.sequence = task_.sequence;
+  column.chunk_rows = task_.chunk_rows;
   TpLinearConfig row = column;
   row.split = TpSplit::row;
   std::swap(row.in, row.out);

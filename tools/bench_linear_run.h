@@ -14,6 +14,7 @@ struct LinearTask {
   int64_t features = 0, hidden = 0, batch = 0;  // of the whole layers; batch: rows of the input
   DType type = DType::f32;
   bool sequence = false;
+  int64_t chunk_rows = 0;  // see TpLinearConfig
   int rounds = 9;
 };
 

@@ -22,6 +22,13 @@ struct Matrix {
   bool is_empty() const noexcept { return rows == 0 || columns == 0; }
 };
 
+// Rows [row, row + rows) and columns [column, column + columns).
+inline Matrix part(const Matrix& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) noexcept {
+  const int64_t offset = row * matrix.row_stride + column * matrix.column_stride;
+  void* const data = static_cast<std::byte*>(matrix.data) + offset * static_cast<int64_t>(size_of(matrix.type));
+  return {data, matrix.type, rows, columns, matrix.row_stride, matrix.column_stride};
+}
+
 constexpr Matrix transposed(const Matrix& matrix) noexcept {
   return {matrix.data, matrix.type, matrix.columns, matrix.rows, matrix.column_stride, matrix.row_stride};
 }

@@ -179,8 +179,10 @@ Result<StridedArray> TpLinear::in_scratch(const std::vector<int64_t>& shape, Scr
   return dense_array(*memory, config_.type, shape);
 }
 
-DimCut TpLinear::sequence_cut(int64_t length) const {
-  return {0, Counts(static_cast<size_t>(size()), static_cast<uint64_t>(length / size()))};
+Result<Matrix> TpLinear::whole_in_scratch(const Matrix& own, ScratchPiece piece) const {
+  auto array = in_scratch({own.rows * size(), own.columns}, piece);
+  if (!array) return array.status();
+  return dense_matrix(array->data, config_.type, own.rows * size(), own.columns);
 }
 
 std::vector<TpLinear::Piece> TpLinear::pieces() const {
@@ -253,16 +255,17 @@ Status TpLinear::forward(const Forward& given, void* caller) {
 }
 
 Status TpLinear::forward_column(const Forward& given, Call& call) {
-  StridedArray input = *given.input;
-  if (config_.input() == TpMove::gather_sequence) {
-    std::vector<int64_t> shape = input.shape;
-    shape[0] *= size();
-    auto whole = in_scratch(shape, ScratchPiece::input);
-    if (!whole) return whole.status();
-    if (Status gathered = call.collectives.gather(*whole, input, sequence_cut(shape[0])); !gathered) return gathered;
-    input = *whole;
-  }
-  auto x = matrix_of(input, *comm_, ScratchPiece::input, call.caller);
+  const TpMove move = config_.input();
+  if (move == TpMove::none) return multiply_column(given, nullptr, call);
+  auto gathered = start_gather(*given.input, ScratchPiece::input, chunks(move, rows_of(*given.input), config_.in), call);
+  if (!gathered) return gathered.status();
+  const Status done = multiply_column(given, &*gathered, call);
+  if (!done) (void)call.collectives.end();  // what is under way uses arrays of the caller's
+  return done;
+}
+
+Status TpLinear::multiply_column(const Forward& given, const Gathered* gathered, Call& call) {
+  auto x = gathered != nullptr ? Result<Matrix>(gathered->whole) : matrix_of(*given.input, *comm_, ScratchPiece::input, call.caller);
   if (!x) return x.status();
   auto w = weight(given.weight, call.caller);
   if (!w) return w.status();
@@ -276,7 +279,9 @@ Status TpLinear::forward_column(const Forward& given, Call& call) {
   }
   auto y = matrix_out(target, Packing::any, *comm_, ScratchPiece::output);
   if (!y) return y.status();
-  if (Status multiplied = backend().gemm(y->matrix, *x, transposed(*w), false, call.caller); !multiplied) return multiplied;
+  const Status multiplied = gathered != nullptr ? multiply_gathered(y->matrix, *gathered, transposed(*w), call)
+                                                : backend().gemm(y->matrix, *x, transposed(*w), false, call.caller);
+  if (!multiplied) return multiplied;
   if (config_.has_bias) {
     auto b = bias(given.bias, call.caller);
     if (!b) return b.status();
@@ -297,27 +302,17 @@ Status TpLinear::forward_row(const Forward& given, Call& call) {
   auto w = weight(given.weight, call.caller);
   if (!w) return w.status();
   const TpMove move = config_.output();
-  StridedArray sum = *given.output;  // of this rank's features, all of the sequence
-  if (move == TpMove::sum_sequence) {
-    sum.shape[0] = input.shape[0];
-    auto whole = in_scratch(sum.shape, ScratchPiece::output);
-    if (!whole) return whole.status();
-    sum = *whole;
-  }
-  auto y = matrix_out(sum, move != TpMove::none ? Packing::dense : Packing::any, *comm_, ScratchPiece::output);
+  const bool cut = move == TpMove::sum_sequence;
+  auto y = matrix_out(*given.output, move != TpMove::none ? Packing::dense : Packing::any, *comm_,
+                      cut ? ScratchPiece::grad : ScratchPiece::output);
   if (!y) return y.status();
-  if (Status multiplied = backend().gemm(y->matrix, *x, transposed(*w), false, call.caller); !multiplied) return multiplied;
-  if (move == TpMove::sum_sequence) {
-    y = matrix_out(*given.output, Packing::dense, *comm_, ScratchPiece::grad);
-    if (!y) return y.status();
-    const StridedArray part = dense_array(y->matrix.data, config_.type, given.output->shape);
-    if (Status reduced = call.collectives.reduce_scatter(part, sum, sequence_cut(sum.shape[0])); !reduced) return reduced;
-  } else if (move == TpMove::sum) {
-    const uint64_t count = static_cast<uint64_t>(y->matrix.rows) * static_cast<uint64_t>(y->matrix.columns);
-    if (Status begun = call.collectives.begin(); !begun) return begun;
-    if (Status reduced = call.collectives.submit_all_reduce(y->matrix.data, y->matrix.data, count, config_.type); !reduced) return reduced;
-    if (Status ended = call.collectives.end(); !ended) return ended;
-  }
+  auto partial = cut ? whole_in_scratch(y->matrix, ScratchPiece::output) : Result<Matrix>(y->matrix);
+  if (!partial) return partial.status();
+  const Status multiplied =
+      multiply_and_sum({move, y->matrix, *partial}, *x, transposed(*w), chunks(move, y->matrix.rows, config_.out).rows, call);
+  const Status ended = move != TpMove::none ? call.collectives.end() : Status();
+  if (!multiplied) return multiplied;
+  if (!ended) return ended;
   if (config_.has_bias) {
     auto b = bias(given.bias, call.caller);
     if (!b) return b.status();

@@ -8,7 +8,8 @@
 //                                                                      or reduce-scattered    the sequence
 //
 // Products run where the caller computes: on the calling thread, or the caller's stream of a device. Collectives run on the communicator's
-// channel meanwhile: backward computes the gradient of the weight while that of the input is reduced.
+// channel meanwhile: backward computes the gradient of the weight while that of the input is reduced. What no other work hides is cut into
+// chunks of rows, where that pays (rows_of_chunk); see tp_linear_chunks.cc.
 #pragma once
 
 #include <memory>
@@ -25,6 +26,7 @@ namespace megadp {
 struct TpLinearConfig : TpLinearShape {
   std::shared_ptr<Buffer> buffer;      // null: weight and bias are the caller's
   std::optional<size_t> weight, bias;  // numbers of the buffer's parameters
+  int64_t chunk_rows = 0;              // 0: rows_of_chunk() decides; else the same on all ranks, of tests and measurements
 };
 
 // A copy of an input, for one backward.
@@ -79,8 +81,16 @@ class TpLinear {
   Result<Matrix> weight(const StridedArray* given, void* caller) const;  // [out, in], whatever it lies like
   Result<StridedArray> bias(const StridedArray* given, void* caller) const;
   Status add_bias(const Matrix& output, const StridedArray& bias, void* caller) const;
-  DimCut sequence_cut(int64_t length) const;
   Result<StridedArray> in_scratch(const std::vector<int64_t>& shape, ScratchPiece piece) const;
+  Result<Matrix> whole_in_scratch(const Matrix& own, ScratchPiece piece) const;  // for the rows of all ranks
+
+  // Rows of all ranks on their way to this one.
+  struct Gathered {
+    Matrix whole;                              // chunk after chunk; in each, the ranks' rows of it one after another
+    Matrix own;                                // this rank's rows, to be read meanwhile; no data: they are not
+    int64_t chunk_rows = 0;                    // of each rank
+    std::vector<std::shared_ptr<Event>> ends;  // of the chunks
+  };
 
   // The parts of this rank, and of all: by block along the features.
   struct Piece {
@@ -93,7 +103,25 @@ class TpLinear {
   Status reduce_scatter_features(const StridedArray& to, const StridedArray& from, Call& call) const;
 
   Status forward_column(const Forward& given, Call& call);
+  Status multiply_column(const Forward& given, const Gathered* gathered, Call& call);
   Status forward_row(const Forward& given, Call& call);
+
+  // In tp_linear_chunks.cc.
+  struct Chunks {
+    int64_t rows;            // of each
+    bool own_first = false;  // products begin with this rank's rows, while the others' come
+    static Chunks one(int64_t rows) { return {rows}; }
+  };
+  Chunks chunks(TpMove move, int64_t rows, int64_t features) const;
+  Result<Gathered> start_gather(const StridedArray& input, ScratchPiece piece, const Chunks& chunks, Call& call) const;
+  Status wait_for(const Gathered& gathered, Call& call) const;
+  Status multiply_gathered(const Matrix& c, const Gathered& gathered, const Matrix& b, Call& call) const;
+  struct Sum {
+    TpMove move;
+    Matrix to;       // rows of this rank, or of all where the sum is for all
+    Matrix partial;  // the product, of all rows; `to` itself where the sum is for all
+  };
+  Status multiply_and_sum(const Sum& sum, const Matrix& a, const Matrix& b, int64_t chunk_rows, Call& call) const;
 
   // In tp_linear_bwd.cc.
   struct Wanted {
@@ -103,10 +131,10 @@ class TpLinear {
   Status check_backward(const Backward& given, const StridedArray* input) const;
   Status check_gradients(const Backward& given) const;
   std::vector<int64_t> input_shape_for(const StridedArray& output) const;
-  struct Gathered;  // an input on its way from all ranks
-  Result<Gathered> start_gather(const StridedArray& input, Call& call) const;
   Status backward_column(const Backward& given, const StridedArray* input, Call& call);
   Status backward_row(const Backward& given, const StridedArray* input, Call& call);
+  Status row_gradients(const Backward& given, const StridedArray* input, const Matrix& dy, const Gathered* gathered, Call& call);
+  Status row_input_gradient(const Backward& given, const Matrix& dy, const Gathered* gathered, Call& call);
   Status start_input_gradient(const Backward& given, const Matrix& dy, std::optional<MatrixOut>* dx, Call& call);
   Status weight_gradients(const Backward& given, const Matrix& dy, const Matrix& x, const Matrix& bias_dy, Call& call);
   struct Target {  // of a gradient: a parameter's place, or an array of the caller's

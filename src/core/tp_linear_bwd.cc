@@ -11,11 +11,6 @@
 
 namespace megadp {
 
-struct TpLinear::Gathered {
-  StridedArray whole;
-  std::shared_ptr<Event> end;
-};
-
 TpLinear::Wanted TpLinear::wanted(const Backward& given) const {
   return {is_registered(config_.weight) || given.grad_weight != nullptr,
           config_.has_bias && (is_registered(config_.bias) || given.grad_bias != nullptr)};
@@ -87,25 +82,6 @@ Status TpLinear::backward(const Backward& given, void* caller) {
   return call.collectives.begin();
 }
 
-Result<TpLinear::Gathered> TpLinear::start_gather(const StridedArray& input, Call& call) const {
-  std::vector<int64_t> shape = input.shape;
-  shape[0] *= size();
-  auto whole = in_scratch(shape, ScratchPiece::input);
-  if (!whole) return whole.status();
-  const StridedArray own = part_of(*whole, sequence_cut(shape[0]), static_cast<size_t>(comm_->rank()));
-  const void* from = input.data;
-  if (!is_dense(input)) {
-    if (Status packed = call.collectives.copy(own, input); !packed) return packed;
-    from = own.data;
-  }
-  if (Status begun = call.collectives.begin(); !begun) return begun;
-  const Counts counts(static_cast<size_t>(size()), elements_of(input.shape));
-  if (Status submitted = call.collectives.submit_gather(whole->data, from, counts, config_.type); !submitted) return submitted;
-  auto end = call.collectives.mark();
-  if (!end) return end.status();
-  return Gathered{*whole, *end};
-}
-
 Status TpLinear::backward_column(const Backward& given, const StridedArray* input, Call& call) {
   StridedArray grad_output = *given.grad_output;
   if (const TpMove move = config_.grad_output(); move != TpMove::none) {
@@ -122,17 +98,18 @@ Status TpLinear::backward_column(const Backward& given, const StridedArray* inpu
   const Wanted want = wanted(given);
   std::optional<Gathered> gathered;
   if (want.weight && config_.input() == TpMove::gather_sequence) {
-    auto started = start_gather(*input, call);
+    auto started = start_gather(*input, ScratchPiece::input, Chunks::one(rows_of(*input)), call);
     if (!started) return started.status();
     gathered = *std::move(started);
   }
   // What is under way uses arrays of the caller's: whatever happens, it is waited for.
   std::optional<MatrixOut> dx;
   Status done = given.grad_input != nullptr ? start_input_gradient(given, *dy, &dx, call) : Status();
-  if (done.ok() && gathered) done = call.collectives.wait_for(*gathered->end);
+  if (done.ok() && gathered) done = wait_for(*gathered, call);
   if (done.ok()) {
-    auto x =
-        want.weight ? matrix_of(gathered ? gathered->whole : *input, *comm_, ScratchPiece::input, call.caller) : Result<Matrix>(Matrix{});
+    auto x = gathered      ? Result<Matrix>(gathered->whole)
+             : want.weight ? matrix_of(*input, *comm_, ScratchPiece::input, call.caller)
+                           : Result<Matrix>(Matrix{});
     done = x ? weight_gradients(given, *dy, *x, *dy, call) : x.status();
   }
   const Status ended = size() > 1 ? call.collectives.end() : Status();
@@ -147,58 +124,68 @@ Status TpLinear::start_input_gradient(const Backward& given, const Matrix& dy, s
   const TpMove move = config_.grad_input();
   auto own = matrix_out(*given.grad_input, move != TpMove::none ? Packing::dense : Packing::any, *comm_, ScratchPiece::received);
   if (!own) return own.status();
-  Matrix partial = own->matrix;
-  if (move == TpMove::sum_sequence) {
-    std::vector<int64_t> shape = given.grad_input->shape;
-    shape[0] *= size();
-    auto whole = in_scratch(shape, ScratchPiece::output);
-    if (!whole) return whole.status();
-    partial = dense_matrix(whole->data, config_.type, partial.rows * size(), partial.columns);
-  }
-  if (Status multiplied = backend().gemm(partial, dy, *w, false, call.caller); !multiplied) return multiplied;
+  auto partial = move == TpMove::sum_sequence ? whole_in_scratch(own->matrix, ScratchPiece::output) : Result<Matrix>(own->matrix);
+  if (!partial) return partial.status();
   *dx = *own;
-  if (move == TpMove::none) return {};
-  if (Status begun = call.collectives.begin(); !begun) return begun;
-  const uint64_t count = elements_of(given.grad_input->shape);
-  if (move == TpMove::sum) return call.collectives.submit_all_reduce(partial.data, partial.data, count, config_.type);
-  return call.collectives.submit_reduce_scatter(own->matrix.data, partial.data, Counts(static_cast<size_t>(size()), count), config_.type);
+  // The product for the gradient of the weight hides all of the sum as it is.
+  const int64_t rows = own->matrix.rows;
+  const Chunks chunked = wanted(given).weight ? Chunks::one(rows) : chunks(move, rows, config_.in);
+  return multiply_and_sum({move, own->matrix, *partial}, dy, *w, chunked.rows, call);
 }
 
 Status TpLinear::backward_row(const Backward& given, const StridedArray* input, Call& call) {
+  const TpMove move = config_.grad_output();
+  if (move == TpMove::gather_sequence) {
+    Chunks chunked = chunks(move, rows_of(*given.grad_output), config_.out);
+    // The product for the gradient of the weight takes the rows of all ranks in their order.
+    if (wanted(given).weight) chunked.rows = rows_of(*given.grad_output);
+    auto gathered = start_gather(*given.grad_output, ScratchPiece::grad, chunked, call);
+    if (!gathered) return gathered.status();
+    const Status done = row_gradients(given, input, gathered->whole, &*gathered, call);
+    if (!done) (void)call.collectives.end();  // what is under way uses arrays of the caller's
+    return done;
+  }
   StridedArray grad_output = *given.grad_output;
-  if (const TpMove move = config_.grad_output(); move != TpMove::none) {
-    const bool gathers = move == TpMove::gather_sequence;
-    if (gathers) grad_output.shape[0] *= size();
+  if (move != TpMove::none) {
     auto whole = in_scratch(grad_output.shape, ScratchPiece::grad);
     if (!whole) return whole.status();
-    const Status done = gathers ? call.collectives.gather(*whole, *given.grad_output, sequence_cut(whole->shape[0]))
-                                : call.collectives.all_reduce(*whole, *given.grad_output);
-    if (!done) return done;
+    if (Status done = call.collectives.all_reduce(*whole, *given.grad_output); !done) return done;
     grad_output = *whole;
   }
   auto dy = matrix_of(grad_output, *comm_, ScratchPiece::grad, call.caller);
   if (!dy) return dy.status();
-  const bool whole_input = config_.input() == TpMove::own_features;
-  if (const StridedArray* grad_input = given.grad_input; grad_input != nullptr) {
-    auto w = weight(given.weight, call.caller);
-    if (!w) return w.status();
-    StridedArray part = *grad_input;
-    if (whole_input) {
-      part.shape.back() = config_.local_in();
-      auto memory = in_scratch(part.shape, ScratchPiece::output);
-      if (!memory) return memory.status();
-      part = *memory;
-    }
-    auto dx = matrix_out(part, Packing::any, *comm_, ScratchPiece::output);
-    if (!dx) return dx.status();
-    if (Status multiplied = backend().gemm(dx->matrix, *dy, *w, false, call.caller); !multiplied) return multiplied;
-    const bool gathers = config_.grad_input() == TpMove::gather_features;
-    if (Status placed = gathers ? gather_features(*grad_input, part, call) : dx->finish(*comm_, call.caller); !placed) return placed;
+  return row_gradients(given, input, *dy, nullptr, call);
+}
+
+Status TpLinear::row_input_gradient(const Backward& given, const Matrix& dy, const Gathered* gathered, Call& call) {
+  auto w = weight(given.weight, call.caller);
+  if (!w) return w.status();
+  const bool gathers = config_.grad_input() == TpMove::gather_features;
+  StridedArray part = *given.grad_input;
+  if (config_.input() == TpMove::own_features) {
+    part.shape.back() = config_.local_in();
+    auto memory = in_scratch(part.shape, ScratchPiece::output);
+    if (!memory) return memory.status();
+    part = *memory;
+  }
+  auto dx = matrix_out(part, Packing::any, *comm_, ScratchPiece::output);
+  if (!dx) return dx.status();
+  const Status multiplied =
+      gathered != nullptr ? multiply_gathered(dx->matrix, *gathered, *w, call) : backend().gemm(dx->matrix, dy, *w, false, call.caller);
+  if (!multiplied) return multiplied;
+  return gathers ? gather_features(*given.grad_input, part, call) : dx->finish(*comm_, call.caller);
+}
+
+Status TpLinear::row_gradients(const Backward& given, const StridedArray* input, const Matrix& dy, const Gathered* gathered, Call& call) {
+  if (given.grad_input != nullptr) {
+    if (Status done = row_input_gradient(given, dy, gathered, call); !done) return done;
+  } else if (gathered != nullptr) {
+    if (Status arrived = wait_for(*gathered, call); !arrived) return arrived;
   }
   const Wanted want = wanted(given);
   StridedArray x;
   if (want.weight) {
-    auto own = whole_input ? own_features(*input, call) : Result<StridedArray>(*input);
+    auto own = config_.input() == TpMove::own_features ? own_features(*input, call) : Result<StridedArray>(*input);
     if (!own) return own.status();
     x = *own;
   }
@@ -206,9 +193,9 @@ Status TpLinear::backward_row(const Backward& given, const StridedArray* input, 
   if (!x_matrix) return x_matrix.status();
   // Along the sequence each rank has a part of the bias's gradient, which is summed at the end of backward.
   auto bias_dy =
-      config_.has_sequence() && want.bias ? matrix_of(*given.grad_output, *comm_, ScratchPiece::output, call.caller) : Result<Matrix>(*dy);
+      config_.has_sequence() && want.bias ? matrix_of(*given.grad_output, *comm_, ScratchPiece::output, call.caller) : Result<Matrix>(dy);
   if (!bias_dy) return bias_dy.status();
-  return weight_gradients(given, *dy, *x_matrix, *bias_dy, call);
+  return weight_gradients(given, dy, *x_matrix, *bias_dy, call);
 }
 
 Status TpLinear::weight_gradients(const Backward& given, const Matrix& dy, const Matrix& x, const Matrix& bias_dy, Call& call) {

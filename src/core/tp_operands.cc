@@ -9,12 +9,6 @@
 namespace megadp {
 namespace {
 
-int64_t rows_of(const StridedArray& array) {
-  int64_t rows = 1;
-  for (size_t d = 0; d + 1 < array.shape.size(); ++d) rows *= array.shape[d];
-  return rows;
-}
-
 // The stride of the rows, if all are equally far apart.
 std::optional<int64_t> row_stride(const StridedArray& array) {
   std::optional<int64_t> stride;  // of the innermost dimension of rows that is stepped along
@@ -40,6 +34,12 @@ Matrix matrix_in_scratch(const StridedArray& array) {
 }
 
 }  // namespace
+
+int64_t rows_of(const StridedArray& array) {
+  int64_t rows = 1;
+  for (size_t d = 0; d + 1 < array.shape.size(); ++d) rows *= array.shape[d];
+  return rows;
+}
 
 Matrix dense_matrix(void* data, DType type, int64_t rows, int64_t columns) {
   return {data, type, rows, columns, std::max<int64_t>(columns, 1), 1};

@@ -12,6 +12,7 @@ namespace megadp {
 
 // Where it lies, if its rows are equally far apart and one of the strides is 1.
 std::optional<Matrix> fold(const StridedArray& array);
+int64_t rows_of(const StridedArray& array);
 // Of a dense one.
 Matrix dense_matrix(void* data, DType type, int64_t rows, int64_t columns);
 

@@ -38,6 +38,26 @@ uint64_t sent_bytes(TpMove move, uint64_t whole, int64_t ranks) {
   return 0;
 }
 
+namespace {
+
+// What a chunk must have: enough to move that a collective of NCCL is past its latency, and enough rows that a product is as fast as one of
+// all. At most so many, since each has a launch of its own. On the host two ranks on two processors lose by it at every size measured, or
+// win nothing (docs/tensor-parallel.md).
+constexpr uint64_t kLeastMoved = uint64_t{8} << 20;
+constexpr int64_t kLeastRows = 512, kTileRows = 128, kMostChunks = 4;
+
+}  // namespace
+
+int64_t rows_of_chunk(TpMove move, int64_t rows, int64_t features, DType type, int64_t ranks, bool beside) {
+  const bool is_cut_by_rows = move == TpMove::sum || move == TpMove::sum_sequence || move == TpMove::gather_sequence;
+  if (!beside || ranks == 1 || !is_cut_by_rows) return rows;
+  const int64_t moved = move == TpMove::sum ? rows : rows * ranks;
+  const auto by_size = static_cast<int64_t>(static_cast<uint64_t>(moved * features) * size_of(type) / kLeastMoved);
+  const int64_t chunks = std::min({by_size, rows / kLeastRows, kMostChunks});
+  if (chunks < 2) return rows;
+  return ((rows + chunks - 1) / chunks + kTileRows - 1) / kTileRows * kTileRows;
+}
+
 void TpLayerPlan::take(ScratchPiece piece, uint64_t bytes) {
   uint64_t& most = scratch[static_cast<size_t>(piece)];
   if (bytes > 0) most = std::max(most, Scratch::bytes_of(bytes));

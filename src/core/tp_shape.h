@@ -26,6 +26,10 @@ enum class TpMove {
 // Where all ranks compute a part of a sum of tokens, and where the gradient of that sum comes back.
 TpMove move_of_sum(bool sequence, int64_t ranks);
 TpMove move_of_gradient(bool sequence, bool grad_is_partial, int64_t ranks);
+// How many rows of each rank's part (of all, where the sum is for all) one chunk has, whose move is on its way while the product of another
+// is computed; `rows`, all of them, where cutting would not pay. `beside`: collectives run beside products, as on a device. The same on all
+// ranks, since all that it depends on is.
+int64_t rows_of_chunk(TpMove move, int64_t rows, int64_t features, DType type, int64_t ranks, bool beside);
 // What a rank sends of an array that has so many bytes where it is whole: to each other rank what that needs of it; a sum for all of them
 // is a sum of parts that are then gathered.
 uint64_t sent_bytes(TpMove move, uint64_t whole, int64_t ranks);

@@ -44,12 +44,6 @@ Status multiply_block(const Matrix& c, const Matrix& a, const Matrix& b, bool ad
 
 }  // namespace
 
-Matrix part(const Matrix& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns) {
-  const int64_t offset = row * matrix.row_stride + column * matrix.column_stride;
-  void* const data = static_cast<std::byte*>(matrix.data) + offset * static_cast<int64_t>(size_of(matrix.type));
-  return {data, matrix.type, rows, columns, matrix.row_stride, matrix.column_stride};
-}
-
 Status multiply_in_blocks(const Matrix& c, const Matrix& a, const Matrix& b, bool add, int64_t edge, bool in_place, ScratchPool* pool,
                           const ProductOfBlock& product) {
   return for_blocks(c.columns, edge, [&](int64_t column, int64_t columns) {

@@ -14,9 +14,6 @@
 
 namespace megadp::host {
 
-// Rows [row, row + rows) and columns [column, column + columns).
-Matrix part(const Matrix& matrix, int64_t row, int64_t rows, int64_t column, int64_t columns);
-
 // Work(begin, count) for `count` elements at most `block` at a time; ends with the first that fails.
 template <class Work>
 Status for_blocks(int64_t count, int64_t block, const Work& work) {

@@ -10,11 +10,11 @@
 
 enum {
   MOST = 4,
-  SEQ = 12,
-  BATCH = 2,
-  IN = 24,
-  OUT = 12
+  BATCH = 2
 };
+static struct { /* of the whole layers; set while no rank runs */
+  int64_t seq, in, out;
+} sizes = {12, 24, 12};
 
 /* Small multiples of 1/4: products and sums are exact in f32, and so the same however they are cut. */
 static double small(int64_t a, int64_t b, int64_t salt) {
@@ -56,16 +56,16 @@ typedef struct { /* what one rank sees */
 
 static view view_of(const way* w, const tp_rank* r) {
   const int column = w->split == MDP_TP_COLUMN, sequence = has(w, MDP_TP_LINEAR_SEQUENCE);
-  view v = {{SEQ, BATCH, IN}, {SEQ, BATCH, OUT}, 0, 0, 0, 0};
+  view v = {{sizes.seq, BATCH, sizes.in}, {sizes.seq, BATCH, sizes.out}, 0, 0, 0, 0};
   v.x_cut = !column && !has(w, MDP_TP_LINEAR_WHOLE_INPUT);
   v.y_cut = column && !has(w, MDP_TP_LINEAR_GATHER_OUTPUT);
-  if (v.x_cut) v.x_shape[2] = IN / r->size;
-  if (v.y_cut) v.y_shape[2] = OUT / r->size;
+  if (v.x_cut) v.x_shape[2] = sizes.in / r->size;
+  if (v.y_cut) v.y_shape[2] = sizes.out / r->size;
   if (sequence && column) {
-    v.x_shape[0] = SEQ / r->size;
+    v.x_shape[0] = sizes.seq / r->size;
     v.x_seq = r->rank * v.x_shape[0];
   } else if (sequence) {
-    v.y_shape[0] = SEQ / r->size;
+    v.y_shape[0] = sizes.seq / r->size;
     v.y_seq = r->rank * v.y_shape[0];
   }
   return v;
@@ -96,17 +96,17 @@ static double dy_share(const way* w, const tp_rank* r, int64_t s, int64_t b, int
 
 static double y_whole(int64_t s, int64_t b, int64_t o, int biased) {
   double sum = 0;
-  for (int64_t i = 0; i < IN; ++i) sum += x_at(s, b, i) * w_at(o, i);
+  for (int64_t i = 0; i < sizes.in; ++i) sum += x_at(s, b, i) * w_at(o, i);
   return sum + (biased ? b_at(o) : 0);
 }
 static double dx_whole(int64_t s, int64_t b, int64_t i) {
   double sum = 0;
-  for (int64_t o = 0; o < OUT; ++o) sum += dy_at(s, b, o) * w_at(o, i);
+  for (int64_t o = 0; o < sizes.out; ++o) sum += dy_at(s, b, o) * w_at(o, i);
   return sum;
 }
 static double dw_whole(int64_t o, int64_t i) {
   double sum = 0;
-  for (int64_t s = 0; s < SEQ; ++s) {
+  for (int64_t s = 0; s < sizes.seq; ++s) {
     for (int64_t b = 0; b < BATCH; ++b) sum += dy_at(s, b, o) * x_at(s, b, i);
   }
   return sum;
@@ -138,14 +138,14 @@ typedef struct {
 
 static local local_of(const way* w, const tp_rank* r) {
   const int column = w->split == MDP_TP_COLUMN;
-  return (local){column ? IN : IN / r->size, column ? OUT / r->size : OUT};
+  return (local){column ? sizes.in : sizes.in / r->size, column ? sizes.out / r->size : sizes.out};
 }
 
 static int64_t in_whole(const way* w, const tp_rank* r, int64_t i) {
-  return w->split == MDP_TP_ROW ? whole_feature(w, r, IN, i) : i;
+  return w->split == MDP_TP_ROW ? whole_feature(w, r, sizes.in, i) : i;
 }
 static int64_t out_whole(const way* w, const tp_rank* r, int64_t o) {
-  return w->split == MDP_TP_COLUMN ? whole_feature(w, r, OUT, o) : o;
+  return w->split == MDP_TP_COLUMN ? whole_feature(w, r, sizes.out, o) : o;
 }
 
 static void fill_input(const way* w, const tp_rank* r, const view* v, const tp_array* x) {
@@ -153,7 +153,7 @@ static void fill_input(const way* w, const tp_rank* r, const view* v, const tp_a
   for (at[0] = 0; at[0] < v->x_shape[0]; ++at[0]) {
     for (at[1] = 0; at[1] < BATCH; ++at[1]) {
       for (at[2] = 0; at[2] < v->x_shape[2]; ++at[2]) {
-        tp_set(x, at, (float)x_at(v->x_seq + at[0], at[1], v->x_cut ? whole_feature(w, r, IN, at[2]) : at[2]));
+        tp_set(x, at, (float)x_at(v->x_seq + at[0], at[1], v->x_cut ? whole_feature(w, r, sizes.in, at[2]) : at[2]));
       }
     }
   }
@@ -176,7 +176,7 @@ static int wrong_outputs(const way* w, const tp_rank* r, const view* v, const tp
   for (at[0] = 0; at[0] < v->y_shape[0]; ++at[0]) {
     for (at[1] = 0; at[1] < BATCH; ++at[1]) {
       for (at[2] = 0; at[2] < v->y_shape[2]; ++at[2]) {
-        const int64_t o = v->y_cut ? whole_feature(w, r, OUT, at[2]) : at[2];
+        const int64_t o = v->y_cut ? whole_feature(w, r, sizes.out, at[2]) : at[2];
         wrong += !near(tp_get(y, at), y_whole(v->y_seq + at[0], at[1], o, has(w, MDP_TP_LINEAR_BIAS)), w->dtype);
       }
     }
@@ -189,7 +189,7 @@ static void fill_grad_output(const way* w, const tp_rank* r, const view* v, cons
   for (at[0] = 0; at[0] < v->y_shape[0]; ++at[0]) {
     for (at[1] = 0; at[1] < BATCH; ++at[1]) {
       for (at[2] = 0; at[2] < v->y_shape[2]; ++at[2]) {
-        const int64_t o = v->y_cut ? whole_feature(w, r, OUT, at[2]) : at[2];
+        const int64_t o = v->y_cut ? whole_feature(w, r, sizes.out, at[2]) : at[2];
         tp_set(dy, at, (float)dy_share(w, r, v->y_seq + at[0], at[1], o));
       }
     }
@@ -202,7 +202,7 @@ static int wrong_grad_inputs(const way* w, const tp_rank* r, const view* v, cons
   for (at[0] = 0; at[0] < v->x_shape[0]; ++at[0]) {
     for (at[1] = 0; at[1] < BATCH; ++at[1]) {
       for (at[2] = 0; at[2] < v->x_shape[2]; ++at[2]) {
-        const int64_t i = v->x_cut ? whole_feature(w, r, IN, at[2]) : at[2];
+        const int64_t i = v->x_cut ? whole_feature(w, r, sizes.in, at[2]) : at[2];
         wrong += !near(tp_get(dx, at), dx_whole(v->x_seq + at[0], at[1], i), w->dtype);
       }
     }
@@ -222,7 +222,7 @@ static int wrong_weights(const way* w, const tp_rank* r, const view* v, const tp
       wrong += !near(tp_get(dw, weight_index(w, o, i, at)), wanted, w->dtype);
     }
     if (!has(w, MDP_TP_LINEAR_BIAS)) continue;
-    const double wanted = times * (cut_bias ? db_whole(o, v->y_seq, v->y_seq + v->y_shape[0]) : db_whole(out_whole(w, r, o), 0, SEQ));
+    const double wanted = times * (cut_bias ? db_whole(o, v->y_seq, v->y_seq + v->y_shape[0]) : db_whole(out_whole(w, r, o), 0, sizes.seq));
     wrong += !near(tp_get(db, &o), wanted, w->dtype);
   }
   return wrong;
@@ -231,8 +231,8 @@ static int wrong_weights(const way* w, const tp_rank* r, const view* v, const tp
 static mdp_tp_linear_config config_of(const way* w) {
   SIZED(mdp_tp_linear_config, config);
   config.split = w->split;
-  config.in_features = IN;
-  config.out_features = OUT;
+  config.in_features = sizes.in;
+  config.out_features = sizes.out;
   config.blocks = w->block_count > 0 ? w->blocks : NULL;
   config.block_count = w->block_count;
   config.dtype = w->dtype;
@@ -317,6 +317,30 @@ static void all_ways(const mdp_unique_id* id, int32_t rank, int32_t n, void* arg
     }
   }
   tp_close(&r);
+}
+
+/* So large that on a device what moves between the ranks is cut into two chunks, the last of them shorter: of 17 MiB. */
+static void large_ways(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  const int row = *(const int*)argument / 2, sequence = *(const int*)argument % 2;
+  tp_rank r = tp_open(id, rank, n, (size_t)60 << 20);
+  way w = {row ? MDP_TP_ROW : MDP_TP_COLUMN, MDP_TP_LINEAR_BIAS, MDP_TP_GRAD_REPLICATED, {0}, 0, MDP_DTYPE_F32, DENSE};
+  if (sequence) w.flags |= MDP_TP_LINEAR_SEQUENCE;
+  one(&r, &w);
+  w.layout = PADDED;
+  if (sequence) one(&r, &w);
+  tp_close(&r);
+}
+
+static void large(void** state) {
+  (void)state;
+  for (int which = 0; which < 4; ++which) {
+    const int64_t rows = which % 2 == 1 ? 2200 : 1100, many = which % 2 == 1 ? 2048 : 4096;
+    sizes.seq = rows / BATCH;
+    sizes.in = which / 2 == 1 ? 2 : many;
+    sizes.out = which / 2 == 1 ? many : 2;
+    run_ranks(2, large_ways, &which);
+  }
+  sizes.seq = 12, sizes.in = 24, sizes.out = 12;
 }
 
 static void every_way(void** state) {
@@ -545,6 +569,6 @@ static int setup(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(every_way), TEST(vectors), TEST(saved_memory)};
+  const struct CMUnitTest tests[] = {TEST(every_way), TEST(large), TEST(vectors), TEST(saved_memory)};
   return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -386,7 +386,7 @@ class BenchStep(ProgramTest):
 
 class BenchLinear(ProgramTest):
     def test_figures(self):
-        for more in ((), ("--sequence",), ("--dtype", "bf16")):
+        for more in ((), ("--sequence",), ("--dtype", "bf16"), ("--chunk-rows", "3"), ("--chunk-rows", "3", "--sequence")):
             for ranks in ("1", "2"):
                 with self.subTest(more=more, ranks=ranks):
                     figures = self.answer("bench", "linear", "--features", "64", "--hidden", "32", "--batch", "8", "--rounds", "5", "--ranks",
@@ -403,7 +403,7 @@ class BenchLinear(ProgramTest):
         self.assertIn("of the layers' time", done.stdout)
 
     def test_refusals(self):
-        for more in (("--rounds", "4"), ("--ranks", "0"), ("--dtype", "f16"), ("--batch", "0"), ("--features", "no")):
+        for more in (("--rounds", "4"), ("--ranks", "0"), ("--dtype", "f16"), ("--batch", "0"), ("--features", "no"), ("--chunk-rows", "0")):
             with self.subTest(more):
                 self.refused("bench", "linear", *more, words=more[-2])
         for more, words in ((("--hidden", "33"), "33, which 2 ranks cannot share evenly; 32 or 34 would do"),

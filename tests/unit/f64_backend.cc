@@ -38,14 +38,17 @@ class CountedGroup final : public Group {
   Status together(Stream& stream, std::span<const WindowOp> calls) override { return group_->together(stream, calls); }
 
   Status all_reduce(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag, float divisor) override {
+    ++counters_->calls;
     counters_->sent += 2 * others() * count * size_of(type) / static_cast<uint64_t>(size());
     return group_->all_reduce(stream, from, to, count, type, op, tag, divisor);
   }
   Status reduce_scatter(Stream& stream, const void* from, void* to, size_t count, DType type, Op op, Tag tag) override {
+    ++counters_->calls;
     counters_->sent += others() * count * size_of(type);
     return group_->reduce_scatter(stream, from, to, count, type, op, tag);
   }
   Status all_gather(Stream& stream, const void* from, void* to, size_t count, DType type, Tag tag) override {
+    ++counters_->calls;
     counters_->sent += others() * count * size_of(type);
     return group_->all_gather(stream, from, to, count, type, tag);
   }
@@ -58,11 +61,13 @@ class CountedGroup final : public Group {
   }
   Status barrier(Stream& stream, Tag tag) override { return group_->barrier(stream, tag); }
   Status reduce_scatter_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Op op, Tag tag) override {
+    ++counters_->calls;
     for (const uint64_t count : counts) counters_->sent += count * size_of(type);
     counters_->sent -= own(counts) * size_of(type);
     return group_->reduce_scatter_v(stream, from, to, counts, type, op, tag);
   }
   Status all_gather_v(Stream& stream, const void* from, void* to, const Counts& counts, DType type, Tag tag) override {
+    ++counters_->calls;
     counters_->sent += others() * own(counts) * size_of(type);
     return group_->all_gather_v(stream, from, to, counts, type, tag);
   }
@@ -146,6 +151,7 @@ class F64Backend final : public Backend {
         c.columns != b.columns) {
       return invalid("a product of the test is of other types or sizes");
     }
+    if (counters_->products_left-- == 0) return Status(Code::memory, "a product that the test lets fail");
     for (int64_t i = 0; i < c.rows; ++i) {
       for (int64_t j = 0; j < c.columns; ++j) {
         double sum = add ? *at(c, i, j) : 0;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Linear layers of tensor parallelism in f64, by the code that f32 and bf16 go through: outputs equal the whole layer's, and gradients
-// central differences of a loss over what all ranks make, in every layout, over 1 to 4 ranks; and what is sent, saved and kept as scratch
-// memory is what the layer's plan says.
+// central differences of a loss over what all ranks make, in every layout, over 1 to 4 ranks; what is sent, saved and kept as scratch
+// memory is what the layer's plan says; and cut into chunks layers give the same bits, send and keep as much, and fail as they do uncut.
+#include <atomic>
+#include <chrono>
 #include <cmath>
+#include <thread>
 #include <utility>
 
 #include "../conformance/ranks.h"
@@ -66,6 +69,10 @@ class Layer {
   Layer(Rank& rank, const std::shared_ptr<Comm>& comm, TpLinearConfig config, const std::shared_ptr<Counters>& counters);
   void compare_gradients();
   void compare_plan();
+  using Numbers = std::vector<double>;
+  // The output, all gradients, and the gradient of the input where the weight is frozen.
+  std::vector<Numbers> results();
+  uint64_t collectives_forward() const;
 
  private:
   // A part of an array, and where its rows and columns are in the whole.
@@ -84,6 +91,7 @@ class Layer {
   static void load(Part* to, const std::vector<double>& whole);
   double sum(double mine);
   void forward();
+  void backward(bool trains);
   double loss();
   double difference(std::vector<double>* whole, Part* own, size_t at);
   void compare_outputs();
@@ -234,9 +242,7 @@ void Layer::compare_outputs() {
   rank_.check(apart <= 1e-13 * kIn, text("outputs are ", apart, " from the whole layer's"));
 }
 
-void Layer::compare_gradients() {
-  forward();
-  compare_outputs();
+void Layer::backward(bool trains) {
   // A partial gradient: shares that add up to the whole.
   const bool is_partial = config_.ranks > 1 && config_.output_is_replicated() && config_.grad_is_partial;
   const auto p = static_cast<double>(config_.ranks);
@@ -248,13 +254,44 @@ void Layer::compare_gradients() {
   }
   const StridedArray x = array(x_, true), w = array(w_, false), dx = array(dx_, true), dy = array(dy_, true), dw = array(dw_, false),
                      db = array(db_, false);
-  TpLinear::Backward given{nullptr, &x, &w, &dy, &dx, &dw};
-  if (config_.has_bias) given.grad_bias = &db;
+  TpLinear::Backward given{nullptr, &x, &w, &dy, &dx};
+  if (trains) given.grad_weight = &dw;
+  if (trains && config_.has_bias) given.grad_bias = &db;
   rank_.must(layer_->backward(given, nullptr));
+}
+
+void Layer::compare_gradients() {
+  forward();
+  compare_outputs();
+  backward(true);
   compare(&whole_x_, &x_, &dx_, "input", false);
   compare(&whole_w_, &w_, &dw_, "weight", false);
   const bool bias_is_partial = config_.ranks > 1 && config_.split == TpSplit::row && config_.sequence;
   if (config_.has_bias) compare(&whole_b_, &b_, &db_, "bias", bias_is_partial);
+}
+
+std::vector<Layer::Numbers> Layer::results() {
+  forward();
+  const uint64_t before = counters_->calls;
+  forward();
+  const uint64_t calls = counters_->calls - before;
+  rank_.check(calls == collectives_forward(), text("forward is ", calls, " collectives, not ", collectives_forward()));
+  backward(true);
+  std::vector<Numbers> all{y_.data, dx_.data, dw_.data, db_.data};
+  for (double& number : dx_.data) number = -99;
+  backward(false);
+  all.push_back(dx_.data);
+  return all;
+}
+
+uint64_t Layer::collectives_forward() const {
+  const auto chunks = [&](const Part& part) {
+    const uint64_t rows = part.rows.size(), chunk = config_.chunk_rows > 0 ? static_cast<uint64_t>(config_.chunk_rows) : rows;
+    return (rows + chunk - 1) / chunk;
+  };
+  const TpMove in = config_.input(), out = config_.output();
+  return (in == TpMove::gather_sequence ? chunks(x_) : 0) + (out == TpMove::sum || out == TpMove::sum_sequence ? chunks(y_) : 0) +
+         (out == TpMove::gather_features ? config_.blocks.size() : 0);
 }
 
 // On a communicator of its own, whose scratch memory is this layer's.
@@ -315,6 +352,21 @@ std::vector<TpLinearConfig> all_ways() {
   return ways;
 }
 
+// Into one to eight chunks, the last of them shorter or not.
+void compare_chunks(Rank& rank, const std::shared_ptr<Comm>& comm, const TpLinearConfig& way, const std::shared_ptr<Counters>& counters) {
+  const auto whole = Layer(rank, comm, way, counters).results();
+  for (const int64_t rows : {3, 5, 9}) {
+    TpLinearConfig cut = way;
+    cut.chunk_rows = rows;
+    Layer layer(rank, comm, cut, counters);
+    const auto parts = layer.results();
+    for (size_t i = 0; i < whole.size(); ++i) {
+      rank.check(parts[i] == whole[i], text("result ", i, " differs in chunks of ", rows, " rows"));
+    }
+    layer.compare_plan();
+  }
+}
+
 std::string name_of(const TpLinearConfig& way) {
   return text(way.split == TpSplit::column ? "column" : "row", " bias ", way.has_bias, " sequence ", way.sequence, " partial ",
               way.grad_is_partial, " gathers ", way.gathers_output, " whole input ", way.takes_whole_input, " transposed ", way.transposed,
@@ -361,6 +413,89 @@ void compare_vocabulary(Rank& rank, Comm& whole, const Counters& counters) {
   rank.check(plan.saved == saved.size() * sizeof(float), "bytes that a cross-entropy saves");
 }
 
+// ── a product that fails on one rank ──
+
+std::atomic<int> others_came;
+
+// `products` of rank 0 go well; the others come late. It returns after what it has begun with them, which they end.
+Status forward_that_fails(Rank& rank, TpLinear& layer, const TpLinear::Forward& given, Counters& counters, int products) {
+  rank.must(layer.comm().barrier(false));
+  others_came = 0;
+  rank.must(layer.comm().barrier(false));
+  if (rank.rank() == 0) {
+    counters.products_left = products;
+    const Status failed = layer.forward(given, nullptr);
+    counters.products_left = 1 << 30;
+    rank.fails(failed, Code::memory, {"lets fail"});
+    rank.check(others_came == rank.size() - 1, "forward returned while its arrays were in use");
+    return failed;
+  }
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  ++others_came;
+  return layer.forward(given, nullptr);
+}
+
+void fail_in_a_chunk(Rank& rank, const std::shared_ptr<Comm>& comm, const std::shared_ptr<Counters>& counters) {
+  const int64_t ranks = comm->size(), rows = 24;
+  TpLinearConfig config;
+  config.split = TpSplit::row;
+  config.in = config.out = 24;
+  config.blocks = {24};
+  config.type = DType::f64;
+  config.ranks = ranks;
+  config.chunk_rows = 8;
+  for (const bool sequence : {false, true}) {
+    config.sequence = sequence;
+    const int64_t own = sequence ? rows / ranks : rows, chunks = (own + 7) / 8, part = 24 / ranks;
+    const auto layer = rank.must(TpLinear::create(comm, config));
+    std::vector<double> x(static_cast<size_t>(rows * part), 1), w(static_cast<size_t>(24 * part), 1), y(static_cast<size_t>(own * 24), -99);
+    const StridedArray input = dense_array(x.data(), DType::f64, {rows, part}), weight = dense_array(w.data(), DType::f64, {24, part}),
+                       output = dense_array(y.data(), DType::f64, {own, 24});
+    if (chunks > 1) {
+      const Status done =
+          forward_that_fails(rank, *layer, {&input, &weight, nullptr, &output}, *counters, sequence ? static_cast<int>(ranks) : 1);
+      if (rank.rank() == 0) {
+        rank.check(y[0] == 24 && y[8 * 24 - 1] == 24, "a chunk before the one that failed is not summed");
+        rank.check(y[8 * 24] == -99, "a chunk that failed was summed");
+        // One collective for each chunk is what the others still wait for.
+        TpCollectives missing(*comm, nullptr, "a linear layer, forward");
+        for (int64_t begin = 8; begin < own; begin += 8) {
+          const auto count = static_cast<uint64_t>(std::min<int64_t>(8, own - begin) * 24);
+          std::vector<double> sent(count * static_cast<uint64_t>(ranks), 0);
+          if (sequence)
+            rank.must(missing.submit_reduce_scatter(sent.data(), sent.data(), Counts(static_cast<size_t>(ranks), count), DType::f64));
+          if (!sequence) rank.must(missing.submit_all_reduce(sent.data(), sent.data(), count, DType::f64));
+          rank.must(missing.end());
+        }
+      } else {
+        rank.must(done);
+      }
+    }
+    rank.must(layer->forward({&input, &weight, nullptr, &output}, nullptr));
+    rank.check(y == std::vector<double>(y.size(), 24), "a forward after one that failed is wrong");
+  }
+}
+
+// The product of the own rows, under which the others' come: nobody waits for more.
+void fail_beside_a_gather(Rank& rank, const std::shared_ptr<Comm>& comm, const std::shared_ptr<Counters>& counters) {
+  const int64_t ranks = comm->size(), own = 24 / ranks, part = 24 / ranks;
+  TpLinearConfig config;
+  config.in = config.out = 24;
+  config.blocks = {24};
+  config.type = DType::f64;
+  config.ranks = ranks;
+  config.sequence = true;
+  config.chunk_rows = 4;
+  const auto layer = rank.must(TpLinear::create(comm, config));
+  std::vector<double> x(static_cast<size_t>(own * 24), 1), w(static_cast<size_t>(part * 24), 1), y(static_cast<size_t>(24 * part), -99);
+  const StridedArray input = dense_array(x.data(), DType::f64, {own, 24}), weight = dense_array(w.data(), DType::f64, {part, 24}),
+                     output = dense_array(y.data(), DType::f64, {24, part});
+  const Status done = forward_that_fails(rank, *layer, {&input, &weight, nullptr, &output}, *counters, 0);
+  if (rank.rank() > 0) rank.must(done);
+  rank.must(layer->forward({&input, &weight, nullptr, &output}, nullptr));
+  rank.check(y == std::vector<double>(y.size(), 24), "a forward after one that failed is wrong");
+}
+
 void take_part(Rank& rank) {
   const auto counters = std::make_shared<Counters>();
   const auto comm = rank.must(Comm::create(rank.shared_world(), make_f64_backend(rank.shared_backend(), counters), {}));
@@ -369,14 +504,41 @@ void take_part(Rank& rank) {
     Layer layer(rank, comm, way, counters);
     layer.compare_gradients();
     layer.compare_plan();
+    compare_chunks(rank, comm, way, counters);
     if (rank.findings().size() > before) return rank.must(invalid("so it is of ", name_of(way)));
   }
   compare_vocabulary(rank, *comm, *counters);
+  if (comm->size() == 1) return;
+  fail_in_a_chunk(rank, comm, counters);
+  fail_beside_a_gather(rank, comm, counters);
+}
+
+void check_sizes_of_chunks() {
+  const auto rows = [](TpMove move, int64_t all, int64_t features, int64_t ranks = 2, DType type = DType::f32) {
+    return rows_of_chunk(move, all, features, type, ranks, true);
+  };
+  check(rows(TpMove::sum, 1664, 4096) == 640, "26 MiB of enough rows are three chunks, the last of them shorter");
+  check(rows(TpMove::sum, 1024, 4096) == 512, "16 MiB are two chunks");
+  check(rows(TpMove::sum, 1100, 4096) == 640 && rows(TpMove::gather_sequence, 1100, 2048) == 640, "chunks are whole tiles");
+  check(rows(TpMove::sum, 1024, 4095) == 1024, "less than 8 MiB are no chunk");
+  check(rows(TpMove::sum, 1023, 1 << 16) == 1023, "fewer than 512 rows are no chunk");
+  check(rows(TpMove::sum, 1 << 20, 4096) == 1 << 18, "there are at most four chunks");
+  check(rows(TpMove::sum, 1664, 4096, 2, DType::bf16) == 1664, "of bf16 half as much moves");
+  for (const TpMove move : {TpMove::sum_sequence, TpMove::gather_sequence}) {
+    check(rows(move, 1664, 2048) == 640, "with a sequence the parts of all ranks move");
+    check(rows(move, 1664, 1024, 4) == 640, "with a sequence the parts of all ranks move");
+  }
+  check(rows(TpMove::sum, 1664, 4096, 1) == 1664, "one rank cuts nothing");
+  for (const TpMove move : {TpMove::none, TpMove::own_features, TpMove::gather_features, TpMove::sum_features}) {
+    check(rows(move, 1664, 4096) == 1664, "what moves by features is not cut by rows");
+  }
+  check(rows_of_chunk(TpMove::sum, 1664, 4096, DType::f32, 2, false) == 1664, "where collectives take the products' time nothing is cut");
 }
 
 }  // namespace
 
 int main() {
+  check_sizes_of_chunks();
   for (int size = 1; size <= 4; ++size) {
     const Setting setting{
         .open = [](std::shared_ptr<World> world) { return host::HostBackend::open(std::move(world), host::TransportKind::automatic); }};
