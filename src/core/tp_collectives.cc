@@ -113,6 +113,7 @@ Status TpCollectives::all_reduce(const StridedArray& to, const StridedArray& fro
   if (!direct_from) {
     if (Status packed = copy(summed, from); !packed) return packed;
   }
+  const CallerWaits here(stream(), true);
   if (Status begun = begin(); !begun) return begun;
   const void* const added = direct_from ? from.data : summed.data;
   if (Status submitted = submit_all_reduce(summed.data, added, elements_of(to.shape), to.type); !submitted) return submitted;
@@ -139,6 +140,7 @@ Status TpCollectives::gather(const StridedArray& to, const StridedArray& from, c
     if (Status packed = copy(parts[rank()], from); !packed) return packed;
     own = parts[rank()].data;
   }
+  const CallerWaits here(stream(), true);
   if (Status begun = begin(); !begun) return begun;
   if (Status submitted = submit_gather(pieces, own, counts, to.type); !submitted) return submitted;
   if (Status ended = end(); !ended || direct) return ended;
@@ -164,6 +166,7 @@ Status TpCollectives::reduce_scatter(const StridedArray& to, const StridedArray&
   }
   const uint64_t own_at = std::accumulate(counts.begin(), counts.begin() + comm_.rank(), uint64_t{0}) * size_of(from.type);
   void* const own = direct_to ? to.data : pieces + own_at;  // in place
+  const CallerWaits here(stream(), true);
   if (Status begun = begin(); !begun) return begun;
   if (Status submitted = submit_reduce_scatter(own, pieces, counts, from.type); !submitted) return submitted;
   if (Status ended = end(); !ended || direct) return ended;
@@ -187,6 +190,7 @@ Status TpCollectives::exchange(const StridedArray& to, const DimCut& to_cut, con
     to_counts.push_back(elements_of(part_of(to, from_cut, r).shape));
     at += from_counts.back() * width;
   }
+  const CallerWaits here(stream(), true);
   if (Status begun = begin(); !begun) return begun;
   Group& group = comm_.group();
   const Status submitted = from_cut.is_even() && to_cut.is_even()
