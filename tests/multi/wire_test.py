@@ -53,9 +53,9 @@ class Wire(unittest.TestCase):
 
     def test_a_timeout_counts_from_the_last_bytes(self):
         """With sockets: a message takes longer than the timeout, but something of it comes all the time."""
-        hosts, timeout = TwoHosts(self), 1
+        hosts, timeout = TwoHosts(self), 4  # seconds, in which heartbeats come through the same wire, also one that was dropped
         hosts.slow_down("400kbit")
-        lines = hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, "scatter", str(128 << 10), str(timeout)])
+        lines = hosts.run(MEGADP, (1, 1), [BETWEEN_HOSTS, "scatter", str(256 << 10), str(timeout)])
         environment = {**without_launcher(), "MEGADP_TRANSPORT": "sockets"}
         jobs = [subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for line in lines]
         outputs = [job.communicate(timeout=LIMIT) for job in jobs]
