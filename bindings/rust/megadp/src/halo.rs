@@ -24,6 +24,7 @@ use crate::error::{Code, Error, Result, check, narrow};
 use crate::handle::{NotSync, Owned, Tree};
 use crate::sys;
 pub use crate::tp::ArrayMut;
+use std::cell::Cell;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
@@ -145,7 +146,7 @@ impl HaloBuilder {
         check(unsafe { sys::mdp_halo_create(raw_comm, &config, &mut out) })?;
         // SAFETY: just created, and ours.
         let handle = unsafe { Owned::new(out) }?;
-        Ok(Halo { handle, tree: comm.tree.clone(), ndim, not_sync: NotSync::default() })
+        Ok(Halo { handle, tree: comm.tree.clone(), ndim, under_way: Cell::new(false), not_sync: NotSync::default() })
     }
 }
 
@@ -159,6 +160,8 @@ pub struct Halo {
     handle: Owned<sys::mdp_halo>,
     tree: Arc<Tree>,
     ndim: usize,
+    /// From a start to its finish, which may never come.
+    under_way: Cell<bool>,
     not_sync: NotSync,
 }
 
@@ -234,6 +237,7 @@ impl Halo {
         // SAFETY: a live handle, the tree's only call; the arrays are used by no call but this and the exchange's finish.
         check(unsafe { sys::mdp_halo_start(self.handle.as_ptr(), fields.as_ptr(), fields.len(), flags, ptr::null_mut()) })?;
         drop(inside);
+        self.under_way.set(true);
         Ok(Exchange { halo: self, fields, borrowed: PhantomData })
     }
 
@@ -241,8 +245,12 @@ impl Halo {
     /// so that nothing is packed. To be given to [`Halo::start_arrays`]. Local.
     ///
     /// # Errors
-    /// INVALID (no such array, another type), UNSUPPORTED (on a device).
+    /// INVALID (no such array, another type), UNSUPPORTED (on a device), STATE (an exchange was dropped before its end: neighbours may read there yet).
     pub fn array<T: Element>(&mut self, index: usize) -> Result<&mut [T]> {
+        if self.under_way.get() {
+            let text = "an exchange of this halo was dropped before finish(); neighbours may read its arrays yet";
+            return Err(Error::new(Code::State, text));
+        }
         let view = self.view(index)?;
         let (data, length) = dense_view(&view, "the halo's array")?;
         // SAFETY: memory of as many elements, which lives as long as the halo, and is borrowed with it.
@@ -311,7 +319,9 @@ impl Exchange<'_> {
     pub fn finish(self) -> Result<()> {
         let _inside = self.halo.tree.enter();
         // SAFETY: a live handle, the tree's only call; the fields are still borrowed.
-        check(unsafe { sys::mdp_halo_finish(self.halo.handle.as_ptr(), ptr::null_mut()) })
+        check(unsafe { sys::mdp_halo_finish(self.halo.handle.as_ptr(), ptr::null_mut()) })?;
+        self.halo.under_way.set(false);
+        Ok(())
     }
 }
 

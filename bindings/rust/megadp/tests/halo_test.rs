@@ -42,10 +42,10 @@ fn ring_forward_and_backward() {
             // Of a gradient that is 10^rank everywhere.
             let (mut one, mut two) = ([10f64.powi(rank as i32); 6], [1f64; 6]);
             halo.backward(&mut [ArrayMut::new(&mut one, &[6]).unwrap(), ArrayMut::new(&mut two, &[6]).unwrap()]).unwrap();
-            for i in 0..6 {
+            for (i, &found) in one.iter().enumerate() {
                 let copies = |r: usize| (0..6).filter(|&j| source(r, size, j) == source(rank, size, i)).count() as f64;
                 let sum: f64 = (0..size).map(|r| copies(r) * 10f64.powi(r as i32)).sum();
-                assert_eq!(one[i], if own(i) { sum } else { 0.0 });
+                assert_eq!(found, if own(i) { sum } else { 0.0 });
             }
         });
     }
@@ -62,7 +62,7 @@ fn grid_with_kept_edges_and_without_corners() {
             field[4] = rank as f32 + 1.0;
             halo.exchange(&mut [ArrayMut::new(&mut field, &[3, 3]).unwrap()]).unwrap();
             let (row, column) = (rank / 2, rank % 2); // the last dimension varies fastest
-            for i in 0..9 {
+            for (i, found) in field.into_iter().enumerate() {
                 let (r, c) = (row + i / 3, column + i % 3);
                 let corner = i % 2 == 0 && i != 4;
                 let kept = !(1..3).contains(&r) || faces && corner;
@@ -73,7 +73,7 @@ fn grid_with_kept_edges_and_without_corners() {
                 } else {
                     0.0
                 };
-                assert_eq!(field[i], expected, "element {i} of rank {rank}");
+                assert_eq!(found, expected, "element {i} of rank {rank}");
             }
         }
     });
@@ -98,7 +98,7 @@ fn arrays_of_the_library() {
 #[test]
 fn dropped_exchanges_and_what_is_refused() {
     let comm = alone();
-    let mut halo = ring(&comm).create(&comm).unwrap();
+    let mut halo = ring(&comm).arrays(1).create(&comm).unwrap();
     let mut data = [0f32, 1.0, 2.0, 3.0, 0.0, 0.0];
     let mut told = |shape: &[usize], words: &str| {
         let mut data = vec![0f32; shape.iter().product()];
@@ -111,6 +111,7 @@ fn dropped_exchanges_and_what_is_refused() {
     drop(halo.start(&mut [ArrayMut::new(&mut data, &[6]).unwrap()]).unwrap());
     let error = halo.exchange(&mut [ArrayMut::new(&mut data, &[6]).unwrap()]).unwrap_err();
     assert!(error.code == Code::State && error.text.contains("mdp_halo_finish comes first"), "{error}");
+    assert_eq!(halo.array::<f32>(0).unwrap_err().code, Code::State);
     for (builder, words) in [
         (Halo::builder(&[2], &[3]), "config.grid is [2]"),
         (Halo::builder(&[1, 1], &[3]), "grid has 2 values"),
