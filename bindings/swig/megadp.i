@@ -7,6 +7,7 @@
 %begin %{
 // Before the hosts' headers, some of which define words of the standard library as macros.
 #include "shim/checkpoint.h"
+#include "shim/halo.h"
 #include "shim/plan.h"
 #include "shim/tp.h"
 %}
@@ -29,6 +30,7 @@
 %immutable megadp::StepReport;
 %immutable megadp::GradSummary;
 %immutable megadp::UpdatePiece;
+%immutable megadp::ConvPart;
 
 %newobject megadp::Comm::create;
 %newobject megadp::Comm::split;
@@ -64,6 +66,8 @@
 %newobject megadp::TpLinear::forward_saving;
 %newobject megadp::TpLinear::backward;
 %newobject megadp::TensorParallel::cross_entropy_forward;
+%newobject megadp::Halo::create;
+%newobject megadp::Halo::array;
 
 /* A value that is given is meant literally, also 0: to set a member sets the one that says so, which no language sees. */
 %typemap(memberin) megadp::Given, megadp::GivenDevice, megadp::GivenClass, megadp::GivenGroup "if (arg1) { $1 = $input; arg1->set_$1_name = true; }"
@@ -100,6 +104,7 @@
 %nodefaultctor megadp::TpSaved;
 %nodefaultctor megadp::TpGradients;
 %nodefaultctor megadp::TpLosses;
+%nodefaultctor megadp::Halo;
 %nodefaultctor megadp::TensorParallel;
 %nodefaultdtor megadp::TensorParallel;
 
@@ -129,3 +134,4 @@
 %include "shim/checkpoint_parts.h"
 %include "shim/checkpoint.h"
 %include "shim/tp.h"
+%include "shim/halo.h"

@@ -13,7 +13,7 @@ LANGUAGES = {"python": ["python/src/megadp"], "julia": ["julia/src", "julia/ext"
 RAW = ("_raw.py", "_raw_enums.py", "_raw_functions.py", "raw.jl", "raw_types.jl", "raw_functions.jl")  # what declares all of the header
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
          "MDP_STEP_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_", "MDP_TP_EMBEDDING_",
-         "MDP_TP_CROSS_ENTROPY_")
+         "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_")
 LEFT_OUT = {
     "python": {"mdp_status_name": "megadp.Status"},
     "julia": {"mdp_comm_event_fd": "requests are waited for in slices, between which other tasks run", "mdp_last_error": "mdp_last_error_info's text",

@@ -75,6 +75,23 @@ function ChainRulesCore.rrule(loss::MegaDP.TpCrossEntropy, logits::AbstractArray
     return losses, cross_entropy_pullback
 end
 
+function ChainRulesCore.rrule(halo::MegaDP.Halo, parts::AbstractArray...)
+    padded = halo(parts...)
+    function halo_pullback(change)
+        changes, outputs = length(parts) == 1 ? ((change,), (padded,)) : (map(i -> given(change, i), 1:length(parts)), padded)
+        grads = map((one, output) -> copyto!(MegaDP.fresh(output), dense_change(one, output)), Tuple(changes), outputs)
+        MegaDP.backward!(halo, grads...)
+        return (NoTangent(), map((grad, part) -> copyto!(MegaDP.fresh(part), MegaDP.own(halo, grad)), grads, parts)...)
+    end
+    return padded, halo_pullback
+end
+
+"The gradient of one of several outputs, which may have none."
+function given(change, i)
+    found = MegaDP.child(unthunk(change), i)
+    return found === nothing ? NoTangent() : found
+end
+
 ChainRulesCore.@non_differentiable MegaDP.random_seed(::Any, ::Any, ::Any)
 ChainRulesCore.@non_differentiable MegaDP.local_rank(::Any)
 ChainRulesCore.@non_differentiable MegaDP.total_workers(::Any)

@@ -306,11 +306,11 @@ mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
 mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
     ccall(entries[95], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
 mdp_halo_create(comm, config, out) =
-    ccall(entries[96], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_halo_config}, Ptr{Ptr{mdp_halo}}), comm, config, out)
+    @waiting(entries[96], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_halo_config}, Ptr{Ptr{mdp_halo}}), comm, config, out)
 mdp_halo_start(halo, fields, count, flags, stream) =
-    ccall(entries[97], mdp_status, (Ptr{mdp_halo}, Ptr{mdp_tensor}, Csize_t, UInt64, Ptr{Cvoid}), halo, fields, count, flags, stream)
+    @waiting(entries[97], mdp_status, (Ptr{mdp_halo}, Ptr{mdp_tensor}, Csize_t, UInt64, Ptr{Cvoid}), halo, fields, count, flags, stream)
 mdp_halo_finish(halo, stream) =
-    ccall(entries[98], mdp_status, (Ptr{mdp_halo}, Ptr{Cvoid}), halo, stream)
+    @waiting(entries[98], mdp_status, (Ptr{mdp_halo}, Ptr{Cvoid}), halo, stream)
 mdp_halo_array(halo, index, out) =
     ccall(entries[99], mdp_status, (Ptr{mdp_halo}, UInt64, Ptr{mdp_tensor}), halo, index, out)
 mdp_halo_place(halo, coords, begins, whole) =

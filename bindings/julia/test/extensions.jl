@@ -323,4 +323,13 @@ testcase("stand-in ChainRulesCore: layers cut over two ranks, and the operators 
     @test said(outcome, "refused") == [["INVALID", true], ["INVALID", true]]
 end
 
+testcase("stand-in ChainRulesCore: halos between four ranks are what the whole array has there, and their gradients go back") do
+    outcome = run_ranks(4, "halo.jl")
+    @test succeeded(outcome)
+    for name in ("place", "forward", "backward", "single")
+        @test (name, said(outcome, name)) == (name, fill(true, 4))
+    end
+    @test said(outcome, "different") == fill("DESYNC", 4)
+end
+
 close(world_of_one)

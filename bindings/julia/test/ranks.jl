@@ -87,3 +87,11 @@ testcase("an interrupt gets into calls that wait in one piece") do
     @test said(outcome, "updated") == ["InterruptException", "ABORTED"] && said(outcome, "went on") == [1, 1]
     @test said(outcome, "lost") == [["ABORTED", 0], ["ABORTED", 0]]
 end
+
+testcase("the heat example has the same sum on one, two and four ranks") do
+    example = joinpath(PACKAGE, "examples", "heat.jl")
+    outcomes = map(ranks -> run_ranks(ranks, example, "23", "17", "40"), (1, 2, 4))
+    @test all(succeeded, outcomes)
+    @test startswith(outcomes[1].output, "23 x 17 cells, 40 steps: sum ")
+    @test outcomes[1].output == outcomes[2].output == outcomes[3].output
+end

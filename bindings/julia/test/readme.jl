@@ -15,8 +15,9 @@ testcase("the README's first example does what it says") do
     end
 end
 
-testcase("the README's layers cut over two ranks do what it says") do
-    text = split(read(joinpath(PACKAGE, "README.md"), String), "## Tensor and sequence parallelism")[2]
+for (what, section) in (("layers", "## Tensor and sequence parallelism"), ("halos of arrays", "## Halos of arrays cut over ranks"))
+testcase("the README's $what cut over two ranks do what it says") do
+    text = split(read(joinpath(PACKAGE, "README.md"), String), section)[2]
     example = match(r"```julia\n(.*?)```"s, text)[1]
     says = match(r"As two ranks it prints `(.*?)`", text)[1]
     mktempdir() do folder
@@ -24,6 +25,7 @@ testcase("the README's layers cut over two ranks do what it says") do
         write(script, example)
         @test chomp(read(`$(ENV["MEGADP_PROGRAM"]) run -n 2 -- $(julia_command()) $script`, String)) == says
     end
+end
 end
 
 testcase("every public name says what it does") do

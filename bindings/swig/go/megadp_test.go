@@ -27,7 +27,7 @@ var build = filepath.Join("..", "..", "..", "build")
 // ranksCases are what this program does when it is started as a rank.
 var ranksCases = map[string]func() error{"missing": missingGradient, "killed": killedPeer, "cancelled": cancelled,
 	"reduced": reducedGradients, "checked": checkedGradients, "checkpointed": checkpointed, "in parts": inParts,
-	"zero2": zero2Step, "rules": rulesTogether, "caller's own": callersOwn, "instances": instancesStep, "cut": cut, "held": heldBarrier, "tensor parallel": tensorParallel}
+	"zero2": zero2Step, "rules": rulesTogether, "caller's own": callersOwn, "instances": instancesStep, "cut": cut, "held": heldBarrier, "tensor parallel": tensorParallel, "halo": ringHalo}
 
 func TestMain(m *testing.M) {
 	if run, ok := ranksCases[os.Getenv("MEGADP_TEST_CASE")]; ok {

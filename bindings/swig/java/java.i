@@ -17,6 +17,7 @@
 %rename(masterView) megadp::UpdatePiece::master;
 %rename(gradView) megadp::UpdatePiece::grad;
 %rename(stateView) megadp::UpdatePiece::state;
+%rename(arrayView) megadp::Halo::array;
 %rename(fillUseOrder) megadp::Buffer::use_order;
 %ignore megadp::Failure;
 %ignore megadp::Memory;
@@ -34,7 +35,7 @@
 %}
 
 %typemap(javainterfaces) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::Step,
-               megadp::TpLinear, megadp::TpSaved "AutoCloseable"
+               megadp::TpLinear, megadp::TpSaved, megadp::Halo "AutoCloseable"
 %typemap(javabody) SWIGTYPE %{
   private final long swigCPtr;
 
@@ -241,6 +242,12 @@
   /** The optimizer's arrays of state, from 0 on as they were added; to be updated, as master. */
   public java.nio.ByteBuffer state(long index) {
     return stateView(index).memory();
+  }
+%}
+%typemap(javacode) megadp::Halo %{
+  /** The library's memory of one of its padded arrays; see View.memory. */
+  public java.nio.ByteBuffer array(long index) {
+    return arrayView(index).memory();
   }
 %}
 %typemap(javacode) megadp::Optimizers %{

@@ -97,6 +97,7 @@ MEGADP_OPTIONAL_MEMORY(const unsigned char, grad_losses, false)
 MEGADP_OPTIONAL_MEMORY(unsigned char, losses, true)
 MEGADP_OPTIONAL_MEMORY(unsigned char, saved, true)
 MEGADP_OPTIONAL_MEMORY(unsigned char, grad_logits, true)
+MEGADP_OPTIONAL_MEMORY(unsigned char, field, true)
 
 /* A list of parameters. */
 %typemap(jni) (const long long* params, long long count) "jlongArray"

@@ -30,7 +30,7 @@ extern "C" SWIGEXPORT void SWIGSTDCALL megadp_on_failure(megadp_failure_callback
   if ($1->failed()) megadp_failed($1->code, $1->name(), $1->text, $1->rank, $1->bucket, $1->param, $1->operation);
 }
 
-%typemap(csdispose) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::Step, megadp::TpLinear, megadp::TpSaved %{
+%typemap(csdispose) megadp::Comm, megadp::Grid, megadp::Buffer, megadp::Optimizer, megadp::Request, megadp::Step, megadp::TpLinear, megadp::TpSaved, megadp::Halo %{
   ~$csclassname() {
     Dispose(false);
   }

@@ -123,6 +123,15 @@ enum class TpSplit {
   ROW = MDP_TP_ROW
 };
 
+/// What is beyond an end of an array that is cut over ranks: what the caller puts there, zero, the other end, or the mirror image at the
+/// outermost element, which is not repeated.
+enum class Edge {
+  KEEP = MDP_EDGE_KEEP,
+  ZERO = MDP_EDGE_ZERO,
+  PERIODIC = MDP_EDGE_PERIODIC,
+  REFLECT = MDP_EDGE_REFLECT
+};
+
 /// Which ranks draw the same random numbers: all (of what is replicated over tensor-parallel ranks); TENSOR: those of a tensor-parallel
 /// group draw different ones; EXPERT: those of an expert-parallel group, too.
 enum class Random {

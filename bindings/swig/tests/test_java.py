@@ -96,6 +96,10 @@ class Java(unittest.TestCase):
         ended = ranks.run_ranks(2, self.java("TensorParallelism"))
         self.assertEqual(ranks.check_ended(self, ended), "as unsplit\n" * 2)
 
+    def test_halos(self):
+        ended = ranks.run_ranks(2, self.java("Halos"))
+        self.assertEqual(ranks.check_ended(self, ended), "as the ring\n" * 2)
+
     def test_rules(self):
         for count in (1, 2):
             with tempfile.TemporaryDirectory() as folder:

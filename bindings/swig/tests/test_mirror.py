@@ -15,14 +15,14 @@ OFFERED = {"MDP_BACKEND_": "Backend", "MDP_DTYPE_": "DType", "MDP_OP_": "Op", "M
            "MDP_PLACEMENT_": "Placement", "MDP_SHARDING_": "Sharding", "MDP_MISSING_": "Missing", "MDP_SCALING_": "Scaling", "MDP_NORM_": "Norm",
            "MDP_RULE_": "Rule",
            "MDP_BUCKET_": "BucketState", "MDP_TP_REGION_": "TpRegion", "MDP_TP_GRAD_": "TpGrad", "MDP_TP_SPLIT_": "TpSplit",
-           "MDP_RANDOM_": "Random"}
+           "MDP_RANDOM_": "Random", "MDP_EDGE_": "Edge"}
 # ERROR is a macro or a word in some languages; megadp.h names regions and splits without their enumeration.
 RENAMED = {"MDP_MISSING_ERROR": "Missing::REFUSE", "MDP_TP_COLUMN": "TpSplit::COLUMN", "MDP_TP_ROW": "TpSplit::ROW",
            **{f"MDP_TP_{name}": f"TpRegion::{name}" for name in ("COPY", "REDUCE", "SCATTER", "GATHER", "REDUCE_SCATTER", "EXCHANGE")}}
 # Flags become members of the options. Messages go where the library sends them.
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
          "MDP_SCALER_", "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
-         "MDP_TP_EMBEDDING_", "MDP_TP_CROSS_ENTROPY_",
+         "MDP_TP_EMBEDDING_", "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_",
          "MDP_LOG_")
 
 
@@ -70,9 +70,12 @@ CONFIGURATIONS = {
     "mdp_tp_region_config": ("TpRegionOptions", "config({1}, {1})", "MDP_TP_REGION_CHECK_"),
     "mdp_tp_embedding_config": ("TpEmbeddingOptions", "config()", "MDP_TP_EMBEDDING_"),
     "mdp_tp_cross_entropy_config": ("TpCrossEntropyOptions", "config()", "MDP_TP_CROSS_ENTROPY_"),
+    "mdp_halo_config": ("HaloOptions", "config()", "MDP_HALO_FACES"),
+    "mdp_conv_config": ("ConvOptions", "config()", "no flags"),
 }
 # What is given by a method, and not as a member.
-ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_state("m")'), "TpLinearOptions": ("add_block(1)",)}
+ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_state("m")'), "TpLinearOptions": ("add_block(1)",),
+         "HaloOptions": ("add_dimension(1, 1, 1, 1, megadp::Edge::ZERO)",), "ConvOptions": ("add_part(1)",)}
 # For the future; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).
 LEFT_OUT = ("reserved", "bootstrap", "interrupted", "interrupted_context")
@@ -83,7 +86,7 @@ LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias"), "mdp_optimi
 def options_of(name):
     """The members of a struct of the shim: (type, name)."""
     with_members = []
-    for header in ("comm.h", "params.h", "optimizer.h", "tp.h"):
+    for header in ("comm.h", "params.h", "optimizer.h", "tp.h", "halo.h"):
         with open(os.path.join(ranks.SWIG, "shim", header), encoding="utf-8") as file:
             with_members += re.findall(rf"^struct {name} {{$(.*?)^}};$", file.read(), re.M | re.S)
     return re.findall(r"^  (long long|[\w:]+) (\w+)(?: = [^;]*)?;", with_members[0], re.M)
@@ -114,7 +117,7 @@ class Mirror(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "mirror.cc")
             with open(path, "w", encoding="ascii") as file:
-                file.write('#include "shim/checkpoint.h"\n#include "shim/tp.h"\n' + "\n".join(lines) + "\n")
+                file.write('#include "shim/checkpoint.h"\n#include "shim/halo.h"\n#include "shim/tp.h"\n' + "\n".join(lines) + "\n")
             made = ["-o", program, ranks.LIBRARY] if program else ["-fsyntax-only"]
             return subprocess.run([*os.environ.get("CXX", "c++").split(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-I", ranks.SWIG,
                                    "-I", os.path.join(ranks.ROOT, "include"), path, *made], capture_output=True, text=True, check=False)

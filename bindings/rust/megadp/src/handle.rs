@@ -30,7 +30,7 @@ macro_rules! destroy_by {
 }
 destroy_by!(mdp_comm => mdp_comm_destroy, mdp_grid => mdp_grid_destroy, mdp_buffer => mdp_buffer_destroy,
             mdp_optimizer => mdp_optimizer_destroy, mdp_request => mdp_request_free, mdp_tp_linear => mdp_tp_linear_destroy,
-            mdp_tp_saved => mdp_tp_saved_free);
+            mdp_tp_saved => mdp_tp_saved_free, mdp_halo => mdp_halo_destroy);
 
 /// A handle that is destroyed with this value.
 pub(crate) struct Owned<T: Destroy>(NonNull<T>);

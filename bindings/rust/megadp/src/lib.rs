@@ -72,6 +72,7 @@ mod element;
 mod error;
 mod gradients;
 mod grid;
+pub mod halo;
 mod handle;
 mod library;
 pub mod log;

@@ -86,7 +86,7 @@ impl<'a> Array<'a> {
 /// An array that a call writes. No two of its elements may be in the same place.
 #[derive(Debug)]
 pub struct ArrayMut<'a> {
-    raw: sys::mdp_tensor,
+    pub(crate) raw: sys::mdp_tensor,
     /// What raw points to.
     _shape: Vec<i64>,
     borrowed: PhantomData<&'a mut ()>,

@@ -1,6 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
 -- With two ranks, on lists: a column-parallel layer and a row-parallel one on what it gives, forward and backward, as the unsplit pair; operators;
--- a vocabulary that is cut; and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
+-- a vocabulary that is cut; halos; and what is refused. Numbers are whole, so that sums of products are exact however they are cut.
 local megadp = require("megadp")
 
 local comm = megadp.Comm.create(megadp.CommOptions())
@@ -131,8 +131,35 @@ local function vocabulary()
   assert(grid:seed(5, megadp.Random_TENSOR) == 5 + 2718 + rank and grid:seed(5, megadp.Random_REPLICATED) == 5, "seeds")
 end
 
+-- A ring of three elements each, with a halo of one before and two behind.
+local function halos()
+  local options = megadp.HaloOptions()
+  options.arrays = 1
+  options:add_dimension(2, 3, 1, 2, megadp.Edge_PERIODIC)
+  local halo = megadp.Halo.create(comm, options)
+  local expected = rank == 0 and {6, 1, 2, 3, 4, 5} or {3, 4, 5, 6, 1, 2}
+  same(halo:exchange({0, expected[2], expected[3], expected[4], 0, 0}, false), expected, "halo")
+  local gradient = rank == 0 and {1, 2, 3, 4, 5, 6} or {10, 20, 30, 40, 50, 60}
+  same(halo:exchange(gradient, true), rank == 0 and {0, 52, 63, 14, 0, 0} or {0, 25, 36, 41, 0, 0}, "gradients of a halo")
+  local array = halo:array(0)
+  array:set_values({0, expected[2], expected[3], expected[4], 0, 0})
+  halo:start(0, false)
+  halo:finish()
+  same(array:values(), expected, "an array of the halo's")
+  assert(halo:place(0) == rank and halo:part_begin(0) == 3 * rank and halo:whole_size(0) == 6, "places")
+  fails("MDP_E_INVALID", "fields[0] has shape [3]", function() halo:exchange({1, 2, 3}, false) end)
+  halo:close()
+  local conv = megadp.ConvOptions()
+  conv.kernel = 3
+  conv:add_part(4)
+  conv:add_part(3)
+  local part = megadp.Halo.conv_split(conv, 1)
+  assert(part.low == 0 and part.high == 2 and part.output_begin == 4 and part.output_size == 1, "a convolution that is cut")
+end
+
 pair(false)
 pair(true)
+halos()
 regions()
 vocabulary()
 comm:close()

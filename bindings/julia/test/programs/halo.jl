@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Halos between four ranks, two by two, against the whole array, which each rank has by itself; in arrays that lie in several ways.
+include("rank.jl")
+include(joinpath("..", "standins.jl"))
+load_extensions(:Functors, :ChainRulesCore)
+
+const SIZES, LOW, HIGH = ([3, 2], [2, 4]), (1, 2), (2, 1)  # of the parts along both dimensions
+const WHOLE = map(sum, SIZES)
+whole_field(salt) = Float64[100i + 10j + salt for i in 1:WHOLE[1], j in 1:WHOLE[2]]
+
+"The indices in the whole array that a rank's padded part has along dimension `d`, with periodic edges."
+function indices(d, at)
+    from = sum(SIZES[d][1:at])
+    return [mod1(i, WHOLE[d]) for i in from+1-LOW[d]:from+SIZES[d][at+1]+HIGH[d]]
+end
+
+turned(array) = PermutedDimsArray(permutedims(array), (2, 1))
+spread(array) = (wide = fill(NaN, 2 .* size(array)); place = view(wide, map(n -> 1:2:2n, size(array))...); place .= array; place)
+
+function forward(halo, at, lay)
+    fields = map((1, 2)) do salt
+        padded = fill(NaN, LOW .+ halo.part .+ HIGH)
+        MegaDP.own(halo, padded) .= whole_field(salt)[MegaDP.place(halo).part...]
+        lay(padded)
+    end
+    update_halo!(fields...; halo = halo)
+    return all(fields[salt] == whole_field(salt)[indices(1, at[1]), indices(2, at[2])] for salt in 1:2)
+end
+
+"What all ranks' gradients of their padded parts are for the whole array. Rank r's are r + 1 everywhere: sums are exact."
+function whole_gradient(salt)
+    sums = zeros(WHOLE)
+    for rank in 0:3, i in indices(1, rank % 2), j in indices(2, rank ÷ 2)
+        sums[i, j] += salt * (rank + 1)
+    end
+    return sums
+end
+
+function backward(comm, halo, at, lay)
+    mine = MegaDP.place(halo).part
+    gradients = map(salt -> lay(fill(Float64(salt * (local_rank(comm) + 1)), LOW .+ halo.part .+ HIGH)), (1, 2))
+    MegaDP.backward!(halo, gradients...)
+    good = all(MegaDP.own(halo, gradients[salt]) == whole_gradient(salt)[mine...] && sum(gradients[salt]) == sum(whole_gradient(salt)[mine...])
+               for salt in 1:2)
+    # The rule, where the second output has no gradient.
+    padded, back = ChainRulesCore.rrule(halo, (lay(whole_field(salt)[mine...]) for salt in 1:2)...)
+    good &= padded[2] == whole_field(2)[indices(1, at[1]), indices(2, at[2])]
+    change = ChainRulesCore.Thunk(() -> fill(Float32(local_rank(comm) + 1), size(padded[1])))
+    self, first_grad, second_grad = back((change, ChainRulesCore.ZeroTangent()))
+    good &= self isa ChainRulesCore.NoTangent && first_grad == whole_gradient(1)[mine...] && second_grad == zero(second_grad)
+    good &= all(back(ChainRulesCore.NoTangent())[2] .== 0)
+    return good
+end
+
+Comm() do comm
+    at = (local_rank(comm) % 2, local_rank(comm) ÷ 2)  # the first dimension varies fastest
+    Halo(comm; grid = (2, 2), size = (SIZES[1][at[1]+1], SIZES[2][at[2]+1]), low = LOW, high = HIGH, edges = :periodic, fields = 2) do halo
+        report(comm, "place", MegaDP.place(halo).place == at && MegaDP.place(halo).whole == WHOLE)
+        report(comm, "forward", all(lay -> forward(halo, at, lay), (identity, turned, spread)))
+        report(comm, "backward", all(lay -> backward(comm, halo, at, lay), (identity, turned, spread)))
+    end
+    Halo(comm; grid = (4,), size = (2,)) do halo  # one field, by its rule
+        padded, back = ChainRulesCore.rrule(halo, fill(local_rank(comm) + 1.0, 2))
+        rank = local_rank(comm) + 1
+        expected = [rank == 1 ? 0 : rank - 1, rank, rank, rank == 4 ? 0 : rank + 1]
+        report(comm, "single", padded == expected && back(ones(4))[2] == [rank == 1 ? 1 : 2, rank == 4 ? 1 : 2])
+    end
+    different = caught(() -> Halo(comm; grid = (4,), size = (2,), low = 1 + local_rank(comm)))
+    report(comm, "different", different.kind)
+end
