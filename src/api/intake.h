@@ -84,6 +84,10 @@ inline constexpr StructKind kKind<mdp_tp_embedding_config> = kind_of<mdp_tp_embe
 template <>
 inline constexpr StructKind kKind<mdp_tp_cross_entropy_config> = kind_of<mdp_tp_cross_entropy_config>("mdp_tp_cross_entropy_config", 48);
 template <>
+inline constexpr StructKind kKind<mdp_cp_config> = kind_of<mdp_cp_config>("mdp_cp_config", 32);
+template <>
+inline constexpr StructKind kKind<mdp_cp_block> = kind_of<mdp_cp_block>("mdp_cp_block", 136);
+template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 
 // Not NULL, and a multiple of `alignment`.

@@ -13,7 +13,7 @@ namespace megadp {
 
 class Comm;
 
-// What tensor-parallel calls keep apart.
+// What tensor- and context-parallel calls keep apart.
 enum class ScratchPiece : size_t {
   sent,      // what is packed to be sent, and
   received,  // to be unpacked
@@ -21,9 +21,10 @@ enum class ScratchPiece : size_t {
   output,    // of a layer, before it is reduced or gathered
   grad,      // the gradient of its output, likewise
   weight,    // packed
-  ones
+  ones,
+  attention  // all that a context-parallel one keeps
 };
-constexpr size_t kScratchPieces = 7;
+constexpr size_t kScratchPieces = 8;
 
 class Scratch {
  public:

@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/attention.h"
 #include "base/dtype.h"
 #include "base/matrix.h"
 #include "base/update.h"
@@ -25,7 +26,7 @@
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 6;
+constexpr uint32_t kPluginVersion = 7;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, an ncclResult_t, what is the plugin's own, a cublasStatus_t.
@@ -148,6 +149,7 @@ struct PluginTable {
   // As Backend's; all that the work points to is device memory.
   int32_t (*look_up)(Device* device, void* stream, const Lookup* work, bool gradient);
   int32_t (*cross_entropy)(Device* device, void* stream, const CrossEntropy* work, CrossEntropyPass pass);
+  int32_t (*merge_attention)(Device* device, void* stream, const AttentionMerge* work);
 
   // ── NCCL. Communicators are non-blocking: a call may return kPending, and comm_state() is then to be asked until it says 0. Until then
   //    no other call of the communicator may come but comm_abort(), and a collective may not be in its stream yet: nothing that is to come
