@@ -112,11 +112,11 @@ class Backend {
   virtual Status look_up(const Lookup& work, bool gradient, void* caller) = 0;
   // Likewise; of a target outside the loss, and in backward the gradients, are NaN.
   virtual Status cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) = 0;
-  // By base/attention.h. Ordered on `caller` as copy().
-  virtual Status merge_attention(const AttentionMerge& work, void* caller) = 0;
   // Finished on return.
   virtual Status read(void* host_to, const void* from, size_t bytes) = 0;
   virtual Status write(void* to, const void* host_from, size_t bytes) = 0;
+  // By base/attention.h. Ordered on `caller` as copy().
+  virtual Status merge_attention(const AttentionMerge& work, void* caller) = 0;
 };
 
 }  // namespace megadp

@@ -80,7 +80,7 @@ Status ContextHeads::prepare() {
   const auto most = static_cast<int64_t>(std::max(elements_of(a.q.shape) * size_of(a.q.type), elements_of(a.lse.shape) * sizeof(float)));
   scratch_.want(&sent_, DType::u8, {most});
   scratch_.want(&received_, DType::u8, {most});
-  return scratch_.take(comm_, ScratchPiece::attention);
+  return scratch_.take(comm_, ScratchPiece::input);
 }
 
 Status ContextHeads::run(Status* failed) {

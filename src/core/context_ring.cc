@@ -53,7 +53,7 @@ Status ContextRing::prepare() {
     if (!is_result(lse_)) scratch_.want(&lse_, DType::f32, a.lse.shape);
   }
   q_done_.assign(chunks(0).size(), false);
-  return scratch_.take(comm_, ScratchPiece::attention);
+  return scratch_.take(comm_, ScratchPiece::input);
 }
 
 // To the next rank, and from the one before into the other array.

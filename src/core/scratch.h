@@ -17,14 +17,13 @@ class Comm;
 enum class ScratchPiece : size_t {
   sent,      // what is packed to be sent, and
   received,  // to be unpacked
-  input,     // of a layer: gathered over the ranks, or packed
+  input,     // of a layer: gathered over the ranks, or packed; of an attention all that it keeps
   output,    // of a layer, before it is reduced or gathered
   grad,      // the gradient of its output, likewise
   weight,    // packed
-  ones,
-  attention  // all that a context-parallel one keeps
+  ones
 };
-constexpr size_t kScratchPieces = 8;
+constexpr size_t kScratchPieces = 7;
 
 class Scratch {
  public:

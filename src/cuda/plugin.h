@@ -149,7 +149,6 @@ struct PluginTable {
   // As Backend's; all that the work points to is device memory.
   int32_t (*look_up)(Device* device, void* stream, const Lookup* work, bool gradient);
   int32_t (*cross_entropy)(Device* device, void* stream, const CrossEntropy* work, CrossEntropyPass pass);
-  int32_t (*merge_attention)(Device* device, void* stream, const AttentionMerge* work);
 
   // ── NCCL. Communicators are non-blocking: a call may return kPending, and comm_state() is then to be asked until it says 0. Until then
   //    no other call of the communicator may come but comm_abort(), and a collective may not be in its stream yet: nothing that is to come
@@ -201,6 +200,9 @@ struct PluginTable {
   // As Backend's, on matrices in device memory. Any thread. The first one that needs a workspace allocates it, kGemmWorkspaceBytes, which
   // may wait for the device.
   int32_t (*gemm)(Gemm* gemm, void* stream, const Matrix* c, const Matrix* a, const Matrix* b, bool add);
+
+  // As Backend's, on device memory.
+  int32_t (*merge_attention)(Device* device, void* stream, const AttentionMerge* work);
 };
 
 }  // namespace megadp::cuda
