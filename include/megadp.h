@@ -668,13 +668,19 @@ typedef struct { /* one block of an attention; arrays are [batch, positions, hea
   mdp_cp_mask mask;
   int64_t q_begin, k_begin; /* positions in the whole sequence */
   int64_t head_begin;       /* of all ranks' query heads */
-  const mdp_tensor *q, *k, *v;
-  const mdp_tensor *out, *lse;               /* F32, to be written; with grad_out: of all keys, given */
-  const mdp_tensor* grad_out;                /* NULL: forward */
-  const mdp_tensor *grad_q, *grad_k, *grad_v; /* F32, to be written: this block's part */
-  const int64_t *q_bounds, *k_bounds;        /* packed: where sequences begin and end in q and k; some are empty in one */
-  uint64_t bound_count;                      /* of each; 0: one sequence */
-  mdp_stream stream;                         /* for the work */
+  const mdp_tensor* q;
+  const mdp_tensor* k;
+  const mdp_tensor* v;
+  const mdp_tensor* out; /* F32, to be written, as lse; with grad_out: of all keys, given, out of q's type */
+  const mdp_tensor* lse;
+  const mdp_tensor* grad_out; /* NULL: forward */
+  const mdp_tensor* grad_q;   /* F32, to be written: this block's part; k's and v's too */
+  const mdp_tensor* grad_k;
+  const mdp_tensor* grad_v;
+  const int64_t* q_bounds; /* packed: where sequences begin and end in q, and in k; some are empty in one */
+  const int64_t* k_bounds;
+  uint64_t bound_count; /* of each; 0: one sequence */
+  mdp_stream stream;    /* for the work */
 } mdp_cp_block;
 /* 0: computed. lse is the natural logarithm of the sum of exp of a query's scores, -infinity without any. As mdp_update_fn otherwise. */
 typedef int32_t (*mdp_cp_attention_fn)(void* user, const mdp_cp_block* block);
@@ -1135,9 +1141,9 @@ MDP_API mdp_status mdp_tp_cross_entropy_bwd(mdp_comm* comm, const mdp_tp_cross_e
  * (docs/context-parallelism.md). The attention of a block is the caller's function. k and v may have fewer heads than q, which divide
  * its. Arrays as in tensor parallelism: F32, BF16 or F16, all of one type; lse is F32. Collective over comm; blocking. */
 
-/* The positions that a rank's part has, in their order: [ranges[0], ranges[1]), then [ranges[2], ranges[3]), which may be empty.
- * Local, any thread. Errors: INVALID (sequence does not divide). */
-MDP_API mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, int64_t sequence, int64_t ranges[4]);
+/* The positions that a rank's part has, in their order: [ranges[0], ranges[1]), then [ranges[2], ranges[3]), which may be empty. Four
+ * numbers. Local, any thread. Errors: INVALID (sequence does not divide). */
+MDP_API mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, int64_t sequence, int64_t* ranges);
 
 /* out and lse, [batch, sequence, heads], from each rank's part of q, k and v. fn is called on this thread, once for each block with a key
  * that a query may see; in it as in mdp_update_fn's. Parts are merged in f32, in one order. Errors, the same on all ranks: INVALID, DESYNC

@@ -46,9 +46,9 @@ mdp_tensor view_of(const StridedArray& array, const Place& place) {
 
 Status call_function(mdp_cp_attention_fn fn, void* user, const AttentionBlock& from, const Place& place) {
   const AttentionArrays& a = from.arrays;
-  const std::array<mdp_tensor, 9> views = {view_of(a.q, place),      view_of(a.k, place),        view_of(a.v, place),
-                                           view_of(a.out, place),    view_of(a.lse, place),      view_of(a.grad_out, place),
-                                           view_of(a.grad_q, place), view_of(a.grad_k, place),   view_of(a.grad_v, place)};
+  const std::array<mdp_tensor, 9> views = {view_of(a.q, place),      view_of(a.k, place),      view_of(a.v, place),
+                                           view_of(a.out, place),    view_of(a.lse, place),    view_of(a.grad_out, place),
+                                           view_of(a.grad_q, place), view_of(a.grad_k, place), view_of(a.grad_v, place)};
   mdp_cp_block block{};
   block.struct_size = sizeof block;
   block.mask = from.causal ? MDP_CP_MASK_CAUSAL : MDP_CP_MASK_NONE;
@@ -124,7 +124,7 @@ Status attend(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn f
 
 }  // namespace
 
-mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, int64_t sequence, int64_t ranges[4]) {
+mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, int64_t sequence, int64_t* ranges) {
   return guard([&]() -> Status {
     auto ours = take_context(config);
     if (!ours) return ours.status();
@@ -144,8 +144,7 @@ mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, 
 }
 
 mdp_status mdp_cp_attention_fwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user, const mdp_tensor* q,
-                                const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out, const mdp_tensor* lse,
-                                mdp_stream stream) {
+                                const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out, const mdp_tensor* lse, mdp_stream stream) {
   return guard([&]() -> Status {
     const std::array<Operand, 5> operands = {{{q, "q", Access::read, &AttentionArrays::q},
                                               {k, "k", Access::read, &AttentionArrays::k},

@@ -12,7 +12,8 @@ constexpr const char* kCall = "an attention";
 
 Status check_like(const NamedArray& of, const NamedArray& like, bool same_type = true) {
   if (of.array.shape != like.array.shape) {
-    return invalid(of.name, " has shape ", shape_text(of.array.shape), "; it must be that of ", like.name, ", ", shape_text(like.array.shape));
+    return invalid(of.name, " has shape ", shape_text(of.array.shape), "; it must be that of ", like.name, ", ",
+                   shape_text(like.array.shape));
   }
   if (!same_type || of.array.type == like.array.type) return {};
   return invalid(of.name, ".dtype is ", name_of(of.array.type), " and ", like.name, ".dtype is ", name_of(like.array.type),
@@ -29,10 +30,10 @@ Status check_k(const StridedArray& q, const StridedArray& k) {
   std::vector<int64_t> shape = k.shape;
   if (shape.size() == 4) shape[2] = q.shape[2];
   if (shape != q.shape) {
-    return invalid("k has shape ", shape_text(k.shape), " and q ", shape_text(q.shape), "; only the number of heads, dimension 2, may differ");
+    return invalid("k has shape ", shape_text(k.shape), " and q ", shape_text(q.shape),
+                   "; only the number of heads, dimension 2, may differ");
   }
-  if (k.type != q.type)
-    return invalid("k.dtype is ", name_of(k.type), " and q.dtype is ", name_of(q.type), "; they must be equal");
+  if (k.type != q.type) return invalid("k.dtype is ", name_of(k.type), " and q.dtype is ", name_of(q.type), "; they must be equal");
   if (k.shape[2] >= 1 && q.shape[2] % k.shape[2] == 0) return {};
   return invalid("k has ", k.shape[2], " heads and q ", q.shape[2], "; each head of k serves equally many of q, so its number must divide ",
                  q.shape[2]);
@@ -67,7 +68,8 @@ Status check_bounds(const std::vector<int64_t>& bounds, int64_t whole) {
     return invalid("config.bounds[", i, "] is ", bounds[i], ", after ", bounds[i - 1], "; they must not go down");
   }
   if (bounds.back() == whole) return {};
-  return invalid("config.bounds[", bounds.size() - 1, "] is ", bounds.back(), "; the last one must be the length of the whole sequence, ", whole);
+  return invalid("config.bounds[", bounds.size() - 1, "] is ", bounds.back(), "; the last one must be the length of the whole sequence, ",
+                 whole);
 }
 
 Status check_heads(int64_t heads, int64_t ranks, const char* name) {

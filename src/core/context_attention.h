@@ -89,12 +89,12 @@ class ContextRing {
   const ContextCall& call_;
   TpCollectives collectives_;
   ScratchArrays scratch_;
-  size_t at_ = 0;                             // which of these two is here
-  std::array<StridedArray, 2> kv_, grads_;    // [2, ..]: k and v, and their gradients
-  StridedArray out_, lse_, grad_q_;           // results, f32
-  AttentionArrays part_;                      // of one block, f32
-  std::vector<bool> q_done_;                  // chunks of queries that have a result
-  std::shared_ptr<Event> grads_arrived_;      // null: they are here
+  size_t at_ = 0;                           // which of these two is here
+  std::array<StridedArray, 2> kv_, grads_;  // [2, ..]: k and v, and their gradients
+  StridedArray out_, lse_, grad_q_;         // results, f32
+  AttentionArrays part_;                    // of one block, f32
+  std::vector<bool> q_done_;                // chunks of queries that have a result
+  std::shared_ptr<Event> grads_arrived_;    // null: they are here
 };
 
 class ContextHeads {
@@ -107,7 +107,7 @@ class ContextHeads {
  private:
   int64_t ranks() const noexcept { return comm_.size(); }
   std::vector<int64_t> whole_shape(const StridedArray& part) const;
-  StridedArray heads_of(const StridedArray& part, int64_t rank) const;      // as [batch, chunks, positions, heads, ..]
+  StridedArray heads_of(const StridedArray& part, int64_t rank) const;       // as [batch, chunks, positions, heads, ..]
   StridedArray positions_of(const StridedArray& whole, int64_t rank) const;  // likewise
   Status to_heads(const StridedArray& whole, const StridedArray& part);
   Status to_positions(const StridedArray& part, const StridedArray& whole);

@@ -28,8 +28,8 @@ Status check_whole(bool causal, int64_t ranks, int64_t whole, const char* name) 
   const int64_t all = ranks * chunks_each(causal, ranks), less = whole / all * all;
   if (whole > 0 && less == whole) return {};
   const std::string would = less > 0 ? text(less, " or ", less + all) : text(all);
-  return invalid(name, " is ", whole, ", which ", ranks, " ranks cannot share in ", all, " equal chunks", all > ranks ? ", two each" : "", "; ",
-                 would, " would do");
+  return invalid(name, " is ", whole, ", which ", ranks, " ranks cannot share in ", all, " equal chunks", all > ranks ? ", two each" : "",
+                 "; ", would, " would do");
 }
 
 ContextForm choose_form(ContextForm asked, int64_t ranks, int64_t heads, int64_t kv_heads) {

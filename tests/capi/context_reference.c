@@ -130,7 +130,8 @@ void context_oracle(const context_sizes* z, uint64_t causal, const int64_t* boun
     for (int64_t j = 0; j < n; ++j) {
       double s = 0;
       for (int64_t d = 0; d < features; ++d) s += its_q[d] * k[KV(j) + d];
-      const int hidden = (causal && j > i) || (bound_count > 0 && sequence_of(bounds, bound_count, i) != sequence_of(bounds, bound_count, j));
+      const int hidden =
+          (causal && j > i) || (bound_count > 0 && sequence_of(bounds, bound_count, i) != sequence_of(bounds, bound_count, j));
       p[j] = hidden ? 0 : exp(s * scale);
       sum += p[j];
     }

@@ -34,7 +34,18 @@ static double* numbers(int64_t which, int64_t count, mdp_dtype dtype) {
   return all;
 }
 
-enum { Q, K, V, OUT, LSE, GRAD_OUT, GRAD_Q, GRAD_K, GRAD_V, ARRAYS };
+enum {
+  Q,
+  K,
+  V,
+  OUT,
+  LSE,
+  GRAD_OUT,
+  GRAD_Q,
+  GRAD_K,
+  GRAD_V,
+  ARRAYS
+};
 
 /* The arrays have three dimensions in tp_take: [batch * .. cannot be strided by batch, so a fourth is put in by hand. */
 typedef struct {
@@ -198,11 +209,11 @@ static void failing_rank(const mdp_unique_id* id, int32_t rank, int32_t size, vo
   for (int backward = 0; backward < 2; ++backward) {
     for (int good = 0; good < 2; ++good) { /* the communicator stays */
       a_failure f = {r.comm, 0, rank == 1 && !good ? (form == MDP_CP_RING ? 2 : 1) : 0};
-      const mdp_status status =
-          backward ? mdp_cp_attention_bwd(r.comm, &config, fails_at, &f, &a[Q].tensor, &a[K].tensor, &a[V].tensor, &a[OUT].tensor,
-                                          &a[LSE].tensor, &a[GRAD_OUT].tensor, &a[GRAD_Q].tensor, &a[GRAD_K].tensor, &a[GRAD_V].tensor, NULL)
-                   : mdp_cp_attention_fwd(r.comm, &config, fails_at, &f, &a[Q].tensor, &a[K].tensor, &a[V].tensor, &a[OUT].tensor,
-                                          &a[LSE].tensor, NULL);
+      const mdp_status status = backward ? mdp_cp_attention_bwd(r.comm, &config, fails_at, &f, &a[Q].tensor, &a[K].tensor, &a[V].tensor,
+                                                                &a[OUT].tensor, &a[LSE].tensor, &a[GRAD_OUT].tensor, &a[GRAD_Q].tensor,
+                                                                &a[GRAD_K].tensor, &a[GRAD_V].tensor, NULL)
+                                         : mdp_cp_attention_fwd(r.comm, &config, fails_at, &f, &a[Q].tensor, &a[K].tensor, &a[V].tensor,
+                                                                &a[OUT].tensor, &a[LSE].tensor, NULL);
       if (good) {
         OK(status);
       } else {
@@ -280,8 +291,8 @@ static void refused_rank(const mdp_unique_id* id, int32_t rank, int32_t size, vo
   if (rank == 1) {
     for (int i = Q; i <= LSE; ++i) a[i].shape[1] = 2;
   }
-  FAILS(MDP_E_DESYNC, "ranks 0 and 1 call different attentions: 'forward of q [1,3,3,4], k [1,3,3,4], f32, ring' and 'forward of q [1,2,3,4]",
-        FWD());
+  FAILS(MDP_E_DESYNC,
+        "ranks 0 and 1 call different attentions: 'forward of q [1,3,3,4], k [1,3,3,4], f32, ring' and 'forward of q [1,2,3,4]", FWD());
   tp_close(&r);
 }
 
@@ -310,8 +321,12 @@ static void parts(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(parts),         TEST(ring_equals_the_whole), TEST(all_to_all_equals_the_whole),
-                                     TEST(packed_sequences), TEST(bf16_operands),      TEST(a_function_fails_on_one_rank),
+  const struct CMUnitTest tests[] = {TEST(parts),
+                                     TEST(ring_equals_the_whole),
+                                     TEST(all_to_all_equals_the_whole),
+                                     TEST(packed_sequences),
+                                     TEST(bf16_operands),
+                                     TEST(a_function_fails_on_one_rank),
                                      TEST(refused)};
   return cmocka_run_group_tests_name("context", tests, NULL, NULL);
 }

@@ -97,6 +97,9 @@ const FUNCTIONS = (
     :mdp_tp_embedding_bwd,
     :mdp_tp_cross_entropy_fwd,
     :mdp_tp_cross_entropy_bwd,
+    :mdp_cp_part,
+    :mdp_cp_attention_fwd,
+    :mdp_cp_attention_bwd,
     :mdp_checkpoint_save,
     :mdp_checkpoint_load,
     :mdp_checkpoint_info,
@@ -298,21 +301,27 @@ mdp_tp_cross_entropy_fwd(comm, config, logits, targets, losses, saved, stream) =
     @waiting(entries[94], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, losses, saved, stream)
 mdp_tp_cross_entropy_bwd(comm, config, logits, targets, saved, grad_losses, grad_logits, stream) =
     ccall(entries[95], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_tp_cross_entropy_config}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, logits, targets, saved, grad_losses, grad_logits, stream)
+mdp_cp_part(config, size, rank, sequence, ranges) =
+    ccall(entries[96], mdp_status, (Ptr{mdp_cp_config}, Int32, Int32, Int64, Ptr{Int64}), config, size, rank, sequence, ranges)
+mdp_cp_attention_fwd(comm, config, fn, user, q, k, v, out, lse, stream) =
+    ccall(entries[97], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, stream)
+mdp_cp_attention_bwd(comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream) =
+    ccall(entries[98], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[96], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[99], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[97], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[100], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[98], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[101], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[99], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[102], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[100], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[103], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[101], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[104], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[102], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[105], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[103], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[106], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[104], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[107], Cvoid, (Ptr{mdp_request},), request)

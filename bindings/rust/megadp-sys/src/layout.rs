@@ -316,6 +316,33 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("z_loss", offset_of!(super::mdp_tp_cross_entropy_config, z_loss)),
         ("flags", offset_of!(super::mdp_tp_cross_entropy_config, flags)),
     ]),
+    ("mdp_cp_config", size_of::<super::mdp_cp_config>(), align_of::<super::mdp_cp_config>(), &[
+        ("struct_size", offset_of!(super::mdp_cp_config, struct_size)),
+        ("form", offset_of!(super::mdp_cp_config, form)),
+        ("bounds", offset_of!(super::mdp_cp_config, bounds)),
+        ("bound_count", offset_of!(super::mdp_cp_config, bound_count)),
+        ("flags", offset_of!(super::mdp_cp_config, flags)),
+    ]),
+    ("mdp_cp_block", size_of::<super::mdp_cp_block>(), align_of::<super::mdp_cp_block>(), &[
+        ("struct_size", offset_of!(super::mdp_cp_block, struct_size)),
+        ("mask", offset_of!(super::mdp_cp_block, mask)),
+        ("q_begin", offset_of!(super::mdp_cp_block, q_begin)),
+        ("k_begin", offset_of!(super::mdp_cp_block, k_begin)),
+        ("head_begin", offset_of!(super::mdp_cp_block, head_begin)),
+        ("q", offset_of!(super::mdp_cp_block, q)),
+        ("k", offset_of!(super::mdp_cp_block, k)),
+        ("v", offset_of!(super::mdp_cp_block, v)),
+        ("out", offset_of!(super::mdp_cp_block, out)),
+        ("lse", offset_of!(super::mdp_cp_block, lse)),
+        ("grad_out", offset_of!(super::mdp_cp_block, grad_out)),
+        ("grad_q", offset_of!(super::mdp_cp_block, grad_q)),
+        ("grad_k", offset_of!(super::mdp_cp_block, grad_k)),
+        ("grad_v", offset_of!(super::mdp_cp_block, grad_v)),
+        ("q_bounds", offset_of!(super::mdp_cp_block, q_bounds)),
+        ("k_bounds", offset_of!(super::mdp_cp_block, k_bounds)),
+        ("bound_count", offset_of!(super::mdp_cp_block, bound_count)),
+        ("stream", offset_of!(super::mdp_cp_block, stream)),
+    ]),
 ];
 
 pub(crate) const VALUES: &[(&str, i64)] = &[
@@ -437,6 +464,12 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_TP_EMBEDDING_CHECK_REPLICATED", super::MDP_TP_EMBEDDING_CHECK_REPLICATED as i64),
     ("MDP_TP_CROSS_ENTROPY_IGNORE", super::MDP_TP_CROSS_ENTROPY_IGNORE as i64),
     ("MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED", super::MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED as i64),
+    ("MDP_CP_AUTO", super::MDP_CP_AUTO as i64),
+    ("MDP_CP_RING", super::MDP_CP_RING as i64),
+    ("MDP_CP_ALL_TO_ALL", super::MDP_CP_ALL_TO_ALL as i64),
+    ("MDP_CP_MASK_NONE", super::MDP_CP_MASK_NONE as i64),
+    ("MDP_CP_MASK_CAUSAL", super::MDP_CP_MASK_CAUSAL as i64),
+    ("MDP_CP_CAUSAL", super::MDP_CP_CAUSAL as i64),
     ("MDP_RANDOM_UNSET", super::MDP_RANDOM_UNSET as i64),
     ("MDP_RANDOM_REPLICATED", super::MDP_RANDOM_REPLICATED as i64),
     ("MDP_RANDOM_TENSOR", super::MDP_RANDOM_TENSOR as i64),
@@ -456,7 +489,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 107] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -553,6 +586,9 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 104] {
         ("mdp_tp_embedding_bwd", super::mdp_tp_embedding_bwd as *const ()),
         ("mdp_tp_cross_entropy_fwd", super::mdp_tp_cross_entropy_fwd as *const ()),
         ("mdp_tp_cross_entropy_bwd", super::mdp_tp_cross_entropy_bwd as *const ()),
+        ("mdp_cp_part", super::mdp_cp_part as *const ()),
+        ("mdp_cp_attention_fwd", super::mdp_cp_attention_fwd as *const ()),
+        ("mdp_cp_attention_bwd", super::mdp_cp_attention_bwd as *const ()),
         ("mdp_checkpoint_save", super::mdp_checkpoint_save as *const ()),
         ("mdp_checkpoint_load", super::mdp_checkpoint_load as *const ()),
         ("mdp_checkpoint_info", super::mdp_checkpoint_info as *const ()),
