@@ -267,7 +267,7 @@ enum {                             /* mdp_tp_cross_entropy_config.flags */
   MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = 2
 };
 
-typedef uint32_t mdp_edge; /* what is beyond an end of the whole array, in the halo of the ranks there */
+typedef uint32_t mdp_edge; /* what is beyond an end of the whole */
 enum {
   MDP_EDGE_KEEP = 0, /* what the caller puts there */
   MDP_EDGE_ZERO = 1,
@@ -279,6 +279,21 @@ enum {               /* mdp_halo_config.flags */
 };
 enum { /* mdp_halo_start */
   MDP_HALO_BACKWARD = 1
+};
+
+typedef uint32_t mdp_cp_form; /* what moves */
+enum {
+  MDP_CP_AUTO = 0,      /* what sends less */
+  MDP_CP_RING = 1,      /* k and v, while a block is computed */
+  MDP_CP_ALL_TO_ALL = 2 /* each rank gets the whole sequence of some heads */
+};
+typedef uint32_t mdp_cp_mask;
+enum {
+  MDP_CP_MASK_NONE = 0,
+  MDP_CP_MASK_CAUSAL = 1 /* a query sees keys up to its own position; q and k begin at the same */
+};
+enum {              /* mdp_cp_config.flags */
+  MDP_CP_CAUSAL = 1 /* cut zig-zag, in twice as many chunks as ranks */
 };
 
 typedef uint32_t mdp_random; /* which ranks draw the same random numbers */
@@ -685,6 +700,36 @@ typedef struct { /* of one rank */
   int64_t inside_begin, inside_size; /* outputs of it that need no halo */
   int64_t whole_output;
 } mdp_conv_part;
+
+typedef struct { /* the same on all ranks */
+  uint32_t struct_size;
+  mdp_cp_form form;
+  const int64_t* bounds; /* NULL, or of packed sequences 0 and where each ends */
+  uint64_t bound_count;  /* sequences + 1 */
+  uint64_t flags;        /* MDP_CP_* */
+} mdp_cp_config;
+
+typedef struct { /* one block; arrays are [batch, positions, heads, head_dim], lse without the last */
+  uint32_t struct_size;
+  mdp_cp_mask mask;
+  int64_t q_begin, k_begin; /* positions in the whole sequence */
+  int64_t head_begin;       /* of all ranks' query heads */
+  const mdp_tensor* q;
+  const mdp_tensor* k;
+  const mdp_tensor* v;
+  const mdp_tensor* out; /* F32, to be written, as lse; with grad_out: given, of all keys, q's type */
+  const mdp_tensor* lse;
+  const mdp_tensor* grad_out; /* NULL: forward */
+  const mdp_tensor* grad_q;   /* F32, to be written: this block's part */
+  const mdp_tensor* grad_k;
+  const mdp_tensor* grad_v;
+  const int64_t* q_bounds; /* packed: where sequences end in q, in k */
+  const int64_t* k_bounds;
+  uint64_t bound_count; /* of each; 0: one sequence */
+  mdp_stream stream;    /* for the work */
+} mdp_cp_block;
+/* 0: computed. lse: natural, -infinity without a key. As mdp_update_fn otherwise. */
+typedef int32_t (*mdp_cp_attention_fn)(void* user, const mdp_cp_block* block);
 
 /* `text` is NUL-terminated and borrowed for the call. */
 typedef void (*mdp_log_fn)(void* user, mdp_log_level level, const char* text, size_t length);
@@ -1153,8 +1198,7 @@ MDP_API mdp_status mdp_halo_start(mdp_halo* halo, const mdp_tensor* fields, size
  * device noticed between ranks of one node). */
 MDP_API mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream);
 
-/* Padded array `index` of config.arrays, zero at first, as long as the halo. Much that neighbours on the node need of these they read
- * there, so that nothing is packed, and mdp_halo_finish waits until all have read. Local. */
+/* Padded array `index` of config.arrays, zero at first, as long as the halo. Neighbours on the node read there what is much. Local. */
 MDP_API mdp_status mdp_halo_array(mdp_halo* halo, uint64_t index, mdp_tensor* out);
 
 /* Of each dimension this rank's place in the grid, where its part begins, and the size of the whole; or NULL. Local. */
@@ -1163,8 +1207,29 @@ MDP_API mdp_status mdp_halo_place(const mdp_halo* halo, int64_t* coords, int64_t
 MDP_API void mdp_halo_destroy(mdp_halo* halo);
 
 /* How an input, cut along one dimension into `count` parts, is convolved or pooled: each output by the rank that has the element at output
- * * stride, by the last one beyond. Local, pure. Errors: INVALID (a window longer than the padded input). */
+ * * stride, by the last one beyond. Local. Errors: INVALID (a window longer than the padded input). */
 MDP_API mdp_status mdp_conv_split(const mdp_conv_config* config, const int64_t* parts, size_t count, int32_t part, mdp_conv_part* out);
+
+/* ── Context parallelism ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+ *
+ * Attention over a sequence that is cut over the ranks of comm, dimension 1 of [batch, sequence, heads, head_dim]
+ * (docs/context-parallelism.md). The attention of a block is the caller's function. k and v may have fewer heads than q. Arrays as in
+ * tensor parallelism: F32, BF16 or F16, all of one type; lse is F32. Collective over comm; blocking. */
+
+/* The positions of a rank's part: [ranges[0], ranges[1]), then [ranges[2], ranges[3]), which may be empty. Local, any thread. Errors:
+ * INVALID (sequence does not divide). */
+MDP_API mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, int64_t sequence, int64_t* ranges);
+
+/* out and lse, [batch, sequence, heads], from each rank's part of q, k and v. fn is called for each block with a key that a query may see;
+ * parts are merged in f32, in one order. Errors, on all ranks: INVALID, DESYNC, ABORTED (fn did not return 0; the communicator stays). */
+MDP_API mdp_status mdp_cp_attention_fwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user,
+                                        const mdp_tensor* q, const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out,
+                                        const mdp_tensor* lse, mdp_stream stream);
+/* Gradients of q, k and v from that of out. */
+MDP_API mdp_status mdp_cp_attention_bwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user,
+                                        const mdp_tensor* q, const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out,
+                                        const mdp_tensor* lse, const mdp_tensor* grad_out, const mdp_tensor* grad_q,
+                                        const mdp_tensor* grad_k, const mdp_tensor* grad_v, mdp_stream stream);
 
 /* ── Checkpoint ──────────────────────────────────────────────────────────────────────────────────────────────────────────────────
  *

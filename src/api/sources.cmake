@@ -6,6 +6,7 @@ set(MEGADP_api_SOURCES
     collectives.cc
     comm.cc
     config.cc
+    context.cc
     dlpack.cc
     error.cc
     event.cc

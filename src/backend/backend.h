@@ -14,6 +14,7 @@
 
 #include "backend/group.h"
 #include "backend/stream.h"
+#include "base/attention.h"
 #include "base/dtype.h"
 #include "base/matrix.h"
 #include "base/status.h"
@@ -114,6 +115,8 @@ class Backend {
   // Finished on return.
   virtual Status read(void* host_to, const void* from, size_t bytes) = 0;
   virtual Status write(void* to, const void* host_from, size_t bytes) = 0;
+  // By base/attention.h. Ordered on `caller` as copy().
+  virtual Status merge_attention(const AttentionMerge& work, void* caller) = 0;
 };
 
 }  // namespace megadp

@@ -20,7 +20,7 @@ Result<void*> Scratch::take(Comm& comm, ScratchPiece piece, size_t bytes) {
   std::shared_ptr<Memory>& held = pieces_[static_cast<size_t>(piece)];
   if (held && held->bytes() >= bytes) return held->data();
   auto larger = comm.context().backend->allocate(bytes_of(bytes));
-  if (!larger) return larger.status().with_context("scratch memory for tensor parallelism");
+  if (!larger) return larger.status().with_context("scratch memory of a communicator");
   if (held) comm.channel().retain(held);
   held = *std::move(larger);
   return held->data();

@@ -13,11 +13,11 @@ namespace megadp {
 
 class Comm;
 
-// What tensor-parallel calls keep apart.
+// What tensor- and context-parallel calls keep apart.
 enum class ScratchPiece : size_t {
   sent,      // what is packed to be sent, and
   received,  // to be unpacked
-  input,     // of a layer: gathered over the ranks, or packed
+  input,     // of a layer: gathered over the ranks, or packed; of an attention all that it keeps
   output,    // of a layer, before it is reduced or gathered
   grad,      // the gradient of its output, likewise
   weight,    // packed

@@ -219,6 +219,11 @@ Status CudaBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pas
   return check(gpu_->plugin().cross_entropy(gpu_->device(), caller, &work, pass), "a cross-entropy");
 }
 
+Status CudaBackend::merge_attention(const AttentionMerge& work, void* caller) {
+  if (gpu_->failed()) return gpu_->failure();
+  return check(gpu_->plugin().merge_attention(gpu_->device(), caller, &work), "a merge of attention");
+}
+
 Status CudaBackend::read(void* host_to, const void* from, size_t bytes) {
   return move(host_to, from, bytes);
 }

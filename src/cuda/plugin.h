@@ -18,6 +18,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/attention.h"
 #include "base/dtype.h"
 #include "base/matrix.h"
 #include "base/update.h"
@@ -25,7 +26,7 @@
 
 namespace megadp::cuda {
 
-constexpr uint32_t kPluginVersion = 6;
+constexpr uint32_t kPluginVersion = 7;
 constexpr int32_t kPending = 1;
 
 // Where a failure comes from: these plus a cudaError_t, an ncclResult_t, what is the plugin's own, a cublasStatus_t.
@@ -199,6 +200,9 @@ struct PluginTable {
   // As Backend's, on matrices in device memory. Any thread. The first one that needs a workspace allocates it, kGemmWorkspaceBytes, which
   // may wait for the device.
   int32_t (*gemm)(Gemm* gemm, void* stream, const Matrix* c, const Matrix* a, const Matrix* b, bool add);
+
+  // As Backend's, on device memory.
+  int32_t (*merge_attention)(Device* device, void* stream, const AttentionMerge* work);
 };
 
 }  // namespace megadp::cuda

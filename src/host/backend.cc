@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "host/attention.h"
 #include "host/gemm.h"
 #include "host/group.h"
 #include "host/kernels.h"
@@ -166,6 +167,12 @@ Status HostBackend::cross_entropy(const CrossEntropy& work, CrossEntropyPass pas
     }
   }
   return host::cross_entropy(work, pass);
+}
+
+Status HostBackend::merge_attention(const AttentionMerge& work, void* caller) {
+  if (caller != nullptr) return invalid("stream is ", caller, "; host streams are NULL");
+  host::merge_attention(work);
+  return {};
 }
 
 Status HostBackend::read(void* host_to, const void* from, size_t bytes) {

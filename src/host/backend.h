@@ -47,6 +47,7 @@ class HostBackend final : public Backend {
   Result<std::string> gemm_library() override;
   Status look_up(const Lookup& work, bool gradient, void* caller) override;
   Status cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) override;
+  Status merge_attention(const AttentionMerge& work, void* caller) override;
   Status read(void* host_to, const void* from, size_t bytes) override;
   Status write(void* to, const void* host_from, size_t bytes) override;
 

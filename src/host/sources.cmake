@@ -16,6 +16,7 @@ else()
 endif()
 
 set(MEGADP_host_SOURCES
+    attention.cc
     backend.cc
     blas_gemm.cc
     copy_past.cc

@@ -122,6 +122,9 @@ void kernels(const PluginTable& plugin, const char* error) {
     for (const auto pass : {CrossEntropyPass::scores, CrossEntropyPass::losses, CrossEntropyPass::gradient}) {
       names(plugin, plugin.cross_entropy(nullptr, nullptr, &loss, pass), kCudaFailure, error, "cross_entropy");
     }
+    AttentionMerge merge;
+    merge.batches = merge.rows = merge.features = 1;
+    names(plugin, plugin.merge_attention(nullptr, nullptr, &merge), kCudaFailure, error, "merge_attention");
     for (const DType param : {DType::f32, DType::bf16, DType::f16}) {
       Lookup lookup;
       lookup.tokens = lookup.features = 1;

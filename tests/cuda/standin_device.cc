@@ -17,6 +17,7 @@
 #include "base/deadline.h"
 #include "base/thread.h"
 #include "cuda/build.h"
+#include "host/attention.h"
 #include "host/kernels.h"
 #include "host/vocabulary.h"
 #include "standin.h"
@@ -376,6 +377,12 @@ int32_t cross_entropy(Device* device, void* stream, const CrossEntropy* work, Cr
   return 0;
 }
 
+int32_t merge_attention(Device* device, void* stream, const AttentionMerge* work) {
+  if (!all_on_device(work->out, work->lse, work->part, work->part_lse)) return kBadMemory;
+  queue_of(device, stream)->submit([work = *work] { host::merge_attention(work); });
+  return 0;
+}
+
 PluginTable make_table() {
   PluginTable table{};
   table.version = kPluginVersion;
@@ -417,6 +424,7 @@ PluginTable make_table() {
   table.reduce = &reduce;
   table.look_up = &look_up;
   table.cross_entropy = &cross_entropy;
+  table.merge_attention = &merge_attention;
   put_nccl(&table);
   put_gemm(&table);
   return table;

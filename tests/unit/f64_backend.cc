@@ -166,6 +166,7 @@ class F64Backend final : public Backend {
   Status cross_entropy(const CrossEntropy& work, CrossEntropyPass pass, void* caller) override {
     return host_->cross_entropy(work, pass, caller);
   }
+  Status merge_attention(const AttentionMerge& work, void* caller) override { return host_->merge_attention(work, caller); }
   Status read(void* host_to, const void* from, size_t bytes) override { return host_->read(host_to, from, bytes); }
   Status write(void* to, const void* host_from, size_t bytes) override { return host_->write(to, host_from, bytes); }
 

@@ -104,6 +104,9 @@ const FUNCTIONS = (
     :mdp_halo_place,
     :mdp_halo_destroy,
     :mdp_conv_split,
+    :mdp_cp_part,
+    :mdp_cp_attention_fwd,
+    :mdp_cp_attention_bwd,
     :mdp_checkpoint_save,
     :mdp_checkpoint_load,
     :mdp_checkpoint_info,
@@ -319,21 +322,27 @@ mdp_halo_destroy(halo) =
     ccall(entries[101], Cvoid, (Ptr{mdp_halo},), halo)
 mdp_conv_split(config, parts, count, part, out) =
     ccall(entries[102], mdp_status, (Ptr{mdp_conv_config}, Ptr{Int64}, Csize_t, Int32, Ptr{mdp_conv_part}), config, parts, count, part, out)
+mdp_cp_part(config, size, rank, sequence, ranges) =
+    ccall(entries[103], mdp_status, (Ptr{mdp_cp_config}, Int32, Int32, Int64, Ptr{Int64}), config, size, rank, sequence, ranges)
+mdp_cp_attention_fwd(comm, config, fn, user, q, k, v, out, lse, stream) =
+    ccall(entries[104], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, stream)
+mdp_cp_attention_bwd(comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream) =
+    ccall(entries[105], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream)
 mdp_checkpoint_save(config, out) =
-    @waiting(entries[103], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
+    @waiting(entries[106], mdp_status, (Ptr{mdp_checkpoint_config}, Ptr{Ptr{mdp_request}}), config, out)
 mdp_checkpoint_load(config) =
-    @waiting(entries[104], mdp_status, (Ptr{mdp_checkpoint_config},), config)
+    @waiting(entries[107], mdp_status, (Ptr{mdp_checkpoint_config},), config)
 mdp_checkpoint_info(directory, json, capacity, needed) =
-    @waiting(entries[105], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
+    @waiting(entries[108], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, json, capacity, needed)
 mdp_checkpoint_data(directory, rank, data, capacity, needed) =
-    @waiting(entries[106], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
+    @waiting(entries[109], mdp_status, (Cstring, Int32, Ptr{Cvoid}, Csize_t, Ptr{Csize_t}), directory, rank, data, capacity, needed)
 mdp_checkpoint_verify(directory, damage, capacity, needed) =
-    @waiting(entries[107], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
+    @waiting(entries[110], mdp_status, (Cstring, Ptr{UInt8}, Csize_t, Ptr{Csize_t}), directory, damage, capacity, needed)
 mdp_checkpoint_export(directory, path, most_bytes) =
-    @waiting(entries[108], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
+    @waiting(entries[111], mdp_status, (Cstring, Cstring, UInt64), directory, path, most_bytes)
 mdp_request_test(request) =
-    ccall(entries[109], mdp_status, (Ptr{mdp_request},), request)
+    ccall(entries[112], mdp_status, (Ptr{mdp_request},), request)
 mdp_request_wait(request, timeout_ns) =
-    @waiting(entries[110], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
+    @waiting(entries[113], mdp_status, (Ptr{mdp_request}, UInt64), request, timeout_ns)
 mdp_request_free(request) =
-    ccall(entries[111], Cvoid, (Ptr{mdp_request},), request)
+    ccall(entries[114], Cvoid, (Ptr{mdp_request},), request)

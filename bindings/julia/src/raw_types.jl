@@ -27,6 +27,8 @@ const mdp_tp_region = UInt32
 const mdp_tp_grad = UInt32
 const mdp_tp_split = UInt32
 const mdp_edge = UInt32
+const mdp_cp_form = UInt32
+const mdp_cp_mask = UInt32
 const mdp_random = UInt32
 const mdp_bucket_state = UInt32
 const mdp_log_level = Int32
@@ -461,6 +463,39 @@ end
 mdp_conv_part(; reserved = 0, low = 0, high = 0, output_begin = 0, output_size = 0, first = 0, inside_begin = 0, inside_size = 0, whole_output = 0) =
     mdp_conv_part(sizeof(mdp_conv_part), reserved, low, high, output_begin, output_size, first, inside_begin, inside_size, whole_output)
 
+struct mdp_cp_config
+    struct_size::UInt32
+    form::mdp_cp_form
+    bounds::Ptr{Int64}
+    bound_count::UInt64
+    flags::UInt64
+end
+mdp_cp_config(; form = 0, bounds = C_NULL, bound_count = 0, flags = 0) =
+    mdp_cp_config(sizeof(mdp_cp_config), form, bounds, bound_count, flags)
+
+struct mdp_cp_block
+    struct_size::UInt32
+    mask::mdp_cp_mask
+    q_begin::Int64
+    k_begin::Int64
+    head_begin::Int64
+    q::Ptr{mdp_tensor}
+    k::Ptr{mdp_tensor}
+    v::Ptr{mdp_tensor}
+    out::Ptr{mdp_tensor}
+    lse::Ptr{mdp_tensor}
+    grad_out::Ptr{mdp_tensor}
+    grad_q::Ptr{mdp_tensor}
+    grad_k::Ptr{mdp_tensor}
+    grad_v::Ptr{mdp_tensor}
+    q_bounds::Ptr{Int64}
+    k_bounds::Ptr{Int64}
+    bound_count::UInt64
+    stream::Ptr{Cvoid}
+end
+mdp_cp_block(; mask = 0, q_begin = 0, k_begin = 0, head_begin = 0, q = C_NULL, k = C_NULL, v = C_NULL, out = C_NULL, lse = C_NULL, grad_out = C_NULL, grad_q = C_NULL, grad_k = C_NULL, grad_v = C_NULL, q_bounds = C_NULL, k_bounds = C_NULL, bound_count = 0, stream = C_NULL) =
+    mdp_cp_block(sizeof(mdp_cp_block), mask, q_begin, k_begin, head_begin, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, q_bounds, k_bounds, bound_count, stream)
+
 const MDP_OK = Int32(0)
 const MDP_PENDING = Int32(1)
 const MDP_E_INVALID = Int32(-1)
@@ -615,6 +650,15 @@ const MDP_EDGE_REFLECT = UInt32(3)
 const MDP_HALO_FACES = Int(1)
 
 const MDP_HALO_BACKWARD = Int(1)
+
+const MDP_CP_AUTO = UInt32(0)
+const MDP_CP_RING = UInt32(1)
+const MDP_CP_ALL_TO_ALL = UInt32(2)
+
+const MDP_CP_MASK_NONE = UInt32(0)
+const MDP_CP_MASK_CAUSAL = UInt32(1)
+
+const MDP_CP_CAUSAL = Int(1)
 
 const MDP_RANDOM_UNSET = UInt32(0)
 const MDP_RANDOM_REPLICATED = UInt32(1)

@@ -110,6 +110,7 @@ int32_t count_steps(Device* device, void* stream, const StepScalars* scalars, ui
 int32_t update(Device* device, void* stream, const Update* update);
 int32_t look_up(Device* device, void* stream, const Lookup* work, bool gradient);
 int32_t cross_entropy(Device* device, void* stream, const CrossEntropy* work, CrossEntropyPass pass);
+int32_t merge_attention(Device* device, void* stream, const AttentionMerge* work);
 int32_t reduce(Device* device, void* stream, void* to, const void* from, size_t stride, int32_t parts, size_t count, DType type, Op op,
                double divisor);
 

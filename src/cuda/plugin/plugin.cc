@@ -68,6 +68,7 @@ void add_kernels(PluginTable* table) {
   table->reduce = reduce;
   table->look_up = look_up;
   table->cross_entropy = cross_entropy;
+  table->merge_attention = merge_attention;
 }
 
 PluginTable make_table() {

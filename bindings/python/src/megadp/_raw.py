@@ -26,6 +26,8 @@ ALIASES = {
     "mdp_tp_grad": ctypes.c_uint32,
     "mdp_tp_split": ctypes.c_uint32,
     "mdp_edge": ctypes.c_uint32,
+    "mdp_cp_form": ctypes.c_uint32,
+    "mdp_cp_mask": ctypes.c_uint32,
     "mdp_random": ctypes.c_uint32,
     "mdp_bucket_state": ctypes.c_uint32,
     "mdp_log_level": ctypes.c_int32,
@@ -73,6 +75,7 @@ mdp_allgather_test_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes
 mdp_allgather_free_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 mdp_interrupted_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p)
 mdp_update_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
+mdp_cp_attention_fn = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p)
 mdp_log_fn = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t)
 
 
@@ -509,9 +512,42 @@ class mdp_conv_part(ctypes.Structure):
         ("whole_output", ctypes.c_int64),
     ]
 
+
+class mdp_cp_config(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("form", ctypes.c_uint32),
+        ("bounds", ctypes.POINTER(ctypes.c_int64)),
+        ("bound_count", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    ]
+
+
+class mdp_cp_block(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("mask", ctypes.c_uint32),
+        ("q_begin", ctypes.c_int64),
+        ("k_begin", ctypes.c_int64),
+        ("head_begin", ctypes.c_int64),
+        ("q", ctypes.POINTER(mdp_tensor)),
+        ("k", ctypes.POINTER(mdp_tensor)),
+        ("v", ctypes.POINTER(mdp_tensor)),
+        ("out", ctypes.POINTER(mdp_tensor)),
+        ("lse", ctypes.POINTER(mdp_tensor)),
+        ("grad_out", ctypes.POINTER(mdp_tensor)),
+        ("grad_q", ctypes.POINTER(mdp_tensor)),
+        ("grad_k", ctypes.POINTER(mdp_tensor)),
+        ("grad_v", ctypes.POINTER(mdp_tensor)),
+        ("q_bounds", ctypes.POINTER(ctypes.c_int64)),
+        ("k_bounds", ctypes.POINTER(ctypes.c_int64)),
+        ("bound_count", ctypes.c_uint64),
+        ("stream", ctypes.c_void_p),
+    ]
+
 STRUCTS = (
     mdp_unique_id, mdp_error_info, mdp_bootstrap, mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config,
     mdp_plan_report, mdp_range, mdp_param_group, mdp_param_state, mdp_optimizer_config, mdp_update, mdp_scaler, mdp_step_config,
     mdp_step_report, mdp_grad_summary, mdp_stats_report, mdp_bucket_report, mdp_checkpoint_part, mdp_checkpoint_tensor,
     mdp_checkpoint_config, mdp_tp_region_config, mdp_tp_linear_config, mdp_tp_embedding_config, mdp_tp_cross_entropy_config,
-    mdp_halo_config, mdp_conv_config, mdp_conv_part)
+    mdp_halo_config, mdp_conv_config, mdp_conv_part, mdp_cp_config, mdp_cp_block)

@@ -480,3 +480,35 @@ impl Default for mdp_conv_part {
     }
 }
 
+impl mdp_cp_config {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_cp_config {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl mdp_cp_block {
+    /// All zero, but for the struct_size.
+    pub const fn new() -> Self {
+        // SAFETY: integers, numbers and raw pointers may all be zero.
+        let mut new: Self = unsafe { core::mem::zeroed() };
+        new.struct_size = core::mem::size_of::<Self>() as u32;
+        new
+    }
+}
+
+impl Default for mdp_cp_block {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+

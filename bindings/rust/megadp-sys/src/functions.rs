@@ -159,6 +159,15 @@ unsafe extern "C" {
     pub fn mdp_halo_destroy(halo: *mut mdp_halo);
     pub fn mdp_conv_split(config: *const mdp_conv_config, parts: *const i64, count: usize, part: i32,
         out: *mut mdp_conv_part) -> mdp_status;
+    pub fn mdp_cp_part(config: *const mdp_cp_config, size: i32, rank: i32, sequence: i64,
+        ranges: *mut i64) -> mdp_status;
+    pub fn mdp_cp_attention_fwd(comm: *mut mdp_comm, config: *const mdp_cp_config, r#fn: mdp_cp_attention_fn,
+        user: *mut c_void, q: *const mdp_tensor, k: *const mdp_tensor, v: *const mdp_tensor, out: *const mdp_tensor,
+        lse: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
+    pub fn mdp_cp_attention_bwd(comm: *mut mdp_comm, config: *const mdp_cp_config, r#fn: mdp_cp_attention_fn,
+        user: *mut c_void, q: *const mdp_tensor, k: *const mdp_tensor, v: *const mdp_tensor, out: *const mdp_tensor,
+        lse: *const mdp_tensor, grad_out: *const mdp_tensor, grad_q: *const mdp_tensor, grad_k: *const mdp_tensor,
+        grad_v: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
     pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
     pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
     pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,

@@ -350,6 +350,33 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("inside_size", offset_of!(super::mdp_conv_part, inside_size)),
         ("whole_output", offset_of!(super::mdp_conv_part, whole_output)),
     ]),
+    ("mdp_cp_config", size_of::<super::mdp_cp_config>(), align_of::<super::mdp_cp_config>(), &[
+        ("struct_size", offset_of!(super::mdp_cp_config, struct_size)),
+        ("form", offset_of!(super::mdp_cp_config, form)),
+        ("bounds", offset_of!(super::mdp_cp_config, bounds)),
+        ("bound_count", offset_of!(super::mdp_cp_config, bound_count)),
+        ("flags", offset_of!(super::mdp_cp_config, flags)),
+    ]),
+    ("mdp_cp_block", size_of::<super::mdp_cp_block>(), align_of::<super::mdp_cp_block>(), &[
+        ("struct_size", offset_of!(super::mdp_cp_block, struct_size)),
+        ("mask", offset_of!(super::mdp_cp_block, mask)),
+        ("q_begin", offset_of!(super::mdp_cp_block, q_begin)),
+        ("k_begin", offset_of!(super::mdp_cp_block, k_begin)),
+        ("head_begin", offset_of!(super::mdp_cp_block, head_begin)),
+        ("q", offset_of!(super::mdp_cp_block, q)),
+        ("k", offset_of!(super::mdp_cp_block, k)),
+        ("v", offset_of!(super::mdp_cp_block, v)),
+        ("out", offset_of!(super::mdp_cp_block, out)),
+        ("lse", offset_of!(super::mdp_cp_block, lse)),
+        ("grad_out", offset_of!(super::mdp_cp_block, grad_out)),
+        ("grad_q", offset_of!(super::mdp_cp_block, grad_q)),
+        ("grad_k", offset_of!(super::mdp_cp_block, grad_k)),
+        ("grad_v", offset_of!(super::mdp_cp_block, grad_v)),
+        ("q_bounds", offset_of!(super::mdp_cp_block, q_bounds)),
+        ("k_bounds", offset_of!(super::mdp_cp_block, k_bounds)),
+        ("bound_count", offset_of!(super::mdp_cp_block, bound_count)),
+        ("stream", offset_of!(super::mdp_cp_block, stream)),
+    ]),
 ];
 
 pub(crate) const VALUES: &[(&str, i64)] = &[
@@ -477,6 +504,12 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
     ("MDP_EDGE_REFLECT", super::MDP_EDGE_REFLECT as i64),
     ("MDP_HALO_FACES", super::MDP_HALO_FACES as i64),
     ("MDP_HALO_BACKWARD", super::MDP_HALO_BACKWARD as i64),
+    ("MDP_CP_AUTO", super::MDP_CP_AUTO as i64),
+    ("MDP_CP_RING", super::MDP_CP_RING as i64),
+    ("MDP_CP_ALL_TO_ALL", super::MDP_CP_ALL_TO_ALL as i64),
+    ("MDP_CP_MASK_NONE", super::MDP_CP_MASK_NONE as i64),
+    ("MDP_CP_MASK_CAUSAL", super::MDP_CP_MASK_CAUSAL as i64),
+    ("MDP_CP_CAUSAL", super::MDP_CP_CAUSAL as i64),
     ("MDP_RANDOM_UNSET", super::MDP_RANDOM_UNSET as i64),
     ("MDP_RANDOM_REPLICATED", super::MDP_RANDOM_REPLICATED as i64),
     ("MDP_RANDOM_TENSOR", super::MDP_RANDOM_TENSOR as i64),
@@ -496,7 +529,7 @@ pub(crate) const VALUES: &[(&str, i64)] = &[
 ];
 
 /// Their addresses: a test that reads them does not link where one is not exported.
-pub(crate) fn functions() -> [(&'static str, *const ()); 111] {
+pub(crate) fn functions() -> [(&'static str, *const ()); 114] {
     [
         ("mdp_version", super::mdp_version as *const ()),
         ("mdp_status_name", super::mdp_status_name as *const ()),
@@ -600,6 +633,9 @@ pub(crate) fn functions() -> [(&'static str, *const ()); 111] {
         ("mdp_halo_place", super::mdp_halo_place as *const ()),
         ("mdp_halo_destroy", super::mdp_halo_destroy as *const ()),
         ("mdp_conv_split", super::mdp_conv_split as *const ()),
+        ("mdp_cp_part", super::mdp_cp_part as *const ()),
+        ("mdp_cp_attention_fwd", super::mdp_cp_attention_fwd as *const ()),
+        ("mdp_cp_attention_bwd", super::mdp_cp_attention_bwd as *const ()),
         ("mdp_checkpoint_save", super::mdp_checkpoint_save as *const ()),
         ("mdp_checkpoint_load", super::mdp_checkpoint_load as *const ()),
         ("mdp_checkpoint_info", super::mdp_checkpoint_info as *const ()),

@@ -437,3 +437,36 @@ pub struct mdp_conv_part {
     pub whole_output: i64,
 }
 
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_cp_config {
+    pub struct_size: u32,
+    pub form: mdp_cp_form,
+    pub bounds: *const i64,
+    pub bound_count: u64,
+    pub flags: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct mdp_cp_block {
+    pub struct_size: u32,
+    pub mask: mdp_cp_mask,
+    pub q_begin: i64,
+    pub k_begin: i64,
+    pub head_begin: i64,
+    pub q: *const mdp_tensor,
+    pub k: *const mdp_tensor,
+    pub v: *const mdp_tensor,
+    pub out: *const mdp_tensor,
+    pub lse: *const mdp_tensor,
+    pub grad_out: *const mdp_tensor,
+    pub grad_q: *const mdp_tensor,
+    pub grad_k: *const mdp_tensor,
+    pub grad_v: *const mdp_tensor,
+    pub q_bounds: *const i64,
+    pub k_bounds: *const i64,
+    pub bound_count: u64,
+    pub stream: mdp_stream,
+}
+

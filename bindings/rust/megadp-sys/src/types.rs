@@ -74,6 +74,8 @@ pub type mdp_tp_region = u32;
 pub type mdp_tp_grad = u32;
 pub type mdp_tp_split = u32;
 pub type mdp_edge = u32;
+pub type mdp_cp_form = u32;
+pub type mdp_cp_mask = u32;
 pub type mdp_random = u32;
 pub type mdp_bucket_state = u32;
 pub type mdp_log_level = i32;
@@ -233,6 +235,15 @@ pub const MDP_HALO_FACES: u64 = 1;
 
 pub const MDP_HALO_BACKWARD: u64 = 1;
 
+pub const MDP_CP_AUTO: mdp_cp_form = 0;
+pub const MDP_CP_RING: mdp_cp_form = 1;
+pub const MDP_CP_ALL_TO_ALL: mdp_cp_form = 2;
+
+pub const MDP_CP_MASK_NONE: mdp_cp_mask = 0;
+pub const MDP_CP_MASK_CAUSAL: mdp_cp_mask = 1;
+
+pub const MDP_CP_CAUSAL: u64 = 1;
+
 pub const MDP_RANDOM_UNSET: mdp_random = 0;
 pub const MDP_RANDOM_REPLICATED: mdp_random = 1;
 pub const MDP_RANDOM_TENSOR: mdp_random = 2;
@@ -258,5 +269,6 @@ pub type mdp_allgather_test_fn = Option<unsafe extern "C" fn(context: *mut c_voi
 pub type mdp_allgather_free_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void)>;
 pub type mdp_interrupted_fn = Option<unsafe extern "C" fn(context: *mut c_void) -> i32>;
 pub type mdp_update_fn = Option<unsafe extern "C" fn(user: *mut c_void, update: *const mdp_update) -> i32>;
+pub type mdp_cp_attention_fn = Option<unsafe extern "C" fn(user: *mut c_void, block: *const mdp_cp_block) -> i32>;
 pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: mdp_log_level, text: *const c_char, length: usize)>;
 
