@@ -89,6 +89,7 @@ template <>
 inline constexpr StructKind kKind<mdp_conv_config> = kind_of<mdp_conv_config>("mdp_conv_config", 48);
 template <>
 inline constexpr StructKind kKind<mdp_conv_part> = kind_of<mdp_conv_part>("mdp_conv_part", 72);
+template <>
 inline constexpr StructKind kKind<mdp_cp_config> = kind_of<mdp_cp_config>("mdp_cp_config", 32);
 template <>
 inline constexpr StructKind kKind<mdp_cp_block> = kind_of<mdp_cp_block>("mdp_cp_block", 136);
