@@ -266,19 +266,19 @@ enum {                             /* mdp_tp_cross_entropy_config.flags */
   MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED = 2
 };
 
-typedef uint32_t mdp_cp_form; /* what moves between the ranks of an attention */
+typedef uint32_t mdp_cp_form;
 enum {
-  MDP_CP_AUTO = 0,      /* ALL_TO_ALL if both numbers of heads divide by the ranks and heads + kv_heads < ranks * kv_heads: less is sent */
-  MDP_CP_RING = 1,      /* k and v, while a block is computed */
-  MDP_CP_ALL_TO_ALL = 2 /* each rank gets the whole sequence of some heads */
+  MDP_CP_AUTO = 0, /* ALL_TO_ALL where heads divide and heads + kv_heads < ranks * kv_heads */
+  MDP_CP_RING = 1,
+  MDP_CP_ALL_TO_ALL = 2
 };
 typedef uint32_t mdp_cp_mask;
 enum {
   MDP_CP_MASK_NONE = 0,
-  MDP_CP_MASK_CAUSAL = 1 /* a query sees keys up to its own position; q and k begin at the same */
+  MDP_CP_MASK_CAUSAL = 1
 };
 enum {              /* mdp_cp_config.flags */
-  MDP_CP_CAUSAL = 1 /* cut zig-zag: rank r of n has chunks r and 2 n - 1 - r of 2 n */
+  MDP_CP_CAUSAL = 1 /* cut zig-zag */
 };
 
 typedef uint32_t mdp_random; /* which ranks draw the same random numbers */
@@ -658,31 +658,30 @@ typedef struct { /* the same on all ranks */
 typedef struct { /* the same on all ranks */
   uint32_t struct_size;
   mdp_cp_form form;
-  const int64_t* bounds; /* NULL, or of packed sequences: 0, where each ends in the whole; as cu_seqlens */
-  uint64_t bound_count;  /* sequences + 1 */
-  uint64_t flags;        /* MDP_CP_* */
+  const int64_t* bounds; /* NULL, or of packed sequences, as cu_seqlens */
+  uint64_t bound_count;
+  uint64_t flags; /* MDP_CP_* */
 } mdp_cp_config;
 
-typedef struct { /* one block of an attention; arrays are [batch, positions, heads, head_dim], lse without the last */
+typedef struct { /* one block of an attention */
   uint32_t struct_size;
   mdp_cp_mask mask;
-  int64_t q_begin, k_begin; /* positions in the whole sequence */
-  int64_t head_begin;       /* of all ranks' query heads */
+  int64_t q_begin, k_begin, head_begin; /* in the whole */
   const mdp_tensor* q;
   const mdp_tensor* k;
   const mdp_tensor* v;
-  const mdp_tensor* out; /* F32, to be written, as lse; with grad_out: of all keys, given, out of q's type */
+  const mdp_tensor* out; /* forward: F32, to be written, as lse */
   const mdp_tensor* lse;
   const mdp_tensor* grad_out; /* NULL: forward */
-  const mdp_tensor* grad_q;   /* F32, to be written: this block's part; k's and v's too */
+  const mdp_tensor* grad_q;   /* F32, to be written */
   const mdp_tensor* grad_k;
   const mdp_tensor* grad_v;
-  const int64_t* q_bounds; /* packed: where sequences begin and end in q, and in k; some are empty in one */
+  const int64_t* q_bounds; /* of packed sequences, in q */
   const int64_t* k_bounds;
-  uint64_t bound_count; /* of each; 0: one sequence */
-  mdp_stream stream;    /* for the work */
+  uint64_t bound_count;
+  mdp_stream stream;
 } mdp_cp_block;
-/* 0: computed. lse is the natural logarithm of the sum of exp of a query's scores, -infinity without any. As mdp_update_fn otherwise. */
+/* 0: computed. As mdp_update_fn. */
 typedef int32_t (*mdp_cp_attention_fn)(void* user, const mdp_cp_block* block);
 
 /* `text` is NUL-terminated and borrowed for the call. */
@@ -1137,21 +1136,15 @@ MDP_API mdp_status mdp_tp_cross_entropy_bwd(mdp_comm* comm, const mdp_tp_cross_e
 
 /* ── Context parallelism ─────────────────────────────────────────────────────────────────────────────────────────────────────────
  *
- * Attention over a sequence that is cut over the ranks of comm, dimension 1 of [batch, sequence, heads, head_dim]
- * (docs/context-parallelism.md). The attention of a block is the caller's function. k and v may have fewer heads than q, which divide
- * its. Arrays as in tensor parallelism: F32, BF16 or F16, all of one type; lse is F32. Collective over comm; blocking. */
+ * docs/context-parallelism.md. Arrays as above, [batch, sequence, heads, head_dim]. Collective over comm; blocking. */
 
-/* The positions that a rank's part has, in their order: [ranges[0], ranges[1]), then [ranges[2], ranges[3]), which may be empty. Four
- * numbers. Local, any thread. Errors: INVALID (sequence does not divide). */
+/* A rank's positions: [ranges[0], ranges[1]), [ranges[2], ranges[3]). Local, any thread. */
 MDP_API mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_t rank, int64_t sequence, int64_t* ranges);
 
-/* out and lse, [batch, sequence, heads], from each rank's part of q, k and v. fn is called on this thread, once for each block with a key
- * that a query may see; in it as in mdp_update_fn's. Parts are merged in f32, in one order. Errors, the same on all ranks: INVALID, DESYNC
- * (other shapes or config), ABORTED (fn did not return 0 somewhere; the communicator stays). */
+/* Attention of this rank's part of q over all of k and v. Errors, on all ranks: INVALID, DESYNC, ABORTED (fn; the communicator stays). */
 MDP_API mdp_status mdp_cp_attention_fwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user,
                                         const mdp_tensor* q, const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out,
                                         const mdp_tensor* lse, mdp_stream stream);
-/* Gradients of q, k and v from that of out. */
 MDP_API mdp_status mdp_cp_attention_bwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user,
                                         const mdp_tensor* q, const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out,
                                         const mdp_tensor* lse, const mdp_tensor* grad_out, const mdp_tensor* grad_q,

@@ -42,7 +42,9 @@ InUpdate::~InUpdate() {
 
 Status check_context(const Context& context, Need need) {
   if (in_update && need != Need::anywhere) {
-    return bad_state("this is within a function of the caller's that mdp_optimizer_step or an attention has called; in it only requests, errors and ranks may be asked for");
+    return bad_state(
+        "this is within a function of the caller's that mdp_optimizer_step or an attention has called; in it only requests, errors and "
+        "ranks may be asked for");
   }
   World* const lost = need == Need::all_ranks ? context.world.get() : nullptr;
   ask_while_waiting(context.interrupt, context.world->rank(), lost);

@@ -38,13 +38,13 @@ ContextForm choose_form(ContextForm asked, int64_t ranks, int64_t heads, int64_t
   return divides && heads + kv_heads < ranks * kv_heads ? ContextForm::all_to_all : ContextForm::ring;
 }
 
-Meeting meeting_of(const ContextConfig& config, const Chunk& q, const Chunk& k) {
-  if (config.causal && k.begin > q.begin) return Meeting::none;
+Visibility visibility_of(const ContextConfig& config, const Chunk& q, const Chunk& k) {
+  if (config.causal && k.begin > q.begin) return Visibility::none;
   const ChunkBounds packed = bounds_in(config.bounds, q, k);
   bool meet = config.bounds.empty();
   for (size_t i = 0; i + 1 < packed.q.size() && !meet; ++i) meet = packed.q[i] < packed.q[i + 1] && packed.k[i] < packed.k[i + 1];
-  if (!meet) return Meeting::none;
-  return config.causal && k.begin == q.begin ? Meeting::causal : Meeting::all;
+  if (!meet) return Visibility::none;
+  return config.causal && k.begin == q.begin ? Visibility::causal : Visibility::all;
 }
 
 ChunkBounds bounds_in(const std::vector<int64_t>& bounds, const Chunk& q, const Chunk& k) {

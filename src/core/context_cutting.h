@@ -38,12 +38,12 @@ Status check_whole(bool causal, int64_t ranks, int64_t whole, const char* name);
 ContextForm choose_form(ContextForm asked, int64_t ranks, int64_t heads, int64_t kv_heads);
 
 // What a chunk of queries and one of keys have to do with each other.
-enum class Meeting {
+enum class Visibility {
   none,  // no query sees a key
   causal,
   all
 };
-Meeting meeting_of(const ContextConfig& config, const Chunk& q, const Chunk& k);
+Visibility visibility_of(const ContextConfig& config, const Chunk& q, const Chunk& k);
 
 // Of packed sequences those that have positions in either chunk: where they begin and end in it.
 struct ChunkBounds {

@@ -101,15 +101,15 @@ Status ContextRing::compute(int64_t source, Status* failed) {
   const bool own = source == comm_.rank();
   // The own keys of a chunk come first: theirs is the result that other parts are merged into.
   for (size_t q = 0; q < queries.size() && own; ++q) {
-    const Meeting meeting = meeting_of(call_.config, queries[q], keys[q]);
-    if (Status done = compute_block(queries[q], q, keys[q], q, meeting == Meeting::causal, failed); !done) return done;
+    const Visibility visible = visibility_of(call_.config, queries[q], keys[q]);
+    if (Status done = compute_block(queries[q], q, keys[q], q, visible == Visibility::causal, failed); !done) return done;
   }
   for (size_t q = 0; q < queries.size(); ++q) {
     for (size_t k = 0; k < keys.size(); ++k) {
       if (own && q == k) continue;
-      const Meeting meeting = meeting_of(call_.config, queries[q], keys[k]);
-      if (meeting == Meeting::none) continue;
-      if (Status done = compute_block(queries[q], q, keys[k], k, meeting == Meeting::causal, failed); !done) return done;
+      const Visibility visible = visibility_of(call_.config, queries[q], keys[k]);
+      if (visible == Visibility::none) continue;
+      if (Status done = compute_block(queries[q], q, keys[k], k, visible == Visibility::causal, failed); !done) return done;
     }
   }
   return {};

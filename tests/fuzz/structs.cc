@@ -245,8 +245,8 @@ std::string run(const std::string& input) {
   switch (bytes.number<uint8_t>() % 6) {
     case 0:
       return take_any<mdp_comm_config, mdp_grid_config, mdp_tensor, mdp_param, mdp_buffer_config, mdp_plan_report, mdp_range,
-                      mdp_param_group, mdp_param_state, mdp_optimizer_config, mdp_update, mdp_cp_config, mdp_cp_block, mdp_scaler, mdp_step_config, mdp_step_report,
-                      mdp_stats_report, mdp_bucket_report, mdp_error_info>(&bytes);
+                      mdp_param_group, mdp_param_state, mdp_optimizer_config, mdp_update, mdp_cp_config, mdp_cp_block, mdp_scaler,
+                      mdp_step_config, mdp_step_report, mdp_stats_report, mdp_bucket_report, mdp_error_info>(&bytes);
     case 1:
       return "tensor " + take_a_tensor(&bytes);
     case 2:
