@@ -290,7 +290,7 @@ enum {
 typedef uint32_t mdp_cp_mask;
 enum {
   MDP_CP_MASK_NONE = 0,
-  MDP_CP_MASK_CAUSAL = 1 /* a query sees keys up to its own position; q and k begin at the same */
+  MDP_CP_MASK_CAUSAL = 1
 };
 enum {              /* mdp_cp_config.flags */
   MDP_CP_CAUSAL = 1 /* cut zig-zag, in twice as many chunks as ranks */
@@ -712,8 +712,7 @@ typedef struct { /* the same on all ranks */
 typedef struct { /* one block; arrays are [batch, positions, heads, head_dim], lse without the last */
   uint32_t struct_size;
   mdp_cp_mask mask;
-  int64_t q_begin, k_begin; /* positions in the whole sequence */
-  int64_t head_begin;       /* of all ranks' query heads */
+  int64_t q_begin, k_begin, head_begin; /* in the whole */
   const mdp_tensor* q;
   const mdp_tensor* k;
   const mdp_tensor* v;
@@ -725,8 +724,8 @@ typedef struct { /* one block; arrays are [batch, positions, heads, head_dim], l
   const mdp_tensor* grad_v;
   const int64_t* q_bounds; /* packed: where sequences end in q, in k */
   const int64_t* k_bounds;
-  uint64_t bound_count; /* of each; 0: one sequence */
-  mdp_stream stream;    /* for the work */
+  uint64_t bound_count;
+  mdp_stream stream;
 } mdp_cp_block;
 /* 0: computed. lse: natural, -infinity without a key. As mdp_update_fn otherwise. */
 typedef int32_t (*mdp_cp_attention_fn)(void* user, const mdp_cp_block* block);
@@ -1225,7 +1224,6 @@ MDP_API mdp_status mdp_cp_part(const mdp_cp_config* config, int32_t size, int32_
 MDP_API mdp_status mdp_cp_attention_fwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user,
                                         const mdp_tensor* q, const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out,
                                         const mdp_tensor* lse, mdp_stream stream);
-/* Gradients of q, k and v from that of out. */
 MDP_API mdp_status mdp_cp_attention_bwd(mdp_comm* comm, const mdp_cp_config* config, mdp_cp_attention_fn fn, void* user,
                                         const mdp_tensor* q, const mdp_tensor* k, const mdp_tensor* v, const mdp_tensor* out,
                                         const mdp_tensor* lse, const mdp_tensor* grad_out, const mdp_tensor* grad_q,

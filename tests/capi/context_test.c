@@ -47,7 +47,7 @@ enum {
   ARRAYS
 };
 
-/* The arrays have three dimensions in tp_take: [batch * .. cannot be strided by batch, so a fourth is put in by hand. */
+/* tp_take knows three dimensions: batch and sequence are one there. */
 typedef struct {
   mdp_tensor tensor;
   int64_t shape[4], strides[4];
@@ -231,69 +231,74 @@ static void a_function_fails_on_one_rank(void** state) {
   for (mdp_cp_form form = MDP_CP_RING; form <= MDP_CP_ALL_TO_ALL; ++form) run_ranks(3, failing_rank, &form);
 }
 
-static void refused_rank(const mdp_unique_id* id, int32_t rank, int32_t size, void* argument) {
-  (void)argument;
-  const a_case c = {{1, 6, 3, 3, 4}, MDP_CP_RING, 0, NULL, 0, MDP_DTYPE_F32, DENSE, 0};
-  tp_rank r = tp_open(id, rank, size, 1 << 16);
-  an_array a[ARRAYS];
-  for (int i = 0; i < ARRAYS; ++i) take(&r, &a[i], &c, MDP_DTYPE_F32, 3, i == LSE ? 0 : 4);
-  SIZED(mdp_cp_config, config);
-#define FWD() mdp_cp_attention_fwd(r.comm, &config, attend, NULL, T2(Q), T2(K), T2(V), T2(OUT), T2(LSE), NULL)
 #define T2(i) (&a[i].tensor)
-  FAILS(MDP_E_INVALID, "comm is NULL", mdp_cp_attention_fwd(NULL, &config, attend, NULL, T2(Q), T2(K), T2(V), T2(OUT), T2(LSE), NULL));
-  FAILS(MDP_E_INVALID, "fn is NULL", mdp_cp_attention_fwd(r.comm, &config, NULL, NULL, T2(Q), T2(K), T2(V), T2(OUT), T2(LSE), NULL));
-  config.form = 3;
-  FAILS(MDP_E_INVALID, "config.form is 3; it must be MDP_CP_AUTO (0), MDP_CP_RING (1) or MDP_CP_ALL_TO_ALL (2)", FWD());
-  config.form = rank == 1 ? 3 : MDP_CP_RING; /* on one rank alone */
-  FAILS(MDP_E_INVALID, "config.form is 3", FWD());
-  config.form = MDP_CP_ALL_TO_ALL;
-  FAILS(MDP_E_INVALID, "q has 3 heads, which 2 ranks cannot share evenly in MDP_CP_ALL_TO_ALL (2); 2 or 4 would do, or MDP_CP_RING", FWD());
-  config.form = MDP_CP_RING;
-  config.flags = 2;
-  FAILS(MDP_E_INVALID, "config.flags", FWD());
-  config.flags = MDP_CP_CAUSAL;
-  FAILS(MDP_E_INVALID,
-        "the sequence of all ranks (q has 3 each) is 6, which 2 ranks cannot share in 4 equal chunks, two each; 4 or 8 would do", FWD());
-  config.flags = 0;
-  const int64_t from_one[] = {1, 6}, down[] = {0, 4, 3, 6}, less[] = {0, 4};
-  config.bound_count = 2;
-  FAILS(MDP_E_INVALID, "config.bounds is NULL", FWD());
-  config.bounds = from_one;
-  FAILS(MDP_E_INVALID, "config.bounds[0] is 1; it must be 0", FWD());
-  config.bounds = less;
-  FAILS(MDP_E_INVALID, "config.bounds[1] is 4; the last one must be the length of the whole sequence, 6", FWD());
-  config.bound_count = 1;
-  FAILS(MDP_E_INVALID, "config.bound_count is 1", FWD());
-  config.bound_count = 0;
-  FAILS(MDP_E_INVALID, "config.bound_count is 0", FWD());
-  config.bounds = down;
-  config.bound_count = 4;
-  FAILS(MDP_E_INVALID, "config.bounds[2] is 3, after 4; they must not go down", FWD());
-  config.bounds = NULL;
-  config.bound_count = 0;
+#define FWD(config) mdp_cp_attention_fwd(r->comm, config, attend, NULL, T2(Q), T2(K), T2(V), T2(OUT), T2(LSE), NULL)
+static void refused_arrays(tp_rank* r, an_array* a) {
   a[K].shape[2] = 2;
-  FAILS(MDP_E_INVALID, "k has 2 heads and q 3; each head of k serves equally many of q, so its number must divide 3", FWD());
+  FAILS(MDP_E_INVALID, "k has 2 heads and q 3; each head of k serves equally many of q, so its number must divide 3", FWD(NULL));
   a[K].shape[2] = 3;
   a[V].shape[2] = 1;
-  FAILS(MDP_E_INVALID, "v has shape [1,3,1,4]; it must be that of k, [1,3,3,4]", FWD());
+  FAILS(MDP_E_INVALID, "v has shape [1,3,1,4]; it must be that of k, [1,3,3,4]", FWD(NULL));
   a[V].shape[2] = 3;
   a[K].shape[1] = 2;
-  FAILS(MDP_E_INVALID, "only the number of heads, dimension 2, may differ", FWD());
+  FAILS(MDP_E_INVALID, "only the number of heads, dimension 2, may differ", FWD(NULL));
   a[K].shape[1] = 3;
   a[LSE].shape[1] = 2;
-  FAILS(MDP_E_INVALID, "lse has shape [1,2,3]; it goes with q, so it must be [1,3,3]", FWD());
+  FAILS(MDP_E_INVALID, "lse has shape [1,2,3]; it goes with q, so it must be [1,3,3]", FWD(NULL));
   a[LSE].shape[1] = 3;
   a[OUT].tensor.data = a[Q].tensor.data;
-  FAILS(MDP_E_INVALID, "out.data and q.data are the same memory", FWD());
+  FAILS(MDP_E_INVALID, "out.data and q.data are the same memory", FWD(NULL));
   a[OUT].tensor.data = a[OUT].memory.tensor.data;
-  config.flags = 0;
   a[Q].shape[0] = a[K].shape[0] = a[V].shape[0] = a[OUT].shape[0] = a[LSE].shape[0] = 1;
-  if (rank == 1) {
+  if (r->rank == 1) {
     for (int i = Q; i <= LSE; ++i) a[i].shape[1] = 2;
   }
   FAILS(MDP_E_DESYNC,
-        "ranks 0 and 1 call different attentions: 'forward of q [1,3,3,4], k [1,3,3,4], f32, ring' and 'forward of q [1,2,3,4]", FWD());
-  tp_close(&r);
+        "ranks 0 and 1 call different attentions: 'forward of q [1,3,3,4], k [1,3,3,4], f32, ring' and 'forward of q [1,2,3,4]", FWD(NULL));
+}
+
+static void refused_rank(const mdp_unique_id* id, int32_t rank, int32_t size, void* argument) {
+  (void)argument;
+  const a_case c = {{1, 6, 3, 3, 4}, MDP_CP_RING, 0, NULL, 0, MDP_DTYPE_F32, DENSE, 0};
+  tp_rank opened = tp_open(id, rank, size, 1 << 16), *const r = &opened;
+  an_array a[ARRAYS];
+  for (int i = 0; i < ARRAYS; ++i) take(r, &a[i], &c, MDP_DTYPE_F32, 3, i == LSE ? 0 : 4);
+  SIZED(mdp_cp_config, config);
+  FAILS(MDP_E_INVALID, "comm is NULL", mdp_cp_attention_fwd(NULL, &config, attend, NULL, T2(Q), T2(K), T2(V), T2(OUT), T2(LSE), NULL));
+  FAILS(MDP_E_INVALID, "fn is NULL", mdp_cp_attention_fwd(r->comm, &config, NULL, NULL, T2(Q), T2(K), T2(V), T2(OUT), T2(LSE), NULL));
+  config.form = 3;
+  FAILS(MDP_E_INVALID, "config.form is 3; it must be MDP_CP_AUTO (0), MDP_CP_RING (1) or MDP_CP_ALL_TO_ALL (2)", FWD(&config));
+  config.form = rank == 1 ? 3 : MDP_CP_RING; /* on one rank alone */
+  FAILS(MDP_E_INVALID, "config.form is 3", FWD(&config));
+  config.form = MDP_CP_ALL_TO_ALL;
+  FAILS(MDP_E_INVALID, "q has 3 heads, which 2 ranks cannot share evenly in MDP_CP_ALL_TO_ALL (2); 2 or 4 would do, or MDP_CP_RING",
+        FWD(&config));
+  config.form = MDP_CP_RING;
+  config.flags = 2;
+  FAILS(MDP_E_INVALID, "config.flags", FWD(&config));
+  config.flags = MDP_CP_CAUSAL;
+  FAILS(MDP_E_INVALID,
+        "the sequence of all ranks (q has 3 each) is 6, which 2 ranks cannot share in 4 equal chunks, two each; 4 or 8 would do",
+        FWD(&config));
+  config.flags = 0;
+  const int64_t from_one[] = {1, 6}, down[] = {0, 4, 3, 6}, less[] = {0, 4};
+  config.bound_count = 2;
+  FAILS(MDP_E_INVALID, "config.bounds is NULL", FWD(&config));
+  config.bounds = from_one;
+  FAILS(MDP_E_INVALID, "config.bounds[0] is 1; it must be 0", FWD(&config));
+  config.bounds = less;
+  FAILS(MDP_E_INVALID, "config.bounds[1] is 4; the last one must be the length of the whole sequence, 6", FWD(&config));
+  config.bound_count = 1;
+  FAILS(MDP_E_INVALID, "config.bound_count is 1", FWD(&config));
+  config.bound_count = 0;
+  FAILS(MDP_E_INVALID, "config.bound_count is 0", FWD(&config));
+  config.bounds = down;
+  config.bound_count = 4;
+  FAILS(MDP_E_INVALID, "config.bounds[2] is 3, after 4; they must not go down", FWD(&config));
+  config.bounds = NULL;
+  config.bound_count = 0;
+  refused_arrays(r, a);
+  tp_close(r);
 }
 
 static void refused(void** state) {
