@@ -315,6 +315,8 @@ static void parts(void** state) {
   config.flags = MDP_CP_CAUSAL;
   OK(mdp_cp_part(&config, 3, 1, 12, at));
   CHECK(at[0] == 2 && at[1] == 4 && at[2] == 8 && at[3] == 10);
+  OK(mdp_cp_part(&config, 3, 0, 12, at));
+  CHECK(at[0] == 0 && at[1] == 2 && at[2] == 10 && at[3] == 12);
   OK(mdp_cp_part(&config, 1, 0, 7, at));
   CHECK(at[0] == 0 && at[1] == 7 && at[2] == 7 && at[3] == 7);
   FAILS(MDP_E_INVALID, "sequence is 15, which 3 ranks cannot share in 6 equal chunks, two each; 12 or 18 would do",
