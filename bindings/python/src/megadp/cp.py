@@ -67,9 +67,9 @@ def _block(address: int) -> Block:
     def bounds(name: str) -> Optional[Tuple[int, ...]]:
         return tuple(getattr(raw, name)[:raw.bound_count]) if raw.bound_count else None
 
-    return Block(raw.mask == _raw.MDP_CP_MASK_CAUSAL, raw.q_begin, raw.k_begin, raw.head_begin,
-                 *(view(name) for name in ("q", "k", "v", "out", "lse", "grad_out", "grad_q", "grad_k", "grad_v")), bounds("q_bounds"),
-                 bounds("k_bounds"), raw.stream or 0)
+    arrays: Any = {name: view(name) for name in ("q", "k", "v", "out", "lse", "grad_out", "grad_q", "grad_k", "grad_v")}
+    return Block(causal=raw.mask == _raw.MDP_CP_MASK_CAUSAL, q_begin=raw.q_begin, k_begin=raw.k_begin, head_begin=raw.head_begin, **arrays,
+                 q_bounds=bounds("q_bounds"), k_bounds=bounds("k_bounds"), stream=raw.stream or 0)
 
 
 # As in _pieces.py: no exception may get into ctypes.
