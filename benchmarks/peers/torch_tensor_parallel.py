@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """A column-parallel linear layer and a row-parallel one after it, forward and backward with all gradients, on CPUs: megadp.torch's layers
-beside Megatron-LM's f and g written by hand over torch.distributed (Gloo), and beside nothing but the six products, by PyTorch. All of them
-take turns within one run. Prints a line of JSON for each batch and contender: the median and quartiles over the rounds, each counted as its
-slowest rank, and what of it is left after the products of the same round.
+beside Megatron-LM's f and g written by hand over torch.distributed (Gloo), torch.distributed.tensor's parallel styles, and nothing but the six
+products, by PyTorch. All of them take turns within one run. Prints a line of JSON for each batch and contender: the median and quartiles over
+the rounds, each counted as its slowest rank, and what of it is left after the products of the same round.
 
 usage: torch_tensor_parallel.py [--ranks 2] [--rounds 9] [--features 4096] [--batches 16 64 512]   (PYTHONPATH, MEGADP_LIBRARY as for the
 binding's tests)
 77: no PyTorch, or no megadp.
 """
 import argparse
+import copy
 import json
 import os
 import statistics
@@ -20,6 +21,8 @@ import time
 try:
     import torch
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     import megadp
     import megadp.torch
@@ -77,6 +80,11 @@ class Layers(torch.nn.Module):
         return self.down(self.up(x))
 
 
+def by_dtensor(up, down, ranks):
+    layers = torch.nn.Sequential(copy.deepcopy(up), copy.deepcopy(down))
+    return parallelize_module(layers, init_device_mesh("cpu", (ranks,)), {"0": ColwiseParallel(), "1": RowwiseParallel()})
+
+
 def timed(model, x, grad):
     for parameter in model.parameters():
         parameter.grad = None
@@ -98,7 +106,7 @@ def run(arguments):
     up, down = torch.nn.Linear(width, width, bias=False), torch.nn.Linear(width, width, bias=False)
     with megadp.Comm() as comm:
         models = {"products": ByHand(up, down, rank, ranks, False), "f and g over Gloo": ByHand(up, down, rank, ranks, True),
-                  "megadp": Layers(up, down, comm)}
+                  "torch.distributed.tensor": by_dtensor(up, down, ranks), "megadp": Layers(up, down, comm)}
         for batch in arguments.batches:
             x, grad = torch.randn(batch, width), torch.randn(batch, width)
             times = {name: [] for name in models}
@@ -108,8 +116,9 @@ def run(arguments):
                     took, *results[name] = timed(model, x, grad)
                     if number > 0:  # the first warms up
                         times[name].append(took)
-            for ours, theirs in zip(results["megadp"], results["f and g over Gloo"]):
-                torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+            for peer in ("f and g over Gloo", "torch.distributed.tensor"):
+                for ours, theirs in zip(results["megadp"], results[peer]):
+                    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
             if rank == 0:
                 report(times, batch, ranks)
     dist.destroy_process_group()
