@@ -24,6 +24,7 @@ FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_",
          "MDP_SCALER_", "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
          "MDP_TP_EMBEDDING_", "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_",
          "MDP_LOG_")
+NOT_OFFERED = "MDP_CP_"  # in C and Python, so far
 
 
 def enumerators(abi):
@@ -39,7 +40,7 @@ def mirrored(name):
     """How the shim calls an enumerator; None where it is a flag."""
     if name in RENAMED:
         return RENAMED[name]
-    if name.startswith(FLAGS):
+    if name.startswith((*FLAGS, NOT_OFFERED)):
         return None
     for prefix, enumeration in OFFERED.items():
         if name.startswith(prefix):
