@@ -418,7 +418,7 @@ typedef struct {
   int32_t use_order;     /* parameters are used in ascending order of this, equal ones as registered */
   uint64_t flags;        /* MDP_PARAM_*                                                                                     */
   const char* tie;       /* NULL, or shared by its copies on pipeline stages, whose gradients are summed */
-  mdp_sharding sharding; /* 0: the buffer's; ZERO_1 and WHOLE may stand in one buffer */
+  mdp_sharding sharding; /* 0: the buffer's; WHOLE in ZERO_1 or ZERO_2, ZERO_1 in WHOLE */
   uint32_t reserved;
   double cost; /* with WHOLE: of its update, by which owners are balanced; 0: its elements */
 } mdp_param;

@@ -55,6 +55,7 @@
 %newobject megadp::UpdatePiece::master;
 %newobject megadp::UpdatePiece::grad;
 %newobject megadp::UpdatePiece::state;
+%newobject megadp::UpdatePiece::param_state;
 %newobject megadp::Optimizers::start_step_many;
 %newobject megadp::Checkpoint::start_save;
 %newobject megadp::Checkpoint::start_save_many;
@@ -128,6 +129,7 @@
 %include "shim/params.h"
 %include "shim/buffer.h"
 %include "shim/steps.h"
+%include "shim/optimizer_options.h"
 %include "shim/optimizer.h"
 %include "shim/plan.h"
 %include "shim/optimizers.h"

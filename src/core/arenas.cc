@@ -190,6 +190,8 @@ Status Arenas::add(const ArenaPlan& plan, const ReplicaComms& comms) {
     auto sums = backend().allocate(std::max<uint64_t>(shard_elements(plan.layout, shard), 1) * sizeof(float));
     if (!sums) return sums.status();
     arena.sums = kept_->keep(*std::move(sums));
+    uint64_t at = 0;
+    for (const Piece& piece : arena.pieces) arena.sums_at.push_back(std::exchange(at, at + piece.count()));
   }
   if (plan.wide_slots > 0) {
     auto wide = backend().allocate(std::max<uint64_t>(plan.wide_slots * plan.wide_elements, 1) * sizeof(float));

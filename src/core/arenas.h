@@ -40,6 +40,7 @@ struct Arena {
   Memory* residual = nullptr;     // with error feedback: what rounding lost of this rank's gradients, by element of the arena
   std::vector<OwnedRange> owned;  // this rank's, in placement order
   std::vector<Piece> pieces;      // this rank's of each bucket
+  std::vector<uint64_t> sums_at;  // with a pool: where they begin in `sums`
   std::vector<std::shared_ptr<const Counts>> counts;  // with whole parameters: by bucket, of every rank's piece
   std::vector<uint32_t> numbers;                      // of its buckets, in launch order
 
@@ -61,9 +62,7 @@ struct Arena {
     return is_pooled() ? static_cast<float*>(sums->data()) + range.at : static_cast<void*>(grad_at(range.bucket, range.begin));
   }
   // With a pool: this rank's sums of a bucket.
-  float* sums_of(uint32_t bucket) const {
-    return static_cast<float*>(sums->data()) + range(bucket).begin / static_cast<uint64_t>(plan->shards);
-  }
+  float* sums_of(uint32_t bucket) const { return static_cast<float*>(sums->data()) + sums_at[bucket]; }
   DType reduced_type() const { return is_pooled() ? DType::f32 : plan->grad_type; }
   const BucketRange& range(uint32_t bucket) const { return plan->layout.buckets[bucket]; }
   // All of a bucket, in its window of gradients or of parameters. microbatch: 0 if the step has one reduction of each bucket. With

@@ -93,13 +93,13 @@ Status check_ties(const std::vector<ParamSpec>& params) {
   return {};
 }
 
-// Pieces of one parameter and whole ones lie side by side; a pool, or nothing sharded at all, is a whole buffer's.
+// Pieces of one parameter and whole ones lie side by side, also in a pool; a pool, or nothing sharded at all, is a whole buffer's.
 Status check_sharding(const BufferConfig& config, size_t index, const ParamSpec& param) {
-  const auto in_place = [](Sharding one) { return one == Sharding::zero_1 || one == Sharding::whole; };
   if (param.sharding == Sharding::unset || param.sharding == config.sharding) return {};
-  if (in_place(param.sharding) && in_place(config.sharding)) return {};
+  if (param.sharding == Sharding::whole && config.sharding != Sharding::zero_0) return {};
+  if (param.sharding == Sharding::zero_1 && config.sharding == Sharding::whole) return {};
   return invalid(param_label(index, param.name), " has sharding ", name_of(param.sharding), " in a buffer of ", name_of(config.sharding),
-                 "; only zero_1 and whole go together, else leave it 0")
+                 "; it may be whole in one of zero_1 or zero_2, and zero_1 in one of whole, else leave it 0")
       .with_blame({.param = static_cast<int64_t>(index)});
 }
 

@@ -25,7 +25,8 @@ static const int64_t lengths[COUNT] = {37, 70, LONGEST};
 static const char* const names[COUNT] = {"a", "b", "c"};
 static const char* const state_names[STATES] = {"master", "exp_avg", "exp_avg_sq"};
 
-static job job_on_comm(mdp_comm* comm, mdp_sharding sharding, double max_grad_norm) {
+/* tp: over so many ranks every parameter is cut. */
+static job job_cut(mdp_comm* comm, int32_t tp, mdp_sharding sharding, double max_grad_norm) {
   job j = {.comm = comm};
   mdp_param params[COUNT];
   memset(params, 0, sizeof params);
@@ -36,11 +37,17 @@ static job job_on_comm(mdp_comm* comm, mdp_sharding sharding, double max_grad_no
     params[p].ndim = 1;
     params[p].shape = &lengths[p];
     params[p].param_group = p == C;
+    params[p].placement = tp > 1 ? MDP_PLACEMENT_SHARDED : MDP_PLACEMENT_UNSET;
   }
   SIZED(mdp_buffer_config, config);
   config.sharding = sharding;
   config.bucket_elements = 100;
-  OK(mdp_buffer_register(comm, NULL, &config, params, COUNT, &j.buffer));
+  SIZED(mdp_grid_config, cut);
+  cut.tp = tp;
+  mdp_grid* grid = NULL;
+  OK(mdp_grid_create(comm, &cut, &grid));
+  OK(mdp_buffer_register(NULL, grid, &config, params, COUNT, &j.buffer));
+  mdp_grid_destroy(grid);
   const mdp_param_group groups[2] = {{.struct_size = sizeof groups[0]}, {.struct_size = sizeof groups[0]}};
   SIZED(mdp_optimizer_config, adamw);
   adamw.lr = 0.0625;
@@ -58,17 +65,21 @@ static job job_on_comm(mdp_comm* comm, mdp_sharding sharding, double max_grad_no
   return j;
 }
 
+static job job_on_comm(mdp_comm* comm, mdp_sharding sharding, double max_grad_norm) {
+  return job_cut(comm, 1, sharding, max_grad_norm);
+}
+
 static job job_of(const mdp_unique_id* id, int32_t rank, int32_t n) {
   return job_on_comm(comm_open(id, rank, n, UINT64_C(20000000000)), MDP_SHARDING_ZERO_1, 0);
 }
 
-/* Times `scale`; with a hole one element is infinite, on the last rank only. */
+/* Times `scale`; with a hole one element is infinite, on one rank only, each time another. */
 static void put_grads(const job* j, int step, float scale, int hole) {
   const int32_t rank = mdp_comm_rank(j->comm), n = mdp_comm_size(j->comm);
   for (int p = COUNT; p-- > 0;) {
     float values[LONGEST];
     for (int64_t i = 0; i < lengths[p]; ++i) values[i] = scale * (float)((i * (7 + p) + step * 5 + rank * 3) % 23 - 11) / 16;
-    if (hole && p == step % COUNT && rank == n - 1) values[step % 30] = INFINITY;
+    if (hole && p == step % COUNT && rank == step % n) values[step % 30] = INFINITY;
     const mdp_tensor t = tensor_of(MDP_DTYPE_F32, values, &lengths[p]);
     OK(mdp_grad_put(j->buffer, (size_t)p, &t, 0, NULL));
   }
@@ -239,8 +250,14 @@ static int is_as(const job* j, everything* before) {
   return same;
 }
 
+typedef struct {
+  int32_t ranks, tp;
+  mdp_sharding sharding;
+} overflowing;
+
 static void overflow(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  job j = job_on_comm(comm_open(id, rank, n, UINT64_C(20000000000)), *(const mdp_sharding*)argument, 2);
+  const overflowing* o = argument;
+  job j = job_cut(comm_open(id, rank, n, UINT64_C(20000000000)), o->tp, o->sharding, 2);
   SIZED(mdp_scaler, scaler);
   OK(mdp_optimizer_set_scaler(j.optimizer, &scaler));
   for (int step = 0; step < 2; ++step) scaled_step(&j, step, 0);
@@ -261,7 +278,8 @@ static void overflow(const mdp_unique_id* id, int32_t rank, int32_t n, void* arg
 static void nothing_changes_anywhere(void** state) {
   (void)state;
   for (mdp_sharding sharding = MDP_SHARDING_ZERO_0; sharding <= MDP_SHARDING_ZERO_2; ++sharding) {
-    for (int32_t n = 1; n <= 3; ++n) run_ranks(n, overflow, &sharding);
+    overflowing all[] = {{1, 1, sharding}, {2, 1, sharding}, {3, 1, sharding}, {2, 2, sharding}, {4, 2, sharding}, {3, 3, sharding}};
+    for (size_t k = 0; k < sizeof all / sizeof all[0]; ++k) run_ranks(all[k].ranks, overflow, &all[k]);
   }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Whole parameters. Element-wise rules give the bits of ZeRO-1, on models made up from a seed, side by side with parameters that are cut;
- * an update that needs all of a parameter is given all of it, by one rank, and gives the same on any number of ranks; owners are balanced
- * by cost; checkpoints go from one sharding to the other. */
+ * Whole parameters. Element-wise rules give the bits of ZeRO-1 and 2, on models made up from a seed, side by side with parameters that are
+ * cut; an update that needs all of a parameter is given all of it, by one rank, and gives the same on any number of ranks; owners are
+ * balanced by cost; checkpoints go from one sharding to the other. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,8 @@ enum {
   ORDER,
   GRID,
   VALUE,
-  SKIP
+  SKIP,
+  POOL
 };
 
 typedef struct {
@@ -49,7 +50,15 @@ static float* values_of(const model* m, unsigned when, unsigned rank, int p) {
   return values;
 }
 
-/* whole: 0: all parameters are cut; 1: all are whole, as the buffer says; 2: some. */
+/* Whether the gradients of both buffers pass through a pool, in so many microbatches. */
+static int is_pooled(const model* m) {
+  return drawn(m->seed, POOL, 0, 0, 3) == 0;
+}
+static unsigned microbatches(const model* m) {
+  return is_pooled(m) ? 1 + drawn(m->seed, POOL, 1, 0, 2) : 1;
+}
+
+/* whole: 0: all parameters are cut; 1: all are whole, as the buffer says (with a pool they say it themselves); 2: some. */
 static mdp_buffer* open_buffer(mdp_grid* grid, model* m, int whole) {
   static const char* const names[MOST] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"};
   const mdp_dtype dtypes[] = {MDP_DTYPE_F32, MDP_DTYPE_BF16, MDP_DTYPE_F16};
@@ -66,11 +75,13 @@ static mdp_buffer* open_buffer(mdp_grid* grid, model* m, int whole) {
     params[p].use_order = drawn(seed, ORDER, MOST, 0, 2) == 0 ? 0 : (int32_t)drawn(seed, ORDER, p, 0, 5) - 2;
     params[p].flags = drawn(seed, FLAGS, p, 0, 7) == 0 ? MDP_PARAM_OWN_BUCKET : 0;
     params[p].cost = drawn(seed, WHOLE, p, 2, 3) == 0 ? drawn(seed, WHOLE, p, 3, 5000) : 0;
-    if (whole == 2)
-      params[p].sharding = drawn(seed, WHOLE, p, 1, 2) == 0 ? MDP_SHARDING_WHOLE : drawn(seed, WHOLE, p, 4, 2) * MDP_SHARDING_ZERO_1;
+    const mdp_sharding cut = is_pooled(m) ? MDP_SHARDING_ZERO_2 : MDP_SHARDING_ZERO_1;
+    if (whole == 2) params[p].sharding = drawn(seed, WHOLE, p, 1, 2) == 0 ? MDP_SHARDING_WHOLE : drawn(seed, WHOLE, p, 4, 2) * cut;
+    if (whole == 1 && is_pooled(m)) params[p].sharding = MDP_SHARDING_WHOLE;
   }
   SIZED(mdp_buffer_config, config);
-  config.sharding = whole == 1 ? MDP_SHARDING_WHOLE : MDP_SHARDING_DEFAULT;
+  config.sharding = is_pooled(m) ? MDP_SHARDING_ZERO_2 : whole == 1 ? MDP_SHARDING_WHOLE : MDP_SHARDING_DEFAULT;
+  config.pool_buckets = is_pooled(m) ? drawn(seed, POOL, 2, 0, 4) : 0;
   config.grad_dtype = drawn(seed, GRADS, 0, 0, 2) == 0 ? MDP_DTYPE_F32 : MDP_DTYPE_SAME;
   config.bucket_elements = drawn(seed, BUCKETS, 0, 0, 3) == 0 ? 0 : 1 + drawn(seed, BUCKETS, 1, 0, 6000);
   config.flags = drawn(seed, FLAGS, MOST, 0, 4) == 0 ? MDP_BUFFER_NO_OVERLAP : 0;
@@ -142,7 +153,10 @@ static void step_beside(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
   for (int k = 0; k < 2; ++k) OK(mdp_optimizer_create(buffers[k], NULL, &optimizers[k]));
   for (unsigned step = 0; step < STEPS; ++step) {
     for (int k = 0; k < 2; ++k) {
-      backward(&m, buffers[k], (unsigned)rank, step);
+      for (unsigned b = 0; b < microbatches(&m); ++b) {
+        OK(mdp_microbatch_begin(buffers[k], b + 1 == microbatches(&m)));
+        backward(&m, buffers[k], (unsigned)rank, step + b * STEPS);
+      }
       if (k == 1) sync_and_wait(buffers[k]), owns_whole_ones(&m, buffers[k], whole);
       step_and_wait(optimizers[k]);
     }
@@ -157,7 +171,7 @@ static void step_beside(const mdp_unique_id* id, int32_t rank, int32_t n, void* 
   mdp_comm_destroy(comm);
 }
 
-static void element_wise_rules_have_the_bits_of_zero_1(void** state) {
+static void element_wise_rules_have_the_bits_of_cut_parameters(void** state) {
   (void)state;
   const uint64_t seeds = UNDER_SANITIZER ? 16 : on_cuda ? 40 : 80;
   for (uint64_t seed = 0; seed < seeds; ++seed) run_ranks(1 + (int32_t)(seed % 4), step_beside, &seed);
@@ -369,10 +383,11 @@ static void checkpoints_load_at_any_sharding(void** state) {
   leg legs[] = {{MDP_SHARDING_ZERO_1, 0, 0, 8, -1},
                 {MDP_SHARDING_WHOLE, 0, 0, 2, 0},
                 {MDP_SHARDING_ZERO_1, MDP_SHARDING_WHOLE, 2, 3, 0},
-                {MDP_SHARDING_ZERO_0, 0, 3, 5, 0},
+                {MDP_SHARDING_ZERO_0, 0, 3, 4, 0},
+                {MDP_SHARDING_ZERO_2, MDP_SHARDING_WHOLE, 4, 5, 0},
                 {MDP_SHARDING_WHOLE, MDP_SHARDING_ZERO_1, 5, 6, 0},
                 {MDP_SHARDING_WHOLE, 0, 6, 8, 1}};
-  const int32_t ranks[] = {1, 2, 3, 2, 4, 1};
+  const int32_t ranks[] = {1, 2, 3, 2, 3, 4, 1};
   for (size_t k = 0; k < sizeof legs / sizeof legs[0]; ++k) run_ranks(ranks[k], go_on, &legs[k]);
 }
 
@@ -562,8 +577,11 @@ static void bad_input(void** state) {
   refused(comm, MDP_SHARDING_DEFAULT, bad, MDP_E_INVALID, "params[0].sharding is 5; it must be");
   bad.sharding = MDP_SHARDING_ZERO_0;
   refused(comm, MDP_SHARDING_DEFAULT, bad, MDP_E_INVALID, "parameter 0 'w' has sharding zero_0 in a buffer of zero_1");
+  refused(comm, MDP_SHARDING_ZERO_2, bad, MDP_E_INVALID,
+          "has sharding zero_0 in a buffer of zero_2; it may be whole in one of zero_1 or zero_2");
+  bad.sharding = MDP_SHARDING_ZERO_2;
+  refused(comm, MDP_SHARDING_WHOLE, bad, MDP_E_INVALID, "has sharding zero_2 in a buffer of whole");
   bad.sharding = MDP_SHARDING_WHOLE;
-  refused(comm, MDP_SHARDING_ZERO_2, bad, MDP_E_INVALID, "has sharding whole in a buffer of zero_2; only zero_1 and whole go together");
   refused(comm, MDP_SHARDING_ZERO_0, bad, MDP_E_INVALID, "has sharding whole in a buffer of zero_0");
   refused(comm, 5, good, MDP_E_INVALID, "config.sharding is 5");
   const double costs[] = {-1, NAN, INFINITY, 1e31};
@@ -594,7 +612,7 @@ static int setup(void** state) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {TEST(element_wise_rules_have_the_bits_of_zero_1),
+  const struct CMUnitTest tests[] = {TEST(element_wise_rules_have_the_bits_of_cut_parameters),
                                      TEST(owners_are_balanced_by_cost),
                                      TEST(the_plan_counts_each_rank),
                                      TEST(updates_get_whole_parameters),

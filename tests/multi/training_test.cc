@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of training on made-up gradients, over the public API, with ranks as threads and as processes: against an unsharded reference, and
-// the same bits however the work is cut. Vectors 22 and 24 of the specification are here (microbatches, an unused parameter).
+// the same bits however the work is cut. Vectors 22, 24 and 46 of the specification are here (microbatches, an unused parameter, AdamW on
+// any number of ranks and of buckets).
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -228,7 +229,7 @@ std::vector<std::vector<float>> trained(int ranks, const Setup& setup, bool* goo
 bool same_bits_however_cut() {
   bool good = true;
   for (const mdp_dtype dtype : {MDP_DTYPE_F32, MDP_DTYPE_BF16}) {
-    for (const int ranks : {2, 3}) {
+    for (const int ranks : {2, 3, 4, 6}) {
       const auto expected = trained(ranks, {.param = dtype}, &good);
       for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
         for (const uint64_t bucket : {uint64_t{1}, uint64_t{500}, UINT64_MAX}) {
@@ -391,7 +392,7 @@ int main(int argc, char** argv) {
     if (with_processes) add(run_processes(name, ranks, body));
     add(run_threads(name, ranks, body));
   };
-  for (const int ranks : {1, 2, 3, 4}) {
+  for (const int ranks : {1, 2, 3, 4, 6}) {
     for (const mdp_sharding sharding : {MDP_SHARDING_ZERO_0, MDP_SHARDING_ZERO_1, MDP_SHARDING_ZERO_2}) {
       const Setup plain{.sharding = sharding, .bucket_elements = 500};
       both("f32", ranks, [=](const Rank& rank) { train_and_compare(rank, plain, 2e-5); });

@@ -23,7 +23,7 @@ One parameter for a [`Buffer`](@ref): its unique name, its size in Julia's order
 share, with `placement = :sharded`; `:partial_sum` and `:partial_mean` are `:replicated`, but each has a part of the gradient;
 `param_group` the parameter group of the optimizer, from 1. A frozen one has a name and a number only. Copies on several pipeline stages
 have the same `tie`: their gradients are added up. Parameters are used in ascending order of `use_order`, which is any number, equal ones as
-registered; [`use_order`](@ref) tells it. `sharding` is the buffer's unless it is said, `:zero1` or `:whole`, which go together in one buffer;
+registered; [`use_order`](@ref) tells it. `sharding` is the buffer's unless it is said: `:whole` in one of `:zero1` or `:zero2`, `:zero1` in one of `:whole`;
 with `:whole` owners are balanced by `cost`, that of the update in any unit (0: its elements).
 """
 struct Param

@@ -15,7 +15,7 @@ const RULES = Dict(:adamw => Raw.MDP_RULE_ADAMW, :adam => Raw.MDP_RULE_ADAM, :sg
 """
     Optimizer(buffer; rule = :adamw, lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
               max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0,
-              state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0, check_update = false)
+              state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0, check_update = false, param_states = (;))
 
 An update rule whose state is sharded over the data-parallel ranks: `:adamw` (decoupled weight decay), `:adam` (L2), `:sgd`, `:sgd_momentum` and
 `:sgd_nesterov` (L2), `:lion` (decoupled), `:caller` (what a function does, which [`step!`](@ref) takes). What is not said is `lr` 1e-3 (`:lion` 1e-4), `betas` (0.9, 0.999) (`:lion` (0.9, 0.99)), `eps` 1e-8,
@@ -23,7 +23,8 @@ An update rule whose state is sharded over the data-parallel ranks: `:adamw` (de
 keywords replace: the library's own where the formulas are the same, otherwise `apply!` on pieces, if it is [`MegaDP.elementwise`](@ref).
 
 With `:caller`, `state` names the arrays that it keeps for each element, Float32 and zero at first, at most 4: they are sharded and checkpointed as
-those of any rule. With `check_update`, to debug, copies of each piece's two halves are handed out behind it, and a step that makes anything else of
+those of any rule. `param_states` names what it keeps of whole parameters (`sharding` of [`Param`](@ref)), bytes of any number, at most 4 names:
+`(factors = Dict("weight" => 4096),)`, or `(factors = [4096, 0],)` by number; their owner has them, zero at first, and checkpoints. With `check_update`, to debug, copies of each piece's two halves are handed out behind it, and a step that makes anything else of
 them fails.
 
 `max_grad_norm` scales gradients down to that global norm (0: off), by `norm`, `:l2` or `:inf`; `max_grad_value` then clips each element.
@@ -43,6 +44,7 @@ mutable struct Optimizer <: Handle
     holders::Threads.Atomic{Int}  # the optimizer itself and the views of its state: who is the last drops the library's
     buffer::Buffer
     names::Union{Vector{Symbol},Nothing}  # with the rule :caller: of its state
+    kept::Vector{Symbol}                  # the names of its param_states
     update::Any                           # what updates pieces, where no function of a step's does
 end
 @handle Optimizer mdp_optimizer
@@ -83,22 +85,27 @@ Optimizer(buffer::Buffer; rule = :adamw, keywords...) =
 
 function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = nothing, momentum = nothing, weight_decay = nothing,
                           max_grad_norm = 0.0, max_grad_value = 0.0, norm = :l2, param_groups = [], first_param_group = nothing, state = [], average_decay = 0.0, update = nothing,
-                          state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0, check_update = false)
+                          state_dtype = :f32, stochastic_state = false, no_master = false, seed = 0, check_update = false,
+                          param_states = (;))
     refuse_values(update, said_names(; lr = lr, betas = betas, eps = eps, momentum = momentum, weight_decay = weight_decay))
     foreach(group -> refuse_values(update, said_names(; group...)), param_groups)
     lines = lines_of(state)
+    kept = kept_bytes(buffer, param_states)
+    listed_kept = Raw.mdp_param_state[Raw.mdp_param_state(; name = pointer(name), bytes = pointer(bytes)) for (name, bytes) in kept]
     listed = Raw.mdp_param_group[group_of(; group...) for group in param_groups]
     first_group = something(first_param_group, 1)
     1 <= first_group <= typemax(Int32) || throw(invalid("first_param_group is $first_group; groups are counted from 1"))
     beta1, beta2 = betas_of(betas)
     out = Ref{Ptr{Raw.mdp_optimizer}}(C_NULL)
-    GC.@preserve listed lines begin
+    GC.@preserve listed lines kept listed_kept begin
         config = Ref(Raw.mdp_optimizer_config(; rule = rule, lr = something(lr, 0.0), beta1 = beta1, beta2 = beta2, eps = eps_of(eps),
                                               weight_decay = something(weight_decay, 0.0), max_grad_norm = max_grad_norm,
                                               max_grad_value = max_grad_value, norm = choose(NORMS, "norm", norm),
                                               param_groups = isempty(listed) ? C_NULL : pointer(listed), param_group_count = length(listed),
                                               first_param_group = first_group - 1, momentum = something(momentum, 0.0),
                                               average_decay = average_decay, state = isempty(lines) ? C_NULL : pointer(lines), seed = seed,
+                                              param_states = isempty(listed_kept) ? C_NULL : pointer(listed_kept),
+                                              param_state_count = length(listed_kept),
                                               state_dtype = choose(STATE_DTYPES, "state_dtype", state_dtype),
                                               flags = flags_of((lr, Raw.MDP_OPTIMIZER_SET_LR), (momentum, Raw.MDP_OPTIMIZER_SET_MOMENTUM),
                                                                (betas, Raw.MDP_OPTIMIZER_SET_BETA1 | Raw.MDP_OPTIMIZER_SET_BETA2),
@@ -109,7 +116,8 @@ function create_optimizer(buffer, rule; lr = nothing, betas = nothing, eps = not
         check(Raw.mdp_optimizer_create(buffer, config, out))
     end
     names = rule == Raw.MDP_RULE_CALLER ? Symbol[Symbol(name) for name in state] : nothing
-    return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer, names, update))
+    kept_names = Symbol[Symbol(name) for (name, _) in kept]
+    return finalizer(close, Optimizer(Slot(UInt(out[])), Threads.Atomic{Int}(1), buffer, names, kept_names, update))
 end
 
 """
@@ -139,7 +147,8 @@ Returns a named tuple: `grad_norm` (of the whole reduced gradient, before clippi
 With the rule `:caller`, `f(piece)` is called for each piece that this rank owns of a parameter, unless the step is skipped. A piece is a named
 tuple: `param` and `range` as in [`owned`](@ref), `step` (that the parameter takes part in, from 1), `lr`, `betas`, `eps`, `weight_decay` and `momentum` of
 its group, `optimizer` (its number in the list of [`step_many!`](@ref)), and vectors of Float32, on a device that device's: `master` and those of
-`state`, by name or number, to be updated; `grad`, divided and clipped. They are for the call: not to be kept. When all ranks are done, masters are
+`state`, by name or number, to be updated; `grad`, divided and clipped. `param_states` has vectors of UInt8 by name, of the parameters that have
+any, for `reinterpret(Float32, …)`. They are for the call: not to be kept. When all ranks are done, masters are
 rounded into parameters, which are gathered. Where `f` throws on any rank, the step fails on all, by that exception here and `:ABORTED` elsewhere,
 and ranks go on together: masters and state may have changed, and steps are refused until a checkpoint is loaded or [`set_steps!`](@ref) called.
 
@@ -275,7 +284,7 @@ info(optimizer::Optimizer) = text_of((bytes, capacity, needed) -> Raw.mdp_optimi
     state(optimizer, i, name) -> Vector
 
 The owned part of parameter `i`'s `:master`, or of what the rule keeps, as a view: `:exp_avg` and `:exp_avg_sq` (`:adamw`, `:adam`),
-`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), `:average` (with `average_decay`), what `state` named (`:caller`): Float32, or as `state_dtype` says. It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
+`:momentum_buffer` (`:sgd_momentum`, `:sgd_nesterov`), `:exp_avg` (`:lion`), `:average` (with `average_decay`), what `state` named (`:caller`): Float32, or as `state_dtype` says; and what `param_states` named, UInt8. It may be written between steps and before the first, and is valid while it lives; a master holds what is written into it until its parameter is written again. Empty where this rank owns nothing of it; where it begins is told by [`owned`](@ref). Waits for the last step. Local. Throws
 `MegaDPError`: `:INVALID`, `:STATE` (frozen).
 """
 function state(optimizer::Optimizer, i::Which, name::Symbol)
@@ -285,7 +294,7 @@ function state(optimizer::Optimizer, i::Which, name::Symbol)
 end
 
 state_name(optimizer, name) =
-    optimizer.names !== nothing && name in optimizer.names ? string(name) : choose(STATE_NAMES, "name", name)
+    (optimizer.names !== nothing && name in optimizer.names || name in optimizer.kept) ? string(name) : choose(STATE_NAMES, "name", name)
 
 "An array over memory of the optimizer's, which it keeps."
 function view_of(optimizer, tensor)

@@ -25,22 +25,41 @@ function lines_of(names)
     return join(names, '\n')
 end
 
+"What `param_states` says, for the library: names, and of each the bytes of every parameter."
+kept_bytes(buffer, given) = Tuple{String,Vector{UInt64}}[(kept_name(name), bytes_of_each(buffer, name, of)) for (name, of) in pairs(given)]
+
+kept_name(name) = '\0' in string(name) ? throw(invalid("param_states has the name $(repr(name)), with a NUL in it")) : string(name)
+
+function bytes_of_each(buffer, name, of)
+    of isa AbstractVector && length(of) != length(buffer) &&
+        throw(invalid("param_states gives $name $(length(of)) numbers of bytes; there are $(length(buffer)) parameters"))
+    bytes = zeros(UInt64, length(buffer))
+    for (which, count) in pairs(of)
+        count >= 0 || throw(invalid("param_states gives $name $count bytes of $(repr(which)); it has to be 0 or more"))
+        bytes[number_of(buffer, which)+1] = count
+    end
+    return bytes
+end
+
 "An array over memory that a piece lends, which keeps the optimizer."
-function lent_array(optimizer, address, count)
+function lent_array(optimizer, type, address, count)
+    count == 0 && return type[]  # no memory to keep; and all empty arrays may be one object
     holders, pointer = optimizer.holders, live(optimizer)
-    array = wrap(Val(optimizer.buffer.on_device ? 2 : 1), Float32, address, (count,))
+    array = wrap(Val(optimizer.buffer.on_device ? 2 : 1), type, address, (count,))
     Threads.atomic_add!(holders, 1)
     finalizer(_ -> let_go(holders, pointer), keeper(array))
     return array
 end
 
 function piece_of(optimizer, raw)
-    array(address) = lent_array(optimizer, address, Int(raw.count))
+    array(address) = lent_array(optimizer, Float32, address, Int(raw.count))
+    bytes(k) = lent_array(optimizer, UInt8, unsafe_load(raw.param_states, k), Int(unsafe_load(raw.param_state_bytes, k)))
     names = Tuple(optimizer.names)
     return (optimizer = Int(raw.optimizer) + 1, param = Int(raw.param) + 1, range = (1:Int(raw.count)) .+ Int(raw.param_begin),
             master = array(raw.master), grad = array(raw.grad),
             state = NamedTuple{names}(ntuple(k -> array(unsafe_load(raw.state, k)), length(names))), step = Int(raw.step), lr = raw.lr,
-            betas = (raw.beta1, raw.beta2), eps = raw.eps, weight_decay = raw.weight_decay, momentum = raw.momentum)
+            betas = (raw.beta1, raw.beta2), eps = raw.eps, weight_decay = raw.weight_decay, momentum = raw.momentum,
+            param_states = NamedTuple{Tuple(optimizer.kept)}(ntuple(bytes, length(optimizer.kept))))
 end
 
 "Calls `f`, or the update of a rule of another package, with each piece of the step that is under way."

@@ -80,6 +80,32 @@ testcase("while a function updates, other tasks run, and what a piece lent keeps
     @test all(==(2), kept[].state.sum) && all(==(0), kept[].master) && length(kept[].grad) == 1000
 end
 
+testcase("bytes of whole parameters are refused where they do not fit, and else are the optimizer's") do
+    buffer = Buffer(world, [Param("w", (3,); sharding = :whole), Param("v", (3,); sharding = :whole)])
+    for (told, keywords) in (("gives rows 1 numbers of bytes; there are 2", (param_states = (rows = [8],),)), ("rows -1 bytes of \"v\"", (param_states = (rows = Dict("v" => -1),),)),
+                             ("with a NUL", (param_states = Dict("a\0" => [8, 8]),)), ("'u'", (param_states = (rows = Dict("u" => 8),),)),
+                             ("param is 3", (param_states = (rows = Dict(3 => 8),),)), ("'sum' twice", (param_states = (sum = [8, 8],), state = [:sum])),
+                             ("of the caller's rule", (rule = :lion, param_states = (rows = [8, 8],))),
+                             ("cuts parameters in two", (check_update = true, param_states = (rows = [8, 8],))))
+        problem = caught(() -> Optimizer(buffer; rule = :caller, keywords...))
+        @test (told, problem.kind, occursin(told, problem.text)) == (told, :INVALID, true)
+    end
+    optimizer = Optimizer(buffer; rule = :caller, param_states = (rows = [16, 0], ids = Dict(2 => 3)))
+    @test MegaDP.state(optimizer, "w", :rows) == zeros(UInt8, 16) && MegaDP.state(optimizer, "v", :rows) == [] && length(MegaDP.state(optimizer, 2, :ids)) == 3
+    foreach(param -> put!(buffer, param, ones(Float32, 3)), 1:2)
+    kept = Ref{Any}(nothing)
+    step!(optimizer) do piece
+        @test map(length, piece.param_states) == (piece.param == 1 ? (rows = 16, ids = 0) : (rows = 0, ids = 3))
+        piece.param == 1 && (reinterpret(Float32, piece.param_states.rows) .= 1:4; kept[] = piece.param_states.rows)
+    end
+    @test reinterpret(Float32, MegaDP.state(optimizer, 1, :rows)) == 1:4
+    close(optimizer)
+    close(buffer)
+    optimizer = buffer = nothing
+    GC.gc(); GC.gc()
+    @test reinterpret(Float32, kept[]) == 1:4
+end
+
 testcase("what does not fit an update by a function is refused") do
     buffer = Buffer(world, [Param("w", (3,))])
     for (told, keywords) in (("state has the name \"\"", (state = ["a", ""],)), ("a\\nb", (state = ["a\nb"],)), ("'a b'", (state = ["a b"],)),

@@ -54,7 +54,7 @@ testcase("one to three ranks: updates by a function have the library's bits, and
         mktempdir() do folder
             outcome = run_ranks(ranks, "pieces.jl", folder)
             @test succeeded(outcome)
-            for (name, expected) in (("beside", [1, 1]), ("together", [1, 1]), ("made good", [1]), ("goes on", [21]))
+            for (name, expected) in (("whole", [1]), ("beside", [1, 1]), ("together", [1, 1]), ("made good", [1]), ("goes on", [21]))
                 @test (ranks, name, said(outcome, name)) == (ranks, name, repeat(expected, ranks))
             end
             @test said(outcome, "failed") == [[rank == ranks ? "thrown" : "ABORTED", "STATE", "kept"] for rank in 1:ranks]

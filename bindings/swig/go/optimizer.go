@@ -57,10 +57,16 @@ var (
 	NormInf = Norm(shim.Norm_INF)
 )
 
+// ParamState names bytes, zero at first, that the owner of a whole parameter keeps of it: of each parameter so many, 0: none.
+type ParamState struct {
+	Name  string
+	Bytes []uint64
+}
+
 // OptimizerOptions of a Rule; what it has not is to be left zero. Zero: LR 1e-3 (Lion 1e-4), Beta1 0.9, Beta2 0.999 (Lion 0.99) and Momentum
 // 0.9, unless SetLR, SetBeta1, SetBeta2, SetMomentum say that zero is meant; Eps 1e-8, no weight decay, no clipping. ParamGroups may have
 // their own values. With SomeGroups the optimizer has but the groups from FirstParamGroup on, as many as ParamGroups has: StepMany. State names
-// the arrays that RuleCaller keeps, float32 and zero at first, at most 4. With AverageDecay, such as 0.999, a moving average of the parameters is
+// the arrays that RuleCaller keeps, float32 and zero at first, at most 4; ParamStates what it keeps of whole parameters, at most 4. With AverageDecay, such as 0.999, a moving average of the parameters is
 // kept: Averaged. With Bf16State what the rule keeps is bf16, rounded to nearest, or with StochasticState stochastically; with NoMaster bf16
 // parameters have no masters and are rounded so; Seed is that rounding's.
 type OptimizerOptions struct {
@@ -73,6 +79,7 @@ type OptimizerOptions struct {
 	FirstParamGroup                                           uint32
 	SomeGroups                                                bool
 	State                                                     []string
+	ParamStates                                               []ParamState
 	AverageDecay                                              float64
 	Bf16State, StochasticState, NoMaster, CheckUpdate         bool
 	Seed                                                      int64
@@ -138,6 +145,11 @@ func (o OptimizerOptions) raw() shim.OptimizerOptions {
 	for _, name := range o.State {
 		raw.Add_state(name)
 	}
+	for _, state := range o.ParamStates {
+		bytes := countsOf(state.Bytes)
+		raw.Add_param_state(state.Name, bytes)
+		shim.DeleteCounts(bytes)
+	}
 	return raw
 }
 
@@ -187,7 +199,7 @@ func (o *Optimizer) StartStep(options StepOptions) (*Request, error) {
 }
 
 // State lends the owned piece of a parameter's "master", or of what the rule keeps ("exp_avg", "exp_avg_sq", "momentum_buffer",
-// of RuleCaller what its State names); Range.ParamBegin says where it begins.
+// of RuleCaller what its State and ParamStates name); Range.ParamBegin says where it begins.
 func (o *Optimizer) State(param int, name string) (*View, error) {
 	return newView(ask(o, func(failure shim.Failure) shim.View { return o.raw.State(int64(param), name, failure) }))
 }

@@ -48,7 +48,7 @@ type Param struct {
 	OwnBucket   bool
 	UseOrder    int     // parameters are used in ascending order of this, equal ones as listed; Buffer.UseOrder tells it
 	Tie         string  // a name that its copies on other pipeline stages have too: their gradients are added up
-	Whole       bool    // has one owner, in a buffer that is otherwise ZeRO-1
+	Whole       bool    // has one owner, in a buffer that is otherwise ZeRO-1 or ZeRO-2
 	Cost        float64 // of its update if it has one owner, by which owners are balanced; 0: its elements
 }
 

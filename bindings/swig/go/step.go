@@ -41,8 +41,8 @@ func BeginStepMany(optimizers []*Optimizer, options StepOptions) (*Step, error) 
 }
 
 // Piece is what this rank owns of a parameter, for an update of it: elements ParamBegin to ParamBegin+Count of the flattened parameter. Master
-// and State (in the order of OptimizerOptions.State) are the library's memory, to be updated in place; Grad is divided and clipped, for
-// reading. The slices are not to be touched after the Step's next call. Step counts the steps that the parameter takes part in, from 1 on;
+// and State (in the order of OptimizerOptions.State) are the library's memory, to be updated in place, as is ParamStates, the bytes that
+// OptimizerOptions.ParamStates gives the parameter; Grad is divided and clipped, for reading. The slices are not to be touched after the Step's next call. Step counts the steps that the parameter takes part in, from 1 on;
 // Optimizer is the number in BeginStepMany's list; the other values are those of the parameter's group.
 type Piece struct {
 	Optimizer, Param                             int
@@ -50,6 +50,7 @@ type Piece struct {
 	LR, Beta1, Beta2, Eps, WeightDecay, Momentum float64
 	Master, Grad                                 []float32
 	State                                        [][]float32
+	ParamStates                                  [][]byte
 }
 
 // Next is the next piece; nil when there is none any more, at once where the step is skipped. Local.
@@ -62,17 +63,25 @@ func (s *Step) Next() (*Piece, error) {
 	piece := &Piece{
 		Optimizer: int(raw.GetOptimizer()), Param: int(raw.GetParam()), ParamBegin: raw.GetParam_begin(), Count: raw.GetCount(), Step: raw.GetStep(),
 		LR: raw.GetLr(), Beta1: raw.GetBeta1(), Beta2: raw.GetBeta2(), Eps: raw.GetEps(), WeightDecay: raw.GetWeight_decay(),
-		Momentum: raw.GetMomentum(), State: make([][]float32, raw.States()),
+		Momentum: raw.GetMomentum(), State: make([][]float32, raw.States()), ParamStates: make([][]byte, raw.Param_states()),
 	}
-	if piece.Master, err = sliceOf(raw.Master); err != nil {
+	if piece.Master, err = sliceOf(raw.Master, (*View).Float32s); err != nil {
 		return nil, err
 	}
-	if piece.Grad, err = sliceOf(raw.Grad); err != nil {
+	if piece.Grad, err = sliceOf(raw.Grad, (*View).Float32s); err != nil {
 		return nil, err
 	}
 	for i := range piece.State {
 		index := int64(i)
-		if piece.State[i], err = sliceOf(func(failure shim.Failure) shim.View { return raw.State(index, failure) }); err != nil {
+		lend := func(failure shim.Failure) shim.View { return raw.State(index, failure) }
+		if piece.State[i], err = sliceOf(lend, (*View).Float32s); err != nil {
+			return nil, err
+		}
+	}
+	for i := range piece.ParamStates {
+		index := int64(i)
+		lend := func(failure shim.Failure) shim.View { return raw.Param_state(index, failure) }
+		if piece.ParamStates[i], err = sliceOf(lend, (*View).Bytes); err != nil {
 			return nil, err
 		}
 	}
@@ -80,13 +89,13 @@ func (s *Step) Next() (*Piece, error) {
 }
 
 // sliceOf the memory that a piece lends, which the Step keeps.
-func sliceOf(lend func(shim.Failure) shim.View) ([]float32, error) {
+func sliceOf[T float32 | byte](lend func(shim.Failure) shim.View, slice func(*View) []T) ([]T, error) {
 	view, err := newView(ask(nil, lend))
 	if err != nil {
 		return nil, err
 	}
 	defer view.Close()
-	return view.Float32s(), nil
+	return slice(view), nil
 }
 
 // Finish waits until all ranks have updated their pieces, then has parameters rounded and gathered; it returns meanwhile, as Optimizer.Step. If

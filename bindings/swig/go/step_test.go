@@ -155,6 +155,9 @@ func callersOwn() error {
 	if err := callersFailures(comm); err != nil {
 		return err
 	}
+	if err := callersWhole(comm); err != nil {
+		return err
+	}
 	fmt.Println("the library's bits")
 	return comm.Close()
 }
@@ -283,6 +286,70 @@ func callersFailures(comm *megadp.Comm) error {
 		if _, _, err := updateAll(step, 0); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// callersWhole: of the first parameter bytes are kept, of the second none; only the first's owner has them.
+func callersWhole(comm *megadp.Comm) error {
+	params := []megadp.Param{callersParams[0], callersParams[1]}
+	for p := range params {
+		params[p].Whole, params[p].ParamGroup = true, 0
+	}
+	buffer, err := megadp.NewBuffer(comm, params, megadp.BufferOptions{})
+	if err != nil {
+		return err
+	}
+	keeping := func(bytes ...uint64) (*megadp.Optimizer, error) {
+		return megadp.NewOptimizer(buffer, megadp.OptimizerOptions{Rule: megadp.RuleCaller, ParamStates: []megadp.ParamState{{Name: "seen", Bytes: bytes}}})
+	}
+	if wrong := mismatch(second(keeping(3)), megadp.ErrInvalid, "the bytes of 'seen' must be 2 numbers from 0 on"); wrong != "" {
+		return errors.New(wrong)
+	}
+	optimizer, err := keeping(3, 0)
+	if err != nil {
+		return err
+	}
+	owned := 0
+	for _, at := range []int{1, 2, 4} { // not 3, whose gradient is not finite
+		if err := putCallers(comm, buffer, at); err != nil {
+			return err
+		}
+		step, err := optimizer.BeginStep(megadp.StepOptions{})
+		if err != nil {
+			return err
+		}
+		defer step.Close()
+		for {
+			piece, err := step.Next()
+			if err != nil {
+				return err
+			}
+			if piece == nil {
+				break
+			}
+			if piece.ParamBegin != 0 || piece.Count != params[piece.Param].Shape[0] || len(piece.ParamStates) != 1 ||
+				len(piece.ParamStates[0]) != 3*(1-piece.Param) {
+				return fmt.Errorf("%+v", piece)
+			}
+			if piece.Param == 0 {
+				piece.ParamStates[0][2] += byte(at)
+				owned = 3
+			}
+		}
+		if _, err := step.Finish(); err != nil {
+			return err
+		}
+	}
+	for p, expected := range []string{"\x00\x00\x07"[:owned], ""} {
+		seen, err := optimizer.State(p, "seen")
+		if err != nil {
+			return err
+		}
+		if string(seen.Bytes()) != expected {
+			return fmt.Errorf("bytes of %d: %v, not %q", p, seen.Bytes(), expected)
+		}
+		seen.Close()
 	}
 	return nil
 }

@@ -18,6 +18,7 @@
 %rename(gradView) megadp::UpdatePiece::grad;
 %rename(stateView) megadp::UpdatePiece::state;
 %rename(arrayView) megadp::Halo::array;
+%rename(paramStateView) megadp::UpdatePiece::param_state;
 %rename(fillUseOrder) megadp::Buffer::use_order;
 %ignore megadp::Failure;
 %ignore megadp::Memory;
@@ -242,6 +243,11 @@
   /** The optimizer's arrays of state, from 0 on as they were added; to be updated, as master. */
   public java.nio.ByteBuffer state(long index) {
     return stateView(index).memory();
+  }
+
+  /** The bytes that the optimizer keeps of this parameter, from 0 on as they were added; to be updated, as master. */
+  public java.nio.ByteBuffer paramState(long index) {
+    return paramStateView(index).memory();
   }
 %}
 %typemap(javacode) megadp::Halo %{

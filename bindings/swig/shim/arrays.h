@@ -150,26 +150,30 @@ class View {
 #endif
 
 #if !defined(SWIGJAVA) && !defined(SWIGGO)
-  /// One element, and all of them; F32 only, since float64 has no room to spare for meanings of others.
+  /// One element, and all of them; F32 and U8 only, since float64 has no room to spare for meanings of others.
   double get(long long index, Failure& failure) const {
-    return has(index, failure) ? static_cast<float*>(data_)[index] : 0;
+    return has(index, failure) ? element(index) : 0;
   }
   void set(long long index, double value, Failure& failure) {
-    if (has(index, failure)) static_cast<float*>(data_)[index] = static_cast<float>(value);
+    if (has(index, failure) && is_element(value, failure)) set_element(index, value);
   }
   std::vector<double> values(Failure& failure) const {
     return guarded(failure, [&] {
-      const float* const first = static_cast<float*>(data_);
-      return is_f32(failure) ? std::vector<double>(first, first + count_) : std::vector<double>();
+      std::vector<double> values;
+      for (long long i = 0; has_numbers(failure) && i < count_; ++i) values.push_back(element(i));
+      return values;
     });
   }
   void set_values(const std::vector<double>& values, Failure& failure) {
-    if (!is_f32(failure)) return;
+    if (!has_numbers(failure)) return;
     if (values.size() != static_cast<size_t>(count_)) {
       failure.refuse(MDP_E_INVALID, "values has %zu elements; the view has %lld", values.size(), count_);
       return;
     }
-    for (size_t i = 0; i < values.size(); ++i) static_cast<float*>(data_)[i] = static_cast<float>(values[i]);
+    for (const double value : values) {
+      if (!is_element(value, failure)) return;
+    }
+    for (long long i = 0; i < count_; ++i) set_element(i, values[static_cast<size_t>(i)]);
   }
 #endif
 
@@ -207,16 +211,32 @@ class View {
     if (!open) failure.refuse(MDP_E_STATE, "this view %s", over_);
     return open;
   }
-  bool is_f32(Failure& failure) const {
+  bool has_numbers(Failure& failure) const {
     if (!is_open(failure)) return false;
-    if (dtype_ != DType::F32) failure.refuse(MDP_E_UNSUPPORTED, "elements of this view are not F32; use Buffer.read and Buffer.write");
-    return dtype_ == DType::F32;
+    if (dtype_ == DType::F32 || dtype_ == DType::U8) return true;
+    failure.refuse(MDP_E_UNSUPPORTED, "elements of this view are neither F32 nor U8; use Buffer.read and Buffer.write");
+    return false;
   }
   bool has(long long index, Failure& failure) const {
-    if (!is_f32(failure)) return false;
+    if (!has_numbers(failure)) return false;
     if (index >= 0 && index < count_) return true;
     failure.refuse(MDP_E_INVALID, "index must be 0 to %lld, not %lld", count_ - 1, index);
     return false;
+  }
+  bool is_element(double value, Failure& failure) const {
+    if (dtype_ == DType::F32 || (value >= 0 && value <= UCHAR_MAX && value == static_cast<int>(value))) return true;
+    failure.refuse(MDP_E_INVALID, "a byte must be a whole number from 0 to 255, not %g", value);
+    return false;
+  }
+  double element(long long index) const {
+    return dtype_ == DType::U8 ? static_cast<unsigned char*>(data_)[index] : static_cast<double>(static_cast<float*>(data_)[index]);
+  }
+  void set_element(long long index, double value) {
+    if (dtype_ == DType::U8) {
+      static_cast<unsigned char*>(data_)[index] = static_cast<unsigned char>(value);
+    } else {
+      static_cast<float*>(data_)[index] = static_cast<float>(value);
+    }
   }
 
   std::shared_ptr<void> keep_;

@@ -50,7 +50,7 @@ struct CommOptions {
 #endif
 };
 
-/// Numbers of elements, one for each rank; or of steps, one for each parameter.
+/// Numbers of elements, one for each rank; or of steps or bytes, one for each parameter.
 class Counts {
  public:
   void add(long long count) { counts_.push_back(count); }

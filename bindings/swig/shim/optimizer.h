@@ -2,122 +2,10 @@
 // Update rules over this rank's shard.
 #pragma once
 
+#include "optimizer_options.h"
 #include "steps.h"
 
 namespace megadp {
-
-/// One of the optimizer's groups of parameters. What is not given, and eps 0, is the optimizer's.
-struct ParamGroup {
-  Given lr = 0.0;
-  Given weight_decay = 0.0;
-  Given beta1 = 0.0;
-  Given beta2 = 0.0;
-  Given momentum = 0.0;
-  double eps = 0.0;
-  bool set_lr = false;
-  bool set_weight_decay = false;
-  bool set_beta1 = false;
-  bool set_beta2 = false;
-  bool set_momentum = false;
-
-#ifndef SWIG
-  mdp_param_group config() const {
-    mdp_param_group group{};
-    group.struct_size = sizeof group;
-    group.lr = lr;
-    group.weight_decay = weight_decay;
-    group.beta1 = beta1;
-    group.beta2 = beta2;
-    group.momentum = momentum;
-    group.eps = eps;
-    group.flags = (set_lr ? MDP_PARAM_GROUP_SET_LR : 0) | (set_weight_decay ? MDP_PARAM_GROUP_SET_WEIGHT_DECAY : 0) |
-                  (set_beta1 ? MDP_PARAM_GROUP_SET_BETA1 : 0) | (set_beta2 ? MDP_PARAM_GROUP_SET_BETA2 : 0) |
-                  (set_momentum ? MDP_PARAM_GROUP_SET_MOMENTUM : 0);
-    return group;
-  }
-#endif
-};
-
-/// Not given: lr 1e-3 (LION 1e-4), beta1 0.9, beta2 0.999 (LION 0.99), momentum 0.9. Zero: eps 1e-8, no weight decay, no clipping. What the
-/// rule has not is not to be given. norm is what max_grad_norm and the report are of; max_grad_value clips each element, last. With
-/// first_param_group the optimizer has but the groups from that one on, as many as were added: Optimizers step together. With CALLER,
-/// begin_step gives out the values as they are, and the arrays that add_state names. average_decay, such as 0.999: a moving average of the
-/// parameters is kept, for swap_average. With bf16_state what the rule keeps is bf16, rounded to nearest, or with stochastic_state
-/// stochastically; with no_master bf16 parameters have no masters and are rounded so; seed is that rounding's.
-/// check_update, to debug CALLER: copies of each piece's halves come behind it, and a step that makes anything else of them fails.
-struct OptimizerOptions {
-  Rule rule = Rule::ADAMW;
-  Given lr = 0.0;
-  Given beta1 = 0.0;
-  Given beta2 = 0.0;
-  Given momentum = 0.0;
-  double eps = 0.0;
-  double weight_decay = 0.0;
-  double max_grad_norm = 0.0;
-  double max_grad_value = 0.0;
-  Norm norm = Norm::L2;
-  GivenGroup first_param_group = 0;
-  double average_decay = 0.0;
-  bool set_lr = false;
-  bool set_beta1 = false;
-  bool set_beta2 = false;
-  bool set_momentum = false;
-  bool set_first_param_group = false;
-  bool bf16_state = false;
-  bool stochastic_state = false;
-  bool no_master = false;
-  bool check_update = false;
-  long long seed = 0;
-
-  void add_param_group(const ParamGroup& group) { groups_.push_back(group); }
-  /// With CALLER: one more array of state, F32 and zero at first; at most 4.
-  void add_state(const std::string& name) { state_.push_back(name); }
-
-#ifndef SWIG
-  // Whether the library would read each name as it is; more it says itself.
-  bool fits(Failure& failure) const {
-    for (const std::string& name : state_) {
-      if (!name.empty() && name.find('\n') == std::string::npos && name.find('\0') == std::string::npos) continue;
-      failure.refuse(MDP_E_INVALID, "state has the name '%s'; names are of 1 to 64 letters, digits, '_', '-' and '.'", name.c_str());
-      return false;
-    }
-    return true;
-  }
-  // `groups` and `state` are what the configuration points to.
-  mdp_optimizer_config config(std::vector<mdp_param_group>* groups, std::string* state) const {
-    for (const ParamGroup& group : groups_) groups->push_back(group.config());
-    for (const std::string& name : state_) *state += name + "\n";
-    mdp_optimizer_config config{};
-    config.struct_size = sizeof config;
-    config.rule = static_cast<mdp_rule>(rule);
-    config.lr = lr;
-    config.beta1 = beta1;
-    config.beta2 = beta2;
-    config.momentum = momentum;
-    config.eps = eps;
-    config.weight_decay = weight_decay;
-    config.max_grad_norm = max_grad_norm;
-    config.max_grad_value = max_grad_value;
-    config.norm = static_cast<mdp_norm>(norm);
-    config.first_param_group = first_param_group;
-    config.average_decay = average_decay;
-    config.param_groups = groups->empty() ? nullptr : groups->data();
-    config.param_group_count = groups->size();
-    config.state = state->empty() ? nullptr : state->c_str();
-    config.flags = (set_lr ? MDP_OPTIMIZER_SET_LR : 0) | (set_beta1 ? MDP_OPTIMIZER_SET_BETA1 : 0) |
-                   (set_beta2 ? MDP_OPTIMIZER_SET_BETA2 : 0) | (set_momentum ? MDP_OPTIMIZER_SET_MOMENTUM : 0) |
-                   (set_first_param_group ? MDP_OPTIMIZER_SOME_GROUPS : 0) | (stochastic_state ? MDP_OPTIMIZER_STOCHASTIC_STATE : 0) |
-                   (no_master ? MDP_OPTIMIZER_NO_MASTER : 0) | (check_update ? MDP_OPTIMIZER_CHECK_UPDATE : 0);
-    config.state_dtype = bf16_state ? MDP_DTYPE_BF16 : MDP_DTYPE_F32;
-    config.seed = static_cast<uint64_t>(seed);
-    return config;
-  }
-#endif
-
- private:
-  std::vector<ParamGroup> groups_;
-  std::vector<std::string> state_;
-};
 
 /// A loss scale that follows overflows: as Megatron-LM's dynamic scaler, and with hysteresis 1 torch.amp.GradScaler. Zero: scale 65536,
 /// growth_factor 2, backoff_factor 0.5, min_scale 1, growth_interval 2000, hysteresis 1. clean_steps (since the last overflow or growth)
@@ -189,10 +77,9 @@ class Optimizer {
   /// Collective over the buffer's world, with equal options.
   static Optimizer* create(const Buffer& buffer, const OptimizerOptions& options, Failure& failure) {
     return guarded(failure, [&]() -> Optimizer* {
-      std::vector<mdp_param_group> groups;
-      std::string state;
-      if (!options.fits(failure)) return nullptr;
-      const mdp_optimizer_config config = options.config(&groups, &state);
+      OptimizerOptions::Described described;
+      mdp_optimizer_config config;
+      if (!options.describe(buffer.leases()->size(), &described, &config, failure)) return nullptr;
       const auto registered = buffer.handle()->use(failure);
       mdp_optimizer* optimizer = nullptr;
       if (!registered || !failure.take(mdp_optimizer_create(registered.get(), &config, &optimizer))) return nullptr;
@@ -297,8 +184,9 @@ class Optimizer {
   }
 
   /// A view of the owned piece of a parameter's "master", of its "average" with average_decay, or of what the rule keeps ("exp_avg" and
-  /// "exp_avg_sq"; SGD_MOMENTUM and SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32; Range.param_first
-  /// says where it begins. It keeps the optimizer's memory, and so its communicator, until it is gone. Waits for the last step. Local.
+  /// "exp_avg_sq"; SGD_MOMENTUM and SGD_NESTEROV "momentum_buffer"; LION "exp_avg"; CALLER what add_state names), F32, or of what
+  /// add_param_state names, U8; Range.param_first says where it begins. It keeps the optimizer's memory, and so its communicator, until it
+  /// is gone. Waits for the last step. Local.
   View* state(long long param, const std::string& name, Failure& failure) const {
     return guarded(failure, [&]() -> View* {
       const auto optimizer = optimizer_->use(failure);

@@ -27,7 +27,7 @@ class Param {
   bool own_bucket = false;  ///< gets a bucket to itself
   std::string tie;          ///< a name that its copies on other pipeline stages have too: their gradients are added up; empty: none
 
-  Sharding sharding = Sharding::DEFAULT;  ///< the buffer's; ZERO_1 and WHOLE go together in one buffer
+  Sharding sharding = Sharding::DEFAULT;  ///< the buffer's; WHOLE in one of ZERO_1 or ZERO_2, ZERO_1 in one of WHOLE
   double cost = 0;                        ///< with WHOLE: of its update, by which owners are balanced; 0: its elements
 
 #ifndef SWIG

@@ -17,10 +17,9 @@ class Plan {
   static std::string layout_with(const GridOptions& grid, int world, const BufferOptions& options, const Params& params,
                                  const OptimizerOptions& optimizer, Failure& failure) {
     return guarded(failure, [&] {
-      std::vector<mdp_param_group> groups;
-      std::string state;
-      if (!optimizer.fits(failure)) return std::string();
-      const mdp_optimizer_config config = optimizer.config(&groups, &state);
+      OptimizerOptions::Described described;
+      mdp_optimizer_config config;
+      if (!optimizer.describe(params.size(), &described, &config, failure)) return std::string();
       return of(grid, world, options, params, &config, failure);
     });
   }

@@ -72,15 +72,27 @@ class UpdatePiece {
 
   /// Views of `count` elements each, F32, until the Step's next piece or its end. To be updated: the parameter, and the optimizer's arrays
   /// of state, from 0 on as they were added. The gradient is divided and clipped, for reading. Local.
-  View* master(Failure& failure) const { return lent(master_, failure); }
-  View* grad(Failure& failure) const { return lent(grad_, failure); }
+  View* master(Failure& failure) const { return lent(master_, count, MDP_DTYPE_F32, failure); }
+  View* grad(Failure& failure) const { return lent(grad_, count, MDP_DTYPE_F32, failure); }
   View* state(long long index, Failure& failure) const {
-    if (index >= 0 && index < states()) return lent(state_[static_cast<size_t>(index)], failure);
+    if (index >= 0 && index < states()) return lent(state_[static_cast<size_t>(index)], count, MDP_DTYPE_F32, failure);
     failure.refuse(MDP_E_INVALID, "index must be of one of the %lld arrays of state, not %lld", states(), index);
     return nullptr;
   }
   /// How many arrays of state there are.
   long long states() const { return static_cast<long long>(state_.size()); }
+
+  /// A view of the bytes, U8, that the optimizer keeps of this parameter, in the order of add_param_state, to be updated; of none where it
+  /// keeps none. Local.
+  View* param_state(long long index, Failure& failure) const {
+    if (index < 0 || index >= param_states()) {
+      failure.refuse(MDP_E_INVALID, "index must be of one of the %lld param_states, not %lld", param_states(), index);
+      return nullptr;
+    }
+    const auto& [data, bytes] = param_states_[static_cast<size_t>(index)];
+    return lent(data, bytes, MDP_DTYPE_U8, failure);
+  }
+  long long param_states() const { return static_cast<long long>(param_states_.size()); }
 
 #ifndef SWIG
   // keep: what the memory is of.
@@ -100,16 +112,19 @@ class UpdatePiece {
         grad_(const_cast<float*>(update.grad)),
         state_(update.state, update.state + update.state_count),
         keep_(std::move(keep)),
-        lease_(std::move(lease)) {}
+        lease_(std::move(lease)) {
+    for (uint64_t i = 0; i < update.param_state_count; ++i) {
+      param_states_.emplace_back(update.param_states[i], static_cast<long long>(update.param_state_bytes[i]));
+    }
+  }
 #endif
 
  private:
-  View* lent(float* data, Failure& failure) const {
+  View* lent(void* data, int64_t shape, mdp_dtype dtype, Failure& failure) const {
     return guarded(failure, [&] {
-      const int64_t shape = count;
       mdp_tensor tensor{};
       tensor.struct_size = sizeof tensor;
-      tensor.dtype = MDP_DTYPE_F32;
+      tensor.dtype = dtype;
       tensor.ndim = 1;
       tensor.data = data;
       tensor.shape = &shape;
@@ -122,6 +137,7 @@ class UpdatePiece {
   float* master_;
   float* grad_;
   std::vector<float*> state_;
+  std::vector<std::pair<void*, long long>> param_states_;  // with their bytes
   std::shared_ptr<void> keep_;
   Leases::Lease lease_;
 };

@@ -64,7 +64,7 @@ CONFIGURATIONS = {
     "mdp_comm_config": ("CommOptions", "describe(&config, failure)", "MDP_COMM_"),
     "mdp_buffer_config": ("BufferOptions", "describe(&config, failure)", "MDP_BUFFER_"),
     "mdp_param_group": ("ParamGroup", "config()", "MDP_PARAM_GROUP_"),
-    "mdp_optimizer_config": ("OptimizerOptions", "config(&groups, &state)", "MDP_OPTIMIZER_"),
+    "mdp_optimizer_config": ("OptimizerOptions", "describe(1, &described, &config, failure)", "MDP_OPTIMIZER_"),
     "mdp_scaler": ("Scaler", "config()", "MDP_SCALER_"),
     "mdp_step_config": ("StepOptions", "config()", "MDP_STEP_"),
     "mdp_tp_linear_config": ("TpLinearOptions", "config()", "MDP_TP_LINEAR_"),
@@ -75,19 +75,20 @@ CONFIGURATIONS = {
     "mdp_conv_config": ("ConvOptions", "config()", "no flags"),
 }
 # What is given by a method, and not as a member.
-ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_state("m")'), "TpLinearOptions": ("add_block(1)",),
-         "HaloOptions": ("add_dimension(1, 1, 1, 1, megadp::Edge::ZERO)",), "ConvOptions": ("add_part(1)",)}
+ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_state("m")', 'add_param_state("f", one)'),
+         "TpLinearOptions": ("add_block(1)",), "HaloOptions": ("add_dimension(1, 1, 1, 1, megadp::Edge::ZERO)",),
+         "ConvOptions": ("add_part(1)",)}
 # For the future; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).
 LEFT_OUT = ("reserved", "bootstrap", "interrupted", "interrupted_context")
-# Arguments of TpLinear::create_in; bytes of an owner's own, which C and Python have.
-LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias"), "mdp_optimizer_config": ("param_states", "param_state_count")}
+# Arguments of TpLinear::create_in.
+LEFT_OUT_OF = {"mdp_tp_linear_config": ("buffer", "weight", "bias")}
 
 
 def options_of(name):
     """The members of a struct of the shim: (type, name)."""
     with_members = []
-    for header in ("comm.h", "params.h", "optimizer.h", "tp.h", "halo.h"):
+    for header in ("comm.h", "params.h", "optimizer_options.h", "optimizer.h", "tp.h", "halo.h"):
         with open(os.path.join(ranks.SWIG, "shim", header), encoding="utf-8") as file:
             with_members += re.findall(rf"^struct {name} {{$(.*?)^}};$", file.read(), re.M | re.S)
     return re.findall(r"^  (long long|[\w:]+) (\w+)(?: = [^;]*)?;", with_members[0], re.M)
@@ -95,7 +96,7 @@ def options_of(name):
 
 def configuring(abi):
     """A program that says which fields and flags are zero though all options are given."""
-    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  std::vector<mdp_param_group> groups;\n  std::string state;"
+    yield "using namespace megadp;\nint main() {\n  megadp::Failure failure;\n  megadp::Counts one;\n  one.add(1);\n  megadp::OptimizerOptions::Described described;"
     for struct, (options, made, flags) in CONFIGURATIONS.items():
         yield f"  {{\n    megadp::{options} options;\n    {struct} config{{}};"
         for kind, name in options_of(options):

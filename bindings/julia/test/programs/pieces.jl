@@ -115,7 +115,37 @@ function failures(comm, folder)
     barrier(comm)
 end
 
+"Whole parameters by a function that needs all of each, which counts its steps in bytes of the owner's; a checkpoint has them."
+function whole(comm, folder)
+    params = [Param("p$param", (LONG[param],); sharding = :whole, cost = param) for param in 1:length(LONG)]
+    buffer = Buffer(comm, params)
+    create() = Optimizer(buffer; rule = :caller, lr = 0.5, param_states = (seen = Dict("p$param" => 8 for param in 1:4),))
+    optimizer, same, pieces = create(), true, 0
+    for t in 1:3
+        if t == 3
+            save_checkpoint(folder, optimizer)
+            optimizer = create()
+            load_checkpoint!(folder, optimizer)
+        end
+        foreach(param -> put!(buffer, param, fill(Float32(t), LONG[param])), 1:length(LONG))
+        step!(optimizer) do piece
+            seen = reinterpret(Int64, piece.param_states.seen)
+            same &= piece.range == 1:LONG[piece.param] && length(seen) == (piece.param == 5 ? 0 : 1)
+            seen .+= t
+            same &= all(==(sum(1:t)), seen)
+            piece.master .-= Float32(piece.lr) .* piece.grad ./ sqrt(sum(abs2, piece.grad))
+            pieces += 1
+        end
+    end
+    mine = [range.param for range in owned(buffer)]
+    same &= pieces == 3 * length(mine) && all(param -> values_of(buffer)[param] ≈ fill(-1.5f0 / sqrt(Float32(LONG[param])), LONG[param]), 1:length(LONG))
+    same &= all(param -> reinterpret(Int64, MegaDP.state(optimizer, param, :seen)) == (param in mine && param != 5 ? [6] : []), 1:length(LONG))
+    report(comm, "whole", Int(same))
+    close(buffer)
+end
+
 Comm() do comm
+    whole(comm, joinpath(ARGS[1], "whole"))
     beside(comm, :zero1)
     beside(comm, :zero2)
     foreach(callers -> together(comm, callers), 1:2)

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 import java.nio.ByteBuffer;
+import java.nio.DoubleBuffer;
 import java.nio.FloatBuffer;
 import megadp.Buffer;
 import megadp.BufferOptions;
 import megadp.Comm;
+import megadp.Counts;
 import megadp.DType;
 import megadp.Optimizer;
 import megadp.OptimizerOptions;
@@ -12,13 +14,17 @@ import megadp.Param;
 import megadp.ParamGroup;
 import megadp.Params;
 import megadp.Rule;
+import megadp.Sharding;
 import megadp.Status;
 import megadp.Step;
 import megadp.StepOptions;
 import megadp.StepReport;
 import megadp.UpdatePiece;
 
-/** AdamW written here gives the library's bits, by itself and beside the library's in one step; failures, and what is refused; on 1 rank or 2. */
+/**
+ * AdamW written here gives the library's bits, by itself and beside the library's in one step; failures, and what is refused; what a rule keeps of
+ * whole parameters in bytes; on 1 rank or 2.
+ */
 public final class CallersRule {
   private static final int STEPS = 10;
   private static final int[] LENGTHS = {301, 200};
@@ -235,6 +241,55 @@ public final class CallersRule {
     }
   }
 
+  private static Optimizer keeping(Buffer buffer, long... bytes) {
+    OptimizerOptions options = new OptimizerOptions();
+    options.setRule(Rule.CALLER);
+    Counts counts = new Counts();
+    for (long count : bytes) {
+      counts.add(count);
+    }
+    options.addParamState("seen", counts);
+    return Optimizer.create(buffer, options);
+  }
+
+  /** Of the first parameter two numbers are kept, of the second nothing; only the first's owner has them. */
+  private static void whole(Comm comm) {
+    Param[] params = {Param.of("a", LENGTHS[0]), Param.of("b", LENGTHS[1])};
+    for (Param param : params) {
+      param.setSharding(Sharding.WHOLE);
+    }
+    try (Buffer buffer = Buffer.create(comm, Params.of(params)); Optimizer optimizer = keeping(buffer, 16, 0)) {
+      Checks.fails(Status.E_INVALID, () -> keeping(buffer, 16), "the bytes of 'seen' must be 2 numbers from 0 on, one for each parameter");
+      Checks.fails(Status.E_INVALID, () -> keeping(buffer, 16, -1), "the bytes of 'seen' must be 2 numbers");
+      boolean owner = false;
+      for (int at = 1; at <= STEPS; at++) {
+        if (at == 3) {
+          continue; // put's gradient that is not finite
+        }
+        put(comm, buffer, at);
+        try (Step step = optimizer.beginStep()) {
+          for (UpdatePiece piece = step.next(); piece != null; piece = step.next()) {
+            Checks.check(piece.getParamBegin() == 0 && piece.getCount() == LENGTHS[(int) piece.getParam()] && piece.paramStates() == 1, "all of it");
+            Checks.check(piece.paramState(0).remaining() == (piece.getParam() == 0 ? 16 : 0), "its bytes");
+            if (piece.getParam() == 0) {
+              owner = true;
+              DoubleBuffer seen = piece.paramState(0).asDoubleBuffer();
+              seen.put(1, seen.get(1) + at);
+              UpdatePiece first = piece;
+              Checks.fails(Status.E_INVALID, () -> first.paramState(1), "not 1");
+            }
+          }
+          step.finish();
+        }
+      }
+      Checks.check(optimizer.state(1, "seen").remaining() == 0 && optimizer.state(0, "seen").remaining() == (owner ? 16 : 0), "what is kept where");
+      if (owner) {
+        DoubleBuffer seen = optimizer.state(0, "seen").asDoubleBuffer();
+        Checks.check(seen.get(0) == 0 && seen.get(1) == STEPS * (STEPS + 1) / 2 - 3, "what is kept: " + seen.get(1));
+      }
+    }
+  }
+
   public static void main(String[] arguments) throws Exception {
     try (Comm comm = Comm.create()) {
       for (int number = -1; number < 2; number++) {
@@ -242,6 +297,7 @@ public final class CallersRule {
       }
       failures(comm);
       refused(comm);
+      whole(comm);
       comm.barrier();
     }
     System.out.println("the library's bits");

@@ -1,5 +1,6 @@
 -- SPDX-License-Identifier: Apache-2.0
--- On one rank or two: AdamW that is written here gives the library's bits; a step that fails, or is dropped, on the last rank fails on all.
+-- On one rank or two: AdamW that is written here gives the library's bits; a step that fails, or is dropped, on the last rank fails on all; what
+-- a rule keeps of whole parameters in bytes.
 local megadp = require("megadp")
 
 local comm = megadp.Comm.create(megadp.CommOptions())
@@ -119,7 +120,56 @@ local function failures()
   end
 end
 
+-- Of the first parameter a number is kept, of the second nothing; only the first's owner has it.
+local function whole()
+  local params = megadp.Params()
+  for p, length in ipairs(LENGTHS) do
+    local param = megadp.Param("p" .. p)
+    param:add_dimension(length)
+    param.sharding = megadp.Sharding_WHOLE
+    params:add(param)
+  end
+  local buffer = megadp.Buffer.create(comm, params, megadp.BufferOptions())
+  local function keeping(...)
+    local options, counts = megadp.OptimizerOptions(), megadp.Counts()
+    for _, count in ipairs({...}) do counts:add(count) end
+    options.rule = megadp.Rule_CALLER
+    options:add_param_state("seen", counts)
+    return megadp.Optimizer.create(buffer, options)
+  end
+  fails("MDP_E_INVALID", "the bytes of 'seen' must be 2 numbers from 0 on", function() keeping(8) end)
+  fails("MDP_E_INVALID", "the bytes of 'seen' must be 2 numbers from 0 on", function() keeping(8, -1) end)
+  local optimizer, owned = keeping(8, 0), 0
+  for at = 1, 3 do
+    put(buffer, at)
+    local step = optimizer:begin_step(megadp.StepOptions())
+    local piece = step:next()
+    while piece do
+      assert(piece.param_begin == 0 and piece.count == LENGTHS[piece.param + 1] and piece:param_states() == 1)
+      local seen = piece:param_state(0)
+      assert(seen:size() == (piece.param == 0 and 8 or 0))
+      if piece.param == 0 then
+        local bytes = {}
+        for i, byte in ipairs(seen:values()) do bytes[i] = string.char(math.tointeger(byte)) end
+        local sum = string.unpack("<d", table.concat(bytes))
+        assert(sum == at * (at - 1) / 2)
+        seen:set_values({string.byte(string.pack("<d", sum + at), 1, 8)})
+        fails("MDP_E_INVALID", "a byte must be a whole number from 0 to 255, not 256", function() seen:set(7, 256) end)
+        fails("MDP_E_INVALID", "not 0.5", function() seen:set_values({0, 0, 0, 0, 0, 0, 0, 0.5}) end)
+        fails("MDP_E_INVALID", "not 1", function() piece:param_state(1) end)
+        owned = 8
+      end
+      piece = step:next()
+    end
+    step:finish()
+  end
+  local kept = optimizer:state(0, "seen")
+  assert(kept:size() == owned and optimizer:state(1, "seen"):size() == 0)
+  assert(owned == 0 or kept:get(7) == 64 and kept:get(6) == 24) -- the first bytes of 6.0
+end
+
 beside()
 failures()
+whole()
 comm:barrier()
 print("the library's bits")
