@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Convolutions and pooling of images that are cut over ranks, against torch's on the whole image. The programs are in spatial_cases.py."""
-import importlib.util
 import os
 import unittest
 
@@ -8,10 +7,8 @@ import support
 
 CASES = os.path.join(support.PACKAGE, "tests", "spatial_cases.py")
 NETWORK = os.path.join(support.PACKAGE, "examples", "digits_cnn.py")
-HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 
-@unittest.skipIf(not HAVE_TORCH, "PyTorch is not installed")
 class Spatial(unittest.TestCase):
     def run_case(self, ranks, case):
         out = support.check_ended(self, support.run_ranks(ranks, [CASES, case]))
@@ -44,6 +41,4 @@ class Spatial(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if not HAVE_TORCH:
-        raise SystemExit(77)
     unittest.main(verbosity=2)
