@@ -11,6 +11,7 @@
 
 #include "backend/backend.h"
 #include "base/finding.h"
+#include "host/attention.h"
 #include "host/kernels.h"
 #include "host/vocabulary.h"
 #include "plugin_test.h"
@@ -265,6 +266,52 @@ void steps(DType grad_type, DType param_type, size_t n, bool poisoned) {
   }
 }
 
+// Moments as bf16, rounded to nearest or with random bits, and bf16 parameters with masters or without, which are rounded so too.
+void small_state(DType param_type, bool has_master, bool stochastic, size_t n) {
+  Twin grad(DType::f32, n, some_offset()), master(DType::f32, n, some_offset()), param(param_type, n, some_offset());
+  Twin m(DType::bf16, n, some_offset()), v(DType::bf16, n, some_offset()), scalars(DType::u8, sizeof(StepScalars), 0);
+  for (size_t i = 0; i < n; i++) v.host[2 * i + 1] &= std::byte{0x7f};  // a second moment is not negative
+  v.upload();
+  StepScalars s{};
+  begin_step(s, StepSettings{1.5, 2, 0, Norm::l2});
+  std::memcpy(scalars.host.data(), &s, sizeof s);
+  scalars.upload();
+  Twin count(DType::i64, 1, 0);
+  const uint64_t steps = 7;
+  std::memcpy(count.host.data(), &steps, sizeof steps);
+  count.upload();
+  Update here = update_of(&s, reinterpret_cast<const uint64_t*>(count.host.data()), grad.host.data(), master.host.data(), m.host.data(),
+                          v.host.data(), param.host.data(), n, DType::f32, param_type);
+  here.state_type = DType::bf16;
+  here.rounds_state_with_bits = stochastic;
+  here.random = {0xfeedbeef12345678U, (uint64_t{3} << 32) - 100, 700, 1000, 11};  // runs of 700 of every 1000, across a carry of 32 bits
+  Update there = here;
+  there.scalars = reinterpret_cast<const StepScalars*>(scalars.on_device);
+  there.steps = reinterpret_cast<const uint64_t*>(count.on_device);
+  there.grad = grad.on_device;
+  there.master = reinterpret_cast<float*>(master.on_device);
+  there.state[0] = m.on_device;
+  there.state[1] = v.on_device;
+  there.param = param.on_device;
+  if (!has_master) here.master = there.master = nullptr;
+  check(host::update(here).ok(), "the host's update");
+  ok(plugin->update(device, stream, &there), "update");
+  const std::string what = text(n, " ", name_of(param_type), has_master ? "" : " without masters", stochastic ? ", random bits" : "");
+  master.compare(what + ", masters");
+  m.compare(what + ", m");
+  v.compare(what + ", v");
+  param.compare(what + ", parameters");
+}
+
+void small_states() {
+  for (const size_t n : counts) {
+    for (const bool stochastic : {false, true}) {
+      for (const DType param : kTrainable) small_state(param, true, stochastic, n);
+      small_state(DType::bf16, false, stochastic, n);
+    }
+  }
+}
+
 // On both sides, filled as a Twin is.
 struct TwinMatrix {
   LaidMatrix laid;
@@ -452,6 +499,42 @@ void vocabularies() {
   }
 }
 
+// Of rows where both sides have keys, one of them, or none. A device's exp and log are its own.
+void merged_attention(int64_t features) {
+  constexpr int64_t batches = 3, rows = 257;
+  const auto some = [](int64_t count) {
+    std::vector<float> values(static_cast<size_t>(count));
+    for (float& value : values) value = static_cast<float>(random_bits() % 4001) / 100 - 20;
+    return values;
+  };
+  std::vector<float> out = some(batches * rows * features), part = some(batches * rows * features);
+  std::vector<float> lse = some(batches * rows), part_lse = some(batches * rows);
+  for (size_t i = 0; i < lse.size(); i++) {
+    if (i % 7 < 2) lse[i] = as_float(0xff800000U);
+    if (i % 7 == 1 || i % 7 == 3) part_lse[i] = as_float(0xff800000U);
+  }
+  const OnDevice out_there(out.data(), out.size() * sizeof(float)), part_there(part.data(), part.size() * sizeof(float));
+  const OnDevice lse_there(lse.data(), lse.size() * sizeof(float)), part_lse_there(part_lse.data(), lse.size() * sizeof(float));
+  const int64_t all = rows * features;
+  const AttentionMerge here{out.data(), lse.data(), part.data(), part_lse.data(), batches, rows, features, all, rows, all, rows};
+  AttentionMerge there = here;
+  there.out = static_cast<float*>(out_there.at);
+  there.lse = static_cast<float*>(lse_there.at);
+  there.part = static_cast<const float*>(part_there.at);
+  there.part_lse = static_cast<const float*>(part_lse_there.at);
+  host::merge_attention(here);
+  ok(plugin->merge_attention(device, stream, &there), "merge_attention");
+  std::vector<float> seen(out.size()), seen_lse(lse.size());
+  ok(plugin->copy(device, stream, seen.data(), out_there.at, seen.size() * sizeof(float)), "copy from the device");
+  ok(plugin->copy(device, stream, seen_lse.data(), lse_there.at, seen_lse.size() * sizeof(float)), "copy from the device");
+  ok(plugin->stream_synchronize(device, stream), "stream_synchronize");
+  compare_near(seen, out, 1e-6F, text("attention merged, ", features, " features, out"));
+  for (size_t i = 0; i < lse.size(); i++) {  // the difference of two infinities is none
+    if (seen_lse[i] == lse[i]) seen_lse[i] = lse[i] = 0;
+  }
+  compare_near(seen_lse, lse, 1e-6F, text("attention merged, ", features, " features, lse"));
+}
+
 void streams_and_memory() {
   void *other = nullptr, *begin = nullptr, *end = nullptr, *pinned = nullptr;
   ok(plugin->stream_create(device, true, &other), "stream_create");
@@ -512,7 +595,9 @@ int main(int count_of_arguments, char** arguments) {
       for (const size_t n : counts) steps(grad, param, n, false);
     }
   }
+  small_states();
   vocabularies();
+  for (const int64_t features : {1, 33, 64, 128, 300}) merged_attention(features);
   if (!small) products();  // the kernels of cuBLASLt are not ours to be looked into
   streams_and_memory();
   plugin->poison(device);
