@@ -8,6 +8,7 @@
 #include <string.h>
 
 enum {
+  invalid_argument = 4,
   in_progress = 7,
   most_calls = 64
 };
@@ -74,10 +75,12 @@ static int outcome(const char* function) {
   return failing != NULL && strcmp(failing, function) == 0 ? failure : 0;
 }
 
-/* What a non-blocking call gives: its failure, "in progress", or success. */
+/* What a non-blocking call gives: its failure, "in progress", or success. As NCCL: outside a group, none may come before the one before it
+ * is done. */
 static int begin(struct ncclComm* comm, const char* function) {
   const int result = outcome(function);
   if (result != 0) return result;
+  if (comm->pending != 0 && groups_open == 0) return invalid_argument;
   comm->pending = pending_questions;
   return pending_questions != 0 ? in_progress : 0;
 }
@@ -224,11 +227,13 @@ int ncclBroadcast(const void* from, void* to, size_t count, int type, int root, 
 
 #ifndef STANDIN_IS_OLD /* 2.19 has none of these */
 int ncclCommWindowRegister(struct ncclComm* comm, void* memory, size_t bytes, void** window, int flags) {
-  (void)comm;
   (void)bytes;
   (void)flags;
+  const int result = outcome("ncclCommWindowRegister");
+  if (result != 0) return result;
   *window = memory;
-  return outcome("ncclCommWindowRegister");
+  comm->pending = pending_questions; /* as NCCL 2.28: it says success, and is in progress */
+  return 0;
 }
 int ncclCommWindowDeregister(struct ncclComm* comm, void* window) {
   (void)comm;

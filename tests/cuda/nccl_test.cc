@@ -466,6 +466,27 @@ void memory(bool device) {
   check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
 }
 
+// NCCL may say that memory is registered while it still is at it: no collective may come before it is done.
+void memory_in_progress() {
+  Fixture f;
+  NcclComm* const comm = f.make();
+  alignas(4096) static char known[4096];
+  float data[8];
+  void* registration = nullptr;
+  nccl_says->stay_pending(2);
+  check_equal(plugin->comm_register(comm, known, sizeof known, &registration), kPending, "comm_register in progress");
+  check(registration != nullptr, "a registration in progress was not handed out");
+  while (plugin->comm_state(comm) == kPending) continue;
+  nccl_says->stay_pending(0);
+  check_equal(plugin->comm_all_gather(comm, nullptr, data, data, 4, DType::f32), 0, "all_gather after it");
+  check_equal(plugin->comm_deregister(comm, registration), 0, "comm_deregister");
+  nccl_says->fail_later(3);
+  registration = nullptr;
+  f.says(plugin->comm_register(comm, known, sizeof known, &registration), "ncclInternalError", "comm_register that fails later");
+  check(registration == nullptr, "a call that failed handed something out");
+  check_equal(plugin->comm_destroy(comm), 0, "comm_destroy");
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -489,5 +510,6 @@ int main(int, char** arguments) {
   groups(device);
   divisors(device);
   memory(device);
+  memory_in_progress();
   return finish();
 }

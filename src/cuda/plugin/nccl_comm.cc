@@ -156,7 +156,8 @@ int32_t comm_register(NcclComm* comm, void* memory, size_t bytes, void** registr
   if (current.result() != 0) return current.result();
   auto* const known = new (std::nothrow) Registration{Known::locally, nullptr};
   if (known == nullptr) return kNoHostMemory;
-  const int32_t result = make_known(comm, memory, whole_bytes(bytes), known);
+  int32_t result = make_known(comm, memory, whole_bytes(bytes), known);
+  if (result == 0) result = async_error(comm);  // NCCL 2.28 says success of a window while all ranks still are at it
   if (result != 0 && result != kPending) {
     delete known;
     return result;
