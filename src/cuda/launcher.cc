@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/thread.h"
+#include "cuda/at_work.h"
 
 namespace megadp::cuda {
 namespace {
@@ -39,7 +40,11 @@ Result<std::shared_ptr<Launcher>> Launcher::create(std::shared_ptr<Gpu> gpu, std
 
 // Under mutex_.
 Status Launcher::start() {
-  auto thread = start_thread(name_, [self = shared_from_this()] { self->run(); });
+  auto thread = start_thread(name_, [self = shared_from_this()]() mutable {
+    self->run();
+    const AtWork at_work;
+    self.reset();  // perhaps the last reference
+  });
   if (!thread) return thread.status();
   thread_ = *thread;
   started_ = true;
@@ -59,9 +64,11 @@ Launcher::~Launcher() {
 
 void Launcher::run() {
   for (;;) {
-    Item item;  // inside the loop: what the work holds is released before the next wait
+    Item item;
     if (!pop(&item)) return;
+    const AtWork at_work;
     perform(item);
+    item = {};  // what the work holds is released before the next wait
   }
 }
 

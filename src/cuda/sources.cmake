@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The part of the CUDA backend that needs no CUDA to be compiled; the plugin is in plugin/.
 set(MEGADP_cuda_SOURCES
+    at_work.cc
     backend.cc
     communicator.cc
     copy.cc

@@ -15,6 +15,7 @@
 #include "base/deadline.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "cuda/at_work.h"
 #include "cuda/communicator.h"
 
 namespace megadp::cuda {
@@ -67,6 +68,7 @@ struct Watch::State {
   bool idle() const { return running.empty() && aborted.empty() && notices.empty() && doomed.empty(); }
   bool start(const std::shared_ptr<State>& self);
   void run();
+  bool look();
   // What has ended: to be released, and to be aborted, without the mutex.
   struct Ended {
     std::vector<std::shared_ptr<void>> dropped;
@@ -99,32 +101,40 @@ bool Watch::State::start(const std::shared_ptr<State>& self) {
 
 void Watch::State::run() {
   std::unique_lock lock(mutex);
-  while (!(closing && idle())) {
-    if (idle()) {
-      changed.wait(lock);
-      continue;
-    }
-    std::shared_ptr<Gpu> gpu;
-    const Status found = trouble(&gpu);
+  for (;;) {
+    changed.wait(lock, [this] { return closing || !idle(); });
+    if (idle()) return;
     lock.unlock();
-    if (!found) gpu->fail(found);  // before anything is aborted: see CudaEvent::done()
+    const bool moved = look();
     lock.lock();
-    Ended ended;
-    take_off(&ended);
-    lock.unlock();
-    for (const auto& communicator : ended.lost) {
-      // The failure may have come from another rank a moment ago: what is queued behind must know of it first.
-      communicator->gpu()->fail(communicator->gpu()->failure());
-      communicator->abort();
-    }
-    const bool moved = !ended.dropped.empty();
-    ended = {};  // destructors may come back here
-    gpu.reset();
-    lock.lock();
-    freeing = false;
-    freed.notify_all();
     if (!moved && !idle()) changed.wait_for(lock, kPollInterval);
   }
+}
+
+// Goes through the lists once. Whether something came off them.
+bool Watch::State::look() {
+  const AtWork at_work;
+  std::unique_lock lock(mutex);
+  std::shared_ptr<Gpu> gpu;
+  const Status found = trouble(&gpu);
+  lock.unlock();
+  if (!found) gpu->fail(found);  // before anything is aborted: see CudaEvent::done()
+  lock.lock();
+  Ended ended;
+  take_off(&ended);
+  lock.unlock();
+  for (const auto& communicator : ended.lost) {
+    // The failure may have come from another rank a moment ago: what is queued behind must know of it first.
+    communicator->gpu()->fail(communicator->gpu()->failure());
+    communicator->abort();
+  }
+  const bool moved = !ended.dropped.empty();
+  ended = {};  // destructors may come back here
+  gpu.reset();
+  lock.lock();
+  freeing = false;
+  freed.notify_all();
+  return moved;
 }
 
 // Off the lists with what has ended. A collective that has ended with a failure may still be on the device: its communicator is aborted.

@@ -86,6 +86,10 @@ std::atomic<int>& failing_zeros();
 std::atomic<int>& failing_pinned();
 // How many events were created.
 std::atomic<int>& events_made();
+// As CUDA, the stand-in is torn down as the process exits. That takes so long, and memory that is released or an event that is
+// recorded meanwhile ends the process with kTornDown. 0: it is not.
+std::atomic<int>& teardown_ms();
+constexpr int kTornDown = 86;
 // The device that has no memory left; -1: none.
 std::atomic<int>& full_device();
 // The rank whose second collective in a group fails; -1: none.

@@ -103,10 +103,19 @@ int32_t device_info(int32_t index, DeviceInfo* out) {
   return 0;
 }
 
+std::atomic<bool> torn_down{false};
+
+void tear_down() {
+  if (teardown_ms() == 0) return;
+  torn_down = true;
+  std::this_thread::sleep_for(std::chrono::milliseconds(teardown_ms()));
+}
+
 int32_t device_open(int32_t index, Device** out) {
   *out = new Device;
   (*out)->index = index;
-  return 0;
+  static const int registered = std::atexit(tear_down);
+  return registered == 0 ? 0 : kCudaFailure + 1;
 }
 
 void explain(int32_t result, const Nccl*, char* text, size_t size) {
@@ -218,6 +227,7 @@ int32_t event_destroy(Device*, void* event) {
 }
 
 int32_t event_record(Device* device, void* event, void* stream) {
+  if (torn_down) std::_Exit(kTornDown);
   auto recorded = std::make_shared<standin::Event>();  // what waits for an earlier record goes on waiting for that
   recorded->recorded = true;
   event_of(event) = recorded;
@@ -480,6 +490,11 @@ std::atomic<int>& overtaken() {
   return count;
 }
 
+std::atomic<int>& teardown_ms() {
+  static std::atomic<int> time{0};
+  return time;
+}
+
 std::atomic<int>& full_device() {
   static std::atomic<int> index{-1};
   return index;
@@ -512,6 +527,7 @@ void wait_for_all(Device* device) {
 // Not counted: the thread that waits here is mostly the watch's, at a time of its own choice.
 int32_t release(Device* device, void* memory) {
   release_gate().pass();
+  if (torn_down) std::_Exit(kTornDown);
   if (device != nullptr) wait_for_all(device);
   {
     const std::lock_guard lock(memory_mutex);

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// AtWork: while one lives, a thread of the library's own is at work on a device. As the process exits, CUDA and NCCL tear themselves down,
+// and a call that is under way then crashes the process. So the exit waits a moment for those at work, and no other one begins.
+#pragma once
+
+namespace megadp::cuda {
+
+class AtWork {
+ public:
+  AtWork();  // once the process exits, it does not return
+  ~AtWork();
+  AtWork(const AtWork&) = delete;
+  AtWork& operator=(const AtWork&) = delete;
+
+  // To be called when CUDA is there already: what is registered last for the exit comes first in it.
+  static void awaited_at_exit();
+};
+
+}  // namespace megadp::cuda
