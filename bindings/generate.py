@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the raw layer of the bindings from include/megadp.h: for each generator/raw_LANGUAGE.py the file that it names as OUTPUT (relative
-to this folder), with the text that its emit(header) returns.
+"""Writes the raw layer of the bindings from include/megadp.h and the headers that it includes: for each generator/raw_*.py the file that it
+names as OUTPUT (relative to this folder), with the text that its emit(header) returns. In every language types and constants are divided
+as the headers are: those of megadp_layers.h are in files with "layers" in their names. Functions are together in one file.
 
 usage: generate.py [--check]      (--check: writes nothing; leaves with 1 and says which files are stale)
 """

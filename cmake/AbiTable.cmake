@@ -8,7 +8,7 @@ add_custom_command(
   OUTPUT ${abi_source}
   COMMAND Python3::Interpreter ${PROJECT_SOURCE_DIR}/cmake/abi_table.py ${PROJECT_SOURCE_DIR}/include/megadp.h ${abi_source} --version
           ${PROJECT_VERSION} --arch ${CMAKE_SYSTEM_PROCESSOR}
-  DEPENDS ${PROJECT_SOURCE_DIR}/cmake/abi_table.py ${PROJECT_SOURCE_DIR}/include/megadp.h
+  DEPENDS ${PROJECT_SOURCE_DIR}/cmake/abi_table.py ${public_headers}
   COMMENT "Reading megadp.h" VERBATIM)
 add_executable(megadp_print_abi ${abi_source})
 target_include_directories(megadp_print_abi PRIVATE ${PROJECT_SOURCE_DIR}/include)

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Turns megadp.h into a C program that prints abi.json: sizes, offsets and values as the compiler of this build sees them.
+"""Turns megadp.h, with the headers beside it that it includes, into a C program that prints abi.json: sizes, offsets and values as the compiler of this build sees them.
 
-Nothing is listed by hand: every struct, enumeration, typedef and function is found in the header, and a declaration of a form that is not
-known here is an error. So the table cannot fall out of step with the header.
+Nothing is listed by hand: every struct, enumeration, typedef and function is found in the headers, and a declaration of a form that is not
+known here is an error. So the table cannot fall out of step with them.
 
     {"version": "0.1.0", "arch": "x86_64",
      "structs": {"mdp_range": {"size": 56, "align": 8, "fields": {"struct_size": 0, ...}}, ...},
      "types": {"mdp_status": 4, ...}, "enums": {"MDP_OK": 0, ...}, "functions": ["mdp_version", ...]}
 """
 import argparse
+import os
 import re
 import sys
 
@@ -19,17 +20,17 @@ class HeaderError(Exception):
 
 
 def strip(text):
-    """Removes comments, preprocessor lines, the extern "C" bracket and MDP_API's definition."""
+    """Removes comments, preprocessor lines (SWIG's begin with %), the extern "C" bracket and MDP_API's definition."""
     text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
     text = re.sub(r"//[^\n]*", " ", text)
     text = re.sub(r"\\\n", " ", text)
     # With its closing brace: both stand in #ifdef __cplusplus.
     text = re.sub(r"#ifdef __cplusplus.*?#endif", " ", text, flags=re.S)
-    return re.sub(r"^[ \t]*#[^\n]*$", " ", text, flags=re.M)
+    return re.sub(r"^[ \t]*[#%][^\n]*$", " ", text, flags=re.M)
 
 
 def statements(text):
-    """The declarations of the header, each up to its semicolon outside of braces, with white space made single."""
+    """The declarations of a header, each up to its semicolon outside of braces, with white space made single."""
     depth, start = 0, 0
     for i, character in enumerate(text):
         if character == "{":
@@ -53,6 +54,24 @@ def field_names(body):
                 raise HeaderError(f"a field of unknown form: {line!r}")
             names.append(match.group(1))
     return names
+
+
+def public_headers(path, found=()):
+    """`found`, then the header and those beside it that it includes, each once: megadp.h leads to all that callers see."""
+    found = [*found, path]
+    with open(path, encoding="utf-8") as file:
+        for name in re.findall(r'^#include "(\w+\.h)"', file.read(), re.M):
+            if (beside := os.path.join(os.path.dirname(path), name)) not in found:
+                found = public_headers(beside, found)
+    return found
+
+
+def declarations(path):
+    """(name of the file, declaration) of all that the header and those that it includes declare."""
+    for header in public_headers(path):
+        with open(header, encoding="utf-8") as file:
+            for statement in statements(strip(file.read())):
+                yield os.path.basename(header), statement
 
 
 class Table:
@@ -82,10 +101,8 @@ class Table:
 
 
 def read_header(path):
-    with open(path, encoding="utf-8") as file:
-        text = strip(file.read())
     table = Table()
-    for statement in statements(text):
+    for _, statement in declarations(path):
         table.add(statement)
     if not (table.structs and table.enums and table.functions):
         raise HeaderError("no structs, no enumerators or no functions were found")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What megadp.h declares, with its types, for the programs that write the raw layer of a binding. A declaration of a form that is not known
-here is an error, so that nothing is left out."""
+"""What megadp.h declares, and the headers that it includes, with its types, for the programs that write the raw layer of a binding. A
+declaration of a form that is not known here is an error, so that nothing is left out."""
 import os
 import re
 import sys
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(ROOT, "cmake"))
 
-from abi_table import HeaderError, statements, strip  # noqa: E402
+import abi_table  # noqa: E402
+from abi_table import HeaderError  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Header:
     structs: dict = field(default_factory=dict)    # name -> (Variable, ...)
     callbacks: dict = field(default_factory=dict)  # typedef name -> Function
     functions: list = field(default_factory=list)
+    parts: dict = field(default_factory=dict)      # file name -> Header of what stands in that file alone
 
 
 TYPE = re.compile(r"(const )?(?:struct )?(\w+)((?: ?\*)*)( const ?\*)?$")
@@ -109,9 +111,8 @@ def add(header, statement, last_alias):
 
 
 def read_header(path=os.path.join(ROOT, "include", "megadp.h")):
-    with open(path, encoding="utf-8") as file:
-        text = strip(file.read())
     header, alias = Header(), None
-    for statement in statements(text):
+    for name, statement in abi_table.declarations(path):
+        add(header.parts.setdefault(name, Header()), statement, alias)
         alias = add(header, statement, alias)
     return header

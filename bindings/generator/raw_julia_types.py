@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the types of the raw layer of the Julia binding: handles, aliases, structs as immutable bits, constants. Its names for the types of
-C are those of raw_julia_functions.py too."""
+"""Writes the types of the raw layer of the Julia binding that megadp.h itself declares: handles, aliases, structs as immutable bits,
+constants. Its names for the types of C are those of raw_julia_functions.py too."""
 
 OUTPUT = "julia/src/raw_types.jl"
 
@@ -35,8 +35,8 @@ def argument_type(header, type_):
     return "Cstring" if type_.base == "char" and type_.pointers == 1 and type_.const else julia_type(header, type_)
 
 
-def structs(header):
-    for name, fields in header.structs.items():
+def structs(header, part):
+    for name, fields in part.structs.items():
         yield f"struct {name}"
         named = [(RENAMED.get(f.name, f.name), julia_type(header, f.type)) for f in fields]
         yield from (f"    {field}::{type_}" for field, type_ in named)
@@ -49,14 +49,19 @@ def structs(header):
         yield ""
 
 
-def constants(header):
-    for alias, values in header.enums:
+def constants(header, part):
+    for alias, values in part.enums:
         wanted = NUMBERS[header.aliases[alias].base] if alias else "Int"
         yield from (f"const {name} = {wanted}({value})" for name, value in values)
         yield ""
 
 
+def types(header, part):
+    """The text for what one of the header's files declares."""
+    lines = [f"mutable struct {name} end" for name in part.handles] + [""]
+    lines += [f"const {name} = {julia_type(header, type_)}" for name, type_ in part.aliases.items()] + [""]
+    return "\n".join([*lines, *structs(header, part), *constants(header, part)])
+
+
 def emit(header):
-    lines = [f"mutable struct {name} end" for name in header.handles] + [""]
-    lines += [f"const {name} = {julia_type(header, type_)}" for name, type_ in header.aliases.items()] + [""]
-    return HEAD + "\n".join([*lines, *structs(header), *constants(header)])
+    return HEAD + types(header, header.parts["megadp.h"])

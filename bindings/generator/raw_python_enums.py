@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp.h's enumerations for the Python binding."""
+"""Writes the enumerations that megadp.h itself declares, for the Python binding."""
 
 OUTPUT = "python/src/megadp/_raw_enums.py"
 
@@ -9,5 +9,10 @@ HEAD = '''\
 '''
 
 
+def enumerators(part):
+    """The text for those that one of the header's files declares."""
+    return "".join(f"{name} = {value}\n" for _, values in part.enums for name, value in values)
+
+
 def emit(header):
-    return HEAD + "".join(f"{name} = {value}\n" for _, values in header.enums for name, value in values)
+    return HEAD + enumerators(header.parts["megadp.h"])

@@ -2,7 +2,7 @@
 """Writes the prototypes of megadp.h's functions for the Python binding."""
 import re
 
-from raw_python import Writer
+from raw_python_core import Writer
 
 OUTPUT = "python/src/megadp/_raw_functions.py"
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/types.rs: handles, enumerations with their constants, and callbacks, for a crate without std."""
+"""Writes megadp-sys's src/types.rs: the handles, enumerations with their constants, and callbacks that megadp.h itself declares, for a crate
+without std."""
 
 OUTPUT = "rust/megadp-sys/src/types.rs"
 
@@ -46,14 +47,14 @@ def signature(header, function):
     return f"({params})" + ("" if nothing else f" -> {rust_type(header, function.result)}")
 
 
-def emit_callbacks(header):
-    for name, function in header.callbacks.items():
+def emit_callbacks(header, part):
+    for name, function in part.callbacks.items():
         yield f'pub type {name} = Option<unsafe extern "C" fn{signature(header, function)}>;'
     yield ""
 
 
-def emit_handles(header):
-    for name in header.handles:
+def emit_handles(part):
+    for name in part.handles:
         yield "#[repr(C)]"
         yield f"pub struct {name} {{"
         yield "    _bytes: [u8; 0],"
@@ -61,11 +62,11 @@ def emit_handles(header):
         yield "}\n"
 
 
-def emit_enums(header):
-    for name, kind in header.aliases.items():
+def emit_enums(header, part):
+    for name, kind in part.aliases.items():
         yield f"pub type {name} = {rust_type(header, kind)};"
     yield ""
-    for alias, values in header.enums:
+    for alias, values in part.enums:
         narrow = any(values[0][0].startswith(prefix) for prefix in NARROW_FLAGS)
         kind = alias or ("u32" if narrow else "u64")
         for name, value in values:
@@ -73,8 +74,10 @@ def emit_enums(header):
         yield ""
 
 
+def emit_types(header, part):
+    """The text, in pieces, for what one of the header's files declares."""
+    return [*emit_handles(part), *emit_enums(header, part), *emit_callbacks(header, part)]
+
+
 def emit(header):
-    parts = [HEAD]
-    for part in (emit_handles, emit_enums, emit_callbacks):
-        parts += part(header)
-    return "\n".join(parts) + "\n"
+    return "\n".join([HEAD, *emit_types(header, header.parts["megadp.h"])]) + "\n"

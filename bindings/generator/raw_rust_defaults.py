@@ -9,8 +9,8 @@ use crate::structs::*;
 """
 
 
-def emit_defaults(header):
-    for name, fields in header.structs.items():
+def emit_defaults(part):
+    for name, fields in part.structs.items():
         yield f"impl {name} {{"
         if fields[0].name == "struct_size":
             yield "    /// All zero, but for the struct_size."
@@ -30,4 +30,4 @@ def emit_defaults(header):
 
 
 def emit(header):
-    return "\n".join([HEAD, *emit_defaults(header)]) + "\n"
+    return "\n".join([HEAD, *emit_defaults(header.parts["megadp.h"])]) + "\n"

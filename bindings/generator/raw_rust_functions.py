@@ -7,6 +7,7 @@ OUTPUT = "rust/megadp-sys/src/functions.rs"
 HEAD = """\
 // SPDX-License-Identifier: Apache-2.0
 // Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust_functions.py.
+use crate::layers::*;
 use crate::structs::*;
 use crate::types::*;
 use core::ffi::{c_char, c_void};

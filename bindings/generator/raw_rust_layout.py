@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/layout.rs, for its test: the same tables as abi.json has, as the Rust compiler sees them."""
+"""Writes megadp-sys's src/layout.rs, for its test: the same tables as abi.json has, as the Rust compiler sees them; of structs and values
+those of megadp.h itself."""
 from raw_rust import named
 
 OUTPUT = "rust/megadp-sys/src/layout.rs"
@@ -14,18 +15,18 @@ pub(crate) type Struct = (&'static str, usize, usize, &'static [(&'static str, u
 """
 
 
-def emit_structs(header):
+def emit_structs(part):
     yield "pub(crate) const STRUCTS: &[Struct] = &["
-    for name, fields in header.structs.items():
+    for name, fields in part.structs.items():
         yield f'    ("{name}", size_of::<super::{name}>(), align_of::<super::{name}>(), &['
         yield from (f'        ("{item.name}", offset_of!(super::{name}, {named(item.name)})),' for item in fields)
         yield "    ]),"
     yield "];\n"
 
 
-def emit_values(header):
+def emit_values(part):
     yield "pub(crate) const VALUES: &[(&str, i64)] = &["
-    for _, values in header.enums:
+    for _, values in part.enums:
         yield from (f'    ("{name}", super::{name} as i64),' for name, _ in values)
     yield "];\n"
 
@@ -38,4 +39,5 @@ def emit_functions(header):
 
 
 def emit(header):
-    return "\n".join([HEAD, *emit_structs(header), *emit_values(header), *emit_functions(header)]) + "\n"
+    part = header.parts["megadp.h"]
+    return "\n".join([HEAD, *emit_structs(part), *emit_values(part), *emit_functions(header)]) + "\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes megadp-sys's src/structs.rs: the #[repr(C)] structs. What they are at first is in raw_rust_defaults.py."""
+"""Writes megadp-sys's src/structs.rs: the #[repr(C)] structs of megadp.h itself. What they are at first is in raw_rust_defaults.py."""
 from raw_rust import named, rust_type
 
 OUTPUT = "rust/megadp-sys/src/structs.rs"
@@ -12,8 +12,8 @@ use core::ffi::{c_char, c_void};
 """
 
 
-def emit_structs(header):
-    for name, fields in header.structs.items():
+def emit_structs(header, part):
+    for name, fields in part.structs.items():
         yield "#[repr(C)]\n#[derive(Clone, Copy, Debug)]"
         yield f"pub struct {name} {{"
         for item in fields:
@@ -22,4 +22,4 @@ def emit_structs(header):
 
 
 def emit(header):
-    return "\n".join([HEAD, *emit_structs(header)]) + "\n"
+    return "\n".join([HEAD, *emit_structs(header, header.parts["megadp.h"])]) + "\n"

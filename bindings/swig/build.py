@@ -186,7 +186,7 @@ def fingerprint(language):
         linked.append(library())
     digest = hashlib.sha256(repr((tools, linked)).encode())
     files = [path for pattern in patterns for path in sorted(glob.glob(os.path.join(SWIG, pattern)))]
-    for path in [os.path.join(ROOT, "include", "megadp.h"), *linked, *files]:
+    for path in [*sorted(glob.glob(os.path.join(ROOT, "include", "*.h"))), *linked, *files]:
         with open(path, "rb") as file:
             digest.update(hashlib.sha256(file.read()).digest())
     return digest.hexdigest()

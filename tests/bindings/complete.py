@@ -10,7 +10,8 @@ import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 LANGUAGES = {"python": ["python/src/megadp"], "julia": ["julia/src", "julia/ext"], "rust": ["rust/megadp/src"], "swig": ["swig/shim"]}
-RAW = ("_raw.py", "_raw_enums.py", "_raw_functions.py", "raw.jl", "raw_types.jl", "raw_functions.jl")  # what declares all of the header
+RAW = ("_raw.py", "_raw_core.py", "_raw_enums.py", "_raw_layers.py", "_raw_functions.py",
+       "raw.jl", "raw_types.jl", "raw_layers.jl", "raw_functions.jl")  # what declares all of the header
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
          "MDP_STEP_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_", "MDP_TP_EMBEDDING_",
          "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_")

@@ -41,7 +41,7 @@ def files_below(root):
 
 def expect_files(root, build, version):
     present = files_below(root)
-    patterns = [r"include/megadp\.h", r"lib.*/libmegadp\.so", r"lib.*/libmegadp\.so\.0", rf"lib.*/libmegadp\.so\.{re.escape(version)}",
+    patterns = [r"include/megadp\.h", r"include/megadp_layers\.h", r"lib.*/libmegadp\.so", r"lib.*/libmegadp\.so\.0", rf"lib.*/libmegadp\.so\.{re.escape(version)}",
                 r"lib.*/cmake/megadp/megadpConfig\.cmake", r"lib.*/cmake/megadp/megadpConfigVersion\.cmake",
                 r"lib.*/cmake/megadp/megadpTargets\.cmake", r"lib.*/pkgconfig/megadp\.pc", r"share/megadp/abi\.json", r"bin/megadp",
                 r"share/doc/megadp/LICENSE"]
@@ -51,8 +51,8 @@ def expect_files(root, build, version):
     if lacking:
         raise Failure(f"not installed: {lacking}; installed: {present}")
     headers = [path for path in present if path.startswith("include/")]
-    if headers != ["include/megadp.h"]:
-        raise Failure(f"megadp.h is the only public header, but installed are {headers}")
+    if headers != ["include/megadp.h", "include/megadp_layers.h"]:
+        raise Failure(f"megadp.h and what it includes are the public headers, but installed are {headers}")
     return present
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks that includes point one way: api -> core -> backend <- {host, cuda}, all of them -> control -> base; api and core -> files -> base.
 
-Also: third-party headers only in the files made for them, the core never names UCX, CUDA or NCCL, megadp.h includes two headers and no
-more, tests of the public API and the examples see nothing but the public API.
+Also: third-party headers only in the files made for them, the core never names UCX, CUDA or NCCL, megadp.h includes two standard headers
+and its own part, megadp_layers.h, which nobody else includes, tests of the public API and the examples see nothing but the public API.
 
 usage: include_directions.py ROOT | --self-test
 """
@@ -60,6 +60,9 @@ SYSTEM_FOLDERS = ("arpa/", "asm/", "linux/", "net/", "netinet/", "sys/")
 # threads are started without signals.
 BASE_EXCEPTIONS = {("src/base/fd.cc", "fcntl.h"), ("src/base/fd.cc", "unistd.h"), ("src/base/log.cc", "pthread.h"), ("src/base/symbol.h", "dlfcn.h"), ("src/base/thread.h", "pthread.h"), ("src/base/thread.h", "signal.h")}
 
+# The public headers, and all that they may include.
+PUBLIC = {"include/megadp.h": ("stddef.h", "stdint.h", "megadp_layers.h"), "include/megadp_layers.h": ("megadp.h",)}
+
 # Names the core must not contain, in code or in text.
 DEVICE_NAMES = re.compile(r"\b\w*(?:ucx|ucp_|ucs_|cuda|nccl)\w*", re.I)
 OPEN_TO_PUBLIC_API_ONLY = ("tests/capi/", "tests/install/", "examples/")
@@ -104,8 +107,10 @@ def check_layer(path, name, in_layer):
 def check_include(path, name, angled):
     if name == "megadp.h" and not path.startswith(("src/", "include/")):
         return None
-    if path == "include/megadp.h":
-        return None if name in ("stddef.h", "stdint.h") else f"megadp.h includes only stddef.h and stdint.h, not {name}"
+    if path in PUBLIC:
+        return None if name in PUBLIC[path] else f"{path} includes only {', '.join(PUBLIC[path])}, not {name}"
+    if name == "megadp_layers.h":
+        return "megadp.h, which includes megadp_layers.h, is the header to include"
     in_layer = name.split("/")[0] in LAYERS and "/" in name
     if path.startswith(OPEN_TO_PUBLIC_API_ONLY) and in_layer:
         return f'"{name}" is inside the library; only megadp.h may be seen from here'
@@ -139,7 +144,8 @@ def check(root):
 
 # Trees that keep every rule, and files that break one each.
 GOOD = {
-    "include/megadp.h": "#include <stddef.h>\n#include <stdint.h>\n",
+    "include/megadp.h": '#include <stddef.h>\n#include <stdint.h>\n#include "megadp_layers.h"\n',
+    "include/megadp_layers.h": '#include "megadp.h"\n',
     "src/api/a.cc": '#include "core/a.h"\n#include "megadp.h"\n',
     "src/control/net/a.h": '#include "base/a.h"\n#include <poll.h>\n',
     "src/core/a.h": '#include "backend/a.h"\n#include "control/world.h"\n#include <vector>\n// UCX in a comment is no name\n',
@@ -154,6 +160,7 @@ GOOD = {
 }
 BAD = {
     "include/megadp.h": "#include <stdio.h>\n",
+    "include/megadp_layers.h": "#include <stdint.h>\n",
     "src/api/b.cc": '#include "host/a.h"\n',
     "src/core/b.cc": '#include "api/a.h"\n',
     "src/core/c.cc": '#include "host/a.h"\n',
@@ -186,6 +193,8 @@ BAD = {
     "src/other/b.cc": "int x;\n",
     "tests/capi/b.c": '#include "core/a.h"\n',
     "examples/c/b.c": '#include "base/a.h"\n',
+    "tests/capi/c.c": "#include <megadp_layers.h>\n",
+    "src/api/d.cc": '#include "megadp_layers.h"\n',
     "examples/c/c.c": "#include <cblas.h>\n",
 }
 

@@ -10,6 +10,7 @@ import Libdl
 
 include("raw_waiting.jl")
 include("raw_types.jl")      # written by bindings/generate.py
+include("raw_layers.jl")     # likewise
 include("raw_functions.jl")  # likewise
 include("raw_loading.jl")
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Written by bindings/generate.py from include/megadp.h. Not to be edited: change the header or bindings/generator/raw_rust_functions.py.
+use crate::layers::*;
 use crate::structs::*;
 use crate::types::*;
 use core::ffi::{c_char, c_void};
@@ -126,6 +127,18 @@ unsafe extern "C" {
     pub fn mdp_optimizer_info(optimizer: *mut mdp_optimizer, json: *mut c_char, capacity: usize,
         needed: *mut usize) -> mdp_status;
     pub fn mdp_optimizer_destroy(optimizer: *mut mdp_optimizer);
+    pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
+    pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
+    pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_checkpoint_data(directory: *const c_char, rank: i32, data: *mut c_void, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_checkpoint_verify(directory: *const c_char, damage: *mut c_char, capacity: usize,
+        needed: *mut usize) -> mdp_status;
+    pub fn mdp_checkpoint_export(directory: *const c_char, path: *const c_char, most_bytes: u64) -> mdp_status;
+    pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
+    pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;
+    pub fn mdp_request_free(request: *mut mdp_request);
     pub fn mdp_tp_region_fwd(comm: *mut mdp_comm, config: *const mdp_tp_region_config, from: *const mdp_tensor,
         to: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
     pub fn mdp_tp_region_bwd(comm: *mut mdp_comm, config: *const mdp_tp_region_config, from: *const mdp_tensor,
@@ -168,17 +181,5 @@ unsafe extern "C" {
         user: *mut c_void, q: *const mdp_tensor, k: *const mdp_tensor, v: *const mdp_tensor, out: *const mdp_tensor,
         lse: *const mdp_tensor, grad_out: *const mdp_tensor, grad_q: *const mdp_tensor, grad_k: *const mdp_tensor,
         grad_v: *const mdp_tensor, stream: mdp_stream) -> mdp_status;
-    pub fn mdp_checkpoint_save(config: *const mdp_checkpoint_config, out: *mut *mut mdp_request) -> mdp_status;
-    pub fn mdp_checkpoint_load(config: *const mdp_checkpoint_config) -> mdp_status;
-    pub fn mdp_checkpoint_info(directory: *const c_char, json: *mut c_char, capacity: usize,
-        needed: *mut usize) -> mdp_status;
-    pub fn mdp_checkpoint_data(directory: *const c_char, rank: i32, data: *mut c_void, capacity: usize,
-        needed: *mut usize) -> mdp_status;
-    pub fn mdp_checkpoint_verify(directory: *const c_char, damage: *mut c_char, capacity: usize,
-        needed: *mut usize) -> mdp_status;
-    pub fn mdp_checkpoint_export(directory: *const c_char, path: *const c_char, most_bytes: u64) -> mdp_status;
-    pub fn mdp_request_test(request: *mut mdp_request) -> mdp_status;
-    pub fn mdp_request_wait(request: *mut mdp_request, timeout_ns: u64) -> mdp_status;
-    pub fn mdp_request_free(request: *mut mdp_request);
 }
 

@@ -25,14 +25,21 @@ mod defaults;
 mod functions;
 #[rustfmt::skip]
 #[allow(missing_docs)]
+mod layers;
+#[rustfmt::skip]
+#[allow(missing_docs)]
 mod structs;
 #[rustfmt::skip]
 #[allow(missing_docs)]
 mod types;
 pub use functions::*;
+pub use layers::*;
 pub use structs::*;
 pub use types::*;
 
+#[cfg(test)]
+#[rustfmt::skip]
+mod layers_layout;
 #[cfg(test)]
 #[rustfmt::skip]
 mod layout;

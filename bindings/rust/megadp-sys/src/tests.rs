@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! This crate's mirror of megadp.h against abi.json, which the build of the library writes (MEGADP_ABI_JSON names the file).
 extern crate std;
-use crate::layout;
+use crate::{layers_layout, layout};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::{env, format, fs, string::String, vec::Vec};
@@ -12,15 +12,19 @@ fn abi() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
+fn structs() -> impl Iterator<Item = &'static layout::Struct> {
+    layout::STRUCTS.iter().chain(layers_layout::STRUCTS)
+}
+
 /// What differs between the structs of abi.json and ours, one line each.
 fn struct_differences(abi: &Value) -> Vec<String> {
     let theirs = abi["structs"].as_object().unwrap();
     let mut found = Vec::new();
-    let names: BTreeSet<&str> = layout::STRUCTS.iter().map(|of| of.0).collect();
+    let names: BTreeSet<&str> = structs().map(|of| of.0).collect();
     for missing in theirs.keys().filter(|name| !names.contains(name.as_str())) {
         found.push(format!("{missing} is not here"));
     }
-    for (name, size, align, fields) in layout::STRUCTS {
+    for (name, size, align, fields) in structs() {
         let Some(their) = theirs.get(*name) else {
             found.push(format!("{name} is not in abi.json"));
             continue;
@@ -59,7 +63,7 @@ fn enumerators_have_the_values_of_c() {
     let abi = abi();
     let theirs: Vec<(&str, i64)> =
         abi["enums"].as_object().unwrap().iter().map(|(name, value)| (name.as_str(), value.as_i64().unwrap())).collect();
-    let mut ours = layout::VALUES.to_vec();
+    let mut ours = [layout::VALUES, layers_layout::VALUES].concat();
     ours.sort_unstable();
     assert_eq!(ours, theirs); // serde_json sorts by name
 }

@@ -35,24 +35,6 @@ pub struct mdp_request {
 }
 
 #[repr(C)]
-pub struct mdp_tp_linear {
-    _bytes: [u8; 0],
-    _marker: PhantomData<(*mut u8, PhantomPinned)>,
-}
-
-#[repr(C)]
-pub struct mdp_tp_saved {
-    _bytes: [u8; 0],
-    _marker: PhantomData<(*mut u8, PhantomPinned)>,
-}
-
-#[repr(C)]
-pub struct mdp_halo {
-    _bytes: [u8; 0],
-    _marker: PhantomData<(*mut u8, PhantomPinned)>,
-}
-
-#[repr(C)]
 pub struct DLManagedTensorVersioned {
     _bytes: [u8; 0],
     _marker: PhantomData<(*mut u8, PhantomPinned)>,
@@ -70,12 +52,6 @@ pub type mdp_scaling = u32;
 pub type mdp_rule = u32;
 pub type mdp_norm = u32;
 pub type mdp_missing = u32;
-pub type mdp_tp_region = u32;
-pub type mdp_tp_grad = u32;
-pub type mdp_tp_split = u32;
-pub type mdp_edge = u32;
-pub type mdp_cp_form = u32;
-pub type mdp_cp_mask = u32;
 pub type mdp_random = u32;
 pub type mdp_bucket_state = u32;
 pub type mdp_log_level = i32;
@@ -195,55 +171,6 @@ pub const MDP_STEP_SET_LR: u64 = 1;
 pub const MDP_STEPPED_SKIPPED: u64 = 1;
 pub const MDP_STEPPED_CLIPPED: u64 = 2;
 
-pub const MDP_TP_REGION_UNSET: mdp_tp_region = 0;
-pub const MDP_TP_COPY: mdp_tp_region = 1;
-pub const MDP_TP_REDUCE: mdp_tp_region = 2;
-pub const MDP_TP_SCATTER: mdp_tp_region = 3;
-pub const MDP_TP_GATHER: mdp_tp_region = 4;
-pub const MDP_TP_REDUCE_SCATTER: mdp_tp_region = 5;
-pub const MDP_TP_EXCHANGE: mdp_tp_region = 6;
-
-pub const MDP_TP_GRAD_UNSET: mdp_tp_grad = 0;
-pub const MDP_TP_GRAD_PARTIAL: mdp_tp_grad = 1;
-pub const MDP_TP_GRAD_REPLICATED: mdp_tp_grad = 2;
-
-pub const MDP_TP_SPLIT_UNSET: mdp_tp_split = 0;
-pub const MDP_TP_COLUMN: mdp_tp_split = 1;
-pub const MDP_TP_ROW: mdp_tp_split = 2;
-
-pub const MDP_TP_LINEAR_BIAS: u64 = 1;
-pub const MDP_TP_LINEAR_TRANSPOSED: u64 = 2;
-pub const MDP_TP_LINEAR_SEQUENCE: u64 = 4;
-pub const MDP_TP_LINEAR_GATHER_OUTPUT: u64 = 8;
-pub const MDP_TP_LINEAR_WHOLE_INPUT: u64 = 16;
-pub const MDP_TP_LINEAR_CHECK_REPLICATED: u64 = 32;
-
-pub const MDP_TP_REGION_CHECK_REPLICATED: u64 = 1;
-
-pub const MDP_TP_EMBEDDING_SEQUENCE: u64 = 1;
-pub const MDP_TP_EMBEDDING_CHECK_REPLICATED: u64 = 2;
-
-pub const MDP_TP_CROSS_ENTROPY_IGNORE: u64 = 1;
-pub const MDP_TP_CROSS_ENTROPY_CHECK_REPLICATED: u64 = 2;
-
-pub const MDP_EDGE_KEEP: mdp_edge = 0;
-pub const MDP_EDGE_ZERO: mdp_edge = 1;
-pub const MDP_EDGE_PERIODIC: mdp_edge = 2;
-pub const MDP_EDGE_REFLECT: mdp_edge = 3;
-
-pub const MDP_HALO_FACES: u64 = 1;
-
-pub const MDP_HALO_BACKWARD: u64 = 1;
-
-pub const MDP_CP_AUTO: mdp_cp_form = 0;
-pub const MDP_CP_RING: mdp_cp_form = 1;
-pub const MDP_CP_ALL_TO_ALL: mdp_cp_form = 2;
-
-pub const MDP_CP_MASK_NONE: mdp_cp_mask = 0;
-pub const MDP_CP_MASK_CAUSAL: mdp_cp_mask = 1;
-
-pub const MDP_CP_CAUSAL: u64 = 1;
-
 pub const MDP_RANDOM_UNSET: mdp_random = 0;
 pub const MDP_RANDOM_REPLICATED: mdp_random = 1;
 pub const MDP_RANDOM_TENSOR: mdp_random = 2;
@@ -269,6 +196,5 @@ pub type mdp_allgather_test_fn = Option<unsafe extern "C" fn(context: *mut c_voi
 pub type mdp_allgather_free_fn = Option<unsafe extern "C" fn(context: *mut c_void, request: *mut c_void)>;
 pub type mdp_interrupted_fn = Option<unsafe extern "C" fn(context: *mut c_void) -> i32>;
 pub type mdp_update_fn = Option<unsafe extern "C" fn(user: *mut c_void, update: *const mdp_update) -> i32>;
-pub type mdp_cp_attention_fn = Option<unsafe extern "C" fn(user: *mut c_void, block: *const mdp_cp_block) -> i32>;
 pub type mdp_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: mdp_log_level, text: *const c_char, length: usize)>;
 
