@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs of test_torch_spatial.py: one rank each."""
+import copy
+import io
 import sys
 
 import torch
@@ -54,7 +56,8 @@ def case_layers(comm):
                 comm.all_reduce(mine)
                 torch.testing.assert_close(mine, all_of_it, rtol=1e-11, atol=1e-11)
             count += 1
-    print(f"layers done, {count} of them")
+    assert count == {2: 19, 4: 13}[comm.size], count
+    print("layers done")
 
 
 def case_padding(comm):
@@ -72,14 +75,69 @@ def case_padding(comm):
     print("padding done")
 
 
+class Standardized(nn.Conv2d):
+    """As in networks with group norms: it computes the weight that it uses."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
+        return nn.functional.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class PadsItself(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (1, 1, 1, 1)))
+
+
+def case_own_layers(comm):
+    """Layers that do more than torch's at a call: hooks, and a forward of their own."""
+    torch.manual_seed(3)
+    parts = mt.spatial_parts((8, 6), (comm.size, 1))
+    own = (..., *mt.spatial_slices(parts, comm.rank))
+    whole = torch.randn(2, 2, 8, 6)
+    normed = nn.utils.spectral_norm(nn.Conv2d(2, 3, 3, padding=1)).eval()
+    with torch.no_grad():
+        normed.weight_orig.mul_(3).add_(0.5)  # the weight itself is made of it by a hook
+    seen = []
+    hooked = nn.MaxPool2d(3, stride=1, padding=1)
+    hooked.register_forward_hook(lambda module, given, out: seen.append(tuple(out.shape)))
+    for layer in (normed, Standardized(2, 3, 3, padding=1), hooked):
+        found = mt.Spatial(layer, comm, (comm.size, 1), parts)(whole[own])
+        torch.testing.assert_close(found, layer(whole)[own], rtol=1e-5, atol=1e-5)
+        assert layer.padding in (1, (1, 1)), layer.padding
+    assert seen == [(2, 2, 8 // comm.size, 6), (2, 2, 8, 6)], seen
+    refused(f"PadsItself, has made an output of {((6, 6), (4, 6))[comm.rank]}, where this rank's part is {((4, 4), (2, 4))[comm.rank]}",
+            lambda: mt.Spatial(PadsItself(2, 3, 3), comm, (2, 1), [[4, 4], [6]])(whole[own]))
+    print("own_layers done")
+
+
+def case_copied(comm):
+    """A copy, as of a module whose moving average is kept, uses the same ranks, whether it was used before or not."""
+    x = torch.randn(1, 1, 4)
+    for module in (mt.HaloPad(comm, (2,), 1, 1, ["periodic"]), mt.Spatial(nn.Conv1d(1, 1, 3, padding=1), comm, (2,), ((4, 4),))):
+        for _ in range(2):
+            copied = copy.deepcopy(module)
+            assert torch.equal(copied(x), module(x))
+        try:
+            torch.save(module, io.BytesIO())
+        except megadp.MegaDPError as error:
+            assert "cannot be pickled" in str(error), error
+        else:
+            raise AssertionError("it was pickled")
+    print("copied done")
+
+
+def refused(words, call):
+    try:
+        call()
+    except megadp.InvalidError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(words)
+
+
 def case_refused(comm):
     def fails(words, *arguments):
-        try:
-            mt.Spatial(*arguments)
-        except megadp.InvalidError as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError(words)
+        refused(words, lambda: mt.Spatial(*arguments))
 
     fails("layer is a Linear", nn.Linear(2, 2), comm, (2, 1), ((4, 4), (8,)))
     fails("padding (1,) of mode 'reflect'", nn.Conv1d(1, 1, 3, padding=1, padding_mode="reflect"), comm, (2,), ((4, 4),))
@@ -88,10 +146,9 @@ def case_refused(comm):
     fails("as many parts as the grid has ranks", nn.Conv1d(1, 1, 3), comm, (2,), ((4, 4, 4),))
     fails("the output's parts would be [[1, 0]]", nn.MaxPool1d(8), comm, (2,), ((8, 1),))
     layer = mt.Spatial(nn.Conv1d(1, 1, 3, padding=1), comm, (2,), ((4, 3),))
-    try:
-        layer(torch.zeros(1, 1, 5))
-    except megadp.InvalidError as error:
-        assert "x has shape (1, 1, 5); its last dimensions must be this rank's part" in str(error), error
+    refused("x has shape (1, 1, 5); its last dimensions must be this rank's part", lambda: layer(torch.zeros(1, 1, 5)))
+    refused("x has dtype torch.int64; it must be float32, bfloat16, float16 or float64",
+            lambda: layer(torch.zeros(1, 1, (4, 3)[comm.rank], dtype=torch.int64)))
     print("refused done")
 
 

@@ -22,6 +22,12 @@ class Spatial(unittest.TestCase):
         for ranks in (1, 2, 3):
             self.run_case(ranks, "padding")
 
+    def test_own_layers(self):
+        self.run_case(2, "own_layers")
+
+    def test_copied(self):
+        self.run_case(2, "copied")
+
     def test_refused(self):
         self.run_case(2, "refused")
 

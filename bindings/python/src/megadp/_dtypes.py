@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of element types, in the library, in DLPack and in the array interfaces."""
-from typing import Any, Dict, Iterable, NamedTuple, Tuple
+from typing import Any, Dict, Iterable, NamedTuple, Optional, Tuple
 
 from . import _raw
 from ._errors import invalid
@@ -41,11 +41,18 @@ def one_of(among: Iterable[DType]) -> str:
     return f"must be {', '.join(first)} or {last}" if first else f"must be {last}"
 
 
+def _name_of(value: Any) -> str:
+    return str(value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None) or value)
+
+
+def named(value: Any) -> Optional[DType]:
+    """The type that a string ("f32", "float32") or another library's dtype (numpy's, torch's, ml_dtypes') names; None: the library has no such."""
+    return BY_NAME.get(_name_of(value).rpartition(".")[2])
+
+
 def trained_dtype(value: Any, argument: str) -> DType:
-    """The type of a parameter that a string ("f32", "float32") or another library's dtype (numpy's, torch's, ml_dtypes') names."""
-    name = value if isinstance(value, str) else getattr(value, "name", None) or getattr(value, "__name__", None) or str(value)
-    found = BY_NAME.get(str(name).rpartition(".")[2])
+    """The same, of a parameter."""
+    found = named(value)
     if found is None or found not in TRAINED:
-        raise invalid(f"{argument} has dtype {value if isinstance(value, str) else name!r}; it {one_of(TRAINED)} (an array: "
-                      ".astype(numpy.float32))")
+        raise invalid(f"{argument} has dtype {_name_of(value)!r}; it {one_of(TRAINED)} (an array: .astype(numpy.float32))")
     return found

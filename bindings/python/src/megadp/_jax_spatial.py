@@ -8,8 +8,6 @@ from ._comm import Comm
 from ._jax_tp import _on_host
 from .halo import Edge, Halo, Widths
 
-_NAMES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
-
 
 class HaloPad:
     """pad(x) is a part with what the neighbours have around it, differentiable; inside jit and outside. Arguments as megadp.Halo takes them,
@@ -24,7 +22,7 @@ class HaloPad:
     def _halo(self, shape: Tuple[int, ...], dtype: Any) -> Halo:
         key = (tuple(shape), str(dtype))
         if key not in self._made:  # while the function is traced, which all ranks do in one order
-            self._made[key] = Halo(self._comm, self._grid, shape, self._low, self._high, self._edges, dtype=_NAMES.get(str(dtype), str(dtype)))
+            self._made[key] = Halo(self._comm, self._grid, shape, self._low, self._high, self._edges, dtype=dtype)
         return self._made[key]
 
     def __call__(self, x: Any) -> Any:

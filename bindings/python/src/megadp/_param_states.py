@@ -5,7 +5,7 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Sequence, Tup
 
 from . import _raw
 from ._comm import c_text, whole
-from ._dtypes import BY_NAME, DTYPES, DType, one_of
+from ._dtypes import DTYPES, DType, named, one_of
 from ._errors import invalid
 
 # By name, then by parameter (its name or number): shape and dtype.
@@ -37,10 +37,10 @@ def _read(entry: Any, what: str) -> ParamState:
         sizes: List[Any] = list(shape)
     except (TypeError, ValueError):
         raise invalid(f"{what} is {entry!r}; it must be a shape and a dtype, such as ((3, 4), 'f32')") from None
-    name = str(kind if isinstance(kind, str) else getattr(kind, "name", None) or getattr(kind, "__name__", None) or kind).rpartition(".")[2]
-    if name not in BY_NAME:
+    dtype = named(kind)
+    if dtype is None:
         raise invalid(f"{what} has dtype {kind!r}; it {one_of(DTYPES)}")
-    return ParamState(tuple(whole(size, f"a size in the shape of {what}", 0, 2**62) for size in sizes), BY_NAME[name])
+    return ParamState(tuple(whole(size, f"a size in the shape of {what}", 0, 2**62) for size in sizes), dtype)
 
 
 def native_param_states(states: Mapping[str, Mapping[int, ParamState]], params: int) -> Any:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays cut over a grid of ranks: halos of what the neighbours have, and how convolutions are cut. megadp.torch has them as modules."""
 import ctypes
-from typing import Any, Literal, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, Literal, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _raw
 from ._comm import Comm, choice, whole
-from ._dtypes import BY_NAME, DTYPES, one_of
+from ._dtypes import DTYPES, named, one_of
 from ._errors import invalid
 from ._handles import Closable
 from ._library import lib, sized
@@ -50,14 +50,20 @@ def _list(values: Sequence[int], argument: str) -> Any:
     return (ctypes.c_int64 * len(values))(*(whole(value, f"{argument}[{i}]", -_INT64, _INT64) for i, value in enumerate(values)))
 
 
+def each(value: Any, ndim: int) -> List[Any]:
+    """What is said once for all dimensions, or once for each."""
+    return list(value) if hasattr(value, "__len__") and not isinstance(value, str) else [value] * ndim
+
+
 class Halo(Closable):
     """Exchanges of the edges of arrays that are cut over a grid of ranks.
 
     grid: how many ranks cut each dimension (1: it is not cut); the last varies fastest with the rank. shape: of this rank's part, without
     halo. low, high: widths of the halo before and behind it, one for all dimensions or one each. edges: what is beyond an end of the whole
     array, for all dimensions or each: "keep" (what the caller has put there), "zero", "periodic", or "reflect" (mirrored at the outermost
-    element). faces: without edges and corners, for star-shaped stencils. dtype: "f32", "bf16", "f16", "f64", "i64" or "u8"; fields: how many
-    arrays are exchanged at a time. arrays: how many the library makes, for array(). Collective over comm; blocking. comm may be closed afterwards.
+    element). faces: without edges and corners, for star-shaped stencils. dtype: "f32", "bf16", "f16", "f64", "i64" or "u8", or numpy's or
+    torch's; fields: how many arrays are exchanged at a time. arrays: how many the library makes, for array(). Collective over comm; blocking.
+    comm may be closed afterwards.
 
     padded_shape: of arrays, part and halo. inside: slices of the part in them. coords, begins, whole: of each dimension this rank's place in
     the grid, where its part begins, and the size of the whole array.
@@ -66,21 +72,21 @@ class Halo(Closable):
     """
 
     def __init__(self, comm: Comm, grid: Sequence[int], shape: Sequence[int], low: Widths = 0, high: Widths = 0,
-                 edges: Union[Edge, Sequence[Edge]] = "keep", *, faces: bool = False, dtype: str = "f32", fields: int = 1,
+                 edges: Union[Edge, Sequence[Edge]] = "keep", *, faces: bool = False, dtype: Any = "f32", fields: int = 1,
                  arrays: int = 0) -> None:
         ndim = len(grid)
         if len(shape) != ndim:
             raise invalid(f"shape has {len(shape)} dimensions and grid {ndim}; they must have as many")
-        each_edge = [edges] * ndim if isinstance(edges, str) else list(edges)
-        lows, highs = ([width] * ndim if isinstance(width, int) else list(width) for width in (low, high))
-        for name, values in (("low", lows), ("high", highs), ("edges", each_edge)):
+        lows, highs, all_edges = (each(value, ndim) for value in (low, high, edges))
+        for name, values in (("low", lows), ("high", highs), ("edges", all_edges)):
             if len(values) != ndim:
                 raise invalid(f"{name} has {len(values)} values and grid {ndim}; it must be one value, or one for each dimension")
-        if dtype not in BY_NAME:
+        elements = named(dtype)
+        if elements is None:
             raise invalid(f"dtype is {dtype!r}; it {one_of(DTYPES)}")
-        config = sized(_raw.mdp_halo_config, dtype=BY_NAME[dtype].code, ndim=ndim, fields=whole(fields, "fields", 0, 2**32 - 1),
+        config = sized(_raw.mdp_halo_config, dtype=elements.code, ndim=ndim, fields=whole(fields, "fields", 0, 2**32 - 1),
                        grid=_list(grid, "grid"), shape=_list(shape, "shape"), low=_list(lows, "low"), high=_list(highs, "high"),
-                       edges=(ctypes.c_uint32 * ndim)(*(choice(edge, f"edges[{d}]", EDGES) for d, edge in enumerate(each_edge))),
+                       edges=(ctypes.c_uint32 * ndim)(*(choice(edge, f"edges[{d}]", EDGES) for d, edge in enumerate(all_edges))),
                        flags=_raw.MDP_HALO_FACES if faces else 0, arrays=whole(arrays, "arrays", 0, _INT64))
         self._tree = comm._tree
         self._own(self._tree.make(comm._handle, lib.mdp_halo_create, _raw.mdp_halo, lib.mdp_halo_destroy, ctypes.byref(config)),
