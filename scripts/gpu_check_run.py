@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LIMIT = 530  # seconds for the whole run: so that it fits into ten minutes
 TAIL = 3000  # characters of a failed command's output that are kept in the report
 
@@ -71,6 +72,7 @@ class Check:
             end_group(process)
             output, _ = process.communicate()
         seconds = time.monotonic() - start
+        output = output.replace(ROOT + os.sep, "")  # pages name files as the tree does, wherever it lay
         done = Done(command, process.returncode if not timed_out else 124, output, seconds, timed_out)
         self.write(f"\n$ {' '.join(command)}\n{output}\n[{done.how()}, {seconds:.1f} s]\n")
         return done
