@@ -43,7 +43,7 @@ Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) 
   for (size_t i = 0; i < array->count(); ++i) {
     auto part = array->take_at(i);
     if (!part) return part.status();
-    if (Status status = check_reserved(part->reserved, array->name(i) + ".reserved"); !status) return status;
+    if (Status status = check_reserved(part->reserved, {array->name(i), ".reserved"}); !status) return status;
     if (Status status = check_handle(part->buffer, (array->name(i) + ".buffer").c_str(), Need::all_ranks); !status) return status;
     CheckpointPart ours{part->buffer->object, nullptr};
     if (part->optimizer != nullptr) {
@@ -75,7 +75,7 @@ Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) 
 Result<CheckpointTensor> take_checkpoint_tensor(const mdp_checkpoint_tensor& given, const std::string& argument, Access access,
                                                 const CheckpointConfig& config) {
   if (given.name == nullptr) return invalid(argument, ".name is NULL");
-  auto tensor = take_tensor(given.tensor, (argument + ".tensor").c_str(), access, config.context().backend->place());
+  auto tensor = take_tensor(given.tensor, {argument, ".tensor"}, access, config.context().backend->place());
   if (!tensor) return tensor.status();
   if (given.placement > MDP_PLACEMENT_SHARDED) {
     return invalid(argument, ".placement is ", given.placement, "; it must be MDP_PLACEMENT_REPLICATED (1) or MDP_PLACEMENT_SHARDED (2), ",

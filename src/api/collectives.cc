@@ -20,18 +20,19 @@ Result<Op> take_op(mdp_op op, DType type) {
 }
 
 struct Pair {
-  Tensor from, to;
+  DenseArray from, to;
 };
 
 Result<Pair> take_pair(const mdp_tensor* from, const mdp_tensor* to, const Place& place) {
-  auto ours_from = take_dense_tensor(from, "from", place);
+  auto ours_from = take_dense(from, "from", place);
   if (!ours_from) return ours_from.status();
-  auto ours_to = take_dense_tensor(to, "to", place);
+  if (to == from) return Pair{*ours_from, *ours_from};
+  auto ours_to = take_dense(to, "to", place);
   if (!ours_to) return ours_to.status();
   if (ours_from->type != ours_to->type) {
     return invalid("from.dtype is ", name_of(ours_from->type), " and to.dtype is ", name_of(ours_to->type), "; they must be equal");
   }
-  return Pair{*std::move(ours_from), *std::move(ours_to)};
+  return Pair{*ours_from, *ours_to};
 }
 
 // `from` must hold `from_pieces` pieces where `to` holds `to_pieces`: 1, or one for each rank.
@@ -50,7 +51,7 @@ Status check_counts(const Pair& pair, uint64_t from_pieces, uint64_t to_pieces) 
 }
 
 // Apart, or exactly `in_place` bytes into each other, as MPI_IN_PLACE lays them.
-Status check_overlap(const Tensor& inner, const char* inner_name, const Tensor& outer, const char* outer_name, uint64_t in_place) {
+Status check_overlap(const DenseArray& inner, const char* inner_name, const DenseArray& outer, const char* outer_name, uint64_t in_place) {
   if (inner.numel == 0 || outer.numel == 0) return {};
   const auto inner_at = reinterpret_cast<uintptr_t>(inner.data), outer_at = reinterpret_cast<uintptr_t>(outer.data);
   if (inner_at + inner.bytes() <= outer_at || outer_at + outer.bytes() <= inner_at || inner_at == outer_at + in_place) return {};
@@ -83,13 +84,13 @@ Result<List> take_counts(const uint64_t* counts, const char* argument, const Gro
   return list;
 }
 
-Status check_sum(const Tensor& tensor, const char* name, const List& list, const char* argument) {
+Status check_sum(const DenseArray& tensor, const char* name, const List& list, const char* argument) {
   if (tensor.numel == list.sum) return {};
   return invalid(name, " has ", tensor.numel, " elements; it must have ", list.sum, ", the sum of ", argument);
 }
 
 // The piece of this rank.
-Status check_own(const Tensor& tensor, const char* name, const List& list, const Group& group) {
+Status check_own(const DenseArray& tensor, const char* name, const List& list, const Group& group) {
   const uint64_t count = list.counts[static_cast<size_t>(group.rank())];
   if (tensor.numel == count) return {};
   return invalid(name, " has ", tensor.numel, " elements; it must have ", count, ", which is counts[", group.rank(), "]");
@@ -118,7 +119,7 @@ Way way_of(mdp_comm& comm, const mdp_tensor* first, const char* argument) {
 Result<Message> take_message(const mdp_tensor* tensor, const char* name, int32_t rank, const char* argument, const Way& way,
                              const char* or_else = "") {
   if (rank < 0 || rank >= way.group.size()) return invalid(argument, " is ", rank, "; it must be 0 to ", way.group.size() - 1, or_else);
-  auto ours = take_dense_tensor(tensor, name, way.place);
+  auto ours = take_dense(tensor, name, way.place);
   if (!ours) return ours.status();
   return Message{rank, ours->data, ours->numel, ours->type};
 }
@@ -209,7 +210,7 @@ mdp_status mdp_all_to_all(mdp_comm* comm, const mdp_tensor* from, const mdp_tens
 
 mdp_status mdp_broadcast(mdp_comm* comm, const mdp_tensor* tensor, int32_t root, mdp_stream stream, mdp_request** out) {
   return collective(comm, tensor, "tensor", stream, out, [&](const Way& way) -> Status {
-    auto ours = take_dense_tensor(tensor, "tensor", way.place);
+    auto ours = take_dense(tensor, "tensor", way.place);
     if (!ours) return ours.status();
     if (root < 0 || root >= way.group.size()) return invalid("root is ", root, "; it must be 0 to ", way.group.size() - 1);
     return way.group.broadcast(way.stream, ours->data, ours->numel, ours->type, root, Tag{-1, "broadcast"});

@@ -20,7 +20,7 @@ Status take_size(int32_t given, const char* argument, const char* field, int* ou
   return {};
 }
 
-Result<DType> take_param_dtype(mdp_dtype given, const std::string& argument) {
+Result<DType> take_param_dtype(mdp_dtype given, const Argument& argument) {
   switch (given) {
     case MDP_DTYPE_DEFAULT:
     case MDP_DTYPE_F32:
@@ -34,7 +34,7 @@ Result<DType> take_param_dtype(mdp_dtype given, const std::string& argument) {
   }
 }
 
-Status check_param_enums(const mdp_param& param, const std::string& argument) {
+Status check_param_enums(const mdp_param& param, const Argument& argument) {
   if (param.param_class > MDP_PARAM_CLASS_EXPERT) {
     return invalid(argument, ".param_class is ", param.param_class, "; it must be MDP_PARAM_CLASS_DENSE (0) or MDP_PARAM_CLASS_EXPERT (1)");
   }
@@ -46,12 +46,12 @@ Status check_param_enums(const mdp_param& param, const std::string& argument) {
     return invalid(argument, ".sharding is ", param.sharding,
                    "; it must be MDP_SHARDING_ZERO_1 (2), MDP_SHARDING_WHOLE (4), or 0, which is the buffer's");
   }
-  if (Status status = check_reserved(param.reserved, argument + ".reserved"); !status) return status;
-  return check_flags(param.flags, MDP_PARAM_FROZEN | MDP_PARAM_OWN_BUCKET, argument + ".flags",
+  if (Status status = check_reserved(param.reserved, {argument, ".reserved"}); !status) return status;
+  return check_flags(param.flags, MDP_PARAM_FROZEN | MDP_PARAM_OWN_BUCKET, {argument, ".flags"},
                      "MDP_PARAM_FROZEN (1) and MDP_PARAM_OWN_BUCKET (2)");
 }
 
-Result<ParamSpec> take_param_as(const std::string& argument, const Array<mdp_param>& params, size_t index) {
+Result<ParamSpec> take_param_as(const Argument& argument, const Array<mdp_param>& params, size_t index) {
   auto ours = params.take_at(index);
   if (!ours) return ours.status();
   if (ours->name == nullptr) return invalid(argument, ".name is NULL; every parameter needs a name of its own");
@@ -99,8 +99,8 @@ Result<GridConfig> take_grid_config(const mdp_grid_config* given, const char* ar
   if (Status status = take_size(ours->pp, argument, "pp", &config.pp); !status) return status;
   if (Status status = take_size(ours->expert_tp, argument, "expert_tp", &config.expert_tp); !status) return status;
   if (Status status = take_size(ours->instances, argument, "instances", &config.instances); !status) return status;
-  if (Status status = check_reserved(ours->reserved, text(argument, ".reserved")); !status) return status;
-  if (Status status = check_flags(ours->flags, 0, text(argument, ".flags"), "none"); !status) return status;
+  if (Status status = check_reserved(ours->reserved, {argument, ".reserved"}); !status) return status;
+  if (Status status = check_flags(ours->flags, 0, {argument, ".flags"}, "none"); !status) return status;
   if (ours->order != nullptr) {
     const size_t length = strnlen(ours->order, kLongestOrder + 1);
     if (length > kLongestOrder) return invalid(argument, ".order is longer than ", kLongestOrder, " bytes; write it as \"tp-cp-ep-dp-pp\"");
@@ -133,7 +133,7 @@ Result<BufferConfig> take_buffer_config(const mdp_buffer_config* given, const ch
   }
   const uint64_t known = MDP_BUFFER_NO_OVERLAP | MDP_BUFFER_HIGH_BANDWIDTH_PADDING | MDP_BUFFER_REFERENCE_BUCKETS |
                          MDP_BUFFER_IGNORE_MEMORY | MDP_BUFFER_ERROR_FEEDBACK | MDP_BUFFER_CHECK_FINITE | MDP_BUFFER_CHECK_LARGE;
-  if (Status status = check_flags(ours->flags, known, text(argument, ".flags"),
+  if (Status status = check_flags(ours->flags, known, {argument, ".flags"},
                                   "MDP_BUFFER_NO_OVERLAP (1), HIGH_BANDWIDTH_PADDING (2), REFERENCE_BUCKETS (4), IGNORE_MEMORY (8), "
                                   "ERROR_FEEDBACK (16), CHECK_FINITE (32) and CHECK_LARGE (64)");
       !status) {

@@ -19,7 +19,7 @@ uint32_t size_field(const void* given) {
 
 }  // namespace
 
-Status check_pointer(const void* pointer, const char* argument, size_t alignment) {
+Status check_pointer(const void* pointer, const Argument& argument, size_t alignment) {
   if (pointer == nullptr) return invalid(argument, " is NULL");
   if (reinterpret_cast<uintptr_t>(pointer) % alignment != 0) {
     return invalid(argument, " is ", pointer, ", which is not a multiple of ", alignment, ": a misaligned pointer");
@@ -27,14 +27,14 @@ Status check_pointer(const void* pointer, const char* argument, size_t alignment
   return {};
 }
 
-Status check_struct(const void* given, const std::string& argument, const StructKind& kind) {
-  if (Status status = check_pointer(given, argument.c_str(), kind.alignment); !status) return status;
+Status check_struct(const void* given, const Argument& argument, const StructKind& kind) {
+  if (Status status = check_pointer(given, argument, kind.alignment); !status) return status;
   const uint32_t size = size_field(given);
   if (size >= kind.first_size && size <= kAbsurdSize && size % kind.alignment == 0) return {};
   return invalid(argument, ".struct_size is ", size, "; set it to sizeof(", kind.name, "), which is ", kind.size, " in this build");
 }
 
-Status take_struct(const void* given, const std::string& argument, const StructKind& kind, void* ours) {
+Status take_struct(const void* given, const Argument& argument, const StructKind& kind, void* ours) {
   if (Status status = check_struct(given, argument, kind); !status) return status;
   const uint32_t theirs = size_field(given);
   const auto* bytes = static_cast<const unsigned char*>(given);
@@ -59,17 +59,17 @@ Status check_array(const void* first, size_t count, const char* argument, const 
   if (count > kMaxArray) return invalid("the count of ", argument, " is ", count, "; at most ", kMaxArray, " are taken");
   if (count == 0) return {};
   if (first == nullptr) return invalid(argument, " is NULL, but its count is ", count);
-  if (Status status = check_struct(first, text(argument, "[0]"), kind); !status) return status;
+  if (Status status = check_struct(first, {argument, "[0]"}, kind); !status) return status;
   *stride = size_field(first);
   return {};
 }
 
-Status check_flags(uint64_t flags, uint64_t known, const std::string& argument, const char* allowed) {
+Status check_flags(uint64_t flags, uint64_t known, const Argument& argument, const char* allowed) {
   if ((flags & ~known) == 0) return {};
   return invalid(argument, " is ", flags, "; of its bits ", flags & ~known, " is not known. Allowed: ", allowed);
 }
 
-Status check_reserved(int64_t value, const std::string& argument) {
+Status check_reserved(int64_t value, const Argument& argument) {
   return value == 0 ? Status() : invalid(argument, " is ", value, "; it is reserved and must be 0");
 }
 

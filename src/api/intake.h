@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 
+#include "api/argument.h"
 #include "backend/backend.h"
 #include "base/status.h"
 #include "megadp.h"
@@ -97,32 +98,32 @@ template <>
 inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report>("mdp_bucket_report", 56);
 
 // Not NULL, and a multiple of `alignment`.
-Status check_pointer(const void* pointer, const char* argument, size_t alignment);
+Status check_pointer(const void* pointer, const Argument& argument, size_t alignment);
 template <class T>
 Status check_out(T* out, const char* argument) {
   return check_pointer(out, argument, alignof(T));
 }
 
 // Not NULL, aligned, and with a struct_size that can be.
-Status check_struct(const void* given, const std::string& argument, const StructKind& kind);
-Status take_struct(const void* given, const std::string& argument, const StructKind& kind, void* ours);
+Status check_struct(const void* given, const Argument& argument, const StructKind& kind);
+Status take_struct(const void* given, const Argument& argument, const StructKind& kind, void* ours);
 void give_struct(const void* ours, const StructKind& kind, void* out);
 
 // An input struct, `argument` being its name in error sentences. NULL is an error here; where NULL means all defaults see take_or_default.
 template <class T>
-Result<T> take(const T* given, const std::string& argument) {
+Result<T> take(const T* given, const Argument& argument) {
   T ours{};
   if (Status status = take_struct(given, argument, kKind<T>, &ours); !status) return status;
   return ours;
 }
 template <class T>
-Result<T> take_or_default(const T* given, const std::string& argument) {
+Result<T> take_or_default(const T* given, const Argument& argument) {
   return given == nullptr ? Result<T>(T{}) : take(given, argument);
 }
 
 // An output struct: checked before the work is done, written after.
 template <class T>
-Status check_output(const T* out, const std::string& argument) {
+Status check_output(const T* out, const Argument& argument) {
   return check_struct(out, argument, kKind<T>);
 }
 template <class T>
@@ -175,8 +176,8 @@ class Array {
 };
 
 // Bits of `flags` outside `known`: invalid, with `allowed` naming what may be set ("MDP_GRAD_ADD and MDP_GRAD_MORE", or "none").
-Status check_flags(uint64_t flags, uint64_t known, const std::string& argument, const char* allowed);
-Status check_reserved(int64_t value, const std::string& argument);
+Status check_flags(uint64_t flags, uint64_t known, const Argument& argument, const char* allowed);
+Status check_reserved(int64_t value, const Argument& argument);
 // With the host backend a stream is NULL; with CUDA anything is taken: NULL is the default stream.
 Status check_stream(mdp_stream stream, const char* argument, const Place& place);
 

@@ -13,31 +13,31 @@ namespace megadp {
 
 namespace {
 
-Status check_number(double value, const std::string& argument) {
+Status check_number(double value, const Argument& argument) {
   if (std::isfinite(value) && value >= 0) return {};
   return invalid(argument, " is ", value, "; it must be 0 or more and finite");
 }
 
 // What kernels compute with, as floats.
-Status check_float(double value, const std::string& argument) {
+Status check_float(double value, const Argument& argument) {
   if (Status status = check_number(value, argument); !status) return status;
   if (value <= std::numeric_limits<float>::max()) return {};
   return invalid(argument, " is ", value, "; as a float that is infinite, at most ", std::numeric_limits<float>::max(), " can be used");
 }
 
 // What is divided by: neither it nor its inverse may vanish among floats. 0 stands for a default.
-Status check_divisor(double value, const std::string& argument) {
+Status check_divisor(double value, const Argument& argument) {
   if (Status status = check_float(value, argument); !status) return status;
   if (value == 0 || (value >= kLeastDivisor && value <= kMostDivisor)) return {};
   return invalid(argument, " is ", value, "; it must be between ", kLeastDivisor, " and ", kMostDivisor, ", or 0 for the default");
 }
 
-Status check_decay(double value, const std::string& argument) {
+Status check_decay(double value, const Argument& argument) {
   if (value >= 0 && value < 1) return {};
   return invalid(argument, " is ", value, "; it must be at least 0 and below 1");
 }
 
-Status check_range(double value, Range range, const std::string& argument) {
+Status check_range(double value, Range range, const Argument& argument) {
   if (range == Range::decay) return check_decay(value, argument);
   return range == Range::divisor ? check_divisor(value, argument) : check_float(value, argument);
 }
@@ -62,8 +62,7 @@ constexpr Field kFields[] = {
      MDP_PARAM_GROUP_SET_MOMENTUM}};
 
 // What the rule says of it; nullptr if it has none, and then the caller may give none.
-Result<const HyperParameter*> known_to(const UpdateRule& rule, const Field& field, double given, bool literal,
-                                       const std::string& argument) {
+Result<const HyperParameter*> known_to(const UpdateRule& rule, const Field& field, double given, bool literal, const Argument& argument) {
   for (const HyperParameter& each : rule.hyper) {
     if (each.value != field.value) continue;
     if (Status status = check_range(given, each.range, text(argument, ".", field.name)); !status) return status;
@@ -122,7 +121,7 @@ Status check_rule(mdp_rule given) {
 // Names go into files, sentences and JSON: letters, digits and a few signs.
 constexpr size_t kLongestStateName = 64;
 constexpr uint64_t kMostStateBytes = uint64_t{1} << 48;  // of a parameter
-Status check_state_name(const std::string& argument, const std::string& name, const std::vector<std::string>& before) {
+Status check_state_name(const Argument& argument, const std::string& name, const std::vector<std::string>& before) {
   constexpr const char* known = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.";
   if (name.empty() || name.size() > kLongestStateName || name.find_first_not_of(known) != std::string::npos) {
     return invalid(argument, " has the name '", name, "'; names are of 1 to 64 letters, digits, '_', '-' and '.', one a line");
@@ -169,11 +168,11 @@ Result<std::vector<ParamState>> take_param_states(const mdp_optimizer_config& co
     auto ours = array->take_at(i);
     if (!ours) return ours.status();
     const std::string argument = array->name(i);
-    if (Status status = check_reserved(ours->reserved, argument + ".reserved"); !status) return status;
+    if (Status status = check_reserved(ours->reserved, {argument, ".reserved"}); !status) return status;
     if (ours->name == nullptr) return invalid(argument, ".name is NULL; every state needs a name of its own");
     const std::string name(ours->name, strnlen(ours->name, kLongestStateName + 1));
-    if (Status good = check_state_name(argument + ".name", name, names); !good) return good;
-    if (Status status = check_pointer(ours->bytes, (argument + ".bytes").c_str(), alignof(uint64_t)); !status) return status;
+    if (Status good = check_state_name({argument, ".name"}, name, names); !good) return good;
+    if (Status status = check_pointer(ours->bytes, {argument, ".bytes"}, alignof(uint64_t)); !status) return status;
     ParamState taken{name, {ours->bytes, ours->bytes + params}};
     for (size_t param = 0; param < params; ++param) {
       if (taken.bytes[param] <= kMostStateBytes) continue;
@@ -227,11 +226,11 @@ Status check_storage(const mdp_optimizer_config& config) {
 
 }  // namespace
 
-Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const std::string& argument) {
-  if (Status status = check_reserved(given.reserved, argument + ".reserved"); !status) return status;
+Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const Argument& argument) {
+  if (Status status = check_reserved(given.reserved, {argument, ".reserved"}); !status) return status;
   constexpr uint64_t known_flags = MDP_PARAM_GROUP_SET_LR | MDP_PARAM_GROUP_SET_WEIGHT_DECAY | MDP_PARAM_GROUP_SET_BETA1 |
                                    MDP_PARAM_GROUP_SET_BETA2 | MDP_PARAM_GROUP_SET_MOMENTUM;
-  if (Status status = check_flags(given.flags, known_flags, argument + ".flags",
+  if (Status status = check_flags(given.flags, known_flags, {argument, ".flags"},
                                   "MDP_PARAM_GROUP_SET_LR (1), SET_WEIGHT_DECAY (2), SET_BETA1 (4), SET_BETA2 (8) and SET_MOMENTUM (16)");
       !status) {
     return status;

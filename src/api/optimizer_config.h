@@ -2,15 +2,14 @@
 // What callers say of an optimizer, a step and a loss scaler, checked.
 #pragma once
 
-#include <string>
-
+#include "api/argument.h"
 #include "core/optimizer.h"
 #include "megadp.h"
 
 namespace megadp {
 
 Result<OptimizerConfig> take_optimizer_config(const mdp_optimizer_config* given, size_t params);  // of the buffer
-Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const std::string& argument);
+Result<ParamGroup> take_group(const mdp_param_group& given, const UpdateRule& rule, const Argument& argument);
 Result<mdp_step_config> take_step_config(const mdp_step_config* given, const Place& place);
 
 struct Scaler {

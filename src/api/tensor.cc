@@ -2,6 +2,7 @@
 #include "api/tensor.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,7 +18,7 @@ namespace {
 constexpr int32_t kMaxDims = 16;
 constexpr uint64_t kMostInShape = uint64_t{1} << 58;
 
-Result<Place> take_place(const mdp_tensor& tensor, const std::string& argument, const Place& backend) {
+Result<Place> take_place(const mdp_tensor& tensor, const Argument& argument, const Place& backend) {
   constexpr auto cpu = static_cast<int32_t>(DeviceType::cpu), cuda = static_cast<int32_t>(DeviceType::cuda);
   if (tensor.device_type != 0 && tensor.device_type != cpu && tensor.device_type != cuda) {
     return invalid(argument, ".device_type is ", tensor.device_type, "; it must be 1 (CPU; 0 is taken as 1) or 2 (CUDA)");
@@ -54,12 +55,11 @@ bool elements_are_apart(const Tensor& tensor) {
   return true;
 }
 
-// Fills in the strides, and finds out whether the array is dense and how far its elements reach.
-Status take_strides(const int64_t* given, const std::string& argument, Access access, Tensor* tensor) {
+Status take_strides(const int64_t* given, const Argument& argument, Access access, Tensor* tensor) {
   const size_t ndim = tensor->shape.size();
   tensor->strides = dense_strides(tensor->shape);
   if (given == nullptr || ndim == 0) return {};
-  if (Status status = check_pointer(given, (argument + ".strides").c_str(), alignof(int64_t)); !status) return status;
+  if (Status status = check_pointer(given, {argument, ".strides"}, alignof(int64_t)); !status) return status;
   uint64_t reach = 0;
   for (size_t d = 0; d < ndim; ++d) {
     if (tensor->numel == 0 || tensor->shape[d] == 1) continue;  // never stepped along
@@ -68,7 +68,6 @@ Status take_strides(const int64_t* given, const std::string& argument, Access ac
         reach >= kMostInShape) {
       return invalid(argument, ".strides[", d, "] is ", given[d], "; with ", tensor->shape[d], " elements it reaches beyond memory");
     }
-    tensor->dense = tensor->dense && given[d] == tensor->strides[d];
     tensor->strides[d] = given[d];
   }
   if (access == Access::write && tensor->numel > 0 && !elements_are_apart(*tensor)) {
@@ -77,62 +76,97 @@ Status take_strides(const int64_t* given, const std::string& argument, Access ac
   return {};
 }
 
+// Whether the strides, of a shape that has been checked, are those of a row-major array without gaps.
+bool are_dense(std::span<const int64_t> shape, const int64_t* strides) {
+  int64_t dense = 1;
+  for (size_t d = shape.size(); d-- > 0;) {
+    if (shape[d] > 1 && strides[d] != dense) return false;
+    dense *= std::max<int64_t>(shape[d], 1);
+  }
+  return true;
+}
+
+Result<uint64_t> check_sizes(const int64_t* sizes, int32_t ndim, const Argument& argument) {
+  if (ndim < 0 || ndim > kMaxDims) return invalid(argument, ".ndim is ", ndim, "; it must be 0 to ", kMaxDims);
+  if (ndim == 0) return uint64_t{1};
+  if (Status status = check_pointer(sizes, {argument, ".shape"}, alignof(int64_t)); !status) return status;
+  for (int32_t d = 0; d < ndim; ++d) {
+    if (sizes[d] < 0) return invalid(argument, ".shape[", d, "] is ", sizes[d], "; sizes are 0 or more");
+  }
+  const std::span<const int64_t> shape(sizes, static_cast<size_t>(ndim));
+  uint64_t numel = 0;
+  size_t unused;
+  if (count_elements(shape, kMostInShape - 1, &numel, &unused)) return numel;
+  return invalid(argument, ".shape is ", shape_text(shape), ": more elements than memory can hold");
+}
+
+// All but its shape and strides.
+struct Outline {
+  DType type;
+  Place place;
+  uint64_t numel;
+};
+
+Result<Outline> take_outline(const mdp_tensor& given, const Argument& argument, const Place& backend) {
+  auto type = take_dtype(given.dtype, {argument, ".dtype"});
+  if (!type) return type.status();
+  if (Status status = check_reserved(given.reserved, {argument, ".reserved"}); !status) return status;
+  auto place = take_place(given, argument, backend);
+  if (!place) return place.status();
+  auto numel = check_sizes(given.shape, given.ndim, argument);
+  if (!numel) return numel.status();
+  if (*numel > 0) {
+    if (Status status = check_pointer(given.data, {argument, ".data"}, size_of(*type)); !status) return status;
+  }
+  return Outline{*type, *place, *numel};
+}
+
 }  // namespace
 
-Result<DType> take_dtype(mdp_dtype value, const std::string& argument) {
+Result<DType> take_dtype(mdp_dtype value, const Argument& argument) {
   if (value >= MDP_DTYPE_F32 && value <= MDP_DTYPE_U8) return static_cast<DType>(value);
   return invalid(argument, " is ", value, "; it must be one of MDP_DTYPE_F32 (2) to MDP_DTYPE_U8 (7)");
 }
 
-Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const std::string& argument) {
-  if (ndim < 0 || ndim > kMaxDims) return invalid(argument, ".ndim is ", ndim, "; it must be 0 to ", kMaxDims);
-  Shape shape;
-  if (ndim == 0) return shape;
-  if (Status status = check_pointer(sizes, (argument + ".shape").c_str(), alignof(int64_t)); !status) return status;
-  shape.sizes.assign(sizes, sizes + ndim);
-  for (int32_t d = 0; d < ndim; ++d) {
-    if (sizes[d] < 0) return invalid(argument, ".shape[", d, "] is ", sizes[d], "; sizes are 0 or more");
-  }
-  size_t unused;
-  if (count_elements(shape.sizes, kMostInShape - 1, &shape.numel, &unused)) return shape;
-  return invalid(argument, ".shape is ", shape_text(shape.sizes), ": more elements than memory can hold");
+Result<Shape> take_shape(const int64_t* sizes, int32_t ndim, const Argument& argument) {
+  auto numel = check_sizes(sizes, ndim, argument);
+  if (!numel) return numel.status();
+  return Shape{ndim == 0 ? std::vector<int64_t>() : std::vector<int64_t>(sizes, sizes + ndim), *numel};
 }
 
-Result<Tensor> take_tensor(const mdp_tensor* given, const char* argument, Access access, const Place& place) {
+Result<Tensor> take_tensor(const mdp_tensor* given, const Argument& argument, Access access, const Place& place) {
   auto ours = take(given, argument);
   if (!ours) return ours.status();
-  auto type = take_dtype(ours->dtype, text(argument, ".dtype"));
-  if (!type) return type.status();
-  if (Status status = check_reserved(ours->reserved, text(argument, ".reserved")); !status) return status;
-  auto its_place = take_place(*ours, argument, place);
-  if (!its_place) return its_place.status();
-  auto shape = take_shape(ours->shape, ours->ndim, argument);
-  if (!shape) return shape.status();
-
+  auto outline = take_outline(*ours, argument, place);
+  if (!outline) return outline.status();
   Tensor tensor;
-  tensor.type = *type;
-  tensor.place = *its_place;
-  tensor.shape = std::move(shape->sizes);
-  tensor.numel = shape->numel;
+  tensor.type = outline->type;
+  tensor.place = outline->place;
+  tensor.numel = outline->numel;
   tensor.data = ours->data;
-  if (tensor.numel > 0) {
-    if (Status status = check_pointer(tensor.data, text(argument, ".data").c_str(), size_of(*type)); !status) return status;
-  }
+  if (ours->ndim > 0) tensor.shape.assign(ours->shape, ours->shape + ours->ndim);
   if (Status status = take_strides(ours->strides, argument, access, &tensor); !status) return status;
   return tensor;
 }
 
-Result<Tensor> take_dense_tensor(const mdp_tensor* given, const char* argument, const Place& place) {
-  auto tensor = take_tensor(given, argument, Access::read, place);
-  if (tensor && tensor->place.type != place.type) {
-    return unsupported(argument, ".device_type is ", static_cast<int32_t>(tensor->place.type),
+Result<DenseArray> take_dense(const mdp_tensor* given, const Argument& argument, const Place& place) {
+  auto ours = take(given, argument);
+  if (!ours) return ours.status();
+  auto outline = take_outline(*ours, argument, place);
+  if (!outline) return outline.status();
+  const std::span<const int64_t> shape(ours->shape, static_cast<size_t>(ours->ndim));
+  if (ours->strides != nullptr && ours->ndim > 0) {
+    if (Status status = check_pointer(ours->strides, {argument, ".strides"}, alignof(int64_t)); !status) return status;
+  }
+  if (outline->place.type != place.type) {
+    return unsupported(argument, ".device_type is ", static_cast<int32_t>(outline->place.type),
                        "; this call takes memory of the device only: 2");
   }
-  if (tensor && !tensor->dense) {
-    return invalid(argument, ".strides do not describe a dense row-major array of shape ", shape_text(tensor->shape),
+  if (ours->strides != nullptr && outline->numel > 0 && !are_dense(shape, ours->strides)) {
+    return invalid(argument, ".strides do not describe a dense row-major array of shape ", shape_text(shape),
                    "; collectives take no other (NULL strides mean just that)");
   }
-  return tensor;
+  return DenseArray{ours->data, outline->numel, outline->type};
 }
 
 void give_place(const Place& place, mdp_tensor* out) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,7 @@ namespace megadp {
 
 // The number of elements; false, with the dimension at which it came about, if it would be more than `most`. Zero sizes are left out of
 // that check, so that what is computed from the shape of an empty array (its strides) stays in range too.
-[[nodiscard]] inline bool count_elements(const std::vector<int64_t>& shape, uint64_t most, uint64_t* count, size_t* dimension) noexcept {
+[[nodiscard]] inline bool count_elements(std::span<const int64_t> shape, uint64_t most, uint64_t* count, size_t* dimension) noexcept {
   uint64_t product = 1;
   bool empty = false;
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -49,12 +50,12 @@ inline std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape) {
 }
 
 // "[4,8]"
-inline void append_shape(std::string* out, const std::vector<int64_t>& shape) {
+inline void append_shape(std::string* out, std::span<const int64_t> shape) {
   *out += '[';
   for (size_t d = 0; d < shape.size(); ++d) append_all(out, d == 0 ? "" : ",", shape[d]);
   *out += ']';
 }
-inline std::string shape_text(const std::vector<int64_t>& shape) {
+inline std::string shape_text(std::span<const int64_t> shape) {
   std::string out;
   append_shape(&out, shape);
   return out;

@@ -129,9 +129,11 @@ std::string take_a_tensor(Bytes* bytes) {
   for (const Place& place : {Place{}, cuda}) {
     for (const Access access : {Access::read, Access::write}) {
       const auto tensor = take_tensor(given.as<mdp_tensor>(), "it", access, place);
-      outcome += tensor.ok() ? text("taken ", tensor->dense ? "dense; " : "strided; ") : tensor.status().text() + "; ";
+      outcome += tensor.ok() ? "taken; " : tensor.status().text() + "; ";
       must(!tensor.ok() || tensor->shape.size() == tensor->strides.size(), "a tensor with strides for other axes");
     }
+    const auto dense = take_dense(given.as<mdp_tensor>(), "it", place);
+    outcome += dense.ok() ? "dense; " : dense.status().text() + "; ";
   }
   return outcome;
 }
