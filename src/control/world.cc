@@ -2,8 +2,6 @@
 // World::join: the ranks meet, the monitor takes over, and on each node a second rendezvous connects the ranks that can pass descriptors.
 #include "control/world.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <map>
 #include <new>
@@ -16,6 +14,7 @@
 #include "control/launch/launch.h"
 #include "control/monitor/monitor.h"
 #include "control/net/socket.h"
+#include "control/process_id.h"
 
 namespace megadp {
 namespace {
@@ -34,7 +33,7 @@ std::vector<int> number_nodes(const std::vector<Process>& table, bool one_node) 
 class JoinedWorld final : public World {
  public:
   JoinedWorld(std::shared_ptr<Monitor> monitor, std::vector<int> nodes, const AuthKey& key, std::string address)
-      : monitor_(std::move(monitor)), nodes_(std::move(nodes)), key_(key), address_(std::move(address)), joined_in_(::getpid()) {}
+      : monitor_(std::move(monitor)), nodes_(std::move(nodes)), key_(key), address_(std::move(address)), joined_in_(process_id()) {}
 
   ~JoinedWorld() override {
     if (in_forked_child()) {
@@ -56,7 +55,7 @@ class JoinedWorld final : public World {
   const std::string& host_name(int rank) const noexcept override { return monitor_->table()[static_cast<size_t>(rank)].host_name; }
   const std::string& address() const noexcept override { return address_; }
   std::array<uint8_t, 32> key_for(std::string_view purpose) const override { return derived_key(key_, purpose); }
-  bool in_forked_child() const noexcept override { return ::getpid() != joined_in_; }
+  bool in_forked_child() const noexcept override { return process_id() != joined_in_; }
   bool failed() const noexcept override { return monitor_->failed(); }
   Status failure() const override { return monitor_->failure(); }
   void fail(const Status& why) override { monitor_->fail(why); }
