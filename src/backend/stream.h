@@ -45,6 +45,11 @@ class Stream {
   // is done and learns its failure. On a device NULL is the default stream, and the calling thread blocks until the event has been
   // launched: not for what the device does, but for collectives before it that wait to be launched, at most for the World's timeout.
   virtual Status make_caller_wait(void* consumer, Event& event) = 0;
+  // The same, after what has been submitted so far.
+  virtual Status make_caller_wait_for_all(void* consumer) {
+    auto event = record();
+    return event ? make_caller_wait(consumer, **event) : event.status();
+  }
   // Orders later work of this stream after what the caller has put on `producer` so far. On the host, if it is NULL, nothing is to do.
   virtual Status wait_for_caller(void* producer) = 0;
   virtual Status failure() const = 0;

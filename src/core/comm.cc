@@ -64,9 +64,7 @@ Result<std::shared_ptr<Comm>> Comm::subset(const std::vector<int>& members, std:
 
 Result<std::shared_ptr<Request>> Comm::finish(Stream& used, void* consumer, bool want_request) {
   if (want_request) return channel_->request(context_);
-  auto event = used.record();
-  if (!event) return event.status();
-  if (Status status = used.make_caller_wait(&used == &channel_->stream() ? consumer : nullptr, **event); !status) return status;
+  if (Status status = used.make_caller_wait_for_all(&used == &channel_->stream() ? consumer : nullptr); !status) return status;
   return std::shared_ptr<Request>();
 }
 

@@ -2,8 +2,6 @@
 #include "host/exchange.h"
 
 #include <algorithm>
-#include <cstring>
-#include <iterator>
 #include <numeric>
 #include <utility>
 
@@ -24,11 +22,10 @@ uint64_t total(const Counts& counts) noexcept {
   return std::accumulate(counts.begin(), counts.end(), uint64_t{0});
 }
 
-// With a stamp behind each.
-constexpr size_t kStampBytes = sizeof(uint64_t);
+// Of pieces that lie one after another.
 Counts begins(const Counts& counts) {
   Counts at(counts.size());
-  for (size_t r = 1; r < counts.size(); ++r) at[r] = at[r - 1] + counts[r - 1] + kStampBytes;
+  std::exclusive_scan(counts.begin(), counts.end(), at.begin(), uint64_t{0});
   return at;
 }
 
@@ -62,10 +59,10 @@ void HostGroup::ring(const std::vector<int>& ranks) noexcept {
   }
 }
 
-Status HostGroup::pass(Stream& stream, std::vector<Piece> pieces, const char* what) {
+Status HostGroup::pass(Stream& stream, std::vector<Piece> pieces, std::shared_ptr<void> memory, const char* what) {
   const std::lock_guard lock(submitting_);
   Status submitted = static_cast<HostStream&>(stream).submit(
-      [self = shared_from_this(), place = calls_ + 1, pieces = std::move(pieces), what](const Stop& stop) {
+      [self = shared_from_this(), place = calls_ + 1, pieces = std::move(pieces), memory = std::move(memory), what](const Stop& stop) {
         const Describe during = [what] { return std::string(what); };
         return self->perform(place, {}, during, stop, [&]() -> Status {
           for (const Piece& piece : pieces) {
@@ -92,14 +89,6 @@ Result<std::unique_ptr<Exchange>> HostGroup::create_exchange(const Counts& out, 
 
 // ── the exchange ──
 
-HostExchange::Way HostExchange::make_way(const Counts& out, const Counts& in) const {
-  Way way{out, in, begins(out), begins(in), {}};
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    if (is_local(rank) && rank != group_.rank() && in[static_cast<size_t>(rank)] > 0) way.from.push_back(rank);
-  }
-  return way;
-}
-
 Result<std::unique_ptr<Exchange>> HostExchange::create(HostGroup& group, const std::shared_ptr<World>& world, const Counts& out,
                                                        const Counts& in, uint64_t lent) {
   std::unique_ptr<HostExchange> made(new HostExchange(group));
@@ -108,7 +97,7 @@ Result<std::unique_ptr<Exchange>> HostExchange::create(HostGroup& group, const s
   struct Needs {
     uint64_t half, lent;
   };
-  const Needs needs{std::max(total(out), total(in)) + size * kStampBytes, lent};
+  const Needs needs{std::max(total(out), total(in)), lent};
   auto all = exchange_as(*world, group.members(), kWhat, needs);
   if (!all) return all.status();
   Needs most{0, 0};
@@ -119,21 +108,20 @@ Result<std::unique_ptr<Exchange>> HostExchange::create(HostGroup& group, const s
   made->halves_at_ = to_line(sizeof(Words) + 2 * size * sizeof(uint64_t));
   auto window = group.allocate_window(made->halves_at_ + 2 * made->half_bytes_ + most.lent);
   if (!window) return window.status();
-  made->window_ = *std::move(window);
-  for (int rank = 0; rank < group.size(); ++rank) made->parts_.push_back(group.part_of(*made->window_, rank));
-  made->ways_[0] = made->make_way(out, in);
-  made->ways_[1] = made->make_way(in, out);
-  std::set_union(made->ways_[0].from.begin(), made->ways_[0].from.end(), made->ways_[1].from.begin(), made->ways_[1].from.end(),
-                 std::back_inserter(made->neighbours_));
-  for (const bool back : {false, true}) {
-    for (int rank = 0; rank < group.size(); ++rank) {
-      made->offset(group.rank(), rank, back) = made->ways_[back ? 1 : 0].out_at[static_cast<size_t>(rank)];
-    }
+  made->buffers_->window = *std::move(window);
+  for (int rank = 0; rank < group.size(); ++rank) made->parts_.push_back(group.part_of(*made->buffers_->window, rank));
+  made->ways_[0] = {out, in, begins(out), begins(in)};
+  made->ways_[1] = {in, out, begins(in), begins(out)};
+  for (int rank = 0; rank < group.size(); ++rank) {
+    const auto r = static_cast<size_t>(rank);
+    if (out[r] + in[r] > 0) (made->is_local(rank) ? made->here_ : made->elsewhere_).push_back(rank);
+    for (const bool back : {false, true}) made->offset(group.rank(), rank, back) = made->ways_[back ? 1 : 0].out_at[r];
   }
   Status mine;
   if (group.spans_nodes()) {
+    made->buffers_->stamps.resize(size);
     auto memory = HostMemory::create(needs.half);
-    if (memory) made->remote_ = *std::move(memory);
+    if (memory) made->buffers_->remote = *std::move(memory);
     mine = memory.status();
   }
   // The others read the offsets after all have written theirs.
@@ -153,9 +141,8 @@ std::byte* HostExchange::half(int rank) const noexcept {
 Status HostExchange::begin(bool back) {
   back_ = back;
   number_ += 1;
-  // All of them: who gets nothing this time may have got something two exchanges ago, which went the other way.
   const auto has_taken = [&](int rank) { return words(rank).taken.load(std::memory_order_acquire) + 2 >= number_; };
-  return group_.await(neighbours_, has_taken, [] { return std::string(kWhat); });
+  return group_.await(here_, has_taken, [] { return std::string(kWhat); });
 }
 
 std::byte* HostExchange::outgoing(int rank) noexcept {
@@ -166,22 +153,20 @@ Status HostExchange::start(Stream& stream, void* /*caller*/, uint64_t lends) {
   Words& own = words(group_.rank());
   own.lends[number_ & 1].store(lends, std::memory_order_relaxed);
   own.stamps[number_ & 1].store(stamp(), std::memory_order_relaxed);
+  buffers_->stamp = stamp();
   own.packed.store(number_, std::memory_order_release);
-  group_.ring(neighbours_);
+  group_.ring(here_);
   std::vector<HostGroup::Piece> pieces;
-  for (int rank = 0; rank < group_.size(); ++rank) {
+  for (const int rank : elsewhere_) {
     const auto r = static_cast<size_t>(rank);
-    if (is_local(rank)) continue;
-    if (way().out[r] > 0) {
-      const uint64_t stamped = stamp();
-      std::memcpy(outgoing(rank) + way().out[r], &stamped, sizeof stamped);
-      pieces.push_back({rank, outgoing(rank), way().out[r] + kStampBytes, true});
-    }
-    if (way().in[r] > 0) pieces.push_back({rank, remote(rank), way().in[r] + kStampBytes, false});
+    pieces.push_back({rank, reinterpret_cast<std::byte*>(&buffers_->stamp), sizeof(uint64_t), true});
+    pieces.push_back({rank, reinterpret_cast<std::byte*>(&buffers_->stamps[r]), sizeof(uint64_t), false});
+    if (way().out[r] > 0) pieces.push_back({rank, outgoing(rank), way().out[r], true});
+    if (way().in[r] > 0) pieces.push_back({rank, remote(rank), way().in[r], false});
   }
   passed_ = nullptr;
   if (pieces.empty()) return {};
-  if (Status submitted = group_.pass(stream, std::move(pieces), kWhat); !submitted) return submitted;
+  if (Status submitted = group_.pass(stream, std::move(pieces), buffers_, kWhat); !submitted) return submitted;
   auto event = stream.record();
   if (!event) return event.status();
   passed_ = *std::move(event);
@@ -190,20 +175,16 @@ Status HostExchange::start(Stream& stream, void* /*caller*/, uint64_t lends) {
 
 Status HostExchange::finish(Stream& stream, void* caller) {
   const auto has_packed = [&](int rank) { return words(rank).packed.load(std::memory_order_acquire) >= number_; };
-  if (Status packed = group_.await(way().from, has_packed, [] { return std::string(kWhat); }); !packed) return packed;
+  if (Status packed = group_.await(here_, has_packed, [] { return std::string(kWhat); }); !packed) return packed;
   if (passed_ != nullptr) {
     if (Status passed = stream.make_caller_wait(caller, *passed_); !passed) return passed;
   }
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const uint64_t bytes = way().in[static_cast<size_t>(rank)];
-    if (bytes == 0) continue;
-    uint64_t theirs = 0;
-    if (is_local(rank)) {
-      theirs = words(rank).stamps[number_ & 1].load(std::memory_order_relaxed);
-    } else {
-      std::memcpy(&theirs, remote(rank) + bytes, sizeof theirs);
-    }
-    if (theirs != stamp()) return differ(rank);
+  // Also of neighbours that have nothing for this rank: in the other way they have.
+  for (const int rank : here_) {
+    if (words(rank).stamps[number_ & 1].load(std::memory_order_relaxed) != stamp()) return differ(rank);
+  }
+  for (const int rank : elsewhere_) {
+    if (buffers_->stamps[static_cast<size_t>(rank)] != stamp()) return differ(rank);
   }
   return {};
 }
@@ -231,12 +212,12 @@ const std::byte* HostExchange::lent_by(int rank, uint64_t* lends) noexcept {
 
 void HostExchange::end() noexcept {
   words(group_.rank()).taken.store(number_, std::memory_order_release);
-  group_.ring(neighbours_);
+  group_.ring(here_);
 }
 
 Status HostExchange::await_readers() {
   const auto has_taken = [&](int rank) { return words(rank).taken.load(std::memory_order_acquire) >= number_; };
-  return group_.await(neighbours_, has_taken, [] { return std::string(kWhat); });
+  return group_.await(here_, has_taken, [] { return std::string(kWhat); });
 }
 
 }  // namespace megadp::host

@@ -10,7 +10,8 @@
 //   lends     what the owner says of what it lends in that exchange
 //
 // Exchange k is packed when all neighbours have taken k - 2. So nobody waits for ranks that are none, and neighbours may be one exchange
-// apart. Between nodes pieces go from the half to memory of the receiver, on the stream, each with its stamp behind it.
+// apart. Between nodes pieces go from the half to memory of the receiver, on the stream, behind a stamp, which goes also where there is no
+// piece.
 #pragma once
 
 #include <atomic>
@@ -46,13 +47,11 @@ class HostExchange final : public Exchange {
     alignas(64) std::atomic<uint64_t> taken;
     std::atomic<uint64_t> stamps[2], lends[2];
   };
-  struct Way {              // one of the two
-    Counts out, in;         // bytes
-    Counts out_at, in_at;   // where the pieces lie in this rank's half; and those of other nodes in remote_
-    std::vector<int> from;  // neighbours on this node that send something
+  struct Way {             // one of the two
+    Counts out, in;        // bytes
+    Counts out_at, in_at;  // where the pieces lie in this rank's half; and those of other nodes in remote_
   };
   explicit HostExchange(HostGroup& group) : group_(group) {}
-  Way make_way(const Counts& out, const Counts& in) const;
   bool is_local(int rank) const noexcept { return parts_[static_cast<size_t>(rank)] != nullptr; }
   Words& words(int rank) const noexcept { return *reinterpret_cast<Words*>(parts_[static_cast<size_t>(rank)]); }
   // Of a rank's pieces for rank `reader`, in each way.
@@ -62,16 +61,25 @@ class HostExchange final : public Exchange {
   const Way& way() const noexcept { return ways_[back_ ? 1 : 0]; }
   uint64_t stamp() const noexcept { return number_ << 1 | (back_ ? 1 : 0); }
   Status differ(int rank) const;
-  std::byte* remote(int rank) const noexcept { return static_cast<std::byte*>(remote_->data()) + way().in_at[static_cast<size_t>(rank)]; }
+  std::byte* remote(int rank) const noexcept {
+    return static_cast<std::byte*>(buffers_->remote->data()) + way().in_at[static_cast<size_t>(rank)];
+  }
+
+  // Kept until what is on its way to and from other nodes has come.
+  struct Buffers {
+    std::unique_ptr<Window> window;
+    std::unique_ptr<Memory> remote;  // what comes from there
+    uint64_t stamp = 0;              // that goes there
+    std::vector<uint64_t> stamps;    // that come from there, by rank
+  };
 
   HostGroup& group_;
-  std::unique_ptr<Window> window_;
+  const std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
   std::vector<std::byte*> parts_;  // by rank; null: on another node
   size_t halves_at_ = 0, half_bytes_ = 0;
-  std::unique_ptr<Memory> remote_;  // what comes from other nodes
   Way ways_[2];
-  std::vector<int> neighbours_;  // on this node
-  uint64_t number_ = 0;          // of the exchange
+  std::vector<int> here_, elsewhere_;  // neighbours on this node, and on others
+  uint64_t number_ = 0;                // of the exchange
   bool back_ = false;
   std::shared_ptr<Event> passed_;  // between nodes
 };

@@ -3,6 +3,7 @@
 #include "host/group.h"
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -78,18 +79,25 @@ Status HostGroup::barrier(const Operation& operation, const Stop& stop) {
   return sync_ ? sync_->barrier(operation, stop) : Status();
 }
 
+Status HostGroup::run(uint64_t place, const Operation& operation, const Algorithm& algorithm, const Stop& stop) {
+  const auto body = [&] { return algorithm(Call{*this, operation, stop}); };
+  return perform(
+      place, {.bucket = operation.bucket, .operation = operation.number}, [&operation] { return describe(operation); }, stop,
+      std::ref(body));
+}
+
 Status HostGroup::submit(Stream& stream, Operation operation, Algorithm algorithm) {
+  auto& ours = static_cast<HostStream&>(stream);
   const std::lock_guard lock(submitting_);  // the order of the numbers is the order in the stream
   operation.number = operations_ + 1;
-  Status submitted = static_cast<HostStream&>(stream).submit(
-      [self = shared_from_this(), place = calls_ + 1, operation, algorithm = std::move(algorithm)](const Stop& stop) {
-        return self->perform(
-            place, {.bucket = operation.bucket, .operation = operation.number}, [&] { return describe(operation); }, stop,
-            [&] {
-              return algorithm(Call{*self, operation, stop});
-            });
-      });
-  if (!submitted.ok()) return submitted;
+  const uint64_t place = calls_ + 1;
+  const auto now = [&](const Stop& stop) { return run(place, operation, algorithm, stop); };
+  if (!ours.do_here(std::ref(now))) {  // what is done here need not be kept
+    Status submitted = ours.submit([self = shared_from_this(), place, operation, algorithm = std::move(algorithm)](const Stop& stop) {
+      return self->run(place, operation, algorithm, stop);
+    });
+    if (!submitted.ok()) return submitted;
+  }
   operations_ += 1;
   calls_ += 1;
   return {};

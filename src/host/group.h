@@ -85,14 +85,14 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status await(const std::vector<int>& ranks, const std::function<bool(int)>& has_come, const Describe& during);
   // Wakes those of them that are in await().
   void ring(const std::vector<int>& ranks) noexcept;
-  // Between nodes: all at once, on the stream.
+  // Between nodes: all at once, on the stream, which keeps their memory.
   struct Piece {
     int rank;
     std::byte* data;
     size_t bytes;
     bool sends;
   };
-  Status pass(Stream& stream, std::vector<Piece> pieces, const char* what);
+  Status pass(Stream& stream, std::vector<Piece> pieces, std::shared_ptr<void> memory, const char* what);
 
   // ── on a stream's worker ──
   // Runs `body` as this rank's call number `place` (1, 2, ...) on the group, whether operation or message. A failure ends the group, and
@@ -120,6 +120,7 @@ class HostGroup final : public Group, public std::enable_shared_from_this<HostGr
   Status set_up();
 
   Status submit(Stream& stream, Operation operation, Algorithm algorithm);
+  Status run(uint64_t place, const Operation& operation, const Algorithm& algorithm, const Stop& stop);
   Status submit_in_window(Stream& stream, const WindowOp& call);
 
   // In messages.cc: a message, or both halves of an exchange, neither with this rank itself.

@@ -20,17 +20,31 @@
 namespace megadp::host {
 namespace {
 
+// How a thread rounds, whether it flushes what is subnormal, and what it traps: as on every thread of ours.
 class DefaultFloats {
  public:
-  DefaultFloats() noexcept {
+  DefaultFloats() noexcept : changes_(!is_default()) {
+    if (!changes_) return;
     std::fegetenv(&before_);
     std::fesetenv(FE_DFL_ENV);
   }
-  ~DefaultFloats() { std::fesetenv(&before_); }
+  ~DefaultFloats() {
+    if (changes_) std::fesetenv(&before_);
+  }
   DefaultFloats(const DefaultFloats&) = delete;
   DefaultFloats& operator=(const DefaultFloats&) = delete;
 
  private:
+  // Mostly it is, and to set it takes longer than a small collective.
+  static bool is_default() noexcept {
+#if defined(__x86_64__)
+    constexpr unsigned seen = 0x3f, all_masked = 0x1f80;  // of MXCSR: what has come up so far; to nearest, nothing flushed, nothing trapped
+    return (__builtin_ia32_stmxcsr() & ~seen) == all_masked && std::fegetround() == FE_TONEAREST;
+#else
+    return false;
+#endif
+  }
+  const bool changes_;
   std::fenv_t before_;
 };
 
@@ -52,6 +66,8 @@ struct HostStream::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;
+  // Pieces of work in the queue and under way; changed under mutex.
+  std::atomic<size_t> unfinished{0};
   bool started = false;    // under mutex: whether there is a worker
   bool working = false;    // likewise: it has taken an item and not come back for the next
   bool on_caller = false;  // likewise: a caller's thread does some, and the worker rests
@@ -99,6 +115,7 @@ struct HostStream::State {
   // False when the stream is being destroyed and nothing is left.
   bool pop(Item* out) {
     std::unique_lock lock(mutex);
+    if (working) unfinished.fetch_sub(1, std::memory_order_release);
     working = false;
     changed.wait(lock, [this] { return !on_caller && (!items.empty() || closing); });
     if (items.empty()) return false;
@@ -151,6 +168,7 @@ Status HostStream::push(Item item) {
       if (Status started = start(); !started) return started;
     }
     state_->items.push_back(std::move(item));
+    state_->unfinished.fetch_add(1, std::memory_order_relaxed);
   }
   state_->changed.notify_one();
   return {};
@@ -176,19 +194,21 @@ HostStream::~HostStream() {
 Status HostStream::submit(Work work) {
   Status failed = state_->current_failure();
   if (!failed.ok()) return failed;
-  if (state_->caller_waits.load(std::memory_order_relaxed) && do_here(work)) return {};
+  if (do_here(work)) return {};
   return push({std::move(work), nullptr, nullptr});
 }
 
 bool HostStream::do_here(const Work& work) {
+  if (!state_->caller_waits.load(std::memory_order_relaxed) || state_->has_failed.load(std::memory_order_acquire)) return false;
   const std::shared_ptr<State> state = state_;
   {
     const std::lock_guard lock(state->mutex);
     if (!state->items.empty() || state->working) return false;
     state->on_caller = true;
+    state->unfinished.fetch_add(1, std::memory_order_relaxed);
   }
   const Status status = [&] {
-    const DefaultFloats floats;  // as on every thread of ours: the same bits whatever the caller has set
+    const DefaultFloats floats;  // the same bits whatever the caller has set
     return state->perform(work);
   }();
   if (!status.ok()) state->fail(status);
@@ -196,6 +216,7 @@ bool HostStream::do_here(const Work& work) {
   {
     const std::lock_guard lock(state->mutex);
     state->on_caller = false;
+    state->unfinished.fetch_sub(1, std::memory_order_release);
     more = !state->items.empty();
   }
   if (more) state->changed.notify_one();
@@ -207,8 +228,7 @@ void HostStream::caller_waits(bool so) noexcept {
 }
 
 bool HostStream::idle() const {
-  const std::lock_guard lock(state_->mutex);
-  return state_->items.empty() && !state_->working && !state_->on_caller;
+  return state_->unfinished.load(std::memory_order_acquire) == 0;
 }
 
 Result<std::shared_ptr<Event>> HostStream::record(int notify_fd) {
@@ -231,6 +251,10 @@ Status HostStream::wait_for(std::shared_ptr<Event> event) {
       if (stop.passed()) return Status(Code::aborted, "a stream was destroyed before its work was done");
     }
   });
+}
+
+Status HostStream::make_caller_wait_for_all(void* consumer) {
+  return consumer == nullptr && idle() ? state_->current_failure() : Stream::make_caller_wait_for_all(consumer);
 }
 
 Status HostStream::make_caller_wait(void* consumer, Event& event) {

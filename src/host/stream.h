@@ -64,9 +64,13 @@ class HostStream final : public Stream {
 
   // The failure of the stream, if there is one already; then the work is not taken.
   Status submit(Work work);
+  // Does the work now, on the calling thread, if that waits (caller_waits) and there is no other work; a failure is the stream's. False: it
+  // has not been done.
+  bool do_here(const Work& work);
 
   Result<std::shared_ptr<Event>> record(int notify_fd) override;
   Status wait_for(std::shared_ptr<Event> event) override;
+  Status make_caller_wait_for_all(void* consumer) override;
   Status make_caller_wait(void* consumer, Event& event) override;
   Status wait_for_caller(void* producer) override;
   Status failure() const override;
@@ -78,8 +82,7 @@ class HostStream final : public Stream {
   struct Item;
   HostStream() = default;
   static void run(State& state);
-  bool idle() const;               // nothing is queued or under way
-  bool do_here(const Work& work);  // false: there is other work
+  bool idle() const;  // nothing is queued or under way
   Status push(Item item);
   Status start();
 

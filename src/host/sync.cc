@@ -21,6 +21,8 @@ namespace {
 // Peers are rarely further apart than this when every rank has a processor of its own; a sleep and a wake-up cost about as much.
 constexpr uint64_t kSpinNs = 20'000;
 constexpr int kPausesPerLook = 32;
+// Before the first pause: pauses are long on some processors.
+constexpr int kEagerLooks = 64;
 
 // Whether every rank of the node that shares these processors can have one of its own. Ranks that are bound to different processors (as
 // launchers do) are seen by the union of their masks; unbound ones compete with all other ranks of the node as well.
@@ -47,7 +49,6 @@ bool enough_cpus(const World& world, const std::vector<int>& members, const std:
 void Sync::prepare(SharedMemory& control) noexcept {
   auto* const page = reinterpret_cast<ControlPage*>(control.own());
   page->slot.phase.store(kFirstPhase, std::memory_order_relaxed);
-  page->barrier.arrived.store(kFirstPhase * static_cast<uint32_t>(control.size()), std::memory_order_relaxed);
   uint64_t* const cpus = page->cpus;
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -80,41 +81,46 @@ Status Sync::barrier(const Operation& operation, const Stop& stop) {
 }
 
 Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
-  ControlPage::BarrierWord& word = page(0).barrier;
   phase_ += 1;
-  page(control_->rank()).slot.phase.store(phase_, std::memory_order_release);
-  const uint32_t goal = phase_ * static_cast<uint32_t>(members_.size());  // both sides wrap
-  // Sequentially consistent, as is the count of sleepers: either this rank sees the sleeper, or the sleeper sees this arrival.
-  if (word.arrived.fetch_add(1) + 1 == goal) {
-    if (word.sleepers.load() != 0) futex_wake_all(word.arrived, FutexScope::shared);
-    return {};
+  // Sequentially consistent, as are the count of sleepers and what has_come() looks at: either the last rank to come sees the sleeper, or
+  // the sleeper sees that all have come.
+  page(control_->rank()).slot.phase.store(phase_);
+  int first = 0;
+  if (page(0).sleep.sleepers.load() != 0 && complete(&first)) wake();
+  for (int i = 0; i < kEagerLooks; ++i) {
+    if (complete(&first)) return {};
   }
   if (spin_ns_ > 0) {
     const uint64_t until_ns = now_ns() + spin_ns_;
     do {
       for (int i = 0; i < kPausesPerLook; ++i) {
-        if (complete(goal)) return {};
+        if (complete(&first)) return {};
         spin_pause();
       }
     } while (now_ns() < until_ns);
   }
-  return sleep(goal, operation, stop);
+  return sleep(first, operation, stop);
 }
 
-Status Sync::sleep(uint32_t goal, const Operation& operation, const Stop& stop) {
-  ControlPage::BarrierWord& word = page(0).barrier;
+void Sync::wake() const noexcept {
+  page(0).sleep.wakes.fetch_add(1);
+  futex_wake_all(page(0).sleep.wakes, FutexScope::shared);
+}
+
+Status Sync::sleep(int first, const Operation& operation, const Stop& stop) {
+  ControlPage::Sleep& word = page(0).sleep;
   const Deadline deadline = Deadline::after_ns(world_->timeout_ns() + std::min(kVerdictNs, UINT64_MAX - world_->timeout_ns()));
   for (;;) {
     word.sleepers.fetch_add(1);
-    const uint32_t seen = word.arrived.load();
-    const bool done = static_cast<int32_t>(seen - goal) >= 0;
+    const uint32_t seen = word.wakes.load();
+    const bool done = complete(&first);
     const uint64_t left_ns = ask_by(deadline).left_ns();
-    if (!done) futex_wait(word.arrived, seen, std::min(kWaitSliceNs, left_ns), FutexScope::shared);
+    if (!done) futex_wait(word.wakes, seen, std::min(kWaitSliceNs, left_ns), FutexScope::shared);
     word.sleepers.fetch_sub(1);
-    if (done || complete(goal)) return {};
+    if (done || complete(&first)) return {};
     (void)interrupted();  // on a caller's thread: then the World fails
     Status around = look_around(operation, stop);
-    if (!around.ok()) return complete(goal) ? Status() : around;  // the last may have come in between, and then left
+    if (!around.ok()) return complete(&first) ? Status() : around;  // the last may have come in between, and then left
     if (deadline.passed()) return timed_out(operation);
   }
 }
@@ -133,7 +139,7 @@ Status Sync::look_around(const Operation& operation, const Stop& stop) const {
     const ControlPage::Slot& slot = page(rank).slot;
     const bool gone = slot.gone.load(std::memory_order_acquire) != 0;  // before its phase, which it may have moved just before it left
     if (!gone && !world_->has_left(member)) continue;
-    if (static_cast<int32_t>(slot.phase.load(std::memory_order_acquire) - phase_) >= 0) continue;
+    if (has_come(rank)) continue;
     wait_for_own_end(member, stop);
     if (world_->failed()) continue;  // it failed and then left: its failure is looked at above, the next time round
     if (stop.requested()) return dropped();
@@ -145,7 +151,7 @@ Status Sync::look_around(const Operation& operation, const Stop& stop) const {
 std::vector<int> Sync::missing() const {
   std::vector<int> ranks;
   for (int rank = 0; rank < control_->size(); ++rank) {
-    if (static_cast<int32_t>(page(rank).slot.phase.load(std::memory_order_acquire) - phase_) < 0) ranks.push_back(rank);
+    if (!has_come(rank)) ranks.push_back(rank);
   }
   return ranks;
 }
@@ -214,7 +220,7 @@ uint64_t Sync::hear(Group::Word which, uint64_t number, const std::function<bool
 void Sync::leave() noexcept {
   // After a failure (an abort, say) the World tells the others why; this mark would overtake it.
   if (!world_->failed()) page(control_->rank()).slot.gone.store(1, std::memory_order_release);
-  futex_wake_all(page(0).barrier.arrived, FutexScope::shared);
+  wake();
 }
 
 }  // namespace megadp::host

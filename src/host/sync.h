@@ -2,15 +2,16 @@
 // Sync: where the ranks of one node meet during a collective, in memory that all of them see.
 //
 //   first page of each rank's part of the control memory
-//     0   Barrier   { arrived, sleepers }     only rank 0's is used; a cache line of its own
+//     0   Sleep     { wakes, sleepers }       only rank 0's is used; a cache line of its own, which is only read while nobody sleeps
 //     64  Slot      { phase, gone, number }   written by its owner only; a cache line of its own
 //     128 Operation [2]                       what the owner came for; by the parity of the operation's number
 //     …   messages                            its messages with other ranks, see messages.h
 //     …   cpus                                on which processors the owner may run
 //     …   submissions                         what the owner submitted elsewhere, see submissions.h
 //
-// Each rank counts its barriers ("phase"). Arriving adds one to `arrived`; the barrier is complete when that is phase * ranks. One word to
-// wait on, so however many ranks there are, each sleeps at most once and only the last to come wakes anyone. The slots say who is missing.
+// Each rank counts its barriers ("phase"), and writes the count into its slot as it arrives; the barrier is complete when all slots are as
+// far. So ranks that come at the same time take nothing from each other, and the slots say who is missing. There is one word to sleep on,
+// so however many ranks there are, each sleeps at most once, and only the last to come wakes anyone.
 //
 // Two copies of the operation are enough: an owner overwrites the copy of operation k when it comes to k + 2, which it does only after
 // everyone came to k + 1, having compared k.
@@ -37,10 +38,10 @@
 namespace megadp::host {
 
 struct ControlPage {
-  struct alignas(64) BarrierWord {
-    std::atomic<uint32_t> arrived;
+  struct alignas(64) Sleep {
+    std::atomic<uint32_t> wakes;  // so far; what the sleepers watch
     std::atomic<uint32_t> sleepers;
-  } barrier;
+  } sleep;
   struct alignas(64) Slot {
     std::atomic<uint32_t> phase;
     std::atomic<uint32_t> gone;    // 1: the owner has destroyed its group or given up; it will not come again
@@ -98,11 +99,15 @@ class Sync {
 
  private:
   ControlPage& page(int rank) const noexcept { return *reinterpret_cast<ControlPage*>(control_->of(rank)); }
-  bool complete(uint32_t goal) const noexcept {
-    return static_cast<int32_t>(page(0).barrier.arrived.load(std::memory_order_acquire) - goal) >= 0;
+  bool has_come(int rank) const noexcept { return static_cast<int32_t>(page(rank).slot.phase.load() - phase_) >= 0; }
+  // All ranks have come; those before *first are known to have.
+  bool complete(int* first) const noexcept {
+    while (*first < control_->size() && has_come(*first)) ++*first;
+    return *first == control_->size();
   }
   Status arrive_and_wait(const Operation& operation, const Stop& stop);
-  Status sleep(uint32_t goal, const Operation& operation, const Stop& stop);
+  Status sleep(int first, const Operation& operation, const Stop& stop);
+  void wake() const noexcept;
   Status look_around(const Operation& operation, const Stop& stop) const;
   void wait_for_own_end(int member, const Stop& stop) const;
   Status compare(const Operation& operation) const;

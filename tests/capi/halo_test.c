@@ -307,18 +307,26 @@ static void backward_is_the_adjoint(void** state) {
   run_ranks(4, adjoint, NULL);
 }
 
-/* Neighbours may be one exchange apart, and a rank that is no neighbour any number. */
-static void apart(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  (void)argument;
-  tp_rank r = tp_open(id, rank, n, 1 << 14);
-  const int64_t grid = n, shape = 1, one = 1, three = 3;
+/* Of one dimension. */
+static mdp_halo* line_of(mdp_comm* comm, int64_t shape, int64_t low, int64_t high) {
+  const int64_t grid = mdp_comm_size(comm);
   SIZED(mdp_halo_config, config);
   config.ndim = 1;
   config.grid = &grid;
   config.shape = &shape;
-  config.low = config.high = &one;
+  config.low = &low;
+  config.high = &high;
   mdp_halo* halo = NULL;
-  OK(mdp_halo_create(r.comm, &config, &halo));
+  OK(mdp_halo_create(comm, &config, &halo));
+  return halo;
+}
+
+/* Neighbours may be one exchange apart, and a rank that is no neighbour any number. */
+static void apart(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
+  (void)argument;
+  tp_rank r = tp_open(id, rank, n, 1 << 14);
+  const int64_t three = 3;
+  mdp_halo* const halo = line_of(r.comm, 1, 1, 1);
   tp_array field;
   tp_take(&r, &field, MDP_DTYPE_F32, DENSE, 1, &three);
   int wrong = 0;
@@ -493,16 +501,9 @@ static void what_is_refused(void** state) {
 }
 
 static void two_ways(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  (void)argument;
+  const int64_t low = *(const int*)argument, padded = low + 3 + 1;
   tp_rank r = tp_open(id, rank, n, 1 << 12);
-  const int64_t grid = n, shape = 3, one = 1, padded = 5;
-  SIZED(mdp_halo_config, config);
-  config.ndim = 1;
-  config.grid = &grid;
-  config.shape = &shape;
-  config.low = config.high = &one;
-  mdp_halo* halo = NULL;
-  OK(mdp_halo_create(r.comm, &config, &halo));
+  mdp_halo* const halo = line_of(r.comm, 3, low, 1);
   tp_array field;
   tp_take(&r, &field, MDP_DTYPE_F32, DENSE, 1, &padded);
   OK(mdp_halo_start(halo, &field.tensor, 1, rank == 0 ? MDP_HALO_BACKWARD : 0, NULL));
@@ -515,7 +516,7 @@ static void two_ways(const mdp_unique_id* id, int32_t rank, int32_t n, void* arg
 
 static void ways_that_differ_are_noticed(void** state) {
   (void)state;
-  run_ranks(2, two_ways, NULL);
+  for (int low = 0; low < 2; ++low) run_ranks(2, two_ways, &low); /* 0: neither rank gets anything in the way that it goes */
 }
 
 /* Against windows that are counted one by one. */

@@ -121,10 +121,13 @@ void at_their_own_pace(Suite& suite) {
 struct Pair {
   Bench bench;
   std::unique_ptr<Exchange> exchange;
-  explicit Pair(Rank& rank) : bench(rank) {
-    Counts each(static_cast<size_t>(rank.size()), 8);
-    each[static_cast<size_t>(rank.rank())] = 0;
-    exchange = rank.must(bench.group->create_exchange(each, each, 0));
+  // backward: what rank 1 has for rank 0.
+  explicit Pair(Rank& rank, uint64_t forward = 8, uint64_t backward = 8) : bench(rank) {
+    const bool first = rank.rank() == 0;
+    Counts out(2), in(2);
+    out[first ? 1 : 0] = first ? forward : backward;
+    in[first ? 1 : 0] = first ? backward : forward;
+    exchange = rank.must(bench.group->create_exchange(out, in, 0));
   }
 };
 
@@ -157,9 +160,9 @@ void peer_stays_away(Suite& suite) {
   });
 }
 
-void other_way(Suite& suite) {
-  suite.run(2, [](Rank& rank) {
-    Pair pair(rank);
+void goes_two_ways(Suite& suite, uint64_t forward, uint64_t backward) {
+  suite.run(2, [=](Rank& rank) {
+    Pair pair(rank, forward, backward);
     rank.must(pair.exchange->begin(rank.rank() == 1));
     rank.must(pair.exchange->start(*pair.bench.stream, nullptr, 0));
     const Status status = pair.exchange->finish(*pair.bench.stream, nullptr);
@@ -168,14 +171,31 @@ void other_way(Suite& suite) {
   });
 }
 
+// Also where no rank gets anything in the way that it goes.
+void other_way(Suite& suite) {
+  goes_two_ways(suite, 8, 8);
+  goes_two_ways(suite, 8, 0);
+}
+
+// What is on its way then still has the memory that it comes to.
+void destroyed_with_work(Suite& suite) {
+  suite.run(2, [](Rank& rank) {
+    Pair pair(rank, 100'000, 100'000);
+    if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    rank.must(pair.exchange->begin(false));
+    rank.must(pair.exchange->start(*pair.bench.stream, nullptr, 0));
+    if (rank.rank() == 1) rank.must(pair.exchange->finish(*pair.bench.stream, nullptr));
+    pair.exchange.reset();
+    rank.must(finish(*pair.bench.stream));
+  });
+}
+
 }  // namespace
 
 std::vector<Case> exchange_cases() {
-  return {{"exchange.any_sizes", any_sizes},
-          {"exchange.at_their_own_pace", at_their_own_pace},
-          {"exchange.peer_leaves", peer_leaves},
-          {"exchange.peer_stays_away", peer_stays_away},
-          {"exchange.other_way", other_way}};
+  return {{"exchange.any_sizes", any_sizes},     {"exchange.at_their_own_pace", at_their_own_pace},
+          {"exchange.peer_leaves", peer_leaves}, {"exchange.peer_stays_away", peer_stays_away},
+          {"exchange.other_way", other_way},     {"exchange.destroyed_with_work", destroyed_with_work}};
 }
 
 }  // namespace megadp::test
