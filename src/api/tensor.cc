@@ -55,20 +55,28 @@ bool elements_are_apart(const Tensor& tensor) {
   return true;
 }
 
+// Of a shape that has been checked.
+Status check_strides(const int64_t* given, std::span<const int64_t> shape, uint64_t numel, const Argument& argument) {
+  if (Status status = check_pointer(given, {argument, ".strides"}, alignof(int64_t)); !status) return status;
+  uint64_t reach = 0;
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (numel == 0 || shape[d] == 1) continue;  // never stepped along
+    uint64_t span;
+    if (!checked_mul(magnitude(given[d]), static_cast<uint64_t>(shape[d]) - 1, &span) || !checked_add(reach, span, &reach) ||
+        reach >= kMostInShape) {
+      return invalid(argument, ".strides[", d, "] is ", given[d], "; with ", shape[d], " elements it reaches beyond memory");
+    }
+  }
+  return {};
+}
+
 Status take_strides(const int64_t* given, const Argument& argument, Access access, Tensor* tensor) {
   const size_t ndim = tensor->shape.size();
   tensor->strides = dense_strides(tensor->shape);
   if (given == nullptr || ndim == 0) return {};
-  if (Status status = check_pointer(given, {argument, ".strides"}, alignof(int64_t)); !status) return status;
-  uint64_t reach = 0;
+  if (Status status = check_strides(given, tensor->shape, tensor->numel, argument); !status) return status;
   for (size_t d = 0; d < ndim; ++d) {
-    if (tensor->numel == 0 || tensor->shape[d] == 1) continue;  // never stepped along
-    uint64_t span;
-    if (!checked_mul(magnitude(given[d]), static_cast<uint64_t>(tensor->shape[d]) - 1, &span) || !checked_add(reach, span, &reach) ||
-        reach >= kMostInShape) {
-      return invalid(argument, ".strides[", d, "] is ", given[d], "; with ", tensor->shape[d], " elements it reaches beyond memory");
-    }
-    tensor->strides[d] = given[d];
+    if (tensor->numel > 0 && tensor->shape[d] > 1) tensor->strides[d] = given[d];
   }
   if (access == Access::write && tensor->numel > 0 && !elements_are_apart(*tensor)) {
     return invalid(argument, ".strides let elements of a tensor that is written to share memory");
@@ -156,7 +164,7 @@ Result<DenseArray> take_dense(const mdp_tensor* given, const Argument& argument,
   if (!outline) return outline.status();
   const std::span<const int64_t> shape(ours->shape, static_cast<size_t>(ours->ndim));
   if (ours->strides != nullptr && ours->ndim > 0) {
-    if (Status status = check_pointer(ours->strides, {argument, ".strides"}, alignof(int64_t)); !status) return status;
+    if (Status status = check_strides(ours->strides, shape, outline->numel, argument); !status) return status;
   }
   if (outline->place.type != place.type) {
     return unsupported(argument, ".device_type is ", static_cast<int32_t>(outline->place.type),
