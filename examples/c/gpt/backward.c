@@ -46,7 +46,7 @@ static int backward_attention(gpt_model* model, size_t number, size_t sequences,
   const attention_shape shape = {sequences, time, c / parts, model->shape.heads / parts};
   int stop = linear(model, number, LINEAR_PROJ, model->d_row, model->d_stream, b->attended, n, hooks);
   if (stop) return stop;
-  attention_backward(model->d_wide, model->d_row, b->weights, b->qkv, model->d_scores, shape);
+  attention_backward(model->d_wide, model->d_row, b->attended, b->weights, b->qkv, model->d_scores, shape);
   stop = linear(model, number, LINEAR_QKV, model->d_row, model->d_wide, b->normal1, n, hooks);
   if (stop) return stop;
   layernorm_backward(model->d_stream, p[BLOCK_LN1_GAIN].grad, p[BLOCK_LN1_BIAS].grad, model->d_row, b->in, b->mean1, b->inverse1,
