@@ -52,7 +52,7 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--cp", "3"], ["--cp 3", "--context 64", "multiple of 6"]),
     (["--cp", "4", "--context", "68"], ["--cp 4", "--context 68", "multiple of 8"]),
     (["--cp", "2", "--tp", "3", "--sp", "--context", "66", "--heads", "6"], ["--context 66", "multiple of 4"]),
-    (["--cp", "2", "--tp", "4", "--sp", "--context", "68"], ["--tp 4", "34 characters", "--cp 2", "--context 68", "--sp"]),
+    (["--cp", "2", "--tp", "4", "--sp", "--context", "68"], ["--tp 4", "34 characters", "--cp 2", "--context 68", "--sp", "multiple of 8"]),
     (["--cp", "8", "--cp-form", "all-to-all"], ["--cp 8", "4 heads", "--heads 4", "--cp-form all-to-all"]),
     (["--cp", "4", "--tp", "2", "--cp-form", "all-to-all"], ["--cp 4", "2 heads", "--tp 2"]),
     (["--cp-form", "ring"], ["--cp-form ring needs --cp above 1", "--cp is 1"]),

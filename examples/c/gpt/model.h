@@ -11,8 +11,8 @@
  * A model may also be one of several parts (gpt_cut) that compute together. Each has some of the heads and of the mlp's inner columns; its
  * linear layers are the caller's then, whose functions (gpt_linears) put the parts together.
  *
- * And its sequences may be cut into segments, of which each model has one: some positions of every sequence. Then its attention is the
- * caller's (gpt_attention); all else computes on the segment as on a whole. */
+ * And its sequences may be cut into segments, of which it has one: some positions of every sequence. Then its attention is the caller's
+ * (gpt_attention); all else computes on the segment as on a whole. */
 #ifndef GPT_MODEL_H
 #define GPT_MODEL_H
 
@@ -92,8 +92,7 @@ typedef struct {
   real* grad;
 } gpt_param;
 
-typedef struct { /* what one block keeps from forward for backward; n = sequences * time of a segment rows, own: of these; part: width /
-                  * parts */
+typedef struct { /* what one block keeps from forward for backward; n = sequences * time rows, own: of these; part: width / parts */
   real* in;      /* own x width                        */
   real* normal1; /* own x width                        */
   real* mean1;

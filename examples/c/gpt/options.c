@@ -70,12 +70,10 @@ static const option_row ROWS[] = {
     {"--vocab-parallel", KIND_FLAG, AT(vocab_parallel), 0, 0, NULL,
      "with --tp: each of them has some rows of the token embedding and of the head, padded to a multiple of 64, which --tp must divide"},
     {"--cp", KIND_COUNT, AT(cp), 1, 256, "N",
-     "context-parallel ranks: so many share each sequence; twice as many must divide the context, and --tp times --cp the ranks (1); on "
-     "the "
+     "context-parallel ranks: so many share each sequence; twice as many must divide the context, --tp times --cp the ranks (1); on the "
      "host"},
     {"--cp-form", KIND_FORM, AT(cp_form), 0, 0, "auto|ring|all-to-all",
-     "with --cp: what they send each other, keys and values around a ring, or all of some heads, which --cp must divide (auto: what is "
-     "less)"},
+     "with --cp: keys and values go around a ring, or each gets all of some heads, which --cp must divide (auto: what sends less)"},
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
     {"--save", KIND_TEXT, AT(save), 0, 0, "DIR", "save checkpoints in this directory: one at the end"},
@@ -269,14 +267,18 @@ static int check_segments(const options* o, char* error, size_t size) {
   } else if (o->cp == 1) {
     return 0;
   } else if (context % (2 * cp)) {
-    snprintf(error, size, "--cp %llu does not cut --context %llu: each rank has two chunks of it, so it must be a multiple of %llu", cp,
+    snprintf(error, size,
+             "--cp %llu does not cut --context %llu evenly: each rank has two chunks of it, so --context must be a multiple of %llu", cp,
              context, 2 * cp);
   } else if (o->sp && context / cp % tp) {
     snprintf(error, size,
-             "--tp %llu does not divide the %llu characters that each rank of --cp %llu has of --context %llu, which --sp cuts", tp,
-             context / cp, cp, context);
+             "--tp %llu does not divide the %llu characters that each rank of --cp %llu has of --context %llu: with --sp it must be a "
+             "multiple of %llu",
+             tp, context / cp, cp, context, cp * (tp % 2 ? 2 * tp : tp));
   } else if (o->cp_form == FORM_ALL_TO_ALL && heads / tp % cp) {
-    snprintf(error, size, "--cp %llu does not divide the %llu heads of each rank (--heads %llu, --tp %llu), as --cp-form all-to-all needs",
+    snprintf(error, size,
+             "--cp %llu does not divide the %llu heads of each rank (--heads %llu, --tp %llu), as --cp-form all-to-all needs; --cp-form "
+             "ring does not",
              cp, heads / tp, heads, tp);
   } else if (o->backend == BACKEND_CUDA) {
     snprintf(error, size, "--backend cuda does not go with --cp %llu: the model computes on the host, and attention takes its arrays there",

@@ -107,9 +107,9 @@ void report_start(const trainer* t) {
   if (o->tp > 1 || o->cp > 1) {
     printf("%d replica%s of the model, each on %" PRIu64 " ranks", t->ranks->replicas, t->ranks->replicas == 1 ? "" : "s", o->tp * o->cp);
   }
-  if (o->cp > 1) printf(", of which %" PRIu64 " share each sequence", o->cp);
+  if (o->cp > 1) printf("; %" PRIu64 " share each sequence", o->cp);
   if (o->tp > 1) {
-    printf(", of which %" PRIu64 " share its heads%s%s", o->tp, o->vocab_parallel ? ", its vocabulary" : "",
+    printf("; %" PRIu64 " share its heads%s%s", o->tp, o->vocab_parallel ? ", its vocabulary" : "",
            o->sp ? ", and its rows where there are no heads" : "");
   }
   if (o->tp > 1 || o->cp > 1) printf("\n");
