@@ -39,14 +39,24 @@ static int backward_mlp(gpt_model* model, size_t number, size_t n, const gpt_hoo
   return final(hooks, gpt_block_param(number, BLOCK_LN2_GAIN), BLOCK_PARAMS - BLOCK_LN2_GAIN);
 }
 
+/* From d_row to d_wide. */
+static int attend(gpt_model* model, const gpt_block* b, size_t sequences, size_t time, const gpt_hooks* hooks) {
+  const size_t parts = model->cut.parts;
+  const attention_shape shape = {sequences, time, model->shape.width / parts, model->shape.heads / parts};
+  const gpt_attention* cut = hooks->attention;
+  if (cut) return cut->backward(cut->user, model->d_wide, model->d_row, b->attended, b->lse, b->qkv, sequences, time);
+  attention_backward(model->d_wide, model->d_row, b->attended, b->weights, b->qkv, model->d_scores, shape);
+  return 0;
+}
+
 static int backward_attention(gpt_model* model, size_t number, size_t sequences, size_t time, const gpt_hooks* hooks) {
-  const size_t c = model->shape.width, n = sequences * time, parts = model->cut.parts;
+  const size_t c = model->shape.width, n = sequences * time;
   const gpt_param* p = &model->params[gpt_block_param(number, 0)];
   const gpt_block* b = &model->blocks[number];
-  const attention_shape shape = {sequences, time, c / parts, model->shape.heads / parts};
   int stop = linear(model, number, LINEAR_PROJ, model->d_row, model->d_stream, b->attended, n, hooks);
   if (stop) return stop;
-  attention_backward(model->d_wide, model->d_row, b->weights, b->qkv, model->d_scores, shape);
+  stop = attend(model, b, sequences, time, hooks);
+  if (stop) return stop;
   stop = linear(model, number, LINEAR_QKV, model->d_row, model->d_wide, b->normal1, n, hooks);
   if (stop) return stop;
   layernorm_backward(model->d_stream, p[BLOCK_LN1_GAIN].grad, p[BLOCK_LN1_BIAS].grad, model->d_row, b->in, b->mean1, b->inverse1,
@@ -61,7 +71,7 @@ static int embed_backward(gpt_model* model, const unsigned char* tokens, size_t 
   real *token = model->params[GPT_TOKEN_EMBEDDING].grad, *position = model->params[GPT_POSITION_EMBEDDING].grad;
   for (size_t i = first; i < first + own; i++) {
     const real* d = model->d_stream + (i - first) * c;
-    for (size_t j = 0; j < c; j++) position[i % time * c + j] += d[j];
+    for (size_t j = 0; j < c; j++) position[model->positions[i % time] * c + j] += d[j];
     for (size_t j = 0; j < c && !model->cut.vocab; j++) token[tokens[i] * c + j] += d[j];
   }
   return model->cut.vocab ? hooks->linears->embed_backward(hooks->linears->user, model->d_stream, tokens, n) : 0;

@@ -47,6 +47,17 @@ BAD_OPTIONS = [  # arguments, what the sentence must hold
     (["--tp", "2", "--sp", "--context", "33"], ["--tp 2", "--context 33", "--sp"]),
     (["--tp", "4", "--dtype", "f16"], ["--dtype f16", "--tp 4"]),
     (["--tp", "2", "--backend", "cuda"], ["--backend cuda", "--tp 2"]),
+    (["--cp", "0"], ["--cp", "0", "1 to"]),
+    (["--cp", "2"], ["--cp 2", "number of ranks, 1"]),
+    (["--cp", "3"], ["--cp 3", "--context 64", "multiple of 6"]),
+    (["--cp", "4", "--context", "68"], ["--cp 4", "--context 68", "multiple of 8"]),
+    (["--cp", "2", "--tp", "3", "--sp", "--context", "66", "--heads", "6"], ["--context 66", "multiple of 4"]),
+    (["--cp", "2", "--tp", "4", "--sp", "--context", "68"], ["--tp 4", "34 characters", "--cp 2", "--context 68", "--sp", "multiple of 8"]),
+    (["--cp", "8", "--cp-form", "all-to-all"], ["--cp 8", "4 heads", "--heads 4", "--cp-form all-to-all"]),
+    (["--cp", "4", "--tp", "2", "--cp-form", "all-to-all"], ["--cp 4", "2 heads", "--tp 2"]),
+    (["--cp-form", "ring"], ["--cp-form ring needs --cp above 1", "--cp is 1"]),
+    (["--cp-form", "star"], ["--cp-form", "'star'", "auto, ring or all-to-all"]),
+    (["--cp", "2", "--backend", "cuda"], ["--backend cuda", "--cp 2"]),
     (["--timeout", "soon"], ["--timeout", "'soon'"]),
     (["--threads", "0"], ["--threads", "0"]),
     (["--json=yes"], ["--json", "'yes'"]),
@@ -152,7 +163,8 @@ def main():
         wrong += sum(not notices_full_disk(gpt, folder, *more) for more in ([], ["--json"], ["--help"]))
         wrong += not gradcheck_notices_full_disk(gradcheck)
     shown = subprocess.run([gpt, "--help"], env=ALONE, capture_output=True, text=True, timeout=60, check=True).stdout
-    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--tp", "--sp", "--vocab-parallel", "--json"):
+    for option in ("--text", "--steps", "--batch", "--dtype", "--backend", "staged through the host", "--bucket-size", "--tp", "--sp", "--vocab-parallel", "--cp ", "--cp-form",
+                   "--json"):
         if option not in shown:
             wrong += 1
             print(f"--help does not tell of {option}")

@@ -26,7 +26,7 @@ static int embed(gpt_model* model, real* out, const unsigned char* tokens, size_
     for (size_t i = 0; i < own; i++) memcpy(out + i * c, token + tokens[first + i] * c, c * sizeof *out);
   }
   for (size_t i = 0; i < own; i++) {
-    for (size_t j = 0; j < c; j++) out[i * c + j] += position[(first + i) % time * c + j];
+    for (size_t j = 0; j < c; j++) out[i * c + j] += position[model->positions[(first + i) % time] * c + j];
   }
   return 0;
 }
@@ -44,18 +44,26 @@ static int linear(gpt_model* model, size_t number, size_t which, real* out, cons
   return 0;
 }
 
+static int attend(gpt_model* model, const gpt_block* b, size_t sequences, size_t time, const gpt_hooks* hooks) {
+  const size_t parts = model->cut.parts;
+  const attention_shape shape = {sequences, time, model->shape.width / parts, model->shape.heads / parts};
+  if (hooks->attention) return hooks->attention->forward(hooks->attention->user, b->attended, b->lse, b->qkv, sequences, time);
+  attention_forward(b->attended, b->weights, b->qkv, shape);
+  return 0;
+}
+
 static int forward_block(gpt_model* model, size_t number, real* out, size_t sequences, size_t time, const gpt_hooks* hooks) {
   const size_t c = model->shape.width, n = sequences * time, own = gpt_own_rows(model, n, NULL), parts = model->cut.parts;
   const gpt_param* p = &model->params[gpt_block_param(number, 0)];
   const gpt_block* b = &model->blocks[number];
-  const attention_shape shape = {sequences, time, c / parts, model->shape.heads / parts};
   int stop = need(hooks, gpt_block_param(number, 0), BLOCK_PARAMS);
   if (stop) return stop;
 
   layernorm_forward(b->normal1, b->mean1, b->inverse1, b->in, p[BLOCK_LN1_GAIN].value, p[BLOCK_LN1_BIAS].value, own, c);
   stop = linear(model, number, LINEAR_QKV, b->qkv, b->normal1, n, hooks);
   if (stop) return stop;
-  attention_forward(b->attended, b->weights, b->qkv, shape);
+  stop = attend(model, b, sequences, time, hooks);
+  if (stop) return stop;
   stop = linear(model, number, LINEAR_PROJ, b->middle, b->attended, n, hooks);
   if (stop) return stop;
   add(b->middle, b->in, own * c);

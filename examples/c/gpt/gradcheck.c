@@ -29,7 +29,7 @@ typedef struct {
 } gradient_case;
 
 static double loss_of(gradient_case* c) {
-  const gpt_hooks none = {NULL, NULL, NULL, NULL};
+  const gpt_hooks none = {NULL, NULL, NULL, NULL, NULL};
   gpt_forward(&c->model, c->tokens, SEQUENCES, TIME, &none);
   return cross_entropy(c->model.logits, c->targets, SEQUENCES * TIME, VOCAB, 1.0 / (SEQUENCES * TIME)) / (SEQUENCES * TIME);
 }
@@ -37,7 +37,7 @@ static double loss_of(gradient_case* c) {
 /* Every value away from its resting point: gains that are not 1, biases that are not 0, weights large enough to bend every curve. */
 static int prepare(gradient_case* c) {
   const gpt_shape shape = {.layers = 2, .width = 8, .heads = 2, .context = TIME + 1, .vocab = VOCAB};
-  const gpt_cut whole = {.parts = 1};
+  const gpt_cut whole = {.parts = 1, .segments = 1};
   memset(c, 0, sizeof *c);
   if (gpt_create(&c->model, shape, whole, SEQUENCES)) return -1;
   size_t total = 0;
@@ -192,7 +192,7 @@ static void witness_close(witness* w) {
 static int check_hooks(gradient_case* c) {
   const double loss = loss_of(c);
   witness w;
-  const gpt_hooks hooks = {on_need, on_final, &w, NULL};
+  const gpt_hooks hooks = {on_need, on_final, &w, NULL, NULL};
   int wrong = 0;
   memset(&w, 0, sizeof w);
   if (witness_open(&w, c)) {
@@ -218,7 +218,7 @@ static int check_hooks(gradient_case* c) {
 
 /* The gradients of the sequences one at a time, added up, against the finite differences of all at once. */
 static int check_parts(gradient_case* c) {
-  const gpt_hooks none = {NULL, NULL, NULL, NULL};
+  const gpt_hooks none = {NULL, NULL, NULL, NULL, NULL};
   for (size_t p = 0; p < c->model.nparams; p++) memset(c->model.params[p].grad, 0, c->model.params[p].size * sizeof(real));
   for (size_t s = 0; s < SEQUENCES; s++) {
     gpt_forward(&c->model, c->tokens + s * TIME, 1, TIME, &none);
@@ -241,7 +241,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "gpt_gradcheck: out of memory\n");
     return 1;
   }
-  const gpt_hooks none = {NULL, NULL, NULL, NULL};
+  const gpt_hooks none = {NULL, NULL, NULL, NULL, NULL};
   differentiate(&c);
   loss_of(&c);
   gpt_backward(&c.model, c.tokens, SEQUENCES, TIME, &none);

@@ -4,8 +4,6 @@
 
 #include <string.h>
 
-#include "gemm.h"
-
 static gemm_operand plain(const real* data, size_t stride) {
   const gemm_operand operand = {data, stride, GEMM_PLAIN};
   return operand;
@@ -89,64 +87,114 @@ void gelu_backward(real* d, const real* tanhs, const real* in, size_t n) {
   }
 }
 
-/* Softmax of the first i + 1 entries of row i; the rest, the future, becomes 0. */
-static void causal_softmax(real* rows, size_t time) {
-  for (size_t i = 0; i < time; i++) {
-    real* row = rows + i * time;
+/* ── Attention ───────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
+
+static gemm_operand turned(gemm_operand operand) {
+  operand.form = GEMM_TRANSPOSED;
+  return operand;
+}
+
+static size_t seen_by(const attention_head* head, size_t query) {
+  return head->causal ? query + 1 : head->keys;
+}
+
+static void scores_of(const attention_head* h, real* out) {
+  const real scale = 1 / real_sqrt((real)h->depth);
+  gemm(h->queries, h->keys, h->depth, scale, h->query, turned(h->key), 0, out, h->keys);
+}
+
+static void hide_unseen(const attention_head* h, size_t query, real* row) {
+  for (size_t j = seen_by(h, query); j < h->keys; j++) row[j] = 0;
+}
+
+void attention_head_forward(const attention_head* h, matrix out, matrix lse, real* weights) {
+  scores_of(h, weights);
+  for (size_t i = 0; i < h->queries; i++) {
+    real* row = weights + i * h->keys;
+    const size_t seen = seen_by(h, i);
     real max = row[0], sum = 0;
-    for (size_t j = 1; j <= i; j++) max = row[j] > max ? row[j] : max;
-    for (size_t j = 0; j <= i; j++) {
+    for (size_t j = 1; j < seen; j++) max = row[j] > max ? row[j] : max;
+    for (size_t j = 0; j < seen; j++) {
       row[j] = real_exp(row[j] - max);
       sum += row[j];
     }
     const real scale = 1 / sum;
-    for (size_t j = 0; j <= i; j++) row[j] *= scale;
-    for (size_t j = i + 1; j < time; j++) row[j] = 0;
+    for (size_t j = 0; j < seen; j++) row[j] *= scale;
+    hide_unseen(h, i, row);
+    if (lse.data) lse.data[i * lse.stride] = max + real_log(sum);
   }
+  gemm(h->queries, h->depth, h->keys, 1, plain(weights, h->keys), h->value, 0, out.data, out.stride);
+}
+
+void attention_head_weights(const attention_head* h, gemm_operand lse, real* weights) {
+  scores_of(h, weights);
+  for (size_t i = 0; i < h->queries; i++) {
+    real* row = weights + i * h->keys;
+    for (size_t j = 0; j < seen_by(h, i); j++) row[j] = real_exp(row[j] - lse.data[i * lse.stride]);
+    hide_unseen(h, i, row);
+  }
+}
+
+/* From the gradient at the softmax's output, in `d`, to the gradient at its input. Over all keys the sum of d * w is that of d_out * out,
+ * so some of them are enough here; rows beyond the diagonal are 0 in w, so become 0. */
+static void softmax_backward(const attention_head* h, real* d, const real* w, gemm_operand out, gemm_operand d_out) {
+  for (size_t i = 0; i < h->queries; i++) {
+    const real *y = out.data + i * out.stride, *dy = d_out.data + i * d_out.stride;
+    real along = 0;
+    for (size_t j = 0; j < h->depth; j++) along += dy[j] * y[j];
+    for (size_t j = 0; j < h->keys; j++) d[i * h->keys + j] = w[i * h->keys + j] * (d[i * h->keys + j] - along);
+  }
+}
+
+void attention_head_backward(const attention_head* h, gemm_operand out, gemm_operand d_out, const real* weights, real* scratch,
+                             const attention_grads* to) {
+  const real scale = 1 / real_sqrt((real)h->depth);
+  const gemm_operand w = plain(weights, h->keys), d = plain(scratch, h->keys);
+  gemm(h->queries, h->keys, h->depth, 1, d_out, turned(h->value), 0, scratch, h->keys);
+  gemm(h->keys, h->depth, h->queries, 1, turned(w), d_out, 0, to->value.data, to->value.stride);
+  softmax_backward(h, scratch, weights, out, d_out);
+  gemm(h->queries, h->depth, h->keys, scale, d, h->key, 0, to->query.data, to->query.stride);
+  gemm(h->keys, h->depth, h->queries, scale, turned(d), h->query, 0, to->key.data, to->key.stride);
+}
+
+/* Head `number` of a sequence whose rows of qkv begin here. */
+static attention_head head_of(const real* qkv, size_t number, attention_shape shape) {
+  const size_t width = shape.width, depth = width / shape.heads;
+  const real* query = qkv + number * depth;
+  const attention_head head = {.query = plain(query, 3 * width),
+                               .key = plain(query + width, 3 * width),
+                               .value = plain(query + 2 * width, 3 * width),
+                               .queries = shape.time,
+                               .keys = shape.time,
+                               .depth = depth,
+                               .causal = 1};
+  return head;
 }
 
 void attention_forward(real* out, real* weights, const real* qkv, attention_shape shape) {
   const size_t time = shape.time, width = shape.width, depth = width / shape.heads;
-  const real scale = 1 / real_sqrt((real)depth);
-  for (size_t s = 0; s < shape.sequences; s++) {
-    for (size_t h = 0; h < shape.heads; h++) {
-      const real* query = qkv + s * time * 3 * width + h * depth;
-      const real *key = query + width, *value = key + width;
-      real* w = weights + (s * shape.heads + h) * time * time;
-      gemm(time, time, depth, scale, plain(query, 3 * width), transposed(key, 3 * width), 0, w, time);
-      causal_softmax(w, time);
-      gemm(time, depth, time, 1, plain(w, time), plain(value, 3 * width), 0, out + s * time * width + h * depth, width);
-    }
+  const matrix no_lse = {NULL, 0};
+  for (size_t i = 0; i < shape.sequences * shape.heads; i++) {
+    const size_t row = i / shape.heads * time, number = i % shape.heads;
+    const attention_head head = head_of(qkv + row * 3 * width, number, shape);
+    const matrix to = {out + row * width + number * depth, width};
+    attention_head_forward(&head, to, no_lse, weights + i * time * time);
   }
 }
 
-/* From the gradient at the softmax's output, in `d`, to the gradient at its input; rows beyond the diagonal are 0 in w, so stay 0. */
-static void softmax_backward(real* d, const real* w, size_t time) {
-  for (size_t i = 0; i < time; i++) {
-    real along = 0;
-    for (size_t j = 0; j < time; j++) along += d[i * time + j] * w[i * time + j];
-    for (size_t j = 0; j < time; j++) d[i * time + j] = w[i * time + j] * (d[i * time + j] - along);
+void attention_backward(real* d_qkv, const real* d_out, const real* out, const real* weights, const real* qkv, real* scratch,
+                        attention_shape shape) {
+  const size_t time = shape.time, width = shape.width, depth = width / shape.heads;
+  for (size_t i = 0; i < shape.sequences * shape.heads; i++) {
+    const size_t row = i / shape.heads * time, number = i % shape.heads, at = row * width + number * depth;
+    const attention_head head = head_of(qkv + row * 3 * width, number, shape);
+    real* d_query = d_qkv + row * 3 * width + number * depth;
+    const attention_grads to = {{d_query, 3 * width}, {d_query + width, 3 * width}, {d_query + 2 * width, 3 * width}};
+    attention_head_backward(&head, plain(out + at, width), plain(d_out + at, width), weights + i * time * time, scratch, &to);
   }
 }
 
-void attention_backward(real* d_qkv, const real* d_out, const real* weights, const real* qkv, real* scratch, attention_shape shape) {
-  const size_t time = shape.time, width = shape.width, depth = width / shape.heads, row = 3 * width;
-  const real scale = 1 / real_sqrt((real)depth);
-  for (size_t s = 0; s < shape.sequences; s++) {
-    for (size_t h = 0; h < shape.heads; h++) {
-      const size_t at = s * time * row + h * depth;
-      const real *query = qkv + at, *key = query + width, *value = key + width;
-      real *d_query = d_qkv + at, *d_key = d_query + width, *d_value = d_key + width;
-      const real* w = weights + (s * shape.heads + h) * time * time;
-      const real* d = d_out + s * time * width + h * depth;
-      gemm(time, time, depth, 1, plain(d, width), transposed(value, row), 0, scratch, time);
-      gemm(time, depth, time, 1, transposed(w, time), plain(d, width), 0, d_value, row);
-      softmax_backward(scratch, w, time);
-      gemm(time, depth, time, scale, plain(scratch, time), plain(key, row), 0, d_query, row);
-      gemm(time, depth, time, scale, transposed(scratch, time), plain(query, row), 0, d_key, row);
-    }
-  }
-}
+/* ── The loss ────────────────────────────────────────────────────────────────────────────────────────────────────────────────── */
 
 double cross_entropy(real* logits, const unsigned char* targets, size_t n, size_t classes, real scale) {
   double loss = 0;

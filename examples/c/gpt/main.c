@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Trains a character-level GPT, data- and tensor-parallel. Exit code: 0 done, 1 something failed on the way, 2 the command line or the text
- * is wrong.
- */
+ * Trains a character-level GPT, data-, tensor- and context-parallel. Exit code: 0 done, 1 something failed on the way, 2 the command line
+ * or the text is wrong. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,21 +39,24 @@ static int load_text(corpus* text, const options* opts, parallel* ranks) {
 }
 
 static int check_ranks(const options* opts, const parallel* ranks) {
-  char parts[48] = "";
-  if ((uint64_t)ranks->ranks % opts->tp) {
+  const uint64_t of_model = opts->tp * opts->cp;
+  char tp[32] = "", cp[32] = "";
+  if (opts->tp > 1) snprintf(tp, sizeof tp, "--tp %" PRIu64, opts->tp);
+  if (opts->cp > 1) snprintf(cp, sizeof cp, "--cp %" PRIu64, opts->cp);
+  if ((uint64_t)ranks->ranks % of_model) {
     if (ranks->rank == 0) {
-      fprintf(stderr, "gpt: --tp %" PRIu64 " does not divide the number of ranks, %d: each model takes so many\n", opts->tp, ranks->ranks);
+      fprintf(stderr, "gpt: %s%s%s does not divide the number of ranks, %d: each model takes so many\n", tp, *tp && *cp ? " times " : "",
+              cp, ranks->ranks);
     }
     return EXIT_BAD_INPUT;
   }
-  const uint64_t shares = (uint64_t)ranks->ranks / opts->tp * opts->microbatches;
+  const uint64_t shares = (uint64_t)ranks->ranks / of_model * opts->microbatches;
   if (opts->batch % shares == 0) return 0;
-  if (opts->tp > 1) snprintf(parts, sizeof parts, ", --tp %" PRIu64, opts->tp);
   if (ranks->rank == 0) {
     fprintf(stderr,
-            "gpt: --batch %" PRIu64 " cannot be shared out evenly: with %d ranks%s and --microbatches %" PRIu64
+            "gpt: --batch %" PRIu64 " cannot be shared out evenly: with %d ranks%s%s%s%s and --microbatches %" PRIu64
             " it must be a multiple of %" PRIu64 "\n",
-            opts->batch, ranks->ranks, parts, opts->microbatches, shares);
+            opts->batch, ranks->ranks, *tp ? ", " : "", tp, *cp ? ", " : "", cp, opts->microbatches, shares);
   }
   return EXIT_BAD_INPUT;
 }
@@ -89,7 +91,7 @@ static int train_all(trainer* t, checkpoints* saving, report_summary* summary) {
   if (parallel_param_hash(t->ranks, &summary->hash) || parallel_stats(t->ranks, &summary->stats) || train_held_out(t, &summary->held_out) ||
       gather_memory(t->ranks, summary->memory))
     return -1;
-  if (t->ranks->replica != 0) return 0; /* the parts of the first one write a sample together */
+  if (t->ranks->replica != 0) return 0; /* the ranks of the first one write a sample together */
   const gpt_hooks hooks = parallel_hooks(t->ranks);
   if (sample_text(t->model, t->text, opts->seed, &hooks, summary->sample, sizeof summary->sample)) return -1;
   if (t->ranks->rank != 0) return 0;
@@ -123,7 +125,7 @@ static int run(const options* opts, parallel* ranks) {
   if (!code) {
     const gpt_shape shape = {opts->layers,  opts->width, opts->heads,
                              opts->context, text.vocab,  opts->vocab_parallel ? options_table_rows(text.vocab) : text.vocab};
-    const gpt_cut cut = {(size_t)ranks->parts, (size_t)ranks->part, opts->sp, opts->vocab_parallel};
+    const gpt_cut cut = {(size_t)ranks->parts, (size_t)ranks->part, opts->sp, opts->vocab_parallel, (size_t)ranks->segments};
     if (gpt_create(&model, shape, cut, opts->batch / ((size_t)ranks->replicas * opts->microbatches))) {
       fprintf(stderr, "gpt: rank %d: out of memory for %" PRIu64 " layers of width %" PRIu64 "\n", ranks->rank, opts->layers, opts->width);
       code = EXIT_FAILURE;

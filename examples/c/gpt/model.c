@@ -116,7 +116,9 @@ static real* take(real** at, size_t* total, size_t count) {
 }
 
 static size_t place_activations(gpt_model* model, real* at) {
-  const size_t c = model->shape.width, t = model->shape.context, n = model->max_sequences * t, parts = model->cut.parts;
+  const size_t c = model->shape.width, t = model->shape.context / model->cut.segments, n = model->max_sequences * t;
+  const size_t parts = model->cut.parts, heads = model->shape.heads / parts;
+  const int whole = model->cut.segments == 1;
   const size_t own = gpt_own_rows(model, n, NULL), part = c / parts; /* of the rows; of the width */
   size_t total = 0;
   for (size_t b = 0; b < model->shape.layers; b++) {
@@ -129,7 +131,8 @@ static size_t place_activations(gpt_model* model, real* at) {
     for (size_t i = 0; i < 3; i++) *wide[i] = take(&at, &total, n * 4 * part);
     block->attended = take(&at, &total, n * part);
     block->qkv = take(&at, &total, n * 3 * part);
-    block->weights = take(&at, &total, n * model->shape.heads / parts * t);
+    if (whole) block->weights = take(&at, &total, n * heads * t);
+    if (!whole) block->lse = take(&at, &total, n * heads);
   }
   model->end_in = take(&at, &total, own * c);
   model->end_normal = take(&at, &total, own * c);
@@ -139,7 +142,7 @@ static size_t place_activations(gpt_model* model, real* at) {
   model->d_stream = take(&at, &total, own * c);
   model->d_row = take(&at, &total, own * c); /* also n rows of a part's width, which are no more */
   model->d_wide = take(&at, &total, n * 4 * part);
-  model->d_scores = take(&at, &total, t * t);
+  if (whole) model->d_scores = take(&at, &total, t * t);
   return total;
 }
 
@@ -147,6 +150,16 @@ size_t gpt_own_rows(const gpt_model* model, size_t n, size_t* first) {
   const size_t own = model->cut.rows ? n / model->cut.parts : n;
   if (first) *first = model->cut.rows ? own * model->cut.index : 0;
   return own;
+}
+
+int gpt_set_segment(gpt_model* model, size_t whole, const gpt_hooks* hooks, size_t* time) {
+  *time = whole / model->cut.segments;
+  if (hooks->attention) return hooks->attention->positions(hooks->attention->user, whole, model->positions);
+  return 0;
+}
+
+void gpt_take_segment(const gpt_model* model, unsigned char* out, const unsigned char* whole, size_t time) {
+  for (size_t i = 0; i < time; i++) out[i] = whole[model->positions[i]];
 }
 
 int gpt_create(gpt_model* model, gpt_shape shape, gpt_cut cut, size_t max_sequences) {
@@ -158,7 +171,9 @@ int gpt_create(gpt_model* model, gpt_shape shape, gpt_cut cut, size_t max_sequen
   model->nparams = GPT_FIRST_BLOCK + shape.layers * BLOCK_PARAMS + END_PARAMS;
   model->params = calloc(model->nparams, sizeof *model->params);
   model->blocks = calloc(shape.layers, sizeof *model->blocks);
-  if (model->params && model->blocks) {
+  model->positions = calloc(shape.context, sizeof *model->positions);
+  if (model->params && model->blocks && model->positions) {
+    for (size_t i = 0; i < shape.context; i++) model->positions[i] = i;
     list_params(model);
     cut_params(model);
     model->memory_bytes = place_activations(model, NULL) * sizeof(real);
@@ -176,6 +191,7 @@ int gpt_create(gpt_model* model, gpt_shape shape, gpt_cut cut, size_t max_sequen
 void gpt_destroy(gpt_model* model) {
   free(model->memory);
   free(model->blocks);
+  free(model->positions);
   free(model->params);
   memset(model, 0, sizeof *model);
 }

@@ -9,7 +9,10 @@
  * is about to read and which gradient has just become final; that is all that data-parallel training needs to know of a model.
  *
  * A model may also be one of several parts (gpt_cut) that compute together. Each has some of the heads and of the mlp's inner columns; its
- * linear layers are the caller's then, whose functions (gpt_linears) put the parts together. */
+ * linear layers are the caller's then, whose functions (gpt_linears) put the parts together.
+ *
+ * And its sequences may be cut into segments, of which it has one: some positions of every sequence. Then its attention is the caller's
+ * (gpt_attention); all else computes on the segment as on a whole. */
 #ifndef GPT_MODEL_H
 #define GPT_MODEL_H
 
@@ -71,8 +74,9 @@ extern const gpt_linear GPT_LINEARS[BLOCK_LINEARS];
 
 typedef struct { /* which part of a model this is */
   size_t parts, index;
-  int rows;  /* norms, residuals, embeddings and logits are of own rows alone: an equal share of all sequences * time */
-  int vocab; /* token embedding and head are cut by their rows, and logits are of all rows and this part's columns */
+  int rows;        /* norms, residuals, embeddings and logits are of own rows alone: an equal share of all sequences * time */
+  int vocab;       /* token embedding and head are cut by their rows, and logits are of all rows and this part's columns */
+  size_t segments; /* equally long; 1: sequences are whole */
 } gpt_cut;
 
 typedef struct {
@@ -94,7 +98,8 @@ typedef struct { /* what one block keeps from forward for backward; n = sequence
   real* mean1;
   real* inverse1;
   real* qkv;      /* n x 3 part                         */
-  real* weights;  /* sequences x heads of this part x time x time */
+  real* weights;  /* sequences x heads of this part x time x time; NULL where sequences are cut */
+  real* lse;      /* there: n x heads of this part */
   real* attended; /* n x part                           */
   real* middle;   /* own x width                        */
   real* normal2;
@@ -111,7 +116,8 @@ typedef struct {
   gpt_param* params;
   size_t nparams;
   size_t max_sequences;
-  real* memory; /* all activations, in one piece     */
+  size_t* positions; /* in its sequence, of each row of one here */
+  real* memory;      /* all activations, in one piece     */
   size_t memory_bytes;
   gpt_block* blocks;
   real *end_in, *end_normal, *end_mean, *end_inverse;
@@ -138,11 +144,24 @@ typedef struct { /* of a model in parts; each waits for the other parts. need an
   void* user;
 } gpt_linears;
 
+typedef struct { /* of a model that has segments; each waits for the other segments */
+  /* Causal attention of this part's heads: from qkv, n x 3 part, to n x part and, for the way back, lse. */
+  int (*forward)(void* user, real* out, real* lse, const real* qkv, size_t sequences, size_t time);
+  int (*backward)(void* user, real* d_qkv, const real* d_out, const real* out, const real* lse, const real* qkv, size_t sequences,
+                  size_t time);
+  /* Which positions of sequences of `whole` in all this segment has; does not wait. */
+  int (*positions)(void* user, size_t whole, size_t* positions);
+  /* *number becomes that of the segment with this position of a sequence of `whole`, on all. */
+  int (*take)(void* user, size_t whole, size_t position, int64_t* number);
+  void* user;
+} gpt_attention;
+
 typedef struct { /* 0: go on; anything else stops the pass, which returns it */
   int (*need)(void* user, size_t param);
   int (*final)(void* user, size_t param);
   void* user;
-  const gpt_linears* linears; /* NULL: the model is whole */
+  const gpt_linears* linears;     /* NULL: the model is whole */
+  const gpt_attention* attention; /* NULL: its sequences are */
 } gpt_hooks;
 
 /* Activations for at most `max_sequences` sequences of `context` tokens. `parts` divides the heads and, with cut.rows, the rows. 0, or -1
@@ -155,10 +174,15 @@ size_t gpt_end_param(const gpt_model* model, size_t which);
 /* How many of n rows are this part's own, from *first on (if not NULL). All are where rows are not cut. */
 size_t gpt_own_rows(const gpt_model* model, size_t n, size_t* first);
 
+/* How long the segments of sequences of `whole` are: the time of what comes next. Notes their positions. */
+int gpt_set_segment(gpt_model* model, size_t whole, const gpt_hooks* hooks, size_t* time);
+/* A segment of a whole sequence. */
+void gpt_take_segment(const gpt_model* model, unsigned char* out, const unsigned char* whole, size_t time);
+
 /* Values to start from: a function of the seed and of the whole parameter alone, of which a part takes its own. */
 void gpt_param_start(const gpt_model* model, size_t param, uint64_t seed, real* out);
 
-/* Leaves the logits of own rows in model->logits. `time` may be shorter than the context. */
+/* Leaves the logits of own rows in model->logits. `time` may be shorter than the context; tokens and it are of segments. */
 int gpt_forward(gpt_model* model, const unsigned char* tokens, size_t sequences, size_t time, const gpt_hooks* hooks);
 
 /* After gpt_forward on the same tokens, with the gradient of the logits in model->logits: adds to every `grad`. */

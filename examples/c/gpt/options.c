@@ -15,6 +15,7 @@ typedef enum {
   KIND_NUMBER,
   KIND_DTYPE,
   KIND_BACKEND,
+  KIND_FORM,
   KIND_BUCKET,
   KIND_FLAG
 } option_kind;
@@ -68,6 +69,11 @@ static const option_row ROWS[] = {
      "with --tp: sequence parallelism, outside of attention and mlp each of them has some of the rows; --tp must divide the context"},
     {"--vocab-parallel", KIND_FLAG, AT(vocab_parallel), 0, 0, NULL,
      "with --tp: each of them has some rows of the token embedding and of the head, padded to a multiple of 64, which --tp must divide"},
+    {"--cp", KIND_COUNT, AT(cp), 1, 256, "N",
+     "context-parallel ranks: so many share each sequence; twice as many must divide the context, --tp times --cp the ranks (1); on the "
+     "host"},
+    {"--cp-form", KIND_FORM, AT(cp_form), 0, 0, "auto|ring|all-to-all",
+     "with --cp: keys and values go around a ring, or each gets all of some heads, which --cp must divide (auto: what sends less)"},
     {"--timeout", KIND_NUMBER, AT(timeout), 0, 1e6, "SECONDS", "how long a rank waits for another (five minutes)"},
     {"--threads", KIND_COUNT, AT(threads), 1, 1024, "N", "BLAS threads of each rank (1)"},
     {"--save", KIND_TEXT, AT(save), 0, 0, "DIR", "save checkpoints in this directory: one at the end"},
@@ -86,6 +92,7 @@ enum {
 /* As the enumerations number them. */
 static const char* const DTYPES[] = {"f32", "bf16", "f16"};
 static const char* const BACKENDS[] = {"auto", "host", "cuda"};
+static const char* const FORMS[] = {"auto", "ring", "all-to-all"};
 
 const char* options_dtype_name(option_dtype dtype) {
   return DTYPES[dtype];
@@ -95,10 +102,14 @@ const char* options_backend_name(option_backend backend) {
   return BACKENDS[backend];
 }
 
+const char* options_form_name(option_form form) {
+  return FORMS[form];
+}
+
 void options_help(void) {
   printf(
-      "gpt: trains a character-level GPT, data- and tensor-parallel over the ranks that a launcher started (or alone).\n\n  gpt "
-      "[options]\n\n");
+      "gpt: trains a character-level GPT, data-, tensor- and context-parallel over the ranks that a launcher started (or alone).\n\n"
+      "  gpt [options]\n\n");
   for (size_t i = 0; i < ROW_COUNT; i++) {
     char left[40];
     snprintf(left, sizeof left, "%s %s", ROWS[i].name, ROWS[i].value ? ROWS[i].value : "");
@@ -174,6 +185,10 @@ static int read_value(options* out, const option_row* row, const char* value, ch
       choice = read_choice(row, value, BACKENDS, error, size);
       if (choice >= 0) *(option_backend*)at = (option_backend)choice;
       return choice < 0 ? -1 : 0;
+    case KIND_FORM:
+      choice = read_choice(row, value, FORMS, error, size);
+      if (choice >= 0) *(option_form*)at = (option_form)choice;
+      return choice < 0 ? -1 : 0;
     case KIND_BUCKET:
       if (strcmp(value, "all") == 0) {
         *(uint64_t*)at = UINT64_MAX;
@@ -242,6 +257,38 @@ static int check_parts(const options* o, char* error, size_t size) {
   return -1;
 }
 
+/* Likewise. */
+static int check_segments(const options* o, char* error, size_t size) {
+  const unsigned long long cp = (unsigned long long)o->cp, tp = (unsigned long long)o->tp, context = (unsigned long long)o->context;
+  const unsigned long long heads = (unsigned long long)o->heads;
+  if (o->cp == 1 && o->cp_form != FORM_AUTO) {
+    snprintf(error, size, "--cp-form %s needs --cp above 1, but --cp is 1: nothing is sent for the attention of one rank",
+             FORMS[o->cp_form]);
+  } else if (o->cp == 1) {
+    return 0;
+  } else if (context % (2 * cp)) {
+    snprintf(error, size,
+             "--cp %llu does not cut --context %llu evenly: each rank has two chunks of it, so --context must be a multiple of %llu", cp,
+             context, 2 * cp);
+  } else if (o->sp && context / cp % tp) {
+    snprintf(error, size,
+             "--tp %llu does not divide the %llu characters that each rank of --cp %llu has of --context %llu: with --sp it must be a "
+             "multiple of %llu",
+             tp, context / cp, cp, context, cp * (tp % 2 ? 2 * tp : tp));
+  } else if (o->cp_form == FORM_ALL_TO_ALL && heads / tp % cp) {
+    snprintf(error, size,
+             "--cp %llu does not divide the %llu heads of each rank (--heads %llu, --tp %llu), as --cp-form all-to-all needs; --cp-form "
+             "ring does not",
+             cp, heads / tp, heads, tp);
+  } else if (o->backend == BACKEND_CUDA) {
+    snprintf(error, size, "--backend cuda does not go with --cp %llu: the model computes on the host, and attention takes its arrays there",
+             cp);
+  } else {
+    return 0;
+  }
+  return -1;
+}
+
 options_outcome options_parse(options* out, int argc, char** argv, char* error, size_t size) {
   const options defaults = {.steps = 300,
                             .batch = 24,
@@ -255,6 +302,7 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
                             .microbatches = 1,
                             .instances = 1,
                             .tp = 1,
+                            .cp = 1,
                             .threads = 1,
                             .keep = 3};
   *out = defaults;
@@ -279,6 +327,6 @@ options_outcome options_parse(options* out, int argc, char** argv, char* error, 
     snprintf(error, size, "%s needs --save, the directory of checkpoints", out->resume ? "--resume" : "--save-every");
     return OPTIONS_BAD;
   }
-  if (outcome == OPTIONS_RUN && check_parts(out, error, size)) return OPTIONS_BAD;
+  if (outcome == OPTIONS_RUN && (check_parts(out, error, size) || check_segments(out, error, size))) return OPTIONS_BAD;
   return outcome;
 }

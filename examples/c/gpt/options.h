@@ -18,6 +18,12 @@ typedef enum {
   BACKEND_CUDA
 } option_backend;
 
+typedef enum { /* as mdp_cp_form numbers them */
+  FORM_AUTO,
+  FORM_RING,
+  FORM_ALL_TO_ALL
+} option_form;
+
 typedef struct {
   const char* text; /* NULL: the license texts of Debian and Ubuntu */
   uint64_t steps, batch, layers, width, heads, context, seed;
@@ -25,7 +31,8 @@ typedef struct {
   option_dtype dtype;
   option_backend backend;
   uint64_t bucket_size; /* elements; 0: the library decides; UINT64_MAX: one bucket */
-  uint64_t microbatches, instances, tp;
+  uint64_t microbatches, instances, tp, cp;
+  option_form cp_form;
   double timeout; /* seconds; 0: the library's */
   uint64_t threads;
   const char* save;          /* the directory of checkpoints; NULL: none are made */
@@ -47,5 +54,6 @@ void options_help(void);
 size_t options_table_rows(size_t vocab);
 const char* options_dtype_name(option_dtype dtype);
 const char* options_backend_name(option_backend backend);
+const char* options_form_name(option_form form);
 
 #endif

@@ -27,15 +27,16 @@ static int no_memory(const parallel* p) {
 }
 
 static mdp_grid_config grid_of(const options* opts) {
-  const mdp_grid_config grid = {.struct_size = sizeof grid, .tp = (int32_t)opts->tp, .instances = (int32_t)opts->instances};
+  const mdp_grid_config grid = {
+      .struct_size = sizeof grid, .tp = (int32_t)opts->tp, .cp = (int32_t)opts->cp, .instances = (int32_t)opts->instances};
   return grid;
 }
 
 int parallel_join(parallel* out, const options* opts) {
   static const mdp_backend BACKENDS[] = {MDP_BACKEND_AUTO, MDP_BACKEND_HOST, MDP_BACKEND_CUDA};
-  /* The layers that are cut take their parameters where they are, and the model's activations are on the host. */
+  /* The layers that are cut take their parameters where they are, as attention its arrays, and the model's activations are on the host. */
   const mdp_comm_config config = {.struct_size = sizeof config,
-                                  .backend = opts->tp > 1 ? MDP_BACKEND_HOST : BACKENDS[opts->backend],
+                                  .backend = opts->tp > 1 || opts->cp > 1 ? MDP_BACKEND_HOST : BACKENDS[opts->backend],
                                   .timeout_ns = (uint64_t)(opts->timeout * 1e9)};
   memset(out, 0, sizeof *out);
   const mdp_status status = mdp_comm_create(&config, NULL, &out->comm);
@@ -51,7 +52,8 @@ int parallel_join(parallel* out, const options* opts) {
 int parallel_cut(parallel* p, const options* opts) {
   const mdp_grid_config grid = grid_of(opts);
   if (parallel_check(p, mdp_grid_create(p->comm, &grid, &p->grid), "mdp_grid_create") ||
-      parallel_check(p, mdp_grid_coords(p->grid, MDP_AXIS_TP, &p->part, &p->parts), "mdp_grid_coords")) {
+      parallel_check(p, mdp_grid_coords(p->grid, MDP_AXIS_TP, &p->part, &p->parts), "mdp_grid_coords") ||
+      parallel_check(p, mdp_grid_coords(p->grid, MDP_AXIS_CP, &p->segment, &p->segments), "mdp_grid_coords")) {
     return -1;
   }
   return parallel_check(p, mdp_grid_coords(p->grid, MDP_AXIS_DP, &p->replica, &p->replicas), "mdp_grid_coords");
@@ -59,6 +61,7 @@ int parallel_cut(parallel* p, const options* opts) {
 
 void parallel_leave(parallel* p) {
   tensor_parallel_close(&p->tp);
+  context_parallel_close(&p->cp);
   mdp_optimizer_destroy(p->optimizer);
   mdp_buffer_destroy(p->buffer);
   mdp_grid_destroy(p->grid);
@@ -148,7 +151,8 @@ static int start_params(parallel* p, uint64_t seed) {
   real* values = malloc(largest_param(model) * sizeof *values);
   if (!values) return no_memory(p);
   int failed = 0;
-  for (size_t i = 0; p->replica == 0 && i < model->nparams && !failed; i++) {
+  const int first = p->replica == 0 && p->segment == 0;
+  for (size_t i = 0; first && i < model->nparams && !failed; i++) {
     gpt_param_start(model, i, seed, values);
     const mdp_tensor from = tensor_of(MDP_DTYPE_F32, values, model->params[i].ndim, model->params[i].shape);
     failed = parallel_check(p, mdp_param_write(p->buffer, i, &from, NULL), "mdp_param_write");
@@ -177,6 +181,7 @@ int parallel_register(parallel* p, gpt_model* model, const options* opts) {
   p->loss_scale = opts->dtype == DTYPE_F16 ? FIRST_LOSS_SCALE : 0;
   if (register_buffer(p, opts) || place_params(p, opts->zero_2) || start_params(p, opts->seed)) return -1;
   if (p->parts > 1 && tensor_parallel_open(&p->tp, p->grid, p->buffer, model, p->dtype)) return -1;
+  if (p->segments > 1 && context_parallel_open(&p->cp, p->grid, model, (mdp_cp_form)opts->cp_form)) return -1;
   return parallel_check(p, mdp_optimizer_create(p->buffer, &config, &p->optimizer), "mdp_optimizer_create");
 }
 
@@ -207,7 +212,7 @@ static int final_grad(void* user, size_t param) {
 }
 
 gpt_hooks parallel_hooks(parallel* p) {
-  const gpt_hooks hooks = {need_param, final_grad, p, p->parts > 1 ? &p->tp.functions : NULL};
+  const gpt_hooks hooks = {need_param, final_grad, p, p->parts > 1 ? &p->tp.functions : NULL, p->segments > 1 ? &p->cp.functions : NULL};
   return hooks;
 }
 

@@ -9,7 +9,8 @@
  *
  * Forward and backward compute on the host. With parameters on a device, its copies are what stages them.
  *
- * With --tp neighbours share a model (tensor_parallel.h), and replicas of it are data-parallel: rank = part + parts * replica.
+ * With --tp neighbours share a model (tensor_parallel.h), with --cp such groups share its sequences (context_parallel.h), and replicas of
+ * all that are data-parallel: rank = part + parts * (segment + segments * replica).
  *
  * Every function that returns int returns 0, or -1 after it has said on stderr what is wrong and on which rank. */
 #ifndef GPT_PARALLEL_H
@@ -17,6 +18,7 @@
 
 #include <megadp.h>
 
+#include "context_parallel.h"
 #include "model.h"
 #include "options.h"
 #include "tensor_parallel.h"
@@ -28,8 +30,10 @@ typedef struct {
   mdp_optimizer* optimizer;
   int rank, ranks;
   int part, parts;       /* of the model that this rank has; tensor-parallel ranks */
+  int segment, segments; /* of each sequence; context-parallel ranks */
   int replica, replicas; /* data-parallel ones */
   tensor_parallel tp;    /* with parts */
+  context_parallel cp;   /* with segments */
   gpt_model* model;
   mdp_plan_report plan;
   mdp_dtype dtype;      /* of the parameters */
@@ -44,9 +48,9 @@ typedef struct {
 } parallel;
 
 int parallel_join(parallel* out, const options* opts);
-/* Cuts the ranks, which --tp divides, into a grid. */
+/* Cuts the ranks, which --tp times --cp divides, into a grid. */
 int parallel_cut(parallel* p, const options* opts);
-/* Registers the model's parameters, starts them from the seed on the first replica, and hands them to all. */
+/* Registers the model's parameters, starts them from the seed on the first ranks that have them, and hands them to all. */
 int parallel_register(parallel* p, gpt_model* model, const options* opts);
 void parallel_leave(parallel* p);
 

@@ -10,6 +10,9 @@ typedef double real;
 static inline real real_exp(real x) {
   return exp(x);
 }
+static inline real real_log(real x) {
+  return log(x);
+}
 static inline real real_sqrt(real x) {
   return sqrt(x);
 }
@@ -17,6 +20,9 @@ static inline real real_sqrt(real x) {
 typedef float real;
 static inline real real_exp(real x) {
   return expf(x);
+}
+static inline real real_log(real x) {
+  return logf(x);
 }
 static inline real real_sqrt(real x) {
   return sqrtf(x);

@@ -31,10 +31,10 @@ static double hidden_seconds(const mdp_stats_report* stats) {
 
 static void json_config(json_writer* json, const trainer* t) {
   const options* o = t->opts;
-  const char *dtype = options_dtype_name(o->dtype), *backend = options_backend_name(o->backend);
+  const char *dtype = options_dtype_name(o->dtype), *backend = options_backend_name(o->backend), *form = options_form_name(o->cp_form);
   json_open(json, "config", '{');
   json_count(json, "nranks", (uint64_t)t->ranks->ranks);
-  json_count(json, "tokens_per_rank", o->batch / (uint64_t)t->ranks->replicas * o->context);
+  json_count(json, "tokens_per_rank", o->batch / (uint64_t)t->ranks->replicas * t->time);
   json_count(json, "parameters", param_elements(t->model));
   json_count(json, "vocab", t->model->shape.vocab);
   json_count(json, "text_bytes", t->text->count);
@@ -65,6 +65,8 @@ static void json_config(json_writer* json, const trainer* t) {
   json_flag(json, "no_master", o->no_master);
   json_count(json, "instances", o->instances);
   json_count(json, "tp", o->tp);
+  json_count(json, "cp", o->cp);
+  json_text(json, "cp_form", form, strlen(form));
   json_flag(json, "sp", o->sp);
   json_flag(json, "vocab_parallel", o->vocab_parallel);
   json_real(json, "timeout", o->timeout);
@@ -102,11 +104,15 @@ void report_start(const trainer* t) {
   printf("%d rank%s, %zu parameters (%s) in %" PRIu64 " buckets; %zu characters of text, the last %zu held out, %zu different ones\n",
          t->ranks->ranks, t->ranks->ranks == 1 ? "" : "s", param_elements(t->model), options_dtype_name(o->dtype), plan->buckets,
          t->text->count, t->text->count - t->text->train, t->model->shape.vocab);
+  if (o->tp > 1 || o->cp > 1) {
+    printf("%d replica%s of the model, each on %" PRIu64 " ranks", t->ranks->replicas, t->ranks->replicas == 1 ? "" : "s", o->tp * o->cp);
+  }
+  if (o->cp > 1) printf("; %" PRIu64 " share each sequence", o->cp);
   if (o->tp > 1) {
-    printf("%d replica%s of the model, each on %" PRIu64 " ranks that share its heads%s%s\n", t->ranks->replicas,
-           t->ranks->replicas == 1 ? "" : "s", o->tp, o->vocab_parallel ? ", its vocabulary" : "",
+    printf("; %" PRIu64 " share its heads%s%s", o->tp, o->vocab_parallel ? ", its vocabulary" : "",
            o->sp ? ", and its rows where there are no heads" : "");
   }
+  if (o->tp > 1 || o->cp > 1) printf("\n");
   printf("%" PRIu64 " layers of width %" PRIu64 ", %" PRIu64 " heads; %" PRIu64 " steps of %" PRIu64 " sequences of %" PRIu64
          " characters\n",
          o->layers, o->width, o->heads, o->steps, o->batch, o->context);

@@ -10,11 +10,15 @@ mdp_tensor tensor_of(mdp_dtype dtype, const void* data, int32_t ndim, const int6
   return tensor;
 }
 
-int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call) {
+int check_on(mdp_comm* comm, mdp_status status, const char* call) {
   if (status >= 0) return 0;
-  const int rank = t->comm ? mdp_comm_world_rank(t->comm, mdp_comm_rank(t->comm)) : -1;
+  const int rank = comm ? mdp_comm_world_rank(comm, mdp_comm_rank(comm)) : -1;
   fprintf(stderr, "gpt: rank %d: %s: %s: %s\n", rank, call, mdp_status_name(status), mdp_last_error());
   return -1;
+}
+
+int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call) {
+  return check_on(t->comm, status, call);
 }
 
 void tensor_parallel_place(mdp_param* out, const gpt_model* model, size_t param) {
@@ -90,7 +94,8 @@ int tensor_parallel_backward(const tensor_parallel* t, size_t layer, const layer
 
 static int make_narrow(tensor_parallel* t) {
   const gpt_model* model = t->model;
-  const size_t rows = model->max_sequences * model->shape.context, width = model->shape.width, parts = model->cut.parts;
+  const size_t rows = model->max_sequences * (model->shape.context / model->cut.segments), width = model->shape.width,
+               parts = model->cut.parts;
   size_t columns = 4 * width / parts > width ? 4 * width / parts : width;
   if (model->cut.vocab && model->shape.table / parts > columns) columns = model->shape.table / parts;
   for (size_t i = 0; i < NARROW_COUNT && t->dtype != MDP_DTYPE_F32; i++) {

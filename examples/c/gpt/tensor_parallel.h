@@ -47,6 +47,8 @@ void tensor_parallel_close(tensor_parallel* t);
 
 /* A dense array of the library's; the data are written only where a call says so. */
 mdp_tensor tensor_of(mdp_dtype dtype, const void* data, int32_t ndim, const int64_t* shape);
+/* What a call of megadp's on a communicator (or, before there is one, NULL) has come to. */
+int check_on(mdp_comm* comm, mdp_status status, const char* call);
 /* For this file and vocabulary.c. */
 int tensor_parallel_check(const tensor_parallel* t, mdp_status status, const char* call);
 typedef struct {

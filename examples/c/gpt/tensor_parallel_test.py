@@ -10,69 +10,19 @@
 
 usage: tensor_parallel_test.py GPT MEGADP
 """
-import json
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 
-TEXT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "LICENSE")
-SMALL = ["--text", TEXT, "--layers", "2", "--width", "32", "--heads", "4", "--context", "32", "--batch", "24", "--timeout", "60"]
-STEPS = ["--steps", "50"]
-LIMIT = 1e-4
-BF16_LIMIT = 1e-3
-problems = []
-checks = 0
-
-
-def check(true, sentence):
-    global checks
-    checks += 1
-    if not true:
-        problems.append(sentence)
-        print("WRONG:", sentence)
-
-
-def run(ranks, *options, **variables):
-    command = [sys.argv[2], "run", "--no-prefix", "-n", str(ranks), "--", sys.argv[1], *SMALL, "--json", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **variables})
-
-
-def train(ranks, *options):
-    done = run(ranks, *options)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(done.args)}: exit code {done.returncode}\n{done.stderr}")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return lines[0]["config"], lines[1:-1], lines[-1]["summary"]
-
-
-def apart(one, other, key="loss"):
-    """The largest relative difference of any step of two runs."""
-    return max(abs(a[key] - b[key]) / abs(b[key]) for a, b in zip(one, other, strict=True))
+from grid_runs import (LIMIT, BF16_LIMIT, STEPS, activations, apart, check, check_refused, compare, compare_bf16, compare_checkpoints,
+                       compare_twice, end, run, train, train_whole)
 
 
 def cut(tp, *more):
     return ["--tp", str(tp), *more]
 
 
-def compare(name, run_of_it, whole):
-    for key in ("loss", "grad_norm"):
-        worst = apart(run_of_it[1], whole[1], key)
-        check(worst <= LIMIT, f"{name}: {key} is {worst} from that of one rank")
-    check(apart([run_of_it[2]], [whole[2]], "heldout_loss") <= LIMIT, f"{name}: held-out loss {run_of_it[2]['heldout_loss']}")
-    # A token that rounding decides is rare: the first ones show whether the right rows are read.
-    check(run_of_it[2]["sample"][:20] == whole[2]["sample"][:20], f"{name}: the sample begins {run_of_it[2]['sample'][:20]!r}")
-
-
-def activations(of):
-    return of[2]["memory"]["activation_bytes"]
-
-
 def compare_cuts():
-    whole = train(1, *STEPS)
-    fall = whole[1][0]["loss"] - whole[1][-1]["loss"]
-    check(fall >= 1, f"the loss falls by {fall}, not by a nat")
+    whole, fall = train_whole()
     check((whole[0]["tp"], whole[0]["sp"]) == (1, False), f"config says {whole[0]}")
     for tp, dp in ((2, 1), (2, 2), (4, 1), (1, 4)):
         plain = train(tp * dp, *cut(tp), *STEPS)
@@ -103,44 +53,20 @@ def compare_ways(whole):
         worst = apart(train(ranks, *options, *STEPS)[1][:10], short)
         check(worst <= LIMIT, f"{' '.join(options)}: losses are {worst} from those of one rank")
     for more in ([], ["--sp", "--vocab-parallel"]):
-        twice = [train(4, *cut(2, *more), "--steps", "5") for _ in range(2)]
-        hashes = [[step["param_hash"] for step in steps] for _, steps, _ in twice]
-        check(hashes[0] == hashes[1] and len(set(hashes[0])) == 5, f"{more}: the same run twice has hashes {hashes}")
+        compare_twice(4, cut(2, *more))
 
 
 def compare_precision(whole):
     for ranks, options in ((1, []), (2, cut(2)), (4, cut(2)), (2, cut(2, "--sp")), (4, cut(2, "--sp", "--vocab-parallel")), (4, cut(4, "--sp")),
                            (2, cut(2, "--vocab-parallel", "--zero-2", "--microbatches", "3"))):
-        config, steps, summary = train(ranks, "--dtype", "bf16", *options, *STEPS)
-        worst = apart(steps, whole[1])
-        check(0 < worst <= BF16_LIMIT, f"bf16 on {ranks} ranks {options}: losses are {worst} from those of f32")
-        held = abs(summary["heldout_loss"] - whole[2]["heldout_loss"]) / whole[2]["heldout_loss"]
-        check(held <= BF16_LIMIT, f"bf16 on {ranks} ranks {options}: the held-out loss is {held} from that of f32")
-        check(config["dtype"] == "bf16", f"config says {config}")
-
-
-def compare_checkpoints(folder, first, others, limit=LIMIT):
-    """The last of the others is as the first."""
-    directory = os.path.join(folder, "saved")
-    common = ["--steps", "20", "--save", directory]
-    _, steps, _ = train(4, *first, *common, "--save-every", "10")
-    shutil.rmtree(os.path.join(directory, "checkpoint-000002"))
-    for ranks, options in [*others, (4, first)]:
-        _, rest, _ = train(ranks, *options, *common, "--resume")
-        shutil.rmtree(os.path.join(directory, "checkpoint-000002"))
-        worst = apart(rest, steps[10:])
-        check(worst <= limit, f"{ranks} ranks {options} went on from 4 ranks {first}: losses {worst} apart")
-    check([step["param_hash"] for step in rest] == [step["param_hash"] for step in steps[10:]], "the same ranks went on to other bits")
+        compare_bf16(ranks, options, whole)
 
 
 def are_refused():
     for ranks, options, words in ((3, cut(2), ["--tp 2", "number of ranks, 3"]),
                                   (4, cut(2, "--batch", "5"), ["--batch 5", "4 ranks, --tp 2", "multiple of 2"]),
                                   (4, cut(2, "--batch", "6", "--microbatches", "2"), ["--batch 6", "--microbatches 2", "multiple of 4"])):
-        done = run(ranks, *options)
-        said = [line for line in done.stderr.splitlines() if line.startswith("gpt:")]
-        good = done.returncode == 2 and not done.stdout and len(said) == 1 and all(word in said[0] for word in words)
-        check(good, f"{ranks} ranks {options}: exit code {done.returncode}, {done.stderr}{done.stdout}")
+        check_refused(ranks, options, words)
     done = run(2, *cut(2), MEGADP_GEMM="no-such-library.so")
     check(done.returncode == 1 and "rank 0: mdp_tp_linear_create" in done.stderr and "no-such-library.so" in done.stderr,
           f"without a library for products: exit code {done.returncode}, {done.stderr}")
@@ -153,16 +79,13 @@ def main():
     compare_ways(whole)
     compare_precision(whole)
     with tempfile.TemporaryDirectory() as folder:
-        compare_checkpoints(folder, cut(2), [(3, []), (4, cut(4)), (4, cut(4, "--sp"))])
-        shutil.rmtree(os.path.join(folder, "saved"))
+        compare_checkpoints(folder, (4, cut(2)), [(3, []), (4, cut(4)), (4, cut(4, "--sp"))])
         vocabulary = ["--vocab-parallel"]
-        compare_checkpoints(folder, cut(2, *vocabulary), [(2, cut(2, *vocabulary)), (4, cut(4, "--sp", *vocabulary))])
-        shutil.rmtree(os.path.join(folder, "saved"))
+        compare_checkpoints(folder, (4, cut(2, *vocabulary)), [(2, cut(2, *vocabulary)), (4, cut(4, "--sp", *vocabulary))])
         narrow = ["--dtype", "bf16"]
-        compare_checkpoints(folder, cut(2, *narrow), [(3, narrow), (4, cut(4, "--sp", *narrow))], BF16_LIMIT)
+        compare_checkpoints(folder, (4, cut(2, *narrow)), [(3, narrow), (4, cut(4, "--sp", *narrow))], BF16_LIMIT)
     are_refused()
-    print(f"tensor parallel: {checks} checks, {len(problems)} wrong")
-    sys.exit(1 if problems else 0)
+    end("tensor parallel")
 
 
 main()

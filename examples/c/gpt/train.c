@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The training loop. Every replica of the model (a rank, or with --tp several) computes an equal share of each global batch, so that the
- * mean over the replicas of their mean gradients is the gradient of the global mean. */
+ * The training loop. Every replica of the model (a rank, or with --tp and --cp several) computes an equal share of each global batch, and
+ * with --cp each rank of it an equal share of the positions, so that the mean over replicas and segments of their mean gradients is the
+ * gradient of the global mean. */
 #include "train.h"
 
 #include <math.h>
@@ -24,9 +25,12 @@ int train_open(trainer* out, const options* opts, const corpus* text, gpt_model*
   out->model = model;
   out->ranks = ranks;
   out->share = opts->batch / ((size_t)ranks->replicas * opts->microbatches);
-  out->tokens = malloc(out->share * opts->context);
-  out->targets = malloc(out->share * opts->context);
-  if (!out->tokens || !out->targets) {
+  const gpt_hooks hooks = parallel_hooks(ranks);
+  if (gpt_set_segment(model, opts->context, &hooks, &out->time)) return -1;
+  out->tokens = malloc(out->share * out->time);
+  out->targets = malloc(out->share * out->time);
+  out->whole = malloc(2 * opts->context);
+  if (!out->tokens || !out->targets || !out->whole) {
     fprintf(stderr, "gpt: rank %d: out of memory\n", ranks->rank);
     return -1;
   }
@@ -37,6 +41,7 @@ int train_open(trainer* out, const options* opts, const corpus* text, gpt_model*
 void train_close(trainer* t) {
   free(t->tokens);
   free(t->targets);
+  free(t->whole);
   memset(t, 0, sizeof *t);
 }
 
@@ -52,10 +57,10 @@ static double learning_rate(const options* opts, uint64_t step) {
 static int loss_here(const trainer* t, size_t sequences, real scale, const gpt_hooks* hooks, double* sum) {
   size_t first = 0;
   double loss = 0;
-  const size_t rows = gpt_own_rows(t->model, sequences * t->opts->context, &first);
+  const size_t n = sequences * t->time, rows = gpt_own_rows(t->model, n, &first);
   const int whole = t->model->cut.vocab;
   if (whole) {
-    if (hooks->linears->loss(hooks->linears->user, t->model->logits, t->targets, sequences * t->opts->context, scale, &loss)) return -1;
+    if (hooks->linears->loss(hooks->linears->user, t->model->logits, t->targets, n, scale, &loss)) return -1;
   } else {
     loss = cross_entropy(t->model->logits, t->targets + first, rows, t->model->shape.vocab, scale);
   }
@@ -63,19 +68,26 @@ static int loss_here(const trainer* t, size_t sequences, real scale, const gpt_h
   return 0;
 }
 
+/* Puts this rank's segment of the sequence that is in t->whole at place i. */
+static void take_sequence(trainer* t, size_t i) {
+  gpt_take_segment(t->model, t->tokens + i * t->time, t->whole, t->time);
+  gpt_take_segment(t->model, t->targets + i * t->time, t->whole + t->opts->context, t->time);
+}
+
 /* Sequence `i` of the global batch of a step is the same whatever the number of ranks; a replica takes a contiguous share. */
 static int run_microbatch(trainer* t, uint64_t step, uint64_t number, double* loss) {
-  const size_t time = t->opts->context, of_replica = t->share * t->opts->microbatches;
+  const size_t context = t->opts->context, of_replica = t->share * t->opts->microbatches;
   const uint64_t first = (uint64_t)t->ranks->replica * of_replica + number * t->share;
-  const real scale = (real)(parallel_loss_scale(t->ranks) / (double)(of_replica * time));
+  const real scale = (real)(parallel_loss_scale(t->ranks) / (double)(of_replica * t->time));
   const gpt_hooks hooks = parallel_hooks(t->ranks);
   for (size_t i = 0; i < t->share; i++) {
-    corpus_sequence(t->text, t->opts->seed, step, first + i, time, t->tokens + i * time, t->targets + i * time);
+    corpus_sequence(t->text, t->opts->seed, step, first + i, context, t->whole, t->whole + context);
+    take_sequence(t, i);
   }
   if (parallel_microbatch_begin(t->ranks, number + 1 == t->opts->microbatches)) return -1;
-  if (gpt_forward(t->model, t->tokens, t->share, time, &hooks)) return -1;
+  if (gpt_forward(t->model, t->tokens, t->share, t->time, &hooks)) return -1;
   if (loss_here(t, t->share, scale, &hooks, loss)) return -1;
-  return gpt_backward(t->model, t->tokens, t->share, time, &hooks);
+  return gpt_backward(t->model, t->tokens, t->share, t->time, &hooks);
 }
 
 static int note_times(trainer* t, train_step* out) {
@@ -115,18 +127,21 @@ int train_one(trainer* t, uint64_t step, train_step* out) {
 }
 
 int train_held_out(trainer* t, double* out) {
-  const size_t time = t->opts->context, windows = corpus_windows(t->text, time);
+  const size_t context = t->opts->context, windows = corpus_windows(t->text, context);
   const size_t begin = windows * (size_t)t->ranks->replica / (size_t)t->ranks->replicas;
   const size_t end = windows * (size_t)(t->ranks->replica + 1) / (size_t)t->ranks->replicas;
   const gpt_hooks hooks = parallel_hooks(t->ranks);
   double loss = 0;
   for (size_t at = begin; at < end; at += t->share) {
     const size_t count = end - at < t->share ? end - at : t->share;
-    for (size_t i = 0; i < count; i++) corpus_window(t->text, at + i, time, t->tokens + i * time, t->targets + i * time);
-    if (gpt_forward(t->model, t->tokens, count, time, &hooks)) return -1;
+    for (size_t i = 0; i < count; i++) {
+      corpus_window(t->text, at + i, context, t->whole, t->whole + context);
+      take_sequence(t, i);
+    }
+    if (gpt_forward(t->model, t->tokens, count, t->time, &hooks)) return -1;
     if (loss_here(t, count, 0, &hooks, &loss)) return -1;
   }
   if (parallel_sum(t->ranks, &loss, 1)) return -1;
-  *out = loss / (double)(windows * time);
+  *out = loss / (double)(windows * context);
   return 0;
 }

@@ -21,8 +21,9 @@ typedef struct {
   const corpus* text;
   gpt_model* model;
   parallel* ranks;
-  size_t share; /* sequences of this rank, or of those that share its model, in a microbatch */
-  unsigned char *tokens, *targets;
+  size_t share;                            /* sequences of this rank, or of those that share its model, in a microbatch */
+  size_t time;                             /* of this rank's segment of each */
+  unsigned char *tokens, *targets, *whole; /* the last: of one sequence both */
   mdp_stats_report before;
   double clock; /* when the last step ended */
 } trainer;

@@ -91,7 +91,7 @@ static int whole_row(void* user, real* out, const real* logits) {
 
 int vocabulary_open(tensor_parallel* t, mdp_buffer* buffer) {
   const gpt_model* model = t->model;
-  const size_t most = model->max_sequences * model->shape.context;
+  const size_t most = model->max_sequences * (model->shape.context / model->cut.segments);
   t->ids = malloc(most * sizeof *t->ids);
   t->tokens = malloc(4 * most * sizeof *t->tokens);
   if (!t->ids || !t->tokens) return tensor_parallel_check(t, MDP_E_MEMORY, "malloc");
