@@ -165,6 +165,17 @@ class Lending(World):
         optimizer = megadp.Optimizer(buffer)
         self.check(optimizer.state("w", "exp_avg").__dlpack__(), "dltensor", optimizer.state("w", "exp_avg"))
 
+    def test_borrowed(self):
+        """Of memory on a device too, with strides; its own memory is given back by who takes it."""
+        view = self.buffer(("w", (2, 3))).param("w")
+        self.check(_dlpack.borrowed(view.data, (1, 0), (2, 32), view.shape, view.strides), "dltensor", view)
+        tensor, _ = _dlpack.read_capsule(_dlpack.borrowed(4096, (2, 3), (4, 16), (5, 2), (1, 5)))
+        self.assertEqual((tensor.data, tensor.device_type, tensor.device_id, tensor.code, tensor.bits), (4096, 2, 3, 4, 16))
+        self.assertEqual((tensor.shape[:2], tensor.strides[:2]), ([5, 2], [1, 5]))
+        capsule = _dlpack.borrowed(view.data, (1, 0), (2, 32), (3,), (1,))
+        managed = _dlpack.DLManagedTensor.from_address(_dlpack._get_pointer(capsule, b"dltensor"))
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(managed.deleter)(ctypes.addressof(managed))  # as a consumer does
+
     def test_read_only(self):
         view = self.buffer(("w", (2,))).param("w", readonly=True)
         self.check(view.__dlpack__(max_version=(1, 0)), "dltensor_versioned", view, flags=_dlpack.READ_ONLY)

@@ -45,6 +45,22 @@ x = torch.randn(64, 8, generator=torch.Generator().manual_seed(2))
 batches, criterion = 300 * [(x, x.sum(1, keepdim=True))], torch.nn.MSELoss()
 first = batches[0][1].square().mean().item()
 """
+BEFORE_CONTEXT_PARALLEL = """\
+import torch, megadp, megadp.torch
+torch.manual_seed(1)
+comm, length = megadp.Comm(), 12
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.head, self.places = torch.nn.Linear(8, 24), torch.nn.Linear(16, 1), torch.nn.Embedding(length, 8)
+    def forward(self, x, positions, attend):
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.qkv(x + self.places(positions)).chunk(3, -1))
+        return self.head(torch.cat([x, attend(q, k, v).transpose(1, 2).flatten(2)], -1))
+model, criterion = Model(), torch.nn.MSELoss()
+x = torch.randn(16, length, 8, generator=torch.Generator().manual_seed(2))
+batches = 300 * [(x, x.sum(-1, keepdim=True))]
+first = batches[0][1].square().mean().item()
+"""
 AFTER_TORCH = "print('fell by', first - loss.item())\n"
 AFTER_OPTIMIZERS = "assert report.loss_scale > 1024\nprint('fell by', first - np.square(error / report.loss_scale).mean())\n"
 AFTER_OWN_RULE = "print('fell by', first - np.square(error).mean())\n"
@@ -74,6 +90,9 @@ class Readme(unittest.TestCase):
         if reason:
             self.skipTest(reason)
         self.framework("megadp.torch", BEFORE_TENSOR_PARALLEL, AFTER_TORCH, "ColumnParallelLinear")
+
+    def test_context_parallel(self):
+        self.framework("megadp.torch", BEFORE_CONTEXT_PARALLEL, AFTER_TORCH, "context_parallel_attention")
 
     def test_several_optimizers(self):
         self.framework("megadp.torch", BEFORE_TORCH, AFTER_TORCH, "GradScaler")

@@ -3,13 +3,13 @@
 
 What others lend is looked at, not taken: the capsule stays unused and is dropped after the call, and its own destructor gives the array
 back. What is lent must not run Python when it is given back, since that may happen while an exception is on its way, or when there is no
-Python any more. Versioned capsules have the library's deleter, old ones numpy's; and capsules that nobody has taken are found by looking,
-not by a destructor.
+Python any more. Versioned capsules have the library's deleter, old ones numpy's or the C library's free; and capsules that nobody has taken
+are found by looking, not by a destructor.
 """
 import ctypes
 import sys
 import threading
-from typing import Any, List, Optional, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 CPU, CUDA, CUDA_HOST, CUDA_MANAGED = 1, 2, 3, 13
 READ_ONLY, IS_COPIED = 1, 2
@@ -52,6 +52,8 @@ _object, _pointer = ctypes.py_object, ctypes.c_void_p
 _new_capsule = ctypes.PYFUNCTYPE(_object, _pointer, ctypes.c_char_p, _pointer)(("PyCapsule_New", ctypes.pythonapi))
 _get_pointer = ctypes.PYFUNCTYPE(_pointer, _object, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, _object, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_malloc = ctypes.CFUNCTYPE(_pointer, ctypes.c_size_t)(("malloc", ctypes.CDLL(None)))
+_free = ctypes.cast(ctypes.CDLL(None).free, _pointer).value
 
 
 def read_capsule(capsule: Any) -> Optional[Tuple[DLTensor, int]]:
@@ -104,3 +106,23 @@ def old(array: Any, device: Tuple[int, int], dtype: Tuple[int, int]) -> Any:
     tensor.device_type, tensor.device_id = device
     tensor.code, tensor.bits = dtype
     return capsule
+
+
+def borrowed(data: int, device: Tuple[int, int], dtype: Tuple[int, int], shape: Sequence[int], strides: Sequence[int]) -> Any:
+    """An old capsule of memory that somebody else keeps while it is used, for who takes it at once. The struct may outlive that use (a
+    traceback holds on to tensors), so it lies in memory that the C library's free gives back, which is its deleter."""
+    ndim, size = len(shape), ctypes.sizeof(DLManagedTensor)
+    numbers = ctypes.c_int64 * ndim
+    address = _malloc(size + 2 * ctypes.sizeof(numbers))
+    if not address:
+        raise MemoryError
+    ctypes.memset(address, 0, size)
+    managed = DLManagedTensor.from_address(address)
+    managed.deleter = _free
+    tensor = managed.tensor
+    tensor.data, tensor.ndim, tensor.lanes = data, ndim, 1
+    (tensor.device_type, tensor.device_id), (tensor.code, tensor.bits) = device, dtype
+    for values, at, field in ((shape, address + size, "shape"), (strides, address + size + ctypes.sizeof(numbers), "strides")):
+        numbers.from_address(at)[:] = list(values)
+        setattr(tensor, field, ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)))
+    return _new_capsule(address, _OLD, None)

@@ -20,13 +20,15 @@ Arrays = Tuple[Any, ...]
 
 
 def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype: Any, *arguments: Any) -> List[Any]:
-    """call(outputs, arguments) on numpy arrays, outputs of these shapes."""
+    """call(outputs, arguments) on numpy arrays, outputs of these shapes. dtype: theirs, or a list of one for each."""
+    dtypes = dtype if isinstance(dtype, list) else [dtype] * len(shapes)
+
     def run(*given: Any) -> List[Any]:
-        outputs = [numpy.empty(shape, dtype) for shape in shapes]
+        outputs = list(map(numpy.empty, shapes, dtypes))
         call(outputs, list(map(numpy.asarray, given)))
         return outputs
 
-    told = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]  # type: ignore[no-untyped-call, unused-ignore]
+    told = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, dtypes)]  # type: ignore[no-untyped-call, unused-ignore]
     found: List[Any] = io_callback(run, told, *arguments, ordered=True)
     return found
 

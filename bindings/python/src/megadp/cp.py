@@ -50,9 +50,14 @@ class Block(NamedTuple):
 
 
 Function = Callable[[Block], Any]
+View = Callable[[Tensor], Any]  # an array of a block, as the function is to get it
 
 
-def _block(address: int) -> Block:
+def _numpy_view(tensor: Tensor) -> Any:
+    return tensor.numpy() if tensor._device[0] == _dlpack.CPU and _has_numpy() else tensor
+
+
+def _block(address: int, view_of: View) -> Block:
     raw = _raw.mdp_cp_block.from_address(address)
     backward = bool(raw.grad_out)
 
@@ -61,8 +66,7 @@ def _block(address: int) -> Block:
         if not pointer:
             return None
         written = name in (("grad_q", "grad_k", "grad_v") if backward else ("out", "lse"))
-        tensor = Tensor(pointer.contents, None, readonly=not written)
-        return tensor.numpy() if tensor._device[0] == _dlpack.CPU and _has_numpy() else tensor
+        return view_of(Tensor(pointer.contents, None, readonly=not written))
 
     def bounds(name: str) -> Optional[Tuple[int, ...]]:
         return tuple(getattr(raw, name)[:raw.bound_count]) if raw.bound_count else None
@@ -77,14 +81,14 @@ _send = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.py_object, ctypes.c_void_p)(type
 _call = ctypes.cast(_send, _raw.mdp_cp_attention_fn)
 
 
-def _blocks(function: Function, raised: List[BaseException]) -> Generator[int, Optional[int], None]:
+def _blocks(function: Function, view_of: View, raised: List[BaseException]) -> Generator[int, Optional[int], None]:
     """Is sent the address of an mdp_cp_block, and answers 0, or 1 where the function has raised."""
     answer = 0
     while True:
         try:
             while True:
                 address = yield answer
-                function(_block(address or 0))
+                function(_block(address or 0, view_of))
                 answer = 0
         except GeneratorExit:
             return
@@ -109,10 +113,10 @@ def part(size: int, rank: int, sequence: int, causal: bool = False) -> List[rang
 
 
 def _attend(comm: Comm, call: Any, function: Function, config: Any, arrays: Sequence[Tuple[str, Any]], written: Sequence[str],
-            stream: int) -> None:
+            stream: int, view_of: View) -> None:
     taken = [operand(array, name, writable=name in written, stream=stream) for name, array in arrays]
     raised: List[BaseException] = []
-    generator = _blocks(function, raised)
+    generator = _blocks(function, view_of, raised)
     next(generator)
     try:
         run_beside(lambda: comm._handle.call(call, ctypes.byref(config), _call, ctypes.c_void_p(id(generator)),
@@ -125,20 +129,28 @@ def _attend(comm: Comm, call: Any, function: Function, config: Any, arrays: Sequ
         raise raised[0]
 
 
+def _forward(comm: Comm, function: Function, config: Any, arrays: Sequence[Any], stream: int = 0, view_of: View = _numpy_view) -> None:
+    """arrays: those of attention."""
+    _attend(comm, lib.mdp_cp_attention_fwd, function, config, tuple(zip(("q", "k", "v", "out", "lse"), arrays)), ("out", "lse"), stream, view_of)
+
+
+def _backward(comm: Comm, function: Function, config: Any, arrays: Sequence[Any], stream: int = 0, view_of: View = _numpy_view) -> None:
+    """arrays: those of attention_backward."""
+    names = ("q", "k", "v", "out", "lse", "grad_out", "grad_q", "grad_k", "grad_v")
+    _attend(comm, lib.mdp_cp_attention_bwd, function, config, tuple(zip(names, arrays)), names[6:], stream, view_of)
+
+
 def attention(comm: Comm, function: Function, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False, form: Form = "auto",
               bounds: Optional[Sequence[int]] = None, stream: int = 0) -> None:
     """out and lse ([batch, sequence, heads], float32) from each rank's part of q, k and v, [batch, sequence, heads, head_dim], which part tells of.
     k and v may have fewer heads. function(block) computes a Block. bounds: where packed sequences begin and end in the whole, from 0 on.
     What the function raises comes out, on the other ranks ABORTED; the communicator stays. Collective over comm; blocking.
     Raises MegaDPError, on all ranks: INVALID, DESYNC, ABORTED."""
-    arrays = (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse))
-    _attend(comm, lib.mdp_cp_attention_fwd, function, _config(form, causal, bounds), arrays, ("out", "lse"), stream)
+    _forward(comm, function, _config(form, causal, bounds), (q, k, v, out, lse), stream)
 
 
 def attention_backward(comm: Comm, function: Function, q: Any, k: Any, v: Any, out: Any, lse: Any, grad_out: Any, grad_q: Any, grad_k: Any,
                        grad_v: Any, *, causal: bool = False, form: Form = "auto", bounds: Optional[Sequence[int]] = None,
                        stream: int = 0) -> None:
     """grad_q, grad_k and grad_v from grad_out and what attention was given and has written. As attention otherwise."""
-    arrays = (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("grad_out", grad_out), ("grad_q", grad_q), ("grad_k", grad_k),
-              ("grad_v", grad_v))
-    _attend(comm, lib.mdp_cp_attention_bwd, function, _config(form, causal, bounds), arrays, ("grad_q", "grad_k", "grad_v"), stream)
+    _backward(comm, function, _config(form, causal, bounds), (q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v), stream)

@@ -17,6 +17,7 @@ from ._comm import Comm
 from ._errors import MegaDPError, Status, invalid
 from ._grid import Grid
 from ._jax_checkpoint import load_checkpoint, save_checkpoint
+from ._jax_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._jax_elementwise import elements_of, make_optimizer, refuse_beside
 from ._jax_spatial import HaloPad
 from ._jax_tp import (ParallelLinear, all_to_all_tensor_parallel, copy_to_tensor_parallel, gather_from_tensor_parallel,
@@ -31,7 +32,8 @@ from .tp import Placed
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Averaging", "DataParallel", "Gradients", "HaloPad", "ParallelLinear", "all_to_all_tensor_parallel", "copy_to_tensor_parallel",
+__all__ = ["Averaging", "DataParallel", "Gradients", "HaloPad", "ParallelLinear", "all_to_all_tensor_parallel", "context_parallel_attention",
+           "context_parallel_part", "context_parallel_positions", "copy_to_tensor_parallel",
            "gather_from_tensor_parallel", "load_checkpoint", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel",
            "save_checkpoint", "scatter_to_tensor_parallel", "vocab_parallel_cross_entropy", "vocab_parallel_embedding"]
 

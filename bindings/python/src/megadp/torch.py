@@ -16,6 +16,7 @@ from ._grid import Grid
 from ._params import Param
 from ._saved import Together
 from ._torch_checkpoint import load_checkpoint, save_checkpoint
+from ._torch_cp import context_parallel_attention, context_parallel_part, context_parallel_positions
 from ._torch_ddp import Unwrapped
 from ._torch_elementwise import ShardedElementwise, check_elementwise
 from ._torch_gather import Gathering
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ColumnParallelLinear", "DataParallel", "GradScaler", "HaloPad", "RowParallelLinear", "ShardedAdam", "ShardedAdamW", "ShardedElementwise",
            "ShardedLion", "ShardedOptimizer", "ShardedSGD", "Spatial", "SyncBatchNorm", "Unwrapped", "VocabParallelEmbedding", "all_to_all_tensor_parallel", "as_tensor",
-           "check_elementwise", "copy_to_tensor_parallel", "gather_from_tensor_parallel", "load_checkpoint", "place", "reduce_from_tensor_parallel",
-           "reduce_scatter_to_tensor_parallel", "save_checkpoint", "scatter_to_tensor_parallel", "spatial_parts", "spatial_slices", "step_many", "vocab_parallel_cross_entropy"]
+           "check_elementwise", "context_parallel_attention", "context_parallel_part", "context_parallel_positions", "copy_to_tensor_parallel",
+           "gather_from_tensor_parallel", "load_checkpoint", "place", "reduce_from_tensor_parallel", "reduce_scatter_to_tensor_parallel", "save_checkpoint",
+           "scatter_to_tensor_parallel", "spatial_parts", "spatial_slices", "step_many", "vocab_parallel_cross_entropy"]
 
 
 class DataParallel(torch.nn.Module):

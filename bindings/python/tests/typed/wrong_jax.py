@@ -28,3 +28,10 @@ def train(comm: megadp.Comm, params: Any) -> None:
     megadp.jax.vocab_parallel_cross_entropy(params, megadp.jax.vocab_parallel_embedding(params, params, comm, grad="partial"), comm, classes=3)
     megadp.jax.vocab_parallel_embedding(params, params, comm, grad="sum")  # wrong
     megadp.jax.vocab_parallel_cross_entropy(params, params, comm, reduction="mean")  # wrong
+    part = megadp.jax.context_parallel_part(params, comm, dim=1, causal=True)
+    megadp.jax.context_parallel_attention(part, part, part, comm, causal=True, form="ring", bounds=[0, 4, 8], scale=0.5, attention=None)
+    megadp.jax.context_parallel_attention(part, part, part, comm, form="rings")  # wrong
+    megadp.jax.context_parallel_attention(part, part, part, comm, is_causal=True)  # wrong
+    megadp.jax.context_parallel_attention(part, part, part, comm, attention=lambda block: block.query)  # wrong
+    megadp.jax.context_parallel_positions(part.shape[1], comm, causal=True)
+    megadp.jax.context_parallel_positions(comm, 8)  # wrong
