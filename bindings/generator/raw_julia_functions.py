@@ -12,8 +12,9 @@ WAITING = frozenset(f"mdp_{name}" for name in (
     "grad_tokens", "microbatch_begin", "buffer_zero_grad", "optimizer_create", "optimizer_set_scaler", "optimizer_scaler", "optimizer_step",
     "optimizer_step_many", "optimizer_step_begin", "optimizer_step_next", "optimizer_step_finish", "optimizer_state", "optimizer_steps",
     "optimizer_set_steps", "optimizer_info", "tp_region_fwd", "tp_region_bwd", "tp_linear_create", "tp_linear_fwd", "tp_linear_bwd",
-    "tp_embedding_fwd", "tp_embedding_bwd", "tp_cross_entropy_fwd", "halo_create", "halo_start", "halo_finish", "checkpoint_save",
-    "checkpoint_load", "checkpoint_info", "checkpoint_data", "checkpoint_verify", "checkpoint_export", "request_wait"))
+    "tp_embedding_fwd", "tp_embedding_bwd", "tp_cross_entropy_fwd", "halo_create", "halo_start", "halo_finish", "cp_attention_fwd",
+    "cp_attention_bwd", "checkpoint_save", "checkpoint_load", "checkpoint_info", "checkpoint_data", "checkpoint_verify", "checkpoint_export",
+    "request_wait"))
 
 
 def function(header, number, declared):

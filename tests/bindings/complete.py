@@ -14,15 +14,16 @@ RAW = ("_raw.py", "_raw_core.py", "_raw_enums.py", "_raw_layers.py", "_raw_funct
        "raw.jl", "raw_types.jl", "raw_layers.jl", "raw_functions.jl")  # what declares all of the header
 FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_", "MDP_GRAD_", "MDP_PARAM_GROUP_", "MDP_OPTIMIZER_",
          "MDP_STEP_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_", "MDP_TP_EMBEDDING_",
-         "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_")
-CONTEXT = {f"mdp_cp_{name}": "in C and Python, so far" for name in ("part", "attention_fwd", "attention_bwd")}
+         "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_", "MDP_CP_CAUSAL")
+CONTEXT = {name: "SWIG hands no functions of a language's own, and the attention of a block is one" for name in
+           ("mdp_cp_part", "mdp_cp_attention_fwd", "mdp_cp_attention_bwd", "MDP_CP_CAUSAL")}
 LEFT_OUT = {
     "python": {"mdp_status_name": "megadp.Status"},
-    "julia": {**CONTEXT, "mdp_comm_event_fd": "requests are waited for in slices, between which other tasks run", "mdp_last_error": "mdp_last_error_info's text",
+    "julia": {"mdp_comm_event_fd": "requests are waited for in slices, between which other tasks run", "mdp_last_error": "mdp_last_error_info's text",
               "mdp_tp_saved_free": "a pullback keeps the input itself", "mdp_version": "in info()", "mdp_log_set": "messages go to stderr",
               "mdp_optimizer_set_update": "step!(f, ...), by pieces",
               "mdp_optimizer_step": "mdp_optimizer_step_many of one", "mdp_plan": "megadp plan, the program", "mdp_plan_json": "the same", "mdp_grid_groups_json": "the same"},
-    "rust": {**CONTEXT, "mdp_buffer_to_dlpack": "slices", "mdp_optimizer_set_update": "step_with, by pieces", "mdp_status_name": "megadp::Code"},
+    "rust": {"mdp_buffer_to_dlpack": "slices", "mdp_optimizer_set_update": "step_with, by pieces", "mdp_status_name": "megadp::Code"},
     "swig": {**CONTEXT, "mdp_log_set": "messages go to stderr", "mdp_optimizer_set_update": "begin_step, by pieces", "mdp_plan": "in mdp_plan_json's text"},
 }
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # bindings/julia's own tests, one for each group of runtests.jl: one after another, since ranks are processes that want the machine.
-foreach(group mirror bootstrap package digits ranks extensions readme)
+foreach(group mirror bootstrap package digits ranks extensions context readme)
   add_test(NAME bindings.julia.${group} COMMAND ${PROJECT_SOURCE_DIR}/bindings/julia/test/run ${group})
   set_tests_properties(bindings.julia.${group} PROPERTIES ENVIRONMENT "${megadp_bindings_environment}" SKIP_RETURN_CODE 77
                        RESOURCE_LOCK julia COST 50)

@@ -75,6 +75,17 @@ function ChainRulesCore.rrule(loss::MegaDP.TpCrossEntropy, logits::AbstractArray
     return losses, cross_entropy_pullback
 end
 
+function ChainRulesCore.rrule(attention::MegaDP.CpAttention, q::AbstractArray, k::AbstractArray, v::AbstractArray)
+    out, lse = MegaDP.fresh_outputs(q)
+    MegaDP.forward!(attention, out, lse, q, k, v)
+    function attention_pullback(change)
+        grads = map(MegaDP.fresh, (q, k, v))
+        MegaDP.backward!(attention, grads..., dense_change(change, out), q, k, v, out, lse)
+        return (NoTangent(), grads...)
+    end
+    return out, attention_pullback
+end
+
 function ChainRulesCore.rrule(halo::MegaDP.Halo, parts::AbstractArray...)
     padded = halo(parts...)
     function halo_pullback(change)
@@ -93,6 +104,7 @@ function given(change, i)
 end
 
 ChainRulesCore.@non_differentiable MegaDP.random_seed(::Any, ::Any, ::Any)
+ChainRulesCore.@non_differentiable MegaDP.cp_part(::Any, ::Any, ::Any)
 ChainRulesCore.@non_differentiable MegaDP.local_rank(::Any)
 ChainRulesCore.@non_differentiable MegaDP.total_workers(::Any)
 ChainRulesCore.@non_differentiable MegaDP.barrier(::Any)

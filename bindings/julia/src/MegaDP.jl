@@ -31,10 +31,12 @@ include("tp_region.jl")
 include("tp_linear.jl")
 include("tp_vocabulary.jl")
 include("halo.jl")
+include("cp_block.jl")
+include("cp.jl")
 
-export Buffer, CheckpointTensor, Comm, DataParallel, DistributedBackend, DistributedDataContainer, DistributedOptimizer, Grid, Halo, MegaDPError, Optimizer, Param, Request, Scaler, TpCrossEntropy, TpEmbedding, TpLinear, TpRegion
+export Buffer, CheckpointTensor, Comm, CpAttention, DataParallel, DistributedBackend, DistributedDataContainer, DistributedOptimizer, Grid, Halo, MegaDPError, Optimizer, Param, Request, Scaler, TpCrossEntropy, TpEmbedding, TpLinear, TpRegion
 export abort, acquire_grad, allgather!, allgather_v!, allreduce!, alltoall!, alltoall_v!, averaged, avg, barrier, bcast!, bucket, bucket_count, changed!,
-       checkpoint_damage, checkpoint_data, checkpoint_info, conv_split, coordinates, exchange!, export_checkpoint, finish!, verify_checkpoint, grad_norm, grad_summaries, grad_view, grads_changed!, load_checkpoint!, local_rank, lost, microbatch!, overlap, owned, owned_grad, param_view, random_seed, ready!, recv!,
+       checkpoint_damage, checkpoint_data, checkpoint_info, conv_split, coordinates, cp_part, exchange!, export_checkpoint, finish!, verify_checkpoint, grad_norm, grad_summaries, grad_view, grads_changed!, load_checkpoint!, local_rank, lost, microbatch!, overlap, owned, owned_grad, param_view, random_seed, ready!, recv!,
        reduce_scatter!, reduce_scatter_v!, release_grad!, save_checkpoint, scale_grads!, send, send_recv!, set_param_group!, set_scaler!, set_steps!, skip!, start!, stats, step!, step_many!, swap_average!, sync!, synchronize!!,
        tokens!, total_workers, unique_id, update_halo!, use_order, verify, world_rank, write!, zero_grad!
 

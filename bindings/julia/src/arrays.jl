@@ -115,6 +115,37 @@ function wrap(tensor::Raw.mdp_tensor, row_major::Bool, release)
     return row_major && n > 1 ? PermutedDimsArray(array, ntuple(d -> n + 1 - d, n)) : array
 end
 
+"""
+The memory of a tensor of any strides as an array that owns nothing: a view of a dense one, so long along each dimension that all strides further out
+are multiples of it. Strides of views of dense arrays always allow that. It reaches beyond the tensor's memory, which the view does not.
+"""
+function wrap_strided(tensor::Raw.mdp_tensor)
+    n = Int(tensor.ndim)
+    sizes = [Int(unsafe_load(tensor.shape, n + 1 - d)) for d in 1:n]
+    steps = [Int(unsafe_load(tensor.strides, n + 1 - d)) for d in 1:n]
+    # Of one element the stride says nothing: it stays beside the dimension before it, so that nothing is permuted for it.
+    places = zeros(Int, n)
+    for d in 1:n
+        places[d] = sizes[d] > 1 ? abs(steps[d]) : d == 1 ? 0 : places[d-1]
+    end
+    order = sortperm(places)
+    lengths, ranges, unit, start = ones(Int, n), Vector{Any}(undef, n), 1, 0
+    for (i, d) in enumerate(order)
+        sizes[d] > 1 || (ranges[i] = 1:sizes[d]; continue)
+        step = abs(steps[d]) ÷ unit
+        last = 1 + (sizes[d] - 1) * step
+        ranges[i] = steps[d] < 0 ? (last:-step:1) : step == 1 ? (1:last) : (1:step:last)
+        steps[d] < 0 && (start += (sizes[d] - 1) * steps[d])
+        further = gcd(Int[steps[other] for other in order[i+1:end] if sizes[other] > 1])
+        lengths[i] = further == 0 ? last : further ÷ unit
+        unit = max(further, 1)
+    end
+    type = julia_type(tensor.dtype)
+    whole = wrap(Val(Int(tensor.device_type)), type, UInt(tensor.data) + start * sizeof(type), Tuple(lengths))
+    array = view(whole, ranges...)
+    return issorted(order) ? array : PermutedDimsArray(array, Tuple(invperm(order)))
+end
+
 "Any integer type of Julia's as the library's, and symbols by their table; the error names the argument."
 function choose(table, argument, value)
     haskey(table, value) && return table[value]

@@ -343,6 +343,6 @@ mdp_conv_split(config, parts, count, part, out) =
 mdp_cp_part(config, size, rank, sequence, ranges) =
     ccall(entries[112], mdp_status, (Ptr{mdp_cp_config}, Int32, Int32, Int64, Ptr{Int64}), config, size, rank, sequence, ranges)
 mdp_cp_attention_fwd(comm, config, fn, user, q, k, v, out, lse, stream) =
-    ccall(entries[113], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, stream)
+    @waiting(entries[113], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, stream)
 mdp_cp_attention_bwd(comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream) =
-    ccall(entries[114], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream)
+    @waiting(entries[114], mdp_status, (Ptr{mdp_comm}, Ptr{mdp_cp_config}, Ptr{Cvoid}, Ptr{Cvoid}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{mdp_tensor}, Ptr{Cvoid}), comm, config, fn, user, q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v, stream)

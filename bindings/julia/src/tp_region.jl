@@ -97,9 +97,11 @@ end
     MegaDP.forward!(layer, y, x, weight = nothing, bias = nothing) -> y
     MegaDP.forward!(embedding, y, ids, weight) -> y
     MegaDP.forward!(loss, losses, logits, targets; saved = nothing) -> losses
+    MegaDP.forward!(attention, out, lse, q, k, v) -> out
 
 `y` becomes `region(x)`, `layer(x, weight, bias)` or `embedding(ids, weight)`; `losses` become `loss(logits, targets)`, and `saved`, `Float32` of (2,
-size of targets...), what its backward needs. As these otherwise.
+size of targets...), what its backward needs; `out` becomes `attention(q, k, v)`, and `lse`, `Float32` of (heads, positions, batch), what its backward
+needs. As these otherwise.
 """
 forward!(region::TpRegion, y::AbstractArray, x::AbstractArray) = run_region(Raw.mdp_tp_region_fwd, region, x, y)
 
@@ -121,6 +123,10 @@ are written where they belong, and counted as ready. `x` is the input of the for
 
 The gradients of a [`TpEmbedding`](@ref)'s weight, with zeros where no id came, and of a [`TpCrossEntropy`](@ref)'s logits, whose array `grad_logits`
 may be; the latter is local.
+
+    MegaDP.backward!(attention, grad_q, grad_k, grad_v, grad_out, q, k, v, out, lse)
+
+The gradients of what a [`CpAttention`](@ref) was given, from that of `out` and what forward has written. As `attention(q, k, v)` otherwise.
 """
 backward!(region::TpRegion, dx::AbstractArray, dy::AbstractArray) = run_region(Raw.mdp_tp_region_bwd, region, dy, dx)
 

@@ -85,6 +85,7 @@ testcase("an interrupt gets into calls that wait in one piece") do
         @test (name, said(outcome, name)) == (name, ["InterruptException"])
     end
     @test said(outcome, "updated") == ["InterruptException", "ABORTED"] && said(outcome, "went on") == [1, 1]
+    @test said(outcome, "attended") == ["InterruptException", "ABORTED"] && said(outcome, "attends on") == [true, true]
     @test said(outcome, "lost") == [["ABORTED", 0], ["ABORTED", 0]]
 end
 

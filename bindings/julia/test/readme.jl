@@ -15,7 +15,8 @@ testcase("the README's first example does what it says") do
     end
 end
 
-for (what, section) in (("layers", "## Tensor and sequence parallelism"), ("halos of arrays", "## Halos of arrays cut over ranks"))
+for (what, section) in (("layers", "## Tensor and sequence parallelism"), ("halos of arrays", "## Halos of arrays cut over ranks"),
+                        ("attention over a sequence", "## Attention over a sequence that is cut"))
 testcase("the README's $what cut over two ranks do what it says") do
     text = split(read(joinpath(PACKAGE, "README.md"), String), section)[2]
     example = match(r"```julia\n(.*?)```"s, text)[1]

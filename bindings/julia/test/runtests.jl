@@ -2,7 +2,7 @@
 # All tests, or the groups named on the command line. Each `testcase` is counted; the last line says how many there were.
 using MegaDP, Test
 
-const GROUPS = ("mirror", "bootstrap", "package", "digits", "ranks", "extensions", "readme")
+const GROUPS = ("mirror", "bootstrap", "package", "digits", "ranks", "extensions", "context", "readme")
 const counted = Ref(0)
 const begun = time()
 

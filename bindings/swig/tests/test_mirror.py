@@ -24,7 +24,7 @@ FLAGS = ("MDP_COMM_", "MDP_PARAM_FROZEN", "MDP_PARAM_OWN_BUCKET", "MDP_BUFFER_",
          "MDP_SCALER_", "MDP_STEP_", "MDP_STEPPED_", "MDP_CHECKPOINT_", "MDP_TP_LINEAR_", "MDP_TP_REGION_CHECK_",
          "MDP_TP_EMBEDDING_", "MDP_TP_CROSS_ENTROPY_", "MDP_HALO_",
          "MDP_LOG_")
-NOT_OFFERED = "MDP_CP_"  # in C and Python, so far
+NOT_OFFERED = "MDP_CP_"  # the attention of a block is a function, of which SWIG hands no language's own
 
 
 def enumerators(abi):

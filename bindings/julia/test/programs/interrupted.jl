@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # Ctrl-C while rank 0 is inside the library, in calls that wait in one piece: creating a communicator, waiting for a step, and a split, which
-# ends the communicator on both ranks; and while a function of rank 0 updates, which loses nothing.
+# ends the communicator on both ranks; and while a function of rank 0 updates, or computes a block of attention, which loses nothing.
 include("rank.jl")
 
 "What `body` throws when a Ctrl-C comes a moment after it has begun."
@@ -61,8 +61,23 @@ function an_update_is_interrupted(comm)
     report(comm, "went on", step!(identity, optimizer).step)
 end
 
+function an_attention_is_interrupted(comm)
+    long = Ref(false)
+    attention = CpAttention(comm) do block
+        long[] && local_rank(comm) == 0 && compute_long()
+        MegaDP.plain_attention(block)
+    end
+    attend() = attention(ntuple(_ -> ones(Float32, 2, 2, 3, 1), 3)...)
+    attend()  # so that all of it is compiled
+    long[] = true
+    report(comm, "attended", local_rank(comm) == 0 ? interrupted(attend) : caught(attend).kind)
+    long[] = false
+    report(comm, "attends on", attend() == ones(2, 2, 3, 1))
+end
+
 Comm(; timeout = 200) do comm
     an_update_is_interrupted(comm)
+    an_attention_is_interrupted(comm)
     if local_rank(comm) == 0
         report(comm, "created", interrupted(() -> Comm(id = unique_id(), rank = 0, size = 2, timeout = 200)))
         report(comm, "gathered", interrupted(() -> Comm(bootstrap = mine -> (sleep(200); [mine, mine]), rank = 0, size = 2, timeout = 200)))

@@ -125,9 +125,8 @@ pub(crate) fn tensor<T: Element>(data: *mut T, shape: &[i64], strides: Option<&[
     }
 }
 
-/// Pointer and length of a view that the library has lent, once it is known that its elements are `T`, dense, and on the host. `name` says
-/// what of, in an error.
-pub(crate) fn dense_view<T: Element>(view: &sys::mdp_tensor, name: &str) -> Result<(*mut T, usize)> {
+/// Whether a view that the library has lent is of elements `T`, on the host. `name` says what of, in an error.
+pub(crate) fn check_view<T: Element>(view: &sys::mdp_tensor, name: &str) -> Result<()> {
     if view.device_type > 1 {
         return Err(Error::new(Code::Unsupported, format!("{name} is memory of a device; slices are memory of the host")));
     }
@@ -135,18 +134,30 @@ pub(crate) fn dense_view<T: Element>(view: &sys::mdp_tensor, name: &str) -> Resu
         let text = format!("{name} has elements of dtype {}; asked for were {:?} ({})", view.dtype, T::DTYPE, T::DTYPE as u32);
         return Err(Error::new(Code::Invalid, text));
     }
+    Ok(())
+}
+
+/// How many elements a view that the library has lent has, if they are dense and row-major.
+pub(crate) fn dense_length(view: &sys::mdp_tensor) -> Option<usize> {
     let dims = 0..view.ndim as usize;
     // SAFETY: the library wrote ndim sizes and as many strides, which live as long as what the view is of.
     let (size, stride) = (|d: usize| unsafe { *view.shape.add(d) }, |d: usize| unsafe { *view.strides.add(d) });
     let mut numel = 1;
     for d in dims.rev() {
         if !view.strides.is_null() && size(d) > 1 && stride(d) != numel {
-            return Err(Error::new(Code::Unsupported, format!("{name} is not dense and row-major")));
+            return None;
         }
         numel *= size(d);
     }
-    let data = if numel == 0 { std::ptr::NonNull::dangling().as_ptr() } else { view.data.cast() };
-    Ok((data, numel as usize))
+    Some(numel as usize)
+}
+
+/// Pointer and length of a view that the library has lent, once it is known that its elements are `T`, dense, and on the host.
+pub(crate) fn dense_view<T: Element>(view: &sys::mdp_tensor, name: &str) -> Result<(*mut T, usize)> {
+    check_view::<T>(view, name)?;
+    let refused = || Error::new(Code::Unsupported, format!("{name} is not dense and row-major"));
+    let length = dense_length(view).ok_or_else(refused)?;
+    Ok((if length == 0 { std::ptr::NonNull::dangling().as_ptr() } else { view.data.cast() }, length))
 }
 
 #[cfg(test)]

@@ -62,8 +62,8 @@ impl Code {
     }
 
     /// Whether such a failure of a collective call leaves the communicator unusable: all that is left to do with it and with what was made
-    /// from it is to look at local memory, and to drop them. Of an update that failed ([`Optimizer::step_with`](crate::Optimizer::step_with)),
-    /// which is ABORTED too, [`Comm::failure`](crate::Comm::failure) knows nothing: there ranks go on together.
+    /// from it is to look at local memory, and to drop them. Of an update that failed ([`Optimizer::step_with`](crate::Optimizer::step_with)), or
+    /// a block of attention ([`cp`](crate::cp)), which is ABORTED too, [`Comm::failure`](crate::Comm::failure) knows nothing: there ranks go on together.
     pub fn is_final(self) -> bool {
         matches!(self, Code::Peer | Code::Timeout | Code::Aborted | Code::Backend | Code::Desync)
     }

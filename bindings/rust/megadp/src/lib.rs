@@ -68,6 +68,7 @@ pub mod candle;
 mod checkpoint;
 mod collectives;
 mod comm;
+pub mod cp;
 mod element;
 mod error;
 mod gradients;

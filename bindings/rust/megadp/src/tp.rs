@@ -60,7 +60,7 @@ pub enum Grad {
 /// An array that a call reads: elements with a shape, of any strides.
 #[derive(Debug)]
 pub struct Array<'a> {
-    raw: sys::mdp_tensor,
+    pub(crate) raw: sys::mdp_tensor,
     /// What raw points to.
     shape: Vec<i64>,
     borrowed: PhantomData<&'a ()>,

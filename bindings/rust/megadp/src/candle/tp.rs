@@ -34,27 +34,27 @@ use crate::tp::{self, Array, ArrayMut};
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, WithDType};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn refused(text: String) -> candle_core::Error {
+pub(super) fn refused(text: String) -> candle_core::Error {
     candle_core::Error::wrap(crate::Error::new(Code::Unsupported, text))
 }
 
 /// The elements of a storage, and how they lie.
-struct Lying<'a, T> {
+pub(super) struct Lying<'a, T> {
     data: &'a [T],
     layout: &'a Layout,
     strides: Vec<i64>,
 }
 
 impl<'a, T: WithDType + Element> Lying<'a, T> {
-    fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Result<Self> {
+    pub(super) fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Result<Self> {
         Ok(Lying { data: storage.as_slice()?, layout, strides: layout.stride().iter().map(|&stride| stride as i64).collect() })
     }
 
-    fn array(&self) -> Result<Array<'_>> {
+    pub(super) fn array(&self) -> Result<Array<'_>> {
         let strided = Strided::new(self.data, self.layout.start_offset(), &self.strides);
         Array::new(strided, self.layout.dims()).map_err(candle_core::Error::wrap)
     }
@@ -70,14 +70,17 @@ fn with_storage<R>(tensor: &Tensor, work: impl FnOnce(&CpuStorage, &Layout) -> R
 }
 
 /// Zeros, and what `fill` makes of them; as candle stores them.
-fn filled<T: WithDType + Element>(shape: &[usize], fill: impl FnOnce(&mut ArrayMut<'_>) -> crate::Result<()>) -> Result<CpuStorage> {
+pub(super) fn filled<T: WithDType + Element>(
+    shape: &[usize],
+    fill: impl FnOnce(&mut ArrayMut<'_>) -> crate::Result<()>,
+) -> Result<CpuStorage> {
     let mut data = vec![T::zero(); shape.iter().product()];
     let mut array = ArrayMut::new(&mut data, shape).map_err(candle_core::Error::wrap)?;
     fill(&mut array).map_err(candle_core::Error::wrap)?;
     Ok(T::to_cpu_storage_owned(data))
 }
 
-fn tensor<T: WithDType>(data: Vec<T>, like: &Tensor) -> Result<Tensor> {
+pub(super) fn tensor<T: WithDType>(data: Vec<T>, like: &Tensor) -> Result<Tensor> {
     Tensor::from_vec(data, like.shape(), like.device())
 }
 
@@ -178,7 +181,7 @@ impl CustomOp2 for Linear {
     }
 }
 
-type Three = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
+pub(super) type Three = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
 
 impl CustomOp3 for Linear {
     fn name(&self) -> &'static str {
@@ -203,7 +206,7 @@ impl CustomOp3 for Linear {
     }
 }
 
-fn storage_dtype(storage: &CpuStorage) -> candle_core::DType {
+pub(super) fn storage_dtype(storage: &CpuStorage) -> candle_core::DType {
     use candle_core::backend::BackendStorage;
     storage.dtype()
 }
