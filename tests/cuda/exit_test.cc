@@ -57,7 +57,8 @@ void ends_while_launching() {
   std::thread([] {
     job::run_kind("a collective", {}, 2, [](job::KindRank& rank) {
       const job::DeviceFloats data(std::vector<float>(64, 1));
-      const mdp_tensor tensor = job::floats(data.data(), {64}, rank.rank);
+      const std::vector<int64_t> shape = {64};
+      const mdp_tensor tensor = job::floats(data.data(), shape, rank.rank);
       mdp_request* request = nullptr;
       while (rank.rank == 1 && !launched) std::this_thread::sleep_for(milliseconds(1));
       if (rank.rank == 1) std::this_thread::sleep_for(milliseconds(300));
