@@ -13,8 +13,9 @@ usage: context_parallel_test.py GPT MEGADP
 import sys
 import tempfile
 
-from grid_runs import (BF16_LIMIT, LIMIT, STEPS, activations, apart, check, check_refused, compare, compare_bf16, compare_checkpoints,
-                       compare_twice, end, train, train_whole)
+from grid_runs import (BF16_LIMIT, LIMIT, STEPS, activations, check_refused, compare, compare_bf16, compare_checkpoints, compare_twice, train,
+                       train_whole)
+from runs import apart, check, end
 
 GRIDS = [(1, 2, 1), (1, 4, 1), (2, 2, 1), (1, 2, 2)]  # tp, cp, dp
 FORMS = ["ring", "all-to-all"]

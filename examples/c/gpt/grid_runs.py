@@ -1,47 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small model, trained on ranks that are cut into grids: what tensor_parallel_test.py and context_parallel_test.py compare.
-
-Both are called with GPT MEGADP.
-"""
-import json
+"""One small model, trained on ranks that are cut into grids: what tensor_parallel_test.py and context_parallel_test.py compare."""
 import os
 import shutil
-import subprocess
-import sys
 
-TEXT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "LICENSE")
-SMALL = ["--text", TEXT, "--layers", "2", "--width", "32", "--heads", "4", "--context", "32", "--batch", "24", "--timeout", "60"]
+import runs
+from runs import TEXT, apart, check
+
+SMALL = [*TEXT, "--layers", "2", "--width", "32", "--heads", "4", "--context", "32", "--batch", "24", "--timeout", "60"]
 STEPS = ["--steps", "50"]
 LIMIT = 1e-4
 BF16_LIMIT = 1e-3
-problems = []
-checks = 0
-
-
-def check(true, sentence):
-    global checks
-    checks += 1
-    if not true:
-        problems.append(sentence)
-        print("WRONG:", sentence)
 
 
 def run(ranks, *options, **variables):
-    command = [sys.argv[2], "run", "--no-prefix", "-n", str(ranks), "--", sys.argv[1], *SMALL, "--json", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env={**os.environ, **variables})
+    return runs.run(SMALL, ranks, *options, **variables)
 
 
 def train(ranks, *options):
-    done = run(ranks, *options)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(done.args)}: exit code {done.returncode}\n{done.stderr}")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return lines[0]["config"], lines[1:-1], lines[-1]["summary"]
-
-
-def apart(one, other, key="loss"):
-    """The largest relative difference of any step of two runs."""
-    return max(abs(a[key] - b[key]) / abs(b[key]) for a, b in zip(one, other, strict=True))
+    start, steps, summary = runs.reports_of(run(ranks, *options))
+    return start["config"], steps, summary
 
 
 def compare(name, run_of_it, whole):
@@ -100,8 +77,3 @@ def check_refused(ranks, options, words):
     said = [line for line in done.stderr.splitlines() if line.startswith("gpt:")]
     good = done.returncode == 2 and not done.stdout and len(said) == 1 and all(word in said[0] for word in words)
     check(good, f"{ranks} ranks {options}: exit code {done.returncode}, {done.stderr}{done.stdout}")
-
-
-def end(name):
-    print(f"{name}: {checks} checks, {len(problems)} wrong")
-    sys.exit(1 if problems else 0)

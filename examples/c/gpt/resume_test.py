@@ -5,34 +5,24 @@ on others.
 
 usage: resume_test.py GPT MEGADP
 """
-import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 
-LICENSE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "LICENSE")
-SMALL = ["--text", LICENSE, "--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--batch", "12", "--steps", "12", "--timeout", "60"]
+import runs
+from runs import TEXT, check, end
+
+SMALL = [*TEXT, "--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--batch", "12", "--steps", "12", "--timeout", "60"]
 HALF = 6
-problems = []
-
-
-def check(true, sentence):
-    if not true:
-        problems.append(sentence)
-        print("WRONG:", sentence)
 
 
 def run(ranks, *options):
-    command = [sys.argv[2], "run", "--no-prefix", "-n", str(ranks), "--", sys.argv[1], *SMALL, "--json", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return runs.run(SMALL, ranks, *options)
 
 
 def steps_of(done):
-    if done.returncode != 0:
-        sys.exit(f"{done.args}: exit code {done.returncode}\n{done.stderr}")
-    return [json.loads(line) for line in done.stdout.splitlines()][1:-1]
+    return runs.reports_of(done)[1]
 
 
 def saved_half_way(folder, ranks, *options):
@@ -69,7 +59,7 @@ def is_refused(folder):
     done = run(1, "--save", directory, "--resume")
     check(done.returncode == 1 and "has taken 12 of 12 steps" in done.stderr, f"a run that is through: {done.returncode} {done.stderr}")
     other = os.path.join(folder, "other.txt")
-    with open(LICENSE, "rb") as file, open(other, "wb") as reversed_file:
+    with open(TEXT[1], "rb") as file, open(other, "wb") as reversed_file:
         reversed_file.write(file.read()[::-1])
     for text, words in ((other, "it has learned another text"), (__file__, "this is another model")):
         done = run(1, "--save", directory, "--resume", "--steps", "20", "--text", text)
@@ -87,8 +77,7 @@ def main():
             goes_on(folder, ranks, *options)
         goes_on_elsewhere(folder)
         is_refused(folder)
-    print(f"resume: {len(problems)} wrong")
-    sys.exit(1 if problems else 0)
+    end("resume")
 
 
 main()

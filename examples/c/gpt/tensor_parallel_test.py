@@ -13,8 +13,9 @@ usage: tensor_parallel_test.py GPT MEGADP
 import sys
 import tempfile
 
-from grid_runs import (LIMIT, BF16_LIMIT, STEPS, activations, apart, check, check_refused, compare, compare_bf16, compare_checkpoints,
-                       compare_twice, end, run, train, train_whole)
+from grid_runs import (BF16_LIMIT, LIMIT, STEPS, activations, check_refused, compare, compare_bf16, compare_checkpoints, compare_twice, run, train,
+                       train_whole)
+from runs import apart, check, end
 
 
 def cut(tp, *more):

@@ -9,42 +9,19 @@
 
 usage: training_test.py GPT MEGADP
 """
-import json
-import os
-import subprocess
 import sys
 
-# The text is of the project, and long settled: what a machine has by default is its own affair.
-TEXT = ["--text", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..", "LICENSE")]
+from runs import TEXT, apart, check, end, reports_of, run
+
 SMALL = [*TEXT, "--layers", "2", "--width", "32", "--heads", "2", "--context", "32", "--batch", "24", "--steps", "50", "--timeout", "60"]
-problems = []
-checks = 0
-
-
-def check(true, sentence):
-    global checks
-    checks += 1
-    if not true:
-        problems.append(sentence)
-        print("WRONG:", sentence)
 
 
 def train(ranks, *options, model=SMALL):
-    command = [sys.argv[2], "run", "--no-prefix", "-n", str(ranks), "--", sys.argv[1], *model, "--json", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr}")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return lines[0], lines[1:-1], lines[-1]["summary"]
+    return reports_of(run(model, ranks, *options))
 
 
 def close(a, b, limit):
     return abs(a - b) <= limit * abs(b)
-
-
-def apart(one, other):
-    """The largest relative difference of the losses of two runs."""
-    return max(abs(a["loss"] - b["loss"]) / abs(b["loss"]) for a, b in zip(one, other, strict=True))
 
 
 def compare_ranks():
@@ -139,8 +116,7 @@ def main():
     compare_ways("f32")
     compare_ways("bf16")
     compare_precision(runs[1])
-    print(f"training: {checks} checks, {len(problems)} wrong")
-    sys.exit(1 if problems else 0)
+    end("training")
 
 
 main()
