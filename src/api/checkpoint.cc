@@ -44,10 +44,10 @@ Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) 
     auto part = array->take_at(i);
     if (!part) return part.status();
     if (Status status = check_reserved(part->reserved, {array->name(i), ".reserved"}); !status) return status;
-    if (Status status = check_handle(part->buffer, (array->name(i) + ".buffer").c_str(), Need::all_ranks); !status) return status;
+    if (Status status = check_handle(part->buffer, {array->name(i), ".buffer"}, Need::all_ranks); !status) return status;
     CheckpointPart ours{part->buffer->object, nullptr};
     if (part->optimizer != nullptr) {
-      if (Status status = check_handle(part->optimizer, (array->name(i) + ".optimizer").c_str(), Need::all_ranks); !status) return status;
+      if (Status status = check_handle(part->optimizer, {array->name(i), ".optimizer"}, Need::all_ranks); !status) return status;
       if (part->optimizer->buffer != ours.buffer) return invalid(array->name(i), ".optimizer is not one of the buffer beside it");
       ours.optimizer = part->optimizer->object;
     }
@@ -72,7 +72,7 @@ Status take_parts(const mdp_checkpoint_config& given, CheckpointConfig* config) 
   return {};
 }
 
-Result<CheckpointTensor> take_checkpoint_tensor(const mdp_checkpoint_tensor& given, const std::string& argument, Access access,
+Result<CheckpointTensor> take_checkpoint_tensor(const mdp_checkpoint_tensor& given, const Argument& argument, Access access,
                                                 const CheckpointConfig& config) {
   if (given.name == nullptr) return invalid(argument, ".name is NULL");
   auto tensor = take_tensor(given.tensor, {argument, ".tensor"}, access, config.context().backend->place());
@@ -88,7 +88,7 @@ Result<CheckpointTensor> take_checkpoint_tensor(const mdp_checkpoint_tensor& giv
   like.placement = static_cast<Placement>(given.placement);
   like.shard_dim = given.shard_dim;
   like.shard_stride = given.shard_stride == 0 ? 1 : given.shard_stride;
-  if (Status status = check_param(0, config.grid()->grid().size(kTp) > 1, &like); !status) return status.with_context(argument);
+  if (Status status = check_param(0, config.grid()->grid().size(kTp) > 1, &like); !status) return status.with_context(text(argument));
   return CheckpointTensor{like.name, like.placement, like.shard_dim, like.shard_stride, *tensor, tensor->place.type};
 }
 

@@ -51,7 +51,8 @@ Status check_param_enums(const mdp_param& param, const Argument& argument) {
                      "MDP_PARAM_FROZEN (1) and MDP_PARAM_OWN_BUCKET (2)");
 }
 
-Result<ParamSpec> take_param_as(const Argument& argument, const Array<mdp_param>& params, size_t index) {
+Result<ParamSpec> take_param(const Array<mdp_param>& params, size_t index) {
+  const Argument argument = params.name(index);
   auto ours = params.take_at(index);
   if (!ours) return ours.status();
   if (ours->name == nullptr) return invalid(argument, ".name is NULL; every parameter needs a name of its own");
@@ -79,12 +80,6 @@ Result<ParamSpec> take_param_as(const Argument& argument, const Array<mdp_param>
   spec.cost = ours->cost;
   if (ours->tie != nullptr) spec.tie.assign(ours->tie, strnlen(ours->tie, kLongestName + 1));
   return spec;
-}
-
-// Its name is put together only if a sentence needs it: there may be hundreds of thousands.
-Result<ParamSpec> take_param(const Array<mdp_param>& params, size_t index) {
-  auto spec = take_param_as("params", params, index);
-  return spec ? spec : take_param_as(params.name(index), params, index);
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ const char* known_kind(uint64_t mark) noexcept {
 
 }  // namespace
 
-Status check_mark(const void* handle, const char* argument, const HandleKind& kind) {
+Status check_mark(const void* handle, const Argument& argument, const HandleKind& kind) {
   if (Status status = check_pointer(handle, argument, alignof(std::atomic<uint64_t>)); !status) return status;
   const uint64_t mark = static_cast<const std::atomic<uint64_t>*>(handle)->load(std::memory_order_relaxed);
   if (mark == kind.mark) return {};

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/argument.h"
 #include "base/status.h"
 #include "core/buffer.h"
 #include "core/comm.h"
@@ -115,12 +116,12 @@ class InUpdate {
   InUpdate& operator=(const InUpdate&) = delete;
 };
 
-Status check_mark(const void* handle, const char* argument, const HandleKind& kind);
+Status check_mark(const void* handle, const Argument& argument, const HandleKind& kind);
 bool has_mark(const void* handle, const HandleKind& kind) noexcept;
 Status check_context(const Context& context, Need need);
 
 template <class H>
-Status check_handle(const H* handle, const char* argument, Need need) {
+Status check_handle(const H* handle, const Argument& argument, Need need) {
   if (Status status = check_mark(handle, argument, H::kind); !status) return status;
   return check_context(*handle->context, need);
 }

@@ -100,7 +100,7 @@ inline constexpr StructKind kKind<mdp_bucket_report> = kind_of<mdp_bucket_report
 // Not NULL, and a multiple of `alignment`.
 Status check_pointer(const void* pointer, const Argument& argument, size_t alignment);
 template <class T>
-Status check_out(T* out, const char* argument) {
+Status check_out(T* out, const Argument& argument) {
   return check_pointer(out, argument, alignof(T));
 }
 
@@ -154,16 +154,15 @@ class Array {
     return Array(first, count, argument, stride);
   }
   size_t count() const noexcept { return count_; }
-  std::string name(size_t i) const { return text(argument_, "[", i, "]"); }
+  // Good as long as this array is.
+  Argument name(size_t i) const noexcept { return {argument_, i}; }
   Result<T> take_at(size_t i) const {
     const T* element = reinterpret_cast<const T*>(reinterpret_cast<const std::byte*>(first_) + i * stride_);
     if (element->struct_size != stride_) {
       return invalid(name(i), ".struct_size is ", element->struct_size, ", but ", name(0), ".struct_size is ", stride_,
                      ": all elements of an array carry the same");
     }
-    T ours{};
-    if (take_struct(element, argument_, kKind<T>, &ours)) return ours;
-    return take(element, name(i));  // again, for the sentence
+    return take(element, name(i));
   }
 
  private:
@@ -171,7 +170,7 @@ class Array {
       : first_(first), count_(count), argument_(argument), stride_(stride) {}
   const T* first_;
   size_t count_;
-  const char* argument_;
+  Argument argument_;
   size_t stride_;
 };
 

@@ -65,7 +65,7 @@ constexpr Field kFields[] = {
 Result<const HyperParameter*> known_to(const UpdateRule& rule, const Field& field, double given, bool literal, const Argument& argument) {
   for (const HyperParameter& each : rule.hyper) {
     if (each.value != field.value) continue;
-    if (Status status = check_range(given, each.range, text(argument, ".", field.name)); !status) return status;
+    if (Status status = check_range(given, each.range, {{argument, "."}, field.name}); !status) return status;
     return &each;
   }
   if (given != 0) return invalid(argument, ".", field.name, " is ", given, "; ", rule.name, " has none, leave it 0");
@@ -167,7 +167,7 @@ Result<std::vector<ParamState>> take_param_states(const mdp_optimizer_config& co
   for (size_t i = 0; i < array->count(); ++i) {
     auto ours = array->take_at(i);
     if (!ours) return ours.status();
-    const std::string argument = array->name(i);
+    const Argument argument = array->name(i);
     if (Status status = check_reserved(ours->reserved, {argument, ".reserved"}); !status) return status;
     if (ours->name == nullptr) return invalid(argument, ".name is NULL; every state needs a name of its own");
     const std::string name(ours->name, strnlen(ours->name, kLongestStateName + 1));

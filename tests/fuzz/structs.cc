@@ -133,6 +133,7 @@ std::string take_a_tensor(Bytes* bytes) {
       must(!tensor.ok() || tensor->shape.size() == tensor->strides.size(), "a tensor with strides for other axes");
     }
     const auto dense = take_dense(given.as<mdp_tensor>(), "it", place);
+    must(!dense.ok() || take_tensor(given.as<mdp_tensor>(), "it", Access::write, place).ok(), "a dense array that is no tensor");
     outcome += dense.ok() ? "dense; " : dense.status().text() + "; ";
   }
   return outcome;
