@@ -49,7 +49,7 @@ class HostExchange final : public Exchange {
   };
   struct Way {             // one of the two
     Counts out, in;        // bytes
-    Counts out_at, in_at;  // where the pieces lie in this rank's half; and those of other nodes in remote_
+    Counts out_at, in_at;  // where the pieces lie in this rank's half; and those of other nodes in buffers_->remote
   };
   explicit HostExchange(HostGroup& group) : group_(group) {}
   bool is_local(int rank) const noexcept { return parts_[static_cast<size_t>(rank)] != nullptr; }

@@ -66,10 +66,9 @@ struct HostStream::State {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<Item> items;
-  // Pieces of work in the queue and under way; changed under mutex.
+  // Pieces of work in the queue and under way; more of them under mutex only.
   std::atomic<size_t> unfinished{0};
   bool started = false;    // under mutex: whether there is a worker
-  bool working = false;    // likewise: it has taken an item and not come back for the next
   bool on_caller = false;  // likewise: a caller's thread does some, and the worker rests
   bool closing = false;
   std::atomic<bool> caller_waits{false};
@@ -115,11 +114,8 @@ struct HostStream::State {
   // False when the stream is being destroyed and nothing is left.
   bool pop(Item* out) {
     std::unique_lock lock(mutex);
-    if (working) unfinished.fetch_sub(1, std::memory_order_release);
-    working = false;
     changed.wait(lock, [this] { return !on_caller && (!items.empty() || closing); });
     if (items.empty()) return false;
-    working = true;
     *out = std::move(items.front());
     items.pop_front();
     return true;
@@ -128,15 +124,18 @@ struct HostStream::State {
 
 void HostStream::run(State& state) {
   for (;;) {
-    Item item;  // inside the loop: what the work holds is released before the next wait
-    if (!state.pop(&item)) return;
-    if (state.stop.passed()) state.fail(state.destroyed);
-    if (item.event != nullptr) {
-      item.event->complete(state.current_failure());
-    } else if (item.work && !state.has_failed.load(std::memory_order_acquire)) {
-      const Status status = state.perform(item.work);
-      if (!status.ok()) state.fail(status);
+    {
+      Item item;  // what the work holds is released before it counts as finished
+      if (!state.pop(&item)) return;
+      if (state.stop.passed()) state.fail(state.destroyed);
+      if (item.event != nullptr) {
+        item.event->complete(state.current_failure());
+      } else if (item.work && !state.has_failed.load(std::memory_order_acquire)) {
+        const Status status = state.perform(item.work);
+        if (!status.ok()) state.fail(status);
+      }
     }
+    state.unfinished.fetch_sub(1, std::memory_order_release);
   }
 }
 
@@ -203,7 +202,7 @@ bool HostStream::do_here(const Work& work) {
   const std::shared_ptr<State> state = state_;
   {
     const std::lock_guard lock(state->mutex);
-    if (!state->items.empty() || state->working) return false;
+    if (state->unfinished.load(std::memory_order_acquire) != 0) return false;
     state->on_caller = true;
     state->unfinished.fetch_add(1, std::memory_order_relaxed);
   }
@@ -216,8 +215,7 @@ bool HostStream::do_here(const Work& work) {
   {
     const std::lock_guard lock(state->mutex);
     state->on_caller = false;
-    state->unfinished.fetch_sub(1, std::memory_order_release);
-    more = !state->items.empty();
+    more = state->unfinished.fetch_sub(1, std::memory_order_release) > 1;
   }
   if (more) state->changed.notify_one();
   return true;
