@@ -82,6 +82,13 @@ function borrow(array::AbstractArray, row_major::Bool)
     return borrow(owner, dtype, address, Int64[order(size(array))...], Int64[order(steps)...])
 end
 
+"An array that is written in place, so that a copy would not do; `name` says which, in the error."
+function borrow_written(array, name)
+    strided(array) === nothing &&
+        throw(invalid("$name is a $(typeof(array)), which has no strides; it is written in place: give a dense array, or a view of one"))
+    return borrow(array, false)
+end
+
 "A dense array as one dimension: collectives do not look at shapes."
 borrow_flat(array) = borrow(array, dtype_of(eltype(array)), UInt(pointer(array)), Int64[length(array)], Int64[])
 
@@ -129,7 +136,8 @@ function wrap_strided(tensor::Raw.mdp_tensor)
         places[d] = sizes[d] > 1 ? abs(steps[d]) : d == 1 ? 0 : places[d-1]
     end
     order = sortperm(places)
-    lengths, ranges, unit, start = ones(Int, n), Vector{Any}(undef, n), 1, 0
+    lengths, ranges, start = ones(Int, n), Vector{Any}(undef, n), 0
+    unit = 1  # what the strides from here on are multiples of
     for (i, d) in enumerate(order)
         sizes[d] > 1 || (ranges[i] = 1:sizes[d]; continue)
         step = abs(steps[d]) ÷ unit

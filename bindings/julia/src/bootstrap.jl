@@ -35,13 +35,13 @@ function look_at_gathering(meeting::Meeting)
     return Int32(1)
 end
 
-"Runs Julia inside a call that has told the collector that there is none (`Raw.@waiting`)."
-function inside(body, meeting)
+"Runs Julia inside a call that has told the collector that there is none (`Raw.@waiting`). What it throws is kept in `holder.problem`, and -1 returned."
+function inside(body, holder)
     state = ccall(:jl_gc_unsafe_enter, Int8, ())
     answer = try
         body()
     catch problem
-        meeting.problem = problem
+        holder.problem = problem
         Int32(-1)
     end
     ccall(:jl_gc_unsafe_leave, Cvoid, (Int8,), state)

@@ -67,16 +67,11 @@ function cp_part(size::Integer, rank::Integer, sequence::Integer; causal = false
     return UnitRange{Int}[from+1:to for (from, to) in ((found[1], found[2]), (found[3], found[4])) if from < to]
 end
 
-"An array that is written in place, so that a copy would not do."
-function borrow_written(array, name)
-    strided(array) === nothing && throw(invalid("$name is a $(typeof(array)), which has no strides; it is written into its memory"))
-    return borrow(array, false)
-end
-
+"Calls the library with arrays that it reads, and ones that it writes, by name."
 function attend(call, attention, read, written)
     attending = Attending(attention.f, nothing)
     given = map(array -> borrow(lying(array), false), read)
-    wanted = map(name -> borrow_written(written[name], name), keys(written))
+    wanted = map(borrow_written, Tuple(written), keys(written))
     status = GC.@preserve attending attention call(attention.comm, Ref(raw_attention(attention)),
                                                    @cfunction(attend_block, Int32, (Ptr{Cvoid}, Ptr{Raw.mdp_cp_block})),
                                                    pointer_from_objref(attending), given..., wanted..., stream_of(first(written)))

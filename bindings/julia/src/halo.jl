@@ -58,12 +58,6 @@ end
 
 Halo(body::Base.Callable, comm::Comm; keywords...) = closing(body, Halo(comm; keywords...))
 
-"A field as the library borrows it. It is written in place, so that a copy would not do."
-function borrow_field(field, number)
-    strided(field) === nothing && throw(invalid("field $number is a $(typeof(field)), which has no strides; the halo is written into its memory"))
-    return borrow(field, false)
-end
-
 """
     start!(halo, fields...; backward = false)
 
@@ -73,7 +67,7 @@ the order of ranks, and becomes 0; kept edges stay. Collective, but waits for ne
 `:INVALID`, `:STATE` (an exchange is under way), and those of a lost communicator.
 """
 function start!(halo::Halo, fields::AbstractArray...; backward = false)
-    lent = Borrowed[borrow_field(field, number) for (number, field) in enumerate(fields)]
+    lent = Borrowed[borrow_written(field, "field $number") for (number, field) in enumerate(fields)]
     tensors = Raw.mdp_tensor[one.tensor for one in lent]
     stream = isempty(fields) ? C_NULL : stream_of(first(fields))
     GC.@preserve lent check(Raw.mdp_halo_start(halo, tensors, length(tensors), backward ? Raw.MDP_HALO_BACKWARD : 0, stream))

@@ -9,9 +9,16 @@ using LinearAlgebra
 const DIM, HEADS, SEQUENCE, BATCH = 4, 6, 12, 2
 const BOUNDS = [0, 5, 5, 7, 12]
 draw(salt, heads) = Float32[sin(3i + 7salt) for i in LinearIndices((DIM, heads, SEQUENCE, BATCH))]
+
+"The same values, where the dimensions lie in another order."
 turned(array) = PermutedDimsArray(permutedims(array, (2, 4, 1, 3)), (3, 1, 4, 2))
-spread(array) = (wide = fill(eltype(array)(NaN), (2, 3, 2, 2) .* size(array)); place = view(wide, map((n, k) -> k*n:-k:1, size(array), (1, 3, 2, 2))...);
-                 place .= array; place)
+
+"The same values in a view that goes backwards through a larger array, with gaps of NaN."
+function spread(array)
+    wide = fill(eltype(array)(NaN), (2, 3, 2, 2) .* size(array))
+    place = view(wide, map((n, k) -> k*n:-k:1, size(array), (1, 3, 2, 2))...)
+    return place .= array
+end
 
 sequence_of(at) = searchsortedlast(BOUNDS, at - 1)
 "What is added to a score, at these positions and this head of all; -Inf where the key is not seen."

@@ -54,9 +54,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-#[macro_use]
+pub mod cp;
+mod operation;
 pub mod tp;
-pub mod cp; // after the other's macro, which it uses
 
 /// What calls of this module return.
 pub type Result<T> = std::result::Result<T, Error>;

@@ -5,8 +5,7 @@
 //!
 //! ```
 //! use megadp::Comm;
-//! use megadp::cp::{Attention, plain_attention};
-//! use megadp::tp::{Array, ArrayMut};
+//! use megadp::cp::{Array, ArrayMut, Attention, plain_attention};
 //!
 //! # fn main() -> megadp::Result<()> {
 //! let comm = Comm::builder().connect()?; // the context-parallel ranks
@@ -26,7 +25,7 @@
 use crate::comm::Comm;
 use crate::error::{Error, Result, check, narrow};
 use crate::sys;
-use crate::tp::{Array, ArrayMut};
+pub use crate::tp::{Array, ArrayMut};
 use core::ffi::c_void;
 use std::ops::Range;
 use std::panic::resume_unwind;
@@ -35,7 +34,7 @@ use std::ptr;
 mod block;
 mod plain;
 
-use block::{Attending, Failed, attend_block};
+use block::{Attending, attend_block};
 pub use block::{Block, Computed, View, ViewMut, Wanted};
 pub use plain::plain_attention;
 
@@ -141,26 +140,19 @@ impl Attention {
         &self,
         comm: &Comm,
         function: &mut dyn FnMut(Block<'_>) -> Computed,
-        call: impl FnOnce(Call) -> sys::mdp_status,
+        call: impl FnOnce(*mut sys::mdp_comm, *const sys::mdp_cp_config, *mut c_void) -> sys::mdp_status,
     ) -> Result<()> {
-        let mut attending = Attending::new(function);
+        let mut attending = Attending { function, answer: Ok(Ok(())) };
         let done = self.with_config(|config| {
             let (_inside, comm) = comm.enter();
-            check(call(Call { comm, config, user: (&raw mut attending).cast() }))
+            check(call(comm, config, (&raw mut attending).cast()))
         });
-        match attending.failed {
-            None => done,
-            Some(Failed::Error(mine)) => done.map_err(|told| Error { text: format!("{}: {mine}", told.text), ..told }),
-            Some(Failed::Panic(panic)) => resume_unwind(panic),
+        match attending.answer {
+            Ok(Ok(())) => done,
+            Ok(Err(mine)) => done.map_err(|told| Error { text: format!("{}: {mine}", told.text), ..told }),
+            Err(panic) => resume_unwind(panic),
         }
     }
-}
-
-/// What both calls begin with.
-struct Call {
-    comm: *mut sys::mdp_comm,
-    config: *const sys::mdp_cp_config,
-    user: *mut c_void,
 }
 
 /// An attention that is ready to be computed; from [`Attention::forward`].
@@ -184,7 +176,7 @@ impl Forward<'_> {
     /// A block is lent for the call:
     ///
     /// ```compile_fail,E0521
-    /// # use megadp::{Comm, cp::Forward, tp::ArrayMut};
+    /// # use megadp::{Comm, cp::{ArrayMut, Forward}};
     /// # fn keeps(forward: Forward<'_>, comm: &Comm, out: &mut ArrayMut<'_>, lse: &mut ArrayMut<'_>) {
     /// let mut kept = Vec::new();
     /// let _ = forward.run(comm, out, lse, |block| Ok(kept.push(block)));
@@ -198,7 +190,7 @@ impl Forward<'_> {
         mut function: impl FnMut(Block<'_>) -> Computed,
     ) -> Result<()> {
         let [q, k, v] = self.read;
-        self.attention.attend(comm, &mut function, |Call { comm, config, user }| {
+        self.attention.attend(comm, &mut function, |comm, config, user| {
             // SAFETY: a live handle, the tree's only call; structs, arrays and the function live through it, and what it writes is borrowed mutably.
             unsafe { sys::mdp_cp_attention_fwd(comm, config, Some(attend_block), user, q, k, v, &out.raw, &lse.raw, ptr::null_mut()) }
         })
@@ -227,9 +219,8 @@ impl Backward<'_> {
         mut function: impl FnMut(Block<'_>) -> Computed,
     ) -> Result<()> {
         let [q, k, v, out, lse, grad_out] = self.read;
-        let (dq, dk, dv) = (&grad_q.raw, &grad_k.raw, &grad_v.raw);
-        let (function, stream) = (&mut function, ptr::null_mut());
-        self.attention.attend(comm, function, |Call { comm, config, user }| {
+        let (dq, dk, dv, stream) = (&grad_q.raw, &grad_k.raw, &grad_v.raw, ptr::null_mut());
+        self.attention.attend(comm, &mut function, |comm, config, user| {
             // SAFETY: as in forward.
             unsafe { sys::mdp_cp_attention_bwd(comm, config, Some(attend_block), user, q, k, v, out, lse, grad_out, dq, dk, dv, stream) }
         })

@@ -125,7 +125,7 @@ pub(crate) fn tensor<T: Element>(data: *mut T, shape: &[i64], strides: Option<&[
     }
 }
 
-/// Whether a view that the library has lent is of elements `T`, on the host. `name` says what of, in an error.
+/// Refuses a view that the library has lent unless its elements are `T`, on the host. `name` says what of, in the error.
 pub(crate) fn check_view<T: Element>(view: &sys::mdp_tensor, name: &str) -> Result<()> {
     if view.device_type > 1 {
         return Err(Error::new(Code::Unsupported, format!("{name} is memory of a device; slices are memory of the host")));

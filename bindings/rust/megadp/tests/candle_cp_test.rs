@@ -19,14 +19,13 @@ fn draw(heads: usize, salt: usize) -> Tensor {
     Tensor::from_vec(data, (BATCH, SEQUENCE, heads, SIZE), &Device::Cpu).unwrap()
 }
 
-/// By candle's own operations: out, where as many heads of q in a row have a head of k.
+/// The output by candle's own operations, with each head of k and v repeated for the heads of q that use it.
 fn whole(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Result<Tensor> {
-    let (heads, kv_heads) = (q.dim(2)?, k.dim(2)?);
+    let heads = q.dim(2)?;
     let by_head = |tensor: &Tensor| {
         let spread = tensor.unsqueeze(3)?.repeat((1, 1, 1, heads / tensor.dim(2)?, 1))?;
         spread.reshape((BATCH, SEQUENCE, heads, SIZE))?.transpose(1, 2)?.contiguous()
     };
-    assert_eq!(heads % kv_heads, 0);
     let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
     let scores = (q.matmul(&k.t()?)? / (SIZE as f64).sqrt())?;
     let hidden: Vec<f32> = (0..SEQUENCE * SEQUENCE).map(|i| if causal && i % SEQUENCE > i / SEQUENCE { -1e9 } else { 0.0 }).collect();

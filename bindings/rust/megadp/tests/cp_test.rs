@@ -3,8 +3,7 @@
 //! fail; what is refused.
 mod ranks;
 
-use megadp::cp::{Attention, Block, Computed, Form, Wanted, plain_attention};
-use megadp::tp::{Array, ArrayMut};
+use megadp::cp::{Array, ArrayMut, Attention, Block, Computed, Form, Wanted, plain_attention};
 use megadp::{Code, Comm, Error};
 use ranks::{alone, threads};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -186,9 +185,9 @@ fn equal(comm: &Comm, case: Case) {
 fn cut_attention_is_that_of_the_whole_sequence() {
     for size in 1..=3 {
         threads(size, |comm| {
-            for (i, causal, packed) in [(0, false, false), (1, false, true), (2, true, false), (3, true, true)] {
+            for (causal, packed) in [(false, false), (false, true), (true, false), (true, true)] {
                 for (form, kv_heads) in [(Form::Ring, HEADS), (Form::Ring, 2), (Form::AllToAll, HEADS), (Form::Auto, 3)] {
-                    equal(&comm, Case { form, causal, packed, kv_heads, strided: i % 2 == 1 || kv_heads == 2 });
+                    equal(&comm, Case { form, causal, packed, kv_heads, strided: packed || kv_heads == 2 });
                 }
             }
         });

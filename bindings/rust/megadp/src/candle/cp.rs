@@ -18,12 +18,12 @@
 //! # Ok(())
 //! # }
 //! ```
-use super::tp::{Lying, filled, lock, refused, storage_dtype, tensor};
+use super::operation::{Lying, Three, by_dtype, filled, followed, lock, storage_dtype, with_arrays, wrapped};
 use crate::comm::Comm;
 use crate::cp::{self, Block, Computed};
 use crate::element::Element;
 use crate::tp::{Array, ArrayMut};
-use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Storage, Tensor, WithDType};
+use candle_core::{CpuStorage, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
@@ -65,10 +65,6 @@ impl Attention {
     }
 }
 
-fn wrapped<R>(outcome: crate::Result<R>) -> Result<R> {
-    outcome.map_err(candle_core::Error::wrap)
-}
-
 struct Attend {
     of: Attention,
     /// By forward, for backward.
@@ -91,31 +87,22 @@ impl Attend {
         Ok((filled::<T>(&shape, run)?, Shape::from(shape.clone())))
     }
 
-    fn run_back<T: WithDType + Element>(&self, tensors: [&Tensor; 5]) -> Result<[Option<Tensor>; 3]> {
-        let held = tensors.map(Tensor::storage_and_layout);
-        let lying = held.each_ref().map(|(storage, layout)| match &**storage {
-            Storage::Cpu(storage) => Lying::<T>::new(storage, layout),
-            _ => Err(refused("a tensor is on a device; this operation is that of the CPU".into())),
-        });
-        let lying = lying.into_iter().collect::<Result<Vec<_>>>()?;
-        let arrays = lying.iter().map(Lying::array).collect::<Result<Vec<_>>>()?;
-        let (q, k, v, out, grad) = (&arrays[0], &arrays[1], &arrays[2], &arrays[3], &arrays[4]);
-        let lse = lock(&self.lse);
-        let lse = wrapped(Array::new(&*lse, &q.shape()[..3]))?;
-        let inputs = [tensors[0], tensors[1], tensors[2]];
-        let mut grads = inputs.map(|tensor| vec![T::zero(); tensor.elem_count()]);
+    /// Gradients of q, k and v, where candle follows them.
+    fn run_back<T: WithDType + Element>(&self, inputs: [&Tensor; 3], out: &Tensor, grad: &Tensor) -> Result<[Option<Tensor>; 3]> {
+        let mut grads = inputs.map(|input| vec![T::zero(); input.elem_count()]);
         let [dq, dk, dv] = &mut grads;
         let mut to_dq = wrapped(ArrayMut::new(dq, inputs[0].dims()))?;
         let mut to_dk = wrapped(ArrayMut::new(dk, inputs[1].dims()))?;
         let mut to_dv = wrapped(ArrayMut::new(dv, inputs[2].dims()))?;
-        let backward = self.of.attention.backward(q, k, v, out, &lse, grad);
-        let comm = lock(&self.of.comm);
-        wrapped(backward.run(&comm, &mut to_dq, &mut to_dk, &mut to_dv, |block| (self.of.function)(block)))?;
-        let mut found = [None, None, None];
-        for (to, (data, like)) in found.iter_mut().zip(grads.into_iter().zip(inputs)) {
-            *to = if like.track_op() { Some(tensor(data, like)?) } else { None };
-        }
-        Ok(found)
+        let lse = lock(&self.lse);
+        let lse = wrapped(Array::new(&*lse, &inputs[0].dims()[..3]))?;
+        let [q, k, v] = inputs;
+        with_arrays::<T, _, 5>([q, k, v, out, grad], |[q, k, v, out, grad]| {
+            let backward = self.of.attention.backward(q, k, v, out, &lse, grad);
+            let comm = lock(&self.of.comm);
+            wrapped(backward.run(&comm, &mut to_dq, &mut to_dk, &mut to_dv, |block| (self.of.function)(block)))
+        })?;
+        followed(grads, &inputs)
     }
 }
 
@@ -136,8 +123,8 @@ impl CustomOp3 for Attend {
         by_dtype!(storage_dtype(s1), self.run([(s1, l1), (s2, l2), (s3, l3)]))
     }
 
-    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor, grad: &Tensor) -> Result<super::tp::Three> {
-        let [q, k, v] = by_dtype!(q.dtype(), self.run_back([q, k, v, out, grad]))?;
+    fn bwd(&self, q: &Tensor, k: &Tensor, v: &Tensor, out: &Tensor, grad: &Tensor) -> Result<Three> {
+        let [q, k, v] = by_dtype!(q.dtype(), self.run_back([q, k, v], out, grad))?;
         Ok((q, k, v))
     }
 }

@@ -27,75 +27,14 @@
 //! # Ok(())
 //! # }
 //! ```
+use super::operation::{Lying, Three, by_dtype, filled, followed, lock, storage_dtype, tensor, with_arrays, wrapped};
 use crate::comm::Comm;
-use crate::element::{Element, Strided};
-use crate::error::Code;
-use crate::tp::{self, Array, ArrayMut};
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Storage, Tensor, WithDType};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use crate::element::Element;
+use crate::tp::{self, ArrayMut};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, WithDType};
+use std::sync::{Arc, Mutex};
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub(super) fn refused(text: String) -> candle_core::Error {
-    candle_core::Error::wrap(crate::Error::new(Code::Unsupported, text))
-}
-
-/// The elements of a storage, and how they lie.
-pub(super) struct Lying<'a, T> {
-    data: &'a [T],
-    layout: &'a Layout,
-    strides: Vec<i64>,
-}
-
-impl<'a, T: WithDType + Element> Lying<'a, T> {
-    pub(super) fn new(storage: &'a CpuStorage, layout: &'a Layout) -> Result<Self> {
-        Ok(Lying { data: storage.as_slice()?, layout, strides: layout.stride().iter().map(|&stride| stride as i64).collect() })
-    }
-
-    pub(super) fn array(&self) -> Result<Array<'_>> {
-        let strided = Strided::new(self.data, self.layout.start_offset(), &self.strides);
-        Array::new(strided, self.layout.dims()).map_err(candle_core::Error::wrap)
-    }
-}
-
-/// Calls `work` with a tensor's memory.
-fn with_storage<R>(tensor: &Tensor, work: impl FnOnce(&CpuStorage, &Layout) -> Result<R>) -> Result<R> {
-    let (storage, layout) = tensor.storage_and_layout();
-    match &*storage {
-        Storage::Cpu(storage) => work(storage, layout),
-        _ => Err(refused("a tensor is on a device; these operations are those of the CPU".into())),
-    }
-}
-
-/// Zeros, and what `fill` makes of them; as candle stores them.
-pub(super) fn filled<T: WithDType + Element>(
-    shape: &[usize],
-    fill: impl FnOnce(&mut ArrayMut<'_>) -> crate::Result<()>,
-) -> Result<CpuStorage> {
-    let mut data = vec![T::zero(); shape.iter().product()];
-    let mut array = ArrayMut::new(&mut data, shape).map_err(candle_core::Error::wrap)?;
-    fill(&mut array).map_err(candle_core::Error::wrap)?;
-    Ok(T::to_cpu_storage_owned(data))
-}
-
-pub(super) fn tensor<T: WithDType>(data: Vec<T>, like: &Tensor) -> Result<Tensor> {
-    Tensor::from_vec(data, like.shape(), like.device())
-}
-
-/// `$call::<T>($arguments)`, with the element's type of a candle dtype.
-macro_rules! by_dtype {
-    ($dtype:expr, $self:ident.$call:ident($($argument:expr),*)) => {
-        match $dtype {
-            candle_core::DType::F32 => $self.$call::<f32>($($argument),*),
-            candle_core::DType::BF16 => $self.$call::<half::bf16>($($argument),*),
-            other => Err(refused(format!("a tensor has elements of {other:?}; these operations are for F32 and BF16"))),
-        }
-    };
-}
-
-mod vocabulary; // after the macro, which it uses
+mod vocabulary;
 
 pub use vocabulary::{CrossEntropy, Embedding};
 
@@ -136,33 +75,21 @@ impl Linear {
         let mut grads = tensors.iter().map(zeros).collect::<Vec<_>>();
         let mut outputs = Vec::new();
         for (data, tensor) in grads.iter_mut().zip(tensors) {
-            outputs.push(ArrayMut::new(data, tensor.dims()).map_err(candle_core::Error::wrap)?);
+            outputs.push(wrapped(ArrayMut::new(data, tensor.dims()))?);
         }
-        with_storage(tensors[0], |storage, layout| {
-            let input = Lying::<T>::new(storage, layout)?;
-            with_storage(tensors[1], |storage, layout| {
-                let weight = Lying::<T>::new(storage, layout)?;
-                with_storage(grad, |storage, layout| {
-                    let grad = Lying::<T>::new(storage, layout)?;
-                    let (input, weight, grad) = (input.array()?, weight.array()?, grad.array()?);
-                    let layer = lock(&self.0);
-                    let mut backward = layer.backward(&grad).input(&input).weight(&weight);
-                    let mut outputs = outputs.iter_mut();
-                    backward = match outputs.next() {
-                        Some(to) if tensors[0].track_op() => backward.grad_input(to),
-                        _ => backward,
-                    };
-                    backward = if let Some(to) = outputs.next() { backward.grad_weight(to) } else { backward };
-                    backward = if let Some(to) = outputs.next() { backward.grad_bias(to) } else { backward };
-                    backward.run().map_err(candle_core::Error::wrap)
-                })
-            })
+        with_arrays::<T, _, 3>([tensors[0], tensors[1], grad], |[input, weight, grad]| {
+            let layer = lock(&self.0);
+            let mut backward = layer.backward(grad).input(input).weight(weight);
+            let mut outputs = outputs.iter_mut();
+            backward = match outputs.next() {
+                Some(to) if tensors[0].track_op() => backward.grad_input(to),
+                _ => backward,
+            };
+            backward = if let Some(to) = outputs.next() { backward.grad_weight(to) } else { backward };
+            backward = if let Some(to) = outputs.next() { backward.grad_bias(to) } else { backward };
+            wrapped(backward.run())
         })?;
-        let mut found = [None, None, None];
-        for (to, (data, like)) in found.iter_mut().zip(grads.into_iter().zip(tensors)) {
-            *to = if like.track_op() { Some(tensor(data, like)?) } else { None };
-        }
-        Ok(found)
+        followed(grads, tensors)
     }
 }
 
@@ -180,8 +107,6 @@ impl CustomOp2 for Linear {
         Ok((input, weight))
     }
 }
-
-pub(super) type Three = (Option<Tensor>, Option<Tensor>, Option<Tensor>);
 
 impl CustomOp3 for Linear {
     fn name(&self) -> &'static str {
@@ -204,11 +129,6 @@ impl CustomOp3 for Linear {
         let [input, weight, bias] = by_dtype!(input.dtype(), self.run_back(&[input, weight, bias], grad))?;
         Ok((input, weight, bias))
     }
-}
-
-pub(super) fn storage_dtype(storage: &CpuStorage) -> candle_core::DType {
-    use candle_core::backend::BackendStorage;
-    storage.dtype()
 }
 
 /// A [`tp::Region`] on a communicator.
@@ -234,18 +154,15 @@ impl Region {
 
     fn run<T: WithDType + Element>(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (input, comm) = (Lying::<T>::new(storage, layout)?, lock(&self.comm));
-        let shape = self.region.output_shape(&comm, layout.dims()).map_err(candle_core::Error::wrap)?;
+        let shape = wrapped(self.region.output_shape(&comm, layout.dims()))?;
         let input = input.array()?;
         Ok((filled::<T>(&shape, |output| self.region.forward(&comm, &input, output))?, Shape::from(shape)))
     }
 
     fn run_back<T: WithDType + Element>(&self, input: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let mut data = vec![T::zero(); input.elem_count()];
-        let mut to = ArrayMut::new(&mut data, input.dims()).map_err(candle_core::Error::wrap)?;
-        with_storage(grad, |storage, layout| {
-            let grad = Lying::<T>::new(storage, layout)?;
-            self.region.backward(&lock(&self.comm), &grad.array()?, &mut to).map_err(candle_core::Error::wrap)
-        })?;
+        let mut to = wrapped(ArrayMut::new(&mut data, input.dims()))?;
+        with_arrays::<T, _, 1>([grad], |[grad]| wrapped(self.region.backward(&lock(&self.comm), grad, &mut to)))?;
         tensor(data, input)
     }
 }

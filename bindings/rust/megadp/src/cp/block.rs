@@ -4,12 +4,12 @@ use crate::element::{Element, check_view, dense_length};
 use crate::error::{Code, Error, Result};
 use crate::sys;
 use core::ffi::c_void;
-use std::any::Any;
 use std::borrow::Cow;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
+use std::thread;
 
 /// What a function of blocks answers: any error fails the call, on all ranks.
 pub type Computed = crate::pieces::Updated;
@@ -165,7 +165,10 @@ impl<'a> View<'a> {
             #[cfg(feature = "half")]
             sys::MDP_DTYPE_F16 => Ok(self.elements::<half::f16>()?.iter().map(|value| value.to_f32()).collect()),
             sys::MDP_DTYPE_F32 => self.elements(),
-            other => Err(Error::new(Code::Unsupported, format!("the array has elements of dtype {other}, which the feature `half` knows"))),
+            other => {
+                let text = format!("the array has elements of dtype {other}; others than f32 are read with the crate's feature `half`");
+                Err(Error::new(Code::Unsupported, text))
+            }
         }
     }
 
@@ -227,19 +230,9 @@ fn walk(shape: &[i64], strides: &[i64], offset: isize, with: &mut dyn FnMut(isiz
 
 /// What a call takes along through the library.
 pub(super) struct Attending<'f> {
-    function: &'f mut dyn FnMut(Block<'_>) -> Computed,
-    pub(super) failed: Option<Failed>,
-}
-
-pub(super) enum Failed {
-    Error(Box<dyn std::error::Error>),
-    Panic(Box<dyn Any + Send>),
-}
-
-impl<'f> Attending<'f> {
-    pub(super) fn new(function: &'f mut dyn FnMut(Block<'_>) -> Computed) -> Self {
-        Attending { function, failed: None }
-    }
+    pub(super) function: &'f mut dyn FnMut(Block<'_>) -> Computed,
+    /// Of the last block: the library calls no function again that has failed.
+    pub(super) answer: thread::Result<Computed>,
 }
 
 /// For `mdp_cp_attention_fn`; `user` is an [`Attending`].
@@ -247,10 +240,6 @@ pub(super) unsafe extern "C" fn attend_block(user: *mut c_void, raw: *const sys:
     // SAFETY: the caller's value, on the caller's thread, and a block that lives until this returns.
     let (attending, block) = unsafe { (&mut *user.cast::<Attending<'_>>(), Block::new(&*raw)) };
     // Nothing may unwind into C. Who catches the panic finds what the closure borrows as any panic leaves it.
-    attending.failed = match catch_unwind(AssertUnwindSafe(|| (attending.function)(block))) {
-        Ok(Ok(())) => return 0,
-        Ok(Err(error)) => Some(Failed::Error(error)),
-        Err(panic) => Some(Failed::Panic(panic)),
-    };
-    1
+    attending.answer = catch_unwind(AssertUnwindSafe(|| (attending.function)(block)));
+    i32::from(!matches!(attending.answer, Ok(Ok(()))))
 }

@@ -3,6 +3,10 @@
 use super::{Block, Computed, View, Wanted};
 use crate::error::Result;
 use std::borrow::Cow;
+use std::ops::Range;
+
+/// Batch, position, head.
+type Place = (usize, usize, usize);
 
 /// An array of a block in f32, row-major.
 struct Rows<'a> {
@@ -17,13 +21,13 @@ impl<'a> Rows<'a> {
         Ok(Rows { data: view.floats()?, positions: view.size(1), heads: view.size(2), size: view.size(3) })
     }
 
-    fn at(&self, batch: usize, position: usize, head: usize) -> usize {
-        ((batch * self.positions + position) * self.heads + head) * self.size
+    fn range(&self, (batch, position, head): Place) -> Range<usize> {
+        let first = ((batch * self.positions + position) * self.heads + head) * self.size;
+        first..first + self.size
     }
 
-    fn row(&self, batch: usize, position: usize, head: usize) -> &[f32] {
-        let first = self.at(batch, position, head);
-        &self.data[first..first + self.size]
+    fn row(&self, at: Place) -> &[f32] {
+        &self.data[self.range(at)]
     }
 
     /// Zeros of the same shape.
@@ -32,9 +36,9 @@ impl<'a> Rows<'a> {
     }
 
     /// Adds a multiple of `other` to a row.
-    fn add(&mut self, at: (usize, usize, usize), factor: f32, other: &[f32]) {
-        let first = self.at(at.0, at.1, at.2);
-        for (to, from) in self.data.to_mut()[first..].iter_mut().zip(other) {
+    fn add(&mut self, at: Place, factor: f32, other: &[f32]) {
+        let range = self.range(at);
+        for (to, from) in self.data.to_mut()[range].iter_mut().zip(other) {
             *to += factor * from;
         }
     }
@@ -53,21 +57,22 @@ pub fn plain_attention(mut block: Block<'_>, scale: Option<f32>) -> Computed {
     let (q, k, v) = (Rows::of(&block.q)?, Rows::of(&block.k)?, Rows::of(&block.v)?);
     let scale = scale.unwrap_or(1.0 / (q.size as f32).sqrt());
     let keys: Vec<_> = (0..q.positions).map(|query| block.keys_of(query)).collect();
+    let group = q.heads / k.heads;
+    let seen_by = |(b, i, h): Place| keys[i].clone().map(move |j| (b, j, h / group));
     let queries = || {
         let of_batch = |b| (0..q.positions).flat_map(move |i| (0..q.heads).map(move |h| (b, i, h)));
         (0..block.q.size(0)).flat_map(of_batch)
     };
-    let group = q.heads / k.heads;
     match &mut block.wanted {
         Wanted::Outputs { out, lse } => {
             let (mut found, mut found_lse) = (q.zeros(), Vec::new());
-            for (b, i, h) in queries() {
-                let scores: Vec<f32> = keys[i].clone().map(|j| scale * dot(q.row(b, i, h), k.row(b, j, h / group))).collect();
+            for query in queries() {
+                let scores: Vec<f32> = seen_by(query).map(|key| scale * dot(q.row(query), k.row(key))).collect();
                 let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 let sum: f32 = scores.iter().map(|score| (score - most).exp()).sum();
                 found_lse.push(most + sum.ln()); // minus infinity without a key
-                for (j, score) in keys[i].clone().zip(&scores) {
-                    found.add((b, i, h), (score - most).exp() / sum, v.row(b, j, h / group));
+                for (key, score) in seen_by(query).zip(&scores) {
+                    found.add(query, (score - most).exp() / sum, v.row(key));
                 }
             }
             out.write(&found.data)?;
@@ -76,15 +81,14 @@ pub fn plain_attention(mut block: Block<'_>, scale: Option<f32>) -> Computed {
         Wanted::Gradients { out, lse, grad_out, grad_q, grad_k, grad_v } => {
             let (out, grad_out, lse) = (Rows::of(out)?, Rows::of(grad_out)?, lse.floats()?);
             let (mut dq, mut dk, mut dv) = (q.zeros(), k.zeros(), v.zeros());
-            for ((b, i, h), lse) in queries().zip(lse.iter()) {
-                let delta = dot(grad_out.row(b, i, h), out.row(b, i, h));
-                for j in keys[i].clone() {
-                    let (key, value) = (k.row(b, j, h / group), v.row(b, j, h / group));
-                    let weight = (scale * dot(q.row(b, i, h), key) - lse).exp();
-                    let change = scale * weight * (dot(grad_out.row(b, i, h), value) - delta);
-                    dq.add((b, i, h), change, key);
-                    dk.add((b, j, h / group), change, q.row(b, i, h));
-                    dv.add((b, j, h / group), weight, grad_out.row(b, i, h));
+            for (query, lse) in queries().zip(lse.iter()) {
+                let delta = dot(grad_out.row(query), out.row(query));
+                for key in seen_by(query) {
+                    let weight = (scale * dot(q.row(query), k.row(key)) - lse).exp();
+                    let change = scale * weight * (dot(grad_out.row(query), v.row(key)) - delta);
+                    dq.add(query, change, k.row(key));
+                    dk.add(key, change, q.row(query));
+                    dv.add(key, weight, grad_out.row(query));
                 }
             }
             grad_q.write(&dq.data)?;

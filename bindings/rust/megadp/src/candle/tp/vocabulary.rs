@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Embeddings and cross-entropy of [`crate::tp`] as operations of candle's.
-use super::{Lying, filled, lock, refused, storage_dtype, tensor, with_storage};
+use crate::candle::operation::{Lying, by_dtype, filled, lock, refused, storage_dtype, tensor, with_arrays, wrapped};
 use crate::comm::Comm;
 use crate::element::Element;
 use crate::tp::{self, Array, ArrayMut};
 use candle_core::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor, WithDType};
 use std::sync::{Arc, Mutex};
-
-fn wrapped<R>(outcome: crate::Result<R>) -> Result<R> {
-    outcome.map_err(candle_core::Error::wrap)
-}
 
 /// Ids or targets as the library has them, for the length of an operation and its backward.
 struct Ids {
@@ -69,10 +65,8 @@ impl Lookup {
     fn run_back<T: WithDType + Element>(&self, weight: &Tensor, grad: &Tensor) -> Result<Tensor> {
         let mut data = vec![T::zero(); weight.elem_count()];
         let mut to = wrapped(ArrayMut::new(&mut data, weight.dims()))?;
-        with_storage(grad, |storage, layout| {
-            let grad = Lying::<T>::new(storage, layout)?;
-            wrapped(self.of.embedding.backward(&lock(&self.of.comm), &self.ids.array()?, &grad.array()?, &mut to))
-        })?;
+        let ids = self.ids.array()?;
+        with_arrays::<T, _, 1>([grad], |[grad]| wrapped(self.of.embedding.backward(&lock(&self.of.comm), &ids, grad, &mut to)))?;
         tensor(data, weight)
     }
 }
@@ -141,11 +135,10 @@ impl Loss {
         let mut to = wrapped(ArrayMut::new(&mut data, logits.dims()))?;
         let saved = lock(&self.saved);
         let saved = wrapped(Array::new(&*saved, &self.saved_shape()))?;
-        with_storage(logits, |storage, layout| {
-            let logits = Lying::<T>::new(storage, layout)?;
-            with_storage(grad, |storage, layout| {
-                let (grad, logits, targets) = (Lying::<f32>::new(storage, layout)?, logits.array()?, self.targets.array()?);
-                wrapped(self.of.loss.backward(&lock(&self.of.comm), &logits, &targets, &saved, &grad.array()?, &mut to))
+        let targets = self.targets.array()?;
+        with_arrays::<T, _, 1>([logits], |[logits]| {
+            with_arrays::<f32, _, 1>([grad], |[grad]| {
+                wrapped(self.of.loss.backward(&lock(&self.of.comm), logits, &targets, &saved, grad, &mut to))
             })
         })?;
         tensor(data, logits)
