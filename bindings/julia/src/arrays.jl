@@ -83,10 +83,10 @@ function borrow(array::AbstractArray, row_major::Bool)
 end
 
 "An array that is written in place, so that a copy would not do; `name` says which, in the error."
-function borrow_written(array, name)
+function borrow_written(array, name, row_major = false)
     strided(array) === nothing &&
         throw(invalid("$name is a $(typeof(array)), which has no strides; it is written in place: give a dense array, or a view of one"))
-    return borrow(array, false)
+    return borrow(array, row_major)
 end
 
 "A dense array as one dimension: collectives do not look at shapes."

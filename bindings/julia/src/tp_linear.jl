@@ -90,7 +90,7 @@ end
 
 function forward!(layer::TpLinear, y::AbstractArray, x::AbstractArray, weight = nothing, bias = nothing)
     check(Raw.mdp_tp_linear_fwd(layer, borrow(lying(x), false), borrow_or_null(weight, layer.row_major), borrow_or_null(bias, false),
-                                borrow(y, false), stream_of(y), C_NULL))
+                                borrow_written(y, "y"), stream_of(y), C_NULL))
     return y
 end
 
@@ -99,9 +99,9 @@ end
 
 function backward!(layer::TpLinear, dy::AbstractArray, x; weight = nothing, grad_input = nothing, grad_weight = nothing,
                    grad_bias = nothing, add = false)
-    into(array, row_major) = array === nothing ? C_NULL : borrow(array, row_major)
+    into(array, name, row_major) = array === nothing ? C_NULL : borrow_written(array, name, row_major)
     check(Raw.mdp_tp_linear_bwd(layer, C_NULL, borrow_or_null(x, false), borrow_or_null(weight, layer.row_major), borrow(lying(dy), false),
-                                into(grad_input, false), into(grad_weight, layer.row_major), into(grad_bias, false),
+                                into(grad_input, "grad_input", false), into(grad_weight, "grad_weight", layer.row_major), into(grad_bias, "grad_bias", false),
                                 add ? Raw.MDP_GRAD_ADD : 0, stream_of(dy)))
     return nothing
 end

@@ -87,7 +87,7 @@ borrow_or_null(::Nothing, row_major) = C_NULL
 borrow_or_null(array, row_major) = borrow(lying(array), row_major)
 
 function run_region(call, region, from, to)
-    source, target = borrow(lying(from), false), borrow(to, false)
+    source, target = borrow(lying(from), false), borrow_written(to, "the array that is written")
     GC.@preserve region check(call(region.comm, Ref(raw_region(region, ndims(from))), source, target, stream_of(to)))
     return to
 end

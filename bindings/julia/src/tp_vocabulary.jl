@@ -55,7 +55,7 @@ end
 
 function forward!(embedding::TpEmbedding, y::AbstractArray, ids::AbstractArray, weight::AbstractMatrix)
     check(Raw.mdp_tp_embedding_fwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(weight), false),
-                                   borrow(y, false), stream_of(y)))
+                                   borrow_written(y, "y"), stream_of(y)))
     return y
 end
 
@@ -64,7 +64,7 @@ end
 
 function backward!(embedding::TpEmbedding, grad_weight::AbstractMatrix, dy::AbstractArray, ids::AbstractArray; add = false)
     check(Raw.mdp_tp_embedding_bwd(embedding.comm, raw_embedding(embedding), borrow(from_zero(ids, "ids"), false), borrow(lying(dy), false),
-                                   borrow(grad_weight, false), add ? Raw.MDP_GRAD_ADD : 0, stream_of(grad_weight)))
+                                   borrow_written(grad_weight, "grad_weight"), add ? Raw.MDP_GRAD_ADD : 0, stream_of(grad_weight)))
     return grad_weight
 end
 
@@ -110,8 +110,8 @@ raw_cross_entropy(loss::TpCrossEntropy) =
 
 function forward!(loss::TpCrossEntropy, losses::AbstractArray, logits::AbstractArray, targets::AbstractArray; saved = nothing)
     check(Raw.mdp_tp_cross_entropy_fwd(loss.comm, raw_cross_entropy(loss), borrow(lying(logits), false),
-                                       borrow(from_zero(targets, "targets"), false), borrow(losses, false),
-                                       saved === nothing ? C_NULL : borrow(saved, false), stream_of(losses)))
+                                       borrow(from_zero(targets, "targets"), false), borrow_written(losses, "losses"),
+                                       saved === nothing ? C_NULL : borrow_written(saved, "saved"), stream_of(losses)))
     return losses
 end
 
@@ -127,6 +127,6 @@ function backward!(loss::TpCrossEntropy, grad_logits::AbstractArray, grad_losses
                    saved::AbstractArray)
     check(Raw.mdp_tp_cross_entropy_bwd(loss.comm, raw_cross_entropy(loss), borrow(lying(logits), false),
                                        borrow(from_zero(targets, "targets"), false), borrow(lying(saved), false),
-                                       borrow(lying(grad_losses), false), borrow(grad_logits, false), stream_of(grad_logits)))
+                                       borrow(lying(grad_losses), false), borrow_written(grad_logits, "grad_logits"), stream_of(grad_logits)))
     return grad_logits
 end

@@ -31,6 +31,9 @@ testcase("a layer says what is wrong with its arrays, and that it is closed") do
     @test occursin("input has shape", caught(() -> layer(ones(Float32, 3), weight, bias)).text)
     @test occursin("input.dtype", caught(() -> layer(ones(2), weight, bias)).text)
     @test layer(Diagonal(Float32[1, 2]), weight, bias) == weight * Diagonal([1, 2]) .+ bias  # an array without strides
+    @test occursin("y is a Diagonal", caught(() -> MegaDP.forward!(layer, Diagonal(ones(Float32, 3)), ones(Float32, 2, 3), weight, bias)).text)
+    @test occursin("grad_input is a Diagonal", caught(() -> MegaDP.backward!(layer, ones(Float32, 3, 2), ones(Float32, 2, 2); weight = weight,
+                                                                             grad_input = Diagonal(ones(Float32, 2)))).text)
     close(layer)
     @test caught(() -> layer(ones(Float32, 2), weight, bias)).kind == :STATE
 end
