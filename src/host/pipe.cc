@@ -12,6 +12,7 @@
 #include "host/collective.h"
 #include "host/copy_past.h"
 #include "host/futex.h"
+#include "host/short_wait.h"
 #include "host/sync.h"
 
 namespace megadp::host {
@@ -69,14 +70,8 @@ void Sync::ring(int rank) const noexcept {
 // Until the bell is rung or a slice of time is over. False: it was not rung.
 bool Sync::listen(uint32_t heard, Deadline deadline) const noexcept {
   MessagePage::Bell& bell = page(control_->rank()).messages.bell;
-  if (spin_ns_ > 0) {
-    const uint64_t until_ns = now_ns() + spin_ns_;
-    do {
-      for (int i = 0; i < 32; ++i) {
-        if (bell.rung.load(std::memory_order_acquire) != heard) return true;
-        spin_pause();
-      }
-    } while (now_ns() < until_ns);
+  for (ShortWait wait(crowded_); wait.goes_on();) {
+    if (bell.rung.load(std::memory_order_acquire) != heard) return true;
   }
   bell.asleep.store(1);
   if (bell.rung.load() == heard) futex_wait(bell.rung, heard, std::min(kWaitSliceNs, deadline.left_ns()), FutexScope::shared);

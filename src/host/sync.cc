@@ -14,15 +14,10 @@
 #include "base/deadline.h"
 #include "control/interrupt.h"
 #include "host/futex.h"
+#include "host/short_wait.h"
 
 namespace megadp::host {
 namespace {
-
-// Peers are rarely further apart than this when every rank has a processor of its own; a sleep and a wake-up cost about as much.
-constexpr uint64_t kSpinNs = 20'000;
-constexpr int kPausesPerLook = 32;
-// Before the first pause: pauses are long on some processors.
-constexpr int kEagerLooks = 64;
 
 // Whether every rank of the node that shares these processors can have one of its own. Ranks that are bound to different processors (as
 // launchers do) are seen by the union of their masks; unbound ones compete with all other ranks of the node as well.
@@ -65,7 +60,7 @@ Sync::Sync(std::shared_ptr<World> world, std::vector<int> members, std::shared_p
     : world_(std::move(world)), members_(std::move(members)), control_(std::move(control)) {
   std::vector<const ControlPage*> pages;
   for (int rank = 0; rank < control_->size(); ++rank) pages.push_back(&page(rank));
-  spin_ns_ = enough_cpus(*world_, members_, pages) ? kSpinNs : 0;
+  crowded_ = !enough_cpus(*world_, members_, pages);
 }
 
 Status Sync::barrier(const Operation& operation, const Stop& stop) {
@@ -87,17 +82,8 @@ Status Sync::arrive_and_wait(const Operation& operation, const Stop& stop) {
   page(control_->rank()).slot.phase.store(phase_);
   int first = 0;
   if (page(0).sleep.sleepers.load() != 0 && complete(&first)) wake();
-  for (int i = 0; i < kEagerLooks; ++i) {
+  for (ShortWait wait(crowded_); wait.goes_on();) {
     if (complete(&first)) return {};
-  }
-  if (spin_ns_ > 0) {
-    const uint64_t until_ns = now_ns() + spin_ns_;
-    do {
-      for (int i = 0; i < kPausesPerLook; ++i) {
-        if (complete(&first)) return {};
-        spin_pause();
-      }
-    } while (now_ns() < until_ns);
   }
   return sleep(first, operation, stop);
 }
@@ -203,13 +189,10 @@ uint64_t Sync::largest_word(Group::Word which, uint64_t number) const noexcept {
 
 uint64_t Sync::hear(Group::Word which, uint64_t number, const std::function<bool()>& give_up) const {
   SubmissionPage& first = page(0).submissions;
-  for (const uint64_t until_ns = now_ns() + spin_ns_;;) {
+  for (ShortWait wait(crowded_);;) {
     if (const uint64_t largest = largest_word(which, number); largest != 0) return largest;
     if (give_up()) return 0;
-    if (now_ns() < until_ns) {
-      for (int i = 0; i < kPausesPerLook; ++i) spin_pause();
-      continue;
-    }
+    if (wait.goes_on()) continue;
     first.listeners.fetch_add(1);
     const uint32_t seen = first.words.load();
     if (largest_word(which, number) == 0) futex_wait(first.words, seen, kWaitSliceNs, FutexScope::shared);

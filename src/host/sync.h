@@ -128,7 +128,7 @@ class Sync {
   const std::vector<int> members_;
   const std::shared_ptr<SharedMemory> control_;
   std::mutex logging_;
-  uint64_t spin_ns_ = 0;
+  bool crowded_ = false;          // the ranks of this node outnumber its processors
   uint32_t phase_ = kFirstPhase;  // one more for each barrier this rank has come to
   uint64_t compared_ = 0;         // number of the last operation that was compared
 };
