@@ -14,7 +14,7 @@ import numpy as np
 import megadp
 import megadp.jax as mj
 from jax_tp_cases import close, draw
-from megadp import _cp_blocks
+from megadp import _cp_blocks, _jax_cp
 from megadp.jax import context_parallel_attention, context_parallel_part, context_parallel_positions
 from support import refused
 
@@ -66,7 +66,7 @@ def equal(comm):
         count += 1
     check(comm, 3, 1, True, form="ring", scale=0.3)
     check(comm, 4, 2, True, dtype=jnp.bfloat16, tolerance=0.05, form="ring")
-    plain = _cp_blocks.numpy_attention(0.25)
+    plain = _jax_cp._plain_attention(0.25)
     q, k, v = (context_parallel_part(draw(seed, 1, SEQUENCE, 2, SIZE), comm) for seed in range(3))
     assert np.array_equal(context_parallel_attention(q, k, v, comm, attention=plain), context_parallel_attention(q, k, v, comm, scale=0.25))
     _cp_blocks.MOST = 100  # a few queries at a time
@@ -86,7 +86,7 @@ def parts(comm):
         comm.all_gather(np.asarray(positions, np.int64), every)
         assert np.array_equal(np.sort(every), np.arange(SEQUENCE))
     refused(lambda: context_parallel_positions(2 * comm.size + 1, comm, causal=True), "would do")
-    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; whole has 3 dimensions")
+    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; it must be one of whole's 3 dimensions, from -3 to 2")
 
 
 def refusals(comm):

@@ -156,7 +156,7 @@ def parts(comm):
         assert torch.equal(every.sort().values, torch.arange(SEQUENCE))
     assert positions[0] == comm.rank * SEQUENCE // (2 * comm.size) and positions[-1] == SEQUENCE - 1 - positions[0]
     refused(lambda: context_parallel_positions(2 * comm.size + 1, comm, causal=True), "would do")
-    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; whole has 3 dimensions")
+    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; it must be one of whole's 3 dimensions, from -3 to 2")
     refused(lambda: context_parallel_part(whole[:, 1:], comm), "would do")
 
 
