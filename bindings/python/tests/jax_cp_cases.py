@@ -13,29 +13,13 @@ import numpy as np
 
 import megadp
 import megadp.jax as mj
-from megadp import _cp_blocks
+from jax_tp_cases import close, draw
+from megadp import _cp_blocks, _jax_cp
 from megadp.jax import context_parallel_attention, context_parallel_part, context_parallel_positions
+from support import refused
 
 BATCH, SEQUENCE, SIZE = 2, 24, 5  # the sequence divides into 1, 2, 3 and 4 parts, and each of these into 2
 BOUNDS = (0, 5, 5, 14, 24)  # one sequence is empty
-
-
-def draw(seed, *shape):
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
-
-
-def close(found, expected, tolerance=1e-5):
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max(initial=1))
-
-
-def refused(call, text, kind=megadp.MegaDPError):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"not refused: {text}")
 
 
 def whole_attention(q, k, v, causal, bounds=None, scale=None):
@@ -82,13 +66,12 @@ def equal(comm):
         count += 1
     check(comm, 3, 1, True, form="ring", scale=0.3)
     check(comm, 4, 2, True, dtype=jnp.bfloat16, tolerance=0.05, form="ring")
-    plain = _cp_blocks.numpy_attention(0.25)
+    plain = _jax_cp._plain_attention(0.25)
     q, k, v = (context_parallel_part(draw(seed, 1, SEQUENCE, 2, SIZE), comm) for seed in range(3))
     assert np.array_equal(context_parallel_attention(q, k, v, comm, attention=plain), context_parallel_attention(q, k, v, comm, scale=0.25))
-    most, _cp_blocks.MOST = _cp_blocks.MOST, 100  # a few queries at a time
+    _cp_blocks.MOST = 100  # a few queries at a time
     for causal, bounds in itertools.product((False, True), (None, BOUNDS)):
         check(comm, 2 * comm.size, comm.size, causal, bounds=bounds)
-    _cp_blocks.MOST = most
     print(f"{count + 6} attentions", flush=True)
 
 
@@ -103,7 +86,7 @@ def parts(comm):
         comm.all_gather(np.asarray(positions, np.int64), every)
         assert np.array_equal(np.sort(every), np.arange(SEQUENCE))
     refused(lambda: context_parallel_positions(2 * comm.size + 1, comm, causal=True), "would do")
-    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; whole has 3 dimensions")
+    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; it must be one of whole's 3 dimensions, from -3 to 2")
 
 
 def refusals(comm):

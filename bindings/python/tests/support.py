@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running Python programs as ranks, with this build's library and this checkout's package."""
+"""Running Python programs as ranks, with this build's library and this checkout's package, and what such programs have in common."""
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -67,3 +68,34 @@ def check_losses(test, of_one, of_two):
 def check_ended(test, ended, code=0):
     test.assertEqual(ended.returncode, code, f"stdout:\n{ended.stdout}\nstderr:\n{ended.stderr}")
     return ended.stdout
+
+
+def run_case(test, ranks, program, case, *more):
+    """What a program of this folder prints, with a case and its arguments, on so many ranks: each says at its end that the case is done."""
+    out = check_ended(test, run_ranks(ranks, [os.path.join(PACKAGE, "tests", program), case, *map(str, more)]))
+    test.assertEqual(out.count(f"{case} done"), ranks, out)
+    return out
+
+
+def check_trained(test, out, ranks, what):
+    """Of a model that ranks have trained together, beside the same on whole arrays: each rank prints "found" and, as JSON, the first and the last
+    loss of the latter, and how far apart losses and parameters were."""
+    found = [json.loads(line) for line in re.findall(r"found (\{.*\})", out)]
+    test.assertEqual(len(found), ranks)
+    print(f"{what}: {found[0]}", flush=True)
+    for each in found:
+        test.assertLess(each["last"], 0.9 * each["first"])
+        test.assertLess(each["losses"], 1e-5)
+        test.assertLess(each["parameters"], 1e-4)
+
+
+def refused(call, text, kind=None):
+    """In a program: that call() raises an error of this kind (None: MegaDPError) which says the text."""
+    import megadp
+
+    try:
+        call()
+    except kind or megadp.MegaDPError as error:
+        assert text in str(error), str(error)
+        return
+    raise AssertionError(f"not refused: {text}")

@@ -1,21 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Context parallelism with numpy: attention on several ranks against the same on one. The programs are in cp_cases.py."""
 import importlib.util
-import os
 import unittest
 
 import megadp
 import support
 from megadp import cp
 
-CASES = os.path.join(support.PACKAGE, "tests", "cp_cases.py")
+CASES = "cp_cases.py"
 
 
 @unittest.skipIf(importlib.util.find_spec("numpy") is None, "numpy is not installed")
 class Cp(unittest.TestCase):
     def run_case(self, ranks, case):
-        out = support.check_ended(self, support.run_ranks(ranks, [CASES, case]))
-        self.assertEqual(out.count(f"{case} done"), ranks, out)
+        support.run_case(self, ranks, CASES, case)
 
     def test_equal(self):
         self.run_case(2, "equal")

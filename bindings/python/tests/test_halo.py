@@ -1,19 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Halos of numpy arrays against numpy.pad of the whole array. The programs are in halo_cases.py."""
 import importlib.util
-import os
 import unittest
 
 import support
 
-CASES = os.path.join(support.PACKAGE, "tests", "halo_cases.py")
+CASES = "halo_cases.py"
 
 
 @unittest.skipIf(importlib.util.find_spec("numpy") is None, "numpy is not installed")
 class Halo(unittest.TestCase):
     def run_case(self, ranks, case):
-        out = support.check_ended(self, support.run_ranks(ranks, [CASES, case]))
-        self.assertEqual(out.count(f"{case} done"), ranks, out)
+        support.run_case(self, ranks, CASES, case)
 
     def test_forward(self):
         for ranks in (1, 2, 3):

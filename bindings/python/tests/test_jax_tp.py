@@ -8,7 +8,7 @@ import unittest
 
 import support
 
-CASES = os.path.join(support.PACKAGE, "tests", "jax_tp_cases.py")
+CASES = "jax_tp_cases.py"
 
 
 class JaxTp(unittest.TestCase):
@@ -16,9 +16,7 @@ class JaxTp(unittest.TestCase):
         reason = support.no_products() if needs_products else None
         if reason:
             self.skipTest(reason)
-        out = support.check_ended(self, support.run_ranks(ranks, [CASES, case, *map(str, more)]))
-        self.assertEqual(out.count(f"{case} done"), ranks, out)
-        return out
+        return support.run_case(self, ranks, CASES, case, *more)
 
     def test_regions(self):
         self.run_case(2, "regions", needs_products=False)

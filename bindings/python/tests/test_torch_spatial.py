@@ -5,14 +5,13 @@ import unittest
 
 import support
 
-CASES = os.path.join(support.PACKAGE, "tests", "spatial_cases.py")
+CASES = "spatial_cases.py"
 NETWORK = os.path.join(support.PACKAGE, "examples", "digits_cnn.py")
 
 
 class Spatial(unittest.TestCase):
     def run_case(self, ranks, case):
-        out = support.check_ended(self, support.run_ranks(ranks, [CASES, case]))
-        self.assertEqual(out.count(f"{case} done"), ranks, out)
+        support.run_case(self, ranks, CASES, case)
 
     def test_layers(self):
         for ranks in (2, 4):

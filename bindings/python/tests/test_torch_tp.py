@@ -2,15 +2,14 @@
 """megadp.torch with tensor-parallel ranks: every operator, layer and a trained model against torch's own, whole. The programs are in
 torch_tp_cases.py."""
 import json
-import os
 import re
 import tempfile
 import unittest
 
 import support
 
-CASES = os.path.join(support.PACKAGE, "tests", "torch_tp_cases.py")
-CHECKPOINT_CASES = os.path.join(support.PACKAGE, "tests", "torch_tp_checkpoint_cases.py")
+CASES = "torch_tp_cases.py"
+CHECKPOINT_CASES = "torch_tp_checkpoint_cases.py"
 
 
 class TorchTp(unittest.TestCase):
@@ -18,9 +17,7 @@ class TorchTp(unittest.TestCase):
         reason = support.no_products() if case not in ("regions", "vocabulary_values") else None
         if reason:
             self.skipTest(reason)
-        out = support.check_ended(self, support.run_ranks(ranks, [program, case, *map(str, more)]))
-        self.assertEqual(out.count(f"{case} done"), ranks, out)
-        return out
+        return support.run_case(self, ranks, program, case, *more)
 
     def test_regions(self):
         self.run_case(2, "regions")

@@ -3,7 +3,6 @@
 tp_cases.py."""
 import importlib.util
 import json
-import os
 import re
 import unittest
 from unittest import mock
@@ -12,7 +11,7 @@ import megadp
 import support
 from megadp import _grid, tp
 
-CASES = os.path.join(support.PACKAGE, "tests", "tp_cases.py")
+CASES = "tp_cases.py"
 with open(support.ABI_JSON, encoding="utf-8") as abi_file:
     ABI = json.load(abi_file)
 
@@ -23,9 +22,7 @@ class Tp(unittest.TestCase):
         reason = support.no_products() if needs_products else None
         if reason:
             self.skipTest(reason)
-        out = support.check_ended(self, support.run_ranks(ranks, [CASES, case, *map(str, more)]))
-        self.assertEqual(out.count(f"{case} done"), ranks, out)
-        return out
+        return support.run_case(self, ranks, CASES, case, *more)
 
     def test_regions(self):
         self.run_case(3, "regions", needs_products=False)

@@ -15,28 +15,13 @@ import megadp
 import megadp.torch as mt
 from megadp import _cp_blocks
 from megadp.torch import context_parallel_attention, context_parallel_part, context_parallel_positions
+from support import refused
+from torch_tp_cases import close, draw
 
 BATCH, SEQUENCE, SIZE = 2, 24, 5  # the sequence divides into 1, 2, 3 and 4 parts, and each of these into 2
 BOUNDS = (0, 5, 5, 14, 24)  # one sequence is empty
 functional = torch.nn.functional
 torch.set_num_threads(1)
-
-
-def draw(seed, *shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def close(found, expected, tolerance=1e-5):
-    torch.testing.assert_close(found.detach(), expected.detach(), rtol=tolerance, atol=tolerance * max(1.0, expected.detach().abs().max().item()))
-
-
-def refused(call, text, kind=megadp.MegaDPError):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"not refused: {text}")
 
 
 def visible(causal, bounds):
@@ -171,7 +156,7 @@ def parts(comm):
         assert torch.equal(every.sort().values, torch.arange(SEQUENCE))
     assert positions[0] == comm.rank * SEQUENCE // (2 * comm.size) and positions[-1] == SEQUENCE - 1 - positions[0]
     refused(lambda: context_parallel_positions(2 * comm.size + 1, comm, causal=True), "would do")
-    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; whole has 3 dimensions")
+    refused(lambda: context_parallel_part(whole, comm, 3), "dim is 3; it must be one of whole's 3 dimensions, from -3 to 2")
     refused(lambda: context_parallel_part(whole[:, 1:], comm), "would do")
 
 
@@ -244,18 +229,18 @@ def mean_loss(model, tokens, labels, positions, attend):
     return functional.cross_entropy(model(tokens, positions, attend).flatten(0, 1), labels.flatten())
 
 
-def training(comm, form, steps="10"):
+def training(comm, form):
     """On a grid of cp 2 and the rest dp, against torch's optimizer on all of the batch and all of the sequence."""
     torch.manual_seed(1)
     whole = Decoder()
     rule = torch.optim.AdamW(whole.parameters(), lr=1e-2)
     with megadp.Grid(comm, cp=2) as grid:
         cp = grid.comm("cp")
-        copies, at = grid.coords("dp")[1], grid.coords("dp")[0]
+        at, copies = grid.coords("dp")
         model = mt.DataParallel(copy.deepcopy(whole), grid)
         optimizer = mt.ShardedAdamW(model, lr=1e-2)
         losses, apart = [], 0.0
-        for step in range(int(steps)):
+        for step in range(10):
             tokens = torch.randint(Decoder.TOKENS, (2 * copies, SEQUENCE), generator=torch.Generator().manual_seed(step % 3))
             labels = (3 * tokens + tokens.roll(1, 1)) % Decoder.TOKENS  # of this token and the one before
             loss = mean_loss(whole, tokens, labels, torch.arange(SEQUENCE), lambda q, k, v: whole_attention(q, k, v, True))

@@ -14,6 +14,7 @@ import torch
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, vocab_parallel_cross_entropy
+from support import refused
 
 FEATURES, HIDDEN, TOKENS, BATCH = 12, 32, 8, 4
 torch.set_num_threads(1)
@@ -25,15 +26,6 @@ def draw(seed, *shape, dtype=torch.float32):
 
 def close(found, expected, tolerance=1e-5):
     torch.testing.assert_close(found.detach(), expected.detach(), rtol=tolerance, atol=tolerance * max(1.0, expected.detach().abs().max().item()))
-
-
-def refused(call, text, kind=megadp.MegaDPError):
-    try:
-        call()
-    except kind as error:
-        assert text in str(error), str(error)
-        return
-    raise AssertionError(f"not refused: {text}")
 
 
 def part(whole, dim, comm):

@@ -12,7 +12,8 @@ import torch
 import megadp
 import megadp.torch as mt
 from megadp.torch import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding, vocab_parallel_cross_entropy
-from torch_tp_cases import BATCH, FEATURES, HIDDEN, TOKENS, Cut, refused
+from support import refused
+from torch_tp_cases import BATCH, FEATURES, HIDDEN, TOKENS, Cut
 
 WORDS = 16
 

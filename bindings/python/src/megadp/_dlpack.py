@@ -112,8 +112,8 @@ def borrowed(data: int, device: Tuple[int, int], dtype: Tuple[int, int], shape: 
     """An old capsule of memory that somebody else keeps while it is used, for who takes it at once. The struct may outlive that use (a
     traceback holds on to tensors), so it lies in memory that the C library's free gives back, which is its deleter."""
     ndim, size = len(shape), ctypes.sizeof(DLManagedTensor)
-    numbers = ctypes.c_int64 * ndim
-    address = _malloc(size + 2 * ctypes.sizeof(numbers))
+    numbers = ctypes.c_int64 * (2 * ndim)
+    address = _malloc(size + ctypes.sizeof(numbers))
     if not address:
         raise MemoryError
     ctypes.memset(address, 0, size)
@@ -122,7 +122,7 @@ def borrowed(data: int, device: Tuple[int, int], dtype: Tuple[int, int], shape: 
     tensor = managed.tensor
     tensor.data, tensor.ndim, tensor.lanes = data, ndim, 1
     (tensor.device_type, tensor.device_id), (tensor.code, tensor.bits) = device, dtype
-    for values, at, field in ((shape, address + size, "shape"), (strides, address + size + ctypes.sizeof(numbers), "strides")):
-        numbers.from_address(at)[:] = list(values)
-        setattr(tensor, field, ctypes.cast(at, ctypes.POINTER(ctypes.c_int64)))
+    numbers.from_address(address + size)[:] = [*shape, *strides]
+    tensor.shape, tensor.strides = (ctypes.cast(address + size + at * ctypes.sizeof(ctypes.c_int64), ctypes.POINTER(ctypes.c_int64))
+                                    for at in (0, ndim))
     return _new_capsule(address, _OLD, None)

@@ -8,8 +8,51 @@ import numpy
 
 from . import cp
 from ._comm import Comm
-from ._cp_blocks import check, check_function, numpy_attention, own_ranges
-from ._jax_tp import _on_host
+from ._cp_blocks import check, check_function, clear, own_ranges, tiles
+from ._jax_tp import _cut, _on_host
+
+
+def _grouped(array: Any, at: slice, kv_heads: int) -> Any:
+    """Positions `at`, as [batch, kv_heads, query heads of each times positions, head_dim or 1], dense, in float32."""
+    batch, _, heads, size = array.shape
+    taken = numpy.asarray(array[:, at], numpy.float32).reshape(batch, -1, kv_heads, heads // kv_heads, size)
+    return taken.transpose(0, 2, 3, 1, 4).reshape(batch, kv_heads, -1, size)
+
+
+def _ungrouped(array: Any, heads: int) -> Any:
+    """Back to [batch, positions, heads, head_dim or 1]."""
+    batch, kv_heads, _, size = array.shape
+    return array.reshape(batch, kv_heads, heads // kv_heads, -1, size).transpose(0, 3, 1, 2, 4).reshape(batch, -1, heads, size)
+
+
+def _plain_attention(scale: Optional[float]) -> cp.Function:
+    """A function of a block of numpy arrays [batch, positions, heads, head_dim]: scores, a softmax over them and products, in float32."""
+    def attend(block: Any) -> None:
+        heads, size = block.q.shape[2:]
+        kv_heads, factor = block.k.shape[2], numpy.float32(size ** -0.5 if scale is None else scale)
+        clear(block)
+        for q_at, k_at, diagonal in tiles(block, heads=2):
+            q = _grouped(block.q, q_at, kv_heads) * factor
+            k, v = (numpy.asarray(x[:, k_at], numpy.float32).swapaxes(1, 2) for x in (block.k, block.v))
+            p = q @ k.swapaxes(2, 3)
+            if diagonal is not None:
+                hidden = ~numpy.tri(q_at.stop - q_at.start, p.shape[3], diagonal, dtype=bool)
+                numpy.copyto(p, -numpy.inf, where=numpy.tile(hidden, (heads // kv_heads, 1)))
+            if block.grad_out is None:
+                most = p.max(3, keepdims=True)
+                total = numpy.exp(p - most, out=p).sum(3, keepdims=True)
+                block.out[:, q_at] = _ungrouped(p @ v / total, heads)
+                block.lse[:, q_at] = _ungrouped(most + numpy.log(total), heads)[..., 0]
+                continue
+            numpy.exp(p - _grouped(block.lse[..., None], q_at, kv_heads), out=p)
+            grad = _grouped(block.grad_out, q_at, kv_heads)
+            delta = (grad * _grouped(block.out, q_at, kv_heads)).sum(3, keepdims=True)
+            block.grad_v[:, k_at] += (p.swapaxes(2, 3) @ grad).swapaxes(1, 2)
+            p *= grad @ v.swapaxes(2, 3) - delta
+            block.grad_q[:, q_at] = _ungrouped(p @ k * factor, heads)
+            block.grad_k[:, k_at] += (p.swapaxes(2, 3) @ q).swapaxes(1, 2)
+
+    return attend
 
 
 def context_parallel_attention(q: Any, k: Any, v: Any, comm: Comm, *, causal: bool = False, form: cp.Form = "auto",
@@ -29,27 +72,24 @@ def context_parallel_attention(q: Any, k: Any, v: Any, comm: Comm, *, causal: bo
     Raises MegaDPError: INVALID (arguments; what is found in a callback comes as JAX's own error)."""
     check(q, k, v, heads=2)
     check_function(attention, scale)
-    function, config = attention or numpy_attention(scale), cp._config(form, causal, bounds)
+    function, config = attention or _plain_attention(scale), cp._config(form, causal, bounds)
 
-    def both(*given: Any) -> List[Any]:
+    def half(is_backward: bool, shapes: Sequence[Tuple[int, ...]], dtype: Any, *given: Any) -> List[Any]:
         def call(outputs: List[Any], arrays: List[Any]) -> None:
-            cp._forward(comm, function, config, [*arrays, *outputs])
+            cp._attend(comm, is_backward, function, config, [*arrays, *outputs])
 
-        return _on_host(call, [given[0].shape, given[0].shape[:-1]], [given[0].dtype, numpy.float32], *given)
+        return _on_host(call, shapes, dtype, *given)
 
     @jax.custom_vjp
     def apply(*given: Any) -> Any:
-        return both(*given)[0]
+        return forward(*given)[0]
 
     def forward(*given: Any) -> Tuple[Any, Any]:
-        out, lse = both(*given)
+        out, lse = half(False, [given[0].shape, given[0].shape[:-1]], [given[0].dtype, numpy.float32], *given)
         return out, (*given, out, lse)
 
     def backward(kept: Any, grad: Any) -> Tuple[Any, ...]:
-        def call(outputs: List[Any], arrays: List[Any]) -> None:
-            cp._backward(comm, function, config, [*arrays, *outputs])
-
-        return tuple(_on_host(call, [each.shape for each in kept[:3]], kept[0].dtype, *kept, grad))
+        return tuple(half(True, [each.shape for each in kept[:3]], kept[0].dtype, *kept, grad))
 
     apply.defvjp(forward, backward)
     return apply(q, k, v)
@@ -65,5 +105,4 @@ def context_parallel_part(whole: Any, comm: Comm, dim: int = 1, *, causal: bool 
     """This rank's part of what is the same on all ranks and has a sequence along dim: tokens, labels (shifted before), masks. The loss of the
     whole is the mean of the parts' where each is a mean over as many tokens. causal: as context_parallel_attention. Local.
     Raises MegaDPError: INVALID (a length that does not divide, naming ones that would)."""
-    ranges = own_ranges(comm, whole.shape, dim, causal)
-    return jax.numpy.concatenate([jax.lax.slice_in_dim(whole, each.start, each.stop, axis=dim) for each in ranges], dim)
+    return _cut(whole, own_ranges(comm, whole.shape, dim, causal), dim)

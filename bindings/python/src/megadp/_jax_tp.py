@@ -6,7 +6,7 @@ Each is a jax.custom_vjp whose two halves are ordered io_callbacks: XLA runs the
 and outside, so that collectives come in the same order on all ranks. Arrays go through the memory of the host. JAX refuses
 ordered effects in jax.checkpoint (remat) and in vmap, and so these functions there.
 """
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 import jax
 import numpy
@@ -31,6 +31,11 @@ def _on_host(call: Callable[..., Any], shapes: Sequence[Tuple[int, ...]], dtype:
     told = [jax.ShapeDtypeStruct(*each) for each in zip(shapes, dtypes)]  # type: ignore[no-untyped-call, unused-ignore]
     found: List[Any] = io_callback(run, told, *arguments, ordered=True)
     return found
+
+
+def _cut(whole: Any, parts: Iterable[Union[slice, range]], dim: int) -> Any:
+    """Some parts along dim, one after another."""
+    return jax.numpy.concatenate([jax.lax.slice_in_dim(whole, part.start, part.stop, axis=dim) for part in parts], dim)
 
 
 class ParallelLinear:
@@ -90,11 +95,9 @@ class ParallelLinear:
 
     def part(self, weight: Any, bias: Any = None) -> Arrays:
         """This rank's parts of a whole layer's weight and bias (None: of the weight alone, a tuple of one). Local."""
-        def cut(whole: Any, dim: int) -> Any:
-            return jax.numpy.concatenate([jax.lax.slice_in_dim(whole, at.start, at.stop, axis=dim) for at in self._native.slices], dim)
-
-        own = cut(weight, self._cut_dim)
-        return (own,) if bias is None else (own, cut(bias, 0) if self._cuts_bias else bias)
+        slices = self._native.slices
+        own = _cut(weight, slices, self._cut_dim)
+        return (own,) if bias is None else (own, _cut(bias, slices, 0) if self._cuts_bias else bias)
 
     @property
     def placements(self) -> Tuple[Placed, ...]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a sequence that is cut over context-parallel ranks, differentiable, and how inputs are cut."""
 import contextlib
-from typing import Any, Iterator, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple, Optional, Sequence
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -9,17 +9,16 @@ from torch.utils.dlpack import from_dlpack
 
 from . import _dlpack, cp
 from ._comm import Comm
-from ._cp_blocks import check, check_function, own_ranges, tiles
+from ._cp_blocks import check, check_function, clear, own_ranges, tiles
+from ._dtypes import TRAINED, named
 from ._errors import InvalidError, invalid
 from ._tensor import Tensor
-from ._torch_linear import _autocast_dtype
+from ._torch_linear import _autocast_dtype, _cut
 from ._torch_steps import stream_of
-
-_CAST = (torch.float32, torch.bfloat16, torch.float16)  # by autocast
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, positions, ...] as [batch, positions, heads, ...], and back."""
+    """[batch, heads, positions, ...] as [batch, positions, heads, ...], and back. What has fewer dimensions is refused later."""
     return x.transpose(1, 2) if x.dim() > 2 else x
 
 
@@ -34,20 +33,6 @@ def _empty(x: torch.Tensor) -> torch.Tensor:
     return _turned(x.new_empty(_turned(x).shape))
 
 
-@contextlib.contextmanager
-def _as_called(device: torch.device, stream: int) -> Iterator[None]:
-    """What torch keeps for each thread, since a block may be computed on another one than attention was called on."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        if device.type != "cuda":
-            yield
-            return
-        on: Any = torch.cuda.default_stream(device)
-        if stream:
-            on = torch.cuda.ExternalStream(stream, device)  # type: ignore[no-untyped-call, unused-ignore]
-        with torch.cuda.device(device), torch.cuda.stream(on):
-            yield
-
-
 class _Call(NamedTuple):
     """All of a call but its tensors."""
 
@@ -55,16 +40,18 @@ class _Call(NamedTuple):
     function: cp.Function
     config: Any
 
-    def run(self, half: Any, *tensors: torch.Tensor) -> None:
+    def run(self, backward: bool, *tensors: torch.Tensor) -> None:
         q, k, v = tensors[:3]
-        stream = stream_of(q)
+        stream = torch.cuda.current_stream(q.device) if q.is_cuda else None
 
-        def on_this_stream(block: cp.Block) -> None:
-            with _as_called(q.device, stream):
+        def as_called(block: cp.Block) -> None:
+            """With what torch keeps for each thread, since a block may be computed on another one than attention was called on."""
+            on_stream = contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+            with torch.no_grad(), torch.autocast(q.device.type, enabled=False), on_stream:
                 self.function(block)
 
         try:
-            half(self.comm, on_this_stream, self.config, [_turned(x.detach()) for x in tensors], stream, _view)
+            cp._attend(self.comm, backward, as_called, self.config, [_turned(x.detach()) for x in tensors], stream_of(q), _view)
         except InvalidError as error:  # which all ranks were told, in the library's layout
             try:
                 check(q, k, v, heads=1)
@@ -79,7 +66,7 @@ class _Attention(torch.autograd.Function):
                 call: _Call) -> torch.Tensor:
         out = _empty(q)
         lse = _turned(torch.empty(_turned(q).shape[:-1], dtype=torch.float32, device=q.device))
-        call.run(cp._forward, q, k, v, out, lse)
+        call.run(False, q, k, v, out, lse)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.call = call
         return out
@@ -89,7 +76,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
         q, k, v, out, lse = ctx.saved_tensors
         grads = [_empty(x) for x in (q, k, v)]
-        ctx.call.run(cp._backward, q, k, v, out, lse, grad, *grads)
+        ctx.call.run(True, q, k, v, out, lse, grad, *grads)
         return (*grads, None)
 
 
@@ -106,14 +93,10 @@ def _ungrouped(x: torch.Tensor, rows: int) -> torch.Tensor:
 def _plain_attention(scale: Optional[float]) -> cp.Function:
     """A function of a block of tensors [batch, heads, positions, head_dim]: scores, a softmax over them and products, in float32."""
     def attend(block: Any) -> None:
-        batch, heads, length, size = block.q.shape
+        batch, heads, _, size = block.q.shape
         kv_heads, factor = block.k.shape[1], size ** -0.5 if scale is None else scale
-        for written in (block.grad_q, block.grad_k, block.grad_v):
-            if written is not None:
-                written.zero_()
-        if block.grad_out is None:
-            block.lse.fill_(float("-inf"))
-        for q_at, k_at, diagonal in tiles(block, (length, block.k.shape[2]), batch * heads):
+        clear(block)
+        for q_at, k_at, diagonal in tiles(block, heads=1):
             q, rows = _grouped(block.q, q_at, kv_heads) * factor, q_at.stop - q_at.start
             k, v = (x[:, :, k_at].to(torch.float32) for x in (block.k, block.v))
             p = q @ k.transpose(2, 3)
@@ -161,7 +144,7 @@ def context_parallel_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     check_function(attention, scale)
     dtype = _autocast_dtype(q.device.type)
     if dtype is not None:
-        q, k, v = (x.to(dtype) if x.dtype in _CAST else x for x in (q, k, v))
+        q, k, v = (x.to(dtype) if named(x.dtype) in TRAINED else x for x in (q, k, v))  # others are refused
     call = _Call(comm, attention or _plain_attention(scale), cp._config(form, causal, bounds))
     found: torch.Tensor = _Attention.apply(q, k, v, call)  # type: ignore[no-untyped-call, unused-ignore]
     return found
@@ -177,5 +160,4 @@ def context_parallel_part(whole: torch.Tensor, comm: Comm, dim: int = 1, *, caus
     """This rank's part, a copy, of what is the same on all ranks and has a sequence along dim: tokens, labels (shifted before), masks. The loss
     of the whole is the mean of the parts' where each is a mean over as many tokens. causal: as context_parallel_attention. Local.
     Raises MegaDPError: INVALID (a length that does not divide, naming ones that would)."""
-    ranges: Tuple[range, ...] = tuple(own_ranges(comm, tuple(whole.shape), dim, causal))
-    return torch.cat([whole.narrow(dim, each.start, len(each)) for each in ranges], dim)
+    return _cut(whole, own_ranges(comm, whole.shape, dim, causal), dim)

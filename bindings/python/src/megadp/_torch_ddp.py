@@ -101,7 +101,7 @@ def comm_of(process_group: Any, module: torch.nn.Module) -> Comm:
         if process_group is not None:
             raise invalid("process_group is given, but torch.distributed is not initialized")
         return Comm(**options)
-    group = distributed.group.WORLD if process_group is None else process_group
+    group: Any = distributed.group.WORLD if process_group is None else process_group
     rank, size = distributed.get_rank(group), distributed.get_world_size(group)
     if rank < 0:
         raise invalid("process_group does not hold this rank")

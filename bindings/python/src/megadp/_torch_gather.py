@@ -40,13 +40,17 @@ class AwaitedParameter(torch.nn.Parameter):
         return id(self)
 
 
+def _end_waiting(p: torch.nn.Parameter) -> None:
+    p.__class__ = torch.nn.Parameter
+
+
 def _wait_for_all_in(value: Any) -> None:
     if type(value) is AwaitedParameter:
         gathering = _awaiting.get(id(value))
         if gathering is not None:
             gathering.wait(value)
         else:
-            value.__class__ = torch.nn.Parameter
+            _end_waiting(value)
     elif isinstance(value, (list, tuple)):
         for item in value:
             _wait_for_all_in(item)
@@ -112,11 +116,11 @@ class Gathering:
                 self._storage.wait(i, stream=stream_of(self._params[i]))
 
     def wait(self, p: torch.nn.Parameter) -> None:
-        p.__class__ = torch.nn.Parameter
+        _end_waiting(p)
         if not self._storage.closed:
             self._storage.wait(self._numbers[id(p)], stream=stream_of(p))
 
     def waited(self) -> None:
         for p in self._params.values():
             if type(p) is AwaitedParameter:
-                p.__class__ = torch.nn.Parameter
+                _end_waiting(p)

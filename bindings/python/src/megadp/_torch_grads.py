@@ -55,7 +55,7 @@ class Grad(torch.Tensor):
 
 
 def make(plain: torch.Tensor, home: "Gradients", number: int) -> Grad:
-    view = plain.as_subclass(Grad)  # type: ignore[arg-type]
+    view = plain.as_subclass(Grad)  # type: ignore[arg-type, unused-ignore]
     view._home, view._number = weakref.ref(home), number
     return view
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch.nn.Linear cut over tensor-parallel ranks, by columns or by rows."""
-from typing import Any, Dict, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, Iterable, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -73,7 +73,7 @@ class ParallelLinear(torch.nn.Module):
         return layers[dtype]
 
     def _own(self, whole: torch.Tensor, dim: int) -> torch.Tensor:
-        return torch.cat([whole.narrow(dim, part.start, part.stop - part.start) for part in self.slices], dim)
+        return _cut(whole, self.slices, dim)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -227,6 +227,11 @@ def check_drawn(values: Sequence[torch.Tensor], comm: Comm, other_way: str) -> N
         if int(ends[0]) != -int(ends[1]):
             raise invalid("tensor-parallel ranks have drawn different values of the same layer: call torch.manual_seed with the same number on "
                           f"all of them before, or make it from the same {other_way}")
+
+
+def _cut(whole: torch.Tensor, parts: Iterable[Union[slice, range]], dim: int) -> torch.Tensor:
+    """Some parts along dim, one after another; a copy."""
+    return torch.cat([whole.narrow(dim, part.start, part.stop - part.start) for part in parts], dim)
 
 
 def _autocast_dtype(device: str) -> Optional[torch.dtype]:

@@ -4,6 +4,7 @@ import copyreg
 from typing import Any, Dict, List, Tuple
 
 import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from ._comm import Comm
 from ._torch_steps import stream_of
@@ -50,7 +51,7 @@ class ModuleBuffers:
                     torch._foreach_copy_(views, those)
                 self._comm.broadcast(stage, stream=stream_of(stage))
                 if self._comm.rank != 0:
-                    with torch.autograd._unsafe_preserve_version_counter(tuple(those)):
+                    with _unsafe_preserve_version_counter(tuple(those)):
                         torch._foreach_copy_(those, views)
 
     @staticmethod
@@ -77,7 +78,8 @@ class _Normalize(torch.autograd.Function):
     """Batch normalization with the statistics of all ranks' batches, which may be of different sizes, and empty on some ranks."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any, module: "SyncBatchNorm", factor: float) -> torch.Tensor:  # type: ignore
+    def forward(ctx: Any, x: torch.Tensor, weight: Any, bias: Any,  # type: ignore[override, unused-ignore]
+                module: "SyncBatchNorm", factor: float) -> torch.Tensor:
         channels, others = x.size(1), [d for d in range(x.dim()) if d != 1]
         wide = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         count = x.numel() // channels
@@ -105,7 +107,7 @@ class _Normalize(torch.autograd.Function):
         return (out if bias is None else out + bias.detach().to(wide.dtype).view(shape)).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override, unused-ignore]
         normal, weight, scale = ctx.saved_tensors
         wide = grad.to(normal.dtype)
         of_bias, of_weight = wide.sum(ctx.others), (wide * normal).sum(ctx.others)
@@ -137,7 +139,7 @@ class SyncBatchNorm(torch.nn.SyncBatchNorm):
             self.num_batches_tracked.add_(1)
             if self.momentum is None:
                 factor = 1.0 / float(self.num_batches_tracked)
-        out: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, self, factor)  # type: ignore[no-untyped-call]
+        out: torch.Tensor = _Normalize.apply(input, self.weight, self.bias, self, factor)  # type: ignore[no-untyped-call, unused-ignore]
         return out
 
     def _alone(self, input: torch.Tensor) -> torch.Tensor:

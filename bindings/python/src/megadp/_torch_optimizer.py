@@ -126,7 +126,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override, unused-ignore]
         """Agrees on the gradients with all ranks and takes a step. Parameters that no rank has a gradient for stay as they are. Returns
         closure's value. Collective; blocking until the parameters are whole (with gather_in_forward: until the norm is known).
         Raises MegaDPError: STATE, NUMERIC (a gradient is not finite; nothing has changed), INVALID, those of a lost communicator."""
@@ -174,7 +174,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """As DataParallel.zero_grad, of all parameters of the model. Local."""
         self.model.zero_grad(set_to_none)
 
-    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> Dict[str, Any]:  # type: ignore[override, unused-ignore]
         """What the state_dict of torch's optimizer is after the same steps, whole and the same on all ranks, in copies on the CPU, float32;
         of a parameter of less than 32 bits also its fp32 "master". So `state = optimizer.state_dict()` on all ranks, and torch.save on one.
         With sharding="zero_0" or one rank local; otherwise collective and blocking, unless consolidate_state_dict was called
@@ -208,7 +208,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                             "torch.save on one") from None
 
     @torch.no_grad()
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:  # type: ignore[override, unused-ignore]
         """Goes on from what state_dict gave, with any number of ranks and any sharding, or from that of torch's optimizer. Takes over the
         values of groups as well, as torch does. The model may be loaded before or after, up to the next step: a master that does not round
         to its parameter then follows it, with a warning; one that was not saved, or not as float32, follows too. To be called alike on all

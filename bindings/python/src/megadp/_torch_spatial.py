@@ -154,9 +154,9 @@ def _dimensions(layer: torch.nn.Module) -> int:
         return len(layer.kernel_size)
     for kind, ndim in POOLS.items():
         if isinstance(layer, kind):
-            if layer.ceil_mode or getattr(layer, "return_indices", False):  # type: ignore[truthy-bool]
+            if layer.ceil_mode or getattr(layer, "return_indices", False):  # type: ignore[truthy-bool, unused-ignore]
                 raise invalid("the pooling has ceil_mode or return_indices, which a cut image does not offer")
-            if hasattr(layer, "count_include_pad") and not layer.count_include_pad and any(each(layer.padding, ndim)):  # type: ignore
+            if not getattr(layer, "count_include_pad", True) and any(each(layer.padding, ndim)):
                 raise invalid("the pooling has count_include_pad=False with padding, which a cut image does not offer")
             return ndim
     raise invalid(f"layer is a {type(layer).__name__}; it must be a convolution, AvgPool or MaxPool of torch.nn")

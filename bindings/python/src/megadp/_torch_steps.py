@@ -11,6 +11,7 @@ import weakref
 from typing import Any, Dict, List, Optional, Tuple
 
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from ._buffer import Buffer
 from ._comm import Comm
@@ -31,7 +32,7 @@ def as_tensor(view: Tensor) -> torch.Tensor:
     if on_host and view.size == 0:
         return torch.empty(view.shape, dtype=_ELEMENTS[view.dtype])
     try:
-        taken: torch.Tensor = torch.from_dlpack(view)
+        taken: torch.Tensor = from_dlpack(view)
         return taken
     except BufferError:  # before 2.9 torch wants old capsules, which numpy makes
         if not on_host:
@@ -113,9 +114,9 @@ class Gradients:
         for i, p in self.params.items():
             frozen = not p.requires_grad
             p.requires_grad_(True)  # torch registers no hooks otherwise
-            p.register_post_accumulate_grad_hook(arrived(i))
+            p.register_post_accumulate_grad_hook(arrived(i))  # type: ignore[no-untyped-call, unused-ignore]
             if self._stands_in(i):
-                p.register_hook(lifted(i, weakref.ref(p)))
+                p.register_hook(lifted(i, weakref.ref(p)))  # type: ignore[no-untyped-call, unused-ignore]
             p.requires_grad_(not frozen)
 
     # The way there
@@ -174,7 +175,7 @@ class Gradients:
             if home is not None:
                 home._backward_ends()
 
-        torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(ended)  # type: ignore[attr-defined, unused-ignore]
 
     def _backward_ends(self) -> None:
         self._backward = False

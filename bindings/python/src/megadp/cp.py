@@ -21,6 +21,8 @@ __all__ = ["Block", "Form", "attention", "attention_backward", "part"]
 Form = Literal["auto", "ring", "all_to_all"]
 FORMS = {"auto": _raw.MDP_CP_AUTO, "ring": _raw.MDP_CP_RING, "all_to_all": _raw.MDP_CP_ALL_TO_ALL}
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
+_ARRAYS = ("q", "k", "v", "out", "lse", "grad_out", "grad_q", "grad_k", "grad_v")  # attention has those up to lse
+_WRITTEN = {False: _ARRAYS[3:5], True: _ARRAYS[6:]}  # by whether it is the backward
 
 
 class Block(NamedTuple):
@@ -65,13 +67,12 @@ def _block(address: int, view_of: View) -> Block:
         pointer = getattr(raw, name)
         if not pointer:
             return None
-        written = name in (("grad_q", "grad_k", "grad_v") if backward else ("out", "lse"))
-        return view_of(Tensor(pointer.contents, None, readonly=not written))
+        return view_of(Tensor(pointer.contents, None, readonly=name not in _WRITTEN[backward]))
 
     def bounds(name: str) -> Optional[Tuple[int, ...]]:
         return tuple(getattr(raw, name)[:raw.bound_count]) if raw.bound_count else None
 
-    arrays: Any = {name: view(name) for name in ("q", "k", "v", "out", "lse", "grad_out", "grad_q", "grad_k", "grad_v")}
+    arrays: Any = {name: view(name) for name in _ARRAYS}
     return Block(causal=raw.mask == _raw.MDP_CP_MASK_CAUSAL, q_begin=raw.q_begin, k_begin=raw.k_begin, head_begin=raw.head_begin, **arrays,
                  q_bounds=bounds("q_bounds"), k_bounds=bounds("k_bounds"), stream=raw.stream or 0)
 
@@ -112,9 +113,11 @@ def part(size: int, rank: int, sequence: int, causal: bool = False) -> List[rang
     return [each for each in (range(found[0], found[1]), range(found[2], found[3])) if len(each) > 0]
 
 
-def _attend(comm: Comm, call: Any, function: Function, config: Any, arrays: Sequence[Tuple[str, Any]], written: Sequence[str],
-            stream: int, view_of: View) -> None:
-    taken = [operand(array, name, writable=name in written, stream=stream) for name, array in arrays]
+def _attend(comm: Comm, backward: bool, function: Function, config: Any, arrays: Sequence[Any], stream: int = 0,
+            view_of: View = _numpy_view) -> None:
+    """arrays: those of attention or, backward, of attention_backward, in their order."""
+    call = lib.mdp_cp_attention_bwd if backward else lib.mdp_cp_attention_fwd
+    taken = [operand(array, name, writable=name in _WRITTEN[backward], stream=stream) for name, array in zip(_ARRAYS, arrays)]
     raised: List[BaseException] = []
     generator = _blocks(function, view_of, raised)
     next(generator)
@@ -129,28 +132,17 @@ def _attend(comm: Comm, call: Any, function: Function, config: Any, arrays: Sequ
         raise raised[0]
 
 
-def _forward(comm: Comm, function: Function, config: Any, arrays: Sequence[Any], stream: int = 0, view_of: View = _numpy_view) -> None:
-    """arrays: those of attention."""
-    _attend(comm, lib.mdp_cp_attention_fwd, function, config, tuple(zip(("q", "k", "v", "out", "lse"), arrays)), ("out", "lse"), stream, view_of)
-
-
-def _backward(comm: Comm, function: Function, config: Any, arrays: Sequence[Any], stream: int = 0, view_of: View = _numpy_view) -> None:
-    """arrays: those of attention_backward."""
-    names = ("q", "k", "v", "out", "lse", "grad_out", "grad_q", "grad_k", "grad_v")
-    _attend(comm, lib.mdp_cp_attention_bwd, function, config, tuple(zip(names, arrays)), names[6:], stream, view_of)
-
-
 def attention(comm: Comm, function: Function, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False, form: Form = "auto",
               bounds: Optional[Sequence[int]] = None, stream: int = 0) -> None:
     """out and lse ([batch, sequence, heads], float32) from each rank's part of q, k and v, [batch, sequence, heads, head_dim], which part tells of.
     k and v may have fewer heads. function(block) computes a Block. bounds: where packed sequences begin and end in the whole, from 0 on.
     What the function raises comes out, on the other ranks ABORTED; the communicator stays. Collective over comm; blocking.
     Raises MegaDPError, on all ranks: INVALID, DESYNC, ABORTED."""
-    _forward(comm, function, _config(form, causal, bounds), (q, k, v, out, lse), stream)
+    _attend(comm, False, function, _config(form, causal, bounds), (q, k, v, out, lse), stream)
 
 
 def attention_backward(comm: Comm, function: Function, q: Any, k: Any, v: Any, out: Any, lse: Any, grad_out: Any, grad_q: Any, grad_k: Any,
                        grad_v: Any, *, causal: bool = False, form: Form = "auto", bounds: Optional[Sequence[int]] = None,
                        stream: int = 0) -> None:
     """grad_q, grad_k and grad_v from grad_out and what attention was given and has written. As attention otherwise."""
-    _backward(comm, function, _config(form, causal, bounds), (q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v), stream)
+    _attend(comm, True, function, _config(form, causal, bounds), (q, k, v, out, lse, grad_out, grad_q, grad_k, grad_v), stream)
