@@ -136,8 +136,8 @@ def context_parallel_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     head_dim], lse without the last; the current stream is the caller's. It must not call megadp, and backward may call it on another thread.
 
     Differentiable once. Collective over comm, and so is its backward; blocking, on a GPU ordered by the current stream.
-    Raises MegaDPError: INVALID (all ranks are told, the others with shapes [batch, positions, heads, head_dim]), DESYNC, ABORTED (another
-    rank's attention raised), STATE, those of a lost communicator."""
+    Raises MegaDPError: INVALID (of shapes all ranks are told, the others in the order [batch, positions, heads, head_dim]; of what is no tensor,
+    an unknown form or a dtype this rank alone), DESYNC, ABORTED (another rank's attention raised), STATE, those of a lost communicator."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise invalid(f"{name} is a {type(x).__name__}; it must be a torch.Tensor")
