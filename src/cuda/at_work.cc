@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstddef>
 #include <cstdlib>
 #include <mutex>
 
@@ -53,10 +54,10 @@ AtWork::~AtWork() {
   if (--all.at_work == 0) all.changed.notify_all();
 }
 
-void AtWork::awaited_at_exit() {
+void AtWork::awaited_at_exit(Loaded what) {
   process = ::getpid();
-  static const int registered = std::atexit(wait_at_exit);
-  static_cast<void>(registered);
+  static std::atomic<bool> registered[static_cast<size_t>(Loaded::products) + 1];
+  if (!registered[static_cast<size_t>(what)].exchange(true)) static_cast<void>(std::atexit(wait_at_exit));
 }
 
 }  // namespace megadp::cuda

@@ -5,6 +5,14 @@
 
 namespace megadp::cuda {
 
+// What brings libraries into the process, the first time. They are torn down at the exit in the reverse order.
+enum class Loaded {
+  nccl,
+  communicator,
+  several_ranks,
+  products
+};
+
 class AtWork {
  public:
   AtWork();  // once the process exits, it does not return
@@ -12,8 +20,8 @@ class AtWork {
   AtWork(const AtWork&) = delete;
   AtWork& operator=(const AtWork&) = delete;
 
-  // To be called when CUDA is there already: what is registered last for the exit comes first in it.
-  static void awaited_at_exit();
+  // To be called when it is there: what is registered last for the exit comes first in it.
+  static void awaited_at_exit(Loaded what);
 };
 
 }  // namespace megadp::cuda

@@ -9,6 +9,7 @@
 #include "base/deadline.h"
 #include "control/agreement.h"
 #include "control/net/frame.h"
+#include "cuda/at_work.h"
 
 namespace megadp::cuda {
 namespace {
@@ -106,7 +107,9 @@ Status Communicator::create() {
   if (!made) return made;
   if (Status read = read_id(*told, members_[0], id); !read) return read;
   const int32_t result = plugin.comm_create(gpu_->nccl(), gpu_->device(), id, rank_, static_cast<int32_t>(members_.size()), &comm_);
-  return settle(result, "creating a communicator of NCCL");
+  Status settled = settle(result, "creating a communicator of NCCL");
+  AtWork::awaited_at_exit(members_.size() > 1 ? Loaded::several_ranks : Loaded::communicator);  // NCCL loads what the ranks are joined by
+  return settled;
 }
 
 Result<uint64_t> Communicator::largest(uint64_t mine) {

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "cuda/at_work.h"
+
 namespace megadp::cuda {
 
 std::string gemm_library_name(int32_t version) {
@@ -29,6 +31,7 @@ Result<Gemm*> DeviceGemm::open() {
     if (gpu_->plugin().gemm_open(gpu_->device(), nullptr, &opened->gemm, why, sizeof why) != 0) {
       return unsupported("there are no matrix products on CUDA devices: ", why);
     }
+    AtWork::awaited_at_exit(Loaded::products);
     opened_ = std::move(opened);
   }
   return opened_->gemm;

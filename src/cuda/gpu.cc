@@ -30,9 +30,9 @@ Result<int32_t> collectives_at_once(const Gpu& gpu) {
 Result<std::shared_ptr<Gpu>> Gpu::open(const PluginTable& plugin, std::shared_ptr<World> world, int32_t index) {
   std::shared_ptr<Gpu> gpu(new Gpu(plugin, std::move(world), index));
   if (Status opened = gpu->check(plugin.device_open(index, &gpu->device_), text("opening CUDA device ", index)); !opened) return opened;
-  AtWork::awaited_at_exit();
   char why[512] = "";
   if (plugin.nccl_open(nullptr, &gpu->nccl_, why, sizeof why) != 0) return unsupported("NCCL cannot be used: ", why);
+  AtWork::awaited_at_exit(Loaded::nccl);
   auto places = collectives_at_once(*gpu);
   if (!places) return places.status();
   gpu->order_ = std::make_shared<LaunchOrder>(*places, gpu->world().rank());

@@ -21,15 +21,20 @@ using std::chrono::milliseconds;
 
 constexpr int kLeft = 0, kTooSoon = 3;
 
-// All handles are gone, and the watch's thread stands in the middle of freeing their memory.
-void leave_memory_behind() {
-  megadp::standin::release_gate().close();
-  const bool ran = job::run_kind("a step", {}, 1, [](job::KindRank& rank) {
+void step_of(int ranks) {
+  const bool ran = job::run_kind("a step", {}, ranks, [](job::KindRank& rank) {
     const job::Model model(rank, {});
     model.backward(1);
     job::ok(mdp_optimizer_step(model.optimizer(), nullptr, nullptr, nullptr));
   });
   if (!ran) std::_Exit(kTooSoon);
+}
+
+// All handles are gone, and the watch's thread stands in the middle of freeing their memory. Before, ranks have met by NCCL.
+void leave_memory_behind() {
+  step_of(2);
+  megadp::standin::release_gate().close();
+  step_of(1);
   for (int i = 0; megadp::standin::release_gate().held() == 0; ++i) {
     if (i == 10'000) std::_Exit(kTooSoon);
     std::this_thread::sleep_for(milliseconds(1));

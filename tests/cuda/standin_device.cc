@@ -106,16 +106,15 @@ int32_t device_info(int32_t index, DeviceInfo* out) {
 std::atomic<bool> torn_down{false};
 
 void tear_down() {
-  if (teardown_ms() == 0) return;
-  torn_down = true;
+  if (teardown_ms() == 0 || torn_down.exchange(true)) return;
   std::this_thread::sleep_for(std::chrono::milliseconds(teardown_ms()));
 }
 
 int32_t device_open(int32_t index, Device** out) {
   *out = new Device;
   (*out)->index = index;
-  static const int registered = std::atexit(tear_down);
-  return registered == 0 ? 0 : kCudaFailure + 1;
+  static const bool torn = torn_down_at_exit();
+  return torn ? 0 : kCudaFailure + 1;
 }
 
 void explain(int32_t result, const Nccl*, char* text, size_t size) {
@@ -488,6 +487,10 @@ std::atomic<int>& events_made() {
 std::atomic<int>& overtaken() {
   static std::atomic<int> count{0};
   return count;
+}
+
+bool torn_down_at_exit() {
+  return std::atexit(tear_down) == 0;
 }
 
 std::atomic<int>& teardown_ms() {
