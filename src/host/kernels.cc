@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "base/finding.h"
 #include "base/sum_order.h"
@@ -186,12 +187,13 @@ Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels) {
   if (!is_trainable(type)) return not_trainable("a sum of squares", type);
   const auto* const bytes = static_cast<const std::byte*>(data);
-  double total = 0;
+  double total = 0, run = 0;
   for (size_t begin = 0; begin < n; begin += kSquareBlock) {
     double lanes[kSquareLanes] = {}, block = 0;
     kernels.steps->square_sum[storage_index(type)](bytes + begin * size_of(type), std::min(kSquareBlock, n - begin), lanes);
     for (const double lane : lanes) block += lane;
-    total += block;
+    run += block;
+    if ((begin / kSquareBlock + 1) % kSquareRun == 0 || n - begin <= kSquareBlock) total += std::exchange(run, 0);
   }
   *sum += total;
   // The square of a finite float is far below the largest double: the total is not finite only if an element is not.

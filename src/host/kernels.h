@@ -53,7 +53,7 @@ Status sum_in_f32(float* to, const void* const* from, int nfrom, size_t n, DType
 // *sum += the sum of squares of the elements, *nonfinite += how many of them are infinite or NaN. f32, bf16, f16. A non-finite element
 // makes the sum non-finite too, so that a norm never hides it. Squares are exact. Blocks of 4096 elements, counted from the first one of
 // the call, are summed apart from each other, so that many of them can be summed at a time: in a block, element i is added to lane i % 16
-// and the lanes are added in their order; then the sums of the blocks are added in their order. All in f64.
+// and the lanes are added in their order; then the sums of every 256 blocks in their order, and at last the sums of these runs. All in f64.
 Status square_sum(const void* data, DType type, size_t n, double* sum, double* nonfinite, const Kernels& kernels = best_kernels());
 
 // Counts zeros (-0 too), and keeps the largest magnitude, of which NaN is none. f32, bf16, f16. Exact, in any order.

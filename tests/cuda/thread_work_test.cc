@@ -272,11 +272,15 @@ struct Launch {
 template <class Rule, class Grad, class Param>
 void run_update(const Update& u, const StepScalars& scalars, uint64_t steps) {
   auto work = cuda::update_work<Rule, Grad, Param>(u);
-  work.operation.constants = Rule::constants(u.hyper, steps);
-  work.operation.factor = scalars.grad_factor;
-  work.operation.limit = scalars.grad_limit;
-  work.operation.key = key_of_step(u.random.key, steps);
-  run_all_threads(work, kThreadCounts[below(4)]);
+  const auto ready = [&](auto& operation) {
+    operation.constants = Rule::constants(u.hyper, steps);
+    operation.factor = scalars.grad_factor;
+    operation.limit = scalars.grad_limit;
+    operation.key = key_of_step(u.random.key, steps);
+    return scalars.skip == 0;
+  };
+  const uint64_t threads = work.pieces() + kThreadCounts[below(4)];
+  for (uint64_t thread = 0; thread < threads; thread++) work.once(thread, ready);
 }
 
 void updates(uint32_t number, const Storage& storage, DType grad_type, DType param_type) {

@@ -7,17 +7,18 @@
 namespace megadp::cuda {
 namespace {
 
-constexpr unsigned kStepBlocksPerProcessor = 4;  // of kernels that share all elements out among their threads
+constexpr unsigned kExtremesBlocksPerProcessor = 4;
 
 // ── the sum of squares ──
-// Scratch memory: the running total, how many elements are not finite, then a sum for every block of elements of one round.
+// Scratch memory: the running total, how many elements are not finite, then a sum for every block of elements of one round. The sum of a
+// run takes the place of its first block's.
 
 struct SquareScratch {
   double total;
   unsigned long long nonfinite;
   double sums[1];
 };
-constexpr uint64_t kRoundBlocks = (kScratchBytes - offsetof(SquareScratch, sums)) / sizeof(double);
+constexpr uint64_t kRoundBlocks = (kScratchBytes - offsetof(SquareScratch, sums)) / sizeof(double) / kSquareRun * kSquareRun;
 constexpr uint64_t kBlocksPerLaunchBlock = kThreads / kSquareLanes;
 
 template <class T>
@@ -34,23 +35,34 @@ __global__ void __launch_bounds__(kThreads) sum_square_blocks(const T* data, uin
   if (mine.nonfinite != 0) atomicAdd(&scratch->nonfinite, mine.nonfinite);
 }
 
-// One block: its threads fetch, the first one adds in order.
-__global__ void __launch_bounds__(kThreads) add_square_sums(SquareScratch* scratch, uint64_t blocks, double* sums, bool last) {
+// total + sums[0] + sums[every] + ..., in this order, by the first thread of a block; the others fetch for it.
+__device__ double add_in_order(double total, const double* sums, uint64_t count, uint64_t every) {
   __shared__ double fetched[kThreads];
-  double total = scratch->total;
-  double mine = threadIdx.x < blocks ? scratch->sums[threadIdx.x] : 0;
-  for (uint64_t begin = 0; begin < blocks; begin += kThreads) {
+  double mine = threadIdx.x < count ? sums[threadIdx.x * every] : 0;
+  for (uint64_t begin = 0; begin < count; begin += kThreads) {
     fetched[threadIdx.x] = mine;
     __syncthreads();
     const uint64_t next = begin + kThreads + threadIdx.x;
-    mine = next < blocks ? scratch->sums[next] : 0;  // under way while the first thread adds
+    mine = next < count ? sums[next * every] : 0;  // under way while the first thread adds
     if (threadIdx.x == 0) {
-      const int here = static_cast<int>(blocks - begin < kThreads ? blocks - begin : kThreads);
+      const int here = static_cast<int>(count - begin < kThreads ? count - begin : kThreads);
 #pragma unroll 16
       for (int i = 0; i < here; i++) total = add(total, fetched[i]);
     }
     __syncthreads();
   }
+  return total;
+}
+
+// A block for each run.
+__global__ void __launch_bounds__(kThreads) add_runs(double* sums, uint64_t blocks) {
+  const uint64_t first = blockIdx.x * kSquareRun, left = blocks - first;
+  const double sum = add_in_order(0, &sums[first], left < kSquareRun ? left : kSquareRun, 1);
+  if (threadIdx.x == 0) sums[first] = sum;
+}
+
+__global__ void __launch_bounds__(kThreads) add_square_sums(SquareScratch* scratch, uint64_t runs, double* sums, bool last) {
+  const double total = add_in_order(scratch->total, scratch->sums, runs, kSquareRun);
   if (threadIdx.x != 0) return;
   scratch->total = total;
   if (!last) return;
@@ -66,7 +78,9 @@ int32_t sum_squares(void* stream, const void* data, uint64_t count, SquareScratc
     const uint64_t blocks = (here + kSquareBlock - 1) / kSquareBlock;
     const uint64_t grid = (blocks + kBlocksPerLaunchBlock - 1) / kBlocksPerLaunchBlock;
     int32_t result = launch(sum_square_blocks<T>, grid, dim3(kThreads), stream, static_cast<const T*>(data) + begin, here, scratch);
-    if (result == 0) result = launch(add_square_sums, 1, dim3(kThreads), stream, scratch, blocks, sums, begin + here == count);
+    const uint64_t runs = (blocks + kSquareRun - 1) / kSquareRun;
+    if (result == 0) result = launch(add_runs, runs, dim3(kThreads), stream, scratch->sums, blocks);
+    if (result == 0) result = launch(add_square_sums, 1, dim3(kThreads), stream, scratch, runs, sums, begin + here == count);
     if (result != 0) return result;
   }
   return 0;
@@ -101,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) find_extremes(const T* data, uint64_
 template <class T>
 int32_t launch_extremes(Device* device, void* stream, const void* data, uint64_t count, uint64_t* zeros, float* largest) {
   const uint64_t needed = (count + kThreads - 1) / kThreads;
-  const uint64_t most = uint64_t{kStepBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
+  const uint64_t most = uint64_t{kExtremesBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
   return launch(find_extremes<T>, needed < most ? needed : most, dim3(kThreads), stream, static_cast<const T*>(data), count, zeros,
                 largest);
 }
@@ -131,42 +145,42 @@ __global__ void begin_step_on_device(StepScalars* scalars, StepSettings settings
 }
 
 // ── update rules ──
-// Few enough blocks that all of them run at once: the constants, which take divisions, a root and two powers in double (a product or two
-// for every bit of the step count), are computed once by each, and the elements are shared out evenly. That is some hundred operations of
-// one thread a block; a kernel of its own before would cost a launch.
+// Every block computes the constants, which take divisions, a root and two powers in double (a product or two for every bit of the step
+// count): some hundred operations of one thread, while what the others need is on its way from memory. Blocks that come one after another
+// keep the memory busier than blocks that stay and go round; a kernel of its own for the constants would cost a launch.
 template <class Rule, class Grad, class Param>
-__global__ void __launch_bounds__(kThreads, kStepBlocksPerProcessor)
+__global__ void __launch_bounds__(kThreads)
     update_on_device(ForEach<UpdateStep<Rule, Grad, Param>> work, Hyper hyper, const StepScalars* scalars, const uint64_t* steps) {
-  if (scalars->skip != 0) return;
   __shared__ typename Rule::Constants constants;
   __shared__ uint64_t key;
-  if (threadIdx.x == 0) {
-    constants = Rule::constants(hyper, *steps);
-    key = key_of_step(work.operation.random.key, *steps);
-  }
-  __syncthreads();
-  work.operation.constants = constants;
-  work.operation.key = key;
-  work.operation.factor = scalars->grad_factor;
-  work.operation.limit = scalars->grad_limit;
-  work(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, uint64_t{gridDim.x} * blockDim.x);
+  work.once(uint64_t{blockIdx.x} * blockDim.x + threadIdx.x, [&](auto& operation) {
+    if (scalars->skip != 0) return false;
+    if (threadIdx.x == 0) {
+      constants = Rule::constants(hyper, *steps);
+      key = key_of_step(operation.random.key, *steps);
+    }
+    __syncthreads();
+    operation.constants = constants;
+    operation.key = key;
+    operation.factor = scalars->grad_factor;
+    operation.limit = scalars->grad_limit;
+    return true;
+  });
 }
 
 template <class Rule, class Grad, class Param>
-int32_t launch_update(Device* device, void* stream, const Update& u) {
+int32_t launch_update(void* stream, const Update& u) {
   const auto work = update_work<Rule, Grad, Param>(u);
-  const uint64_t pieces = work.split.units > 0 ? work.split.units : u.count;
-  const uint64_t needed = (pieces + kThreads - 1) / kThreads;
-  const uint64_t most = uint64_t{kStepBlocksPerProcessor} * (device != nullptr ? static_cast<unsigned>(device->processors) : 1U);
-  return launch(update_on_device<Rule, Grad, Param>, needed < most ? needed : most, dim3(kThreads), stream, work, u.hyper, u.scalars,
-                u.steps);
+  const uint64_t blocks = (work.pieces() + kThreads - 1) / kThreads;
+  if (blocks > kMostBlocks) return kBadArgument;  // more elements than fit on any device
+  return launch(update_on_device<Rule, Grad, Param>, blocks, dim3(kThreads), stream, work, u.hyper, u.scalars, u.steps);
 }
 
 template <class Rule, class Grad>
-int32_t launch_update(Device* device, void* stream, const Update& u) {
-  if (u.param_type == DType::f32) return launch_update<Rule, Grad, float>(device, stream, u);
-  if (u.param_type == DType::bf16) return launch_update<Rule, Grad, Bf16>(device, stream, u);
-  return launch_update<Rule, Grad, F16>(device, stream, u);
+int32_t launch_update(void* stream, const Update& u) {
+  if (u.param_type == DType::f32) return launch_update<Rule, Grad, float>(stream, u);
+  if (u.param_type == DType::bf16) return launch_update<Rule, Grad, Bf16>(stream, u);
+  return launch_update<Rule, Grad, F16>(stream, u);
 }
 
 }  // namespace
@@ -240,11 +254,11 @@ int32_t update(Device* device, void* stream, const Update* update) {
   with_rule(u.rule, [&](auto rule) {
     using Rule = decltype(rule);
     if (u.grad_type == DType::f32) {
-      result = launch_update<Rule, float>(device, stream, u);
+      result = launch_update<Rule, float>(stream, u);
     } else if (u.grad_type == DType::bf16) {
-      result = launch_update<Rule, Bf16>(device, stream, u);
+      result = launch_update<Rule, Bf16>(stream, u);
     } else {
-      result = launch_update<Rule, F16>(device, stream, u);
+      result = launch_update<Rule, F16>(stream, u);
     }
   });
   return result;

@@ -40,10 +40,8 @@ int32_t launch_on_each_thread(const Work& work, uint64_t pieces, unsigned pieces
 // `operation` on elements [0, count) of these arrays.
 template <class Operation>
 int32_t launch_for_each(const Operation& operation, uint64_t count, std::initializer_list<Array> arrays, void* stream) {
-  const Split split = split_evenly(count, Operation::kWidth, arrays);
-  const uint64_t singles = split.count - split.units * Operation::kWidth;
-  const uint64_t pieces = split.units > singles ? split.units : singles;
-  return launch_on_each_thread(ForEach<Operation>{operation, split}, pieces, Operation::kDepth, stream);
+  const ForEach<Operation> work{operation, split_evenly(count, Operation::kWidth, arrays)};
+  return launch_on_each_thread(work, work.pieces(), Operation::kDepth, stream);
 }
 
 }  // namespace megadp::cuda

@@ -99,14 +99,33 @@ struct ForEach {
     for (; unit < split.units; unit += threads) {
       operation.store(begin_of<width>(unit), operation.template load<width>(begin_of<width>(unit)));
     }
-    const uint64_t singles = split.count - split.units * width;
-    for (uint64_t single = thread; single < singles; single += threads) {
-      const uint64_t i = single < split.head ? single : single + split.units * width;
+    for (uint64_t single = thread; single < singles(); single += threads) {
+      const uint64_t i = begin_of_single(single);
       operation.store(i, operation.template load<1>(i));
     }
   }
 
+  // A unit and a single element for each thread, of which there are as many as pieces. What the operation computes with is made ready
+  // while the loads are under way, by all threads of a block together; false: nothing is to be stored.
+  template <class Ready>
+  MEGADP_HOST_DEVICE void once(uint64_t thread, const Ready& ready) {
+    constexpr int width = Operation::kWidth;
+    const bool has_unit = thread < split.units, has_single = thread < singles();
+    decltype(operation.template load<width>(0)) unit;
+    decltype(operation.template load<1>(0)) single;
+    if (has_unit) unit = operation.template load<width>(begin_of<width>(thread));
+    if (has_single) single = operation.template load<1>(begin_of_single(thread));
+    if (!ready(operation)) return;
+    if (has_unit) operation.store(begin_of<width>(thread), unit);
+    if (has_single) operation.store(begin_of_single(thread), single);
+  }
+  MEGADP_HOST_DEVICE uint64_t pieces() const { return split.units > singles() ? split.units : singles(); }
+
  private:
+  MEGADP_HOST_DEVICE uint64_t singles() const { return split.count - split.units * Operation::kWidth; }
+  MEGADP_HOST_DEVICE uint64_t begin_of_single(uint64_t single) const {
+    return single < split.head ? single : single + split.units * Operation::kWidth;
+  }
   template <int width>
   MEGADP_HOST_DEVICE uint64_t begin_of(uint64_t unit) const {
     return split.head + unit * width;
@@ -244,7 +263,7 @@ template <class Rule, class Grad, class Param, class States = std::make_index_se
 struct UpdateStep;
 template <class Rule, class Grad, class Param, size_t... k>
 struct UpdateStep<Rule, Grad, Param, std::index_sequence<k...>> {
-  static constexpr int kWidth = 4, kDepth = 2;
+  static constexpr int kWidth = 4;
   typename Rule::Constants constants;
   float factor, limit;  // of gradients
   uint64_t key;         // of random bits, in this step
@@ -455,10 +474,11 @@ struct FindNonfinite {
   }
 };
 
-// ── the sum of squares, in the order that host/kernels.h lays down: blocks of kSquareBlock elements, in each kSquareLanes lanes ──
+// ── the sum of squares, in the order that host/kernels.h lays down: runs of blocks of elements, in each block kSquareLanes lanes ──
 
 constexpr int kSquareLanes = 16;
 constexpr uint64_t kSquareBlock = 4096;
+constexpr uint64_t kSquareRun = 256;  // blocks
 
 struct LaneSum {
   double sum;
