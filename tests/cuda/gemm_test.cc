@@ -176,7 +176,7 @@ void products() {
       continue;
     }
     check_equal(result, 0, one.name());
-    const std::string wrong = wrong_in_product(c.laid, c.memory, before, a.view(), b.view(), one.add);
+    const std::string wrong = wrong_in_product(c.laid, c.memory, before, a.view(), b.view(), one.add, Rounded::once);
     check(wrong.empty(), text(one.name(), ": ", wrong));
   }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a matrix product has to be: in f64, and as far from it as sums of f32 may be in any order. No further, so not by TF32 or by partial
-// sums in bf16. And the products to be tried: all types and layouts, with gaps, and without elements.
+// sums in bf16; but a bf16 product that is added to an array may be rounded before. And the products to be tried: all types and layouts,
+// with gaps, and without elements.
 #pragma once
 
 #include <cmath>
@@ -29,6 +30,11 @@ struct LaidMatrix {
   Matrix view(void* data) const { return {data, type, rows, columns, by_rows ? leading() : 1, by_rows ? 1 : leading()}; }
 };
 
+enum class Rounded {
+  once,
+  before_it_is_added
+};
+
 inline double element(const Matrix& from, int64_t row, int64_t column) {
   const int64_t at = row * from.row_stride + column * from.column_stride;
   return from.type == DType::f32 ? static_cast<const float*>(from.data)[at] : to_f32(static_cast<const Bf16*>(from.data)[at]);
@@ -36,17 +42,21 @@ inline double element(const Matrix& from, int64_t row, int64_t column) {
 
 // A sentence, or nothing. `before` and `seen`: the memory of c before the product and after it.
 inline std::string wrong_in_product(const LaidMatrix& c, std::vector<std::byte>& seen, std::vector<std::byte> before, const Matrix& a,
-                                    const Matrix& b, bool add) {
+                                    const Matrix& b, bool add, Rounded rounded) {
   const Matrix is = c.view(seen.data()), was = c.view(before.data());
   for (int64_t row = 0; row < c.rows; row++) {
     for (int64_t column = 0; column < c.columns; column++) {
-      double sum = add ? element(was, row, column) : 0, magnitudes = std::abs(sum);
+      const double first = add ? element(was, row, column) : 0;
+      double sum = first, magnitudes = std::abs(sum);
       for (int64_t k = 0; k < a.columns; k++) {
         const double term = element(a, row, k) * element(b, k, column);
         sum += term;
         magnitudes += std::abs(term);
       }
-      const double rounding = c.type == DType::bf16 ? std::ldexp(std::abs(sum), -8) : 0;
+      double rounding = c.type == DType::bf16 ? std::ldexp(std::abs(sum), -8) : 0;
+      if (c.type == DType::bf16 && add && rounded == Rounded::before_it_is_added) {
+        rounding += std::ldexp(std::abs(sum - first), -8) * (1 + std::ldexp(1, -8));
+      }
       const double may_be_off = rounding + 1e-37 + std::ldexp(static_cast<double>(a.columns + 2) * magnitudes, -24);
       const double found = element(is, row, column);
       if (!(std::abs(found - sum) <= may_be_off)) return text("element ", row, ",", column, " is ", found, ", not ", sum);
