@@ -24,16 +24,17 @@ def parse(arguments):
     parser.add_argument("--no-device", action="store_true", help="this machine has no device: 0 where all that needs none has passed")
     parser.add_argument("--out", metavar="DIR", help="where the pages go (docs/gpu; without a device the build folder)")
     parser.add_argument("--build", default="build-gpu", metavar="DIR", help="where to build (build-gpu)")
+    parser.add_argument("--only", metavar="STAGE,...", help="these stages alone, and what the machine is; what they need is built already")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="compilers at a time (one for each core)")
     parser.add_argument("--limit", type=int, default=LIMIT, metavar="SECONDS", help=f"for the whole run ({LIMIT}); more on a slow machine")
     return parser.parse_args(arguments)
 
 
-def run(check, place):
+def run(check, place, only):
     def stage(name, what, work):
-        return check.stage(name, what, lambda found: work(found, place))
+        return (only and name not in only) or check.stage(name, what, lambda found: work(found, place))
 
-    stage("machine", "what this machine is and has", stages.look_around)
+    check.stage("machine", "what this machine is and has", lambda found: stages.look_around(found, place))
     if not stage("configure", "cmake, with the CUDA backend required", stages.configure):
         return
     stage("build", "the library, the plugin, the program, the example and the tests that follow", stages.build)
@@ -63,7 +64,7 @@ def main():
     place = stages.Place(check, build, options.jobs)
     place.speeds = {}
     try:
-        run(check, place)
+        run(check, place, options.only and options.only.split(","))
     finally:  # what was found is kept, whatever ends the run
         folder = out or (os.path.abspath("docs/gpu") if place.device else build)
         path, verdict = report.write(folder, place.device, check.stages, time.monotonic() - begin)

@@ -184,9 +184,9 @@ def read_conformance(stage, ranks, done):
         skipped=len(skipped), seconds=round(done.seconds, 1))
     if not finished:
         stage["notes"].append(f"With {ranks} ranks: {done.how()} after {passed[-1] if passed else 'nothing'}\n{tail(done)}")
-    for number, case in enumerate(failed[:5]):
-        at = done.output.index(case)
-        stage["notes"].append(f"With {ranks} ranks, {case}:\n{done.output[at:at + 900 if number else at + 1800]}")
+    for case in failed[:5]:
+        at = done.output.index(f"FAILED  {case}")
+        stage["notes"].append(f"With {ranks} ranks, {case}:\n{done.output[max(0, at - 900):at + 900]}")
     return skipped
 
 
@@ -195,7 +195,9 @@ def conformance(stage, place):
     program = place.program("conformance_test")
     commands = {ranks: [program, "cuda", "processes", f"--ranks={ranks}"] for ranks in (1, 2, 4)}
     skipped = {}
-    for ranks, done in place.check.side_by_side(commands, 160, place.env).items():
+    # Random programs begin with new communicators, which take NCCL a second or more: there are few, and what fails is not made smaller.
+    fewer = {"RC_PARAMS": "max_success=8 noshrink=1"}
+    for ranks, done in place.check.side_by_side(commands, 160, {**place.env, **fewer}).items():
         skipped.update({name: why for name, why in read_conformance(stage, ranks, done) if "other numbers of ranks" not in why})
     for name, why in skipped.items():
         row(stage, name, None, why=why)

@@ -81,13 +81,13 @@ void check_no_growth(Rank& rank, const Footprint& before) {
 }
 
 void cycles(Suite& suite) {
-  suite.run(2, [](Rank& rank) {
+  suite.run(2, [rounds = suite.setting().cycles](Rank& rank) {
     auto stream = rank.must(rank.backend().create_stream("watch"));
     auto group = rank.must(rank.backend().create_group(rank.everyone()));
     for (int round = 0; round < 5; ++round) cycle(rank, round, false);
     Footprint before;
     count_before(rank, &before);
-    for (int round = 0; round < 200; ++round) cycle(rank, round, false);
+    for (int round = 0; round < rounds; ++round) cycle(rank, round, false);
     check_no_growth(rank, before);
     if (rank.rank() != 0) return;
     const bool shares = rank.backend().name() == "host" && rank.world().node(0) == rank.world().node(1);
