@@ -15,17 +15,18 @@ class CudaExchange final : public Exchange {
   struct Memories {
     std::unique_ptr<CudaMemory> out, in, lent;  // of the first two as much as the longer way needs
   };
-  CudaExchange(Group& group, Memories memories, const Counts& out_bytes, const Counts& in_bytes);
+  CudaExchange(Group& group, std::shared_ptr<Watch> watch, Memories memories, const Counts& out_bytes, const Counts& in_bytes);
+  ~CudaExchange() override;
 
   Status begin(bool back) override;
-  std::byte* outgoing(int rank) noexcept override { return at(*memories_.out, way().out_at, rank); }
+  std::byte* outgoing(int rank) noexcept override { return at(*memories_->out, way().out_at, rank); }
   Status start(Stream& stream, void* caller, uint64_t lends) override;
   Status finish(Stream& stream, void* caller) override;
-  const std::byte* incoming(int rank) noexcept override { return at(*memories_.in, way().in_at, rank); }
+  const std::byte* incoming(int rank) noexcept override { return at(*memories_->in, way().in_at, rank); }
   const std::byte* lent_by(int /*rank*/, uint64_t* /*lends*/) noexcept override { return nullptr; }
   void end() noexcept override {}
   Status await_readers() override { return {}; }
-  std::byte* lent() noexcept override { return static_cast<std::byte*>(memories_.lent->data()); }
+  std::byte* lent() noexcept override { return static_cast<std::byte*>(memories_->lent->data()); }
   bool sees(int /*rank*/) const noexcept override { return false; }
 
  private:
@@ -39,10 +40,11 @@ class CudaExchange final : public Exchange {
   }
 
   Group& group_;
-  const Memories memories_;
+  const std::shared_ptr<Watch> watch_;
+  std::shared_ptr<Memories> memories_;
   const Way ways_[2];
   bool back_ = false;
-  std::shared_ptr<Event> passed_;
+  std::shared_ptr<CudaEvent> passed_;
 };
 
 }  // namespace megadp::cuda

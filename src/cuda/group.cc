@@ -252,7 +252,8 @@ Result<std::unique_ptr<Exchange>> CudaGroup::create_exchange(const Counts& out, 
   const Subject on{"create_exchange", 0, 0};
   const Status agreed = agree(member_->gpu()->world(), members(), on, mine.with_context(on.kind));
   if (!agreed) return agreed;
-  return std::unique_ptr<Exchange>(new CudaExchange(*this, {*std::move(sent), *std::move(received), *std::move(own)}, out, in));
+  return std::unique_ptr<Exchange>(
+      new CudaExchange(*this, member_->watch(), {*std::move(sent), *std::move(received), *std::move(own)}, out, in));
 }
 
 }  // namespace megadp::cuda

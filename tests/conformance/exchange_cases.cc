@@ -177,16 +177,18 @@ void other_way(Suite& suite) {
   goes_two_ways(suite, 8, 0);
 }
 
-// What is on its way then still has the memory that it comes to.
+// What is on its way then still has the memory that it comes to. Many times, since what frees it is another thread.
 void destroyed_with_work(Suite& suite) {
-  suite.run(2, [](Rank& rank) {
-    Pair pair(rank, 100'000, 100'000);
-    if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
-    rank.must(pair.exchange->begin(false));
-    rank.must(pair.exchange->start(*pair.bench.stream, nullptr, 0));
-    if (rank.rank() == 1) rank.must(pair.exchange->finish(*pair.bench.stream, nullptr));
-    pair.exchange.reset();
-    rank.must(finish(*pair.bench.stream));
+  suite.run(2, [rounds = suite.setting().cycles / 10](Rank& rank) {
+    for (int round = 0; round < rounds; ++round) {
+      Pair pair(rank, 100'000, 100'000);
+      if (rank.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      rank.must(pair.exchange->begin(false));
+      rank.must(pair.exchange->start(*pair.bench.stream, nullptr, 0));
+      if (rank.rank() == 1) rank.must(pair.exchange->finish(*pair.bench.stream, nullptr));
+      pair.exchange.reset();
+      rank.must(finish(*pair.bench.stream));
+    }
   });
 }
 

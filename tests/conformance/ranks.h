@@ -75,7 +75,7 @@ struct Setting {
   std::function<Result<std::shared_ptr<Backend>>(std::shared_ptr<World>)> open;
   uint64_t timeout_ns = 60'000'000'000;
   int killed = -1;              // with processes: this rank ends by SIGKILL, and says nothing
-  int cycles = 200;             // of what may not leave anything behind
+  int cycles = 200;             // how often cases repeat what starts anew
   std::vector<int> sizes = {};  // run with these numbers of ranks alone; empty: with all that a case asks for
 };
 
