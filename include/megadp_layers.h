@@ -124,8 +124,8 @@ MDP_API mdp_status mdp_tp_linear_fwd(mdp_tp_linear* linear, const mdp_tensor* in
                                      const mdp_tensor* output, mdp_stream stream, mdp_tp_saved** saved);
 
 /* Give `saved` or `input`; neither if the weight needs no gradient. What is NULL is not computed, but gradients of parameters always: they
- * are written where they belong and counted as ready. MDP_GRAD_ADD adds to the arrays of weight and bias; on a device a product is
- * rounded to BF16 before it is added to BF16, as cuBLASLt does. Errors: STATE (saved was used, or is another layer's; as
+ * are written where they belong and counted as ready. MDP_GRAD_ADD adds to the arrays of weight and bias; on a device a product may be
+ * rounded to BF16 before it is added to BF16, by cuBLASLt. Errors: STATE (saved was used, or is another layer's; as
  * mdp_grad_acquire). */
 MDP_API mdp_status mdp_tp_linear_bwd(mdp_tp_linear* linear, mdp_tp_saved* saved, const mdp_tensor* input, const mdp_tensor* weight,
                                      const mdp_tensor* grad_output, const mdp_tensor* grad_input, const mdp_tensor* grad_weight,

@@ -54,11 +54,11 @@ def today():
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d")
 
 
-def write(folder, device, stages, seconds):
-    """Writes both pages; returns their common path without the ending, and the verdict."""
+def write(folder, device, only, stages, seconds):
+    """Writes both pages; returns their common path without the ending, and the verdict. A page of some stages takes no whole one's place."""
     report = {"date": today(), "device": device, "verdict": verdict(stages, device, seconds), "seconds": round(seconds, 1), "stages": stages}
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"{report['date']}-{name_of(device)}")
+    path = os.path.join(folder, "-".join([report["date"], name_of(device), *(only[1:] if only else [])]))
     with open(f"{path}.json", "w", encoding="utf-8") as file:
         json.dump(report, file, indent=1)
         file.write("\n")

@@ -178,15 +178,16 @@ def read_conformance(stage, ranks, done):
     """A line for all that passed, and one for each case that did not."""
     passed = re.findall(r"^ok +(\S+)", done.output, re.M)
     skipped = re.findall(r"^skipped (\S+): (.*)", done.output, re.M)
-    failed = re.findall(r"^FAILED +(\S+)", done.output, re.M)
+    failures = list(re.finditer(r"^FAILED +(\S+)", done.output, re.M))
+    failed = [failure[1] for failure in failures]
     finished = re.search(r"^\d+ cases, \d+ checks", done.output, re.M) is not None
     row(stage, f"{ranks} rank{'s' if ranks > 1 else ''}", bool(passed) and not failed and finished, passed=len(passed), failed=", ".join(failed),
         skipped=len(skipped), seconds=round(done.seconds, 1))
     if not finished:
         stage["notes"].append(f"With {ranks} ranks: {done.how()} after {passed[-1] if passed else 'nothing'}\n{tail(done)}")
-    for case in failed[:5]:
-        at = done.output.index(f"FAILED  {case}")
-        stage["notes"].append(f"With {ranks} ranks, {case}:\n{done.output[max(0, at - 900):at + 900]}")
+    for failure in failures[:5]:
+        at = failure.start()
+        stage["notes"].append(f"With {ranks} ranks, {failure[1]}:\n{done.output[max(0, at - 900):at + 900]}")
     return skipped
 
 
@@ -195,7 +196,7 @@ def conformance(stage, place):
     program = place.program("conformance_test")
     commands = {ranks: [program, "cuda", "processes", f"--ranks={ranks}"] for ranks in (1, 2, 4)}
     skipped = {}
-    # Random programs begin with new communicators, which take NCCL a second or more: there are few, and what fails is not made smaller.
+    # Random programs begin with new communicators, which take NCCL a second or more: so there are few, and one that fails is not shrunk.
     fewer = {"RC_PARAMS": "max_success=8 noshrink=1"}
     for ranks, done in place.check.side_by_side(commands, 160, {**place.env, **fewer}).items():
         skipped.update({name: why for name, why in read_conformance(stage, ranks, done) if "other numbers of ranks" not in why})

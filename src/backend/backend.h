@@ -101,8 +101,8 @@ class Backend {
   // Raises *found to the number of the first element that is not finite (base/finding.h), where first_finding() is `first`. Ordered on
   // `caller` as copy(). f32, bf16, f16.
   virtual Status find_nonfinite(const void* data, DType type, size_t count, uint64_t first, uint64_t* found, void* caller) = 0;
-  // c = a b, or c += a b: summed in f32, in an order of the library's own, and rounded once to c's type; but where a product is added to
-  // bf16, cuBLASLt rounds first it, then the sum. All f32; or a and b bf16 and c bf16 or f32. Sizes fit; c is apart from a and b; of an
+  // c = a b, or c += a b: summed in f32, in an order of the library's own, and rounded once to c's type; but cuBLASLt
+  // may round a product before it is added to bf16. All f32; or a and b bf16 and c bf16 or f32. Sizes fit; c is apart from a and b; of an
   // empty inner dimension the sum is zero. Ordered on `caller` as copy(). Code::unsupported, as gemm_library() says it, if there is no
   // library.
   virtual Status gemm(const Matrix& c, const Matrix& a, const Matrix& b, bool add, void* caller) = 0;

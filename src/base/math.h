@@ -164,6 +164,11 @@ MEGADP_HOST_DEVICE inline void narrow(uint8_t* to, uint64_t value) {  // 255 at 
 MEGADP_HOST_DEVICE inline double add_square(double sum, double x) {
   return sum + x * x;
 }
+// How a sum of squares is cut, on every backend; host/kernels.h has the order.
+constexpr int kSquareLanes = 16;
+constexpr uint64_t kSquareBlock = 4096;  // elements
+constexpr uint64_t kSquareRun = 256;     // blocks
+
 MEGADP_HOST_DEVICE inline bool is_finite(float x) {
   return (as_bits(x) & 0x7f800000U) != 0x7f800000U;
 }

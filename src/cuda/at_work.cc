@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <mutex>
+#include <utility>
 
 namespace megadp::cuda {
 namespace {
@@ -30,12 +31,12 @@ Threads& threads() {
 
 std::atomic<pid_t> process{0};
 
-// A forked child has none of the threads, and perhaps the mutex as one of them held it.
+// A forked child has none of the threads, and perhaps the mutex as one of them held it. Registered more than once, it waits once.
 void wait_at_exit() {
   if (::getpid() != process.load()) return;
   Threads& all = threads();
   std::unique_lock lock(all.mutex);
-  all.exiting = true;
+  if (std::exchange(all.exiting, true)) return;
   all.changed.wait_for(lock, kMostAtExit, [&all] { return all.at_work == 0; });
 }
 

@@ -189,12 +189,13 @@ Status square_sum(const void* data, DType type, size_t n, double* sum, double* n
   const auto* const bytes = static_cast<const std::byte*>(data);
   double total = 0, run = 0;
   for (size_t begin = 0; begin < n; begin += kSquareBlock) {
+    if (begin % (kSquareRun * kSquareBlock) == 0) total += std::exchange(run, 0);
     double lanes[kSquareLanes] = {}, block = 0;
     kernels.steps->square_sum[storage_index(type)](bytes + begin * size_of(type), std::min(kSquareBlock, n - begin), lanes);
     for (const double lane : lanes) block += lane;
     run += block;
-    if ((begin / kSquareBlock + 1) % kSquareRun == 0 || n - begin <= kSquareBlock) total += std::exchange(run, 0);
   }
+  total += run;
   *sum += total;
   // The square of a finite float is far below the largest double: the total is not finite only if an element is not.
   if (!std::isfinite(total)) {

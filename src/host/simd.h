@@ -29,9 +29,6 @@ constexpr int storage_index(DType type) noexcept {
   return static_cast<int>(type) - static_cast<int>(DType::f32);
 }
 static_assert(storage_index(DType::bf16) == 1 && storage_index(DType::f16) == 2);
-inline constexpr size_t kSquareLanes = 16;
-inline constexpr size_t kSquareBlock = 4096;  // elements whose squares are summed by themselves
-inline constexpr size_t kSquareRun = 256;     // blocks whose sums are
 
 using CastFn = void (*)(void* to, const void* from, size_t n);
 // to[i] = bf16(from[i] + residual[i]); residual[i] = what that lost.

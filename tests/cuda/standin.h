@@ -90,7 +90,7 @@ std::atomic<int>& events_made();
 // recorded meanwhile ends the process with kTornDown. 0: it is not.
 std::atomic<int>& teardown_ms();
 // What has been registered for the exit until now comes after it. Each library registers itself where it is loaded.
-bool torn_down_at_exit();
+bool register_teardown();
 constexpr int kTornDown = 86;
 // The device that has no memory left; -1: none.
 std::atomic<int>& full_device();

@@ -113,8 +113,8 @@ void tear_down() {
 int32_t device_open(int32_t index, Device** out) {
   *out = new Device;
   (*out)->index = index;
-  static const bool torn = torn_down_at_exit();
-  return torn ? 0 : kCudaFailure + 1;
+  static const bool registered = register_teardown();
+  return registered ? 0 : kCudaFailure + 1;
 }
 
 void explain(int32_t result, const Nccl*, char* text, size_t size) {
@@ -489,7 +489,7 @@ std::atomic<int>& overtaken() {
   return count;
 }
 
-bool torn_down_at_exit() {
+bool register_teardown() {
   return std::atexit(tear_down) == 0;
 }
 

@@ -117,9 +117,9 @@ namespace {
 
 int32_t nccl_open(const char*, Nccl** out, char*, size_t) {
   static char library;
-  static const bool torn = torn_down_at_exit();
+  static const bool registered = register_teardown();
   *out = reinterpret_cast<Nccl*>(&library);
-  return torn ? 0 : kSystemFailure;
+  return registered ? 0 : kSystemFailure;
 }
 
 int32_t nccl_unique_id(Nccl*, uint8_t out[128]) {
@@ -132,8 +132,8 @@ int32_t nccl_unique_id(Nccl*, uint8_t out[128]) {
 }
 
 int32_t comm_create(Nccl*, Device* device, const uint8_t id[128], int32_t rank, int32_t size, NcclComm** out) {
-  static const bool torn = torn_down_at_exit();  // with what NCCL loads for the first one
-  if (rank == failing_creation() || !torn) return kSystemFailure;
+  static const bool registered = register_teardown();  // with what NCCL loads for the first one
+  if (rank == failing_creation() || !registered) return kSystemFailure;
   ++communicators_made();
   std::array<uint8_t, 128> key;
   std::memcpy(key.data(), id, key.size());

@@ -373,9 +373,9 @@ void square_sums() {
       const Status done = host::square_sum(data.data(), type, n, &expected, &expected_nonfinite);
       check(done.ok(), done.text());
       double total = 0, nonfinite = 0;
-      for (uint64_t block = 0; block * cuda::kSquareBlock < n; block++) {
+      for (uint64_t block = 0; block * kSquareBlock < n; block++) {
         double sum = 0;
-        for (int lane = 0; lane < cuda::kSquareLanes; lane++) {
+        for (int lane = 0; lane < kSquareLanes; lane++) {
           with_type(type, [&](auto element) {
             using T = decltype(element);
             if constexpr (sizeof(T) <= 4 && !std::is_integral_v<T>) {

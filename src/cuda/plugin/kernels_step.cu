@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kThreads) sum_square_blocks(const T* data, uin
   if (mine.nonfinite != 0) atomicAdd(&scratch->nonfinite, mine.nonfinite);
 }
 
-// total + sums[0] + sums[every] + ..., in this order, by the first thread of a block; the others fetch for it.
+// total + sums[0] + sums[every] + ..., in this order, by the first thread of a block, which alone has it; the others fetch for it.
 __device__ double add_in_order(double total, const double* sums, uint64_t count, uint64_t every) {
   __shared__ double fetched[kThreads];
   double mine = threadIdx.x < count ? sums[threadIdx.x * every] : 0;

@@ -105,8 +105,8 @@ struct ForEach {
     }
   }
 
-  // A unit and a single element for each thread, of which there are as many as pieces. What the operation computes with is made ready
-  // while the loads are under way, by all threads of a block together; false: nothing is to be stored.
+  // A unit and a single element for each thread, of which there are at least as many as pieces. What the operation computes with is made
+  // ready while the loads are under way, by all threads of a block together; false: nothing is to be stored.
   template <class Ready>
   MEGADP_HOST_DEVICE void once(uint64_t thread, const Ready& ready) {
     constexpr int width = Operation::kWidth;
@@ -475,10 +475,6 @@ struct FindNonfinite {
 };
 
 // ── the sum of squares, in the order that host/kernels.h lays down: runs of blocks of elements, in each block kSquareLanes lanes ──
-
-constexpr int kSquareLanes = 16;
-constexpr uint64_t kSquareBlock = 4096;
-constexpr uint64_t kSquareRun = 256;  // blocks
 
 struct LaneSum {
   double sum;
