@@ -176,16 +176,17 @@ enum { /* mdp_halo_start */
 
 typedef struct { /* the same on all ranks, but for shape */
   uint32_t struct_size;
-  mdp_dtype dtype;       /* any; DEFAULT: F32 */
-  int32_t ndim;          /* 1 to 16 */
-  uint32_t fields;       /* arrays at a time; 0: 1 */
-  const int64_t* grid;   /* numbers of ranks, 1: not cut; their product is comm's size, the last varies fastest */
-  const int64_t* shape;  /* this rank's part, without halo */
-  const int64_t* low;    /* width of the halo before it; NULL: 0 */
-  const int64_t* high;   /* behind it */
-  const mdp_edge* edges; /* of each dimension; NULL: KEEP */
-  uint64_t flags;        /* MDP_HALO_FACES */
-  uint64_t arrays;       /* of the library's: mdp_halo_array */
+  mdp_dtype dtype;          /* any; DEFAULT: F32 */
+  int32_t ndim;             /* 1 to 16 */
+  uint32_t fields;          /* arrays at a time; 0: 1 */
+  const int64_t* grid;      /* numbers of ranks, 1: not cut; their product is comm's size, the last varies fastest */
+  const int64_t* shape;     /* this rank's part, without halo */
+  const int64_t* low;       /* width of the halo before it; NULL: 0 */
+  const int64_t* high;      /* behind it */
+  const mdp_edge* edges;    /* of each dimension; NULL: KEEP */
+  uint64_t flags;           /* MDP_HALO_FACES */
+  uint64_t arrays;          /* of the library's: mdp_halo_array */
+  const int64_t* staggered; /* by field: of each dimension, whether it is one longer; NULL: none */
 } mdp_halo_config;
 
 typedef struct { /* one dimension that is convolved or pooled */
@@ -205,23 +206,24 @@ typedef struct { /* of one rank */
   int64_t whole_output;
 } mdp_conv_part;
 
-/* Prepares exchanges of arrays of one shape, on a channel of their own; takes twice the memory of what goes to neighbours. Halos may be
- * wider than parts. Collective over comm; blocking. Errors: INVALID (a grid not of comm's size; parts that do not fit; a reflected halo as
- * wide as the whole), DESYNC, MEMORY. */
+/* Prepares exchanges, on a channel of their own; takes twice the memory of what goes to neighbours. Halos may be wider than parts.
+ * Collective over comm; blocking. Errors: INVALID (grid not of comm's size; parts that do not fit; reflected halo as wide as the whole),
+ * DESYNC, MEMORY. */
 MDP_API mdp_status mdp_halo_create(mdp_comm* comm, const mdp_halo_config* config, mdp_halo** out);
 
 /* Sends off what neighbours need of `fields`, padded arrays: part and halo. Until mdp_halo_finish only the inside may be read. Forward,
  * the halo becomes what its owners have. BACKWARD, the adjoint: it is added to where it came from, in the order of ranks, and becomes 0;
  * KEEP stays. Collective over comm, but waits for neighbours alone, two exchanges behind. Errors: INVALID, STATE. */
 MDP_API mdp_status mdp_halo_start(mdp_halo* halo, const mdp_tensor* fields, size_t count, uint64_t flags, mdp_stream stream);
-/* Waits for the neighbours, and brings what they have sent to its place. Errors: STATE (not started), DESYNC (one went the other way; on a
+/* Waits for neighbours, and brings what they sent to its place. Errors: STATE (not started), DESYNC (one went the other way; on a
  * device noticed between ranks of one node). */
 MDP_API mdp_status mdp_halo_finish(mdp_halo* halo, mdp_stream stream);
 
-/* Padded array `index` of config.arrays, zero at first, as long as the halo. Neighbours on the node read there what is much. Local. */
+/* Padded array `index` of config.arrays, shaped as field index % fields, zero at first, while halo lives. Neighbours on the node read much
+ * of it there. Local. */
 MDP_API mdp_status mdp_halo_array(mdp_halo* halo, uint64_t index, mdp_tensor* out);
 
-/* Of each dimension this rank's place in the grid, where its part begins, and the size of the whole; or NULL. Local. */
+/* Of each dimension this rank's place in the grid, where its part begins, and the whole's size; or NULL. Local. */
 MDP_API mdp_status mdp_halo_place(const mdp_halo* halo, int64_t* coords, int64_t* begins, int64_t* whole);
 
 MDP_API void mdp_halo_destroy(mdp_halo* halo);

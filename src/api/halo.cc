@@ -53,6 +53,22 @@ Status take_edges(const mdp_edge* given, int32_t ndim, std::vector<Edge>* out) {
   return {};
 }
 
+// Of each field, one after another.
+Status take_staggered(const mdp_halo_config& config, HaloShape* shape) {
+  if (config.staggered == nullptr) return {};
+  if (Status status = check_pointer(config.staggered, "config.staggered", alignof(int64_t)); !status) return status;
+  const auto ndim = static_cast<size_t>(config.ndim);
+  for (size_t f = 0; f < shape->fields; ++f) {
+    const int64_t* const given = config.staggered + f * ndim;
+    for (size_t d = 0; d < ndim; ++d) {
+      if (given[d] == 0 || given[d] == 1) continue;
+      return invalid("config.staggered[", f * ndim + d, "], dimension ", d, " of field ", f, ", is ", given[d], "; it must be 0 or 1");
+    }
+    shape->staggered.emplace_back(given, given + ndim);
+  }
+  return {};
+}
+
 Status check_grid(const std::vector<int64_t>& grid, int ranks) {
   int64_t product = 1;
   for (const int64_t size : grid) product = product > ranks ? product : product * size;
@@ -82,8 +98,9 @@ Status take_halo(const mdp_halo_config* given, const Comm& comm, HaloShape* shap
   if (Status status = take_widths(config->low, config->ndim, "config.low", &shape->low); !status) return status;
   if (Status status = take_widths(config->high, config->ndim, "config.high", &shape->high); !status) return status;
   if (Status status = take_edges(config->edges, config->ndim, &shape->edges); !status) return status;
+  if (Status status = take_staggered(*config, shape); !status) return status;
   std::vector<int64_t> padded = *part;
-  for (size_t d = 0; d < padded.size(); ++d) padded[d] += shape->low[d] + shape->high[d];
+  for (size_t d = 0; d < padded.size(); ++d) padded[d] += shape->low[d] + shape->high[d] + (shape->staggered.empty() ? 0 : 1);
   return take_shape(padded.data(), config->ndim, "config.shape with its halo").status();
 }
 

@@ -85,7 +85,7 @@ inline constexpr StructKind kKind<mdp_tp_embedding_config> = kind_of<mdp_tp_embe
 template <>
 inline constexpr StructKind kKind<mdp_tp_cross_entropy_config> = kind_of<mdp_tp_cross_entropy_config>("mdp_tp_cross_entropy_config", 48);
 template <>
-inline constexpr StructKind kKind<mdp_halo_config> = kind_of<mdp_halo_config>("mdp_halo_config", 72);
+inline constexpr StructKind kKind<mdp_halo_config> = kind_of<mdp_halo_config>("mdp_halo_config", 80);
 template <>
 inline constexpr StructKind kKind<mdp_conv_config> = kind_of<mdp_conv_config>("mdp_conv_config", 48);
 template <>

@@ -20,12 +20,6 @@ uint64_t room_for(const std::vector<int64_t>& shape, DType type) {
   return (elements_of(shape) * size_of(type) + 63) / 64 * 64;
 }
 
-uint64_t elements_in(const std::vector<HaloBox>& boxes) {
-  uint64_t count = 0;
-  for (const HaloBox& box : boxes) count += elements_of(box.shape);
-  return count;
-}
-
 StridedArray view(const StridedArray& padded, const std::vector<int64_t>& at, const std::vector<int64_t>& steps,
                   const std::vector<int64_t>& shape) {
   StridedArray box{padded.data, padded.type, shape, padded.strides};
@@ -51,7 +45,10 @@ std::string text_of(const HaloShape& shape) {
   std::string out = text(name_of(shape.type), ", grid ", shape_text(shape.grid), ", low ", shape_text(shape.low), ", high ",
                          shape_text(shape.high), ", edges");
   for (const Edge edge : shape.edges) out += text(" ", name_of(edge));
-  return out + text(shape.faces ? ", faces" : "", ", ", shape.fields, " fields, ", shape.arrays, " arrays");
+  out += text(shape.faces ? ", faces" : "", ", ", shape.fields, " fields, ", shape.arrays, " arrays");
+  if (!shape.staggered.empty()) out += ", staggered";
+  for (const std::vector<int64_t>& each : shape.staggered) out += text(" ", shape_text(each));
+  return out;
 }
 
 Status check_same(World& world, const std::vector<int>& members, const HaloShape& shape) {
@@ -92,8 +89,6 @@ Result<std::shared_ptr<Halo>> Halo::create(const std::shared_ptr<Comm>& comm, Ha
     auto own = comm->subset(members);
     if (!own) return own.status();
     std::shared_ptr<Halo> halo(new Halo(*std::move(own), std::move(shape)));
-    halo->padded_ = std::move(part);
-    for (size_t d = 0; d < halo->padded_.size(); ++d) halo->padded_[d] += halo->shape_.low[d] + halo->shape_.high[d];
     if (Status planned = halo->plan(*parts); !planned) return planned;
     auto zero = halo->backend().allocate(sizeof(double));
     if (zero) halo->zero_ = *std::move(zero);
@@ -103,75 +98,115 @@ Result<std::shared_ptr<Halo>> Halo::create(const std::shared_ptr<Comm>& comm, Ha
 }
 
 Status Halo::plan(const std::vector<std::vector<int64_t>>& parts) {
-  auto cuts = cut_of(shape_, parts, comm_->group().members());
-  if (!cuts) return cuts.status();
-  cuts_ = *std::move(cuts);
-  const int own = comm_->rank();
-  boxes_ = halo_boxes(shape_, cuts_, own);
-  const auto with_owner = [](const std::vector<HaloBox>& boxes, int owner) {
-    std::vector<HaloBox> some;
-    std::copy_if(boxes.begin(), boxes.end(), std::back_inserter(some), [&](const HaloBox& box) { return box.owner == owner; });
-    return some;
-  };
+  if (Status planned = plan_kinds(parts); !planned) return planned;
   Counts out(static_cast<size_t>(comm_->size())), in(out.size());
-  const uint64_t width = shape_.fields * size_of(shape_.type);
   for (int rank = 0; rank < comm_->size(); ++rank) {
-    Shared shared{rank, with_owner(boxes_, rank), {}};
-    if (rank != own) shared.lent = with_owner(halo_boxes(shape_, cuts_, rank), own);
-    if (shared.halo.empty() && shared.lent.empty()) continue;
-    if (rank != own) {
-      out[static_cast<size_t>(rank)] = elements_in(shared.lent) * width;
-      in[static_cast<size_t>(rank)] = elements_in(shared.halo) * width;
+    Shared shared = shared_with(rank);
+    const uint64_t lent = bytes_of(shared.lent), halo = bytes_of(shared.halo);
+    if (lent == 0 && halo == 0) continue;
+    if (rank != comm_->rank()) {
+      out[static_cast<size_t>(rank)] = lent;
+      in[static_cast<size_t>(rank)] = halo;
     }
     shared_.push_back(std::move(shared));
   }
-  const uint64_t own_bytes = room_for(padded_, shape_.type) * shape_.arrays;
   std::byte* begin = nullptr;
   if (comm_->size() > 1) {
-    auto exchange = comm_->group().create_exchange(out, in, own_bytes);
+    auto exchange = comm_->group().create_exchange(out, in, own_bytes());
     if (!exchange) return exchange.status();
     exchange_ = *std::move(exchange);
     begin = exchange_->lent();
-  } else if (own_bytes > 0) {
-    auto memory = backend().allocate(own_bytes);
+  } else if (own_bytes() > 0) {
+    auto memory = backend().allocate(own_bytes());
     if (!memory) return memory.status();
     alone_ = *std::move(memory);
     begin = static_cast<std::byte*>(alone_->data());
   }
-  for (size_t a = 0; a < shape_.arrays; ++a) {
-    own_.push_back({begin + a * room_for(padded_, shape_.type), shape_.type, padded_, dense_strides(padded_)});
-  }
+  own_ = arrays_of(comm_->rank(), begin);
   for (const Shared& shared : shared_) {
     const auto rank = static_cast<size_t>(shared.rank);
-    if (shared.rank != own && exchange_->sees(shared.rank)) near_bytes_ += std::max(out[rank], in[rank]);
+    if (shared.rank != comm_->rank() && exchange_->sees(shared.rank)) near_bytes_ += std::max(out[rank], in[rank]);
   }
   return {};
+}
+
+Status Halo::plan_kinds(const std::vector<std::vector<int64_t>>& parts) {
+  const std::vector<int>& members = comm_->group().members();
+  const std::vector<int64_t> none(shape_.ndim());
+  auto cuts = cut_of(shape_, none, parts, members);
+  if (!cuts) return cuts.status();
+  cuts_ = *std::move(cuts);
+  for (size_t f = 0; f < shape_.fields; ++f) {
+    const std::vector<int64_t>& staggered = shape_.staggered.empty() ? none : shape_.staggered[f];
+    const auto known = std::find_if(kinds_.begin(), kinds_.end(), [&](const Kind& kind) { return kind.staggered == staggered; });
+    kind_of_.push_back(static_cast<size_t>(known - kinds_.begin()));
+    if (known != kinds_.end()) continue;
+    auto own_cuts = cut_of(shape_, staggered, parts, members);
+    if (!own_cuts) return own_cuts.status().with_context(text("fields[", f, "], staggered by ", shape_text(staggered)));
+    Kind kind{staggered, {}, *std::move(own_cuts), {}};
+    kind.padded = padded_of(kind, comm_->rank());
+    kind.boxes = halo_boxes(shape_, kind.cuts, comm_->rank());
+    kinds_.push_back(std::move(kind));
+  }
+  return {};
+}
+
+Halo::Shared Halo::shared_with(int rank) const {
+  const auto with_owner = [](const Boxes& boxes, int owner) {
+    Boxes some;
+    std::copy_if(boxes.begin(), boxes.end(), std::back_inserter(some), [&](const HaloBox& box) { return box.owner == owner; });
+    return some;
+  };
+  const int own = comm_->rank();
+  Shared shared{rank, {}, {}};
+  for (const Kind& kind : kinds_) {
+    shared.halo.push_back(with_owner(kind.boxes, rank));
+    shared.lent.push_back(rank == own ? Boxes() : with_owner(halo_boxes(shape_, kind.cuts, rank), own));
+  }
+  return shared;
+}
+
+uint64_t Halo::bytes_of(const std::vector<Boxes>& boxes) const {
+  uint64_t elements = 0;
+  for (const size_t kind : kind_of_) {
+    for (const HaloBox& box : boxes[kind]) elements += elements_of(box.shape);
+  }
+  return elements * size_of(shape_.type);
+}
+
+std::vector<int64_t> Halo::padded_of(const Kind& kind, int rank) const {
+  std::vector<int64_t> padded = shape_.coords_of(rank);
+  for (size_t d = 0; d < padded.size(); ++d) {
+    const int64_t place = padded[d];
+    padded[d] = shape_.low[d] + kind.cuts[d].size(place) + kind.cuts[d].highs[static_cast<size_t>(place)];
+  }
+  return padded;
+}
+
+std::vector<StridedArray> Halo::arrays_of(int rank, std::byte* begin) const {
+  std::vector<StridedArray> arrays;
+  for (size_t a = 0; a < shape_.arrays; ++a) {
+    std::vector<int64_t> padded = padded_of(kinds_[kind_of_[a % shape_.fields]], rank);
+    arrays.push_back({begin, shape_.type, padded, dense_strides(padded)});
+    begin += room_for(padded, shape_.type);
+  }
+  return arrays;
+}
+
+uint64_t Halo::own_bytes() const {
+  uint64_t bytes = 0;
+  for (size_t a = 0; a < shape_.arrays; ++a) bytes += room_for(kinds_[kind_of_[a % shape_.fields]].padded, shape_.type);
+  return bytes;
 }
 
 uint64_t Halo::lends() const {
   if (near_bytes_ < kLentBytes) return 0;
   const auto same = [](const StridedArray& field, const StridedArray& own) {
-    return field.data == own.data && field.strides == own.strides;
+    return field.data == own.data && field.shape == own.shape && field.strides == own.strides;
   };
   const auto found = std::search(own_.begin(), own_.end(), fields_.begin(), fields_.end(),
                                  [&](const StridedArray& own, const StridedArray& field) { return same(field, own); });
   return found == own_.end() ? 0 : static_cast<uint64_t>(found - own_.begin()) + 1;
-}
-
-std::vector<int64_t> Halo::padded_of(int rank) const {
-  std::vector<int64_t> padded = shape_.coords_of(rank);
-  for (size_t d = 0; d < padded.size(); ++d) padded[d] = shape_.low[d] + cuts_[d].size(padded[d]) + shape_.high[d];
-  return padded;
-}
-
-std::vector<StridedArray> Halo::fields_of(int rank, const std::byte* lent, uint64_t lends) const {
-  const std::vector<int64_t> padded = padded_of(rank);
-  std::vector<StridedArray> fields;
-  for (size_t f = 0; f < shape_.fields; ++f) {
-    const std::byte* const at = lent + (lends - 1 + f) * room_for(padded, shape_.type);
-    fields.push_back({const_cast<std::byte*>(at), shape_.type, padded, dense_strides(padded)});  // only read
-  }
-  return fields;
 }
 
 Status Halo::check(const std::vector<StridedArray>& fields) const {
@@ -182,17 +217,19 @@ Status Halo::check(const std::vector<StridedArray>& fields) const {
     if (fields[f].type != shape_.type) {
       return invalid("fields[", f, "].dtype is ", name_of(fields[f].type), "; this halo was created for ", name_of(shape_.type));
     }
-    if (fields[f].shape != padded_) {
+    const std::vector<int64_t>& padded = kinds_[kind_of_[f]].padded;
+    if (fields[f].shape != padded) {
       return invalid("fields[", f, "] has shape ", shape_text(fields[f].shape), "; this rank's part with its halo has ",
-                     shape_text(padded_));
+                     shape_text(padded));
     }
   }
   return {};
 }
 
-Status Halo::move(Move what, const std::vector<HaloBox>& boxes, std::byte* packed, void* caller) const {
-  for (const StridedArray& field : fields_) {
-    for (const HaloBox& box : boxes) {
+Status Halo::move(Move what, const std::vector<Boxes>& boxes, std::byte* packed, void* caller) const {
+  for (size_t f = 0; f < fields_.size(); ++f) {
+    const StridedArray& field = fields_[f];
+    for (const HaloBox& box : boxes[kind_of_[f]]) {
       const StridedArray dense{packed, field.type, box.shape, dense_strides(box.shape)};
       const bool of_part = what == Move::pack_part || what == Move::add_to_part;
       const StridedArray here = of_part ? source_of(field, box) : halo_of(field, box);
@@ -212,8 +249,9 @@ Status Halo::clear(const HaloBox& box, const StridedArray& field, void* caller) 
 
 // What needs no other rank is done at once: halos of its own part, and zeros.
 Status Halo::forward(void* caller) {
-  for (const HaloBox& box : boxes_) {
-    for (const StridedArray& field : fields_) {
+  for (size_t f = 0; f < fields_.size(); ++f) {
+    const StridedArray& field = fields_[f];
+    for (const HaloBox& box : kinds_[kind_of_[f]].boxes) {
       Status done;
       if (box.owner == kBoxZero) done = clear(box, field, caller);
       if (box.owner == comm_->rank()) done = backend().copy(halo_of(field, box), source_of(field, box), false, caller);
@@ -247,7 +285,7 @@ Status Halo::start(std::vector<StridedArray> fields, bool backward, void* caller
 
 Status Halo::read_lent(const Shared& shared, const std::vector<StridedArray>& theirs, void* caller) const {
   for (size_t f = 0; f < fields_.size(); ++f) {
-    for (const HaloBox& box : backward_ ? shared.lent : shared.halo) {
+    for (const HaloBox& box : (backward_ ? shared.lent : shared.halo)[kind_of_[f]]) {
       const StridedArray here = backward_ ? source_of(fields_[f], box) : halo_of(fields_[f], box);
       const StridedArray there = backward_ ? halo_of(theirs[f], box) : source_of(theirs[f], box);
       if (Status read = backend().copy(here, there, backward_, caller); !read) return read;
@@ -258,18 +296,21 @@ Status Halo::read_lent(const Shared& shared, const std::vector<StridedArray>& th
 
 // What has come from another rank.
 Status Halo::take(const Shared& shared, void* caller) const {
-  if ((backward_ ? shared.lent : shared.halo).empty()) return {};
+  if (bytes_of(backward_ ? shared.lent : shared.halo) == 0) return {};
   uint64_t lends = 0;
   if (const std::byte* const lent = exchange_->lent_by(shared.rank, &lends); lent != nullptr) {
-    return read_lent(shared, fields_of(shared.rank, lent, lends), caller);
+    std::vector<StridedArray> theirs = arrays_of(shared.rank, const_cast<std::byte*>(lent));  // only read
+    theirs.erase(theirs.begin(), theirs.begin() + static_cast<std::ptrdiff_t>(lends - 1));
+    return read_lent(shared, theirs, caller);
   }
   auto* const from = const_cast<std::byte*>(exchange_->incoming(shared.rank));  // only read
   return backward_ ? move(Move::add_to_part, shared.lent, from, caller) : move(Move::unpack_halo, shared.halo, from, caller);
 }
 
 Status Halo::add_own(const Shared& shared, void* caller) const {
-  for (const StridedArray& field : fields_) {
-    for (const HaloBox& box : shared.halo) {
+  for (size_t f = 0; f < fields_.size(); ++f) {
+    const StridedArray& field = fields_[f];
+    for (const HaloBox& box : shared.halo[kind_of_[f]]) {
       if (Status added = backend().copy(source_of(field, box), halo_of(field, box), true, caller); !added) return added;
     }
   }
@@ -289,10 +330,10 @@ Status Halo::take_all(void* caller) {
 }
 
 Status Halo::clear_halos(void* caller) const {
-  for (const StridedArray& field : fields_) {
-    for (const HaloBox& box : boxes_) {
+  for (size_t f = 0; f < fields_.size(); ++f) {
+    for (const HaloBox& box : kinds_[kind_of_[f]].boxes) {
       if (box.owner == kBoxKept) continue;
-      if (Status cleared = clear(box, field, caller); !cleared) return cleared;
+      if (Status cleared = clear(box, fields_[f], caller); !cleared) return cleared;
     }
   }
   return {};

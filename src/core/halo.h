@@ -16,7 +16,8 @@ class Halo {
   // Collective over the communicator, blocking. part: the shape of this rank's, without halo.
   static Result<std::shared_ptr<Halo>> create(const std::shared_ptr<Comm>& comm, HaloShape shape, std::vector<int64_t> part);
 
-  // Of shape.arrays, padded, dense, zero at first; what neighbours of the node need of these they read there, if it is much.
+  // Of shape.arrays, padded, dense, zero at first, shaped as the fields are in turn; what neighbours of the node need of these they read
+  // there, if it is much.
   const std::vector<StridedArray>& arrays() const noexcept { return own_; }
 
   // Padded arrays, as many as shape.fields. Until finish() they are not to be written, nor is their halo read.
@@ -28,15 +29,25 @@ class Halo {
   std::vector<int64_t> coords() const { return shape_.coords_of(comm_->rank()); }
 
  private:
-  // Boxes that one rank has in its halo and the other in its part.
+  using Boxes = std::vector<HaloBox>;
+  // Fields that are staggered alike.
+  struct Kind {
+    std::vector<int64_t> staggered, padded;
+    std::vector<HaloCut> cuts;
+    Boxes boxes;  // of this rank
+  };
+  // Boxes that one rank has in its halo and the other in its part, by kind.
   struct Shared {
-    int rank;                   // the other
-    std::vector<HaloBox> halo;  // of this rank
-    std::vector<HaloBox> lent;  // of the other's halo, whose `from` is here
+    int rank;                 // the other
+    std::vector<Boxes> halo;  // of this rank
+    std::vector<Boxes> lent;  // of the other's halo, whose `from` is here
   };
 
   Halo(std::shared_ptr<Comm> comm, HaloShape shape) : comm_(std::move(comm)), shape_(std::move(shape)) {}
   Status plan(const std::vector<std::vector<int64_t>>& parts);
+  Status plan_kinds(const std::vector<std::vector<int64_t>>& parts);
+  Shared shared_with(int rank) const;
+  uint64_t bytes_of(const std::vector<Boxes>& boxes) const;  // of all fields
   Backend& backend() const noexcept { return *comm_->context().backend; }
   Status check(const std::vector<StridedArray>& fields) const;
   Status forward(void* caller);
@@ -48,12 +59,13 @@ class Halo {
     unpack_halo,
     add_to_part
   };
-  Status move(Move what, const std::vector<HaloBox>& boxes, std::byte* packed, void* caller) const;
+  Status move(Move what, const std::vector<Boxes>& boxes, std::byte* packed, void* caller) const;
   // Of arrays that are lent: 1 and the number of the first, so that fields are neighbours among them; 0: they are not, or little is sent.
   uint64_t lends() const;
-  // What another rank has lent: its fields, as they lie there.
-  std::vector<StridedArray> fields_of(int rank, const std::byte* lent, uint64_t lends) const;
-  std::vector<int64_t> padded_of(int rank) const;
+  // Of each array of its own of a rank, where it lies.
+  std::vector<StridedArray> arrays_of(int rank, std::byte* begin) const;
+  std::vector<int64_t> padded_of(const Kind& kind, int rank) const;
+  uint64_t own_bytes() const;
   // Brings it to the halo here, or, backward, adds it to the part.
   Status read_lent(const Shared& shared, const std::vector<StridedArray>& theirs, void* caller) const;
   Status take(const Shared& shared, void* caller) const;
@@ -63,9 +75,9 @@ class Halo {
 
   const std::shared_ptr<Comm> comm_;  // a channel of its own
   const HaloShape shape_;
-  std::vector<int64_t> padded_;
-  std::vector<HaloCut> cuts_;
-  std::vector<HaloBox> boxes_;     // of this rank
+  std::vector<HaloCut> cuts_;  // of what is not staggered
+  std::vector<Kind> kinds_;
+  std::vector<size_t> kind_of_;    // of each field
   std::vector<Shared> shared_;     // by rank, this one among them if it has boxes of its own
   std::unique_ptr<Memory> alone_;  // of own_, without neighbours
   std::vector<StridedArray> own_;

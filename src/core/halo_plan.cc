@@ -59,7 +59,7 @@ std::vector<Segment> segments_of(const HaloShape& shape, const HaloCut& cut, siz
   };
   add_halo(0, low);
   if (size > 0) all.push_back({low, size, place, low, 1, true});
-  add_halo(low + size, shape.high[dim]);
+  add_halo(low + size, cut.highs[static_cast<size_t>(place)]);
   return all;
 }
 
@@ -111,8 +111,8 @@ int HaloShape::rank_of(const std::vector<int64_t>& coords) const {
   return static_cast<int>(rank);
 }
 
-Result<std::vector<HaloCut>> cut_of(const HaloShape& shape, const std::vector<std::vector<int64_t>>& parts,
-                                    const std::vector<int>& members) {
+Result<std::vector<HaloCut>> cut_of(const HaloShape& shape, const std::vector<int64_t>& staggered,
+                                    const std::vector<std::vector<int64_t>>& parts, const std::vector<int>& members) {
   std::vector<HaloCut> cuts(shape.ndim());
   for (size_t d = 0; d < shape.ndim(); ++d) {
     const auto places = static_cast<size_t>(shape.grid[d]);
@@ -129,7 +129,12 @@ Result<std::vector<HaloCut>> cut_of(const HaloShape& shape, const std::vector<st
     }
     cuts[d].begins.push_back(0);
     for (const int rank : first) cuts[d].begins.push_back(cuts[d].begins.back() + parts[static_cast<size_t>(rank)][d]);
-    const int64_t whole = cuts[d].whole(), widest = std::max(shape.low[d], shape.high[d]);
+    cuts[d].highs.assign(places, shape.high[d] + staggered[d]);
+    if (shape.edges[d] != Edge::periodic) {
+      cuts[d].begins.back() += staggered[d];
+      cuts[d].highs.back() = shape.high[d];
+    }
+    const int64_t whole = cuts[d].whole(), widest = std::max(shape.low[d], cuts[d].highs.back());
     if (widest == 0) continue;
     if (shape.edges[d] == Edge::periodic && whole == 0) {
       return invalid("the whole array has no elements along dimension ", d, ", whose edges are periodic; it must have at least 1");

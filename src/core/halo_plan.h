@@ -31,23 +31,27 @@ struct HaloShape {
   std::vector<Edge> edges;
   bool faces = false;  // without what is beyond an end in more than one dimension
   size_t fields = 1;
-  size_t arrays = 0;  // of its own
+  std::vector<std::vector<int64_t>> staggered;  // by field: elements more that the whole has; empty: none
+  size_t arrays = 0;                            // of its own
 
   size_t ndim() const noexcept { return grid.size(); }
   std::vector<int64_t> coords_of(int rank) const;
   int rank_of(const std::vector<int64_t>& coords) const;
 };
 
-// How a dimension is cut: where each part begins, and the size of the whole.
+// How a dimension is cut: where each part begins, the size of the whole, and how wide the halo behind each part is. What a staggered field
+// has more belongs to the last part, and the others have it in their halos, so that padded parts are equally larger; around a periodic edge
+// it is the first part's.
 struct HaloCut {
   std::vector<int64_t> begins;  // one more than there are parts
+  std::vector<int64_t> highs;
   int64_t whole() const noexcept { return begins.back(); }
   int64_t size(int64_t part) const noexcept { return begins[static_cast<size_t>(part) + 1] - begins[static_cast<size_t>(part)]; }
 };
 // From the shape of every rank's part. Code::invalid: ranks at one place of a dimension have different sizes; reflected halos that are as
 // wide as the whole; periodic ones of nothing.
-Result<std::vector<HaloCut>> cut_of(const HaloShape& shape, const std::vector<std::vector<int64_t>>& parts,
-                                    const std::vector<int>& members);
+Result<std::vector<HaloCut>> cut_of(const HaloShape& shape, const std::vector<int64_t>& staggered,
+                                    const std::vector<std::vector<int64_t>>& parts, const std::vector<int>& members);
 
 constexpr int kBoxKept = -1, kBoxZero = -2;
 struct HaloBox {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Halos, forward and backward, against an oracle that knows the whole array: grids of one to three dimensions, uneven and empty parts,
- * halos of any width, every edge, several fields, arrays of several layouts. What is refused. Convolutions: which rank computes what. */
+ * halos of any width, every edge, several fields, staggered or not, arrays of several layouts. What is refused. Convolutions: which rank
+ * computes what. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +19,7 @@ typedef struct {
   mdp_edge edges[MOST];
   uint64_t flags;
   mdp_dtype dtype;
+  int64_t staggered[2][MOST]; /* by field */
 } cutting;
 
 /* The same numbers on all ranks. */
@@ -49,22 +51,33 @@ static cutting draw_cutting(uint32_t* seed, int32_t ranks) {
   }
   c.flags = draw(seed, 2) ? MDP_HALO_FACES : 0;
   c.dtype = draw(seed, 2) ? MDP_DTYPE_F32 : MDP_DTYPE_BF16;
+  const uint32_t often = draw(seed, 3); /* 0: nothing */
+  for (int32_t f = 0; f < c.fields; ++f) {
+    for (int32_t d = 0; d < c.ndim; ++d) c.staggered[f][d] = draw(seed, 2) < often;
+  }
   return c;
 }
 
 typedef struct { /* a rank's place */
-  int64_t begin[MOST], part[MOST], padded[MOST];
+  int64_t begin[MOST], part[MOST], padded[MOST], whole[MOST];
 } place;
 
-static place place_of(const cutting* c, int32_t rank) {
-  place p = {{0}, {0}, {0}};
+enum {
+  EVEN = -1
+}; /* as if no field were staggered */
+static place place_of(const cutting* c, int32_t rank, int32_t field) {
+  place p = {{0}, {0}, {0}, {0}};
   int64_t left = rank;
   for (int32_t d = c->ndim - 1; d >= 0; --d) {
-    const int64_t at = left % c->grid[d];
+    const int64_t at = left % c->grid[d], more = field == EVEN ? 0 : c->staggered[field][d];
     left /= c->grid[d];
     p.begin[d] = c->begin[d][at];
     p.part[d] = c->begin[d][at + 1] - p.begin[d];
-    p.padded[d] = c->low[d] + p.part[d] + c->high[d];
+    p.whole[d] = c->begin[d][c->grid[d]];
+    p.padded[d] = c->low[d] + p.part[d] + more + c->high[d];
+    if (c->edges[d] == MDP_EDGE_PERIODIC) continue; /* what is more is where it begins */
+    p.whole[d] += more;
+    if (at == c->grid[d] - 1) p.part[d] += more;
   }
   return p;
 }
@@ -94,7 +107,7 @@ typedef enum {
 static origin origin_of(const cutting* c, const place* p, const int64_t* at, int64_t* source) {
   int beyond = 0, kept = 0, zero = 0;
   for (int32_t d = 0; d < c->ndim; ++d) {
-    const int64_t whole = c->begin[d][c->grid[d]];
+    const int64_t whole = p->whole[d];
     int64_t i = p->begin[d] + at[d] - c->low[d];
     beyond += at[d] < c->low[d] || at[d] >= c->low[d] + p->part[d];
     if (i < 0 || i >= whole) {
@@ -155,6 +168,10 @@ static mdp_halo* halo_of(mdp_comm* comm, const cutting* c, const place* p) {
   config.high = c->high;
   config.edges = c->edges;
   config.flags = c->flags;
+  int64_t staggered[2 * MOST];
+  int32_t any = 0;
+  for (int32_t i = 0; i < c->fields * c->ndim; ++i) any += (int32_t)(staggered[i] = c->staggered[i / c->ndim][i % c->ndim]);
+  if (any > 0) config.staggered = staggered;
   mdp_halo* halo = NULL;
   OK(mdp_halo_create(comm, &config, &halo));
   return halo;
@@ -173,14 +190,14 @@ static int forward_wrong(const cutting* c, const place* p, const tp_array* field
 
 /* What this rank's part of the gradient becomes: its own, and what all ranks have in their halos, in the order of ranks. */
 static int backward_wrong(const cutting* c, int32_t rank, int32_t ranks, const tp_array* field, int32_t f) {
-  const place p = place_of(c, rank);
+  const place p = place_of(c, rank, f);
   int wrong = 0;
   int64_t at[MOST] = {0}, source[MOST], other[MOST], wanted_source[MOST];
   do {
     const origin from = origin_of(c, &p, at, source);
     float wanted = from == OWN || from == KEPT ? rounded(grad_value(rank, at, c->ndim, f), c->dtype) : 0;
     for (int32_t r = 0; r < ranks && from == OWN; ++r) {
-      const place q = place_of(c, r);
+      const place q = place_of(c, r, f);
       if (is_empty(q.padded, c->ndim)) continue;
       memset(other, 0, sizeof other);
       do {
@@ -203,28 +220,29 @@ static void exchange(tp_rank* r, mdp_halo* halo, const tp_array* fields, int32_t
 }
 
 static void one(tp_rank* r, const cutting* c, uint32_t number) {
-  const place p = place_of(c, r->rank);
-  mdp_halo* const halo = halo_of(r->comm, c, &p);
+  const place even = place_of(c, r->rank, EVEN), places[] = {place_of(c, r->rank, 0), place_of(c, r->rank, 1)};
+  mdp_halo* const halo = halo_of(r->comm, c, &even);
   int64_t coords[MOST], begins[MOST], whole[MOST];
   OK(mdp_halo_place(halo, coords, begins, whole));
-  for (int32_t d = 0; d < c->ndim; ++d) CHECK(begins[d] == p.begin[d] && whole[d] == c->begin[d][c->grid[d]]);
-  const int empty = is_empty(p.padded, c->ndim);
+  for (int32_t d = 0; d < c->ndim; ++d) CHECK(begins[d] == even.begin[d] && whole[d] == even.whole[d]);
   for (int turn = 0; turn < 3; ++turn) { /* the third forward again, which the gradients must not disturb */
     tp_reset(r);
     tp_array fields[2];
     int64_t at[MOST] = {0}, source[MOST];
     for (int32_t f = 0; f < c->fields; ++f) {
-      tp_take(r, &fields[f], c->dtype, (tp_layout)((number + (uint32_t)f + (uint32_t)turn) % TP_LAYOUTS), c->ndim, p.padded);
-      if (empty) continue;
+      const place* const p = &places[f];
+      tp_take(r, &fields[f], c->dtype, (tp_layout)((number + (uint32_t)f + (uint32_t)turn) % TP_LAYOUTS), c->ndim, p->padded);
+      if (is_empty(p->padded, c->ndim)) continue;
       do {
-        const int own = origin_of(c, &p, at, source) == OWN;
+        const int own = origin_of(c, p, at, source) == OWN;
         const float forward = own ? whole_value(source, c->ndim, f) : 5;
         tp_set(&fields[f], at, turn == 1 ? grad_value(r->rank, at, c->ndim, f) : forward);
-      } while (next_index(at, p.padded, c->ndim));
+      } while (next_index(at, p->padded, c->ndim));
     }
     exchange(r, halo, fields, c->fields, turn == 1 ? MDP_HALO_BACKWARD : 0);
-    for (int32_t f = 0; f < c->fields && !empty; ++f) {
-      const int wrong = turn == 1 ? backward_wrong(c, r->rank, r->size, &fields[f], f) : forward_wrong(c, &p, &fields[f], f);
+    for (int32_t f = 0; f < c->fields; ++f) {
+      if (is_empty(places[f].padded, c->ndim)) continue;
+      const int wrong = turn == 1 ? backward_wrong(c, r->rank, r->size, &fields[f], f) : forward_wrong(c, &places[f], &fields[f], f);
       if (!CHECK(wrong == 0)) printf("case %u, turn %d, rank %d of %d, field %d: %d wrong\n", number, turn, r->rank, r->size, f, wrong);
     }
   }
@@ -262,7 +280,7 @@ static void adjoint(const mdp_unique_id* id, int32_t rank, int32_t n, void* argu
                      .begin = {{0, 4, 7}, {0, 3, 8}},
                      .edges = {MDP_EDGE_REFLECT, MDP_EDGE_PERIODIC},
                      .dtype = MDP_DTYPE_F64};
-  const place p = place_of(&c, rank);
+  const place p = place_of(&c, rank, EVEN);
   mdp_halo* const halo = halo_of(r.comm, &c, &p);
   const int64_t count = p.padded[0] * p.padded[1];
   double* const x = r.view.data;
@@ -358,12 +376,13 @@ static void many_times(void** state) {
 typedef struct {
   mdp_halo* halo;
   mdp_tensor own[4];
-  int64_t padded[2], count;
+  int64_t padded[2][2], count[2]; /* by field */
+  int staggered;                  /* the second field is, along the first dimension */
 } lending;
 
-static lending lending_of(mdp_comm* comm, int32_t rank, int32_t n) {
+static lending lending_of(mdp_comm* comm, int32_t rank, int32_t n, int staggered) {
   const int64_t grid[] = {n == 4 ? 2 : n, n == 4 ? 2 : 1}, shape[] = {20 + rank / (n == 4 ? 2 : 1), 1500}, low[] = {9, 30},
-                high[] = {24, 0};
+                high[] = {24, 0}, all[] = {0, 0, staggered, 0};
   const mdp_edge edges[] = {MDP_EDGE_PERIODIC, MDP_EDGE_ZERO};
   SIZED(mdp_halo_config, config);
   config.ndim = 2;
@@ -374,15 +393,20 @@ static lending lending_of(mdp_comm* comm, int32_t rank, int32_t n) {
   config.high = high;
   config.edges = edges;
   config.arrays = 4;
-  lending l = {.padded = {low[0] + shape[0] + high[0], low[1] + shape[1]}};
-  l.count = l.padded[0] * l.padded[1];
+  config.staggered = all;
+  lending l = {.staggered = staggered};
+  for (int f = 0; f < 2; ++f) {
+    l.padded[f][0] = low[0] + shape[0] + high[0] + all[2 * f];
+    l.padded[f][1] = low[1] + shape[1];
+    l.count[f] = l.padded[f][0] * l.padded[f][1];
+  }
   OK(mdp_halo_create(comm, &config, &l.halo));
   for (uint64_t i = 0; i < 4; ++i) {
     l.own[i].struct_size = sizeof l.own[i];
     OK(mdp_halo_array(l.halo, i, &l.own[i]));
   }
-  CHECK(l.own[3].ndim == 2 && l.own[3].shape[0] == l.padded[0] && l.own[3].shape[1] == l.padded[1]);
-  CHECK(((const float*)l.own[2].data)[l.count - 1] == 0);
+  CHECK(l.own[3].ndim == 2 && l.own[3].shape[0] == l.padded[1][0] && l.own[3].shape[1] == l.padded[1][1]);
+  CHECK(((const float*)l.own[2].data)[l.count[0] - 1] == 0);
   FAILS(MDP_E_INVALID, "index is 4; this halo has 4 arrays", mdp_halo_array(l.halo, 4, &l.own[3]));
   return l;
 }
@@ -392,6 +416,10 @@ static void choose(const lending* l, int32_t rank, int round, mdp_tensor used[2]
   used[0] = l->own[round % 3];
   used[1] = l->own[round % 3 + 1];
   if (round % 5 == 4) used[1] = l->own[round % 3 == 0 ? 3 : 0];
+  if (l->staggered) { /* each array is shaped for one of the fields */
+    used[0] = l->own[round % 3 == 0 ? 2 : 0];
+    used[1] = l->own[round % 2 == 0 ? 1 : 3];
+  }
   if (rank == 0 && round % 4 == 3) {
     used[0] = l->own[0];
     used[1] = l->own[1];
@@ -400,20 +428,19 @@ static void choose(const lending* l, int32_t rank, int round, mdp_tensor used[2]
 
 /* Arrays of the library's, which neighbours read where they lie, and any others: the same bits, again and again, forward and backward. */
 static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
-  (void)argument;
   tp_rank r = tp_open(id, rank, n, 4 << 20);
-  const lending l = lending_of(r.comm, rank, n);
-  const size_t bytes = (size_t)l.count * sizeof(float);
+  const lending l = lending_of(r.comm, rank, n, *(const int*)argument);
+  const size_t bytes[] = {(size_t)l.count[0] * sizeof(float), (size_t)l.count[1] * sizeof(float)};
   tp_array mine[2];
-  for (int f = 0; f < 2; ++f) tp_take(&r, &mine[f], MDP_DTYPE_F32, DENSE, 2, l.padded);
+  for (int f = 0; f < 2; ++f) tp_take(&r, &mine[f], MDP_DTYPE_F32, DENSE, 2, l.padded[f]);
   uint32_t seed = (uint32_t)rank + 1;
   int wrong = 0;
-  float* const result = malloc(bytes);
+  float* const result = malloc(bytes[1]);
   for (int round = 0; round < 12; ++round) {
     mdp_tensor used[2], others[2] = {mine[0].tensor, mine[1].tensor};
     choose(&l, rank, round, used);
     for (int f = 0; f < 2; ++f) {
-      for (int64_t i = 0; i < l.count; ++i) ((float*)used[f].data)[i] = ((float*)others[f].data)[i] = (float)draw(&seed, 20001) / 77.0F;
+      for (int64_t i = 0; i < l.count[f]; ++i) ((float*)used[f].data)[i] = ((float*)others[f].data)[i] = (float)draw(&seed, 20001) / 77.0F;
     }
     const uint64_t flags = round % 2 ? MDP_HALO_BACKWARD : 0;
     OK(mdp_halo_start(l.halo, others, 2, flags, NULL));
@@ -422,9 +449,9 @@ static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
     OK(mdp_halo_finish(l.halo, NULL));
     settle(&r);
     for (int f = 0; f < 2; ++f) { /* whoever is done may write at once, whatever the others still do */
-      memcpy(result, used[f].data, bytes);
-      memset(used[f].data, 0xff, bytes);
-      wrong += memcmp(result, others[f].data, bytes) != 0;
+      memcpy(result, used[f].data, bytes[f]);
+      memset(used[f].data, 0xff, bytes[f]);
+      wrong += memcmp(result, others[f].data, bytes[f]) != 0;
     }
   }
   free(result);
@@ -435,7 +462,26 @@ static void lent(const mdp_unique_id* id, int32_t rank, int32_t n, void* argumen
 
 static void arrays_of_the_library(void** state) {
   (void)state;
-  for (int32_t n = 1; n <= 4; ++n) run_ranks(n, lent, NULL);
+  for (int staggered = 0; staggered < 2; ++staggered) {
+    for (int32_t n = 1; n <= 4; ++n) run_ranks(n, lent, &staggered);
+  }
+}
+
+/* Fields of the halo of refused_alike(), whose parts are of `shape`. */
+static void fields_refused(tp_rank* r, mdp_halo* halo, const int64_t* shape) {
+  tp_array field, other;
+  const int64_t padded[] = {2, 4};
+  tp_take(r, &field, MDP_DTYPE_F32, DENSE, 2, padded);
+  tp_take(r, &other, MDP_DTYPE_BF16, DENSE, 2, padded);
+  mdp_tensor two[] = {field.tensor, field.tensor};
+  FAILS(MDP_E_INVALID, "count is 2; this halo was created for 1 fields", mdp_halo_start(halo, two, 2, 0, NULL));
+  FAILS(MDP_E_INVALID, "fields[0].dtype is bf16; this halo was created for f32", mdp_halo_start(halo, &other.tensor, 1, 0, NULL));
+  FAILS(MDP_E_INVALID, "fields[0] has shape [2,3]; this rank's part with its halo has [2,4]",
+        (two[0].shape = shape, mdp_halo_start(halo, two, 1, 0, NULL)));
+  FAILS(MDP_E_INVALID, "flags", mdp_halo_start(halo, &field.tensor, 1, 2, NULL));
+  OK(mdp_halo_start(halo, &field.tensor, 1, 0, NULL)); /* nothing of that was begun */
+  OK(mdp_halo_finish(halo, NULL));
+  settle(r);
 }
 
 static void refused_alike(const mdp_unique_id* id, int32_t rank, int32_t n, void* argument) {
@@ -465,6 +511,11 @@ static void refused_alike(const mdp_unique_id* id, int32_t rank, int32_t n, void
   FAILS(MDP_E_INVALID, "config.flags", (config.flags = 2, mdp_halo_create(r.comm, &config, &halo)));
   config.flags = 0;
   FAILS(MDP_E_INVALID, "config.fields is 5000", (config.fields = 5000, mdp_halo_create(r.comm, &config, &halo)));
+  config.fields = 2;
+  const int64_t staggered[] = {0, 0, 0, 2};
+  FAILS(MDP_E_INVALID, "config.staggered[3], dimension 1 of field 1, is 2; it must be 0 or 1",
+        (config.staggered = staggered, mdp_halo_create(r.comm, &config, &halo)));
+  config.staggered = NULL;
   config.fields = 0;
   FAILS(MDP_E_INVALID, "the halo along dimension 1 is 6 wide; with reflecting edges of a whole array of 6 it may be 5",
         (low[1] = 6, edges[1] = MDP_EDGE_REFLECT, mdp_halo_create(r.comm, &config, &halo)));
@@ -477,20 +528,11 @@ static void refused_alike(const mdp_unique_id* id, int32_t rank, int32_t n, void
         (shape[0] = 2 + rank, mdp_halo_create(r.comm, &config, &halo)));
   shape[0] = 2;
   OK(mdp_halo_create(r.comm, &config, &halo));
-  tp_array field, other;
-  const int64_t padded[] = {2, 4};
-  tp_take(&r, &field, MDP_DTYPE_F32, DENSE, 2, padded);
-  tp_take(&r, &other, MDP_DTYPE_BF16, DENSE, 2, padded);
-  mdp_tensor two[] = {field.tensor, field.tensor};
-  FAILS(MDP_E_INVALID, "count is 2; this halo was created for 1 fields", mdp_halo_start(halo, two, 2, 0, NULL));
-  FAILS(MDP_E_INVALID, "fields[0].dtype is bf16; this halo was created for f32", mdp_halo_start(halo, &other.tensor, 1, 0, NULL));
-  FAILS(MDP_E_INVALID, "fields[0] has shape [2,3]; this rank's part with its halo has [2,4]",
-        (two[0].shape = shape, mdp_halo_start(halo, two, 1, 0, NULL)));
-  FAILS(MDP_E_INVALID, "flags", mdp_halo_start(halo, &field.tensor, 1, 2, NULL));
-  OK(mdp_halo_start(halo, &field.tensor, 1, 0, NULL)); /* nothing of that was begun */
-  OK(mdp_halo_finish(halo, NULL));
-  settle(&r);
+  fields_refused(&r, halo, shape);
   mdp_halo_destroy(halo);
+  const int64_t mine[] = {0, rank};
+  FAILS(MDP_E_DESYNC, "staggered [0,1]", (config.staggered = mine, mdp_halo_create(r.comm, &config, &halo)));
+  config.staggered = NULL;
   FAILS(MDP_E_DESYNC, "create different halos", (low[1] = 1 + rank, mdp_halo_create(r.comm, &config, &halo)));
   tp_close(&r);
 }

@@ -4,7 +4,7 @@
 const EDGES = Dict(:keep => Raw.MDP_EDGE_KEEP, :zero => Raw.MDP_EDGE_ZERO, :periodic => Raw.MDP_EDGE_PERIODIC, :reflect => Raw.MDP_EDGE_REFLECT)
 
 """
-    Halo(comm; grid, size, low = 1, high = low, edges = :keep, faces = false, type = Float64, fields = 1, arrays = 0)
+    Halo(comm; grid, size, low = 1, high = low, edges = :keep, faces = false, type = Float64, fields = 1, staggered = nothing, arrays = 0)
 
 Exchanges the halos of arrays that are cut over a grid of ranks, `fields` of them at a time. `grid` to `edges` have a value for each dimension, or one
 for all (`size` never); dimensions are Julia's, and arrays are as they are, of any strides.
@@ -16,8 +16,10 @@ for all (`size` never); dimensions are Julia's, and arrays are as they are, of a
   (`:bf16`: `Core.BFloat16`).
 - `edges` is what is beyond the whole array: `:keep` (what the caller puts there), `:zero`, `:periodic`, or `:reflect` (mirrored at the outermost
   element, which is not repeated).
+- `staggered` has a tuple for each field: 1 along which it is longer by one element, as what lies on the faces of cells is. `[(1, 0), (0, 1), (0, 0)]`
+  are velocities along both dimensions and a pressure. Fields are then arrays of `low .+ size .+ high .+ staggered[field]`.
 - With `faces` edges and corners are left as they are: for star-shaped stencils.
-- `arrays` is how many the library makes, see [`MegaDP.array`](@ref).
+- `arrays` is how many the library makes, shaped as the fields are in turn, see [`MegaDP.array`](@ref).
 
 See [`exchange!`](@ref), [`start!`](@ref) and [`finish!`](@ref); `halo(part)` is for ADs; `Halo(comm; ...) do halo ... end` closes it. Collective over `comm`, with equal arguments but for `size`;
 blocking. Throws `MegaDPError`: `:INVALID` (a grid not of the size of `comm`; parts that do not fit; a reflected halo as wide as the whole),
@@ -37,7 +39,7 @@ destroy(halo::Halo, pointer::UInt) = drop_use(halo.uses, pointer)
 drop_use(uses, pointer) = Threads.atomic_sub!(uses, 1) == 1 && Raw.mdp_halo_destroy(Ptr{Raw.mdp_halo}(pointer))
 
 function Halo(comm::Comm; grid, size, low = 1, high = low, edges = :keep, faces = false, type = Float64,
-              fields = 1, arrays = 0)
+              fields = 1, staggered = nothing, arrays = 0)
     n = length(size)
     each(value::Union{Integer,Symbol}, _) = ntuple(_ -> value, n)
     each(values, argument) = length(values) == n ? Tuple(values) :
@@ -46,14 +48,22 @@ function Halo(comm::Comm; grid, size, low = 1, high = low, edges = :keep, faces 
     part, before, behind = Dims(size), Dims(each(low, "low")), Dims(each(high, "high"))
     lists = map(flip, (each(grid, "grid"), part, before, behind))
     codes = UInt32[choose(EDGES, "edges", edge) for edge in reverse(each(edges, "edges"))]
+    longer = staggered === nothing ? Int64[] : stagger(staggered, fields, n)
     out = Ref{Ptr{Raw.mdp_halo}}(C_NULL)
-    GC.@preserve lists codes begin
+    GC.@preserve lists codes longer begin
         config = Ref(Raw.mdp_halo_config(; dtype = dtype_of(type), ndim = n, fields = fields, grid = pointer(lists[1]),
                                          shape = pointer(lists[2]), low = pointer(lists[3]), high = pointer(lists[4]),
-                                         edges = pointer(codes), flags = faces ? Raw.MDP_HALO_FACES : 0, arrays = arrays))
+                                         edges = pointer(codes), flags = faces ? Raw.MDP_HALO_FACES : 0, arrays = arrays,
+                                         staggered = isempty(longer) ? C_NULL : pointer(longer)))
         check(Raw.mdp_halo_create(comm, config, out))
     end
     return finalizer(close, Halo(Slot(UInt(out[])), comm, part, before, behind, Borrowed[], Threads.Atomic{Int}(1)))
+end
+
+function stagger(staggered, fields, n)
+    length(staggered) == fields && all(field -> length(field) == n, staggered) ||
+        throw(invalid("staggered is $staggered; it must have $n numbers, 0 or 1, for each of $fields fields"))
+    return Int64[number for field in staggered for number in reverse(Tuple(field))]
 end
 
 Halo(body::Base.Callable, comm::Comm; keywords...) = closing(body, Halo(comm; keywords...))
@@ -106,7 +116,8 @@ backward!(halo::Halo, fields::AbstractArray...) = (start!(halo, fields...; backw
     update_halo!(fields...; halo)
 
 [`exchange!`](@ref), by the name and in the form of stencil codes such as those on ImplicitGlobalGrid: with the defaults of a [`Halo`](@ref) the
-outermost cells on each side become the neighbours', and stay as they are at the edges of the whole array.
+outermost cells on each side become the neighbours', and stay as they are at the edges of the whole array. Of a staggered field the faces between
+two parts, which both compute there, become those of the part behind them.
 """
 update_halo!(fields::AbstractArray...; halo::Halo) = exchange!(halo, fields...)
 

@@ -76,9 +76,10 @@ struct mdp_halo_config
     edges::Ptr{mdp_edge}
     flags::UInt64
     arrays::UInt64
+    staggered::Ptr{Int64}
 end
-mdp_halo_config(; dtype = 0, ndim = 0, fields = 0, grid = C_NULL, shape = C_NULL, low = C_NULL, high = C_NULL, edges = C_NULL, flags = 0, arrays = 0) =
-    mdp_halo_config(sizeof(mdp_halo_config), dtype, ndim, fields, grid, shape, low, high, edges, flags, arrays)
+mdp_halo_config(; dtype = 0, ndim = 0, fields = 0, grid = C_NULL, shape = C_NULL, low = C_NULL, high = C_NULL, edges = C_NULL, flags = 0, arrays = 0, staggered = C_NULL) =
+    mdp_halo_config(sizeof(mdp_halo_config), dtype, ndim, fields, grid, shape, low, high, edges, flags, arrays, staggered)
 
 struct mdp_conv_config
     struct_size::UInt32

@@ -63,6 +63,8 @@ testcase("arguments of halos and convolutions that cannot be meant are named") d
     halo = Halo(world; grid = 1, size = (3, 4))
     for (made, told) in ((() -> Halo(world; grid = 2, size = (3, 4)), "config.grid is [2,2]"),
                          (() -> Halo(world; grid = (1, 1, 1), size = (3, 4)), "grid has 3 numbers; size has 2"),
+                         (() -> Halo(world; grid = 1, size = (3, 4), staggered = [(1, 0), (0, 1)]), "0 or 1, for each of 1 fields"),
+                         (() -> Halo(world; grid = 1, size = (3, 4), staggered = [(2, 0)]), "dimension 1 of field 0, is 2"),
                          (() -> Halo(world; grid = 1, size = (3, 4), low = -1), "config.low[0] is -1"),
                          (() -> Halo(world; grid = 1, size = (3, 4), edges = (:keep, :open)), "edges is :open"),
                          (() -> Halo(world; grid = 1, size = (3, 4), type = Int32), "arrays of Int32"),

@@ -62,6 +62,37 @@ def case_arrays(comm):
     print("arrays done")
 
 
+def case_staggered(comm):
+    """Waves: pressure in cells, velocities on their faces. Each rank computes what it owns; the bits are those of one array."""
+    cells = 6
+
+    def steps(pressure, across, along, faces, exchange):
+        for _ in range(20):
+            across[faces] -= 0.3 * (pressure[1:] - pressure[:-1])[faces.start - 1:faces.stop - 1]
+            along[:, 1:-1] -= 0.3 * (pressure[:, 1:] - pressure[:, :-1])
+            exchange(pressure, across, along)
+            pressure[1:-1, 1:-1] -= 0.3 * ((across[2:-1] - across[1:-2])[:, 1:-1] + (along[:, 2:-1] - along[:, 1:-2])[1:-1])
+            exchange(pressure, across, along)
+
+    def fields(count):
+        return numpy.zeros((count + 2, 7)), numpy.zeros((count + 3, 7)), numpy.zeros((count + 2, 8))
+
+    whole = fields(cells * comm.size)
+    start = numpy.random.default_rng(1).standard_normal((cells * comm.size, 5))
+    whole[0][1:-1, 1:-1] = start
+    steps(*whole, slice(1, cells * comm.size + 2), lambda *_: None)
+    halo = megadp.Halo(comm, (comm.size, 1), (cells, 5), low=1, high=1, dtype="f64", fields=3, staggered=((0, 0), (1, 0), (0, 1)))
+    mine = fields(cells)
+    assert halo.padded_shapes == tuple(field.shape for field in mine) and halo.padded_shape == mine[0].shape
+    begin, is_last = halo.begins[0], comm.rank == comm.size - 1
+    mine[0][halo.inside] = start[begin:begin + cells]
+    halo.exchange(*mine)
+    steps(*mine, slice(1, cells + 1 + is_last), halo.exchange)
+    for field, expected in zip(mine, whole):
+        assert (field == expected[begin:begin + len(field)]).all()
+    print("staggered done")
+
+
 def case_refused(comm):
     def fails(words, call):
         try:
@@ -75,6 +106,9 @@ def case_refused(comm):
     fails("low has 3 values and grid 1", lambda: megadp.Halo(comm, (2,), (3,), low=(1, 2, 3)))
     fails("edges[0] is 'open'; it must be one of 'keep'", lambda: megadp.Halo(comm, (2,), (3,), edges="open"))
     fails("dtype is 'f31'", lambda: megadp.Halo(comm, (2,), (3,), dtype="f31"))
+    fails("staggered is ((1,),); it must have 1 numbers, 0 or 1, for each of 2 fields",
+          lambda: megadp.Halo(comm, (2,), (3,), fields=2, staggered=((1,),)))
+    fails("dimension 0 of field 0, is 2", lambda: megadp.Halo(comm, (2,), (3,), staggered=((2,),)))
     fails("config.grid is [3]", lambda: megadp.Halo(comm, (3,), (3,)))
     halo = megadp.Halo(comm, (2,), (3,), low=1)
     fails("fields[0] has shape [3]; this rank's part with its halo has [4]", lambda: halo.start(numpy.zeros(3, "f4")))

@@ -25,6 +25,10 @@ class Halo(unittest.TestCase):
         for ranks in (1, 2, 3):
             self.run_case(ranks, "arrays")
 
+    def test_staggered(self):
+        for ranks in (1, 2, 3):
+            self.run_case(ranks, "staggered")
+
     def test_refused(self):
         self.run_case(2, "refused")
 

@@ -35,6 +35,7 @@ type HaloOptions struct {
 	Fields     int             // arrays that are exchanged at a time; 0: 1
 	Arrays     int64           // that the library makes: Array
 	Faces      bool            // no edges and corners: for star-shaped stencils
+	Staggered  [][]int         // of fields, from the first on, the dimensions along which they are longer by one element: on the faces of cells
 }
 
 // Halo exchanges arrays that are cut over a grid of ranks. Padded arrays have part and halo, flat, dense and row-major. Its exchanges are collective,
@@ -54,6 +55,11 @@ func NewHalo(comm *Comm, options HaloOptions) (*Halo, error) {
 	raw.SetFaces(options.Faces)
 	for _, d := range options.Dimensions {
 		raw.Add_dimension(d.Ranks, d.Size, d.Low, d.High, shim.MegadpEdge(d.Edge))
+	}
+	for field, dimensions := range options.Staggered {
+		for _, dimension := range dimensions {
+			raw.Stagger(field, dimension)
+		}
 	}
 	made, err := ask(comm, func(failure shim.Failure) shim.Halo { return shim.HaloCreate(comm.raw, raw, failure) })
 	if err != nil {

@@ -85,6 +85,19 @@ func TestHaloRefused(t *testing.T) {
 	expect(t, err, megadp.ErrInvalid, "dimension must be 0 to 0, not 1")
 	halo.Close()
 	expect(t, halo.Finish(), megadp.ErrState, "closed")
+	options.Staggered = [][]int{nil, {0}}
+	if halo, err = megadp.NewHalo(comm, options); err != nil {
+		t.Fatal(err)
+	}
+	fields = []float64{9, 1, 2, 3, 9, 4, 5, 6, 7}
+	if err := megadp.Exchange(halo, fields); err != nil || !reflect.DeepEqual(fields, []float64{0, 1, 2, 3, 0, 4, 5, 6, 7}) {
+		t.Error(fields, err)
+	}
+	halo.Close()
+	options.Staggered = [][]int{{1}}
+	_, err = megadp.NewHalo(comm, options)
+	expect(t, err, megadp.ErrInvalid, "stagger(0, 1): fields are 0 to 1, dimensions 0 to 0")
+	options.Staggered = nil
 	options.Dimensions[0].Ranks = 2
 	_, err = megadp.NewHalo(comm, options)
 	expect(t, err, megadp.ErrInvalid, "config.grid is [2]")

@@ -25,6 +25,9 @@ struct HaloOptions {
     padded_.push_back(low + size + high);
   }
 
+  /// Field number `field`, from 0, is longer by one element along a dimension, from 0, the outermost: it lies on the faces of cells.
+  void stagger(int field, int dimension) { staggered_.emplace_back(field, dimension); }
+
 #ifndef SWIG
   mdp_halo_config config() const {
     mdp_halo_config config{};
@@ -39,14 +42,46 @@ struct HaloOptions {
     config.edges = edges_.data();
     config.flags = faces ? MDP_HALO_FACES : 0;
     config.arrays = static_cast<uint64_t>(arrays);
+    longer_.assign(field_count() * dimensions(), 0);
+    for (const auto& at : staggered_) {
+      if (has(at)) longer_[static_cast<size_t>(at.first) * dimensions() + static_cast<size_t>(at.second)] = 1;
+    }
+    if (!staggered_.empty()) config.staggered = longer_.data();
     return config;
   }
-  const std::vector<int64_t>& padded() const {
-    return padded_;
+  size_t dimensions() const {
+    return part_.size();
+  }
+  size_t field_count() const {
+    return fields > 0 ? static_cast<size_t>(fields) : 1;
+  }
+  /// Whether there are all fields and dimensions that are said to be longer.
+  bool fits(Failure& failure) const {
+    for (const auto& at : staggered_) {
+      if (has(at)) continue;
+      failure.refuse(MDP_E_INVALID, "stagger(%d, %d): fields are 0 to %zu, dimensions 0 to %zu", at.first, at.second, field_count() - 1,
+                     dimensions() - 1);
+      return false;
+    }
+    return true;
+  }
+  std::vector<int64_t> padded(size_t field) const {
+    std::vector<int64_t> shape = padded_;
+    for (const auto& at : staggered_) {
+      if (static_cast<size_t>(at.first) == field) shape[static_cast<size_t>(at.second)] = padded_[static_cast<size_t>(at.second)] + 1;
+    }
+    return shape;
   }
 #endif
 
  private:
+  bool has(const std::pair<int, int>& at) const {
+    return at.first >= 0 && static_cast<size_t>(at.first) < field_count() && at.second >= 0 &&
+           static_cast<size_t>(at.second) < dimensions();
+  }
+
+  std::vector<std::pair<int, int>> staggered_;  // field, dimension
+  mutable std::vector<int64_t> longer_;         // by field and dimension
   std::vector<int64_t> grid_, part_, low_, high_, padded_;
   std::vector<mdp_edge> edges_;
 };
@@ -149,9 +184,6 @@ class Halo {
  private:
   void run(const std::vector<mdp_tensor>& fields, bool backward, bool finishes, Failure& failure) const;
   long long placed(int dimension, int which, Failure& failure) const;
-  size_t count() const {
-    return options_.fields > 0 ? static_cast<size_t>(options_.fields) : 1;
-  }
   DType dtype() const {
     return options_.dtype == DType::DEFAULT ? DType::F32 : options_.dtype;
   }

@@ -10,6 +10,7 @@ inline Halo* Halo::create(const Comm& comm, const HaloOptions& options, Failure&
   return guarded(failure, [&]() -> Halo* {
     const auto group = comm.handle().use(failure);
     if (!group || !not_negative("fields", options.fields, failure) || !not_negative("arrays", options.arrays, failure)) return nullptr;
+    if (!options.fits(failure)) return nullptr;
     const mdp_halo_config config = options.config();
     mdp_halo* halo = nullptr;
     return failure.take(mdp_halo_create(group.get(), &config, &halo)) ? new Halo(halo, options) : nullptr;
@@ -37,7 +38,7 @@ inline void Halo::start(long long first, bool backward, Failure& failure) const 
   guarded(failure, [&] {
     const auto halo = halo_.use(failure);
     if (!halo || !not_negative("first", first, failure)) return;
-    std::vector<mdp_tensor> fields(count());
+    std::vector<mdp_tensor> fields(options_.field_count());
     for (size_t f = 0; f < fields.size(); ++f) {
       fields[f].struct_size = sizeof fields[f];
       if (!failure.take(mdp_halo_array(halo.get(), static_cast<uint64_t>(first) + f, &fields[f]))) return;
@@ -52,17 +53,30 @@ inline void Halo::finish(Failure& failure) const {
 
 inline void Halo::exchange(unsigned char* field, long long field_bytes, bool backward, Failure& failure) const {
   guarded(failure, [&] {
-    const auto each = static_cast<long long>(count());
-    if (field_bytes % each != 0) {
+    const size_t count = options_.field_count();
+    std::vector<std::vector<int64_t>> shapes;  // which operands point to, and tensors to these
+    std::vector<std::unique_ptr<Operand>> operands;
+    std::vector<mdp_tensor> fields;
+    std::vector<long long> sizes;
+    long long all = 0;
+    for (size_t f = 0; f < count; ++f) {
+      shapes.push_back(options_.padded(f));
+      sizes.push_back(element_size(dtype()));
+      for (const int64_t size : shapes.back()) sizes.back() *= size;
+      all += sizes.back();
+    }
+    // If they do not fit, the library says so of the first.
+    const auto each = static_cast<long long>(count);
+    if (all != field_bytes && field_bytes % each != 0) {
       failure.refuse(MDP_E_INVALID, "field has %lld bytes, which %lld fields cannot share evenly", field_bytes, each);
       return;
     }
-    std::vector<std::unique_ptr<Operand>> operands;  // which tensors point to
-    std::vector<mdp_tensor> fields;
-    for (long long f = 0; f < each && !failure.failed(); ++f) {
-      operands.emplace_back(new Operand(dtype(), field + f * (field_bytes / each), field_bytes / each, "field", failure));
-      operands.back()->shape_as(options_.padded());
+    for (size_t f = 0; f < count && !failure.failed(); ++f) {
+      const long long bytes = all == field_bytes ? sizes[f] : field_bytes / each;
+      operands.emplace_back(new Operand(dtype(), field, bytes, "field", failure));
+      operands.back()->shape_as(shapes[f]);
       fields.push_back(*operands.back()->get());
+      field += bytes;
     }
     if (!failure.failed()) run(fields, backward, true, failure);
   });
@@ -88,7 +102,7 @@ inline std::vector<double> Halo::exchange(const std::vector<double>& values, boo
 
 inline long long Halo::placed(int dimension, int which, Failure& failure) const {
   return guarded(failure, [&]() -> long long {
-    const size_t dims = options_.padded().size();
+    const size_t dims = options_.dimensions();
     const auto halo = halo_.use(failure);
     if (!halo) return 0;
     if (dimension < 0 || static_cast<size_t>(dimension) >= dims) {

@@ -76,7 +76,7 @@ CONFIGURATIONS = {
 }
 # What is given by a method, and not as a member.
 ADDED = {"OptimizerOptions": ("add_param_group(megadp::ParamGroup())", 'add_state("m")', 'add_param_state("f", one)'),
-         "TpLinearOptions": ("add_block(1)",), "HaloOptions": ("add_dimension(1, 1, 1, 1, megadp::Edge::ZERO)",),
+         "TpLinearOptions": ("add_block(1)",), "HaloOptions": ("add_dimension(1, 1, 1, 1, megadp::Edge::ZERO)", "stagger(0, 0)"),
          "ConvOptions": ("add_part(1)",)}
 # For the future; functions of C, which SWIG hands no language's own for: these pass the id around, and their
 # interpreters' own look at signals is what is asked (`interrupted_in_language`).

@@ -122,6 +122,7 @@ class mdp_halo_config(ctypes.Structure):
         ("edges", ctypes.POINTER(ctypes.c_uint32)),
         ("flags", ctypes.c_uint64),
         ("arrays", ctypes.c_uint64),
+        ("staggered", ctypes.POINTER(ctypes.c_int64)),
     ]
 
 

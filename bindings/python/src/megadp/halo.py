@@ -62,10 +62,11 @@ class Halo(Closable):
     halo. low, high: widths of the halo before and behind it, one for all dimensions or one each. edges: what is beyond an end of the whole
     array, for all dimensions or each: "keep" (what the caller has put there), "zero", "periodic", or "reflect" (mirrored at the outermost
     element). faces: without edges and corners, for star-shaped stencils. dtype: "f32", "bf16", "f16", "f64", "i64" or "u8", or numpy's or
-    torch's; fields: how many arrays are exchanged at a time. arrays: how many the library makes, for array(). Collective over comm; blocking.
-    comm may be closed afterwards.
+    torch's; fields: how many arrays are exchanged at a time. staggered: for each field and dimension whether it is longer by one element, as one
+    that lies on the faces of cells is. arrays: how many the library makes, for array(), shaped as the fields are in turn. Collective over comm;
+    blocking. comm may be closed afterwards.
 
-    padded_shape: of arrays, part and halo. inside: slices of the part in them. coords, begins, whole: of each dimension this rank's place in
+    padded_shapes: of the fields, part and halo; padded_shape: of one that is not staggered. inside: slices of the part in it. coords, begins, whole: of each dimension this rank's place in
     the grid, where its part begins, and the size of the whole array.
     Raises MegaDPError: INVALID (a grid that is not of comm's size; parts that do not fit; a reflected halo as wide as the whole), DESYNC, those
     of a lost communicator.
@@ -73,7 +74,7 @@ class Halo(Closable):
 
     def __init__(self, comm: Comm, grid: Sequence[int], shape: Sequence[int], low: Widths = 0, high: Widths = 0,
                  edges: Union[Edge, Sequence[Edge]] = "keep", *, faces: bool = False, dtype: Any = "f32", fields: int = 1,
-                 arrays: int = 0) -> None:
+                 staggered: Optional[Sequence[Sequence[int]]] = None, arrays: int = 0) -> None:
         ndim = len(grid)
         if len(shape) != ndim:
             raise invalid(f"shape has {len(shape)} dimensions and grid {ndim}; they must have as many")
@@ -81,13 +82,18 @@ class Halo(Closable):
         for name, values in (("low", lows), ("high", highs), ("edges", all_edges)):
             if len(values) != ndim:
                 raise invalid(f"{name} has {len(values)} values and grid {ndim}; it must be one value, or one for each dimension")
+        count = whole(fields, "fields", 0, 2**32 - 1)
+        longer = [list(values) for values in staggered] if staggered is not None else [[0] * ndim] * max(1, count)
+        if len(longer) != max(1, count) or any(len(values) != ndim for values in longer):
+            raise invalid(f"staggered is {staggered!r}; it must have {ndim} numbers, 0 or 1, for each of {max(1, count)} fields")
         elements = named(dtype)
         if elements is None:
             raise invalid(f"dtype is {dtype!r}; it {one_of(DTYPES)}")
-        config = sized(_raw.mdp_halo_config, dtype=elements.code, ndim=ndim, fields=whole(fields, "fields", 0, 2**32 - 1),
+        config = sized(_raw.mdp_halo_config, dtype=elements.code, ndim=ndim, fields=count,
                        grid=_list(grid, "grid"), shape=_list(shape, "shape"), low=_list(lows, "low"), high=_list(highs, "high"),
                        edges=(ctypes.c_uint32 * ndim)(*(choice(edge, f"edges[{d}]", EDGES) for d, edge in enumerate(all_edges))),
-                       flags=_raw.MDP_HALO_FACES if faces else 0, arrays=whole(arrays, "arrays", 0, _INT64))
+                       flags=_raw.MDP_HALO_FACES if faces else 0, arrays=whole(arrays, "arrays", 0, _INT64),
+                       staggered=_list([value for values in longer for value in values], "staggered") if staggered is not None else None)
         self._tree = comm._tree
         self._own(self._tree.make(comm._handle, lib.mdp_halo_create, _raw.mdp_halo, lib.mdp_halo_destroy, ctypes.byref(config)),
                   lib.mdp_halo_destroy)
@@ -95,6 +101,7 @@ class Halo(Closable):
         self._tree.run(self._handle, lib.mdp_halo_place, *lists)
         self.coords, self.begins, self.whole = (tuple(values) for values in lists)
         self.padded_shape = tuple(before + size + behind for before, size, behind in zip(lows, shape, highs))
+        self.padded_shapes = tuple(tuple(size + more for size, more in zip(self.padded_shape, values)) for values in longer)
         self.inside = tuple(slice(before, before + size) for before, size in zip(lows, shape))
         self._kept: Optional[Any] = None
 

@@ -147,6 +147,7 @@ pub struct mdp_halo_config {
     pub edges: *const mdp_edge,
     pub flags: u64,
     pub arrays: u64,
+    pub staggered: *const i64,
 }
 
 #[repr(C)]

@@ -57,6 +57,7 @@ pub(crate) const STRUCTS: &[Struct] = &[
         ("edges", offset_of!(super::mdp_halo_config, edges)),
         ("flags", offset_of!(super::mdp_halo_config, flags)),
         ("arrays", offset_of!(super::mdp_halo_config, arrays)),
+        ("staggered", offset_of!(super::mdp_halo_config, staggered)),
     ]),
     ("mdp_conv_config", size_of::<super::mdp_conv_config>(), align_of::<super::mdp_conv_config>(), &[
         ("struct_size", offset_of!(super::mdp_conv_config, struct_size)),

@@ -56,6 +56,7 @@ pub struct HaloBuilder {
     edges: Vec<Edge>,
     dtype: DType,
     fields: usize,
+    staggered: Vec<Vec<usize>>,
     arrays: usize,
     flags: u64,
 }
@@ -103,7 +104,14 @@ impl HaloBuilder {
         self
     }
 
-    /// How many arrays the library makes; see [`Halo::array`].
+    /// For each field, and each dimension of it, whether it is longer by one element, 0 or 1: as what lies on the faces of cells is.
+    pub fn staggered(mut self, fields: &[&[usize]]) -> Self {
+        self.fields = fields.len();
+        self.staggered = fields.iter().map(|longer| longer.to_vec()).collect();
+        self
+    }
+
+    /// How many arrays the library makes, shaped as the fields are in turn; see [`Halo::array`].
     pub fn arrays(mut self, count: usize) -> Self {
         self.arrays = count;
         self
@@ -124,7 +132,16 @@ impl HaloBuilder {
                 return Err(Error::new(Code::Invalid, text));
             }
         }
+        if let Some((field, longer)) = self.staggered.iter().enumerate().find(|(_, longer)| longer.len() != ndim) {
+            let text = format!("staggered has {} values of field {field}; the part has {ndim} dimensions", longer.len());
+            return Err(Error::new(Code::Invalid, text));
+        }
+        if !self.staggered.is_empty() && self.staggered.len() != self.fields {
+            let text = format!("staggered is of {} fields; this halo has {}", self.staggered.len(), self.fields);
+            return Err(Error::new(Code::Invalid, text));
+        }
         let (grid, part) = (list(&self.grid, "grid")?, list(&self.part, "part")?);
+        let staggered = list(&self.staggered.concat(), "staggered")?;
         let (low, high) = (list(&self.low, "low")?, list(&self.high, "high")?);
         let given = |list: &[i64]| if list.is_empty() { ptr::null() } else { list.as_ptr() };
         let config = sys::mdp_halo_config {
@@ -138,11 +155,12 @@ impl HaloBuilder {
             edges: if edges.is_empty() { ptr::null() } else { edges.as_ptr() },
             flags: self.flags,
             arrays: self.arrays as u64,
+            staggered: given(&staggered),
             ..sys::mdp_halo_config::new()
         };
         let (_inside, raw_comm) = comm.enter();
         let mut out = ptr::null_mut();
-        // SAFETY: a live handle, the tree's only call; the struct and its lists, of ndim values each, live through it.
+        // SAFETY: a live handle, the tree's only call; the struct and its lists, of ndim values each (of each field), live through it.
         check(unsafe { sys::mdp_halo_create(raw_comm, &config, &mut out) })?;
         // SAFETY: just created, and ours.
         let handle = unsafe { Owned::new(out) }?;
@@ -154,7 +172,7 @@ fn list(values: &[usize], name: &str) -> Result<Vec<i64>> {
     values.iter().map(|&value| narrow(value, name)).collect()
 }
 
-/// Exchanges of arrays of one shape over a grid of ranks. See the [module](self) for an example.
+/// Exchanges of arrays over a grid of ranks. See the [module](self) for an example.
 #[derive(Debug)]
 pub struct Halo {
     handle: Owned<sys::mdp_halo>,
@@ -189,6 +207,7 @@ impl Halo {
             edges: Vec::new(),
             dtype: DType::F32,
             fields: 1,
+            staggered: Vec::new(),
             arrays: 0,
             flags: 0,
         }

@@ -79,6 +79,33 @@ fn grid_with_kept_edges_and_without_corners() {
     });
 }
 
+/// Cells and their faces, in memory of the caller's and of the library's: what is behind a part begins the next.
+#[test]
+fn staggered_fields() {
+    threads(2, |comm| {
+        let rank = comm.rank().unwrap();
+        let builder = Halo::builder(&[2], &[3]).width(1).edges([Edge::Keep]).staggered(&[&[0], &[1]]).arrays(2);
+        let mut halo = builder.create(&comm).unwrap();
+        let expected = [[9f32, 0.0, 1.0, 2.0, 3.0, 4.0], [2.0, 3.0, 4.0, 5.0, 6.0, 9.0]][rank];
+        let (mut cells, mut faces) = ([9f32; 5], [9f32; 6]);
+        for i in 1..4 {
+            (cells[i], faces[i]) = (expected[i], expected[i]);
+        }
+        if rank == 1 {
+            faces[4] = 6.0; // the whole's last one
+        }
+        let [one, two] = [0, 1].map(|i| halo.array::<f32>(i).unwrap().len());
+        assert_eq!((one, two), (5, 6));
+        halo.array::<f32>(0).unwrap().copy_from_slice(&cells);
+        halo.array::<f32>(1).unwrap().copy_from_slice(&faces);
+        halo.start_arrays(&[0, 1]).unwrap().finish().unwrap();
+        halo.exchange(&mut [ArrayMut::new(&mut cells, &[5]).unwrap(), ArrayMut::new(&mut faces, &[6]).unwrap()]).unwrap();
+        assert_eq!((faces, cells[0], cells[4]), (expected, expected[0], if rank == 0 { 3.0 } else { 9.0 }));
+        assert_eq!(halo.array::<f32>(0).unwrap(), cells);
+        assert_eq!(halo.array::<f32>(1).unwrap(), faces);
+    });
+}
+
 #[test]
 fn arrays_of_the_library() {
     threads(2, |comm| {
@@ -118,6 +145,9 @@ fn dropped_exchanges_and_what_is_refused() {
         (ring(&comm).low(&[1, 1]), "low has 2 values"),
         (ring(&comm).edges([Edge::Reflect]).low(&[3]), "it may be 2"),
         (ring(&comm).fields(5000), "config.fields is 5000"),
+        (ring(&comm).staggered(&[&[1, 0]]), "staggered has 2 values of field 0"),
+        (ring(&comm).staggered(&[&[2]]), "config.staggered[0], dimension 0 of field 0, is 2"),
+        (ring(&comm).staggered(&[&[1]]).fields(2), "staggered is of 1 fields"),
         (ring(&comm).low(&[usize::MAX]), "low is 18446744073709551615"),
     ] {
         let error = builder.create(&comm).unwrap_err();

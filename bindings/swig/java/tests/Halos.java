@@ -79,6 +79,18 @@ public final class Halos {
     halo.close();
     fails(Status.E_STATE, halo::finish, "closed");
     same(array, expected); // views keep their memory
+    options.setFields(2);
+    options.stagger(1, 0);
+    Halo both = Halo.create(comm, options);
+    ByteBuffer fields = memory(0, expected[1], expected[2], expected[3], 0, 0, 0, expected[1], expected[2], expected[3], 0, 0, 0);
+    both.exchange(fields, false);
+    double[] twice = Arrays.copyOf(expected, 13);
+    System.arraycopy(expected, 0, twice, 6, 6);
+    twice[12] = expected[0]; // all around the ring
+    same(fields, twice);
+    both.close();
+    options.stagger(2, 0);
+    fails(Status.E_INVALID, () -> Halo.create(comm, options), "stagger(2, 0): fields are 0 to 1");
   }
 
   private static void convolution() {
