@@ -102,7 +102,7 @@ def candle(stage):
     if why := without_digits():
         skip(why)
     stage.run_cargo("build", "-p", "megadp", "--features", "candle", "--example", "candle_digits")
-    tests = [argument for name in ("candle_test", "candle_tp_test", "candle_cp_test") for argument in ("--test", name)]
+    tests = [argument for name in ("candle_test", "candle_tp_test", "candle_cp_test", "candle_halo_test") for argument in ("--test", name)]
     stage.run_cargo("test", "-p", "megadp", "--features", "candle", *tests, "--", "--nocapture")
     stage.run_cargo("test", "-p", "megadp", "--features", "candle", "--doc", "candle")
 

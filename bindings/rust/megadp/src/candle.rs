@@ -55,6 +55,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 pub mod cp;
+pub mod halo;
 mod operation;
 pub mod tp;
 

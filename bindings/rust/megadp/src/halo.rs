@@ -117,6 +117,13 @@ impl HaloBuilder {
         self
     }
 
+    /// Before and behind, of each dimension.
+    #[cfg(feature = "candle")]
+    pub(crate) fn widths(&self) -> (Vec<usize>, Vec<usize>) {
+        let of = |given: &[usize]| if given.is_empty() { vec![0; self.part.len()] } else { given.to_vec() };
+        (of(&self.low), of(&self.high))
+    }
+
     /// The halo. Halos may be wider than parts. Collective, with equal values but for the part; blocking.
     ///
     /// # Errors
