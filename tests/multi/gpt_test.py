@@ -132,6 +132,15 @@ class Hosts(unittest.TestCase):
             self.assertEqual(trace(steps), trace(of_one_host[1]))
             self.assertEqual(summary["sample"], of_one_host[2]["sample"])
 
+    def test_context_parallel(self):
+        """A sequence within each host, and one over both: keys and values around the ring, and all to all."""
+        hosts = TwoHosts(self)
+        for way in (("--cp", "4", "--cp-form", "ring"), ("--cp", "4", "--cp-form", "all-to-all"), ("--tp", "2", "--cp", "2", "--sp")):
+            of_one_host = train(4, "--heads", 4, "--steps", 3, *way)
+            lines = hosts.run(MEGADP, (2, 2), gpt("--heads", 4, "--steps", 3, *way))
+            _, steps, _ = parse(run_all([(line, clean_environment()) for line in lines]))
+            self.assertEqual(trace(steps), trace(of_one_host[1]))
+
     def test_bf16_wire(self):
         hosts = TwoHosts(self)
         way = ("--bf16-wire", "--error-feedback")
