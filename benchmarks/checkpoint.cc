@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How long a checkpoint takes to be saved and loaded, beside plain files of as many bytes: written in pieces of 1 MiB and synced, and read,
-// none of it in memory before. Rounds in turn, medians; the first one, in which memory is
+// none of it in memory before. Rounds in turn, each twice, in either order; medians. The first one, in which memory is
 // used for the first time, does not count. Then how long steps take while a checkpoint is written in the background, beside steps without,
 // and how long the call takes that copies the state.
 //
@@ -167,63 +167,81 @@ Overlap measure_overlap(const Model& model, const mdp_checkpoint_config* config,
   return {median(alone), median(saving), median(copy), median(written)};
 }
 
+struct Files {
+  std::vector<double> written, saved, read, loaded;
+};
+void tell(const char* plain_name, std::vector<double> plain, const char* our_name, std::vector<double> ours) {
+  const auto least = [](const std::vector<double>& values) { return *std::min_element(values.begin(), values.end()); };
+  std::cout << plain_name << " " << median(plain) << " s, " << our_name << " " << median(ours) << " s: " << median(plain) / median(ours)
+            << " of its speed; least " << least(plain) << " s and " << least(ours) << " s: " << least(plain) / least(ours) << std::endl;
+}
+// Each also before the other: disks are faster for a while, and slower after it.
+Files measure_files(const Model& model, const mdp_checkpoint_config* config, int64_t mib, int64_t rounds) {
+  const std::string directory = config->directory;
+  const int32_t rank = mdp_comm_rank(model.comm);
+  const std::string file = directory + ".plain." + std::to_string(rank);
+  std::vector<char> plain(static_cast<size_t>(mib * (1 << 20) / mdp_comm_size(model.comm)));
+  for (size_t i = 0; i < plain.size(); ++i) plain[i] = static_cast<char>(i * 2654435761U >> 13);
+  Files times;
+  const auto timed = [&](std::vector<double>* to, const auto& work) {
+    MUST(mdp_barrier(model.comm, nullptr));
+    const auto begin = Clock::now();
+    work();
+    MUST(mdp_barrier(model.comm, nullptr));
+    to->push_back(seconds(begin));
+  };
+  const auto remove = [&] {
+    MUST(mdp_barrier(model.comm, nullptr));
+    std::filesystem::remove(file);
+    if (rank == 0) std::filesystem::remove_all(directory);
+  };
+  for (int64_t round = 0; round <= rounds; ++round) {
+    if (round == 1) times = {};
+    for (const bool plain_first : {false, true}) {
+      remove();
+      if (plain_first) timed(&times.written, [&] { write_plain(file, plain); });
+      timed(&times.saved, [&] { MUST(mdp_checkpoint_save(config, nullptr)); });
+      if (!plain_first) timed(&times.written, [&] { write_plain(file, plain); });
+    }
+    for (const bool plain_first : {false, true}) {
+      drop_from_memory(file);
+      if (rank == 0) drop_from_memory(directory);
+      if (plain_first) timed(&times.read, [&] { read_plain(file, &plain); });
+      timed(&times.loaded, [&] { MUST(mdp_checkpoint_load(config)); });
+      if (!plain_first) timed(&times.read, [&] { read_plain(file, &plain); });
+    }
+  }
+  remove();
+  return times;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   must(argc > 1, "give a directory");
-  const std::string directory = argv[1];
   const int64_t mib = argc > 2 ? std::atoll(argv[2]) : 512, rounds = argc > 3 ? std::atoll(argv[3]) : 5;
   const Model model = make_model(mib);
-  const int32_t rank = mdp_comm_rank(model.comm), size = mdp_comm_size(model.comm);
   mdp_checkpoint_part part{};
   part.struct_size = sizeof part;
   part.buffer = model.buffer;
   part.optimizer = model.optimizer;
   mdp_checkpoint_config config{};
   config.struct_size = sizeof config;
-  config.directory = directory.c_str();
+  config.directory = argv[1];
   config.parts = &part;
   config.part_count = 1;
-  std::vector<char> plain(static_cast<size_t>(mib * (1 << 20) / size));
-  for (size_t i = 0; i < plain.size(); ++i) plain[i] = static_cast<char>(i * 2654435761U >> 13);
-  const std::string file = directory + ".plain." + std::to_string(rank);
-  std::vector<double> times[4];
-  const auto timed = [&](int which, const auto& work) {
-    MUST(mdp_barrier(model.comm, nullptr));
-    const auto begin = Clock::now();
-    work();
-    MUST(mdp_barrier(model.comm, nullptr));
-    times[which].push_back(seconds(begin));
-  };
-  for (int64_t round = 0; round <= rounds; ++round) {
-    if (round == 1) {
-      for (std::vector<double>& each : times) each.clear();
-    }
-    timed(0, [&] { write_plain(file, plain); });
-    timed(1, [&] { MUST(mdp_checkpoint_save(&config, nullptr)); });
-    // Each once before the other: devices read faster for a while.
-    for (const bool plain_first : {round % 2 == 0, round % 2 != 0}) {
-      drop_from_memory(file);
-      if (rank == 0) drop_from_memory(directory);
-      if (plain_first) timed(2, [&] { read_plain(file, &plain); });
-      timed(3, [&] { MUST(mdp_checkpoint_load(&config)); });
-      if (!plain_first) timed(2, [&] { read_plain(file, &plain); });
-    }
-    MUST(mdp_barrier(model.comm, nullptr));
-    std::filesystem::remove(file);
-    if (rank == 0) std::filesystem::remove_all(directory);
+  const Files files = measure_files(model, &config, mib, rounds);
+  if (mdp_comm_rank(model.comm) == 0) {
+    std::cout << mib << " MiB, " << mdp_comm_size(model.comm) << " ranks, " << rounds << " rounds, medians\n";
+    tell("plain files written and synced", files.written, "checkpoint saved", files.saved);
+    tell("plain files read", files.read, "checkpoint loaded", files.loaded);
   }
   const Overlap overlap = measure_overlap(model, &config, rounds);
-  if (rank == 0) {
-    std::filesystem::remove_all(directory);
-    const double written = median(times[0]), saved = median(times[1]), read = median(times[2]), loaded = median(times[3]);
-    std::cout << mib << " MiB, " << size << " ranks, " << rounds << " rounds, medians\n"
-              << "plain files written and synced " << written << " s, checkpoint saved " << saved << " s: " << written / saved
-              << " of its speed\n"
-              << "step " << overlap.alone << " s, while a checkpoint is written " << overlap.saving
+  if (mdp_comm_rank(model.comm) == 0) {
+    std::filesystem::remove_all(argv[1]);
+    std::cout << "step " << overlap.alone << " s, while a checkpoint is written " << overlap.saving
               << " s: " << overlap.saving / overlap.alone << " of it; the copy before " << overlap.copy << " s, written in "
-              << overlap.written << " s\n"
-              << "plain files read " << read << " s, checkpoint loaded " << loaded << " s: " << read / loaded << " of its speed\n";
+              << overlap.written << " s\n";
   }
   mdp_optimizer_destroy(model.optimizer);
   mdp_buffer_destroy(model.buffer);
