@@ -66,8 +66,8 @@ class Halo(Closable):
     that lies on the faces of cells is. arrays: how many the library makes, for array(), shaped as the fields are in turn. Collective over comm;
     blocking. comm may be closed afterwards.
 
-    padded_shapes: of the fields, part and halo; padded_shape: of one that is not staggered. inside: slices of the part in it. coords, begins, whole: of each dimension this rank's place in
-    the grid, where its part begins, and the size of the whole array.
+    padded_shapes: of the fields, part and halo; padded_shape: of one that is not staggered. inside: slices of the part in it. coords, begins,
+    whole: of each dimension this rank's place in the grid, where its part begins, and the size of the whole array.
     Raises MegaDPError: INVALID (a grid that is not of comm's size; parts that do not fit; a reflected halo as wide as the whole), DESYNC, those
     of a lost communicator.
     """
